@@ -1,0 +1,209 @@
+"""Subquad's command line and composition root: the only file that knows every folder.
+
+Every fault of the caller's is one line on standard error and exit code 2, before anything is trained. A grid with runs
+that failed exits with 1, an interrupted one with 130.
+"""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+# torch, pandas and matplotlib take seconds to import: they are imported where they are first needed
+from models import MODELS
+from suite.config import ExperimentConfig, Resolver, Run, expand, find_experiments, load_experiment
+from suite.registry import nearest
+from tasks import TASKS
+
+HOME = Path(__file__).resolve().parent
+REPORTS = HOME / "reports"
+LOCAL = Path("results/local")
+REFERENCE = HOME / "results" / "reference"
+
+app = typer.Typer(
+    name="run_suite.py",
+    help="Benchmark and reproduction suite for sub-quadratic sequence models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class Kind(StrEnum):
+    tasks = "tasks"
+    models = "models"
+    experiments = "experiments"
+
+
+class Format(StrEnum):
+    terminal = "terminal"
+    md = "md"
+    latex = "latex"
+    png = "png"
+    html = "html"
+
+
+ExperimentName = Annotated[
+    str, typer.Argument(help="Experiment, e.g. quickstart or h3/table2; see `list experiments`.")
+]
+ScaleName = Annotated[
+    str | None, typer.Option("--scale", help="Protocol size declared by the grid; default: its first.")
+]
+Only = Annotated[
+    list[str] | None, typer.Option("--only", help="Keep runs with this value: model.name=gsa; repeatable.")
+]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Change a value: train.lr=1e-3; repeatable.")]
+Results = Annotated[Path, typer.Option("--results", help="Folder of results.")]
+
+
+def _fail(message: object) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    raise typer.Exit(2)
+
+
+def _experiment(name: str) -> tuple[ExperimentConfig, Path]:
+    grids = find_experiments(REPORTS)
+    if name not in grids:
+        raise ValueError(f"unknown experiment {name!r}{nearest(name, grids)}; there are: {', '.join(grids)}")
+    return load_experiment(grids[name]), grids[name]
+
+
+def _shown(path: Path) -> str:
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+@app.command("list")
+def list_names(kind: Annotated[Kind | None, typer.Argument(help="What to list; default: all.")] = None) -> None:
+    """List tasks, models and experiments."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("kind", "name", "summary", box=None)
+    for registry in (TASKS, MODELS):
+        if kind in (None, f"{registry.kind}s"):
+            for name, entry in registry.entries.items():
+                table.add_row(registry.kind, name, entry.summary)
+    if kind in (None, Kind.experiments):
+        for name, path in find_experiments(REPORTS).items():
+            config = load_experiment(path)
+            table.add_row("experiment", name, f"{config.title} (scales: {', '.join(config.scales)})")
+    console = Console()
+    if console.is_terminal:
+        console.print(table)
+    else:
+        for row in zip(*(column.cells for column in table.columns), strict=True):
+            print("\t".join(str(cell) for cell in row))
+
+
+@app.command()
+def run(
+    experiment: ExperimentName,
+    scale: ScaleName = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Keep runs with this value: model.name=gsa; repeatable.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a value: train.lr=1e-3; repeatable.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Use seeds 0 to N-1 instead of the grid's.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: a GPU if there is one.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of recordings, for tasks that read one.")] = None,
+    results: Results = LOCAL,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; with cuda, spread over the visible GPUs.")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved plan and train nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Repeat runs that are already stored.")] = False,
+) -> None:
+    """Run a named task x model grid; what is already stored is skipped, what was interrupted continues."""
+    from rich.console import Console
+
+    config, path = _experiment(experiment)
+    resolver = Resolver(TASKS, MODELS, None if data is None else str(data))
+    runs = expand(
+        experiment,
+        config,
+        resolver,
+        scale=scale,
+        only=only or (),
+        overrides=overrides or (),
+        num_seeds=seeds,
+        where=_shown(path),
+    )
+    from suite.environment import device_name, pick_device
+    from suite.runner import plan
+
+    target = pick_device(device)
+    planned = plan(runs, [results], force=force)
+    todo = [item.run for item in planned if item.todo]
+    console = Console()
+    if dry_run:
+        _print_plan(runs, {item.run.run_id: item.stored or "to do" for item in planned})
+        console.print(
+            f"{len(runs)} runs, {len(todo)} to do, on {device_name(target)}; results in {results}", highlight=False
+        )
+        return
+    if len(todo) < len(runs):
+        console.print(f"{len(runs) - len(todo)} of {len(runs)} runs are already stored in {results}", highlight=False)
+
+    from suite.display import GridDisplay
+    from suite.executors.local import run_all
+
+    with GridDisplay(console, len(todo)) as display:
+        try:
+            ended = run_all(todo, results, target, display, jobs=jobs, fresh=force)
+        except KeyboardInterrupt:
+            display.interrupted()
+            raise typer.Exit(130) from None
+    bad = [finished for finished in ended if finished.status != "ok"]
+    if bad:
+        console.print(f"{len(bad)} of {len(ended)} runs did not end well; their rows say why (`show RUN_ID`)")
+        raise typer.Exit(1)
+    console.print(f"done: {len(ended)} runs; now: python run_suite.py report {experiment}", highlight=False)
+
+
+def _print_plan(runs: list[Run], stored: dict[str, str]) -> None:
+    """Every run on one line: what differs between the runs in dotted keys, then what they share."""
+    import json
+
+    from suite.config import iter_keys
+
+    flat = [{key: json.dumps(value) for key, value in iter_keys(item.resolved)} for item in runs]
+    keys = list(dict.fromkeys(key for values in flat for key in values))
+    varying = [key for key in keys if len({values.get(key, "") for values in flat}) > 1]
+    for item, values in zip(runs, flat, strict=True):
+        changes = "  ".join(f"{key}={values[key]}" for key in varying if key in values)
+        print(f"{item.run_id}  {stored[item.run_id]}  {changes}")
+    print("\nshared by all runs:")
+    for key in keys:
+        if key not in varying:
+            print(f"  {key} = {flat[0].get(key)}")
+
+
+@app.command()
+def doctor() -> None:
+    """Say what works on this machine, and why the rest does not."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from suite.environment import capabilities
+
+    table = Table("part", "for", "state", box=None)
+    for part in capabilities():
+        table.add_row(part.name, part.purpose, f"n/a ({part.missing})" if part.missing else f"ok  {part.found}")
+    Console().print(table, highlight=False, markup=False)
+
+
+def main() -> None:
+    """Entry point: a fault of the caller's is one line and exit code 2."""
+    try:
+        app()
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

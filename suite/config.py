@@ -1,0 +1,412 @@
+"""From `grid.yaml` to resolved runs: strict parsing, expansion, identity.
+
+A grid is a baseline plus the axes that change. An axis is a list of values of one dotted key, or a list of mappings
+that change several keys together:
+
+    sweep:
+      train.lr: [1.0e-3, 1.0e-4]                       # one key
+      model:                                           # several keys at a time; the axis name is only a name
+        - {model.name: attention, model.position: learned}
+        - {model.name: h3}
+
+Order of precedence: baseline, sweep, scale, `--set`. Every run is resolved and checked before the first one starts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from suite.contracts import Config
+from suite.registry import Registry, nearest
+
+SECTIONS = ("task", "model", "train")
+
+
+class EarlyStop(Config):
+    """Stop when validation `metric` reaches `threshold`, or has not improved for `patience` evaluations."""
+
+    metric: str = "accuracy"
+    threshold: float | None = None
+    patience: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _has_a_rule(self) -> EarlyStop:
+        if self.threshold is None and self.patience is None:
+            raise ValueError("early_stop needs threshold or patience (or both)")
+        return self
+
+
+class TrainConfig(Config):
+    """How AdamW optimises a run. Exactly one of `steps` and `epochs` sets the budget."""
+
+    steps: int | None = Field(default=None, ge=1)
+    epochs: int | None = Field(default=None, ge=1)
+    epoch_steps: int | None = Field(default=None, ge=1)
+    """Steps an epoch, for tasks with fresh data (a finite split sets its own)."""
+    batch_size: int = Field(default=32, ge=1)
+    eval_batch_size: int | None = Field(default=None, ge=1)
+    """None: `batch_size`."""
+    lr: float = Field(default=1e-3, gt=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    no_decay: tuple[Literal["bias", "norm", "embedding"], ...] = ()
+    """Kinds of parameters without weight decay. State-space parameters never have any."""
+    schedule: Literal["constant", "cosine", "linear", "plateau"] = "constant"
+    """After the warm-up: stay, cosine or line to `min_lr`, or times `plateau_factor` when validation stalls."""
+    schedule_unit: Literal["step", "epoch"] = "step"
+    """`epoch`: the rate changes only between epochs, as where a scheduler is stepped once an epoch."""
+    warmup_steps: int = Field(default=0, ge=0)
+    warmup_fraction: float = Field(default=0.0, ge=0, lt=1)
+    """Of all steps; used where warmup_steps is 0."""
+    warmup_from: float = Field(default=0.0, ge=0)
+    """The rate at step 0 of the warm-up, a linear ramp to `lr`."""
+    min_lr: float = Field(default=0.0, ge=0)
+    plateau_factor: float = Field(default=0.2, gt=0, lt=1)
+    plateau_patience: int = Field(default=20, ge=1)
+    plateau_metric: str = "accuracy"
+    clip: float | None = Field(default=None, gt=0)
+    """Largest norm of the whole gradient."""
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    """bf16: autocast with fp32 parameters; tf32: fp32 with TF32 matrix products."""
+    deterministic: bool = False
+    shuffle: bool = True
+    """False: rows in their stored order, segment by segment, the same every epoch."""
+    eval_every: int | None = Field(default=None, ge=1)
+    """In epochs or steps, whichever sets the budget. None: ten times in a run."""
+    early_stop: EarlyStop | None = None
+    keep: Literal["last", "best"] = "last"
+    """Which weights the test split sees: those of the last step, or of the best validation `keep_metric`."""
+    keep_metric: str = "accuracy"
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> TrainConfig:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError(f"give exactly one of steps and epochs, got steps={self.steps}, epochs={self.epochs}")
+        if self.min_lr > self.lr:
+            raise ValueError(f"min_lr={self.min_lr} is above lr={self.lr}; lower it")
+        if self.warmup_steps and self.warmup_fraction:
+            raise ValueError("give warmup_steps or warmup_fraction, not both")
+        return self
+
+
+class Select(Config):
+    """Which of several runs a table shows, e.g. the best learning rate by validation accuracy."""
+
+    best_of: tuple[str, ...]
+    by: str = "accuracy"
+    split: Literal["train", "valid", "test"] = "valid"
+
+
+class TableSpec(Config):
+    """How stored rows become the paper's table. A selector maps dotted keys of a run to the value they must have."""
+
+    rows: dict[str, dict[str, Any]]
+    """Row label, as in expected.csv, to a selector."""
+    columns: dict[str, dict[str, Any]]
+    """Column label to a selector; `slice`, `metric` and `split` may stand in it too."""
+    metric: str = "accuracy"
+    split: str = "test"
+    percent: bool = True
+    """Show fractions as percentages, as the papers do."""
+    tolerance: float = Field(default=1.0, ge=0)
+    """A cell agrees with the paper if it differs by no more than this (in the shown unit) or two standard errors."""
+
+
+class FigureSpec(Config):
+    """The figure the paper shows, drawn from the same rows as the table."""
+
+    kind: Literal["lines", "bars"]
+    x: str
+    """A dotted key (`model.d_model`), or `slice.length` for a part of the slice name, or `step`, or `column`."""
+    x_label: str = ""
+    x_log2: bool = False
+    y: str = "accuracy"
+    y_label: str = ""
+    split: str = "test"
+    percent: bool = True
+    panels: str | None = None
+    """A dotted key: one panel for each of its values."""
+
+
+class Source(Config):
+    """Where the numbers were published."""
+
+    paper: str
+    table: str | int | None = None
+    figure: str | int | None = None
+    section: str | None = None
+
+
+class ExperimentConfig(Config):
+    """One `grid.yaml`."""
+
+    title: str
+    source: Source | None = None
+    baseline: dict[str, dict[str, Any]]
+    sweep: dict[str, list[Any]] = Field(default_factory=dict)
+    seeds: tuple[int, ...] = (0,)
+    select: Select | None = None
+    scales: dict[str, dict[str, Any]] = Field(default={"paper": {}})
+    """Name to overrides; `seeds` and `sweep` may stand there too. The first is the default, only `paper` unreduced."""
+    table: TableSpec | None = None
+    figure: FigureSpec | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One resolved run: everything that can move its numbers, and what was built from it."""
+
+    experiment: str
+    scale: str
+    task_name: str
+    model_name: str
+    task: Any
+    model: Any
+    train: TrainConfig
+    seed: int
+    fingerprint: str
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """Defaults filled in, versions and data fingerprint included: what the run_id is the hash of."""
+        return {
+            "task": {"name": self.task_name, "version": self.task.version, **self.task.model_dump(mode="json")},
+            "model": {"name": self.model_name, "version": self.model.version, **self.model.model_dump(mode="json")},
+            "train": self.train.model_dump(mode="json"),
+            "seed": self.seed,
+            "data": self.fingerprint,
+        }
+
+    @property
+    def run_id(self) -> str:
+        return identity(self.resolved)
+
+
+def identity(resolved: Mapping[str, Any]) -> str:
+    """The first 16 hex digits of the SHA-256 of the canonical JSON, machine paths left out."""
+    task = {key: value for key, value in resolved["task"].items() if key != "data"}
+    text = json.dumps({**resolved, "task": task}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _problem(error: ValidationError, cls: type[Config]) -> str:
+    """The first problem pydantic found, in one line, in the user's words."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        names = cls.model_fields
+        return f"{key}: unknown key{nearest(str(first['loc'][-1]), names)}; there are: {', '.join(names)}"
+    if first["type"] == "missing":
+        return f"{key}: missing"
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error":
+        return f"{key}: {message}" if key else message
+    return f"{key}: {message}, got {first['input']!r}"
+
+
+def parse(cls: type[Config], values: Mapping[str, Any], where: str) -> Any:
+    """`cls(**values)`, with a one-line ValueError that says where the fault stands."""
+    try:
+        return cls(**values)
+    except ValidationError as error:
+        raise ValueError(f"{where}: {_problem(error, cls)}") from None
+    except TypeError as error:
+        raise ValueError(f"{where}: keys must be words: {error}") from None
+
+
+def load_experiment(path: Path) -> ExperimentConfig:
+    """Reads and checks one grid.yaml."""
+    try:
+        values = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: expected a mapping with title, baseline, ...; got {type(values).__name__}")
+    return parse(ExperimentConfig, values, str(path))
+
+
+def assignment(text: str, flag: str) -> tuple[str, Any]:
+    """`train.lr=1e-3` as a dotted key and a YAML value."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ValueError(f"{flag} {text!r}: expected section.key=value, e.g. train.lr=1e-3")
+    try:
+        return key.strip(), yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ValueError(f"{flag} {text!r}: the value is not valid YAML") from None
+
+
+def _assign(tree: dict[str, dict[str, Any]], key: str, value: Any, where: str) -> None:
+    section, dot, name = key.partition(".")
+    if section not in SECTIONS or not dot:
+        raise ValueError(
+            f"{where}: {key!r}: a dotted key starts with {', '.join(SECTIONS)}{nearest(section, SECTIONS)}"
+        )
+    tree[section][name] = value
+
+
+def _axis(name: str, values: Sequence[Any]) -> list[dict[str, Any]]:
+    return [value if isinstance(value, Mapping) else {name: value} for value in values]  # type: ignore[misc]
+
+
+def lookup(resolved: Mapping[str, Any], key: str) -> Any:
+    """The value behind a dotted key (`train.lr`, `task.train.0.length`), or None where there is none."""
+    value: Any = resolved
+    for part in key.split("."):
+        if isinstance(value, Mapping):
+            value = value.get(part)
+        elif isinstance(value, (list, tuple)) and part.isdigit() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            return None
+    return value
+
+
+@dataclass(frozen=True)
+class Resolver:
+    """Turns names into checked configurations, with the tables it was given.
+
+    data: folder handed to every task that reads one (that has an option `data`), over what the grid says.
+    """
+
+    tasks: Registry
+    models: Registry
+    data: str | None = None
+    _specs: dict[str, Any] = field(default_factory=dict)
+
+    def resolve(self, experiment: str, scale: str, tree: Mapping[str, Any], seed: int, where: str) -> Run:
+        """One run from its sections; every fault is a ValueError that starts with `where`."""
+        parts: dict[str, Any] = {}
+        for kind, registry in (("task", self.tasks), ("model", self.models)):
+            values = {key: value for key, value in tree[kind].items() if key != "name"}
+            name = tree[kind].get("name")
+            if name is None:
+                raise ValueError(f"{where}: {kind}.name: missing; there are: {', '.join(registry)}")
+            cls = _at(f"{where}: {kind}.name", lambda: registry.load(name))  # noqa: B023 - called at once
+            if kind == "task" and self.data is not None and "data" in cls.model_fields:
+                values["data"] = self.data
+            parts[kind] = parse(cls, values, f"{where}: {kind} {name}")
+        train = parse(TrainConfig, tree["train"], f"{where}: train")
+        task, model = parts["task"], parts["model"]
+        spec, fingerprint = self._facts(task, where)
+        _at(where, lambda: model.check(spec))
+        if task.fresh and train.epochs is not None and train.epoch_steps is None:
+            raise ValueError(
+                f"{where}: train.epochs: {tree['task']['name']} draws fresh data; give steps or epoch_steps"
+            )
+        if not task.fresh and train.epoch_steps is not None:
+            raise ValueError(
+                f"{where}: train.epoch_steps: only for tasks with fresh data; {tree['task']['name']} has none"
+            )
+        return Run(
+            experiment, scale, tree["task"]["name"], tree["model"]["name"], task, model, train, seed, fingerprint
+        )
+
+    def _facts(self, task: Any, where: str) -> tuple[Any, str]:
+        # a grid repeats few tasks many times, and a fingerprint may read every file of a folder
+        key = task.model_dump_json() + type(task).__qualname__
+        if key not in self._specs:
+            self._specs[key] = _at(where, lambda: (task.spec, task.fingerprint()))
+        return self._specs[key]
+
+
+def _at(where: str, call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def expand(
+    name: str,
+    config: ExperimentConfig,
+    resolver: Resolver,
+    *,
+    scale: str | None = None,
+    only: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    num_seeds: int | None = None,
+    where: str = "grid.yaml",
+) -> list[Run]:
+    """All runs of an experiment at one scale, resolved and checked, in grid order.
+
+    only: `key=value` filters on the resolved run; several of one key are alternatives.
+    overrides: `key=value` settings that win over the grid.
+    num_seeds: 0, 1, ..., num_seeds - 1 instead of the grid's own seeds.
+    """
+    scale = scale or next(iter(config.scales))
+    if scale not in config.scales:
+        raise ValueError(
+            f"{where}: unknown scale {scale!r}{nearest(scale, config.scales)}; there are: {', '.join(config.scales)}"
+        )
+    scaled = dict(config.scales[scale])
+    narrowed = scaled.pop("sweep", {})
+    seeds = tuple(scaled.pop("seeds", config.seeds)) if num_seeds is None else tuple(range(num_seeds))
+    for axis in narrowed:
+        if axis not in config.sweep:
+            raise ValueError(f"{where}: scales.{scale}.sweep: unknown axis {axis!r}{nearest(axis, config.sweep)}")
+    sweep = {**config.sweep, **narrowed}
+    unknown = set(config.baseline) - set(SECTIONS)
+    if unknown:
+        key = sorted(unknown)[0]
+        raise ValueError(
+            f"{where}: baseline.{key}: unknown section{nearest(key, SECTIONS)}; there are: {', '.join(SECTIONS)}"
+        )
+    settings = [assignment(text, "--set") for text in overrides]
+    filters: dict[str, list[Any]] = {}
+    for text in only:
+        key, value = assignment(text, "--only")
+        filters.setdefault(key, []).append(value)
+
+    runs = []
+    seen: dict[str, set[str]] = {key: set() for key in filters}
+    for point in itertools.product(*(_axis(axis, values) for axis, values in sweep.items())):
+        tree: dict[str, dict[str, Any]] = {section: dict(config.baseline.get(section, {})) for section in SECTIONS}
+        for change in point:
+            for key, value in change.items():
+                _assign(tree, key, value, f"{where}: sweep")
+        for key, value in scaled.items():
+            _assign(tree, key, value, f"{where}: scales.{scale}")
+        for key, value in settings:
+            _assign(tree, key, value, "--set")
+        for seed in seeds:
+            run = resolver.resolve(name, scale, tree, seed, where)
+            values = {key: lookup(run.resolved, key) for key in filters}
+            for key, value in values.items():
+                seen[key].add(str(value))
+            if all(values[key] in wanted for key, wanted in filters.items()):
+                runs.append(run)
+    for key, wanted in filters.items():
+        for value in wanted:
+            if str(value) not in seen[key]:
+                there_are = ", ".join(sorted(seen[key]))
+                raise ValueError(
+                    f"--only {key}={value}: no run has it{nearest(str(value), seen[key])}; there are: {there_are}"
+                )
+    if not runs:
+        raise ValueError(f"--only {' '.join(only)}: no run satisfies all of them")
+    return list({run.run_id: run for run in runs}.values())
+
+
+def find_experiments(folder: Path) -> dict[str, Path]:
+    """Experiment name (its folder below `reports/`) to its grid.yaml."""
+    return {str(path.parent.relative_to(folder)): path for path in sorted(folder.rglob("grid.yaml"))}
+
+
+def iter_keys(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of a nested mapping."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from iter_keys(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

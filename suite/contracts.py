@@ -1,0 +1,178 @@
+"""The words the folders share: what a task gives, what a model takes, what a mixer can do.
+
+Legend: `B` batch, `T` time, `P` labelled positions a sequence, `D` model width, `C` channels of a signal.
+This module imports torch only for type checking, so the command line can list names without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+IGNORE = -100
+"""Target value that carries no label; such positions enter neither the loss nor a metric."""
+
+
+class Config(BaseModel):
+    """A frozen, strict set of options. An unknown key is an error, never ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences of one length and their labels.
+
+    inputs:    [B, T] integer tokens, or [B, T, C] float signal.
+    targets:   [B, P] integer classes, `IGNORE` where there is no label; [B] where positions is None.
+    positions: [B, P] integer time indices of the labels, or None: one label a sequence, read out by pooling.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    positions: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Segment(Batch):
+    """The rows of a split that share a length and a slice name, e.g. `length=512,num_kv_pairs=64`.
+
+    Tensors lie in host memory in their smallest natural dtype (int16 or int32 tokens, float32 signals).
+    """
+
+    slice: str = ""
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """What a model must know of a task to be built for it."""
+
+    input: Literal["tokens", "signal"]
+    """`tokens`: inputs are [B, T] integers below `vocab_size`; `signal`: [B, T, channels] floats."""
+    num_classes: int
+    readout: Literal["token", "sequence"]
+    """`token`: logits at `positions`; `sequence`: one prediction a sequence."""
+    max_length: int
+    """The longest T of any split: what learned positions and explicit long filters must cover."""
+    vocab_size: int = 0
+    channels: int = 0
+
+
+class Task(Protocol):
+    """A task is its own strict configuration (a `Config`), frozen and hashable by content.
+
+    Its data come from its own random streams (`suite.rng.numpy_generator(seed, purpose)`), so they do not depend on
+    the model. Splits are `train`, `valid` and `test`.
+    """
+
+    version: ClassVar[int]
+    """Raised whenever the bytes of a split or the meaning of a metric change."""
+
+    @property
+    def spec(self) -> TaskSpec: ...
+
+    @property
+    def fresh(self) -> bool:
+        """True where training data are drawn anew at every step (`block`) instead of from a finite split."""
+        ...
+
+    @property
+    def stand_in(self) -> str:
+        """Empty, or why these data stand in for the paper's (shown wherever a result is shown)."""
+        ...
+
+    @property
+    def split_policy(self) -> Literal["paper", "clean"]:
+        """`paper`: as the source selects, even on test; `clean`: a held-out validation split."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Identity of the external data, cheap enough for planning; `generated` where there are none."""
+        ...
+
+    def segments(self, split: str, seed: int) -> Iterator[Segment]:
+        """The rows of a finite split, one segment (length and slice) after the other."""
+        ...
+
+    def block(self, seed: int, index: int, num_rows: int) -> Segment:
+        """Rows `index * num_rows ...` of the endless training stream of a fresh task; depends on nothing else."""
+        ...
+
+    def score(self, logits: Tensor, targets: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Metrics of a batch as (sum, count) pairs: a metric of a split is the ratio of its summed pairs.
+
+        logits [..., num_classes] and targets [...] with `IGNORE` where there is no label.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class ParamGroup:
+    """Parameters that the optimizer treats alike. None means the run's own value."""
+
+    name: str
+    parameters: list[Any]
+    lr: float | None = None
+    weight_decay: float | None = None
+
+
+class Mixer(Protocol):
+    """A causal sequence mixer: [B, T, D] to [B, T, D]."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def init_state(self, batch_size: int) -> Any:
+        """The state before the first step: a tuple of tensors."""
+        ...
+
+    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """One step: x_t [B, D] and the state to y_t [B, D] and the next state."""
+        ...
+
+    def state_size(self, length: int) -> int:
+        """Numbers that must be kept, for one sequence, to continue after `length` steps (complex counts as two)."""
+        ...
+
+
+class Model(Protocol):
+    """A task-ready network: encoder, mixer layers, readout. A torch module."""
+
+    def __call__(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Logits [B, P, num_classes] at `positions`, or [B, num_classes] for a sequence readout."""
+        ...
+
+    def init_state(self, batch_size: int) -> Any: ...
+
+    def step(self, inputs_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """inputs_t [B] or [B, C] to logits [B, num_classes] of this position, and the next state."""
+        ...
+
+    def state_size(self, length: int) -> int: ...
+
+    def param_groups(self, no_decay: tuple[str, ...] = ()) -> list[ParamGroup]:
+        """Groups covering every trainable parameter once; `no_decay` names kinds: `bias`, `norm`, `embedding`."""
+        ...
+
+
+class ModelConfig(Protocol):
+    """The strict configuration of a registered model. `version` is raised whenever its function changes."""
+
+    version: ClassVar[int]
+
+    def check(self, spec: TaskSpec) -> None:
+        """Raises ValueError where this model cannot serve that task; called before any run starts."""
+        ...
+
+    def build(self, spec: TaskSpec) -> Model: ...
+
+
+Record = Mapping[str, Any]

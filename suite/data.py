@@ -1,0 +1,163 @@
+"""A task's rows on their way to the device: digest, epoch order, batches, endless blocks."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from suite.contracts import Batch, Segment
+from suite.rng import numpy_generator
+
+BLOCK_TOKENS = 1 << 21
+"""Tokens drawn at a time from an endless stream: large enough to amortise a draw, small enough to wait for."""
+
+
+def digest(segments: Iterable[Segment]) -> str:
+    """SHA-256 over slice names, dtypes, shapes and bytes."""
+    sha = hashlib.sha256()
+    for segment in segments:
+        sha.update(segment.slice.encode())
+        for tensor in (segment.inputs, segment.targets, segment.positions):
+            if tensor is not None:
+                sha.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+                sha.update(np.ascontiguousarray(tensor.numpy()).data)
+    return sha.hexdigest()
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The training rows (none for fresh data), the validation rows and their common digest."""
+
+    train: tuple[Segment, ...]
+    valid: tuple[Segment, ...]
+    digest: str
+
+
+_latest: dict[tuple[str, str, int], Splits] = {}
+
+
+def load_splits(task: Any, seed: int) -> Splits:
+    """Training and validation rows. The latest are kept: neighbours in a grid mostly share a task and a seed."""
+    key = (type(task).__qualname__, task.model_dump_json(), seed)
+    if key not in _latest:
+        _latest.clear()
+        train = () if task.fresh else tuple(task.segments("train", seed))
+        valid = tuple(task.segments("valid", seed))
+        first = (task.block(seed, 0, 1),) if task.fresh else ()
+        _latest[key] = Splits(train, valid, digest((*first, *train, *valid)))
+    return _latest[key]
+
+
+def to_device(segment: Segment, device: torch.device) -> Segment:
+    """The same rows on the device."""
+    move = functools.partial(Tensor.to, device=device, non_blocking=True)
+    positions = None if segment.positions is None else move(segment.positions)
+    return replace(segment, inputs=move(segment.inputs), targets=move(segment.targets), positions=positions)
+
+
+def take(segment: Segment, rows: Tensor) -> Batch:
+    """The named rows as a batch."""
+    positions = None if segment.positions is None else segment.positions.index_select(0, rows)
+    return Batch(segment.inputs.index_select(0, rows), segment.targets.index_select(0, rows), positions)
+
+
+def chunks(num_rows: int, size: int) -> Iterator[tuple[int, int]]:
+    """(start, stop) of consecutive batches; the last may be short."""
+    for start in range(0, num_rows, size):
+        yield start, min(start + size, num_rows)
+
+
+def epoch_length(segments: tuple[Segment, ...], batch_size: int) -> int:
+    """Batches an epoch, short last batches included."""
+    return sum(-(-len(segment) // batch_size) for segment in segments)
+
+
+class Order(Protocol):
+    """Which rows a step trains on. `epoch_steps` is the length of an epoch."""
+
+    epoch_steps: int
+
+    def locate(self, step: int) -> tuple[Segment, Tensor]:
+        """The device segment and the rows in it of a step (0-based over the whole run)."""
+        ...
+
+    def close(self) -> None:
+        """Ends whatever runs in the background."""
+        ...
+
+
+class FiniteOrder:
+    """The batches of every epoch of a finite split. A batch never mixes segments, so it has one length.
+
+    Shuffled: rows are permuted within each segment, then the batches among each other, by a stream of their own that
+    depends only on (seed, epoch). Not shuffled: stored order, the same every epoch.
+    """
+
+    def __init__(self, segments: tuple[Segment, ...], batch_size: int, seed: int, shuffle: bool, device: Any) -> None:
+        self.sources = [to_device(segment, device) for segment in segments]
+        self.batch_size, self.seed, self.shuffle, self.device = batch_size, seed, shuffle, device
+        self.epoch_steps = epoch_length(segments, batch_size)
+        self._epoch = -1
+        self._plan: list[tuple[int, int, int]] = []
+        self._rows: list[Tensor] = []
+
+    def _arrange(self, epoch: int) -> None:
+        rng = numpy_generator(self.seed, "order", epoch)
+        self._rows, plan = [], []
+        for number, source in enumerate(self.sources):
+            rows = rng.permutation(len(source)) if self.shuffle else np.arange(len(source))
+            self._rows.append(torch.from_numpy(rows).to(self.device))
+            plan += [(number, start, stop) for start, stop in chunks(len(source), self.batch_size)]
+        self._plan = [plan[i] for i in rng.permutation(len(plan))] if self.shuffle and len(self.sources) > 1 else plan
+        self._epoch = epoch
+
+    def locate(self, step: int) -> tuple[Segment, Tensor]:
+        epoch, position = divmod(step, self.epoch_steps)
+        if epoch != self._epoch:
+            self._arrange(epoch)
+        number, start, stop = self._plan[position]
+        return self.sources[number], self._rows[number][start:stop]
+
+    def close(self) -> None:
+        pass
+
+
+class FreshOrder:
+    """Batches of an endless stream, drawn in blocks by a thread one block ahead of the training."""
+
+    def __init__(self, task: Any, batch_size: int, seed: int, epoch_steps: int, device: Any) -> None:
+        self.task, self.batch_size, self.seed, self.device = task, batch_size, seed, device
+        self.epoch_steps = epoch_steps
+        length = task.block(seed, 0, 1).inputs.shape[1]
+        self.block_steps = max(1, min(256, BLOCK_TOKENS // (batch_size * length)))
+        self._rows = torch.arange(self.block_steps * batch_size, device=device)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fresh-data")
+        self._index = -1
+        self._block: Segment | None = None
+        self._next: Future[Segment] | None = None
+
+    def _draw(self, index: int) -> Segment:
+        segment = self.task.block(self.seed, index, self.block_steps * self.batch_size)
+        return to_device(segment, self.device)
+
+    def locate(self, step: int) -> tuple[Segment, Tensor]:
+        index, position = divmod(step, self.block_steps)
+        if index != self._index:
+            ready = self._next if self._next is not None and index == self._index + 1 else None
+            self._block = ready.result() if ready is not None else self._draw(index)
+            self._index = index
+            self._next = self._thread.submit(self._draw, index + 1)
+        assert self._block is not None
+        start = position * self.batch_size
+        return self._block, self._rows[start : start + self.batch_size]
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,86 @@
+"""The progress of a grid and of the runs in hand, on a terminal; one line a finished run elsewhere."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from suite.config import Run
+from suite.runner import Finished
+
+if TYPE_CHECKING:
+    from suite.trainer import Progress as RunProgress
+
+
+def run_label(run: Run) -> str:
+    """`gsa on mqar, seed 0 [1f0c...]`."""
+    return f"{run.model_name} on {run.task_name}, seed {run.seed} [{run.run_id[:6]}]"
+
+
+class GridDisplay:
+    """Context manager that shows a grid: a bar for the grid, one for each run in hand."""
+
+    def __init__(self, console: Console, total: int, quiet: bool = False) -> None:
+        self.console = console
+        self.live = console.is_terminal and not quiet
+        self.quiet = quiet
+        self.bars = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not self.live,
+        )
+        self.grid = self.bars.add_task("grid", total=total, note="")
+        self.tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> GridDisplay:
+        self.bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bars.stop()
+
+    def started(self, run: Run) -> None:
+        """A run is now in hand."""
+        self.tasks[run.run_id] = self.bars.add_task(run_label(run), total=None, note="preparing")
+
+    def progressed(self, run: Run, progress: RunProgress) -> None:
+        """A run in hand reports."""
+        if run.run_id not in self.tasks:
+            self.started(run)
+        accuracy = "" if progress.accuracy is None else f"  accuracy {progress.accuracy:.3f}"
+        note = f"loss {progress.loss:.4f}{accuracy}  {progress.steps_per_s:.0f} steps/s"
+        self.bars.update(self.tasks[run.run_id], completed=progress.step, total=progress.total_steps, note=note)
+
+    def finished(self, finished: Finished) -> None:
+        """A run ended; its line stays on the screen."""
+        if finished.run.run_id in self.tasks:
+            self.bars.remove_task(self.tasks.pop(finished.run.run_id))
+        self.bars.advance(self.grid)
+        if self.quiet:
+            return
+        accuracy = "" if finished.accuracy is None else f"accuracy {finished.accuracy:.4f}  "
+        reason = f"  {finished.error.splitlines()[0]}" if finished.error else ""
+        line = f"{finished.status:9s}{run_label(finished.run)}  {accuracy}{finished.seconds:.1f} s{reason}"
+        self.bars.console.print(line, style="" if finished.status == "ok" else "red", markup=False, highlight=False)
+
+    def interrupted(self) -> None:
+        """The grid was stopped by hand."""
+        self.bars.console.print("interrupted; the same command continues from the last checkpoint")

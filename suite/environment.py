@@ -1,0 +1,144 @@
+"""What machine this is, which versions, which commit: the provenance of a row, and what works here (`doctor`)."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+@functools.cache
+def commit() -> tuple[str, bool | None]:
+    """The checkout's commit and whether files differ from it; ("", None) outside a checkout.
+
+    SUBQUAD_COMMIT (`<sha>` or `<sha>-dirty`) names it for a copy of the tree that carries no history.
+    """
+    named = os.environ.get("SUBQUAD_COMMIT")
+    if named:
+        return named.removesuffix("-dirty"), named.endswith("-dirty")
+    if shutil.which("git") is None:
+        return "", None
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(REPOSITORY), *arguments], capture_output=True, text=True, check=True, timeout=20
+        ).stdout.strip()
+
+    try:
+        # results are products of the tree, not part of what ran
+        changes = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results", ":!docs", ":!*.md")
+        return git("rev-parse", "HEAD"), bool(changes)
+    except (subprocess.SubprocessError, OSError):
+        return "", None
+
+
+def _processor() -> str:
+    """The name of the host processor and how many cores this process may use."""
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+    except OSError:
+        pass
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{name} ({cores} cores)"
+
+
+def device_name(device: Any) -> str:
+    """`NVIDIA H200`, or the host processor's name with its cores."""
+    import torch
+
+    device = torch.device(device)
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+
+
+def provenance(device: Any) -> dict[str, Any]:
+    """The columns of a row that say where it comes from."""
+    import torch
+
+    sha, dirty = commit()
+    return {
+        "commit": sha,
+        "dirty": dirty,
+        "device": device_name(device),
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+        "cuda": torch.version.cuda or "",
+        "python": platform.python_version(),
+    }
+
+
+def pick_device(wanted: str | None) -> Any:
+    """The device a run uses: the one named, else the first GPU, else the CPU. ValueError where it is not there."""
+    import torch
+
+    if wanted is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise ValueError(f"--device {wanted!r}: expected cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device {wanted!r}: expected cpu, cuda or cuda:N")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise ValueError(f"--device {wanted}: this machine has {count} CUDA devices; use --device cpu")
+    return device
+
+
+@dataclass(frozen=True)
+class Capability:
+    """An optional part: its name, what it is for, and why it does not work here (empty where it does)."""
+
+    name: str
+    purpose: str
+    found: str
+    missing: str
+
+
+def _package(name: str, purpose: str, extra: str) -> Capability:
+    if importlib.util.find_spec(name) is None:
+        return Capability(name, purpose, "", f"not installed; pip install 'subquad[{extra}]'")
+    try:
+        __import__(name)
+    except Exception as error:  # a broken binary raises anything from OSError to AttributeError
+        return Capability(name, purpose, "", f"cannot be imported: {' '.join(str(error).split())[:160]}")
+    return Capability(name, purpose, _version(name), "")
+
+
+def capabilities() -> Iterator[Capability]:
+    """What works on this machine and why the rest does not."""
+    import torch
+
+    yield Capability("python", "interpreter", platform.python_version(), "")
+    yield Capability("torch", "training", torch.__version__, "")
+    if torch.cuda.is_available():
+        names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+        yield Capability("GPU", "training at speed", f"{names}; CUDA {torch.version.cuda}", "")
+    else:
+        reason = "this torch is a CPU build" if torch.version.cuda is None else "no CUDA device is visible"
+        yield Capability("GPU", "training at speed", "", f"{reason}; runs use the CPU: {_processor()}")
+    yield _package("triton", "GPU kernels", "triton")
+    yield _package("soundfile", "speech-commands: decoding WAV files", "audio")
+    yield _package("torchaudio", "speech-commands: MFCC features", "mfcc")
+    sha, dirty = commit()
+    state = " with uncommitted changes" if dirty else ""
+    yield Capability("git", "commit in every row", f"{sha[:12]}{state}" if sha else "", "" if sha else "not a checkout")

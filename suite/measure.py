@@ -1,0 +1,90 @@
+"""Time, throughput and peak memory of a run on its device."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits for the device, so that a host clock read after it is honest."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Starts a new peak. The host has one peak a process, which cannot be reset."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory(device: torch.device) -> tuple[str, int]:
+    """(metric, bytes): `peak_memory` allocated on a GPU, or `peak_rss`, resident memory of the whole process."""
+    if device.type == "cuda":
+        return "peak_memory", torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return "peak_rss", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class Stopwatch:
+    """Rates of a loop over short windows, with whatever is not the loop (evaluation, recording) left out."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.steps_per_s: list[float] = []
+        self.tokens_per_s: list[float] = []
+        self._start: float | None = None
+        self._steps = self._tokens = 0
+
+    @property
+    def seconds(self) -> float:
+        """Age of the open window, 0 where none is open."""
+        return 0.0 if self._start is None else time.perf_counter() - self._start
+
+    def start(self) -> None:
+        """Opens a window, unless one is open."""
+        if self._start is None:
+            synchronize(self.device)
+            self._start, self._steps, self._tokens = time.perf_counter(), 0, 0
+
+    def add(self, tokens: int) -> None:
+        """Counts a step, if a window is open."""
+        self._steps += 1
+        self._tokens += tokens
+
+    def cancel(self) -> None:
+        """Forgets the open window: something else than the loop ran in it."""
+        self._start = None
+
+    def stop(self) -> None:
+        """Closes the open window and keeps its rates."""
+        if self._start is not None and self._steps:
+            synchronize(self.device)
+            seconds = time.perf_counter() - self._start
+            self.steps_per_s.append(self._steps / seconds)
+            self.tokens_per_s.append(self._tokens / seconds)
+        self._start = None
+
+
+def rate(call: Callable[[], object], count: float, device: torch.device, *, budget_s: float = 0.5) -> list[float]:
+    """Samples of count / time for a call: at least 3 and at most 20, within about `budget_s` after one warm-up."""
+    call()
+    samples: list[float] = []
+    begin = time.perf_counter()
+    while len(samples) < 3 or (len(samples) < 20 and time.perf_counter() - begin < budget_s):
+        synchronize(device)
+        start = time.perf_counter()
+        call()
+        synchronize(device)
+        samples.append(count / (time.perf_counter() - start))
+    return samples
+
+
+def median(samples: list[float]) -> float | None:
+    """The median, or None of nothing."""
+    return statistics.median(samples) if samples else None

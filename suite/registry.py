@@ -1,0 +1,50 @@
+"""A lazy table from a name to the place that implements it.
+
+The table of contents of a folder is a dict of `Entry`; nothing is imported until a name is resolved, so listing is
+instant and a broken optional part cannot break the rest.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a name is implemented (`module:attribute`) and one line on what it is."""
+
+    target: str
+    summary: str
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """` (did you mean 'x'?)` for the closest spelling, or nothing."""
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+class Registry:
+    """Names of one kind (`task`, `model`, ...) and how to load them."""
+
+    def __init__(self, kind: str, entries: Mapping[str, Entry]) -> None:
+        self.kind = kind
+        self.entries = dict(entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.entries
+
+    def __iter__(self):
+        return iter(self.entries)
+
+    def load(self, name: str) -> Any:
+        """The object behind a name; an unknown name raises ValueError with the nearest one and the full list."""
+        if name not in self.entries:
+            raise ValueError(
+                f"unknown {self.kind} {name!r}{nearest(name, self.entries)}; there are: {', '.join(self.entries)}"
+            )
+        module, attribute = self.entries[name].target.split(":")
+        return getattr(importlib.import_module(module), attribute)

@@ -1,0 +1,132 @@
+"""Results as parquet: one tidy row a measurement, one file a run, written once.
+
+A file is written under a temporary name and renamed, so a reader never sees half of one, parallel workers never share
+one, and nothing is ever edited. `read` refuses files of another schema version by name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA_VERSION = 1
+
+SCHEMA = pa.schema(
+    [
+        ("schema", pa.int32()),  # SCHEMA_VERSION of the writer
+        ("run_id", pa.string()),  # hash of the resolved run
+        ("experiment", pa.string()),  # folder below reports/
+        ("scale", pa.string()),  # name of the scale; everything but `paper` is reduced
+        ("task", pa.string()),
+        ("task_version", pa.int32()),
+        ("model", pa.string()),
+        ("model_version", pa.int32()),
+        ("seed", pa.int64()),
+        ("split", pa.string()),  # train, valid, test; empty where the metric has none
+        ("slice", pa.string()),  # part of a split, e.g. `length=512,num_kv_pairs=64`; empty for the whole
+        ("step", pa.int64()),  # optimizer steps done
+        ("metric", pa.string()),  # accuracy, loss, train_throughput, peak_memory, ...
+        ("unit", pa.string()),  # of `value` and `samples`: fraction, nats, tokens/s, bytes, ...
+        ("value", pa.float64()),  # null where status says why there is none
+        ("samples", pa.list_(pa.float64())),  # raw samples behind a speed value
+        ("status", pa.string()),  # ok, failed, diverged, oom
+        ("error", pa.string()),  # what went wrong, empty where status is ok
+        ("stand_in", pa.string()),  # why the data are not the paper's; empty where they are
+        ("split_policy", pa.string()),  # paper or clean
+        ("config", pa.string()),  # the resolved run as JSON
+        ("commit", pa.string()),
+        ("dirty", pa.bool_()),  # uncommitted changes in the checkout
+        ("device", pa.string()),  # name of the processor the run used
+        ("torch", pa.string()),
+        ("triton", pa.string()),
+        ("cuda", pa.string()),
+        ("python", pa.string()),
+        ("precision", pa.string()),  # fp32, tf32, bf16
+        ("deterministic", pa.bool_()),
+        ("data_digest", pa.string()),  # SHA-256 of the training and validation data as used
+        ("started_at", pa.string()),  # UTC, ISO 8601
+        ("duration_s", pa.float64()),  # wall time of the run, all sessions together
+    ]
+)
+
+
+class SchemaError(ValueError):
+    """A results file that this version cannot read."""
+
+
+def result_path(root: Path, experiment: str, scale: str, run_id: str) -> Path:
+    """Where the rows of one run lie."""
+    return root / experiment / scale / f"{run_id}.parquet"
+
+
+def checkpoint_path(root: Path, experiment: str, scale: str, run_id: str) -> Path:
+    """Where a run in hand keeps what it needs to continue; removed when its rows are written."""
+    return root / experiment / scale / f"{run_id}.checkpoint"
+
+
+def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes the rows of one run, whole or not at all. A missing column is null; an unknown one is an error."""
+    unknown = {key for row in rows for key in row} - set(SCHEMA.names)
+    assert not unknown, f"columns not in the schema: {sorted(unknown)}"
+    table = pa.Table.from_pylist([{"schema": SCHEMA_VERSION, **row} for row in rows], schema=SCHEMA)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    pq.write_table(table, temporary, compression="zstd")
+    os.replace(temporary, path)
+
+
+def check(path: Path) -> None:
+    """Raises SchemaError, by name, for a file that is not a results file of this schema version."""
+    try:
+        schema = pq.read_schema(path)
+        version = None
+        if "schema" in schema.names:
+            versions = pq.read_table(path, columns=["schema"])["schema"].unique().to_pylist()
+            version = versions[0] if len(versions) == 1 else versions
+    except (pa.ArrowInvalid, OSError) as error:
+        raise SchemaError(f"{path}: not a parquet file ({' '.join(str(error).split())[:120]}); remove it") from None
+    if version != SCHEMA_VERSION or not set(SCHEMA.names) <= set(schema.names):
+        raise SchemaError(
+            f"{path}: results schema {version}, this version reads {SCHEMA_VERSION}; "
+            "read it with the commit that wrote it, or move it away and run again"
+        )
+
+
+def files(roots: Iterable[Path], experiment: str) -> list[Path]:
+    """Results files of an experiment below several roots; of a run stored twice, the first root's file."""
+    found: dict[tuple[str, str], Path] = {}
+    for root in roots:
+        for path in sorted((root / experiment).glob("*/*.parquet")):
+            found.setdefault((path.parent.name, path.name), path)
+    return list(found.values())
+
+
+def read(paths: Sequence[Path]) -> pd.DataFrame:
+    """The rows of many files as one frame, in file order."""
+    import pandas as pd
+
+    for path in paths:
+        check(path)
+    if not paths:
+        return pd.DataFrame(columns=SCHEMA.names)
+    return pa.concat_tables(pq.read_table(path, schema=SCHEMA) for path in paths).to_pandas()
+
+
+def status_of(path: Path) -> str | None:
+    """How a stored run ended: `ok`, `failed`, `diverged`, `oom`; None where there is no file."""
+    if not path.exists():
+        return None
+    check(path)
+    statuses = pq.read_table(path, columns=["status", "metric"])
+    ended = [
+        s for s, m in zip(statuses["status"].to_pylist(), statuses["metric"].to_pylist(), strict=True) if m == "run"
+    ]
+    return ended[0] if ended else "failed"

@@ -1,0 +1,476 @@
+"""One training loop for every task and model.
+
+The model's forward pass gives logits only where there is a label. On a GPU the whole step (forward, backward, clipping,
+AdamW) is one CUDA graph a batch shape, the rows stay on the device, and nothing is read back between two reports. A
+checkpoint holds parameters, optimizer, random state and history, so a run that was interrupted ends with the numbers of
+one that was not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# cuBLAS reads it once, at its first use; deterministic runs need it, and it costs the others nothing
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from suite import measure
+from suite.capture import record
+from suite.config import Run, TrainConfig
+from suite.contracts import IGNORE, Batch, Segment
+from suite.data import FiniteOrder, FreshOrder, Order, chunks, load_splits, take, to_device
+from suite.rng import torch_seed
+from suite.schedule import Plateau, lr_factor
+
+REPORT_EVERY_S = 0.5
+CHECKPOINT_EVERY_S = 60.0
+
+
+class DivergedError(RuntimeError):
+    """The loss stopped being a number."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"loss is not finite at step {step}")
+        self.step = step
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a run in hand tells its display."""
+
+    step: int
+    total_steps: int
+    loss: float
+    accuracy: float | None
+    steps_per_s: float
+
+
+@dataclass
+class Outcome:
+    """Rows of a run (without provenance), the step it reached and the digest of its data."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    step: int = 0
+    data_digest: str = ""
+    seconds: float = 0.0
+
+    def add(self, metric: str, unit: str, value: float | None, **columns: Any) -> None:
+        """One measurement."""
+        self.rows.append({"metric": metric, "unit": unit, "value": value, "status": "ok", **columns})
+
+
+UNITS = {"accuracy": "fraction", "loss": "nats"}
+
+
+@contextlib.contextmanager
+def numerics(train: TrainConfig) -> Iterator[None]:
+    """Sets matrix precision and determinism for a run, and puts them back."""
+    matmul = torch.get_float32_matmul_precision()
+    cudnn_tf32, cudnn_benchmark = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.set_float32_matmul_precision("high" if train.precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = train.precision == "tf32"
+    torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(train.deterministic)
+    # memory-efficient and flash attention add gradients with atomics
+    backends = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
+    with backends if train.deterministic else contextlib.nullcontext():
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(matmul)
+            torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = cudnn_tf32, cudnn_benchmark
+            torch.use_deterministic_algorithms(deterministic)
+
+
+class Trainer:
+    """Trains and measures one run.
+
+    checkpoint: where to keep what a later call needs to continue, or None.
+    report: called now and then with a `Progress`.
+    stop: asked between steps; True saves a checkpoint and raises KeyboardInterrupt.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        device: torch.device,
+        *,
+        checkpoint: Path | None = None,
+        report: Callable[[Progress], None] | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.run, self.device, self.train = run, device, run.train
+        self.checkpoint, self.report, self.stop = checkpoint, report, stop
+        self.outcome = Outcome()
+        self.began = time.perf_counter()
+        self.earlier_s = 0.0
+
+    def __call__(self) -> Outcome:
+        """The whole run: train, evaluate, measure."""
+        with numerics(self.train):
+            self._prepare()
+            self._restore()
+            try:
+                self._loop()
+            finally:
+                self.order.close()
+                self.outcome.seconds = self.earlier_s + time.perf_counter() - self.began
+            self._test()
+            self._measure()
+        self.outcome.seconds = self.earlier_s + time.perf_counter() - self.began
+        return self.outcome
+
+    def _prepare(self) -> None:
+        run, train, device = self.run, self.train, self.device
+        measure.reset_peak_memory(device)
+        self.splits = load_splits(run.task, run.seed)
+        self.outcome.data_digest = self.splits.digest
+        self.order: Order
+        if run.task.fresh:
+            per_epoch = train.epoch_steps or train.steps or 1
+            self.order = FreshOrder(run.task, train.batch_size, run.seed, per_epoch, device)
+        else:
+            self.order = FiniteOrder(self.splits.train, train.batch_size, run.seed, train.shuffle, device)
+        self.valid = [to_device(segment, device) for segment in self.splits.valid]
+        self.total_steps = train.steps or (train.epochs or 1) * self.order.epoch_steps
+        unit = self.order.epoch_steps if train.epochs else 1
+        self.eval_steps = (train.eval_every or 0) * unit or max(1, self.total_steps // 10)
+
+        torch.manual_seed(torch_seed(run.seed, "init"))
+        self.model: Any = run.model.build(run.task.spec).to(device)
+        groups = self.model.param_groups(train.no_decay)
+        self.base_lr = [group.lr or train.lr for group in groups]
+        graphs = device.type == "cuda"
+        self.optimizer = torch.optim.AdamW(
+            [
+                {
+                    "params": group.parameters,
+                    "lr": torch.tensor(lr, device=device) if graphs else lr,
+                    "weight_decay": train.weight_decay if group.weight_decay is None else group.weight_decay,
+                }
+                for group, lr in zip(groups, self.base_lr, strict=True)
+            ],
+            betas=train.betas,
+            eps=train.eps,
+            fused=graphs or None,
+            capturable=graphs,
+        )
+        self.parameters = [parameter for group in groups for parameter in group.parameters]
+        torch.manual_seed(torch_seed(run.seed, "dropout"))
+
+        self.watch = measure.Stopwatch(device)
+        self.plateau = Plateau(train)
+        self.step = 0
+        self.best_value, self.stalled = -math.inf, 0
+        self.best_weights: dict[str, Tensor] | None = None
+        self.best_kept = -math.inf
+        self.accuracy: float | None = None
+        self.done = False
+        # on the device, so that the loop never waits: steps done, first bad step, summed loss, batches in the sum
+        self.counter = torch.zeros((), dtype=torch.int64, device=device)
+        self.bad_step = torch.full((), -1, dtype=torch.int64, device=device)
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self.loss_count = torch.zeros((), dtype=torch.int64, device=device)
+        self.accumulators = (self.counter, self.bad_step, self.loss_sum, self.loss_count)
+        self.sums: dict[str, Tensor] = {}
+        self._pool = torch.cuda.graph_pool_handle() if graphs else None
+        self._recorded: dict[Any, tuple[Callable[[], None], Batch]] = {}
+
+    # ---------------------------------------------------------------- one step
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.train.precision != "bf16":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
+
+    def _logits(self, batch: Batch) -> Tensor:
+        positions = None if batch.positions is None else batch.positions.long()
+        with self._autocast():
+            return self.model(batch.inputs, positions).float()
+
+    def _train_step(self, batch: Batch) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        logits = self._logits(batch)
+        loss = F.cross_entropy(logits.flatten(0, -2), batch.targets.long().flatten(), ignore_index=IGNORE)
+        del logits
+        loss.backward()
+        if self.train.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.train.clip)
+        self.optimizer.step()
+        loss = loss.detach()
+        is_bad = (self.bad_step < 0) & ~torch.isfinite(loss)
+        self.bad_step.copy_(torch.where(is_bad, self.counter, self.bad_step))
+        self.counter += 1
+        self.loss_sum += loss
+        self.loss_count += 1
+
+    def _eval_step(self, batch: Batch) -> None:
+        with torch.no_grad():
+            for metric, (total, count) in self.run.task.score(self._logits(batch), batch.targets.long()).items():
+                if metric not in self.sums:
+                    self.sums[metric] = torch.zeros(2, dtype=torch.float64, device=self.device)
+                self.sums[metric][0] += total
+                self.sums[metric][1] += count
+
+    def _call(self, kind: str, function: Callable[[Batch], None], segment: Segment, rows: Tensor) -> None:
+        """`function` on the named rows: directly on a CPU, as a replayed graph on a GPU."""
+        if self.device.type != "cuda":
+            function(take(segment, rows))
+            return
+        key = (kind, len(rows), segment.inputs.shape[1:], segment.targets.shape[1:], segment.inputs.dtype)
+        if key not in self._recorded:
+            self.watch.cancel()
+            static = take(segment, rows)
+            replay = record(lambda: function(static), self._touched, self.device, self._pool)
+            self._recorded[key] = replay, static
+        replay, static = self._recorded[key]
+        torch.index_select(segment.inputs, 0, rows, out=static.inputs)
+        torch.index_select(segment.targets, 0, rows, out=static.targets)
+        if static.positions is not None and segment.positions is not None:
+            torch.index_select(segment.positions, 0, rows, out=static.positions)
+        replay()
+
+    def _touched(self) -> Iterator[Tensor]:
+        yield from self.model.parameters()
+        yield from self.model.buffers()
+        for state in self.optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+        yield from self.accumulators
+        yield from self.sums.values()
+
+    def _set_lr(self) -> None:
+        factor = self.plateau.factor * lr_factor(self.train, self.step, self.total_steps, self.order.epoch_steps)
+        for group, lr in zip(self.optimizer.param_groups, self.base_lr, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr * factor)
+            else:
+                group["lr"] = lr * factor
+
+    # ---------------------------------------------------------------- the loop
+
+    def _loop(self) -> None:
+        self.model.train()
+        saved_at = time.perf_counter()
+        while self.step < self.total_steps and not self.done:
+            self._heed_stop()
+            segment, rows = self.order.locate(self.step)
+            self._set_lr()
+            self.watch.start()
+            self._call("train", self._train_step, segment, rows)
+            self.watch.add(len(rows) * segment.inputs.shape[1])
+            self.step += 1
+            at_eval = self.step % self.eval_steps == 0 or self.step == self.total_steps
+            if at_eval or self.watch.seconds > REPORT_EVERY_S:
+                self._check_finite()
+                self.watch.stop()
+                self._report()
+                if at_eval:
+                    self._evaluate_valid()
+                if time.perf_counter() - saved_at > CHECKPOINT_EVERY_S:
+                    self._save()
+                    saved_at = time.perf_counter()
+        self.outcome.step = self.step
+        if self.earlier_s + time.perf_counter() - self.began > CHECKPOINT_EVERY_S:
+            self._save()
+
+    def _heed_stop(self) -> None:
+        if self.stop():
+            self._save()
+            raise KeyboardInterrupt
+
+    def _check_finite(self) -> None:
+        bad = int(self.bad_step)
+        if bad >= 0:
+            self.outcome.step = bad
+            raise DivergedError(bad)
+
+    def _report(self) -> None:
+        if self.report is not None:
+            count = int(self.loss_count)
+            loss = float(self.loss_sum) / count if count else math.nan
+            rate = self.watch.steps_per_s[-1] if self.watch.steps_per_s else 0.0
+            self.report(Progress(self.step, self.total_steps, loss, self.accuracy, rate))
+
+    def _evaluate(self, segment: Segment, kind: str | None) -> dict[str, tuple[float, float]]:
+        """(sum, count) of every metric over a segment. kind: record graphs under this name, or None: run directly."""
+        for total in self.sums.values():
+            total.zero_()
+        size = self.train.eval_batch_size or self.train.batch_size
+        for start, stop in chunks(len(segment), size):
+            rows = torch.arange(start, stop, device=self.device)
+            if kind is None:
+                self._eval_step(take(segment, rows))
+            else:
+                self._call(kind, self._eval_step, segment, rows)
+        sums = {metric: total.tolist() for metric, total in self.sums.items()}
+        return {metric: (total, count) for metric, (total, count) in sums.items() if count}
+
+    def _record(self, split: str, parts: dict[str, dict[str, tuple[float, float]]]) -> dict[str, float]:
+        """Rows of a split: each named slice, then the whole as the ratio of the summed parts."""
+        whole: dict[str, tuple[float, float]] = {}
+        for part, metrics in parts.items():
+            for metric, (total, count) in metrics.items():
+                before = whole.get(metric, (0.0, 0.0))
+                whole[metric] = before[0] + total, before[1] + count
+                if part:
+                    unit = UNITS.get(metric, "")
+                    self.outcome.add(metric, unit, total / count, split=split, slice=part, step=self.step)
+        means = {metric: total / count for metric, (total, count) in whole.items()}
+        for metric, mean in means.items():
+            self.outcome.add(metric, UNITS.get(metric, ""), mean, split=split, slice="", step=self.step)
+        return means
+
+    def _evaluate_valid(self) -> None:
+        count = int(self.loss_count)
+        if count:
+            mean = float(self.loss_sum) / count
+            self.outcome.add("loss", "nats", mean, split="train", slice="", step=self.step)
+            self.loss_sum.zero_()
+            self.loss_count.zero_()
+        self.model.eval()
+        parts: dict[str, dict[str, tuple[float, float]]] = {}
+        for segment in self.valid:
+            metrics = self._evaluate(segment, "valid")
+            for metric, (total, number) in parts.get(segment.slice, {}).items():
+                metrics[metric] = metrics[metric][0] + total, metrics[metric][1] + number
+            parts[segment.slice] = metrics
+        self.model.train()
+        means = self._record("valid", parts)
+        self.accuracy = means.get("accuracy")
+        self._consider(means)
+
+    def _consider(self, means: dict[str, float]) -> None:
+        """What the validation metrics decide: the plateau, the best weights, the early stop."""
+        train = self.train
+        if train.schedule == "plateau":
+            self.plateau.update(_quality(train.plateau_metric, means))
+        if train.keep == "best":
+            value = _quality(train.keep_metric, means)
+            if value > self.best_kept:
+                self.best_kept = value
+                self.best_weights = {key: value.detach().clone() for key, value in self.model.state_dict().items()}
+        rule = train.early_stop
+        if rule is not None:
+            value = _quality(rule.metric, means)
+            if value > self.best_value:
+                self.best_value, self.stalled = value, 0
+            else:
+                self.stalled += 1
+            reached = rule.threshold is not None and value >= _signed(rule.metric, rule.threshold)
+            self.done = reached or (rule.patience is not None and self.stalled >= rule.patience)
+
+    # ---------------------------------------------------------------- after the last step
+
+    def _test(self) -> None:
+        if self.best_weights is not None:
+            self.model.load_state_dict(self.best_weights)
+        self.model.eval()
+        self._recorded.clear()
+        parts: dict[str, dict[str, tuple[float, float]]] = {}
+        for segment in self.run.task.segments("test", self.run.seed):
+            self._heed_stop()
+            try:
+                parts[segment.slice] = self._evaluate(to_device(segment, self.device), None)
+            except torch.OutOfMemoryError as error:
+                columns = {"split": "test", "slice": segment.slice, "step": self.step}
+                reason = str(error).splitlines()[0]
+                self.outcome.add("accuracy", "fraction", None, **{**columns, "status": "oom", "error": reason})
+        self._record("test", parts)
+
+    def _measure(self) -> None:
+        add = self.outcome.add
+        add("num_parameters", "count", sum(parameter.numel() for parameter in self.parameters))
+        metric, value = measure.peak_memory(self.device)
+        add(metric, "bytes", value)
+        for metric, unit, rates in (
+            ("train_throughput", "tokens/s", self.watch.tokens_per_s),
+            ("train_steps", "steps/s", self.watch.steps_per_s),
+        ):
+            if rates:
+                add(metric, unit, measure.median(rates), samples=rates)
+        segment, rows = self.order.locate(max(0, self.step - 1))
+        batch, length = take(segment, rows), segment.inputs.shape[1]
+        add("state_size", "numbers", self.model.state_size(length), slice=f"length={length}")
+
+        def forward() -> None:
+            with torch.no_grad():
+                self._logits(batch)
+
+        call: Callable[[], None] = forward
+        if self.device.type == "cuda":
+            call = record(forward, lambda: (), self.device, self._pool)
+        samples = measure.rate(call, len(rows) * length, self.device)
+        add("inference_throughput", "tokens/s", measure.median(samples), samples=samples)
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def _save(self) -> None:
+        if self.checkpoint is None:
+            return
+        state = {
+            "run_id": self.run.run_id,
+            "data_digest": self.splits.digest,
+            "step": self.step,
+            "seconds": self.earlier_s + time.perf_counter() - self.began,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict()["state"],
+            "accumulators": list(self.accumulators),
+            "plateau": self.plateau.state_dict(),
+            "selection": [self.best_value, self.stalled, self.best_kept, self.accuracy, self.done],
+            "best_weights": self.best_weights,
+            "cpu_random": torch.get_rng_state(),
+            "cuda_random": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            "rows": self.outcome.rows,
+            "rates": [self.watch.tokens_per_s, self.watch.steps_per_s],
+        }
+        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.checkpoint.with_name(f".{self.checkpoint.name}.{os.getpid()}.tmp")
+        torch.save(state, temporary)
+        os.replace(temporary, self.checkpoint)
+
+    def _restore(self) -> None:
+        if self.checkpoint is None or not self.checkpoint.exists():
+            return
+        state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
+        if state["run_id"] != self.run.run_id or state["data_digest"] != self.splits.digest:
+            raise ValueError(f"{self.checkpoint}: belongs to another run; remove it")
+        self.model.load_state_dict(state["model"])
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state["optimizer"]})
+        # loading replaces the rates, which recorded graphs read in place
+        for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = lr
+        for mine, saved in zip(self.accumulators, state["accumulators"], strict=True):
+            mine.copy_(saved)
+        self.plateau.load_state_dict(state["plateau"])
+        self.best_value, self.stalled, self.best_kept, self.accuracy, self.done = state["selection"]
+        self.best_weights = state["best_weights"]
+        torch.set_rng_state(state["cpu_random"].cpu())
+        if state["cuda_random"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda_random"].cpu(), self.device)
+        self.step = state["step"]
+        self.earlier_s = state["seconds"]
+        self.outcome.rows = state["rows"]
+        self.watch.tokens_per_s, self.watch.steps_per_s = state["rates"]
+
+
+def _signed(metric: str, value: float) -> float:
+    """The value with larger being better: losses are negated."""
+    return -value if metric == "loss" else value
+
+
+def _quality(metric: str, means: dict[str, float]) -> float:
+    if metric not in means:
+        raise ValueError(f"no validation metric {metric!r}; there are: {', '.join(means)}")
+    return _signed(metric, means[metric])

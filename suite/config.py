@@ -351,7 +351,9 @@ def expand(
         )
     scaled = dict(config.scales[scale])
     narrowed = scaled.pop("sweep", {})
-    seeds = tuple(scaled.pop("seeds", config.seeds)) if num_seeds is None else tuple(range(num_seeds))
+    seeds = tuple(scaled.pop("seeds", config.seeds))
+    if num_seeds is not None:
+        seeds = tuple(range(num_seeds))
     for axis in narrowed:
         if axis not in config.sweep:
             raise ValueError(f"{where}: scales.{scale}.sweep: unknown axis {axis!r}{nearest(axis, config.sweep)}")

@@ -25,7 +25,7 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Batch:
     """Sequences of one length and their labels.
 
@@ -39,7 +39,7 @@ class Batch:
     positions: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Segment(Batch):
     """The rows of a split that share a length and a slice name, e.g. `length=512,num_kv_pairs=64`.
 

@@ -90,16 +90,13 @@ def execute(
     except Exception as reason:
         status, error = "failed", f"{type(reason).__name__}: {reason}\n{traceback.format_exc(limit=-4)}"
     outcome = trainer.outcome
-    ending = {"metric": "run", "unit": "", "value": None, "status": status, "error": error, "step": outcome.step}
     columns = _columns(run, device, started_at) | {
         "data_digest": outcome.data_digest,
         "duration_s": outcome.seconds,
     }
-    rows = [{"split": "", "slice": "", "step": outcome.step, "error": "", **columns, **row} for row in outcome.rows]
-    storage.write(
-        storage.result_path(root, run.experiment, run.scale, run.run_id),
-        [*rows, {"split": "", "slice": "", **columns, **ending}],
-    )
+    outcome.add("run", "", None, status=status, error=error)
+    rows = [{"step": outcome.step, **columns, **row} for row in outcome.rows]
+    storage.write(storage.result_path(root, run.experiment, run.scale, run.run_id), rows)
     checkpoint.unlink(missing_ok=True)
     tests = [row for row in outcome.rows if row["metric"] == "accuracy" and row.get("split") == "test"]
     whole = next((row["value"] for row in tests if row.get("slice") == ""), None)

@@ -66,7 +66,8 @@ class Outcome:
 
     def add(self, metric: str, unit: str, value: float | None, **columns: Any) -> None:
         """One measurement."""
-        self.rows.append({"metric": metric, "unit": unit, "value": value, "status": "ok", **columns})
+        row = {"metric": metric, "unit": unit, "value": value, "split": "", "slice": "", "status": "ok", "error": ""}
+        self.rows.append(row | columns)
 
 
 UNITS = {"accuracy": "fraction", "loss": "nats"}
@@ -328,14 +329,14 @@ class Trainer:
                     self.outcome.add(metric, unit, total / count, split=split, slice=part, step=self.step)
         means = {metric: total / count for metric, (total, count) in whole.items()}
         for metric, mean in means.items():
-            self.outcome.add(metric, UNITS.get(metric, ""), mean, split=split, slice="", step=self.step)
+            self.outcome.add(metric, UNITS.get(metric, ""), mean, split=split, step=self.step)
         return means
 
     def _evaluate_valid(self) -> None:
         count = int(self.loss_count)
         if count:
             mean = float(self.loss_sum) / count
-            self.outcome.add("loss", "nats", mean, split="train", slice="", step=self.step)
+            self.outcome.add("loss", "nats", mean, split="train", step=self.step)
             self.loss_sum.zero_()
             self.loss_count.zero_()
         self.model.eval()
@@ -385,7 +386,7 @@ class Trainer:
             except torch.OutOfMemoryError as error:
                 columns = {"split": "test", "slice": segment.slice, "step": self.step}
                 reason = str(error).splitlines()[0]
-                self.outcome.add("accuracy", "fraction", None, **{**columns, "status": "oom", "error": reason})
+                self.outcome.add("accuracy", "fraction", None, status="oom", error=reason, **columns)
         self._record("test", parts)
 
     def _measure(self) -> None:
@@ -409,7 +410,7 @@ class Trainer:
 
         call: Callable[[], None] = forward
         if self.device.type == "cuda":
-            call = record(forward, lambda: (), self.device, self._pool)
+            call = record(forward, lambda: (), self.device, None)
         samples = measure.rate(call, len(rows) * length, self.device)
         add("inference_throughput", "tokens/s", measure.median(samples), samples=samples)
 

@@ -1,0 +1,46 @@
+"""Who may import whom (DESIGN section 2), read from the sources."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+HOME = Path(__file__).resolve().parents[2]
+OURS = {"suite", "tasks", "models", "kernels", "reports", "run_suite", "tests"}
+ALLOWED = {
+    "kernels": {"kernels"},
+    "suite": {"suite"},
+    "tasks": {"tasks", "suite"},
+    "models": {"models", "kernels", "suite"},
+    "reports": {"reports", "suite"},
+}
+
+
+def imports(path: Path) -> set[str]:
+    """Root packages that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("folder", ALLOWED)
+def test_a_folder_imports_only_what_it_may(folder):
+    files = list((HOME / folder).rglob("*.py"))
+    assert files
+    for path in files:
+        wrong = imports(path) & OURS - ALLOWED[folder]
+        assert not wrong, f"{path.relative_to(HOME)} imports {sorted(wrong)}"
+
+
+def test_reports_need_no_torch():
+    for path in (HOME / "reports").rglob("*.py"):
+        assert "torch" not in imports(path), path
+
+
+def test_the_top_level_is_the_fixed_one():
+    code = {path.name for path in HOME.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    assert code <= OURS | {"examples", "docs"}

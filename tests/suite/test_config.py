@@ -1,0 +1,137 @@
+"""A grid is parsed strictly, expanded in order, and every fault is one line that says where and what to do."""
+
+import pytest
+
+from suite.config import ExperimentConfig, TrainConfig, expand, load_experiment, lookup, parse
+from tests.suite.toy import RESOLVER, make_run
+
+GRID = {
+    "title": "toy",
+    "baseline": {"task": {"name": "parity"}, "model": {"name": "toy"}, "train": {"epochs": 2}},
+    "sweep": {"train.lr": [0.1, 0.01], "model": [{"model.d_model": 2}, {"model.d_model": 3, "train.epochs": 5}]},
+    "seeds": (0, 1),
+    "scales": {"paper": {}, "small": {"train.epochs": 1, "seeds": [7], "sweep": {"train.lr": [0.5]}}},
+}
+
+
+def grid(**changes):
+    return ExperimentConfig(**{**GRID, **changes})
+
+
+def runs(config=None, **options):
+    return expand("toy/test", config or grid(), RESOLVER, **options)
+
+
+def test_a_grid_is_the_product_of_its_axes_and_seeds_in_order():
+    found = [(run.train.lr, run.model.d_model, run.train.epochs, run.seed) for run in runs()]
+    assert found == [(lr, d, epochs, seed) for lr in (0.1, 0.01) for d, epochs in ((2, 2), (3, 5)) for seed in (0, 1)]
+
+
+def test_a_scale_overrides_values_and_narrows_axes_and_seeds():
+    found = [(run.train.lr, run.model.d_model, run.train.epochs, run.seed) for run in runs(scale="small")]
+    assert found == [(0.5, 2, 1, 7), (0.5, 3, 1, 7)]
+
+
+def test_set_wins_over_everything_and_seeds_replace_the_grids():
+    found = runs(scale="small", overrides=["train.lr=1e-3", "train.epochs=9"], num_seeds=2)
+    assert {(run.train.lr, run.train.epochs) for run in found} == {(0.001, 9)}
+    assert [run.seed for run in found] == [0, 1, 0, 1]
+
+
+def test_only_keeps_the_runs_that_have_the_value():
+    assert {run.model.d_model for run in runs(only=["model.d_model=3", "train.lr=0.1"])} == {3}
+    assert len(runs(only=["model.d_model=3", "model.d_model=2"])) == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "words"),
+    [
+        (
+            {"baseline": {**GRID["baseline"], "train": {"epoch": 2}}},
+            {},
+            ["epoch: unknown key", "did you mean 'epochs'"],
+        ),
+        ({"baseline": {**GRID["baseline"], "task": {"name": "parrot"}}}, {}, ["unknown task 'parrot'", "'parity'"]),
+        ({"baseline": {**GRID["baseline"], "model": {"name": "toys"}}}, {}, ["unknown model 'toys'", "'toy'"]),
+        ({"baseline": {**GRID["baseline"], "model": {}}}, {}, ["model.name: missing", "toy"]),
+        ({"baseline": {**GRID["baseline"], "trian": {}}}, {}, ["baseline.trian", "did you mean 'train'"]),
+        (
+            {"baseline": {**GRID["baseline"], "train": {"epochs": 1, "steps": 2}}},
+            {},
+            ["exactly one of steps and epochs"],
+        ),
+        ({"baseline": {**GRID["baseline"], "train": {"epochs": 0}}}, {}, ["train: epochs", "got 0"]),
+        ({"sweep": {"lr": [1]}}, {}, ["'lr'", "task, model, train"]),
+        ({"sweep": {"model.d_model": [65]}}, {}, ["d_model=65 is above 64; lower it"]),
+        ({}, {"scale": "papr"}, ["unknown scale 'papr'", "did you mean 'paper'"]),
+        ({}, {"only": ["model.d_model=4"]}, ["--only model.d_model=4", "2, 3"]),
+        ({}, {"only": ["nonsense"]}, ["--only 'nonsense'", "section.key=value"]),
+        ({}, {"overrides": ["train.batchsize=3"]}, ["batchsize: unknown key", "batch_size"]),
+        ({}, {"overrides": ["lr=3"]}, ["--set", "'lr'"]),
+    ],
+)
+def test_a_fault_is_one_line_with_what_is_allowed(changes, options, words):
+    with pytest.raises(ValueError, match=r".+") as caught:
+        runs(grid(**changes), **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+
+
+def test_a_grid_file_with_an_unknown_key_is_refused_by_name(tmp_path):
+    path = tmp_path / "grid.yaml"
+    path.write_text("title: x\nbaseline: {}\nseed: [1]\n")
+    with pytest.raises(ValueError, match=r"grid.yaml: seed: unknown key \(did you mean 'seeds'\?\)"):
+        load_experiment(path)
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1\n- 2\n", "title: x\nbaseline: 3\n"])
+def test_a_file_that_is_not_a_grid_is_refused_in_one_line(tmp_path, text):
+    path = tmp_path / "grid.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"grid.yaml: ") as caught:
+        load_experiment(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_yaml_with_code_in_it_is_not_run(tmp_path):
+    path = tmp_path / "grid.yaml"
+    path.write_text("title: !!python/object/apply:os.getcwd []\n")
+    with pytest.raises(ValueError, match="not valid YAML"):
+        load_experiment(path)
+
+
+def test_the_run_id_depends_on_every_resolved_value_and_nothing_else():
+    base = make_run()
+    assert make_run().run_id == base.run_id
+    assert make_run(seed=1).run_id != base.run_id
+    assert make_run(model={"d_model": 5}).run_id != base.run_id
+    assert make_run(train={"clip": 1.0}).run_id != base.run_id
+    # a default written out is the same run
+    assert make_run(train={"weight_decay": 0.0}).run_id == base.run_id
+
+
+def test_a_raised_version_is_a_new_run(monkeypatch):
+    before = make_run().run_id
+    run = make_run()
+    monkeypatch.setattr(type(run.model), "version", 2)
+    assert make_run().run_id != before
+
+
+def test_numbers_in_yaml_without_a_dot_are_numbers():
+    assert parse(TrainConfig, {"steps": 3, "lr": "1e-3"}, "here").lr == 0.001
+
+
+def test_lookup_follows_dotted_keys_through_lists():
+    assert lookup({"task": {"train": [{"length": 4}]}}, "task.train.0.length") == 4
+    assert lookup({"task": {}}, "task.train.0.length") is None
+
+
+def test_a_thousand_runs_expand_in_under_two_seconds():
+    import time
+
+    config = grid(seeds=tuple(range(250)))
+    start = time.perf_counter()
+    assert len(runs(config)) == 1000
+    assert time.perf_counter() - start < 2

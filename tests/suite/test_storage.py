@@ -1,0 +1,56 @@
+"""Rows are written whole or not at all, and a file of another schema is refused by name."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from suite import storage
+
+ROW = {"run_id": "ab", "experiment": "e", "scale": "paper", "metric": "run", "status": "ok", "seed": 3}
+
+
+def test_rows_come_back_as_written(tmp_path):
+    path = storage.result_path(tmp_path, "e/x", "paper", "ab")
+    storage.write(path, [ROW, {**ROW, "metric": "loss", "value": 0.5, "samples": [1.0, 2.0]}])
+    frame = storage.read(storage.files([tmp_path], "e/x"))
+    assert frame["metric"].tolist() == ["run", "loss"]
+    assert frame["value"][1] == 0.5
+    assert list(frame["samples"][1]) == [1.0, 2.0]
+    assert storage.status_of(path) == "ok"
+    assert [file.name for file in path.parent.iterdir()] == ["ab.parquet"]
+
+
+def test_an_unknown_column_is_our_own_fault(tmp_path):
+    with pytest.raises(AssertionError, match="colour"):
+        storage.write(tmp_path / "a.parquet", [{**ROW, "colour": 1}])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_another_schema_version_is_refused_by_name(tmp_path, version):
+    path = tmp_path / "old.parquet"
+    storage.write(path, [ROW])
+    table = pq.read_table(path)
+    other = table.set_column(0, "schema", pa.array([version], pa.int32()))
+    pq.write_table(other, path)
+    with pytest.raises(storage.SchemaError, match=rf"old.parquet: results schema {version}, this version reads 1"):
+        storage.read([path])
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 truncated"])
+def test_a_file_that_is_not_parquet_is_refused_by_name(tmp_path, content):
+    path = tmp_path / "half.parquet"
+    path.write_bytes(content)
+    with pytest.raises(storage.SchemaError, match=r"half\.parquet: not a parquet file"):
+        storage.read([path])
+
+
+def test_of_a_run_stored_twice_the_first_root_wins(tmp_path):
+    for root, seed in (("mine", 1), ("theirs", 2)):
+        storage.write(storage.result_path(tmp_path / root, "e", "paper", "ab"), [{**ROW, "seed": seed}])
+    frame = storage.read(storage.files([tmp_path / "mine", tmp_path / "theirs"], "e"))
+    assert frame["seed"].tolist() == [1]
+
+
+def test_no_rows_are_an_empty_frame_with_all_columns():
+    assert list(storage.read([]).columns) == storage.SCHEMA.names

@@ -1,0 +1,219 @@
+"""One loop for every task: the same seed gives the same losses, whatever interrupts it."""
+
+import math
+
+import pytest
+import torch
+
+from suite import storage, trainer
+from suite.config import TrainConfig
+from suite.data import FiniteOrder, FreshOrder, digest
+from suite.runner import execute, plan
+from suite.schedule import Plateau, lr_factor
+from tests.suite.toy import Parity, make_run
+
+CPU = torch.device("cpu")
+TIMED = {"train_throughput", "train_steps", "inference_throughput", "peak_rss"}
+
+
+def numbers(rows):
+    """What two runs must agree on: everything that is not a time or a size of the process."""
+    keys = ("metric", "split", "slice", "step", "value")
+    return [tuple(row.get(key) for key in keys) for row in rows if row["metric"] not in TIMED]
+
+
+def train(run, **options):
+    return trainer.Trainer(run, CPU, **options)()
+
+
+def test_the_same_seed_gives_bitwise_equal_losses():
+    run = make_run(train={"deterministic": True})
+    first, second = train(run), train(run)
+    assert numbers(first.rows) == numbers(second.rows)
+    assert numbers(first.rows) != numbers(train(make_run(train={"deterministic": True}, seed=1)).rows)
+
+
+def test_the_record_joins_accuracy_speed_memory_parameters_and_state():
+    metrics = {row["metric"] for row in train(make_run()).rows}
+    assert metrics >= TIMED | {"accuracy", "loss", "num_parameters", "state_size"}
+
+
+def test_training_learns():
+    rows = train(make_run(task={"num_train": 640}, train={"epochs": 40}, model={"dropout": 0.0})).rows
+    (accuracy,) = (
+        row["value"] for row in rows if row["split"] == "test" and row["metric"] == "accuracy" and not row["slice"]
+    )
+    assert accuracy > 0.95
+
+
+@pytest.mark.parametrize("task", [{}, {"endless": True}])
+@pytest.mark.parametrize("stop_at", [1, 7, 13])
+def test_an_interrupted_run_ends_with_the_numbers_of_an_uninterrupted_one(tmp_path, task, stop_at):
+    options = {"schedule": "cosine", "warmup_steps": 3, "keep": "best", "eval_every": 1, "clip": 0.5}
+    if task:
+        options |= {"epoch_steps": 5}
+    run = make_run(task=task, train=options)
+    whole = train(run)
+    calls = iter(range(1000))
+    path = tmp_path / "a.checkpoint"
+    with pytest.raises(KeyboardInterrupt):
+        train(run, checkpoint=path, stop=lambda: next(calls) >= stop_at)
+    torch.manual_seed(99)
+    continued = train(run, checkpoint=path)
+    assert numbers(continued.rows) == numbers(whole.rows)
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    path = tmp_path / "a.checkpoint"
+    with pytest.raises(KeyboardInterrupt):
+        train(make_run(), checkpoint=path, stop=lambda: True)
+    with pytest.raises(ValueError, match="belongs to another run"):
+        train(make_run(seed=1), checkpoint=path)
+
+
+@pytest.mark.parametrize(("fault", "status"), [("nan", "diverged"), ("error", "failed"), ("oom", "oom")])
+def test_a_run_that_ends_badly_is_a_row_with_its_reason(tmp_path, fault, status):
+    run = make_run(model={"fault": fault})
+    finished = execute(run, tmp_path, CPU)
+    assert finished.status == status
+    frame = storage.read(storage.files([tmp_path], run.experiment))
+    (ending,) = frame[frame["metric"] == "run"].to_dict("records")
+    assert ending["status"] == status
+    assert ending["error"]
+    assert ending["run_id"] == run.run_id
+    # an exception may have been the machine's; the others would happen again
+    (planned,) = plan([run], [tmp_path])
+    assert planned.todo == (status == "failed")
+
+
+def test_divergence_names_the_step(tmp_path):
+    run = make_run(model={"fault": "nan"})
+    assert "step 0" in execute(run, tmp_path, CPU).error
+
+
+def test_a_stored_run_is_done_and_its_checkpoint_gone(tmp_path):
+    run = make_run()
+    assert plan([run], [tmp_path])[0].todo
+    execute(run, tmp_path, CPU)
+    assert not plan([run], [tmp_path])[0].todo
+    assert plan([run], [tmp_path], force=True)[0].todo
+    assert not list(tmp_path.rglob("*.checkpoint"))
+
+
+def test_every_row_carries_its_provenance(tmp_path):
+    run = make_run()
+    execute(run, tmp_path, CPU)
+    frame = storage.read(storage.files([tmp_path], run.experiment))
+    for column in ("device", "torch", "python", "precision", "data_digest", "started_at", "config"):
+        assert frame[column].astype(bool).all(), column
+    assert (frame["duration_s"] > 0).all()
+
+
+def test_the_data_digest_is_the_same_whatever_the_model():
+    small, large = make_run(), make_run(model={"d_model": 32})
+    assert train(small).data_digest == train(large).data_digest
+    assert train(make_run(seed=1)).data_digest != train(small).data_digest
+
+
+def test_the_digest_covers_every_byte():
+    task = Parity()
+    rows = list(task.segments("train", 0))
+    before = digest(rows)
+    rows[0].targets[3, 0] ^= 1
+    assert digest(rows) != before
+
+
+def test_an_early_stop_ends_the_run_at_its_threshold():
+    outcome = train(make_run(train={"epochs": 50, "eval_every": 1, "early_stop": {"threshold": 0.0}}))
+    assert outcome.step == 5
+
+
+def test_an_early_stop_waits_for_its_patience():
+    options = {"epochs": 50, "eval_every": 1, "lr": 1e-12, "early_stop": {"patience": 3}}
+    assert train(make_run(train=options)).step == 5 * 4
+
+
+def test_keep_best_tests_the_weights_of_the_best_validation():
+    # after the first evaluation the rate is destructive, so the best weights are not the last
+    options = {"epochs": 6, "eval_every": 1, "lr": 3.0, "keep": "best"}
+    rows = train(make_run(train=options, seed=3)).rows
+    valid = [r["value"] for r in rows if r["metric"] == "accuracy" and r["split"] == "valid" and not r["slice"]]
+    assert len(set(valid)) > 1
+    kept = trainer.Trainer(make_run(train=options, seed=3), CPU)
+    kept()
+    again = kept._evaluate(kept.valid[0], None)["accuracy"]
+    assert again[0] / again[1] == max(valid)
+
+
+def test_rows_are_seen_once_an_epoch_and_never_mix_segments():
+    segments = (
+        *Parity(length=4, num_train=10).segments("train", 0),
+        *Parity(length=6, num_train=7).segments("train", 0),
+    )
+    order = FiniteOrder(segments, 4, 0, True, CPU)
+    assert order.epoch_steps == 5
+    seen = {0: [], 1: []}
+    for step in range(5):
+        source, rows = order.locate(step)
+        seen[order.sources.index(source)] += rows.tolist()
+    assert sorted(seen[0]) == list(range(10))
+    assert sorted(seen[1]) == list(range(7))
+    assert order.locate(5)[1].tolist() != order.locate(0)[1].tolist()
+
+
+def test_without_shuffling_every_epoch_is_the_stored_order():
+    order = FiniteOrder(tuple(Parity(num_train=10).segments("train", 0)), 4, 0, False, CPU)
+    assert [order.locate(step)[1].tolist() for step in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert order.locate(3)[1].tolist() == [0, 1, 2, 3]
+
+
+def test_fresh_rows_depend_on_the_step_and_not_on_where_one_starts():
+    task = Parity(endless=True)
+    one, other = FreshOrder(task, 8, 0, 10, CPU), FreshOrder(task, 8, 0, 10, CPU)
+    steps = [0, 1, 255, 256, 300]
+    forward = [one.locate(step) for step in steps]
+    backward = [other.locate(step) for step in reversed(steps)][::-1]
+    for (a, rows), (b, same) in zip(forward, backward, strict=True):
+        assert torch.equal(a.inputs[rows], b.inputs[same])
+    one.close()
+    other.close()
+
+
+def test_schedules_have_their_closed_forms():
+    def make(**changes):
+        return TrainConfig(steps=100, lr=0.1, **changes)
+
+    assert lr_factor(make(), 57, 100, 10) == 1
+    warm = make(schedule="cosine", warmup_fraction=0.1, warmup_from=0.01, min_lr=0.02)
+    assert lr_factor(warm, 0, 100, 10) == pytest.approx(0.1)
+    assert lr_factor(warm, 5, 100, 10) == pytest.approx(0.55)
+    assert lr_factor(warm, 10, 100, 10) == pytest.approx(1)
+    assert lr_factor(warm, 55, 100, 10) == pytest.approx(0.6)
+    assert lr_factor(warm, 100, 100, 10) == pytest.approx(0.2)
+    assert lr_factor(make(schedule="linear", warmup_steps=20), 60, 100, 10) == pytest.approx(0.5)
+    stepped = make(schedule="cosine", schedule_unit="epoch")
+    assert lr_factor(stepped, 19, 100, 10) == lr_factor(stepped, 10, 100, 10)
+    assert lr_factor(stepped, 20, 100, 10) == pytest.approx(0.5 * (1 + math.cos(math.pi * 0.2)))
+
+
+def test_the_plateau_waits_and_then_lowers_the_rate():
+    plateau = Plateau(TrainConfig(steps=1, plateau_patience=2, plateau_factor=0.5))
+    for value in (0.1, 0.2, 0.2, 0.1):
+        plateau.update(value)
+        assert plateau.factor == 1
+    plateau.update(0.2)
+    assert plateau.factor == 0.5
+
+
+def test_a_half_written_checkpoint_is_never_seen(tmp_path, monkeypatch):
+    run = make_run()
+    path = tmp_path / "a.checkpoint"
+
+    def broken(state, where):
+        where.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(trainer.torch, "save", broken)
+    with pytest.raises(OSError, match="disk full"):
+        train(run, checkpoint=path, stop=lambda: True)
+    assert not path.exists()

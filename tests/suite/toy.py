@@ -1,0 +1,121 @@
+"""A task and a model small enough to train in a blink, for tests of the harness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from suite.config import ExperimentConfig, Resolver, Run, expand
+from suite.contracts import IGNORE, Config, ParamGroup, Segment, TaskSpec
+from suite.registry import Entry, Registry
+from suite.rng import numpy_generator
+
+
+class Parity(Config):
+    """inputs  1 0 1 1 .
+    target            1   the parity of the bits, at the last position
+    """
+
+    version: ClassVar[int] = 1
+    length: int = 6
+    num_train: int = 70
+    endless: bool = False
+    labels: Literal["good", "none"] = "good"
+    stand_in: str = ""
+    split_policy: Literal["paper", "clean"] = "clean"
+
+    @property
+    def spec(self) -> TaskSpec:
+        return TaskSpec("tokens", num_classes=2, readout="token", max_length=self.length, vocab_size=2)
+
+    @property
+    def fresh(self) -> bool:
+        return self.endless
+
+    def fingerprint(self) -> str:
+        return "generated"
+
+    def _rows(self, purpose: str, count: int, seed: int, index: int = 0) -> Segment:
+        bits = numpy_generator(seed, f"parity/{purpose}", index).integers(0, 2, (count, self.length), dtype="int16")
+        inputs = torch.from_numpy(bits)
+        targets = inputs.sum(1, keepdim=True) % 2 if self.labels == "good" else torch.full((count, 1), IGNORE)
+        positions = torch.full((count, 1), self.length - 1, dtype=torch.int16)
+        return Segment(inputs, targets, positions, slice=f"length={self.length}")
+
+    def segments(self, split: str, seed: int) -> Iterator[Segment]:
+        yield self._rows(split, self.num_train if split == "train" else 40, seed)
+
+    def block(self, seed: int, index: int, num_rows: int) -> Segment:
+        return self._rows("block", num_rows, seed, index)
+
+    def score(self, logits: Tensor, targets: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        count = torch.tensor(float(targets.numel()), device=targets.device)
+        loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum", ignore_index=IGNORE)
+        return {"accuracy": ((logits.argmax(-1) == targets).sum(), count), "loss": (loss, count)}
+
+
+class ToyModel(nn.Module):
+    """Embedding, dropout, flatten, two linear layers."""
+
+    def __init__(self, config: ToyConfig, spec: TaskSpec) -> None:
+        super().__init__()
+        self.fault = config.fault
+        self.embed = nn.Embedding(spec.vocab_size, config.d_model)
+        self.drop = nn.Dropout(config.dropout)
+        self.hidden = nn.Linear(spec.max_length * config.d_model, 32)
+        self.head = nn.Linear(32, spec.num_classes)
+
+    def forward(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
+        if self.fault == "error":
+            raise RuntimeError("planted fault")
+        if self.fault == "oom":
+            raise torch.OutOfMemoryError("planted: out of memory")
+        x = self.drop(self.embed(inputs.long())).flatten(1)
+        logits = self.head(torch.tanh(self.hidden(x)))
+        if self.fault == "nan":
+            logits = logits * float("nan")
+        return logits[:, None]
+
+    def state_size(self, length: int) -> int:
+        return length
+
+    def param_groups(self, no_decay: tuple[str, ...] = ()) -> list[ParamGroup]:
+        return [ParamGroup("all", list(self.parameters()))]
+
+
+class ToyConfig(Config):
+    version: ClassVar[int] = 1
+    d_model: int = 4
+    dropout: float = 0.1
+    fault: Literal["none", "error", "oom", "nan"] = "none"
+
+    def check(self, spec: TaskSpec) -> None:
+        if self.d_model > 64:
+            raise ValueError(f"toy: d_model={self.d_model} is above 64; lower it")
+
+    def build(self, spec: TaskSpec) -> ToyModel:
+        return ToyModel(self, spec)
+
+
+TASKS = Registry("task", {"parity": Entry("tests.suite.toy:Parity", "parity of bits")})
+MODELS = Registry("model", {"toy": Entry("tests.suite.toy:ToyConfig", "two linear layers")})
+RESOLVER = Resolver(TASKS, MODELS)
+
+
+def make_run(task: dict | None = None, model: dict | None = None, train: dict | None = None, seed: int = 0) -> Run:
+    """One resolved run on the toy task."""
+    config = ExperimentConfig(
+        title="toy",
+        baseline={
+            "task": {"name": "parity", **(task or {})},
+            "model": {"name": "toy", **(model or {})},
+            "train": {"epochs": 4, "batch_size": 16, "lr": 0.01, **(train or {})},
+        },
+        seeds=(seed,),
+    )
+    (run,) = expand("toy/test", config, RESOLVER)
+    return run

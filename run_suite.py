@@ -182,6 +182,84 @@ def _print_plan(runs: list[Run], stored: dict[str, str]) -> None:
             print(f"  {key} = {flat[0].get(key)}")
 
 
+def _roots(results: Path | None) -> list[Path]:
+    return [results] if results is not None else [LOCAL, REFERENCE]
+
+
+Where = Annotated[
+    Path | None, typer.Option("--results", help="Folder of results; default: yours, else the reference's.")
+]
+
+
+@app.command()
+def report(
+    experiment: ExperimentName,
+    format: Annotated[
+        Format, typer.Option(help="terminal, md and latex print; png and html write a file.")
+    ] = Format.terminal,
+    scale: Annotated[str | None, typer.Option(help="Show this scale; default: paper if it has rows.")] = None,
+    results: Where = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; png also writes an SVG beside it.")] = None,
+) -> None:
+    """Render an experiment: paper's number, ours, difference, seeds, verdict, and the figure the paper shows."""
+    config, path = _experiment(experiment)
+    if scale is not None and scale not in config.scales:
+        raise ValueError(
+            f"unknown scale {scale!r}{nearest(scale, config.scales)}; there are: {', '.join(config.scales)}"
+        )
+    from reports.render import build, render
+    from suite import storage
+
+    # never a mixture: your own rows, or else those that were committed
+    paths = next((found for root in _roots(results) if (found := storage.files([root], experiment))), [])
+    rendered = build(config, path.parent, storage.read(paths), scale=scale)
+    if out is None and format in (Format.png, Format.html):
+        out = (results or LOCAL) / experiment / f"{'figure' if format is Format.png else 'report'}.{format}"
+    shown = render(rendered, format.value, out)
+    print(f"wrote {_shown(shown)}" if isinstance(shown, Path) else shown)
+
+
+@app.command()
+def show(
+    run_id: Annotated[str, typer.Argument(help="A run id or the beginning of one.")],
+    results: Where = None,
+) -> None:
+    """Show everything that is stored about one run."""
+    import json
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from suite import storage
+    from suite.config import iter_keys
+
+    if not run_id or set(run_id) - set("0123456789abcdef"):
+        raise ValueError(f"{run_id!r} is no run id: those are hexadecimal, as in the plan and the file names")
+    paths = [path for root in _roots(results) for path in sorted(root.rglob(f"{run_id}*.parquet"))]
+    if not paths:
+        raise ValueError(f"no stored run begins with {run_id!r} below {', '.join(map(str, _roots(results)))}")
+    if len({path.stem for path in paths}) > 1:
+        raise ValueError(f"{run_id!r} is ambiguous: {', '.join(path.stem for path in paths)}")
+    frame = storage.read(paths[:1])
+    first = frame.iloc[0]
+    console = Console()
+    facts = Table("", "", box=None, show_header=False)
+    for column in ("run_id", "experiment", "scale", "seed", "device", "torch", "triton", "cuda", "python", "commit"):
+        facts.add_row(column, str(first[column]))
+    for column in ("dirty", "stand_in", "split_policy", "data_digest", "started_at", "duration_s"):
+        facts.add_row(column, str(first[column]))
+    for key, value in iter_keys(json.loads(first["config"])):
+        facts.add_row(key, json.dumps(value))
+    console.print(facts, markup=False, highlight=False)
+    rows = Table("metric", "split", "slice", "step", "value", "unit", "status", box=None)
+    for row in frame.to_dict("records"):
+        value = "" if row["value"] is None or row["value"] != row["value"] else f"{row['value']:.6g}"
+        rows.add_row(row["metric"], row["split"], row["slice"], str(row["step"]), value, row["unit"], row["status"])
+    console.print(rows, markup=False, highlight=False)
+    for error in dict.fromkeys(error for error in frame["error"] if error):
+        console.print(error, style="red", markup=False, highlight=False)
+
+
 @app.command()
 def doctor() -> None:
     """Say what works on this machine, and why the rest does not."""

@@ -1,0 +1,13 @@
+"""Everything in this folder needs an accelerator; without one it is skipped with that reason."""
+
+import pytest
+import torch
+
+
+def pytest_collection_modifyitems(items):
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if "gpu" in item.path.parts:
+            item.add_marker(skip)

@@ -1,0 +1,191 @@
+"""What the tasks share: defaults of the contract, the metrics of a labelled position, exact and fast sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from suite.contracts import IGNORE, Config, Segment, TaskSpec
+
+Array = NDArray[Any]
+
+SPLITS = ("train", "valid", "test")
+
+
+class TaskBase(Config):
+    """The shared half of `suite.contracts.Task`; a task adds its options, `spec` and `segments`."""
+
+    name: ClassVar[str]
+    """As in the table of contents; also the root of the task's random streams."""
+    version: ClassVar[int]
+
+    split_policy: Literal["paper", "clean"] = "clean"
+    """`paper`: validate as the source does, even on test; `clean`: on a split drawn or held out for it."""
+
+    @property
+    def spec(self) -> TaskSpec:
+        raise NotImplementedError
+
+    @property
+    def fresh(self) -> bool:
+        return False
+
+    @property
+    def stand_in(self) -> str:
+        return ""
+
+    def fingerprint(self) -> str:
+        return "generated"
+
+    def segments(self, split: str, seed: int) -> Iterator[Segment]:
+        raise NotImplementedError
+
+    def block(self, seed: int, index: int, num_rows: int) -> Segment:
+        raise ValueError(f"{self.name}: the training split is finite and has no blocks; use segments('train', seed).")
+
+    def score(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Accuracy and cross-entropy (nats) over the labelled positions, as (sum, count); never waits for the device.
+
+        logits [..., C], targets [...] with `IGNORE` where there is no label.
+        """
+        logits = logits.reshape(-1, logits.shape[-1]).float()
+        targets = targets.reshape(-1).long()
+        count = (targets != IGNORE).sum()
+        loss = F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="none").sum(dtype=torch.float64)
+        # no class has the number IGNORE
+        correct = (logits.argmax(-1) == targets).sum()
+        return {"accuracy": (correct, count), "loss": (loss, count)}
+
+    def drawn_split(self, split: str) -> str:
+        """The split whose rows `split` shows: under the policy `paper`, a source without a third split shows test."""
+        if split not in SPLITS:
+            raise ValueError(f"{self.name}: split={split!r}; there are: {', '.join(SPLITS)}.")
+        if split == "train" and self.fresh:
+            raise ValueError(f"{self.name}: training data are drawn anew at every step; use block(seed, index, rows).")
+        return "test" if split == "valid" and self.split_policy == "paper" else split
+
+
+CHUNK_ROWS = 256
+"""Rows drawn from one generator in an endless stream: enough to amortise it, few enough to waste little where a block
+begins or ends inside a chunk."""
+
+
+class FreshTask(TaskBase):
+    """A task whose training data are an endless stream of rows, drawn in chunks of `CHUNK_ROWS`.
+
+    Row i is the same whatever the size of the blocks it is read in. Blocks of a multiple of `CHUNK_ROWS` rows draw
+    nothing twice.
+    """
+
+    @property
+    def fresh(self) -> bool:
+        return True
+
+    def chunk(self, seed: int, index: int) -> Segment:
+        """Rows `index * CHUNK_ROWS` up to `(index + 1) * CHUNK_ROWS` of the stream."""
+        raise NotImplementedError
+
+    def block(self, seed: int, index: int, num_rows: int) -> Segment:
+        if index < 0 or num_rows < 1:
+            raise ValueError(f"{self.name}: block needs index >= 0 and num_rows >= 1, got {index} and {num_rows}.")
+        start = index * num_rows
+        first, last = start // CHUNK_ROWS, (start + num_rows - 1) // CHUNK_ROWS
+        chunks = [self.chunk(seed, i) for i in range(first, last + 1)]
+        offset = start - first * CHUNK_ROWS
+
+        def rows(parts: list[torch.Tensor]) -> torch.Tensor:
+            whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+            return whole[offset : offset + num_rows]
+
+        return Segment(
+            inputs=rows([chunk.inputs for chunk in chunks]),
+            targets=rows([chunk.targets for chunk in chunks]),
+            positions=rows([chunk.positions for chunk in chunks if chunk.positions is not None]),
+            slice=chunks[0].slice,
+        )
+
+
+def token_dtype(num_values: int) -> type[np.signedinteger]:
+    """The smaller of int16 and int32 that holds 0 .. num_values - 1."""
+    return np.int16 if num_values <= 2**15 else np.int32
+
+
+def token_segment(inputs: Array, targets: Array, positions: Array, num_tokens: int, slice: str) -> Segment:
+    """Arrays inputs [R, T], targets [R, P], positions [R, P] as a segment of the smallest dtypes."""
+    dtype = token_dtype(num_tokens)
+    return Segment(
+        inputs=torch.from_numpy(np.ascontiguousarray(inputs, dtype=dtype)),
+        targets=torch.from_numpy(np.ascontiguousarray(targets, dtype=dtype)),
+        positions=torch.from_numpy(np.ascontiguousarray(positions, dtype=token_dtype(inputs.shape[1]))),
+        slice=slice,
+    )
+
+
+def language_segment(rows: Array, *, all_tokens: bool, num_tokens: int, slice: str) -> Segment:
+    """Rows [R, T + 1] of a language whose last token is the answer, as inputs [R, T] and next-token labels.
+
+    all_tokens: P = T labels, every next token; otherwise P = 1, the answer alone.
+    """
+    num_rows, length = rows.shape[0], rows.shape[1] - 1
+    first = 0 if all_tokens else length - 1
+    positions = np.tile(np.arange(first, length), (num_rows, 1))
+    return token_segment(rows[:, :-1], rows[:, first + 1 :], positions, num_tokens, slice)
+
+
+def distinct(rng: np.random.Generator, num_rows: int, count: int, num_values: int) -> Array:
+    """[num_rows, count] integers below `num_values`, each row uniform over the ordered selections without repetition.
+
+    Draws with repetition and redraws whatever repeats an earlier entry of its row. That treats all values alike, so
+    all ordered selections are equally likely; the cost does not depend on `num_values`. Dense selections, where this
+    would need many rounds, take the ranks of random numbers instead.
+    """
+    if 2 * count > num_values:
+        return rng.random((num_rows, num_values)).argsort(axis=1)[:, :count].astype(np.int32)
+    drawn = rng.integers(0, num_values, (num_rows, count), dtype=np.uint16 if num_values <= 2**16 else np.int32)
+    rows = np.arange(num_rows)
+    while rows.size:
+        part = drawn[rows]
+        # a stable order puts equal entries side by side, the earliest first
+        order = part.argsort(axis=1, kind="stable")
+        ranked = np.take_along_axis(part, order, axis=1)
+        repeats = np.zeros(part.shape, dtype=bool)
+        np.put_along_axis(repeats, order[:, 1:], ranked[:, 1:] == ranked[:, :-1], axis=1)
+        part[repeats] = rng.integers(0, num_values, np.count_nonzero(repeats), dtype=part.dtype)
+        drawn[rows] = part
+        rows = rows[repeats.any(axis=1)]
+    return drawn.astype(np.int32)
+
+
+def weighted_distinct(rng: np.random.Generator, num_rows: int, count: int, weights: Array) -> Array:
+    """[num_rows, count] indices drawn one after the other without replacement, with probability ∝ weights.
+
+    A race: index i arrives after an exponential time of rate weights[i], and the first `count` arrivals in order are
+    distributed exactly as such draws (Efraimidis and Spirakis 2006; the Gumbel top-k trick).
+    """
+    arrival = -np.log1p(-rng.random((num_rows, len(weights)))) / weights
+    first = arrival.argpartition(count - 1, axis=1)[:, :count]
+    order = np.take_along_axis(arrival, first, axis=1).argsort(axis=1)
+    return np.take_along_axis(first, order, axis=1)
+
+
+def unique_rows(draw: Callable[[int], Array], num_rows: int, name: str) -> Array:
+    """The first `num_rows` different rows of the stream that `draw(n)` continues by n rows."""
+    rows = draw(num_rows)
+    # far more rounds than it takes to meet every one of num_rows sequences
+    for _ in range(32):
+        _, first = np.unique(rows, axis=0, return_index=True)
+        if len(first) >= num_rows:
+            break
+        rows = np.concatenate([rows[np.sort(first)], draw(num_rows)])
+    rows = rows[np.sort(first)]
+    if len(rows) >= num_rows:
+        return rows[:num_rows]
+    raise ValueError(
+        f"{name}: found only {len(rows)} different sequences of {num_rows}; "
+        f"lower num_train or num_test, or raise length or vocab_size."
+    )

@@ -1,0 +1,92 @@
+"""Induction heads trained at one length and tested at many, as in Mamba."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from suite.contracts import Segment, TaskSpec
+from suite.rng import numpy_generator
+from tasks.base import CHUNK_ROWS, FreshTask, language_segment
+from tasks.induction_heads import draw_induction
+
+
+class InductionHeadsExtrapolation(FreshTask):
+    """Induction heads with length extrapolation, Mamba Tables 2 and 11.
+
+        input   a  c  =>  b  d  a  =>        (length 7)
+        target  .  .  .   .  .  .  b
+
+    Source: Gu and Dao 2023 (Mamba), section 4.1.2 and appendix E.1: train at 256 with 16 tokens on fresh data, batch
+    8, "epochs" of 8192 steps, fixed validation sets of each length 2^6 .. 2^20. No code was released. Open there and
+    options here:
+
+    - the language; here that of H3 Table 2, which the paper builds on, with the trigger as the last of the
+      `vocab_size` tokens and `length` counting all input tokens, the final trigger included;
+    - the labels in training (`train_loss`): readers report that the task is not learned with all tokens labelled;
+    - the rows at each length (`num_test`): every accuracy of Table 11 is a multiple of 1/256, hence 256. Lengths
+      where that is more than `max_test_tokens` tokens have fewer rows.
+
+    `split_policy: paper` validates on the test rows of every length; `clean` on other rows, of the training length
+    only, so that selection sees no extrapolation.
+    """
+
+    name: ClassVar[str] = "induction-heads-extrapolation"
+    version: ClassVar[int] = 1
+
+    vocab_size: int = 16
+    """Counts the trigger."""
+    length: int = 256
+    test_lengths: tuple[int, ...] = tuple(2**k for k in range(6, 21))
+    num_test: int = Field(default=256, ge=1)
+    max_test_tokens: int = Field(default=2**25, ge=1)
+    """Bound on the tokens of one test length, and so on its memory (2 bytes each) and time: by default 256 rows up to
+    2^17, 128 at 2^18, 64 at 2^19, 32 at 2^20. 2^28 keeps 256 rows everywhere."""
+    train_loss: Literal["all-tokens", "answer-only"] = "answer-only"
+
+    @model_validator(mode="after")
+    def _can_work(self) -> InductionHeadsExtrapolation:
+        if self.vocab_size < 3:
+            raise ValueError(
+                f"{self.name}: vocab_size={self.vocab_size} leaves {self.vocab_size - 1} ordinary tokens beside the "
+                f"trigger; needs >= 3."
+            )
+        if not self.test_lengths:
+            raise ValueError(f"{self.name}: test_lengths is empty; give at least one length.")
+        for length in (self.length, *self.test_lengths):
+            if length < 4:
+                raise ValueError(f"{self.name}: length={length} has no room for two triggers and answer; needs >= 4.")
+            if length > self.max_test_tokens:
+                raise ValueError(
+                    f"{self.name}: length={length} is above max_test_tokens={self.max_test_tokens}, which leaves no "
+                    f"row; raise max_test_tokens or drop the length."
+                )
+        return self
+
+    @property
+    def spec(self) -> TaskSpec:
+        return TaskSpec(
+            input="tokens",
+            num_classes=self.vocab_size,
+            readout="token",
+            max_length=max(self.length, *self.test_lengths),
+            vocab_size=self.vocab_size,
+        )
+
+    def segments(self, split: str, seed: int) -> Iterator[Segment]:
+        split = self.drawn_split(split)
+        for length in self.test_lengths if split == "test" else (self.length,):
+            rng = numpy_generator(seed, f"{self.name}/{split}", length)
+            num_rows = min(self.num_test, self.max_test_tokens // length)
+            yield self._rows(rng, num_rows, length, all_tokens=False)
+
+    def chunk(self, seed: int, index: int) -> Segment:
+        rng = numpy_generator(seed, f"{self.name}/train", index)
+        return self._rows(rng, CHUNK_ROWS, self.length, all_tokens=self.train_loss == "all-tokens")
+
+    def _rows(self, rng: np.random.Generator, num_rows: int, length: int, all_tokens: bool) -> Segment:
+        rows = draw_induction(rng, num_rows, length - 1, self.vocab_size - 1, self.vocab_size - 1)
+        return language_segment(rows, all_tokens=all_tokens, num_tokens=self.vocab_size, slice=f"length={length}")

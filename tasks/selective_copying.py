@@ -1,0 +1,105 @@
+"""Selective copying: repeat, in order, the data tokens scattered among noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from suite.contracts import Segment, TaskSpec
+from suite.rng import numpy_generator
+from tasks.base import CHUNK_ROWS, FreshTask, distinct, token_dtype, token_segment
+
+
+class SelectiveCopying(FreshTask):
+    """Selective copying as in Mamba Table 1 (there after Jing et al. 2019, the denoising task).
+
+        input   _  a  _  _  c  b  _  ?  ?  ?
+        target  .  .  .  .  .  .  .  a  c  b
+
+    `num_data` data tokens, drawn with repetition, stand at uniformly chosen places of a context of noise tokens `_`;
+    at `num_data` answer positions behind it they are to be emitted in order.
+
+    Source: Gu and Dao 2023 (Mamba), section 4.1.1 and appendix E.1: length 4096, 16 tokens "including the white
+    noise token", 16 data tokens, batch 64, 400K steps. No code was released, and the rest is open. Options here:
+    what stands at the answer positions (`marker`), what the length counts (`length_rule`), the size of the
+    evaluation split (`num_test`). That training data are fresh at every step is stated for induction heads only and
+    taken over. Accuracy is per answer token.
+    """
+
+    name: ClassVar[str] = "selective-copying"
+    version: ClassVar[int] = 1
+
+    length: int = 4096
+    vocab_size: int = 16
+    """Noise (token 0) and data tokens, and the marker if it is `in-vocabulary`."""
+    num_data: int = Field(default=16, ge=1)
+    marker: Literal["in-vocabulary", "additional", "none"] = "in-vocabulary"
+    """What stands at the answer positions. `in-vocabulary`: a marker that is one of the `vocab_size` tokens, which
+    leaves vocab_size - 2 data symbols (14), as the public third-party code has it; `additional`: a marker beyond
+    them, vocab_size - 1 data symbols (15); `none`: noise, as the white cells of Mamba Figure 2, so that a model has
+    to count positions."""
+    length_rule: Literal["context", "total", "noise"] = "context"
+    """What `length` counts. `context`: noise and data tokens, T = length + num_data; `total`: T = length;
+    `noise`: noise tokens alone, T = length + 2 num_data (third-party code)."""
+    num_test: int = Field(default=1024, ge=1)
+    """Rows of the test split, and of a clean validation split."""
+
+    @model_validator(mode="after")
+    def _can_work(self) -> SelectiveCopying:
+        if self.num_symbols < 2:
+            needed = 3 + (self.marker == "in-vocabulary")
+            raise ValueError(
+                f"{self.name}: vocab_size={self.vocab_size} with marker={self.marker} leaves {self.num_symbols} data "
+                f"symbols; needs vocab_size >= {needed}."
+            )
+        if self.context < self.num_data:
+            raise ValueError(
+                f"{self.name}: num_data={self.num_data} does not fit into a context of {self.context} tokens "
+                f"(length={self.length}, length_rule={self.length_rule}); raise length or lower num_data."
+            )
+        return self
+
+    @property
+    def num_symbols(self) -> int:
+        """Usable data symbols, tokens 1 .. num_symbols."""
+        return self.vocab_size - 1 - (self.marker == "in-vocabulary")
+
+    @property
+    def context(self) -> int:
+        """Tokens before the first answer position."""
+        return self.length + {"context": 0, "total": -self.num_data, "noise": self.num_data}[self.length_rule]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.vocab_size + (self.marker == "additional")
+
+    @property
+    def spec(self) -> TaskSpec:
+        return TaskSpec(
+            input="tokens",
+            num_classes=self.num_tokens,
+            readout="token",
+            max_length=self.context + self.num_data,
+            vocab_size=self.num_tokens,
+        )
+
+    def segments(self, split: str, seed: int) -> Iterator[Segment]:
+        split = self.drawn_split(split)
+        yield self._rows(numpy_generator(seed, f"{self.name}/{split}"), self.num_test)
+
+    def chunk(self, seed: int, index: int) -> Segment:
+        return self._rows(numpy_generator(seed, f"{self.name}/train", index), CHUNK_ROWS)
+
+    def _rows(self, rng: np.random.Generator, num_rows: int) -> Segment:
+        places = np.sort(distinct(rng, num_rows, self.num_data, self.context), axis=1)
+        dtype = token_dtype(self.num_tokens)
+        data = rng.integers(1, self.num_symbols + 1, places.shape, dtype=dtype)
+        inputs = np.zeros((num_rows, self.context + self.num_data), dtype=dtype)
+        np.put_along_axis(inputs, places, data, axis=1)
+        if self.marker != "none":
+            inputs[:, self.context :] = self.num_tokens - 1
+        positions = np.tile(np.arange(self.context, inputs.shape[1]), (num_rows, 1))
+        return token_segment(inputs, data, positions, self.num_tokens, f"length={self.length}")

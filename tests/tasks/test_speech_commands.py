@@ -1,0 +1,262 @@
+"""Speech Commands: folders, splits, and faults that name the file."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tasks.speech_commands import RATE, WORDS, SpeechCommands, find_recordings, read_clip, speaker
+
+soundfile = pytest.importorskip("soundfile")
+
+SPEAKERS = [f"{i:08x}" for i in range(24)]
+
+
+def tone(index, frames=RATE):
+    """A 16-bit waveform that tells its clip apart from all others."""
+    return np.round(8000 * np.sin(np.arange(1, frames + 1) * (index + 1) * 1e-3)).astype(np.int16)
+
+
+def unit(samples):
+    return samples.astype(np.float32) / 2**15
+
+
+def write(path, samples, rate=RATE):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, samples, rate, subtype="PCM_16")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Ten words by 24 speakers of one short clip each (100 samples), without split lists."""
+    for i, word in enumerate(WORDS):
+        for j, name in enumerate(SPEAKERS):
+            write(tmp_path / word / f"{name}_nohash_0.wav", tone(24 * i + j, 100))
+    return tmp_path
+
+
+def clips_of(speakers):
+    return "".join(f"{word}/{name}_nohash_0.wav\n" for word in WORDS for name in speakers)
+
+
+@pytest.fixture
+def official(folder):
+    (folder / "testing_list.txt").write_text(clips_of(SPEAKERS[:6]) + "bed/00000000_nohash_0.wav\n")
+    (folder / "validation_list.txt").write_text(clips_of(SPEAKERS[6:9]))
+    return folder
+
+
+def load(folder, split, **options):
+    (segment,) = SpeechCommands(data=folder, length=100, **options).segments(split, 0)
+    return segment
+
+
+def clips(folder, split, **options):
+    """Which clips a split holds, recognised by their waveform."""
+    known = {unit(tone(24 * i + j, 100)).tobytes(): (i, j) for i in range(10) for j in range(24)}
+    segment = load(folder, split, **options)
+    found = [known[row.numpy().tobytes()] for row in segment.inputs]
+    assert [i for i, _ in found] == segment.targets.tolist(), "a label belongs to another clip"
+    return set(found)
+
+
+def test_official_lists_decide_on_all_three_splits(official):
+    everyone = {(i, j) for i in range(10) for j in range(24)}
+    assert clips(official, "test") == {(i, j) for i, j in everyone if j < 6}
+    assert clips(official, "valid") == {(i, j) for i, j in everyone if 6 <= j < 9}
+    assert clips(official, "train") == {(i, j) for i, j in everyone if j >= 9}
+
+
+def test_without_a_validation_list_whole_speakers_are_held_out_of_train(official):
+    (official / "validation_list.txt").unlink()
+    train, valid, test = (clips(official, split) for split in ("train", "valid", "test"))
+    assert len(train) + len(valid) + len(test) == 240
+    speakers = [{j for _, j in part} for part in (train, valid, test)]
+    assert speakers[2] == set(range(6))
+    assert speakers[1]
+    assert not speakers[0] & speakers[1]
+    assert len(train) > len(valid)
+
+
+def test_a_sample_follows_its_own_lists_and_says_that_it_is_one(folder):
+    (folder / "split_train.txt").write_text(clips_of(SPEAKERS[6:]) + "_silence_/1.wav\n")
+    (folder / "split_test.txt").write_text(clips_of(SPEAKERS[:6]))
+    assert clips(folder, "test") == {(i, j) for i in range(10) for j in range(6)}
+    assert not clips(folder, "train") & clips(folder, "valid")
+    assert len(clips(folder, "train") | clips(folder, "valid")) == 180
+    assert SpeechCommands(data=folder).stand_in == (
+        "240-clip sample of the v0.02 test set; speaker-disjoint split of ours"
+    )
+
+
+def test_a_sample_whose_lists_forget_a_clip_is_an_error(folder):
+    (folder / "split_train.txt").write_text(clips_of(SPEAKERS[7:]))
+    (folder / "split_test.txt").write_text(clips_of(SPEAKERS[:6]))
+    with pytest.raises(ValueError, match=r"00000006_nohash_0.wav is in neither"):
+        load(folder, "train")
+
+
+def test_policy_paper_splits_every_word_70_15_15_for_all_seeds(official):
+    train, valid, test = (clips(official, split, split_policy="paper") for split in ("train", "valid", "test"))
+    assert (len(train), len(valid), len(test)) == (170, 30, 40)
+    assert len(train | valid | test) == 240
+    for i in range(10):
+        assert len([clip for clip in train if clip[0] == i]) == 17
+    assert {j for _, j in train} & {j for _, j in test}, "speakers are mixed, as in the source"
+    task = SpeechCommands(data=official, length=100, split_policy="paper")
+    first, second = next(task.segments("test", 0)), next(task.segments("test", 1))
+    assert torch.equal(first.inputs, second.inputs)
+
+
+def test_clean_without_lists_says_what_to_do(folder):
+    with pytest.raises(ValueError, match=r"needs testing_list.txt .* split_policy: paper"):
+        load(folder, "train")
+
+
+def test_few_clips_stand_in_for_the_papers_set(official):
+    assert SpeechCommands(data=official).stand_in == "240 clips; the papers' set has 34975"
+
+
+def test_signal_is_one_channel_of_float32_at_full_scale_one(official):
+    segment = load(official, "test")
+    assert segment.inputs.shape == (60, 100, 1)
+    assert segment.inputs.dtype == torch.float32
+    assert segment.targets.dtype == torch.int16
+    assert segment.positions is None
+    assert (segment.inputs[0, :, 0].numpy() == unit(tone(0, 100))).all()
+    spec = SpeechCommands(data=official).spec
+    assert (spec.input, spec.readout, spec.num_classes, spec.channels) == ("signal", "sequence", 10, 1)
+    assert spec.max_length == 16_000
+
+
+def test_short_clips_are_padded_behind_or_dropped_and_long_ones_lose_their_end(official):
+    write(official / "yes" / "00000000_nohash_0.wav", tone(0, 70))
+    write(official / "yes" / "00000001_nohash_0.wav", tone(1, 150))
+    padded = load(official, "test").inputs[:, :, 0].numpy()
+    assert (padded[0, :70] == unit(tone(0, 70))).all()
+    assert (padded[0, 70:] == 0).all()
+    assert (padded[1] == unit(tone(1, 150)[:100])).all()
+    dropped = load(official, "test", short_clips="drop")
+    assert len(dropped) == len(padded) - 1
+    assert torch.equal(dropped.inputs[:, :, 0], torch.from_numpy(padded[1:]))
+
+
+def test_standard_scaling_uses_the_statistics_of_train(official):
+    train = load(official, "train", scaling="standard").inputs.double()
+    assert train.mean().abs().item() < 1e-6
+    assert train.std().item() == pytest.approx(1, abs=1e-3)
+    raw, plain = load(official, "train").inputs.double(), load(official, "test").inputs.double()
+    expected = (plain - raw.mean()) / (raw.std(correction=0) + 1e-5)
+    assert torch.allclose(load(official, "test", scaling="standard").inputs.double(), expected, atol=1e-5)
+
+
+def test_recordings_may_lie_below_speech_commands(official, tmp_path):
+    (tmp_path / "above").mkdir()
+    (tmp_path / "above" / "speech_commands").symlink_to(official)
+    above = SpeechCommands(data=tmp_path / "above", length=100)
+    assert torch.equal(next(above.segments("test", 0)).inputs, load(official, "test").inputs)
+    assert above.fingerprint() == SpeechCommands(data=official).fingerprint()
+
+
+def test_fingerprint_follows_content_names_and_lists(official):
+    def fresh():
+        # another process would not have the cached value
+        from tasks.speech_commands import _fingerprint
+
+        _fingerprint.cache_clear()
+        return SpeechCommands(data=official).fingerprint()
+
+    first = fresh()
+    assert len(first) == 64
+    assert fresh() == first
+    clip = official / "go" / "00000000_nohash_0.wav"
+    content = clip.read_bytes()
+    clip.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert fresh() != first
+    clip.write_bytes(content)
+    assert fresh() == first
+    (official / "validation_list.txt").write_text(clips_of(SPEAKERS[6:8]))
+    assert fresh() != first
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def garble(path):
+    content = path.read_bytes()
+    path.write_bytes(content[:8] + b"\0" * (len(content) - 8))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (truncate, r"is truncated"),
+        (garble, r"cannot be decoded"),
+        (lambda path: path.write_bytes(b""), r"is truncated"),
+        (lambda path: write(path, tone(0), 8000), r"sampling rate of 8000 Hz, needs 16000"),
+        (lambda path: write(path, np.stack([tone(0), tone(1)], axis=1)), r"has 2 channels"),
+        (lambda path: write(path, tone(0, 0)), r"0 frames"),
+    ],
+)
+def test_a_bad_recording_is_an_error_that_names_it(official, damage, message):
+    damage(official / "left" / "00000003_nohash_0.wav")
+    with pytest.raises(ValueError, match=r"left.00000003_nohash_0\.wav.*" + message):
+        load(official, "test")
+
+
+def test_missing_folders_say_what_to_do(tmp_path, official):
+    with pytest.raises(ValueError, match=r"no data folder; give --data DIR"):
+        SpeechCommands().fingerprint()
+    with pytest.raises(ValueError, match=r"no recordings in .*nowhere.*unpack Speech Commands"):
+        SpeechCommands(data=tmp_path / "nowhere").fingerprint()
+    for path in (official / "up").iterdir():
+        path.unlink()
+    with pytest.raises(ValueError, match=r"no WAV files in .*up"):
+        load(official, "train")
+
+
+def test_a_list_that_names_a_missing_clip_is_an_error(official):
+    (official / "stop" / "00000002_nohash_0.wav").unlink()
+    with pytest.raises(ValueError, match=r"testing_list.txt names stop/00000002_nohash_0.wav"):
+        load(official, "train")
+
+
+def test_an_empty_split_is_an_error(official):
+    (official / "validation_list.txt").write_text("")
+    with pytest.raises(ValueError, match=r"valid split of .* is empty"):
+        load(official, "valid")
+
+
+def test_without_soundfile_the_extra_is_named(official, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "soundfile", None)
+    with pytest.raises(ValueError, match=r"subquad\[audio\]"):
+        load(official, "test")
+
+
+def shared_data():
+    default = Path(__file__).parents[3] / "shared" / "data"
+    data = Path(os.environ.get("SUBQUAD_DATA", default))
+    if not (data / "speech_commands").is_dir():
+        pytest.skip(f"no recordings in {data} (set SUBQUAD_DATA)")
+    return data
+
+
+def test_the_real_sample_loads_with_disjoint_speakers():
+    data = shared_data()
+    task = SpeechCommands(data=data)
+    assert task.stand_in.startswith("800-clip sample")
+    segments = {split: next(task.segments(split, 0)) for split in ("train", "valid", "test")}
+    assert len(segments["test"]) == 266
+    assert len(segments["train"]) + len(segments["valid"]) == 534
+    for segment in segments.values():
+        assert segment.inputs.shape[1:] == (16_000, 1)
+        assert segment.inputs.abs().max() <= 1
+        assert segment.inputs.std() > 0.01
+        assert len(segment.targets.unique()) == 10
+    recordings = find_recordings(data)
+    listed = {name: {speaker(clip) for clip in recordings.listed(name)} for name in recordings.lists}
+    assert not listed["split_train.txt"] & listed["split_test.txt"]
+    assert len(read_clip(recordings.root / recordings.clips[0])) == RATE

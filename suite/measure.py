@@ -20,6 +20,8 @@ def synchronize(device: torch.device) -> None:
 def reset_peak_memory(device: torch.device) -> None:
     """Starts a new peak. The host has one peak a process, which cannot be reset."""
     if device.type == "cuda":
+        # a process that has not used CUDA yet knows no device to reset
+        torch.cuda.init()
         torch.cuda.reset_peak_memory_stats(device)
 
 

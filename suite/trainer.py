@@ -119,7 +119,8 @@ class Trainer:
 
     def __call__(self) -> Outcome:
         """The whole run: train, evaluate, measure."""
-        with numerics(self.train):
+        on_gpu = self.device.type == "cuda"
+        with numerics(self.train), torch.cuda.device(self.device) if on_gpu else contextlib.nullcontext():
             self._prepare()
             self._restore()
             try:

@@ -53,7 +53,7 @@ class Parity(Config):
         return self._rows("block", num_rows, seed, index)
 
     def score(self, logits: Tensor, targets: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        count = torch.tensor(float(targets.numel()), device=targets.device)
+        count = (targets != IGNORE).sum()
         loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum", ignore_index=IGNORE)
         return {"accuracy": ((logits.argmax(-1) == targets).sum(), count), "loss": (loss, count)}
 

@@ -1,0 +1,52 @@
+"""Long causal convolution through the FFT, with optional gates.
+
+v_t    = gate_in_t * u_t
+y_t[d] = gate_out_t[d] * (sum_{l=0}^{min(t, L-1)} filter[d, l] v_{t-l}[d] + D[d] v_t[d])
+
+Source: H3 (Fu et al. 2023), section 4.1 and algorithm 2 (FlashConv's fused gates); Hyena (Poli et al. 2023), section 3.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kernels.fft_conv.chunked import fft_conv_chunked
+
+__all__ = ["fft_conv"]
+
+
+def fft_conv(
+    u: Tensor,
+    filter: Tensor,
+    *,
+    D: Tensor | None = None,
+    gate_in: Tensor | None = None,
+    gate_out: Tensor | None = None,
+    backend: Literal["auto", "torch", "triton"] = "auto",
+) -> Tensor:
+    """The convolution of this module. u, gates [B, T, D]; filter [D, L] with any L; D [D]; returns y [B, T, D].
+
+    The transform is float32 at least, also for half-precision u and under autocast; y has the dtype of u.
+    """
+    _check(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
+    if backend == "triton":
+        raise ValueError("fft_conv: no Triton path yet; use backend='auto' or 'torch'.")
+    if backend not in ("auto", "torch"):
+        raise ValueError(f"fft_conv: backend={backend!r} is not one of 'auto', 'torch', 'triton'.")
+    with torch.autocast(u.device.type, enabled=False):
+        return fft_conv_chunked(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
+
+
+def _check(u: Tensor, filter: Tensor, *, D: Tensor | None, gate_in: Tensor | None, gate_out: Tensor | None) -> None:
+    if u.ndim != 3 or u.shape[1] == 0:
+        raise ValueError(f"fft_conv: u must be [B, T, D] with T >= 1, got {list(u.shape)}.")
+    if filter.ndim != 2 or filter.shape[0] != u.shape[2] or filter.shape[1] == 0:
+        raise ValueError(f"fft_conv: filter must be [D, L] with D={u.shape[2]} and L >= 1, got {list(filter.shape)}.")
+    if D is not None and tuple(D.shape) != (u.shape[2],):
+        raise ValueError(f"fft_conv: D must be [{u.shape[2]}], got {list(D.shape)}.")
+    for name, gate in (("gate_in", gate_in), ("gate_out", gate_out)):
+        if gate is not None and gate.shape != u.shape:
+            raise ValueError(f"fft_conv: {name} must be {list(u.shape)} as u, got {list(gate.shape)}.")

@@ -1,0 +1,107 @@
+"""Gated linear attention: linear attention whose state forgets, a channel or a head at a time.
+
+    S_t = diag(exp(log_decay_t)) S_{t-1} + k_t^T v_t,     o_t = scale q_t S_t
+
+Source: GSA paper (Zhang et al. 2024), section 2.3; Yang et al. 2023. Linear attention (no decay), RetNet (a number a
+head), GLA and HGRN2 (a number a key channel) are this operator; gated slot attention is two passes of it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from kernels.gated_linear_attention.chunked import gated_linear_attention_chunked
+from kernels.gated_linear_attention.reference import gated_linear_attention_reference, step
+
+__all__ = ["gated_linear_attention", "gated_linear_attention_reference", "gated_linear_attention_step"]
+
+
+def _fail(message: str) -> None:
+    raise ValueError(f"gated_linear_attention: {message}")
+
+
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, decay_on: str, initial_state: Tensor | None
+) -> None:
+    if decay_on not in ("key", "value"):
+        _fail(f"decay_on={decay_on!r}, choose 'key' or 'value'.")
+    if q.dim() != 4 or v.dim() != 4:
+        _fail(f"q and v must be [B, T, H, K] and [B, T, H, V], got {tuple(q.shape)} and {tuple(v.shape)}.")
+    if k.shape != q.shape:
+        _fail(f"k must have the shape of q {tuple(q.shape)}, got {tuple(k.shape)}.")
+    if v.shape[:3] != q.shape[:3]:
+        _fail(f"v must share B, T, H with q {tuple(q.shape)}, got {tuple(v.shape)}.")
+    if q.shape[1] < 1:
+        _fail("needs at least one time step, got T=0.")
+    batch, _, heads, key_dim = q.shape
+    channels = key_dim if decay_on == "key" else v.shape[-1]
+    allowed = ((*q.shape[:3], channels), tuple(q.shape[:3]), (heads,))
+    if log_decay is not None and tuple(log_decay.shape) not in allowed:
+        _fail(
+            f"log_decay with decay_on={decay_on!r} must have shape {' or '.join(map(str, allowed))}, "
+            f"got {tuple(log_decay.shape)}."
+        )
+    state_shape = (batch, heads, key_dim, v.shape[-1])
+    if initial_state is not None and tuple(initial_state.shape) != state_shape:
+        _fail(f"initial_state must be [B, H, K, V] = {state_shape}, got {tuple(initial_state.shape)}.")
+
+
+def gated_linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    decay_on: Literal["key", "value"] = "key",
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    return_final_state: bool = False,
+    backend: Literal["auto", "triton", "torch"] = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """o [B, T, H, V], and the final state [B, H, K, V] where asked for.
+
+    q, k: [B, T, H, K]; v: [B, T, H, V], any T >= 1, K and V may differ.
+    log_decay: at most 0; [B, T, H, K] (or [B, T, H, V] with decay_on="value"), [B, T, H], [H], or None for no decay.
+    scale: of the output, K^-0.5 where None.
+    initial_state: [B, H, K, V], zeros where None. States are float32 (float64 for float64 inputs).
+
+    Raises ValueError for shapes or options that do not fit.
+    """
+    _check(q, k, v, log_decay, decay_on, initial_state)
+    if backend not in ("auto", "triton", "torch"):
+        _fail(f"backend={backend!r}, choose 'auto', 'triton' or 'torch'.")
+    if backend == "triton":
+        _fail("no Triton path yet; use backend='auto' or 'torch'.")
+    return gated_linear_attention_chunked(
+        q,
+        k,
+        v,
+        log_decay,
+        decay_on=decay_on,
+        scale=scale,
+        initial_state=initial_state,
+        return_final_state=return_final_state,
+    )
+
+
+def gated_linear_attention_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    state: Tensor,
+    *,
+    decay_on: Literal["key", "value"] = "key",
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """One position: q, k [B, H, K], v [B, H, V], log_decay [B, H, K | V], [B, H], [H] or None, state [B, H, K, V].
+
+    Gives o [B, H, V] in the dtype of v and the next state in the dtype of the state.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    dtype = state.dtype
+    decay = None if log_decay is None else log_decay.to(dtype)
+    o, state = step(q.to(dtype), k.to(dtype), v.to(dtype), decay, state, decay_on=decay_on, scale=scale)
+    return o.to(v.dtype), state

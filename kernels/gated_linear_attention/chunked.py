@@ -1,0 +1,287 @@
+"""Gated linear attention in plain PyTorch: a tree of matrix products, O(log T) launches, O(T) work.
+
+Split a block of 2h positions in halves. What the first half wrote reaches a query i of the second half through the
+decay up to the middle and the decay after it,
+
+    prod_{l in (j, i]} a_l = exp(suffix_j) exp(prefix_i),   suffix_j = sum_{l in (j, mid]} log a_l,
+                                                            prefix_i = sum_{l in (mid, i]} log a_l,
+
+so that the interaction is one matrix product of (q exp(prefix)) with (k exp(suffix)). Within a chunk of 64 positions
+this is done at h = 1, 2, 4, ..., 32; the diagonal has no decay. Above, chunks are summarised by their states [K, V],
+which a second tree of depth log2(T / 64) turns into the state that enters every chunk.
+
+Only sums of log-decays are ever exponentiated, never a difference of two: with decays <= 1 no exponent is positive,
+and as nothing cancels, near terms keep full precision next to decays that underflow. The README derives the cost.
+A decay of one number a head needs no tree within the chunk: its [64, 64] matrix of decays is formed at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK = 64
+
+
+def chunk_length(length: int) -> int:
+    """A power of two, at most `CHUNK`, that covers a short sequence at once."""
+    return min(CHUNK, 1 << (length - 1).bit_length())
+
+
+def to_chunks(x: Tensor, size: int) -> Tensor:
+    """[B, T, H, X] to [B, H, T / size, size, X], zeros after the end."""
+    missing = -x.shape[1] % size
+    if missing:
+        x = F.pad(x, (0, 0, 0, 0, 0, missing))
+    return x.transpose(1, 2).contiguous().unflatten(2, (-1, size))
+
+
+def from_chunks(x: Tensor, length: int) -> Tensor:
+    """The inverse of `to_chunks`."""
+    return x.flatten(2, 3)[:, :, :length].transpose(1, 2)
+
+
+def _halves(x: Tensor, half: int) -> tuple[Tensor, Tensor]:
+    """First and second halves of the blocks of 2 half positions: views [..., C / 2 half, half, X] of [..., C, X]."""
+    first, second = x.unflatten(-2, (-1, 2, half)).unbind(-3)
+    return first, second
+
+
+def _quadrant(matrix: Tensor, half: int) -> Tensor:
+    """The part of [..., C, C] where second halves (rows) look at first halves: a view [..., C / 2 half, half, half]."""
+    blocks = (-1, 2, half)
+    diagonal = matrix.unflatten(-1, blocks).unflatten(-4, blocks).diagonal(dim1=-6, dim2=-3)
+    return diagonal[..., 1, :, 0, :, :].movedim(-1, -3)
+
+
+def _levels(log_decay: Tensor) -> list[Tensor]:
+    """For h = 1, 2, ..., C / 2 a tensor like log_decay [..., C, X]: exp(suffix) in first halves, exp(prefix) in second.
+
+    prefix_2h = (prefix_h, prefix_h + total_h of the first half), suffix_2h likewise from behind: sums only.
+    """
+    prefix, suffix = log_decay.clone(), torch.zeros_like(log_decay)
+    levels, half = [], 1
+    while half < log_decay.shape[-2]:
+        (prefix_1, prefix_2), (suffix_1, _) = _halves(prefix, half), _halves(suffix, half)
+        levels.append(torch.stack([suffix_1, prefix_2], dim=-3).exp_().view_as(log_decay))
+        suffix_1 += prefix_2[..., -1:, :]
+        prefix_2 += prefix_1[..., -1:, :]
+        half *= 2
+    return levels
+
+
+def _levels_backward(grads: list[Tensor]) -> Tensor:
+    """The gradient of log_decay from those of the exponents behind `_levels` (laid out like them), from the top down.
+
+    What reaches prefix_2h of a second half also reaches the total of the first half, its last prefix, and so on.
+    """
+    prefix, suffix = torch.zeros_like(grads[0]), torch.zeros_like(grads[0])
+    half = prefix.shape[-2]
+    for grad in reversed(grads):
+        half //= 2
+        (prefix_1, prefix_2), (suffix_1, _) = _halves(prefix, half), _halves(suffix, half)
+        prefix_1[..., -1, :] += prefix_2.sum(-2)
+        prefix_2[..., -1, :] += suffix_1.sum(-2)
+        grad_1, grad_2 = _halves(grad, half)
+        suffix_1 += grad_1
+        prefix_2 += grad_2
+    return prefix
+
+
+class _KeyScores(torch.autograd.Function):
+    """[..., C, C]: A_ij = sum_x q_ix k_jx prod_{l in (j, i]} a_lx for j <= i, else 0, from [..., C, K] each.
+
+    levels are those of log_decay, formed without a gradient: backward gives all of it to log_decay.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, log_decay: Tensor, levels: list[Tensor]) -> Tensor:
+        ctx.save_for_backward(q, k)
+        ctx.levels = levels
+        scores = torch.diag_embed((q * k).sum(-1))
+        for level, factor in enumerate(levels):
+            half = 1 << level
+            k_1, q_2 = (
+                a * b
+                for a, b in (
+                    (_halves(k, half)[0], _halves(factor, half)[0]),
+                    (_halves(q, half)[1], _halves(factor, half)[1]),
+                )
+            )
+            _quadrant(scores, half).copy_(q_2 @ k_1.mT)
+        return scores
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        (grad,) = grads
+        q, k = ctx.saved_tensors
+        diagonal = grad.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+        grad_q, grad_k = diagonal * k, diagonal * q
+        exponents = []
+        with torch.autocast(q.device.type, enabled=False):
+            for level, factor in enumerate(ctx.levels):
+                half = 1 << level
+                factor_1, factor_2 = _halves(factor, half)
+                k_1, q_2 = _halves(k, half)[0] * factor_1, _halves(q, half)[1] * factor_2
+                block = _quadrant(grad, half)
+                grad_q2, grad_k1 = block @ k_1, block.mT @ q_2
+                exponents.append(torch.stack([grad_k1 * k_1, grad_q2 * q_2], dim=-3).view_as(q))
+                _halves(grad_q, half)[1].addcmul_(grad_q2, factor_2)
+                _halves(grad_k, half)[0].addcmul_(grad_k1, factor_1)
+        return grad_q, grad_k, _levels_backward(exponents) if exponents else torch.zeros_like(q), None
+
+
+class _ValueReads(torch.autograd.Function):
+    """[..., C, V]: o_ix = sum_{j <= i} A_ij prod_{l in (j, i]} a_lx v_jx, from A [..., C, C] and [..., C, V].
+
+    levels are those of log_decay, formed without a gradient: backward gives all of it to log_decay.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, v: Tensor, log_decay: Tensor, levels: list[Tensor]) -> Tensor:
+        ctx.save_for_backward(scores, v)
+        ctx.levels = levels
+        o = scores.diagonal(dim1=-2, dim2=-1).unsqueeze(-1) * v
+        for level, factor in enumerate(levels):
+            half = 1 << level
+            factor_1, factor_2 = _halves(factor, half)
+            _halves(o, half)[1].addcmul_(_quadrant(scores, half) @ (_halves(v, half)[0] * factor_1), factor_2)
+        return o
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        (grad,) = grads
+        scores, v = ctx.saved_tensors
+        grad_scores = torch.diag_embed((grad * v).sum(-1))
+        grad_v = scores.diagonal(dim1=-2, dim2=-1).unsqueeze(-1) * grad
+        exponents = []
+        with torch.autocast(v.device.type, enabled=False):
+            for level, factor in enumerate(ctx.levels):
+                half = 1 << level
+                factor_1, factor_2 = _halves(factor, half)
+                block = _quadrant(scores, half).contiguous()
+                v_1, grad_2 = _halves(v, half)[0] * factor_1, _halves(grad, half)[1] * factor_2
+                grad_v1 = block.mT @ grad_2
+                _quadrant(grad_scores, half).copy_(grad_2 @ v_1.mT)
+                exponents.append(torch.stack([grad_v1 * v_1, grad_2 * (block @ v_1)], dim=-3).view_as(v))
+                _halves(grad_v, half)[0].addcmul_(grad_v1, factor_1)
+        return grad_scores, grad_v, _levels_backward(exponents) if exponents else torch.zeros_like(v), None
+
+
+@dataclass(frozen=True)
+class Decay:
+    """Decays within chunks, [B | 1, H, n, C, X] with X = 1 where a head has one."""
+
+    log: Tensor
+    prefix: Tensor
+    """In [0, 1]: from the start of the chunk to the position, itself included."""
+    suffix: Tensor
+    """In [0, 1]: from after the position to the end of the chunk."""
+    log_total: Tensor
+    """[B | 1, H, n, X]: over the whole chunk."""
+    levels: list[Tensor]
+    """The factors of the tree, see `_levels`; none where X = 1."""
+
+
+def make_decay(log_decay: Tensor) -> Decay:
+    """log_decay [B | 1, H, n, C, X], summed from both ends so that nothing cancels."""
+    prefix = log_decay.cumsum(-2)
+    suffix = F.pad(log_decay[..., 1:, :], (0, 0, 0, 1)).flip(-2).cumsum(-2).flip(-2)
+    levels = _levels(log_decay.detach()) if log_decay.shape[-1] > 1 else []
+    return Decay(log_decay, prefix.exp(), suffix.exp(), prefix[..., -1, :], levels)
+
+
+def _decay_matrix(log_decay: Tensor) -> Tensor:
+    """One number a head, [..., C, 1] to [..., C, C]: from key j (column) to query i, sums only; 0 for j > i."""
+    index = torch.arange(log_decay.shape[-2], device=log_decay.device)
+    segments = torch.where(index[:, None] > index, log_decay, 0.0).cumsum(-2)
+    return torch.where(index[:, None] >= index, segments.exp(), 0.0)
+
+
+def within_chunks(q: Tensor, k: Tensor, v: Tensor, decay: Decay | None, on_key: bool) -> Tensor:
+    """What a position reads of its own chunk: q, k [B, H, n, C, K], v [B, H, n, C, V] to [B, H, n, C, V]."""
+    if decay is None:
+        return (q @ k.mT).tril() @ v
+    if decay.log.shape[-1] == 1:
+        return (q @ k.mT * _decay_matrix(decay.log)) @ v
+    if on_key:
+        return _KeyScores.apply(q, k, decay.log, decay.levels) @ v
+    return _ValueReads.apply(q @ k.mT, v, decay.log, decay.levels)
+
+
+def entering_states(log_total: Tensor | None, states: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
+    """The state before every chunk, and after the last.
+
+        E_{i+1} = exp(log_total_i) E_i + states_i,  E_0 = initial
+
+    log_total [B, H, n, K, 1] (or [..., 1, V], or None for no decay), states [B, H, n, K, V], initial [B, H, K, V].
+    A tree: pairs of chunks are merged, the recurrence is solved for the pairs, the states between are filled in.
+    """
+    num_chunks = states.shape[2]
+    if log_total is None:
+        sums = torch.cat([initial.unsqueeze(2), states], dim=2).cumsum(2)
+        return sums[:, :, :-1], sums[:, :, -1]
+    if num_chunks == 1:
+        return initial.unsqueeze(2), log_total[:, :, 0].exp() * initial + states[:, :, 0]
+    if num_chunks % 2:
+        entering, last = entering_states(log_total[:, :, :-1], states[:, :, :-1], initial)
+        entering = torch.cat([entering, last.unsqueeze(2)], dim=2)
+        return entering, log_total[:, :, -1].exp() * last + states[:, :, -1]
+    total_1, total_2 = log_total[:, :, 0::2], log_total[:, :, 1::2]
+    states_1, states_2 = states[:, :, 0::2], states[:, :, 1::2]
+    entering_1, last = entering_states(total_1 + total_2, total_2.exp() * states_1 + states_2, initial)
+    entering_2 = total_1.exp() * entering_1 + states_1
+    return torch.stack([entering_1, entering_2], dim=3).flatten(2, 3), last
+
+
+def attend_chunks(
+    q: Tensor, k: Tensor, v: Tensor, decay: Decay | None, on_key: bool, initial: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The operator on chunks: q, k [B, H, n, C, K], v [B, H, n, C, V], initial [B, H, K, V] to o and the last state."""
+    o = within_chunks(q, k, v, decay, on_key)
+    if decay is None:
+        entering, last = entering_states(None, k.mT @ v, initial)
+        return o + q @ entering, last
+    if on_key:
+        entering, last = entering_states(decay.log_total.unsqueeze(-1), (k * decay.suffix).mT @ v, initial)
+        return o + (q * decay.prefix) @ entering, last
+    entering, last = entering_states(decay.log_total.unsqueeze(-2), k.mT @ (v * decay.suffix), initial)
+    return o + decay.prefix * (q @ entering), last
+
+
+def gated_linear_attention_chunked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    decay_on: str = "key",
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    return_final_state: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Arguments and results as in the public operator; computes in float32 (float64 for float64 inputs)."""
+    batch, length, heads, key_dim = q.shape
+    scale = key_dim**-0.5 if scale is None else scale
+    work = torch.promote_types(q.dtype, torch.float32)
+    size = chunk_length(length)
+    with torch.autocast(q.device.type, enabled=False):
+        c_q, c_k, c_v = (to_chunks(x, size) for x in (scale * q.to(work), k.to(work), v.to(work)))
+        decay = None
+        if log_decay is not None:
+            log_decay = log_decay.to(work)
+            if log_decay.dim() == 1:
+                log_decay = log_decay.expand(1, length, heads)
+            decay = make_decay(to_chunks(log_decay if log_decay.dim() == 4 else log_decay.unsqueeze(-1), size))
+        empty = c_q.new_zeros(batch, heads, key_dim, v.shape[-1])
+        initial = empty if initial_state is None else initial_state.to(work)
+        o, last = attend_chunks(c_q, c_k, c_v, decay, decay_on == "key", initial)
+        o = from_chunks(o, length).to(v.dtype)
+    return (o, last) if return_final_state else o

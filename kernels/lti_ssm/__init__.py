@@ -1,0 +1,182 @@
+"""Linear time-invariant diagonal state space model, with optional gates on both sides.
+
+v_t       = gate_in_t * u_t
+h_t[d, n] = Abar[d, n] h_{t-1}[d, n] + Bbar[d, n] v_t[d]
+y_t[d]    = gate_out_t[d] * (s Re(sum_n C[d, n] h_t[d, n]) + D[d] v_t[d])
+
+s = 2 where A holds one of each conjugate pair (`conj_pairs`), else 1. Abar and Bbar by `discretization`, see
+`kernels.ssm_kernel`. Sources: S4D (Gu et al. 2022), sections 2 and 3; DSS (Gupta et al. 2022), section 3.4; the gates
+are those of H3 (Fu et al. 2023), algorithm 1 with head dimension one.
+
+The state of dss-softmax: its Bbar depends on the L over which the filter is normalized (`length`) and, where
+Re(A) > 0, a plain state would overflow. It is kept as in the paper's section 3.4, with p = [Re(A) > 0],
+h_k = exp(dt A (1 - p)) h_{k-1} + exp(-k dt A p) v_k,   x_k = h_k exp(dt A p (k - (L - 1))) scale,
+so whoever continues from a state must say at which `position` k it stands.
+
+Two-sided (`bidirectional`): C is [2, D, N]; C[0] sees inputs up to t, C[1] those after t, with lag zero at t + 1, the
+convention of the S4 code.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kernels.lti_ssm.chunked import lti_ssm_chunked
+from kernels.ssm_kernel import Discretization, check_parameters
+from kernels.ssm_kernel.chunked import widen
+from kernels.ssm_kernel.discretize import discretize, split_softmax
+
+__all__ = ["lti_ssm", "lti_ssm_step"]
+
+
+def lti_ssm(
+    u: Tensor,
+    A: Tensor,
+    B: Tensor | None,
+    C: Tensor,
+    dt: Tensor,
+    *,
+    conj_pairs: bool = True,
+    D: Tensor | None = None,
+    discretization: Discretization = "zoh",
+    bidirectional: bool = False,
+    gate_in: Tensor | None = None,
+    gate_out: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    return_final_state: bool = False,
+    length: int | None = None,
+    position: int = 0,
+    backend: Literal["auto", "torch", "triton"] = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The recurrence of this module over a sequence, computed as a convolution.
+
+    u, gates: [B, T, D]; A: [D, N] or [N]; B, C: [D, N], B = None stands for ones; dt: [D], positive; D: [D];
+    state: [B, D, N]. A complex A or C makes the state complex. Returns y [B, T, D] in the dtype of u and, on request,
+    the final state. Filters, transforms and states are float32 at least, also under autocast.
+
+    length, position: for dss-softmax only, the L of its normalization (default T) and the time of u_0.
+    """
+    if bidirectional and (C.ndim != 3 or C.shape[0] != 2):
+        raise ValueError(f"lti_ssm: bidirectional=True needs C as [2, D, N], one for each side, got {list(C.shape)}.")
+    check_parameters(
+        "lti_ssm", A, B, C[0] if bidirectional else C, dt, conj_pairs=conj_pairs, discretization=discretization
+    )
+    _check(u, A, dt, D, bidirectional, gate_in, gate_out, initial_state, return_final_state)
+    _check_length(u.shape[1], discretization, length, position)
+    if backend == "triton":
+        raise ValueError("lti_ssm: no Triton path yet; use backend='auto' or 'torch'.")
+    if backend not in ("auto", "torch"):
+        raise ValueError(f"lti_ssm: backend={backend!r} is not one of 'auto', 'torch', 'triton'.")
+    with torch.autocast(u.device.type, enabled=False):
+        y, state = lti_ssm_chunked(
+            u,
+            A,
+            B,
+            C,
+            dt,
+            conj_pairs=conj_pairs,
+            D=D,
+            discretization=discretization,
+            bidirectional=bidirectional,
+            gate_in=gate_in,
+            gate_out=gate_out,
+            initial_state=initial_state,
+            return_final_state=return_final_state,
+            length=length,
+            position=position,
+        )
+    if not return_final_state:
+        return y
+    assert state is not None
+    return y, state
+
+
+def lti_ssm_step(
+    u: Tensor,
+    A: Tensor,
+    B: Tensor | None,
+    C: Tensor,
+    dt: Tensor,
+    state: Tensor,
+    *,
+    conj_pairs: bool = True,
+    D: Tensor | None = None,
+    discretization: Discretization = "zoh",
+    gate_in: Tensor | None = None,
+    gate_out: Tensor | None = None,
+    length: int | None = None,
+    position: Tensor | int | None = None,
+) -> Tensor:
+    """One step: u, gates [B, D] to y [B, D]; `state` [B, D, N] is updated in place.
+
+    dss-softmax also needs `length`, the L of its normalization, and `position`, the time of this step (a tensor where
+    the step is captured in a graph).
+    """
+    with torch.autocast(u.device.type, enabled=False):
+        real = state.real.dtype if state.is_complex() else state.dtype
+        v = u.to(real) if gate_in is None else gate_in.to(real) * u.to(real)
+
+        def narrow(m: Tensor) -> Tensor:
+            # the logarithm of a negative Abar makes a real system complex on the way only
+            return (m.real if m.is_complex() and not state.is_complex() else m).to(state.dtype)
+
+        A, B, C, dt, _ = widen(A, B, C, dt)
+        if discretization == "dss-softmax":
+            if length is None or position is None:
+                raise ValueError("lti_ssm_step: dss-softmax needs length (its normalization) and position (the time).")
+            grows, z, scale = split_softmax(A, dt, length)
+            one = torch.ones_like(z)
+            decay, entry = torch.where(grows, one, torch.exp(z)), torch.where(grows, torch.exp(z * position), one)
+            weight = (C if B is None else C * B) * scale
+            weight = weight * torch.where(grows, torch.exp(z * (length - 1 - position)), one)
+        else:
+            log_abar, scale_or_one = discretize(A, dt, discretization)
+            decay, weight = torch.exp(log_abar), C
+            entry = torch.ones_like(log_abar) if scale_or_one is None else scale_or_one
+            entry = entry if B is None else entry * B
+        state.mul_(narrow(decay)).add_(narrow(entry) * v.unsqueeze(-1))
+        y = (state * narrow(weight)).sum(-1)
+        y = (2.0 if conj_pairs else 1.0) * (y.real if y.is_complex() else y)
+        if D is not None:
+            y = y + D.to(v.dtype) * v
+        return (y if gate_out is None else gate_out.to(y.dtype) * y).to(u.dtype)
+
+
+def _check(
+    u: Tensor,
+    A: Tensor,
+    dt: Tensor,
+    D: Tensor | None,
+    bidirectional: bool,
+    gate_in: Tensor | None,
+    gate_out: Tensor | None,
+    initial_state: Tensor | None,
+    return_final_state: bool,
+) -> None:
+    if u.ndim != 3 or u.shape[1] == 0 or u.shape[2] != dt.shape[0]:
+        raise ValueError(f"lti_ssm: u must be [B, T, D] with T >= 1 and D={dt.shape[0]} as dt, got {list(u.shape)}.")
+    batch, _, width = u.shape
+    if bidirectional and (initial_state is not None or return_final_state):
+        raise ValueError("lti_ssm: bidirectional=True has no state to pass; drop initial_state and return_final_state.")
+    if D is not None and tuple(D.shape) != (width,):
+        raise ValueError(f"lti_ssm: D must be [{width}], got {list(D.shape)}.")
+    for name, gate in (("gate_in", gate_in), ("gate_out", gate_out)):
+        if gate is not None and gate.shape != u.shape:
+            raise ValueError(f"lti_ssm: {name} must be {list(u.shape)} as u, got {list(gate.shape)}.")
+    shape = (batch, width, A.shape[-1])
+    if initial_state is not None and tuple(initial_state.shape) != shape:
+        raise ValueError(f"lti_ssm: initial_state must be {list(shape)}, got {list(initial_state.shape)}.")
+
+
+def _check_length(steps: int, discretization: str, length: int | None, position: int) -> None:
+    if discretization != "dss-softmax":
+        if length is not None or position:
+            raise ValueError(f"lti_ssm: length and position belong to dss-softmax, not to {discretization}.")
+    elif position < 0 or position + steps > (length or steps):
+        raise ValueError(
+            f"lti_ssm: dss-softmax is normalized over length={length or steps}, got {steps} steps from position "
+            f"{position}; raise length to {position + steps} or shorten the input."
+        )

@@ -1,0 +1,183 @@
+"""The state space model as a convolution with its materialized filter, plus terms for the states where asked.
+
+The filter comes from `kernels.ssm_kernel` in O(D T) memory. Short sequences multiply with its Toeplitz matrix (two
+launches, no transform), longer ones go through the FFT. An initial state adds the response Re(C Abar^(t+1) h), and the
+final state sums Abar^(T-1-t) Bbar v_t, both with two-level powers like the filter itself.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.fft_conv.chunked import circular_conv, fast_length
+from kernels.ssm_kernel.chunked import ssm_kernel_chunked, vandermonde_product, widen
+from kernels.ssm_kernel.discretize import discretize, split_softmax
+
+TOEPLITZ_MAX_LENGTH = 128
+"""Up to this T a Toeplitz product is faster than two transforms, by measurement (see the README)."""
+
+
+def lti_ssm_chunked(
+    u: Tensor,
+    A: Tensor,
+    B: Tensor | None,
+    C: Tensor,
+    dt: Tensor,
+    *,
+    conj_pairs: bool = True,
+    D: Tensor | None = None,
+    discretization: str = "zoh",
+    bidirectional: bool = False,
+    gate_in: Tensor | None = None,
+    gate_out: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    return_final_state: bool = False,
+    length: int | None = None,
+    position: int = 0,
+) -> tuple[Tensor, Tensor | None]:
+    """y [B, T, D] in the dtype of u and, where asked, the final state [B, D, N]."""
+    dtype, steps = u.dtype, u.shape[1]
+    wide = torch.promote_types(u.dtype, widen(A, B, C, dt)[-1])
+    v = u.to(wide) if gate_in is None else gate_in.to(wide) * u.to(wide)
+
+    def filter_of(C: Tensor) -> Tensor:
+        return ssm_kernel_chunked(
+            A, B, C, dt, steps, conj_pairs=conj_pairs, discretization=discretization, normalize_over=length
+        )
+
+    forward = filter_of(C[0] if bidirectional else C)
+    if D is not None:
+        # the skip is the tap at lag zero
+        forward = torch.cat([forward[:, :1] + D.to(wide).unsqueeze(1), forward[:, 1:]], dim=1)
+    y = _convolve(v, forward, filter_of(C[1]) if bidirectional else None)
+    state = None
+    if initial_state is not None or return_final_state:
+        states = _SoftmaxStates if discretization == "dss-softmax" else _States
+        system = states(A, B, C, dt, discretization, steps, length or steps, position, wide)
+        if initial_state is not None:
+            initial_state = initial_state.to(system.dtype)
+            y = y + (2.0 if conj_pairs else 1.0) * system.response(initial_state)
+        if return_final_state:
+            state = system.final(v, initial_state)
+    return (y if gate_out is None else gate_out.to(wide) * y).to(dtype), state
+
+
+def _convolve(v: Tensor, forward: Tensor, backward: Tensor | None) -> Tensor:
+    """v [B, T, D] with forward [D, T] at lags 0, 1, ... and backward [D, T] at lags -1, -2, ..."""
+    steps = v.shape[1]
+    if steps <= TOEPLITZ_MAX_LENGTH:
+        past = backward.flip(-1)[:, 1:] if backward is not None else forward.new_zeros(forward.shape[0], steps - 1)
+        # windows[d, t, s] is the tap at lag t - (T - 1 - s): the Toeplitz matrix for inputs in reversed time
+        windows = torch.cat([past, forward], dim=1).unfold(1, steps, 1)
+        return torch.matmul(windows, v.flip(1).permute(2, 1, 0)).permute(2, 1, 0)
+    size = fast_length(2 * steps - 1)
+    taps = forward
+    if backward is not None:
+        gap = forward.new_zeros(forward.shape[0], size - 2 * steps + 1)
+        taps = torch.cat([forward, gap, backward[:, : steps - 1].flip(-1)], dim=1)
+    return circular_conv(v, taps, size)
+
+
+def _powers_sum(v: Tensor, z: Tensor) -> Tensor:
+    """sum_t exp(z (T - 1 - t)) v_t: v [B, T, D], z [D, N] in float64, to [B, D, N]."""
+    batch, steps, width = v.shape
+    inner = math.isqrt(steps - 1) + 1
+    outer = -(-steps // inner)
+    # zeros in front carry the oldest, highest powers
+    blocks = F.pad(v, (0, 0, outer * inner - steps, 0)).view(batch, outer, inner, width)
+    blocks = blocks.permute(3, 0, 1, 2).reshape(width, batch * outer, inner)
+    j = torch.arange(inner - 1, -1, -1, device=z.device, dtype=torch.float64)
+    i = torch.arange(outer - 1, -1, -1, device=z.device, dtype=torch.float64) * inner
+    kind = v.dtype.to_complex() if z.is_complex() else v.dtype
+    near = torch.exp(z.unsqueeze(1) * j[:, None]).to(kind)
+    if z.is_complex():
+        partial = torch.matmul(blocks, torch.view_as_real(near).flatten(-2))
+        partial = torch.view_as_complex(partial.unflatten(-1, (-1, 2)))
+    else:
+        partial = torch.matmul(blocks, near)
+    partial = partial.view(width, batch, outer, -1)
+    return (partial * torch.exp(z[:, None, None] * i[:, None]).to(kind)).sum(2).transpose(0, 1)
+
+
+class _States:
+    """Response to an initial state and the final state, for every discretization but dss-softmax."""
+
+    def __init__(
+        self,
+        A: Tensor,
+        B: Tensor | None,
+        C: Tensor,
+        dt: Tensor,
+        discretization: str,
+        steps: int,
+        length: int,
+        position: int,
+        real: torch.dtype,
+    ) -> None:
+        self.real, self.dtype = real, state_dtype(A, B, C, real)
+        A, B, C, dt, _ = widen(A, B, C, dt)
+        self.log_abar, scale = discretize(A, dt, discretization)
+        self.steps, self.weight = steps, C
+        parts = [part for part in (scale, B) if part is not None]
+        self.bbar = parts[0] * parts[1] if len(parts) == 2 else (parts[0] if parts else None)
+
+    def response(self, state: Tensor) -> Tensor:
+        weight = (self.weight * torch.exp(self.log_abar) * state).transpose(0, 1)
+        return vandermonde_product(weight, self.log_abar, self.steps, self.real).permute(1, 2, 0)
+
+    def final(self, v: Tensor, state: Tensor | None) -> Tensor:
+        total = _powers_sum(v, self.log_abar)
+        total = total if self.bbar is None else total * self.bbar
+        if state is not None:
+            total = total + torch.exp(self.log_abar * self.steps) * state
+        # the logarithm of a negative Abar makes a real system complex on the way only
+        return (total.real if total.is_complex() and not self.dtype.is_complex else total).to(self.dtype)
+
+
+class _SoftmaxStates(_States):
+    """The same for dss-softmax, whose state is scaled as the package docstring says."""
+
+    def __init__(
+        self,
+        A: Tensor,
+        B: Tensor | None,
+        C: Tensor,
+        dt: Tensor,
+        discretization: str,
+        steps: int,
+        length: int,
+        position: int,
+        real: torch.dtype,
+    ) -> None:
+        self.real, self.dtype = real, state_dtype(A, B, C, real)
+        A, B, C, dt, _ = widen(A, B, C, dt)
+        self.grows, self.z, scale = split_softmax(A, dt, length)
+        weight = C if B is None else C * B
+        self.weight = weight * scale
+        self.steps, self.length, self.position = steps, length, position
+
+    def response(self, state: Tensor) -> Tensor:
+        weight = (self.weight * state).transpose(0, 1)
+        grows, zero = self.grows.unsqueeze(1), torch.zeros_like(weight)
+        z = self.z.unsqueeze(1)
+        falling = torch.where(grows, zero, weight * torch.exp(z))
+        left = self.length - self.position - self.steps
+        rising = torch.where(grows, weight * torch.exp(z * left), zero)
+        falling, rising = (vandermonde_product(part, self.z, self.steps, self.real) for part in (falling, rising))
+        return (falling + rising.flip(-1)).permute(1, 2, 0)
+
+    def final(self, v: Tensor, state: Tensor | None) -> Tensor:
+        falling = _powers_sum(v, self.z)
+        rising = _powers_sum(v.flip(1), self.z) * torch.exp(self.z * self.position)
+        if state is not None:
+            falling, rising = falling + torch.exp(self.z * self.steps) * state, rising + state
+        return torch.where(self.grows, rising, falling).to(self.dtype)
+
+
+def state_dtype(A: Tensor, B: Tensor | None, C: Tensor, real: torch.dtype) -> torch.dtype:
+    """Complex where any part of the system is."""
+    return real.to_complex() if any(m is not None and m.is_complex() for m in (A, B, C)) else real

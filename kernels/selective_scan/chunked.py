@@ -1,0 +1,229 @@
+"""The selective scan in plain PyTorch, with its own gradient, holding [*, D, N] for one segment of time at a time.
+
+Time is cut into segments that pass their state on. Inside a segment all decays are exponentiated at once and the
+recurrence h_t = a_t h_{t-1} + b_t runs in place, either step by step (host: one segment stays in cache) or in blocks
+(accelerator: O(sqrt(segment)) launches): every block is first reduced to its own decay and contribution, these are
+scanned over the blocks, and then all blocks run in parallel from their true start. Only exp(dt A) is ever formed, so
+with Re(A) < 0 nothing overflows, and products are those of the recurrence itself.
+
+Backward keeps the state at segment starts and recomputes the rest. With r_t = conj(a_t) dL/dh_t,
+r_t = conj(a_t) r_{t+1} + conj(a_t C_t) dy_t
+is the same recurrence in reverse; the gradient of dt_t A is r_t conj(h_{t-1}), that of b_t is conj(C_t) dy_t + r_{t+1}.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# numbers of a [segment, B, D, N] buffer: 8 MiB in float32 on the host, as measured in the README, 128 MiB elsewhere
+_SEGMENT_NUMBERS_HOST = 1 << 21
+_SEGMENT_NUMBERS_DEVICE = 1 << 25
+
+
+def selective_scan_chunked(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    *,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    initial_state: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """y [B, T, D] and the final state [B, D, N]; half-precision arguments are computed in float32."""
+    real = torch.promote_types(torch.promote_types(x.dtype, A.real.dtype), torch.float32)
+    state_dtype = _promote(A, B, C, initial_state, real=real)
+    inputs, step = x.to(real), dt.to(real)
+    if dt_bias is not None:
+        step = step + dt_bias.to(real)
+    if dt_softplus:
+        step = F.softplus(step)
+    if initial_state is None:
+        initial_state = torch.zeros(x.shape[0], *A.shape, dtype=state_dtype, device=x.device)
+    y, state = _Scan.apply(
+        step * inputs, step, A.to(state_dtype), B.to(state_dtype), C.to(state_dtype), initial_state.to(state_dtype)
+    )
+    if D is not None:
+        y = y + D.to(real) * inputs
+    if z is not None:
+        y = y * F.silu(z.to(real))
+    return y.to(x.dtype), state
+
+
+def _promote(*tensors: Tensor | None, real: torch.dtype) -> torch.dtype:
+    dtype = real
+    for tensor in tensors:
+        if tensor is not None:
+            dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+def _segments(length: int, step_numbers: int, on_host: bool) -> tuple[int, int]:
+    """Steps a segment and steps a block; a segment is a whole number of blocks."""
+    budget = _SEGMENT_NUMBERS_HOST if on_host else _SEGMENT_NUMBERS_DEVICE
+    segment = min(length, max(16, budget // step_numbers))
+    if on_host:
+        return segment, segment
+    # a block costs two sequential passes, the scan over blocks one
+    block = min(segment, max(8, 1 << round(math.log2(math.sqrt(segment / 2)))))
+    return -(-segment // block) * block, block
+
+
+def _scan_(decay: Tensor, value: Tensor, start: Tensor, block: int, *, reverse: bool = False) -> None:
+    """value_t <- decay_t value_{t-1} + value_t along axis 0, in place, from `start` (from the end where reversed)."""
+    num_blocks = value.shape[0] // block
+    decays = decay.unflatten(0, (num_blocks, block)).unbind(1)
+    values = value.unflatten(0, (num_blocks, block)).unbind(1)
+    if reverse:
+        decays, values = decays[::-1], values[::-1]
+    if num_blocks == 1:
+        previous = start.unsqueeze(0)
+    else:
+        product, total = decays[0].clone(), values[0].clone()
+        for a, v in zip(decays[1:], values[1:], strict=True):
+            product.mul_(a)
+            total = torch.addcmul(v, a, total)
+        previous = torch.empty_like(total)
+        order = range(num_blocks - 1, -1, -1) if reverse else range(num_blocks)
+        carry = start
+        for p in order:
+            previous[p] = carry
+            carry = torch.addcmul(total[p], product[p], carry)
+    for a, v in zip(decays, values, strict=True):
+        v.addcmul_(a, previous)
+        previous = v
+
+
+def _time_first(tensor: Tensor, begin: int, end: int, padded: int) -> Tensor:
+    """[B, T, ...] cut to a segment, [L, B, ...], zeros behind the end: with dt = 0 such a step changes nothing."""
+    part = tensor[:, begin:end].transpose(0, 1)
+    missing = padded - (end - begin)
+    if missing:
+        part = torch.cat([part, part.new_zeros(missing, *part.shape[1:])])
+    return part.contiguous()
+
+
+def _real_like(tensor: Tensor, like: Tensor) -> Tensor:
+    return tensor.real if tensor.is_complex() and not like.is_complex() else tensor
+
+
+class _Scan(torch.autograd.Function):
+    """h_t = exp(dt_t A) h_{t-1} + u_t B_t, y_t = Re(C_t h_t); u, dt [B, T, D], the rest in the state's dtype."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, initial_state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        batch, length, _ = u.shape
+        segment, block = _segments(length, batch * A.numel(), u.device.type == "cpu")
+        outputs, starts, state = [], [], initial_state
+        for begin in range(0, length, segment):
+            end = min(begin + segment, length)
+            padded = -(-(end - begin) // block) * block
+            # on the host the last block may be short, no padding is needed
+            padded, this_block = (end - begin, end - begin) if block >= end - begin else (padded, block)
+            starts.append(state)
+            part = _Segment(u, dt, A, B, C, begin, end, padded)
+            states = part.states(state, this_block)[1:]
+            y = _contract(states, part.C)
+            outputs.append((y.real if y.is_complex() else y)[: end - begin].transpose(0, 1))
+            state = states[-1].clone()
+        ctx.save_for_backward(u, dt, A, B, C, *starts)
+        ctx.segment, ctx.block = segment, block
+        return torch.cat(outputs, dim=1), state
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, dstate: Tensor) -> tuple[Tensor, ...]:
+        u, dt, A, B, C, *starts = ctx.saved_tensors
+        with torch.no_grad(), torch.autocast(u.device.type, enabled=False):
+            return _backward(u, dt, A, B, C, starts, dy, dstate, ctx.segment, ctx.block)
+
+
+class _Segment:
+    """One segment of the arguments, time first, and its decays."""
+
+    def __init__(
+        self, u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, begin: int, end: int, padded: int
+    ) -> None:
+        self.u, self.dt = (_time_first(m, begin, end, padded) for m in (u, dt))
+        # [L, B, N], or [D, N] where they do not depend on the input
+        self.B, self.C = (_time_first(m, begin, end, padded) if m.ndim == 3 else m for m in (B, C))
+        self.decay = (self.dt.unsqueeze(-1) * A).exp_()
+
+    def states(self, start: Tensor, block: int) -> Tensor:
+        """[L + 1, B, D, N]: the start, then the state after every step."""
+        states = start.new_empty(len(self.u) + 1, *start.shape)
+        states[0] = start
+        torch.mul(self.u.unsqueeze(-1), _over_width(self.B), out=states[1:])
+        _scan_(self.decay, states[1:], start, block)
+        return states
+
+
+def _over_width(m: Tensor) -> Tensor:
+    return m.unsqueeze(-2) if m.ndim == 3 else m
+
+
+def _contract(states: Tensor, m: Tensor) -> Tensor:
+    """sum_n states[l, b, d, n] m[l, b, n] (or m[d, n])."""
+    if m.ndim == 3:
+        return torch.matmul(states, m.unsqueeze(-1)).squeeze(-1)
+    return (states * m).sum(-1)
+
+
+def _backward(
+    u: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    starts: list[Tensor],
+    dy: Tensor,
+    dstate: Tensor,
+    segment: int,
+    block: int,
+) -> tuple[Tensor, ...]:
+    length = u.shape[1]
+    du, ddt = torch.empty_like(u), torch.empty_like(dt)
+    dA, dB, dC = torch.zeros_like(A), torch.zeros_like(B), torch.zeros_like(C)
+    subscripts_b, subscripts_c = ("lbn" if m.ndim == 3 else "dn" for m in (B, C))
+    gradient = dstate
+    for index in range(len(starts) - 1, -1, -1):
+        begin = index * segment
+        end = min(begin + segment, length)
+        size = end - begin
+        padded, this_block = (size, size) if block >= size else (-(-size // block) * block, block)
+        part = _Segment(u, dt, A, B, C, begin, end, padded)
+        states = part.states(starts[index], this_block)
+        dy_part = _time_first(dy, begin, end, padded).to(A.dtype)
+        u_part = part.u.to(A.dtype)
+        dC_part = torch.einsum(f"lbd,lbdn->{subscripts_c}", dy_part, states[1:].conj())
+        decay, conj_b, conj_c = part.decay.conj_physical(), part.B.conj(), part.C.conj()
+        reverse = torch.empty_like(states)
+        reverse[-1] = gradient
+        torch.mul(dy_part.unsqueeze(-1), _over_width(conj_c), out=reverse[:-1])
+        reverse[:-1].mul_(decay)
+        _scan_(decay, reverse[:-1], gradient, this_block, reverse=True)
+        dB_part = torch.einsum(f"lbd,lbdn->{subscripts_b}", u_part, reverse[1:])
+        dB_part += torch.einsum(f"lbd,{subscripts_c}->{subscripts_b}", u_part * dy_part, conj_c)
+        du_part = _contract(reverse[1:], conj_b) + dy_part * (_over_width(conj_c) * _over_width(conj_b)).sum(-1)
+        gradient = reverse[0].clone()
+        # reverse[t] conj(states[t - 1]) is the gradient of dt_t A
+        exponent = reverse[:-1].mul_(states[:-1].conj())
+        dA += torch.einsum("lbd,lbdn->dn", part.dt.to(A.dtype), exponent)
+        ddt_part = (exponent * A.conj()).sum(-1)
+        for whole, grad in ((du, du_part), (ddt, ddt_part)):
+            whole[:, begin:end] = _real_like(grad, whole)[:size].transpose(0, 1)
+        for whole, grad, subscripts in ((dB, dB_part, subscripts_b), (dC, dC_part, subscripts_c)):
+            if subscripts == "dn":
+                whole += grad
+            else:
+                whole[:, begin:end] = grad[:size].transpose(0, 1)
+    return du, ddt, dA, dB, dC, gradient

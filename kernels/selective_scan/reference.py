@@ -1,0 +1,43 @@
+"""The selective scan as written: one loop over time (see the package docstring for equation and source)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def selective_scan_reference(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    *,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    initial_state: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """y [B, T, D] and the final state [B, D, N], computed in the dtypes of the arguments."""
+    batch, length, width = x.shape
+    step = dt if dt_bias is None else dt + dt_bias
+    if dt_softplus:
+        step = F.softplus(step)
+    # [B, T, 1, N] where they depend on the input, else [1, 1, D, N]
+    b, c = (m.unsqueeze(2) if m.ndim == 3 else m[None, None] for m in (B, C))
+    b, c = (m.expand(-1, length, -1, -1) for m in (b, c))
+    state = A.new_zeros(batch, width, A.shape[1]) if initial_state is None else initial_state
+    outputs = []
+    for t in range(length):
+        decay = torch.exp(step[:, t, :, None] * A)
+        state = decay * state + (step[:, t] * x[:, t])[:, :, None] * b[:, t]
+        y_t = (c[:, t] * state).sum(-1)
+        outputs.append(y_t.real if y_t.is_complex() else y_t)
+    y = torch.stack(outputs, dim=1)
+    if D is not None:
+        y = y + D * x
+    if z is not None:
+        y = y * F.silu(z)
+    return y, state

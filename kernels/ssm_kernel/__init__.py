@@ -1,0 +1,81 @@
+"""The convolution filter of a diagonal, time-invariant state space model.
+
+K[d, l] = s Re(sum_n C[d, n] Abar[d, n]^l Bbar[d, n]),   s = 2 where only one of each conjugate pair is given, else 1
+
+with Abar and Bbar by `discretization`:
+- zoh, dss-exp:      Abar = exp(dt A),                          Bbar = (exp(dt A) - 1) / A * B
+- bilinear:          Abar = (1 + dt A / 2) / (1 - dt A / 2),    Bbar = dt B / (1 - dt A / 2)
+- dss-exp-no-scale:  Abar = exp(dt A),                          Bbar = B
+- dss-softmax:       Abar = exp(dt A),                          Bbar = (exp(dt A) - 1) / (A (exp(L dt A) - 1)) * B
+
+Sources: S4D (Gu et al. 2022), equations 3 to 6; DSS (Gupta et al. 2022), proposition 1, section 3.1 and appendix A.2.
+
+Departures from the papers:
+- The reciprocal in dss-softmax is the corrected one, conj(x) / (|x|^2 + 1e-7), applied to x = A (exp(L dt A) - 1) as
+  in the authors' figure 6; appendix A.2 states it for the sum of the row instead, which differs in the guard alone.
+- Where Re(A) > 0, dss-softmax is computed for -A in reversed time, which is the paper's subtraction of the maximum.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kernels.ssm_kernel.chunked import ssm_kernel_chunked
+from kernels.ssm_kernel.discretize import DISCRETIZATIONS, Discretization
+
+__all__ = ["DISCRETIZATIONS", "Discretization", "check_parameters", "ssm_kernel"]
+
+
+def ssm_kernel(
+    A: Tensor,
+    B: Tensor | None,
+    C: Tensor,
+    dt: Tensor,
+    length: int,
+    *,
+    conj_pairs: bool = True,
+    discretization: Discretization = "zoh",
+    backend: Literal["auto", "torch", "triton"] = "auto",
+) -> Tensor:
+    """The filter K [D, length] of this module, float32 at least, in O(D length) memory.
+
+    A: [D, N] or [N], complex or real; B, C: [D, N], B = None stands for ones; dt: [D], positive. `length` is also
+    the L over which dss-softmax normalizes. Re(A) must not be positive, except with dss-softmax.
+    """
+    check_parameters("ssm_kernel", A, B, C, dt, conj_pairs=conj_pairs, discretization=discretization)
+    if length < 1:
+        raise ValueError(f"ssm_kernel: length must be at least 1, got {length}.")
+    if backend == "triton":
+        raise ValueError("ssm_kernel: no Triton path yet; use backend='auto' or 'torch'.")
+    if backend not in ("auto", "torch"):
+        raise ValueError(f"ssm_kernel: backend={backend!r} is not one of 'auto', 'torch', 'triton'.")
+    with torch.autocast(A.device.type, enabled=False):
+        return ssm_kernel_chunked(A, B, C, dt, length, conj_pairs=conj_pairs, discretization=discretization)
+
+
+def check_parameters(
+    op: str,
+    A: Tensor,
+    B: Tensor | None,
+    C: Tensor,
+    dt: Tensor,
+    *,
+    conj_pairs: bool,
+    discretization: str,
+) -> None:
+    """Raises ValueError where the parameters of a diagonal state space do not fit together."""
+    if dt.ndim != 1:
+        raise ValueError(f"{op}: dt must be [D], got {list(dt.shape)}.")
+    width = dt.shape[0]
+    if A.ndim not in (1, 2) or (A.ndim == 2 and A.shape[0] != width):
+        raise ValueError(f"{op}: A must be [N] or [D, N] with D={width} as in dt, got {list(A.shape)}.")
+    for name, tensor in (("B", B), ("C", C)):
+        if tensor is not None and tuple(tensor.shape) != (width, A.shape[-1]):
+            raise ValueError(f"{op}: {name} must be [D, N] = [{width}, {A.shape[-1]}], got {list(tensor.shape)}.")
+    if conj_pairs and not A.is_complex():
+        raise ValueError(f"{op}: conj_pairs=True needs a complex A, got {A.dtype}; pass conj_pairs=False.")
+    if discretization not in DISCRETIZATIONS:
+        raise ValueError(f"{op}: discretization={discretization!r} is not one of {', '.join(DISCRETIZATIONS)}.")

@@ -1,0 +1,95 @@
+"""Attention with bounded memory control: M memory slots a head that never forget.
+
+    e_t = exp(W_phi x_t) [M] a head,   phi_t = e_t / sum_{j <= t} e_j
+    K_t = K_{t-1} + phi_t^T k_t,   V_t = V_{t-1} + phi_t^T v_t,   o_t = softmax(K_t q_t / sqrt(K)) V_t,   y_t = W_o o_t
+
+Source: Peng et al. 2022; as restated in the GSA paper (Zhang et al. 2024), equations 3 and 4, which this follows.
+`forget="running-mean"` keeps the normaliser current instead: K_t = sum_{j <= t} e_j^T k_j / sum_{j <= t} e_j, the same
+phi_t with the decay 1 - phi_t, as the code behind the GSA paper's comparison does it.
+Departure: W_phi x is clamped to [-32, 32], as there.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
+from models.backbone import BackboneConfig, require_divides
+from models.blocks import ChannelMixerKind, Mixer, NormKind, ResidualLinear, at_least_float32
+from suite.contracts import TaskSpec
+
+State = tuple[Tensor, Tensor, Tensor]
+
+
+class ABC(Mixer):
+    """State: key memories [B, H, K, M], value memories [B, H, M, K] and log sum_j e_j [B, H, M]."""
+
+    def __init__(self, config: ABCConfig) -> None:
+        super().__init__()
+        d_model, self.num_heads, self.num_slots = config.d_model, config.num_heads, config.num_slots
+        self.head_dim = d_model // self.num_heads
+        self.running_mean = config.forget == "running-mean"
+        self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.slots = nn.Linear(d_model, self.num_heads * self.num_slots, bias=False)
+        self.out = ResidualLinear(d_model, d_model, bias=False)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(-3)
+        logits = at_least_float32(self.slots(x)).clamp(-32.0, 32.0)
+        return q, k, v, logits.unflatten(-1, (self.num_heads, self.num_slots))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v, logits = self._project(x)
+        total = logits.logcumsumexp(1)
+        log_decay = None
+        if self.running_mean:
+            # nothing was written before the first position, so what it keeps does not matter
+            log_decay = torch.cat([torch.zeros_like(total[:, :1]), total[:, :-1] - total[:, 1:]], dim=1)
+        o = gated_slot_attention(q, k, v, (logits - total).exp(), log_decay)
+        assert isinstance(o, Tensor)
+        return self.out(o.flatten(-2))
+
+    def init_state(self, batch_size: int) -> State:
+        weight = at_least_float32(self.out.weight)
+        return (
+            weight.new_zeros(batch_size, self.num_heads, self.head_dim, self.num_slots),
+            weight.new_zeros(batch_size, self.num_heads, self.num_slots, self.head_dim),
+            weight.new_full((batch_size, self.num_heads, self.num_slots), -torch.inf),
+        )
+
+    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        keys, values, total = state
+        q, k, v, logits = self._project(x_t)
+        new_total = torch.logaddexp(total, logits)
+        log_decay = total - new_total if self.running_mean else None
+        slots = (logits - new_total).exp()
+        o, (keys, values) = gated_slot_attention_step(q, k, v, slots, log_decay, (keys, values))
+        return self.out(o.flatten(-2)), (keys, values, new_total)
+
+    def state_size(self, length: int) -> int:
+        return self.num_heads * self.num_slots * (2 * self.head_dim + 1)
+
+
+class ABCConfig(BackboneConfig):
+    """ABC in the layout of the GSA paper (RMS norms, SwiGLU)."""
+
+    channel_mixer: ChannelMixerKind = "swiglu"
+    mlp_ratio: float = 8 / 3
+    norm: NormKind = "rms"
+    norm_eps: float = 1e-6
+    num_heads: int = 4
+    num_slots: int = 64
+    forget: Literal["none", "running-mean"] = "none"
+    """`none`: slots only ever gain (the papers' equation); `running-mean`: they hold a weighted mean of the past."""
+
+    def check(self, spec: TaskSpec) -> None:
+        super().check(spec)
+        require_divides(type(self).__name__, num_heads=self.num_heads, d_model=self.d_model)
+        if self.num_slots < 1:
+            raise ValueError(f"{type(self).__name__}: num_slots must be at least 1, got {self.num_slots}.")
+
+    def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
+        return ABC(self)

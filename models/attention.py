@@ -1,0 +1,102 @@
+"""Softmax attention, the quadratic baseline.
+
+    o_t = sum_{j <= t} softmax_j(q_t k_j / sqrt(K)) v_j,   y_t = W_o concat_h(o_t)
+
+Source: Vaswani et al. 2017, section 3.2; the layout of GPT-2 (norm first, learned positions, MLP of ratio 4).
+Recurrent state: the keys and values of all positions so far, 2 T D floats a layer.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.backbone import BackboneConfig, require_divides
+from models.blocks import Mixer, ResidualLinear, Rotary
+from suite.contracts import TaskSpec
+
+XPOS_MAX_LENGTH = 65536
+"""Beyond, zeta^(t/512) leaves float32."""
+
+
+class Attention(Mixer):
+    """Multi-head causal attention; the state is the cache of (rotated) keys and values, [B, t, H, K] each."""
+
+    def __init__(self, d_model: int, num_heads: int, dropout: float, bias: bool, rotary: Rotary | None) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.head_dim = d_model // num_heads
+        self.dropout = dropout
+        self.qkv = nn.Linear(d_model, 3 * d_model, bias=bias)
+        self.out = ResidualLinear(d_model, d_model, bias=bias)
+        self.rotary = rotary
+
+    def _project(self, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(-3)
+        if self.rotary is not None:
+            q, k = self.rotary(q, k, time)
+        return q, k, v
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        dropout = self.dropout if self.training else 0.0
+        o = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal)
+        return self.out(o.transpose(1, 2).flatten(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self._project(x, torch.arange(x.shape[1], device=x.device))
+        return self._attend(q, k, v, causal=True)
+
+    def init_state(self, batch_size: int) -> tuple[Tensor, Tensor]:
+        empty = self.qkv.weight.new_zeros(batch_size, 0, self.num_heads, self.head_dim)
+        return empty, empty
+
+    def step(self, x_t: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        keys, values = state
+        now = keys.shape[1]
+        q, k, v = self._project(x_t.unsqueeze(1), torch.arange(now, now + 1, device=x_t.device))
+        keys, values = torch.cat([keys, k.to(keys.dtype)], dim=1), torch.cat([values, v.to(values.dtype)], dim=1)
+        return self._attend(q, keys.to(q.dtype), values.to(q.dtype), causal=False).squeeze(1), (keys, values)
+
+    def state_size(self, length: int) -> int:
+        return 2 * length * self.num_heads * self.head_dim
+
+
+class AttentionConfig(BackboneConfig):
+    """GPT-2 style transformer. Its layout is that of the baseline in H3 (Fu et al. 2023), Table 2."""
+
+    positions: ClassVar[tuple[str, ...]] = ("none", "learned", "sinusoidal", "rope", "xpos")
+
+    position: Literal["none", "learned", "sinusoidal", "rope", "xpos"] = "learned"
+    num_heads: int = 1
+    attention_dropout: float = 0.0
+    """Dropout on the attention weights."""
+    bias: bool = True
+    """Biases of the attention projections."""
+
+    def check(self, spec: TaskSpec) -> None:
+        super().check(spec)
+        name = type(self).__name__
+        require_divides(name, num_heads=self.num_heads, d_model=self.d_model)
+        if not 0 <= self.attention_dropout < 1:
+            raise ValueError(f"{name}: attention_dropout must lie in [0, 1), got {self.attention_dropout}.")
+        head_dim = self.d_model // self.num_heads
+        if self.position in ("rope", "xpos") and head_dim % 2:
+            raise ValueError(
+                f"{name}: position={self.position!r} rotates pairs of channels and needs an even head size, "
+                f"got d_model / num_heads = {head_dim}; change num_heads or d_model."
+            )
+        if self.position == "xpos" and spec.max_length > XPOS_MAX_LENGTH:
+            raise ValueError(
+                f"{name}: position='xpos' overflows beyond {XPOS_MAX_LENGTH} positions, got max_length="
+                f"{spec.max_length}; use 'rope' or shorter sequences."
+            )
+
+    def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
+        rotary = None
+        if self.position in ("rope", "xpos"):
+            rotary = Rotary(self.d_model // self.num_heads, spec.max_length, xpos=self.position == "xpos")
+        return Attention(self.d_model, self.num_heads, self.attention_dropout, self.bias, rotary)

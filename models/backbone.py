@@ -1,0 +1,301 @@
+"""The network around every mixer: encoder, N layers of (mixer, channel mixer), readout.
+
+    prenorm:   x = x + mixer(norm(x));  x = x + channel(norm(x));  readout(norm(x))
+    postnorm:  x = norm(x + mixer(x));  x = norm(x + channel(x));  readout(x)
+
+A model is a `BackboneConfig` that says which mixer stands in which layer. Width, depth, norms, positions and the
+channel mixer are options here, so that a comparison of mixers compares nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from models.blocks import (
+    NORM_MODULES,
+    ChannelMixerKind,
+    Mixer,
+    NormKind,
+    ResidualLinear,
+    make_channel_mixer,
+    make_norm,
+    sinusoidal_table,
+)
+from suite.contracts import Config, ParamGroup, TaskSpec
+
+NO_DECAY_KINDS = ("bias", "norm", "embedding")
+
+
+class BackboneConfig(Config):
+    """What all models share. A model derives from it, sets its own defaults and names its mixer.
+
+    Raise `version` in the derived class whenever the function a model computes, its initialisation or a default that
+    is not part of the config changes; a change in this file or in `blocks.py` raises it in all of them, here.
+    """
+
+    version: ClassVar[int] = 1
+    positions: ClassVar[tuple[str, ...]] = ("none", "learned", "sinusoidal")
+    """The values of `position` that this model supports."""
+
+    num_layers: int = 2
+    d_model: int = 64
+    channel_mixer: ChannelMixerKind = "mlp"
+    mlp_ratio: float = 4.0
+    """Inner width of the channel mixer over d_model (for `swiglu`, 8/3 has the parameters of an MLP with 4)."""
+    norm: NormKind = "layer"
+    norm_eps: float = 1e-5
+    prenorm: bool = True
+    position: Literal["none", "learned", "sinusoidal", "rope", "xpos"] = "none"
+    """`learned` and `sinusoidal` are added to the input; `rope` and `xpos` act inside attention."""
+    embed_dropout: float = 0.0
+    resid_dropout: float = 0.0
+    """Dropout on what a mixer or channel mixer adds to the residual stream."""
+    tie_embeddings: bool = True
+    """Readout shares the embedding's weights wherever the two vocabularies are one; no effect elsewhere."""
+    init_std: float = 0.02
+    init_residual: Literal["scaled", "plain"] = "scaled"
+    """`scaled`: projections into the residual stream start 1/sqrt(number of residual branches) smaller (GPT-2)."""
+    pooling: Literal["mean", "last"] = "mean"
+    """How a sequence readout summarises the time axis."""
+
+    def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
+        """The sequence mixer of one layer."""
+        raise NotImplementedError
+
+    def mixers(self, spec: TaskSpec) -> list[Mixer]:
+        """All mixers; for a model whose layers share parameters."""
+        return [self.mixer(layer, spec) for layer in range(self.num_layers)]
+
+    def check(self, spec: TaskSpec) -> None:
+        """Raises ValueError where this model cannot serve that task."""
+        name = type(self).__name__
+        if self.position not in self.positions:
+            raise ValueError(
+                f"{name}: position={self.position!r} is not available, choose one of {', '.join(self.positions)}."
+            )
+        for key in ("num_layers", "d_model"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{name}: {key} must be at least 1, got {getattr(self, key)}.")
+        for key in ("embed_dropout", "resid_dropout"):
+            if not 0 <= getattr(self, key) < 1:
+                raise ValueError(f"{name}: {key} must lie in [0, 1), got {getattr(self, key)}.")
+        if spec.input == "tokens" and spec.vocab_size < 1:
+            raise ValueError(f"{name}: token inputs need vocab_size >= 1, got {spec.vocab_size}; set it in the task.")
+        if spec.input == "signal" and spec.channels < 1:
+            raise ValueError(f"{name}: signal inputs need channels >= 1, got {spec.channels}; set it in the task.")
+
+    def build(self, spec: TaskSpec) -> Backbone:
+        """The network for one task, initialised from torch's global generator."""
+        self.check(spec)
+        return Backbone(self, spec)
+
+
+def require_divides(model: str, **numbers: int) -> None:
+    """`require_divides("gsa", num_heads=3, d_model=64)`: the first must divide the second."""
+    (small_name, small), (large_name, large) = numbers.items()
+    if small < 1 or large % small:
+        allowed = [n for n in range(1, large + 1) if large % n == 0]
+        raise ValueError(
+            f"{model}: {small_name}={small} does not divide {large_name}={large}; "
+            f"choose {small_name} from {', '.join(map(str, allowed))} or change {large_name}."
+        )
+
+
+@dataclass(frozen=True)
+class BackboneState:
+    """What a network keeps between two steps."""
+
+    mixers: tuple[Any, ...]
+    time: Tensor
+    """[] int64: how many positions were seen."""
+    pooled: Tensor | None
+    """[B, D]: running sum of the final hidden states, where the readout is their mean."""
+
+
+class Layer(nn.Module):
+    """A mixer and, where there is one, a channel mixer, each in a residual branch with its norm."""
+
+    def __init__(self, config: BackboneConfig, mixer: Mixer) -> None:
+        super().__init__()
+        self.prenorm = config.prenorm
+        self.mixer = mixer
+        self.mixer_norm = make_norm(config.norm, config.d_model, config.norm_eps)
+        self.channel = make_channel_mixer(config.channel_mixer, config.d_model, config.mlp_ratio)
+        self.channel_norm = None if self.channel is None else make_norm(config.norm, config.d_model, config.norm_eps)
+        self.dropout = nn.Dropout(config.resid_dropout)
+
+    def _channel(self, x: Tensor) -> Tensor:
+        if self.channel is None or self.channel_norm is None:
+            return x
+        if self.prenorm:
+            return x + self.dropout(self.channel(self.channel_norm(x)))
+        return self.channel_norm(x + self.dropout(self.channel(x)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.prenorm:
+            return self._channel(x + self.dropout(self.mixer(self.mixer_norm(x))))
+        return self._channel(self.mixer_norm(x + self.dropout(self.mixer(x))))
+
+    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y_t, state = self.mixer.step(self.mixer_norm(x_t) if self.prenorm else x_t, state)
+        x_t = x_t + self.dropout(y_t)
+        return self._channel(x_t if self.prenorm else self.mixer_norm(x_t)), state
+
+
+class Backbone(nn.Module):
+    """A task-ready network (`suite.contracts.Model`).
+
+    Tokens pass an embedding, signals a linear map of their channels. A token readout gathers the hidden states at
+    `positions` [B, P] before the vocabulary projection; a sequence readout pools over time.
+    """
+
+    pos_table: Tensor | None
+
+    def __init__(self, config: BackboneConfig, spec: TaskSpec) -> None:
+        super().__init__()
+        self.config = config
+        self.spec = spec
+        d_model = config.d_model
+        self.encoder: nn.Module
+        if spec.input == "tokens":
+            self.encoder = nn.Embedding(spec.vocab_size, d_model)
+        else:
+            self.encoder = nn.Linear(spec.channels, d_model)
+        self.pos_embedding = nn.Embedding(spec.max_length, d_model) if config.position == "learned" else None
+        table = sinusoidal_table(spec.max_length, d_model) if config.position == "sinusoidal" else None
+        self.register_buffer("pos_table", table, persistent=False)
+        self.embed_dropout = nn.Dropout(config.embed_dropout)
+        self.layers = nn.ModuleList(Layer(config, mixer) for mixer in config.mixers(spec))
+        self.final_norm = make_norm(config.norm, d_model, config.norm_eps) if config.prenorm else nn.Identity()
+        self.head = nn.Linear(d_model, spec.num_classes, bias=spec.readout == "sequence")
+        self._init_weights()
+        same_vocabulary = spec.input == "tokens" and spec.readout == "token" and spec.num_classes == spec.vocab_size
+        if config.tie_embeddings and same_vocabulary and isinstance(self.encoder, nn.Embedding):
+            self.head.weight = self.encoder.weight
+
+    def _init_weights(self) -> None:
+        branches = self.config.num_layers * (1 if self.config.channel_mixer == "none" else 2)
+        scaled = self.config.init_std / math.sqrt(branches) if self.config.init_residual == "scaled" else None
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                std = scaled if scaled is not None and isinstance(module, ResidualLinear) else self.config.init_std
+                nn.init.normal_(module.weight, std=std)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=self.config.init_std)
+        if isinstance(self.encoder, nn.Linear):
+            # a signal of few channels would vanish next to the norm's epsilon under the embedding's small spread
+            self.encoder.reset_parameters()
+        for module in self.modules():
+            if isinstance(module, Mixer):
+                module.reset_parameters()
+
+    @property
+    def mixers(self) -> list[Mixer]:
+        """The sequence mixers, first layer first."""
+        return [layer.mixer for layer in self.layers if isinstance(layer, Layer)]
+
+    def _encode(self, inputs: Tensor) -> Tensor:
+        return self.encoder(inputs.long() if self.spec.input == "tokens" else inputs)
+
+    def _positions(self, time: Tensor) -> Tensor | None:
+        """What is added to the inputs at the positions time [T]: [T, D] or None."""
+        if self.pos_embedding is not None:
+            return self.pos_embedding(time)
+        return None if self.pos_table is None else self.pos_table.index_select(0, time)
+
+    def forward(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Logits [B, P, num_classes] at `positions` [B, P] (all T where None), or [B, num_classes].
+
+        inputs: [B, T] integers of any width, or [B, T, C] floats.
+        """
+        length = inputs.shape[1]
+        if self.config.position in ("learned", "sinusoidal") and length > self.spec.max_length:
+            raise ValueError(
+                f"{type(self.config).__name__}: position={self.config.position!r} covers {self.spec.max_length} "
+                f"positions, got a sequence of {length}; raise the task's max_length or use another position."
+            )
+        x = self._encode(inputs)
+        added = self._positions(torch.arange(length, device=inputs.device))
+        x = self.embed_dropout(x if added is None else x + added)
+        for layer in self.layers:
+            x = layer(x)
+        x = self.final_norm(x)
+        if self.spec.readout == "sequence":
+            x = x.mean(dim=1) if self.config.pooling == "mean" else x[:, -1]
+        elif positions is not None:
+            x = x.gather(1, positions.long()[..., None].expand(-1, -1, x.shape[-1]))
+        return self.head(x)
+
+    def init_state(self, batch_size: int) -> BackboneState:
+        """The state before the first position."""
+        weight = self.head.weight
+        pooled = None
+        if self.spec.readout == "sequence" and self.config.pooling == "mean":
+            pooled = weight.new_zeros(batch_size, self.config.d_model)
+        time = torch.zeros((), dtype=torch.long, device=weight.device)
+        return BackboneState(tuple(mixer.init_state(batch_size) for mixer in self.mixers), time, pooled)
+
+    def step(self, inputs_t: Tensor, state: BackboneState) -> tuple[Tensor, BackboneState]:
+        """inputs_t [B] or [B, C] to logits [B, num_classes] of this position. For evaluation mode."""
+        x = self._encode(inputs_t)
+        added = self._positions(state.time.view(1))
+        x = self.embed_dropout(x if added is None else x + added)
+        mixer_states = []
+        for layer, mixer_state in zip(self.layers, state.mixers, strict=True):
+            assert isinstance(layer, Layer)
+            x, mixer_state = layer.step(x, mixer_state)
+            mixer_states.append(mixer_state)
+        x = self.final_norm(x)
+        time = state.time + 1
+        pooled = None if state.pooled is None else state.pooled + x
+        if pooled is not None:
+            x = pooled / time
+        return self.head(x), BackboneState(tuple(mixer_states), time, pooled)
+
+    def state_size(self, length: int) -> int:
+        """Floats that the mixers keep for one sequence after `length` steps.
+
+        The clock and the running mean of the readout are the same for all models and not counted.
+        """
+        return sum(mixer.state_size(length) for mixer in self.mixers)
+
+    def param_groups(self, no_decay: tuple[str, ...] = ()) -> list[ParamGroup]:
+        """Every trainable parameter once: `ssm` with its own rate and no decay, `no_decay` kinds, the rest.
+
+        no_decay: any of `bias`, `norm` (weights and biases of norms) and `embedding` (learned positions included).
+        """
+        unknown = sorted(set(no_decay) - set(NO_DECAY_KINDS))
+        if unknown:
+            raise ValueError(f"no_decay: got {', '.join(unknown)}; allowed are {', '.join(NO_DECAY_KINDS)}.")
+        kind: dict[int, str] = {}
+        for mixer in self.mixers:
+            kind.update((id(parameter), "ssm") for parameter in mixer.ssm_parameters().values())
+        for module in self.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                if isinstance(module, NORM_MODULES):
+                    kind.setdefault(id(parameter), "norm")
+                elif isinstance(module, nn.Embedding):
+                    kind.setdefault(id(parameter), "embedding")
+                elif name.endswith("bias"):
+                    kind.setdefault(id(parameter), "bias")
+        groups: dict[str, list[nn.Parameter]] = {}
+        for parameter in self.parameters():
+            if parameter.requires_grad:
+                groups.setdefault(kind.get(id(parameter), "weight"), []).append(parameter)
+        ssm_lr = getattr(self.config, "ssm_lr", None)
+        return [
+            ParamGroup(
+                name,
+                parameters,
+                lr=ssm_lr if name == "ssm" else None,
+                weight_decay=0.0 if name == "ssm" or name in no_decay else None,
+            )
+            for name, parameters in groups.items()
+        ]

@@ -1,0 +1,95 @@
+"""Gated linear attention: every key channel has its own data-dependent decay.
+
+    a_t = sigmoid(W_2 W_1 x_t + b)^(1/16),   S_t = diag(a_t) S_{t-1} + k_t^T v_t,   o_t = q_t S_t / sqrt(K)
+    y_t = W_o (swish(W_g x_t) * norm_h(o_t))
+
+Source: Yang et al. 2023, section 4.4; GSA paper, section 2.3 and appendix C.1 (queries and keys half as wide as the
+values, head size of queries and keys 256, so 256 D numbers of state a layer).
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
+from models.backbone import BackboneConfig, require_divides
+from models.blocks import ChannelMixerKind, Mixer, NormKind, ResidualLinear, RMSNorm, at_least_float32
+from suite.contracts import TaskSpec
+
+
+class GLA(Mixer):
+    """State [B, H, K, V]."""
+
+    def __init__(self, config: GLAConfig) -> None:
+        super().__init__()
+        d_model, self.num_heads = config.d_model, config.num_heads
+        keys = config.key_width
+        self.key_dim, self.value_dim = keys // self.num_heads, d_model // self.num_heads
+        self.damping = config.damping
+        self.split = (keys, keys, d_model, d_model)
+        self.proj = nn.Linear(d_model, sum(self.split), bias=False)
+        self.decay_down = nn.Linear(d_model, config.decay_rank, bias=False)
+        self.decay_up = nn.Linear(config.decay_rank, keys)
+        self.norm = RMSNorm(self.value_dim, eps=config.norm_eps)
+        self.out = ResidualLinear(d_model, d_model, bias=False)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        q, k, v, gate = self.proj(x).split(self.split, dim=-1)
+        log_decay = F.logsigmoid(at_least_float32(self.decay_up(self.decay_down(x)))) / self.damping
+        q, k, log_decay = (z.unflatten(-1, (self.num_heads, self.key_dim)) for z in (q, k, log_decay))
+        return q, k, v.unflatten(-1, (self.num_heads, self.value_dim)), log_decay, gate
+
+    def _output(self, o: Tensor, gate: Tensor) -> Tensor:
+        return self.out(self.norm(o).flatten(-2) * F.silu(gate))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v, log_decay, gate = self._project(x)
+        o = gated_linear_attention(q, k, v, log_decay)
+        assert isinstance(o, Tensor)
+        return self._output(o, gate)
+
+    def init_state(self, batch_size: int) -> tuple[Tensor]:
+        weight = at_least_float32(self.out.weight)
+        return (weight.new_zeros(batch_size, self.num_heads, self.key_dim, self.value_dim),)
+
+    def step(self, x_t: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
+        q, k, v, log_decay, gate = self._project(x_t)
+        o, new = gated_linear_attention_step(q, k, v, log_decay, state[0])
+        return self._output(o, gate), (new,)
+
+    def state_size(self, length: int) -> int:
+        return self.num_heads * self.key_dim * self.value_dim
+
+
+class GLAConfig(BackboneConfig):
+    """GLA in the layout of the GSA paper (RMS norms, SwiGLU)."""
+
+    channel_mixer: ChannelMixerKind = "swiglu"
+    mlp_ratio: float = 8 / 3
+    norm: NormKind = "rms"
+    norm_eps: float = 1e-6
+    num_heads: int = 4
+    expand_k: float = 0.5
+    """Width of queries and keys over d_model."""
+    damping: float = 16.0
+    """Root taken of the forget gate, which keeps it near one."""
+    decay_rank: int = 16
+    """Inner width of the map from x to the decays."""
+
+    @property
+    def key_width(self) -> int:
+        return round(self.expand_k * self.d_model)
+
+    def check(self, spec: TaskSpec) -> None:
+        super().check(spec)
+        name = type(self).__name__
+        require_divides(name, num_heads=self.num_heads, d_model=self.d_model)
+        require_divides(name, num_heads=self.num_heads, key_width=self.key_width)
+        if self.damping <= 0 or self.decay_rank < 1:
+            raise ValueError(
+                f"{name}: needs damping > 0 and decay_rank >= 1, got {self.damping} and {self.decay_rank}."
+            )
+
+    def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
+        return GLA(self)

@@ -1,0 +1,85 @@
+"""Gated slot attention: M memory slots a head, written with forget gates, read by a softmax over the slots.
+
+    q, k, v = swish(W_q x), swish(W_k x), swish(W_v x),   a = sigmoid(W_a x)^(1/8)  [M] a head
+    K_t = diag(a_t) K_{t-1} + (1 - a_t)^T k_t,   V_t = diag(a_t) V_{t-1} + (1 - a_t)^T v_t
+    o_t = softmax(K_t q_t) V_t,   y_t = W_o RMSNorm(swish(concat_h o_t))
+
+Source: GSA paper (Zhang et al. 2024), equations 6-9 and figure 2; M = 64, H = 4, damping 8: 128 D numbers of state.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
+from models.backbone import BackboneConfig, require_divides
+from models.blocks import ChannelMixerKind, Mixer, NormKind, ResidualLinear, RMSNorm, at_least_float32
+from suite.contracts import TaskSpec
+
+State = tuple[Tensor, Tensor]
+
+
+class GSA(Mixer):
+    """State: key memories [B, H, K, M] and value memories [B, H, M, K]."""
+
+    def __init__(self, config: GSAConfig) -> None:
+        super().__init__()
+        d_model, self.num_heads, self.num_slots = config.d_model, config.num_heads, config.num_slots
+        self.head_dim = d_model // self.num_heads
+        self.damping = config.damping
+        self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.decay = nn.Linear(d_model, self.num_heads * self.num_slots, bias=False)
+        self.norm = RMSNorm(d_model, eps=config.norm_eps)
+        self.out = ResidualLinear(d_model, d_model, bias=False)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        q, k, v = F.silu(self.qkv(x)).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(-3)
+        log_decay = F.logsigmoid(at_least_float32(self.decay(x))) / self.damping
+        log_decay = log_decay.unflatten(-1, (self.num_heads, self.num_slots))
+        return q, k, v, -torch.expm1(log_decay), log_decay
+
+    def _output(self, o: Tensor) -> Tensor:
+        return self.out(self.norm(F.silu(o.flatten(-2))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        o = gated_slot_attention(*self._project(x), scale=1.0)
+        assert isinstance(o, Tensor)
+        return self._output(o)
+
+    def init_state(self, batch_size: int) -> State:
+        weight = at_least_float32(self.out.weight)
+        return (
+            weight.new_zeros(batch_size, self.num_heads, self.head_dim, self.num_slots),
+            weight.new_zeros(batch_size, self.num_heads, self.num_slots, self.head_dim),
+        )
+
+    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        o, state = gated_slot_attention_step(*self._project(x_t), state, scale=1.0)
+        return self._output(o), state
+
+    def state_size(self, length: int) -> int:
+        return 2 * self.num_heads * self.head_dim * self.num_slots
+
+
+class GSAConfig(BackboneConfig):
+    """GSA in the layout of its paper (RMS norms, SwiGLU)."""
+
+    channel_mixer: ChannelMixerKind = "swiglu"
+    mlp_ratio: float = 8 / 3
+    norm: NormKind = "rms"
+    num_heads: int = 4
+    num_slots: int = 64
+    damping: float = 8.0
+    """Root taken of the forget gate, which keeps it near one (tau of the paper)."""
+
+    def check(self, spec: TaskSpec) -> None:
+        super().check(spec)
+        name = type(self).__name__
+        require_divides(name, num_heads=self.num_heads, d_model=self.d_model)
+        if self.damping <= 0 or self.num_slots < 1:
+            raise ValueError(f"{name}: needs damping > 0 and num_slots >= 1, got {self.damping} and {self.num_slots}.")
+
+    def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
+        return GSA(self)

@@ -1,0 +1,79 @@
+"""GSS: a gated unit around a state space model of reduced width.
+
+    u = gelu(W_u x) [D / 4],   v = gelu(W_v x) [4 D],   y = W_o (W_y dss(u) * v)
+
+Source: Gated State Spaces (Mehta et al. 2022), section 3.2 and figure 1: SSM width D / 4, gate width 4 D, no separate
+MLP. H3 (Fu et al. 2023) compares it in table 2.
+
+Departures from the paper: the kernel is dss-exp with its dt and Skew-Hippo start, where the paper drops dt and draws
+the eigenvalues at random; d_state is 64 as for the other models of H3's table 2, where the paper uses 512.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.backbone import BackboneConfig
+from models.blocks import ChannelMixerKind, Mixer, ResidualLinear
+from models.dss import DSS
+from models.s4d import State, check_ssm
+from suite.contracts import TaskSpec
+
+
+class GSS(Mixer):
+    """State: that of the state space model, [B, D / 4, N] complex."""
+
+    def __init__(self, config: GSSConfig, length: int) -> None:
+        super().__init__()
+        d_model, gate = config.d_model, round(config.expand * config.d_model)
+        width = max(1, d_model // config.reduction)
+        self.ssm_in = nn.Linear(d_model, width)
+        self.gate = nn.Linear(d_model, gate)
+        self.ssm = DSS(width, config.d_state, "dss-exp", length=length, dt_min=config.dt_min, dt_max=config.dt_max)
+        self.ssm_out = nn.Linear(width, gate)
+        self.out = ResidualLinear(gate, d_model)
+
+    def _output(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.out(self.ssm_out(y) * F.gelu(self.gate(x)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._output(x, self.ssm(F.gelu(self.ssm_in(x))))
+
+    def init_state(self, batch_size: int) -> State:
+        return self.ssm.init_state(batch_size)
+
+    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        y, state = self.ssm.step(F.gelu(self.ssm_in(x_t)), state)
+        return self._output(x_t, y), state
+
+    def state_size(self, length: int) -> int:
+        return self.ssm.state_size(length)
+
+    def ssm_parameters(self) -> dict[str, nn.Parameter]:
+        return self.ssm.ssm_parameters()
+
+
+class GSSConfig(BackboneConfig):
+    """GSS with layer norms; the gated unit replaces the MLP."""
+
+    channel_mixer: ChannelMixerKind = "none"
+    d_state: int = 64
+    reduction: int = 4
+    """d_model over the width of the state space model."""
+    expand: float = 4.0
+    """Width of the gate over d_model."""
+    dt_min: float = 1e-3
+    dt_max: float = 1e-1
+    ssm_lr: float | None = 1e-3
+
+    def check(self, spec: TaskSpec) -> None:
+        super().check(spec)
+        check_ssm("gss", self.d_state, self.dt_min, self.dt_max, pairs=False)
+        if self.reduction < 1 or self.expand * self.d_model < 1:
+            raise ValueError(
+                f"gss: needs reduction >= 1 and expand * d_model >= 1, got {self.reduction} and {self.expand}."
+            )
+
+    def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
+        return GSS(self, spec.max_length)

@@ -1,0 +1,149 @@
+"""H3: two state space models and two products, after linear attention.
+
+    q, k, v = W_q x, W_k x, W_v x
+    k~ = SSM_shift(k),   S = SSM_diag(k~ v^T)  a head,   o = S q,   y = W_o o
+
+The shift model is a learned causal filter over the last M = d_state inputs plus a skip, the diagonal one is S4D. With
+head dimension one the products are pointwise: y = W_o (q * SSM_diag(k~ * v)). Source: H3 (Fu et al. 2023), section 3.2
+and algorithm 1; every channel has its shift model, every head its diagonal model.
+
+`inner` puts another sequence layer in the place of SSM_diag: the "H3" rows with Hyena and S6 of Mamba's table 1.
+
+Departures from the paper: B of the shift model is fixed to e_1, which it allows, and that of the diagonal model to
+one: only products with C enter. The authors' code learns both, which adds parameters but no functions.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from kernels.fft_conv import fft_conv
+from models.backbone import BackboneConfig, require_divides
+from models.blocks import Mixer, ResidualLinear, at_least_float32
+from models.hyena import LongConv
+from models.mamba import S6
+from models.s4d import DiagonalSSM, Initialisation, State, check_ssm
+from suite.contracts import TaskSpec
+
+
+class ShiftSSM(Mixer):
+    """y_t = sum_{m < M} C[m] x_{t-m} + D x_t in every channel. State: the last M - 1 inputs [B, D, M - 1]."""
+
+    def __init__(self, width: int, d_state: int) -> None:
+        super().__init__()
+        self.C = nn.Parameter(torch.empty(width, d_state))
+        self.D = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.C)
+        nn.init.normal_(self.D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return fft_conv(x, self.C, D=self.D)
+
+    def init_state(self, batch_size: int) -> State:
+        C = at_least_float32(self.C)
+        return (C.new_zeros(batch_size, C.shape[0], C.shape[1] - 1),)
+
+    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        inputs = at_least_float32(x_t)
+        # newest first, like the state vector of the paper
+        window = torch.cat([inputs.unsqueeze(-1), state[0]], dim=-1)
+        y = (window * self.C).sum(-1) + self.D * inputs
+        return y.to(x_t.dtype), (window[..., :-1],)
+
+    def state_size(self, length: int) -> int:
+        return self.C.shape[0] * (self.C.shape[1] - 1)
+
+    def ssm_parameters(self) -> dict[str, nn.Parameter]:
+        return {"C": self.C, "D": self.D}
+
+
+class H3(Mixer):
+    """State: that of the shift model, then that of the inner model over head_dim^2 H channels."""
+
+    def __init__(self, config: H3Config, length: int) -> None:
+        super().__init__()
+        d_model = config.d_model
+        self.head_dim = config.head_dim
+        self.num_heads = d_model // config.head_dim
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.shift = ShiftSSM(d_model, config.d_state)
+        self.inner: Mixer
+        if config.inner == "ssm":
+            self.inner = DiagonalSSM(
+                self.num_heads, config.d_state, init=config.init, dt_min=config.dt_min, dt_max=config.dt_max
+            )
+        elif config.inner == "hyena":
+            self.inner = LongConv(d_model, length)
+        else:
+            dt_rank = math.ceil(d_model / 16)
+            self.inner = S6(d_model, config.d_state, dt_rank, dt_min=config.dt_min, dt_max=config.dt_max)
+        self.out = ResidualLinear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        k = self.shift(k)
+        if isinstance(self.inner, S6):
+            return self.out(q * self.inner(k * v))
+        if self.head_dim == 1:
+            return self.out(self.inner(v, gate_in=k, gate_out=q))
+        q, k, v = (m.unflatten(-1, (self.num_heads, self.head_dim)) for m in (q, k, v))
+        # [B, i, j, T, H]: entries of the outer product join the batch, heads are the channels
+        outer = torch.einsum("bthi,bthj->bijth", k, v)
+        states = self.inner(outer.flatten(0, 2)).view_as(outer)
+        return self.out(torch.einsum("bijth,bthi->bthj", states, q).flatten(-2))
+
+    def init_state(self, batch_size: int) -> State:
+        return (*self.shift.init_state(batch_size), *self.inner.init_state(batch_size * self.head_dim**2))
+
+    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        window, *rest = state
+        q, k, v = self.qkv(x_t).chunk(3, dim=-1)
+        k, (window,) = self.shift.step(k, (window,))
+        if self.head_dim == 1:
+            o, after = self.inner.step(k * v, tuple(rest))
+            return self.out(q * o), (window, *after)
+        q, k, v = (m.unflatten(-1, (self.num_heads, self.head_dim)) for m in (q, k, v))
+        outer = torch.einsum("bhi,bhj->bijh", k, v)
+        states, after = self.inner.step(outer.flatten(0, 2), tuple(rest))
+        o = torch.einsum("bijh,bhi->bhj", states.view_as(outer), q)
+        return self.out(o.flatten(-2)), (window, *after)
+
+    def state_size(self, length: int) -> int:
+        return self.shift.state_size(length) + self.head_dim**2 * self.inner.state_size(length)
+
+    def ssm_parameters(self) -> dict[str, nn.Parameter]:
+        shift = {f"shift.{name}": parameter for name, parameter in self.shift.ssm_parameters().items()}
+        inner = {f"inner.{name}": parameter for name, parameter in self.inner.ssm_parameters().items()}
+        return shift | inner
+
+
+class H3Config(BackboneConfig):
+    """H3 in the layout of its synthetic experiments: layer norm, MLP of ratio 4."""
+
+    d_state: int = 64
+    """M of the shift model and N of the diagonal one (N / 2 conjugate pairs); also N of an inner S6."""
+    head_dim: int = 1
+    init: Initialisation = "lin"
+    dt_min: float = 1e-3
+    dt_max: float = 1e-1
+    inner: Literal["ssm", "hyena", "s6"] = "ssm"
+    ssm_lr: float | None = 1e-3
+
+    def check(self, spec: TaskSpec) -> None:
+        super().check(spec)
+        check_ssm("h3", self.d_state, self.dt_min, self.dt_max, pairs=self.inner == "ssm")
+        require_divides("h3", head_dim=self.head_dim, d_model=self.d_model)
+        if self.inner != "ssm" and self.head_dim != 1:
+            raise ValueError(
+                f"h3: inner={self.inner!r} is defined for head_dim=1, got {self.head_dim}; set head_dim=1."
+            )
+
+    def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
+        return H3(self, spec.max_length)

@@ -1,0 +1,96 @@
+"""HGRN2: a gated linear RNN whose input gate is one minus its forget gate, expanded to a matrix state.
+
+    f_t = lb + (1 - lb) sigmoid(W_f x_t),   S_t = diag(f_t) S_{t-1} + (1 - f_t)^T v_t,   o_t = swish(W_q x_t) S_t
+    y_t = W_o norm(o_t)
+
+lb [D] is a lower bound of the forget gate that grows with depth: with one learned row g_l a layer,
+lb_l = sum_{1 <= i <= l} softmax_i(g)_i, zero in the first layer, so upper layers remember longer.
+
+Source: Qin et al. 2024, section 3; the lower bound is of HGRN (Qin et al. 2023), section 3.3. GSA paper, appendix C.1:
+head size 128 for keys and values, so 128 D numbers of state a layer. Departure: o is scaled by K^-0.5, which the norm
+takes out again except for its epsilon.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
+from models.backbone import BackboneConfig, require_divides
+from models.blocks import ChannelMixerKind, Mixer, NormKind, ResidualLinear, RMSNorm, at_least_float32
+from suite.contracts import TaskSpec
+
+
+class LowerBounds(nn.Module):
+    """The lower bounds of all layers, one parameter [L, D] that the layers share."""
+
+    def __init__(self, num_layers: int, d_model: int) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(num_layers, d_model))
+
+    def forward(self, layer: int) -> Tensor:
+        """[D], for layer >= 1; the first layer has none."""
+        return self.logits.softmax(0)[1 : layer + 1].sum(0)
+
+
+class HGRN2(Mixer):
+    """State [B, H, K, K]."""
+
+    def __init__(self, config: HGRN2Config, layer: int, lower_bounds: LowerBounds | None) -> None:
+        super().__init__()
+        d_model, self.num_heads = config.d_model, config.num_heads
+        self.head_dim = d_model // self.num_heads
+        self.layer = layer
+        self.lower_bounds = lower_bounds
+        self.proj = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.norm = RMSNorm(d_model, eps=config.norm_eps)
+        self.out = ResidualLinear(d_model, d_model, bias=False)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        q, forget, v = self.proj(x).chunk(3, dim=-1)
+        forget = at_least_float32(forget)
+        # log f and 1 - f from the logits, so that neither rounds to zero
+        log_decay, k = F.logsigmoid(forget), torch.sigmoid(-forget)
+        if self.lower_bounds is not None:
+            bound = self.lower_bounds(self.layer)
+            log_decay, k = torch.log(bound + (1 - bound) * torch.sigmoid(forget)), (1 - bound) * k
+        q, k, v, log_decay = (z.unflatten(-1, (self.num_heads, -1)) for z in (F.silu(q), k, v, log_decay))
+        return q, k, v, log_decay
+
+    def forward(self, x: Tensor) -> Tensor:
+        o = gated_linear_attention(*self._project(x))
+        assert isinstance(o, Tensor)
+        return self.out(self.norm(o.flatten(-2)))
+
+    def init_state(self, batch_size: int) -> tuple[Tensor]:
+        weight = at_least_float32(self.out.weight)
+        return (weight.new_zeros(batch_size, self.num_heads, self.head_dim, self.head_dim),)
+
+    def step(self, x_t: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
+        o, new = gated_linear_attention_step(*self._project(x_t), state[0])
+        return self.out(self.norm(o.flatten(-2))), (new,)
+
+    def state_size(self, length: int) -> int:
+        return self.num_heads * self.head_dim**2
+
+
+class HGRN2Config(BackboneConfig):
+    """HGRN2 in the layout of the GSA paper (RMS norms, SwiGLU)."""
+
+    channel_mixer: ChannelMixerKind = "swiglu"
+    mlp_ratio: float = 8 / 3
+    norm: NormKind = "rms"
+    norm_eps: float = 1e-6
+    num_heads: int = 4
+    """The GSA paper keeps d_model / num_heads, the expansion of the state, at 128."""
+    lower_bound: bool = True
+
+    def check(self, spec: TaskSpec) -> None:
+        super().check(spec)
+        require_divides(type(self).__name__, num_heads=self.num_heads, d_model=self.d_model)
+
+    def mixers(self, spec: TaskSpec) -> list[Mixer]:
+        shared = LowerBounds(self.num_layers, self.d_model) if self.lower_bound and self.num_layers > 1 else None
+        return [HGRN2(self, layer, shared if layer else None) for layer in range(self.num_layers)]

@@ -1,0 +1,233 @@
+"""Hyena: long convolutions with filters written by a small network, between multiplicative gates.
+
+    x^0, .., x^(o-1), v = short_conv(W_in x)          o = order, short filters of 3 taps
+    v <- x^i * v, then v <- h^i conv v + D^i v         for i = o - 1 .. 1
+    y = W_out (x^0 * v)
+    h^i[l] = exp(-|a| l / (L - 1)) * MLP(position l)   a: log-spaced decays, MLP with sin(freq x) activations
+
+Source: Hyena (Poli et al. 2023), sections 3.1 to 3.4 and the authors' code (safari) for what the text leaves open:
+positional features (l / (L-1) and (emb_dim - 1) / 2 complex exponentials), decays from ln(100)/1.5 to ln(100)/0.3,
+three sine layers that share their learned frequencies, started at w = 10.
+
+L is the task's max_length; longer inputs are refused. With `learn_positions` the features themselves are parameters:
+emb_dim 33 at L = 2^20 and two layers are the 69M parameters of Mamba's table 11.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from kernels.fft_conv import fft_conv
+from models.backbone import BackboneConfig
+from models.blocks import Mixer, ResidualLinear, at_least_float32
+from suite.contracts import TaskSpec
+
+State = tuple[Tensor, ...]
+
+FAST_DECAY, SLOW_DECAY, DECAY_TARGET = 0.3, 1.5, 1e-2
+"""The fastest and the slowest channel reach DECAY_TARGET at these multiples of the length."""
+
+
+class Sine(nn.Module):
+    """sin(freq x), one learned frequency a unit."""
+
+    def __init__(self, width: int, start: float) -> None:
+        super().__init__()
+        self.freq = nn.Parameter(torch.full((width,), start))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(self.freq * x)
+
+
+class ImplicitFilter(nn.Module):
+    """A filter [width, T] for any T <= length, from positional features [T, emb_dim]."""
+
+    decay: Tensor
+
+    def __init__(
+        self, width: int, length: int, *, emb_dim: int, filter_order: int, w: float, learn_positions: bool
+    ) -> None:
+        super().__init__()
+        self.length = length
+        self.time_step = 1 / max(length - 1, 1)
+        bands = (emb_dim - 1) // 2
+        time = torch.arange(length)[:, None]
+        angle = 2 * math.pi * time / length * torch.linspace(1e-4, max(bands - 1, 1e-4), bands)
+        features = torch.cat([time * self.time_step, angle.cos(), -angle.sin()], dim=-1)
+        features = features.to(torch.get_default_dtype())
+        if learn_positions:
+            self.positions: Tensor = nn.Parameter(features)
+        else:
+            self.register_buffer("positions", features, persistent=False)
+        slow, fast = (math.log(1 / DECAY_TARGET) / portion for portion in (SLOW_DECAY, FAST_DECAY))
+        self.register_buffer("decay", torch.linspace(slow, fast, width), persistent=False)
+        sine = Sine(filter_order, w)
+        self.layers = nn.Sequential(
+            nn.Linear(emb_dim, filter_order),
+            sine,
+            nn.Linear(filter_order, filter_order),
+            sine,
+            nn.Linear(filter_order, filter_order),
+            sine,
+            nn.Linear(filter_order, width, bias=False),
+        )
+
+    def forward(self, steps: int) -> Tensor:
+        if steps > self.length:
+            raise ValueError(
+                f"hyena: its filters cover max_length={self.length}, got a sequence of {steps}; raise the task's "
+                "max_length."
+            )
+        # in half precision neighbouring positions of a long filter would be one
+        with torch.autocast(self.positions.device.type, enabled=False):
+            taps = at_least_float32(self.layers(self.positions[:steps]))
+        time = torch.arange(steps, device=taps.device, dtype=taps.dtype) * self.time_step
+        return (taps * torch.exp(-time[:, None] * self.decay)).t()
+
+
+class LongConv(Mixer):
+    """One implicit filter and a skip in every channel: x [B, T, D] to [B, T, D].
+
+    State: the inputs so far, [B, t, D]. No smaller one gives the same output.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        length: int,
+        *,
+        emb_dim: int = 5,
+        filter_order: int = 64,
+        w: float = 10.0,
+        learn_positions: bool = False,
+    ) -> None:
+        super().__init__()
+        self.filter = ImplicitFilter(
+            width, length, emb_dim=emb_dim, filter_order=filter_order, w=w, learn_positions=learn_positions
+        )
+        self.D = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.D)
+
+    def forward(self, x: Tensor, gate_in: Tensor | None = None, gate_out: Tensor | None = None) -> Tensor:
+        return fft_conv(x, self.filter(x.shape[1]), D=self.D, gate_in=gate_in, gate_out=gate_out)
+
+    def init_state(self, batch_size: int) -> State:
+        return (at_least_float32(self.D).new_zeros(batch_size, 0, self.D.shape[0]),)
+
+    def step(
+        self, x_t: Tensor, state: State, gate_in: Tensor | None = None, gate_out: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        v = at_least_float32(x_t if gate_in is None else gate_in * x_t)
+        history = torch.cat([state[0], v.unsqueeze(1)], dim=1)
+        taps = self.filter(history.shape[1]).flip(-1).t()
+        y = (taps * history).sum(1) + self.D * v
+        return (y if gate_out is None else gate_out * y).to(x_t.dtype), (history,)
+
+    def state_size(self, length: int) -> int:
+        return length * self.D.shape[0]
+
+    def ssm_parameters(self) -> dict[str, nn.Parameter]:
+        return {**{f"filter.{name}": p for name, p in self.filter.named_parameters()}, "D": self.D}
+
+
+class Hyena(Mixer):
+    """State: the last inputs of the short filter [B, (order + 1) D, 2], and all inputs of every long convolution."""
+
+    def __init__(self, config: HyenaConfig, length: int) -> None:
+        super().__init__()
+        d_model = config.d_model
+        self.num_streams = config.order + 1
+        self.in_proj = nn.Linear(d_model, self.num_streams * d_model)
+        self.short_weight = nn.Parameter(torch.empty(self.num_streams * d_model, config.short_filter))
+        self.short_bias = nn.Parameter(torch.empty(self.num_streams * d_model))
+        self.convs = nn.ModuleList(
+            LongConv(
+                d_model,
+                length,
+                emb_dim=config.emb_dim,
+                filter_order=config.filter_order,
+                w=config.w,
+                learn_positions=config.learn_positions,
+            )
+            for _ in range(config.order - 1)
+        )
+        self.out = ResidualLinear(d_model, d_model)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        bound = self.short_weight.shape[1] ** -0.5
+        nn.init.uniform_(self.short_weight, -bound, bound)
+        nn.init.uniform_(self.short_bias, -bound, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        streams = causal_conv1d(self.in_proj(x), self.short_weight, self.short_bias)
+        assert isinstance(streams, Tensor)
+        *gates, v = streams.chunk(self.num_streams, dim=-1)
+        for i, conv in enumerate(self.convs):
+            last = i == len(self.convs) - 1
+            v = conv(v, gate_in=gates[-1 - i], gate_out=gates[0] if last else None)
+        return self.out(v)
+
+    def init_state(self, batch_size: int) -> State:
+        weight = at_least_float32(self.short_weight)
+        window = weight.new_zeros(batch_size, weight.shape[0], weight.shape[1] - 1)
+        return (window, *(conv.init_state(batch_size)[0] for conv in self._convs()))
+
+    def _convs(self) -> list[LongConv]:
+        return [conv for conv in self.convs if isinstance(conv, LongConv)]
+
+    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        window, *histories = state
+        streams = causal_conv1d_step(self.in_proj(x_t), self.short_weight, self.short_bias, window)
+        *gates, v = streams.chunk(self.num_streams, dim=-1)
+        longer = []
+        for i, (conv, history) in enumerate(zip(self._convs(), histories, strict=True)):
+            last = i == len(self.convs) - 1
+            v, (history,) = conv.step(v, (history,), gate_in=gates[-1 - i], gate_out=gates[0] if last else None)
+            longer.append(history)
+        return self.out(v), (window, *longer)
+
+    def state_size(self, length: int) -> int:
+        short = self.short_weight.shape[0] * (self.short_weight.shape[1] - 1)
+        return short + sum(conv.state_size(length) for conv in self._convs())
+
+    def ssm_parameters(self) -> dict[str, nn.Parameter]:
+        return {
+            f"convs.{i}.{name}": parameter
+            for i, conv in enumerate(self._convs())
+            for name, parameter in conv.ssm_parameters().items()
+        }
+
+
+class HyenaConfig(BackboneConfig):
+    """Hyena as in its authors' synthetic and DNA experiments: layer norm, MLP of ratio 4."""
+
+    order: int = 2
+    emb_dim: int = 5
+    filter_order: int = 64
+    """Width of the network that writes the filters."""
+    w: float = 10.0
+    short_filter: int = 3
+    learn_positions: bool = False
+    """Positional features [max_length, emb_dim] as parameters (Mamba's table 11)."""
+    ssm_lr: float | None = None
+    """Learning rate of the filter networks, which have no weight decay; None: the run's."""
+
+    def check(self, spec: TaskSpec) -> None:
+        super().check(spec)
+        if self.order < 2:
+            raise ValueError(f"hyena: order must be at least 2, got {self.order}.")
+        if self.emb_dim < 3 or self.emb_dim % 2 == 0:
+            raise ValueError(f"hyena: emb_dim must be odd and at least 3 (time, cosines, sines), got {self.emb_dim}.")
+        if not 2 <= self.short_filter <= 4:
+            raise ValueError(f"hyena: short_filter must lie in 2..4, got {self.short_filter}.")
+
+    def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
+        return Hyena(self, spec.max_length)

@@ -1,0 +1,101 @@
+"""Linear attention: a feature map in the place of the softmax.
+
+    S_t = S_{t-1} + phi(k_t)^T v_t,   z_t = z_{t-1} + phi(k_t),   o_t = phi(q_t) S_t / (phi(q_t) z_t)
+
+Source: Katharopoulos et al. 2020, equations 8-12 and 18-20 (phi = elu + 1, normalised: the defaults); GSA paper,
+section 2.2, equation 5 (phi = identity, not normalised). Runs on `gated_linear_attention` without decay; the
+normaliser z is the state of a value channel that is always one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
+from models.backbone import BackboneConfig, require_divides
+from models.blocks import Mixer, ResidualLinear, RMSNorm, at_least_float32
+from suite.contracts import TaskSpec
+
+FeatureMap = Literal["elu+1", "relu", "swish", "identity"]
+
+
+def feature_map(kind: FeatureMap, x: Tensor) -> Tensor:
+    """phi, element by element."""
+    if kind == "elu+1":
+        return F.elu(x) + 1
+    if kind == "relu":
+        return F.relu(x)
+    return F.silu(x) if kind == "swish" else x
+
+
+class LinearAttention(Mixer):
+    """State [B, H, K, V], with one more value channel where normalised."""
+
+    def __init__(self, config: LinearAttentionConfig) -> None:
+        super().__init__()
+        d_model = config.d_model
+        self.num_heads = config.num_heads
+        self.head_dim = d_model // config.num_heads
+        self.kind: FeatureMap = config.feature_map
+        self.normalize = config.normalize
+        self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.norm = RMSNorm(self.head_dim, eps=config.norm_eps) if config.output_norm == "rms" else None
+        self.out = ResidualLinear(d_model, d_model, bias=False)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = at_least_float32(self.qkv(x)).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(-3)
+        if self.normalize:
+            v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+        return feature_map(self.kind, q), feature_map(self.kind, k), v
+
+    def _output(self, o: Tensor) -> Tensor:
+        if self.normalize:
+            o, z = o[..., :-1], o[..., -1:]
+            # with relu all features of a query may be zero
+            o = o / (z + 1e-6)
+        return self.out((o if self.norm is None else self.norm(o)).flatten(-2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        o = gated_linear_attention(*self._project(x))
+        assert isinstance(o, Tensor)
+        return self._output(o)
+
+    def init_state(self, batch_size: int) -> tuple[Tensor]:
+        zeros = at_least_float32(self.out.weight).new_zeros(
+            batch_size, self.num_heads, self.head_dim, self.head_dim + self.normalize
+        )
+        return (zeros,)
+
+    def step(self, x_t: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
+        o, new = gated_linear_attention_step(*self._project(x_t), None, state[0])
+        return self._output(o), (new,)
+
+    def state_size(self, length: int) -> int:
+        return self.num_heads * self.head_dim * (self.head_dim + self.normalize)
+
+
+class LinearAttentionConfig(BackboneConfig):
+    """Linear attention in the layout of the other baselines (norm first, MLP)."""
+
+    num_heads: int = 4
+    feature_map: FeatureMap = "elu+1"
+    normalize: bool = True
+    """Divide by phi(q) z; needs features that cannot be negative."""
+    output_norm: Literal["none", "rms"] = "none"
+    """RMS norm of every head's output, the replacement of the normaliser in later work (Qin et al. 2022)."""
+
+    def check(self, spec: TaskSpec) -> None:
+        super().check(spec)
+        require_divides(type(self).__name__, num_heads=self.num_heads, d_model=self.d_model)
+        if self.normalize and self.feature_map in ("swish", "identity"):
+            raise ValueError(
+                f"{type(self).__name__}: feature_map={self.feature_map!r} can be negative, so its sum cannot "
+                "normalise; set normalize to false, or use 'elu+1' or 'relu'."
+            )
+
+    def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
+        return LinearAttention(self)

@@ -1,0 +1,192 @@
+"""Mamba: a gated block around a short convolution and a selective state space model (S6).
+
+    x, z = W_in u  [E D each];   x = silu(conv(x))
+    dt_raw, B, C = W_x x  [R, N, N];   dt = softplus(W_dt dt_raw + b_dt)
+    h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t;   y_t = (C_t h_t + D x_t) * silu(z_t);   W_out y
+
+Source: Mamba (Gu & Dao 2023), section 3.4, algorithm 2 and appendix E; what the text leaves open (A = -(1 .. N) in
+every channel, start of dt, biases) is as in the authors' code (mamba_ssm). `inner` puts another sequence layer in the
+place of S6 and `gate=False` drops z, for the rows of the paper's table 1 ("No gate", "Mamba" with S4 or Hyena).
+
+Sizes: two layers of width 64 without embeddings have 65,472 parameters; the 74K of the paper's table 11 are met with
+128 embedding rows (73,664), not with the vocabulary of 16 it states (66,496).
+
+Departures from the paper: B is discretized by dt B (see `kernels.selective_scan`). For "No gate" with S4 the paper says
+no more than the words; here it is this block without z.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from kernels.selective_scan import selective_scan, selective_scan_step
+from models.backbone import BackboneConfig
+from models.blocks import ChannelMixerKind, Mixer, NormKind, ResidualLinear, at_least_float32
+from models.hyena import LongConv
+from models.s4d import DiagonalSSM, State, check_ssm
+from suite.contracts import TaskSpec
+
+Inner = Literal["s6", "s4d", "hyena"]
+
+
+class S6(Mixer):
+    """The selective state space model alone: x [B, T, E] to [B, T, E]. State: h [B, E, N]."""
+
+    def __init__(
+        self, width: int, d_state: int, dt_rank: int, *, dt_min: float, dt_max: float, dt_floor: float = 1e-4
+    ) -> None:
+        super().__init__()
+        self.d_state, self.dt_rank = d_state, dt_rank
+        self.dt_min, self.dt_max, self.dt_floor = dt_min, dt_max, dt_floor
+        self.x_proj = nn.Linear(width, dt_rank + 2 * d_state, bias=False)
+        self.dt_proj = nn.Linear(dt_rank, width, bias=False)
+        self.dt_bias = nn.Parameter(torch.empty(width))
+        self.log_A = nn.Parameter(torch.empty(width, d_state))
+        self.D = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        self.x_proj.reset_parameters()
+        bound = self.dt_rank**-0.5
+        nn.init.uniform_(self.dt_proj.weight, -bound, bound)
+        dt = torch.empty_like(self.dt_bias).uniform_(math.log(self.dt_min), math.log(self.dt_max)).exp()
+        dt = dt.clamp(min=self.dt_floor)
+        # softplus(dt_bias) = dt
+        self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))
+        n = torch.arange(1, self.d_state + 1, dtype=self.log_A.dtype, device=self.log_A.device)
+        self.log_A.copy_(n.log().expand_as(self.log_A))
+        self.D.fill_(1.0)
+
+    def _select(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        dt, B, C = self.x_proj(x).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
+        return self.dt_proj(dt), -torch.exp(at_least_float32(self.log_A)), B, C
+
+    def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
+        y = selective_scan(x, *self._select(x), D=self.D, z=z, dt_bias=self.dt_bias, dt_softplus=True)
+        assert isinstance(y, Tensor)
+        return y
+
+    def init_state(self, batch_size: int) -> State:
+        return (at_least_float32(self.log_A).new_zeros(batch_size, *self.log_A.shape),)
+
+    def step(self, x_t: Tensor, state: State, z: Tensor | None = None) -> tuple[Tensor, State]:
+        y = selective_scan_step(
+            x_t, *self._select(x_t), state[0], D=self.D, z=z, dt_bias=self.dt_bias, dt_softplus=True
+        )
+        return y, state
+
+    def state_size(self, length: int) -> int:
+        return self.log_A.numel()
+
+    def ssm_parameters(self) -> dict[str, nn.Parameter]:
+        return {"log_A": self.log_A, "D": self.D, "dt_bias": self.dt_bias}
+
+
+class Mamba(Mixer):
+    """State: the short convolution's last inputs [B, E D, W - 1], then that of the inner sequence layer."""
+
+    def __init__(self, config: MambaConfig, length: int) -> None:
+        super().__init__()
+        d_model, width = config.d_model, config.expand * config.d_model
+        self.gated = config.gate
+        # depth enters the start of what is written into the residual stream, as in GPT-2
+        self.residual_scale = config.num_layers**-0.5 if config.init_residual == "scaled" else 1.0
+        self.in_proj = nn.Linear(d_model, 2 * width if config.gate else width, bias=False)
+        self.conv_weight = nn.Parameter(torch.empty(width, config.d_conv))
+        self.conv_bias = nn.Parameter(torch.empty(width))
+        self.inner = make_inner(config.inner, width, d_model, length, config)
+        self.out = ResidualLinear(width, d_model, bias=False)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        # the authors keep torch's initialisation of linear and convolution layers
+        self.in_proj.reset_parameters()
+        self.out.reset_parameters()
+        self.out.weight.mul_(self.residual_scale)
+        bound = self.conv_weight.shape[1] ** -0.5
+        nn.init.uniform_(self.conv_weight, -bound, bound)
+        nn.init.uniform_(self.conv_bias, -bound, bound)
+
+    def _split(self, u: Tensor) -> tuple[Tensor, Tensor | None]:
+        if not self.gated:
+            return self.in_proj(u), None
+        x, z = self.in_proj(u).chunk(2, dim=-1)
+        return x, z
+
+    def forward(self, u: Tensor) -> Tensor:
+        x, z = self._split(u)
+        convolved = causal_conv1d(x, self.conv_weight, self.conv_bias, activation="silu")
+        if isinstance(self.inner, S6):
+            y = self.inner(convolved, z)
+        else:
+            y = self.inner(convolved)
+            y = y if z is None else y * F.silu(z)
+        return self.out(y)
+
+    def init_state(self, batch_size: int) -> State:
+        weight = at_least_float32(self.conv_weight)
+        window = weight.new_zeros(batch_size, weight.shape[0], weight.shape[1] - 1)
+        return (window, *self.inner.init_state(batch_size))
+
+    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        window, *rest = state
+        x, z = self._split(x_t)
+        x = causal_conv1d_step(x, self.conv_weight, self.conv_bias, window, activation="silu")
+        if isinstance(self.inner, S6):
+            y, after = self.inner.step(x, tuple(rest), z)
+        else:
+            y, after = self.inner.step(x, tuple(rest))
+            y = y if z is None else y * F.silu(z)
+        return self.out(y), (window, *after)
+
+    def state_size(self, length: int) -> int:
+        return self.conv_weight.shape[0] * (self.conv_weight.shape[1] - 1) + self.inner.state_size(length)
+
+    def ssm_parameters(self) -> dict[str, nn.Parameter]:
+        return {f"inner.{name}": parameter for name, parameter in self.inner.ssm_parameters().items()}
+
+
+def make_inner(kind: Inner, width: int, d_model: int, length: int, config: MambaConfig) -> Mixer:
+    """The sequence layer of a block."""
+    if kind == "s6":
+        dt_rank = config.dt_rank or math.ceil(d_model / 16)
+        return S6(width, config.d_state, dt_rank, dt_min=config.dt_min, dt_max=config.dt_max)
+    if kind == "s4d":
+        return DiagonalSSM(width, config.d_state, dt_min=config.dt_min, dt_max=config.dt_max)
+    return LongConv(width, length)
+
+
+class MambaConfig(BackboneConfig):
+    """Mamba in its paper's layout: RMS norms, no channel mixer."""
+
+    channel_mixer: ChannelMixerKind = "none"
+    norm: NormKind = "rms"
+    d_state: int = 16
+    d_conv: int = 4
+    expand: int = 2
+    dt_rank: int | None = None
+    """R; None: d_model / 16, rounded up."""
+    dt_min: float = 1e-3
+    dt_max: float = 1e-1
+    inner: Inner = "s6"
+    gate: bool = True
+    ssm_lr: float | None = None
+
+    def check(self, spec: TaskSpec) -> None:
+        super().check(spec)
+        check_ssm("mamba", self.d_state, self.dt_min, self.dt_max, pairs=self.inner == "s4d")
+        if not 2 <= self.d_conv <= 4 or self.expand < 1:
+            raise ValueError(f"mamba: needs d_conv in 2..4 and expand >= 1, got {self.d_conv} and {self.expand}.")
+        if self.dt_rank is not None and self.dt_rank < 1:
+            raise ValueError(f"mamba: dt_rank must be at least 1 or None, got {self.dt_rank}.")
+
+    def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
+        return Mamba(self, spec.max_length)

@@ -1,0 +1,99 @@
+"""RetNet: linear attention with rotary queries and keys and one fixed decay a head.
+
+    S_t = gamma_h S_{t-1} + k_t^T v_t,   o_t = q_t S_t / sqrt(K),   gamma_h = 1 - 2^(-5-h)
+    y_t = W_o (swish(W_g x_t) * norm_h(o_t))
+
+Source: Sun et al. 2023, equations 5-8; GSA paper, section 2.3 and appendix C.1 (values expanded to 2 D, head size of
+queries and keys 256, so 512 D numbers of state a layer). Departures: the norm of a head is RMS instead of group norm
+and its denominators (section 2.1 there) are left out, as in the code that the GSA paper ran.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
+from models.backbone import BackboneConfig, require_divides
+from models.blocks import ChannelMixerKind, Mixer, NormKind, ResidualLinear, RMSNorm, Rotary, at_least_float32
+from suite.contracts import TaskSpec
+
+State = tuple[Tensor, Tensor]
+
+
+class RetNet(Mixer):
+    """State [B, H, K, V] and the clock that the rotation needs."""
+
+    log_decay: Tensor
+
+    def __init__(self, config: RetNetConfig, max_length: int) -> None:
+        super().__init__()
+        d_model, self.num_heads = config.d_model, config.num_heads
+        self.key_dim = d_model // self.num_heads
+        self.value_dim = config.expand_v * d_model // self.num_heads
+        values = self.num_heads * self.value_dim
+        self.split = (d_model, d_model, values, values)
+        self.proj = nn.Linear(d_model, sum(self.split), bias=False)
+        self.rotary = Rotary(self.key_dim, max_length)
+        self.norm = RMSNorm(self.value_dim, eps=config.norm_eps)
+        self.out = ResidualLinear(values, d_model, bias=False)
+        gamma = 1 - 2.0 ** (-5 - torch.arange(self.num_heads, dtype=torch.float64))
+        self.register_buffer("log_decay", gamma.log().to(torch.get_default_dtype()), persistent=False)
+
+    def _project(self, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """x [B, T, D] at the positions time [T]."""
+        q, k, v, gate = self.proj(x).split(self.split, dim=-1)
+        q, k = (z.unflatten(-1, (self.num_heads, self.key_dim)) for z in (q, k))
+        q, k = self.rotary(q, k, time)
+        return q, k, v.unflatten(-1, (self.num_heads, self.value_dim)), gate
+
+    def _output(self, o: Tensor, gate: Tensor) -> Tensor:
+        return self.out(self.norm(o).flatten(-2) * F.silu(gate))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v, gate = self._project(x, torch.arange(x.shape[1], device=x.device))
+        o = gated_linear_attention(q, k, v, self.log_decay)
+        assert isinstance(o, Tensor)
+        return self._output(o, gate)
+
+    def init_state(self, batch_size: int) -> State:
+        weight = at_least_float32(self.out.weight)
+        clock = torch.zeros((), dtype=torch.long, device=weight.device)
+        return weight.new_zeros(batch_size, self.num_heads, self.key_dim, self.value_dim), clock
+
+    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        memory, clock = state
+        q, k, v, gate = self._project(x_t.unsqueeze(1), clock.view(1))
+        o, memory = gated_linear_attention_step(q[:, 0], k[:, 0], v[:, 0], self.log_decay, memory)
+        return self._output(o, gate[:, 0]), (memory, clock + 1)
+
+    def state_size(self, length: int) -> int:
+        return self.num_heads * self.key_dim * self.value_dim
+
+
+class RetNetConfig(BackboneConfig):
+    """RetNet in the layout of the GSA paper (RMS norms, SwiGLU); its wider values are paid for in the SwiGLU."""
+
+    channel_mixer: ChannelMixerKind = "swiglu"
+    mlp_ratio: float = 4 / 3
+    norm: NormKind = "rms"
+    norm_eps: float = 1e-6
+    num_heads: int = 4
+    """The GSA paper keeps d_model / num_heads at 256."""
+    expand_v: int = 2
+    """Width of the values over d_model."""
+
+    def check(self, spec: TaskSpec) -> None:
+        super().check(spec)
+        require_divides(type(self).__name__, num_heads=self.num_heads, d_model=self.d_model)
+        if self.d_model // self.num_heads % 2:
+            raise ValueError(
+                f"{type(self).__name__}: the rotation needs an even head size, got d_model / num_heads = "
+                f"{self.d_model // self.num_heads}; change num_heads or d_model."
+            )
+        if self.expand_v < 1:
+            raise ValueError(f"{type(self).__name__}: expand_v must be at least 1, got {self.expand_v}.")
+
+    def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
+        return RetNet(self, spec.max_length)

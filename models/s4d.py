@@ -1,0 +1,191 @@
+"""S4D: a diagonal, time-invariant state space model in every channel, then a position-wise map.
+
+    h_t = Abar h_{t-1} + Bbar x_t,   v_t = 2 Re(sum_n C_n h_t[n]) + D x_t,   y = W gelu(v) (through GLU by default)
+
+with N / 2 conjugate pairs a channel, Abar and Bbar by zero-order hold, A = -exp(log_A_real) + i A_imag. Source: S4D
+(Gu et al. 2022), section 4 and table 1 (initialisations); the layer around it is that of S4, as used in H3 table 2.
+
+Departure from the authors' code: B is fixed to one, since only the product B C enters the output.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kernels.lti_ssm import lti_ssm, lti_ssm_step
+from models.backbone import BackboneConfig
+from models.blocks import Mixer, ResidualLinear, at_least_float32
+from suite.contracts import TaskSpec
+
+Initialisation = Literal["lin", "inv", "legs"]
+State = tuple[Tensor, ...]
+
+
+def skew_hippo_frequencies(size: int) -> Tensor:
+    """The size / 2 positive imaginary parts, ascending, of the eigenvalues of HiPPO-LegS' normal part [size, size].
+
+    That matrix is -1/2 on the diagonal and +-sqrt(2i + 1) sqrt(2j + 1) / 2 above and below it, so every eigenvalue has
+    real part -1/2 (DSS, section 3.3: `Skew-Hippo`; S4D, S4D-LegS).
+    """
+    root = np.sqrt(2 * np.arange(size) + 1)
+    skew = np.triu(np.outer(root, root) / 2, 1)
+    frequencies = np.linalg.eigvalsh(-1j * (skew - skew.T))
+    return torch.from_numpy(np.sort(frequencies)[-(size // 2) :].copy())
+
+
+def initial_frequencies(kind: Initialisation, pairs: int) -> Tensor:
+    """Im(A) of S4D-Lin (pi n), S4D-Inv (N/pi (N / (2n + 1) - 1)) or S4D-LegS, N = 2 pairs; Re(A) is -1/2 in all."""
+    n = torch.arange(pairs, dtype=torch.float64)
+    if kind == "lin":
+        return math.pi * n
+    if kind == "inv":
+        return 2 * pairs / math.pi * (2 * pairs / (2 * n + 1) - 1)
+    return skew_hippo_frequencies(2 * pairs)
+
+
+def fill_log_uniform(parameter: Tensor, low: float, high: float) -> None:
+    """Logarithms of numbers between low and high, uniform."""
+    nn.init.uniform_(parameter, math.log(low), math.log(high))
+
+
+class DiagonalSSM(Mixer):
+    """The state space part alone, channel by channel: x [B, T, D] to v [B, T, D].
+
+    State: h [B, D, N / 2], complex. `bidirectional` adds a second C that reads the future.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        d_state: int,
+        *,
+        init: Initialisation = "lin",
+        dt_min: float = 1e-3,
+        dt_max: float = 1e-1,
+        bidirectional: bool = False,
+    ) -> None:
+        super().__init__()
+        pairs = d_state // 2
+        self.init, self.dt_min, self.dt_max, self.bidirectional = init, dt_min, dt_max, bidirectional
+        self.log_dt = nn.Parameter(torch.empty(width))
+        self.log_A_real = nn.Parameter(torch.empty(width, pairs))
+        self.A_imag = nn.Parameter(torch.empty(width, pairs))
+        self.C = nn.Parameter(torch.empty(*([2] if bidirectional else []), width, pairs, 2))
+        self.D = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        fill_log_uniform(self.log_dt, self.dt_min, self.dt_max)
+        self.log_A_real.fill_(math.log(0.5))
+        self.A_imag.copy_(initial_frequencies(self.init, self.A_imag.shape[1]).expand_as(self.A_imag))
+        # a standard complex normal: real and imaginary part of variance one half
+        nn.init.normal_(self.C, std=0.5**0.5)
+        nn.init.normal_(self.D)
+
+    def _system(self) -> tuple[Tensor, None, Tensor, Tensor]:
+        A = torch.complex(-torch.exp(at_least_float32(self.log_A_real)), at_least_float32(self.A_imag))
+        return A, None, torch.view_as_complex(at_least_float32(self.C)), torch.exp(at_least_float32(self.log_dt))
+
+    def forward(self, x: Tensor, gate_in: Tensor | None = None, gate_out: Tensor | None = None) -> Tensor:
+        y = lti_ssm(x, *self._system(), D=self.D, bidirectional=self.bidirectional, gate_in=gate_in, gate_out=gate_out)
+        assert isinstance(y, Tensor)
+        return y
+
+    def init_state(self, batch_size: int) -> State:
+        log_A = at_least_float32(self.log_A_real)
+        return (log_A.new_zeros(batch_size, *log_A.shape, dtype=log_A.dtype.to_complex()),)
+
+    def step(
+        self, x_t: Tensor, state: State, gate_in: Tensor | None = None, gate_out: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        if self.bidirectional:
+            raise ValueError("s4d: bidirectional=True reads the future and has no step; set bidirectional=False.")
+        y = lti_ssm_step(x_t, *self._system(), state[0], D=self.D, gate_in=gate_in, gate_out=gate_out)
+        return y, state
+
+    def state_size(self, length: int) -> int:
+        return 2 * self.A_imag.numel()
+
+    def ssm_parameters(self) -> dict[str, nn.Parameter]:
+        return {
+            "log_dt": self.log_dt,
+            "log_A_real": self.log_A_real,
+            "A_imag": self.A_imag,
+            "C": self.C,
+            "D": self.D,
+        }
+
+
+class SSMLayer(Mixer):
+    """A channel-wise state space model, GELU, and a position-wise map, D to D or D to 2 D through GLU."""
+
+    def __init__(self, d_model: int, ssm: Mixer, output: Literal["linear", "glu"]) -> None:
+        super().__init__()
+        self.ssm = ssm
+        self.glu = output == "glu"
+        self.out = ResidualLinear(d_model, 2 * d_model if self.glu else d_model)
+
+    def _output(self, v: Tensor) -> Tensor:
+        y = self.out(F.gelu(v))
+        return F.glu(y, dim=-1) if self.glu else y
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._output(self.ssm(x))
+
+    def init_state(self, batch_size: int) -> State:
+        return self.ssm.init_state(batch_size)
+
+    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        v, state = self.ssm.step(x_t, state)
+        return self._output(v), state
+
+    def state_size(self, length: int) -> int:
+        return self.ssm.state_size(length)
+
+    def ssm_parameters(self) -> dict[str, nn.Parameter]:
+        return self.ssm.ssm_parameters()
+
+
+def check_ssm(name: str, d_state: int, dt_min: float, dt_max: float, *, pairs: bool) -> None:
+    """Raises ValueError for a state size or time scales that cannot work."""
+    if d_state < 1 or (pairs and d_state % 2):
+        kind = "an even number >= 2 (conjugate pairs)" if pairs else "at least 1"
+        raise ValueError(f"{name}: d_state must be {kind}, got {d_state}.")
+    if not 0 < dt_min <= dt_max:
+        raise ValueError(f"{name}: needs 0 < dt_min <= dt_max, got {dt_min} and {dt_max}.")
+
+
+class S4DConfig(BackboneConfig):
+    """S4D in the layout of H3's synthetic experiments: layer norm, MLP of ratio 4."""
+
+    d_state: int = 64
+    """N, of which N / 2 conjugate pairs are kept."""
+    init: Initialisation = "lin"
+    dt_min: float = 1e-3
+    dt_max: float = 1e-1
+    output: Literal["linear", "glu"] = "glu"
+    bidirectional: bool = False
+    """Reads the future too (S4's setting for LRA); such a model has no step."""
+    ssm_lr: float | None = 1e-3
+
+    def check(self, spec: TaskSpec) -> None:
+        super().check(spec)
+        check_ssm("s4d", self.d_state, self.dt_min, self.dt_max, pairs=True)
+
+    def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
+        ssm = DiagonalSSM(
+            self.d_model,
+            self.d_state,
+            init=self.init,
+            dt_min=self.dt_min,
+            dt_max=self.dt_max,
+            bidirectional=self.bidirectional,
+        )
+        return SSMLayer(self.d_model, ssm, self.output)

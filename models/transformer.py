@@ -1,0 +1,22 @@
+"""Transformer++: attention with the modern recipe, rotary positions, SwiGLU, RMS norms and no biases.
+
+Source: Mamba paper (Gu and Dao 2023), section 4.2; GSA paper (Zhang et al. 2024), appendix C.1; Touvron et al. 2023.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from models.attention import AttentionConfig
+from models.blocks import ChannelMixerKind, NormKind
+
+
+class TransformerPPConfig(AttentionConfig):
+    """The mixer of `attention` in the layout of Llama."""
+
+    channel_mixer: ChannelMixerKind = "swiglu"
+    mlp_ratio: float = 8 / 3
+    norm: NormKind = "rms"
+    position: Literal["none", "learned", "sinusoidal", "rope", "xpos"] = "rope"
+    num_heads: int = 4
+    bias: bool = False

@@ -1,0 +1,147 @@
+"""The one comparison of a kernel with its reference.
+
+Rule: against the reference in float64, an implementation may err at most twice as much as plain PyTorch does, that is
+the reference run in the tested dtype on the same rounded inputs, plus a floor of a few roundings. The rule holds for
+every output (final states too) and the gradient of every tensor input (initial states too), in the root mean square
+and in the largest element, both relative to the root mean square of the exact value.
+
+    assert_matches_reference(op, reference, {"x": x, "A": A, "chunk": 64}, dtype=torch.bfloat16, keep=("A",))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SLACK = 2.0
+# a sum of a few hundred terms in another order, in roundings; below float32 the one rounding of the result remains
+FLOOR = {
+    torch.float64: 1e-13,
+    torch.float32: 1e-6,
+    torch.bfloat16: torch.finfo(torch.bfloat16).eps / 2,
+    torch.float16: torch.finfo(torch.float16).eps / 2,
+}
+MAX_OVER_RMS = 8.0
+"""The largest element may err this many floors where the root mean square may err one."""
+
+
+def cast(value: Any, dtype: torch.dtype) -> Any:
+    """A floating tensor in dtype, a complex one in the complex type of at least dtype; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.is_complex():
+        return value.to(torch.complex128 if dtype == torch.float64 else torch.complex64)
+    return value.to(dtype) if value.is_floating_point() else value
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def outputs_of(result: Any) -> list[Tensor]:
+    """The tensors among the outputs of an operator, None left out."""
+    return [part for part in (result if isinstance(result, (tuple, list)) else [result]) if part is not None]
+
+
+def wide(tensor: Tensor) -> Tensor:
+    return (
+        torch.view_as_real(tensor.detach().cpu().to(torch.complex128))
+        if tensor.is_complex()
+        else tensor.detach().cpu().double()
+    )
+
+
+def relative_error(actual: Tensor, exact: Tensor) -> tuple[float, float]:
+    """(root mean square, largest element) of actual - exact over the root mean square of exact; 0/0 is 0."""
+    actual, exact = wide(actual), wide(exact)
+    assert actual.shape == exact.shape, f"shape {tuple(actual.shape)} instead of {tuple(exact.shape)}"
+    assert torch.isfinite(actual).all(), "not finite"
+    difference, scale = (actual - exact).abs(), exact.square().mean().sqrt().item()
+    if scale == 0.0:
+        return (0.0, 0.0) if difference.max() == 0 else (float("inf"), float("inf"))
+    return difference.square().mean().sqrt().item() / scale, difference.max().item() / scale
+
+
+def assert_close(
+    actual: Tensor, exact: Tensor, dtype: torch.dtype, *, plain: Tensor | None = None, what: str = ""
+) -> None:
+    """The rule for one tensor; `plain` is what plain PyTorch gives in dtype (None: only the floor is granted)."""
+    try:
+        error = relative_error(actual, exact)
+    except AssertionError as reason:
+        raise AssertionError(f"{what}: {reason}") from None
+    base = (0.0, 0.0) if plain is None else relative_error(plain, exact)
+    for name, err, ref, floor in zip(("rms", "max"), error, base, (1.0, MAX_OVER_RMS), strict=True):
+        allowed = SLACK * ref + floor * FLOOR[dtype]
+        # zeros have a relative error of one, so a bound that large would prove nothing
+        assert name == "max" or allowed < 0.5, f"{what}: tolerance {allowed:.1e} would accept zeros"
+        assert err <= allowed, f"{what}: {name} error {err:.2e} > {allowed:.2e} (plain PyTorch in {dtype}: {ref:.2e})"
+
+
+def run(
+    op: Callable[..., Any], inputs: Mapping[str, Any], cotangents: Sequence[Tensor] | None
+) -> tuple[list[Tensor], dict[str, Tensor | None]]:
+    """Outputs, and where cotangents are given the gradient of sum <output, cotangent> for each tensor input."""
+    leaves = {
+        name: value.detach()
+        .clone()
+        .requires_grad_(cotangents is not None and (value.is_floating_point() or value.is_complex()))
+        if isinstance(value, Tensor)
+        else value
+        for name, value in inputs.items()
+    }
+    outputs = outputs_of(op(**leaves))
+    if cotangents is None:
+        return outputs, {}
+    wanted = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, Tensor) and leaf.requires_grad}
+    pairs = [(o, c.to(o)) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
+    assert pairs, "no output has a gradient"
+    gradients = torch.autograd.grad(
+        [o for o, _ in pairs], list(wanted.values()), [c for _, c in pairs], allow_unused=True
+    )
+    return outputs, dict(zip(wanted, gradients, strict=True))
+
+
+def assert_matches_reference(
+    op: Callable[..., Any],
+    reference: Callable[..., Any],
+    inputs: Mapping[str, Any],
+    *,
+    dtype: torch.dtype = torch.float32,
+    keep: Sequence[str] = (),
+    device: str = "cpu",
+    grad: bool = True,
+) -> None:
+    """Checks outputs and gradients of op against reference by the rule of this module.
+
+    inputs: keyword arguments of both, tensors in float64 or complex128; they are rounded to dtype first, so that the
+        exact result is that of the rounded inputs. Those named in `keep` are rounded to float32 at the coarsest.
+    """
+    rounded = {name: cast(value, at_least_float32(dtype) if name in keep else dtype) for name, value in inputs.items()}
+    exact_inputs = {name: cast(value, torch.float64) for name, value in rounded.items()}
+    generator = torch.Generator().manual_seed(1234)
+    exact_outputs, _ = run(reference, exact_inputs, None)
+    cotangents = None
+    if grad:
+        cotangents = [torch.randn(o.shape, generator=generator, dtype=o.dtype) for o in exact_outputs]
+    _, exact_gradients = run(reference, exact_inputs, cotangents) if grad else (None, {})
+    plain_outputs, plain_gradients = run(reference, rounded, cotangents)
+    on_device = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in rounded.items()}
+    outputs, gradients = run(op, on_device, cotangents)
+    assert len(outputs) == len(exact_outputs), f"{len(outputs)} outputs instead of {len(exact_outputs)}"
+
+    scale = wide(exact_outputs[0]).square().mean().sqrt().item()
+    assert 0.02 < scale < 50, f"test data give outputs of size {scale:.1e}; choose data with outputs of order one"
+    for index, (actual, exact, plain) in enumerate(zip(outputs, exact_outputs, plain_outputs, strict=True)):
+        assert_close(actual, exact, dtype, plain=plain, what=f"output {index}")
+    for name, exact_gradient in exact_gradients.items():
+        actual_gradient, plain_gradient = gradients[name], plain_gradients[name]
+        if exact_gradient is None or not exact_gradient.any():
+            assert actual_gradient is None or not actual_gradient.any(), f"gradient of {name} should be zero"
+            continue
+        assert actual_gradient is not None, f"gradient of {name} is missing"
+        assert actual_gradient.dtype == rounded[name].dtype, f"gradient of {name} has dtype {actual_gradient.dtype}"
+        assert_close(actual_gradient, exact_gradient, dtype, plain=plain_gradient, what=f"gradient of {name}")

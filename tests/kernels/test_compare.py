@@ -1,0 +1,54 @@
+"""The comparison itself must fail on what kernels get wrong."""
+
+import pytest
+import torch
+
+from tests.kernels.compare import assert_matches_reference
+
+
+def product(x, w):
+    return torch.sin(x) * w, (x * w).sum(0)
+
+
+@pytest.fixture
+def inputs():
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randn(40, 5, generator=generator, dtype=torch.float64) for name in ("x", "w")}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_reference_matches_itself(inputs, dtype):
+    assert_matches_reference(product, product, inputs, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "message"),
+    [
+        (lambda x, w: (product(x, w)[0] * 0, product(x, w)[1]), "output 0"),
+        (lambda x, w: (product(x, w)[0], product(x, w)[1] * 0), "output 1"),
+        (lambda x, w: product(x, w.detach()), "gradient of w is missing"),
+        (lambda x, w: (product(x, w)[0] * 1.001, product(x, w)[1]), "output 0"),
+        (lambda x, w: (product(x, w)[0] * float("nan"), product(x, w)[1]), "not finite"),
+        (lambda x, w: (product(x, w)[0], product(x.detach(), w)[1]), "gradient of x"),
+    ],
+    ids=["zero output", "zero state", "missing gradient", "slightly off", "nan", "partial gradient"],
+)
+def test_a_mutant_fails(inputs, mutant, message):
+    with pytest.raises(AssertionError, match=message):
+        assert_matches_reference(mutant, product, inputs)
+
+
+def test_one_wrong_element_in_bfloat16_fails(inputs):
+    def mutant(x, w):
+        y, s = product(x, w)
+        offset = torch.zeros_like(y)
+        offset[3, 2] = 0.3
+        return y + offset, s
+
+    with pytest.raises(AssertionError, match=r"output 0: (max|rms)"):
+        assert_matches_reference(mutant, product, inputs, dtype=torch.bfloat16)
+
+
+def test_tiny_test_data_are_refused(inputs):
+    with pytest.raises(AssertionError, match="order one"):
+        assert_matches_reference(product, product, {"x": inputs["x"] * 1e-4, "w": inputs["w"]})

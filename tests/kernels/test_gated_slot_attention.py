@@ -1,0 +1,180 @@
+"""Gated slot attention against its recurrence and against its definition."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.gated_linear_attention import gated_linear_attention
+from kernels.gated_slot_attention import (
+    gated_slot_attention,
+    gated_slot_attention_reference,
+    gated_slot_attention_step,
+)
+from tests.kernels.compare import assert_close, assert_matches_reference
+
+B, H, K, V, M = 2, 3, 8, 12, 5
+
+
+def make_inputs(length: int, *, coupled: bool = True, seed: int = 0) -> dict:
+    """GSA's inputs (slots = 1 - decay), or ABC's (slots of their own, no decay)."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    log_decay = torch.nn.functional.logsigmoid(normal(B, length, H, M)) / 4
+    slots = 1 - log_decay.exp()
+    if not coupled:
+        slots, log_decay = torch.rand(B, length, H, M, generator=generator, dtype=torch.float64) / length**0.5, None
+    return {
+        "q": normal(B, length, H, K),
+        "k": normal(B, length, H, K),
+        "v": 2 * normal(B, length, H, V),
+        "slots": slots,
+        "log_decay": log_decay,
+        "return_final_state": True,
+    }
+
+
+def with_state(op):
+    """The operator with its pair of states as two arguments and its results as one flat tuple."""
+
+    def flat(state_k: Tensor | None = None, state_v: Tensor | None = None, **inputs):
+        state = None if state_k is None else (state_k, state_v)
+        o, final = op(**inputs, initial_state=state)
+        return o, *final
+
+    return flat
+
+
+def random_state(seed: int = 7) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "state_k": torch.randn(B, H, K, M, generator=generator, dtype=torch.float64),
+        "state_v": torch.randn(B, H, M, V, generator=generator, dtype=torch.float64),
+    }
+
+
+KEEP = ("slots", "log_decay", "state_k", "state_v")
+OP, REFERENCE = with_state(gated_slot_attention), with_state(gated_slot_attention_reference)
+
+
+@pytest.mark.parametrize("coupled", [True, False], ids=["gsa", "abc"])
+@pytest.mark.parametrize("state", [False, True], ids=["empty", "state"])
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 500])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_chunked_equals_recurrent(length, state, coupled, dtype):
+    inputs = make_inputs(length, coupled=coupled) | (random_state() if state else {})
+    assert_matches_reference(OP, REFERENCE, inputs, dtype=dtype, keep=KEEP)
+
+
+def test_it_is_two_passes_of_gated_linear_attention_joined_by_a_softmax():
+    """GSA paper, equation 7."""
+    inputs = make_inputs(100)
+    slots, log_decay = inputs["slots"], inputs["log_decay"]
+    logits = gated_linear_attention(inputs["q"], inputs["k"], slots, log_decay, decay_on="value")
+    o = gated_linear_attention(logits.softmax(-1), slots, inputs["v"], log_decay, scale=1.0)
+    assert_close(gated_slot_attention(**inputs)[0], o, torch.float64)
+
+
+def test_as_many_slots_as_positions_written_once_each_is_softmax_attention():
+    """GSA paper, section 2.1: with m = t slots and one write a slot, the slots are the key-value cache."""
+    length = 20
+    inputs = make_inputs(length)
+    slots = torch.eye(length, dtype=torch.float64)[None, :, None, :].expand(B, length, H, length)
+    o = gated_slot_attention(inputs["q"], inputs["k"], inputs["v"], slots)
+    assert isinstance(o, Tensor)
+    last = torch.nn.functional.scaled_dot_product_attention(
+        *(inputs[name].transpose(1, 2) for name in ("q", "k", "v")), is_causal=False
+    )
+    # only the last position sees every slot filled; before, the empty ones hold keys of zero
+    assert_close(o[:, -1], last.transpose(1, 2)[:, -1], torch.float64)
+
+
+@pytest.mark.parametrize("coupled", [True, False], ids=["gsa", "abc"])
+def test_step_by_step_equals_parallel(coupled):
+    inputs = make_inputs(70, coupled=coupled)
+    states = random_state()
+    state = (states["state_k"], states["state_v"])
+    o, final = gated_slot_attention(**inputs, initial_state=state)
+    for t in range(70):
+        log_decay = None if inputs["log_decay"] is None else inputs["log_decay"][:, t]
+        now = [inputs[name][:, t] for name in ("q", "k", "v", "slots")]
+        o_t, state = gated_slot_attention_step(*now, log_decay, state)
+        assert_close(o_t, o[:, t], torch.float64, what=f"step {t}")
+    assert_close(state[0], final[0], torch.float64, what="key memories")
+    assert_close(state[1], final[1], torch.float64, what="value memories")
+
+
+@pytest.mark.parametrize("coupled", [True, False], ids=["gsa", "abc"])
+@pytest.mark.parametrize("cut", [1, 64, 100])
+def test_splitting_time_and_passing_the_state_equals_the_whole(coupled, cut):
+    inputs = make_inputs(200, coupled=coupled)
+    whole = OP(**inputs)
+    parts = [
+        {n: x[:, where] if isinstance(x, Tensor) else x for n, x in inputs.items()}
+        for where in (slice(cut), slice(cut, None))
+    ]
+    o_1, keys, values = OP(**parts[0])
+    o_2, keys, values = OP(**parts[1], state_k=keys, state_v=values)
+    for actual, exact in zip((torch.cat([o_1, o_2], dim=1), keys, values), whole, strict=True):
+        assert_close(actual, exact, torch.float64)
+
+
+def test_the_future_cannot_change_the_past():
+    inputs = make_inputs(130)
+    changed = {n: x.clone() if isinstance(x, Tensor) else x for n, x in inputs.items()}
+    for name in ("q", "k", "v", "slots", "log_decay"):
+        changed[name][:, 77:] *= 0.5
+    before, after = gated_slot_attention(**inputs)[0], gated_slot_attention(**changed)[0]
+    assert torch.equal(before[:, :77], after[:, :77])
+    assert (before[:, 77:] - after[:, 77:]).abs().amax((0, 2, 3)).min() > 0
+
+
+def test_extreme_decays_neither_overflow_nor_lose_the_near_terms():
+    """Gates that erase a slot (exp(-50)) stand next to gates that keep all but 1e-4, over 2000 steps, in float32."""
+    inputs = make_inputs(2000)
+    hard = torch.rand(inputs["log_decay"].shape, generator=torch.Generator().manual_seed(3)) < 0.2
+    inputs["log_decay"] = torch.where(hard, -50.0, -1e-4).double()
+    inputs["slots"] = -torch.expm1(inputs["log_decay"])
+    assert_matches_reference(OP, REFERENCE, inputs, dtype=torch.float32, keep=KEEP)
+
+
+def test_gradients_of_the_reference_are_those_of_finite_differences():
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, slots = (torch.randn(1, 3, 1, 2, generator=generator, dtype=torch.float64) for _ in range(4))
+    log_decay = -torch.rand(1, 3, 1, 2, generator=generator, dtype=torch.float64)
+    states = [torch.randn(1, 1, 2, 2, generator=generator, dtype=torch.float64) for _ in range(2)]
+
+    def op(q, k, v, slots, log_decay, keys, values):
+        o, final = gated_slot_attention_reference(
+            q, k, v, slots, log_decay, initial_state=(keys, values), return_final_state=True
+        )
+        return o, *final
+
+    assert torch.autograd.gradcheck(op, [x.requires_grad_() for x in (q, k, v, slots, log_decay, *states)])
+
+
+def test_autocast_does_not_round_the_inside():
+    inputs = {n: x.float() if isinstance(x, Tensor) else x for n, x in make_inputs(70).items()}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = gated_slot_attention(**inputs)[0]
+    assert torch.equal(inside, gated_slot_attention(**inputs)[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"backend": "triton"}, "no Triton path yet"),
+        ({"backend": "cuda"}, "backend='cuda'"),
+        ({"k": torch.zeros(B, 4, H, K + 1)}, "k must have the shape of q"),
+        ({"slots": torch.zeros(B, 5, H, M)}, "slots must share"),
+        ({"log_decay": torch.zeros(B, 4, H, M + 1)}, "log_decay must have the shape of slots"),
+        ({"initial_state": (torch.zeros(B, H, M, K), torch.zeros(B, H, M, V))}, "initial_state"),
+    ],
+)
+def test_a_misfit_is_an_error_that_says_what_fits(change, message):
+    with pytest.raises(ValueError, match=message):
+        gated_slot_attention(**(make_inputs(4) | change))

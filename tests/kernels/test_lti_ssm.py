@@ -1,0 +1,163 @@
+"""Claims about the time-invariant state space model; the accuracy rule is that of `tests.kernels.compare`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+import kernels.lti_ssm.chunked as chunked
+from kernels.lti_ssm import lti_ssm, lti_ssm_step
+from kernels.lti_ssm.reference import lti_ssm_reference
+from kernels.ssm_kernel import DISCRETIZATIONS, ssm_kernel
+from tests.kernels.compare import assert_matches_reference
+from tests.kernels.test_ssm_kernel import make_parameters
+
+LENGTHS = (1, 2, 63, 64, 65, 500)
+PARAMETERS = ("A", "B", "C", "dt", "D", "initial_state")
+BATCH, WIDTH, STATE = 2, 3, 4
+
+
+def make_inputs(length, *, discretization, complex_=True, gates=True, bidirectional=False, initial_state=True):
+    g = torch.Generator().manual_seed(length)
+
+    def randn(*shape, dtype=torch.float64):
+        return torch.randn(*shape, generator=g, dtype=dtype)
+
+    inputs = make_parameters(WIDTH, STATE, discretization=discretization, complex_=complex_)
+    inputs |= {"u": randn(BATCH, length, WIDTH), "D": randn(WIDTH)}
+    inputs |= {"discretization": discretization, "conj_pairs": complex_}
+    # filters of order one sum over up to 1 / dt steps
+    inputs["C"] = inputs["C"] / 4
+    if gates:
+        inputs |= {"gate_in": randn(BATCH, length, WIDTH), "gate_out": randn(BATCH, length, WIDTH)}
+    if bidirectional:
+        inputs |= {"bidirectional": True, "C": torch.stack([inputs["C"], inputs["C"].flip(0)])}
+    elif initial_state:
+        inputs["initial_state"] = randn(BATCH, WIDTH, STATE, dtype=inputs["A"].dtype)
+    if discretization == "dss-softmax" and not bidirectional:
+        inputs |= {"length": length + 6, "position": 4}
+    return inputs
+
+
+@pytest.fixture(params=["toeplitz", "fft"])
+def route(request, monkeypatch):
+    """Both ways of convolving, whatever T."""
+    monkeypatch.setattr(chunked, "TOEPLITZ_MAX_LENGTH", 10**6 if request.param == "toeplitz" else 0)
+
+
+@pytest.mark.parametrize("discretization", DISCRETIZATIONS)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_convolution_equals_the_recurrence(discretization, length, route):
+    inputs = make_inputs(length, discretization=discretization)
+    assert_matches_reference(partial(lti_ssm, return_final_state=True), lti_ssm_reference, inputs)
+
+
+@pytest.mark.parametrize("discretization", DISCRETIZATIONS)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_bfloat16_inputs_lose_no_more_than_the_recurrence(discretization, length):
+    inputs = make_inputs(length, discretization=discretization)
+    op = partial(lti_ssm, return_final_state=True)
+    assert_matches_reference(op, lti_ssm_reference, inputs, dtype=torch.bfloat16, keep=PARAMETERS)
+
+
+@pytest.mark.parametrize("discretization", DISCRETIZATIONS)
+@pytest.mark.parametrize("length", [1, 65])
+def test_real_systems_equal_the_recurrence(discretization, length, route):
+    inputs = make_inputs(length, discretization=discretization, complex_=False)
+    assert_matches_reference(partial(lti_ssm, return_final_state=True), lti_ssm_reference, inputs)
+
+
+@pytest.mark.parametrize("discretization", DISCRETIZATIONS)
+@pytest.mark.parametrize("length", [2, 65])
+def test_two_sided_convolution_equals_two_recurrences(discretization, length, route):
+    inputs = make_inputs(length, discretization=discretization, bidirectional=True)
+    assert_matches_reference(lti_ssm, lti_ssm_reference, inputs)
+
+
+def test_without_options_equals_the_recurrence(route):
+    inputs = make_inputs(40, discretization="zoh", gates=False, initial_state=False)
+    del inputs["D"]
+    inputs["B"] = None
+    assert_matches_reference(partial(lti_ssm, return_final_state=True), lti_ssm_reference, inputs)
+
+
+@pytest.mark.parametrize("discretization", DISCRETIZATIONS)
+def test_gradients_agree_with_finite_differences(discretization):
+    inputs = make_inputs(5, discretization=discretization)
+    names = [name for name, value in inputs.items() if isinstance(value, torch.Tensor)]
+    options = {name: value for name, value in inputs.items() if name not in names}
+    leaves = [inputs[name].requires_grad_() for name in names]
+    for function in (partial(lti_ssm, return_final_state=True), lti_ssm_reference):
+        assert torch.autograd.gradcheck(
+            lambda *tensors, f=function: f(**dict(zip(names, tensors, strict=True)), **options), leaves
+        )
+
+
+@pytest.mark.parametrize("discretization", DISCRETIZATIONS)
+@pytest.mark.parametrize("complex_", [True, False])
+@pytest.mark.parametrize("split", [1, 20, 64])
+def test_passing_the_state_equals_the_whole(discretization, complex_, split):
+    inputs = make_inputs(65, discretization=discretization, complex_=complex_)
+    whole, final = lti_ssm(**inputs, return_final_state=True)
+    in_time = ("u", "gate_in", "gate_out")
+    first = {name: value[:, :split] if name in in_time else value for name, value in inputs.items()}
+    second = {name: value[:, split:] if name in in_time else value for name, value in inputs.items()}
+    y_first, state = lti_ssm(**first, return_final_state=True)
+    assert state.dtype == final.dtype == inputs["initial_state"].dtype
+    if discretization == "dss-softmax":
+        second["position"] += split
+    y_second, state = lti_ssm(**(second | {"initial_state": state}), return_final_state=True)
+    torch.testing.assert_close(torch.cat([y_first, y_second], 1), whole, rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(state, final, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("discretization", DISCRETIZATIONS)
+@pytest.mark.parametrize("complex_", [True, False])
+def test_steps_equal_the_whole(discretization, complex_):
+    inputs = make_inputs(20, discretization=discretization, complex_=complex_)
+    whole, final = lti_ssm(**inputs, return_final_state=True)
+    state = inputs["initial_state"].clone()
+    rest = {name: inputs[name] for name in ("A", "B", "C", "dt", "D", "discretization", "conj_pairs")}
+    for t in range(20):
+        in_time = {name: inputs[name][:, t] for name in ("u", "gate_in", "gate_out")}
+        if discretization == "dss-softmax":
+            rest |= {"length": inputs["length"], "position": torch.tensor(inputs["position"] + t)}
+        y = lti_ssm_step(**in_time, **rest, state=state)
+        torch.testing.assert_close(y, whole[:, t], rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(state, final, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("discretization", DISCRETIZATIONS)
+def test_response_to_an_impulse_is_the_kernel(discretization, route):
+    inputs = make_parameters(WIDTH, STATE, discretization=discretization)
+    u = torch.zeros(1, 50, WIDTH, dtype=torch.float64)
+    u[:, 0] = 1
+    kernel = ssm_kernel(**inputs, length=50, discretization=discretization)
+    torch.testing.assert_close(lti_ssm(u, **inputs, discretization=discretization)[0].T, kernel)
+
+
+@pytest.mark.parametrize("discretization", DISCRETIZATIONS)
+def test_future_inputs_change_the_past_by_rounding_only(discretization, route):
+    inputs = make_inputs(60, discretization=discretization)
+    whole = lti_ssm(**inputs)
+    for name in ("u", "gate_in", "gate_out"):
+        changed = inputs[name].clone()
+        changed[:, 40:] += 1
+        y = lti_ssm(**(inputs | {name: changed}))
+        torch.testing.assert_close(y[:, :40], whole[:, :40], rtol=0, atol=1e-12)
+        assert (y[:, 40:] - whole[:, 40:]).abs().max() > 0.1
+
+
+def test_wrong_arguments_are_named():
+    inputs = make_inputs(8, discretization="dss-softmax")
+    with pytest.raises(ValueError, match="normalized over length=8, got 8 steps from position 4; raise length to 12"):
+        lti_ssm(**(inputs | {"length": 8}))
+    inputs = make_inputs(8, discretization="zoh")
+    with pytest.raises(ValueError, match="belong to dss-softmax, not to zoh"):
+        lti_ssm(**inputs, length=8)
+    with pytest.raises(ValueError, match=r"needs C as \[2, D, N\]"):
+        lti_ssm(**inputs, bidirectional=True)
+    with pytest.raises(ValueError, match="no Triton path yet"):
+        lti_ssm(**inputs, backend="triton")

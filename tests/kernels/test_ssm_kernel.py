@@ -1,0 +1,160 @@
+"""Claims about the filters of diagonal state spaces, DSS proposition 1 among them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from kernels.ssm_kernel import DISCRETIZATIONS, ssm_kernel
+from kernels.ssm_kernel.discretize import expm1
+from kernels.ssm_kernel.reference import ssm_kernel_reference
+from tests.kernels.compare import assert_matches_reference
+
+
+def make_parameters(width, state, *, discretization, complex_=True, seed=0):
+    """Parameters whose filter is of order one; for dss-softmax half of the modes grow, away from its singularities."""
+    g = torch.Generator().manual_seed(seed)
+    real = torch.float64
+    A = -0.2 - torch.rand(width, state, generator=g, dtype=real)
+    if discretization == "dss-softmax":
+        A = (A - 0.5) * torch.tensor([1, -1]).repeat(state)[:state]
+    if complex_:
+        A = torch.complex(A, 4 * torch.randn(width, state, generator=g, dtype=real))
+    kind = A.dtype
+    dt = 0.02 + 0.1 * torch.rand(width, generator=g, dtype=real)
+    # a filter of dt B C spread over 1 / dt steps
+    scale = 1.0 if discretization in ("dss-exp-no-scale", "dss-softmax") else 10.0
+    B, C = (torch.randn(width, state, generator=g, dtype=kind) * scale**0.5 for _ in range(2))
+    return {"A": A, "B": B, "C": C * (10 if discretization == "dss-softmax" else 1), "dt": dt}
+
+
+@pytest.mark.parametrize("discretization", DISCRETIZATIONS)
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 500])
+@pytest.mark.parametrize("complex_", [True, False])
+def test_kernel_is_the_unrolled_recurrence(discretization, length, complex_):
+    inputs = make_parameters(3, 4, discretization=discretization, complex_=complex_)
+    inputs |= {"length": length, "discretization": discretization, "conj_pairs": complex_}
+    # a softmax over one entry is constant: its gradient in dt is rounding alone
+    grad = length > 1 or discretization != "dss-softmax"
+    assert_matches_reference(ssm_kernel, ssm_kernel_reference, inputs, grad=grad)
+
+
+@pytest.mark.parametrize("discretization", DISCRETIZATIONS)
+def test_shared_eigenvalues_and_unit_input_map_broadcast(discretization):
+    inputs = make_parameters(3, 4, discretization=discretization)
+    one = {"A": inputs["A"][0].clone(), "B": None}
+    all_ = {"A": inputs["A"][:1].expand(3, -1), "B": torch.ones_like(inputs["B"])}
+    options = {"discretization": discretization, "conj_pairs": False}
+    torch.testing.assert_close(
+        ssm_kernel(**(inputs | one), length=30, **options), ssm_kernel(**(inputs | all_), length=30, **options)
+    )
+
+
+@pytest.mark.parametrize("discretization", DISCRETIZATIONS)
+def test_gradients_agree_with_finite_differences(discretization):
+    inputs = make_parameters(2, 2, discretization=discretization)
+    leaves = [inputs[name].requires_grad_() for name in ("A", "B", "C", "dt")]
+    for function in (ssm_kernel, ssm_kernel_reference):
+        op = partial(function, length=7, discretization=discretization, conj_pairs=True)
+        assert torch.autograd.gradcheck(lambda A, B, C, dt, op=op: op(A=A, B=B, C=C, dt=dt), leaves)
+
+
+def dense_kernel(A, B, C, dt, length):
+    """K_k = C exp(A dt)^k (exp(A dt) - I) A^{-1} B for a full matrix A, DSS equations 2 and 4."""
+    step = torch.matrix_exp(A * dt)
+    term = (step - torch.eye(len(A), dtype=A.dtype)) @ torch.linalg.solve(A, B)
+    values = []
+    for _ in range(length):
+        values.append(C @ term)
+        term = step @ term
+    return torch.stack(values)
+
+
+def random_system():
+    g = torch.Generator().manual_seed(3)
+    A = torch.randn(6, 6, generator=g, dtype=torch.float64) - 0.7 * torch.eye(6, dtype=torch.float64)
+    return A, *torch.randn(2, 6, generator=g, dtype=torch.float64), torch.tensor([0.05], dtype=torch.float64)
+
+
+def test_proposition_1a_every_diagonalizable_system_is_a_dss_exp():
+    A, B, C, dt = random_system()
+    eigenvalues, V = torch.linalg.eig(A)
+    weights = (C.to(V.dtype) @ V) * torch.linalg.solve(V, B.to(V.dtype))
+    kernel = ssm_kernel(eigenvalues, None, weights[None], dt, 50, conj_pairs=False, discretization="dss-exp")
+    torch.testing.assert_close(kernel[0], dense_kernel(A, B, C, dt, 50), rtol=1e-9, atol=1e-11)
+
+
+def test_proposition_1b_and_a_dss_softmax_with_rescaled_weights():
+    A, B, C, dt = random_system()
+    length = 50
+    eigenvalues, V = torch.linalg.eig(A)
+    assert (eigenvalues.real > 0).any()
+    assert (eigenvalues.real < 0).any()
+    weights = (C.to(V.dtype) @ V) * torch.linalg.solve(V, B.to(V.dtype))
+    weights = weights * (torch.exp(length * eigenvalues * dt) - 1)
+    kernel = ssm_kernel(eigenvalues, None, weights[None], dt, length, conj_pairs=False, discretization="dss-softmax")
+    # the guarded reciprocal costs eps / |x|^2
+    torch.testing.assert_close(kernel[0], dense_kernel(A, B, C, dt, length), rtol=1e-5, atol=1e-5)
+
+
+def test_proposition_1b_is_a_row_softmax():
+    inputs = make_parameters(3, 4, discretization="dss-softmax")
+    length = 40
+    P = (inputs["dt"][:, None] * inputs["A"])[..., None] * torch.arange(length)
+    row = torch.exp(P) / torch.exp(P).sum(-1, keepdim=True)
+    expected = ((inputs["B"] * inputs["C"] / inputs["A"])[..., None] * row).sum(1).real
+    kernel = ssm_kernel(**inputs, length=length, conj_pairs=False, discretization="dss-softmax")
+    torch.testing.assert_close(kernel, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_softmax_of_strongly_growing_modes_stays_finite():
+    A = torch.tensor([[40.0 + 3j, -40.0 + 3j]], dtype=torch.complex64, requires_grad=True)
+    kernel = ssm_kernel(
+        A, None, torch.ones_like(A), torch.ones(1), 4000, conj_pairs=False, discretization="dss-softmax"
+    )
+    kernel.sum().backward()
+    assert torch.isfinite(kernel).all()
+    assert torch.isfinite(torch.view_as_real(A.grad)).all()
+    # the growing mode copies the oldest input, the falling one the newest: each 1 / A in size
+    torch.testing.assert_close(kernel[0, -1], (1 / A[0, 0]).real.detach(), rtol=1e-4, atol=0)
+    torch.testing.assert_close(kernel[0, 0], (1 / A[0, 1]).real.detach(), rtol=1e-4, atol=0)
+
+
+def test_no_table_of_all_powers_is_kept():
+    width, state, length = 8, 32, 4096
+    A = torch.complex(-torch.rand(width, state), torch.randn(width, state)).requires_grad_()
+    C = torch.randn(width, state, dtype=torch.complex64)
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.data_ptr()] = tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        ssm_kernel(A, None, C, torch.full((width,), 0.01), length)
+    assert 0 < sum(kept.values()) < width * state * length / 4
+
+
+def test_a_vanishing_eigenvalue_integrates_its_input():
+    dt = torch.tensor([0.1])
+    A = torch.zeros(1, 1, dtype=torch.complex64)
+    kernel = ssm_kernel(A, None, torch.ones_like(A), dt, 10, conj_pairs=False)
+    torch.testing.assert_close(kernel, torch.full((1, 10), 0.1))
+
+
+def test_small_steps_do_not_cancel():
+    z = torch.complex(torch.tensor([-1e-6, -1e-3, -2.0]), torch.tensor([1e-6, 3.0, 1e-3]))
+    exact = torch.exp(z.to(torch.complex128)) - 1
+    torch.testing.assert_close(expm1(z).to(torch.complex128), exact, rtol=1e-6, atol=0)
+
+
+def test_wrong_arguments_are_named():
+    inputs = make_parameters(3, 4, discretization="zoh", complex_=False)
+    with pytest.raises(ValueError, match="conj_pairs=True needs a complex A"):
+        ssm_kernel(**inputs, length=8)
+    with pytest.raises(ValueError, match="'zho' is not one of zoh, bilinear"):
+        ssm_kernel(**inputs, length=8, conj_pairs=False, discretization="zho")
+    with pytest.raises(ValueError, match="no Triton path yet"):
+        ssm_kernel(**inputs, length=8, conj_pairs=False, backend="triton")

@@ -1,0 +1,203 @@
+"""What every registered model must obey, at sizes that a CPU settles in a second."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from models import MODELS
+from suite.contracts import TaskSpec
+
+# crosses the boundary of a 64-position chunk
+LENGTH = 70
+TOKENS = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=LENGTH, vocab_size=16)
+SIGNAL = TaskSpec(input="signal", num_classes=5, readout="sequence", max_length=LENGTH, channels=2)
+
+
+def build(name: str, spec: TaskSpec = TOKENS, *, dtype: torch.dtype = torch.float64, **options):
+    # a wider spread than the default makes every path of the small network count
+    config = MODELS.load(name)(**{"num_layers": 2, "d_model": 32, "init_std": 0.2, **options})
+    torch.manual_seed(0)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        return config.build(spec).eval()
+    finally:
+        torch.set_default_dtype(default)
+
+
+def make_inputs(spec: TaskSpec, length: int = LENGTH, batch: int = 3) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    if spec.input == "tokens":
+        return torch.randint(spec.vocab_size, (batch, length), generator=generator, dtype=torch.int16)
+    return torch.randn(batch, length, spec.channels, generator=generator, dtype=torch.float64)
+
+
+def unroll(model, inputs: Tensor) -> tuple[Tensor, object]:
+    state = model.init_state(len(inputs))
+    logits = []
+    for t in range(inputs.shape[1]):
+        logits_t, state = model.step(inputs[:, t], state)
+        logits.append(logits_t)
+    return torch.stack(logits, dim=1), state
+
+
+def stored_floats(state: object) -> int:
+    """Floats in a nest of tuples, lists and dicts of tensors, complex as two; integer clocks are not counted."""
+    if isinstance(state, Tensor):
+        return state.numel() * (2 if state.is_complex() else int(state.is_floating_point()))
+    if isinstance(state, dict):
+        state = tuple(state.values())
+    if isinstance(state, (tuple, list)):
+        return sum(stored_floats(part) for part in state)
+    if dataclasses.is_dataclass(state):
+        return sum(stored_floats(getattr(state, field.name)) for field in dataclasses.fields(state))
+    assert state is None or isinstance(state, int), f"what is {type(state)} in a state?"
+    return 0
+
+
+every_model = pytest.mark.parametrize("name", list(MODELS))
+
+
+@every_model
+@torch.no_grad()
+def test_future_tokens_cannot_change_the_past(name):
+    model, inputs = build(name), make_inputs(TOKENS)
+    cut = 37
+    changed = inputs.clone()
+    changed[:, cut:] = (changed[:, cut:] + 1) % TOKENS.vocab_size
+    before, after = model(inputs), model(changed)
+    scale = before.abs().max()
+    assert (before - after)[:, :cut].abs().max() < 1e-11 * scale
+    assert (before - after)[:, cut].abs().amax(-1).min() > 1e-3 * scale
+
+
+@every_model
+@torch.no_grad()
+def test_every_earlier_token_reaches_the_last_position(name):
+    model, inputs = build(name, num_layers=1), make_inputs(TOKENS, length=LENGTH)
+    before = model(inputs)[:, -1]
+    for t in (LENGTH - 2, LENGTH - 9, LENGTH - 20):
+        changed = inputs.clone()
+        changed[:, t] = (changed[:, t] + 1) % TOKENS.vocab_size
+        assert (model(changed)[:, -1] - before).abs().amax(-1).min() > 1e-9 * before.abs().max()
+
+
+@every_model
+@torch.no_grad()
+def test_step_by_step_equals_parallel(name):
+    model, inputs = build(name), make_inputs(TOKENS)
+    parallel = model(inputs)
+    recurrent, _ = unroll(model, inputs)
+    assert parallel.std() > 1e-2
+    torch.testing.assert_close(recurrent, parallel, rtol=1e-9, atol=1e-9 * parallel.abs().max().item())
+
+
+@every_model
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+@torch.no_grad()
+def test_stepping_through_a_signal_ends_in_the_sequence_readout(name, pooling):
+    model, inputs = build(name, SIGNAL, pooling=pooling), make_inputs(SIGNAL)
+    parallel = model(inputs)
+    recurrent, _ = unroll(model, inputs)
+    assert parallel.shape == (3, SIGNAL.num_classes)
+    torch.testing.assert_close(recurrent[:, -1], parallel, rtol=1e-9, atol=1e-9)
+
+
+@every_model
+@torch.no_grad()
+def test_state_size_is_what_is_stored(name):
+    batch, length = 2, 9
+    spec = dataclasses.replace(TOKENS, max_length=length)
+    model = build(name, spec)
+    _, state = unroll(model, make_inputs(spec, length, batch))
+    assert stored_floats(state.mixers) == batch * model.state_size(length) > 0
+
+
+@every_model
+@pytest.mark.parametrize("spec", [TOKENS, SIGNAL], ids=["tokens", "signal"])
+def test_every_parameter_has_a_finite_gradient(name, spec):
+    model = build(name, spec).train()
+    logits = model(make_inputs(spec))
+    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2), dtype=logits.dtype)
+    (logits * weights).sum().backward()
+    for key, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None, f"{key} has no gradient"
+            assert torch.isfinite(parameter.grad).all(), f"the gradient of {key} is not finite"
+            assert parameter.grad.abs().max() > 0, f"the gradient of {key} is zero"
+
+
+@every_model
+def test_param_groups_cover_every_parameter_once(name):
+    model = build(name, position="learned")
+    groups = model.param_groups(no_decay=("bias", "norm", "embedding"))
+    listed = [id(parameter) for group in groups for parameter in group.parameters]
+    trainable = [id(parameter) for parameter in model.parameters() if parameter.requires_grad]
+    assert sorted(listed) == sorted(trainable)
+    assert all(group.weight_decay == 0.0 for group in groups if group.name != "weight")
+    ssm = {id(parameter) for mixer in model.mixers for parameter in mixer.ssm_parameters().values()}
+    grouped = {id(parameter) for group in groups if group.name == "ssm" for parameter in group.parameters}
+    assert grouped == {key for key in ssm if key in trainable}
+
+
+@every_model
+@torch.no_grad()
+def test_readout_at_positions_is_the_full_readout_there(name):
+    model, inputs = build(name), make_inputs(TOKENS)
+    positions = torch.tensor([[0, 5, 69], [1, 64, 65], [63, 64, 69]], dtype=torch.int32)
+    full = model(inputs)
+    expected = torch.stack([full[row, positions[row].long()] for row in range(3)])
+    torch.testing.assert_close(model(inputs, positions), expected, rtol=1e-12, atol=1e-12)
+
+
+@every_model
+def test_bfloat16_autocast_stays_near_float32(name):
+    model, inputs = build(name, dtype=torch.float32, init_std=0.05), make_inputs(TOKENS)
+    exact = model(inputs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(inputs)
+        logits.float().square().mean().backward()
+        with torch.no_grad():
+            _, state = unroll(model, inputs[:, :4])
+    assert ((logits.float() - exact).square().mean() / exact.square().mean()).sqrt() < 0.05
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.requires_grad)
+    assert torch.bfloat16 not in dtypes_of(state)
+
+
+def dtypes_of(state: object) -> set[torch.dtype]:
+    if isinstance(state, Tensor):
+        return {state.dtype}
+    if isinstance(state, (tuple, list)):
+        return set().union(*map(dtypes_of, state))
+    return dtypes_of(tuple(vars(state).values())) if dataclasses.is_dataclass(state) else set()
+
+
+@every_model
+def test_no_step_of_training_or_decoding_reads_a_tensor_value(name):
+    """A fake tensor has no values: `.item()`, a branch on a tensor or a shape from data would raise."""
+    with FakeTensorMode():
+        model = build(name, dtype=torch.float32).train()
+        model(torch.zeros(2, LENGTH, dtype=torch.int16)).sum().backward()
+        model.eval()
+        with torch.no_grad():
+            state = model.init_state(2)
+            for _ in range(3):
+                logits, state = model.step(torch.zeros(2, dtype=torch.int16), state)
+    assert logits.shape == (2, TOKENS.num_classes)
+
+
+@every_model
+def test_the_seed_decides_the_weights(name):
+    first, second = build(name).state_dict(), build(name).state_dict()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+@every_model
+def test_an_unknown_option_is_an_error(name):
+    with pytest.raises(ValueError, match="num_lyers"):
+        MODELS.load(name)(num_lyers=2)

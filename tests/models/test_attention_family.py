@@ -1,0 +1,208 @@
+"""What the papers state about attention and its linear relatives."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from models.abc_attention import ABCConfig
+from models.attention import AttentionConfig
+from models.blocks import Rotary
+from models.gla import GLAConfig
+from models.gsa import GSAConfig
+from models.hgrn2 import HGRN2Config, LowerBounds
+from models.linear_attention import LinearAttentionConfig
+from models.retnet import RetNetConfig
+from models.transformer import TransformerPPConfig
+from suite.contracts import TaskSpec
+
+SPEC = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=64, vocab_size=16)
+PAPER_WIDTH = 2048
+
+
+def mixer_of(config, spec: TaskSpec = SPEC):
+    with torch.device("meta"):
+        return config.mixers(spec)[-1]
+
+
+def num_parameters(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("config", "per_channel"),
+    [
+        (GSAConfig(d_model=PAPER_WIDTH), 128),
+        (HGRN2Config(d_model=PAPER_WIDTH, num_heads=16), 128),
+        (GLAConfig(d_model=PAPER_WIDTH), 256),
+        (RetNetConfig(d_model=PAPER_WIDTH, num_heads=8), 512),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, int) else None,
+)
+def test_state_sizes_are_those_of_the_gsa_paper(config, per_channel):
+    """GSA paper, Table 1 and appendix C.1: multiples of the width, a layer."""
+    assert mixer_of(config).state_size(4096) == per_channel * PAPER_WIDTH
+
+
+def test_gsa_costs_an_eighth_of_a_square_more_than_attention():
+    """GSA paper, footnote 5: 4.125 d^2 at d = 2048, H = 4, M = 64 (and the weight of the norm)."""
+    assert num_parameters(mixer_of(GSAConfig(d_model=PAPER_WIDTH))) == 4.125 * PAPER_WIDTH**2 + PAPER_WIDTH
+    attention = AttentionConfig(d_model=PAPER_WIDTH, num_heads=16, bias=False)
+    assert num_parameters(mixer_of(attention)) == 4 * PAPER_WIDTH**2
+
+
+def test_gla_and_hgrn2_have_four_squares_of_parameters():
+    """GSA paper, appendix C.1; what exceeds 4 d^2 is GLA's low-rank decay, and norms and bounds of single rows."""
+    gla = mixer_of(GLAConfig(d_model=PAPER_WIDTH))
+    low_rank = 16 * PAPER_WIDTH + 16 * PAPER_WIDTH // 2 + PAPER_WIDTH // 2
+    assert num_parameters(gla) == 4 * PAPER_WIDTH**2 + low_rank + PAPER_WIDTH // 4
+    hgrn2 = mixer_of(HGRN2Config(d_model=PAPER_WIDTH, num_heads=16, lower_bound=False))
+    assert num_parameters(hgrn2) == 4 * PAPER_WIDTH**2 + PAPER_WIDTH
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+@pytest.mark.parametrize(
+    "config", [AttentionConfig, TransformerPPConfig, LinearAttentionConfig, RetNetConfig, GLAConfig, HGRN2Config]
+)
+def test_small_widths_build_with_any_number_of_heads(config, heads):
+    logits = config(d_model=32, num_heads=heads).build(SPEC)(torch.randint(16, (2, 9)))
+    assert logits.shape == (2, 9, 16)
+
+
+@pytest.mark.parametrize("xpos", [False, True], ids=["rope", "xpos"])
+def test_rotary_scores_depend_on_the_distance_only(xpos):
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    try:
+        rotary = Rotary(8, 2000, xpos=xpos)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
+
+    def score(i: int, j: int) -> float:
+        rotated_q, _ = rotary(q, k, torch.tensor([i]))
+        _, rotated_k = rotary(q, k, torch.tensor([j]))
+        return (rotated_q * rotated_k).sum().item()
+
+    assert score(700, 200) == pytest.approx(score(1900, 1400), rel=1e-9)
+    assert score(700, 200) != pytest.approx(score(701, 200), rel=1e-3)
+
+
+def test_xpos_weighs_the_channels_by_the_power_of_the_distance():
+    """Sun et al. 2022: the i-th pair decays as zeta_i^(n / 512), zeta_i = (2i/d + 0.4) / 1.4."""
+    rope, xpos = Rotary(8, 2048), Rotary(8, 2048, xpos=True)
+    ones = torch.ones(1, 1, 1, 8)
+    distance = 512
+    for channel in range(4):
+        pair = torch.zeros(8)
+        pair[[channel, channel + 4]] = 1.0
+        scores = []
+        for rotary in (rope, xpos):
+            q, _ = rotary(ones, ones, torch.tensor([1000 + distance]))
+            _, k = rotary(ones, ones, torch.tensor([1000]))
+            scores.append((q * k * pair).sum().item())
+        assert scores[1] / scores[0] == pytest.approx((2 * channel / 8 + 0.4) / 1.4, rel=1e-4)
+
+
+def test_xpos_refuses_lengths_that_overflow():
+    spec = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=2**20, vocab_size=16)
+    with pytest.raises(ValueError, match="'xpos' overflows beyond 65536"):
+        AttentionConfig(position="xpos").check(spec)
+
+
+def test_attention_dropout_acts_in_training_only():
+    torch.manual_seed(0)
+    model = AttentionConfig(attention_dropout=0.5).build(SPEC)
+    inputs = torch.randint(16, (2, 20))
+    assert not torch.equal(model.train()(inputs), model(inputs))
+    assert torch.equal(model.eval()(inputs), model(inputs))
+
+
+@torch.no_grad()
+def test_normalised_linear_attention_is_a_weighted_mean_of_the_values():
+    """Katharopoulos et al. 2020, equation 8, with phi = elu + 1, computed as a quadratic form."""
+    torch.manual_seed(0)
+    model = LinearAttentionConfig(d_model=8, num_heads=1, init_std=0.3).build(SPEC).double()
+    mixer = model.mixers[0]
+    x = torch.randn(2, 30, 8, dtype=torch.float64)
+    q, k, v = mixer.qkv(x).chunk(3, dim=-1)
+    weights = ((F.elu(q) + 1) @ (F.elu(k) + 1).mT).tril()
+    expected = mixer.out(weights / weights.sum(-1, keepdim=True) @ v)
+    torch.testing.assert_close(mixer(x), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_linear_attention_refuses_to_normalise_by_signed_features():
+    with pytest.raises(ValueError, match="can be negative"):
+        LinearAttentionConfig(feature_map="identity").check(SPEC)
+    LinearAttentionConfig(feature_map="identity", normalize=False).check(SPEC)
+
+
+def test_retnet_heads_forget_at_the_papers_rates():
+    """Sun et al. 2023, equation 8: 1/32, 1/64, 1/128, ... a step."""
+    mixer = RetNetConfig(d_model=64, num_heads=4).mixers(SPEC)[0]
+    torch.testing.assert_close(-torch.expm1(mixer.log_decay.double()), 2.0 ** -torch.arange(5.0, 9.0).double())
+
+
+def test_hgrn2_lower_bounds_start_at_zero_and_grow_with_depth():
+    torch.manual_seed(0)
+    model = HGRN2Config(num_layers=4, d_model=16).build(SPEC)
+    shared = [mixer.lower_bounds for mixer in model.mixers]
+    assert shared[0] is None
+    assert shared[1] is shared[2] is shared[3]
+    bounds = LowerBounds(4, 16)
+    nn.init.normal_(bounds.logits)
+    rows = torch.stack([bounds(layer) for layer in (1, 2, 3)])
+    assert (rows[0] > 0).all()
+    assert (rows.diff(dim=0) > 0).all()
+    assert (rows < 1).all()
+
+
+@torch.no_grad()
+def test_hgrn2_decays_and_inputs_are_complementary():
+    torch.manual_seed(0)
+    model = HGRN2Config(num_layers=3, d_model=16, init_std=0.5).build(SPEC).double()
+    for mixer in model.mixers:
+        _, k, _, log_decay = mixer._project(torch.randn(2, 9, 16, dtype=torch.float64))
+        torch.testing.assert_close(k, 1 - log_decay.exp())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("forget", ["none", "running-mean"])
+def test_abc_slots_are_cumulative_softmaxes(forget):
+    """GSA paper, equations 3 and 4, written out; and the variant whose slots are weighted means of the past."""
+    torch.manual_seed(0)
+    model = ABCConfig(d_model=8, num_heads=1, num_slots=5, init_std=0.5, forget=forget).build(SPEC).double()
+    mixer = model.mixers[0]
+    x = torch.randn(1, 12, 8, dtype=torch.float64)
+    q, k, v = mixer.qkv(x)[0].chunk(3, dim=-1)
+    strength = mixer.slots(x)[0].exp()
+    rows = []
+    for t in range(12):
+        past = slice(t + 1)
+        phi = strength[past] / (strength.cumsum(0)[past] if forget == "none" else strength[past].sum(0))
+        keys, values = phi.T @ k[past], phi.T @ v[past]
+        rows.append((keys @ q[t] / math.sqrt(8)).softmax(0) @ values)
+    torch.testing.assert_close(mixer(x)[0], mixer.out(torch.stack(rows)))
+
+
+@torch.no_grad()
+def test_gsa_slots_are_exponential_moving_averages_read_by_a_softmax():
+    """GSA paper, equations 6 to 9, written out for one head."""
+    torch.manual_seed(0)
+    model = GSAConfig(d_model=8, num_heads=1, num_slots=5, init_std=0.5).build(SPEC).double()
+    mixer = model.mixers[0]
+    x = torch.randn(12, 8, dtype=torch.float64)
+    q, k, v = F.silu(mixer.qkv(x)).chunk(3, dim=-1)
+    alpha = torch.sigmoid(mixer.decay(x)) ** (1 / 8)
+    keys, values, rows = torch.zeros(5, 8).double(), torch.zeros(5, 8).double(), []
+    for t in range(12):
+        keys = alpha[t][:, None] * keys + (1 - alpha[t])[:, None] * k[t]
+        values = alpha[t][:, None] * values + (1 - alpha[t])[:, None] * v[t]
+        rows.append((keys @ q[t]).softmax(0) @ values)
+    o = F.silu(torch.stack(rows))
+    o = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + 1e-5) * mixer.norm.weight
+    torch.testing.assert_close(mixer(x[None])[0], mixer.out(o))

@@ -1,0 +1,116 @@
+"""The network around the mixers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from models.attention import AttentionConfig
+from models.blocks import ResidualLinear
+from models.gsa import GSAConfig
+from suite.contracts import TaskSpec
+
+TOKENS = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=32, vocab_size=16)
+SIGNAL = TaskSpec(input="signal", num_classes=5, readout="sequence", max_length=32, channels=2)
+
+
+def test_embeddings_are_tied_exactly_where_the_vocabularies_are_one():
+    tied, untied = AttentionConfig().build(TOKENS), AttentionConfig(tie_embeddings=False).build(TOKENS)
+    assert tied.head.weight is tied.encoder.weight
+    assert untied.head.weight is not untied.encoder.weight
+    other = TaskSpec(input="tokens", num_classes=5, readout="sequence", max_length=32, vocab_size=16)
+    assert AttentionConfig().build(other).head.weight.shape == (5, 64)
+
+
+@pytest.mark.parametrize(("channel_mixer", "branches"), [("none", 4), ("mlp", 8), ("swiglu", 8)])
+def test_projections_into_the_residual_stream_start_smaller_with_depth(channel_mixer, branches):
+    config = AttentionConfig(num_layers=4, d_model=128, channel_mixer=channel_mixer)
+    for scaled, expected in ((True, 0.02 / branches**0.5), (False, 0.02)):
+        model = config.model_copy(update={"init_residual": "scaled" if scaled else "plain"}).build(TOKENS)
+        weights = torch.cat([m.weight.flatten() for m in model.modules() if isinstance(m, ResidualLinear)])
+        assert weights.std().item() == pytest.approx(expected, rel=0.02)
+        others = [m for m in model.layers.modules() if type(m) is nn.Linear]
+        assert torch.cat([m.weight.flatten() for m in others]).std().item() == pytest.approx(0.02, rel=0.02)
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms", "batch"])
+@pytest.mark.parametrize("prenorm", [True, False], ids=["prenorm", "postnorm"])
+@torch.no_grad()
+def test_every_norm_and_order_steps_as_it_runs_in_parallel(norm, prenorm):
+    torch.manual_seed(0)
+    model = GSAConfig(norm=norm, prenorm=prenorm, num_slots=8, init_std=0.2).build(SIGNAL).double()
+    inputs = torch.randn(4, 20, 2, dtype=torch.float64)
+    model.train()(inputs)
+    model.eval()
+    state = model.init_state(4)
+    for t in range(20):
+        logits, state = model.step(inputs[:, t], state)
+    torch.testing.assert_close(logits, model(inputs))
+
+
+def test_postnorm_ends_every_layer_normalised():
+    torch.manual_seed(0)
+    model = GSAConfig(norm="layer", prenorm=False, num_slots=8).build(SIGNAL)
+    seen = []
+    model.layers[-1].register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+    model(torch.randn(2, 20, 2))
+    torch.testing.assert_close(seen[0].std(-1, unbiased=False), torch.ones(2, 20), rtol=1e-3, atol=1e-3)
+    assert isinstance(model.final_norm, nn.Identity)
+
+
+@pytest.mark.parametrize("option", ["embed_dropout", "resid_dropout"])
+def test_dropout_acts_in_training_only(option):
+    torch.manual_seed(0)
+    model = GSAConfig(**{option: 0.5, "num_slots": 8}).build(TOKENS)
+    inputs = torch.randint(16, (2, 20))
+    assert not torch.equal(model.train()(inputs), model(inputs))
+    assert torch.equal(model.eval()(inputs), model(inputs))
+
+
+def test_param_groups_keep_weight_decay_off_what_is_named():
+    model = AttentionConfig().build(TOKENS)
+    assert {group.name for group in model.param_groups()} == {"embedding", "norm", "weight", "bias"}
+    assert all(group.weight_decay is None for group in model.param_groups())
+    groups = {group.name: group for group in model.param_groups(no_decay=("bias", "embedding"))}
+    assert groups["bias"].weight_decay == groups["embedding"].weight_decay == 0.0
+    assert groups["norm"].weight_decay is groups["weight"].weight_decay is None
+    # token and position embedding; the tied head is not listed again
+    assert [tuple(p.shape) for p in groups["embedding"].parameters] == [(16, 64), (32, 64)]
+    with pytest.raises(ValueError, match="got biases; allowed are bias, norm, embedding"):
+        model.param_groups(no_decay=("biases",))
+
+
+def test_frozen_parameters_are_in_no_group():
+    model = AttentionConfig().build(TOKENS)
+    model.encoder.weight.requires_grad_(False)
+    listed = {id(p) for group in model.param_groups() for p in group.parameters}
+    assert id(model.encoder.weight) not in listed
+
+
+def test_a_sequence_longer_than_the_learned_positions_is_an_error():
+    model = AttentionConfig().build(TOKENS)
+    with pytest.raises(ValueError, match="covers 32 positions, got a sequence of 33"):
+        model(torch.zeros(1, 33, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"position": "rope"}, "choose one of none, learned, sinusoidal"),
+        ({"num_layers": 0}, "num_layers must be at least 1"),
+        ({"resid_dropout": 1.0}, "resid_dropout must lie in"),
+        ({"num_heads": 5}, "num_heads=5 does not divide d_model=64"),
+        ({"damping": 0.0}, "damping > 0"),
+    ],
+)
+def test_check_refuses_what_cannot_work(options, message):
+    with pytest.raises(ValueError, match=message):
+        GSAConfig(**options).check(TOKENS)
+
+
+def test_check_refuses_a_task_without_vocabulary_or_channels():
+    with pytest.raises(ValueError, match="vocab_size >= 1"):
+        GSAConfig().check(TaskSpec(input="tokens", num_classes=2, readout="sequence", max_length=8))
+    with pytest.raises(ValueError, match="channels >= 1"):
+        GSAConfig().check(TaskSpec(input="signal", num_classes=2, readout="sequence", max_length=8))

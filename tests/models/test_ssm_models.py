@@ -1,0 +1,197 @@
+"""Claims about the state space models: their options, starts and sizes. The laws of all models are in tests/laws."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from models import MODELS
+from models.backbone import Backbone
+from models.s4d import initial_frequencies, skew_hippo_frequencies
+from suite.contracts import TaskSpec
+
+LENGTH = 40
+OPTIONS = [
+    ("s4d", {"init": "inv"}),
+    ("s4d", {"init": "legs", "output": "linear", "d_state": 8}),
+    ("dss-softmax", {"output": "glu", "d_state": 6}),
+    ("dss-exp", {"d_state": 5}),
+    ("gss", {"reduction": 8, "expand": 2.0, "d_state": 8}),
+    ("h3", {"head_dim": 2, "d_state": 8}),
+    ("h3", {"head_dim": 8, "d_state": 16}),
+    ("h3", {"inner": "hyena"}),
+    ("h3", {"inner": "s6", "d_state": 8}),
+    ("hyena", {"order": 3, "short_filter": 4}),
+    ("hyena", {"learn_positions": True, "emb_dim": 33}),
+    ("mamba", {"gate": False}),
+    ("mamba", {"gate": False, "inner": "s4d"}),
+    ("mamba", {"inner": "s4d"}),
+    ("mamba", {"inner": "hyena", "d_conv": 2, "expand": 1}),
+    ("mamba", {"dt_rank": 1, "d_state": 3}),
+]
+every_option = pytest.mark.parametrize(("name", "options"), OPTIONS, ids=[f"{n}-{o}" for n, o in OPTIONS])
+
+
+def tokens(length: int = LENGTH, vocab_size: int = 16) -> TaskSpec:
+    return TaskSpec(input="tokens", num_classes=vocab_size, readout="token", max_length=length, vocab_size=vocab_size)
+
+
+def build(name: str, spec: TaskSpec | None = None, *, dtype: torch.dtype = torch.float64, **options) -> Backbone:
+    config = MODELS.load(name)(**{"num_layers": 2, "d_model": 16, "init_std": 0.2, **options})
+    torch.manual_seed(0)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        return config.build(spec or tokens()).eval()
+    finally:
+        torch.set_default_dtype(default)
+
+
+def make_inputs(length: int = LENGTH) -> torch.Tensor:
+    return torch.randint(16, (2, length), generator=torch.Generator().manual_seed(1))
+
+
+def num_parameters(model: Backbone) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@every_option
+@torch.no_grad()
+def test_steps_equal_forward_with_every_option(name, options):
+    model, inputs = build(name, **options), make_inputs()
+    parallel, state, logits = model(inputs), model.init_state(2), []
+    for t in range(LENGTH):
+        logits_t, state = model.step(inputs[:, t], state)
+        logits.append(logits_t)
+    assert parallel.std() > 1e-2
+    torch.testing.assert_close(torch.stack(logits, 1), parallel, rtol=1e-9, atol=1e-9 * parallel.abs().max().item())
+    stored = [part for mixer in state.mixers for part in mixer if part.is_floating_point() or part.is_complex()]
+    assert sum(part.numel() * (2 if part.is_complex() else 1) for part in stored) == 2 * model.state_size(LENGTH)
+
+
+@every_option
+def test_every_option_is_causal_and_trains_every_parameter(name, options):
+    model, inputs = build(name, **options), make_inputs()
+    changed = inputs.clone()
+    changed[:, 25:] = (changed[:, 25:] + 1) % 16
+    before, after = model(inputs), model(changed)
+    assert (before - after)[:, :25].abs().max() < 1e-11 * before.abs().max()
+    assert (before - after)[:, 25].abs().max() > 1e-4 * before.abs().max()
+    (before * torch.randn(before.shape, generator=torch.Generator().manual_seed(2))).sum().backward()
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is not None, f"{key} has no gradient"
+        assert torch.isfinite(parameter.grad).all(), f"the gradient of {key} is not finite"
+        assert parameter.grad.abs().max() > 0, f"the gradient of {key} is zero"
+
+
+@pytest.mark.parametrize("name", ["s4d", "dss-softmax", "dss-exp", "dss-exp-no-scale"])
+def test_a_two_sided_model_reads_the_future_and_has_no_step(name):
+    model, inputs = build(name, bidirectional=True, num_layers=1), make_inputs()
+    changed = inputs.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % 16
+    assert (model(inputs) - model(changed))[:, 30].abs().max() > 1e-9
+    model(inputs).sum().backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+    with pytest.raises(ValueError, match="reads the future and has no step"):
+        model.step(inputs[:, 0], model.init_state(2))
+
+
+def test_skew_hippo_starts_at_the_eigenvalues_of_its_matrix():
+    size = 16
+    root = torch.sqrt(2 * torch.arange(size, dtype=torch.float64) + 1)
+    matrix = torch.outer(root, root) / 2
+    matrix = torch.triu(matrix, 1) - torch.tril(matrix, -1) - torch.eye(size, dtype=torch.float64) / 2
+    eigenvalues = torch.linalg.eigvals(matrix)
+    torch.testing.assert_close(eigenvalues.real, torch.full((size,), -0.5, dtype=torch.float64))
+    positive = eigenvalues.imag[eigenvalues.imag > 0].sort().values
+    torch.testing.assert_close(skew_hippo_frequencies(size), positive)
+    assert torch.equal(initial_frequencies("legs", 8), skew_hippo_frequencies(16))
+
+
+def test_s4d_starts_as_in_its_table():
+    torch.testing.assert_close(initial_frequencies("lin", 3), math.pi * torch.arange(3, dtype=torch.float64))
+    # N/pi (N/(2n+1) - 1) with N = 4
+    expected = torch.tensor([4 / math.pi * 3, 4 / math.pi / 3], dtype=torch.float64)
+    torch.testing.assert_close(initial_frequencies("inv", 2), expected)
+
+
+def test_dss_variants_start_with_real_part_minus_one_half_and_the_shared_frequencies():
+    for name in ("dss-softmax", "dss-exp", "dss-exp-no-scale"):
+        ssm = build(name).mixers[0].ssm
+        eigenvalues = ssm._system()[0]
+        torch.testing.assert_close(eigenvalues.real, torch.full_like(eigenvalues.real, -0.5))
+        torch.testing.assert_close(eigenvalues.imag, skew_hippo_frequencies(128))
+        # 2N + D + 2DN real parameters (DSS, section 3.2), and the skip
+        assert sum(p.numel() for p in ssm.ssm_parameters().values()) == 2 * 64 + 16 + 2 * 16 * 64 + 16
+
+
+def test_dss_softmax_refuses_more_steps_than_it_is_normalized_over():
+    with pytest.raises(ValueError, match="normalized over length=40, got 41 steps"):
+        build("dss-softmax")(make_inputs(41))
+
+
+def test_hyena_refuses_more_steps_than_its_filters_cover():
+    with pytest.raises(ValueError, match="cover max_length=40, got a sequence of 41"):
+        build("hyena")(make_inputs(41))
+
+
+def test_mamba_starts_as_its_authors_code():
+    mixer = build("mamba", d_model=64).mixers[0]
+    s6 = mixer.inner
+    assert s6.dt_rank == 4
+    dt = torch.nn.functional.softplus(s6.dt_bias)
+    assert 1e-3 * 0.999 <= dt.min() < dt.max() <= 1e-1 * 1.001
+    torch.testing.assert_close(s6.log_A.exp(), torch.arange(1, 17, dtype=torch.float64).expand(128, 16))
+    # torch's own start, uniform up to 1 / sqrt(fan in), with the output scaled down by the depth
+    assert 0.9 * 64**-0.5 < mixer.in_proj.weight.abs().max() <= 64**-0.5
+    assert 0.9 * 128**-0.5 < mixer.out.weight.abs().max() * 2**0.5 <= 128**-0.5 * (1 + 1e-9)
+
+
+def test_mamba_has_the_papers_parameters_with_128_embedding_rows():
+    assert num_parameters(build("mamba", tokens(vocab_size=16), d_model=64)) == 66_496
+    assert num_parameters(build("mamba", tokens(vocab_size=128), d_model=64)) == 73_664
+
+
+def test_h3_has_the_authors_parameters_less_its_redundant_input_maps():
+    # learned B of the shift model [64, 64] and of the 32 complex modes would be 8192 more a layer: 142,464
+    assert num_parameters(build("h3", d_model=64)) == 126_080
+
+
+def test_hyena_has_the_papers_69_million_parameters():
+    spec = tokens(length=2**20)
+    model = build("hyena", spec, dtype=torch.float32, d_model=64, emb_dim=33, learn_positions=True)
+    assert num_parameters(model) == 69_338_112
+
+
+def test_states_have_the_sizes_of_their_papers():
+    assert build("mamba", d_model=64, num_layers=1).state_size(1000) == 128 * 16 + 128 * 3
+    assert build("s4d", d_model=32, num_layers=1).state_size(1000) == 32 * 64
+    assert build("h3", d_model=32, num_layers=1).state_size(1000) == 32 * 63 + 32 * 64
+    assert build("h3", d_model=32, num_layers=1, head_dim=8).state_size(1000) == 32 * 63 + 32 * 8 * 64
+    assert build("hyena", d_model=32, num_layers=1).state_size(1000) == 32 * 1000 + 3 * 32 * 2
+
+
+@pytest.mark.parametrize("name", ["s4d", "dss-softmax", "gss", "h3"])
+def test_ssm_parameters_have_their_own_rate_and_no_decay(name):
+    (group,) = [group for group in build(name, ssm_lr=3e-4).param_groups() if group.name == "ssm"]
+    assert group.lr == 3e-4
+    assert group.weight_decay == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("s4d", {"d_state": 7}, "even number >= 2"),
+        ("h3", {"head_dim": 3}, "head_dim=3 does not divide d_model=16"),
+        ("h3", {"head_dim": 2, "inner": "s6"}, "defined for head_dim=1"),
+        ("hyena", {"emb_dim": 4}, "emb_dim must be odd"),
+        ("hyena", {"order": 1}, "order must be at least 2"),
+        ("mamba", {"d_conv": 5}, r"d_conv in 2\.\.4"),
+        ("gss", {"dt_min": 0.0}, "0 < dt_min <= dt_max"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_at_once(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        build(name, **options)

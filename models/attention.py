@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.backbone import BackboneConfig, require_divides
-from models.blocks import Mixer, ResidualLinear, Rotary
+from models.blocks import Mixer, ResidualLinear, Rotary, take_positions
 from suite.contracts import TaskSpec
 
 XPOS_MAX_LENGTH = 65536
@@ -40,15 +40,31 @@ class Attention(Mixer):
             q, k = self.rotary(q, k, time)
         return q, k, v
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None = None) -> Tensor:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         dropout = self.dropout if self.training else 0.0
-        o = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal)
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
         return self.out(o.transpose(1, 2).flatten(2))
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self._project(x, torch.arange(x.shape[1], device=x.device))
         return self._attend(q, k, v, causal=True)
+
+    def forward_at(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Queries at `positions` only, keys and values everywhere: P T instead of T^2 / 2 products a head."""
+        time = torch.arange(x.shape[1], device=x.device)
+        if self.rotary is not None:
+            # the rotation of a query depends on its own position, so it is done before the others are left out
+            q, k, v = self._project(x, time)
+            q = take_positions(q.flatten(2), positions).unflatten(-1, (self.num_heads, self.head_dim))
+        else:
+            weight_q, weight_kv = self.qkv.weight.tensor_split([self.out.in_features])
+            bias_q, bias_kv = (None, None) if self.qkv.bias is None else self.qkv.bias.tensor_split([len(weight_q)])
+            heads = (self.num_heads, self.head_dim)
+            q = F.linear(take_positions(x, positions), weight_q, bias_q).unflatten(-1, heads)
+            k, v = F.linear(x, weight_kv, bias_kv).unflatten(-1, (2, *heads)).unbind(-3)
+        mask = time <= positions[:, None, :, None]
+        return self._attend(q, k, v, causal=False, mask=mask)
 
     def init_state(self, batch_size: int) -> tuple[Tensor, Tensor]:
         empty = self.qkv.weight.new_zeros(batch_size, 0, self.num_heads, self.head_dim)

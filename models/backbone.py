@@ -25,6 +25,7 @@ from models.blocks import (
     make_channel_mixer,
     make_norm,
     sinusoidal_table,
+    take_positions,
 )
 from suite.contracts import Config, ParamGroup, TaskSpec
 
@@ -141,6 +142,14 @@ class Layer(nn.Module):
             return self._channel(x + self.dropout(self.mixer(self.mixer_norm(x))))
         return self._channel(self.mixer_norm(x + self.dropout(self.mixer(x))))
 
+    def forward_at(self, x: Tensor, positions: Tensor) -> Tensor:
+        """The same at `positions` [B, P] only; everything after the mixer sees no others."""
+        if self.prenorm:
+            y = self.mixer.forward_at(self.mixer_norm(x), positions)
+            return self._channel(take_positions(x, positions) + self.dropout(y))
+        y = self.mixer.forward_at(x, positions)
+        return self._channel(self.mixer_norm(take_positions(x, positions) + self.dropout(y)))
+
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         y_t, state = self.mixer.step(self.mixer_norm(x_t) if self.prenorm else x_t, state)
         x_t = x_t + self.dropout(y_t)
@@ -150,8 +159,8 @@ class Layer(nn.Module):
 class Backbone(nn.Module):
     """A task-ready network (`suite.contracts.Model`).
 
-    Tokens pass an embedding, signals a linear map of their channels. A token readout gathers the hidden states at
-    `positions` [B, P] before the vocabulary projection; a sequence readout pools over time.
+    Tokens pass an embedding, signals a linear map of their channels. A token readout needs the hidden states at
+    `positions` [B, P] only, so the last layer computes no others; a sequence readout pools over time.
     """
 
     pos_table: Tensor | None
@@ -213,7 +222,7 @@ class Backbone(nn.Module):
     def forward(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
         """Logits [B, P, num_classes] at `positions` [B, P] (all T where None), or [B, num_classes].
 
-        inputs: [B, T] integers of any width, or [B, T, C] floats.
+        inputs: [B, T] integers of any width, or [B, T, C] floats. positions: int64, strictly ascending in a row.
         """
         length = inputs.shape[1]
         if self.config.position in ("learned", "sinusoidal") and length > self.spec.max_length:
@@ -224,13 +233,20 @@ class Backbone(nn.Module):
         x = self._encode(inputs)
         added = self._positions(torch.arange(length, device=inputs.device))
         x = self.embed_dropout(x if added is None else x + added)
-        for layer in self.layers:
+        last = self.layers[-1]
+        assert isinstance(last, Layer)
+        for layer in self.layers[:-1]:
             x = layer(x)
-        x = self.final_norm(x)
+        # ascending positions as many as there are steps are all of them
+        if self.spec.readout == "sequence" or positions is None or positions.shape[1] == length:
+            x = self.final_norm(last(x))
+        elif self.config.norm == "batch":
+            # its statistics are those of all positions
+            x = take_positions(self.final_norm(last(x)), positions.long())
+        else:
+            x = self.final_norm(last.forward_at(x, positions.long()))
         if self.spec.readout == "sequence":
             x = x.mean(dim=1) if self.config.pooling == "mean" else x[:, -1]
-        elif positions is not None:
-            x = x.gather(1, positions.long()[..., None].expand(-1, -1, x.shape[-1]))
         return self.head(x)
 
     def init_state(self, batch_size: int) -> BackboneState:

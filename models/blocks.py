@@ -13,6 +13,12 @@ NormKind = Literal["layer", "rms", "batch"]
 ChannelMixerKind = Literal["none", "mlp", "swiglu"]
 
 
+def take_positions(x: Tensor, positions: Tensor) -> Tensor:
+    """x [B, T, D] at positions [B, P]: [B, P, D]. Its gradient is deterministic where that is asked for."""
+    rows = torch.arange(x.shape[0], device=x.device)[:, None]
+    return x[rows, positions]
+
+
 class Mixer(nn.Module):
     """A causal sequence mixer, [B, T, D] to [B, T, D]; see `suite.contracts.Mixer` for the words.
 
@@ -23,6 +29,13 @@ class Mixer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [B, T, D] to y [B, T, D]."""
         raise NotImplementedError
+
+    def forward_at(self, x: Tensor, positions: Tensor) -> Tensor:
+        """`forward` at some positions only: x [B, T, D], positions [B, P] ascending, to y [B, P, D].
+
+        The last layer of a network needs no more; a mixer that can save work by it overrides this.
+        """
+        return take_positions(self(x), positions)
 
     def init_state(self, batch_size: int) -> Any:
         """The state before the first step: a tuple of tensors, floats [B, ...] and possibly an integer clock []."""

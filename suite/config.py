@@ -79,6 +79,8 @@ class TrainConfig(Config):
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     """bf16: autocast with fp32 parameters; tf32: fp32 with TF32 matrix products."""
     deterministic: bool = False
+    compile: bool = False
+    """Fuse the forward and backward pass with torch.compile: tens of seconds once, fewer and longer kernels after."""
     shuffle: bool = True
     """False: rows in their stored order, segment by segment, the same every epoch."""
     eval_every: int | None = Field(default=None, ge=1)

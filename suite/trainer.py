@@ -151,6 +151,7 @@ class Trainer:
 
         torch.manual_seed(torch_seed(run.seed, "init"))
         self.model: Any = run.model.build(run.task.spec).to(device)
+        self.loss = torch.compile(self._mean_loss, dynamic=False) if train.compile else self._mean_loss
         groups = self.model.param_groups(train.no_decay)
         self.base_lr = [group.lr or train.lr for group in groups]
         graphs = device.type == "cuda"
@@ -201,11 +202,13 @@ class Trainer:
         with self._autocast():
             return self.model(batch.inputs, positions).float()
 
+    def _mean_loss(self, batch: Batch) -> Tensor:
+        logits = self._logits(batch)
+        return F.cross_entropy(logits.flatten(0, -2), batch.targets.long().flatten(), ignore_index=IGNORE)
+
     def _train_step(self, batch: Batch) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        logits = self._logits(batch)
-        loss = F.cross_entropy(logits.flatten(0, -2), batch.targets.long().flatten(), ignore_index=IGNORE)
-        del logits
+        loss = self.loss(batch)
         loss.backward()
         if self.train.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.train.clip)

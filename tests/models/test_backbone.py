@@ -114,3 +114,27 @@ def test_check_refuses_a_task_without_vocabulary_or_channels():
         GSAConfig().check(TaskSpec(input="tokens", num_classes=2, readout="sequence", max_length=8))
     with pytest.raises(ValueError, match="channels >= 1"):
         GSAConfig().check(TaskSpec(input="signal", num_classes=2, readout="sequence", max_length=8))
+
+
+@pytest.mark.parametrize("position", ["none", "rope", "xpos"])
+def test_attention_at_some_positions_is_attention_there(position):
+    config = AttentionConfig(num_layers=2, d_model=16, num_heads=2, position=position)
+    mixer = config.mixer(0, TOKENS).double()
+    x = torch.randn(3, 20, 16, dtype=torch.float64, requires_grad=True)
+    positions = torch.tensor([[0, 5, 19], [1, 2, 3], [7, 8, 18]])
+    rows = torch.arange(3)[:, None]
+    weight = torch.randn(3, 3, 16, dtype=torch.float64)
+    some, full = mixer.forward_at(x, positions), mixer(x)[rows, positions]
+    torch.testing.assert_close(some, full, rtol=1e-12, atol=1e-12)
+    (expected,) = torch.autograd.grad((full * weight).sum(), x)
+    (found,) = torch.autograd.grad((some * weight).sum(), x)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_batch_norm_keeps_the_statistics_of_all_positions():
+    config = AttentionConfig(num_layers=1, d_model=16, norm="batch", position="none")
+    torch.manual_seed(0)
+    model = config.build(TOKENS).train()
+    inputs = torch.randint(0, TOKENS.vocab_size, (4, 12))
+    positions = torch.tensor([[3, 7]] * 4)
+    torch.testing.assert_close(model(inputs, positions), model(inputs)[:, [3, 7]])

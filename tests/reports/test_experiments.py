@@ -1,0 +1,161 @@
+"""Every experiment's folder is whole: its grid resolves, its table is filled by it, its labels are the paper's."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from models import MODELS
+from reports.render import build, render
+from reports.render.rows import grid_points, same
+from reports.render.table import check_claims, check_table, matches, read_claims, read_expected
+from suite.config import Resolver, expand, find_experiments, load_experiment, lookup
+from suite.storage import SCHEMA
+from tasks import TASKS
+
+REPORTS = Path(__file__).resolve().parents[2] / "reports"
+EXPERIMENTS = find_experiments(REPORTS)
+SCALES = [(name, scale) for name, path in EXPERIMENTS.items() for scale in load_experiment(path).scales]
+COLUMNS = ["row", "column", "value", "unit", "better", "seeds", "hardware", "note", "source"]
+
+every = pytest.mark.parametrize("name", EXPERIMENTS)
+
+
+def runs_of(name: str, scale: str, tmp_path: Path):
+    """The resolved runs; data on disk are replaced by a folder of made-up recordings."""
+    config = load_experiment(EXPERIMENTS[name])
+    overrides = []
+    if any(point["task.name"] == "speech-commands" for point in grid_points(config, scale)):
+        recordings = pytest.importorskip("soundfile")
+        for word in ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go"):
+            (tmp_path / word).mkdir(exist_ok=True)
+            for speaker in range(2):
+                recordings.write(tmp_path / word / f"{speaker:08x}_nohash_0.wav", [0.0] * 16000, 16000)
+        (tmp_path / "split_test.txt").write_text("".join(f"{w}/00000000_nohash_0.wav\n" for w in ("yes", "no")))
+        overrides = [f"task.data={tmp_path}"]
+    return config, expand(name, config, Resolver(TASKS, MODELS), scale=scale, overrides=overrides)
+
+
+@pytest.mark.parametrize(("name", "scale"), SCALES)
+def test_every_grid_resolves_to_distinct_runs_that_are_its_own_points(name, scale, tmp_path):
+    config, runs = runs_of(name, scale, tmp_path)
+    points = grid_points(config, scale)
+    assert len({run.run_id for run in runs}) == len(runs)
+    for run in runs:
+        resolved = run.resolved
+        assert any(all(same(value, lookup(resolved, key)) for key, value in point.items()) for point in points), (
+            f"{run.model_name}: a report would leave this run out"
+        )
+
+
+@pytest.mark.parametrize(("name", "scale"), SCALES)
+def test_every_run_stands_in_the_table_and_no_cell_mixes_settings(name, scale, tmp_path):
+    config, runs = runs_of(name, scale, tmp_path)
+    assert config.table is not None
+    placed = set()
+    for row, row_selector in config.table.rows.items():
+        for column, column_selector in config.table.columns.items():
+            best_of = config.select.best_of if config.select else ()
+            settings = set()
+            for run in runs:
+                if matches({**row_selector, **column_selector}, run.resolved):
+                    placed.add(run.run_id)
+                    chosen = tuple(lookup(run.resolved, key) for key in best_of)
+                    settings.add((run.task.model_dump_json(), run.model.model_dump_json(), run.train.lr in chosen))
+            assert len(settings) <= 1, f"{row} / {column} would average different settings"
+    assert placed == {run.run_id for run in runs}
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if "paper" in load_experiment(EXPERIMENTS[name]).scales])
+def test_every_cell_of_the_table_has_a_run_at_the_first_scale(name, tmp_path):
+    config, runs = runs_of(name, next(iter(config_scales(name))), tmp_path)
+    assert config.table is not None
+    for row, row_selector in config.table.rows.items():
+        for column, column_selector in config.table.columns.items():
+            selector = {**row_selector, **column_selector}
+            assert any(matches(selector, run.resolved) for run in runs), f"{row} / {column} selects nothing"
+
+
+def config_scales(name: str):
+    return load_experiment(EXPERIMENTS[name]).scales
+
+
+@every
+def test_labels_are_those_of_the_published_numbers(name):
+    config = load_experiment(EXPERIMENTS[name])
+    assert config.table is not None
+    check_table(config.table, name)
+    published = read_expected(EXPERIMENTS[name].parent / "expected.csv")
+    if published:
+        cells = {(row, column) for row in config.table.rows for column in config.table.columns}
+        assert cells <= set(published)
+        assert {p.unit for p in published.values()} == {"%" if config.table.percent else "fraction"}
+
+
+@every
+def test_published_numbers_are_tidy_and_name_their_source(name):
+    path = EXPERIMENTS[name].parent / "expected.csv"
+    if not path.exists():
+        pytest.skip("nothing published to compare with")
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        lines = list(reader)
+    assert reader.fieldnames == COLUMNS
+    assert len({(line["row"], line["column"]) for line in lines}) == len(lines)
+    for line in lines:
+        assert line["source"]
+        assert line["value"] or line["note"], f"{line['row']} / {line['column']}: no number and no reason"
+        assert not line["value"] or 0 <= float(line["value"]) <= 100
+
+
+@every
+def test_claims_refer_to_cells_and_name_their_source(name):
+    config = load_experiment(EXPERIMENTS[name])
+    assert config.table is not None
+    lines = read_claims(EXPERIMENTS[name].parent / "claims.csv")
+    assert lines
+    assert all(line["claim"] and line["source"] for line in lines)
+    assert {claim.verdict for claim in check_claims(lines, [], config.table)} == {"not run"}
+
+
+@every
+def test_the_papers_own_numbers_satisfy_its_claims(name):
+    # claims.csv against expected.csv: a claim that the paper's own table refutes was copied wrongly
+    from reports.render.table import Cell
+
+    config = load_experiment(EXPERIMENTS[name])
+    assert config.table is not None
+    published = read_expected(EXPERIMENTS[name].parent / "expected.csv")
+    cells = [Cell(row, column, mean=value.value) for (row, column), value in published.items()]
+    claims = check_claims(read_claims(EXPERIMENTS[name].parent / "claims.csv"), cells, config.table)
+    assert [claim.text for claim in claims if claim.verdict == "fails"] == []
+    if published and name != "speech-commands/sample":
+        assert {claim.verdict for claim in claims} == {"holds"}
+
+
+@every
+def test_a_report_of_nothing_says_so_in_every_format(name):
+    config = load_experiment(EXPERIMENTS[name])
+    report = build(config, EXPERIMENTS[name].parent, pd.DataFrame(columns=SCHEMA.names))
+    assert report.experiment == name
+    asked = sum(cell.planned > 0 for cell in report.cells)
+    assert any(line.startswith(f"— not run: {asked} of {asked} cells") for line in report.notes)
+    for format in ("terminal", "md", "latex", "html"):
+        assert config.title.split(",")[0] in str(render(report, format))
+
+
+@every
+def test_the_readme_says_what_was_chosen_how_to_run_it_and_what_it_costs(name):
+    text = (EXPERIMENTS[name].parent / "README.md").read_text()
+    assert f"run_suite.py run {name}" in text
+    assert f"run_suite.py report {name}" in text
+    for heading in ("## What", "## Choices", "## Cost"):
+        assert heading in text
+    for scale in config_scales(name):
+        assert f"`{scale}`" in text
+    # no path of a machine
+    assert not re.search(r"(?<![\w.])/(home|root|work|tmp)/", text)

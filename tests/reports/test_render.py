@@ -1,0 +1,622 @@
+"""The rules of a report, on stored rows written and read through `suite.storage`."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from reports.render import Report, build, render
+from reports.render.formats import amount, fixed
+from reports.render.rows import matches, same
+from reports.render.table import Cell, judge, slice_part
+from suite import storage
+from suite.config import ExperimentConfig, parse
+
+GOLDEN = Path(__file__).parent / "golden"
+
+GRID = """
+title: two-layer models on the synthetic languages
+source: {paper: h3, table: 2}
+baseline:
+  task: {name: induction-heads}
+  model: {name: h3, d_model: 32}
+  train: {epochs: 400, lr: 5.0e-4}
+sweep:
+  model.name: [s4d, h3]
+  task:
+    - {task.name: induction-heads}
+    - {task.name: associative-recall, train.epochs: 200}
+seeds: [0, 1, 2]
+scales:
+  paper: {}
+  small: {train.epochs: 20}
+table:
+  rows: {S4D: {model.name: s4d}, H3: {model.name: h3}}
+  columns: {IH: {task.name: induction-heads}, AR: {task.name: associative-recall}}
+figure: {kind: bars, x: column}
+"""
+
+EXPECTED = """row,column,value,unit,better,seeds,hardware,note,source
+Random,IH,5.0,%,higher,20,,,paper Table 2
+S4D,IH,35.6,%,higher,,,,paper Table 2
+S4D,AR,86.0,%,higher,,,,paper Table 2
+H3,IH,100.0,%,higher,,,,paper Table 2
+H3,AR,99.8,%,higher,,,,paper Table 2
+"""
+
+CLAIMS = """claim,left,comparison,right,source
+H3 solves associative recall,H3 | AR,>=,99,paper section 3.1
+H3 beats S4D on both languages,H3 | *,>,S4D | *,paper section 3.1
+"""
+
+PROVENANCE = {
+    "device": "NVIDIA H200",
+    "torch": "2.11.0",
+    "triton": "3.6.0",
+    "cuda": "12.8",
+    "python": "3.12.3",
+    "precision": "fp32",
+    "deterministic": False,
+    "commit": "0123456789abcdef0123456789abcdef01234567",
+    "dirty": False,
+    "started_at": "2026-03-01T10:00:00+00:00",
+    "duration_s": 60.0,
+}
+
+
+def grid(**changes: Any) -> ExperimentConfig:
+    """The fixture's grid with top-level keys replaced."""
+    return parse(ExperimentConfig, {**yaml.safe_load(GRID), **changes}, "grid.yaml")
+
+
+def make_run(
+    model: str = "h3",
+    task: str = "associative-recall",
+    seed: int = 0,
+    test: float | None = 0.998,
+    *,
+    scale: str = "paper",
+    status: str = "ok",
+    valid: dict[int, float] | None = None,
+    slices: dict[str, float | None] | None = None,
+    speed: list[float] | None = None,
+    train: dict[str, Any] | None = None,
+    stand_in: str = "",
+    columns: dict[str, Any] | None = None,
+) -> list[dict[str, Any]]:
+    """The rows of one run, as the runner writes them."""
+    epochs = 20 if scale == "small" else 400 if task == "induction-heads" else 200
+    config = {
+        "task": {"name": task, "version": 1, "vocab_size": 20},
+        "model": {"name": model, "version": 1, "d_model": 32},
+        "train": {"epochs": epochs, "lr": 5e-4, "keep": "last", **(train or {})},
+        "seed": seed,
+        "data": "generated",
+    }
+    text = json.dumps(config, sort_keys=True)
+    shared = {
+        **PROVENANCE,
+        "run_id": f"{model}-{task}-{seed}-{abs(hash_of(text + scale)) % 10**6:06d}",
+        "experiment": "demo/table2",
+        "scale": scale,
+        "task": task,
+        "task_version": 1,
+        "model": model,
+        "model_version": 1,
+        "seed": seed,
+        "stand_in": stand_in,
+        "split_policy": "paper",
+        "config": text,
+        "data_digest": "d",
+        "split": "",
+        "slice": "",
+        "step": 100,
+        "status": "ok",
+        "error": "",
+        **(columns or {}),
+    }
+
+    def row(metric: str, unit: str, value: float | None, **more: Any) -> dict[str, Any]:
+        return {**shared, "metric": metric, "unit": unit, "value": value, **more}
+
+    rows = [row("accuracy", "fraction", v, split="valid", step=s) for s, v in (valid or {}).items()]
+    for name, value in (slices or {}).items():
+        rows.append(
+            row("accuracy", "fraction", value, split="test", slice=name, status="ok" if value is not None else "oom")
+        )
+    if status == "ok":
+        rows.append(row("accuracy", "fraction", test, split="test"))
+        rows.append(row("num_parameters", "count", 74_000.0))
+        if speed:
+            rows.append(row("train_throughput", "tokens/s", sorted(speed)[len(speed) // 2], samples=speed))
+    rows.append(row("run", "", None, status=status, error="" if status == "ok" else "loss is not finite"))
+    return rows
+
+
+def hash_of(text: str) -> int:
+    """A hash that is the same in every process."""
+    return sum((i + 1) * ord(c) for i, c in enumerate(text))
+
+
+@pytest.fixture
+def make(tmp_path: Path):
+    """Writes runs as parquet, one file each, reads them back, and builds a report."""
+
+    def report(
+        *runs: list[dict[str, Any]],
+        config: ExperimentConfig | None = None,
+        expected: str = EXPECTED,
+        claims: str = CLAIMS,
+        scale: str | None = None,
+    ) -> Report:
+        folder = tmp_path / "reports" / "demo" / "table2"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "expected.csv").write_text(expected)
+        (folder / "claims.csv").write_text(claims)
+        for rows in runs:
+            first = rows[0]
+            storage.write(
+                storage.result_path(tmp_path / "results", "demo/table2", first["scale"], first["run_id"]), rows
+            )
+        frame = storage.read(storage.files([tmp_path / "results"], "demo/table2"))
+        return build(config or grid(), folder, frame, scale=scale)
+
+    return report
+
+
+def cell(report: Report, row: str, column: str) -> Cell:
+    return next(cell for cell in report.cells if (cell.row, cell.column) == (row, column))
+
+
+def note(report: Report, start: str) -> str:
+    return next((line for line in report.notes if line.startswith(start)), "")
+
+
+def three(
+    model: str = "h3", task: str = "associative-recall", values: tuple[float, ...] = (0.996, 0.998, 1.0), **kwargs
+):
+    """One run for each value, seeds 0, 1, ..."""
+    return [make_run(model, task, seed, value, **kwargs) for seed, value in enumerate(values)]
+
+
+# the reference rows that the byte-identical outputs are made of
+def twenty_rows() -> list[list[dict[str, Any]]]:
+    runs = three(speed=[1.00e6, 1.02e6, 0.99e6])
+    runs += [make_run("s4d", "associative-recall", 0, 0.861, valid={100: 0.86})]
+    runs += [make_run("s4d", "associative-recall", 1, status="diverged")]
+    runs += [make_run("s4d", "induction-heads", 0, 0.204)]
+    assert sum(map(len, runs)) == 20
+    return runs
+
+
+@pytest.mark.parametrize(("format", "name"), [("terminal", "report.txt"), ("md", "report.md"), ("latex", "report.tex")])
+def test_output_is_byte_identical_to_the_kept_one(make, format, name):
+    report = make(*twenty_rows())
+    text = render(report, format)
+    assert text == (GOLDEN / name).read_text(), "a wanted change: render the fixture again and read the difference"
+
+
+def test_output_does_not_depend_on_the_order_of_the_rows(make, tmp_path):
+    runs = twenty_rows()
+    expected = render(make(*runs), "terminal")
+    frame = pd.concat([storage.read([path]) for path in reversed(storage.files([tmp_path / "results"], "demo/table2"))])
+    again = build(grid(), tmp_path / "reports" / "demo" / "table2", frame.iloc[::-1])
+    assert render(again, "terminal") == expected
+
+
+def test_mean_spread_seeds_and_difference(make):
+    found = cell(make(*three()), "H3", "AR")
+    assert found.mean == pytest.approx(99.8)
+    assert found.sd == pytest.approx(0.2)
+    assert (found.num_seeds, found.planned, found.marks) == (3, 3, ())
+    assert found.difference == pytest.approx(0.0)
+    assert found.verdict == "agrees"
+    assert len(found.run_ids) == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ((0.988, 0.988, 0.988), "agrees"),  # exactly the tolerance of 1 point
+        ((0.987, 0.987, 0.987), "worse"),
+        ((0.90, 0.99, 0.99), "agrees"),  # 3.8 points below, standard error 3.0
+        ((0.955, 0.96, 0.965), "worse"),  # 3.8 points below, standard error 0.3
+    ],
+)
+def test_verdict_is_the_tolerance_or_two_standard_errors(make, values, verdict):
+    assert cell(make(*three(values=values)), "H3", "AR").verdict == verdict
+
+
+def test_verdict_better_looks_at_the_direction_of_the_metric():
+    assert judge(90.0, 0.1, 3, 86.0, 1.0, lower=False) == "better"
+    assert judge(82.0, 0.1, 3, 86.0, 1.0, lower=False) == "worse"
+    assert judge(20.0, 0.1, 3, 22.0, 1.0, lower=True) == "better"
+    assert judge(24.0, 0.1, 3, 22.0, 1.0, lower=True) == "worse"
+
+
+def test_one_seed_has_no_spread_and_is_marked(make):
+    report = make(make_run())
+    found = cell(report, "H3", "AR")
+    assert (found.sd, found.num_seeds, found.marks) == (None, 1, ("‡",))
+    assert "one seed" in note(report, "‡")
+    assert "99.8‡" in render(report, "terminal")
+    assert "1 of 3" in render(report, "terminal")
+
+
+def test_what_has_not_run_is_a_dash_and_counted(make):
+    report = make(*three())
+    found = cell(report, "S4D", "IH")
+    assert found.missing
+    assert found.verdict == ""
+    assert note(report, "—") == "— not run: 3 of 4 cells"
+    line = next(line for line in render(report, "md").splitlines() if line.startswith("| S4D") and " IH " in line)
+    assert "—" in line
+    assert "35.6" in line
+
+
+def test_nothing_run_gives_a_whole_table_of_dashes(make):
+    report = make()
+    assert note(report, "—") == "— not run: 4 of 4 cells"
+    assert report.experiment == "demo/table2"
+    assert report.scale == "paper"
+    assert {claim.verdict for claim in report.claims} == {"not run"}
+
+
+def test_cells_that_a_scale_leaves_out_are_told_from_those_still_to_run(make):
+    config = grid(scales={"paper": {}, "tiny": {"sweep": {"model.name": ["h3"]}}})
+    report = make(config=config, scale="tiny")
+    assert note(report, "—") == "— not run: 4 of 4 cells, 2 of them not in scale tiny"
+
+
+def test_rows_only_the_paper_has_are_shown_and_not_counted(make):
+    report = make(*three())
+    assert not cell(report, "Random", "IH").missing
+    assert report.cells[0].row == "Random"
+
+
+def test_failed_runs_are_counted_and_withhold_the_verdict(make):
+    report = make(
+        make_run(seed=0),
+        make_run(seed=1, test=0.997),
+        make_run(seed=2, status="diverged"),
+        make_run("s4d", status="oom"),
+    )
+    found = cell(report, "H3", "AR")
+    assert (found.num_seeds, found.planned, found.failures) == (2, 3, (("diverged", 1),))
+    assert found.mean == pytest.approx(99.75)
+    assert found.verdict == ""
+    text = render(report, "terminal")
+    assert "2 of 3; 1 diverged" in text
+    lost = cell(report, "S4D", "AR")
+    assert not lost.missing
+    assert lost.mean is None
+    assert "oom" in next(line for line in render(report, "md").splitlines() if "86.0" in line)
+
+
+def test_a_diverged_run_gives_no_value_from_its_earlier_evaluations(make):
+    rows = make_run(status="diverged", valid={50: 0.99}, slices={"": 0.99})
+    assert cell(make(rows), "H3", "AR").mean is None
+
+
+def test_a_run_cut_off_before_its_last_row_counts_as_failed(make):
+    rows = [row for row in make_run() if row["metric"] != "run"]
+    assert cell(make(rows), "H3", "AR").failures == (("failed", 1),)
+
+
+def test_reduced_scale_is_marked_and_never_judged(make):
+    report = make(*three(scale="small"))
+    found = cell(report, "H3", "AR")
+    assert report.scale == "small"
+    assert found.marks == ("†",)
+    assert found.difference is not None
+    assert found.verdict == ""
+    assert note(report, "†") == "† reduced: scale small (train.epochs: 20); no verdict against the paper"
+    assert all("†" in claim.marks for claim in report.claims if claim.verdict != "not run")
+
+
+def test_paper_scale_is_preferred_and_another_shown_on_demand(make):
+    runs = [*three(scale="small", values=(0.5, 0.5, 0.5)), *three()]
+    assert cell(make(*runs), "H3", "AR").mean == pytest.approx(99.8)
+    assert cell(make(*runs, scale="small"), "H3", "AR").mean == pytest.approx(50.0)
+    with pytest.raises(ValueError, match=r"unknown scale 'smal'.*small"):
+        make(*runs, scale="smal")
+
+
+def test_stand_in_data_never_fill_a_papers_cell(make):
+    report = make(*three(stand_in="860-file sample"))
+    found = cell(report, "H3", "AR")
+    assert found.mean == pytest.approx(99.8)
+    assert found.published is None
+    assert found.difference is None
+    assert found.verdict == ""
+    assert found.marks == ("§",)
+    assert "860-file sample" in note(report, "§")
+
+
+def test_real_data_go_before_stand_ins(make):
+    later = {"started_at": "2027-01-01T00:00:00+00:00"}
+    sample = three(stand_in="sample", values=(0.1, 0.1, 0.1), columns=later, train={"batch_size": 7})
+    found = cell(make(*sample, *three()), "H3", "AR")
+    assert found.mean == pytest.approx(99.8)
+    assert found.marks == ()
+
+
+def test_runs_that_are_no_point_of_the_grid_are_left_out_and_named(make):
+    report = make(*three(), make_run(seed=3, test=0.1, train={"epochs": 1}))
+    assert cell(report, "H3", "AR").num_seeds == 3
+    assert note(report, "left out") == "left out, not a point of this grid: 1 run with train.epochs: 1"
+
+
+def test_settings_are_never_averaged_the_newest_is_shown(make):
+    later = {"started_at": "2027-01-01T00:00:00+00:00"}
+    report = make(*three(values=(0.2, 0.2, 0.2)), *three(columns=later, train={"clip": 1.0}))
+    assert cell(report, "H3", "AR").mean == pytest.approx(99.8)
+    assert "3 runs" in note(report, "left out, of an older setting")
+
+
+SELECT = {"best_of": ["train.lr"], "by": "accuracy", "split": "valid"}
+
+
+def swept() -> ExperimentConfig:
+    values = yaml.safe_load(GRID)
+    return grid(sweep={**values["sweep"], "train.lr": [1e-3, 1e-4]}, select=SELECT)
+
+
+def test_the_best_value_is_chosen_on_validation_and_not_on_test(make):
+    report = make(
+        *three(values=(0.90, 0.90, 0.90), valid={50: 0.2, 100: 0.8}, train={"lr": 1e-3}),
+        *three(values=(0.99, 0.99, 0.99), valid={50: 0.9, 100: 0.7}, train={"lr": 1e-4}),
+        config=swept(),
+    )
+    found = cell(report, "H3", "AR")
+    assert found.mean == pytest.approx(90.0)
+    assert found.chosen == "train.lr=0.001 (best of 2)"
+    assert note(report, "*") == "* chosen by valid accuracy, mean over seeds: train.lr=0.001 (best of 2): H3 / AR"
+
+
+def test_selection_looks_at_the_weights_the_run_kept(make):
+    kept = {"keep": "best"}
+    report = make(
+        *three(values=(0.90, 0.90, 0.90), valid={50: 0.2, 100: 0.8}, train={"lr": 1e-3, **kept}),
+        *three(values=(0.99, 0.99, 0.99), valid={50: 0.9, 100: 0.7}, train={"lr": 1e-4, **kept}),
+        config=swept(),
+    )
+    assert cell(report, "H3", "AR").mean == pytest.approx(99.0)
+
+
+def test_selection_takes_the_mean_over_seeds_and_shuns_failures(make):
+    lucky = [
+        make_run(seed=0, test=0.5, valid={100: 0.99}, train={"lr": 1e-3}),
+        make_run(seed=1, status="diverged", train={"lr": 1e-3}),
+        make_run(seed=2, status="diverged", train={"lr": 1e-3}),
+    ]
+    steady = three(values=(0.8, 0.8, 0.8), valid={100: 0.8}, train={"lr": 1e-4})
+    found = cell(make(*lucky, *steady, config=swept()), "H3", "AR")
+    assert found.mean == pytest.approx(80.0)
+    assert found.failures == ()
+
+
+def test_selection_by_a_loss_takes_the_lowest(make):
+    def with_loss(lr: float, loss: float, accuracy: float) -> list[dict[str, Any]]:
+        rows = make_run(test=accuracy, train={"lr": lr})
+        return [{**rows[0], "metric": "loss", "unit": "nats", "value": loss, "split": "valid"}, *rows]
+
+    config = swept()
+    config = grid(sweep=config.sweep, select={**SELECT, "by": "loss"})
+    report = make(with_loss(1e-3, 0.1, 0.7), with_loss(1e-4, 2.0, 0.9), config=config)
+    assert cell(report, "H3", "AR").mean == pytest.approx(70.0)
+
+
+def test_claims_hold_fail_or_wait(make):
+    both = [*three(), *three("s4d", values=(0.86, 0.86, 0.86)), *three(task="induction-heads", values=(1.0, 1.0, 1.0))]
+    waiting = make(*both).claims
+    assert [claim.verdict for claim in waiting] == ["holds", "not run"]
+    done = make(*both, *three("s4d", "induction-heads", (0.356, 0.35, 0.36))).claims
+    assert [(claim.verdict, claim.detail) for claim in done] == [("holds", ""), ("holds", "2 of 2")]
+
+
+def test_a_claim_fails_at_one_column_even_while_others_wait(make):
+    report = make(*three(values=(0.5, 0.5, 0.5)), *three("s4d", values=(0.86, 0.86, 0.86)))
+    first, second = report.claims
+    assert first.verdict == "fails"
+    assert (second.verdict, second.detail) == ("fails", "50.00 against 86.00 at AR")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("x,H3 | AR,!=,1,s", "'!=' is not one of"),
+        ("x,H4 | AR,>,1,s", "no 'H4'.*did you mean 'H3'"),
+        ("x,H3 | XX,>,1,s", "no 'XX'"),
+        ("x,much,>,1,s", "neither a number nor"),
+    ],
+)
+def test_a_claim_about_nothing_is_an_error(make, line, message):
+    with pytest.raises(ValueError, match=message):
+        make(claims=f"claim,left,comparison,right,source\n{line}\n")
+
+
+def test_close_is_within_the_tables_tolerance(make):
+    claims = "claim,left,comparison,right,source\na,H3 | AR,~,100.5,s\nb,H3 | AR,~,101,s\nc,H3 | AR,<,101,s\n"
+    assert [claim.verdict for claim in make(*three(), claims=claims).claims] == ["holds", "fails", "holds"]
+
+
+def test_speeds_of_different_devices_are_never_pooled(make):
+    other = {"device": "NVIDIA A100"}
+    report = make(
+        make_run(seed=0, speed=[100.0, 110.0]),
+        make_run(seed=1, speed=[1000.0, 1010.0], columns=other),
+        make_run(seed=2),
+    )
+    costs = {cost.device: cost for cost in report.costs}
+    assert costs["NVIDIA A100"].values["train_throughput"] == (1005.0, 1000.0, 1010.0)
+    assert costs["NVIDIA H200"].values["train_throughput"] == (105.0, 100.0, 110.0)
+    assert cell(report, "H3", "AR").num_seeds == 3
+    assert "device: NVIDIA A100, NVIDIA H200" in report.provenance
+
+
+def test_provenance_names_commits_and_marks_uncommitted_ones(make):
+    report = make(make_run(seed=0), make_run(seed=1, columns={"dirty": True, "started_at": "2026-03-04T00:00:00"}))
+    assert "commit: 0123456789, 0123456789-dirty" in report.provenance
+    assert "dates: 2026-03-01 to 2026-03-04" in report.provenance
+    assert "runs: 2" in report.provenance
+
+
+LENGTHS = {
+    "rows": {"H3": {"model.name": "h3"}},
+    "columns": {f"len {n}": {"task.name": "associative-recall", "slice": f"length={n}"} for n in (64, 128)},
+}
+
+
+def test_columns_of_slices_share_runs_and_keep_their_own_failures(make):
+    config = grid(table=LENGTHS, figure={"kind": "lines", "x": "slice.length", "x_log2": True})
+    expected = (
+        "row,column,value,unit,better,seeds,hardware,note,source\n"
+        "H3,len 64,90,%,higher,,,,t\nH3,len 128,,%,higher,,,oom; at 128,t\n"
+    )
+    runs = three(slices={"length=64": 0.9, "length=128": None})
+    report = make(*runs, config=config, expected=expected, claims="claim,left,comparison,right,source\n")
+    assert cell(report, "H3", "len 64").mean == pytest.approx(90.0)
+    assert cell(report, "H3", "len 128").failures == (("oom", 3),)
+    assert len(report.costs) == 1
+    line = next(line for line in render(report, "md").splitlines() if "len 128" in line)
+    assert line.count("oom") == 3  # the paper's, ours, the count
+    assert report.figure is not None
+    (_, (series,)), *_ = report.figure.panels
+    assert [(point.x, point.num_seeds) for point in series.points] == [(64, 3)]
+    assert series.points[0].y == pytest.approx(90.0)
+    assert series.published == ((64, 90.0),)
+
+
+def test_a_figure_over_steps_follows_validation(make):
+    config = grid(figure={"kind": "lines", "x": "step", "split": "valid"})
+    report = make(*three(valid={50: 0.5, 100: 0.75}), config=config)
+    assert report.figure is not None
+    panel = dict(report.figure.panels)[""]
+    points = next(series.points for series in panel if series.label == "H3")
+    assert [(point.x, point.y) for point in points] == [(50, 50.0), (100, 75.0)]
+
+
+def test_bars_by_column_carry_spread_and_the_papers_number(make):
+    report = make(*three())
+    assert report.figure is not None
+    series = next(s for s in dict(report.figure.panels)[""] if s.label == "H3")
+    assert [(p.x, p.num_seeds) for p in series.points] == [("AR", 3)]
+    assert series.points[0].sd == pytest.approx(0.2)
+    assert dict(series.published) == {"IH": 100.0, "AR": 99.8}
+
+
+def test_a_selector_that_selects_nothing_is_an_error(make):
+    bad = {**yaml.safe_load(GRID)["table"], "rows": {"H3": {"modle.name": "h3"}}}
+    with pytest.raises(ValueError, match=r"modle\.name"):
+        make(config=grid(table=bad))
+
+
+def test_a_grid_without_a_table_shows_a_row_for_every_point(make):
+    report = make(*three(), config=grid(table=None, figure=None), claims="claim,left,comparison,right,source\n")
+    assert len(report.cells) == 4
+    found = next(c for c in report.cells if c.mean is not None)
+    assert "model.name=h3" in found.row
+    assert found.num_seeds == 3
+
+
+def test_no_expected_file_leaves_out_the_papers_columns(make):
+    report = make(*three(), expected="row,column,value,unit,better,seeds,hardware,note,source\n")
+    assert not report.has_published
+    header = next(line for line in render(report, "md").splitlines() if line.startswith("| row"))
+    assert "paper" not in header
+    assert "verdict" not in header
+
+
+def test_png_writes_a_picture_and_its_svg(make, tmp_path):
+    report = make(*three())
+    path = render(report, "png", tmp_path / "out" / "figure.png")
+    assert isinstance(path, Path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    drawing = path.with_suffix(".svg").read_text()
+    assert "H3" in drawing
+    assert render(report, "png", tmp_path / "again.png")
+    assert (tmp_path / "again.svg").read_bytes() == path.with_suffix(".svg").read_bytes()
+    with pytest.raises(ValueError, match="--out"):
+        render(report, "png")
+    with pytest.raises(ValueError, match="nothing to draw"):
+        render(make(config=grid(figure=None)), "png", tmp_path / "none.png")
+
+
+def test_html_is_one_page_that_fetches_nothing_and_names_its_runs(make):
+    report = make(*three(stand_in="<sample> & more"))
+    page = render(report, "html")
+    assert isinstance(page, str)
+    assert "<script" not in page
+    assert not re.search(r"(src|href)=\"(?!#)", page.replace("xlink:href", "href"))
+    assert "&lt;sample&gt; &amp; more" in page
+    assert "<svg" in page
+    for run_id in cell(report, "H3", "AR").run_ids:
+        assert run_id in page
+
+
+def test_a_file_is_written_where_out_names_one(make, tmp_path):
+    report = make(*three())
+    path = render(report, "md", tmp_path / "deep" / "report.md")
+    assert Path(path).read_text() == render(report, "md")
+    with pytest.raises(ValueError, match=r"unknown format 'mdx'.*'md'"):
+        render(report, "mdx")
+
+
+def test_latex_escapes_what_latex_would_read(make):
+    text = str(render(make(*three(scale="small")), "latex"))
+    body = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
+    assert not re.search(r"(?<!\\)%", body)
+    assert r"99.8 $\pm$ 0.2$^\dagger$" in body
+
+
+def test_numbers_are_printed_the_same_everywhere():
+    assert [fixed(-0.04, 1), fixed(-0.04, 1, sign=True), fixed(1.25, 1), fixed(3, 2, sign=True)] == [
+        "0.0",
+        "+0.0",
+        "1.2",
+        "+3.00",
+    ]
+    assert [amount(x) for x in (0, 7, 999, 999.9, 1234, 74_123, 999_900, 1.5e9)] == [
+        "0",
+        "7",
+        "999",
+        "1.00K",
+        "1.23K",
+        "74.1K",
+        "1.00M",
+        "1.50G",
+    ]
+    assert amount(2.5 * 2**30, binary=True) == "2.50Gi"
+
+
+def test_values_of_a_grid_meet_values_of_a_resolved_run():
+    assert same(1, 1.0)
+    assert same("1e-3", 0.001)
+    assert same([1, 2], (1, 2))
+    assert same({"length": 64}, {"length": 64, "num_examples": 3})
+    assert not same(True, 1)
+    assert not same(1, True)
+    assert not same("paper", None)
+    assert not same([1], [1, 2])
+    assert matches({"model.name": "h3", "slice": "length=64"}, {"model": {"name": "h3"}})
+    assert not matches({"model.name": "h3", "model.inner": "s6"}, {"model": {"name": "h3"}})
+    assert slice_part("length=512,num_kv_pairs=64", "num_kv_pairs") == 64
+    assert slice_part("", "length") is None
+
+
+def test_reports_import_nothing_but_suite():
+    root = Path(__file__).resolve().parents[2]
+    banned = {"torch", "tasks", "models", "kernels"}
+    for path in (root / "reports").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not banned & {name.partition(".")[0] for name in names}, path

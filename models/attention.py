@@ -8,6 +8,7 @@ Recurrent state: the keys and values of all positions so far, 2 T D floats a lay
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Literal
 
 import torch
@@ -17,6 +18,11 @@ from torch import Tensor, nn
 from models.backbone import BackboneConfig, require_divides
 from models.blocks import Mixer, ResidualLinear, Rotary, take_positions
 from suite.contracts import TaskSpec
+
+FEW = 4
+"""Where fewer than one position in this many is asked for, the weights are small and plain products are faster.
+
+MQAR shape (B 128, P 64, T 512, K 128, float32, H200): the fused kernel with a mask takes 0.08 + 0.51 ms."""
 
 XPOS_MAX_LENGTH = 65536
 """Beyond, zeta^(t/512) leaves float32."""
@@ -63,8 +69,13 @@ class Attention(Mixer):
             heads = (self.num_heads, self.head_dim)
             q = F.linear(take_positions(x, positions), weight_q, bias_q).unflatten(-1, heads)
             k, v = F.linear(x, weight_kv, bias_kv).unflatten(-1, (2, *heads)).unbind(-3)
-        mask = time <= positions[:, None, :, None]
-        return self._attend(q, k, v, causal=False, mask=mask)
+        seen = time <= positions[:, None, :, None]
+        if positions.shape[1] * FEW > x.shape[1]:
+            return self._attend(q, k, v, causal=False, mask=seen)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        weights = (q @ k.mT * self.head_dim**-0.5).masked_fill(~seen, -math.inf).softmax(-1)
+        o = F.dropout(weights, self.dropout, self.training) @ v
+        return self.out(o.transpose(1, 2).flatten(2))
 
     def init_state(self, batch_size: int) -> tuple[Tensor, Tensor]:
         empty = self.qkv.weight.new_zeros(batch_size, 0, self.num_heads, self.head_dim)

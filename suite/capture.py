@@ -7,6 +7,7 @@ and a resumed run continues with the numbers of an uninterrupted one.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,6 +15,12 @@ import torch
 from torch import Tensor
 
 WARMUPS = 2
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    # one for the whole process: cuBLAS keeps a workspace of 32 MiB for every stream it has seen
+    return torch.cuda.Stream(device)
 
 
 def record(
@@ -26,7 +33,7 @@ def record(
     """
     before = {id(tensor): (tensor, tensor.detach().clone()) for tensor in touched()}
     random_state = torch.cuda.get_rng_state(device)
-    stream = torch.cuda.Stream(device)
+    stream = _side_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         for _ in range(WARMUPS):
@@ -34,7 +41,7 @@ def record(
     torch.cuda.current_stream(device).wait_stream(stream)
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    with torch.cuda.graph(graph, pool=pool, stream=stream):
         function()
     with torch.no_grad():
         for tensor in touched():

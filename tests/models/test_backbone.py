@@ -116,14 +116,15 @@ def test_check_refuses_a_task_without_vocabulary_or_channels():
         GSAConfig().check(TaskSpec(input="signal", num_classes=2, readout="sequence", max_length=8))
 
 
+@pytest.mark.parametrize("count", [2, 6], ids=["few", "many"])
 @pytest.mark.parametrize("position", ["none", "rope", "xpos"])
-def test_attention_at_some_positions_is_attention_there(position):
+def test_attention_at_some_positions_is_attention_there(position, count):
     config = AttentionConfig(num_layers=2, d_model=16, num_heads=2, position=position)
     mixer = config.mixer(0, TOKENS).double()
     x = torch.randn(3, 20, 16, dtype=torch.float64, requires_grad=True)
-    positions = torch.tensor([[0, 5, 19], [1, 2, 3], [7, 8, 18]])
+    positions = torch.tensor([[0, 5, 9, 12, 16, 19], [1, 2, 3, 4, 5, 6], [7, 8, 10, 11, 17, 18]])[:, :count]
     rows = torch.arange(3)[:, None]
-    weight = torch.randn(3, 3, 16, dtype=torch.float64)
+    weight = torch.randn(3, count, 16, dtype=torch.float64)
     some, full = mixer.forward_at(x, positions), mixer(x)[rows, positions]
     torch.testing.assert_close(some, full, rtol=1e-12, atol=1e-12)
     (expected,) = torch.autograd.grad((full * weight).sum(), x)

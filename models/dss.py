@@ -120,7 +120,6 @@ class DSS(Mixer):
             "Lambda_re": self.Lambda_re,
             "Lambda_im": self.Lambda_im,
             "W": self.W,
-            "D": self.D,
         }
 
 

@@ -26,7 +26,7 @@ from models.backbone import BackboneConfig, require_divides
 from models.blocks import Mixer, ResidualLinear, at_least_float32
 from models.hyena import LongConv
 from models.mamba import S6
-from models.s4d import DiagonalSSM, Initialisation, State, check_ssm
+from models.s4d import DiagonalSSM, Discretization, Initialisation, State, check_ssm
 from suite.contracts import TaskSpec
 
 
@@ -39,8 +39,11 @@ class ShiftSSM(Mixer):
         self.D = nn.Parameter(torch.empty(width))
         self.reset_parameters()
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.C)
+        # the start of a convolution over d_state inputs, as in the authors' code
+        bound = self.C.shape[1] ** -0.5
+        nn.init.uniform_(self.C, -bound, bound)
         nn.init.normal_(self.D)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -60,9 +63,6 @@ class ShiftSSM(Mixer):
     def state_size(self, length: int) -> int:
         return self.C.shape[0] * (self.C.shape[1] - 1)
 
-    def ssm_parameters(self) -> dict[str, nn.Parameter]:
-        return {"C": self.C, "D": self.D}
-
 
 class H3(Mixer):
     """State: that of the shift model, then that of the inner model over head_dim^2 H channels."""
@@ -77,7 +77,12 @@ class H3(Mixer):
         self.inner: Mixer
         if config.inner == "ssm":
             self.inner = DiagonalSSM(
-                self.num_heads, config.d_state, init=config.init, dt_min=config.dt_min, dt_max=config.dt_max
+                self.num_heads,
+                config.d_state,
+                init=config.init,
+                dt_min=config.dt_min,
+                dt_max=config.dt_max,
+                discretization=config.discretization,
             )
         elif config.inner == "hyena":
             self.inner = LongConv(d_model, length)
@@ -119,9 +124,7 @@ class H3(Mixer):
         return self.shift.state_size(length) + self.head_dim**2 * self.inner.state_size(length)
 
     def ssm_parameters(self) -> dict[str, nn.Parameter]:
-        shift = {f"shift.{name}": parameter for name, parameter in self.shift.ssm_parameters().items()}
-        inner = {f"inner.{name}": parameter for name, parameter in self.inner.ssm_parameters().items()}
-        return shift | inner
+        return self.inner.ssm_parameters()
 
 
 class H3Config(BackboneConfig):
@@ -133,6 +136,8 @@ class H3Config(BackboneConfig):
     init: Initialisation = "lin"
     dt_min: float = 1e-3
     dt_max: float = 1e-1
+    discretization: Discretization = "bilinear"
+    """Of the diagonal model; the authors' code, like this, defaults to the bilinear rule."""
     inner: Literal["ssm", "hyena", "s6"] = "ssm"
     ssm_lr: float | None = 1e-3
 

@@ -24,6 +24,7 @@ from models.blocks import Mixer, ResidualLinear, at_least_float32
 from suite.contracts import TaskSpec
 
 Initialisation = Literal["lin", "inv", "legs"]
+Discretization = Literal["zoh", "bilinear"]
 State = tuple[Tensor, ...]
 
 
@@ -57,7 +58,10 @@ def fill_log_uniform(parameter: Tensor, low: float, high: float) -> None:
 class DiagonalSSM(Mixer):
     """The state space part alone, channel by channel: x [B, T, D] to v [B, T, D].
 
-    State: h [B, D, N / 2], complex. `bidirectional` adds a second C that reads the future.
+    State: h [B, D, N / 2], complex. `bidirectional` adds a second C that reads the future. `tie_A`: all channels share
+    the N / 2 eigenvalues. `unit_response`: C starts as the product of two complex normals (a C and the B that is not
+    kept), scaled so that the response to a constant has unit variance, as in the authors' stand-alone S4D.
+    Of the parameters only A and dt are trained at `ssm_lr` without weight decay; C and D are as in the authors' code.
     """
 
     def __init__(
@@ -68,14 +72,18 @@ class DiagonalSSM(Mixer):
         init: Initialisation = "lin",
         dt_min: float = 1e-3,
         dt_max: float = 1e-1,
+        discretization: Discretization = "zoh",
+        tie_A: bool = False,
+        unit_response: bool = False,
         bidirectional: bool = False,
     ) -> None:
         super().__init__()
         pairs = d_state // 2
         self.init, self.dt_min, self.dt_max, self.bidirectional = init, dt_min, dt_max, bidirectional
+        self.discretization, self.unit_response = discretization, unit_response
         self.log_dt = nn.Parameter(torch.empty(width))
-        self.log_A_real = nn.Parameter(torch.empty(width, pairs))
-        self.A_imag = nn.Parameter(torch.empty(width, pairs))
+        self.log_A_real = nn.Parameter(torch.empty(1 if tie_A else width, pairs))
+        self.A_imag = nn.Parameter(torch.empty(1 if tie_A else width, pairs))
         self.C = nn.Parameter(torch.empty(*([2] if bidirectional else []), width, pairs, 2))
         self.D = nn.Parameter(torch.empty(width))
         self.reset_parameters()
@@ -87,40 +95,57 @@ class DiagonalSSM(Mixer):
         self.A_imag.copy_(initial_frequencies(self.init, self.A_imag.shape[1]).expand_as(self.A_imag))
         # a standard complex normal: real and imaginary part of variance one half
         nn.init.normal_(self.C, std=0.5**0.5)
+        if self.unit_response:
+            A = torch.complex(-self.log_A_real.exp(), self.A_imag)
+            B = torch.view_as_complex(torch.empty_like(self.C[..., :1, :, :]).normal_(std=0.5**0.5))
+            B = B / (2 * (B / A).abs().square().sum(-1, keepdim=True)).sqrt()
+            self.C.copy_(torch.view_as_real(torch.view_as_complex(self.C) * B))
         nn.init.normal_(self.D)
 
     def _system(self) -> tuple[Tensor, None, Tensor, Tensor]:
         A = torch.complex(-torch.exp(at_least_float32(self.log_A_real)), at_least_float32(self.A_imag))
+        A = A.expand(self.log_dt.shape[0], -1)
         return A, None, torch.view_as_complex(at_least_float32(self.C)), torch.exp(at_least_float32(self.log_dt))
 
     def forward(self, x: Tensor, gate_in: Tensor | None = None, gate_out: Tensor | None = None) -> Tensor:
-        y = lti_ssm(x, *self._system(), D=self.D, bidirectional=self.bidirectional, gate_in=gate_in, gate_out=gate_out)
+        y = lti_ssm(
+            x,
+            *self._system(),
+            D=self.D,
+            discretization=self.discretization,
+            bidirectional=self.bidirectional,
+            gate_in=gate_in,
+            gate_out=gate_out,
+        )
         assert isinstance(y, Tensor)
         return y
 
     def init_state(self, batch_size: int) -> State:
         log_A = at_least_float32(self.log_A_real)
-        return (log_A.new_zeros(batch_size, *log_A.shape, dtype=log_A.dtype.to_complex()),)
+        shape = (batch_size, self.log_dt.shape[0], log_A.shape[1])
+        return (log_A.new_zeros(shape, dtype=log_A.dtype.to_complex()),)
 
     def step(
         self, x_t: Tensor, state: State, gate_in: Tensor | None = None, gate_out: Tensor | None = None
     ) -> tuple[Tensor, State]:
         if self.bidirectional:
             raise ValueError("s4d: bidirectional=True reads the future and has no step; set bidirectional=False.")
-        y = lti_ssm_step(x_t, *self._system(), state[0], D=self.D, gate_in=gate_in, gate_out=gate_out)
+        y = lti_ssm_step(
+            x_t,
+            *self._system(),
+            state[0],
+            D=self.D,
+            discretization=self.discretization,
+            gate_in=gate_in,
+            gate_out=gate_out,
+        )
         return y, state
 
     def state_size(self, length: int) -> int:
-        return 2 * self.A_imag.numel()
+        return 2 * self.log_dt.shape[0] * self.A_imag.shape[1]
 
     def ssm_parameters(self) -> dict[str, nn.Parameter]:
-        return {
-            "log_dt": self.log_dt,
-            "log_A_real": self.log_A_real,
-            "A_imag": self.A_imag,
-            "C": self.C,
-            "D": self.D,
-        }
+        return {"log_dt": self.log_dt, "log_A_real": self.log_A_real, "A_imag": self.A_imag}
 
 
 class SSMLayer(Mixer):
@@ -170,6 +195,11 @@ class S4DConfig(BackboneConfig):
     init: Initialisation = "lin"
     dt_min: float = 1e-3
     dt_max: float = 1e-1
+    discretization: Discretization = "zoh"
+    tie_A: bool = False
+    """All channels share A."""
+    unit_response: bool = False
+    """C starts scaled so that the response to a constant has unit variance."""
     output: Literal["linear", "glu"] = "glu"
     bidirectional: bool = False
     """Reads the future too (S4's setting for LRA); such a model has no step."""
@@ -186,6 +216,9 @@ class S4DConfig(BackboneConfig):
             init=self.init,
             dt_min=self.dt_min,
             dt_max=self.dt_max,
+            discretization=self.discretization,
+            tie_A=self.tie_A,
+            unit_response=self.unit_response,
             bidirectional=self.bidirectional,
         )
         return SSMLayer(self.d_model, ssm, self.output)

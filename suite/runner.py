@@ -64,10 +64,11 @@ def execute(
     report: Callable[[Progress], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
     fresh: bool = False,
+    sharing: int = 1,
 ) -> Finished:
     """Trains, measures and stores one run. Failures become rows; only an interruption is passed on.
 
-    fresh: ignore a checkpoint that lies there.
+    fresh: ignore a checkpoint that lies there. sharing: how many runs use this device at a time, itself included.
     """
     import torch
 
@@ -90,7 +91,7 @@ def execute(
     except Exception as reason:
         status, error = "failed", f"{type(reason).__name__}: {reason}\n{traceback.format_exc(limit=-4)}"
     outcome = trainer.outcome
-    columns = _columns(run, device, started_at) | {
+    columns = _columns(run, device, started_at, sharing) | {
         "data_digest": outcome.data_digest,
         "duration_s": outcome.seconds,
     }
@@ -107,9 +108,13 @@ def execute(
     return Finished(run, status, error, outcome.seconds, whole)
 
 
-def _columns(run: Run, device: torch.device, started_at: str) -> dict[str, Any]:
+def _columns(run: Run, device: torch.device, started_at: str, sharing: int) -> dict[str, Any]:
     from suite.environment import provenance
 
+    facts = provenance(device)
+    if sharing > 1:
+        # its speed is not that of a run by itself, and nobody shall read it as such
+        facts["device"] += f", {sharing} runs at a time"
     return {
         "run_id": run.run_id,
         "experiment": run.experiment,
@@ -125,5 +130,5 @@ def _columns(run: Run, device: torch.device, started_at: str) -> dict[str, Any]:
         "precision": run.train.precision,
         "deterministic": run.train.deterministic,
         "started_at": started_at,
-        **provenance(device),
+        **facts,
     }

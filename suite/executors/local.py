@@ -78,11 +78,11 @@ def run_all(
 _worker: dict[str, Any] = {}
 
 
-def _start_worker(messages: Any, stop: Any, devices: Any, threads: int) -> None:
+def _start_worker(messages: Any, stop: Any, devices: Any, threads: int, sharing: int) -> None:
     # the parent decides what an interruption means
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
-    _worker.update(messages=messages, stop=stop, device=torch.device(devices.get()))
+    _worker.update(messages=messages, stop=stop, device=torch.device(devices.get()), sharing=sharing)
 
 
 def _work(run: Run, root: Path, fresh: bool) -> Finished | None:
@@ -95,7 +95,8 @@ def _work(run: Run, root: Path, fresh: bool) -> Finished | None:
         messages.put((run.run_id, progress))
 
     try:
-        return execute(run, root, _worker["device"], report=report, stop=stop.is_set, fresh=fresh)
+        device, sharing = _worker["device"], _worker["sharing"]
+        return execute(run, root, device, report=report, stop=stop.is_set, fresh=fresh, sharing=sharing)
     except KeyboardInterrupt:
         return None
 
@@ -105,9 +106,9 @@ def _run_parallel(
 ) -> list[Finished]:
     context = multiprocessing.get_context("spawn")
     messages, stop, devices = context.Queue(), context.Event(), context.Queue()
-    spread = device.type == "cuda" and device.index is None
+    spread = torch.cuda.device_count() if device.type == "cuda" and device.index is None else 1
     for worker in range(jobs):
-        devices.put(f"cuda:{worker % torch.cuda.device_count()}" if spread else str(device))
+        devices.put(f"cuda:{worker % spread}" if spread > 1 else str(device))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = max(1, cores // jobs)
     by_id = {run.run_id: run for run in runs}
@@ -122,7 +123,7 @@ def _run_parallel(
                     display.progressed(by_id[run_id], progress)
 
     ended: list[Finished] = []
-    setup: tuple[Any, ...] = (messages, stop, devices, threads)
+    setup: tuple[Any, ...] = (messages, stop, devices, threads, -(-jobs // spread))
     with (
         _interruptible(stop),
         ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker, initargs=setup) as pool,

@@ -9,7 +9,7 @@ import torch
 
 from models import MODELS
 from models.backbone import Backbone
-from models.s4d import initial_frequencies, skew_hippo_frequencies
+from models.s4d import S4DConfig, initial_frequencies, skew_hippo_frequencies
 from suite.contracts import TaskSpec
 
 LENGTH = 40
@@ -117,14 +117,31 @@ def test_s4d_starts_as_in_its_table():
     torch.testing.assert_close(initial_frequencies("inv", 2), expected)
 
 
+@torch.no_grad()
+def test_s4d_with_unit_response_answers_a_constant_with_unit_variance():
+    config = S4DConfig(num_layers=1, d_model=512, d_state=64, init="inv", tie_A=True, unit_response=True)
+    torch.manual_seed(0)
+    ssm = config.mixer(0, tokens()).ssm.double()
+    assert ssm.log_A_real.shape == (1, 32)
+    A, _, C, _ = ssm._system()
+    # the steady state of h' = A h + 1 is -1 / A
+    response = 2 * (C / -A).sum(-1).real
+    assert response.var().item() == pytest.approx(1, rel=0.2)
+
+
+def test_h3_starts_its_shift_filter_as_a_convolution_over_the_window():
+    taps = build("h3", d_model=64).mixers[0].shift.C
+    assert 0.99 / 8 < taps.abs().max() <= 1 / 8
+
+
 def test_dss_variants_start_with_real_part_minus_one_half_and_the_shared_frequencies():
     for name in ("dss-softmax", "dss-exp", "dss-exp-no-scale"):
         ssm = build(name).mixers[0].ssm
         eigenvalues = ssm._system()[0]
         torch.testing.assert_close(eigenvalues.real, torch.full_like(eigenvalues.real, -0.5))
         torch.testing.assert_close(eigenvalues.imag, skew_hippo_frequencies(128))
-        # 2N + D + 2DN real parameters (DSS, section 3.2), and the skip
-        assert sum(p.numel() for p in ssm.ssm_parameters().values()) == 2 * 64 + 16 + 2 * 16 * 64 + 16
+        # 2N + D + 2DN real parameters (DSS, section 3.2)
+        assert sum(p.numel() for p in ssm.ssm_parameters().values()) == 2 * 64 + 16 + 2 * 16 * 64
 
 
 def test_dss_softmax_refuses_more_steps_than_it_is_normalized_over():

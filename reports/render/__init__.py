@@ -1,0 +1,47 @@
+"""From stored rows to a report, and from a report to text, a figure or a page.
+
+report = build(load_experiment(folder / "grid.yaml"), folder, storage.read(storage.files(roots, name)))
+print(render(report, "terminal"))
+render(report, "png", Path("figure.png"))        # and figure.svg beside it
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, get_args
+
+from reports.render.formats import latex, markdown, terminal
+from reports.render.table import Report, build
+from suite.registry import nearest
+
+Format = Literal["terminal", "md", "latex", "png", "html"]
+
+__all__ = ["Format", "Report", "build", "render"]
+
+
+def render(report: Report, format: Format, out: Path | None = None) -> str | Path:
+    """The report in one format: its text, or the path of the file where `out` names one.
+
+    `png` needs `out`, and writes an SVG of the same name beside it. ValueError for an unknown format, and for `png`
+    where there is nothing to draw.
+    """
+    if format not in get_args(Format):
+        names = get_args(Format)
+        raise ValueError(f"unknown format {format!r}{nearest(format, names)}; there are: {', '.join(names)}")
+    if format == "png":
+        from reports.render.plots import save
+
+        if out is None:
+            raise ValueError("png: a picture needs a file to go to; give --out FILE.png")
+        return save(report, out.with_suffix(".png"))
+    if format == "html":
+        from reports.render.html import html
+
+        text = html(report)
+    else:
+        text = {"terminal": terminal, "md": markdown, "latex": latex}[format](report)
+    if out is None:
+        return text
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(text)
+    return out

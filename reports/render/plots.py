@@ -1,0 +1,139 @@
+"""The figure of a report, drawn with matplotlib's Agg and SVG backends. No window, no global state."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Canvas
+
+from reports.render.table import Figure, Report, Series
+
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c564b", "#7f7f7f", "#bcbd22")
+"""Okabe and Ito's palette, which readers with any colour vision can tell apart, and three more."""
+MARKERS = "osD^vP*XhX"
+STYLE: Any = {
+    "svg.hashsalt": "subquad",
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+}
+
+
+def draw(report: Report) -> Canvas | None:
+    """The figure, or None where the experiment has none or nothing to show."""
+    figure = report.figure
+    if figure is None or not any(series.points or series.published for _, panel in figure.panels for series in panel):
+        return None
+    with matplotlib.rc_context(STYLE):
+        canvas = Canvas(figsize=(1.2 + 4.6 * len(figure.panels), 3.6), layout="constrained")
+        FigureCanvasAgg(canvas)
+        axes = canvas.subplots(1, len(figure.panels), sharey=True, squeeze=False)[0]
+        for ax, (title, panel) in zip(axes, figure.panels, strict=True):
+            if figure.spec.kind == "lines":
+                _lines(ax, figure, panel)
+            else:
+                _bars(ax, panel)
+            ax.set_title(title)
+            ax.set_xlabel(figure.spec.x_label or figure.spec.x)
+        axes[0].set_ylabel(figure.spec.y_label or figure.spec.y)
+        handles, labels = _legend(figure, axes)
+        canvas.legend(handles, labels, loc="outside right center", frameon=False)
+        marks = {mark for cell in report.cells for mark in cell.marks}
+        kinds = [
+            name for mark, name in (("†", f"reduced: scale {report.scale}"), ("§", "stand-in data")) if mark in marks
+        ]
+        canvas.suptitle(report.experiment + (f" ({', '.join(kinds)})" if kinds else ""), fontsize=10)
+    return canvas
+
+
+def _lines(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
+    for i, series in enumerate(panel):
+        color, marker = COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]
+        x = [point.x for point in series.points]
+        y = [point.y for point in series.points]
+        if x:
+            spread = [point.sd for point in series.points]
+            ax.errorbar(x, y, yerr=spread, color=color, marker=marker, ms=4, lw=1.4, capsize=2, label=series.label)
+        if series.published:
+            theirs = sorted(series.published)
+            ax.plot(
+                [x for x, _ in theirs],
+                [y for _, y in theirs],
+                color=color,
+                marker=marker,
+                ms=5,
+                mfc="none",
+                ls="--",
+                lw=1,
+                label=f"{series.label}, paper",
+            )
+    if figure.spec.x_log2:
+        ax.set_xscale("log", base=2)
+
+
+def _bars(ax: Any, panel: tuple[Series, ...]) -> None:
+    ticks = list(dict.fromkeys(x for s in panel for x in (*(p.x for p in s.points), *(x for x, _ in s.published))))
+    width = 0.8 / max(len(panel), 1)
+    for i, series in enumerate(panel):
+        color, offset = COLORS[i % len(COLORS)], (i - (len(panel) - 1) / 2) * width
+        if series.points:
+            ax.bar(
+                [ticks.index(point.x) + offset for point in series.points],
+                [point.y for point in series.points],
+                width,
+                yerr=[point.sd for point in series.points],
+                color=color,
+                capsize=2,
+                label=series.label,
+            )
+        if series.published:
+            ax.plot(
+                [ticks.index(x) + offset for x, _ in series.published],
+                [y for _, y in series.published],
+                ls="none",
+                marker="o",
+                ms=5,
+                mfc="none",
+                color="black",
+                label="paper",
+            )
+    ax.set_xticks(range(len(ticks)), [str(tick) for tick in ticks])
+
+
+def _legend(figure: Figure, axes: Any) -> tuple[list[Any], list[str]]:
+    found: dict[str, Any] = {}
+    for ax in axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    return list(found.values()), list(found)
+
+
+def svg(report: Report) -> str:
+    """The figure as SVG text, or nothing."""
+    canvas = draw(report)
+    if canvas is None:
+        return ""
+    buffer = io.StringIO()
+    with matplotlib.rc_context(STYLE):
+        canvas.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def save(report: Report, path: Path) -> Path:
+    """Writes PNG at `path` and SVG beside it."""
+    canvas = draw(report)
+    if canvas is None:
+        raise ValueError(f"{report.experiment}: nothing to draw; give its grid a figure, or run it first")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(STYLE):
+        canvas.savefig(path, dpi=160, metadata={"Software": None})
+        canvas.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    return path

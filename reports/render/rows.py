@@ -1,0 +1,248 @@
+"""From stored rows to the runs that a report may show.
+
+Rows become runs; runs of other settings than the grid's are set aside; of the values in `select.best_of` the best one
+stays. What was left out is said in a note, never dropped in silence.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from suite.config import ExperimentConfig, Select, lookup
+
+LOWER_IS_BETTER = frozenset({"loss", "perplexity", "bits_per_byte", "peak_memory"})
+"""Metrics of which less is better."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """One stored measurement of a run."""
+
+    metric: str
+    split: str
+    slice: str
+    step: int
+    unit: str
+    value: float | None
+    samples: tuple[float, ...]
+    status: str
+
+
+@dataclass(frozen=True, eq=False)
+class StoredRun:
+    """One run: how it ended, its resolved configuration and its measurements."""
+
+    run_id: str
+    scale: str
+    seed: int
+    status: str
+    error: str
+    stand_in: str
+    config: dict[str, Any]
+    values: tuple[Value, ...]
+    device: str
+    torch: str
+    precision: str
+    commit: str
+    started_at: str
+
+    def find(self, metric: str, split: str = "", slice_name: str = "") -> Value | None:
+        """The last measurement of that name, or None."""
+        found = [v for v in self.values if (v.metric, v.split, v.slice) == (metric, split, slice_name)]
+        return max(found, key=lambda v: v.step) if found else None
+
+    def setting(self, without: Iterable[str] = ()) -> str:
+        """Identity of the run's settings apart from the seed, where its data lie, and the dotted keys `without`."""
+        config = copy.deepcopy(self.config)
+        for key in ("seed", "task.data", *without):
+            *sections, name = key.split(".")
+            tree = lookup(config, ".".join(sections)) if sections else config
+            if isinstance(tree, dict):
+                tree.pop(name, None)
+        return json.dumps(config, sort_keys=True)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None or math.isnan(value) else float(value)
+
+
+def load_runs(frame: pd.DataFrame) -> list[StoredRun]:
+    """The runs of a frame of stored rows (`suite.storage.read`), in the order of their ids."""
+    runs = []
+    for run_id, rows in frame.groupby("run_id", sort=True):
+        records: list[dict[str, Any]] = [{str(k): v for k, v in r.items()} for r in rows.to_dict("records")]
+        values = tuple(
+            Value(
+                metric=_text(r["metric"]),
+                split=_text(r["split"]),
+                slice=_text(r["slice"]),
+                step=int(_number(r["step"]) or 0),
+                unit=_text(r["unit"]),
+                value=_number(r["value"]),
+                samples=tuple(float(s) for s in r["samples"]) if hasattr(r["samples"], "__iter__") else (),
+                status=_text(r["status"]),
+            )
+            for r in records
+        )
+        # the row `run` says how it ended; a run without one was cut off
+        ended = next((r for r in records if r["metric"] == "run"), None)
+        head = ended or records[0]
+        runs.append(
+            StoredRun(
+                run_id=str(run_id),
+                scale=_text(head["scale"]),
+                seed=int(head["seed"]),
+                status=_text(ended["status"]) if ended else "failed",
+                error=_text(head["error"]) if ended else "no final row",
+                stand_in=_text(head["stand_in"]),
+                config=json.loads(head["config"]),
+                values=values,
+                device=_text(head["device"]),
+                torch=_text(head["torch"]),
+                precision=_text(head["precision"]),
+                commit=_text(head["commit"])[:10] + ("-dirty" if head["dirty"] is True or head["dirty"] == 1 else ""),
+                started_at=_text(head["started_at"]),
+            )
+        )
+    return runs
+
+
+def same(wanted: Any, found: Any) -> bool:
+    """Whether a value from a grid means the value of a resolved run (which has defaults filled in)."""
+    if isinstance(wanted, Mapping):
+        return isinstance(found, Mapping) and all(same(value, found.get(key)) for key, value in wanted.items())
+    if isinstance(wanted, (list, tuple)):
+        return (
+            isinstance(found, (list, tuple))
+            and len(wanted) == len(found)
+            and all(same(a, b) for a, b in zip(wanted, found, strict=True))
+        )
+    if isinstance(wanted, str) and isinstance(found, (int, float)) and not isinstance(found, bool):
+        # YAML 1.1 reads `1e-3` as a word
+        try:
+            return float(wanted) == found
+        except ValueError:
+            return False
+    # true is not 1
+    return isinstance(wanted, bool) == isinstance(found, bool) and bool(wanted == found)
+
+
+def matches(selector: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    """Whether a resolved run has every value that a selector names; keys without a dot are not about the run."""
+    return all(same(value, lookup(config, key)) for key, value in selector.items() if "." in key)
+
+
+def grid_points(config: ExperimentConfig, scale: str) -> list[dict[str, Any]]:
+    """Every point of a grid at one scale, as dotted keys and the values the grid gives them."""
+    overrides = dict(config.scales.get(scale, {}))
+    sweep = {**config.sweep, **overrides.pop("sweep", {})}
+    overrides.pop("seeds", None)
+    axes = [[v if isinstance(v, Mapping) else {name: v} for v in values] for name, values in sweep.items()]
+    base = {f"{section}.{key}": value for section, tree in config.baseline.items() for key, value in tree.items()}
+    points = []
+    for changes in itertools.product(*axes):
+        point = dict(base)
+        for change in changes:
+            point.update(change)
+        point.update(overrides)
+        points.append(point)
+    return points
+
+
+def planned_seeds(config: ExperimentConfig, scale: str) -> int:
+    """How many seeds the grid asks for."""
+    return len(config.scales.get(scale, {}).get("seeds", config.seeds))
+
+
+def on_grid(runs: Sequence[StoredRun], points: Sequence[Mapping[str, Any]]) -> tuple[list[StoredRun], list[str]]:
+    """The runs that are points of the grid, and a note on the others.
+
+    Only what the grid states can be compared: a setting changed with `--set` that the grid leaves at its default is
+    told apart later, in `settle`.
+    """
+    kept = []
+    strange: dict[str, int] = {}
+    for run in runs:
+        misses = [
+            [key for key, value in point.items() if key != "task.data" and not same(value, lookup(run.config, key))]
+            for point in points
+        ]
+        nearest = min(misses, key=len, default=[])
+        if not nearest:
+            kept.append(run)
+        else:
+            text = ", ".join(f"{key}: {lookup(run.config, key)}" for key in nearest)
+            strange[text] = strange.get(text, 0) + 1
+    notes = [
+        f"left out, not a point of this grid: {count} run{'s' * (count > 1)} with {text}"
+        for text, count in sorted(strange.items())
+    ]
+    return kept, notes
+
+
+def score(run: StoredRun, select: Select) -> float | None:
+    """What a run is selected by, larger is better: on valid and train that of the weights the run kept."""
+    sign = -1.0 if select.by in LOWER_IS_BETTER else 1.0
+    rows = [v for v in run.values if (v.metric, v.split, v.slice) == (select.by, select.split, "")]
+    found = [(v.step, sign * v.value) for v in rows if v.value is not None]
+    if run.status != "ok" or not found:
+        return None
+    if select.split != "test" and lookup(run.config, "train.keep") == "best":
+        return max(value for _, value in found)
+    return max(found)[1]
+
+
+def select_best(runs: Sequence[StoredRun], select: Select | None) -> tuple[list[StoredRun], dict[str, int]]:
+    """Of runs that differ in nothing but the seed and `best_of`, those of the best value; and run id to values tried.
+
+    Best is the mean score over seeds. A value with fewer failed runs goes first, so that the surviving seeds of a
+    setting that mostly diverges do not win.
+    """
+    if select is None:
+        return list(runs), {}
+    groups: dict[str, dict[str, list[StoredRun]]] = {}
+    for run in runs:
+        groups.setdefault(run.setting(without=select.best_of), {}).setdefault(run.setting(), []).append(run)
+    kept: list[StoredRun] = []
+    tried: dict[str, int] = {}
+    for candidates in groups.values():
+
+        def merit(setting: str, candidates: dict[str, list[StoredRun]] = candidates) -> tuple[int, float, str]:
+            scores = [score(run, select) for run in candidates[setting]]
+            good = [s for s in scores if s is not None]
+            return len(good) - len(scores), sum(good) / len(good) if good else -math.inf, setting
+
+        best = candidates[max(candidates, key=merit)]
+        kept += best
+        tried.update({run.run_id: len(candidates) for run in best})
+    return sorted(kept, key=lambda run: run.run_id), tried
+
+
+def settle(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], int]:
+    """The runs of one setting, and how many of other settings were set aside.
+
+    Real data go before stand-ins, then the setting with the newest run: a raised version or a changed default leaves
+    its older runs in the store, and they must not be averaged with the new ones.
+    """
+    groups: dict[str, list[StoredRun]] = {}
+    for run in runs:
+        groups.setdefault(run.setting(), []).append(run)
+    if not groups:
+        return [], 0
+    chosen = max(
+        groups,
+        key=lambda s: (not groups[s][0].stand_in, max(run.started_at for run in groups[s]), s),
+    )
+    return groups[chosen], len(runs) - len(groups[chosen])

@@ -121,7 +121,7 @@ class TableSpec(Config):
     percent: bool = True
     """Show fractions as percentages, as the papers do."""
     tolerance: float = Field(default=1.0, ge=0)
-    """A cell agrees with the paper if it differs by no more than this (in the shown unit) or two standard errors."""
+    """A cell agrees with the paper if it differs by no more than this, in the shown unit."""
 
 
 class FigureSpec(Config):

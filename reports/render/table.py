@@ -73,7 +73,7 @@ class Cell:
     """(`diverged`, 1), ...: runs that gave no value."""
     marks: tuple[str, ...] = ()
     difference: float | None = None
-    verdict: Literal["", "agrees", "better", "worse", "differs"] = ""
+    verdict: Literal["", "agrees", "unclear", "better", "worse"] = ""
     chosen: str = ""
     """The values of `select.best_of`, e.g. `train.lr=0.001 (best of 4)`."""
     run_ids: tuple[str, ...] = ()
@@ -283,12 +283,14 @@ def read_claims(path: Path) -> list[dict[str, str]]:
 
 
 def judge(mean: float, sd: float | None, num_seeds: int, value: float, tolerance: float, lower: bool) -> str:
-    """`agrees` within the tolerance or two standard errors of our mean, else `better` or `worse`."""
+    """`agrees` within the tolerance, `unclear` within two standard errors of our mean, else `better` or `worse`."""
     difference = mean - value
     error = 0.0 if sd is None else sd / math.sqrt(num_seeds)
     # a difference of exactly the tolerance must not hang on its last bit
-    if abs(difference) <= max(tolerance, 2 * error) + 1e-9:
+    if abs(difference) <= tolerance + 1e-9:
         return "agrees"
+    if abs(difference) <= 2 * error:
+        return "unclear"
     return "better" if (difference < 0) == lower else "worse"
 
 
@@ -416,7 +418,7 @@ class _Context:
             unit = "" if not self.spec.percent else " point" if self.spec.tolerance == 1 else " points"
             tolerance = f"{self.spec.tolerance:g}{unit}"
             notes.append(
-                f"verdict: agrees if |difference| <= {tolerance} or two standard errors of our mean; "
+                f"verdict: agrees if |difference| <= {tolerance}, unclear if <= two standard errors of our mean; "
                 "none where a seed failed"
             )
             sources = sorted({cell.published.source for cell in cells if cell.published})

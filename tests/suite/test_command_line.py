@@ -105,7 +105,7 @@ def test_a_grid_runs_is_skipped_reported_and_shown(tmp_path):
     assert "already stored" in again.stdout
     report = call("report", "quickstart", "--results", tmp_path)
     assert report.returncode == 0, report.stderr
-    assert "linear-attention" in report.stdout
+    assert "Linear attention" in report.stdout
     run_id = rows(tmp_path)[0]["run_id"]
     shown = call("show", run_id[:8], "--results", tmp_path)
     assert run_id in shown.stdout

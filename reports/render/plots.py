@@ -41,7 +41,7 @@ def draw(report: Report) -> Canvas | None:
             else:
                 _bars(ax, panel)
             ax.set_title(title)
-            ax.set_xlabel(figure.spec.x_label or figure.spec.x)
+            ax.set_xlabel(figure.spec.x_label or figure.spec.x * (figure.spec.x != "column"))
         axes[0].set_ylabel(figure.spec.y_label or figure.spec.y)
         handles, labels = _legend(figure, axes)
         canvas.legend(handles, labels, loc="outside right center", frameon=False)

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: quickstart test lint types clean
 
 quickstart: $(VENV)/quickstart.stamp
-	$(BIN)/python run_suite.py run quickstart
+	$(BIN)/python run_suite.py run quickstart --jobs 2
 	$(BIN)/python run_suite.py report quickstart
 	$(BIN)/python run_suite.py report quickstart --format png
 

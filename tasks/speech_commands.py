@@ -78,9 +78,13 @@ def find_recordings(data: Path | None) -> Recordings:
 
 @functools.cache
 def _fingerprint(recordings: Recordings) -> str:
+    """SHA-256 over names, sizes and contents. Every clip is decoded on the way, so that planning finds a broken one."""
     total = hashlib.sha256()
-    for name in sorted((*recordings.clips, *recordings.lists)):
+    clips = frozenset(recordings.clips)
+    for name in sorted((*clips, *recordings.lists)):
         content = (recordings.root / name).read_bytes()
+        if name in clips:
+            decode(recordings.root / name, content)
         total.update(f"{name} {len(content)} {hashlib.sha256(content).hexdigest()}\n".encode())
     return total.hexdigest()
 
@@ -146,8 +150,12 @@ def _soundfile() -> Any:
 
 def read_clip(path: Path) -> Array:
     """[frames] float32 in [-1, 1] of a complete 16 kHz mono WAV file; anything else is an error that names the file."""
+    return decode(path, path.read_bytes())
+
+
+def decode(path: Path, content: bytes) -> Array:
+    """The same for content that was read from path."""
     soundfile = _soundfile()
-    content = path.read_bytes()
     # libsndfile reads what is there of a truncated file without a word, so hold the file against its header
     if content[:4] != b"RIFF" or len(content) < 8 + int.from_bytes(content[4:8], "little"):
         raise _fault(f"{path} is truncated or not a WAV file ({len(content)} bytes); fetch it again.")
@@ -208,7 +216,12 @@ class SpeechCommands(TaskBase):
         return ""
 
     def fingerprint(self) -> str:
-        return _fingerprint(find_recordings(self.data))
+        recordings = find_recordings(self.data)
+        self._splits(recordings)
+        return _fingerprint(recordings)
+
+    def _splits(self, recordings: Recordings) -> dict[str, list[str]]:
+        return _clean_splits(recordings) if self.split_policy == "clean" else _paper_splits(recordings)
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         """Recordings are no random draw: every seed has the same rows."""
@@ -228,7 +241,7 @@ class SpeechCommands(TaskBase):
     def _load(self, split: str) -> tuple[Array, Array]:
         """Signal [R, length] and classes [R] of a split."""
         recordings = find_recordings(self.data)
-        splits = _clean_splits(recordings) if self.split_policy == "clean" else _paper_splits(recordings)
+        splits = self._splits(recordings)
         signal = np.zeros((len(splits[split]), self.length), dtype=np.float32)
         classes: list[int] = []
         for clip in splits[split]:

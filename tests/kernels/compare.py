@@ -126,7 +126,9 @@ def assert_matches_reference(
     exact_outputs, _ = run(reference, exact_inputs, None)
     cotangents = None
     if grad:
-        cotangents = [torch.randn(o.shape, generator=generator, dtype=o.dtype) for o in exact_outputs]
+        drawn = [torch.randn(o.shape, generator=generator, dtype=o.dtype) for o in exact_outputs]
+        # rounded once, so that all three runs see the same
+        cotangents = [cast(cast(cotangent, dtype), torch.float64) for cotangent in drawn]
     _, exact_gradients = run(reference, exact_inputs, cotangents) if grad else (None, {})
     plain_outputs, plain_gradients = run(reference, rounded, cotangents)
     on_device = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in rounded.items()}

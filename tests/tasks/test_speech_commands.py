@@ -205,6 +205,9 @@ def test_a_bad_recording_is_an_error_that_names_it(official, damage, message):
     damage(official / "left" / "00000003_nohash_0.wav")
     with pytest.raises(ValueError, match=r"left.00000003_nohash_0\.wav.*" + message):
         load(official, "test")
+    # planning meets it too, before any run starts
+    with pytest.raises(ValueError, match=message):
+        SpeechCommands(data=official).fingerprint()
 
 
 def test_missing_folders_say_what_to_do(tmp_path, official):

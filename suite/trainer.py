@@ -119,19 +119,20 @@ class Trainer:
 
     def __call__(self) -> Outcome:
         """The whole run: train, evaluate, measure."""
-        on_gpu = self.device.type == "cuda"
-        with numerics(self.train), torch.cuda.device(self.device) if on_gpu else contextlib.nullcontext():
+        with contextlib.ExitStack() as self.cleanup:
+            self.cleanup.callback(self._clock)
+            self.cleanup.enter_context(numerics(self.train))
+            if self.device.type == "cuda":
+                self.cleanup.enter_context(torch.cuda.device(self.device))
             self._prepare()
             self._restore()
-            try:
-                self._loop()
-            finally:
-                self.order.close()
-                self.outcome.seconds = self.earlier_s + time.perf_counter() - self.began
+            self._loop()
             self._test()
             self._measure()
-        self.outcome.seconds = self.earlier_s + time.perf_counter() - self.began
         return self.outcome
+
+    def _clock(self) -> None:
+        self.outcome.seconds = self.earlier_s + time.perf_counter() - self.began
 
     def _prepare(self) -> None:
         run, train, device = self.run, self.train, self.device
@@ -144,6 +145,7 @@ class Trainer:
             self.order = FreshOrder(run.task, train.batch_size, run.seed, per_epoch, device)
         else:
             self.order = FiniteOrder(self.splits.train, train.batch_size, run.seed, train.shuffle, device)
+        self.cleanup.callback(self.order.close)
         self.valid = [to_device(segment, device) for segment in self.splits.valid]
         self.total_steps = train.steps or (train.epochs or 1) * self.order.epoch_steps
         unit = self.order.epoch_steps if train.epochs else 1

@@ -53,7 +53,7 @@ SCHEMA = pa.schema(
         ("deterministic", pa.bool_()),
         ("data_digest", pa.string()),  # SHA-256 of the training and validation data as used
         ("started_at", pa.string()),  # UTC, ISO 8601
-        ("duration_s", pa.float64()),  # wall time of the run, all sessions together
+        ("duration_s", pa.float64()),  # wall time of the run, interruptions left out
     ]
 )
 

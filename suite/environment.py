@@ -116,7 +116,7 @@ class Capability:
 
 def _package(name: str, purpose: str, extra: str) -> Capability:
     if importlib.util.find_spec(name) is None:
-        return Capability(name, purpose, "", f"not installed; pip install 'subquad[{extra}]'")
+        return Capability(name, purpose, "", f"not installed; pip install -e '.[{extra}]'")
     try:
         __import__(name)
     except Exception as error:  # a broken binary raises anything from OSError to AttributeError
@@ -136,9 +136,8 @@ def capabilities() -> Iterator[Capability]:
     else:
         reason = "this torch is a CPU build" if torch.version.cuda is None else "no CUDA device is visible"
         yield Capability("GPU", "training at speed", "", f"{reason}; runs use the CPU: {_processor()}")
-    yield _package("triton", "GPU kernels", "triton")
+    yield _package("triton", "torch.compile on a GPU", "triton")
     yield _package("soundfile", "speech-commands: decoding WAV files", "audio")
-    yield _package("torchaudio", "speech-commands: MFCC features", "mfcc")
     sha, dirty = commit()
     state = " with uncommitted changes" if dirty else ""
     yield Capability("git", "commit in every row", f"{sha[:12]}{state}" if sha else "", "" if sha else "not a checkout")

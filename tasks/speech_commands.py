@@ -143,7 +143,7 @@ def _soundfile() -> Any:
         import soundfile
     except (ImportError, OSError) as error:
         raise _fault(
-            f"reading WAV files needs soundfile ({error}); install the extra: pip install 'subquad[audio]'."
+            f"reading WAV files needs soundfile ({error}); install the extra: pip install -e '.[audio]'."
         ) from None
     return soundfile
 

@@ -235,7 +235,7 @@ def test_an_empty_split_is_an_error(official):
 
 def test_without_soundfile_the_extra_is_named(official, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "soundfile", None)
-    with pytest.raises(ValueError, match=r"subquad\[audio\]"):
+    with pytest.raises(ValueError, match=r"install -e '\.\[audio\]'"):
         load(official, "test")
 
 

@@ -6,7 +6,7 @@ This module imports torch only for type checking, so the command line can list n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -173,6 +173,3 @@ class ModelConfig(Protocol):
         ...
 
     def build(self, spec: TaskSpec) -> Model: ...
-
-
-Record = Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Claims about the short causal convolution; the accuracy rule is that of `tests.kernels.compare`."""
+"""Claims about the short causal convolution; the accuracy rule is that of `suite.accuracy`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.causal_conv1d.reference import causal_conv1d_reference
-from tests.kernels.compare import assert_matches_reference
+from suite.accuracy import assert_matches_reference
 
 
 def make_inputs(length, taps, *, bias=True, initial_state=True, activation="silu"):

@@ -1,4 +1,4 @@
-"""Claims about the long convolution; the accuracy rule is that of `tests.kernels.compare`."""
+"""Claims about the long convolution; the accuracy rule is that of `suite.accuracy`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from kernels.fft_conv import fft_conv
 from kernels.fft_conv.chunked import fast_length
 from kernels.fft_conv.reference import fft_conv_reference
-from tests.kernels.compare import assert_matches_reference
+from suite.accuracy import assert_matches_reference
 
 
 def make_inputs(length, filter_length, *, gates=True, skip=True):

@@ -11,7 +11,7 @@ from kernels.gated_linear_attention import (
     gated_linear_attention_reference,
     gated_linear_attention_step,
 )
-from tests.kernels.compare import assert_close, assert_matches_reference, relative_error
+from suite.accuracy import assert_close, assert_matches_reference, relative_error
 
 B, H, K, V = 2, 3, 8, 12
 DECAYS = ["none", "head", "head-time", "key", "value"]

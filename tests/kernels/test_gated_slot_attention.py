@@ -12,7 +12,7 @@ from kernels.gated_slot_attention import (
     gated_slot_attention_reference,
     gated_slot_attention_step,
 )
-from tests.kernels.compare import assert_close, assert_matches_reference
+from suite.accuracy import assert_close, assert_matches_reference
 
 B, H, K, V, M = 2, 3, 8, 12, 5
 

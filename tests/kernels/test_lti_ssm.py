@@ -1,4 +1,4 @@
-"""Claims about the time-invariant state space model; the accuracy rule is that of `tests.kernels.compare`."""
+"""Claims about the time-invariant state space model; the accuracy rule is that of `suite.accuracy`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import kernels.lti_ssm.chunked as chunked
 from kernels.lti_ssm import lti_ssm, lti_ssm_step
 from kernels.lti_ssm.reference import lti_ssm_reference
 from kernels.ssm_kernel import DISCRETIZATIONS, ssm_kernel
-from tests.kernels.compare import assert_matches_reference
+from suite.accuracy import assert_matches_reference
 from tests.kernels.test_ssm_kernel import make_parameters
 
 LENGTHS = (1, 2, 63, 64, 65, 500)

@@ -1,4 +1,4 @@
-"""Claims about the selective scan; the accuracy rule is that of `tests.kernels.compare`."""
+"""Claims about the selective scan; the accuracy rule is that of `suite.accuracy`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import kernels.selective_scan.chunked as chunked
 from kernels.selective_scan import selective_scan, selective_scan_step
 from kernels.selective_scan.reference import selective_scan_reference
-from tests.kernels.compare import assert_matches_reference
+from suite.accuracy import assert_matches_reference
 
 LENGTHS = (1, 2, 63, 64, 65, 500)
 WIDE = ("A", "D", "dt_bias", "initial_state")

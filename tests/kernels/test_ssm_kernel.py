@@ -10,7 +10,7 @@ import torch
 from kernels.ssm_kernel import DISCRETIZATIONS, ssm_kernel
 from kernels.ssm_kernel.discretize import expm1
 from kernels.ssm_kernel.reference import ssm_kernel_reference
-from tests.kernels.compare import assert_matches_reference
+from suite.accuracy import assert_matches_reference
 
 
 def make_parameters(width, state, *, discretization, complex_=True, seed=0):

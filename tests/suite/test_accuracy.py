@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.kernels.compare import assert_matches_reference
+from suite.accuracy import assert_matches_reference
 
 
 def product(x, w):

@@ -1,0 +1,82 @@
+"""The cases of a benchmark: operator x implementation x shape x dtype x pass, chosen by name from workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from suite.registry import nearest
+
+SETS = {"quick": ("quick",), "paper": ("paper",), "all": ("quick", "paper"), "short": ("short",)}
+"""What `--shapes` takes, and the sets of a workload it stands for; `short` is its quick ones, cut down for a CPU."""
+KINDS = {"torch": ("ours", "torch"), "peers": ("ours", "torch", "peer")}
+"""What `--against` takes besides a revision, and the kinds of implementation it stands for."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing that is timed. `backward` means forward and backward together, as a training step pays for them."""
+
+    op: str
+    implementation: str
+    shape: tuple[tuple[str, int | str], ...]
+    dtype: str
+    backward: bool
+
+    @property
+    def label(self) -> str:
+        """`B8 T2048 D2048 W4 channel-first`: sizes behind their letter, named variants as they are."""
+        return label(dict(self.shape))
+
+    @property
+    def direction(self) -> str:
+        return "forward+backward" if self.backward else "forward"
+
+    @property
+    def slice(self) -> str:
+        """The column `slice` of a row: `B=8,T=2048,D=2048,W=4,dtype=bfloat16,pass=forward`."""
+        pairs = (*self.shape, ("dtype", self.dtype), ("pass", self.direction))
+        return ",".join(f"{key}={value}" for key, value in pairs)
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.implementation} {self.label} {self.dtype} {self.direction}"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        return cls(**{**data, "shape": tuple((key, value) for key, value in data["shape"])})
+
+
+def label(shape: Mapping[str, int | str]) -> str:
+    """A shape in a few characters."""
+    return " ".join(f"{key}{value}" if isinstance(value, int) else value for key, value in shape.items())
+
+
+def check_names(names: Sequence[str], known: Iterable[str]) -> list[str]:
+    """The operators asked for, all of them where none is named; ValueError for an unknown one."""
+    known = list(known)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"unknown operator {name!r}{nearest(name, known)}; there are: {', '.join(known)}")
+    return list(dict.fromkeys(names)) or known
+
+
+def shapes_of(workload: Any, sets: Sequence[str]) -> list[Mapping[str, int | str]]:
+    """The shapes of several sets, each once."""
+    named = {**workload.shapes, "short": [workload.short(shape) for shape in workload.shapes["quick"]]}
+    found = {label(shape): shape for name in sets for shape in named.get(name, ())}
+    return list(found.values())
+
+
+def cases(workload: Any, sets: Sequence[str], kinds: Sequence[str]) -> Iterator[Case]:
+    """Every case of a workload; the implementations of one shape, dtype and pass stand together."""
+    for shape in shapes_of(workload, sets):
+        for dtype in workload.dtypes:
+            for backward in (False, True):
+                for implementation in workload.implementations:
+                    if implementation.kind in kinds:
+                        name = str(dtype).removeprefix("torch.")
+                        yield Case(workload.op, implementation.name, tuple(shape.items()), name, backward)

@@ -1,0 +1,100 @@
+"""Is this revision slower? Two revisions timed in turn, with the noise taken from the base against itself.
+
+A round times every process once: the base (A), this revision (B) and the base again in a process of its own (A', the
+control); the order rotates, so a drift of the clock hits all alike. With m the median of a round's samples,
+
+    ratio = median over rounds of  m_B / sqrt(m_A m_A'),      noise from  n = log(m_A' / m_A)  over the same rounds,
+    noise = max(|median n|, 1.25 x 1.48 MAD(n) / sqrt(rounds)),
+
+the second term being the standard error of a median. A regression is a ratio beyond 1 + max(3 %, 3 x noise) in the
+first measurement and again in the next, longer one; its interval is the 95 % bootstrap interval of the ratio.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+SMALLEST = 0.03
+"""Slowdowns below this are never called one."""
+NOISES = 3.0
+ROUNDS = 9
+SIDES = ("A", "B", "control")
+
+Sample = Callable[[str], list[float]]
+"""Milliseconds of a few calls of one side (`A`, `B` or `control`), measured now."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two revisions took for one case; all ratios are new over base."""
+
+    ratio: float
+    low: float
+    high: float
+    noise: float
+    """Relative, of the ratio."""
+    samples: dict[str, list[float]]
+    """Raw milliseconds by side."""
+    ratios: list[float]
+    """One a round."""
+
+    @property
+    def limit(self) -> float:
+        """The ratio beyond which this is a slowdown."""
+        return 1.0 + max(SMALLEST, NOISES * self.noise)
+
+    @property
+    def verdict(self) -> Literal["slower", "faster", "same"]:
+        if self.ratio > self.limit:
+            return "slower"
+        return "faster" if self.ratio < 1.0 / self.limit else "same"
+
+
+def rounds(sample: Sample, count: int) -> Comparison:
+    """Times `count` rounds and sums them up."""
+    samples: dict[str, list[float]] = {side: [] for side in SIDES}
+    medians: dict[str, list[float]] = {side: [] for side in SIDES}
+    for turn in range(count):
+        for offset in range(len(SIDES)):
+            side = SIDES[(turn + offset) % len(SIDES)]
+            taken = sample(side)
+            samples[side] += taken
+            medians[side].append(math.log(statistics.median(taken)))
+    a, b, control = (np.array(medians[side]) for side in SIDES)
+    change, null = b - (a + control) / 2, control - a
+    middle = float(np.median(null))
+    deviation = 1.4826 * float(np.median(np.abs(null - middle)))
+    drawn = np.random.default_rng(0).integers(count, size=(2000, count))
+    low, high = np.quantile(np.median(change[drawn], axis=1), (0.025, 0.975))
+    return Comparison(
+        ratio=math.exp(float(np.median(change))),
+        low=math.exp(low),
+        high=math.exp(high),
+        noise=max(abs(middle), 1.2533 * deviation / math.sqrt(count)),
+        samples=samples,
+        ratios=np.exp(change).tolist(),
+    )
+
+
+def compare(sample: Sample, count: int = ROUNDS) -> Comparison:
+    """One measurement where it quietly says `same`; else longer ones until two in a row agree, three at most.
+
+    Where they do not agree, the ratio's change from one to the next is noise that the rounds did not show, and counts
+    as such.
+    """
+    last = rounds(sample, count)
+    if last.verdict == "same" and NOISES * last.noise <= SMALLEST:
+        return last
+    for _ in range(2):
+        again = rounds(sample, 2 * count)
+        if again.verdict == last.verdict:
+            return again
+        moved = abs(math.log(again.ratio / last.ratio))
+        last = again
+    return replace(last, noise=max(last.noise, moved))

@@ -1,0 +1,190 @@
+"""What one case costs on this device: time (raw samples), extra memory, and the device's own ceilings.
+
+Times are those of `triton.testing.do_bench` on a GPU: device events around each call, the L2 cache overwritten before
+each, so a call pays for the host work that the device does not hide. On a CPU they are wall time. No time is taken of
+an implementation that fails the accuracy rule of `suite.accuracy` on the same kernel sizes.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from suite.accuracy import assert_matches_reference, outputs_of
+from suite.bench.cases import Case, label
+
+SEED = 20
+COPY_BYTES = 2**30
+MATMUL_SIZE = 8192
+
+
+class Unavailable(Exception):
+    """Why a case has no time here: a missing peer, an unsupported shape, a wrong result, no memory."""
+
+    def __init__(self, status: str, reason: object) -> None:
+        super().__init__(" ".join(str(reason).split())[:300])
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What this device can do at best, measured: bytes/s of a copy (read and written) and flop/s of a product."""
+
+    copy: list[float]
+    """Bytes/s, one a sample."""
+    matmul: dict[str, list[float]]
+    """Flop/s by dtype, one a sample: `bfloat16` on matrix units, `float32` without TF32."""
+
+    def floor_ms(self, cost: Any, dtype: str) -> float:
+        """The time no implementation can go below: bytes over bandwidth, or matrix flops over their rate."""
+        seconds = cost.num_bytes / statistics.median(self.copy)
+        if cost.matrix:
+            rates = self.matmul.get(dtype) or self.matmul["bfloat16" if "16" in dtype else "float32"]
+            seconds = max(seconds, cost.num_flops / statistics.median(rates))
+        return 1e3 * seconds
+
+
+def find(workload: Any, name: str) -> Any:
+    """The implementation of that name."""
+    return next(found for found in workload.implementations if found.name == name)
+
+
+def sample(call: Callable[[], object], device: torch.device, budget_ms: float = 100.0) -> list[float]:
+    """Milliseconds of single calls, as many as fit into about `budget_ms`, at least three."""
+    if device.type == "cuda":
+        from triton.testing import do_bench
+
+        return list(do_bench(call, warmup=max(1, int(budget_ms / 4)), rep=max(1, int(budget_ms)), return_mode="all"))
+    call()
+    samples: list[float] = []
+    begin = time.perf_counter()
+    while len(samples) < 3 or (len(samples) < 1000 and time.perf_counter() - begin < budget_ms / 1e3):
+        start = time.perf_counter()
+        call()
+        samples.append(1e3 * (time.perf_counter() - start))
+    return samples
+
+
+def ceilings(device: torch.device) -> Ceilings:
+    """Measures the copy bandwidth and the matrix rates of this device (smaller problems on a CPU)."""
+    gpu = device.type == "cuda"
+    source = torch.randint(127, (COPY_BYTES if gpu else COPY_BYTES // 16,), dtype=torch.int8, device=device)
+    target = torch.empty_like(source)
+    copy = [2e3 * source.numel() / ms for ms in sample(partial(target.copy_, source), device)]
+    size = MATMUL_SIZE if gpu else 512
+    matmul = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+        times = sample(partial(torch.mm, a, b, out=torch.empty_like(a)), device)
+        matmul[str(dtype).removeprefix("torch.")] = [2e3 * size**3 / ms for ms in times]
+    return Ceilings(copy, matmul)
+
+
+def load(workload: Any, case: Case) -> Callable[..., Any]:
+    """The callable of a case; Unavailable where it cannot be had or cannot run this shape."""
+    implementation = find(workload, case.implementation)
+    try:
+        call = implementation.load()
+    except Exception as error:  # a broken binary raises anything from OSError to AttributeError
+        raise Unavailable("n/a", f"{type(error).__name__}: {error}") from None
+    reason = implementation.supports(dict(case.shape), getattr(torch, case.dtype))
+    if reason:
+        raise Unavailable("n/a", reason)
+    return call
+
+
+def gate(workload: Any, case: Case, device: torch.device) -> None:
+    """Unavailable("failed") where the implementation breaks the accuracy rule on the case's shape cut short."""
+    call, implementation = load(workload, case), find(workload, case.implementation)
+    generator = torch.Generator().manual_seed(SEED)
+    short = workload.short(dict(case.shape))
+    inputs = workload.make_inputs(short, torch.float64, generator)
+
+    def op(**given: Any) -> Any:
+        return implementation.from_native(call(**implementation.to_native(given)))
+
+    try:
+        assert_matches_reference(
+            op,
+            workload.reference,
+            inputs,
+            dtype=getattr(torch, case.dtype),
+            keep=workload.keep,
+            device=str(device),
+            grad=case.backward,
+        )
+    except AssertionError as error:
+        raise Unavailable("failed", f"wrong at {label(short)}: {error}") from None
+    except Exception as error:  # a peer raises what it likes, and it must cost its own row only
+        raise Unavailable("n/a", f"{type(error).__name__}: {error}") from None
+
+
+def prepare(workload: Any, case: Case, device: torch.device) -> Callable[[], Any]:
+    """A call without arguments that runs the case once, on inputs it owns."""
+    function, implementation = load(workload, case), find(workload, case.implementation)
+    dtype = getattr(torch, case.dtype)
+    generator = torch.Generator(device=device).manual_seed(SEED)
+    inputs = workload.make_inputs(dict(case.shape), dtype, generator)
+    for name in workload.keep:
+        if isinstance(inputs.get(name), Tensor) and inputs[name].is_floating_point():
+            inputs[name] = inputs[name].to(torch.promote_types(dtype, torch.float32))
+    with torch.no_grad():
+        native = implementation.to_native(inputs)
+    if not case.backward:
+
+        def forward() -> Any:
+            with torch.no_grad():
+                return function(**native)
+
+        return forward
+    leaves = [x.detach().requires_grad_() for x in native.values() if _differentiable(x)]
+    remaining = iter(leaves)
+    native = {name: next(remaining) if _differentiable(value) else value for name, value in native.items()}
+    cotangents: list[Tensor] = []
+
+    def step() -> Any:
+        outputs = outputs_of(function(**native))
+        if not cotangents:
+            cotangents.extend(map(torch.randn_like, outputs))
+        return torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
+
+    return step
+
+
+def _differentiable(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def checked(call: Callable[[], Any], case: Case) -> None:
+    """Runs a call once at full size: Unavailable where it has no memory, fails, or gives numbers that are none."""
+    try:
+        results = outputs_of(call())
+        finite = all(bool(torch.isfinite(part).all()) for part in results)
+    except torch.OutOfMemoryError:
+        raise Unavailable("oom", f"{case}: out of memory") from None
+    except Exception as error:
+        raise Unavailable("n/a", f"{type(error).__name__}: {error}") from None
+    if not finite:
+        raise Unavailable("failed", f"{case}: the result is not finite at full size")
+
+
+def extra_memory(call: Callable[[], Any], device: torch.device) -> int | None:
+    """Bytes allocated at the peak of a call beyond its inputs, results included; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    gc.collect()
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    result = call()
+    torch.cuda.synchronize(device)
+    del result
+    return torch.cuda.max_memory_allocated(device) - before

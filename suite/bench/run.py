@@ -1,0 +1,241 @@
+"""A benchmark from cases to rows: every implementation at its speed, or two revisions against each other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from suite import storage
+from suite.bench.cases import Case
+from suite.bench.compare import SIDES, Comparison, compare
+from suite.bench.measure import Ceilings, Unavailable, checked, extra_memory, find, gate, prepare, sample
+from suite.bench.worker import ChildError, Worker, cold_start
+from suite.environment import provenance
+
+EXPERIMENT = "kernels"
+BUDGET_MS = 200.0
+"""Time given to the samples of one case."""
+BLOCK_MS = 40.0
+"""Time given to one block of a comparison; a round has three."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One case as measured; `status` is ok, or says with `reason` why there is no time."""
+
+    case: Case
+    samples_ms: list[float]
+    floor_ms: float | None = None
+    num_bytes: int = 0
+    num_flops: int = 0
+    extra_bytes: int | None = None
+    cold_start_s: float | None = None
+    status: str = "ok"
+    reason: str = ""
+
+    @property
+    def median_ms(self) -> float | None:
+        return statistics.median(self.samples_ms) if self.samples_ms else None
+
+    @property
+    def spread(self) -> float | None:
+        """Half the distance between the quartiles, relative to the median."""
+        if len(self.samples_ms) < 2:
+            return None
+        low, middle, high = statistics.quantiles(self.samples_ms, n=4)
+        return (high - low) / 2 / middle
+
+
+def time_cases(
+    cases: Iterable[Case],
+    load: Callable[[str], Any],
+    targets: Mapping[str, str],
+    device: torch.device,
+    ceilings: Ceilings,
+) -> Iterator[Timing]:
+    """Times case after case. `load` gives the workload of an operator, `targets` where a fresh process finds it."""
+    judged: dict[tuple[Any, ...], Unavailable | None] = {}
+    started: set[tuple[str, str]] = set()
+    for case in cases:
+        workload = load(case.op)
+        cost = workload.cost(dict(case.shape), getattr(torch, case.dtype), case.backward)
+        counts = {
+            "floor_ms": ceilings.floor_ms(cost, case.dtype),
+            "num_bytes": cost.num_bytes,
+            "num_flops": cost.num_flops,
+        }
+        short = tuple(workload.short(dict(case.shape)).items())
+        key = (case.op, case.implementation, short, case.dtype, case.backward)
+        try:
+            if key not in judged:
+                try:
+                    gate(workload, case, device)
+                    judged[key] = None
+                except Unavailable as error:
+                    judged[key] = error
+            if (verdict := judged[key]) is not None:
+                raise verdict
+            call = prepare(workload, case, device)
+            checked(call, case)
+            times = sample(call, device, BUDGET_MS)
+            extra = extra_memory(call, device)
+            del call
+            cold = None
+            which = (case.op, case.implementation)
+            if case.backward and find(workload, case.implementation).cold_start and which not in started:
+                started.add(which)
+                cold = cold_start(targets, str(device), case)
+            yield Timing(case, times, extra_bytes=extra, cold_start_s=cold, **counts)
+        except (Unavailable, ChildError) as error:
+            yield Timing(case, [], status=error.status, reason=str(error), **counts)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One case of this revision against the base; `comparison` is None where one of the two has no time."""
+
+    case: Case
+    comparison: Comparison | None
+    base_reason: str = ""
+    reason: str = ""
+
+    @property
+    def word(self) -> str:
+        """slower, faster, same; new (the base cannot), broken (only the base can), n/a (neither)."""
+        if self.comparison is not None:
+            return self.comparison.verdict
+        if not self.reason:
+            return "new"
+        return "n/a" if self.base_reason else "broken"
+
+    @property
+    def fails(self) -> bool:
+        return self.word in ("slower", "broken")
+
+
+def compare_trees(
+    cases: Iterable[Case], targets: Mapping[str, str], device: torch.device, base: Path, tree: Path | None = None
+) -> Iterator[Verdict]:
+    """Times every case in three processes in turn: the base, this revision (or `tree`), and the base again."""
+    trees = {"A": base, "B": tree, "control": base}
+    with ExitStack() as stack:
+        workers = {side: stack.enter_context(Worker(targets, str(device), tree=trees[side])) for side in SIDES}
+        for case in cases:
+            failed: dict[str, str] = {}
+            for side in SIDES:
+                try:
+                    workers[side].ask("prepare", case=case.to_json())
+                except ChildError as error:
+                    failed[side] = f"{error.status}: {error}"
+            if failed:
+                yield Verdict(case, None, failed.get("A", failed.get("control", "")), failed.get("B", ""))
+                continue
+
+            def timed(side: str, case: Case = case) -> list[float]:
+                return workers[side].ask("sample", case=case.to_json(), budget_ms=BLOCK_MS)
+
+            yield Verdict(case, compare(timed))
+
+
+class Rows:
+    """The rows of one benchmark, kept together as one file below `kernels/<set>/`."""
+
+    def __init__(self, shapes: str, device: torch.device, request: Sequence[str]) -> None:
+        self.started = datetime.now(UTC)
+        self.shapes = shapes
+        self.provenance = provenance(device)
+        identity = [list(request), shapes, self.started.isoformat(), self.provenance]
+        self.run_id = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+        self.rows: list[dict[str, Any]] = []
+
+    def add(
+        self,
+        metric: str,
+        unit: str,
+        value: float | None,
+        *,
+        case: Case | None = None,
+        samples: Sequence[float] = (),
+        status: str = "ok",
+        error: str = "",
+        config: Mapping[str, Any] | None = None,
+        commit: str | None = None,
+        version: int | None = None,
+    ) -> None:
+        row = {
+            "run_id": self.run_id,
+            "experiment": EXPERIMENT,
+            "scale": self.shapes,
+            "task": case.op if case else "device",
+            "task_version": version,
+            "model": case.implementation if case else "",
+            "split": "",
+            "slice": case.slice if case else "",
+            "metric": metric,
+            "unit": unit,
+            "value": value,
+            "samples": list(samples),
+            "status": status,
+            "error": error,
+            "stand_in": "",
+            "split_policy": "",
+            "config": json.dumps(config or {}),
+            "precision": case.dtype if case else "",
+            "started_at": self.started.isoformat(timespec="seconds"),
+            **self.provenance,
+        }
+        # the commit of a base is known, the state of its tree is that of the commit
+        self.rows.append(row if commit is None else {**row, "commit": commit, "dirty": False})
+
+    def add_ceilings(self, ceilings: Ceilings) -> None:
+        self.add("copy_bandwidth", "bytes/s", statistics.median(ceilings.copy), samples=ceilings.copy)
+        for dtype, rates in ceilings.matmul.items():
+            self.add("matmul_rate", "flop/s", statistics.median(rates), samples=rates, config={"dtype": dtype})
+
+    def add_timing(self, timing: Timing, version: int) -> None:
+        """time (ms), floor_time (ms), peak_extra_memory (bytes), cold_start (s)."""
+        config = {"num_bytes": timing.num_bytes, "num_flops": timing.num_flops}
+        common: Any = {"case": timing.case, "version": version, "config": config}
+        self.add(
+            "time",
+            "ms",
+            timing.median_ms,
+            samples=timing.samples_ms,
+            status=timing.status,
+            error=timing.reason,
+            **common,
+        )
+        self.add("floor_time", "ms", timing.floor_ms, **common)
+        if timing.extra_bytes is not None:
+            self.add("peak_extra_memory", "bytes", timing.extra_bytes, **common)
+        if timing.cold_start_s is not None:
+            self.add("cold_start", "s", timing.cold_start_s, **common)
+
+    def add_verdict(self, verdict: Verdict, base: str, version: int) -> None:
+        """time (ms) of both revisions, the ratio new over base with one sample a round, and the noise."""
+        common: Any = {"case": verdict.case, "version": version}
+        found = verdict.comparison
+        if found is None:
+            self.add("ratio", "", None, status="n/a", error=verdict.reason or verdict.base_reason, **common)
+            return
+        for side, commit in (("A", base), ("B", None)):
+            times = found.samples[side]
+            self.add("time", "ms", statistics.median(times), samples=times, commit=commit, **common)
+        bounds = {"base": base, "low": found.low, "high": found.high, "limit": found.limit, "verdict": found.verdict}
+        self.add("ratio", "", found.ratio, samples=found.ratios, config=bounds, **common)
+        self.add("noise", "", found.noise, config={"base": base}, **common)
+
+    def write(self, root: Path) -> Path:
+        path = storage.result_path(root, EXPERIMENT, self.shapes, self.run_id)
+        duration = (datetime.now(UTC) - self.started).total_seconds()
+        storage.write(path, [{**row, "duration_s": duration} for row in self.rows])
+        return path

@@ -1,0 +1,176 @@
+"""A process that times cases of one tree: the operators of a revision, with the workloads and the clock of this one.
+
+Parent and child speak JSON lines over the child's standard input and output. Several workers live at once, one a
+revision, and the parent lets one work at a time, so that two revisions are timed in turn on one device.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from io import BytesIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from suite.bench.cases import Case
+
+HOME = Path(__file__).resolve().parents[2]
+
+
+class Worker:
+    """The parent's end. `targets` is the table of operators; `tree` holds the `kernels` to use instead of ours."""
+
+    def __init__(
+        self,
+        targets: Mapping[str, str],
+        device: str,
+        *,
+        tree: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        setting = {"targets": dict(targets), "device": device, "tree": None if tree is None else str(tree)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "suite.bench.worker", json.dumps(setting)],
+            cwd=HOME,
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, what: str, **arguments: Any) -> Any:
+        """The answer of the child; ChildError where what it did failed there."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(json.dumps({"what": what, **arguments}) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise ChildError("failed", f"the timing process ended with code {self.process.wait()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise ChildError(answer["status"], answer["error"])
+        return answer["value"]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+class ChildError(Exception):
+    """What went wrong in a worker, and the status of a row that says so."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def tree_of(revision: str, folder: Path) -> tuple[Path, str]:
+    """A folder with the `kernels` of a git revision (or of a folder that holds another checkout), and its commit.
+
+    The workloads are replaced by this tree's, so that both revisions are asked for the same. ValueError where there is
+    no such revision or folder.
+    """
+    if Path(revision, "kernels").is_dir():
+        source = Path(revision).resolve()
+        shutil.copytree(source / "kernels", folder / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
+        name = _git("-C", str(source), "rev-parse", "HEAD") if (source / ".git").exists() else None
+        commit = name.decode().strip() if name else str(source)
+    else:
+        resolved = _git("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
+        archive = resolved and _git("archive", resolved.decode().strip(), "kernels")
+        if not resolved or not archive:
+            raise ValueError(
+                f"{revision!r} is neither a git revision of this checkout that has kernels nor a folder with another "
+                "checkout; fetch it first, or give a folder"
+            )
+        commit = resolved.decode().strip()
+        with tarfile.open(fileobj=BytesIO(archive)) as tar:
+            tar.extractall(folder, filter="data")
+    for path in (HOME / "kernels").rglob("workload*.py"):
+        target = folder / path.relative_to(HOME)
+        if target.parent.is_dir():
+            shutil.copyfile(path, target)
+    return folder, commit
+
+
+def _git(*arguments: str) -> bytes | None:
+    try:
+        return subprocess.run(["git", *arguments], cwd=HOME, capture_output=True, check=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def cold_start(targets: Mapping[str, str], device: str, case: Case) -> float:
+    """Seconds of the first call in a fresh process whose compile caches are empty, inputs and context ready."""
+    with tempfile.TemporaryDirectory() as cache:
+        caches = {"TRITON_CACHE_DIR": cache, "TORCHINDUCTOR_CACHE_DIR": cache, "CUDA_CACHE_PATH": cache}
+        with Worker(targets, device, environment=caches) as worker:
+            return worker.ask("first_call", case=case.to_json())
+
+
+def _serve(setting: dict[str, Any]) -> None:
+    # the operators' own prints must not end up between two answers
+    answers, sys.stdout = sys.stdout, sys.stderr
+    if setting["tree"]:
+        sys.path.insert(0, setting["tree"])
+    import torch
+
+    from suite.bench import measure
+
+    device = torch.device(setting["device"])
+    calls: dict[Case, Callable[[], Any]] = {}
+
+    def workload(case: Case) -> Any:
+        module, attribute = setting["targets"][case.op].split(":")
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except ImportError as error:
+            raise measure.Unavailable("n/a", error) from None
+
+    def answer(what: str, case: Case, budget_ms: float = 0.0) -> Any:
+        if what == "prepare":
+            measure.gate(workload(case), case, device)
+            calls.clear()
+            calls[case] = measure.prepare(workload(case), case, device)
+            return measure.checked(calls[case], case)
+        if what == "first_call":
+            call = measure.prepare(workload(case), case, device)
+            torch.zeros(1, device=device).item()
+            begin = time.perf_counter()
+            measure.checked(call, case)
+            return time.perf_counter() - begin
+        assert what == "sample"
+        return measure.sample(calls[case], device, budget_ms)
+
+    for line in sys.stdin:
+        request = json.loads(line)
+        request["case"] = Case.from_json(request["case"])
+        try:
+            reply = {"value": answer(**request)}
+        except measure.Unavailable as error:
+            reply = {"status": error.status, "error": str(error)}
+        except Exception as error:  # whatever an operator raises belongs into its row
+            reply = {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(reply), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    _serve(json.loads(sys.argv[1]))

@@ -25,6 +25,8 @@ HOME = Path(__file__).resolve().parent
 REPORTS = HOME / "reports"
 LOCAL = Path("results/local")
 REFERENCE = HOME / "results" / "reference"
+KERNELS = "kernels"
+"""Where `bench` keeps its rows, and what `report` calls them."""
 
 app = typer.Typer(
     name="run_suite.py",
@@ -210,18 +212,26 @@ def report(
     results: Where = None,
     out: Annotated[Path | None, typer.Option(help="File to write; png also writes an SVG beside it.")] = None,
 ) -> None:
-    """Render an experiment: paper's number, ours, difference, seeds, verdict, and the figure the paper shows."""
-    config, path = _experiment(experiment)
-    if scale is not None and scale not in config.scales:
-        raise ValueError(
-            f"unknown scale {scale!r}{nearest(scale, config.scales)}; there are: {', '.join(config.scales)}"
-        )
-    from reports.render import build, render
+    """Render an experiment (paper's number, ours, difference, seeds, verdict, figure), or the history of `kernels`."""
     from suite import storage
 
     # never a mixture: your own rows, or else those that were committed
     paths = next((found for root in _roots(results) if (found := storage.files([root], experiment))), [])
-    rendered = build(config, path.parent, storage.read(paths), scale=scale)
+    rendered: Report | Document
+    if experiment == KERNELS:
+        from reports.render import Document, history, render
+
+        kept = [path for path in paths if scale in (None, path.parent.name)]
+        rendered = history(storage.read(kept))
+    else:
+        config, path = _experiment(experiment)
+        if scale is not None and scale not in config.scales:
+            raise ValueError(
+                f"unknown scale {scale!r}{nearest(scale, config.scales)}; there are: {', '.join(config.scales)}"
+            )
+        from reports.render import Report, build, render
+
+        rendered = build(config, path.parent, storage.read(paths), scale=scale)
     if out is None and format in (Format.png, Format.html):
         out = (results or LOCAL) / experiment / f"{'figure' if format is Format.png else 'report'}.{format}"
     shown = render(rendered, format.value, out)

@@ -10,16 +10,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, get_args
 
-from reports.render.formats import latex, markdown, terminal
+from reports.render.formats import Document, document, latex, markdown, terminal
+from reports.render.kernels import history
 from reports.render.table import Report, build
 from suite.registry import nearest
 
 Format = Literal["terminal", "md", "latex", "png", "html"]
 
-__all__ = ["Format", "Report", "build", "render"]
+__all__ = ["Document", "Format", "Report", "build", "history", "render"]
 
 
-def render(report: Report, format: Format, out: Path | None = None) -> str | Path:
+def render(report: Report | Document, format: Format, out: Path | None = None) -> str | Path:
     """The report in one format: its text, or the path of the file where `out` names one.
 
     `png` needs `out`, and writes an SVG of the same name beside it. ValueError for an unknown format, and for `png`
@@ -28,18 +29,19 @@ def render(report: Report, format: Format, out: Path | None = None) -> str | Pat
     if format not in get_args(Format):
         names = get_args(Format)
         raise ValueError(f"unknown format {format!r}{nearest(format, names)}; there are: {', '.join(names)}")
+    shown = document(report) if isinstance(report, Report) else report
     if format == "png":
         from reports.render.plots import save
 
         if out is None:
             raise ValueError("png: a picture needs a file to go to; give --out FILE.png")
-        return save(report, out.with_suffix(".png"))
+        return save(shown, out.with_suffix(".png"))
     if format == "html":
         from reports.render.html import html
 
-        text = html(report)
+        text = html(shown)
     else:
-        text = {"terminal": terminal, "md": markdown, "latex": latex}[format](report)
+        text = {"terminal": terminal, "md": markdown, "latex": latex}[format](shown)
     if out is None:
         return text
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from reports.render.table import COST_METRICS, UNPUBLISHED, Cell, Claim, Cost, Report
 
@@ -20,6 +21,33 @@ class Grid:
     num_words: int
     run_ids: tuple[tuple[str, ...], ...]
     """The runs behind each line."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """What every format prints; `draw` gives its matplotlib figure, or None where there is none."""
+
+    name: str
+    title: str
+    where: str
+    grids: tuple[Grid, ...]
+    notes: tuple[str, ...]
+    """What stands under the first grid."""
+    provenance: tuple[str, ...]
+    draw: Callable[[], Any]
+
+
+def document(report: Report) -> Document:
+    """The report of an experiment, ready to print."""
+
+    def figure() -> Any:
+        # drawing needs matplotlib, which takes a second to import
+        from reports.render.plots import draw
+
+        return draw(report)
+
+    title, where = heading(report)
+    return Document(report.experiment, title, where, tuple(grids(report)), report.notes, report.provenance, figure)
 
 
 def fixed(value: float, decimals: int, sign: bool = False) -> str:
@@ -138,10 +166,10 @@ def _padded(grid: Grid, header: Sequence[str], lines: Sequence[Sequence[str]]) -
         ]
 
 
-def terminal(report: Report) -> str:
+def terminal(document: Document) -> str:
     """Aligned plain text; a row's name stands only where it changes."""
-    out = [*heading(report), ""]
-    for grid in grids(report):
+    out = [document.title, document.where, ""]
+    for grid in document.grids:
         if grid.heading:
             out += ["", grid.heading]
         previous = ""
@@ -152,15 +180,14 @@ def terminal(report: Report) -> str:
         first, *rest = (("  ".join(line)).rstrip() for line in _padded(grid, grid.header, lines))
         out += [first, "-" * max(map(len, (first, *rest))), *rest]
         if not grid.heading:
-            out += ["", *report.notes]
-    return "\n".join([*out, "", *report.provenance]).rstrip() + "\n"
+            out += ["", *document.notes]
+    return "\n".join([*out, "", *document.provenance]).rstrip() + "\n"
 
 
-def markdown(report: Report) -> str:
+def markdown(document: Document) -> str:
     """Pipe tables, which hosts of repositories show."""
-    title, where = heading(report)
-    out = [f"# {title}", "", where, ""]
-    for grid in grids(report):
+    out = [f"# {document.title}", "", document.where, ""]
+    for grid in document.grids:
         if grid.heading:
             out += ["", f"## {grid.heading}", ""]
         escaped = [[text.replace("|", "\\|") for text in line] for line in (grid.header, *grid.lines)]
@@ -168,8 +195,8 @@ def markdown(report: Report) -> str:
         rule = "|" + "|".join(" --- " if i < grid.num_words else " ---: " for i in range(len(grid.header))) + "|"
         out += [first, rule, *rest]
         if not grid.heading:
-            out += ["", *(f"- {_starless(note)}" for note in report.notes)]
-    out += ["", "## Provenance", "", *(f"- {line}" for line in report.provenance)]
+            out += ["", *(f"- {_starless(note)}" for note in document.notes)]
+    out += ["", "## Provenance", "", *(f"- {line}" for line in document.provenance)]
     return "\n".join(out) + "\n"
 
 
@@ -205,10 +232,10 @@ def tex(text: str) -> str:
     return "".join(LATEX.get(character, character) for character in text)
 
 
-def latex(report: Report) -> str:
+def latex(document: Document) -> str:
     """A `tabular` a grid, for booktabs; the notes follow as a small paragraph, provenance as comments."""
-    out = [f"% {line}" for line in (*heading(report), *report.provenance)]
-    for grid in grids(report):
+    out = [f"% {line}" for line in (document.title, document.where, *document.provenance)]
+    for grid in document.grids:
         out += ["", f"% {grid.heading}"] if grid.heading else [""]
         columns = "l" * grid.num_words + "r" * (len(grid.header) - grid.num_words)
         out += [rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
@@ -216,5 +243,5 @@ def latex(report: Report) -> str:
         out += [" & ".join(map(tex, line)) + r" \\" for line in grid.lines]
         out += [r"\bottomrule", r"\end{tabular}"]
         if not grid.heading:
-            out += ["", r"{\footnotesize", *(tex(note) + r"\\" for note in report.notes), "}"]
+            out += ["", r"{\footnotesize", *(tex(note) + r"\\" for note in document.notes), "}"]
     return "\n".join(out) + "\n"

@@ -1,12 +1,11 @@
-"""A report as one self-contained page: no script, no font, nothing fetched; a line's runs are in its tooltip."""
+"""A document as one self-contained page: no script, no font, nothing fetched; a line's runs are in its tooltip."""
 
 from __future__ import annotations
 
 from html import escape
 
-from reports.render.formats import grids, heading
+from reports.render.formats import Document
 from reports.render.plots import svg
-from reports.render.table import Report
 
 CSS = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #1b1b1b; }
@@ -26,18 +25,18 @@ svg { max-width: 100%; height: auto; }
 VERDICTS = ("agrees", "worse", "better", "holds", "fails")
 
 
-def html(report: Report) -> str:
+def html(document: Document) -> str:
     """The whole page."""
-    title, where = (escape(line) for line in heading(report))
+    title, where = escape(document.title), escape(document.where)
     out = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{title}</title><style>{CSS}</style></head><body>",
         f"<h1>{title}</h1><p>{where}</p>",
-        svg(report),
+        svg(document),
     ]
-    for grid in grids(report):
+    for grid in document.grids:
         if grid.heading:
             out.append(f"<h2>{escape(grid.heading)}</h2>")
         cells = "".join(_cell("th", text, i < grid.num_words) for i, text in enumerate(grid.header))
@@ -48,8 +47,8 @@ def html(report: Report) -> str:
             out.append(f"<tr{tooltip}>{cells}</tr>")
         out.append("</tbody></table>")
         if not grid.heading:
-            out.append(_bullets(report.notes))
-    out += ["<h2>Provenance</h2>", _bullets(report.provenance), "</body></html>"]
+            out.append(_bullets(document.notes))
+    out += ["<h2>Provenance</h2>", _bullets(document.provenance), "</body></html>"]
     return "\n".join(out) + "\n"
 
 

@@ -10,6 +10,7 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
+from reports.render.formats import Document
 from reports.render.table import Figure, Report, Series
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c564b", "#7f7f7f", "#bcbd22")
@@ -115,9 +116,9 @@ def _legend(figure: Figure, axes: Any) -> tuple[list[Any], list[str]]:
     return list(found.values()), list(found)
 
 
-def svg(report: Report) -> str:
+def svg(document: Document) -> str:
     """The figure as SVG text, or nothing."""
-    canvas = draw(report)
+    canvas = document.draw()
     if canvas is None:
         return ""
     buffer = io.StringIO()
@@ -127,11 +128,11 @@ def svg(report: Report) -> str:
     return text[text.index("<svg") :]
 
 
-def save(report: Report, path: Path) -> Path:
+def save(document: Document, path: Path) -> Path:
     """Writes PNG at `path` and SVG beside it."""
-    canvas = draw(report)
+    canvas = document.draw()
     if canvas is None:
-        raise ValueError(f"{report.experiment}: nothing to draw; give its grid a figure, or run it first")
+        raise ValueError(f"{document.name}: nothing to draw; give its grid a figure, or run it first")
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(STYLE):
         canvas.savefig(path, dpi=160, metadata={"Software": None})

@@ -16,7 +16,6 @@ from suite.bench.cases import Case
 from suite.bench.measure import Ceilings
 from suite.bench.run import Timing, Verdict
 
-
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 

@@ -1,0 +1,197 @@
+"""The history of kernel speed: the newest figure of every case, comparisons of revisions, and a plot over commits.
+
+Times of different runs stand beside each other and are never divided: a ratio comes from one run on one device only.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from reports.render.formats import DASH, Document, Grid
+
+PASSES = ("forward", "forward+backward")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured case of one run."""
+
+    op: str
+    case: str
+    """`B8 T2048 D2048 W4 bfloat16`."""
+    direction: str
+    implementation: str
+    device: str
+    commit: str
+    started_at: str
+    run_id: str
+    samples: tuple[float, ...]
+    value: float | None
+    status: str
+    error: str
+    others: dict[str, float]
+    """floor_time, peak_extra_memory, cold_start of the same case and run."""
+
+    @property
+    def key(self) -> tuple[str, str, str, str, str]:
+        return self.device, self.op, self.case, self.direction, self.implementation
+
+
+def history(frame: pd.DataFrame) -> Document:
+    """The document of stored benchmark rows (experiment `kernels`), of any devices, shape sets and commits."""
+    points = sorted(_points(frame), key=lambda point: point.started_at)
+    newest = {point.key: point for point in points}
+    counts: dict[tuple[str, ...], int] = {}
+    for point in points:
+        counts[point.key] = counts.get(point.key, 0) + (point.value is not None)
+    # in the order of the last benchmark, which is that of the operators' own tables
+    shown = sorted(newest.values(), key=lambda point: (point.device, point.op))
+    header = ("operator", "case", "pass", "implementation", "median ms", "spread", "of floor", "extra MiB", "cold s")
+    lines = tuple((*_line(point), point.commit[:10], str(counts[point.key])) for point in shown)
+    grids = [Grid("", (*header, "commit", "times"), lines, 4, tuple((point.run_id,) for point in shown))]
+    compared = list(_comparisons(frame))
+    if compared:
+        titles = ("operator", "case", "implementation", "verdict", "base", "this", "ratio", "95 % interval", "noise")
+        grids.append(Grid("Revisions against each other, on one device in one run", titles, tuple(compared), 4, ()))
+    reasons = dict.fromkeys(f"{p.implementation} ({p.op}): {p.status}: {p.error}" for p in shown if p.value is None)
+    devices = sorted({point.device for point in points})
+    commits = dict.fromkeys(point.commit[:10] for point in points)
+    return Document(
+        name="kernels",
+        title="kernels: speed of the operators",
+        where=f"device: {'; '.join(devices) or 'none'}; median of raw samples, newest run of each case",
+        grids=tuple(grids),
+        notes=(
+            "spread: half the distance between the quartiles. of floor: least time the bytes or the matrix products "
+            "need on this device, over the median. times: how many runs measured the case.",
+            *reasons,
+        )
+        if points
+        else ("No benchmark has run; start one with: python run_suite.py bench",),
+        provenance=(
+            f"runs: {frame['run_id'].nunique()}",
+            f"commits: {', '.join(commits) or 'none'}",
+            f"torch: {', '.join(sorted(set(frame['torch']))) or 'none'}",
+            f"triton: {', '.join(sorted(set(frame['triton']))) or 'none'}",
+        ),
+        draw=lambda: _draw(points),
+    )
+
+
+def _points(frame: pd.DataFrame) -> Iterator[Point]:
+    columns = ["run_id", "task", "model", "slice", "device", "commit"]
+    others: dict[tuple[Any, ...], dict[str, float]] = {}
+    for row in frame[frame["metric"].isin(["floor_time", "peak_extra_memory", "cold_start"])].to_dict("records"):
+        others.setdefault(tuple(row[name] for name in columns), {})[row["metric"]] = row["value"]
+    for row in frame[frame["metric"] == "time"].to_dict("records"):
+        case, direction = _case(row["slice"])
+        yield Point(
+            op=row["task"],
+            case=case,
+            direction=direction,
+            implementation=row["model"],
+            device=row["device"],
+            commit=row["commit"] or "unknown",
+            started_at=row["started_at"],
+            run_id=row["run_id"],
+            samples=tuple(row["samples"]) if row["samples"] is not None else (),
+            value=None if pd.isna(row["value"]) else float(row["value"]),
+            status=row["status"],
+            error=row["error"],
+            others=others.get(tuple(row[name] for name in columns), {}),
+        )
+
+
+def _case(slice: str) -> tuple[str, str]:
+    """`B=8,T=64,decay=key,dtype=bfloat16,pass=forward` as ("B8 T64 key bfloat16", "forward")."""
+    pairs = dict(part.split("=", 1) for part in slice.split(","))
+    direction = pairs.pop("pass")
+    return " ".join(f"{key}{value}" if value.isdigit() else value for key, value in pairs.items()), direction
+
+
+def _line(point: Point) -> tuple[str, ...]:
+    where = (point.op, point.case, point.direction, point.implementation)
+    if point.value is None:
+        return (*where, point.status, "", "", "", "")
+    low, _, high = statistics.quantiles(point.samples, n=4) if len(point.samples) > 1 else (point.value,) * 3
+    floor, extra, cold = (point.others.get(name) for name in ("floor_time", "peak_extra_memory", "cold_start"))
+    return (
+        *where,
+        f"{point.value:.4f}",
+        f"{(high - low) / 2 / point.value:.1%}",
+        DASH if floor is None else f"{floor / point.value:.0%}",
+        DASH if extra is None else f"{extra / 2**20:.1f}",
+        DASH if cold is None else f"{cold:.1f}",
+    )
+
+
+def _comparisons(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:
+    noises = {
+        (row["run_id"], row["task"], row["model"], row["slice"]): row["value"]
+        for row in frame[frame["metric"] == "noise"].to_dict("records")
+    }
+    found = frame[(frame["metric"] == "ratio") & frame["value"].notna()]
+    for row in found.sort_values("started_at", kind="stable").to_dict("records"):
+        config = json.loads(row["config"])
+        case, direction = _case(row["slice"])
+        noise = noises[row["run_id"], row["task"], row["model"], row["slice"]]
+        yield (
+            row["task"],
+            f"{case} {direction}",
+            row["model"],
+            config["verdict"],
+            config["base"][:10],
+            (row["commit"] or "unknown")[:10],
+            f"{row['value']:.3f}",
+            f"[{config['low']:.3f}, {config['high']:.3f}]",
+            f"{noise:.1%}",
+        )
+
+
+def _draw(points: list[Point]) -> Any:
+    """Median time over commits on the device of the newest row: a row of panels an operator, a line a shape."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    from reports.render.plots import COLORS, MARKERS, STYLE
+
+    measured = [point for point in points if point.value is not None]
+    if not measured:
+        return None
+    device = measured[-1].device
+    measured = [point for point in measured if point.device == device]
+    ops = sorted({point.op for point in measured})
+    commits = list(dict.fromkeys(point.commit for point in measured))
+    names = list(dict.fromkeys(point.implementation for point in measured))
+    looks = {name: (COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(names)}
+    with matplotlib.rc_context(STYLE):
+        canvas = Figure(figsize=(10, 0.8 + 2.4 * len(ops)), layout="constrained")
+        FigureCanvasAgg(canvas)
+        axes = canvas.subplots(len(ops), 2, sharex=True, squeeze=False)
+        for op, pair in zip(ops, axes, strict=True):
+            for direction, ax in zip(PASSES, pair, strict=True):
+                lines: dict[tuple[str, str], dict[int, float]] = {}
+                for point in measured:
+                    if (point.op, point.direction) == (op, direction):
+                        line = lines.setdefault((point.implementation, point.case), {})
+                        line[commits.index(point.commit)] = point.value or 0.0
+                for (name, _), line in lines.items():
+                    color, marker = looks[name]
+                    x = sorted(line)
+                    ax.plot(x, [line[i] for i in x], color=color, marker=marker, ms=4, lw=1)
+                ax.set_title(f"{op}, {direction}")
+                ax.set_yscale("log")
+                ax.set_xticks(range(len(commits)), [commit[:7] for commit in commits], rotation=45, ha="right")
+            pair[0].set_ylabel("median ms")
+        handles = [Line2D([], [], color=color, marker=marker, ms=4, lw=1) for color, marker in looks.values()]
+        canvas.legend(handles, names, loc="outside right upper", frameon=False)
+        canvas.suptitle(f"kernel speed over commits, {device}; a line a shape", fontsize=10)
+    return canvas

@@ -1,0 +1,199 @@
+"""Claims about the benchmark itself, on operators made for the purpose and on the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels import OPERATORS
+from kernels.causal_conv1d.workloads import WORKLOAD
+from kernels.workload import Implementation
+from suite import storage
+from suite.bench import measure
+from suite.bench.cases import Case, cases, label
+from suite.bench.run import time_cases
+from suite.bench.worker import ChildError, Worker, tree_of
+
+HOME = Path(__file__).resolve().parents[2]
+CPU = torch.device("cpu")
+TARGETS = {name: target for name, (target, _) in OPERATORS.items()}
+
+
+def call(*arguments, home=HOME):
+    command = [sys.executable, str(home / "run_suite.py"), *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, cwd=home, timeout=240, env=environment)
+
+
+def with_implementation(load):
+    """The workload of the short convolution with one more implementation, `planted`."""
+    return dataclasses.replace(WORKLOAD, implementations=(Implementation("planted", "ours", load),))
+
+
+def timings(workload):
+    limits = measure.Ceilings(copy=[1e10], matmul={"bfloat16": [1e11]})
+    return list(time_cases(cases(workload, ["short"], ["ours"]), lambda op: workload, TARGETS, CPU, limits))
+
+
+def right(**inputs):
+    return WORKLOAD.reference(**inputs)
+
+
+def test_a_right_implementation_is_timed_with_raw_samples_and_a_floor():
+    forward, both = timings(with_implementation(lambda: right))
+    assert forward.status == both.status == "ok"
+    assert len(forward.samples_ms) >= 3
+    assert min(forward.samples_ms) > 0
+    assert both.median_ms > forward.median_ms
+    assert forward.floor_ms == pytest.approx(1e3 * forward.num_bytes / 1e10)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda **inputs: right(**inputs) * 1.05,
+        lambda **inputs: torch.zeros_like(right(**inputs)),
+        lambda **inputs: right(**inputs).roll(1, dims=1),
+    ],
+)
+def test_a_wrong_implementation_has_no_time(wrong):
+    for timing in timings(with_implementation(lambda: wrong)):
+        assert timing.status == "failed"
+        assert "wrong at B2 T130" in timing.reason
+        assert timing.median_ms is None
+
+
+def test_a_wrong_gradient_costs_only_the_backward_time():
+    def detached(**inputs):
+        y = right(**inputs)
+        return y + (y - y.detach()) * 0.5
+
+    forward, both = timings(with_implementation(lambda: detached))
+    assert forward.status == "ok"
+    assert both.status == "failed"
+    assert "gradient" in both.reason
+
+
+def test_a_missing_peer_is_a_reason_and_not_a_failure():
+    def load():
+        raise ImportError("no module named 'peer'")
+
+    for timing in timings(with_implementation(load)):
+        assert (timing.status, timing.reason) == ("n/a", "ImportError: no module named 'peer'")
+
+
+def test_a_result_that_is_not_finite_at_full_size_has_no_time():
+    workload = dataclasses.replace(
+        with_implementation(lambda: lambda **inputs: right(**inputs) / (inputs["x"].shape[1] != 300)),
+        shapes={"quick": ({"B": 1, "T": 300, "D": 4, "W": 4},)},
+    )
+    limits = measure.Ceilings(copy=[1e10], matmul={"bfloat16": [1e11]})
+    found = list(time_cases(cases(workload, ["quick"], ["ours"]), lambda op: workload, TARGETS, CPU, limits))
+    assert [timing.status for timing in found] == ["failed", "failed"]
+    assert "not finite at full size" in found[0].reason
+
+
+def test_the_time_of_a_sleep_is_the_sleep():
+    times = measure.sample(lambda: time.sleep(0.01), CPU, budget_ms=60)
+    assert 10 <= min(times) < 13
+
+
+def test_a_case_survives_the_way_to_a_worker():
+    (case, *_) = cases(WORKLOAD, ["paper"], ["ours"])
+    assert Case.from_json(json.loads(json.dumps(case.to_json()))) == case
+    assert case.slice == "B=8,T=2048,D=2048,W=4,dtype=bfloat16,pass=forward"
+    assert label({"B": 8, "decay": "key"}) == "B8 key"
+
+
+@pytest.fixture
+def slower_checkout(tmp_path):
+    """A checkout of its own in which the plain convolution sleeps."""
+    home = tmp_path / "checkout"
+    for name in ("kernels", "suite", "tasks", "models", "reports"):
+        shutil.copytree(HOME / name, home / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copyfile(HOME / "run_suite.py", home / "run_suite.py")
+    path = home / "kernels" / "causal_conv1d" / "chunked.py"
+    text = path.read_text()
+    begin = "    length, taps = x.shape[1], weight.shape[1]\n"
+    assert begin in text
+    path.write_text(text.replace(begin, begin + "    __import__('time').sleep(0.01)\n"))
+    return home
+
+
+def test_a_worker_runs_the_operators_of_its_tree(slower_checkout, tmp_path):
+    case = next(
+        case for case in cases(WORKLOAD, ["short"], ["ours"]) if case.implementation == "torch" and not case.backward
+    )
+    theirs, _ = tree_of(str(slower_checkout), tmp_path / "tree")
+    times = {}
+    for name, tree in (("ours", None), ("theirs", theirs)):
+        with Worker(TARGETS, "cpu", tree=tree) as worker:
+            worker.ask("prepare", case=case.to_json())
+            times[name] = min(worker.ask("sample", case=case.to_json(), budget_ms=50))
+    assert times["ours"] < 10 <= times["theirs"]
+
+
+def test_what_fails_in_a_worker_is_told_and_the_worker_lives_on():
+    case = Case("causal_conv1d", "torch", (("B", 1), ("T", 8), ("D", 2), ("W", 9)), "bfloat16", False)
+    with Worker(TARGETS, "cpu") as worker:
+        for _ in range(2):
+            with pytest.raises(ChildError, match=r"W in 2\.\.4"):
+                worker.ask("prepare", case=case.to_json())
+
+
+@pytest.mark.parametrize(("slower", "code", "word"), [("this", 1, "slower"), ("base", 0, "faster")])
+def test_compare_fails_only_where_this_tree_is_the_slower_one(slower_checkout, tmp_path, slower, code, word):
+    home, base = (slower_checkout, HOME) if slower == "this" else (HOME, slower_checkout)
+    done = call("bench", "causal_conv1d", "--device", "cpu", "--compare", base, "--results", tmp_path, home=home)
+    assert done.returncode == code, done.stdout + done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if " fwd " in line and " torch " in line)
+    assert word in line
+    assert line.startswith("B2 T130 D72 W4 bf16")
+    frame = storage.read(storage.files([tmp_path], "kernels"))
+    ratios = frame[(frame["metric"] == "ratio") & (frame["model"] == "torch")]
+    assert all((ratios["value"] > 2) if slower == "this" else (ratios["value"] < 0.5))
+    assert set(frame["metric"]) == {"time", "ratio", "noise"}
+
+
+def test_bench_writes_rows_that_the_report_shows(tmp_path):
+    done = call("bench", "causal_conv1d", "--device", "cpu", "--against", "peers", "--results", tmp_path)
+    assert done.returncode == 0, done.stderr
+    frame = storage.read(storage.files([tmp_path], "kernels"))
+    times = frame[frame["metric"] == "time"]
+    assert set(times["status"]) == {"ok", "n/a"}
+    measured = times[times["status"] == "ok"]
+    assert all(len(samples) >= 3 for samples in measured["samples"])
+    assert {"copy_bandwidth", "matmul_rate", "floor_time"} <= set(frame["metric"])
+    report = call("report", "kernels", "--results", tmp_path)
+    assert report.returncode == 0, report.stderr
+    assert f"{measured['value'].iloc[0]:.4f}" in report.stdout
+    assert "No module named 'causal_conv1d'" in report.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("causal_conv",), ["unknown operator 'causal_conv'", "did you mean 'causal_conv1d'"]),
+        (("--compare", "no-such-branch"), ["'no-such-branch'", "neither a git revision", "folder"]),
+        (("--against", "peer"), ["'peer'", "neither a git revision"]),
+        (("--compare", "HEAD", "--against", "peers"), ["give one of them"]),
+        (("--update-budgets", "--shapes", "paper"), ["--update-budgets"]),
+        (("--device", "cuda:99"), ["--device"]),
+    ],
+)
+def test_a_wrong_argument_is_one_line_and_exit_code_2(tmp_path, arguments, words):
+    done = call("bench", *arguments, "--results", tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    for word in words:
+        assert word in line
+    assert not list(tmp_path.rglob("*.parquet"))

@@ -58,7 +58,8 @@ def history(frame: pd.DataFrame) -> Document:
     compared = list(_comparisons(frame))
     if compared:
         titles = ("operator", "case", "implementation", "verdict", "base", "this", "ratio", "95 % interval", "noise")
-        grids.append(Grid("Revisions against each other, on one device in one run", titles, tuple(compared), 4, ()))
+        heading = "Revisions against each other, on one device in one run"
+        grids.append(Grid(heading, titles, tuple(compared), 4, ((),) * len(compared)))
     reasons = dict.fromkeys(f"{p.implementation} ({p.op}): {p.status}: {p.error}" for p in shown if p.value is None)
     devices = sorted({point.device for point in points})
     commits = dict.fromkeys(point.commit[:10] for point in points)

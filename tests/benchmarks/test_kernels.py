@@ -1,0 +1,66 @@
+"""The cases of `run_suite.py bench` under pytest-benchmark, for `--benchmark-compare`, its JSON and its histograms.
+
+    pytest tests/benchmarks/test_kernels.py --benchmark-only --benchmark-autosave
+
+The samples are those of `suite.bench.measure` (device time, cache overwritten before each), handed over through the
+plugin's clock. Without `--benchmark-only` every case runs once through the accuracy rule. On a CPU the shapes are the
+short ones.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels import OPERATORS
+from suite.bench import measure
+from suite.bench.cases import cases
+from suite.registry import Entry, Registry
+
+REGISTRY = Registry("operator", {name: Entry(*where) for name, where in OPERATORS.items()})
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SHAPES = "quick" if DEVICE.type == "cuda" else "short"
+
+
+class Replay:
+    """A clock on which the k-th pair of readings is as far apart as the k-th sample."""
+
+    __name__ = "device time"
+
+    def __init__(self) -> None:
+        self.samples: list[float] = []
+        self.calls = 0
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        if self.calls % 2 and self.samples:
+            self.now += self.samples[self.calls // 2 % len(self.samples)]
+        self.calls += 1
+        return self.now
+
+
+def parameters():
+    for name in REGISTRY:
+        workload = REGISTRY.load(name)
+        for case in cases(workload, [SHAPES], ["ours", "torch", "peer"]):
+            clock = Replay()
+            group = f"{case.op} {case.label} {case.dtype} {case.direction}"
+            marks = [pytest.mark.benchmark(group=group, timer=clock)]
+            yield pytest.param(workload, case, clock, id=str(case).replace(" ", "-"), marks=marks)
+
+
+@pytest.mark.parametrize(("workload", "case", "clock"), list(parameters()))
+def test_kernel(benchmark, workload, case, clock):
+    try:
+        measure.gate(workload, case, DEVICE)
+        call = measure.prepare(workload, case, DEVICE)
+        measure.checked(call, case)
+    except measure.Unavailable as error:
+        if error.status == "n/a":
+            pytest.skip(str(error))
+        raise
+    samples = [0.0] if benchmark.disabled else [ms / 1e3 for ms in measure.sample(call, DEVICE)]
+    clock.samples, clock.calls = samples, 0
+    benchmark.pedantic(lambda: None, rounds=len(samples))
+    if not benchmark.disabled:
+        assert benchmark.stats.stats.median == pytest.approx(sorted(samples)[len(samples) // 2], rel=0.2)

@@ -1,5 +1,16 @@
 """Table of contents: every operator and the workload that describes it to the benchmark."""
 
 OPERATORS = {
+    "attention": ("kernels.attention.workloads:WORKLOAD", "causal softmax attention, the quadratic yardstick"),
     "causal_conv1d": ("kernels.causal_conv1d.workloads:WORKLOAD", "short causal depthwise convolution, W 2 to 4"),
+    "fft_conv": ("kernels.fft_conv.workloads:WORKLOAD", "long causal convolution with a filter as long as the input"),
+    "gated_linear_attention": (
+        "kernels.gated_linear_attention.workloads:WORKLOAD",
+        "linear attention with decays: RetNet, GLA, HGRN2",
+    ),
+    "gated_slot_attention": ("kernels.gated_slot_attention.workloads:WORKLOAD", "M gated slots, read by a softmax"),
+    "lti_ssm": ("kernels.lti_ssm.workloads:WORKLOAD", "diagonal time-invariant state space model: S4D, DSS, H3"),
+    "selective_scan": ("kernels.selective_scan.workloads:WORKLOAD", "Mamba's input-dependent recurrence"),
+    "selective_scan_step": ("kernels.selective_scan.workloads:STEP", "one step of it, state in place"),
+    "ssm_kernel": ("kernels.ssm_kernel.workloads:WORKLOAD", "convolution filter of a diagonal state space model"),
 }

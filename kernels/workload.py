@@ -29,6 +29,8 @@ class Cost:
     """Of the products that could run on matrix units, or else the scalar operations."""
     matrix: bool = False
     """Whether `num_flops` are those of matrix products."""
+    num_exponentials: int = 0
+    """A unit of their own computes them (on NVIDIA GPUs 16 a clock and multiprocessor), at times the bottleneck."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Workload:
     cost:        floor of one call, given the shape, the dtype and whether a backward pass follows.
     short:       the shape cut down to one that the reference can judge, with the sizes that choose a kernel kept.
     keep:        inputs that stay float32 where the others are in half precision.
+    backward:    whether gradients are asked for; a step that updates its state in place has none.
     """
 
     op: str
@@ -72,8 +75,22 @@ class Workload:
     """By set: `paper` (those of the papers and peers), `quick` (one or two of them, seconds on a GPU)."""
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,)
     keep: tuple[str, ...] = ()
+    backward: bool = True
     version: int = 1
     """Raised whenever a shape name comes to mean other inputs."""
+
+
+def sizes(shape: Shape, letters: str) -> tuple[int, ...]:
+    """The sizes behind some letters: `batch, length = sizes(shape, "BT")`."""
+    return tuple(int(shape[letter]) for letter in letters)
+
+
+def traffic(inputs: int, outputs: int, backward: bool) -> int:
+    """Bytes moved where forward reads inputs and writes outputs, once each.
+
+    The backward pass reads inputs and output gradients again and writes input gradients, and nothing is kept for it.
+    """
+    return 3 * inputs + 2 * outputs if backward else inputs + outputs
 
 
 def normal(generator: torch.Generator, dtype: torch.dtype, *size: int) -> Tensor:

@@ -75,7 +75,7 @@ def cases(workload: Any, sets: Sequence[str], kinds: Sequence[str]) -> Iterator[
     """Every case of a workload; the implementations of one shape, dtype and pass stand together."""
     for shape in shapes_of(workload, sets):
         for dtype in workload.dtypes:
-            for backward in (False, True):
+            for backward in (False, True) if workload.backward else (False,):
                 for implementation in workload.implementations:
                     if implementation.kind in kinds:
                         name = str(dtype).removeprefix("torch.")

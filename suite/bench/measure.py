@@ -36,16 +36,20 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What this device can do at best, measured: bytes/s of a copy (read and written) and flop/s of a product."""
+    """What this device can do at best: bytes/s of a copy (read and written) and flop/s of a product, both measured."""
 
     copy: list[float]
     """Bytes/s, one a sample."""
     matmul: dict[str, list[float]]
     """Flop/s by dtype, one a sample: `bfloat16` on matrix units, `float32` without TF32."""
+    exponentials: float | None = None
+    """Of an NVIDIA GPU, a second: 16 a clock and multiprocessor at the highest clock, computed and not measured."""
 
     def floor_ms(self, cost: Any, dtype: str) -> float:
-        """The time no implementation can go below: bytes over bandwidth, or matrix flops over their rate."""
+        """The time no implementation can go below: the largest of bytes, matrix flops and exponentials over rates."""
         seconds = cost.num_bytes / statistics.median(self.copy)
+        if self.exponentials:
+            seconds = max(seconds, cost.num_exponentials / self.exponentials)
         if cost.matrix:
             rates = self.matmul.get(dtype) or self.matmul["bfloat16" if "16" in dtype else "float32"]
             seconds = max(seconds, cost.num_flops / statistics.median(rates))
@@ -85,7 +89,12 @@ def ceilings(device: torch.device) -> Ceilings:
         a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
         times = sample(partial(torch.mm, a, b, out=torch.empty_like(a)), device)
         matmul[str(dtype).removeprefix("torch.")] = [2e3 * size**3 / ms for ms in times]
-    return Ceilings(copy, matmul)
+    exponentials = None
+    if gpu and torch.version.cuda:
+        chip = torch.cuda.get_device_properties(device)
+        # kHz; older versions of torch do not tell
+        exponentials = 16e3 * chip.multi_processor_count * getattr(chip, "clock_rate", 0) or None
+    return Ceilings(copy, matmul, exponentials)
 
 
 def load(workload: Any, case: Case) -> Callable[..., Any]:
@@ -123,8 +132,14 @@ def gate(workload: Any, case: Case, device: torch.device) -> None:
         )
     except AssertionError as error:
         raise Unavailable("failed", f"wrong at {label(short)}: {error}") from None
-    except Exception as error:  # a peer raises what it likes, and it must cost its own row only
-        raise Unavailable("n/a", f"{type(error).__name__}: {error}") from None
+    except Exception as error:
+        raise _broken(implementation, error) from None
+
+
+def _broken(implementation: Any, error: Exception) -> Unavailable:
+    """What an implementation raised: a peer raises what it likes, ours only ValueError where it cannot run."""
+    failed = implementation.kind == "ours" and not isinstance(error, ValueError)
+    return Unavailable("failed" if failed else "n/a", f"{type(error).__name__}: {error}")
 
 
 def prepare(workload: Any, case: Case, device: torch.device) -> Callable[[], Any]:
@@ -163,17 +178,23 @@ def _differentiable(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def checked(call: Callable[[], Any], case: Case) -> None:
-    """Runs a call once at full size: Unavailable where it has no memory, fails, or gives numbers that are none."""
+def checked(workload: Any, case: Case, device: torch.device) -> Callable[[], Any]:
+    """The prepared call, run once at full size.
+
+    Unavailable where it has no memory, fails, or gives numbers that are none.
+    """
     try:
-        results = outputs_of(call())
-        finite = all(bool(torch.isfinite(part).all()) for part in results)
+        call = prepare(workload, case, device)
+        finite = all(bool(torch.isfinite(part).all()) for part in outputs_of(call()))
     except torch.OutOfMemoryError:
         raise Unavailable("oom", f"{case}: out of memory") from None
+    except Unavailable:
+        raise
     except Exception as error:
-        raise Unavailable("n/a", f"{type(error).__name__}: {error}") from None
+        raise _broken(find(workload, case.implementation), error) from None
     if not finite:
         raise Unavailable("failed", f"{case}: the result is not finite at full size")
+    return call
 
 
 def extra_memory(call: Callable[[], Any], device: torch.device) -> int | None:

@@ -17,7 +17,7 @@ import torch
 from suite import storage
 from suite.bench.cases import Case
 from suite.bench.compare import SIDES, Comparison, compare
-from suite.bench.measure import Ceilings, Unavailable, checked, extra_memory, find, gate, prepare, sample
+from suite.bench.measure import Ceilings, Unavailable, checked, extra_memory, find, gate, sample
 from suite.bench.worker import ChildError, Worker, cold_start
 from suite.environment import provenance
 
@@ -84,8 +84,7 @@ def time_cases(
                     judged[key] = error
             if (verdict := judged[key]) is not None:
                 raise verdict
-            call = prepare(workload, case, device)
-            checked(call, case)
+            call = checked(workload, case, device)
             times = sample(call, device, BUDGET_MS)
             extra = extra_memory(call, device)
             del call

@@ -149,13 +149,16 @@ def _serve(setting: dict[str, Any]) -> None:
         if what == "prepare":
             measure.gate(workload(case), case, device)
             calls.clear()
-            calls[case] = measure.prepare(workload(case), case, device)
-            return measure.checked(calls[case], case)
+            calls[case] = measure.checked(workload(case), case, device)
+            return None
         if what == "first_call":
             call = measure.prepare(workload(case), case, device)
             torch.zeros(1, device=device).item()
             begin = time.perf_counter()
-            measure.checked(call, case)
+            call()
+            # its results are still on the way
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
             return time.perf_counter() - begin
         assert what == "sample"
         return measure.sample(calls[case], device, budget_ms)

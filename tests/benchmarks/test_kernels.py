@@ -53,8 +53,7 @@ def parameters():
 def test_kernel(benchmark, workload, case, clock):
     try:
         measure.gate(workload, case, DEVICE)
-        call = measure.prepare(workload, case, DEVICE)
-        measure.checked(call, case)
+        call = measure.checked(workload, case, DEVICE)
     except measure.Unavailable as error:
         if error.status == "n/a":
             pytest.skip(str(error))

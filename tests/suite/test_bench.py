@@ -91,6 +91,19 @@ def test_a_missing_peer_is_a_reason_and_not_a_failure():
         assert (timing.status, timing.reason) == ("n/a", "ImportError: no module named 'peer'")
 
 
+@pytest.mark.parametrize(("kind", "status"), [("ours", "failed"), ("peer", "n/a")])
+def test_our_own_crash_is_a_failure_and_a_peers_is_not(kind, status):
+    def crash(**inputs):
+        raise RuntimeError("misaligned address")
+
+    planted = with_implementation(lambda: crash)
+    (implementation,) = planted.implementations
+    workload = dataclasses.replace(planted, implementations=(dataclasses.replace(implementation, kind=kind),))
+    limits = measure.Ceilings(copy=[1e10], matmul={"bfloat16": [1e11]})
+    for timing in time_cases(cases(workload, ["short"], [kind]), lambda op: workload, TARGETS, CPU, limits):
+        assert (timing.status, timing.reason) == (status, "RuntimeError: misaligned address")
+
+
 def test_a_result_that_is_not_finite_at_full_size_has_no_time():
     workload = dataclasses.replace(
         with_implementation(lambda: lambda **inputs: right(**inputs) / (inputs["x"].shape[1] != 300)),

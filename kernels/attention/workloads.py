@@ -1,0 +1,83 @@
+"""What the benchmark runs of causal softmax attention.
+
+H 16, K 64 stands beside the selective scan with D 1024 (Mamba, figure 8), K 128 beside linear attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.attention import attention
+from kernels.attention.reference import attention_reference
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic
+
+
+def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    return {name: normal(generator, dtype, *sizes(shape, "BTHK")) for name in "qkv"}
+
+
+def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """Of the T (T + 1) / 2 pairs that the mask leaves: two products forward, five backward, an exponential in each."""
+    batch, length, heads, dim = sizes(shape, "BTHK")
+    size = batch * length * heads * dim * dtype.itemsize
+    pairs = batch * heads * length * (length + 1) // 2
+    return Cost(
+        num_bytes=traffic(3 * size, size, backward),
+        num_flops=(7 if backward else 2) * 2 * dim * pairs,
+        matrix=True,
+        num_exponentials=(2 if backward else 1) * pairs,
+    )
+
+
+def short(shape: Shape) -> Shape:
+    return {**shape, "B": min(2, int(shape["B"])), "T": min(130, int(shape["T"])), "H": min(2, int(shape["H"]))}
+
+
+def load_flash() -> Callable[..., Tensor]:
+    """torch's FlashAttention and no other of its kernels, on memory [B, H, T, K]."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def flash(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return flash
+
+
+def heads_first(inputs: Inputs) -> Inputs:
+    return {name: x.transpose(1, 2).contiguous() for name, x in inputs.items()}
+
+
+def time_second(o: Any) -> Any:
+    return o.transpose(1, 2)
+
+
+def half_only(shape: Shape, dtype: torch.dtype) -> str | None:
+    return None if dtype.itemsize == 2 else f"FlashAttention runs in half precision only, not in {dtype}"
+
+
+WORKLOAD = Workload(
+    op="attention",
+    reference=attention_reference,
+    make_inputs=make_inputs,
+    cost=cost,
+    short=short,
+    implementations=(
+        Implementation("torch", "ours", lambda: partial(attention, backend="torch")),
+        Implementation("sdpa-flash", "torch", load_flash, heads_first, time_second, half_only),
+    ),
+    shapes={
+        "quick": ({"B": 8, "T": 2048, "H": 16, "K": 128},),
+        "paper": (
+            *({"B": 1, "T": length, "H": 16, "K": 64} for length in (512, 2048, 8192, 32768)),
+            {"B": 8, "T": 2048, "H": 16, "K": 128},
+            {"B": 1, "T": 16384, "H": 16, "K": 128},
+        ),
+    },
+)

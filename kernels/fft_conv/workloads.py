@@ -1,0 +1,127 @@
+"""What the benchmark runs of the long convolution: filters as long as the input, in float32.
+
+B 8, D 1024 is the sweep of H3's figure 2, the others are sizes of the long range arena. `gates` is `plain` or `gated`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.fft_conv import fft_conv
+from kernels.fft_conv.reference import fft_conv_reference
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic
+
+MIN_FFT, MAX_FFT, MANY_FFT = 256, 2**22, 2**15
+"""FlashFFTConv: transforms it has, and up to which it takes any D."""
+
+
+def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """Filters that decay over T as Hyena's do (by 100 after 0.3 to 1.5 T), with a sum of squares near one."""
+    batch, length, width = sizes(shape, "BTD")
+    wide = torch.promote_types(dtype, torch.float32)
+    u = normal(generator, dtype, batch, length, width)
+    rate = math.log(100) / torch.linspace(0.3, 1.5, width, dtype=wide, device=generator.device) / length
+    time = torch.arange(length, dtype=wide, device=generator.device)
+    filters = normal(generator, wide, width, length).mul_(torch.exp(-rate[:, None] * time))
+    inputs = {"u": u, "filter": filters.mul_((2 * rate[:, None]).sqrt())}
+    if shape["gates"] == "gated":
+        inputs |= {name: normal(generator, dtype, batch, length, width) for name in ("gate_in", "gate_out")}
+    return inputs
+
+
+def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """Real transforms of size n = 2 T, 2.5 n log2 n operations each, and 3 n for a product of spectra.
+
+    Forward: those of input, output and filter. Backward, spectra kept: of dy, du and the filter's gradient.
+    """
+    batch, length, width = sizes(shape, "BTD")
+    gates = 2 if shape["gates"] == "gated" else 0
+    sequence = batch * length * width * dtype.itemsize
+    inputs = (1 + gates) * sequence + width * length * max(4, dtype.itemsize)
+    size = 2 * length
+    transforms, spectra = width * (2 * batch + 1), width * batch
+    flops = (2 if backward else 1) * transforms * 2.5 * size * math.log2(size)
+    flops += (3 if backward else 1) * spectra * 3 * size
+    return Cost(num_bytes=traffic(inputs, sequence, backward), num_flops=int(flops))
+
+
+def short(shape: Shape) -> Shape:
+    """Long enough for transforms of 512; D 16 suits every kernel."""
+    return {**shape, "B": min(2, int(shape["B"])), "T": min(256, int(shape["T"])), "D": min(16, int(shape["D"]))}
+
+
+def torch_fft_conv(
+    u: Tensor, filter: Tensor, *, gate_in: Tensor | None = None, gate_out: Tensor | None = None
+) -> Tensor:
+    """Channel first: u, gates [B, D, T], filter [D, T], y [B, D, T] in the dtype of u. Transforms in float32."""
+    length = u.shape[-1]
+    v = u.to(filter.dtype) if gate_in is None else gate_in.to(filter.dtype) * u
+    spectrum = torch.fft.rfft(v, n=2 * length) * torch.fft.rfft(filter, n=2 * length)
+    y = torch.fft.irfft(spectrum, n=2 * length)[..., :length]
+    return (y if gate_out is None else gate_out * y).to(u.dtype)
+
+
+def load_flashfftconv() -> Callable[..., Tensor]:
+    from flashfftconv import FlashFFTConv
+
+    @lru_cache
+    def module(size: int, dtype: torch.dtype, device: torch.device) -> Callable[..., Tensor]:
+        return FlashFFTConv(size, dtype=dtype).to(device)
+
+    def peer(u: Tensor, filter: Tensor, gate_in: Tensor | None = None, gate_out: Tensor | None = None) -> Tensor:
+        convolve = module(2 * u.shape[-1], u.dtype, u.device)
+        return convolve(u, filter) if gate_in is None else convolve(u, filter, gate_in, gate_out)
+
+    return peer
+
+
+def has_kernel(shape: Shape, dtype: torch.dtype) -> str | None:
+    width, size = int(shape["D"]), 2 * int(shape["T"])
+    if dtype.itemsize != 2:
+        return f"FlashFFTConv runs in half precision only, not in {dtype}"
+    if size & (size - 1) or not MIN_FFT <= size <= MAX_FFT:
+        return f"FlashFFTConv has transforms of powers of two in {MIN_FFT}..{MAX_FFT}, not of 2 T = {size}"
+    return "FlashFFTConv needs D a multiple of 16 at this T" if size > MANY_FFT and width % 16 else None
+
+
+def channel_first(inputs: Inputs) -> Inputs:
+    return {name: x if name == "filter" else x.transpose(1, 2).contiguous() for name, x in inputs.items()}
+
+
+def time_second(y: Any) -> Any:
+    return y.transpose(1, 2)
+
+
+WORKLOAD = Workload(
+    op="fft_conv",
+    reference=fft_conv_reference,
+    make_inputs=make_inputs,
+    cost=cost,
+    short=short,
+    implementations=(
+        Implementation("torch", "ours", lambda: partial(fft_conv, backend="torch")),
+        Implementation("fft", "torch", lambda: torch_fft_conv, channel_first, time_second),
+        Implementation("flashfftconv", "peer", load_flashfftconv, channel_first, time_second, has_kernel),
+    ),
+    shapes={
+        "quick": (
+            {"B": 8, "T": 1024, "D": 1024, "gates": "plain"},
+            {"B": 8, "T": 8192, "D": 1024, "gates": "plain"},
+        ),
+        "paper": (
+            *({"B": 8, "T": 2**power, "D": 1024, "gates": "plain"} for power in range(8, 16)),
+            {"B": 8, "T": 8192, "D": 1024, "gates": "gated"},
+            {"B": 1, "T": 131072, "D": 1024, "gates": "plain"},
+            {"B": 50, "T": 1024, "D": 256, "gates": "plain"},
+            {"B": 50, "T": 4096, "D": 256, "gates": "plain"},
+            {"B": 16, "T": 16384, "D": 256, "gates": "plain"},
+        ),
+    },
+    keep=("filter",),
+)

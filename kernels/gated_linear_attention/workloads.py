@@ -1,0 +1,156 @@
+"""What the benchmark runs of gated linear attention.
+
+`decay` says what forgets, and with it which model a shape is of:
+
+    none       nothing: linear attention
+    head       a fixed number a head, log(1 - 2^(-5-h)): RetNet
+    head-step  a number a head and position: simple GLA, Mamba-2
+    key        a number a key channel, logsigmoid(x) / 16: GLA
+    forget     a number a key channel, logsigmoid(x), and k = 1 - decay: HGRN2
+    value      a number a value channel, logsigmoid(x) / 8: the first pass of gated slot attention
+
+The fixed decays are no tensor among the inputs, so no implementation is asked for their gradient. The others have the
+dtype of q, in which the peers were measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.gated_linear_attention import gated_linear_attention
+from kernels.gated_linear_attention.reference import gated_linear_attention_reference
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic
+
+CHUNK = 64
+FIXED = "1 - 2^(-5-h)"
+DAMPING = {"head-step": 16, "key": 16, "forget": 1, "value": 8}
+"""The root taken of sigmoid(x), as in the layers."""
+
+
+@lru_cache
+def fixed_log_decay(heads: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[H], RetNet's (models/retnet.py): made once, as a layer does."""
+    return (1 - 2.0 ** (-5 - torch.arange(heads, dtype=torch.float64))).log().to(device, dtype)
+
+
+def on_inputs(op: Callable[..., Any]) -> Callable[..., Any]:
+    """The operator for what `make_inputs` gives, FIXED replaced by its decays."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | str | None, decay_on: str) -> Any:
+        if isinstance(log_decay, str):
+            log_decay = fixed_log_decay(q.shape[2], torch.promote_types(q.dtype, torch.float32), q.device)
+        return op(q, k, v, log_decay, decay_on=decay_on)
+
+    return run
+
+
+def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    batch, length, heads, key_dim, value_dim = sizes(shape, "BTHKV")
+    decay = str(shape["decay"])
+    q, k = (normal(generator, dtype, batch, length, heads, key_dim) for _ in "qk")
+    log_decay: Tensor | str | None = FIXED if decay == "head" else None
+    if decay in DAMPING:
+        channels = {"head-step": (), "value": (value_dim,)}.get(decay, (key_dim,))
+        logits = normal(generator, dtype, batch, length, heads, *channels)
+        log_decay = F.logsigmoid(logits).div_(DAMPING[decay])
+        if decay == "forget":
+            k = torch.sigmoid(logits.neg_())
+    else:
+        # what is remembered for long must be small for sums to stay of order one
+        k *= length**-0.5
+    v = normal(generator, dtype, batch, length, heads, value_dim)
+    return {"q": q, "k": k, "v": v, "log_decay": log_decay, "decay_on": "value" if decay == "value" else "key"}
+
+
+def products(key_dim: int, value_dim: int, backward: bool) -> int:
+    """Multiply-adds of matrix products, a position and head, in chunks of C = 64 computed in full.
+
+    Forward: scores C K, their product with v C V, the state written and read 2 K V. Backward: C (3 K + 2 V) for the
+    scores again, dA, dq, dk, dv, and 5 K V: the state again, its gradient, and what dq, dk and dv read of the two.
+    """
+    total = CHUNK * (key_dim + value_dim) + 2 * key_dim * value_dim
+    return total + CHUNK * (3 * key_dim + 2 * value_dim) + 5 * key_dim * value_dim if backward else total
+
+
+def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """The products of `products`. Fewer are possible with smaller chunks, at the price of more states."""
+    batch, length, heads, key_dim, value_dim = sizes(shape, "BTHKV")
+    channels = {"none": 0, "head": 0, "head-step": 1, "value": value_dim}.get(str(shape["decay"]), key_dim)
+    positions = batch * length * heads
+    inputs = positions * (2 * key_dim + value_dim + channels) * dtype.itemsize
+    return Cost(
+        num_bytes=traffic(inputs, positions * value_dim * dtype.itemsize, backward),
+        num_flops=2 * positions * products(key_dim, value_dim, backward),
+        matrix=True,
+    )
+
+
+def short(shape: Shape) -> Shape:
+    """K and V as they are, so the batch is cut where the state is large."""
+    large = int(shape["K"]) * int(shape["V"]) > 2**14
+    return {**shape, "B": 1 if large else min(2, int(shape["B"])), "T": min(130, int(shape["T"])), "H": 2}
+
+
+def load_fla() -> Callable[..., Any]:
+    """flash-linear-attention's chunked operator for each decay. Its RetNet forms the fixed decays itself."""
+    from fla.ops.gla import chunk_gla
+    from fla.ops.linear_attn import chunk_linear_attn
+    from fla.ops.retention import chunk_retention
+    from fla.ops.simple_gla import chunk_simple_gla
+
+    def peer(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | str | None, decay_on: str) -> Any:
+        if log_decay is None:
+            return chunk_linear_attn(q, k, v, normalize=False)
+        if isinstance(log_decay, str):
+            return chunk_retention(q, k, v)
+        return (chunk_simple_gla if log_decay.dim() == 3 else chunk_gla)(q, k, v, log_decay)
+
+    return peer
+
+
+def not_on_values(shape: Shape, dtype: torch.dtype) -> str | None:
+    return "decays of values are no operator of its own there" if shape["decay"] == "value" else None
+
+
+def first(result: Any) -> Any:
+    return result[0]
+
+
+def both_lengths(heads: int, key_dim: int, value_dim: int, decay: str) -> tuple[Shape, ...]:
+    """The sizes of one model, in many sequences and in one long."""
+    model: Shape = {"H": heads, "K": key_dim, "V": value_dim, "decay": decay}
+    return {"B": 8, "T": 2048, **model}, {"B": 1, "T": 16384, **model}
+
+
+WORKLOAD = Workload(
+    op="gated_linear_attention",
+    reference=on_inputs(gated_linear_attention_reference),
+    make_inputs=make_inputs,
+    cost=cost,
+    short=short,
+    implementations=(
+        Implementation("torch", "ours", lambda: on_inputs(partial(gated_linear_attention, backend="torch"))),
+        Implementation("flash-linear-attention", "peer", load_fla, from_native=first, supports=not_on_values),
+    ),
+    shapes={
+        "quick": (
+            {"B": 8, "T": 2048, "H": 16, "K": 128, "V": 128, "decay": "none"},
+            {"B": 8, "T": 2048, "H": 4, "K": 256, "V": 512, "decay": "key"},
+        ),
+        "paper": (
+            *both_lengths(16, 128, 128, "none"),
+            *both_lengths(16, 128, 128, "head-step"),
+            *both_lengths(8, 256, 512, "head"),
+            *both_lengths(16, 128, 128, "forget"),
+            *both_lengths(4, 256, 512, "key"),
+            *both_lengths(4, 512, 64, "value"),
+            {"B": 64, "T": 512, "H": 2, "K": 32, "V": 64, "decay": "key"},
+        ),
+    },
+)

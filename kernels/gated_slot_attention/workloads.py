@@ -1,0 +1,75 @@
+"""What the benchmark runs of gated slot attention: the sizes of its paper (M 64, H 4) and those of the MQAR figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.gated_linear_attention.workloads import first, products
+from kernels.gated_slot_attention import gated_slot_attention
+from kernels.gated_slot_attention.reference import gated_slot_attention_reference
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic
+
+DAMPING = 8
+
+
+def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """Decays sigmoid(x)^(1/8) and slots one minus them, as in the layer, in the dtype of q as the peer was measured."""
+    batch, length, heads, key_dim, value_dim, num_slots = sizes(shape, "BTHKVM")
+    positions = (batch, length, heads)
+    q, k = (normal(generator, dtype, *positions, key_dim) for _ in "qk")
+    v = normal(generator, dtype, *positions, value_dim)
+    log_decay = F.logsigmoid(normal(generator, dtype, *positions, num_slots)).div_(DAMPING)
+    return {"q": q, "k": k, "v": v, "slots": torch.expm1(log_decay).neg_(), "log_decay": log_decay}
+
+
+def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """The products of two passes of gated linear attention, K to M and M to V, in chunks of 64; softmax left out."""
+    batch, length, heads, key_dim, value_dim, num_slots = sizes(shape, "BTHKVM")
+    positions = batch * length * heads
+    inputs = positions * (2 * key_dim + value_dim + 2 * num_slots) * dtype.itemsize
+    both = products(key_dim, num_slots, backward) + products(num_slots, value_dim, backward)
+    return Cost(
+        num_bytes=traffic(inputs, positions * value_dim * dtype.itemsize, backward),
+        num_flops=2 * positions * both,
+        matrix=True,
+    )
+
+
+def short(shape: Shape) -> Shape:
+    return {**shape, "B": min(2, int(shape["B"])), "T": min(130, int(shape["T"])), "H": min(2, int(shape["H"]))}
+
+
+def load_fla() -> Callable[..., Any]:
+    from fla.ops.gsa import chunk_gsa
+
+    def peer(q: Tensor, k: Tensor, v: Tensor, slots: Tensor, log_decay: Tensor) -> Any:
+        return chunk_gsa(q, k, v, slots, log_decay)
+
+    return peer
+
+
+WORKLOAD = Workload(
+    op="gated_slot_attention",
+    reference=gated_slot_attention_reference,
+    make_inputs=make_inputs,
+    cost=cost,
+    short=short,
+    implementations=(
+        Implementation("torch", "ours", lambda: partial(gated_slot_attention, backend="torch")),
+        Implementation("flash-linear-attention", "peer", load_fla, from_native=first),
+    ),
+    shapes={
+        "quick": ({"B": 64, "T": 512, "H": 2, "K": 32, "V": 64, "M": 64},),
+        "paper": (
+            {"B": 8, "T": 2048, "H": 4, "K": 512, "V": 512, "M": 64},
+            {"B": 1, "T": 16384, "H": 4, "K": 512, "V": 512, "M": 64},
+            {"B": 64, "T": 512, "H": 2, "K": 32, "V": 64, "M": 64},
+        ),
+    },
+)

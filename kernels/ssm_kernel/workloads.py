@@ -1,0 +1,92 @@
+"""What the benchmark runs of the filter of a diagonal state space model: N pairs, zero-order hold, float32."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kernels.ssm_kernel import ssm_kernel
+from kernels.ssm_kernel.reference import ssm_kernel_reference
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic, uniform
+
+DT_MIN, DT_MAX = 1e-3, 1e-1
+
+
+def make_system(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """S4D-Lin: A = -1/2 + i pi n, B = 1, C complex normal, step sizes log-uniform in 0.001 .. 0.1; float32 at least."""
+    width, state = sizes(shape, "DN")
+    wide = torch.promote_types(dtype, torch.float32)
+    frequencies = math.pi * torch.arange(state, dtype=wide, device=generator.device)
+    return {
+        "A": torch.complex(torch.full_like(frequencies, -0.5), frequencies).repeat(width, 1),
+        "B": None,
+        "C": normal(generator, wide.to_complex(), width, state),
+        "dt": uniform(generator, wide, math.log(DT_MIN), math.log(DT_MAX), width).exp_(),
+    }
+
+
+def system_bytes(shape: Shape, dtype: torch.dtype) -> int:
+    """A and C, complex, and dt."""
+    width, state = sizes(shape, "DN")
+    return width * (4 * state + 1) * max(4, dtype.itemsize)
+
+
+def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """The system, its output map scaled so that taps are of order one for the middle step size."""
+    system = make_system(shape, dtype, generator)
+    return {**system, "C": system["C"] / math.sqrt(DT_MIN * DT_MAX), "length": sizes(shape, "T")[0]}
+
+
+def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """A real product of inner size 2 N a channel, its two factors (tables of 2 sqrt(T) powers) not counted.
+
+    Backward: the two products that give the gradients of the factors.
+    """
+    length, width, state = sizes(shape, "TDN")
+    flops = 4 * state * width * length
+    return Cost(
+        num_bytes=traffic(system_bytes(shape, dtype), width * length * max(4, dtype.itemsize), backward),
+        num_flops=(3 if backward else 1) * flops,
+        matrix=True,
+    )
+
+
+def short(shape: Shape) -> Shape:
+    return {**shape, "T": min(130, int(shape["T"])), "D": min(24, int(shape["D"]))}
+
+
+def vandermonde_kernel(A: Tensor, B: None, C: Tensor, dt: Tensor, length: int) -> Tensor:
+    """The filter [D, T] from all powers exp(dt A l) at once, [D, N, T] complex, as unfused PyTorch code has it.
+
+    The phases are off by |dt A l| roundings of float32: harmless at the lengths the accuracy rule sees, 1e-2 at 16384.
+    """
+    z = dt[:, None] * A
+    powers = torch.exp(z[..., None] * torch.arange(length, device=z.device))
+    return 2 * torch.einsum("dn,dnl->dl", C * (torch.exp(z) - 1) / A, powers).real
+
+
+WORKLOAD = Workload(
+    op="ssm_kernel",
+    reference=ssm_kernel_reference,
+    make_inputs=make_inputs,
+    cost=cost,
+    short=short,
+    implementations=(
+        Implementation("torch", "ours", lambda: partial(ssm_kernel, backend="torch")),
+        Implementation("vandermonde", "torch", lambda: vandermonde_kernel),
+    ),
+    shapes={
+        "quick": ({"T": 2048, "D": 128, "N": 32},),
+        "paper": (
+            {"T": 2048, "D": 128, "N": 32},
+            {"T": 16384, "D": 256, "N": 32},
+            {"T": 1024, "D": 512, "N": 32},
+            {"T": 1024, "D": 256, "N": 32},
+        ),
+    },
+    dtypes=(torch.float32,),
+    keep=("dt",),
+)

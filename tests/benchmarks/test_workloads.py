@@ -1,0 +1,199 @@
+"""Every operator of the table describes itself truthfully: inputs, floor, shapes, implementations."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import OPERATORS
+from kernels.workload import Workload
+from suite.accuracy import assert_matches_reference, outputs_of
+from suite.bench.cases import Case, cases, label
+from suite.bench.measure import Unavailable, gate
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SETS = ("quick", "paper")
+DTYPES = (torch.bfloat16, torch.float32)
+
+
+def workload(op: str) -> Workload:
+    module, attribute = OPERATORS[op][0].split(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def short_shapes(op: str) -> list[dict]:
+    """The shapes that the accuracy rule judges, each once."""
+    found = workload(op)
+    shorts = [dict(found.short(shape)) for name in SETS for shape in found.shapes.get(name, ())]
+    return list({label(shape): shape for shape in shorts}.values())
+
+
+SHORTS = [pytest.param(op, shape, id=f"{op} {label(shape)}") for op in OPERATORS for shape in short_shapes(op)]
+
+
+def num_bytes(*values: object) -> int:
+    return sum(x.numel() * x.element_size() for x in values if isinstance(x, Tensor))
+
+
+@pytest.mark.parametrize(("op", "shape"), SHORTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "fp32"])
+def test_every_implementation_at_hand_matches_the_recurrence(op, shape, dtype):
+    found = workload(op)
+    inputs = found.make_inputs(shape, torch.float64, torch.Generator().manual_seed(1))
+    judged = []
+    for implementation in found.implementations:
+        # a compiled one needs its device; tests/kernels has it in the interpreter
+        if implementation.supports(shape, dtype) or (implementation.cold_start and DEVICE == "cpu"):
+            continue
+        try:
+            call = implementation.load()
+        except ImportError:
+            continue
+
+        def native(call=call, implementation=implementation, **given):
+            return implementation.from_native(call(**implementation.to_native(given)))
+
+        assert_matches_reference(
+            native, found.reference, inputs, dtype=dtype, keep=found.keep, device=DEVICE, grad=found.backward
+        )
+        judged.append(implementation.name)
+    assert "torch" in judged
+
+
+@pytest.mark.parametrize(("op", "shape"), SHORTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "fp32"])
+def test_the_floor_counts_every_input_and_output_once(op, shape, dtype):
+    found = workload(op)
+    if dtype not in found.dtypes:
+        dtype = found.dtypes[0]
+    inputs = found.make_inputs(shape, dtype, torch.Generator().manual_seed(1))
+    outputs = outputs_of(found.implementations[0].load()(**inputs))
+    read, written = num_bytes(*inputs.values()), num_bytes(*outputs)
+    forward, both = (found.cost(shape, dtype, backward) for backward in (False, True))
+    assert 0.9 * (read + written) <= forward.num_bytes <= 1.01 * (read + written)
+    assert forward.num_flops > 0
+    if found.backward:
+        # input and output gradients are as large as inputs and outputs
+        backward = read + written + read
+        assert 0.9 * backward <= both.num_bytes - forward.num_bytes <= 1.01 * backward
+        assert both.num_flops > forward.num_flops
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_shapes_are_named_once_and_cut_to_the_same_kernel(op):
+    found = workload(op)
+    assert found.op == op
+    assert set(found.shapes) == set(SETS)
+    for name, shapes in found.shapes.items():
+        labels = [label(shape) for shape in shapes]
+        assert labels, name
+        assert len(set(labels)) == len(labels), name
+    assert len(found.shapes["quick"]) <= 2
+    for shape in (shape for shapes in found.shapes.values() for shape in shapes):
+        short = found.short(shape)
+        assert list(short) == list(shape)
+        for key, value in shape.items():
+            if isinstance(value, str) or key in "KVNMW":
+                assert short[key] == value
+            else:
+                assert 1 <= short[key] <= value
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_inputs_are_the_generators_alone(op):
+    found = workload(op)
+    shape = short_shapes(op)[0]
+    torch.manual_seed(1)
+    first = found.make_inputs(shape, torch.float32, torch.Generator().manual_seed(5))
+    torch.manual_seed(2)
+    second = found.make_inputs(shape, torch.float32, torch.Generator().manual_seed(5))
+    other = found.make_inputs(shape, torch.float32, torch.Generator().manual_seed(6))
+    tensors = [name for name, value in first.items() if isinstance(value, Tensor)]
+    assert all(torch.equal(first[name], second[name]) for name in tensors)
+    assert any(not torch.equal(first[name], other[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_inputs_have_the_dtype_asked_for_except_those_kept(op):
+    found = workload(op)
+    inputs = found.make_inputs(short_shapes(op)[0], torch.bfloat16, torch.Generator().manual_seed(5))
+    assert set(found.keep) <= {*inputs} | {"D", "dt_bias"}
+    for name, value in inputs.items():
+        if isinstance(value, Tensor) and value.is_floating_point():
+            assert value.dtype == (torch.float32 if name in found.keep else torch.bfloat16), name
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_implementations_have_distinct_names_and_ours_come_first(op):
+    implementations = workload(op).implementations
+    kinds = [implementation.kind for implementation in implementations]
+    assert kinds == sorted(kinds, key=["ours", "torch", "peer"].index)
+    assert len({implementation.name for implementation in implementations}) == len(implementations)
+
+
+def test_a_step_in_place_is_timed_forward_only():
+    passes = {case.backward for case in cases(workload("selective_scan_step"), ["quick"], ["ours"])}
+    assert passes == {False}
+    assert {case.backward for case in cases(workload("selective_scan"), ["quick"], ["ours"])} == {False, True}
+
+
+PEERS = [(op, i.name) for op in OPERATORS for i in workload(op).implementations if i.kind == "peer"]
+
+
+@pytest.mark.parametrize(("op", "name"), PEERS)
+def test_a_missing_peer_is_a_reason_and_not_a_failure(op, name, monkeypatch):
+    class Refuse:
+        def find_spec(self, fullname, path=None, target=None):
+            if fullname.partition(".")[0] in ("fla", "mamba_ssm", "causal_conv1d", "flashfftconv"):
+                raise ModuleNotFoundError(f"No module named {fullname!r}")
+
+    monkeypatch.setattr("sys.meta_path", [Refuse(), *sys.meta_path])
+    peer = next(i for i in workload(op).implementations if i.name == name)
+    with pytest.raises(ImportError, match="No module named"):
+        peer.load()
+
+
+def test_a_backward_pass_that_a_peer_refuses_costs_its_own_row_only():
+    class Refuses(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, *grads):
+            raise RuntimeError("incorrect results\non this device")
+
+    found = workload("gated_linear_attention")
+    ours = found.implementations[0]
+    peer = replace(ours, name="peer", kind="peer", from_native=Refuses.apply)
+    found = replace(found, implementations=(ours, peer))
+    shape = tuple({"B": 1, "T": 4, "H": 2, "K": 4, "V": 4, "decay": "head-step"}.items())
+    gate(found, Case("gated_linear_attention", "peer", shape, "float32", False), torch.device("cpu"))
+    with pytest.raises(Unavailable, match="RuntimeError: incorrect results on this device") as caught:
+        gate(found, Case("gated_linear_attention", "peer", shape, "float32", True), torch.device("cpu"))
+    assert caught.value.status == "n/a"
+
+
+def test_products_of_linear_attention_are_those_of_plain_chunks_and_what_backward_computes_again():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from kernels.gated_linear_attention.workloads import CHUNK, products
+
+    chunks, key_dim, value_dim = 4, 8, 24
+    q, k = (torch.randn(chunks, CHUNK, key_dim, requires_grad=True) for _ in "qk")
+    v = torch.randn(chunks, CHUNK, value_dim, requires_grad=True)
+    with FlopCounterMode(display=False) as forward:
+        states = (k.mT @ v).cumsum(0)
+        o = (q @ k.mT).tril() @ v + q @ states
+    with FlopCounterMode(display=False) as backward:
+        o.sum().backward()
+    positions = chunks * CHUNK
+    again = CHUNK * key_dim + key_dim * value_dim
+    assert forward.get_total_flops() == 2 * positions * products(key_dim, value_dim, False)
+    both = forward.get_total_flops() + backward.get_total_flops()
+    assert both + 2 * positions * again == 2 * positions * products(key_dim, value_dim, True)

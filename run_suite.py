@@ -357,7 +357,20 @@ def bench(
 
 
 def _update_budgets(targets: dict[str, str]) -> None:
-    raise NotImplementedError
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from suite.bench import budgets
+
+    if budgets.triton_version() is None:
+        raise ValueError("--update-budgets needs Triton, which compiles here without a GPU; pip install -e '.[triton]'")
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("compiling")
+        collection = budgets.collect(
+            targets, progress=lambda done, total: bar.update(task, completed=done, total=total)
+        )
+    print(budgets.update(collection))
 
 
 @app.command()

@@ -1,0 +1,147 @@
+"""What a compiled kernel costs, read from its machine code.
+
+NVIDIA: registers and stack from `cuobjdump -res-usage`, the rest from the SASS of `cuobjdump -sass`; both programs come
+with Triton. AMD: everything from the assembly text. Instructions are counted where they stand, not as often as they
+run, and without padding.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+BULK = 16
+"""Bytes counted for a load that a copy engine does (TMA): as good as the widest."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one kernel on one target.
+
+    registers:    vector registers of a thread (AMD: with accumulators).
+    scalars:      scalar registers of a wave (AMD only).
+    spills:       instructions that move a spilled register (NVIDIA: LDL and STL), registers spilled (AMD).
+    stack:        bytes of a thread: stack and local memory (AMD: scratch).
+    shared:       bytes of a program.
+    instructions: all of them.
+    matrix:       instructions of the matrix units by kind, shape left out: {"HGMMA.F32.BF16": 4}.
+    loads:        loads from global memory by their bytes a thread: {"16": 8, "2": 1}.
+    """
+
+    registers: int
+    spills: int
+    stack: int
+    shared: int
+    instructions: int
+    scalars: int = 0
+    matrix: dict[str, int] = field(default_factory=dict)
+    loads: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def narrowest_load(self) -> int | None:
+        return min(map(int, self.loads), default=None)
+
+    @property
+    def mean_load(self) -> float | None:
+        count = sum(self.loads.values())
+        return sum(int(width) * times for width, times in self.loads.items()) / count if count else None
+
+
+def figures_of(compiled: Any) -> Figures:
+    """The figures of what `triton.compile` returned."""
+    shared = int(compiled.metadata.shared)
+    if "cubin" in compiled.asm:
+        return of_cubin(compiled.asm["cubin"], shared)
+    return of_amdgcn(compiled.asm["amdgcn"], shared)
+
+
+def of_cubin(cubin: bytes, shared: int) -> Figures:
+    """`shared` is that of a launch, which the cubin does not know."""
+    from triton import knobs
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", "-sass", str(path)]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return of_sass(text, shared)
+
+
+def of_sass(text: str, shared: int) -> Figures:
+    # a function that is not inlined has a line of its own; the kernel's comprises it
+    usage = {name: max(map(int, re.findall(rf"\b{name}:(\d+)", text))) for name in ("REG", "STACK", "LOCAL")}
+    opcodes = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", text, re.MULTILINE)
+    opcodes = [opcode for opcode in opcodes if opcode != "NOP"]
+    names = Counter(opcode.split(".")[0] for opcode in opcodes)
+    return Figures(
+        registers=usage["REG"],
+        spills=names["LDL"] + names["STL"],
+        stack=usage["STACK"] + usage["LOCAL"],
+        shared=shared,
+        instructions=len(opcodes),
+        matrix=_tally(map(_sass_matrix, opcodes)),
+        loads=_tally(map(_sass_load, opcodes)),
+    )
+
+
+def _sass_matrix(opcode: str) -> str | None:
+    """HGMMA.64x64x16.F32.BF16 -> HGMMA.F32.BF16."""
+    name, *parts = opcode.split(".")
+    return ".".join([name, *(part for part in parts if not part[0].isdigit())]) if name.endswith("MMA") else None
+
+
+def _sass_load(opcode: str) -> str | None:
+    """LDG.E.128 -> 16. Parts such as LTC128B are hints for the cache, and a load without a width has four bytes."""
+    name, *parts = opcode.split(".")
+    if name in ("UTMALDG", "UBLKCP"):
+        return str(BULK)
+    if name not in ("LDG", "LDGSTS"):
+        return None
+    width = next((part for part in parts if re.fullmatch(r"[US]?(8|16|64|128)", part)), "32")
+    return str(int(width.lstrip("US")) // 8)
+
+
+def of_amdgcn(text: str, shared: int) -> Figures:
+    meta = {name: int(value) for name, value in re.findall(r"^\s+(?:- )?\.(\w+):\s+(\d+)$", text, re.MULTILINE)}
+    opcodes = re.findall(r"^\t((?:v|s|ds|global|buffer|flat|scratch|image)_\w+)", text, re.MULTILINE)
+    opcodes = [opcode for opcode in opcodes if opcode not in ("s_nop", "s_code_end")]
+    return Figures(
+        registers=meta["vgpr_count"],
+        scalars=meta["sgpr_count"],
+        spills=meta["vgpr_spill_count"] + meta["sgpr_spill_count"],
+        stack=meta["private_segment_fixed_size"],
+        shared=shared,
+        instructions=len(opcodes),
+        matrix=_tally(map(_amd_matrix, opcodes)),
+        loads=_tally(map(_amd_load, opcodes)),
+    )
+
+
+def _amd_matrix(opcode: str) -> str | None:
+    """v_mfma_f32_32x32x8_bf16 -> mfma_f32_bf16."""
+    found = re.match(r"v_((?:s?mfma|s?wmma)\w*)", opcode)
+    return re.sub(r"_\d+x\d+x\d+", "", found[1]) if found else None
+
+
+def _amd_load(opcode: str) -> str | None:
+    """global_load_dwordx4 -> 16."""
+    found = re.match(r"(?:global|buffer|flat)_load_(?:lds_)?(\w+)", opcode)
+    if not found:
+        return None
+    if words := re.match(r"dwordx(\d)", found[1]):
+        return str(4 * int(words[1]))
+    if bits := re.match(r"[bui](32|64|96|128)", found[1]):
+        return str(int(bits[1]) // 8)
+    if found[1].startswith("dword"):
+        return "4"
+    return "2" if "short" in found[1] or re.search(r"[bui]16", found[1]) else "1"
+
+
+def _tally(kinds: Iterable[str | None]) -> dict[str, int]:
+    return dict(sorted(Counter(kind for kind in kinds if kind).items()))

@@ -1,0 +1,37 @@
+"""Every kernel that the operators launch keeps within its budget, on every target that Triton can compile for."""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+
+from kernels import OPERATORS
+from suite.bench import budgets
+
+
+@pytest.fixture(autouse=True)
+def _budgets_of_this_triton():
+    if (reason := budgets.reason()) is not None:
+        pytest.skip(reason)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_kernel_exceeds_its_budget():
+    collection = budgets.collect({op: target for op, (target, _) in OPERATORS.items()})
+    for target, why in collection.unavailable.items():
+        warnings.warn(f"budgets of {target} were not checked: {why}", stacklevel=1)
+    violations = budgets.check(collection)
+    assert not violations, "\n".join(map(str, violations))
+
+
+def test_every_operator_with_triton_kernels_has_budgets():
+    """Kernels are seen through an implementation of the workload that is `ours` and has a cold start."""
+    known = json.loads(budgets.FILE.read_text())["budgets"][budgets.triton_version()]
+    ops = {name.split("/")[0] for variants in known.values() for name in variants}
+    folders = {op: Path(target.split(":")[0].replace(".", "/")).parent for op, (target, _) in OPERATORS.items()}
+    # two operators may share a folder
+    with_kernels = {folder for folder in folders.values() if (budgets.REPOSITORY / folder / "triton.py").exists()}
+    missing = with_kernels - {folders[op] for op in ops if op in folders}
+    assert not missing, f"{', '.join(map(str, missing))}: add the implementation, then {budgets.UPDATE}"

@@ -1,0 +1,261 @@
+"""The budgets see what a kernel loses, on a machine without a GPU."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from suite.bench import budgets
+from suite.bench.budgets import Collection, check, collect, update
+from suite.bench.disassembly import Figures, of_sass
+
+triton = pytest.importorskip("triton")
+
+OPERATOR = """
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.workload import Implementation, Workload, normal
+
+
+@triton.jit
+def _product_kernel(a, b, y, K, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    acc = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for k in range(0, K, BLOCK):
+        b_a = tl.load(a + i[:, None] * K + k + i[None, :])
+        b_b = tl.load(b + (k + i[:, None]) * BLOCK + i[None, :])
+        acc += tl.dot(b_a, b_b)
+    tl.store(y + i[:, None] * BLOCK + i[None, :], acc)
+
+
+@triton.jit
+def _softmax_kernel(x, y, BLOCK: tl.constexpr):
+    i = tl.arange(0, 1)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    b_x = tl.load(x + i).to(tl.float32)
+    b_x = tl.exp(b_x - tl.max(b_x, 1, keep_dims=True))
+    tl.store(y + i, b_x / tl.sum(b_x, 1, keep_dims=True))
+
+
+@triton.autotune([triton.Config({"BLOCK": 1024}), triton.Config({"BLOCK": 2048})], key=["T"])
+@triton.jit
+def _double_kernel(x, y, T, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, 2 * tl.load(x + i, mask=i < T), mask=i < T)
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = torch.empty_like(x)
+        _double_kernel[(1,)](x, y, x.numel())
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        _softmax_kernel[(1,)](dy, torch.empty_like(dy), 256, num_warps=1)
+        return dy
+
+
+def product(x):
+    y = torch.empty(64, 64, dtype=torch.float32, device=x.device)
+    _product_kernel[(1,)](x, x, y, x.numel() // 64, 64)
+    return y
+
+
+def workload(op, function, backward, *lengths):
+    return Workload(
+        op=op,
+        reference=None,
+        make_inputs=lambda shape, dtype, generator: {"x": normal(generator, dtype, shape["T"])},
+        cost=None,
+        short=lambda shape: shape,
+        implementations=(Implementation("triton", "ours", lambda: function, cold_start=True),),
+        shapes={"quick": tuple({"T": length} for length in lengths)},
+        backward=backward,
+    )
+
+
+PRODUCT = workload("product", product, False, 64 * 256)
+DOUBLE = workload("double", Double.apply, True, 4096, 4097)
+BLIND = workload("blind", lambda x: 2 * x, False, 64)
+READER = workload("reader", lambda x: x * x.sum().item(), False, 64)
+"""
+WORKLOADS = {"product": "operator_under_test:PRODUCT", "double": "operator_under_test:DOUBLE"}
+EDITS = {
+    # the same product in float32, which no matrix unit computes exactly
+    "tl.dot(b_a, b_b)": 'tl.dot(b_a.to(tl.float32), b_b.to(tl.float32), input_precision="ieee")',
+    # more values alive at once than registers
+    "tl.arange(0, 1)[:, None]": "tl.arange(0, 32)[:, None]",
+    # no longer known to be neighbours
+    "tl.load(x + i, mask=i < T)": "tl.load(x + i * (1 + T // 1000000000), mask=i < T)",
+}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """What the compiler makes of the operators as they are, and after the edits."""
+    collections = []
+    with pytest.MonkeyPatch.context() as patch:
+        # the interpreter of other tests must not reach the compiler
+        patch.setenv("TRITON_INTERPRET", "1")
+        for name, edits in (("clean", {}), ("edited", EDITS)):
+            folder = tmp_path_factory.mktemp(name)
+            text = OPERATOR
+            for old, new in edits.items():
+                assert text.count(old) == 1
+                text = text.replace(old, new)
+            (folder / "operator_under_test.py").write_text(text)
+            patch.setenv("PYTHONPATH", str(folder))
+            blind = {op: f"operator_under_test:{op.upper()}" for op in ("blind", "reader", "missing")} if edits else {}
+            collections.append(collect({**WORKLOADS, **blind}))
+    return collections
+
+
+@pytest.fixture
+def file(compiled, tmp_path):
+    path = tmp_path / "budgets.json"
+    update(compiled[0], path)
+    return path
+
+
+def test_every_kernel_of_both_passes_is_compiled_for_every_target(compiled):
+    clean, _ = compiled
+    assert not clean.failures
+    assert {"sm_80", "sm_90"} <= set(clean.found)
+    for target, found in clean.found.items():
+        kernels = sorted(name.split("#")[0] for name in found)
+        # both configurations of the autotuned one, each with T a multiple of 16 and not, and that of the backward pass
+        doubles = [f"double/_double_kernel[bf16 BLOCK={b} num_warps=4 num_ctas=1 num_stages=3]" for b in (1024, 2048)]
+        assert [name for name in kernels if "_double" in name] == sorted(2 * doubles), target
+        assert "double/_softmax_kernel[bf16 BLOCK=256 num_warps=1]" in kernels
+        assert "product/_product_kernel[bf16+fp32 BLOCK=64]" in kernels
+        assert all(isinstance(figures, Figures) for figures in found.values()), found
+
+
+def test_what_is_unchanged_passes(compiled, file):
+    assert check(compiled[0], file) == []
+    assert update(compiled[0], file) == "no change"
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"), [("sm_80", "HMMA.F32.BF16"), ("sm_90", "HGMMA.F32.BF16"), ("gfx942", "mfma_f32_bf16")]
+)
+def test_a_lost_matrix_instruction_a_spill_and_a_narrowed_load_are_named(compiled, file, target, kind):
+    clean, edited = compiled
+    if target in clean.unavailable:
+        pytest.skip(clean.unavailable[target])
+    lines = [str(line) for line in check(edited, file)]
+
+    def named(kernel, problem):
+        return [line for line in lines if line.startswith(kernel) and f" {target}: {problem}" in line]
+
+    assert named("product/_product_kernel[bf16+fp32 BLOCK=64]#", f"{kind} instructions 0 < budget ")
+    narrowed = named("double/_double_kernel[bf16 BLOCK=2048", "narrowest load 2 bytes < budget 16")
+    # with T = 4097 it was that narrow before
+    assert len(narrowed) == 1
+    # gfx942 has twice the lanes and twice the registers, and room for all
+    spilled = named("double/_softmax_kernel[bf16 BLOCK=256 num_warps=1]#", "spills ")
+    assert len(spilled) == (0 if target == "gfx942" else 1)
+    assert all(line.endswith(" > budget 0") for line in spilled)
+
+
+def test_the_update_says_what_changed(compiled, file):
+    clean, edited = compiled
+    changes = update(replace(edited, ops=clean.ops, failures=()), file).splitlines()
+    name = next(name for name in clean.signatures if name.startswith("product/"))
+    before, after = (collection.found["sm_90"][name].registers for collection in compiled)
+    (line,) = [change for change in changes if change.startswith(f"{name} sm_90: ")]
+    assert f"registers {before} -> {after}" in line
+    assert "matrix {'HGMMA.F32.BF16': 4} -> {}" in line
+
+
+def test_a_launcher_that_cannot_be_followed_is_named(compiled, tmp_path):
+    _, edited = compiled
+    blind, reader, missing = edited.failures
+    assert blind == "blind triton T64 bfloat16 forward: launches no Triton kernel on meta tensors"
+    assert reader.startswith("reader triton T64 bfloat16 forward: cannot be run on meta tensors: RuntimeError")
+    assert missing.startswith("missing: AttributeError")
+    with pytest.raises(ValueError, match="no budgets written: blind"):
+        update(edited, tmp_path / "budgets.json")
+
+
+FIGURES = Figures(registers=64, spills=0, stack=0, shared=1024, instructions=1000, loads={"16": 8, "2": 2})
+
+
+def collection(figures, name="op/kernel[W=4]#0000", version="1.0", ops=("op",)):
+    return Collection(version, ops, {name: "x:*bf16/16"}, {"sm_90": {name: figures}}, {}, ())
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"registers": 72}, "registers 72 > budget 64"),
+        ({"stack": 16}, "stack 16 > budget 0"),
+        ({"shared": 2048}, "shared 2048 > budget 1024"),
+        ({"instructions": 1051}, "instructions 1051 > budget 1000 and 5 %"),
+        ({"loads": {"16": 6, "2": 4}}, "mean load 10.4 bytes < budget 13.2"),
+        ({"registers": 56, "instructions": 1050, "loads": {"16": 8}}, None),
+    ],
+)
+def test_a_figure_over_budget_is_one_line(tmp_path, change, problem):
+    path = tmp_path / "budgets.json"
+    update(collection(FIGURES), path)
+    lines = [str(line) for line in check(collection(replace(FIGURES, **change)), path)]
+    assert lines == ([f"op/kernel[W=4]#0000 sm_90: {problem}"] if problem else [])
+
+
+def test_kernels_and_budgets_must_match(tmp_path):
+    path = tmp_path / "budgets.json"
+    update(collection(FIGURES), path)
+    new, gone = map(str, check(collection(FIGURES, "op/kernel[W=3]#0000"), path))
+    assert new == f"op/kernel[W=3]#0000 sm_90: no budget; {budgets.UPDATE}"
+    assert gone == f"op/kernel[W=4]#0000 sm_90: a budget that no kernel has; {budgets.UPDATE}"
+    (lost,) = map(str, check(collection("no such instruction"), path))
+    assert lost == "op/kernel[W=4]#0000 sm_90: cannot be compiled any more: no such instruction"
+
+
+def test_budgets_of_other_versions_and_operators_are_left_alone(tmp_path):
+    path = tmp_path / "budgets.json"
+    update(collection(FIGURES, version="0.9"), path)
+    update(collection(FIGURES, "other/kernel#0000", ops=("other",)), path)
+    before = json.loads(path.read_text())
+    update(collection(replace(FIGURES, registers=8)), path)
+    after = json.loads(path.read_text())
+    assert after["budgets"]["0.9"] == before["budgets"]["0.9"]
+    assert set(after["budgets"]["1.0"]["sm_90"]) == {"op/kernel[W=4]#0000", "other/kernel#0000"}
+    assert check(collection(FIGURES, "other/kernel#0000", ops=("other",)), path) == []
+
+
+def test_another_version_of_triton_is_a_reason(tmp_path):
+    path = tmp_path / "budgets.json"
+    update(collection(FIGURES, version="0.9"), path)
+    assert f"no budgets for Triton {triton.__version__}, only for 0.9" in budgets.reason(path)
+    with pytest.raises(ValueError, match=r"no budgets for Triton 1\.0"):
+        check(collection(FIGURES), path)
+
+
+def test_the_width_of_a_load_is_not_that_of_its_cache_hint():
+    text = """
+  REG:40 STACK:8 SHARED:0 LOCAL:16 CONSTANT[0]:592
+        /*0000*/              LDG.E.LTC128B.64 R2, desc[UR4][R2.64] ;  /* 0x0 */
+        /*0010*/         @!P0 LDGSTS.E.BYPASS.LTC128B.128 [R9], [R2.64] ;  /* 0x0 */
+        /*0020*/              LDG.E.U16.CONSTANT R2, [R2.64] ;  /* 0x0 */
+        /*0030*/        @!UP1 UTMALDG.2D [UR4], [UR6] ;  /* 0x0 */
+        /*0040*/              HGMMA.64x64x16.F32.BF16 R24, R4, gdesc[UR8], R24 ;  /* 0x0 */
+        /*0050*/          @P1 STL [R1], R2 ;  /* 0x0 */
+        /*0060*/              LDG.E R2, [R2.64] ;  /* 0x0 */
+        /*0070*/              NOP ;  /* 0x0 */
+"""
+    assert of_sass(text, 512) == Figures(
+        registers=40,
+        spills=1,
+        stack=24,
+        shared=512,
+        instructions=7,
+        matrix={"HGMMA.F32.BF16": 1},
+        loads={"16": 2, "2": 1, "4": 1, "8": 1},
+    )

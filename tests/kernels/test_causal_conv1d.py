@@ -10,35 +10,179 @@ import torch.nn.functional as F
 
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.causal_conv1d.reference import causal_conv1d_reference
-from suite.accuracy import assert_matches_reference
+from suite.accuracy import assert_close, assert_matches_reference
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TORCH = partial(causal_conv1d, return_final_state=True, backend="torch")
+TRITON = partial(causal_conv1d, return_final_state=True, backend="triton")
 
 
-def make_inputs(length, taps, *, bias=True, initial_state=True, activation="silu"):
+def make_inputs(length, taps=4, *, width=6, bias=True, initial_state=True, activation="silu"):
     g = torch.Generator().manual_seed(length)
     inputs = {
-        "x": torch.randn(2, length, 6, generator=g, dtype=torch.float64),
-        "weight": torch.randn(6, taps, generator=g, dtype=torch.float64),
+        "x": torch.randn(2, length, width, generator=g, dtype=torch.float64),
+        "weight": torch.randn(width, taps, generator=g, dtype=torch.float64),
         "activation": activation,
     }
     if bias:
-        inputs["bias"] = torch.randn(6, generator=g, dtype=torch.float64)
+        inputs["bias"] = torch.randn(width, generator=g, dtype=torch.float64)
     if initial_state:
-        inputs["initial_state"] = torch.randn(2, 6, taps - 1, generator=g, dtype=torch.float64)
+        inputs["initial_state"] = torch.randn(2, width, taps - 1, generator=g, dtype=torch.float64)
     return inputs
+
+
+def on_device(inputs, dtype=torch.float32):
+    return {name: value.to(DEVICE, dtype) if torch.is_tensor(value) else value for name, value in inputs.items()}
+
+
+def channel_last(x):
+    return x.contiguous()
+
+
+def channel_first(x):
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def every_second_channel(x):
+    return x.repeat_interleave(2, dim=-1)[..., ::2]
+
+
+def every_second_step(x):
+    return x.repeat_interleave(2, dim=1)[:, ::2]
+
+
+def half_of_a_projection(x):
+    return torch.cat([x, x + 1], dim=-1).chunk(2, dim=-1)[0]
+
+
+def half_of_channel_first(x):
+    return torch.cat([x, x + 1], dim=-1).transpose(1, 2).contiguous()[:, : x.shape[-1]].transpose(1, 2)
+
+
+def broadcast(x):
+    return x[:, :1, :1].expand_as(x)
+
+
+def in_memory(view, op):
+    """The operator on x in the memory that `view` makes of it."""
+    return lambda x, **rest: op(view(x), **rest)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles of 64 steps of two channels, two of them a program."""
+    impl = pytest.importorskip("kernels.causal_conv1d.triton")
+    for table in (impl.FORWARD, impl.BACKWARD):
+        for key, config in table.items():
+            monkeypatch.setitem(table, key, config._replace(block_d=2, groups=64 // config.steps, tiles=2))
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 500])
 @pytest.mark.parametrize("taps", [2, 3, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_shifted_products_equal_the_loop(length, taps, dtype):
-    op = partial(causal_conv1d, return_final_state=True)
-    assert_matches_reference(op, causal_conv1d_reference, make_inputs(length, taps), dtype=dtype)
+    assert_matches_reference(TORCH, causal_conv1d_reference, make_inputs(length, taps), dtype=dtype)
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 500])
+@pytest.mark.parametrize(("taps", "dtype"), [(2, torch.float32), (3, torch.bfloat16), (4, torch.bfloat16)])
+@pytest.mark.parametrize("memory", [channel_last, channel_first])
+@pytest.mark.usefixtures("small_tiles")
+def test_the_kernel_equals_the_loop(length, taps, dtype, memory):
+    op, inputs = in_memory(memory, TRITON), make_inputs(length, taps, width=3 if length < 100 else 2)
+    assert_matches_reference(op, causal_conv1d_reference, inputs, dtype=dtype, device=DEVICE)
+
+
+@pytest.mark.parametrize("width", [1, 70])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("memory", [channel_last, channel_first])
+def test_the_kernel_as_configured_equals_the_loop(width, dtype, memory):
+    if memory is channel_first and width > 1 and DEVICE == "cpu":
+        width = 3  # a program a channel: slow in the interpreter
+    inputs = make_inputs(150, width=width)
+    op = in_memory(memory, TRITON)
+    assert_matches_reference(op, causal_conv1d_reference, inputs, dtype=dtype, device=DEVICE)
+
+
+@pytest.mark.parametrize("options", [{"bias": False}, {"initial_state": False}, {"activation": None}])
+@pytest.mark.parametrize("memory", [channel_last, channel_first])
+@pytest.mark.usefixtures("small_tiles")
+def test_every_option_of_the_kernel_may_be_left_out(options, memory):
+    inputs = make_inputs(40, **options)
+    assert_matches_reference(in_memory(memory, TRITON), causal_conv1d_reference, inputs, device=DEVICE)
+
+
+@pytest.mark.parametrize("view", [every_second_channel, every_second_step, half_of_a_projection, half_of_channel_first])
+@pytest.mark.usefixtures("small_tiles")
+def test_the_kernel_takes_any_view(view):
+    def op(x, weight, **rest):
+        return TRITON(view(x), weight.t().contiguous().t(), **rest)
+
+    assert_matches_reference(op, causal_conv1d_reference, make_inputs(40), dtype=torch.bfloat16, device=DEVICE)
+
+
+@pytest.mark.parametrize("memory", [channel_last, channel_first])
+@pytest.mark.usefixtures("small_tiles")
+def test_result_and_gradient_have_the_memory_order_of_the_input(memory):
+    inputs = on_device(make_inputs(40, initial_state=False))
+    x = memory(inputs.pop("x")).requires_grad_()
+    y = causal_conv1d(x, **inputs, backend="triton")
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    assert y.stride() == x.stride() == dx.stride()
+
+
+@pytest.mark.parametrize("memory", [channel_last, channel_first])
+@pytest.mark.parametrize("cotangent", [channel_last, channel_first, broadcast])
+@pytest.mark.usefixtures("small_tiles")
+def test_the_output_gradient_may_have_any_memory(memory, cotangent):
+    inputs = on_device(make_inputs(40, initial_state=False))
+    x, dy = memory(inputs.pop("x")).requires_grad_(), cotangent(torch.randn(2, 40, 6, device=DEVICE))
+    expected = torch.autograd.grad(causal_conv1d(x, **inputs, backend="torch"), x, dy)
+    torch.testing.assert_close(torch.autograd.grad(causal_conv1d(x, **inputs, backend="triton"), x, dy), expected)
+
+
+@pytest.mark.parametrize("length", [1, 2, 40])
+@pytest.mark.parametrize("output", [0, 1], ids=["y", "final state"])
+@pytest.mark.usefixtures("small_tiles")
+def test_either_output_alone_has_the_right_gradients(length, output):
+    def gradients(op, dtype):
+        inputs = on_device(make_inputs(length), dtype)
+        leaves = [inputs[name].requires_grad_() for name in ("x", "weight", "bias", "initial_state")]
+        result = op(**inputs)[output]
+        cotangent = torch.linspace(-1, 1, result.numel(), device=DEVICE).view_as(result).to(dtype)
+        # the final state does not depend on weight and bias
+        return torch.autograd.grad(result, leaves, cotangent, allow_unused=True, materialize_grads=True)
+
+    exact, plain = gradients(causal_conv1d_reference, torch.float64), gradients(causal_conv1d_reference, torch.float32)
+    for actual, e, p in zip(gradients(TRITON, torch.float32), exact, plain, strict=True):
+        assert_close(actual, e, torch.float32, plain=p)
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_parameters_keep_their_own_dtype():
+    inputs = make_inputs(40, initial_state=False)
+    keep = ("weight", "bias")
+    for op in (TORCH, TRITON):
+        assert_matches_reference(op, causal_conv1d_reference, inputs, dtype=torch.bfloat16, keep=keep, device=DEVICE)
+
+
+def test_autocast_does_not_change_the_kernel():
+    inputs = on_device(make_inputs(40))
+    inputs["x"].requires_grad_()
+    results = []
+    for enabled in (False, True):
+        with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=enabled):
+            y, state = TRITON(**inputs)
+            results.append([y, state, *torch.autograd.grad(y.sum(), inputs["x"])])
+    for plain, under_autocast in zip(*results, strict=True):
+        assert plain.dtype == under_autocast.dtype
+        assert torch.equal(plain, under_autocast)
 
 
 @pytest.mark.parametrize("activation", [None, "silu"])
 def test_without_bias_and_state_equals_torch_conv1d(activation):
     inputs = make_inputs(30, 4, bias=False, initial_state=False, activation=activation)
-    assert_matches_reference(partial(causal_conv1d, return_final_state=True), causal_conv1d_reference, inputs)
+    assert_matches_reference(TORCH, causal_conv1d_reference, inputs)
     x = F.pad(inputs["x"].transpose(1, 2), (3, 0))
     expected = F.conv1d(x, inputs["weight"].unsqueeze(1), groups=6).transpose(1, 2)
     expected = F.silu(expected) if activation else expected
@@ -48,46 +192,92 @@ def test_without_bias_and_state_equals_torch_conv1d(activation):
 def test_gradients_agree_with_finite_differences():
     inputs = make_inputs(5, 3)
     leaves = [inputs[name].requires_grad_() for name in ("x", "weight", "bias", "initial_state")]
-    for function in (partial(causal_conv1d, return_final_state=True), causal_conv1d_reference):
+    for function in (TORCH, causal_conv1d_reference):
         assert torch.autograd.gradcheck(
             lambda x, w, b, s, f=function: f(x, w, b, activation="silu", initial_state=s), leaves
         )
 
 
 @pytest.mark.parametrize("split", [1, 2, 20])
-def test_passing_the_state_equals_the_whole(split):
-    inputs = make_inputs(21, 4)
-    whole, final = causal_conv1d(**inputs, return_final_state=True)
-    first, state = causal_conv1d(**(inputs | {"x": inputs["x"][:, :split]}), return_final_state=True)
-    second, state = causal_conv1d(
-        **(inputs | {"x": inputs["x"][:, split:], "initial_state": state}), return_final_state=True
-    )
-    torch.testing.assert_close(torch.cat([first, second], 1), whole, rtol=1e-12, atol=1e-12)
+@pytest.mark.parametrize("op", [TORCH, TRITON], ids=["torch", "triton"])
+@pytest.mark.usefixtures("small_tiles")
+def test_passing_the_state_equals_the_whole(split, op):
+    inputs = on_device(make_inputs(70))
+    whole, final = op(**inputs)
+    first, state = op(**(inputs | {"x": inputs["x"][:, :split]}))
+    second, state = op(**(inputs | {"x": inputs["x"][:, split:], "initial_state": state}))
+    torch.testing.assert_close(torch.cat([first, second], 1), whole, rtol=1e-5, atol=1e-5)
     assert torch.equal(state, final)
 
 
-def test_steps_equal_the_whole():
-    inputs = make_inputs(12, 4)
-    whole, final = causal_conv1d(**inputs, return_final_state=True)
-    state = inputs["initial_state"].clone()
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("taps", [2, 3, 4])
+def test_steps_equal_the_whole(backend, dtype, taps):
+    inputs = on_device(make_inputs(12, taps), dtype)
+    exact, final = causal_conv1d_reference(**on_device(inputs, torch.float64))
+    # a state kept in place, in memory of its own order
+    state = inputs["initial_state"].transpose(1, 2).contiguous().transpose(1, 2)
     for t in range(12):
-        y = causal_conv1d_step(inputs["x"][:, t], inputs["weight"], inputs["bias"], state, activation="silu")
-        torch.testing.assert_close(y, whole[:, t], rtol=1e-12, atol=1e-12)
-    assert torch.equal(state, final)
+        y = causal_conv1d_step(
+            inputs["x"][:, t], inputs["weight"], inputs["bias"], state, activation="silu", backend=backend
+        )
+        assert_close(y, exact[:, t], dtype, plain=exact[:, t].to(dtype), what=f"step {t}")
+    assert torch.equal(state, final.to(dtype))
 
 
-def test_future_inputs_cannot_change_the_past():
-    inputs = make_inputs(30, 4)
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_wide_state_is_not_rounded(backend):
+    inputs = on_device(make_inputs(2), torch.bfloat16)
+    state = torch.randn(2, 6, 3, device=DEVICE)
+    after = torch.cat([state[..., 1:], inputs["x"][:, 0, :, None].float()], dim=-1)
+    exact = causal_conv1d_step(
+        inputs["x"][:, 0].double(), inputs["weight"].double(), None, state.double(), activation="silu"
+    )
+    y = causal_conv1d_step(inputs["x"][:, 0], inputs["weight"], None, state, activation="silu", backend=backend)
+    assert_close(y, exact, torch.bfloat16, plain=exact.to(torch.bfloat16))
+    assert torch.equal(state, after)
+
+
+@pytest.mark.parametrize("memory", [channel_last, channel_first])
+@pytest.mark.parametrize("op", [TORCH, TRITON], ids=["torch", "triton"])
+@pytest.mark.usefixtures("small_tiles")
+def test_future_inputs_cannot_change_the_past(memory, op):
+    inputs = on_device(make_inputs(70))
     changed = inputs["x"].clone()
-    changed[:, 20:] += 1
-    whole, y = causal_conv1d(**inputs), causal_conv1d(**(inputs | {"x": changed}))
-    assert torch.equal(y[:, :20], whole[:, :20])
-    assert not torch.equal(y[:, 20], whole[:, 20])
+    changed[:, 60:] += 1
+    whole = op(**(inputs | {"x": memory(inputs["x"])}))[0]
+    y = op(**(inputs | {"x": memory(changed)}))[0]
+    assert torch.equal(y[:, :60], whole[:, :60])
+    assert not torch.equal(y[:, 60], whole[:, 60])
 
 
-def test_wrong_arguments_are_named():
+def test_automatic_choice_is_triton_only_on_a_gpu_and_in_its_dtypes():
+    from kernels.backend import use_triton
+
+    x = torch.zeros(1)
+    assert not use_triton("op", "auto", x)
+    assert not use_triton("op", "torch", x)
+    assert use_triton("op", "triton", x.to(DEVICE))
+    assert use_triton("op", "triton", x.to("meta"))
+    if DEVICE == "cuda":
+        assert use_triton("op", "auto", x.cuda(), None)
+        assert not use_triton("op", "auto", x.cuda().double())
+
+
+def test_wrong_arguments_are_named(monkeypatch):
     inputs = make_inputs(8, 4)
+    x, weight = inputs["x"], inputs["weight"]
     with pytest.raises(ValueError, match=r"W in 2..4, got \[6, 9\]; use fft_conv"):
-        causal_conv1d(inputs["x"], torch.zeros(6, 9))
-    with pytest.raises(ValueError, match="no Triton path yet"):
+        causal_conv1d(x, torch.zeros(6, 9))
+    with pytest.raises(ValueError, match=r"takes float32, bfloat16 and float16, got torch.float64; use backend="):
         causal_conv1d(**inputs, backend="triton")
+    with pytest.raises(ValueError, match=r"'cuda' is not one of 'auto', 'torch', 'triton'"):
+        causal_conv1d(**inputs, backend="cuda")
+    with pytest.raises(ValueError, match=r"step: state must be \[2, 6, 3\], got \[2, 6, 4\]"):
+        causal_conv1d_step(x[:, 0], weight, None, torch.zeros(2, 6, 4))
+    with pytest.raises(ValueError, match=r"has no gradient; call it under torch.no_grad"):
+        causal_conv1d_step(x[:, 0], weight.clone().requires_grad_(), None, torch.zeros(2, 6, 3), backend="triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ValueError, match=r"needs a CUDA device .*, got cpu; use backend='auto' or 'torch'"):
+        causal_conv1d(x.float(), weight.float(), backend="triton")

@@ -1,0 +1,155 @@
+"""The short causal convolution on a GPU: the laws of `tests/kernels/test_causal_conv1d.py` at sizes of real use."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from kernels.causal_conv1d.reference import causal_conv1d_reference
+from suite.accuracy import assert_close, assert_matches_reference
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def make_inputs(batch, length, width, taps=4, dtype=torch.bfloat16):
+    g = torch.Generator("cuda").manual_seed(length)
+
+    def randn(*size):
+        return torch.randn(*size, generator=g, device="cuda", dtype=dtype)
+
+    return {
+        "x": randn(batch, length, width),
+        "weight": randn(width, taps) / 2,
+        "bias": randn(width),
+        "activation": "silu",
+        "initial_state": randn(batch, width, taps - 1),
+    }
+
+
+def channel_last(x):
+    return x
+
+
+def channel_first(x):
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def half_of_a_projection(x):
+    return torch.cat([x, x + 1], dim=-1).chunk(2, dim=-1)[0]
+
+
+def results(op, inputs, view=channel_last):
+    """y, final state, and the gradients of x, weight, bias and initial state."""
+    leaves = {name: t.detach().requires_grad_() for name, t in inputs.items() if torch.is_tensor(t)}
+    x = view(inputs["x"]).detach().requires_grad_()
+    y, state = op(**{**inputs, **leaves, "x": x}, return_final_state=True)
+    g = torch.Generator("cuda").manual_seed(7)
+    cotangents = [torch.randn(o.shape, generator=g, device="cuda").to(o) for o in (y, state)]
+    wanted = [x, *(leaves[name] for name in ("weight", "bias", "initial_state"))]
+    return [y, state, *torch.autograd.grad([y, state], wanted, cotangents)]
+
+
+def wide(inputs):
+    return {name: t.double() if torch.is_tensor(t) else t for name, t in inputs.items()}
+
+
+@pytest.mark.parametrize("memory", [channel_last, channel_first, half_of_a_projection])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("taps", "shape"), [(4, (4, 2048, 768)), (3, (3, 1000, 200)), (2, (2, 4099, 77))])
+def test_a_long_sequence_equals_plain_pytorch_in_double_precision(memory, dtype, taps, shape):
+    inputs = make_inputs(*shape, taps, dtype)
+    exact = results(partial(causal_conv1d, backend="torch"), wide(inputs))
+    plain = results(partial(causal_conv1d, backend="torch"), inputs)
+    actual = results(partial(causal_conv1d, backend="triton"), inputs, memory)
+    for index, (a, e, p) in enumerate(zip(actual, exact, plain, strict=True)):
+        assert_close(a, e, dtype, plain=p, what=f"result {index}")
+
+
+@pytest.mark.parametrize("memory", [channel_last, channel_first])
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 500])
+@pytest.mark.parametrize(("taps", "dtype"), [(2, torch.float32), (3, torch.float16), (4, torch.bfloat16)])
+@pytest.mark.parametrize("width", [1, 64, 70])
+def test_the_kernel_equals_the_loop(memory, length, taps, dtype, width):
+    inputs = {k: t.double().cpu() if torch.is_tensor(t) else t for k, t in make_inputs(2, length, width, taps).items()}
+
+    def op(x, **rest):
+        return causal_conv1d(memory(x), **rest, return_final_state=True, backend="triton")
+
+    assert_matches_reference(op, causal_conv1d_reference, inputs, dtype=dtype, device="cuda")
+
+
+@pytest.mark.parametrize("memory", [channel_last, channel_first])
+def test_two_runs_are_bitwise_equal(memory):
+    inputs = make_inputs(8, 3000, 640)
+    op = partial(causal_conv1d, backend="triton")
+    for first, second in zip(results(op, inputs, memory), results(op, inputs, memory), strict=True):
+        assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("memory", [channel_last, channel_first])
+def test_a_million_steps(memory):
+    inputs = make_inputs(1, 2**20, 6)
+    exact = results(partial(causal_conv1d, backend="torch"), wide(inputs))
+    actual = results(partial(causal_conv1d, backend="triton"), inputs, memory)
+    for index, (a, e) in enumerate(zip(actual, exact, strict=True)):
+        assert_close(a, e, torch.bfloat16, plain=e.to(torch.bfloat16), what=f"result {index}")
+
+
+def test_offsets_beyond_two_to_the_31():
+    """A view whose last step is more than 2^31 numbers behind its first."""
+    storage = torch.zeros(2**31 + 2**20, dtype=torch.bfloat16, device="cuda")
+    x = storage.as_strided((1, 9, 64), (0, 2**28, 1)).copy_(torch.randn(1, 9, 64, device="cuda"))
+    inputs = make_inputs(1, 9, 64) | {"x": x}
+    exact = results(partial(causal_conv1d, backend="torch"), wide(inputs))
+    actual = results(partial(causal_conv1d, backend="triton"), inputs)
+    for index, (a, e) in enumerate(zip(actual, exact, strict=True)):
+        assert_close(a, e, torch.bfloat16, plain=e.to(torch.bfloat16), what=f"result {index}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_recorded_steps_equal_the_whole(dtype):
+    inputs = make_inputs(16, 20, 300, dtype=dtype)
+    whole, final = causal_conv1d(**inputs, return_final_state=True)
+    x_t, state = inputs["x"][:, 0].clone(), inputs["initial_state"].clone()
+
+    def step():
+        return causal_conv1d_step(x_t, inputs["weight"], inputs["bias"], state, activation="silu", backend="triton")
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y_t = step()
+    state.copy_(inputs["initial_state"])
+    for t in range(20):
+        x_t.copy_(inputs["x"][:, t])
+        graph.replay()
+        # the same products and sums in another kernel
+        assert_close(y_t, whole[:, t].double(), dtype, plain=whole[:, t])
+    assert torch.equal(state, final)
+
+
+def test_a_recorded_training_step_gives_the_same_gradients():
+    inputs = make_inputs(4, 512, 256)
+    expected = results(causal_conv1d, inputs)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, stream=stream):
+        recorded = results(causal_conv1d, inputs)
+    for tensor in recorded:
+        tensor.zero_()
+    graph.replay()
+    for e, r in zip(expected, recorded, strict=True):
+        assert torch.equal(e, r)
+
+
+def test_automatic_choice_is_triton(monkeypatch):
+    import kernels.causal_conv1d.triton as impl
+
+    calls = []
+    launched = impl.conv_fwd
+    monkeypatch.setattr(impl, "conv_fwd", lambda *args: calls.append(1) or launched(*args))
+    inputs = make_inputs(2, 64, 64)
+    causal_conv1d(**inputs)
+    causal_conv1d(**wide(inputs))
+    assert len(calls) == 1

@@ -328,7 +328,7 @@ def bench(
     kinds = ("ours",) if base else KINDS[against]
     workloads = {name: operators.load(name) for name in names}
     wanted = [case for work in workloads.values() for case in cases(work, SETS[chosen.value], kinds)]
-    rows = Rows(chosen.value, target, [*names, against, compare or ""])
+    rows = Rows(results, chosen.value, target, [*names, against, compare or ""])
     console.print(f"{len(wanted)} cases on {device_name(target)}, torch {torch.__version__}", highlight=False)
     failed = False
     try:
@@ -349,9 +349,10 @@ def bench(
                     timings.add(timing)
                     failed |= timing.status == "failed"
     except KeyboardInterrupt:
-        console.print(f"interrupted; what was measured is in {_shown(rows.write(results))}", highlight=False)
+        what = f"what was measured is in {_shown(rows.path)}" if rows.path.exists() else "nothing was measured"
+        console.print(f"interrupted; {what}", highlight=False)
         raise typer.Exit(130) from None
-    console.print(f"rows in {_shown(rows.write(results))}", highlight=False)
+    console.print(f"\nrows in {_shown(rows.path)}", highlight=False)
     if failed and (compare or not base):
         raise typer.Exit(1)
 

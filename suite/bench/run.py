@@ -6,9 +6,10 @@ import hashlib
 import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,30 +131,34 @@ def compare_trees(
         workers = {side: stack.enter_context(Worker(targets, str(device), tree=trees[side])) for side in SIDES}
         for case in cases:
             failed: dict[str, str] = {}
-            for side in SIDES:
+
+            def asked(side: str, what: str, case: Case = case, failed: dict[str, str] = failed, **options: Any) -> Any:
                 try:
-                    workers[side].ask("prepare", case=case.to_json())
+                    return workers[side].ask(what, case=case.to_json(), **options)
                 except ChildError as error:
                     failed[side] = f"{error.status}: {error}"
-            if failed:
-                yield Verdict(case, None, failed.get("A", failed.get("control", "")), failed.get("B", ""))
-                continue
+                    raise
 
-            def timed(side: str, case: Case = case) -> list[float]:
-                return workers[side].ask("sample", case=case.to_json(), budget_ms=BLOCK_MS)
-
-            yield Verdict(case, compare(timed))
+            for side in SIDES:
+                with suppress(ChildError):
+                    asked(side, "prepare")
+            found = None
+            if not failed:
+                with suppress(ChildError):
+                    found = compare(partial(asked, what="sample", budget_ms=BLOCK_MS))
+            yield Verdict(case, found, failed.get("A", failed.get("control", "")), failed.get("B", ""))
 
 
 class Rows:
-    """The rows of one benchmark, kept together as one file below `kernels/<set>/`."""
+    """The rows of one benchmark: one file below `kernels/<set>/`, written whole again after every case."""
 
-    def __init__(self, shapes: str, device: torch.device, request: Sequence[str]) -> None:
+    def __init__(self, root: Path, shapes: str, device: torch.device, request: Sequence[str]) -> None:
         self.started = datetime.now(UTC)
         self.shapes = shapes
         self.provenance = provenance(device)
         identity = [list(request), shapes, self.started.isoformat(), self.provenance]
         self.run_id = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+        self.path = storage.result_path(root, EXPERIMENT, shapes, self.run_id)
         self.rows: list[dict[str, Any]] = []
 
     def add(
@@ -218,6 +223,7 @@ class Rows:
             self.add("peak_extra_memory", "bytes", timing.extra_bytes, **common)
         if timing.cold_start_s is not None:
             self.add("cold_start", "s", timing.cold_start_s, **common)
+        self.write()
 
     def add_verdict(self, verdict: Verdict, base: str, version: int) -> None:
         """time (ms) of both revisions, the ratio new over base with one sample a round, and the noise."""
@@ -225,6 +231,7 @@ class Rows:
         found = verdict.comparison
         if found is None:
             self.add("ratio", "", None, status="n/a", error=verdict.reason or verdict.base_reason, **common)
+            self.write()
             return
         for side, commit in (("A", base), ("B", None)):
             times = found.samples[side]
@@ -232,9 +239,8 @@ class Rows:
         bounds = {"base": base, "low": found.low, "high": found.high, "limit": found.limit, "verdict": found.verdict}
         self.add("ratio", "", found.ratio, samples=found.ratios, config=bounds, **common)
         self.add("noise", "", found.noise, config={"base": base}, **common)
+        self.write()
 
-    def write(self, root: Path) -> Path:
-        path = storage.result_path(root, EXPERIMENT, self.shapes, self.run_id)
+    def write(self) -> None:
         duration = (datetime.now(UTC) - self.started).total_seconds()
-        storage.write(path, [{**row, "duration_s": duration} for row in self.rows])
-        return path
+        storage.write(self.path, [{**row, "duration_s": duration} for row in self.rows])

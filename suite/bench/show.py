@@ -1,16 +1,15 @@
-"""Tables of a benchmark on a terminal: a bar while it runs, the table of an operator when its last case is done."""
+"""Lines of a benchmark on a terminal, each as soon as it is measured: a kill or a crash takes none of them back."""
 
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
 from typing import ClassVar, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.text import Text
 
 from suite.bench.cases import Case
 from suite.bench.measure import Ceilings
@@ -19,17 +18,23 @@ from suite.bench.run import Timing, Verdict
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
-class _Bench:
-    """Context manager: the bar, and a table for every operator."""
+def _name(case: Case) -> str:
+    return f"{case.label} {DTYPES.get(case.dtype, case.dtype)} {'fwd+bwd' if case.backward else 'fwd'}"
 
-    columns: ClassVar[Sequence[str]]
+
+class _Bench:
+    """Context manager: a bar, above it the lines of the cases, and a heading for every operator."""
+
+    columns: ClassVar[dict[str, int]]
+    """Headings and their widths."""
 
     def __init__(self, console: Console, cases: Sequence[Case]) -> None:
         self.console = console
-        self.left = Counter(case.op for case in cases)
-        self.table: Table | None = None
-        self.previous = ""
-        self.notes: dict[str, None] = {}
+        self.widths = (
+            max((len(text) for case in cases for text in (_name(case), case.op)), default=0),
+            max(len(text) for text in ("implementation", *(case.implementation for case in cases))),
+        )
+        self.op = ""
         self.bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -49,53 +54,49 @@ class _Bench:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.bar.stop()
-        self._print()
 
-    def _add(self, case: Case, cells: Sequence[str], style: str = "", note: str = "") -> None:
-        if self.table is None:
-            self.table = Table(box=None, pad_edge=False)
-            self.table.add_column(case.op, overflow="fold")
-            self.table.add_column("implementation", overflow="fold")
-            for name in self.columns:
-                self.table.add_column(name, justify="right", no_wrap=True)
-        short = f"{case.label} {DTYPES.get(case.dtype, case.dtype)} {'fwd+bwd' if case.backward else 'fwd'}"
-        self.table.add_row("" if short == self.previous else short, case.implementation, *cells, style=style)
-        self.previous = short
-        if note:
-            self.notes[f"{case.implementation}: {note}"] = None
+    def _line(self, name: str, implementation: str, text: str, style: str = "") -> None:
+        line = f"{name:{self.widths[0]}}  {implementation:{self.widths[1]}}  {text}".rstrip()
+        self.bar.console.print(Text(line, style), soft_wrap=True)
+
+    def _cells(self, cells: Sequence[str]) -> str:
+        return "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, self.columns.values(), strict=True))
+
+    def _add(self, case: Case, cells: Sequence[str] | str, style: str = "") -> None:
+        """A line of cells under the headings, or of words where there is no number."""
+        if case.op != self.op:
+            self.op = case.op
+            self.bar.console.print()
+            self._line(case.op, "implementation", self._cells(list(self.columns)), "bold")
+        self._line(_name(case), case.implementation, cells if isinstance(cells, str) else self._cells(cells), style)
         self.bar.advance(self.task)
-        self.left[case.op] -= 1
-        if not self.left[case.op]:
-            self._print()
-
-    def _print(self) -> None:
-        if self.table is None:
-            return
-        self.bar.console.print(self.table, highlight=False, markup=False)
-        for note in self.notes:
-            self.bar.console.print(note, style="dim", highlight=False, markup=False)
-        self.bar.console.print()
-        self.table, self.previous, self.notes = None, "", {}
 
 
 class Timings(_Bench):
     """How fast each implementation is, against the floor of this device."""
 
-    columns = ("median ms", "spread", "of floor", "GB/s", "TFLOP/s", "extra MiB", "cold s")
+    columns: ClassVar[dict[str, int]] = {
+        "median ms": 10,
+        "spread": 7,
+        "of floor": 8,
+        "GB/s": 6,
+        "TFLOP/s": 7,
+        "extra MiB": 9,
+        "cold s": 6,
+    }
 
     def __init__(self, console: Console, cases: Sequence[Case], ceilings: Ceilings) -> None:
         super().__init__(console, cases)
         rates = ", ".join(
             f"{name} products {statistics.median(x) / 1e12:.3g} TFLOP/s" for name, x in ceilings.matmul.items()
         )
-        console.print(f"copy {statistics.median(ceilings.copy) / 1e12:.2f} TB/s, {rates}\n", highlight=False)
+        console.print(f"copy {statistics.median(ceilings.copy) / 1e12:.2f} TB/s, {rates}", highlight=False)
 
     def add(self, timing: Timing) -> None:
         """One more line."""
         median = timing.median_ms
         if median is None or timing.floor_ms is None:
-            note = f"{timing.status}: {timing.reason}"
-            self._add(timing.case, [timing.status, *[""] * 6], style="dim", note=note)
+            self._add(timing.case, f"{timing.status}: {timing.reason}", "red" if timing.status == "failed" else "dim")
             return
         cells = [
             f"{median:.4f}",
@@ -112,7 +113,15 @@ class Timings(_Bench):
 class Verdicts(_Bench):
     """This revision against a base."""
 
-    columns = ("verdict", "base ms", "this ms", "ratio", "95 % interval", "noise", "limit")
+    columns: ClassVar[dict[str, int]] = {
+        "verdict": 7,
+        "base ms": 10,
+        "this ms": 10,
+        "ratio": 6,
+        "95 % interval": 14,
+        "noise": 6,
+        "limit": 6,
+    }
     style: ClassVar[dict[str, str]] = {"slower": "red", "broken": "red", "faster": "green"}
 
     def add(self, verdict: Verdict) -> None:
@@ -120,7 +129,7 @@ class Verdicts(_Bench):
         found, style = verdict.comparison, self.style.get(verdict.word, "")
         if found is None:
             reason = verdict.reason or f"the base has none ({verdict.base_reason})"
-            self._add(verdict.case, [verdict.word, *[""] * 6], style, note=reason)
+            self._add(verdict.case, f"{verdict.word}: {reason}", style)
             return
         base, ours = (statistics.median(found.samples[side]) for side in "AB")
         cells = [

@@ -37,18 +37,24 @@ class Worker:
         tree: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        setting = {"targets": dict(targets), "device": device, "tree": None if tree is None else str(tree)}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "suite.bench.worker", json.dumps(setting)],
+        self.setting = {"targets": dict(targets), "device": device, "tree": None if tree is None else str(tree)}
+        self.environment = {**os.environ, **(environment or {})}
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "suite.bench.worker", json.dumps(self.setting)],
             cwd=HOME,
-            env={**os.environ, **(environment or {})},
+            env=self.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
     def ask(self, what: str, **arguments: Any) -> Any:
-        """The answer of the child; ChildError where what it did failed there."""
+        """The answer of the child; ChildError where what it did failed there. A dead child is started again."""
+        if self.process.poll() is not None:
+            self.process = self._start()
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         try:

@@ -80,7 +80,7 @@ def five_percent(tmp_path, request):
 @pytest.mark.timeout(500)
 def test_a_planted_five_percent_is_caught_and_an_unchanged_tree_is_not_accused(five_percent, tmp_path, request):
     same = {side: worker(request.addfinalizer) for side in ("A", "B", "control")}
-    kept = Rows("gate", torch.device("cuda"), ["gate"])
+    kept = Rows(Path("results/local"), "gate", torch.device("cuda"), ["gate"])
     verdicts = {"unchanged": [], "planted": []}
     for _ in range(TRIES):
         for name, b in (("unchanged", same["B"]), ("planted", five_percent)):
@@ -89,6 +89,6 @@ def test_a_planted_five_percent_is_caught_and_an_unchanged_tree_is_not_accused(f
             verdicts[name].append(found.verdict)
             kept.add_verdict(Verdict(CASE, found), name, WORKLOAD.version)
             print(f"{name:10s} ratio {found.ratio:.4f} [{found.low:.4f}, {found.high:.4f}] noise {found.noise:.2%}")
-    print(kept.write(Path("results/local")))
+    print(kept.path)
     assert verdicts["planted"] == ["slower"] * TRIES
     assert verdicts["unchanged"] == ["same"] * TRIES

@@ -136,7 +136,7 @@ def capabilities() -> Iterator[Capability]:
     else:
         reason = "this torch is a CPU build" if torch.version.cuda is None else "no CUDA device is visible"
         yield Capability("GPU", "training at speed", "", f"{reason}; runs use the CPU: {_processor()}")
-    yield _package("triton", "torch.compile on a GPU", "triton")
+    yield _package("triton", "GPU kernels, torch.compile", "triton")
     yield _package("soundfile", "speech-commands: decoding WAV files", "audio")
     sha, dirty = commit()
     state = " with uncommitted changes" if dirty else ""

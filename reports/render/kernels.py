@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from reports.render.formats import DASH, Document, Grid
+from suite.bench.cases import SETS
 
 PASSES = ("forward", "forward+backward")
 
@@ -44,7 +45,11 @@ class Point:
 
 
 def history(frame: pd.DataFrame) -> Document:
-    """The document of stored benchmark rows (experiment `kernels`), of any devices, shape sets and commits."""
+    """The document of stored benchmark rows (experiment `kernels`), of any devices, shapes and commits.
+
+    Rows of other sets than a benchmark's own, as those of the planted slowdown, are no speed of a revision.
+    """
+    frame = frame[frame["scale"].isin(SETS)]
     points = sorted(_points(frame), key=lambda point: point.started_at)
     newest = {point.key: point for point in points}
     counts: dict[tuple[str, ...], int] = {}
@@ -133,15 +138,10 @@ def _line(point: Point) -> tuple[str, ...]:
 
 
 def _comparisons(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:
-    noises = {
-        (row["run_id"], row["task"], row["model"], row["slice"]): row["value"]
-        for row in frame[frame["metric"] == "noise"].to_dict("records")
-    }
     found = frame[(frame["metric"] == "ratio") & frame["value"].notna()]
     for row in found.sort_values("started_at", kind="stable").to_dict("records"):
         config = json.loads(row["config"])
         case, direction = _case(row["slice"])
-        noise = noises[row["run_id"], row["task"], row["model"], row["slice"]]
         yield (
             row["task"],
             f"{case} {direction}",
@@ -151,7 +151,7 @@ def _comparisons(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:
             (row["commit"] or "unknown")[:10],
             f"{row['value']:.3f}",
             f"[{config['low']:.3f}, {config['high']:.3f}]",
-            f"{noise:.1%}",
+            f"{config['noise']:.1%}",
         )
 
 
@@ -188,6 +188,7 @@ def _draw(points: list[Point]) -> Any:
                     color, marker = looks[name]
                     x = sorted(line)
                     ax.plot(x, [line[i] for i in x], color=color, marker=marker, ms=4, lw=1)
+                ax.set_visible(bool(lines))
                 ax.set_title(f"{op}, {direction}")
                 ax.set_yscale("log")
                 ax.set_xticks(range(len(commits)), [commit[:7] for commit in commits], rotation=45, ha="right")

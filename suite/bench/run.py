@@ -226,7 +226,7 @@ class Rows:
         self.write()
 
     def add_verdict(self, verdict: Verdict, base: str, version: int) -> None:
-        """time (ms) of both revisions, the ratio new over base with one sample a round, and the noise."""
+        """time (ms) of both revisions, the ratio new over base with one sample a round."""
         common: Any = {"case": verdict.case, "version": version}
         found = verdict.comparison
         if found is None:
@@ -236,9 +236,8 @@ class Rows:
         for side, commit in (("A", base), ("B", None)):
             times = found.samples[side]
             self.add("time", "ms", statistics.median(times), samples=times, commit=commit, **common)
-        bounds = {"base": base, "low": found.low, "high": found.high, "limit": found.limit, "verdict": found.verdict}
-        self.add("ratio", "", found.ratio, samples=found.ratios, config=bounds, **common)
-        self.add("noise", "", found.noise, config={"base": base}, **common)
+        judged = {name: getattr(found, name) for name in ("low", "high", "noise", "limit", "verdict")}
+        self.add("ratio", "", found.ratio, samples=found.ratios, config={"base": base, **judged}, **common)
         self.write()
 
     def write(self) -> None:

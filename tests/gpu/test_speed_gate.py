@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,8 @@ def test_a_planted_five_percent_is_caught_and_an_unchanged_tree_is_not_accused(f
             workers = {**same, "B": b}
             found = compare(lambda side, workers=workers: block(workers[side]))
             verdicts[name].append(found.verdict)
-            kept.add_verdict(Verdict(CASE, found), name, WORKLOAD.version)
+            case = replace(CASE, implementation=f"{CASE.implementation}-{name}")
+            kept.add_verdict(Verdict(case, found), kept.provenance["commit"], WORKLOAD.version)
             print(f"{name:10s} ratio {found.ratio:.4f} [{found.low:.4f}, {found.high:.4f}] noise {found.noise:.2%}")
     print(kept.path)
     assert verdicts["planted"] == ["slower"] * TRIES

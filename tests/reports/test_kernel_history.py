@@ -16,9 +16,8 @@ PEER = Case("causal_conv1d", "causal-conv1d", CASE.shape, "bfloat16", True)
 
 
 def bench(root, commit, started, times, *, device="GPU X", verdict=None):
-    rows = Rows("quick", torch.device("cpu"), [commit, started])
+    rows = Rows(root, "quick", torch.device("cpu"), [commit, started])
     rows.provenance |= {"commit": commit, "device": device, "torch": "2.13.0", "triton": "3.9.0", "dirty": False}
-    rows.run_id = f"{commit}{started[-2:]}"
     if verdict is None:
         rows.add_timing(Timing(CASE, times, floor_ms=0.05, num_bytes=8, extra_bytes=3 << 20, cold_start_s=1.5), 1)
         rows.add_timing(Timing(PEER, [], status="n/a", reason="no module | named peer"), 1)
@@ -26,7 +25,7 @@ def bench(root, commit, started, times, *, device="GPU X", verdict=None):
         rows.add_verdict(Verdict(CASE, verdict), "ba5e" * 10, 1)
     for row in rows.rows:
         row["started_at"] = started
-    return rows.write(root)
+    rows.write()
 
 
 @pytest.fixture

@@ -180,7 +180,7 @@ def test_compare_fails_only_where_this_tree_is_the_slower_one(slower_checkout, t
     frame = storage.read(storage.files([tmp_path], "kernels"))
     ratios = frame[(frame["metric"] == "ratio") & (frame["model"] == "torch")]
     assert all((ratios["value"] > 2) if slower == "this" else (ratios["value"] < 0.5))
-    assert set(frame["metric"]) == {"time", "ratio", "noise"}
+    assert set(frame["metric"]) == {"time", "ratio"}
 
 
 def test_bench_writes_rows_that_the_report_shows(tmp_path):

@@ -17,10 +17,11 @@ import typer
 # torch, pandas and matplotlib take seconds to import: they are imported where they are first needed
 from kernels import OPERATORS
 from models import MODELS
-from suite.config import ExperimentConfig, Resolver, Run, expand, find_experiments, load_experiment
-from suite.registry import nearest
+from suite.config import AnyRun, ExperimentConfig, Resolver, expand, find_experiments, load_experiment
+from suite.registry import Entry, Registry, nearest
 from tasks import TASKS
 
+WORKLOADS = Registry("operator", {name: Entry(*where) for name, where in OPERATORS.items()})
 HOME = Path(__file__).resolve().parent
 REPORTS = HOME / "reports"
 LOCAL = Path("results/local")
@@ -128,11 +129,15 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved plan and train nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Repeat runs that are already stored.")] = False,
 ) -> None:
-    """Run a named task x model grid; what is already stored is skipped, what was interrupted continues."""
+    """Run a named grid, task x model or operators; what is stored is skipped, what was interrupted continues."""
     from rich.console import Console
 
     config, path = _experiment(experiment)
-    resolver = Resolver(TASKS, MODELS, None if data is None else str(data))
+    if jobs > 1 and config.timed:
+        raise ValueError(
+            f"--jobs {jobs}: {experiment} times operators, and runs side by side would disturb each other; leave it out"
+        )
+    resolver = Resolver(TASKS, MODELS, WORKLOADS, None if data is None else str(data))
     runs = expand(
         experiment,
         config,
@@ -168,14 +173,14 @@ def run(
         except KeyboardInterrupt:
             display.interrupted()
             raise typer.Exit(130) from None
-    bad = [finished for finished in ended if finished.status != "ok"]
+    bad = [finished for finished in ended if finished.status not in ("ok", "n/a")]
     if bad:
         console.print(f"{len(bad)} of {len(ended)} runs did not end well; their rows say why (`show RUN_ID`)")
         raise typer.Exit(1)
     console.print(f"done: {len(ended)} runs; now: python run_suite.py report {experiment}", highlight=False)
 
 
-def _print_plan(runs: list[Run], stored: dict[str, str]) -> None:
+def _print_plan(runs: list[AnyRun], stored: dict[str, str]) -> None:
     """Every run on one line: what differs between the runs in dotted keys, then what they share."""
     import json
 
@@ -299,11 +304,9 @@ def bench(
     from rich.console import Console
 
     from suite.bench.cases import KINDS, SETS, cases, check_names
-    from suite.registry import Entry, Registry
 
-    operators = Registry("operator", {name: Entry(*where) for name, where in OPERATORS.items()})
-    targets = {name: entry.target for name, entry in operators.entries.items()}
-    names = check_names(ops or (), operators)
+    targets = {name: entry.target for name, entry in WORKLOADS.entries.items()}
+    names = check_names(ops or (), WORKLOADS)
     # a file or a pipe has no width of its own, and a cut number is worse than a long line
     console = Console() if sys.stdout.isatty() else Console(width=160)
     if update_budgets:
@@ -326,7 +329,7 @@ def bench(
         raise ValueError(f"--compare {compare} and --against {against}: give one of them")
     chosen = shapes or (Shapes.quick if target.type == "cuda" else Shapes.short)
     kinds = ("ours",) if base else KINDS[against]
-    workloads = {name: operators.load(name) for name in names}
+    workloads = {name: WORKLOADS.load(name) for name in names}
     wanted = [case for work in workloads.values() for case in cases(work, SETS[chosen.value], kinds)]
     rows = Rows(results, chosen.value, target, [*names, against, compare or ""])
     console.print(f"{len(wanted)} cases on {device_name(target)}, torch {torch.__version__}", highlight=False)
@@ -344,7 +347,7 @@ def bench(
             limits = ceilings(target)
             rows.add_ceilings(limits)
             with show.Timings(console, wanted, limits) as timings:
-                for timing in time_cases(wanted, operators.load, targets, target, limits):
+                for timing in time_cases(wanted, WORKLOADS.load, targets, target, limits):
                     rows.add_timing(timing, workloads[timing.case.op].version)
                     timings.add(timing)
                     failed |= timing.status == "failed"

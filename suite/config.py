@@ -10,6 +10,14 @@ that change several keys together:
         - {model.name: h3}
 
 Order of precedence: baseline, sweep, scale, `--set`. Every run is resolved and checked before the first one starts.
+
+A grid trains (sections task, model, train) or times operators (the one section bench):
+
+    baseline:
+      bench: {dtype: bfloat16, lengths: [512, 1024]}
+    sweep:
+      series:
+        - {bench.op: attention, bench.implementation: torch, bench.shape: {B: 1, H: 16, K: 64}}
 """
 
 from __future__ import annotations
@@ -25,10 +33,14 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from suite.bench.cases import Case, series
 from suite.contracts import Config
 from suite.registry import Registry, nearest
 
 SECTIONS = ("task", "model", "train")
+"""Of a grid that trains."""
+BENCH = ("bench",)
+"""Of a grid that times operators."""
 
 
 class EarlyStop(Config):
@@ -101,6 +113,20 @@ class TrainConfig(Config):
         return self
 
 
+class BenchConfig(Config):
+    """One implementation of an operator, timed over a sweep of lengths. What `shape` may hold is the operator's."""
+
+    op: str
+    implementation: str
+    shape: dict[str, int | str]
+    """Sizes by their letter and named variants, without T: `{B: 1, D: 1024, N: 16, form: core}`."""
+    lengths: tuple[int, ...] = Field(min_length=1)
+    """T, one timing each."""
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    backward: bool = False
+    """Forward and backward together, as a training step pays for them."""
+
+
 class Select(Config):
     """Which of several runs a table shows, e.g. the best learning rate by validation accuracy."""
 
@@ -120,6 +146,8 @@ class TableSpec(Config):
     split: str = "test"
     percent: bool = True
     """Show fractions as percentages, as the papers do."""
+    decimals: int | None = Field(default=None, ge=0)
+    """None: as many as the paper prints, at least one."""
     tolerance: float = Field(default=1.0, ge=0)
     """A cell agrees with the paper if it differs by no more than this, in the shown unit."""
 
@@ -134,6 +162,7 @@ class FigureSpec(Config):
     x_log2: bool = False
     y: str = "accuracy"
     y_label: str = ""
+    y_log10: bool = False
     split: str = "test"
     percent: bool = True
     panels: str | None = None
@@ -162,6 +191,16 @@ class ExperimentConfig(Config):
     """Name to overrides; `seeds` and `sweep` may stand there too. The first is the default, only `paper` unreduced."""
     table: TableSpec | None = None
     figure: FigureSpec | None = None
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """What its dotted keys start with."""
+        return BENCH if "bench" in self.baseline else SECTIONS
+
+    @property
+    def timed(self) -> bool:
+        """Whether it times operators instead of training."""
+        return self.sections == BENCH
 
 
 @dataclass(frozen=True)
@@ -193,11 +232,78 @@ class Run:
     def run_id(self) -> str:
         return identity(self.resolved)
 
+    @property
+    def title(self) -> str:
+        return f"{self.model_name} on {self.task_name}, seed {self.seed}"
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """What its rows say of it, besides how and where it ran."""
+        return {
+            "task": self.task_name,
+            "task_version": self.task.version,
+            "model": self.model_name,
+            "model_version": self.model.version,
+            "stand_in": self.task.stand_in,
+            "split_policy": self.task.split_policy,
+            "precision": self.train.precision,
+            "deterministic": self.train.deterministic,
+        }
+
+
+@dataclass(frozen=True)
+class TimingRun:
+    """One resolved series of timings: an operator in one implementation over its lengths, with its workload."""
+
+    experiment: str
+    scale: str
+    bench: BenchConfig
+    workload: Any
+    seed: int = 0
+    """Its inputs are the same in every run."""
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """As that of `Run`, with the version of the workload."""
+        return {"bench": {"version": self.workload.version, **self.bench.model_dump(mode="json")}}
+
+    @property
+    def run_id(self) -> str:
+        return identity(self.resolved)
+
+    @property
+    def cases(self) -> list[Case]:
+        """One for each length. ValueError for what the operator does not have."""
+        bench = self.bench
+        return series(self.workload, bench.implementation, bench.shape, bench.lengths, bench.dtype, bench.backward)
+
+    @property
+    def title(self) -> str:
+        direction = "forward+backward" if self.bench.backward else "forward"
+        return f"{self.bench.op} {self.bench.implementation}, {direction}"
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """As those of `Run`: the operator for the task and the implementation for the model, as in `bench`."""
+        return {
+            "task": self.bench.op,
+            "task_version": self.workload.version,
+            "model": self.bench.implementation,
+            "stand_in": "",
+            "split_policy": "",
+            "precision": self.bench.dtype,
+        }
+
+
+AnyRun = Run | TimingRun
+
 
 def identity(resolved: Mapping[str, Any]) -> str:
     """The first 16 hex digits of the SHA-256 of the canonical JSON, machine paths left out."""
-    task = {key: value for key, value in resolved["task"].items() if key != "data"}
-    text = json.dumps({**resolved, "task": task}, sort_keys=True, separators=(",", ":"))
+    if "task" in resolved:
+        task = {key: value for key, value in resolved["task"].items() if key != "data"}
+        resolved = {**resolved, "task": task}
+    text = json.dumps(resolved, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -237,6 +343,19 @@ def load_experiment(path: Path) -> ExperimentConfig:
     return parse(ExperimentConfig, values, str(path))
 
 
+def check_sections(config: ExperimentConfig, where: str) -> None:
+    """Raises ValueError for a section of the baseline that is none, or one of another kind of grid."""
+    for section in config.baseline:
+        if section in config.sections:
+            continue
+        if section in SECTIONS:
+            raise ValueError(f"{where}: baseline.{section}: a grid with bench times operators and trains nothing")
+        raise ValueError(
+            f"{where}: baseline.{section}: unknown section{nearest(section, (*SECTIONS, *BENCH))}; "
+            f"there are: {', '.join(SECTIONS)}; or {BENCH[0]} alone"
+        )
+
+
 def assignment(text: str, flag: str) -> tuple[str, Any]:
     """`train.lr=1e-3` as a dotted key and a YAML value."""
     key, equals, value = text.partition("=")
@@ -250,10 +369,8 @@ def assignment(text: str, flag: str) -> tuple[str, Any]:
 
 def _assign(tree: dict[str, dict[str, Any]], key: str, value: Any, where: str) -> None:
     section, dot, name = key.partition(".")
-    if section not in SECTIONS or not dot:
-        raise ValueError(
-            f"{where}: {key!r}: a dotted key starts with {', '.join(SECTIONS)}{nearest(section, SECTIONS)}"
-        )
+    if section not in tree or not dot:
+        raise ValueError(f"{where}: {key!r}: a dotted key starts with {', '.join(tree)}{nearest(section, tree)}")
     tree[section][name] = value
 
 
@@ -283,11 +400,19 @@ class Resolver:
 
     tasks: Registry
     models: Registry
+    operators: Registry = field(default_factory=lambda: Registry("operator", {}))
+    """Names of operators to their workloads."""
     data: str | None = None
     _specs: dict[str, Any] = field(default_factory=dict)
 
-    def resolve(self, experiment: str, scale: str, tree: Mapping[str, Any], seed: int, where: str) -> Run:
+    def resolve(self, experiment: str, scale: str, tree: Mapping[str, Any], seed: int, where: str) -> AnyRun:
         """One run from its sections; every fault is a ValueError that starts with `where`."""
+        if "bench" in tree:
+            bench = parse(BenchConfig, tree["bench"], f"{where}: bench")
+            workload = _at(f"{where}: bench.op", lambda: self.operators.load(bench.op))
+            timing = TimingRun(experiment, scale, bench, workload)
+            _at(f"{where}: bench", lambda: timing.cases)
+            return timing
         parts: dict[str, Any] = {}
         for kind, registry in (("task", self.tasks), ("model", self.models)):
             values = {key: value for key, value in tree[kind].items() if key != "name"}
@@ -339,7 +464,7 @@ def expand(
     overrides: Sequence[str] = (),
     num_seeds: int | None = None,
     where: str = "grid.yaml",
-) -> list[Run]:
+) -> list[AnyRun]:
     """All runs of an experiment at one scale, resolved and checked, in grid order.
 
     only: `key=value` filters on the resolved run; several of one key are alternatives.
@@ -360,12 +485,9 @@ def expand(
         if axis not in config.sweep:
             raise ValueError(f"{where}: scales.{scale}.sweep: unknown axis {axis!r}{nearest(axis, config.sweep)}")
     sweep = {**config.sweep, **narrowed}
-    unknown = set(config.baseline) - set(SECTIONS)
-    if unknown:
-        key = sorted(unknown)[0]
-        raise ValueError(
-            f"{where}: baseline.{key}: unknown section{nearest(key, SECTIONS)}; there are: {', '.join(SECTIONS)}"
-        )
+    check_sections(config, where)
+    if config.timed and seeds != (0,):
+        raise ValueError(f"{where}: seeds: timings have none, their inputs are always the same; leave out --seeds")
     settings = [assignment(text, "--set") for text in overrides]
     filters: dict[str, list[Any]] = {}
     for text in only:
@@ -375,7 +497,7 @@ def expand(
     runs = []
     seen: dict[str, set[str]] = {key: set() for key in filters}
     for point in itertools.product(*(_axis(axis, values) for axis, values in sweep.items())):
-        tree: dict[str, dict[str, Any]] = {section: dict(config.baseline.get(section, {})) for section in SECTIONS}
+        tree: dict[str, dict[str, Any]] = {s: dict(config.baseline.get(s, {})) for s in config.sections}
         for change in point:
             for key, value in change.items():
                 _assign(tree, key, value, f"{where}: sweep")

@@ -16,16 +16,16 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from suite.config import Run
+from suite.config import AnyRun
 from suite.runner import Finished
 
 if TYPE_CHECKING:
     from suite.trainer import Progress as RunProgress
 
 
-def run_label(run: Run) -> str:
-    """`gsa on mqar, seed 0 [1f0c...]`."""
-    return f"{run.model_name} on {run.task_name}, seed {run.seed} [{run.run_id[:6]}]"
+def run_label(run: AnyRun) -> str:
+    """`gsa on mqar, seed 0 [1f0c...]`, `attention torch, forward [9a70...]`."""
+    return f"{run.title} [{run.run_id[:6]}]"
 
 
 class GridDisplay:
@@ -57,17 +57,16 @@ class GridDisplay:
     ) -> None:
         self.bars.stop()
 
-    def started(self, run: Run) -> None:
+    def started(self, run: AnyRun) -> None:
         """A run is now in hand."""
         self.tasks[run.run_id] = self.bars.add_task(run_label(run), total=None, note="preparing")
 
-    def progressed(self, run: Run, progress: RunProgress) -> None:
+    def progressed(self, run: AnyRun, progress: RunProgress) -> None:
         """A run in hand reports."""
         if run.run_id not in self.tasks:
             self.started(run)
-        accuracy = "" if progress.accuracy is None else f"  accuracy {progress.accuracy:.3f}"
-        note = f"loss {progress.loss:.4f}{accuracy}  {progress.steps_per_s:.0f} steps/s"
-        self.bars.update(self.tasks[run.run_id], completed=progress.step, total=progress.total_steps, note=note)
+        task = self.tasks[run.run_id]
+        self.bars.update(task, completed=progress.step, total=progress.total_steps, note=progress.note)
 
     def finished(self, finished: Finished) -> None:
         """A run ended; its line stays on the screen."""
@@ -76,11 +75,12 @@ class GridDisplay:
         self.bars.advance(self.grid)
         if self.quiet:
             return
-        accuracy = "" if finished.accuracy is None else f"accuracy {finished.accuracy:.4f}  "
+        found = f"{finished.found}  " if finished.found else ""
         reason = f"  {finished.error.splitlines()[0]}" if finished.error else ""
-        line = f"{finished.status:9s}{run_label(finished.run)}  {accuracy}{finished.seconds:.1f} s{reason}"
-        self.bars.console.print(line, style="" if finished.status == "ok" else "red", markup=False, highlight=False)
+        line = f"{finished.status:9s}{run_label(finished.run)}  {found}{finished.seconds:.1f} s{reason}"
+        style = {"ok": "", "n/a": "dim"}.get(finished.status, "red")
+        self.bars.console.print(line, style=style, markup=False, highlight=False)
 
     def interrupted(self) -> None:
         """The grid was stopped by hand."""
-        self.bars.console.print("interrupted; the same command continues from the last checkpoint")
+        self.bars.console.print("interrupted; the same command continues, a run that trains from its last checkpoint")

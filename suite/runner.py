@@ -6,13 +6,13 @@ import datetime
 import gc
 import json
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite import storage
-from suite.config import Run
+from suite.config import AnyRun, TimingRun
 
 if TYPE_CHECKING:
     import torch
@@ -20,14 +20,17 @@ if TYPE_CHECKING:
     from suite.trainer import Progress
 
 ENDED = ("ok", "diverged", "oom")
-"""How a run can end for good; a failed one (an exception, a full disk) is tried again by the next call."""
+"""How a run can end for good.
+
+A failed one (an exception, a full disk) is tried again by the next call, and so is one that could not run here (`n/a`).
+"""
 
 
 @dataclass(frozen=True)
 class Planned:
     """A run of the grid and how a stored one of the same identity ended (None: not stored)."""
 
-    run: Run
+    run: AnyRun
     stored: str | None
 
     @property
@@ -39,14 +42,15 @@ class Planned:
 class Finished:
     """How a run ended."""
 
-    run: Run
+    run: AnyRun
     status: str
     error: str
     seconds: float
-    accuracy: float | None
+    found: str
+    """Its result in a few words."""
 
 
-def plan(runs: Sequence[Run], roots: Sequence[Path], *, force: bool = False) -> list[Planned]:
+def plan(runs: Sequence[AnyRun], roots: Sequence[Path], *, force: bool = False) -> list[Planned]:
     """What is stored below any of the roots is done; with `force` nothing is."""
     planned = []
     for run in runs:
@@ -57,7 +61,7 @@ def plan(runs: Sequence[Run], roots: Sequence[Path], *, force: bool = False) -> 
 
 
 def execute(
-    run: Run,
+    run: AnyRun,
     root: Path,
     device: torch.device,
     *,
@@ -66,31 +70,39 @@ def execute(
     fresh: bool = False,
     sharing: int = 1,
 ) -> Finished:
-    """Trains, measures and stores one run. Failures become rows; only an interruption is passed on.
+    """Trains and measures one run, or times it, and stores it. Failures become rows; only an interruption is passed on.
 
     fresh: ignore a checkpoint that lies there. sharing: how many runs use this device at a time, itself included.
     """
     import torch
 
+    from suite.bench.measure import Unavailable
+    from suite.bench.series import Timer
     from suite.trainer import DivergedError, Trainer
 
     checkpoint = storage.checkpoint_path(root, run.experiment, run.scale, run.run_id)
     if fresh:
         checkpoint.unlink(missing_ok=True)
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    trainer = Trainer(run, device, checkpoint=checkpoint, report=report, stop=stop)
+    worker: Timer | Trainer
+    if isinstance(run, TimingRun):
+        worker = Timer(run, device, report=report, stop=stop)
+    else:
+        worker = Trainer(run, device, checkpoint=checkpoint, report=report, stop=stop)
     status, error = "ok", ""
     try:
-        trainer()
+        worker()
     except KeyboardInterrupt:
         raise
     except DivergedError as reason:
         status, error = "diverged", str(reason)
+    except Unavailable as reason:
+        status, error = reason.status, str(reason)
     except torch.OutOfMemoryError as reason:
         status, error = "oom", str(reason).splitlines()[0]
     except Exception as reason:
         status, error = "failed", f"{type(reason).__name__}: {reason}\n{traceback.format_exc(limit=-4)}"
-    outcome = trainer.outcome
+    outcome = worker.outcome
     columns = _columns(run, device, started_at, sharing) | {
         "data_digest": outcome.data_digest,
         "duration_s": outcome.seconds,
@@ -99,16 +111,25 @@ def execute(
     rows = [{"step": outcome.step, **columns, **row} for row in outcome.rows]
     storage.write(storage.result_path(root, run.experiment, run.scale, run.run_id), rows)
     checkpoint.unlink(missing_ok=True)
-    tests = [row for row in outcome.rows if row["metric"] == "accuracy" and row.get("split") == "test"]
-    whole = next((row["value"] for row in tests if row.get("slice") == ""), None)
-    del trainer
+    del worker
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    return Finished(run, status, error, outcome.seconds, whole)
+    return Finished(run, status, error, outcome.seconds, _found(outcome.rows))
 
 
-def _columns(run: Run, device: torch.device, started_at: str, sharing: int) -> dict[str, Any]:
+def _found(rows: Sequence[Mapping[str, Any]]) -> str:
+    """`accuracy 0.9980` on the whole test split, or `0.0131 to 11.2 ms, oom at length=524288`."""
+    for row in rows:
+        if row["metric"] == "accuracy" and row["split"] == "test" and row["slice"] == "" and row["value"] is not None:
+            return f"accuracy {row['value']:.4f}"
+    times = [row["value"] for row in rows if row["metric"] == "time" and row["value"] is not None]
+    oom = [row["slice"] for row in rows if row["metric"] == "time" and row["status"] == "oom"]
+    words = [f"{min(times):.3g} to {max(times):.3g} ms"] if times else []
+    return ", ".join(words + [f"oom at {', '.join(oom)}"] * bool(oom))
+
+
+def _columns(run: AnyRun, device: torch.device, started_at: str, sharing: int) -> dict[str, Any]:
     from suite.environment import provenance
 
     facts = provenance(device)
@@ -119,16 +140,9 @@ def _columns(run: Run, device: torch.device, started_at: str, sharing: int) -> d
         "run_id": run.run_id,
         "experiment": run.experiment,
         "scale": run.scale,
-        "task": run.task_name,
-        "task_version": run.task.version,
-        "model": run.model_name,
-        "model_version": run.model.version,
         "seed": run.seed,
-        "stand_in": run.task.stand_in,
-        "split_policy": run.task.split_policy,
         "config": json.dumps(run.resolved, sort_keys=True),
-        "precision": run.train.precision,
-        "deterministic": run.train.deterministic,
         "started_at": started_at,
+        **run.columns,
         **facts,
     }

@@ -50,9 +50,8 @@ class Progress:
 
     step: int
     total_steps: int
-    loss: float
-    accuracy: float | None
-    steps_per_s: float
+    note: str
+    """`loss 0.6931  accuracy 0.512  140 steps/s`."""
 
 
 @dataclass
@@ -307,7 +306,9 @@ class Trainer:
             count = int(self.loss_count)
             loss = float(self.loss_sum) / count if count else math.nan
             rate = self.watch.steps_per_s[-1] if self.watch.steps_per_s else 0.0
-            self.report(Progress(self.step, self.total_steps, loss, self.accuracy, rate))
+            accuracy = "" if self.accuracy is None else f"  accuracy {self.accuracy:.3f}"
+            note = f"loss {loss:.4f}{accuracy}  {rate:.0f} steps/s"
+            self.report(Progress(self.step, self.total_steps, note))
 
     def _evaluate(self, segment: Segment, kind: str | None) -> dict[str, tuple[float, float]]:
         """(sum, count) of every metric over a segment. kind: record graphs under this name, or None: run directly."""

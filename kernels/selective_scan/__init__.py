@@ -19,9 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.backend import on_device_of, use_triton
 from kernels.selective_scan.chunked import selective_scan_chunked
 
 __all__ = ["selective_scan", "selective_scan_step"]
+
+MAX_STATE_TRITON = 64
 
 
 def selective_scan(
@@ -45,12 +48,17 @@ def selective_scan(
     D, dt_bias: [D]; initial_state: [B, D, N]. The step size is dt + dt_bias, through softplus where asked.
     Returns y [B, T, D] in the dtype of x and, on request, the final state [B, D, N]. The state, the decays and the
     step size are float32 at least, also for half-precision x and under autocast.
+
+    backend: triton takes real float32, bfloat16 and float16 inputs on a CUDA device and N up to 64, and copies x, dt, z
+    first where D is not contiguous; auto is plain PyTorch until the kernels have passed their tests on a device as they
+    stand now. Both are deterministic.
     """
     _check(x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, initial_state=initial_state)
-    if backend == "triton":
-        raise ValueError("selective_scan: no Triton path yet; use backend='auto' or 'torch'.")
-    if backend not in ("auto", "torch"):
-        raise ValueError(f"selective_scan: backend={backend!r} is not one of 'auto', 'torch', 'triton'.")
+    if _use_triton("selective_scan", backend, x, dt, A, B, C, D, z, dt_bias, initial_state):
+        from kernels.selective_scan.triton import selective_scan_triton
+
+        with on_device_of(x):
+            return selective_scan_triton(x, dt, A, B, C, D, z, dt_bias, dt_softplus, initial_state, return_final_state)
     with torch.autocast(x.device.type, enabled=False):
         y, state = selective_scan_chunked(
             x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus, initial_state=initial_state
@@ -70,11 +78,23 @@ def selective_scan_step(
     z: Tensor | None = None,
     dt_bias: Tensor | None = None,
     dt_softplus: bool = False,
+    backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> Tensor:
     """One step of the recurrence; `state` [B, D, N] is updated in place.
 
     x, dt, z: [B, D]; B, C: [B, N] or, where they do not depend on the input, [1, D, N]. Returns y [B, D].
+    The Triton path has no gradient; where one is recorded, auto takes plain PyTorch.
     """
+    _check_step(x, dt, A, B, C, state, D=D, z=z, dt_bias=dt_bias)
+    tensors = (x, dt, A, B, C, state, D, z, dt_bias)
+    recorded = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    if recorded and backend == "triton":
+        raise ValueError("selective_scan_step: backend='triton' has no gradient; call it under torch.no_grad().")
+    if _use_triton("selective_scan_step", "torch" if recorded and backend == "auto" else backend, x, *tensors[1:]):
+        from kernels.selective_scan.triton import selective_scan_step_triton
+
+        with on_device_of(x):
+            return selective_scan_step_triton(x, dt, A, B, C, state, D, z, dt_bias, dt_softplus)
     with torch.autocast(x.device.type, enabled=False):
         real = A.real.dtype
         step = dt.to(real) if dt_bias is None else dt.to(real) + dt_bias.to(real)
@@ -90,6 +110,17 @@ def selective_scan_step(
         if z is not None:
             y = y * F.silu(z.to(real))
     return y.to(x.dtype)
+
+
+def _use_triton(op: str, backend: str, x: Tensor, dt: Tensor, A: Tensor, *others: Tensor | None) -> bool:
+    if backend == "auto":
+        return False
+    triton = use_triton(op, backend, x, dt, A, *others)
+    if triton and A.shape[1] > MAX_STATE_TRITON:
+        raise ValueError(
+            f"{op}: backend='triton' takes N up to {MAX_STATE_TRITON}, got N={A.shape[1]}; use backend='auto'."
+        )
+    return triton
 
 
 def _check(
@@ -110,15 +141,52 @@ def _check(
         raise ValueError(f"selective_scan: A must be [D, N] with D={x.shape[2]} as in x, got {list(A.shape)}.")
     batch, length, width = x.shape
     state = A.shape[1]
-    for name, tensor, allowed in (
-        ("dt", dt, [(batch, length, width)]),
-        ("B", B, [(batch, length, state), (width, state)]),
-        ("C", C, [(batch, length, state), (width, state)]),
-        ("D", D, [(width,)]),
-        ("z", z, [(batch, length, width)]),
-        ("dt_bias", dt_bias, [(width,)]),
-        ("initial_state", initial_state, [(batch, width, state)]),
-    ):
+    maps = [(batch, length, state), (width, state)]
+    _check_shapes(
+        "selective_scan",
+        dt=(dt, [(batch, length, width)]),
+        B=(B, maps),
+        C=(C, maps),
+        D=(D, [(width,)]),
+        z=(z, [(batch, length, width)]),
+        dt_bias=(dt_bias, [(width,)]),
+        initial_state=(initial_state, [(batch, width, state)]),
+    )
+
+
+def _check_step(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    state: Tensor,
+    *,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+) -> None:
+    if x.ndim != 2:
+        raise ValueError(f"selective_scan_step: x must be [B, D], got {list(x.shape)}.")
+    if A.ndim != 2 or A.shape[0] != x.shape[1]:
+        raise ValueError(f"selective_scan_step: A must be [D, N] with D={x.shape[1]} as in x, got {list(A.shape)}.")
+    batch, width = x.shape
+    num_states = A.shape[1]
+    maps = [(batch, num_states), (1, width, num_states)]
+    _check_shapes(
+        "selective_scan_step",
+        dt=(dt, [(batch, width)]),
+        B=(B, maps),
+        C=(C, maps),
+        state=(state, [(batch, width, num_states)]),
+        D=(D, [(width,)]),
+        z=(z, [(batch, width)]),
+        dt_bias=(dt_bias, [(width,)]),
+    )
+
+
+def _check_shapes(op: str, **tensors: tuple[Tensor | None, list[tuple[int, ...]]]) -> None:
+    for name, (tensor, allowed) in tensors.items():
         if tensor is not None and tuple(tensor.shape) not in allowed:
             shapes = " or ".join(str(list(shape)) for shape in allowed)
-            raise ValueError(f"selective_scan: {name} must be {shapes} to go with x and A, got {list(tensor.shape)}.")
+            raise ValueError(f"{op}: {name} must be {shapes} to go with x and A, got {list(tensor.shape)}.")

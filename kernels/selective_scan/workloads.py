@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernels.selective_scan import selective_scan, selective_scan_step
 from kernels.selective_scan.reference import selective_scan_reference
+from kernels.selective_scan.unfused import selective_scan_unfused
 from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic, uniform
 
 DT_MIN, DT_MAX = 1e-3, 1e-1
@@ -73,6 +74,12 @@ def short(shape: Shape) -> Shape:
     return {**shape, "B": min(2, int(shape["B"])), "T": min(130, int(shape["T"])), "D": min(24, int(shape["D"]))}
 
 
+def load_triton() -> Callable[..., Any]:
+    import triton  # noqa: F401
+
+    return partial(selective_scan, backend="triton")
+
+
 def load_mamba() -> Callable[..., Tensor]:
     from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
 
@@ -100,7 +107,9 @@ WORKLOAD = Workload(
     cost=cost,
     short=short,
     implementations=(
+        Implementation("triton", "ours", load_triton, cold_start=True),
         Implementation("torch", "ours", lambda: partial(selective_scan, backend="torch")),
+        Implementation("unfused", "torch", lambda: selective_scan_unfused),
         Implementation("mamba-ssm", "peer", load_mamba, channel_first, time_second),
     ),
     shapes={
@@ -149,8 +158,14 @@ def short_step(shape: Shape) -> Shape:
     return {**shape, "B": min(2, int(shape["B"])), "D": min(72, int(shape["D"]))}
 
 
-def load_step() -> Callable[..., tuple[Tensor, Tensor]]:
-    return updated(selective_scan_step)
+def load_triton_step() -> Callable[..., tuple[Tensor, Tensor]]:
+    import triton  # noqa: F401
+
+    return updated(partial(selective_scan_step, backend="triton"))
+
+
+def load_torch_step() -> Callable[..., tuple[Tensor, Tensor]]:
+    return updated(partial(selective_scan_step, backend="torch"))
 
 
 def load_mamba_step() -> Callable[..., tuple[Tensor, Tensor]]:
@@ -175,7 +190,8 @@ STEP = Workload(
     cost=step_cost,
     short=short_step,
     implementations=(
-        Implementation("torch", "ours", load_step),
+        Implementation("triton", "ours", load_triton_step, cold_start=True),
+        Implementation("torch", "ours", load_torch_step),
         Implementation("mamba-ssm", "peer", load_mamba_step),
     ),
     shapes={

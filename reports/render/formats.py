@@ -74,12 +74,13 @@ def grids(report: Report) -> Iterator[Grid]:
     """The comparison, the claims and the costs of a report, each where it has lines."""
     comparison = report.has_published
     unit = f" ({report.unit})" if report.unit else ""
-    header: tuple[str, ...] = ("row", "column", f"ours{unit}", "seeds")
+    seeds_or_spread = "spread" if report.timed else "seeds"
+    header: tuple[str, ...] = ("row", "column", f"ours{unit}", seeds_or_spread)
     if comparison:
-        header = ("row", "column", f"paper{unit}", f"ours{unit}", "seeds", "difference", "verdict")
+        header = ("row", "column", f"paper{unit}", f"ours{unit}", seeds_or_spread, "difference", "verdict")
     lines: list[tuple[str, ...]] = []
     for cell in report.cells:
-        ours, seeds = _ours(cell, report.decimals), _seeds(cell)
+        ours, seeds = _ours(cell, report.decimals), _spread(cell) if report.timed else _seeds(cell)
         if comparison:
             difference = "" if cell.difference is None else fixed(cell.difference, report.decimals, sign=True)
             lines.append((cell.row, cell.column, _paper(cell), ours, seeds, difference, cell.verdict))
@@ -120,6 +121,10 @@ def _seeds(cell: Cell) -> str:
         return ""
     text = f"{cell.num_seeds}" if cell.num_seeds == cell.planned else f"{cell.num_seeds} of {cell.planned}"
     return "; ".join([text, *(f"{count} {kind}" for kind, count in cell.failures)])
+
+
+def _spread(cell: Cell) -> str:
+    return "" if cell.spread is None else f"{cell.spread:.1%}"
 
 
 def _verdict(claim: Claim) -> str:

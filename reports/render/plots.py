@@ -50,7 +50,8 @@ def draw(report: Report) -> Canvas | None:
         kinds = [
             name for mark, name in (("†", f"reduced: scale {report.scale}"), ("§", "stand-in data")) if mark in marks
         ]
-        canvas.suptitle(report.experiment + (f" ({', '.join(kinds)})" if kinds else ""), fontsize=10)
+        where = f", {report.device}" if report.timed and report.device else ""
+        canvas.suptitle(report.experiment + where + (f" ({', '.join(kinds)})" if kinds else ""), fontsize=10)
     return canvas
 
 
@@ -62,6 +63,8 @@ def _lines(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
         if x:
             spread = [point.sd for point in series.points]
             ax.errorbar(x, y, yerr=spread, color=color, marker=marker, ms=4, lw=1.4, capsize=2, label=series.label)
+            if series.ended:
+                ax.annotate(series.ended, (x[-1], y[-1]), (5, 0), textcoords="offset points", color=color, va="center")
         if series.published:
             theirs = sorted(series.published)
             ax.plot(
@@ -77,6 +80,8 @@ def _lines(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
             )
     if figure.spec.x_log2:
         ax.set_xscale("log", base=2)
+    if figure.spec.y_log10:
+        ax.set_yscale("log")
 
 
 def _bars(ax: Any, panel: tuple[Series, ...]) -> None:

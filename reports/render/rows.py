@@ -18,7 +18,7 @@ import pandas as pd
 
 from suite.config import ExperimentConfig, Select, lookup
 
-LOWER_IS_BETTER = frozenset({"loss", "perplexity", "bits_per_byte", "peak_memory"})
+LOWER_IS_BETTER = frozenset({"loss", "perplexity", "bits_per_byte", "peak_memory", "time", "peak_extra_memory"})
 """Metrics of which less is better."""
 
 
@@ -190,6 +190,15 @@ def on_grid(runs: Sequence[StoredRun], points: Sequence[Mapping[str, Any]]) -> t
         for text, count in sorted(strange.items())
     ]
     return kept, notes
+
+
+def one_device(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], int]:
+    """The runs of the device that the newest one used, and how many of others: their times are never compared."""
+    if not runs:
+        return [], 0
+    device = max(runs, key=lambda run: (run.started_at, run.run_id)).device
+    kept = [run for run in runs if run.device == device]
+    return kept, len(runs) - len(kept)
 
 
 def score(run: StoredRun, select: Select) -> float | None:

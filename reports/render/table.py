@@ -19,15 +19,18 @@ import pandas as pd
 from reports.render.rows import (
     LOWER_IS_BETTER,
     StoredRun,
+    Value,
     grid_points,
     load_runs,
     matches,
     on_grid,
+    one_device,
     planned_seeds,
     same,
     select_best,
     settle,
 )
+from suite.bench.cases import spread
 from suite.config import SECTIONS, ExperimentConfig, FigureSpec, TableSpec, lookup
 from suite.registry import nearest
 
@@ -66,6 +69,8 @@ class Cell:
     mean: float | None = None
     sd: float | None = None
     """Sample standard deviation over seeds; None of a single one."""
+    spread: float | None = None
+    """Of the raw samples, where one run has them: half the distance between the quartiles over the median."""
     num_seeds: int = 0
     planned: int = 0
     """Seeds the grid asks for; 0 for a row that only the paper has."""
@@ -126,6 +131,8 @@ class Series:
     label: str
     points: tuple[Point, ...]
     published: tuple[tuple[Any, float], ...] = ()
+    ended: str = ""
+    """Why there is no point behind the last one: `oom`."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +160,10 @@ class Report:
     costs: tuple[Cost, ...]
     provenance: tuple[str, ...]
     figure: Figure | None
+    timed: bool = False
+    """Whether the runs time operators, which have no seeds."""
+    device: str = ""
+    """Of a timed report, which has one only."""
 
     @property
     def has_published(self) -> bool:
@@ -171,9 +182,12 @@ def build(config: ExperimentConfig, folder: Path, frame: pd.DataFrame, *, scale:
     scale = _pick_scale(config, everything, scale)
     points = grid_points(config, scale)
     runs, notes = on_grid([run for run in everything if run.scale == scale], points)
+    if config.timed:
+        runs, elsewhere = one_device(runs)
+        notes += [f"left out, of another device than the newest run: {elsewhere} runs"] * bool(elsewhere)
     runs, tried = select_best(runs, config.select)
     spec = config.table or _plain_table(config, points)
-    check_table(spec, str(folder))
+    check_table(spec, str(folder), config.sections)
     published = read_expected(folder / "expected.csv")
     context = _Context(config, spec, scale, points, published, tried)
     settled: dict[tuple[str, str], list[StoredRun]] = {}
@@ -197,15 +211,24 @@ def build(config: ExperimentConfig, folder: Path, frame: pd.DataFrame, *, scale:
         title=config.title,
         source=", ".join(named),
         scale=scale,
-        unit="%" if spec.percent else "",
-        decimals=max([p.decimals for p in published.values()] + [1]),
+        unit="%" if spec.percent else _unit(spec, shown),
+        decimals=max([p.decimals for p in published.values()] + [1]) if spec.decimals is None else spec.decimals,
         cells=tuple(cells),
         notes=tuple(context.notes(cells, shown) + notes),
         claims=tuple(check_claims(read_claims(folder / "claims.csv"), cells, spec, context.scale_marks)),
         costs=tuple(_costs(settled)),
         provenance=tuple(_provenance(shown)),
         figure=None if config.figure is None else context.figure(config.figure, settled),
+        timed=config.timed,
+        device=shown[0].device if config.timed and shown else "",
     )
+
+
+def _unit(spec: TableSpec, runs: Sequence[StoredRun]) -> str:
+    """The unit that all cells share, or nothing."""
+    metrics = {column.get("metric", spec.metric) for column in spec.columns.values()}
+    units = {value.unit for run in runs for value in run.values if value.metric in metrics}
+    return units.pop() if len(units) == 1 and units != {"fraction"} else ""
 
 
 def _name(frame: pd.DataFrame, folder: Path) -> str:
@@ -240,18 +263,22 @@ def _plain_table(config: ExperimentConfig, points: Sequence[Mapping[str, Any]]) 
         }
         for point in points
     }
+    if config.timed:
+        lengths = dict.fromkeys(length for point in points for length in point.get("bench.lengths", ()))
+        columns: dict[str, dict[str, Any]] = {f"T={length}": {"slice": f"length={length}"} for length in lengths}
+        return TableSpec(rows=rows, columns=columns, metric="time", split="", percent=False, decimals=4)
     return TableSpec(rows=rows, columns={"accuracy": {}})
 
 
-def check_table(spec: TableSpec, where: str) -> None:
+def check_table(spec: TableSpec, where: str, sections: Sequence[str] = SECTIONS) -> None:
     """Raises ValueError for a selector key that is neither a dotted key of a run nor a name of a measurement."""
     for kind, selectors in (("rows", spec.rows), ("columns", spec.columns)):
         words = ("slice", "metric", "split") if kind == "columns" else ()
         for label, selector in selectors.items():
             for key in selector:
                 section, dot, _ = key.partition(".")
-                if not (dot and section in SECTIONS) and key not in words:
-                    allowed = ", ".join([*(f"{s}.<key>" for s in SECTIONS), *words])
+                if not (dot and section in sections) and key not in words:
+                    allowed = ", ".join([*(f"{s}.<key>" for s in sections), *words])
                     raise ValueError(
                         f"{where}: table.{kind}.{label}: {key!r} selects nothing; a key is one of {allowed}"
                     )
@@ -327,18 +354,17 @@ class _Context:
         """(value in the shown unit, how it ended): `ok`, a failure, or empty where nothing was measured."""
         if run.status != "ok":
             return None, run.status
-        choice = self.spec.columns[column]
-        metric, split = choice.get("metric", self.spec.metric), choice.get("split", self.spec.split)
-        return self._value(run, metric, split, choice.get("slice", ""), self.spec.percent)
-
-    @staticmethod
-    def _value(run: StoredRun, metric: str, split: str, part: str, percent: bool) -> tuple[float | None, str]:
-        found = run.find(metric, split, part)
+        found = self._found(column, run)
         if found is None:
             return None, ""
         if found.value is None:
             return None, found.status if found.status != "ok" else "failed"
-        return found.value * (100 if percent and found.unit == "fraction" else 1), "ok"
+        return found.value * (100 if self.spec.percent and found.unit == "fraction" else 1), "ok"
+
+    def _found(self, column: str, run: StoredRun) -> Value | None:
+        choice = self.spec.columns[column]
+        metric, split = choice.get("metric", self.spec.metric), choice.get("split", self.spec.split)
+        return run.find(metric, split, choice.get("slice", ""))
 
     def cell(self, row: str, column: str, runs: Sequence[StoredRun]) -> Cell:
         published = self.published.get((row, column))
@@ -347,11 +373,12 @@ class _Context:
         results = {run: self.measured(column, run) for run in sorted(runs, key=lambda run: (run.seed, run.run_id))}
         values = [value for value, _ in results.values() if value is not None]
         ends = [end for _, end in results.values() if end not in ("ok", "")]
+        samples = [found for run in runs if (found := self._found(column, run)) is not None]
         mean = statistics.fmean(values) if values else None
         sd = statistics.stdev(values) if len(values) > 1 else None
         stand_in = any(run.stand_in for run in runs)
         marks = [*self.scale_marks] if runs else []
-        marks += [ONE_SEED] if len(values) == 1 else []
+        marks += [ONE_SEED] if len(values) == 1 and not self.config.timed else []
         marks += [STAND_IN] if stand_in else []
         chosen = self._chosen(runs)
         marks += [SELECTED] if chosen else []
@@ -368,6 +395,7 @@ class _Context:
             published=None if stand_in else published,
             mean=mean,
             sd=sd,
+            spread=spread(samples[0].samples) if len(samples) == 1 else None,
             num_seeds=len(values),
             planned=max(planned_seeds(self.config, self.scale), len(runs)),
             failures=tuple((end, ends.count(end)) for end in sorted(set(ends))),
@@ -381,7 +409,12 @@ class _Context:
     def _in_scale(self, row: str, column: str) -> bool:
         """Whether some point of the grid contradicts neither selector; keys it leaves at their default may be right."""
         wanted = {**self.spec.rows[row], **self.spec.columns[column]}
-        return any(all(same(value, point.get(key, value)) for key, value in wanted.items()) for point in self.points)
+        length = slice_part(wanted.get("slice", ""), "length")
+        return any(
+            all(same(value, point.get(key, value)) for key, value in wanted.items())
+            and length in point.get("bench.lengths", [length])
+            for point in self.points
+        )
 
     def _chosen(self, runs: Sequence[StoredRun]) -> str:
         if self.config.select is None or not runs:
@@ -389,12 +422,21 @@ class _Context:
         values = ", ".join(f"{key}={lookup(runs[0].config, key)}" for key in self.config.select.best_of)
         return f"{values} (best of {self.tried[runs[0].run_id]})"
 
+    def _narrowed(self, axis: str, values: Sequence[Any]) -> str:
+        if any(isinstance(value, Mapping) for value in values):
+            return f"{len(values)} of {len(self.config.sweep.get(axis, values))}"
+        return str(values)
+
     def notes(self, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> list[str]:
         """The lines under the table, in a fixed order, each only where it applies."""
         used = {mark for cell in cells for mark in cell.marks}
         notes = []
         if REDUCED in used:
-            changes = ", ".join(f"{key}: {value}" for key, value in self.config.scales.get(self.scale, {}).items())
+            scale = dict(self.config.scales.get(self.scale, {}))
+            sweep = scale.pop("sweep", {})
+            changed = [f"{key}: {value}" for key, value in scale.items()]
+            changed += [f"{axis}: {self._narrowed(axis, values)}" for axis, values in sweep.items()]
+            changes = ", ".join(changed)
             notes.append(f"{REDUCED} reduced: scale {self.scale} ({changes}); no verdict against the paper")
         if ONE_SEED in used:
             notes.append(f"{ONE_SEED} one seed")
@@ -409,6 +451,8 @@ class _Context:
                     picks.setdefault(cell.chosen, []).append(f"{cell.row} / {cell.column}")
             which = "; ".join(f"{chosen}: {', '.join(places)}" for chosen, places in sorted(picks.items()))
             notes.append(f"{SELECTED} chosen by {select.split} {select.by}, mean over seeds: {which}")
+        if self.config.timed:
+            notes.append("median of raw samples; spread: half the distance between their quartiles over it")
         asked = [cell for cell in cells if cell.planned]
         missing = sum(cell.missing for cell in asked)
         outside = sum(cell.missing and not self._in_scale(cell.row, cell.column) for cell in asked)
@@ -445,7 +489,8 @@ class _Context:
                 if spec.x == "column":
                     order = {column: i for i, column in enumerate(self.spec.columns)}
                     drawn.sort(key=lambda point: order[point.x])
-                panels.setdefault(panel, []).append(Series(row, tuple(drawn), published))
+                ended = self._figure_end(spec, row, panel, settled, drawn)
+                panels.setdefault(panel, []).append(Series(row, tuple(drawn), published, ended))
         return Figure(spec, tuple((title, tuple(series)) for title, series in panels.items()))
 
     def _figure_values(self, spec: FigureSpec, column: str, run: StoredRun) -> Iterable[tuple[Any, float]]:
@@ -467,6 +512,27 @@ class _Context:
                 x = lookup(run.config, spec.x)
             if value.value is not None and x is not None:
                 yield x, value.value * (100 if spec.percent and value.unit == "fraction" else 1)
+
+    def _figure_end(
+        self,
+        spec: FigureSpec,
+        row: str,
+        panel: str,
+        settled: Mapping[tuple[str, str], Sequence[StoredRun]],
+        drawn: Sequence[Point],
+    ) -> str:
+        if not spec.x.startswith("slice.") or not drawn:
+            return ""
+        lost = [
+            (slice_part(value.slice, spec.x.removeprefix("slice.")), value.status)
+            for place, runs in settled.items()
+            for run in runs
+            if place[0] == row and (spec.panels is None or str(lookup(run.config, spec.panels)) == panel)
+            for value in run.values
+            if (value.metric, value.split) == (spec.y, spec.split) and value.slice and value.value is None
+        ]
+        behind = [(x, status) for x, status in lost if x is not None and x > drawn[-1].x]
+        return min(behind)[1] if behind else ""
 
     def _figure_published(self, spec: FigureSpec, row: str) -> tuple[tuple[Any, float], ...]:
         # panels are values of a run, which a published number does not carry
@@ -500,7 +566,8 @@ def check_claims(
 ) -> list[Claim]:
     """Every claim on our means: `holds`, `fails`, or `not run` while a cell it needs is empty and none refutes it.
 
-    A side is a number or `row | column`; `*` for the column stands for every column, on both sides the same one.
+    A side is a number, `row | column`, or a ratio `row | column / row | column`; `*` for the column stands for every
+    column, everywhere in the claim the same one.
     """
     means = {(cell.row, cell.column): cell.mean for cell in cells}
     claims = []
@@ -512,12 +579,14 @@ def check_claims(
                 f"claims.csv: {line['claim']!r}: comparison {line['comparison']!r} is not one of {allowed}"
             )
         compare = COMPARISONS[line["comparison"]]
-        columns: Sequence[str] = list(spec.columns) if any("*" in side for side in sides) else [""]
-        held, refuted = 0, []
+        starred = any("*" in term for side in sides for term in side)
+        columns: Sequence[str] = list(spec.columns) if starred else [""]
+        held, refuted, ratios = 0, [], []
         for column in columns:
             left, right = (_operand(side, column, means) for side in sides)
             if left is None or right is None:
                 continue
+            ratios += [value for side, value in zip(sides, (left, right), strict=True) if len(side) == 2]
             if compare(left, right, spec.tolerance):
                 held += 1
             else:
@@ -525,6 +594,10 @@ def check_claims(
                 refuted.append(f"{left:.2f} against {right:.2f}{where}")
         verdict: Literal["holds", "fails", "not run"] = "holds"
         detail = f"{held} of {len(columns)}" if len(columns) > 1 else ""
+        if ratios:
+            # a cell shows its value, a ratio stands nowhere else
+            span = f"{min(ratios):.3g} to {max(ratios):.3g}" if len(ratios) > 1 else f"{ratios[0]:.3g}"
+            detail = f"{detail}, {span}".lstrip(", ")
         if refuted:
             verdict, detail = "fails", "; ".join(refuted)
         elif held < len(columns):
@@ -535,13 +608,22 @@ def check_claims(
     return claims
 
 
-def _side(text: str, spec: TableSpec, claim: str) -> tuple[str, ...]:
+def _side(text: str, spec: TableSpec, claim: str) -> tuple[tuple[str, ...], ...]:
+    """The terms of one side: one, or two of a ratio."""
+    # a label may hold a stroke, as in `steps / s`
+    terms = text.split(" / ", 1) if text.count("|") == 2 else [text]
+    return tuple(_term(term, spec, claim) for term in terms)
+
+
+def _term(text: str, spec: TableSpec, claim: str) -> tuple[str, ...]:
     row, bar, column = (part.strip() for part in text.partition("|"))
     if not bar:
         try:
             float(row)
         except ValueError:
-            raise ValueError(f"claims.csv: {claim!r}: {text!r} is neither a number nor `row | column`") from None
+            raise ValueError(
+                f"claims.csv: {claim!r}: {text!r} is neither a number nor `row | column` nor a ratio of two of them"
+            ) from None
         return (row,)
     for name, names in ((row, [*spec.rows]), (column, [*spec.columns, "*"])):
         if name not in names:
@@ -549,10 +631,18 @@ def _side(text: str, spec: TableSpec, claim: str) -> tuple[str, ...]:
     return row, column
 
 
-def _operand(side: tuple[str, ...], column: str, means: Mapping[tuple[str, str], float | None]) -> float | None:
-    if len(side) == 1:
-        return float(side[0])
-    return means.get((side[0], column if side[1] == "*" else side[1]))
+def _operand(
+    side: tuple[tuple[str, ...], ...], column: str, means: Mapping[tuple[str, str], float | None]
+) -> float | None:
+    found = []
+    for term in side:
+        value = float(term[0]) if len(term) == 1 else means.get((term[0], column if term[1] == "*" else term[1]))
+        if value is None:
+            return None
+        found.append(value)
+    if len(found) == 1:
+        return found[0]
+    return found[0] / found[1] if found[1] else None
 
 
 COST_METRICS = (
@@ -593,6 +683,8 @@ def _costs(settled: Mapping[tuple[str, str], Sequence[StoredRun]]) -> list[Cost]
                         samples += value.samples or (value.value,)  # type: ignore[arg-type]
                 if samples:
                     values[metric] = statistics.median(samples), min(samples), max(samples)
+            if not values:
+                continue
             costs.append(Cost(label, device, values, tuple(run.run_id for run in runs), length))
     return costs
 

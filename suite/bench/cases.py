@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -50,6 +51,14 @@ class Case:
         return cls(**{**data, "shape": tuple((key, value) for key, value in data["shape"])})
 
 
+def spread(samples: Sequence[float]) -> float | None:
+    """Half the distance between the quartiles, relative to the median; None of less than two samples."""
+    if len(samples) < 2:
+        return None
+    low, middle, high = statistics.quantiles(samples, n=4)
+    return (high - low) / 2 / middle
+
+
 def label(shape: Mapping[str, int | str]) -> str:
     """A shape in a few characters."""
     return " ".join(f"{key}{value}" if isinstance(value, int) else value for key, value in shape.items())
@@ -80,3 +89,47 @@ def cases(workload: Any, sets: Sequence[str], kinds: Sequence[str]) -> Iterator[
                     if implementation.kind in kinds:
                         name = str(dtype).removeprefix("torch.")
                         yield Case(workload.op, implementation.name, tuple(shape.items()), name, backward)
+
+
+def series(
+    workload: Any,
+    implementation: str,
+    shape: Mapping[str, int | str],
+    lengths: Sequence[int],
+    dtype: str,
+    backward: bool,
+) -> list[Case]:
+    """A case for each length T of a shape without T. ValueError, with the key, for what the workload does not have."""
+    names = [found.name for found in workload.implementations]
+    if implementation not in names:
+        there_are = ", ".join(names)
+        raise ValueError(
+            f"implementation: unknown {implementation!r}{nearest(implementation, names)}; "
+            f"of {workload.op} there are: {there_are}"
+        )
+    if backward and not workload.backward:
+        raise ValueError(f"backward: {workload.op} has no gradient; leave it out")
+    named = [found for shapes in workload.shapes.values() for found in shapes]
+    if any("T" not in found for found in named):
+        raise ValueError(f"op: {workload.op} has no length to sweep")
+    letters = list(dict.fromkeys(tuple(letter for letter in found if letter != "T") for found in named))
+    if not any(set(shape) == set(allowed) for allowed in letters):
+        wanted = "; or ".join(", ".join(allowed) for allowed in letters)
+        given = ", ".join(shape) or "nothing"
+        raise ValueError(f"shape: {workload.op} takes {wanted} (T is in lengths), got {given}")
+    for letter, value in shape.items():
+        known = list(dict.fromkeys(found[letter] for found in named if letter in found))
+        if isinstance(known[0], int) and not (isinstance(value, int) and value >= 1):
+            raise ValueError(f"shape: {letter} of {workload.op} is a size of 1 or more, got {value!r}")
+        if isinstance(known[0], str) and value not in known:
+            raise ValueError(f"shape: {letter} of {workload.op} is one of {', '.join(map(str, known))}, got {value!r}")
+    if min(lengths) < 1 or len(set(lengths)) < len(lengths):
+        raise ValueError(f"lengths: they are 1 or more and different, got {', '.join(map(str, lengths))}")
+    # the letters in the workload's own order
+    order = next(tuple(found) for found in named if set(found) - {"T"} == set(shape))
+
+    def case(length: int) -> Case:
+        full = {**shape, "T": length}
+        return Case(workload.op, implementation, tuple((key, full[key]) for key in order), dtype, backward)
+
+    return [case(length) for length in lengths]

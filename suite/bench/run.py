@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from suite import storage
-from suite.bench.cases import Case
+from suite.bench.cases import Case, spread
 from suite.bench.compare import SIDES, Comparison, compare
 from suite.bench.measure import Ceilings, Unavailable, checked, extra_memory, find, gate, sample
 from suite.bench.worker import ChildError, Worker, cold_start
@@ -49,11 +49,38 @@ class Timing:
 
     @property
     def spread(self) -> float | None:
-        """Half the distance between the quartiles, relative to the median."""
-        if len(self.samples_ms) < 2:
-            return None
-        low, middle, high = statistics.quantiles(self.samples_ms, n=4)
-        return (high - low) / 2 / middle
+        return spread(self.samples_ms)
+
+
+class Clock:
+    """Times cases on one device, and remembers which kernels the accuracy rule has judged."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.judged: dict[tuple[Any, ...], tuple[str, str] | None] = {}
+
+    def time(self, workload: Any, case: Case) -> tuple[list[float], int | None]:
+        """Raw samples (ms), and the bytes beyond the inputs where the device tells. Raises Unavailable."""
+        try:
+            # before the gate: some peers tune themselves at their first call, which must not be one on a short shape
+            call = checked(workload, case, self.device)
+            self._judge(workload, case)
+            return sample(call, self.device, BUDGET_MS), extra_memory(call, self.device)
+        except torch.OutOfMemoryError:
+            raise Unavailable("oom", f"{case}: out of memory") from None
+
+    def _judge(self, workload: Any, case: Case) -> None:
+        short = tuple(workload.short(dict(case.shape)).items())
+        key = (case.op, case.implementation, short, case.dtype, case.backward)
+        if key not in self.judged:
+            try:
+                gate(workload, case, self.device)
+                self.judged[key] = None
+            except Unavailable as error:
+                # not the error itself, whose traceback would keep the tensors of its caller
+                self.judged[key] = error.status, str(error)
+        if (verdict := self.judged[key]) is not None:
+            raise Unavailable(*verdict)
 
 
 def time_cases(
@@ -64,7 +91,7 @@ def time_cases(
     ceilings: Ceilings,
 ) -> Iterator[Timing]:
     """Times case after case. `load` gives the workload of an operator, `targets` where a fresh process finds it."""
-    judged: dict[tuple[Any, ...], Unavailable | None] = {}
+    clock = Clock(device)
     started: set[tuple[str, str]] = set()
     for case in cases:
         workload = load(case.op)
@@ -74,22 +101,8 @@ def time_cases(
             "num_bytes": cost.num_bytes,
             "num_flops": cost.num_flops,
         }
-        short = tuple(workload.short(dict(case.shape)).items())
-        key = (case.op, case.implementation, short, case.dtype, case.backward)
         try:
-            # before the gate: some peers tune themselves at their first call, which must not be one on a short shape
-            call = checked(workload, case, device)
-            if key not in judged:
-                try:
-                    gate(workload, case, device)
-                    judged[key] = None
-                except Unavailable as error:
-                    judged[key] = error
-            if (verdict := judged[key]) is not None:
-                raise verdict
-            times = sample(call, device, BUDGET_MS)
-            extra = extra_memory(call, device)
-            del call
+            times, extra = clock.time(workload, case)
             cold = None
             which = (case.op, case.implementation)
             if case.backward and find(workload, case.implementation).cold_start and which not in started:

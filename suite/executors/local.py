@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
-from suite.config import Run
+from suite.config import AnyRun
 from suite.runner import Finished, execute
 from suite.trainer import Progress
 
@@ -28,9 +28,9 @@ from suite.trainer import Progress
 class Display(Protocol):
     """What an executor tells whoever watches."""
 
-    def started(self, run: Run) -> None: ...
+    def started(self, run: AnyRun) -> None: ...
 
-    def progressed(self, run: Run, progress: Progress) -> None: ...
+    def progressed(self, run: AnyRun, progress: Progress) -> None: ...
 
     def finished(self, finished: Finished) -> None: ...
 
@@ -57,7 +57,7 @@ def _interruptible(event: Any) -> Iterator[None]:
 
 
 def run_all(
-    runs: Sequence[Run], root: Path, device: torch.device, display: Display, *, jobs: int = 1, fresh: bool = False
+    runs: Sequence[AnyRun], root: Path, device: torch.device, display: Display, *, jobs: int = 1, fresh: bool = False
 ) -> list[Finished]:
     """Carries out the runs and returns how they ended, in order of their ending."""
     if jobs > 1 and len(runs) > 1:
@@ -85,7 +85,7 @@ def _start_worker(messages: Any, stop: Any, devices: Any, threads: int, sharing:
     _worker.update(messages=messages, stop=stop, device=torch.device(devices.get()), sharing=sharing)
 
 
-def _work(run: Run, root: Path, fresh: bool) -> Finished | None:
+def _work(run: AnyRun, root: Path, fresh: bool) -> Finished | None:
     messages, stop = _worker["messages"], _worker["stop"]
     if stop.is_set():
         return None
@@ -102,7 +102,7 @@ def _work(run: Run, root: Path, fresh: bool) -> Finished | None:
 
 
 def _run_parallel(
-    runs: Sequence[Run], root: Path, device: torch.device, display: Display, jobs: int, fresh: bool
+    runs: Sequence[AnyRun], root: Path, device: torch.device, display: Display, jobs: int, fresh: bool
 ) -> list[Finished]:
     context = multiprocessing.get_context("spawn")
     messages, stop, devices = context.Queue(), context.Event(), context.Queue()

@@ -10,10 +10,12 @@ import torch
 import kernels.selective_scan.chunked as chunked
 from kernels.selective_scan import selective_scan, selective_scan_step
 from kernels.selective_scan.reference import selective_scan_reference
-from suite.accuracy import assert_matches_reference
+from suite.accuracy import assert_close, assert_matches_reference
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LENGTHS = (1, 2, 63, 64, 65, 500)
 WIDE = ("A", "D", "dt_bias", "initial_state")
+TRITON = partial(selective_scan, return_final_state=True, backend="triton")
 
 
 def make_inputs(batch, length, width, state, *, complex_=False, constant=False, extras=True, initial_state=True):
@@ -38,6 +40,43 @@ def make_inputs(batch, length, width, state, *, complex_=False, constant=False, 
     if initial_state:
         inputs["initial_state"] = randn(batch, width, state, dtype=kind)
     return inputs
+
+
+def on_device(inputs, dtype=torch.float32):
+    """Tensors on the device, in dtype or the complex type beside it; those of WIDE in float32 at least."""
+
+    def move(name, value):
+        if not torch.is_tensor(value):
+            return value
+        real = torch.promote_types(dtype, torch.float32) if name in WIDE else dtype
+        return value.to(DEVICE, torch.promote_types(real, torch.complex32) if value.is_complex() else real)
+
+    return {name: move(name, value) for name, value in inputs.items()}
+
+
+def at_step(inputs, t):
+    """The arguments of a single step."""
+    maps = {n: inputs[n][None] if inputs[n].ndim == 2 else inputs[n][:, t] for n in ("B", "C")}
+    in_time = {n: inputs[n][:, t] for n in ("x", "dt", "z") if n in inputs}
+    return in_time | maps | {n: inputs[n] for n in ("A", "D", "dt_bias", "dt_softplus") if n in inputs}
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Chunks of two groups of steps, and segments of one chunk."""
+    impl = pytest.importorskip("kernels.selective_scan.triton")
+    monkeypatch.setattr(impl, "CHUNK", 16)
+    monkeypatch.setattr(impl, "BUSY_WARPS", 1000)
+    return impl
+
+
+def configure(impl, monkeypatch, **values):
+    for name in ("FORWARD", "ENDS", "BACKWARD", "PORTABLE_BACKWARD"):
+        monkeypatch.setattr(impl, name, getattr(impl, name)._replace(**values))
+
+
+def kernel_matches(inputs, dtype=torch.float32, op=TRITON, keep=WIDE):
+    assert_matches_reference(op, selective_scan_reference, inputs, dtype=dtype, keep=keep, device=DEVICE)
 
 
 @pytest.fixture(params=["host", "device"])
@@ -106,10 +145,7 @@ def test_steps_equal_the_whole(constant):
     whole, final = selective_scan(**inputs, return_final_state=True)
     state = inputs["initial_state"].clone()
     for t in range(20):
-        in_time = {name: inputs[name][:, t] for name in ("x", "dt", "z")}
-        maps = {name: inputs[name][None] if constant else inputs[name][:, t] for name in ("B", "C")}
-        rest = {name: inputs[name] for name in ("A", "D", "dt_bias", "dt_softplus")}
-        y = selective_scan_step(**in_time, **maps, **rest, state=state)
+        y = selective_scan_step(**at_step(inputs, t), state=state)
         torch.testing.assert_close(y, whole[:, t], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(state, final, rtol=1e-12, atol=1e-12)
 
@@ -161,9 +197,201 @@ def test_states_and_decays_stay_float32_under_autocast():
     assert torch.equal(cast_state, state)
 
 
+@pytest.mark.parametrize("length", [1, 2, 16, 17, 35])
+@pytest.mark.usefixtures("small_chunks")
+def test_the_kernel_equals_the_recurrence(length):
+    kernel_matches(make_inputs(1, length, 3, 5))
+
+
+@pytest.mark.parametrize(("dtype", "length"), [(torch.bfloat16, 1), (torch.bfloat16, 18), (torch.float16, 18)])
+@pytest.mark.usefixtures("small_chunks")
+def test_the_kernel_equals_the_recurrence_in_half_precision(dtype, length):
+    kernel_matches(make_inputs(1, length, 3, 4), dtype)
+
+
+@pytest.mark.parametrize(("batch", "length", "width"), [(1, 35, 1), (2, 17, 9)])
+def test_one_segment_equals_the_recurrence(batch, length, width, small_chunks, monkeypatch):
+    monkeypatch.setattr(small_chunks, "BUSY_WARPS", 0)
+    kernel_matches(make_inputs(batch, length, width, 4))
+
+
+def test_the_kernel_as_configured_equals_the_recurrence():
+    kernel_matches(make_inputs(1, 33, 2, 16))
+
+
+@pytest.mark.parametrize(("state", "states"), [(1, 4), (16, 4), (16, 16), (24, 8), (24, 16), (64, 4), (64, 16)])
+def test_a_channel_may_be_spread_over_several_lanes(state, states, small_chunks, monkeypatch):
+    configure(small_chunks, monkeypatch, states=states)
+    kernel_matches(make_inputs(1, 9, 2, state))
+
+
+@pytest.mark.parametrize(("states", "channels"), [(4, 2), (16, 2), (8, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_thread_may_own_several_channels(states, channels, dtype, small_chunks, monkeypatch):
+    configure(small_chunks, monkeypatch, states=states, channels=channels)
+    kernel_matches(make_inputs(1, 18, 21, 16), dtype)
+
+
+@pytest.mark.parametrize("missing", ["D", "z", "dt_bias", "initial_state"])
+@pytest.mark.usefixtures("small_chunks")
+def test_every_option_of_the_kernel_may_be_left_out(missing):
+    inputs = make_inputs(1, 18, 2, 4)
+    kernel_matches({name: value for name, value in inputs.items() if name != missing})
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_the_kernel_takes_step_sizes_as_they_are():
+    inputs = make_inputs(1, 18, 2, 4, extras=False, initial_state=False)
+    kernel_matches(inputs | {"dt": inputs["dt"].abs(), "dt_softplus": False})
+
+
+@pytest.mark.parametrize("constant", [("B",), ("C",), ("B", "C")])
+@pytest.mark.usefixtures("small_chunks")
+def test_the_kernel_takes_maps_that_do_not_depend_on_time(constant):
+    fixed = make_inputs(1, 18, 2, 4, constant=True)
+    kernel_matches(make_inputs(1, 18, 2, 4) | {name: fixed[name] for name in constant})
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_the_kernel_takes_any_view():
+    def op(x, dt, A, B, C, z, D, **rest):
+        x, _ = torch.cat([x, z], -1).chunk(2, -1)
+        dt = dt.repeat_interleave(2, -1)[..., ::2]
+        z = z.transpose(1, 2).contiguous().transpose(1, 2)
+        A, B = A.t().contiguous().t(), B.transpose(1, 2).contiguous().transpose(1, 2)
+        return TRITON(x, dt, A, B, C.repeat_interleave(2, 1)[:, ::2], z=z, D=D.repeat_interleave(2)[::2], **rest)
+
+    kernel_matches(make_inputs(2, 12, 3, 4), torch.bfloat16, op)
+
+
+@pytest.mark.parametrize("cotangent", ["channel first", "broadcast"])
+@pytest.mark.usefixtures("small_chunks")
+def test_the_output_gradient_may_have_any_memory(cotangent):
+    inputs = on_device(make_inputs(1, 12, 3, 4))
+    x = inputs["x"].requires_grad_()
+    dy = torch.randn(1, 3, 12, device=DEVICE).transpose(1, 2)
+    dy = dy if cotangent == "channel first" else dy[:, :1, :1].expand_as(x)
+    (expected,) = torch.autograd.grad(selective_scan(**inputs, backend="torch"), x, dy)
+    torch.testing.assert_close(torch.autograd.grad(TRITON(**inputs)[0], x, dy), (expected,))
+
+
+@pytest.mark.parametrize("output", [0, 1], ids=["y", "final state"])
+@pytest.mark.usefixtures("small_chunks")
+def test_either_output_alone_has_the_right_gradients(output):
+    names = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_state")
+
+    def gradients(op, dtype):
+        inputs = on_device(make_inputs(1, 18, 2, 4), dtype)
+        leaves = [inputs[name].requires_grad_() for name in names]
+        result = op(**inputs)[output]
+        cotangent = torch.linspace(-1, 1, result.numel(), device=DEVICE).view_as(result).to(dtype)
+        # the final state does not depend on C, D and z
+        return torch.autograd.grad(result, leaves, cotangent, allow_unused=True, materialize_grads=True)
+
+    exact = gradients(selective_scan_reference, torch.float64)
+    plain = gradients(selective_scan_reference, torch.float32)
+    for name, actual, e, p in zip(names, gradients(TRITON, torch.float32), exact, plain, strict=True):
+        assert_close(actual, e, torch.float32, plain=p, what=name)
+
+
+def test_parameters_may_have_the_dtype_of_the_input():
+    kernel_matches(make_inputs(1, 12, 3, 4), torch.bfloat16, keep=())
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_autocast_does_not_change_the_kernel():
+    inputs = on_device(make_inputs(1, 12, 3, 4))
+    x = inputs["x"].requires_grad_()
+    results = []
+    for enabled in (False, True):
+        with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=enabled):
+            y, state = TRITON(**inputs)
+            results.append([y, state, *torch.autograd.grad(y.sum(), x)])
+    for plain, under_autocast in zip(*results, strict=True):
+        assert plain.dtype == under_autocast.dtype
+        assert torch.equal(plain, under_autocast)
+
+
+@pytest.mark.parametrize("split", [1, 20])
+@pytest.mark.usefixtures("small_chunks")
+def test_passing_the_state_of_the_kernel_equals_the_whole(split):
+    inputs = on_device(make_inputs(1, 22, 3, 4))
+    in_time = ("x", "dt", "B", "C", "z")
+    whole, final = TRITON(**inputs)
+    first, state = TRITON(**{n: v[:, :split] if n in in_time else v for n, v in inputs.items()})
+    rest = {n: v[:, split:] if n in in_time else v for n, v in inputs.items()}
+    second, state = TRITON(**(rest | {"initial_state": state}))
+    torch.testing.assert_close(torch.cat([first, second], 1), whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(state, final, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize(("dtype", "width", "state"), [(torch.float32, 1, 5), (torch.bfloat16, 40, 16)])
+def test_steps_of_the_kernel_equal_the_whole(constant, dtype, width, state):
+    inputs = on_device(make_inputs(3, 8, width, state, constant=constant), dtype)
+    wide = {n: v.double() if torch.is_tensor(v) else v for n, v in inputs.items()}
+    exact, final = selective_scan_reference(**wide)
+    # kept in place, in memory of its own order
+    kept = inputs["initial_state"].transpose(1, 2).contiguous().transpose(1, 2)
+    for t in range(8):
+        y = selective_scan_step(**at_step(inputs, t), state=kept, backend="triton")
+        assert_close(y, exact[:, t], dtype, plain=exact[:, t].to(dtype), what=f"step {t}")
+    assert_close(kept, final, torch.float32, plain=final.float())
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_future_inputs_cannot_change_the_past_of_the_kernel():
+    inputs = on_device(make_inputs(1, 20, 3, 4))
+    whole = TRITON(**inputs)[0]
+    for name in ("x", "dt", "B", "C", "z"):
+        changed = inputs[name].clone()
+        changed[:, 17:] += 1
+        y = TRITON(**(inputs | {name: changed}))[0]
+        assert torch.equal(y[:, :17], whole[:, :17])
+        assert not torch.equal(y[:, 17], whole[:, 17])
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_the_kernel_neither_overflows_nor_loses_the_present_when_it_forgets_everything_at_once():
+    inputs = on_device(make_inputs(1, 18, 2, 4, extras=False)) | {"dt_softplus": False}
+    inputs["dt"] = torch.full_like(inputs["x"], 1e4).requires_grad_()
+    y, _ = TRITON(**inputs)
+    expected = inputs["dt"] * inputs["x"] * (inputs["B"] * inputs["C"]).sum(-1, keepdim=True)
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-2)
+    y.sum().backward()
+    assert torch.isfinite(inputs["dt"].grad).all()
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_the_kernel_keeps_far_less_than_the_states_of_all_times():
+    inputs = on_device(make_inputs(1, 48, 4, 8))
+    given = {value.data_ptr() for value in inputs.values() if torch.is_tensor(value)}
+    inputs["x"].requires_grad_()
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.data_ptr()] = tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        TRITON(**inputs)
+    # the states before each chunk and nothing else
+    assert [numel for pointer, numel in kept.items() if pointer not in given] == [48 // 16 * 4 * 8]
+
+
 def test_wrong_arguments_are_named():
     inputs = make_inputs(2, 8, 6, 5)
     with pytest.raises(ValueError, match=r"selective_scan: C must be \[2, 8, 5\] or \[6, 5\]"):
         selective_scan(**(inputs | {"C": torch.zeros(2, 8, 4)}))
-    with pytest.raises(ValueError, match="no Triton path yet"):
+    with pytest.raises(ValueError, match=r"step: state must be \[2, 6, 5\] .*, got \[2, 6, 4\]"):
+        selective_scan_step(**at_step(inputs, 0), state=torch.zeros(2, 6, 4))
+    with pytest.raises(ValueError, match=r"takes float32, bfloat16 and float16, got torch.float64; use backend="):
         selective_scan(**inputs, backend="triton")
+    with pytest.raises(ValueError, match=r"got torch.complex64; use backend="):
+        selective_scan(**on_device(make_inputs(2, 8, 6, 5, complex_=True)), backend="triton")
+    with pytest.raises(ValueError, match=r"takes N up to 64, got N=65; use backend='auto'"):
+        selective_scan(**on_device(make_inputs(2, 8, 6, 65)), backend="triton")
+    step = at_step(on_device(inputs), 0)
+    step["x"].requires_grad_()
+    with pytest.raises(ValueError, match=r"has no gradient; call it under torch.no_grad"):
+        selective_scan_step(**step, state=torch.zeros(2, 6, 5, device=DEVICE), backend="triton")

@@ -1,0 +1,1434 @@
+"""The selective scan in Triton: one pass over time, or two where there are too few channels to fill the chip.
+
+    h_t[n] = exp(dt_t A[n]) h_{t-1}[n] + dt_t x_t B_t[n];   y_t = (sum_n C_t[n] h_t[n] + D x_t) silu(z_t)
+
+LANES neighbouring threads own one channel d, N / LANES states each, and go through time; decays and states never
+leave their registers. What a step needs once for a channel (softplus, gate, loads, store) is done by one of the
+threads, each for another of LANES steps, and handed round. x, dt, z, y are channel-last, so a warp reads 32 / LANES
+neighbouring channels of a step, a group of steps ahead of their use. B and C are the same for all channels:
+`_pack_kernel` writes them once as float32 rows [B_t, C_t]; a lane holds one number of a row and hands it to the others
+when its step comes.
+
+Long sequences on few channels are cut into segments. Their ends from a zero start come first (`y=None`), with the sum
+of dt, from which follows the decay of a whole segment, exp(A sum dt); `_pass_kernel` turns the ends into starts; then
+all segments run side by side. That computes every exponential twice.
+
+Backward, with g_t the gradient of h_t and r_t that of h_{t-1} through the decay (README),
+
+    g_t = C_t dp_t + r_{t+1};   r_t = exp(dt_t A) g_t;   dp_t = dy_t silu(z_t)
+
+goes through time in reverse, segments as before. Forward keeps the state every CHUNK steps; a chunk is first swept for
+the states every GROUP steps, which stay in registers, then a group at a time is computed again and taken back.
+dB and dC are sums over channels: over a warp by a butterfly in which each lane ends with the sum of one number of the
+row, over the warps of a program, and over programs in `_unpack_kernel`.
+
+float32: states, decays, step sizes, sums. Deterministic: no atomics. Limits: real A, N <= 64.
+Kept for backward besides the inputs: 4 N / CHUNK bytes for each x.
+"""
+
+# mypy: disable-error-code="assignment, misc"
+
+from __future__ import annotations
+
+import functools
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+class Config(NamedTuple):
+    """states: of a channel in a thread, at most.   channels: of a thread.   steps: unrolled, and loaded ahead."""
+
+    states: int
+    channels: int
+    steps: int
+    num_warps: int
+
+
+FORWARD = Config(4, 1, 16, 1)
+ENDS = Config(4, 1, 8, 4)
+BACKWARD = Config(8, 1, 4, 4)
+PORTABLE_BACKWARD = Config(4, 1, 4, 4)
+"""Where the kernels cannot speak PTX; a larger one takes Triton minutes to compile."""
+STEP_BLOCK = 1024
+"""Numbers of the state in a program of the single step."""
+BUSY_WARPS = 8
+"""Of a multiprocessor; segments are cut to have as many."""
+CHUNK = 32
+"""Steps between two saved states."""
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+def _speaks_ptx() -> bool:
+    if triton.knobs.runtime.interpret:
+        return False
+    return triton.runtime.driver.active.get_current_target().backend == "cuda"
+
+
+@triton.jit
+def _load1(p, PTX: tl.constexpr):
+    """tl.load(p), hidden from Triton's coalescing pass: for kernels like these it takes a minute instead of seconds."""
+    if PTX:
+        if p.dtype.element_ty == tl.float32:
+            return tl.inline_asm_elementwise(
+                "ld.global.b32 $0, [$1];", "=f,l", [p.to(tl.int64)], dtype=tl.float32, is_pure=False, pack=1
+            )
+        else:  # noqa: RET505
+            b_x = tl.inline_asm_elementwise(
+                "ld.global.b16 $0, [$1];", "=h,l", [p.to(tl.int64)], dtype=tl.int16, is_pure=False, pack=1
+            )
+            return b_x.to(p.dtype.element_ty, bitcast=True)
+    else:
+        return tl.load(p)
+
+
+@triton.jit
+def _store1(p, b_x, m, PTX: tl.constexpr):
+    """tl.store(p, b_x, mask=m), hidden for the same reason."""
+    b_x = b_x.to(p.dtype.element_ty)
+    if PTX:
+        if p.dtype.element_ty == tl.float32:
+            tl.inline_asm_elementwise(
+                "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.b32 [$1], $2; mov.b32 $0, 0; }",
+                "=r,l,f,r",
+                [p.to(tl.int64), b_x, m.to(tl.int32)],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
+        else:
+            tl.inline_asm_elementwise(
+                "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.b16 [$1], $2; mov.b32 $0, 0; }",
+                "=r,l,h,r",
+                [p.to(tl.int64), b_x.to(tl.int16, bitcast=True), m.to(tl.int32)],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
+    else:
+        tl.store(p, b_x, mask=m)
+
+
+@triton.jit
+def _at(p, o_t, stride_t, PTX: tl.constexpr):
+    """p + o_t stride_t, in one instruction; a stride has less than 2^31 bytes."""
+    if PTX:
+        p_t = tl.inline_asm_elementwise(
+            "mad.wide.s32 $0, $1, $2, $3;",
+            "=l,r,r,l",
+            [o_t, stride_t * (p.dtype.element_ty.primitive_bitwidth // 8), p.to(tl.int64)],
+            dtype=tl.int64,
+            is_pure=True,
+            pack=1,
+        )
+        p_t = p_t.to(p.dtype)
+    else:
+        p_t = p + o_t.to(tl.int64) * stride_t
+    return p_t
+
+
+@triton.jit
+def _load_steps(p, stride_t, t, t_last, o_q, STEPS: tl.constexpr, LANES: tl.constexpr, PTX: tl.constexpr):
+    """Of STEPS steps from t on those of this lane: o_q, o_q + LANES, ...; from t_last on the step before it.
+
+    p: one pointer a channel; the channels of a step stand together.
+    """
+    steps = ()
+    for k in tl.static_range(STEPS // LANES):
+        o_t = tl.minimum(t + k * LANES + o_q, t_last - 1)
+        for c in tl.static_range(len(p)):
+            steps += (_load1(_at(p[c], o_t, stride_t, PTX), PTX),)
+    return steps
+
+
+@triton.jit
+def _load_held(p, o_e, t, t_last, WORDS: tl.constexpr, STEPS: tl.constexpr, PTX: tl.constexpr):
+    """The rows of STEPS steps from t on, a word in each lane of a warp: of one row, or of 32 / WORDS rows together."""
+    held = ()
+    TOGETHER: tl.constexpr = (32 // WORDS if 32 // WORDS < STEPS else STEPS) if WORDS < 32 else 1
+    for j in tl.static_range(0, STEPS, TOGETHER):
+        o_t = tl.minimum(t + j + o_e % 32 // WORDS % TOGETHER, t_last - 1)
+        for i in tl.static_range(WORDS // 32 if WORDS > 32 else 1):
+            held += (_load1(_at(p, o_t, WORDS, PTX) + (o_e % (WORDS if WORDS < 32 else 32) + i * 32), PTX),)
+    return held
+
+
+@triton.jit
+def _sigmoid(b_x):
+    # one special function and one product: a division would bring the handling of subnormal numbers
+    b_root = tl.rsqrt(1.0 + tl.exp2(b_x * -LOG2E))
+    return b_root * b_root
+
+
+@triton.jit
+def _softplus(b_x):
+    """max(x, 0) + log(1 + w), w = exp(-|x|), by a polynomial log(1 + w) / w of relative error 3e-8."""
+    b_w = tl.exp2(tl.abs(b_x) * -LOG2E)
+    b_p = 0.00523269069 * b_w - 0.0295052289
+    b_p = b_p * b_w + 0.0782259443
+    b_p = b_p * b_w - 0.13663246
+    b_p = b_p * b_w + 0.191060074
+    b_p = b_p * b_w - 0.248429826
+    b_p = b_p * b_w + 0.333190969
+    b_p = b_p * b_w - 0.499994931
+    b_p = b_p * b_w + 0.99999997
+    return tl.maximum(b_x, 0.0) + b_p * b_w
+
+
+@triton.jit
+def _step_size(b_dt, b_bias, SOFTPLUS: tl.constexpr):
+    b_dt = b_dt.to(tl.float32) + b_bias
+    return _softplus(b_dt) if SOFTPLUS else b_dt
+
+
+@triton.jit
+def _step_sizes(steps, b_bias, m_t, SOFTPLUS: tl.constexpr):
+    """Of each channel; a step size of zero leaves the state as it is."""
+    sizes = ()
+    for c in tl.static_range(len(steps)):
+        sizes += (tl.where(m_t, _step_size(steps[c], b_bias[c], SOFTPLUS), 0.0),)
+    return sizes
+
+
+@triton.jit
+def _load_states(p, stride_d, stride_n, o_d, m_d, o_n, N: tl.constexpr, NT: tl.constexpr, PTX: tl.constexpr):
+    """States o_n .. o_n + NT - 1 of each channel in float32, zeros from N on; p is that of channel 0 and state 0."""
+    states = ()
+    for c in tl.static_range(len(o_d)):
+        for n in tl.static_range(NT):
+            b_h = _load1(p + o_d[c] * stride_d + tl.minimum(o_n + n, N - 1) * stride_n, PTX).to(tl.float32)
+            states += (tl.where(m_d[c] & (o_n + n < N), b_h, 0.0),)
+    return states
+
+
+@triton.jit
+def _store_states(p, stride_d, stride_n, states, o_d, m_d, o_n, N: tl.constexpr, NT: tl.constexpr, PTX: tl.constexpr):
+    for c in tl.static_range(len(o_d)):
+        for n in tl.static_range(NT):
+            p_h = p + o_d[c] * stride_d + (o_n + n) * stride_n
+            _store1(p_h, states[c * NT + n], m_d[c] & (o_n + n < N), PTX)
+
+
+@triton.jit
+def _zeros(NUM: tl.constexpr, E: tl.constexpr):
+    zeros = ()
+    for _ in tl.static_range(NUM):
+        zeros += (tl.zeros([E], tl.float32),)
+    return zeros
+
+
+@triton.jit
+def _advance(h, a, b_dt, b_u, row_b, NT: tl.constexpr):
+    new_h = ()
+    for i in tl.static_range(len(h)):
+        new_h += (tl.exp2(b_dt[i // NT] * a[i]) * h[i] + b_u[i // NT] * row_b[i],)
+    return new_h
+
+
+@triton.jit
+def _from_lane(b_x, o_lane, NUM_LANES: tl.constexpr):
+    """The number of lane o_lane of the NUM_LANES neighbours to which a lane belongs."""
+    return tl.inline_asm_elementwise(
+        "shfl.sync.idx.b32 $0, $1, $2, $3, 0xffffffff;",
+        "=f,f,r,r",
+        [b_x, o_lane, (32 - NUM_LANES) * 256 + 31],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def _of_step(values, Q: tl.constexpr, LANES: tl.constexpr, PTX: tl.constexpr):
+    """What lane Q of a channel has, in all of its lanes."""
+    if LANES > 1:
+        of_step = ()
+        for c in tl.static_range(len(values)):
+            if PTX:
+                of_step += (_from_lane(values[c], Q, LANES),)
+            else:
+                E: tl.constexpr = values[c].shape[0]
+                b_lanes = tl.reshape(values[c], [E // LANES, LANES])
+                b_one = tl.sum(tl.where((tl.arange(0, LANES) == Q)[None, :], b_lanes, 0.0), 1)
+                of_step += (tl.reshape(tl.broadcast_to(b_one[:, None], [E // LANES, LANES]), [E]),)
+        values = of_step
+    return values
+
+
+@triton.jit
+def _words(
+    held, p_rows, t, t_last, j: tl.constexpr, o_n, FIRST: tl.constexpr,
+    WORDS: tl.constexpr, STEPS: tl.constexpr, NT: tl.constexpr, SHUFFLE: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """Words FIRST + o_n .. FIRST + o_n + NT - 1 of the row of step t + j: from lanes that hold it, or memory."""
+    words = ()
+    if SHUFFLE:
+        TOGETHER: tl.constexpr = (32 // WORDS if 32 // WORDS < STEPS else STEPS) if WORDS < 32 else 1
+        PER_ROW: tl.constexpr = WORDS // 32 if WORDS > 32 else 1
+        for n in tl.static_range(NT):
+            o_lane = j % TOGETHER * WORDS + FIRST % 32 + o_n + n
+            words += (_from_lane(held[j // TOGETHER * PER_ROW + FIRST // 32], o_lane, 32),)
+    else:
+        p_row = p_rows + (tl.minimum(t + j, t_last - 1).to(tl.int64) * WORDS + o_n)
+        for n in tl.static_range(NT):
+            words += (_load1(p_row + (FIRST + n), PTX),)
+    return words
+
+
+@triton.jit
+def _repeated(row, CHANNELS: tl.constexpr):
+    """What all channels share, once for each."""
+    rows = ()
+    for _ in tl.static_range(CHANNELS):
+        rows += row
+    return rows
+
+
+@triton.jit
+def _halves(words):
+    """(lower, upper) halves of words as bfloat16, in float32."""
+    lower = ()
+    upper = ()
+    for i in tl.static_range(len(words)):
+        b_word = words[i].to(tl.int32, bitcast=True)
+        lower += ((b_word << 16).to(tl.float32, bitcast=True),)
+        upper += ((b_word & -65536).to(tl.float32, bitcast=True),)
+    return lower, upper
+
+
+@triton.jit
+def _rows(
+    row_b, row_c, held, p_rows, t, t_last, j: tl.constexpr, o_n, WANT_B: tl.constexpr, WANT_C: tl.constexpr,
+    C_FIRST: tl.constexpr, PACKED: tl.constexpr, WORDS: tl.constexpr, STEPS: tl.constexpr, NT: tl.constexpr,
+    CHANNELS: tl.constexpr, SHUFFLE: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """(B_t, C_t) of step t + j; what is not wanted stays as it was."""
+    if PACKED and (WANT_B or WANT_C):
+        lower, upper = _halves(_words(held, p_rows, t, t_last, j, o_n, 0, WORDS, STEPS, NT, SHUFFLE, PTX))
+        if WANT_B:
+            row_b = _repeated(lower, CHANNELS)
+        if WANT_C:
+            row_c = _repeated(upper, CHANNELS)
+    else:
+        if WANT_B:
+            words = _words(held, p_rows, t, t_last, j, o_n, 0, WORDS, STEPS, NT, SHUFFLE, PTX)
+            row_b = _repeated(words, CHANNELS)
+        if WANT_C:
+            words = _words(held, p_rows, t, t_last, j, o_n, C_FIRST, WORDS, STEPS, NT, SHUFFLE, PTX)
+            row_c = _repeated(words, CHANNELS)
+    return row_b, row_c
+
+
+@triton.jit
+def _other_lane(b_x, MASK: tl.constexpr, PTX: tl.constexpr):
+    """The number of element e ^ MASK."""
+    if PTX:
+        return tl.inline_asm_elementwise(
+            "shfl.sync.bfly.b32 $0, $1, $2, 0x1f, 0xffffffff;",
+            "=f,f,r",
+            [b_x, MASK],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    else:  # noqa: RET505
+        E: tl.constexpr = b_x.shape[0]
+        first, second = tl.split(tl.permute(tl.reshape(b_x, [E // (2 * MASK), 2, MASK]), [0, 2, 1]))
+        return tl.reshape(tl.permute(tl.join(second, first), [0, 2, 1]), [E])
+
+
+@triton.jit
+def _sum_lanes(b_x, LANES: tl.constexpr, PTX: tl.constexpr):
+    """The sum over the lanes of a channel, in each of them."""
+    if LANES > 1:
+        b_x += _other_lane(b_x, 1, PTX)
+    if LANES > 2:
+        b_x += _other_lane(b_x, 2, PTX)
+    if LANES > 4:
+        b_x += _other_lane(b_x, 4, PTX)
+    return b_x
+
+
+@triton.jit
+def _fold(values, o_e, NUM: tl.constexpr, MASK: tl.constexpr, PTX: tl.constexpr):
+    """Sums with element e ^ MASK; of NUM values, each of the two goes on with one half."""
+    folded = ()
+    if NUM <= 1:
+        folded += (values[0] + _other_lane(values[0], MASK, PTX),)
+    else:
+        m_upper = (o_e & MASK) != 0
+        for i in tl.static_range(NUM // 2):
+            b_given = tl.where(m_upper, values[i], values[i + NUM // 2])
+            b_kept = tl.where(m_upper, values[i + NUM // 2], values[i])
+            folded += (b_kept + _other_lane(b_given, MASK, PTX),)
+    return folded
+
+
+@triton.jit
+def _to_lanes(values, c: tl.constexpr, CHANNELS: tl.constexpr, o_e, LANES: tl.constexpr, PTX: tl.constexpr):
+    """Sums over the lanes of channel c, of LANES steps; lane q is left with that of step q."""
+    sums = ()
+    for q in tl.static_range(LANES):
+        sums += (values[q * CHANNELS + c],)
+    if LANES > 4:
+        sums = _fold(sums, o_e, 8, 4, PTX)
+    if LANES > 2:
+        sums = _fold(sums, o_e, 4, 2, PTX)
+    if LANES > 1:
+        sums = _fold(sums, o_e, 2, 1, PTX)
+    return sums[0]
+
+
+@triton.jit
+def _sum_channels(values, o_e, NUM: tl.constexpr, LANES: tl.constexpr, PTX: tl.constexpr):
+    """Sums of NUM values over the 32 / LANES channels of a warp, spread over its lanes (`_column`)."""
+    values = _fold(values, o_e, NUM, 16, PTX)
+    values = _fold(values, o_e, NUM // 2, 8, PTX)
+    if LANES <= 4:
+        values = _fold(values, o_e, NUM // 4, 4, PTX)
+    if LANES <= 2:
+        values = _fold(values, o_e, NUM // 8, 2, PTX)
+    if LANES <= 1:
+        values = _fold(values, o_e, NUM // 16, 1, PTX)
+    return values
+
+
+@triton.jit
+def _hidden(values, PTX: tl.constexpr):
+    """The values, but the compiler does not know: what follows is computed again instead of kept in registers."""
+    if PTX:
+        hidden = ()
+        for i in tl.static_range(len(values)):
+            hidden += (
+                tl.inline_asm_elementwise(
+                    "mov.b32 $0, $1;", "=f,f", [values[i]], dtype=tl.float32, is_pure=False, pack=1
+                ),
+            )
+        values = hidden
+    return values
+
+
+@triton.jit
+def _place(D, splits, BLOCK_D: tl.constexpr, NT: tl.constexpr, LANES: tl.constexpr, CHANNELS: tl.constexpr):
+    """Channel block, segment, batch row of a program; element, lane of a channel, first state, channels and masks."""
+    APART: tl.constexpr = BLOCK_D // CHANNELS
+    num_d = tl.cdiv(D, BLOCK_D)
+    i_d = tl.program_id(0) % num_d
+    i_s = tl.program_id(0) // num_d % splits
+    i_b = (tl.program_id(0) // num_d // splits).to(tl.int64)
+    o_e = tl.arange(0, APART * LANES)
+    o_q = o_e % LANES
+    channels = ()
+    m_d = ()
+    for c in tl.static_range(CHANNELS):
+        o_d = i_d * BLOCK_D + c * APART + o_e // LANES
+        # the last channel stands in for those that are missing
+        channels += (tl.minimum(o_d, D - 1),)
+        m_d += (o_d < D,)
+    return i_d, i_s, i_b, o_e, o_q, o_q * NT, channels, m_d
+
+
+@triton.jit
+def _at_channels(p, o_d):
+    pointers = ()
+    for c in tl.static_range(len(o_d)):
+        pointers += (p + o_d[c],)
+    return pointers
+
+
+@triton.jit
+def _load_channels(p, o_d, E: tl.constexpr):
+    """Of each channel a number, zero where p is None."""
+    numbers = ()
+    for c in tl.static_range(len(o_d)):
+        if p is not None:
+            numbers += (tl.load(p + o_d[c]).to(tl.float32),)
+        else:
+            numbers += (tl.zeros([E], tl.float32),)
+    return numbers
+
+
+@triton.jit
+def _store_totals(p, sums, o_d, m_d, o_q, LANES: tl.constexpr, PTX: tl.constexpr):
+    """Of each channel the sum over its lanes."""
+    for c in tl.static_range(len(o_d)):
+        tl.store(p + o_d[c], _sum_lanes(sums[c], LANES, PTX), mask=m_d[c] & (o_q == 0))
+
+
+@triton.jit
+def _scaled(values, factor):
+    scaled = ()
+    for i in tl.static_range(len(values)):
+        scaled += (values[i] * factor,)
+    return scaled
+
+
+@triton.jit
+def _in_float32(values):
+    wide = ()
+    for i in tl.static_range(len(values)):
+        wide += (values[i].to(tl.float32),)
+    return wide
+
+
+@triton.jit
+def _sums(left, right):
+    sums = ()
+    for i in tl.static_range(len(left)):
+        sums += (left[i] + right[i],)
+    return sums
+
+
+@triton.jit
+def _products(left, right):
+    products = ()
+    for i in tl.static_range(len(left)):
+        products += (left[i] * right[i],)
+    return products
+
+
+@triton.jit
+def _both(masks, m):
+    both = ()
+    for i in tl.static_range(len(masks)):
+        both += (masks[i] & m,)
+    return both
+
+
+@triton.jit
+def _column(o_l, i, NUM: tl.constexpr, LEFT: tl.constexpr, NT: tl.constexpr, LANES: tl.constexpr):
+    """Where in a row [B_t, C_t] the i-th of the LEFT sums belongs that lane o_l holds after `_sum_channels`."""
+    o_value = o_l // LANES * NUM * LANES // 32
+    if LEFT > 1:
+        o_value = o_l // LANES * LEFT + i
+    return o_value // NT * (NT * LANES) + o_l % LANES * NT + o_value % NT
+
+
+@triton.jit
+def _side_by_side(steps, STEPS: tl.constexpr):
+    """STEPS (4 or 8) tensors [E] as one [E, STEPS]."""
+    E: tl.constexpr = steps[0].shape[0]
+    quads = ()
+    for q in tl.static_range(STEPS // 4):
+        # steps q, q + STEPS / 4, ...
+        even = tl.join(steps[q], steps[q + STEPS // 2])
+        odd = tl.join(steps[q + STEPS // 4], steps[q + 3 * STEPS // 4])
+        quads += (tl.reshape(tl.join(even, odd), [E, 4]),)
+    b_all = quads[0]
+    if STEPS == 8:
+        b_all = tl.reshape(tl.join(quads[0], quads[1]), [E, 8])
+    return b_all
+
+
+@triton.jit
+def _dots(row, h, NT: tl.constexpr):
+    """sum_n row[n] h[n] of each channel, in two chains."""
+    dots = ()
+    for c in tl.static_range(len(h) // NT):
+        b_even = row[c * NT] * h[c * NT]
+        b_odd = row[c * NT + 1] * h[c * NT + 1]
+        for n in tl.static_range(2, NT, 2):
+            b_even += row[c * NT + n] * h[c * NT + n]
+            b_odd += row[c * NT + n + 1] * h[c * NT + n + 1]
+        dots += (b_even + b_odd,)
+    return dots
+
+
+@triton.jit
+def _add(sums, states, factors, NT: tl.constexpr):
+    added = ()
+    for i in tl.static_range(len(sums)):
+        added += (sums[i] + states[i] * factors[i // NT],)
+    return added
+
+
+@triton.jit
+def _over_channels(states, factors, NT: tl.constexpr):
+    """sum_c states[c, n] factors[c], the channels of a thread."""
+    sums = ()
+    for n in tl.static_range(NT):
+        b_sum = states[n] * factors[0]
+        for c in tl.static_range(1, len(factors)):
+            b_sum += states[c * NT + n] * factors[c]
+        sums += (b_sum,)
+    return sums
+
+
+@triton.jit(do_not_specialize=["T", "b_stride_b", "b_stride_t", "c_stride_b", "c_stride_t"])
+def _pack_kernel(
+    B, C, maps, T, rows, b_stride_b, b_stride_t, b_stride_n, c_stride_b, c_stride_t, c_stride_n,
+    N: tl.constexpr, NP: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """maps [B T, words of a row]: B and C in float32 behind each other, or in bfloat16 as halves of words (PACKED).
+
+    Zeros from N on; None is left out.
+    """
+    o_r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
+    o_n = tl.arange(0, NP)
+    m = (o_r < rows)[:, None] & (o_n < N)[None, :]
+    m_out = (o_r < rows)[:, None]
+    WORDS: tl.constexpr = NP if PACKED else NP * ((B is not None) + (C is not None))
+    p_maps = maps + o_r[:, None] * WORDS + o_n[None, :]
+    b_b = tl.zeros([BLOCK, NP], tl.float32)
+    b_c = b_b
+    if B is not None:
+        p = B + (o_r // T * b_stride_b + o_r % T * b_stride_t)[:, None] + o_n[None, :] * b_stride_n
+        b_b = tl.load(p, mask=m, other=0.0).to(tl.float32)
+    if C is not None:
+        p = C + (o_r // T * c_stride_b + o_r % T * c_stride_t)[:, None] + o_n[None, :] * c_stride_n
+        b_c = tl.load(p, mask=m, other=0.0).to(tl.float32)
+    if PACKED:
+        # a bfloat16 is the upper half of its float32
+        b_lower = (b_b.to(tl.int32, bitcast=True) >> 16) & 65535
+        b_words = (b_c.to(tl.int32, bitcast=True) & -65536) | b_lower
+        tl.store(p_maps, b_words.to(tl.float32, bitcast=True), mask=m_out)
+    else:
+        if B is not None:
+            tl.store(p_maps, b_b, mask=m_out)
+            p_maps += NP
+        if C is not None:
+            tl.store(p_maps, b_c, mask=m_out)
+
+
+@triton.jit(do_not_specialize=["splits"])
+def _pass_kernel(
+    A, total_dt, ends, first_state, last_state, D, splits,
+    N: tl.constexpr, BLOCK_D: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """ends [B, splits, N, D]: from the end of each segment after a zero start to its true start, in place.
+
+    first_state, last_state: [B, D, N] or None. In reverse, starts are at later times.
+    """
+    num_d = tl.cdiv(D, BLOCK_D)
+    o_d = tl.program_id(0) % num_d * BLOCK_D + tl.arange(0, BLOCK_D)
+    i_n = tl.program_id(0) // num_d % N
+    i_b = (tl.program_id(0) // num_d // N).to(tl.int64)
+    m_d = o_d < D
+    b_a = tl.load(A + o_d * N + i_n, mask=m_d, other=0.0).to(tl.float32) * LOG2E
+    o_state = (i_b * D + o_d) * N + i_n
+    b_h = tl.zeros([BLOCK_D], tl.float32)
+    if first_state is not None:
+        b_h = tl.load(first_state + o_state, mask=m_d, other=0.0).to(tl.float32)
+    for i in range(splits):
+        i_s = i_b * splits + (splits - 1 - i if REVERSE else i)
+        p_end = ends + (i_s * N + i_n) * D + o_d
+        b_end = tl.load(p_end, mask=m_d, other=0.0)
+        b_dt = tl.load(total_dt + i_s * D + o_d, mask=m_d, other=0.0)
+        tl.store(p_end, b_h, mask=m_d)
+        b_h = tl.exp2(b_dt * b_a) * b_h + b_end
+    if last_state is not None:
+        tl.store(last_state + o_state, b_h, mask=m_d)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "T", "segment", "splits", "x_stride_b", "x_stride_t", "dt_stride_b", "dt_stride_t", "z_stride_b", "z_stride_t",
+    ]
+)  # fmt: skip
+def _scan_fwd_kernel(
+    x, dt, A, B, C, maps, skip, z, bias, start, y, end, total_dt, chunks,
+    T, D, segment, splits,
+    x_stride_b, x_stride_t, dt_stride_b, dt_stride_t, z_stride_b, z_stride_t,
+    N: tl.constexpr, NT: tl.constexpr, LANES: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_D: tl.constexpr,
+    STEPS: tl.constexpr, CHUNK: tl.constexpr, SOFTPLUS: tl.constexpr, PACKED: tl.constexpr, SHUFFLE: tl.constexpr,
+    PTX: tl.constexpr,
+):  # fmt: skip
+    """The recurrence of this module over one segment of time, for BLOCK_D channels of one batch row.
+
+    B, C:   [D, N] where they do not depend on time, else None and in maps [B T, words] (`_pack_kernel`), NP = NT LANES.
+    start:  the state before; with several segments [B, splits, N, D], with one [B, D, N]; None is zero.
+    y:      None to leave only the segment's end; else `end` is the final state [B, D, N] of the only segment.
+    end:    [B, splits, N, D], total_dt [B, splits, D] (y None).
+    chunks: [B, T / CHUNK, N, D], the states before every CHUNK steps, or None.
+    """
+    E: tl.constexpr = BLOCK_D // CHANNELS * LANES
+    NP: tl.constexpr = NT * LANES
+    WORDS: tl.constexpr = NP if PACKED else NP * ((B is None) + (C is None))
+    C_FIRST: tl.constexpr = NP if B is None else 0
+    WANT_C: tl.constexpr = C is None and y is not None
+    _, i_s, i_b, o_e, o_q, o_n, o_d, m_d = _place(D, splits, BLOCK_D, NT, LANES, CHANNELS)
+    t_first = i_s * segment
+    t_last = tl.minimum(t_first + segment, T)
+    p_x = _at_channels(x + i_b * x_stride_b, o_d)
+    p_dt = _at_channels(dt + i_b * dt_stride_b, o_d)
+    p_y = p_x
+    p_z = p_x
+    if y is not None:
+        p_y = _at_channels(y + i_b * T * D, o_d)
+        if z is not None:
+            p_z = _at_channels(z + i_b * z_stride_b, o_d)
+    p_maps = A
+    if WORDS > 0:
+        p_maps = maps + i_b * T * WORDS
+    o_segment = (i_b * splits + i_s) * N * D
+
+    a = _load_states(A, N, 1, o_d, m_d, o_n, N, NT, PTX)
+    a = _scaled(a, LOG2E)
+    h = _zeros(CHANNELS * NT, E)
+    if start is not None:
+        if splits > 1:
+            h = _load_states(start + o_segment, 1, D, o_d, m_d, o_n, N, NT, PTX)
+        else:
+            h = _load_states(start + i_b * D * N, N, 1, o_d, m_d, o_n, N, NT, PTX)
+    row_b = a
+    if B is not None:
+        row_b = _load_states(B, N, 1, o_d, m_d, o_n, N, NT, PTX)
+    row_c = a
+    if C is not None:
+        row_c = _load_states(C, N, 1, o_d, m_d, o_n, N, NT, PTX)
+    b_bias = _load_channels(bias, o_d, E)
+    b_skip = _load_channels(skip, o_d, E)
+    b_total = _zeros(CHANNELS, E)
+
+    next_x = _load_steps(p_x, x_stride_t, t_first, t_last, o_q, STEPS, LANES, PTX)
+    next_dt = _load_steps(p_dt, dt_stride_t, t_first, t_last, o_q, STEPS, LANES, PTX)
+    next_z = next_x
+    if y is not None and z is not None:
+        next_z = _load_steps(p_z, z_stride_t, t_first, t_last, o_q, STEPS, LANES, PTX)
+    next_held = next_x
+    if SHUFFLE:
+        next_held = _load_held(p_maps, o_e, t_first, t_last, WORDS, STEPS, PTX)
+    for t in range(t_first, t_last, STEPS):
+        if chunks is not None:  # noqa: SIM102
+            if t % CHUNK == 0:
+                p_chunk = chunks + (i_b * tl.cdiv(T, CHUNK) + t // CHUNK) * N * D
+                _store_states(p_chunk, 1, D, h, o_d, m_d, o_n, N, NT, PTX)
+        steps_x, steps_dt, steps_z, held = next_x, next_dt, next_z, next_held
+        # loaded while this group is computed
+        next_x = _load_steps(p_x, x_stride_t, t + STEPS, t_last, o_q, STEPS, LANES, PTX)
+        next_dt = _load_steps(p_dt, dt_stride_t, t + STEPS, t_last, o_q, STEPS, LANES, PTX)
+        if y is not None and z is not None:
+            next_z = _load_steps(p_z, z_stride_t, t + STEPS, t_last, o_q, STEPS, LANES, PTX)
+        if SHUFFLE:
+            next_held = _load_held(p_maps, o_e, t + STEPS, t_last, WORDS, STEPS, PTX)
+        for k in tl.static_range(STEPS // LANES):
+            m_t = t + k * LANES + o_q < t_last
+            b_x = _in_float32(steps_x[k * CHANNELS : (k + 1) * CHANNELS])
+            b_dt = _step_sizes(steps_dt[k * CHANNELS : (k + 1) * CHANNELS], b_bias, m_t, SOFTPLUS)
+            b_u = _products(b_dt, b_x)
+            b_total = _sums(b_total, b_dt)
+            outputs = ()
+            for q in tl.static_range(LANES):
+                row_b, row_c = _rows(
+                    row_b, row_c, held, p_maps, t, t_last, k * LANES + q, o_n, B is None, WANT_C,
+                    C_FIRST, PACKED, WORDS, STEPS, NT, CHANNELS, SHUFFLE, PTX,
+                )  # fmt: skip
+                h = _advance(h, a, _of_step(b_dt, q, LANES, PTX), _of_step(b_u, q, LANES, PTX), row_b, NT)
+                if y is not None:
+                    outputs += _dots(row_c, h, NT)
+            if y is not None:
+                for c in tl.static_range(CHANNELS):
+                    b_y = _to_lanes(outputs, c, CHANNELS, o_e, LANES, PTX) + b_skip[c] * b_x[c]
+                    if z is not None:
+                        b_z = steps_z[k * CHANNELS + c].to(tl.float32)
+                        b_y *= b_z * _sigmoid(b_z)
+                    _store1(_at(p_y[c], t + k * LANES + o_q, D, PTX), b_y, m_d[c] & m_t, PTX)
+
+    if end is not None:
+        if y is None:
+            _store_states(end + o_segment, 1, D, h, o_d, m_d, o_n, N, NT, PTX)
+        else:
+            _store_states(end + i_b * D * N, N, 1, h, o_d, m_d, o_n, N, NT, PTX)
+    if y is None:
+        _store_totals(total_dt + (i_b * splits + i_s) * D, b_total, o_d, m_d, o_q, LANES, PTX)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "T", "segment", "splits", "dt_stride_b", "dt_stride_t", "z_stride_b", "z_stride_t",
+        "dy_stride_b", "dy_stride_t",
+    ]
+)  # fmt: skip
+def _bwd_ends_kernel(
+    dt, A, B, C, maps, z, bias, dy, ends, total_dt,
+    T, D, segment, splits, dt_stride_b, dt_stride_t, z_stride_b, z_stride_t, dy_stride_b, dy_stride_t,
+    N: tl.constexpr, NT: tl.constexpr, LANES: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_D: tl.constexpr,
+    STEPS: tl.constexpr, SOFTPLUS: tl.constexpr, PACKED: tl.constexpr, SHUFFLE: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """ends [B, splits, N, D]: r_t = exp(dt_t A) (C_t dp_t + r_{t+1}) at the first step of each segment, from zero.
+
+    total_dt [B, splits, D].
+    """
+    E: tl.constexpr = BLOCK_D // CHANNELS * LANES
+    NP: tl.constexpr = NT * LANES
+    WORDS: tl.constexpr = NP if PACKED else NP * ((B is None) + (C is None))
+    C_FIRST: tl.constexpr = NP if B is None else 0
+    _, i_s, i_b, o_e, o_q, o_n, o_d, m_d = _place(D, splits, BLOCK_D, NT, LANES, CHANNELS)
+    t_first = i_s * segment
+    t_last = tl.minimum(t_first + segment, T)
+    p_dt = _at_channels(dt + i_b * dt_stride_b, o_d)
+    p_dy = _at_channels(dy + i_b * dy_stride_b, o_d)
+    p_z = p_dy
+    if z is not None:
+        p_z = _at_channels(z + i_b * z_stride_b, o_d)
+    p_maps = A
+    if WORDS > 0:
+        p_maps = maps + i_b * T * WORDS
+    a = _scaled(_load_states(A, N, 1, o_d, m_d, o_n, N, NT, PTX), LOG2E)
+    r = _zeros(CHANNELS * NT, E)
+    row_c = a
+    if C is not None:
+        row_c = _load_states(C, N, 1, o_d, m_d, o_n, N, NT, PTX)
+    b_bias = _load_channels(bias, o_d, E)
+    b_total = _zeros(CHANNELS, E)
+
+    t = t_first + (t_last - 1 - t_first) // STEPS * STEPS
+    next_dt = _load_steps(p_dt, dt_stride_t, t, t_last, o_q, STEPS, LANES, PTX)
+    next_dy = _load_steps(p_dy, dy_stride_t, t, t_last, o_q, STEPS, LANES, PTX)
+    next_z = next_dy
+    if z is not None:
+        next_z = _load_steps(p_z, z_stride_t, t, t_last, o_q, STEPS, LANES, PTX)
+    next_held = next_dy
+    if SHUFFLE:
+        next_held = _load_held(p_maps, o_e, t, t_last, WORDS, STEPS, PTX)
+    for _ in range(tl.cdiv(t_last - t_first, STEPS)):
+        steps_dt, steps_dy, steps_z, held = next_dt, next_dy, next_z, next_held
+        t_next = tl.maximum(t - STEPS, t_first)
+        next_dt = _load_steps(p_dt, dt_stride_t, t_next, t_last, o_q, STEPS, LANES, PTX)
+        next_dy = _load_steps(p_dy, dy_stride_t, t_next, t_last, o_q, STEPS, LANES, PTX)
+        if z is not None:
+            next_z = _load_steps(p_z, z_stride_t, t_next, t_last, o_q, STEPS, LANES, PTX)
+        if SHUFFLE:
+            next_held = _load_held(p_maps, o_e, t_next, t_last, WORDS, STEPS, PTX)
+        for k in tl.static_range(STEPS // LANES - 1, -1, -1):
+            m_t = t + k * LANES + o_q < t_last
+            b_dt = _step_sizes(steps_dt[k * CHANNELS : (k + 1) * CHANNELS], b_bias, m_t, SOFTPLUS)
+            b_total = _sums(b_total, b_dt)
+            b_dp = ()
+            for c in tl.static_range(CHANNELS):
+                b_dp_c = tl.where(m_t, steps_dy[k * CHANNELS + c].to(tl.float32), 0.0)
+                if z is not None:
+                    b_z = steps_z[k * CHANNELS + c].to(tl.float32)
+                    b_dp_c *= b_z * _sigmoid(b_z)
+                b_dp += (b_dp_c,)
+            for q in tl.static_range(LANES - 1, -1, -1):
+                _, row_c = _rows(
+                    row_c, row_c, held, p_maps, t, t_last, k * LANES + q, o_n, False, C is None,
+                    C_FIRST, PACKED, WORDS, STEPS, NT, CHANNELS, SHUFFLE, PTX,
+                )  # fmt: skip
+                dt_q, dp_q = _of_step(b_dt, q, LANES, PTX), _of_step(b_dp, q, LANES, PTX)
+                new_r = ()
+                for i in tl.static_range(CHANNELS * NT):
+                    new_r += (tl.exp2(dt_q[i // NT] * a[i]) * (row_c[i] * dp_q[i // NT] + r[i]),)
+                r = new_r
+        t = t_next
+
+    _store_states(ends + (i_b * splits + i_s) * N * D, 1, D, r, o_d, m_d, o_n, N, NT, PTX)
+    _store_totals(total_dt + (i_b * splits + i_s) * D, b_total, o_d, m_d, o_q, LANES, PTX)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "T", "segment", "splits", "x_stride_b", "x_stride_t", "dt_stride_b", "dt_stride_t", "z_stride_b", "z_stride_t",
+        "dy_stride_b", "dy_stride_t",
+    ]
+)  # fmt: skip
+def _scan_bwd_kernel(
+    x, dt, A, B, C, maps, skip, z, bias, chunks, dy, after,
+    dx, ddt, dz, dA, dB, dC, partial, sums, dinitial,
+    T, D, segment, splits,
+    x_stride_b, x_stride_t, dt_stride_b, dt_stride_t, z_stride_b, z_stride_t, dy_stride_b, dy_stride_t,
+    N: tl.constexpr, NT: tl.constexpr, LANES: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_D: tl.constexpr,
+    STEPS: tl.constexpr, CHUNK: tl.constexpr, SOFTPLUS: tl.constexpr, PACKED: tl.constexpr, SHUFFLE: tl.constexpr,
+    PTX: tl.constexpr,
+):  # fmt: skip
+    """Gradients over one segment, in reverse, with g_t and r_t as in the module's docstring:
+
+        dB_t[n] = sum_d dt_t x_t g_t[n];   dC_t[n] = sum_d dp_t h_t[n];   du_t = sum_n B_t[n] g_t[n],   u = dt x
+        dx_t = dt_t du_t + D dp_t;   dz_t = dy_t silu'(z_t) y_t;   dA[n] = sum_t dt_t r_t[n] h_{t-1}[n]
+        ddt_t = x_t du_t + sum_n A[n] r_t[n] h_{t-1}[n], through softplus
+
+    after:      r behind the segment; with several segments [B, splits, N, D], with one [B, D, N]; None is zero.
+    dA, dB, dC: [B, splits, N, D], dA may be `after`; dB and dC where B and C do not depend on time, else None.
+    partial:    [D / BLOCK_D, B T, NP or 2 NP], sums over BLOCK_D channels of dB_t and dC_t.
+    sums:       [2, B, splits, D], gradients of bias and skip.
+    """
+    E: tl.constexpr = BLOCK_D // CHANNELS * LANES
+    NP: tl.constexpr = NT * LANES
+    WIDTH: tl.constexpr = NP * ((B is None) + (C is None))
+    WORDS: tl.constexpr = NP if PACKED else WIDTH
+    C_FIRST: tl.constexpr = NP if B is None else 0
+    STATES: tl.constexpr = CHANNELS * NT
+    SLOTS: tl.constexpr = CHUNK // STEPS - 1
+    NUM: tl.constexpr = NT * ((B is None) + (C is None))
+    LEFT: tl.constexpr = NUM * LANES // 32 if NUM * LANES > 32 else 1
+    i_d, i_s, i_b, o_e, o_q, o_n, o_d, m_d = _place(D, splits, BLOCK_D, NT, LANES, CHANNELS)
+    num_rows = tl.num_programs(0) // tl.cdiv(D, BLOCK_D)
+    o_segment = (i_b * splits + i_s) * N * D
+    t_first = i_s * segment
+    t_last = tl.minimum(t_first + segment, T)
+    p_x = _at_channels(x + i_b * x_stride_b, o_d)
+    p_dt = _at_channels(dt + i_b * dt_stride_b, o_d)
+    p_dy = _at_channels(dy + i_b * dy_stride_b, o_d)
+    p_z = p_dy
+    if z is not None:
+        p_z = _at_channels(z + i_b * z_stride_b, o_d)
+    p_maps = A
+    if WORDS > 0:
+        p_maps = maps + i_b * T * WORDS
+
+    a = _scaled(_load_states(A, N, 1, o_d, m_d, o_n, N, NT, PTX), LOG2E)
+    sum_a = _zeros(STATES, E)
+    sum_b = _zeros(STATES if B is not None else 0, E)
+    sum_c = _zeros(STATES if C is not None else 0, E)
+    r = _zeros(STATES, E)
+    if after is not None:
+        if splits > 1:
+            r = _load_states(after + o_segment, 1, D, o_d, m_d, o_n, N, NT, PTX)
+        else:
+            r = _load_states(after + i_b * D * N, N, 1, o_d, m_d, o_n, N, NT, PTX)
+    row_b = a
+    if B is not None:
+        row_b = _load_states(B, N, 1, o_d, m_d, o_n, N, NT, PTX)
+    row_c = a
+    if C is not None:
+        row_c = _load_states(C, N, 1, o_d, m_d, o_n, N, NT, PTX)
+    b_bias = _load_channels(bias, o_d, E)
+    b_skip = _load_channels(skip, o_d, E)
+    sum_bias = _zeros(CHANNELS, E)
+    sum_skip = _zeros(CHANNELS, E)
+
+    t_group = t_first + (t_last - 1 - t_first) // STEPS * STEPS
+    next_dy = _load_steps(p_dy, dy_stride_t, t_group, t_last, o_q, STEPS, LANES, PTX)
+    next_z = next_dy
+    if z is not None:
+        next_z = _load_steps(p_z, z_stride_t, t_group, t_last, o_q, STEPS, LANES, PTX)
+    num_chunks = tl.cdiv(t_last - t_first, CHUNK)
+    for i_c in range(num_chunks):
+        t_chunk = t_first + (num_chunks - 1 - i_c) * CHUNK
+        num_groups = tl.cdiv(tl.minimum(t_last - t_chunk, CHUNK), STEPS)
+        p_chunk = chunks + (i_b * tl.cdiv(T, CHUNK) + t_chunk // CHUNK) * N * D
+        h = _load_states(p_chunk, 1, D, o_d, m_d, o_n, N, NT, PTX)
+
+        # the states before all groups but the last; the latest comes first
+        stack = _zeros(SLOTS * STATES, E)
+        next_x = _load_steps(p_x, x_stride_t, t_chunk, t_last, o_q, STEPS, LANES, PTX)
+        next_dt = _load_steps(p_dt, dt_stride_t, t_chunk, t_last, o_q, STEPS, LANES, PTX)
+        next_held = next_x
+        if SHUFFLE:
+            next_held = _load_held(p_maps, o_e, t_chunk, t_last, WORDS, STEPS, PTX)
+        for t in range(t_chunk, t_chunk + (num_groups - 1) * STEPS, STEPS):
+            steps_x, steps_dt, held = next_x, next_dt, next_held
+            next_x = _load_steps(p_x, x_stride_t, t + STEPS, t_last, o_q, STEPS, LANES, PTX)
+            next_dt = _load_steps(p_dt, dt_stride_t, t + STEPS, t_last, o_q, STEPS, LANES, PTX)
+            if SHUFFLE:
+                next_held = _load_held(p_maps, o_e, t + STEPS, t_last, WORDS, STEPS, PTX)
+            stack = h + stack[: (SLOTS - 1) * STATES]
+            for k in tl.static_range(STEPS // LANES):
+                b_x = _in_float32(steps_x[k * CHANNELS : (k + 1) * CHANNELS])
+                m_t = t + k * LANES + o_q < t_last
+                b_dt = _step_sizes(steps_dt[k * CHANNELS : (k + 1) * CHANNELS], b_bias, m_t, SOFTPLUS)
+                b_u = _products(b_dt, b_x)
+                for q in tl.static_range(LANES):
+                    row_b, _ = _rows(
+                        row_b, row_b, held, p_maps, t, t_last, k * LANES + q, o_n, B is None, False,
+                        C_FIRST, PACKED, WORDS, STEPS, NT, CHANNELS, SHUFFLE, PTX,
+                    )  # fmt: skip
+                    h = _advance(h, a, _of_step(b_dt, q, LANES, PTX), _of_step(b_u, q, LANES, PTX), row_b, NT)
+
+        for _ in range(num_groups):
+            steps_x = _load_steps(p_x, x_stride_t, t_group, t_last, o_q, STEPS, LANES, PTX)
+            steps_dt = _load_steps(p_dt, dt_stride_t, t_group, t_last, o_q, STEPS, LANES, PTX)
+            steps_dy, steps_z = next_dy, next_z
+            t_next = tl.maximum(t_group - STEPS, t_first)
+            next_dy = _load_steps(p_dy, dy_stride_t, t_next, t_last, o_q, STEPS, LANES, PTX)
+            if z is not None:
+                next_z = _load_steps(p_z, z_stride_t, t_next, t_last, o_q, STEPS, LANES, PTX)
+            held = steps_x
+            if SHUFFLE:
+                held = _load_held(p_maps, o_e, t_group, t_last, WORDS, STEPS, PTX)
+            states = h
+            sizes = ()
+            for k in tl.static_range(STEPS // LANES):
+                m_t = t_group + k * LANES + o_q < t_last
+                b_dt = _step_sizes(steps_dt[k * CHANNELS : (k + 1) * CHANNELS], b_bias, m_t, SOFTPLUS)
+                b_u = _products(b_dt, _in_float32(steps_x[k * CHANNELS : (k + 1) * CHANNELS]))
+                sizes += b_dt
+                for q in tl.static_range(LANES):
+                    row_b, _ = _rows(
+                        row_b, row_b, held, p_maps, t_group, t_last, k * LANES + q, o_n, B is None, False,
+                        C_FIRST, PACKED, WORDS, STEPS, NT, CHANNELS, SHUFFLE, PTX,
+                    )  # fmt: skip
+                    h = _advance(h, a, _of_step(b_dt, q, LANES, PTX), _of_step(b_u, q, LANES, PTX), row_b, NT)
+                    states += h
+
+            sizes = _hidden(sizes, PTX)
+            if SHUFFLE:
+                held = _hidden(held, PTX)
+            reversed_sums = ()
+            for k in tl.static_range(STEPS // LANES - 1, -1, -1):
+                m_t = t_group + k * LANES + o_q < t_last
+                b_dt = sizes[k * CHANNELS : (k + 1) * CHANNELS]
+                b_x = _in_float32(steps_x[k * CHANNELS : (k + 1) * CHANNELS])
+                b_u = _products(b_dt, b_x)
+                b_dp = ()
+                b_gate = ()
+                for c in tl.static_range(CHANNELS):
+                    b_dy = tl.where(m_d[c] & m_t, steps_dy[k * CHANNELS + c].to(tl.float32), 0.0)
+                    if z is not None:
+                        b_z = steps_z[k * CHANNELS + c].to(tl.float32)
+                        b_sigmoid = _sigmoid(b_z)
+                        b_gate += (b_dy * (b_sigmoid * (1.0 + b_z * (1.0 - b_sigmoid))),)
+                        b_dy *= b_z * b_sigmoid
+                    b_dp += (b_dy,)
+                # the latest step is added in front; Triton knows no unpacking
+                outputs = ()
+                of_u = ()
+                of_dt = ()
+                for q in tl.static_range(LANES - 1, -1, -1):
+                    row_b, row_c = _rows(
+                        row_b, row_c, held, p_maps, t_group, t_last, k * LANES + q, o_n, B is None, C is None,
+                        C_FIRST, PACKED, WORDS, STEPS, NT, CHANNELS, SHUFFLE, PTX,
+                    )  # fmt: skip
+                    before = states[(k * LANES + q) * STATES : (k * LANES + q + 1) * STATES]
+                    h = states[(k * LANES + q + 1) * STATES : (k * LANES + q + 2) * STATES]
+                    dt_q = _of_step(b_dt, q, LANES, PTX)
+                    u_q = _of_step(b_u, q, LANES, PTX)
+                    dp_q = _of_step(b_dp, q, LANES, PTX)
+                    g = ()
+                    new_r = ()
+                    products = ()
+                    for i in tl.static_range(STATES):
+                        b_g = row_c[i] * dp_q[i // NT] + r[i]
+                        b_r = tl.exp2(dt_q[i // NT] * a[i]) * b_g
+                        g += (b_g,)
+                        new_r += (b_r,)
+                        products += (b_r * before[i],)
+                    r = new_r
+                    outputs = _dots(row_c, h, NT) + outputs
+                    of_u = _dots(row_b, g, NT) + of_u
+                    of_dt = _dots(a, products, NT) + of_dt
+                    sum_a = _add(sum_a, products, dt_q, NT)
+                    values = ()
+                    if B is None:
+                        values += _over_channels(g, u_q, NT)
+                    else:
+                        sum_b = _add(sum_b, g, u_q, NT)
+                    if C is None:
+                        values += _over_channels(h, dp_q, NT)
+                    else:
+                        sum_c = _add(sum_c, h, dp_q, NT)
+                    if NUM > 0:
+                        reversed_sums += _sum_channels(values, o_e, NUM, LANES, PTX)
+                o_t = t_group + k * LANES + o_q
+                new_bias = ()
+                new_skip = ()
+                for c in tl.static_range(CHANNELS):
+                    o_out = i_b * T * D + o_d[c]
+                    if z is not None:
+                        b_y = _to_lanes(outputs, c, CHANNELS, o_e, LANES, PTX) + b_skip[c] * b_x[c]
+                        _store1(_at(dz + o_out, o_t, D, PTX), b_gate[c] * b_y, m_d[c] & m_t, PTX)
+                    b_du = _to_lanes(of_u, c, CHANNELS, o_e, LANES, PTX)
+                    b_ddt = _to_lanes(of_dt, c, CHANNELS, o_e, LANES, PTX) * LN2 + b_du * b_x[c]
+                    if SOFTPLUS:
+                        b_ddt *= _sigmoid(steps_dt[k * CHANNELS + c].to(tl.float32) + b_bias[c])
+                    b_ddt = tl.where(m_t, b_ddt, 0.0)
+                    new_bias += (sum_bias[c] + b_ddt,)
+                    new_skip += (sum_skip[c] + b_dp[c] * b_x[c],)
+                    _store1(_at(ddt + o_out, o_t, D, PTX), b_ddt, m_d[c] & m_t, PTX)
+                    _store1(_at(dx + o_out, o_t, D, PTX), b_du * b_dt[c] + b_skip[c] * b_dp[c], m_d[c] & m_t, PTX)
+                sum_bias, sum_skip = new_bias, new_skip
+            if NUM > 0:
+                o_l = tl.arange(0, 32)
+                o_k = tl.arange(0, STEPS)
+                for i in tl.static_range(LEFT):
+                    of_steps = ()
+                    for j in tl.static_range(STEPS):
+                        of_steps += (reversed_sums[(STEPS - 1 - j) * LEFT + i],)
+                    # over warps; where Triton is not told about warps, over the same elements
+                    b_sums = tl.sum(tl.reshape(_side_by_side(of_steps, STEPS), [E // 32, 32, STEPS]), 0)
+                    p_sums = partial + ((i_d * (num_rows // splits) + i_b) * T + t_group) * WIDTH
+                    p_sums += o_k[None, :] * WIDTH + _column(o_l, i, NUM, LEFT, NT, LANES)[:, None]
+                    tl.store(p_sums, b_sums, mask=(t_group + o_k < t_last)[None, :])
+            h = stack[:STATES]
+            stack = stack[STATES:] + h
+            t_group = t_next
+
+    _store_states(dA + o_segment, 1, D, sum_a, o_d, m_d, o_n, N, NT, PTX)
+    if B is not None:
+        _store_states(dB + o_segment, 1, D, sum_b, o_d, m_d, o_n, N, NT, PTX)
+    if C is not None:
+        _store_states(dC + o_segment, 1, D, sum_c, o_d, m_d, o_n, N, NT, PTX)
+    p_sum = sums + (i_b * splits + i_s) * D
+    _store_totals(p_sum, sum_bias, o_d, m_d, o_q, LANES, PTX)
+    _store_totals(p_sum + num_rows.to(tl.int64) * D, sum_skip, o_d, m_d, o_q, LANES, PTX)
+    if dinitial is not None:
+        m_first = _both(m_d, i_s + 0 * o_e == 0)
+        _store_states(dinitial + i_b * D * N, N, 1, r, o_d, m_first, o_n, N, NT, PTX)
+
+
+@triton.jit
+def _unpack_kernel(partial, dB, dC, rows, num_d, N: tl.constexpr, NP: tl.constexpr, BLOCK: tl.constexpr):
+    """dB, dC [rows, N] from the num_d parts of their sums; None is left out, as in `_pack_kernel`."""
+    o_r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
+    o_n = tl.arange(0, NP)
+    m = (o_r < rows)[:, None] & (o_n < N)[None, :]
+    WIDTH: tl.constexpr = NP * ((dB is not None) + (dC is not None))
+    p = partial + o_r[:, None] * WIDTH + o_n[None, :]
+    b_first = tl.zeros([BLOCK, NP], tl.float32)
+    b_second = tl.zeros([BLOCK, NP], tl.float32)
+    for _ in range(num_d):
+        b_first += tl.load(p, mask=m, other=0.0)
+        if WIDTH > NP:
+            b_second += tl.load(p + NP, mask=m, other=0.0)
+        p += rows * WIDTH
+    o_out = o_r[:, None] * N + o_n[None, :]
+    if dB is not None:
+        tl.store(dB + o_out, b_first.to(dB.dtype.element_ty), mask=m)
+    if dC is not None:
+        b_last = b_second if WIDTH > NP else b_first
+        tl.store(dC + o_out, b_last.to(dC.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def _step_kernel(
+    x, dt, A, B, C, skip, z, bias, state, y,
+    D, x_stride_b, dt_stride_b, z_stride_b, b_stride_b, c_stride_b, b_stride_d, c_stride_d,
+    b_stride_n, c_stride_n, s_stride_b, s_stride_d, s_stride_n,
+    N: tl.constexpr, NP: tl.constexpr, BLOCK_D: tl.constexpr, SOFTPLUS: tl.constexpr,
+):  # fmt: skip
+    """One step of this module's recurrence for BLOCK_D channels of one row; the state is updated in place."""
+    num_d = tl.cdiv(D, BLOCK_D)
+    i_b = (tl.program_id(0) // num_d).to(tl.int64)
+    o_d = tl.program_id(0) % num_d * BLOCK_D + tl.arange(0, BLOCK_D)
+    o_n = tl.arange(0, NP)
+    m_d = o_d < D
+    m = m_d[:, None] & (o_n < N)[None, :]
+    p_state = state + i_b * s_stride_b + o_d.to(tl.int64)[:, None] * s_stride_d + o_n[None, :] * s_stride_n
+    b_h = tl.load(p_state, mask=m, other=0.0).to(tl.float32)
+    b_a = tl.load(A + o_d[:, None] * N + o_n[None, :], mask=m, other=0.0).to(tl.float32)
+    b_b = tl.load(B + i_b * b_stride_b + o_d[:, None] * b_stride_d + o_n[None, :] * b_stride_n, mask=m, other=0.0)
+    b_c = tl.load(C + i_b * c_stride_b + o_d[:, None] * c_stride_d + o_n[None, :] * c_stride_n, mask=m, other=0.0)
+    b_x = tl.load(x + i_b * x_stride_b + o_d, mask=m_d, other=0.0).to(tl.float32)
+    b_bias = 0.0
+    if bias is not None:
+        b_bias = tl.load(bias + o_d, mask=m_d, other=0.0).to(tl.float32)
+    b_dt = _step_size(tl.load(dt + i_b * dt_stride_b + o_d, mask=m_d, other=0.0), b_bias, SOFTPLUS)
+    b_h = tl.exp2((b_dt * LOG2E)[:, None] * b_a) * b_h + (b_dt * b_x)[:, None] * b_b.to(tl.float32)
+    tl.store(p_state, b_h.to(state.dtype.element_ty), mask=m)
+    b_y = tl.sum(b_c.to(tl.float32) * b_h, 1)
+    if skip is not None:
+        b_y += tl.load(skip + o_d, mask=m_d, other=0.0).to(tl.float32) * b_x
+    if z is not None:
+        b_z = tl.load(z + i_b * z_stride_b + o_d, mask=m_d, other=0.0).to(tl.float32)
+        b_y *= b_z * _sigmoid(b_z)
+    tl.store(y + i_b * D + o_d, b_y.to(y.dtype.element_ty), mask=m_d)
+
+
+class Plan(NamedTuple):
+    """How a kernel covers [B, T, D]: `splits` segments of `segment` steps, a multiple of CHUNK."""
+
+    segment: int
+    splits: int
+    block_d: int
+    programs: int
+    constants: dict[str, Any]
+    """Of the kernel, as far as they follow from the plan."""
+
+
+@functools.cache
+def _num_processors(device: torch.device) -> int:
+    if device.type == "cpu":
+        # interpreter: enough to cut time
+        return 1
+    driver = triton.runtime.driver.active
+    return driver.utils.get_device_properties(driver.get_current_device())["multiprocessor_count"]
+
+
+def _padded(state: int) -> int:
+    """States of a row of maps."""
+    return max(4, triton.next_power_of_2(state))
+
+
+def _plan(x: Tensor, state: int, config: Config, splits: int | None = None) -> Plan:
+    batch, length, width = x.shape
+    padded = _padded(state)
+    # a lane of a channel has at least a step of each group
+    lanes = min(triton.cdiv(padded, config.states), config.steps, 8)
+    num_warps = min(config.num_warps, triton.next_power_of_2(triton.cdiv(width * lanes, 32 * config.channels)))
+    block_d = 32 * num_warps // lanes * config.channels
+    num_d = triton.cdiv(width, block_d)
+    if splits is None:
+        splits = max(1, round(BUSY_WARPS * _num_processors(x.device) / (batch * num_d * num_warps)))
+    segment = triton.cdiv(triton.cdiv(length, splits), CHUNK) * CHUNK
+    splits = triton.cdiv(length, segment)
+    constants = {
+        "N": state, "NT": padded // lanes, "LANES": lanes, "CHANNELS": config.channels, "BLOCK_D": block_d,
+        "STEPS": config.steps, "num_warps": num_warps,
+    }  # fmt: skip
+    return Plan(segment, splits, block_d, batch * splits * num_d, constants)
+
+
+class Maps(NamedTuple):
+    """B and C as the kernels read them: those that depend on time in `rows`, the others as they are."""
+
+    B: Tensor | None
+    C: Tensor | None
+    rows: Tensor | None
+    """[B T, words], as `_pack_kernel` writes them."""
+    constants: dict[str, bool]
+
+
+def _pack(B: Tensor, C: Tensor, padded: int) -> Maps:
+    b, c = (m if m.ndim == 3 else None for m in (B, C))
+    ptx = _speaks_ptx()
+    packed = b is not None and c is not None and b.dtype == c.dtype == torch.bfloat16
+    maps = None
+    if b is not None or c is not None:
+        batch, length, state = (B if b is not None else C).shape
+        words = padded if packed else padded * ((b is not None) + (c is not None))
+        maps = torch.empty((batch * length, words), dtype=torch.float32, device=B.device)
+        block = max(16, 2048 // padded)
+        strides = [*(b.stride() if b is not None else (0, 0, 0)), *(c.stride() if c is not None else (0, 0, 0))]
+        _pack_kernel[(triton.cdiv(batch * length, block),)](
+            b, c, maps, length, batch * length, *strides, N=state, NP=padded, PACKED=packed, BLOCK=block, num_warps=4
+        )
+    # a lane finds the words of a row in one register up to 32
+    constants = {"PACKED": packed, "SHUFFLE": ptx and maps is not None and padded <= 32, "PTX": ptx}
+    return Maps(B if b is None else None, C if c is None else None, maps, constants)
+
+
+def _pass(
+    A: Tensor, total_dt: Tensor, ends: Tensor, first: Tensor | None, last: Tensor | None, *, reverse: bool
+) -> None:
+    batch, splits, state, width = ends.shape
+    block = min(128, triton.next_power_of_2(width))
+    _pass_kernel[(batch * state * triton.cdiv(width, block),)](
+        A, total_dt, ends, first, last, width, splits, N=state, BLOCK_D=block, REVERSE=reverse, num_warps=4
+    )
+
+
+def _strides(tensor: Tensor | None) -> tuple[int, ...]:
+    if tensor is None:
+        return 0, 0
+    # what the stride of a single step is does not matter, and it may be anything
+    return tensor.stride(0), tensor.stride(1) if tensor.shape[1] > 1 else 0
+
+
+def scan_fwd(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    skip: Tensor | None,
+    z: Tensor | None,
+    bias: Tensor | None,
+    softplus: bool,
+    initial_state: Tensor | None,
+    return_final_state: bool,
+    save: bool,
+    config: Config | None = None,
+    splits: int | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """y, the final state, the states before every CHUNK steps."""
+    batch, length, width = x.shape
+    state = A.shape[1]
+    plan = _plan(x, state, config or FORWARD, splits)
+    maps = _pack(B, C, _padded(state))
+    new = partial(torch.empty, dtype=torch.float32, device=x.device)
+    y = torch.empty((batch, length, width), dtype=x.dtype, device=x.device)
+    final_state = new((batch, width, state)) if return_final_state else None
+    chunks = new((batch, triton.cdiv(length, CHUNK), state, width)) if save else None
+    inputs = (x, dt, A, maps.B, maps.C, maps.rows, skip, z, bias)
+    sizes = (length, width, plan.segment, plan.splits, *_strides(x), *_strides(dt), *_strides(z))
+    constants = {**plan.constants, **maps.constants, "CHUNK": CHUNK, "SOFTPLUS": softplus}
+    start = initial_state
+    if plan.splits > 1:
+        start = new((batch, plan.splits, state, width))
+        total_dt = new((batch, plan.splits, width))
+        _scan_fwd_kernel[(plan.programs,)](*inputs, None, None, start, total_dt, None, *sizes, **constants)
+        _pass(A, total_dt, start, initial_state, final_state, reverse=False)
+    end = final_state if plan.splits == 1 else None
+    _scan_fwd_kernel[(plan.programs,)](*inputs, start, y, end, None, chunks, *sizes, **constants)
+    return y, final_state, chunks
+
+
+def scan_bwd(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    skip: Tensor | None,
+    z: Tensor | None,
+    bias: Tensor | None,
+    softplus: bool,
+    chunks: Tensor,
+    dy: Tensor,
+    dfinal: Tensor | None,
+    initial_dtype: torch.dtype | None,
+    config: Config | None = None,
+    splits: int | None = None,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of x, dt, A, B, C, skip, z, bias and initial state."""
+    batch, length, width = x.shape
+    state, padded = A.shape[1], _padded(A.shape[1])
+    plan = _plan(x, state, config or (BACKWARD if _speaks_ptx() else PORTABLE_BACKWARD), splits)
+    new = partial(torch.empty, dtype=torch.float32, device=x.device)
+    maps = _pack(B, C, padded)
+
+    after = dfinal
+    if plan.splits > 1:
+        after = new((batch, plan.splits, state, width))
+        total_dt = new((batch, plan.splits, width))
+        ends = _plan(x, state, ENDS, plan.splits)
+        _bwd_ends_kernel[(ends.programs,)](
+            dt, A, maps.B, maps.C, maps.rows, z, bias, dy, after, total_dt,
+            length, width, ends.segment, ends.splits, *_strides(dt), *_strides(z), *_strides(dy),
+            **ends.constants, **maps.constants, SOFTPLUS=softplus,
+        )  # fmt: skip
+        _pass(A, total_dt, after, dfinal, None, reverse=True)
+        del total_dt
+
+    dx = torch.empty((batch, length, width), dtype=x.dtype, device=x.device)
+    ddt = torch.empty((batch, length, width), dtype=dt.dtype, device=x.device)
+    dz = None if z is None else torch.empty((batch, length, width), dtype=z.dtype, device=x.device)
+    # what came from behind a segment makes room for its part of dA
+    dA = after if after is not None and plan.splits > 1 else new((batch, plan.splits, state, width))
+    dB, dC = (None if m is None else new((batch, plan.splits, state, width)) for m in (maps.B, maps.C))
+    sums = new((2, batch * plan.splits, width))
+    dinitial = (
+        None if initial_dtype is None else torch.empty((batch, width, state), dtype=initial_dtype, device=x.device)
+    )
+    num_d = triton.cdiv(width, plan.block_d)
+    new_b, new_c = (
+        torch.empty((batch, length, state), dtype=m.dtype, device=x.device) if m.ndim == 3 else None for m in (B, C)
+    )
+    parts = None
+    if maps.rows is not None:
+        parts = new((num_d, batch * length, padded * ((new_b is not None) + (new_c is not None))))
+    _scan_bwd_kernel[(plan.programs,)](
+        x, dt, A, maps.B, maps.C, maps.rows, skip, z, bias, chunks, dy, after,
+        dx, ddt, dz, dA, dB, dC, parts, sums, dinitial,
+        length, width, plan.segment, plan.splits, *_strides(x), *_strides(dt), *_strides(z), *_strides(dy),
+        **plan.constants, **maps.constants, CHUNK=CHUNK, SOFTPLUS=softplus,
+    )  # fmt: skip
+    del maps
+
+    if parts is not None:
+        block = max(16, 2048 // padded)
+        _unpack_kernel[(triton.cdiv(batch * length, block),)](
+            parts, new_b, new_c, batch * length, num_d, N=state, NP=padded, BLOCK=block, num_warps=4
+        )
+    if dB is not None:
+        new_b = dB.sum((0, 1)).t().to(B.dtype)
+    if dC is not None:
+        new_c = dC.sum((0, 1)).t().to(C.dtype)
+    dbias, dskip = sums.sum(1)
+    return (
+        dx,
+        ddt,
+        dA.sum((0, 1)).t().to(A.dtype),
+        new_b,
+        new_c,
+        None if skip is None else dskip.to(skip.dtype),
+        dz,
+        None if bias is None else dbias.to(bias.dtype),
+        dinitial,
+    )
+
+
+class SelectiveScan(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        skip: Tensor | None,
+        z: Tensor | None,
+        bias: Tensor | None,
+        initial_state: Tensor | None,
+        softplus: bool,
+        return_final_state: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        inputs = (x, dt, A, B, C, skip, z, bias)
+        y, final_state, chunks = scan_fwd(*inputs, softplus, initial_state, return_final_state, True)
+        ctx.save_for_backward(*inputs, chunks)
+        ctx.softplus = softplus
+        ctx.initial_dtype = None if initial_state is None else initial_state.dtype
+        ctx.set_materialize_grads(False)
+        return y, final_state
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
+        *inputs, chunks = ctx.saved_tensors
+        x = inputs[0]
+        dy = torch.zeros_like(x) if dy is None else _channel_last(dy)
+        dfinal = None if dfinal is None else dfinal.contiguous()
+        gradients = scan_bwd(*inputs, ctx.softplus, chunks, dy, dfinal, ctx.initial_dtype)  # type: ignore[call-arg]
+        return *gradients, None, None
+
+
+def _channel_last(tensor: Tensor) -> Tensor:
+    # the kernels count a stride in bytes of 32 bits
+    fits = tensor.stride(2) == 1 and tensor.stride(1) * tensor.element_size() < 2**31
+    return tensor if fits else tensor.contiguous()
+
+
+def selective_scan_triton(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    skip: Tensor | None,
+    z: Tensor | None,
+    bias: Tensor | None,
+    softplus: bool,
+    initial_state: Tensor | None,
+    return_final_state: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """y [B, T, D] in the dtype of x and on request the final state [B, D, N] in float32."""
+    wide = (None if m is None else _channel_last(m) for m in (x, dt, z))
+    small = (m if m is None or m.ndim == 3 else m.contiguous() for m in (A, B, C, skip, bias))
+    (x, dt, z), (A, B, C, skip, bias) = wide, small
+    initial_state = None if initial_state is None else initial_state.contiguous()
+    tensors = (x, dt, A, B, C, skip, z, bias, initial_state)
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        y, state = SelectiveScan.apply(*tensors, softplus, return_final_state)
+    else:
+        y, state, _ = scan_fwd(*tensors[:-1], softplus, initial_state, return_final_state, False)
+    return (y, state) if return_final_state else y
+
+
+def selective_scan_step_triton(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    state: Tensor,
+    skip: Tensor | None,
+    z: Tensor | None,
+    bias: Tensor | None,
+    softplus: bool,
+) -> Tensor:
+    """One step without gradients: x [B, D] to y [B, D]; state [B, D, N] is updated in place."""
+    batch, width = x.shape
+    num_states = A.shape[1]
+    padded = triton.next_power_of_2(num_states)
+    block_d = max(1, STEP_BLOCK // padded)
+    y = torch.empty((batch, width), dtype=x.dtype, device=x.device)
+    x, dt, z = (m if m is None or m.stride(1) == 1 else m.contiguous() for m in (x, dt, z))
+    # [B, 1, N] or [1, D, N]
+    b, c = (m.unsqueeze(1) if m.ndim == 2 else m for m in (B, C))
+    (b_b, b_d, b_n), (c_b, c_d, c_n) = (
+        (m.stride(0) if m.shape[0] > 1 else 0, m.stride(1) if m.shape[1] > 1 else 0, m.stride(2)) for m in (b, c)
+    )
+    _step_kernel[(batch * triton.cdiv(width, block_d),)](
+        x, dt, A.contiguous(), b, c, None if skip is None else skip.contiguous(), z,
+        None if bias is None else bias.contiguous(), state, y,
+        width, x.stride(0), dt.stride(0), 0 if z is None else z.stride(0), b_b, c_b, b_d, c_d, b_n, c_n,
+        *state.stride(), N=num_states, NP=padded, BLOCK_D=block_d, SOFTPLUS=softplus, num_warps=4,
+    )  # fmt: skip
+    return y

@@ -1,0 +1,189 @@
+"""The selective scan on a GPU: the laws of `tests/kernels/test_selective_scan.py` at sizes of real use."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from kernels.selective_scan import selective_scan, selective_scan_step
+from kernels.selective_scan.reference import selective_scan_reference
+from suite.accuracy import assert_close, assert_matches_reference
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+WIDE = ("A", "D", "dt_bias", "initial_state")
+IN_TIME = ("x", "dt", "z", "B", "C")
+
+
+def make_inputs(batch, length, width, state=16, dtype=torch.bfloat16, *, dt_min=1e-3, dt_max=1e-1, constant=False):
+    """Step sizes log-uniform in dt_min .. dt_max, as in Mamba's initialisation, moved by the input."""
+    g = torch.Generator("cuda").manual_seed(length)
+
+    def randn(*size):
+        return torch.randn(*size, generator=g, device="cuda")
+
+    step = torch.empty(width, device="cuda").uniform_(dt_min, dt_max, generator=g)
+    maps = (width, state) if constant else (batch, length, state)
+    inputs = {
+        "x": randn(batch, length, width),
+        "dt": randn(batch, length, width) / 2,
+        "A": -torch.arange(1.0, state + 1, device="cuda").repeat(width, 1),
+        "B": randn(*maps),
+        "C": randn(*maps),
+        "D": randn(width),
+        "z": randn(batch, length, width) + 1,
+        # the inverse of softplus
+        "dt_bias": step + torch.log(-torch.expm1(-step)),
+        "initial_state": randn(batch, width, state),
+    }
+    return {n: v.to(torch.float32 if n in WIDE else dtype) for n, v in inputs.items()} | {"dt_softplus": True}
+
+
+def results(op, inputs):
+    """By name: y, the final state, and the gradient of every tensor."""
+    leaves = {name: t.detach().requires_grad_() for name, t in inputs.items() if torch.is_tensor(t)}
+    outputs = op(**(inputs | leaves))
+    g = torch.Generator("cuda").manual_seed(7)
+    cotangents = [torch.randn(o.shape, generator=g, device="cuda").to(torch.bfloat16).to(o) for o in outputs]
+    gradients = torch.autograd.grad(outputs, list(leaves.values()), cotangents)
+    return {"y": outputs[0], "final state": outputs[1], **dict(zip(leaves, gradients, strict=True))}
+
+
+def wide(inputs):
+    return {name: t.double() if torch.is_tensor(t) else t for name, t in inputs.items()}
+
+
+TORCH = partial(selective_scan, return_final_state=True, backend="torch")
+TRITON = partial(selective_scan, return_final_state=True, backend="triton")
+
+
+def assert_equals_plain_pytorch_in_double_precision(inputs, dtype, op=TRITON):
+    exact, plain, actual = results(TORCH, wide(inputs)), results(TORCH, inputs), results(op, inputs)
+    for name, e in exact.items():
+        kept = torch.float32 if name in ("final state", *WIDE) else dtype
+        assert actual[name].dtype == kept
+        assert_close(actual[name], e, kept, plain=plain[name], what=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("batch", "length", "width", "state"), [(4, 2048, 768, 16), (3, 1000, 77, 16), (2, 515, 200, 5), (1, 700, 33, 64)]
+)
+def test_a_long_sequence_equals_plain_pytorch_in_double_precision(batch, length, width, state, dtype):
+    assert_equals_plain_pytorch_in_double_precision(make_inputs(batch, length, width, state, dtype), dtype)
+
+
+@pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 500])
+@pytest.mark.parametrize(("width", "state", "dtype"), [(1, 16, torch.float32), (70, 24, torch.bfloat16)])
+def test_the_kernel_equals_the_recurrence(length, width, state, dtype):
+    inputs = {n: v.double().cpu() if torch.is_tensor(v) else v for n, v in make_inputs(2, length, width, state).items()}
+    inputs["C"] /= state**0.5
+    assert_matches_reference(TRITON, selective_scan_reference, inputs, dtype=dtype, keep=WIDE, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dt_min", "dt_max"), [(5.0, 50.0), (1e-6, 1e-5)], ids=["forgets at once", "forgets nothing"])
+def test_extreme_step_sizes_equal_plain_pytorch_in_double_precision(dt_min, dt_max, dtype):
+    inputs = make_inputs(2, 600, 64, dtype=dtype, dt_min=dt_min, dt_max=dt_max)
+    assert_equals_plain_pytorch_in_double_precision(inputs, dtype)
+
+
+def test_maps_that_do_not_depend_on_time_equal_plain_pytorch_in_double_precision():
+    inputs = make_inputs(2, 600, 64, constant=True)
+    inputs["B"], inputs["C"] = inputs["B"].float(), inputs["C"].float()
+    exact, plain, actual = (results(op, i) for op, i in ((TORCH, wide(inputs)), (TORCH, inputs), (TRITON, inputs)))
+    for name, e in exact.items():
+        assert_close(actual[name], e, actual[name].dtype, plain=plain[name], what=name)
+
+
+def test_views_equal_plain_pytorch_in_double_precision():
+    def op(x, z, dt, B, C, **rest):
+        x, z = torch.cat([x, z], -1).chunk(2, -1)
+        B, C = torch.cat([B, C], -1).chunk(2, -1)
+        return TRITON(x, dt.transpose(1, 2).contiguous().transpose(1, 2), B=B, C=C, z=z, **rest)
+
+    assert_equals_plain_pytorch_in_double_precision(make_inputs(3, 333, 96), torch.bfloat16, op)
+
+
+@pytest.mark.parametrize(("batch", "length", "width"), [(8, 1000, 640), (1, 9000, 256)])
+def test_two_runs_are_bitwise_equal(batch, length, width):
+    inputs = make_inputs(batch, length, width)
+    first, second = results(TRITON, inputs), results(TRITON, inputs)
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
+
+
+@pytest.mark.parametrize("split", [1, 1000, 4096])
+def test_passing_the_state_equals_the_whole(split):
+    inputs = make_inputs(2, 5000, 128, dtype=torch.float32)
+    whole, final = TRITON(**inputs)
+    first, state = TRITON(**{n: v[:, :split] if n in IN_TIME else v for n, v in inputs.items()})
+    rest = {n: v[:, split:] if n in IN_TIME else v for n, v in inputs.items()}
+    second, state = TRITON(**(rest | {"initial_state": state}))
+    torch.testing.assert_close(torch.cat([first, second], 1), whole, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(state, final, rtol=1e-4, atol=1e-4)
+
+
+def test_a_million_steps():
+    assert_equals_plain_pytorch_in_double_precision(make_inputs(1, 2**20, 3), torch.bfloat16)
+
+
+def test_offsets_beyond_two_to_the_31():
+    """A view whose last step is more than 2^31 numbers behind its first."""
+    storage = torch.zeros(2**31 + 2**20, dtype=torch.bfloat16, device="cuda")
+    inputs = make_inputs(1, 9, 64)
+    inputs["x"] = storage.as_strided((1, 9, 64), (0, 2**28, 1)).copy_(inputs["x"])
+    exact, actual = results(TORCH, wide(inputs)), results(TRITON, inputs)
+    for name, e in exact.items():
+        assert_close(actual[name], e, actual[name].dtype, plain=e.to(actual[name].dtype), what=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("constant", [False, True])
+def test_recorded_steps_equal_the_whole(dtype, constant):
+    inputs = make_inputs(16, 20, 300, dtype=dtype, constant=constant)
+    exact, final = selective_scan_reference(**wide(inputs))
+    state = inputs["initial_state"].clone()
+
+    def at(t):
+        maps = {n: inputs[n][None] if constant else inputs[n][:, t] for n in ("B", "C")}
+        return {n: inputs[n][:, t] for n in ("x", "dt", "z")} | maps
+
+    kept = {name: tensor.clone() for name, tensor in at(0).items()}
+    rest = {n: inputs[n] for n in ("A", "D", "dt_bias", "dt_softplus")}
+
+    def step():
+        return selective_scan_step(**kept, **rest, state=state, backend="triton")
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y_t = step()
+    state.copy_(inputs["initial_state"])
+    for t in range(20):
+        for name, tensor in at(t).items():
+            kept[name].copy_(tensor)
+        graph.replay()
+        assert_close(y_t, exact[:, t], dtype, plain=exact[:, t].to(dtype), what=f"step {t}")
+    assert_close(state, final, torch.float32, plain=final.float())
+
+
+def test_a_recorded_training_step_gives_the_same_gradients():
+    inputs = make_inputs(2, 512, 256)
+    expected = results(TRITON, inputs)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, stream=stream):
+        recorded = results(TRITON, inputs)
+    for tensor in recorded.values():
+        tensor.zero_()
+    graph.replay()
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, recorded[name]), name
+
+
+def test_training_takes_far_less_memory_than_the_states_of_all_times():
+    inputs = make_inputs(1, 2**16, 256)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    results(TRITON, inputs)
+    states = 4 * inputs["x"].numel() * 16
+    assert torch.cuda.max_memory_allocated() - before < states / 4

@@ -38,6 +38,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import libdevice
 
 
 class Config(NamedTuple):
@@ -61,7 +62,6 @@ BUSY_WARPS = 8
 CHUNK = 32
 """Steps between two saved states."""
 LOG2E = tl.constexpr(1.4426950408889634)
-LN2 = tl.constexpr(0.6931471805599453)
 
 
 def _speaks_ptx() -> bool:
@@ -166,9 +166,15 @@ def _sigmoid(b_x):
 
 
 @triton.jit
-def _softplus(b_x):
+def _decay(b_x, PRECISE: tl.constexpr):
+    """exp(x) if PRECISE, else 2^x: one special function, with twice the error, which a thousand steps add up."""
+    return libdevice.exp(b_x) if PRECISE else tl.exp2(b_x)
+
+
+@triton.jit
+def _softplus(b_x, PRECISE: tl.constexpr):
     """max(x, 0) + log(1 + w), w = exp(-|x|), by a polynomial log(1 + w) / w of relative error 3e-8."""
-    b_w = tl.exp2(tl.abs(b_x) * -LOG2E)
+    b_w = _decay(-tl.abs(b_x) if PRECISE else tl.abs(b_x) * -LOG2E, PRECISE)
     b_p = 0.00523269069 * b_w - 0.0295052289
     b_p = b_p * b_w + 0.0782259443
     b_p = b_p * b_w - 0.13663246
@@ -181,17 +187,17 @@ def _softplus(b_x):
 
 
 @triton.jit
-def _step_size(b_dt, b_bias, SOFTPLUS: tl.constexpr):
+def _step_size(b_dt, b_bias, SOFTPLUS: tl.constexpr, PRECISE: tl.constexpr):
     b_dt = b_dt.to(tl.float32) + b_bias
-    return _softplus(b_dt) if SOFTPLUS else b_dt
+    return _softplus(b_dt, PRECISE) if SOFTPLUS else b_dt
 
 
 @triton.jit
-def _step_sizes(steps, b_bias, m_t, SOFTPLUS: tl.constexpr):
+def _step_sizes(steps, b_bias, m_t, SOFTPLUS: tl.constexpr, PRECISE: tl.constexpr):
     """Of each channel; a step size of zero leaves the state as it is."""
     sizes = ()
     for c in tl.static_range(len(steps)):
-        sizes += (tl.where(m_t, _step_size(steps[c], b_bias[c], SOFTPLUS), 0.0),)
+        sizes += (tl.where(m_t, _step_size(steps[c], b_bias[c], SOFTPLUS, PRECISE), 0.0),)
     return sizes
 
 
@@ -223,10 +229,10 @@ def _zeros(NUM: tl.constexpr, E: tl.constexpr):
 
 
 @triton.jit
-def _advance(h, a, b_dt, b_u, row_b, NT: tl.constexpr):
+def _advance(h, a, b_dt, b_u, row_b, NT: tl.constexpr, PRECISE: tl.constexpr):
     new_h = ()
     for i in tl.static_range(len(h)):
-        new_h += (tl.exp2(b_dt[i // NT] * a[i]) * h[i] + b_u[i // NT] * row_b[i],)
+        new_h += (_decay(b_dt[i // NT] * a[i], PRECISE) * h[i] + b_u[i // NT] * row_b[i],)
     return new_h
 
 
@@ -647,6 +653,8 @@ def _scan_fwd_kernel(
     chunks: [B, T / CHUNK, N, D], the states before every CHUNK steps, or None.
     """
     E: tl.constexpr = BLOCK_D // CHANNELS * LANES
+    PRECISE: tl.constexpr = PTX and dt.dtype.element_ty == tl.float32
+    SCALE: tl.constexpr = 1.0 if PRECISE else LOG2E
     NP: tl.constexpr = NT * LANES
     WORDS: tl.constexpr = NP if PACKED else NP * ((B is None) + (C is None))
     C_FIRST: tl.constexpr = NP if B is None else 0
@@ -667,8 +675,7 @@ def _scan_fwd_kernel(
         p_maps = maps + i_b * T * WORDS
     o_segment = (i_b * splits + i_s) * N * D
 
-    a = _load_states(A, N, 1, o_d, m_d, o_n, N, NT, PTX)
-    a = _scaled(a, LOG2E)
+    a = _scaled(_load_states(A, N, 1, o_d, m_d, o_n, N, NT, PTX), SCALE)
     h = _zeros(CHANNELS * NT, E)
     if start is not None:
         if splits > 1:
@@ -709,7 +716,7 @@ def _scan_fwd_kernel(
         for k in tl.static_range(STEPS // LANES):
             m_t = t + k * LANES + o_q < t_last
             b_x = _in_float32(steps_x[k * CHANNELS : (k + 1) * CHANNELS])
-            b_dt = _step_sizes(steps_dt[k * CHANNELS : (k + 1) * CHANNELS], b_bias, m_t, SOFTPLUS)
+            b_dt = _step_sizes(steps_dt[k * CHANNELS : (k + 1) * CHANNELS], b_bias, m_t, SOFTPLUS, PRECISE)
             b_u = _products(b_dt, b_x)
             b_total = _sums(b_total, b_dt)
             outputs = ()
@@ -718,7 +725,7 @@ def _scan_fwd_kernel(
                     row_b, row_c, held, p_maps, t, t_last, k * LANES + q, o_n, B is None, WANT_C,
                     C_FIRST, PACKED, WORDS, STEPS, NT, CHANNELS, SHUFFLE, PTX,
                 )  # fmt: skip
-                h = _advance(h, a, _of_step(b_dt, q, LANES, PTX), _of_step(b_u, q, LANES, PTX), row_b, NT)
+                h = _advance(h, a, _of_step(b_dt, q, LANES, PTX), _of_step(b_u, q, LANES, PTX), row_b, NT, PRECISE)
                 if y is not None:
                     outputs += _dots(row_c, h, NT)
             if y is not None:
@@ -755,6 +762,8 @@ def _bwd_ends_kernel(
     total_dt [B, splits, D].
     """
     E: tl.constexpr = BLOCK_D // CHANNELS * LANES
+    PRECISE: tl.constexpr = PTX and dt.dtype.element_ty == tl.float32
+    SCALE: tl.constexpr = 1.0 if PRECISE else LOG2E
     NP: tl.constexpr = NT * LANES
     WORDS: tl.constexpr = NP if PACKED else NP * ((B is None) + (C is None))
     C_FIRST: tl.constexpr = NP if B is None else 0
@@ -769,7 +778,7 @@ def _bwd_ends_kernel(
     p_maps = A
     if WORDS > 0:
         p_maps = maps + i_b * T * WORDS
-    a = _scaled(_load_states(A, N, 1, o_d, m_d, o_n, N, NT, PTX), LOG2E)
+    a = _scaled(_load_states(A, N, 1, o_d, m_d, o_n, N, NT, PTX), SCALE)
     r = _zeros(CHANNELS * NT, E)
     row_c = a
     if C is not None:
@@ -797,7 +806,7 @@ def _bwd_ends_kernel(
             next_held = _load_held(p_maps, o_e, t_next, t_last, WORDS, STEPS, PTX)
         for k in tl.static_range(STEPS // LANES - 1, -1, -1):
             m_t = t + k * LANES + o_q < t_last
-            b_dt = _step_sizes(steps_dt[k * CHANNELS : (k + 1) * CHANNELS], b_bias, m_t, SOFTPLUS)
+            b_dt = _step_sizes(steps_dt[k * CHANNELS : (k + 1) * CHANNELS], b_bias, m_t, SOFTPLUS, PRECISE)
             b_total = _sums(b_total, b_dt)
             b_dp = ()
             for c in tl.static_range(CHANNELS):
@@ -814,7 +823,7 @@ def _bwd_ends_kernel(
                 dt_q, dp_q = _of_step(b_dt, q, LANES, PTX), _of_step(b_dp, q, LANES, PTX)
                 new_r = ()
                 for i in tl.static_range(CHANNELS * NT):
-                    new_r += (tl.exp2(dt_q[i // NT] * a[i]) * (row_c[i] * dp_q[i // NT] + r[i]),)
+                    new_r += (_decay(dt_q[i // NT] * a[i], PRECISE) * (row_c[i] * dp_q[i // NT] + r[i]),)
                 r = new_r
         t = t_next
 
@@ -849,6 +858,8 @@ def _scan_bwd_kernel(
     sums:       [2, B, splits, D], gradients of bias and skip.
     """
     E: tl.constexpr = BLOCK_D // CHANNELS * LANES
+    PRECISE: tl.constexpr = PTX and dt.dtype.element_ty == tl.float32
+    SCALE: tl.constexpr = 1.0 if PRECISE else LOG2E
     NP: tl.constexpr = NT * LANES
     WIDTH: tl.constexpr = NP * ((B is None) + (C is None))
     WORDS: tl.constexpr = NP if PACKED else WIDTH
@@ -872,7 +883,7 @@ def _scan_bwd_kernel(
     if WORDS > 0:
         p_maps = maps + i_b * T * WORDS
 
-    a = _scaled(_load_states(A, N, 1, o_d, m_d, o_n, N, NT, PTX), LOG2E)
+    a = _scaled(_load_states(A, N, 1, o_d, m_d, o_n, N, NT, PTX), SCALE)
     sum_a = _zeros(STATES, E)
     sum_b = _zeros(STATES if B is not None else 0, E)
     sum_c = _zeros(STATES if C is not None else 0, E)
@@ -922,14 +933,14 @@ def _scan_bwd_kernel(
             for k in tl.static_range(STEPS // LANES):
                 b_x = _in_float32(steps_x[k * CHANNELS : (k + 1) * CHANNELS])
                 m_t = t + k * LANES + o_q < t_last
-                b_dt = _step_sizes(steps_dt[k * CHANNELS : (k + 1) * CHANNELS], b_bias, m_t, SOFTPLUS)
+                b_dt = _step_sizes(steps_dt[k * CHANNELS : (k + 1) * CHANNELS], b_bias, m_t, SOFTPLUS, PRECISE)
                 b_u = _products(b_dt, b_x)
                 for q in tl.static_range(LANES):
                     row_b, _ = _rows(
                         row_b, row_b, held, p_maps, t, t_last, k * LANES + q, o_n, B is None, False,
                         C_FIRST, PACKED, WORDS, STEPS, NT, CHANNELS, SHUFFLE, PTX,
                     )  # fmt: skip
-                    h = _advance(h, a, _of_step(b_dt, q, LANES, PTX), _of_step(b_u, q, LANES, PTX), row_b, NT)
+                    h = _advance(h, a, _of_step(b_dt, q, LANES, PTX), _of_step(b_u, q, LANES, PTX), row_b, NT, PRECISE)
 
         for _ in range(num_groups):
             steps_x = _load_steps(p_x, x_stride_t, t_group, t_last, o_q, STEPS, LANES, PTX)
@@ -946,7 +957,7 @@ def _scan_bwd_kernel(
             sizes = ()
             for k in tl.static_range(STEPS // LANES):
                 m_t = t_group + k * LANES + o_q < t_last
-                b_dt = _step_sizes(steps_dt[k * CHANNELS : (k + 1) * CHANNELS], b_bias, m_t, SOFTPLUS)
+                b_dt = _step_sizes(steps_dt[k * CHANNELS : (k + 1) * CHANNELS], b_bias, m_t, SOFTPLUS, PRECISE)
                 b_u = _products(b_dt, _in_float32(steps_x[k * CHANNELS : (k + 1) * CHANNELS]))
                 sizes += b_dt
                 for q in tl.static_range(LANES):
@@ -954,7 +965,7 @@ def _scan_bwd_kernel(
                         row_b, row_b, held, p_maps, t_group, t_last, k * LANES + q, o_n, B is None, False,
                         C_FIRST, PACKED, WORDS, STEPS, NT, CHANNELS, SHUFFLE, PTX,
                     )  # fmt: skip
-                    h = _advance(h, a, _of_step(b_dt, q, LANES, PTX), _of_step(b_u, q, LANES, PTX), row_b, NT)
+                    h = _advance(h, a, _of_step(b_dt, q, LANES, PTX), _of_step(b_u, q, LANES, PTX), row_b, NT, PRECISE)
                     states += h
 
             sizes = _hidden(sizes, PTX)
@@ -995,7 +1006,7 @@ def _scan_bwd_kernel(
                     products = ()
                     for i in tl.static_range(STATES):
                         b_g = row_c[i] * dp_q[i // NT] + r[i]
-                        b_r = tl.exp2(dt_q[i // NT] * a[i]) * b_g
+                        b_r = _decay(dt_q[i // NT] * a[i], PRECISE) * b_g
                         g += (b_g,)
                         new_r += (b_r,)
                         products += (b_r * before[i],)
@@ -1024,7 +1035,7 @@ def _scan_bwd_kernel(
                         b_y = _to_lanes(outputs, c, CHANNELS, o_e, LANES, PTX) + b_skip[c] * b_x[c]
                         _store1(_at(dz + o_out, o_t, D, PTX), b_gate[c] * b_y, m_d[c] & m_t, PTX)
                     b_du = _to_lanes(of_u, c, CHANNELS, o_e, LANES, PTX)
-                    b_ddt = _to_lanes(of_dt, c, CHANNELS, o_e, LANES, PTX) * LN2 + b_du * b_x[c]
+                    b_ddt = _to_lanes(of_dt, c, CHANNELS, o_e, LANES, PTX) / SCALE + b_du * b_x[c]
                     if SOFTPLUS:
                         b_ddt *= _sigmoid(steps_dt[k * CHANNELS + c].to(tl.float32) + b_bias[c])
                     b_ddt = tl.where(m_t, b_ddt, 0.0)
@@ -1108,7 +1119,7 @@ def _step_kernel(
     b_bias = 0.0
     if bias is not None:
         b_bias = tl.load(bias + o_d, mask=m_d, other=0.0).to(tl.float32)
-    b_dt = _step_size(tl.load(dt + i_b * dt_stride_b + o_d, mask=m_d, other=0.0), b_bias, SOFTPLUS)
+    b_dt = _step_size(tl.load(dt + i_b * dt_stride_b + o_d, mask=m_d, other=0.0), b_bias, SOFTPLUS, False)
     b_h = tl.exp2((b_dt * LOG2E)[:, None] * b_a) * b_h + (b_dt * b_x)[:, None] * b_b.to(tl.float32)
     tl.store(p_state, b_h.to(state.dtype.element_ty), mask=m)
     b_y = tl.sum(b_c.to(tl.float32) * b_h, 1)

@@ -237,16 +237,22 @@ def _advance(h, a, b_dt, b_u, row_b, NT: tl.constexpr, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def _from_lane(b_x, o_lane, NUM_LANES: tl.constexpr):
+def _from_lane(b_x, o_lane, NUM_LANES: tl.constexpr, PTX: tl.constexpr):
     """The number of lane o_lane of the NUM_LANES neighbours to which a lane belongs."""
-    return tl.inline_asm_elementwise(
-        "shfl.sync.idx.b32 $0, $1, $2, $3, 0xffffffff;",
-        "=f,f,r,r",
-        [b_x, o_lane, (32 - NUM_LANES) * 256 + 31],
-        dtype=tl.float32,
-        is_pure=True,
-        pack=1,
-    )
+    if PTX:
+        return tl.inline_asm_elementwise(
+            "shfl.sync.idx.b32 $0, $1, $2, $3, 0xffffffff;",
+            "=f,f,r,r",
+            [b_x, o_lane, (32 - NUM_LANES) * 256 + 31],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    else:  # noqa: RET505
+        E: tl.constexpr = b_x.shape[0]
+        b_lanes = tl.reshape(b_x, [E // NUM_LANES, NUM_LANES])
+        o_lanes = tl.reshape(tl.zeros([E], tl.int32) + o_lane, [E // NUM_LANES, NUM_LANES])
+        return tl.reshape(tl.gather(b_lanes, o_lanes, 1), [E])
 
 
 @triton.jit
@@ -255,13 +261,7 @@ def _of_step(values, Q: tl.constexpr, LANES: tl.constexpr, PTX: tl.constexpr):
     if LANES > 1:
         of_step = ()
         for c in tl.static_range(len(values)):
-            if PTX:
-                of_step += (_from_lane(values[c], Q, LANES),)
-            else:
-                E: tl.constexpr = values[c].shape[0]
-                b_lanes = tl.reshape(values[c], [E // LANES, LANES])
-                b_one = tl.sum(tl.where((tl.arange(0, LANES) == Q)[None, :], b_lanes, 0.0), 1)
-                of_step += (tl.reshape(tl.broadcast_to(b_one[:, None], [E // LANES, LANES]), [E]),)
+            of_step += (_from_lane(values[c], Q, LANES, PTX),)
         values = of_step
     return values
 
@@ -278,7 +278,7 @@ def _words(
         PER_ROW: tl.constexpr = WORDS // 32 if WORDS > 32 else 1
         for n in tl.static_range(NT):
             o_lane = j % TOGETHER * WORDS + FIRST % 32 + o_n + n
-            words += (_from_lane(held[j // TOGETHER * PER_ROW + FIRST // 32], o_lane, 32),)
+            words += (_from_lane(held[j // TOGETHER * PER_ROW + FIRST // 32], o_lane, 32, PTX),)
     else:
         p_row = p_rows + (tl.minimum(t + j, t_last - 1).to(tl.int64) * WORDS + o_n)
         for n in tl.static_range(NT):
@@ -1199,8 +1199,9 @@ def _pack(B: Tensor, C: Tensor, padded: int) -> Maps:
         _pack_kernel[(triton.cdiv(batch * length, block),)](
             b, c, maps, length, batch * length, *strides, N=state, NP=padded, PACKED=packed, BLOCK=block, num_warps=4
         )
-    # a lane finds the words of a row in one register up to 32
-    constants = {"PACKED": packed, "SHUFFLE": ptx and maps is not None and padded <= 32, "PTX": ptx}
+    # up to 32 a lane finds its words of a row in one register; the interpreter, which has no lanes, plays along
+    shuffle = (ptx or triton.knobs.runtime.interpret) and maps is not None and padded <= 32
+    constants = {"PACKED": packed, "SHUFFLE": shuffle, "PTX": ptx}
     return Maps(B if b is None else None, C if c is None else None, maps, constants)
 
 

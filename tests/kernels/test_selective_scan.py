@@ -219,7 +219,9 @@ def test_the_kernel_as_configured_equals_the_recurrence():
     kernel_matches(make_inputs(1, 33, 2, 16))
 
 
-@pytest.mark.parametrize(("state", "states"), [(1, 4), (16, 2), (16, 4), (16, 16), (24, 8), (24, 16), (64, 4), (64, 16)])
+@pytest.mark.parametrize(
+    ("state", "states"), [(1, 4), (16, 2), (16, 4), (16, 16), (24, 8), (24, 16), (64, 4), (64, 16)]
+)
 def test_a_channel_may_be_spread_over_several_lanes(state, states, small_chunks, monkeypatch):
     configure(small_chunks, monkeypatch, states=states)
     kernel_matches(make_inputs(1, 9, 2, state))

@@ -24,10 +24,26 @@ def round_in_the_interpreter():
     InterpreterBuilder.cast_impl = rounded
 
 
+def multiply_in_the_interpreter():
+    """Triton's interpreter multiplies the bits of bfloat16 matrices as integers (seen in 3.9)."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    dot = InterpreterBuilder.create_dot
+
+    def wide(x):
+        if x.dtype.scalar != tl.bfloat16:
+            return x
+        return TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    InterpreterBuilder.create_dot = lambda self, a, b, *rest: dot(self, wide(a), wide(b), *rest)
+
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     with contextlib.suppress(ImportError):
         round_in_the_interpreter()
+        multiply_in_the_interpreter()
 
 
 @pytest.fixture

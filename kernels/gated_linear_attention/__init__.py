@@ -12,6 +12,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from kernels.backend import on_device_of, use_triton
 from kernels.gated_linear_attention.chunked import gated_linear_attention_chunked
 from kernels.gated_linear_attention.reference import gated_linear_attention_reference, step
 
@@ -66,6 +67,7 @@ def gated_linear_attention(
     log_decay: at most 0; [B, T, H, K] (or [B, T, H, V] with decay_on="value"), [B, T, H], [H], or None for no decay.
     scale: of the output, K^-0.5 where None.
     initial_state: [B, H, K, V], zeros where None. States are float32 (float64 for float64 inputs).
+    backend: "triton" is asked for by name; "auto" is plain PyTorch.
 
     Raises ValueError for shapes or options that do not fit.
     """
@@ -73,7 +75,20 @@ def gated_linear_attention(
     if backend not in ("auto", "triton", "torch"):
         _fail(f"backend={backend!r}, choose 'auto', 'triton' or 'torch'.")
     if backend == "triton":
-        _fail("no Triton path yet; use backend='auto' or 'torch'.")
+        use_triton("gated_linear_attention", backend, q, k, v, log_decay, initial_state)
+        from kernels.gated_linear_attention.triton import gated_linear_attention_triton
+
+        with on_device_of(q):
+            return gated_linear_attention_triton(
+                q,
+                k,
+                v,
+                log_decay,
+                decay_on=decay_on,
+                scale=scale,
+                initial_state=initial_state,
+                return_final_state=return_final_state,
+            )
     return gated_linear_attention_chunked(
         q,
         k,

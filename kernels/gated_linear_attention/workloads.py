@@ -97,6 +97,12 @@ def short(shape: Shape) -> Shape:
     return {**shape, "B": 1 if large else min(2, int(shape["B"])), "T": min(130, int(shape["T"])), "H": 2}
 
 
+def load_triton() -> Callable[..., Any]:
+    import triton  # noqa: F401
+
+    return on_inputs(partial(gated_linear_attention, backend="triton"))
+
+
 def load_fla() -> Callable[..., Any]:
     """flash-linear-attention's chunked operator for each decay. Its RetNet forms the fixed decays itself."""
     from fla.ops.gla import chunk_gla
@@ -135,6 +141,7 @@ WORKLOAD = Workload(
     cost=cost,
     short=short,
     implementations=(
+        Implementation("triton", "ours", load_triton, cold_start=True),
         Implementation("torch", "ours", lambda: on_inputs(partial(gated_linear_attention, backend="torch"))),
         Implementation("flash-linear-attention", "peer", load_fla, from_native=first, supports=not_on_values),
     ),

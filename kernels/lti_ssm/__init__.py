@@ -24,12 +24,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kernels.backend import on_device_of, use_triton
 from kernels.lti_ssm.chunked import lti_ssm_chunked
 from kernels.ssm_kernel import Discretization, check_parameters
 from kernels.ssm_kernel.chunked import widen
 from kernels.ssm_kernel.discretize import discretize, split_softmax
 
 __all__ = ["lti_ssm", "lti_ssm_step"]
+
+MAX_TRITON_STATE = 64
+"""The states of a channel stay in registers."""
 
 
 def lti_ssm(
@@ -58,6 +62,8 @@ def lti_ssm(
     the final state. Filters, transforms and states are float32 at least, also under autocast.
 
     length, position: for dss-softmax only, the L of its normalization (default T) and the time of u_0.
+    backend: the Triton path takes N <= 64, every discretization but dss-softmax, and one side, see the README; its y
+    has time contiguous in memory, and so should u and the gates. `auto` is plain PyTorch.
     """
     if bidirectional and (C.ndim != 3 or C.shape[0] != 2):
         raise ValueError(f"lti_ssm: bidirectional=True needs C as [2, D, N], one for each side, got {list(C.shape)}.")
@@ -66,10 +72,35 @@ def lti_ssm(
     )
     _check(u, A, dt, D, bidirectional, gate_in, gate_out, initial_state, return_final_state)
     _check_length(u.shape[1], discretization, length, position)
-    if backend == "triton":
-        raise ValueError("lti_ssm: no Triton path yet; use backend='auto' or 'torch'.")
-    if backend not in ("auto", "torch"):
+    if backend not in ("auto", "torch", "triton"):
         raise ValueError(f"lti_ssm: backend={backend!r} is not one of 'auto', 'torch', 'triton'.")
+    # auto stays with PyTorch until the kernels have been measured on a device
+    if backend == "triton":
+        _check_triton(A, bidirectional, discretization)
+        system = (None if x is None else x.real for x in (A, B, C, dt, D, initial_state))
+        use_triton("lti_ssm", backend, u, gate_in, gate_out, *system)
+        from kernels.lti_ssm.triton import lti_ssm_triton
+
+        # meta tensors, for which launchers compute shapes, have no autocast
+        with on_device_of(u), torch.autocast("cuda" if u.is_cuda else "cpu", enabled=False):
+            y, state = lti_ssm_triton(
+                u,
+                A,
+                B,
+                C,
+                dt,
+                conj_pairs=conj_pairs,
+                D=D,
+                discretization=discretization,
+                gate_in=gate_in,
+                gate_out=gate_out,
+                initial_state=initial_state,
+                return_final_state=return_final_state,
+            )
+        if not return_final_state:
+            return y
+        assert state is not None
+        return y, state
     with torch.autocast(u.device.type, enabled=False):
         y, state = lti_ssm_chunked(
             u,
@@ -169,6 +200,18 @@ def _check(
     shape = (batch, width, A.shape[-1])
     if initial_state is not None and tuple(initial_state.shape) != shape:
         raise ValueError(f"lti_ssm: initial_state must be {list(shape)}, got {list(initial_state.shape)}.")
+
+
+def _check_triton(A: Tensor, bidirectional: bool, discretization: str) -> None:
+    if bidirectional:
+        raise ValueError("lti_ssm: backend='triton' has no bidirectional form; use backend='auto' or 'torch'.")
+    if discretization == "dss-softmax":
+        raise ValueError("lti_ssm: backend='triton' takes no dss-softmax; use backend='auto' or 'torch'.")
+    if A.shape[-1] > MAX_TRITON_STATE:
+        raise ValueError(
+            f"lti_ssm: backend='triton' takes N <= {MAX_TRITON_STATE}, got N={A.shape[-1]}; use backend='auto' or "
+            "'torch'."
+        )
 
 
 def _check_length(steps: int, discretization: str, length: int | None, position: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,11 +15,23 @@ from kernels.gated_linear_attention import (
 )
 from suite.accuracy import assert_close, assert_matches_reference, relative_error
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TRITON = partial(gated_linear_attention, backend="triton")
 B, H, K, V = 2, 3, 8, 12
 DECAYS = ["none", "head", "head-time", "key", "value"]
 
 
-def make_inputs(length: int, decay: str, *, state: bool = True, strength: float = 0.3, seed: int = 0) -> dict:
+def make_inputs(
+    length: int,
+    decay: str,
+    *,
+    state: bool = True,
+    strength: float = 0.3,
+    seed: int = 0,
+    B: int = B,
+    K: int = K,
+    V: int = V,
+) -> dict:
     """Unit queries, keys and values; log-decays exponentially distributed around `strength`."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -152,7 +166,7 @@ def test_autocast_does_not_round_the_inside():
     ("change", "message"),
     [
         ({"decay_on": "keys"}, "decay_on='keys'"),
-        ({"backend": "triton"}, "no Triton path yet"),
+        ({"backend": "triton"}, "backend='triton' takes float32, bfloat16 and float16"),
         ({"backend": "cuda"}, "backend='cuda'"),
         ({"k": torch.zeros(B, 4, H, K + 1)}, "k must have the shape of q"),
         ({"v": torch.zeros(B, 5, H, V)}, "v must share"),
@@ -164,3 +178,182 @@ def test_autocast_does_not_round_the_inside():
 def test_a_misfit_is_an_error_that_says_what_fits(change, message):
     with pytest.raises(ValueError, match=message):
         gated_linear_attention(**(make_inputs(4, "key") | change))
+
+
+def small_inputs(length: int, decay: str, *, K: int = 16, V: int = 16, **options) -> dict:
+    """What Triton's interpreter gets through in a moment: one sequence."""
+    return make_inputs(length, decay, B=1, K=K, V=V, **options)
+
+
+def equals_the_loop(inputs, dtype=torch.float32, keep=KEEP):
+    assert_matches_reference(TRITON, gated_linear_attention_reference, inputs, dtype=dtype, keep=keep, device=DEVICE)
+
+
+def on_device(inputs, dtype=torch.float32):
+    return {n: x.to(DEVICE, dtype) if isinstance(x, Tensor) else x for n, x in inputs.items()}
+
+
+def results(inputs, op=TRITON):
+    """Outputs and the gradients of all tensors, for the same cotangents."""
+    leaves = {n: x.detach().clone().requires_grad_() for n, x in inputs.items() if isinstance(x, Tensor)}
+    outputs = op(**{**inputs, **leaves})
+    cotangents = [torch.linspace(-1, 1, o.numel(), device=o.device).view_as(o).to(o) for o in outputs]
+    return [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), cotangents)]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of 16 channels, several of them in K and in V."""
+    impl = pytest.importorskip("kernels.gated_linear_attention.triton")
+    for table in (impl.SCORES, impl.STATES, impl.READ, impl.GRADS):
+        for kind, config in table.items():
+            monkeypatch.setitem(table, kind, config._replace(block_k=16, block_v=16))
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("length", "key_dim", "value_dim"), [(1, 16, 32), (33, 32, 16), (150, 16, 16)])
+def test_the_kernels_equal_the_loop(length, key_dim, value_dim, dtype, decay):
+    if length == 1 and dtype == torch.bfloat16 and decay in ("head", "head-time"):
+        # a few sums of products of rounded states are all there is of the gradient; one of them may come to almost zero
+        pytest.skip("one number a head is no sample of rounding errors")
+    equals_the_loop(small_inputs(length, decay, K=key_dim, V=value_dim), dtype)
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.usefixtures("small_blocks")
+def test_the_kernels_in_blocks_that_do_not_divide_the_sizes_equal_the_loop(decay):
+    equals_the_loop(small_inputs(70, decay, K=20, V=36), torch.float16)
+
+
+@pytest.mark.parametrize("decay", ["head-time", "key", "value"])
+def test_the_kernels_take_decays_in_half_precision(decay):
+    equals_the_loop(small_inputs(40, decay), torch.bfloat16, keep=("initial_state",))
+
+
+@pytest.mark.parametrize("decay", ["head-time", "key", "value"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_the_kernels_neither_overflow_nor_lose_the_near_terms(decay, dtype):
+    """Steps that keep exp(-50), nothing at all, everything, or all but 1e-4, side by side."""
+    inputs = small_inputs(130, decay)
+    drawn = torch.rand(inputs["log_decay"].shape, generator=torch.Generator().manual_seed(3))
+    steps = torch.tensor([-50.0, -torch.inf, 0.0, -1e-4], dtype=torch.float64)
+    inputs["log_decay"] = steps[torch.bucketize(drawn, torch.tensor([0.1, 0.2, 0.5]))]
+    equals_the_loop(inputs, dtype)
+
+
+@pytest.mark.parametrize("decay", ["head", "head-time", "key", "value"])
+@pytest.mark.parametrize("strength", [0.01, 1.0, 3.0])
+def test_the_kernels_at_other_decays_equal_the_loop(decay, strength):
+    equals_the_loop(small_inputs(70, decay, strength=strength), torch.bfloat16)
+
+
+@pytest.mark.parametrize("decay", ["key", "value"])
+def test_factors_about_the_middle_of_a_chunk_equal_the_tree(decay, monkeypatch):
+    impl = pytest.importorskip("kernels.gated_linear_attention.triton")
+    inputs = small_inputs(70, decay, strength=0.1)
+    monkeypatch.setattr(impl, "_limit", lambda precision: 60.0)
+    equals_the_loop(inputs, torch.bfloat16)
+    inputs = on_device(inputs)
+    about_the_middle = results(inputs)
+    monkeypatch.setattr(impl, "_limit", lambda precision: 0.0)
+    tree = results(inputs)
+    assert not torch.equal(about_the_middle[0], tree[0])
+    torch.testing.assert_close(about_the_middle, tree, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("decay", ["head-time", "key", "value"])
+def test_no_decay_and_a_decay_of_nothing_are_the_same_to_the_kernels(decay):
+    inputs = on_device(small_inputs(70, decay))
+    inputs["log_decay"].zero_()
+    assert_close(TRITON(**inputs)[0], TRITON(**{**inputs, "log_decay": None})[0].double(), torch.float32, what="output")
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+def test_the_kernels_do_without_states_and_take_a_scale(decay):
+    inputs = small_inputs(70, decay, state=False) | {"scale": 0.1, "return_final_state": False}
+    equals_the_loop(inputs)
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize("output", [0, 1], ids=["o", "final state"])
+def test_either_output_of_the_kernels_alone_has_the_right_gradients(decay, output):
+    def gradients(op, dtype):
+        inputs = on_device(small_inputs(40, decay, strength=0.05), dtype)
+        leaves = [x.requires_grad_() for x in inputs.values() if isinstance(x, Tensor)]
+        result = op(**inputs)[output]
+        cotangent = torch.linspace(-1, 1, result.numel(), device=DEVICE).view_as(result).to(dtype)
+        # the final state does not depend on q
+        return torch.autograd.grad(result, leaves, cotangent, allow_unused=True, materialize_grads=True)
+
+    exact = gradients(gated_linear_attention_reference, torch.float64)
+    plain = gradients(gated_linear_attention_reference, torch.float32)
+    for actual, e, p in zip(gradients(TRITON, torch.float32), exact, plain, strict=True):
+        assert_close(actual, e, torch.float32, plain=p)
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+def test_the_kernels_split_in_time_equal_the_whole(decay):
+    inputs, cut = on_device(small_inputs(100, decay)), 70
+    whole, final = TRITON(**inputs)
+    along_time = ("q", "k", "v") if decay in ("none", "head") else ("q", "k", "v", "log_decay")
+    first = TRITON(**{n: x[:, :cut] if n in along_time else x for n, x in inputs.items()})
+    rest = {n: x[:, cut:] if n in along_time else x for n, x in inputs.items()} | {"initial_state": first[1]}
+    second = TRITON(**rest)
+    assert_close(torch.cat([first[0], second[0]], dim=1), whole.double(), torch.float32, what="output")
+    assert_close(second[1], final.double(), torch.float32, what="final state")
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+def test_the_future_cannot_change_the_past_of_the_kernels(decay):
+    inputs = on_device(small_inputs(100, decay))
+    changed = {n: x.clone() if isinstance(x, Tensor) and x.shape[1:2] == (100,) else x for n, x in inputs.items()}
+    for name in ("q", "k", "v") if decay in ("none", "head") else ("q", "k", "v", "log_decay"):
+        changed[name][:, 77:] *= 0.5
+    before, after = TRITON(**inputs)[0], TRITON(**changed)[0]
+    assert torch.equal(before[:, :77], after[:, :77])
+    assert (before[:, 77:] - after[:, 77:]).abs().amax((0, 2, 3)).min() > 0
+
+
+@pytest.mark.parametrize("decay", ["head-time", "key", "value"])
+def test_the_kernels_take_any_memory(decay):
+    inputs = on_device(small_inputs(40, decay))
+
+    def heads_first(x):
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+    def half_of_a_projection(x):
+        return torch.cat([x, x + 1], dim=-1).chunk(2, dim=-1)[0]
+
+    def channels_apart(x):
+        return x.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+    views = {"q": heads_first, "k": half_of_a_projection, "v": channels_apart}
+    views |= {"log_decay": channels_apart, "initial_state": channels_apart}
+
+    def op(**inputs):
+        o, state = TRITON(**{n: views[n](x) if n in views else x for n, x in inputs.items()})
+        return channels_apart(o), channels_apart(state)
+
+    for dense, strided in zip(results(inputs), results(inputs, op), strict=True):
+        assert torch.equal(dense, strided)
+
+
+def test_an_output_gradient_that_is_one_number_for_all():
+    inputs = on_device(small_inputs(40, "key"))
+    q = inputs["q"].requires_grad_()
+    grads = [
+        torch.autograd.grad(gated_linear_attention(**inputs, backend=backend)[0].sum(), q)[0]
+        for backend in ("torch", "triton")
+    ]
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("decay", ["none", "head", "key"])
+def test_autocast_does_not_change_the_kernels(decay):
+    inputs = on_device(small_inputs(40, decay))
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        inside = results(inputs)
+    for a, b in zip(inside, results(inputs), strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)

@@ -11,31 +11,43 @@ import kernels.lti_ssm.chunked as chunked
 from kernels.lti_ssm import lti_ssm, lti_ssm_step
 from kernels.lti_ssm.reference import lti_ssm_reference
 from kernels.ssm_kernel import DISCRETIZATIONS, ssm_kernel
-from suite.accuracy import assert_matches_reference
+from suite.accuracy import assert_close, assert_matches_reference
 from tests.kernels.test_ssm_kernel import make_parameters
 
 LENGTHS = (1, 2, 63, 64, 65, 500)
 PARAMETERS = ("A", "B", "C", "dt", "D", "initial_state")
 BATCH, WIDTH, STATE = 2, 3, 4
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TRITON = partial(lti_ssm, return_final_state=True, backend="triton")
 
 
-def make_inputs(length, *, discretization, complex_=True, gates=True, bidirectional=False, initial_state=True):
+def make_inputs(
+    length,
+    *,
+    discretization,
+    complex_=True,
+    gates=True,
+    bidirectional=False,
+    initial_state=True,
+    width=WIDTH,
+    state=STATE,
+):
     g = torch.Generator().manual_seed(length)
 
     def randn(*shape, dtype=torch.float64):
         return torch.randn(*shape, generator=g, dtype=dtype)
 
-    inputs = make_parameters(WIDTH, STATE, discretization=discretization, complex_=complex_)
-    inputs |= {"u": randn(BATCH, length, WIDTH), "D": randn(WIDTH)}
+    inputs = make_parameters(width, state, discretization=discretization, complex_=complex_)
+    inputs |= {"u": randn(BATCH, length, width), "D": randn(width)}
     inputs |= {"discretization": discretization, "conj_pairs": complex_}
     # filters of order one sum over up to 1 / dt steps
     inputs["C"] = inputs["C"] / 4
     if gates:
-        inputs |= {"gate_in": randn(BATCH, length, WIDTH), "gate_out": randn(BATCH, length, WIDTH)}
+        inputs |= {"gate_in": randn(BATCH, length, width), "gate_out": randn(BATCH, length, width)}
     if bidirectional:
         inputs |= {"bidirectional": True, "C": torch.stack([inputs["C"], inputs["C"].flip(0)])}
     elif initial_state:
-        inputs["initial_state"] = randn(BATCH, WIDTH, STATE, dtype=inputs["A"].dtype)
+        inputs["initial_state"] = randn(BATCH, width, state, dtype=inputs["A"].dtype)
     if discretization == "dss-softmax" and not bidirectional:
         inputs |= {"length": length + 6, "position": 4}
     return inputs
@@ -159,5 +171,220 @@ def test_wrong_arguments_are_named():
         lti_ssm(**inputs, length=8)
     with pytest.raises(ValueError, match=r"needs C as \[2, D, N\]"):
         lti_ssm(**inputs, bidirectional=True)
-    with pytest.raises(ValueError, match="no Triton path yet"):
-        lti_ssm(**inputs, backend="triton")
+
+
+# the kernels: every sequence of a channel is a program, so few channels in the interpreter
+NUM_CHANNELS = 2
+
+
+def make_kernel_inputs(length, discretization="zoh", **options):
+    return make_inputs(length, **({"discretization": discretization, "width": NUM_CHANNELS} | options))
+
+
+def configure(monkeypatch, **changes):
+    impl = pytest.importorskip("kernels.lti_ssm.triton")
+    for key, config in impl.CONFIGS.items():
+        monkeypatch.setitem(impl.CONFIGS, key, config._replace(**changes))
+    return impl
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Blocks of 16 chunks of 16 steps."""
+    configure(monkeypatch, chunk=16, rows=16)
+
+
+@pytest.fixture
+def segments(monkeypatch, small_tiles):
+    """Sequences cut into up to four segments."""
+    impl = pytest.importorskip("kernels.lti_ssm.triton")
+    monkeypatch.setattr(impl, "_num_processors", lambda device: 4 * BATCH * NUM_CHANNELS)
+    monkeypatch.setattr(impl, "BUSY_PROGRAMS", 1)
+
+
+def on_device(inputs, dtype=torch.float32):
+    def moved(x):
+        return x.to(DEVICE, torch.complex64 if x.is_complex() else dtype)
+
+    return {name: moved(value) if torch.is_tensor(value) else value for name, value in inputs.items()}
+
+
+def assert_kernel_matches(inputs, dtype=torch.float32, op=TRITON):
+    keep = () if dtype == torch.float32 else PARAMETERS
+    assert_matches_reference(op, lti_ssm_reference, inputs, dtype=dtype, keep=keep, device=DEVICE)
+
+
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.usefixtures("small_tiles")
+def test_the_kernel_equals_the_recurrence(length, dtype):
+    assert_kernel_matches(make_kernel_inputs(length), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [1, 3])
+def test_the_kernel_as_configured_equals_the_recurrence(dtype, width):
+    assert_kernel_matches(make_kernel_inputs(150, width=width), dtype)
+
+
+@pytest.mark.parametrize("gates", [True, False])
+def test_the_kernel_in_bfloat16_equals_the_recurrence_over_several_blocks(gates, monkeypatch):
+    configure(monkeypatch, rows=16)
+    assert_kernel_matches(make_kernel_inputs(1100, gates=gates, width=1), torch.bfloat16)
+
+
+@pytest.mark.parametrize("discretization", ["bilinear", "dss-exp", "dss-exp-no-scale"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.usefixtures("small_tiles")
+def test_the_kernel_takes_other_discretizations(discretization, dtype):
+    assert_kernel_matches(make_kernel_inputs(65, discretization), dtype)
+
+
+@pytest.mark.parametrize("discretization", ["zoh", "bilinear"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.usefixtures("small_tiles")
+def test_the_kernel_takes_real_systems(discretization, dtype):
+    assert_kernel_matches(make_kernel_inputs(300, discretization, complex_=False), dtype)
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_the_kernel_takes_negative_decays():
+    """bilinear with dt A < -2, whose Abar is negative and has no real logarithm."""
+    inputs = make_kernel_inputs(65, "bilinear", complex_=False)
+    inputs |= {"A": inputs["A"] * 80, "C": inputs["C"] * 10}
+    assert (inputs["dt"][:, None] * inputs["A"] < -2).any()
+    assert_kernel_matches(inputs)
+
+
+@pytest.mark.parametrize("state", [20, 64])
+def test_the_kernel_takes_as_many_states_as_fit(state):
+    inputs = make_kernel_inputs(80, width=1, state=state)
+    inputs["C"] = inputs["C"] * (STATE / state) ** 0.5
+    assert_kernel_matches(inputs)
+
+
+@pytest.mark.parametrize("length", [512, 700])
+@pytest.mark.usefixtures("segments")
+def test_segments_equal_the_recurrence(length):
+    assert_kernel_matches(make_kernel_inputs(length))
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_short_sequences_in_bfloat16_lose_next_to_nothing_in_the_state():
+    inputs = on_device(make_kernel_inputs(300, gates=False, width=1))
+    inputs["u"] = inputs["u"].bfloat16()
+    exact = lti_ssm(**(inputs | {"u": inputs["u"].double()}), return_final_state=True)[1]
+    assert_close(TRITON(**inputs)[1], exact, torch.float32, plain=lti_ssm(**inputs, return_final_state=True)[1])
+
+
+@pytest.mark.parametrize("without", ["gates", "D", "B", "initial_state"])
+@pytest.mark.usefixtures("small_tiles")
+def test_every_option_of_the_kernel_may_be_left_out(without):
+    options = {without: False} if without in ("gates", "initial_state") else {}
+    inputs = make_kernel_inputs(40, **options)
+    if not options:
+        inputs[without] = None
+    assert_kernel_matches(inputs)
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_shared_real_eigenvalues_meet_complex_maps():
+    inputs = make_kernel_inputs(40)
+    inputs |= {"A": inputs["A"][0].real.contiguous(), "conj_pairs": False}
+    assert_kernel_matches(inputs)
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_strong_decay_and_none_at_all_stay_finite():
+    inputs = make_kernel_inputs(300, gates=False)
+    inputs["A"] = torch.complex(inputs["A"].real * torch.tensor([0.0, 1.0, 1e3, 1e6]), inputs["A"].imag)
+    assert_kernel_matches(inputs)
+
+
+def channel_last(x):
+    return x.contiguous()
+
+
+def time_contiguous(x):
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def half_of_a_projection(x):
+    return time_contiguous(torch.cat([x + 1, x], dim=-1))[..., x.shape[-1] :]
+
+
+def every_second_step(x):
+    return time_contiguous(x.repeat_interleave(2, dim=1))[:, ::2]
+
+
+@pytest.mark.parametrize("view", [channel_last, half_of_a_projection, every_second_step])
+@pytest.mark.usefixtures("small_tiles")
+def test_the_kernel_takes_any_view(view):
+    def op(u, gate_in, gate_out, **rest):
+        return TRITON(u=view(u), gate_in=channel_last(gate_in), gate_out=view(gate_out), **rest)
+
+    assert_kernel_matches(make_kernel_inputs(40), torch.bfloat16, op)
+
+
+@pytest.mark.parametrize("view", [channel_last, time_contiguous])
+@pytest.mark.usefixtures("small_tiles")
+def test_time_is_contiguous_in_what_the_kernel_returns(view):
+    inputs = on_device(make_kernel_inputs(40, initial_state=False))
+    u = view(inputs.pop("u")).requires_grad_()
+    y = lti_ssm(u, **inputs, backend="triton")
+    assert y.stride() == (40 * NUM_CHANNELS, 1, 40)
+
+
+@pytest.mark.parametrize("length", [1, 40])
+@pytest.mark.parametrize("output", [0, 1], ids=["y", "final state"])
+@pytest.mark.usefixtures("small_tiles")
+def test_either_output_alone_has_the_right_gradients(length, output):
+    def gradients(op):
+        inputs = on_device(make_kernel_inputs(length))
+        leaves = [inputs[name].requires_grad_() for name in ("u", "gate_in", "A", "B", "dt", "initial_state")]
+        result = op(**inputs)[output]
+        return torch.autograd.grad(result.abs().square().sum(), leaves)
+
+    expected = gradients(partial(lti_ssm, return_final_state=True))
+    torch.testing.assert_close(gradients(TRITON), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("split", [1, 16, 39])
+@pytest.mark.usefixtures("small_tiles")
+def test_passing_the_state_of_the_kernel_equals_the_whole(split):
+    inputs = on_device(make_kernel_inputs(40))
+    whole, final = TRITON(**inputs)
+    in_time = ("u", "gate_in", "gate_out")
+    first, second = (
+        {n: x[:, part] if n in in_time else x for n, x in inputs.items()} for part in (slice(split), slice(split, None))
+    )
+    y_first, state = TRITON(**first)
+    y_second, state = TRITON(**(second | {"initial_state": state}))
+    torch.testing.assert_close(torch.cat([y_first, y_second], 1), whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(state, final, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_future_inputs_cannot_change_the_past_of_the_kernel():
+    inputs = on_device(make_kernel_inputs(60, initial_state=False))
+    whole = lti_ssm(**inputs, backend="triton")
+    changed = inputs["u"].clone()
+    changed[:, 40:] += 1
+    y = lti_ssm(**(inputs | {"u": changed}), backend="triton")
+    assert torch.equal(y[:, :40], whole[:, :40])
+    assert (y[:, 40:] - whole[:, 40:]).abs().max() > 0.1
+
+
+def test_what_the_kernel_cannot_do_is_named():
+    inputs = on_device(make_kernel_inputs(8, initial_state=False))
+    two_sided = on_device(make_kernel_inputs(8, bidirectional=True))
+    with pytest.raises(ValueError, match="no bidirectional form; use backend='auto'"):
+        lti_ssm(**two_sided, backend="triton")
+    with pytest.raises(ValueError, match="takes no dss-softmax; use backend='auto'"):
+        lti_ssm(**(inputs | {"discretization": "dss-softmax"}), backend="triton")
+    with pytest.raises(ValueError, match="takes N <= 64, got N=65; use backend='auto'"):
+        lti_ssm(**on_device(make_kernel_inputs(8, state=65)), backend="triton")
+    with pytest.raises(ValueError, match=r"takes float32, bfloat16 and float16, got torch\.float64"):
+        lti_ssm(**(inputs | {"A": inputs["A"].to(torch.complex128)}), backend="triton")
+    with pytest.raises(ValueError, match="not one of 'auto', 'torch', 'triton'"):
+        lti_ssm(**inputs, backend="cuda")

@@ -1,0 +1,106 @@
+"""The state space model on a GPU: the laws of `tests/kernels/test_lti_ssm.py` at sizes of real use."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from kernels.lti_ssm import lti_ssm
+from kernels.lti_ssm import workloads as described
+from kernels.lti_ssm.reference import lti_ssm_reference
+from suite.accuracy import assert_close, assert_matches_reference
+from tests.kernels.test_lti_ssm import PARAMETERS
+from tests.kernels.test_lti_ssm import make_inputs as make_small_inputs
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+TORCH = partial(lti_ssm, return_final_state=True, backend="torch")
+TRITON = partial(lti_ssm, return_final_state=True, backend="triton")
+
+
+def make_inputs(batch, length, width, state=32, dtype=torch.bfloat16, gates="gated"):
+    """S4D-Lin as the benchmark draws it, with an initial state; the system in float32."""
+    g = torch.Generator("cuda").manual_seed(length)
+    shape = {"B": batch, "T": length, "D": width, "N": state, "gates": gates}
+    inputs = described.make_inputs(shape, dtype, g)
+    inputs |= {name: inputs[name].float() for name in ("dt", "D")}
+    h = torch.randn(batch, width, state, generator=g, device="cuda", dtype=torch.complex64)
+    return described.time_contiguous(inputs) | {"initial_state": h}
+
+
+def results(op, inputs):
+    """y, final state, and the gradient of every tensor."""
+    leaves = {name: x.detach().requires_grad_() for name, x in inputs.items() if torch.is_tensor(x)}
+    outputs = op(**(inputs | leaves))
+    g = torch.Generator("cuda").manual_seed(7)
+    cotangents = [torch.randn(x.shape, generator=g, device="cuda", dtype=x.dtype.to_real()).to(x) for x in outputs]
+    return [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), cotangents)]
+
+
+def wide(inputs):
+    def double(x):
+        return x.to(torch.complex128 if x.is_complex() else torch.float64)
+
+    return {name: double(x) if torch.is_tensor(x) else x for name, x in inputs.items()}
+
+
+def assert_results_close(inputs, dtype):
+    exact, plain, actual = results(TORCH, wide(inputs)), results(TORCH, inputs), results(TRITON, inputs)
+    names = ["y", "final state", *(name for name, x in inputs.items() if torch.is_tensor(x))]
+    for name, a, e, p in zip(names, actual, exact, plain, strict=True):
+        assert_close(a, e, dtype, plain=p, what=name)
+
+
+@pytest.mark.parametrize("gates", ["plain", "gated"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(4, 2048, 96), (3, 1000, 40), (2, 8192, 33), (1, 70000, 8)])
+def test_a_long_sequence_equals_plain_pytorch_in_double_precision(gates, dtype, shape):
+    assert_results_close(make_inputs(*shape, dtype=dtype, gates=gates), dtype)
+
+
+@pytest.mark.parametrize("state", [1, 16, 33, 64])
+def test_any_number_of_states(state):
+    assert_results_close(make_inputs(2, 1500, 24, state), torch.bfloat16)
+
+
+@pytest.mark.parametrize("length", [1, 31, 64, 65, 1000, 4097])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("complex_", [True, False])
+def test_the_kernel_equals_the_loop(length, dtype, complex_):
+    inputs = make_small_inputs(length, discretization="zoh", complex_=complex_)
+    keep = () if dtype == torch.float32 else PARAMETERS
+    assert_matches_reference(TRITON, lti_ssm_reference, inputs, dtype=dtype, keep=keep, device="cuda")
+
+
+def test_two_runs_are_bitwise_equal():
+    inputs = make_inputs(4, 5000, 200)
+    for first, second in zip(results(TRITON, inputs), results(TRITON, inputs), strict=True):
+        assert torch.equal(first, second)
+
+
+def test_passing_the_state_equals_the_whole():
+    inputs = make_inputs(2, 9000, 64, dtype=torch.float32)
+    whole, final = TRITON(**inputs)
+    outputs, state = [], inputs["initial_state"]
+    for part in (slice(0, 64), slice(64, 4097), slice(4097, 9000)):
+        in_time = {name: inputs[name][:, part] for name in described.SEQUENCES}
+        y, state = TRITON(**(inputs | in_time | {"initial_state": state}))
+        outputs.append(y)
+    torch.testing.assert_close(torch.cat(outputs, 1), whole, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(state, final, rtol=1e-4, atol=1e-4)
+
+
+def test_a_million_steps():
+    assert_results_close(make_inputs(1, 2**20, 4, gates="plain"), torch.bfloat16)
+
+
+def test_a_recorded_training_step_gives_the_same_gradients():
+    inputs = make_inputs(4, 1024, 128)
+    expected = results(TRITON, inputs)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, stream=stream):
+        recorded = results(TRITON, inputs)
+    for tensor in recorded:
+        tensor.zero_()
+    graph.replay()
+    for e, r in zip(expected, recorded, strict=True):
+        assert torch.equal(e, r)

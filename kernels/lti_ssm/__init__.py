@@ -19,7 +19,7 @@ convention of the S4 code.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -74,51 +74,36 @@ def lti_ssm(
     _check_length(u.shape[1], discretization, length, position)
     if backend not in ("auto", "torch", "triton"):
         raise ValueError(f"lti_ssm: backend={backend!r} is not one of 'auto', 'torch', 'triton'.")
+    options: dict[str, Any] = {
+        "conj_pairs": conj_pairs,
+        "D": D,
+        "discretization": discretization,
+        "gate_in": gate_in,
+        "gate_out": gate_out,
+        "initial_state": initial_state,
+        "return_final_state": return_final_state,
+    }
     # auto stays with PyTorch until the kernels have been measured on a device
     if backend == "triton":
         _check_triton(A, bidirectional, discretization)
-        system = (None if x is None else x.real for x in (A, B, C, dt, D, initial_state))
-        use_triton("lti_ssm", backend, u, gate_in, gate_out, *system)
+        # for its errors; the parts of a complex tensor have the dtype that counts
+        use_triton(
+            "lti_ssm",
+            backend,
+            u,
+            gate_in,
+            gate_out,
+            *(x if x is None else x.real for x in (A, B, C, dt, D, initial_state)),
+        )
         from kernels.lti_ssm.triton import lti_ssm_triton
 
         # meta tensors, for which launchers compute shapes, have no autocast
         with on_device_of(u), torch.autocast("cuda" if u.is_cuda else "cpu", enabled=False):
-            y, state = lti_ssm_triton(
-                u,
-                A,
-                B,
-                C,
-                dt,
-                conj_pairs=conj_pairs,
-                D=D,
-                discretization=discretization,
-                gate_in=gate_in,
-                gate_out=gate_out,
-                initial_state=initial_state,
-                return_final_state=return_final_state,
-            )
-        if not return_final_state:
-            return y
-        assert state is not None
-        return y, state
-    with torch.autocast(u.device.type, enabled=False):
-        y, state = lti_ssm_chunked(
-            u,
-            A,
-            B,
-            C,
-            dt,
-            conj_pairs=conj_pairs,
-            D=D,
-            discretization=discretization,
-            bidirectional=bidirectional,
-            gate_in=gate_in,
-            gate_out=gate_out,
-            initial_state=initial_state,
-            return_final_state=return_final_state,
-            length=length,
-            position=position,
-        )
+            y, state = lti_ssm_triton(u, A, B, C, dt, **options)
+    else:
+        options |= {"bidirectional": bidirectional, "length": length, "position": position}
+        with torch.autocast(u.device.type, enabled=False):
+            y, state = lti_ssm_chunked(u, A, B, C, dt, **options)
     if not return_final_state:
         return y
     assert state is not None

@@ -83,14 +83,14 @@ def selective_scan_step(
     """One step of the recurrence; `state` [B, D, N] is updated in place.
 
     x, dt, z: [B, D]; B, C: [B, N] or, where they do not depend on the input, [1, D, N]. Returns y [B, D].
-    The Triton path has no gradient; where one is recorded, auto takes plain PyTorch.
+    The Triton path has no gradient; auto is plain PyTorch, as for the sequence.
     """
     _check_step(x, dt, A, B, C, state, D=D, z=z, dt_bias=dt_bias)
     tensors = (x, dt, A, B, C, state, D, z, dt_bias)
     recorded = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
     if recorded and backend == "triton":
         raise ValueError("selective_scan_step: backend='triton' has no gradient; call it under torch.no_grad().")
-    if _use_triton("selective_scan_step", "torch" if recorded and backend == "auto" else backend, x, *tensors[1:]):
+    if _use_triton("selective_scan_step", backend, x, *tensors[1:]):
         from kernels.selective_scan.triton import selective_scan_step_triton
 
         with on_device_of(x):

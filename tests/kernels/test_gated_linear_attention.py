@@ -29,6 +29,7 @@ def make_inputs(
     strength: float = 0.3,
     seed: int = 0,
     B: int = B,
+    H: int = H,
     K: int = K,
     V: int = V,
 ) -> dict:
@@ -214,10 +215,9 @@ def small_blocks(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(("length", "key_dim", "value_dim"), [(1, 16, 32), (33, 32, 16), (150, 16, 16)])
 def test_the_kernels_equal_the_loop(length, key_dim, value_dim, dtype, decay):
-    if length == 1 and dtype == torch.bfloat16 and decay in ("head", "head-time"):
-        # a few sums of products of rounded states are all there is of the gradient; one of them may come to almost zero
-        pytest.skip("one number a head is no sample of rounding errors")
-    equals_the_loop(small_inputs(length, decay, K=key_dim, V=value_dim), dtype)
+    # of one step there is one gradient a head, and few of them are no sample of rounding errors
+    options = {"H": 32} if length == 1 else {}
+    equals_the_loop(small_inputs(length, decay, K=key_dim, V=value_dim, **options), dtype)
 
 
 @pytest.mark.parametrize("decay", DECAYS)
@@ -249,17 +249,15 @@ def test_the_kernels_at_other_decays_equal_the_loop(decay, strength):
 
 
 @pytest.mark.parametrize("decay", ["key", "value"])
-def test_factors_about_the_middle_of_a_chunk_equal_the_tree(decay, monkeypatch):
+def test_factors_about_the_middle_of_a_chunk_and_the_tree_equal_the_loop(decay, monkeypatch):
     impl = pytest.importorskip("kernels.gated_linear_attention.triton")
     inputs = small_inputs(70, decay, strength=0.1)
     monkeypatch.setattr(impl, "_limit", lambda precision: 60.0)
     equals_the_loop(inputs, torch.bfloat16)
-    inputs = on_device(inputs)
-    about_the_middle = results(inputs)
+    about_the_middle = results(on_device(inputs))
     monkeypatch.setattr(impl, "_limit", lambda precision: 0.0)
-    tree = results(inputs)
-    assert not torch.equal(about_the_middle[0], tree[0])
-    torch.testing.assert_close(about_the_middle, tree, rtol=1e-4, atol=1e-4)
+    equals_the_loop(inputs, torch.bfloat16)
+    assert not torch.equal(about_the_middle[0], results(on_device(inputs))[0])
 
 
 @pytest.mark.parametrize("decay", ["head-time", "key", "value"])

@@ -43,7 +43,9 @@ def use_triton(op: str, backend: str, x: Tensor, *others: Tensor | None) -> bool
 
 def on_device_of(x: Tensor) -> AbstractContextManager:
     """Triton launches on the current device; this makes it that of x."""
-    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
+    if not x.is_cuda or x.device.index == torch.cuda.current_device():
+        return contextlib.nullcontext()
+    return torch.cuda.device(x.device)
 
 
 def _obstacle(x: Tensor, *others: Tensor | None) -> str | None:

@@ -25,6 +25,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.launch import launch
+
 
 class Config(NamedTuple):
     """What a program computes: `tiles` tiles, one after another in time.
@@ -406,7 +408,7 @@ def _dense(x: Tensor, channel_first: bool) -> Tensor:
     return torch.empty((batch, length, width), dtype=x.dtype, device=x.device)
 
 
-def _launch(x: Tensor, config: Config) -> tuple[int, int, int, int]:
+def _plan(x: Tensor, config: Config) -> tuple[int, int, int, int]:
     """(rows of programs, programs, BLOCK_D, tiles of a program): no larger than a small x has use for."""
     batch, length, width = x.shape
     block_d = min(config.block_d, triton.next_power_of_2(width))
@@ -429,8 +431,10 @@ def conv_fwd(
     config = FORWARD[channel_first, x.element_size()]
     y = _dense(x, channel_first)
     final_state = x.new_empty(batch, width, taps - 1) if return_final_state else None
-    _, programs, block_d, num_tiles = _launch(x, config)
-    _conv_fwd_kernel[(programs,)](
+    _, programs, block_d, num_tiles = _plan(x, config)
+    launch(
+        _conv_fwd_kernel,
+        programs,
         x,
         weight,
         bias,
@@ -467,10 +471,12 @@ def conv_bwd(
     config = BACKWARD[channel_first, x.element_size()]
     dx = _dense(x, channel_first)
     dinitial = None if initial_state is None else torch.empty_like(initial_state)
-    rows, programs, block_d, num_tiles = _launch(x, config)
+    rows, programs, block_d, num_tiles = _plan(x, config)
     # [D, W] of dweight, then [D] of dbias
     partial = torch.empty((rows, width * (taps + 1)), dtype=torch.float32, device=x.device)
-    _conv_bwd_kernel[(programs,)](
+    launch(
+        _conv_bwd_kernel,
+        programs,
         x,
         weight,
         bias,
@@ -541,7 +547,12 @@ def causal_conv1d_triton(
     return_final_state: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """y [B, T, D], in the memory order of x, and on request the final state [B, D, W - 1], both in the dtype of x."""
-    y, state = CausalConv1d.apply(x, weight, bias, initial_state, activation, return_final_state)
+    tensors = (x, weight, bias, initial_state)
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        y, state = CausalConv1d.apply(*tensors, activation, return_final_state)
+    else:
+        weight, bias, initial_state = (m if m is None else m.contiguous() for m in tensors[1:])
+        y, state = conv_fwd(x, weight, bias, initial_state, activation, return_final_state)
     return (y, state) if return_final_state else y
 
 
@@ -551,7 +562,9 @@ def causal_conv1d_step_triton(
     """One step without gradients: x [B, D] to y [B, D]; state [B, D, W - 1] is updated in place."""
     batch, width = x.shape
     y = torch.empty((batch, width), dtype=x.dtype, device=x.device)
-    _conv_step_kernel[(batch * triton.cdiv(width, STEP_BLOCK_D),)](
+    launch(
+        _conv_step_kernel,
+        batch * triton.cdiv(width, STEP_BLOCK_D),
         x,
         weight.contiguous(),
         None if bias is None else bias.contiguous(),

@@ -50,8 +50,7 @@ def selective_scan(
     step size are float32 at least, also for half-precision x and under autocast.
 
     backend: triton takes real float32, bfloat16 and float16 inputs on a CUDA device and N up to 64, and copies x, dt, z
-    first where D is not contiguous; auto is plain PyTorch until the kernels have passed their tests on a device as they
-    stand now. Both are deterministic.
+    first where D is not contiguous; auto takes it there, else plain PyTorch. Both are deterministic.
     """
     _check(x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, initial_state=initial_state)
     if _use_triton("selective_scan", backend, x, dt, A, B, C, D, z, dt_bias, initial_state):
@@ -83,14 +82,14 @@ def selective_scan_step(
     """One step of the recurrence; `state` [B, D, N] is updated in place.
 
     x, dt, z: [B, D]; B, C: [B, N] or, where they do not depend on the input, [1, D, N]. Returns y [B, D].
-    The Triton path has no gradient; auto is plain PyTorch, as for the sequence.
+    The Triton path has no gradient: auto takes it where none is recorded.
     """
     _check_step(x, dt, A, B, C, state, D=D, z=z, dt_bias=dt_bias)
     tensors = (x, dt, A, B, C, state, D, z, dt_bias)
     recorded = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
     if recorded and backend == "triton":
         raise ValueError("selective_scan_step: backend='triton' has no gradient; call it under torch.no_grad().")
-    if _use_triton("selective_scan_step", backend, x, *tensors[1:]):
+    if not recorded and _use_triton("selective_scan_step", backend, *tensors):
         from kernels.selective_scan.triton import selective_scan_step_triton
 
         with on_device_of(x):
@@ -113,10 +112,10 @@ def selective_scan_step(
 
 
 def _use_triton(op: str, backend: str, x: Tensor, dt: Tensor, A: Tensor, *others: Tensor | None) -> bool:
-    if backend == "auto":
-        return False
     triton = use_triton(op, backend, x, dt, A, *others)
     if triton and A.shape[1] > MAX_STATE_TRITON:
+        if backend == "auto":
+            return False
         raise ValueError(
             f"{op}: backend='triton' takes N up to {MAX_STATE_TRITON}, got N={A.shape[1]}; use backend='auto'."
         )

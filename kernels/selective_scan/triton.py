@@ -40,6 +40,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
+from kernels.launch import launch
+
 
 class Config(NamedTuple):
     """states: of a channel in a thread, at most.   channels: of a thread.   steps: unrolled, and loaded ahead."""
@@ -48,19 +50,25 @@ class Config(NamedTuple):
     channels: int
     steps: int
     num_warps: int
+    registers: int | None = None
+    """Of a thread at most, so that more warps fit; what is too much goes to local memory."""
 
 
-FORWARD = Config(4, 1, 16, 1)
-ENDS = Config(4, 1, 8, 4)
-BACKWARD = Config(8, 1, 4, 4)
+FORWARD = Config(4, 2, 16, 1, 255)
+FORWARD_NARROW = Config(4, 1, 32, 1, 255)
+"""Where two channels a thread leave the chip half empty and one does not."""
+ENDS = Config(4, 2, 16, 1, 255)
+BACKWARD = Config(4, 2, 4, 4)
 PORTABLE_BACKWARD = Config(4, 1, 4, 4)
 """Where the kernels cannot speak PTX; a larger one takes Triton minutes to compile."""
 STEP_BLOCK = 1024
 """Numbers of the state in a program of the single step."""
-BUSY_WARPS = 8
-"""Of a multiprocessor; segments are cut to have as many."""
-CHUNK = 32
+CHUNK = 64
 """Steps between two saved states."""
+ENOUGH_WARPS = 6
+"""Of a multiprocessor. With fewer, time is cut into segments, of MIN_SEGMENT steps at least, to have BUSY_WARPS."""
+BUSY_WARPS = 24
+MIN_SEGMENT = 256
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -92,7 +100,16 @@ def _store1(p, b_x, m, PTX: tl.constexpr):
     """tl.store(p, b_x, mask=m), hidden for the same reason."""
     b_x = b_x.to(p.dtype.element_ty)
     if PTX:
-        if p.dtype.element_ty == tl.float32:
+        if m is None:
+            tl.inline_asm_elementwise(
+                "st.global.b32 [$1], $2; mov.b32 $0, 0;",
+                "=r,l,f",
+                [p.to(tl.int64), b_x],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
+        elif p.dtype.element_ty == tl.float32:
             tl.inline_asm_elementwise(
                 "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.b32 [$1], $2; mov.b32 $0, 0; }",
                 "=r,l,f,r",
@@ -147,14 +164,37 @@ def _load_steps(p, stride_t, t, t_last, o_q, STEPS: tl.constexpr, LANES: tl.cons
 
 
 @triton.jit
-def _load_held(p, o_e, t, t_last, WORDS: tl.constexpr, STEPS: tl.constexpr, PTX: tl.constexpr):
+def _in_time(p, stride_b, stride_t, i_b):
+    """(start of a batch row, stride of a step) of what depends on time, else nothing."""
+    return (p + i_b * stride_b, stride_t) if stride_t is not None else ()
+
+
+@triton.jit
+def _hold(p_b, p_c, o_e, B_WORDS: tl.constexpr, C_WORDS: tl.constexpr):
+    """Which words of a row [B_t, C_t] a lane holds: (pointer at step 0, stride of a step) of each."""
+    WORDS: tl.constexpr = B_WORDS + C_WORDS
+    held = ()
+    for i in tl.static_range(WORDS // 32 if WORDS > 32 else 1):
+        o_w = o_e % (WORDS if WORDS < 32 else 32) + i * 32
+        if C_WORDS == 0:
+            held += (p_b[0] + o_w, p_b[1] + 0 * o_w)
+        elif B_WORDS == 0:
+            held += (p_c[0] + o_w, p_c[1] + 0 * o_w)
+        else:
+            m_b = o_w < B_WORDS
+            held += (tl.where(m_b, p_b[0] + o_w, p_c[0] + (o_w - B_WORDS)), tl.where(m_b, p_b[1], p_c[1]))
+    return held
+
+
+@triton.jit
+def _load_held(p_held, o_e, t, t_last, WORDS: tl.constexpr, STEPS: tl.constexpr, PTX: tl.constexpr):
     """The rows of STEPS steps from t on, a word in each lane of a warp: of one row, or of 32 / WORDS rows together."""
     held = ()
     TOGETHER: tl.constexpr = (32 // WORDS if 32 // WORDS < STEPS else STEPS) if WORDS < 32 else 1
     for j in tl.static_range(0, STEPS, TOGETHER):
         o_t = tl.minimum(t + j + o_e % 32 // WORDS % TOGETHER, t_last - 1)
-        for i in tl.static_range(WORDS // 32 if WORDS > 32 else 1):
-            held += (_load1(_at(p, o_t, WORDS, PTX) + (o_e % (WORDS if WORDS < 32 else 32) + i * 32), PTX),)
+        for i in tl.static_range(len(p_held) // 2):
+            held += (_load1(_at(p_held[2 * i], o_t, p_held[2 * i + 1], PTX), PTX),)
     return held
 
 
@@ -229,6 +269,20 @@ def _zeros(NUM: tl.constexpr, E: tl.constexpr):
 
 
 @triton.jit
+def _keep(p, values, E: tl.constexpr, PTX: tl.constexpr):
+    for i in tl.static_range(len(values)):
+        _store1(p + i * E, values[i], None, PTX)
+
+
+@triton.jit
+def _kept(p, NUM: tl.constexpr, E: tl.constexpr, PTX: tl.constexpr):
+    values = ()
+    for i in tl.static_range(NUM):
+        values += (_load1(p + i * E, PTX),)
+    return values
+
+
+@triton.jit
 def _advance(h, a, b_dt, b_u, row_b, NT: tl.constexpr, PRECISE: tl.constexpr):
     new_h = ()
     for i in tl.static_range(len(h)):
@@ -268,66 +322,43 @@ def _of_step(values, Q: tl.constexpr, LANES: tl.constexpr, PTX: tl.constexpr):
 
 @triton.jit
 def _words(
-    held, p_rows, t, t_last, j: tl.constexpr, o_n, FIRST: tl.constexpr,
-    WORDS: tl.constexpr, STEPS: tl.constexpr, NT: tl.constexpr, SHUFFLE: tl.constexpr, PTX: tl.constexpr,
+    held, p_map, t, t_last, j: tl.constexpr, o_w, FIRST: tl.constexpr,
+    WORDS: tl.constexpr, STEPS: tl.constexpr, NUM: tl.constexpr, SHUFFLE: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """Words FIRST + o_n .. FIRST + o_n + NT - 1 of the row of step t + j: from lanes that hold it, or memory."""
+    """Words o_w .. o_w + NUM - 1 of a map at step t + j: from lanes that hold them behind FIRST, or from memory."""
     words = ()
     if SHUFFLE:
         TOGETHER: tl.constexpr = (32 // WORDS if 32 // WORDS < STEPS else STEPS) if WORDS < 32 else 1
         PER_ROW: tl.constexpr = WORDS // 32 if WORDS > 32 else 1
-        for n in tl.static_range(NT):
-            o_lane = j % TOGETHER * WORDS + FIRST % 32 + o_n + n
+        for n in tl.static_range(NUM):
+            o_lane = j % TOGETHER * WORDS + FIRST % 32 + o_w + n
             words += (_from_lane(held[j // TOGETHER * PER_ROW + FIRST // 32], o_lane, 32, PTX),)
     else:
-        p_row = p_rows + (tl.minimum(t + j, t_last - 1).to(tl.int64) * WORDS + o_n)
-        for n in tl.static_range(NT):
-            words += (_load1(p_row + (FIRST + n), PTX),)
+        p_row = _at(p_map[0], tl.minimum(t + j, t_last - 1), p_map[1], False) + o_w
+        for n in tl.static_range(NUM):
+            words += (_load1(p_row + n, PTX),)
     return words
 
 
 @triton.jit
-def _repeated(row, CHANNELS: tl.constexpr):
-    """What all channels share, once for each."""
+def _row(
+    held, p_map, t, t_last, j: tl.constexpr, o_n, FIRST: tl.constexpr, PACKED: tl.constexpr, WORDS: tl.constexpr,
+    STEPS: tl.constexpr, NT: tl.constexpr, CHANNELS: tl.constexpr, SHUFFLE: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """The numbers of a map at step t + j that belong to this lane's states, once for each channel."""
+    row = ()
+    if PACKED:
+        words = _words(held, p_map, t, t_last, j, o_n // 2, FIRST, WORDS, STEPS, NT // 2, SHUFFLE, PTX)
+        for i in tl.static_range(NT // 2):
+            # a bfloat16 is the upper half of its float32
+            b_word = words[i].to(tl.int32, bitcast=True)
+            row += ((b_word << 16).to(tl.float32, bitcast=True), (b_word & -65536).to(tl.float32, bitcast=True))
+    else:
+        row = _words(held, p_map, t, t_last, j, o_n, FIRST, WORDS, STEPS, NT, SHUFFLE, PTX)
     rows = ()
     for _ in tl.static_range(CHANNELS):
         rows += row
     return rows
-
-
-@triton.jit
-def _halves(words):
-    """(lower, upper) halves of words as bfloat16, in float32."""
-    lower = ()
-    upper = ()
-    for i in tl.static_range(len(words)):
-        b_word = words[i].to(tl.int32, bitcast=True)
-        lower += ((b_word << 16).to(tl.float32, bitcast=True),)
-        upper += ((b_word & -65536).to(tl.float32, bitcast=True),)
-    return lower, upper
-
-
-@triton.jit
-def _rows(
-    row_b, row_c, held, p_rows, t, t_last, j: tl.constexpr, o_n, WANT_B: tl.constexpr, WANT_C: tl.constexpr,
-    C_FIRST: tl.constexpr, PACKED: tl.constexpr, WORDS: tl.constexpr, STEPS: tl.constexpr, NT: tl.constexpr,
-    CHANNELS: tl.constexpr, SHUFFLE: tl.constexpr, PTX: tl.constexpr,
-):  # fmt: skip
-    """(B_t, C_t) of step t + j; what is not wanted stays as it was."""
-    if PACKED and (WANT_B or WANT_C):
-        lower, upper = _halves(_words(held, p_rows, t, t_last, j, o_n, 0, WORDS, STEPS, NT, SHUFFLE, PTX))
-        if WANT_B:
-            row_b = _repeated(lower, CHANNELS)
-        if WANT_C:
-            row_c = _repeated(upper, CHANNELS)
-    else:
-        if WANT_B:
-            words = _words(held, p_rows, t, t_last, j, o_n, 0, WORDS, STEPS, NT, SHUFFLE, PTX)
-            row_b = _repeated(words, CHANNELS)
-        if WANT_C:
-            words = _words(held, p_rows, t, t_last, j, o_n, C_FIRST, WORDS, STEPS, NT, SHUFFLE, PTX)
-            row_c = _repeated(words, CHANNELS)
-    return row_b, row_c
 
 
 @triton.jit
@@ -401,6 +432,58 @@ def _sum_channels(values, o_e, NUM: tl.constexpr, LANES: tl.constexpr, PTX: tl.c
         values = _fold(values, o_e, NUM // 8, 2, PTX)
     if LANES <= 1:
         values = _fold(values, o_e, NUM // 16, 1, PTX)
+    return values
+
+
+@triton.constexpr_function
+def _over_warps_asm(steps, warps):
+    """Inputs: a number for each step, the thread, which of two buffers. Outputs: of some steps the sums over warps."""
+    outputs = max(1, steps // warps)
+    first, last = outputs, outputs + steps
+    lines = [
+        f".shared .align 16 .b8 all[{2 * warps * steps * 128}];",
+        ".reg .b32 p, w, l; .reg .f32 s, x;",
+        f"mov.u32 p, all; mad.lo.u32 p, ${last + 1}, {warps * steps * 128}, p;",
+        f"shr.u32 w, ${last}, 5; and.b32 l, ${last}, 31; mad.lo.u32 p, l, 4, p;",
+        f"mad.lo.u32 l, w, {steps * 128}, p;",
+        *(f"st.shared.f32 [l+{j * 128}], ${first + j};" for j in range(steps)),
+        "bar.sync 0;",
+        # more warps than steps: several do the same
+        f"rem.u32 w, w, {steps // outputs}; mad.lo.u32 p, w, {outputs * 128}, p;",
+    ]
+    for j in range(outputs):
+        lines.append(f"ld.shared.f32 s, [p+{j * 128}];")
+        for i in range(1, warps):
+            lines.append(f"ld.shared.f32 x, [p+{i * steps * 128 + j * 128}]; add.f32 s, s, x;")
+        lines.append(f"mov.f32 ${j}, s;")
+    return "{ " + " ".join(lines) + " }"
+
+
+@triton.jit
+def _over_warps(values, o_e, i_buffer, WARPS: tl.constexpr):
+    """Sums over the warps of a program, in a fixed order: of STEPS / WARPS steps in each warp, one at least.
+
+    The two buffers are used in turns, so that one barrier is enough.
+    """
+    if WARPS > 1:
+        STEPS: tl.constexpr = len(values)
+        EACH: tl.constexpr = STEPS // WARPS if STEPS > WARPS else 1
+        arguments = values + (o_e, i_buffer + 0 * o_e)  # noqa: RUF005
+        asm: tl.constexpr = _over_warps_asm(STEPS, WARPS)
+        if EACH == 1:
+            values = (
+                tl.inline_asm_elementwise(
+                    asm, "=f," + "f," * STEPS + "r,r", arguments, dtype=tl.float32, is_pure=False, pack=1
+                ),
+            )
+        elif EACH == 2:
+            values = tl.inline_asm_elementwise(
+                asm, "=f,=f," + "f," * STEPS + "r,r", arguments, dtype=(tl.float32,) * 2, is_pure=False, pack=1
+            )
+        else:
+            values = tl.inline_asm_elementwise(
+                asm, "=f,=f,=f,=f," + "f," * STEPS + "r,r", arguments, dtype=(tl.float32,) * 4, is_pure=False, pack=1
+            )
     return values
 
 
@@ -565,42 +648,6 @@ def _over_channels(states, factors, NT: tl.constexpr):
     return sums
 
 
-@triton.jit(do_not_specialize=["T", "b_stride_b", "b_stride_t", "c_stride_b", "c_stride_t"])
-def _pack_kernel(
-    B, C, maps, T, rows, b_stride_b, b_stride_t, b_stride_n, c_stride_b, c_stride_t, c_stride_n,
-    N: tl.constexpr, NP: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """maps [B T, words of a row]: B and C in float32 behind each other, or in bfloat16 as halves of words (PACKED).
-
-    Zeros from N on; None is left out.
-    """
-    o_r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
-    o_n = tl.arange(0, NP)
-    m = (o_r < rows)[:, None] & (o_n < N)[None, :]
-    m_out = (o_r < rows)[:, None]
-    WORDS: tl.constexpr = NP if PACKED else NP * ((B is not None) + (C is not None))
-    p_maps = maps + o_r[:, None] * WORDS + o_n[None, :]
-    b_b = tl.zeros([BLOCK, NP], tl.float32)
-    b_c = b_b
-    if B is not None:
-        p = B + (o_r // T * b_stride_b + o_r % T * b_stride_t)[:, None] + o_n[None, :] * b_stride_n
-        b_b = tl.load(p, mask=m, other=0.0).to(tl.float32)
-    if C is not None:
-        p = C + (o_r // T * c_stride_b + o_r % T * c_stride_t)[:, None] + o_n[None, :] * c_stride_n
-        b_c = tl.load(p, mask=m, other=0.0).to(tl.float32)
-    if PACKED:
-        # a bfloat16 is the upper half of its float32
-        b_lower = (b_b.to(tl.int32, bitcast=True) >> 16) & 65535
-        b_words = (b_c.to(tl.int32, bitcast=True) & -65536) | b_lower
-        tl.store(p_maps, b_words.to(tl.float32, bitcast=True), mask=m_out)
-    else:
-        if B is not None:
-            tl.store(p_maps, b_b, mask=m_out)
-            p_maps += NP
-        if C is not None:
-            tl.store(p_maps, b_c, mask=m_out)
-
-
 @triton.jit(do_not_specialize=["splits"])
 def _pass_kernel(
     A, total_dt, ends, first_state, last_state, D, splits,
@@ -633,12 +680,13 @@ def _pass_kernel(
 
 @triton.jit(
     do_not_specialize=[
-        "T", "segment", "splits", "x_stride_b", "x_stride_t", "dt_stride_b", "dt_stride_t", "z_stride_b", "z_stride_t",
+        "T", "segment", "splits", "b_stride_b", "b_stride_t", "c_stride_b", "c_stride_t",
+        "x_stride_b", "x_stride_t", "dt_stride_b", "dt_stride_t", "z_stride_b", "z_stride_t",
     ]
 )  # fmt: skip
 def _scan_fwd_kernel(
-    x, dt, A, B, C, maps, skip, z, bias, start, y, end, total_dt, chunks,
-    T, D, segment, splits,
+    x, dt, A, B, C, skip, z, bias, start, y, end, total_dt, chunks,
+    T, D, segment, splits, b_stride_b, b_stride_t, c_stride_b, c_stride_t,
     x_stride_b, x_stride_t, dt_stride_b, dt_stride_t, z_stride_b, z_stride_t,
     N: tl.constexpr, NT: tl.constexpr, LANES: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_D: tl.constexpr,
     STEPS: tl.constexpr, CHUNK: tl.constexpr, SOFTPLUS: tl.constexpr, PACKED: tl.constexpr, SHUFFLE: tl.constexpr,
@@ -646,7 +694,8 @@ def _scan_fwd_kernel(
 ):  # fmt: skip
     """The recurrence of this module over one segment of time, for BLOCK_D channels of one batch row.
 
-    B, C:   [D, N] where they do not depend on time, else None and in maps [B T, words] (`_pack_kernel`), NP = NT LANES.
+    B, C:   [B, T, NP] in float32, or in bfloat16 (PACKED) as words of two; strides in words, NP = NT LANES, zeros
+            from N on. Or [D, N], strides None.
     start:  the state before; with several segments [B, splits, N, D], with one [B, D, N]; None is zero.
     y:      None to leave only the segment's end; else `end` is the final state [B, D, N] of the only segment.
     end:    [B, splits, N, D], total_dt [B, splits, D] (y None).
@@ -656,9 +705,10 @@ def _scan_fwd_kernel(
     PRECISE: tl.constexpr = PTX and dt.dtype.element_ty == tl.float32
     SCALE: tl.constexpr = 1.0 if PRECISE else LOG2E
     NP: tl.constexpr = NT * LANES
-    WORDS: tl.constexpr = NP if PACKED else NP * ((B is None) + (C is None))
-    C_FIRST: tl.constexpr = NP if B is None else 0
-    WANT_C: tl.constexpr = C is None and y is not None
+    B_WORDS: tl.constexpr = NP // (2 if PACKED else 1) * (b_stride_t is not None)
+    C_WORDS: tl.constexpr = NP // (2 if PACKED else 1) * (c_stride_t is not None)
+    WORDS: tl.constexpr = B_WORDS + C_WORDS
+    HELD: tl.constexpr = SHUFFLE and WORDS > 0
     _, i_s, i_b, o_e, o_q, o_n, o_d, m_d = _place(D, splits, BLOCK_D, NT, LANES, CHANNELS)
     t_first = i_s * segment
     t_last = tl.minimum(t_first + segment, T)
@@ -670,9 +720,9 @@ def _scan_fwd_kernel(
         p_y = _at_channels(y + i_b * T * D, o_d)
         if z is not None:
             p_z = _at_channels(z + i_b * z_stride_b, o_d)
-    p_maps = A
-    if WORDS > 0:
-        p_maps = maps + i_b * T * WORDS
+    p_b = _in_time(B, b_stride_b, b_stride_t, i_b)
+    p_c = _in_time(C, c_stride_b, c_stride_t, i_b)
+    p_held = _hold(p_b, p_c, o_e, B_WORDS, C_WORDS) if HELD else ()
     o_segment = (i_b * splits + i_s) * N * D
 
     a = _scaled(_load_states(A, N, 1, o_d, m_d, o_n, N, NT, PTX), SCALE)
@@ -683,10 +733,10 @@ def _scan_fwd_kernel(
         else:
             h = _load_states(start + i_b * D * N, N, 1, o_d, m_d, o_n, N, NT, PTX)
     row_b = a
-    if B is not None:
+    if b_stride_t is None:
         row_b = _load_states(B, N, 1, o_d, m_d, o_n, N, NT, PTX)
     row_c = a
-    if C is not None:
+    if c_stride_t is None:
         row_c = _load_states(C, N, 1, o_d, m_d, o_n, N, NT, PTX)
     b_bias = _load_channels(bias, o_d, E)
     b_skip = _load_channels(skip, o_d, E)
@@ -698,8 +748,8 @@ def _scan_fwd_kernel(
     if y is not None and z is not None:
         next_z = _load_steps(p_z, z_stride_t, t_first, t_last, o_q, STEPS, LANES, PTX)
     next_held = next_x
-    if SHUFFLE:
-        next_held = _load_held(p_maps, o_e, t_first, t_last, WORDS, STEPS, PTX)
+    if HELD:
+        next_held = _load_held(p_held, o_e, t_first, t_last, WORDS, STEPS, PTX)
     for t in range(t_first, t_last, STEPS):
         if chunks is not None:  # noqa: SIM102
             if t % CHUNK == 0:
@@ -711,8 +761,8 @@ def _scan_fwd_kernel(
         next_dt = _load_steps(p_dt, dt_stride_t, t + STEPS, t_last, o_q, STEPS, LANES, PTX)
         if y is not None and z is not None:
             next_z = _load_steps(p_z, z_stride_t, t + STEPS, t_last, o_q, STEPS, LANES, PTX)
-        if SHUFFLE:
-            next_held = _load_held(p_maps, o_e, t + STEPS, t_last, WORDS, STEPS, PTX)
+        if HELD:
+            next_held = _load_held(p_held, o_e, t + STEPS, t_last, WORDS, STEPS, PTX)
         for k in tl.static_range(STEPS // LANES):
             m_t = t + k * LANES + o_q < t_last
             b_x = _in_float32(steps_x[k * CHANNELS : (k + 1) * CHANNELS])
@@ -721,12 +771,18 @@ def _scan_fwd_kernel(
             b_total = _sums(b_total, b_dt)
             outputs = ()
             for q in tl.static_range(LANES):
-                row_b, row_c = _rows(
-                    row_b, row_c, held, p_maps, t, t_last, k * LANES + q, o_n, B is None, WANT_C,
-                    C_FIRST, PACKED, WORDS, STEPS, NT, CHANNELS, SHUFFLE, PTX,
-                )  # fmt: skip
+                if b_stride_t is not None:
+                    row_b = _row(
+                        held, p_b, t, t_last, k * LANES + q, o_n, 0,
+                        PACKED, WORDS, STEPS, NT, CHANNELS, HELD, PTX,
+                    )  # fmt: skip
                 h = _advance(h, a, _of_step(b_dt, q, LANES, PTX), _of_step(b_u, q, LANES, PTX), row_b, NT, PRECISE)
                 if y is not None:
+                    if c_stride_t is not None:
+                        row_c = _row(
+                            held, p_c, t, t_last, k * LANES + q, o_n, B_WORDS,
+                            PACKED, WORDS, STEPS, NT, CHANNELS, HELD, PTX,
+                        )  # fmt: skip
                     outputs += _dots(row_c, h, NT)
             if y is not None:
                 for c in tl.static_range(CHANNELS):
@@ -747,13 +803,14 @@ def _scan_fwd_kernel(
 
 @triton.jit(
     do_not_specialize=[
-        "T", "segment", "splits", "dt_stride_b", "dt_stride_t", "z_stride_b", "z_stride_t",
-        "dy_stride_b", "dy_stride_t",
+        "T", "segment", "splits", "b_stride_b", "b_stride_t", "c_stride_b", "c_stride_t",
+        "dt_stride_b", "dt_stride_t", "z_stride_b", "z_stride_t", "dy_stride_b", "dy_stride_t",
     ]
 )  # fmt: skip
 def _bwd_ends_kernel(
-    dt, A, B, C, maps, z, bias, dy, ends, total_dt,
-    T, D, segment, splits, dt_stride_b, dt_stride_t, z_stride_b, z_stride_t, dy_stride_b, dy_stride_t,
+    dt, A, B, C, z, bias, dy, ends, total_dt,
+    T, D, segment, splits, b_stride_b, b_stride_t, c_stride_b, c_stride_t,
+    dt_stride_b, dt_stride_t, z_stride_b, z_stride_t, dy_stride_b, dy_stride_t,
     N: tl.constexpr, NT: tl.constexpr, LANES: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_D: tl.constexpr,
     STEPS: tl.constexpr, SOFTPLUS: tl.constexpr, PACKED: tl.constexpr, SHUFFLE: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
@@ -765,8 +822,10 @@ def _bwd_ends_kernel(
     PRECISE: tl.constexpr = PTX and dt.dtype.element_ty == tl.float32
     SCALE: tl.constexpr = 1.0 if PRECISE else LOG2E
     NP: tl.constexpr = NT * LANES
-    WORDS: tl.constexpr = NP if PACKED else NP * ((B is None) + (C is None))
-    C_FIRST: tl.constexpr = NP if B is None else 0
+    B_WORDS: tl.constexpr = NP // (2 if PACKED else 1) * (b_stride_t is not None)
+    C_WORDS: tl.constexpr = NP // (2 if PACKED else 1) * (c_stride_t is not None)
+    WORDS: tl.constexpr = B_WORDS + C_WORDS
+    HELD: tl.constexpr = SHUFFLE and WORDS > 0
     _, i_s, i_b, o_e, o_q, o_n, o_d, m_d = _place(D, splits, BLOCK_D, NT, LANES, CHANNELS)
     t_first = i_s * segment
     t_last = tl.minimum(t_first + segment, T)
@@ -775,13 +834,13 @@ def _bwd_ends_kernel(
     p_z = p_dy
     if z is not None:
         p_z = _at_channels(z + i_b * z_stride_b, o_d)
-    p_maps = A
-    if WORDS > 0:
-        p_maps = maps + i_b * T * WORDS
+    p_b = _in_time(B, b_stride_b, b_stride_t, i_b)
+    p_c = _in_time(C, c_stride_b, c_stride_t, i_b)
+    p_held = _hold(p_b, p_c, o_e, B_WORDS, C_WORDS) if HELD else ()
     a = _scaled(_load_states(A, N, 1, o_d, m_d, o_n, N, NT, PTX), SCALE)
     r = _zeros(CHANNELS * NT, E)
     row_c = a
-    if C is not None:
+    if c_stride_t is None:
         row_c = _load_states(C, N, 1, o_d, m_d, o_n, N, NT, PTX)
     b_bias = _load_channels(bias, o_d, E)
     b_total = _zeros(CHANNELS, E)
@@ -793,8 +852,8 @@ def _bwd_ends_kernel(
     if z is not None:
         next_z = _load_steps(p_z, z_stride_t, t, t_last, o_q, STEPS, LANES, PTX)
     next_held = next_dy
-    if SHUFFLE:
-        next_held = _load_held(p_maps, o_e, t, t_last, WORDS, STEPS, PTX)
+    if HELD:
+        next_held = _load_held(p_held, o_e, t, t_last, WORDS, STEPS, PTX)
     for _ in range(tl.cdiv(t_last - t_first, STEPS)):
         steps_dt, steps_dy, steps_z, held = next_dt, next_dy, next_z, next_held
         t_next = tl.maximum(t - STEPS, t_first)
@@ -802,8 +861,8 @@ def _bwd_ends_kernel(
         next_dy = _load_steps(p_dy, dy_stride_t, t_next, t_last, o_q, STEPS, LANES, PTX)
         if z is not None:
             next_z = _load_steps(p_z, z_stride_t, t_next, t_last, o_q, STEPS, LANES, PTX)
-        if SHUFFLE:
-            next_held = _load_held(p_maps, o_e, t_next, t_last, WORDS, STEPS, PTX)
+        if HELD:
+            next_held = _load_held(p_held, o_e, t_next, t_last, WORDS, STEPS, PTX)
         for k in tl.static_range(STEPS // LANES - 1, -1, -1):
             m_t = t + k * LANES + o_q < t_last
             b_dt = _step_sizes(steps_dt[k * CHANNELS : (k + 1) * CHANNELS], b_bias, m_t, SOFTPLUS, PRECISE)
@@ -816,10 +875,11 @@ def _bwd_ends_kernel(
                     b_dp_c *= b_z * _sigmoid(b_z)
                 b_dp += (b_dp_c,)
             for q in tl.static_range(LANES - 1, -1, -1):
-                _, row_c = _rows(
-                    row_c, row_c, held, p_maps, t, t_last, k * LANES + q, o_n, False, C is None,
-                    C_FIRST, PACKED, WORDS, STEPS, NT, CHANNELS, SHUFFLE, PTX,
-                )  # fmt: skip
+                if c_stride_t is not None:
+                    row_c = _row(
+                        held, p_c, t, t_last, k * LANES + q, o_n, B_WORDS,
+                        PACKED, WORDS, STEPS, NT, CHANNELS, HELD, PTX,
+                    )  # fmt: skip
                 dt_q, dp_q = _of_step(b_dt, q, LANES, PTX), _of_step(b_dp, q, LANES, PTX)
                 new_r = ()
                 for i in tl.static_range(CHANNELS * NT):
@@ -833,14 +893,15 @@ def _bwd_ends_kernel(
 
 @triton.jit(
     do_not_specialize=[
-        "T", "segment", "splits", "x_stride_b", "x_stride_t", "dt_stride_b", "dt_stride_t", "z_stride_b", "z_stride_t",
+        "T", "segment", "splits", "b_stride_b", "b_stride_t", "c_stride_b", "c_stride_t",
+        "x_stride_b", "x_stride_t", "dt_stride_b", "dt_stride_t", "z_stride_b", "z_stride_t",
         "dy_stride_b", "dy_stride_t",
     ]
 )  # fmt: skip
 def _scan_bwd_kernel(
-    x, dt, A, B, C, maps, skip, z, bias, chunks, dy, after,
-    dx, ddt, dz, dA, dB, dC, partial, sums, dinitial,
-    T, D, segment, splits,
+    x, dt, A, B, C, skip, z, bias, chunks, dy, after,
+    dx, ddt, dz, dA, dB, dC, partial, sums, dinitial, scratch,
+    T, D, segment, splits, b_stride_b, b_stride_t, c_stride_b, c_stride_t,
     x_stride_b, x_stride_t, dt_stride_b, dt_stride_t, z_stride_b, z_stride_t, dy_stride_b, dy_stride_t,
     N: tl.constexpr, NT: tl.constexpr, LANES: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_D: tl.constexpr,
     STEPS: tl.constexpr, CHUNK: tl.constexpr, SOFTPLUS: tl.constexpr, PACKED: tl.constexpr, SHUFFLE: tl.constexpr,
@@ -855,18 +916,21 @@ def _scan_bwd_kernel(
     after:      r behind the segment; with several segments [B, splits, N, D], with one [B, D, N]; None is zero.
     dA, dB, dC: [B, splits, N, D], dA may be `after`; dB and dC where B and C do not depend on time, else None.
     partial:    [D / BLOCK_D, B T, NP or 2 NP], sums over BLOCK_D channels of dB_t and dC_t.
+    scratch:    [programs, CHUNK / STEPS - 1, N, BLOCK_D].
     sums:       [2, B, splits, D], gradients of bias and skip.
     """
     E: tl.constexpr = BLOCK_D // CHANNELS * LANES
     PRECISE: tl.constexpr = PTX and dt.dtype.element_ty == tl.float32
     SCALE: tl.constexpr = 1.0 if PRECISE else LOG2E
     NP: tl.constexpr = NT * LANES
-    WIDTH: tl.constexpr = NP * ((B is None) + (C is None))
-    WORDS: tl.constexpr = NP if PACKED else WIDTH
-    C_FIRST: tl.constexpr = NP if B is None else 0
+    B_WORDS: tl.constexpr = NP // (2 if PACKED else 1) * (b_stride_t is not None)
+    C_WORDS: tl.constexpr = NP // (2 if PACKED else 1) * (c_stride_t is not None)
+    WORDS: tl.constexpr = B_WORDS + C_WORDS
+    HELD: tl.constexpr = SHUFFLE and WORDS > 0
+    WIDTH: tl.constexpr = NP * ((b_stride_t is not None) + (c_stride_t is not None))
     STATES: tl.constexpr = CHANNELS * NT
     SLOTS: tl.constexpr = CHUNK // STEPS - 1
-    NUM: tl.constexpr = NT * ((B is None) + (C is None))
+    NUM: tl.constexpr = WIDTH // LANES
     LEFT: tl.constexpr = NUM * LANES // 32 if NUM * LANES > 32 else 1
     i_d, i_s, i_b, o_e, o_q, o_n, o_d, m_d = _place(D, splits, BLOCK_D, NT, LANES, CHANNELS)
     num_rows = tl.num_programs(0) // tl.cdiv(D, BLOCK_D)
@@ -879,14 +943,14 @@ def _scan_bwd_kernel(
     p_z = p_dy
     if z is not None:
         p_z = _at_channels(z + i_b * z_stride_b, o_d)
-    p_maps = A
-    if WORDS > 0:
-        p_maps = maps + i_b * T * WORDS
+    p_b = _in_time(B, b_stride_b, b_stride_t, i_b)
+    p_c = _in_time(C, c_stride_b, c_stride_t, i_b)
+    p_held = _hold(p_b, p_c, o_e, B_WORDS, C_WORDS) if HELD else ()
 
     a = _scaled(_load_states(A, N, 1, o_d, m_d, o_n, N, NT, PTX), SCALE)
     sum_a = _zeros(STATES, E)
-    sum_b = _zeros(STATES if B is not None else 0, E)
-    sum_c = _zeros(STATES if C is not None else 0, E)
+    sum_b = _zeros(STATES if b_stride_t is None else 0, E)
+    sum_c = _zeros(STATES if c_stride_t is None else 0, E)
     r = _zeros(STATES, E)
     if after is not None:
         if splits > 1:
@@ -894,16 +958,18 @@ def _scan_bwd_kernel(
         else:
             r = _load_states(after + i_b * D * N, N, 1, o_d, m_d, o_n, N, NT, PTX)
     row_b = a
-    if B is not None:
+    if b_stride_t is None:
         row_b = _load_states(B, N, 1, o_d, m_d, o_n, N, NT, PTX)
     row_c = a
-    if C is not None:
+    if c_stride_t is None:
         row_c = _load_states(C, N, 1, o_d, m_d, o_n, N, NT, PTX)
     b_bias = _load_channels(bias, o_d, E)
     b_skip = _load_channels(skip, o_d, E)
     sum_bias = _zeros(CHANNELS, E)
     sum_skip = _zeros(CHANNELS, E)
 
+    # the states before the groups of a chunk, but for the last; each lane reads what it wrote
+    p_scratch = scratch + tl.program_id(0).to(tl.int64) * (SLOTS * STATES * E) + o_e
     t_group = t_first + (t_last - 1 - t_first) // STEPS * STEPS
     next_dy = _load_steps(p_dy, dy_stride_t, t_group, t_last, o_q, STEPS, LANES, PTX)
     next_z = next_dy
@@ -916,33 +982,37 @@ def _scan_bwd_kernel(
         p_chunk = chunks + (i_b * tl.cdiv(T, CHUNK) + t_chunk // CHUNK) * N * D
         h = _load_states(p_chunk, 1, D, o_d, m_d, o_n, N, NT, PTX)
 
-        # the states before all groups but the last; the latest comes first
-        stack = _zeros(SLOTS * STATES, E)
         next_x = _load_steps(p_x, x_stride_t, t_chunk, t_last, o_q, STEPS, LANES, PTX)
         next_dt = _load_steps(p_dt, dt_stride_t, t_chunk, t_last, o_q, STEPS, LANES, PTX)
         next_held = next_x
-        if SHUFFLE:
-            next_held = _load_held(p_maps, o_e, t_chunk, t_last, WORDS, STEPS, PTX)
+        if HELD:
+            next_held = _load_held(p_held, o_e, t_chunk, t_last, WORDS, STEPS, PTX)
         for t in range(t_chunk, t_chunk + (num_groups - 1) * STEPS, STEPS):
             steps_x, steps_dt, held = next_x, next_dt, next_held
             next_x = _load_steps(p_x, x_stride_t, t + STEPS, t_last, o_q, STEPS, LANES, PTX)
             next_dt = _load_steps(p_dt, dt_stride_t, t + STEPS, t_last, o_q, STEPS, LANES, PTX)
-            if SHUFFLE:
-                next_held = _load_held(p_maps, o_e, t + STEPS, t_last, WORDS, STEPS, PTX)
-            stack = h + stack[: (SLOTS - 1) * STATES]
+            if HELD:
+                next_held = _load_held(p_held, o_e, t + STEPS, t_last, WORDS, STEPS, PTX)
+            _keep(p_scratch + (t - t_chunk) // STEPS * (STATES * E), h, E, PTX)
             for k in tl.static_range(STEPS // LANES):
                 b_x = _in_float32(steps_x[k * CHANNELS : (k + 1) * CHANNELS])
                 m_t = t + k * LANES + o_q < t_last
                 b_dt = _step_sizes(steps_dt[k * CHANNELS : (k + 1) * CHANNELS], b_bias, m_t, SOFTPLUS, PRECISE)
                 b_u = _products(b_dt, b_x)
                 for q in tl.static_range(LANES):
-                    row_b, _ = _rows(
-                        row_b, row_b, held, p_maps, t, t_last, k * LANES + q, o_n, B is None, False,
-                        C_FIRST, PACKED, WORDS, STEPS, NT, CHANNELS, SHUFFLE, PTX,
-                    )  # fmt: skip
+                    if b_stride_t is not None:
+                        row_b = _row(
+                            held, p_b, t, t_last, k * LANES + q, o_n, 0,
+                            PACKED, WORDS, STEPS, NT, CHANNELS, HELD, PTX,
+                        )  # fmt: skip
                     h = _advance(h, a, _of_step(b_dt, q, LANES, PTX), _of_step(b_u, q, LANES, PTX), row_b, NT, PRECISE)
 
-        for _ in range(num_groups):
+        if not PTX:
+            tl.debug_barrier()
+        for i_g in range(num_groups):
+            # the state before the next group, wanted after this one
+            p_before = p_scratch + tl.maximum(num_groups - 2 - i_g, 0) * (STATES * E)
+            next_h = _kept(p_before, STATES, E, PTX)
             steps_x = _load_steps(p_x, x_stride_t, t_group, t_last, o_q, STEPS, LANES, PTX)
             steps_dt = _load_steps(p_dt, dt_stride_t, t_group, t_last, o_q, STEPS, LANES, PTX)
             steps_dy, steps_z = next_dy, next_z
@@ -951,8 +1021,8 @@ def _scan_bwd_kernel(
             if z is not None:
                 next_z = _load_steps(p_z, z_stride_t, t_next, t_last, o_q, STEPS, LANES, PTX)
             held = steps_x
-            if SHUFFLE:
-                held = _load_held(p_maps, o_e, t_group, t_last, WORDS, STEPS, PTX)
+            if HELD:
+                held = _load_held(p_held, o_e, t_group, t_last, WORDS, STEPS, PTX)
             states = h
             sizes = ()
             for k in tl.static_range(STEPS // LANES):
@@ -961,15 +1031,16 @@ def _scan_bwd_kernel(
                 b_u = _products(b_dt, _in_float32(steps_x[k * CHANNELS : (k + 1) * CHANNELS]))
                 sizes += b_dt
                 for q in tl.static_range(LANES):
-                    row_b, _ = _rows(
-                        row_b, row_b, held, p_maps, t_group, t_last, k * LANES + q, o_n, B is None, False,
-                        C_FIRST, PACKED, WORDS, STEPS, NT, CHANNELS, SHUFFLE, PTX,
-                    )  # fmt: skip
+                    if b_stride_t is not None:
+                        row_b = _row(
+                            held, p_b, t_group, t_last, k * LANES + q, o_n, 0,
+                            PACKED, WORDS, STEPS, NT, CHANNELS, HELD, PTX,
+                        )  # fmt: skip
                     h = _advance(h, a, _of_step(b_dt, q, LANES, PTX), _of_step(b_u, q, LANES, PTX), row_b, NT, PRECISE)
                     states += h
 
             sizes = _hidden(sizes, PTX)
-            if SHUFFLE:
+            if HELD:
                 held = _hidden(held, PTX)
             reversed_sums = ()
             for k in tl.static_range(STEPS // LANES - 1, -1, -1):
@@ -992,10 +1063,16 @@ def _scan_bwd_kernel(
                 of_u = ()
                 of_dt = ()
                 for q in tl.static_range(LANES - 1, -1, -1):
-                    row_b, row_c = _rows(
-                        row_b, row_c, held, p_maps, t_group, t_last, k * LANES + q, o_n, B is None, C is None,
-                        C_FIRST, PACKED, WORDS, STEPS, NT, CHANNELS, SHUFFLE, PTX,
-                    )  # fmt: skip
+                    if b_stride_t is not None:
+                        row_b = _row(
+                            held, p_b, t_group, t_last, k * LANES + q, o_n, 0,
+                            PACKED, WORDS, STEPS, NT, CHANNELS, HELD, PTX,
+                        )  # fmt: skip
+                    if c_stride_t is not None:
+                        row_c = _row(
+                            held, p_c, t_group, t_last, k * LANES + q, o_n, B_WORDS,
+                            PACKED, WORDS, STEPS, NT, CHANNELS, HELD, PTX,
+                        )  # fmt: skip
                     before = states[(k * LANES + q) * STATES : (k * LANES + q + 1) * STATES]
                     h = states[(k * LANES + q + 1) * STATES : (k * LANES + q + 2) * STATES]
                     dt_q = _of_step(b_dt, q, LANES, PTX)
@@ -1016,11 +1093,11 @@ def _scan_bwd_kernel(
                     of_dt = _dots(a, products, NT) + of_dt
                     sum_a = _add(sum_a, products, dt_q, NT)
                     values = ()
-                    if B is None:
+                    if b_stride_t is not None:
                         values += _over_channels(g, u_q, NT)
                     else:
                         sum_b = _add(sum_b, g, u_q, NT)
-                    if C is None:
+                    if c_stride_t is not None:
                         values += _over_channels(h, dp_q, NT)
                     else:
                         sum_c = _add(sum_c, h, dp_q, NT)
@@ -1044,26 +1121,36 @@ def _scan_bwd_kernel(
                     _store1(_at(ddt + o_out, o_t, D, PTX), b_ddt, m_d[c] & m_t, PTX)
                     _store1(_at(dx + o_out, o_t, D, PTX), b_du * b_dt[c] + b_skip[c] * b_dp[c], m_d[c] & m_t, PTX)
                 sum_bias, sum_skip = new_bias, new_skip
-            if NUM > 0:
+            if NUM > 0 and PTX:
+                p_sums = partial + ((i_d * (num_rows // splits) + i_b) * T + t_group) * WIDTH
+                for i in tl.static_range(LEFT):
+                    of_steps = ()
+                    for j in tl.static_range(STEPS):
+                        of_steps += (reversed_sums[(STEPS - 1 - j) * LEFT + i],)
+                    # of one warp all steps, of several each another
+                    of_steps = _over_warps(of_steps, o_e, t_group // STEPS % 2, E // 32)
+                    o_w = o_e // 32 % (STEPS // len(of_steps)) * len(of_steps)
+                    for j in tl.static_range(len(of_steps)):
+                        p_sum = p_sums + (o_w + j) * WIDTH + _column(o_e % 32, i, NUM, LEFT, NT, LANES)
+                        _store1(p_sum, of_steps[j], t_group + o_w + j < t_last, PTX)
+            elif NUM > 0:
+                p_sums = partial + ((i_d * (num_rows // splits) + i_b) * T + t_group) * WIDTH
                 o_l = tl.arange(0, 32)
                 o_k = tl.arange(0, STEPS)
                 for i in tl.static_range(LEFT):
                     of_steps = ()
                     for j in tl.static_range(STEPS):
                         of_steps += (reversed_sums[(STEPS - 1 - j) * LEFT + i],)
-                    # over warps; where Triton is not told about warps, over the same elements
                     b_sums = tl.sum(tl.reshape(_side_by_side(of_steps, STEPS), [E // 32, 32, STEPS]), 0)
-                    p_sums = partial + ((i_d * (num_rows // splits) + i_b) * T + t_group) * WIDTH
-                    p_sums += o_k[None, :] * WIDTH + _column(o_l, i, NUM, LEFT, NT, LANES)[:, None]
-                    tl.store(p_sums, b_sums, mask=(t_group + o_k < t_last)[None, :])
-            h = stack[:STATES]
-            stack = stack[STATES:] + h
+                    p_sum = p_sums + o_k[None, :] * WIDTH + _column(o_l, i, NUM, LEFT, NT, LANES)[:, None]
+                    tl.store(p_sum, b_sums, mask=(t_group + o_k < t_last)[None, :])
+            h = next_h
             t_group = t_next
 
     _store_states(dA + o_segment, 1, D, sum_a, o_d, m_d, o_n, N, NT, PTX)
-    if B is not None:
+    if b_stride_t is None:
         _store_states(dB + o_segment, 1, D, sum_b, o_d, m_d, o_n, N, NT, PTX)
-    if C is not None:
+    if c_stride_t is None:
         _store_states(dC + o_segment, 1, D, sum_c, o_d, m_d, o_n, N, NT, PTX)
     p_sum = sums + (i_b * splits + i_s) * D
     _store_totals(p_sum, sum_bias, o_d, m_d, o_q, LANES, PTX)
@@ -1073,9 +1160,11 @@ def _scan_bwd_kernel(
         _store_states(dinitial + i_b * D * N, N, 1, r, o_d, m_first, o_n, N, NT, PTX)
 
 
-@triton.jit
-def _unpack_kernel(partial, dB, dC, rows, num_d, N: tl.constexpr, NP: tl.constexpr, BLOCK: tl.constexpr):
-    """dB, dC [rows, N] from the num_d parts of their sums; None is left out, as in `_pack_kernel`."""
+@triton.jit(do_not_specialize=["rows", "num_d"])
+def _add_parts_kernel(
+    partial, dB, dC, rows, num_d, N: tl.constexpr, NP: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr
+):
+    """dB, dC [rows, N] from the num_d parts of their sums, TOGETHER of them in flight; None is left out."""
     o_r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
     o_n = tl.arange(0, NP)
     m = (o_r < rows)[:, None] & (o_n < N)[None, :]
@@ -1083,11 +1172,13 @@ def _unpack_kernel(partial, dB, dC, rows, num_d, N: tl.constexpr, NP: tl.constex
     p = partial + o_r[:, None] * WIDTH + o_n[None, :]
     b_first = tl.zeros([BLOCK, NP], tl.float32)
     b_second = tl.zeros([BLOCK, NP], tl.float32)
-    for _ in range(num_d):
-        b_first += tl.load(p, mask=m, other=0.0)
-        if WIDTH > NP:
-            b_second += tl.load(p + NP, mask=m, other=0.0)
-        p += rows * WIDTH
+    for i in range(0, num_d, TOGETHER):
+        for j in tl.static_range(TOGETHER):
+            m_j = m & (i + j + 0 * o_n < num_d)[None, :]
+            b_first += tl.load(p, mask=m_j, other=0.0)
+            if WIDTH > NP:
+                b_second += tl.load(p + NP, mask=m_j, other=0.0)
+            p += rows.to(tl.int64) * WIDTH
     o_out = o_r[:, None] * N + o_n[None, :]
     if dB is not None:
         tl.store(dB + o_out, b_first.to(dB.dtype.element_ty), mask=m)
@@ -1101,7 +1192,7 @@ def _step_kernel(
     x, dt, A, B, C, skip, z, bias, state, y,
     D, x_stride_b, dt_stride_b, z_stride_b, b_stride_b, c_stride_b, b_stride_d, c_stride_d,
     b_stride_n, c_stride_n, s_stride_b, s_stride_d, s_stride_n,
-    N: tl.constexpr, NP: tl.constexpr, BLOCK_D: tl.constexpr, SOFTPLUS: tl.constexpr,
+    N: tl.constexpr, NP: tl.constexpr, BLOCK_D: tl.constexpr, SOFTPLUS: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """One step of this module's recurrence for BLOCK_D channels of one row; the state is updated in place."""
     num_d = tl.cdiv(D, BLOCK_D)
@@ -1119,8 +1210,9 @@ def _step_kernel(
     b_bias = 0.0
     if bias is not None:
         b_bias = tl.load(bias + o_d, mask=m_d, other=0.0).to(tl.float32)
-    b_dt = _step_size(tl.load(dt + i_b * dt_stride_b + o_d, mask=m_d, other=0.0), b_bias, SOFTPLUS, False)
-    b_h = tl.exp2((b_dt * LOG2E)[:, None] * b_a) * b_h + (b_dt * b_x)[:, None] * b_b.to(tl.float32)
+    # memory decides, so the precise exponentials are free
+    b_dt = _step_size(tl.load(dt + i_b * dt_stride_b + o_d, mask=m_d, other=0.0), b_bias, SOFTPLUS, PTX)
+    b_h = _decay(b_dt[:, None] * b_a * (1.0 if PTX else LOG2E), PTX) * b_h + (b_dt * b_x)[:, None] * b_b.to(tl.float32)
     tl.store(p_state, b_h.to(state.dtype.element_ty), mask=m)
     b_y = tl.sum(b_c.to(tl.float32) * b_h, 1)
     if skip is not None:
@@ -1141,6 +1233,10 @@ class Plan(NamedTuple):
     constants: dict[str, Any]
     """Of the kernel, as far as they follow from the plan."""
 
+    @property
+    def warps(self) -> int:
+        return self.programs * int(self.constants["num_warps"])
+
 
 @functools.cache
 def _num_processors(device: torch.device) -> int:
@@ -1156,53 +1252,68 @@ def _padded(state: int) -> int:
     return max(4, triton.next_power_of_2(state))
 
 
-def _plan(x: Tensor, state: int, config: Config, splits: int | None = None) -> Plan:
-    batch, length, width = x.shape
+def _plan(x: Tensor, state: int, *configs: Config, splits: int | None = None) -> Plan:
+    """With the first configuration that fills the chip, or where none does, with the first over segments of time."""
+    shape, processors = tuple(x.shape), _num_processors(x.device)
+    if splits is None:
+        whole = [_cover(shape, state, config, 1, CHUNK) for config in configs]
+        for plan in whole:
+            if plan.warps >= ENOUGH_WARPS * processors:
+                return plan
+        splits = max(1, min(round(BUSY_WARPS * processors / whole[0].warps), shape[1] // MIN_SEGMENT))
+    return _cover(shape, state, configs[0], splits, CHUNK)
+
+
+@functools.lru_cache(1024)
+def _cover(shape: tuple[int, ...], state: int, config: Config, splits: int, chunk: int) -> Plan:
+    assert chunk % config.steps == 0
+    batch, length, width = shape
     padded = _padded(state)
     # a lane of a channel has at least a step of each group
     lanes = min(triton.cdiv(padded, config.states), config.steps, 8)
     num_warps = min(config.num_warps, triton.next_power_of_2(triton.cdiv(width * lanes, 32 * config.channels)))
     block_d = 32 * num_warps // lanes * config.channels
     num_d = triton.cdiv(width, block_d)
-    if splits is None:
-        splits = max(1, round(BUSY_WARPS * _num_processors(x.device) / (batch * num_d * num_warps)))
-    segment = triton.cdiv(triton.cdiv(length, splits), CHUNK) * CHUNK
+    segment = triton.cdiv(triton.cdiv(length, splits), chunk) * chunk
     splits = triton.cdiv(length, segment)
     constants = {
         "N": state, "NT": padded // lanes, "LANES": lanes, "CHANNELS": config.channels, "BLOCK_D": block_d,
         "STEPS": config.steps, "num_warps": num_warps,
     }  # fmt: skip
+    if config.registers and _speaks_ptx():
+        constants["maxnreg"] = config.registers
     return Plan(segment, splits, block_d, batch * splits * num_d, constants)
 
 
 class Maps(NamedTuple):
-    """B and C as the kernels read them: those that depend on time in `rows`, the others as they are."""
+    """B and C as the kernels read them."""
 
-    B: Tensor | None
-    C: Tensor | None
-    rows: Tensor | None
-    """[B T, words], as `_pack_kernel` writes them."""
+    B: Tensor
+    C: Tensor
+    strides: tuple[int | None, ...]
+    """Of a batch row and of a step, in words, of B and of C; None where they do not depend on time."""
     constants: dict[str, bool]
 
 
-def _pack(B: Tensor, C: Tensor, padded: int) -> Maps:
-    b, c = (m if m.ndim == 3 else None for m in (B, C))
+def _maps(B: Tensor, C: Tensor, padded: int) -> Maps:
     ptx = _speaks_ptx()
-    packed = b is not None and c is not None and b.dtype == c.dtype == torch.bfloat16
-    maps = None
-    if b is not None or c is not None:
-        batch, length, state = (B if b is not None else C).shape
-        words = padded if packed else padded * ((b is not None) + (c is not None))
-        maps = torch.empty((batch * length, words), dtype=torch.float32, device=B.device)
-        block = max(16, 2048 // padded)
-        strides = [*(b.stride() if b is not None else (0, 0, 0)), *(c.stride() if c is not None else (0, 0, 0))]
-        _pack_kernel[(triton.cdiv(batch * length, block),)](
-            b, c, maps, length, batch * length, *strides, N=state, NP=padded, PACKED=packed, BLOCK=block, num_warps=4
-        )
-    # up to 32 a lane finds its words of a row in one register; the interpreter, which has no lanes, plays along
-    shuffle = (ptx or triton.knobs.runtime.interpret) and maps is not None and padded <= 32
-    constants = {"PACKED": packed, "SHUFFLE": shuffle, "PTX": ptx}
-    return Maps(B if b is None else None, C if c is None else None, maps, constants)
+    packed = all(m.ndim == 2 or m.dtype == torch.bfloat16 for m in (B, C)) and not B.ndim == C.ndim == 2
+    b, c = (m if m.ndim == 2 else _words_of(m, padded, packed) for m in (B, C))
+    b_strides, c_strides = ((None, None) if m.ndim == 2 else _strides(m) for m in (b, c))
+    # up to 32 a lane finds its words of a map in one register; the interpreter, which has no lanes, plays along
+    shuffle = (ptx or triton.knobs.runtime.interpret) and padded // (2 if packed else 1) <= 32
+    return Maps(b, c, (*b_strides, *c_strides), {"PACKED": packed, "SHUFFLE": shuffle, "PTX": ptx})
+
+
+def _words_of(m: Tensor, padded: int, packed: bool) -> Tensor:
+    """[B, T, N] as 32-bit words behind each other, without a copy where it can be."""
+    dtype = torch.bfloat16 if packed else torch.float32
+    fits = m.dtype == dtype and m.shape[2] == padded and m.stride(2) == 1 and m.stride(1) * m.element_size() < 2**31
+    if not fits or (packed and any(i % 2 for i in (m.storage_offset(), m.stride(0), m.stride(1)))):
+        rows = torch.zeros((*m.shape[:2], padded), dtype=dtype, device=m.device)
+        rows[..., : m.shape[2]] = m
+        m = rows
+    return m.view(torch.float32)
 
 
 def _pass(
@@ -1210,9 +1321,10 @@ def _pass(
 ) -> None:
     batch, splits, state, width = ends.shape
     block = min(128, triton.next_power_of_2(width))
-    _pass_kernel[(batch * state * triton.cdiv(width, block),)](
-        A, total_dt, ends, first, last, width, splits, N=state, BLOCK_D=block, REVERSE=reverse, num_warps=4
-    )
+    launch(
+        _pass_kernel, batch * state * triton.cdiv(width, block),
+        A, total_dt, ends, first, last, width, splits, N=state, BLOCK_D=block, REVERSE=reverse, num_warps=4,
+    )  # fmt: skip
 
 
 def _strides(tensor: Tensor | None) -> tuple[int, ...]:
@@ -1241,23 +1353,24 @@ def scan_fwd(
     """y, the final state, the states before every CHUNK steps."""
     batch, length, width = x.shape
     state = A.shape[1]
-    plan = _plan(x, state, config or FORWARD, splits)
-    maps = _pack(B, C, _padded(state))
+    configs = (FORWARD, FORWARD_NARROW) if config is None else (config,)
+    plan = _plan(x, state, *configs, splits=splits)
+    maps = _maps(B, C, _padded(state))
     new = partial(torch.empty, dtype=torch.float32, device=x.device)
     y = torch.empty((batch, length, width), dtype=x.dtype, device=x.device)
     final_state = new((batch, width, state)) if return_final_state else None
     chunks = new((batch, triton.cdiv(length, CHUNK), state, width)) if save else None
-    inputs = (x, dt, A, maps.B, maps.C, maps.rows, skip, z, bias)
-    sizes = (length, width, plan.segment, plan.splits, *_strides(x), *_strides(dt), *_strides(z))
+    inputs = (x, dt, A, maps.B, maps.C, skip, z, bias)
+    sizes = (length, width, plan.segment, plan.splits, *maps.strides, *_strides(x), *_strides(dt), *_strides(z))
     constants = {**plan.constants, **maps.constants, "CHUNK": CHUNK, "SOFTPLUS": softplus}
     start = initial_state
     if plan.splits > 1:
         start = new((batch, plan.splits, state, width))
         total_dt = new((batch, plan.splits, width))
-        _scan_fwd_kernel[(plan.programs,)](*inputs, None, None, start, total_dt, None, *sizes, **constants)
+        launch(_scan_fwd_kernel, plan.programs, *inputs, None, None, start, total_dt, None, *sizes, **constants)
         _pass(A, total_dt, start, initial_state, final_state, reverse=False)
     end = final_state if plan.splits == 1 else None
-    _scan_fwd_kernel[(plan.programs,)](*inputs, start, y, end, None, chunks, *sizes, **constants)
+    launch(_scan_fwd_kernel, plan.programs, *inputs, start, y, end, None, chunks, *sizes, **constants)
     return y, final_state, chunks
 
 
@@ -1281,18 +1394,19 @@ def scan_bwd(
     """Gradients of x, dt, A, B, C, skip, z, bias and initial state."""
     batch, length, width = x.shape
     state, padded = A.shape[1], _padded(A.shape[1])
-    plan = _plan(x, state, config or (BACKWARD if _speaks_ptx() else PORTABLE_BACKWARD), splits)
+    plan = _plan(x, state, config or (BACKWARD if _speaks_ptx() else PORTABLE_BACKWARD), splits=splits)
     new = partial(torch.empty, dtype=torch.float32, device=x.device)
-    maps = _pack(B, C, padded)
+    maps = _maps(B, C, padded)
 
     after = dfinal
     if plan.splits > 1:
         after = new((batch, plan.splits, state, width))
         total_dt = new((batch, plan.splits, width))
-        ends = _plan(x, state, ENDS, plan.splits)
-        _bwd_ends_kernel[(ends.programs,)](
-            dt, A, maps.B, maps.C, maps.rows, z, bias, dy, after, total_dt,
-            length, width, ends.segment, ends.splits, *_strides(dt), *_strides(z), *_strides(dy),
+        ends = _plan(x, state, ENDS, splits=plan.splits)
+        launch(
+            _bwd_ends_kernel, ends.programs,
+            dt, A, maps.B, maps.C, z, bias, dy, after, total_dt,
+            length, width, ends.segment, ends.splits, *maps.strides, *_strides(dt), *_strides(z), *_strides(dy),
             **ends.constants, **maps.constants, SOFTPLUS=softplus,
         )  # fmt: skip
         _pass(A, total_dt, after, dfinal, None, reverse=True)
@@ -1303,7 +1417,7 @@ def scan_bwd(
     dz = None if z is None else torch.empty((batch, length, width), dtype=z.dtype, device=x.device)
     # what came from behind a segment makes room for its part of dA
     dA = after if after is not None and plan.splits > 1 else new((batch, plan.splits, state, width))
-    dB, dC = (None if m is None else new((batch, plan.splits, state, width)) for m in (maps.B, maps.C))
+    dB, dC = (new((batch, plan.splits, state, width)) if m.ndim == 2 else None for m in (B, C))
     sums = new((2, batch * plan.splits, width))
     dinitial = (
         None if initial_dtype is None else torch.empty((batch, width, state), dtype=initial_dtype, device=x.device)
@@ -1313,21 +1427,26 @@ def scan_bwd(
         torch.empty((batch, length, state), dtype=m.dtype, device=x.device) if m.ndim == 3 else None for m in (B, C)
     )
     parts = None
-    if maps.rows is not None:
+    if new_b is not None or new_c is not None:
         parts = new((num_d, batch * length, padded * ((new_b is not None) + (new_c is not None))))
-    _scan_bwd_kernel[(plan.programs,)](
-        x, dt, A, maps.B, maps.C, maps.rows, skip, z, bias, chunks, dy, after,
-        dx, ddt, dz, dA, dB, dC, parts, sums, dinitial,
-        length, width, plan.segment, plan.splits, *_strides(x), *_strides(dt), *_strides(z), *_strides(dy),
+    scratch = new((plan.programs, CHUNK // plan.constants["STEPS"] - 1, padded * plan.block_d))
+    launch(
+        _scan_bwd_kernel, plan.programs,
+        x, dt, A, maps.B, maps.C, skip, z, bias, chunks, dy, after,
+        dx, ddt, dz, dA, dB, dC, parts, sums, dinitial, scratch,
+        length, width, plan.segment, plan.splits, *maps.strides,
+        *_strides(x), *_strides(dt), *_strides(z), *_strides(dy),
         **plan.constants, **maps.constants, CHUNK=CHUNK, SOFTPLUS=softplus,
     )  # fmt: skip
-    del maps
+    del maps, scratch
 
     if parts is not None:
-        block = max(16, 2048 // padded)
-        _unpack_kernel[(triton.cdiv(batch * length, block),)](
-            parts, new_b, new_c, batch * length, num_d, N=state, NP=padded, BLOCK=block, num_warps=4
-        )
+        block = max(4, 512 // padded)
+        launch(
+            _add_parts_kernel, triton.cdiv(batch * length, block),
+            parts, new_b, new_c, batch * length, num_d,
+            N=state, NP=padded, BLOCK=block, TOGETHER=4, num_warps=4,
+        )  # fmt: skip
     if dB is not None:
         new_b = dB.sum((0, 1)).t().to(B.dtype)
     if dC is not None:
@@ -1437,10 +1556,11 @@ def selective_scan_step_triton(
     (b_b, b_d, b_n), (c_b, c_d, c_n) = (
         (m.stride(0) if m.shape[0] > 1 else 0, m.stride(1) if m.shape[1] > 1 else 0, m.stride(2)) for m in (b, c)
     )
-    _step_kernel[(batch * triton.cdiv(width, block_d),)](
+    launch(
+        _step_kernel, batch * triton.cdiv(width, block_d),
         x, dt, A.contiguous(), b, c, None if skip is None else skip.contiguous(), z,
         None if bias is None else bias.contiguous(), state, y,
         width, x.stride(0), dt.stride(0), 0 if z is None else z.stride(0), b_b, c_b, b_d, c_d, b_n, c_n,
-        *state.stride(), N=num_states, NP=padded, BLOCK_D=block_d, SOFTPLUS=softplus, num_warps=4,
+        *state.stride(), N=num_states, NP=padded, BLOCK_D=block_d, SOFTPLUS=softplus, PTX=_speaks_ptx(), num_warps=4,
     )  # fmt: skip
     return y

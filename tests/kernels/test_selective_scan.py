@@ -65,13 +65,14 @@ def at_step(inputs, t):
 def small_chunks(monkeypatch):
     """Chunks of two groups of steps, and segments of one chunk."""
     impl = pytest.importorskip("kernels.selective_scan.triton")
-    monkeypatch.setattr(impl, "CHUNK", 16)
-    monkeypatch.setattr(impl, "BUSY_WARPS", 1000)
+    for name, value in {"CHUNK": 16, "MIN_SEGMENT": 1, "ENOUGH_WARPS": 1000, "BUSY_WARPS": 1000}.items():
+        monkeypatch.setattr(impl, name, value)
+    monkeypatch.setattr(impl, "FORWARD_NARROW", impl.FORWARD_NARROW._replace(steps=16))
     return impl
 
 
 def configure(impl, monkeypatch, **values):
-    for name in ("FORWARD", "ENDS", "BACKWARD", "PORTABLE_BACKWARD"):
+    for name in ("FORWARD", "FORWARD_NARROW", "ENDS", "BACKWARD", "PORTABLE_BACKWARD"):
         monkeypatch.setattr(impl, name, getattr(impl, name)._replace(**values))
 
 
@@ -211,7 +212,7 @@ def test_the_kernel_equals_the_recurrence_in_half_precision(dtype, length):
 
 @pytest.mark.parametrize(("batch", "length", "width"), [(1, 35, 1), (2, 17, 9)])
 def test_one_segment_equals_the_recurrence(batch, length, width, small_chunks, monkeypatch):
-    monkeypatch.setattr(small_chunks, "BUSY_WARPS", 0)
+    monkeypatch.setattr(small_chunks, "ENOUGH_WARPS", 0)
     kernel_matches(make_inputs(batch, length, width, 4))
 
 

@@ -14,6 +14,16 @@ from torch import Tensor
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
 
+def cdiv(total: int, part: int) -> int:
+    """ceil(total / part); triton.cdiv takes the host some microseconds."""
+    return -(-total // part)
+
+
+def power_of_2(least: int) -> int:
+    """The smallest power of two that is at least `least`."""
+    return 1 << (least - 1).bit_length()
+
+
 def _kind(argument: Any) -> Any:
     """Of a tensor its dtype and alignment, of an integer whether it is 0, 1, a multiple of 16, wider than 32 bits."""
     if isinstance(argument, Tensor):

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import launch
+from kernels.launch import cdiv, launch, power_of_2
 
 
 class Config(NamedTuple):
@@ -411,11 +411,11 @@ def _dense(x: Tensor, channel_first: bool) -> Tensor:
 def _plan(x: Tensor, config: Config) -> tuple[int, int, int, int]:
     """(rows of programs, programs, BLOCK_D, tiles of a program): no larger than a small x has use for."""
     batch, length, width = x.shape
-    block_d = min(config.block_d, triton.next_power_of_2(width))
-    in_time = triton.cdiv(length, config.groups * config.steps)
+    block_d = min(config.block_d, power_of_2(width))
+    in_time = cdiv(length, config.groups * config.steps)
     tiles = min(config.tiles, in_time)
-    rows = batch * triton.cdiv(in_time, tiles)
-    return rows, rows * triton.cdiv(width, block_d), block_d, tiles
+    rows = batch * cdiv(in_time, tiles)
+    return rows, rows * cdiv(width, block_d), block_d, tiles
 
 
 def conv_fwd(
@@ -564,7 +564,7 @@ def causal_conv1d_step_triton(
     y = torch.empty((batch, width), dtype=x.dtype, device=x.device)
     launch(
         _conv_step_kernel,
-        batch * triton.cdiv(width, STEP_BLOCK_D),
+        batch * cdiv(width, STEP_BLOCK_D),
         x,
         weight.contiguous(),
         None if bias is None else bias.contiguous(),

@@ -40,7 +40,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from kernels.launch import launch
+from kernels.launch import cdiv, launch, power_of_2
 
 
 class Config(NamedTuple):
@@ -57,8 +57,10 @@ class Config(NamedTuple):
 FORWARD = Config(4, 2, 16, 1, 255)
 FORWARD_NARROW = Config(4, 1, 32, 1, 255)
 """Where two channels a thread leave the chip half empty and one does not."""
-ENDS = Config(4, 2, 16, 1, 255)
-BACKWARD = Config(4, 2, 4, 4)
+FORWARD_CUT = Config(4, 2, 16, 1, 128)
+"""Over segments of time, of which there are many: more warps instead of more numbers in flight."""
+ENDS = Config(4, 2, 16, 1, 128)
+BACKWARD = Config(4, 2, 8, 8)
 PORTABLE_BACKWARD = Config(4, 1, 4, 4)
 """Where the kernels cannot speak PTX; a larger one takes Triton minutes to compile."""
 STEP_BLOCK = 1024
@@ -67,7 +69,7 @@ CHUNK = 64
 """Steps between two saved states."""
 ENOUGH_WARPS = 6
 """Of a multiprocessor. With fewer, time is cut into segments, of MIN_SEGMENT steps at least, to have BUSY_WARPS."""
-BUSY_WARPS = 24
+BUSY_WARPS = 16
 MIN_SEGMENT = 256
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -199,16 +201,20 @@ def _load_held(p_held, o_e, t, t_last, WORDS: tl.constexpr, STEPS: tl.constexpr,
 
 
 @triton.jit
-def _sigmoid(b_x):
-    # one special function and one product: a division would bring the handling of subnormal numbers
-    b_root = tl.rsqrt(1.0 + tl.exp2(b_x * -LOG2E))
-    return b_root * b_root
-
-
-@triton.jit
 def _decay(b_x, PRECISE: tl.constexpr):
     """exp(x) if PRECISE, else 2^x: one special function, with twice the error, which a thousand steps add up."""
     return libdevice.exp(b_x) if PRECISE else tl.exp2(b_x)
+
+
+@triton.jit
+def _sigmoid(b_x, PRECISE: tl.constexpr):
+    if PRECISE:
+        b_sigmoid = 1.0 / (1.0 + libdevice.exp(-b_x))
+    else:
+        # one special function and one product: a division would bring the handling of subnormal numbers
+        b_root = tl.rsqrt(1.0 + tl.exp2(b_x * -LOG2E))
+        b_sigmoid = b_root * b_root
+    return b_sigmoid
 
 
 @triton.jit
@@ -258,6 +264,13 @@ def _store_states(p, stride_d, stride_n, states, o_d, m_d, o_n, N: tl.constexpr,
         for n in tl.static_range(NT):
             p_h = p + o_d[c] * stride_d + (o_n + n) * stride_n
             _store1(p_h, states[c * NT + n], m_d[c] & (o_n + n < N), PTX)
+
+
+@triton.jit
+def _add_states(p, stride_n, states, m_more, o_d, m_d, o_n, N: tl.constexpr, NT: tl.constexpr, PTX: tl.constexpr):
+    """Adds to what this lane has stored before, if it has (m_more); p as in `_load_states`."""
+    before = _load_states(p, 1, stride_n, o_d, _both(m_d, m_more), o_n, N, NT, PTX)
+    _store_states(p, 1, stride_n, _sums(before, states), o_d, m_d, o_n, N, NT, PTX)
 
 
 @triton.jit
@@ -650,12 +663,11 @@ def _over_channels(states, factors, NT: tl.constexpr):
 
 @triton.jit(do_not_specialize=["splits"])
 def _pass_kernel(
-    A, total_dt, ends, first_state, last_state, D, splits,
-    N: tl.constexpr, BLOCK_D: tl.constexpr, REVERSE: tl.constexpr,
+    A, total_dt, ends, first_state, D, splits, N: tl.constexpr, BLOCK_D: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """ends [B, splits, N, D]: from the end of each segment after a zero start to its true start, in place.
+    """ends [B, splits, N, D]: from the end of each segment but the last after a zero start to each's true start.
 
-    first_state, last_state: [B, D, N] or None. In reverse, starts are at later times.
+    In place. first_state: [B, D, N] or None. In reverse, starts are at later times, and the last is at the beginning.
     """
     num_d = tl.cdiv(D, BLOCK_D)
     o_d = tl.program_id(0) % num_d * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -663,19 +675,18 @@ def _pass_kernel(
     i_b = (tl.program_id(0) // num_d // N).to(tl.int64)
     m_d = o_d < D
     b_a = tl.load(A + o_d * N + i_n, mask=m_d, other=0.0).to(tl.float32) * LOG2E
-    o_state = (i_b * D + o_d) * N + i_n
     b_h = tl.zeros([BLOCK_D], tl.float32)
     if first_state is not None:
-        b_h = tl.load(first_state + o_state, mask=m_d, other=0.0).to(tl.float32)
-    for i in range(splits):
+        b_h = tl.load(first_state + (i_b * D + o_d) * N + i_n, mask=m_d, other=0.0).to(tl.float32)
+    for i in range(splits - 1):
         i_s = i_b * splits + (splits - 1 - i if REVERSE else i)
         p_end = ends + (i_s * N + i_n) * D + o_d
         b_end = tl.load(p_end, mask=m_d, other=0.0)
         b_dt = tl.load(total_dt + i_s * D + o_d, mask=m_d, other=0.0)
         tl.store(p_end, b_h, mask=m_d)
         b_h = tl.exp2(b_dt * b_a) * b_h + b_end
-    if last_state is not None:
-        tl.store(last_state + o_state, b_h, mask=m_d)
+    i_last = i_b * splits + (0 if REVERSE else splits - 1)
+    tl.store(ends + (i_last * N + i_n) * D + o_d, b_h, mask=m_d)
 
 
 @triton.jit(
@@ -697,7 +708,7 @@ def _scan_fwd_kernel(
     B, C:   [B, T, NP] in float32, or in bfloat16 (PACKED) as words of two; strides in words, NP = NT LANES, zeros
             from N on. Or [D, N], strides None.
     start:  the state before; with several segments [B, splits, N, D], with one [B, D, N]; None is zero.
-    y:      None to leave only the segment's end; else `end` is the final state [B, D, N] of the only segment.
+    y:      None to leave only the ends of all segments but the last; else `end` is the final state [B, D, N].
     end:    [B, splits, N, D], total_dt [B, splits, D] (y None).
     chunks: [B, T / CHUNK, N, D], the states before every CHUNK steps, or None.
     """
@@ -710,6 +721,10 @@ def _scan_fwd_kernel(
     WORDS: tl.constexpr = B_WORDS + C_WORDS
     HELD: tl.constexpr = SHUFFLE and WORDS > 0
     _, i_s, i_b, o_e, o_q, o_n, o_d, m_d = _place(D, splits, BLOCK_D, NT, LANES, CHANNELS)
+    # nothing starts from the end of the last segment
+    if y is None:  # noqa: SIM102
+        if i_s == splits - 1:
+            return
     t_first = i_s * segment
     t_last = tl.minimum(t_first + segment, T)
     p_x = _at_channels(x + i_b * x_stride_b, o_d)
@@ -789,14 +804,15 @@ def _scan_fwd_kernel(
                     b_y = _to_lanes(outputs, c, CHANNELS, o_e, LANES, PTX) + b_skip[c] * b_x[c]
                     if z is not None:
                         b_z = steps_z[k * CHANNELS + c].to(tl.float32)
-                        b_y *= b_z * _sigmoid(b_z)
+                        b_y *= b_z * _sigmoid(b_z, PRECISE)
                     _store1(_at(p_y[c], t + k * LANES + o_q, D, PTX), b_y, m_d[c] & m_t, PTX)
 
     if end is not None:
         if y is None:
             _store_states(end + o_segment, 1, D, h, o_d, m_d, o_n, N, NT, PTX)
         else:
-            _store_states(end + i_b * D * N, N, 1, h, o_d, m_d, o_n, N, NT, PTX)
+            m_last = _both(m_d, i_s + 0 * o_e == splits - 1)
+            _store_states(end + i_b * D * N, N, 1, h, o_d, m_last, o_n, N, NT, PTX)
     if y is None:
         _store_totals(total_dt + (i_b * splits + i_s) * D, b_total, o_d, m_d, o_q, LANES, PTX)
 
@@ -814,8 +830,9 @@ def _bwd_ends_kernel(
     N: tl.constexpr, NT: tl.constexpr, LANES: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_D: tl.constexpr,
     STEPS: tl.constexpr, SOFTPLUS: tl.constexpr, PACKED: tl.constexpr, SHUFFLE: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """ends [B, splits, N, D]: r_t = exp(dt_t A) (C_t dp_t + r_{t+1}) at the first step of each segment, from zero.
+    """ends [B, splits, N, D]: r_t = exp(dt_t A) (C_t dp_t + r_{t+1}) at the first step of a segment, from zero.
 
+    Of all segments but the first, behind which nothing comes.
     total_dt [B, splits, D].
     """
     E: tl.constexpr = BLOCK_D // CHANNELS * LANES
@@ -827,6 +844,8 @@ def _bwd_ends_kernel(
     WORDS: tl.constexpr = B_WORDS + C_WORDS
     HELD: tl.constexpr = SHUFFLE and WORDS > 0
     _, i_s, i_b, o_e, o_q, o_n, o_d, m_d = _place(D, splits, BLOCK_D, NT, LANES, CHANNELS)
+    if i_s == 0:
+        return
     t_first = i_s * segment
     t_last = tl.minimum(t_first + segment, T)
     p_dt = _at_channels(dt + i_b * dt_stride_b, o_d)
@@ -872,7 +891,7 @@ def _bwd_ends_kernel(
                 b_dp_c = tl.where(m_t, steps_dy[k * CHANNELS + c].to(tl.float32), 0.0)
                 if z is not None:
                     b_z = steps_z[k * CHANNELS + c].to(tl.float32)
-                    b_dp_c *= b_z * _sigmoid(b_z)
+                    b_dp_c *= b_z * _sigmoid(b_z, PRECISE)
                 b_dp += (b_dp_c,)
             for q in tl.static_range(LANES - 1, -1, -1):
                 if c_stride_t is not None:
@@ -948,9 +967,6 @@ def _scan_bwd_kernel(
     p_held = _hold(p_b, p_c, o_e, B_WORDS, C_WORDS) if HELD else ()
 
     a = _scaled(_load_states(A, N, 1, o_d, m_d, o_n, N, NT, PTX), SCALE)
-    sum_a = _zeros(STATES, E)
-    sum_b = _zeros(STATES if b_stride_t is None else 0, E)
-    sum_c = _zeros(STATES if c_stride_t is None else 0, E)
     r = _zeros(STATES, E)
     if after is not None:
         if splits > 1:
@@ -981,6 +997,9 @@ def _scan_bwd_kernel(
         num_groups = tl.cdiv(tl.minimum(t_last - t_chunk, CHUNK), STEPS)
         p_chunk = chunks + (i_b * tl.cdiv(T, CHUNK) + t_chunk // CHUNK) * N * D
         h = _load_states(p_chunk, 1, D, o_d, m_d, o_n, N, NT, PTX)
+        sum_a = _zeros(STATES, E)
+        sum_b = _zeros(STATES if b_stride_t is None else 0, E)
+        sum_c = _zeros(STATES if c_stride_t is None else 0, E)
 
         next_x = _load_steps(p_x, x_stride_t, t_chunk, t_last, o_q, STEPS, LANES, PTX)
         next_dt = _load_steps(p_dt, dt_stride_t, t_chunk, t_last, o_q, STEPS, LANES, PTX)
@@ -1054,7 +1073,7 @@ def _scan_bwd_kernel(
                     b_dy = tl.where(m_d[c] & m_t, steps_dy[k * CHANNELS + c].to(tl.float32), 0.0)
                     if z is not None:
                         b_z = steps_z[k * CHANNELS + c].to(tl.float32)
-                        b_sigmoid = _sigmoid(b_z)
+                        b_sigmoid = _sigmoid(b_z, PRECISE)
                         b_gate += (b_dy * (b_sigmoid * (1.0 + b_z * (1.0 - b_sigmoid))),)
                         b_dy *= b_z * b_sigmoid
                     b_dp += (b_dy,)
@@ -1114,7 +1133,7 @@ def _scan_bwd_kernel(
                     b_du = _to_lanes(of_u, c, CHANNELS, o_e, LANES, PTX)
                     b_ddt = _to_lanes(of_dt, c, CHANNELS, o_e, LANES, PTX) / SCALE + b_du * b_x[c]
                     if SOFTPLUS:
-                        b_ddt *= _sigmoid(steps_dt[k * CHANNELS + c].to(tl.float32) + b_bias[c])
+                        b_ddt *= _sigmoid(steps_dt[k * CHANNELS + c].to(tl.float32) + b_bias[c], PRECISE)
                     b_ddt = tl.where(m_t, b_ddt, 0.0)
                     new_bias += (sum_bias[c] + b_ddt,)
                     new_skip += (sum_skip[c] + b_dp[c] * b_x[c],)
@@ -1147,11 +1166,13 @@ def _scan_bwd_kernel(
             h = next_h
             t_group = t_next
 
-    _store_states(dA + o_segment, 1, D, sum_a, o_d, m_d, o_n, N, NT, PTX)
-    if b_stride_t is None:
-        _store_states(dB + o_segment, 1, D, sum_b, o_d, m_d, o_n, N, NT, PTX)
-    if c_stride_t is None:
-        _store_states(dC + o_segment, 1, D, sum_c, o_d, m_d, o_n, N, NT, PTX)
+        # sums of chunks are added in memory: fewer terms in a row, and no registers
+        _add_states(dA + o_segment, D, sum_a, i_c > 0, o_d, m_d, o_n, N, NT, PTX)
+        if b_stride_t is None:
+            _add_states(dB + o_segment, D, sum_b, i_c > 0, o_d, m_d, o_n, N, NT, PTX)
+        if c_stride_t is None:
+            _add_states(dC + o_segment, D, sum_c, i_c > 0, o_d, m_d, o_n, N, NT, PTX)
+
     p_sum = sums + (i_b * splits + i_s) * D
     _store_totals(p_sum, sum_bias, o_d, m_d, o_q, LANES, PTX)
     _store_totals(p_sum + num_rows.to(tl.int64) * D, sum_skip, o_d, m_d, o_q, LANES, PTX)
@@ -1219,7 +1240,7 @@ def _step_kernel(
         b_y += tl.load(skip + o_d, mask=m_d, other=0.0).to(tl.float32) * b_x
     if z is not None:
         b_z = tl.load(z + i_b * z_stride_b + o_d, mask=m_d, other=0.0).to(tl.float32)
-        b_y *= b_z * _sigmoid(b_z)
+        b_y *= b_z * _sigmoid(b_z, PTX)
     tl.store(y + i_b * D + o_d, b_y.to(y.dtype.element_ty), mask=m_d)
 
 
@@ -1249,19 +1270,19 @@ def _num_processors(device: torch.device) -> int:
 
 def _padded(state: int) -> int:
     """States of a row of maps."""
-    return max(4, triton.next_power_of_2(state))
+    return max(4, power_of_2(state))
 
 
 def _plan(x: Tensor, state: int, *configs: Config, splits: int | None = None) -> Plan:
-    """With the first configuration that fills the chip, or where none does, with the first over segments of time."""
+    """With the first configuration that fills the chip, or where none does, with the last over segments of time."""
     shape, processors = tuple(x.shape), _num_processors(x.device)
     if splits is None:
         whole = [_cover(shape, state, config, 1, CHUNK) for config in configs]
         for plan in whole:
             if plan.warps >= ENOUGH_WARPS * processors:
                 return plan
-        splits = max(1, min(round(BUSY_WARPS * processors / whole[0].warps), shape[1] // MIN_SEGMENT))
-    return _cover(shape, state, configs[0], splits, CHUNK)
+        splits = max(1, min(round(BUSY_WARPS * processors / whole[-1].warps), shape[1] // MIN_SEGMENT))
+    return _cover(shape, state, configs[-1], splits, CHUNK)
 
 
 @functools.lru_cache(1024)
@@ -1270,12 +1291,12 @@ def _cover(shape: tuple[int, ...], state: int, config: Config, splits: int, chun
     batch, length, width = shape
     padded = _padded(state)
     # a lane of a channel has at least a step of each group
-    lanes = min(triton.cdiv(padded, config.states), config.steps, 8)
-    num_warps = min(config.num_warps, triton.next_power_of_2(triton.cdiv(width * lanes, 32 * config.channels)))
+    lanes = min(cdiv(padded, config.states), config.steps, 8)
+    num_warps = min(config.num_warps, power_of_2(cdiv(width * lanes, 32 * config.channels)))
     block_d = 32 * num_warps // lanes * config.channels
-    num_d = triton.cdiv(width, block_d)
-    segment = triton.cdiv(triton.cdiv(length, splits), chunk) * chunk
-    splits = triton.cdiv(length, segment)
+    num_d = cdiv(width, block_d)
+    segment = cdiv(cdiv(length, splits), chunk) * chunk
+    splits = cdiv(length, segment)
     constants = {
         "N": state, "NT": padded // lanes, "LANES": lanes, "CHANNELS": config.channels, "BLOCK_D": block_d,
         "STEPS": config.steps, "num_warps": num_warps,
@@ -1316,14 +1337,12 @@ def _words_of(m: Tensor, padded: int, packed: bool) -> Tensor:
     return m.view(torch.float32)
 
 
-def _pass(
-    A: Tensor, total_dt: Tensor, ends: Tensor, first: Tensor | None, last: Tensor | None, *, reverse: bool
-) -> None:
+def _pass(A: Tensor, total_dt: Tensor, ends: Tensor, first: Tensor | None, *, reverse: bool) -> None:
     batch, splits, state, width = ends.shape
-    block = min(128, triton.next_power_of_2(width))
+    block = min(128, power_of_2(width))
     launch(
-        _pass_kernel, batch * state * triton.cdiv(width, block),
-        A, total_dt, ends, first, last, width, splits, N=state, BLOCK_D=block, REVERSE=reverse, num_warps=4,
+        _pass_kernel, batch * state * cdiv(width, block),
+        A, total_dt, ends, first, width, splits, N=state, BLOCK_D=block, REVERSE=reverse, num_warps=4,
     )  # fmt: skip
 
 
@@ -1353,13 +1372,13 @@ def scan_fwd(
     """y, the final state, the states before every CHUNK steps."""
     batch, length, width = x.shape
     state = A.shape[1]
-    configs = (FORWARD, FORWARD_NARROW) if config is None else (config,)
+    configs = (FORWARD, FORWARD_NARROW, FORWARD_CUT) if config is None else (config,)
     plan = _plan(x, state, *configs, splits=splits)
     maps = _maps(B, C, _padded(state))
     new = partial(torch.empty, dtype=torch.float32, device=x.device)
     y = torch.empty((batch, length, width), dtype=x.dtype, device=x.device)
     final_state = new((batch, width, state)) if return_final_state else None
-    chunks = new((batch, triton.cdiv(length, CHUNK), state, width)) if save else None
+    chunks = new((batch, cdiv(length, CHUNK), state, width)) if save else None
     inputs = (x, dt, A, maps.B, maps.C, skip, z, bias)
     sizes = (length, width, plan.segment, plan.splits, *maps.strides, *_strides(x), *_strides(dt), *_strides(z))
     constants = {**plan.constants, **maps.constants, "CHUNK": CHUNK, "SOFTPLUS": softplus}
@@ -1368,9 +1387,8 @@ def scan_fwd(
         start = new((batch, plan.splits, state, width))
         total_dt = new((batch, plan.splits, width))
         launch(_scan_fwd_kernel, plan.programs, *inputs, None, None, start, total_dt, None, *sizes, **constants)
-        _pass(A, total_dt, start, initial_state, final_state, reverse=False)
-    end = final_state if plan.splits == 1 else None
-    launch(_scan_fwd_kernel, plan.programs, *inputs, start, y, end, None, chunks, *sizes, **constants)
+        _pass(A, total_dt, start, initial_state, reverse=False)
+    launch(_scan_fwd_kernel, plan.programs, *inputs, start, y, final_state, None, chunks, *sizes, **constants)
     return y, final_state, chunks
 
 
@@ -1409,7 +1427,7 @@ def scan_bwd(
             length, width, ends.segment, ends.splits, *maps.strides, *_strides(dt), *_strides(z), *_strides(dy),
             **ends.constants, **maps.constants, SOFTPLUS=softplus,
         )  # fmt: skip
-        _pass(A, total_dt, after, dfinal, None, reverse=True)
+        _pass(A, total_dt, after, dfinal, reverse=True)
         del total_dt
 
     dx = torch.empty((batch, length, width), dtype=x.dtype, device=x.device)
@@ -1422,7 +1440,7 @@ def scan_bwd(
     dinitial = (
         None if initial_dtype is None else torch.empty((batch, width, state), dtype=initial_dtype, device=x.device)
     )
-    num_d = triton.cdiv(width, plan.block_d)
+    num_d = cdiv(width, plan.block_d)
     new_b, new_c = (
         torch.empty((batch, length, state), dtype=m.dtype, device=x.device) if m.ndim == 3 else None for m in (B, C)
     )
@@ -1443,7 +1461,7 @@ def scan_bwd(
     if parts is not None:
         block = max(4, 512 // padded)
         launch(
-            _add_parts_kernel, triton.cdiv(batch * length, block),
+            _add_parts_kernel, cdiv(batch * length, block),
             parts, new_b, new_c, batch * length, num_d,
             N=state, NP=padded, BLOCK=block, TOGETHER=4, num_warps=4,
         )  # fmt: skip
@@ -1547,7 +1565,7 @@ def selective_scan_step_triton(
     """One step without gradients: x [B, D] to y [B, D]; state [B, D, N] is updated in place."""
     batch, width = x.shape
     num_states = A.shape[1]
-    padded = triton.next_power_of_2(num_states)
+    padded = power_of_2(num_states)
     block_d = max(1, STEP_BLOCK // padded)
     y = torch.empty((batch, width), dtype=x.dtype, device=x.device)
     x, dt, z = (m if m is None or m.stride(1) == 1 else m.contiguous() for m in (x, dt, z))
@@ -1557,7 +1575,7 @@ def selective_scan_step_triton(
         (m.stride(0) if m.shape[0] > 1 else 0, m.stride(1) if m.shape[1] > 1 else 0, m.stride(2)) for m in (b, c)
     )
     launch(
-        _step_kernel, batch * triton.cdiv(width, block_d),
+        _step_kernel, batch * cdiv(width, block_d),
         x, dt, A.contiguous(), b, c, None if skip is None else skip.contiguous(), z,
         None if bias is None else bias.contiguous(), state, y,
         width, x.stride(0), dt.stride(0), 0 if z is None else z.stride(0), b_b, c_b, b_d, c_d, b_n, c_n,

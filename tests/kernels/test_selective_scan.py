@@ -72,7 +72,7 @@ def small_chunks(monkeypatch):
 
 
 def configure(impl, monkeypatch, **values):
-    for name in ("FORWARD", "FORWARD_NARROW", "ENDS", "BACKWARD", "PORTABLE_BACKWARD"):
+    for name in ("FORWARD", "FORWARD_NARROW", "FORWARD_CUT", "ENDS", "BACKWARD", "PORTABLE_BACKWARD"):
         monkeypatch.setattr(impl, name, getattr(impl, name)._replace(**values))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
@@ -24,25 +23,26 @@ def power_of_2(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 
-def _kind(argument: Any) -> Any:
-    """Of a tensor its dtype and alignment, of an integer whether it is 0, 1, a multiple of 16, wider than 32 bits."""
-    if isinstance(argument, Tensor):
-        return argument.dtype, argument.data_ptr() % 16
-    if type(argument) is int:
-        return argument if argument < 2 else (argument % 16 == 0, argument >= 1 << 31)
-    return type(argument)
-
-
 def launch(kernel: Any, programs: int, *args: Any, **constants: Any) -> None:
-    """kernel[(programs,)](*args, **constants); the first of args is a tensor, the constexprs are the last parameters.
+    """kernel[(programs,)](*args, **constants).
 
-    Keyword arguments are the constexprs, hashable, and options of Triton such as num_warps.
+    args: tensors (the first is one), integers and None, the parameters before the constexprs. constants: constexprs,
+    hashable, and options of Triton such as num_warps, for one kernel always the same ones in the same order.
     """
     first = args[0]
     if not (first.is_cuda and torch.version.cuda):
         kernel[(programs,)](*args, **constants)
         return
-    key = (id(kernel), first.device.index, *map(_kind, args), *constants.items())
+    kinds: list[Any] = []
+    for argument in args:
+        if type(argument) is int:
+            # Triton asks for 0, 1, multiples of 16 and more than 32 bits
+            kinds.append(argument if argument < 2 else (argument % 16 == 0, argument >= 1 << 31))
+        elif argument is None:
+            kinds.append(None)
+        else:
+            kinds.append((argument.dtype, argument.data_ptr() % 16))
+    key = (id(kernel), first.device.index, *kinds, *constants.values())
     known = _compiled.get(key)
     if known is None:
         compiled = kernel[(programs,)](*args, **constants)

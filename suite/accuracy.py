@@ -66,16 +66,26 @@ def relative_error(actual: Tensor, exact: Tensor) -> tuple[float, float]:
 
 
 def assert_close(
-    actual: Tensor, exact: Tensor, dtype: torch.dtype, *, plain: Tensor | None = None, what: str = ""
+    actual: Tensor,
+    exact: Tensor,
+    dtype: torch.dtype,
+    *,
+    plain: Tensor | None = None,
+    what: str = "",
+    floor: float | None = None,
 ) -> None:
-    """The rule for one tensor; `plain` is what plain PyTorch gives in dtype (None: only the floor is granted)."""
+    """The rule for one tensor; `plain` is what plain PyTorch gives in dtype (None: only the floor is granted).
+
+    floor: instead of that of dtype, for an operator that says how much it gives away.
+    """
     try:
         error = relative_error(actual, exact)
     except AssertionError as reason:
         raise AssertionError(f"{what}: {reason}") from None
     base = (0.0, 0.0) if plain is None else relative_error(plain, exact)
-    for name, err, ref, floor in zip(("rms", "max"), error, base, (1.0, MAX_OVER_RMS), strict=True):
-        allowed = SLACK * ref + floor * FLOOR[dtype]
+    granted = FLOOR[dtype] if floor is None else floor
+    for name, err, ref, factor in zip(("rms", "max"), error, base, (1.0, MAX_OVER_RMS), strict=True):
+        allowed = SLACK * ref + factor * granted
         # zeros have a relative error of one, so a bound that large would prove nothing
         assert name == "max" or allowed < 0.5, f"{what}: tolerance {allowed:.1e} would accept zeros"
         assert err <= allowed, f"{what}: {name} error {err:.2e} > {allowed:.2e} (plain PyTorch in {dtype}: {ref:.2e})"

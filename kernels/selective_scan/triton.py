@@ -54,7 +54,7 @@ class Config(NamedTuple):
     """Of a thread at most, so that more warps fit; what is too much goes to local memory."""
 
 
-FORWARD = Config(4, 2, 16, 1, 255)
+FORWARD = Config(4, 2, 16, 1, 200)
 FORWARD_NARROW = Config(4, 1, 32, 1, 255)
 """Where two channels a thread leave the chip half empty and one does not."""
 FORWARD_CUT = Config(4, 2, 16, 1, 128)
@@ -67,7 +67,7 @@ STEP_BLOCK = 1024
 """Numbers of the state in a program of the single step."""
 CHUNK = 64
 """Steps between two saved states."""
-ENOUGH_WARPS = 6
+ENOUGH_WARPS = 5
 """Of a multiprocessor. With fewer, time is cut into segments, of MIN_SEGMENT steps at least, to have BUSY_WARPS."""
 BUSY_WARPS = 16
 MIN_SEGMENT = 256
@@ -267,10 +267,28 @@ def _store_states(p, stride_d, stride_n, states, o_d, m_d, o_n, N: tl.constexpr,
 
 
 @triton.jit
+def _add1(p, b_x, m_more, m, PTX: tl.constexpr):
+    """*p = b_x, or where m_more *p += b_x; nobody else writes there, so the order is that of the program."""
+    if PTX:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p, q; setp.ne.b32 p, $4, 0; setp.ne.and.b32 q, $3, 0, p; setp.eq.and.b32 p, $3, 0, p;"
+            " @p st.global.b32 [$1], $2; @q red.global.add.f32 [$1], $2; mov.b32 $0, 0; }",
+            "=r,l,f,r,r",
+            [p.to(tl.int64), b_x, m_more.to(tl.int32), m.to(tl.int32)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        tl.store(p, b_x + tl.load(p, mask=m & m_more, other=0.0), mask=m)
+
+
+@triton.jit
 def _add_states(p, stride_n, states, m_more, o_d, m_d, o_n, N: tl.constexpr, NT: tl.constexpr, PTX: tl.constexpr):
-    """Adds to what this lane has stored before, if it has (m_more); p as in `_load_states`."""
-    before = _load_states(p, 1, stride_n, o_d, _both(m_d, m_more), o_n, N, NT, PTX)
-    _store_states(p, 1, stride_n, _sums(before, states), o_d, m_d, o_n, N, NT, PTX)
+    """Adds to what this lane has stored before, if it has (m_more)."""
+    for c in tl.static_range(len(o_d)):
+        for n in tl.static_range(NT):
+            _add1(p + o_d[c] + (o_n + n) * stride_n, states[c * NT + n], m_more, m_d[c] & (o_n + n < N), PTX)
 
 
 @triton.jit
@@ -279,6 +297,19 @@ def _zeros(NUM: tl.constexpr, E: tl.constexpr):
     for _ in tl.static_range(NUM):
         zeros += (tl.zeros([E], tl.float32),)
     return zeros
+
+
+@triton.jit
+def _hidden_offsets(offsets, PTX: tl.constexpr):
+    """The same for integers: addresses made of them are not kept in registers from one chunk to the next."""
+    hidden = ()
+    for i in tl.static_range(len(offsets)):
+        hidden += (offsets[i].to(tl.float32, bitcast=True),)
+    hidden = _hidden(hidden, PTX)
+    shown = ()
+    for i in tl.static_range(len(offsets)):
+        shown += (hidden[i].to(tl.int32, bitcast=True),)
+    return shown
 
 
 @triton.jit
@@ -449,21 +480,35 @@ def _sum_channels(values, o_e, NUM: tl.constexpr, LANES: tl.constexpr, PTX: tl.c
 
 
 @triton.constexpr_function
-def _over_warps_asm(steps, warps):
-    """Inputs: a number for each step, the thread, which of two buffers. Outputs: of some steps the sums over warps."""
-    outputs = max(1, steps // warps)
-    first, last = outputs, outputs + steps
+def _exchange_asm(steps, warps, later):
+    """Inputs: a number for each step, thread, number of calls before. Outputs: of some steps the sums over warps."""
+    outputs, buffers = max(1, steps // warps), 4 if later else 1
+    first, thread, call = outputs, outputs + steps, outputs + steps + 1
     lines = [
-        f".shared .align 16 .b8 all[{2 * warps * steps * 128}];",
-        ".reg .b32 p, w, l; .reg .f32 s, x;",
-        f"mov.u32 p, all; mad.lo.u32 p, ${last + 1}, {warps * steps * 128}, p;",
-        f"shr.u32 w, ${last}, 5; and.b32 l, ${last}, 31; mad.lo.u32 p, l, 4, p;",
-        f"mad.lo.u32 l, w, {steps * 128}, p;",
-        *(f"st.shared.f32 [l+{j * 128}], ${first + j};" for j in range(steps)),
-        "bar.sync 0;",
-        # more warps than steps: several do the same
-        f"rem.u32 w, w, {steps // outputs}; mad.lo.u32 p, w, {outputs * 128}, p;",
+        f".shared .align 16 .b8 all[{buffers * warps * steps * 128}]; .shared .align 8 .b64 full;",
+        ".reg .b32 f, p, q, w, l, k; .reg .f32 s, x; .reg .pred a, b;",
+        f"shr.u32 w, ${thread}, 5; and.b32 l, ${thread}, 31; mov.u32 f, full; mov.u32 p, all; mad.lo.u32 p, l, 4, p;",
     ]
+    if later:
+        lines += [
+            f"setp.eq.u32 a, ${call}, 0; setp.eq.and.u32 b, ${thread}, 0, a;",
+            f"@b mbarrier.init.shared.b64 [f], {warps}; @a bar.sync 0;",
+            f"and.b32 k, ${call}, 3; mad.lo.u32 q, k, {warps * steps * 128}, p;",
+        ]
+    else:
+        lines.append("mov.u32 q, p;")
+    lines.append(f"mad.lo.u32 q, w, {steps * 128}, q;")
+    lines += [f"st.shared.f32 [q+{j * 128}], ${first + j};" for j in range(steps)]
+    if later:
+        lines += [
+            "bar.warp.sync 0xffffffff; setp.eq.u32 a, l, 0; @a mbarrier.arrive.shared.b64 _, [f];",
+            f"add.u32 k, ${call}, 3; and.b32 q, k, 1; and.b32 k, k, 3; mad.lo.u32 p, k, {warps * steps * 128}, p;",
+            "WAIT: mbarrier.test_wait.parity.shared.b64 a, [f], q; @!a bra WAIT;",
+        ]
+    else:
+        lines.append("bar.sync 0;")
+    # more warps than steps: several do the same
+    lines.append(f"rem.u32 w, w, {steps // outputs}; mad.lo.u32 p, w, {outputs * 128}, p;")
     for j in range(outputs):
         lines.append(f"ld.shared.f32 s, [p+{j * 128}];")
         for i in range(1, warps):
@@ -473,31 +518,43 @@ def _over_warps_asm(steps, warps):
 
 
 @triton.jit
-def _over_warps(values, o_e, i_buffer, WARPS: tl.constexpr):
+def _over_warps(values, o_e, i_call, WARPS: tl.constexpr, LATER: tl.constexpr):
     """Sums over the warps of a program, in a fixed order: of STEPS / WARPS steps in each warp, one at least.
 
-    The two buffers are used in turns, so that one barrier is enough.
+    LATER: of the values of the call before; then no warp waits for another that is less than a call behind.
     """
-    if WARPS > 1:
-        STEPS: tl.constexpr = len(values)
-        EACH: tl.constexpr = STEPS // WARPS if STEPS > WARPS else 1
-        arguments = values + (o_e, i_buffer + 0 * o_e)  # noqa: RUF005
-        asm: tl.constexpr = _over_warps_asm(STEPS, WARPS)
-        if EACH == 1:
-            values = (
-                tl.inline_asm_elementwise(
-                    asm, "=f," + "f," * STEPS + "r,r", arguments, dtype=tl.float32, is_pure=False, pack=1
-                ),
-            )
-        elif EACH == 2:
-            values = tl.inline_asm_elementwise(
-                asm, "=f,=f," + "f," * STEPS + "r,r", arguments, dtype=(tl.float32,) * 2, is_pure=False, pack=1
-            )
-        else:
-            values = tl.inline_asm_elementwise(
-                asm, "=f,=f,=f,=f," + "f," * STEPS + "r,r", arguments, dtype=(tl.float32,) * 4, is_pure=False, pack=1
-            )
-    return values
+    STEPS: tl.constexpr = len(values)
+    EACH: tl.constexpr = STEPS // WARPS if STEPS > WARPS else 1
+    arguments = values + (o_e, i_call + 0 * o_e)  # noqa: RUF005
+    asm: tl.constexpr = _exchange_asm(STEPS, WARPS, LATER)
+    if EACH == 1:
+        sums = (
+            tl.inline_asm_elementwise(
+                asm, "=f," + "f," * STEPS + "r,r", arguments, dtype=tl.float32, is_pure=False, pack=1
+            ),
+        )
+    elif EACH == 2:
+        sums = tl.inline_asm_elementwise(
+            asm, "=f,=f," + "f," * STEPS + "r,r", arguments, dtype=(tl.float32,) * 2, is_pure=False, pack=1
+        )
+    else:
+        sums = tl.inline_asm_elementwise(
+            asm, "=f,=f,=f,=f," + "f," * STEPS + "r,r", arguments, dtype=(tl.float32,) * 4, is_pure=False, pack=1
+        )
+    return sums
+
+
+@triton.jit
+def _store_rows(
+    p_rows, t, t_last, rows, i: tl.constexpr, o_e, NUM: tl.constexpr, LEFT: tl.constexpr, STEPS: tl.constexpr,
+    NT: tl.constexpr, LANES: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """The i-th sums of steps t .. t + STEPS - 1, of which each warp has all or another part, to rows [T, NT LANES]."""
+    WIDTH: tl.constexpr = NUM * LANES
+    o_t = t + o_e // 32 % (STEPS // len(rows)) * len(rows)
+    p_row = p_rows + (o_t.to(tl.int64) * WIDTH + _column(o_e % 32, i, NUM, LEFT, NT, LANES))
+    for j in tl.static_range(len(rows)):
+        _store1(p_row + j * WIDTH, rows[j], o_t + j < t_last, PTX)
 
 
 @triton.jit
@@ -919,7 +976,7 @@ def _bwd_ends_kernel(
 )  # fmt: skip
 def _scan_bwd_kernel(
     x, dt, A, B, C, skip, z, bias, chunks, dy, after,
-    dx, ddt, dz, dA, dB, dC, partial, sums, dinitial, scratch,
+    dx, ddt, dz, totals, dB, dC, partial, dinitial, scratch,
     T, D, segment, splits, b_stride_b, b_stride_t, c_stride_b, c_stride_t,
     x_stride_b, x_stride_t, dt_stride_b, dt_stride_t, z_stride_b, z_stride_t, dy_stride_b, dy_stride_t,
     N: tl.constexpr, NT: tl.constexpr, LANES: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -933,10 +990,10 @@ def _scan_bwd_kernel(
         ddt_t = x_t du_t + sum_n A[n] r_t[n] h_{t-1}[n], through softplus
 
     after:      r behind the segment; with several segments [B, splits, N, D], with one [B, D, N]; None is zero.
-    dA, dB, dC: [B, splits, N, D], dA may be `after`; dB and dC where B and C do not depend on time, else None.
+    totals:     [B, splits, N + 2, D], dA and the gradients of bias and skip.
+    dB, dC:     [B, splits, N, D] where B and C do not depend on time, else None.
     partial:    [D / BLOCK_D, B T, NP or 2 NP], sums over BLOCK_D channels of dB_t and dC_t.
-    scratch:    [programs, CHUNK / STEPS - 1, N, BLOCK_D].
-    sums:       [2, B, splits, D], gradients of bias and skip.
+    scratch:    [programs, CHUNK / STEPS - 1, NT CHANNELS, E].
     """
     E: tl.constexpr = BLOCK_D // CHANNELS * LANES
     PRECISE: tl.constexpr = PTX and dt.dtype.element_ty == tl.float32
@@ -951,6 +1008,7 @@ def _scan_bwd_kernel(
     SLOTS: tl.constexpr = CHUNK // STEPS - 1
     NUM: tl.constexpr = WIDTH // LANES
     LEFT: tl.constexpr = NUM * LANES // 32 if NUM * LANES > 32 else 1
+    WARPS: tl.constexpr = E // 32
     i_d, i_s, i_b, o_e, o_q, o_n, o_d, m_d = _place(D, splits, BLOCK_D, NT, LANES, CHANNELS)
     num_rows = tl.num_programs(0) // tl.cdiv(D, BLOCK_D)
     o_segment = (i_b * splits + i_s) * N * D
@@ -981,11 +1039,14 @@ def _scan_bwd_kernel(
         row_c = _load_states(C, N, 1, o_d, m_d, o_n, N, NT, PTX)
     b_bias = _load_channels(bias, o_d, E)
     b_skip = _load_channels(skip, o_d, E)
-    sum_bias = _zeros(CHANNELS, E)
-    sum_skip = _zeros(CHANNELS, E)
 
     # the states before the groups of a chunk, but for the last; each lane reads what it wrote
     p_scratch = scratch + tl.program_id(0).to(tl.int64) * (SLOTS * STATES * E) + o_e
+    p_rows = A
+    if NUM > 0:
+        p_rows = partial + (i_d * (num_rows // splits) + i_b) * T * WIDTH
+    i_call = 0
+    last_sums = _zeros(STEPS * LEFT if NUM > 0 else 0, E)
     t_group = t_first + (t_last - 1 - t_first) // STEPS * STEPS
     next_dy = _load_steps(p_dy, dy_stride_t, t_group, t_last, o_q, STEPS, LANES, PTX)
     next_z = next_dy
@@ -994,12 +1055,14 @@ def _scan_bwd_kernel(
     num_chunks = tl.cdiv(t_last - t_first, CHUNK)
     for i_c in range(num_chunks):
         t_chunk = t_first + (num_chunks - 1 - i_c) * CHUNK
-        num_groups = tl.cdiv(tl.minimum(t_last - t_chunk, CHUNK), STEPS)
         p_chunk = chunks + (i_b * tl.cdiv(T, CHUNK) + t_chunk // CHUNK) * N * D
-        h = _load_states(p_chunk, 1, D, o_d, m_d, o_n, N, NT, PTX)
+        h = _load_states(p_chunk, 1, D, _hidden_offsets(o_d, PTX), m_d, o_n, N, NT, PTX)
+        num_groups = tl.cdiv(tl.minimum(t_last - t_chunk, CHUNK), STEPS)
         sum_a = _zeros(STATES, E)
         sum_b = _zeros(STATES if b_stride_t is None else 0, E)
         sum_c = _zeros(STATES if c_stride_t is None else 0, E)
+        sum_bias = _zeros(CHANNELS, E)
+        sum_skip = _zeros(CHANNELS, E)
 
         next_x = _load_steps(p_x, x_stride_t, t_chunk, t_last, o_q, STEPS, LANES, PTX)
         next_dt = _load_steps(p_dt, dt_stride_t, t_chunk, t_last, o_q, STEPS, LANES, PTX)
@@ -1141,19 +1204,19 @@ def _scan_bwd_kernel(
                     _store1(_at(dx + o_out, o_t, D, PTX), b_du * b_dt[c] + b_skip[c] * b_dp[c], m_d[c] & m_t, PTX)
                 sum_bias, sum_skip = new_bias, new_skip
             if NUM > 0 and PTX:
-                p_sums = partial + ((i_d * (num_rows // splits) + i_b) * T + t_group) * WIDTH
                 for i in tl.static_range(LEFT):
                     of_steps = ()
                     for j in tl.static_range(STEPS):
                         of_steps += (reversed_sums[(STEPS - 1 - j) * LEFT + i],)
-                    # of one warp all steps, of several each another
-                    of_steps = _over_warps(of_steps, o_e, t_group // STEPS % 2, E // 32)
-                    o_w = o_e // 32 % (STEPS // len(of_steps)) * len(of_steps)
-                    for j in tl.static_range(len(of_steps)):
-                        p_sum = p_sums + (o_w + j) * WIDTH + _column(o_e % 32, i, NUM, LEFT, NT, LANES)
-                        _store1(p_sum, of_steps[j], t_group + o_w + j < t_last, PTX)
+                    if WARPS > 1:
+                        rows = _over_warps(of_steps, o_e, i_call, WARPS, True)
+                        _store_rows(p_rows, t_group + STEPS, t_last, rows, i, o_e, NUM, LEFT, STEPS, NT, LANES, PTX)
+                    else:
+                        _store_rows(p_rows, t_group, t_last, of_steps, i, o_e, NUM, LEFT, STEPS, NT, LANES, PTX)
+                last_sums = reversed_sums
+                i_call += 1
             elif NUM > 0:
-                p_sums = partial + ((i_d * (num_rows // splits) + i_b) * T + t_group) * WIDTH
+                p_sums = p_rows + t_group.to(tl.int64) * WIDTH
                 o_l = tl.arange(0, 32)
                 o_k = tl.arange(0, STEPS)
                 for i in tl.static_range(LEFT):
@@ -1167,15 +1230,26 @@ def _scan_bwd_kernel(
             t_group = t_next
 
         # sums of chunks are added in memory: fewer terms in a row, and no registers
-        _add_states(dA + o_segment, D, sum_a, i_c > 0, o_d, m_d, o_n, N, NT, PTX)
+        m_more = i_c + 0 * o_e > 0
+        o_c = _hidden_offsets(o_d, PTX)
+        p_totals = totals + (i_b * splits + i_s) * (N + 2) * D
+        _add_states(p_totals, D, sum_a, m_more, o_c, m_d, o_n, N, NT, PTX)
         if b_stride_t is None:
-            _add_states(dB + o_segment, D, sum_b, i_c > 0, o_d, m_d, o_n, N, NT, PTX)
+            _add_states(dB + o_segment, D, sum_b, m_more, o_c, m_d, o_n, N, NT, PTX)
         if c_stride_t is None:
-            _add_states(dC + o_segment, D, sum_c, i_c > 0, o_d, m_d, o_n, N, NT, PTX)
+            _add_states(dC + o_segment, D, sum_c, m_more, o_c, m_d, o_n, N, NT, PTX)
+        for c in tl.static_range(CHANNELS):
+            m_c = m_d[c] & (o_q == 0)
+            _add1(p_totals + N * D + o_c[c], _sum_lanes(sum_bias[c], LANES, PTX), m_more, m_c, PTX)
+            _add1(p_totals + (N + 1) * D + o_c[c], _sum_lanes(sum_skip[c], LANES, PTX), m_more, m_c, PTX)
 
-    p_sum = sums + (i_b * splits + i_s) * D
-    _store_totals(p_sum, sum_bias, o_d, m_d, o_q, LANES, PTX)
-    _store_totals(p_sum + num_rows.to(tl.int64) * D, sum_skip, o_d, m_d, o_q, LANES, PTX)
+    if NUM > 0 and PTX and WARPS > 1:
+        for i in tl.static_range(LEFT):
+            of_steps = ()
+            for j in tl.static_range(STEPS):
+                of_steps += (last_sums[(STEPS - 1 - j) * LEFT + i],)
+            rows = _over_warps(of_steps, o_e, 0, WARPS, False)
+            _store_rows(p_rows, t_first, t_last, rows, i, o_e, NUM, LEFT, STEPS, NT, LANES, PTX)
     if dinitial is not None:
         m_first = _both(m_d, i_s + 0 * o_e == 0)
         _store_states(dinitial + i_b * D * N, N, 1, r, o_d, m_first, o_n, N, NT, PTX)
@@ -1292,7 +1366,8 @@ def _cover(shape: tuple[int, ...], state: int, config: Config, splits: int, chun
     padded = _padded(state)
     # a lane of a channel has at least a step of each group
     lanes = min(cdiv(padded, config.states), config.steps, 8)
-    num_warps = min(config.num_warps, power_of_2(cdiv(width * lanes, 32 * config.channels)))
+    # the sums over the warps of a program share 48 KiB
+    num_warps = min(config.num_warps, power_of_2(cdiv(width * lanes, 32 * config.channels)), 128 // padded)
     block_d = 32 * num_warps // lanes * config.channels
     num_d = cdiv(width, block_d)
     segment = cdiv(cdiv(length, splits), chunk) * chunk
@@ -1372,7 +1447,9 @@ def scan_fwd(
     """y, the final state, the states before every CHUNK steps."""
     batch, length, width = x.shape
     state = A.shape[1]
-    configs = (FORWARD, FORWARD_NARROW, FORWARD_CUT) if config is None else (config,)
+    # without a gate more registers make the compiler wait for loads too early
+    wide = FORWARD if z is not None else FORWARD_CUT
+    configs = (wide, FORWARD_NARROW, FORWARD_CUT) if config is None else (config,)
     plan = _plan(x, state, *configs, splits=splits)
     maps = _maps(B, C, _padded(state))
     new = partial(torch.empty, dtype=torch.float32, device=x.device)
@@ -1433,10 +1510,8 @@ def scan_bwd(
     dx = torch.empty((batch, length, width), dtype=x.dtype, device=x.device)
     ddt = torch.empty((batch, length, width), dtype=dt.dtype, device=x.device)
     dz = None if z is None else torch.empty((batch, length, width), dtype=z.dtype, device=x.device)
-    # what came from behind a segment makes room for its part of dA
-    dA = after if after is not None and plan.splits > 1 else new((batch, plan.splits, state, width))
+    totals = new((batch * plan.splits, state + 2, width))
     dB, dC = (new((batch, plan.splits, state, width)) if m.ndim == 2 else None for m in (B, C))
-    sums = new((2, batch * plan.splits, width))
     dinitial = (
         None if initial_dtype is None else torch.empty((batch, width, state), dtype=initial_dtype, device=x.device)
     )
@@ -1451,7 +1526,7 @@ def scan_bwd(
     launch(
         _scan_bwd_kernel, plan.programs,
         x, dt, A, maps.B, maps.C, skip, z, bias, chunks, dy, after,
-        dx, ddt, dz, dA, dB, dC, parts, sums, dinitial, scratch,
+        dx, ddt, dz, totals, dB, dC, parts, dinitial, scratch,
         length, width, plan.segment, plan.splits, *maps.strides,
         *_strides(x), *_strides(dt), *_strides(z), *_strides(dy),
         **plan.constants, **maps.constants, CHUNK=CHUNK, SOFTPLUS=softplus,
@@ -1469,11 +1544,12 @@ def scan_bwd(
         new_b = dB.sum((0, 1)).t().to(B.dtype)
     if dC is not None:
         new_c = dC.sum((0, 1)).t().to(C.dtype)
-    dbias, dskip = sums.sum(1)
+    totals = totals.sum(0)
+    dA, dbias, dskip = totals[:state].t(), totals[state], totals[state + 1]
     return (
         dx,
         ddt,
-        dA.sum((0, 1)).t().to(A.dtype),
+        dA.to(A.dtype),
         new_b,
         new_c,
         None if skip is None else dskip.to(skip.dtype),

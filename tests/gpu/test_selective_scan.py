@@ -58,6 +58,9 @@ def wide(inputs):
     return {name: t.double() if torch.is_tensor(t) else t for name, t in inputs.items()}
 
 
+APPROXIMATE = 2.0**-18
+"""Half-precision inputs take the hardware's 2^x for decays, off by 2^-22; the steps a state remembers add that up, 256
+of them by chance. What stays in float32 then (states, gradients of A and the like) may err by as much."""
 TORCH = partial(selective_scan, return_final_state=True, backend="torch")
 TRITON = partial(selective_scan, return_final_state=True, backend="triton")
 
@@ -67,7 +70,8 @@ def assert_equals_plain_pytorch_in_double_precision(inputs, dtype, op=TRITON):
     for name, e in exact.items():
         kept = torch.float32 if name in ("final state", *WIDE) else dtype
         assert actual[name].dtype == kept
-        assert_close(actual[name], e, kept, plain=plain[name], what=name)
+        floor = APPROXIMATE if kept != dtype else None
+        assert_close(actual[name], e, kept, plain=plain[name], what=name, floor=floor)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -98,7 +102,8 @@ def test_maps_that_do_not_depend_on_time_equal_plain_pytorch_in_double_precision
     inputs["B"], inputs["C"] = inputs["B"].float(), inputs["C"].float()
     exact, plain, actual = (results(op, i) for op, i in ((TORCH, wide(inputs)), (TORCH, inputs), (TRITON, inputs)))
     for name, e in exact.items():
-        assert_close(actual[name], e, actual[name].dtype, plain=plain[name], what=name)
+        floor = APPROXIMATE if actual[name].dtype == torch.float32 else None
+        assert_close(actual[name], e, actual[name].dtype, plain=plain[name], what=name, floor=floor)
 
 
 def test_views_equal_plain_pytorch_in_double_precision():

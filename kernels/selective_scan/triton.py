@@ -480,35 +480,21 @@ def _sum_channels(values, o_e, NUM: tl.constexpr, LANES: tl.constexpr, PTX: tl.c
 
 
 @triton.constexpr_function
-def _exchange_asm(steps, warps, later):
-    """Inputs: a number for each step, thread, number of calls before. Outputs: of some steps the sums over warps."""
-    outputs, buffers = max(1, steps // warps), 4 if later else 1
-    first, thread, call = outputs, outputs + steps, outputs + steps + 1
+def _over_warps_asm(steps, warps):
+    """Inputs: a number for each step, the thread, which of two buffers. Outputs: of some steps the sums over warps."""
+    outputs = max(1, steps // warps)
+    first, last = outputs, outputs + steps
     lines = [
-        f".shared .align 16 .b8 all[{buffers * warps * steps * 128}]; .shared .align 8 .b64 full;",
-        ".reg .b32 f, p, q, w, l, k; .reg .f32 s, x; .reg .pred a, b;",
-        f"shr.u32 w, ${thread}, 5; and.b32 l, ${thread}, 31; mov.u32 f, full; mov.u32 p, all; mad.lo.u32 p, l, 4, p;",
+        f".shared .align 16 .b8 all[{2 * warps * steps * 128}];",
+        ".reg .b32 p, w, l; .reg .f32 s, x;",
+        f"mov.u32 p, all; mad.lo.u32 p, ${last + 1}, {warps * steps * 128}, p;",
+        f"shr.u32 w, ${last}, 5; and.b32 l, ${last}, 31; mad.lo.u32 p, l, 4, p;",
+        f"mad.lo.u32 l, w, {steps * 128}, p;",
+        *(f"st.shared.f32 [l+{j * 128}], ${first + j};" for j in range(steps)),
+        "bar.sync 0;",
+        # more warps than steps: several do the same
+        f"rem.u32 w, w, {steps // outputs}; mad.lo.u32 p, w, {outputs * 128}, p;",
     ]
-    if later:
-        lines += [
-            f"setp.eq.u32 a, ${call}, 0; setp.eq.and.u32 b, ${thread}, 0, a;",
-            f"@b mbarrier.init.shared.b64 [f], {warps}; @a bar.sync 0;",
-            f"and.b32 k, ${call}, 3; mad.lo.u32 q, k, {warps * steps * 128}, p;",
-        ]
-    else:
-        lines.append("mov.u32 q, p;")
-    lines.append(f"mad.lo.u32 q, w, {steps * 128}, q;")
-    lines += [f"st.shared.f32 [q+{j * 128}], ${first + j};" for j in range(steps)]
-    if later:
-        lines += [
-            "bar.warp.sync 0xffffffff; setp.eq.u32 a, l, 0; @a mbarrier.arrive.shared.b64 _, [f];",
-            f"add.u32 k, ${call}, 3; and.b32 q, k, 1; and.b32 k, k, 3; mad.lo.u32 p, k, {warps * steps * 128}, p;",
-            "WAIT: mbarrier.test_wait.parity.shared.b64 a, [f], q; @!a bra WAIT;",
-        ]
-    else:
-        lines.append("bar.sync 0;")
-    # more warps than steps: several do the same
-    lines.append(f"rem.u32 w, w, {steps // outputs}; mad.lo.u32 p, w, {outputs * 128}, p;")
     for j in range(outputs):
         lines.append(f"ld.shared.f32 s, [p+{j * 128}];")
         for i in range(1, warps):
@@ -518,43 +504,31 @@ def _exchange_asm(steps, warps, later):
 
 
 @triton.jit
-def _over_warps(values, o_e, i_call, WARPS: tl.constexpr, LATER: tl.constexpr):
+def _over_warps(values, o_e, i_buffer, WARPS: tl.constexpr):
     """Sums over the warps of a program, in a fixed order: of STEPS / WARPS steps in each warp, one at least.
 
-    LATER: of the values of the call before; then no warp waits for another that is less than a call behind.
+    The two buffers are used in turns, so that one barrier is enough.
     """
-    STEPS: tl.constexpr = len(values)
-    EACH: tl.constexpr = STEPS // WARPS if STEPS > WARPS else 1
-    arguments = values + (o_e, i_call + 0 * o_e)  # noqa: RUF005
-    asm: tl.constexpr = _exchange_asm(STEPS, WARPS, LATER)
-    if EACH == 1:
-        sums = (
-            tl.inline_asm_elementwise(
-                asm, "=f," + "f," * STEPS + "r,r", arguments, dtype=tl.float32, is_pure=False, pack=1
-            ),
-        )
-    elif EACH == 2:
-        sums = tl.inline_asm_elementwise(
-            asm, "=f,=f," + "f," * STEPS + "r,r", arguments, dtype=(tl.float32,) * 2, is_pure=False, pack=1
-        )
-    else:
-        sums = tl.inline_asm_elementwise(
-            asm, "=f,=f,=f,=f," + "f," * STEPS + "r,r", arguments, dtype=(tl.float32,) * 4, is_pure=False, pack=1
-        )
-    return sums
-
-
-@triton.jit
-def _store_rows(
-    p_rows, t, t_last, rows, i: tl.constexpr, o_e, NUM: tl.constexpr, LEFT: tl.constexpr, STEPS: tl.constexpr,
-    NT: tl.constexpr, LANES: tl.constexpr, PTX: tl.constexpr,
-):  # fmt: skip
-    """The i-th sums of steps t .. t + STEPS - 1, of which each warp has all or another part, to rows [T, NT LANES]."""
-    WIDTH: tl.constexpr = NUM * LANES
-    o_t = t + o_e // 32 % (STEPS // len(rows)) * len(rows)
-    p_row = p_rows + (o_t.to(tl.int64) * WIDTH + _column(o_e % 32, i, NUM, LEFT, NT, LANES))
-    for j in tl.static_range(len(rows)):
-        _store1(p_row + j * WIDTH, rows[j], o_t + j < t_last, PTX)
+    if WARPS > 1:
+        STEPS: tl.constexpr = len(values)
+        EACH: tl.constexpr = STEPS // WARPS if STEPS > WARPS else 1
+        arguments = values + (o_e, i_buffer + 0 * o_e)  # noqa: RUF005
+        asm: tl.constexpr = _over_warps_asm(STEPS, WARPS)
+        if EACH == 1:
+            values = (
+                tl.inline_asm_elementwise(
+                    asm, "=f," + "f," * STEPS + "r,r", arguments, dtype=tl.float32, is_pure=False, pack=1
+                ),
+            )
+        elif EACH == 2:
+            values = tl.inline_asm_elementwise(
+                asm, "=f,=f," + "f," * STEPS + "r,r", arguments, dtype=(tl.float32,) * 2, is_pure=False, pack=1
+            )
+        else:
+            values = tl.inline_asm_elementwise(
+                asm, "=f,=f,=f,=f," + "f," * STEPS + "r,r", arguments, dtype=(tl.float32,) * 4, is_pure=False, pack=1
+            )
+    return values
 
 
 @triton.jit
@@ -1008,7 +982,6 @@ def _scan_bwd_kernel(
     SLOTS: tl.constexpr = CHUNK // STEPS - 1
     NUM: tl.constexpr = WIDTH // LANES
     LEFT: tl.constexpr = NUM * LANES // 32 if NUM * LANES > 32 else 1
-    WARPS: tl.constexpr = E // 32
     i_d, i_s, i_b, o_e, o_q, o_n, o_d, m_d = _place(D, splits, BLOCK_D, NT, LANES, CHANNELS)
     num_rows = tl.num_programs(0) // tl.cdiv(D, BLOCK_D)
     o_segment = (i_b * splits + i_s) * N * D
@@ -1042,12 +1015,9 @@ def _scan_bwd_kernel(
 
     # the states before the groups of a chunk, but for the last; each lane reads what it wrote
     p_scratch = scratch + tl.program_id(0).to(tl.int64) * (SLOTS * STATES * E) + o_e
-    p_rows = A
-    if NUM > 0:
-        p_rows = partial + (i_d * (num_rows // splits) + i_b) * T * WIDTH
-    i_call = 0
-    last_sums = _zeros(STEPS * LEFT if NUM > 0 else 0, E)
     t_group = t_first + (t_last - 1 - t_first) // STEPS * STEPS
+    sum_bias = _zeros(CHANNELS, E)
+    sum_skip = _zeros(CHANNELS, E)
     next_dy = _load_steps(p_dy, dy_stride_t, t_group, t_last, o_q, STEPS, LANES, PTX)
     next_z = next_dy
     if z is not None:
@@ -1061,8 +1031,6 @@ def _scan_bwd_kernel(
         sum_a = _zeros(STATES, E)
         sum_b = _zeros(STATES if b_stride_t is None else 0, E)
         sum_c = _zeros(STATES if c_stride_t is None else 0, E)
-        sum_bias = _zeros(CHANNELS, E)
-        sum_skip = _zeros(CHANNELS, E)
 
         next_x = _load_steps(p_x, x_stride_t, t_chunk, t_last, o_q, STEPS, LANES, PTX)
         next_dt = _load_steps(p_dt, dt_stride_t, t_chunk, t_last, o_q, STEPS, LANES, PTX)
@@ -1204,19 +1172,19 @@ def _scan_bwd_kernel(
                     _store1(_at(dx + o_out, o_t, D, PTX), b_du * b_dt[c] + b_skip[c] * b_dp[c], m_d[c] & m_t, PTX)
                 sum_bias, sum_skip = new_bias, new_skip
             if NUM > 0 and PTX:
+                p_sums = partial + ((i_d * (num_rows // splits) + i_b) * T + t_group) * WIDTH
                 for i in tl.static_range(LEFT):
                     of_steps = ()
                     for j in tl.static_range(STEPS):
                         of_steps += (reversed_sums[(STEPS - 1 - j) * LEFT + i],)
-                    if WARPS > 1:
-                        rows = _over_warps(of_steps, o_e, i_call, WARPS, True)
-                        _store_rows(p_rows, t_group + STEPS, t_last, rows, i, o_e, NUM, LEFT, STEPS, NT, LANES, PTX)
-                    else:
-                        _store_rows(p_rows, t_group, t_last, of_steps, i, o_e, NUM, LEFT, STEPS, NT, LANES, PTX)
-                last_sums = reversed_sums
-                i_call += 1
+                    # of one warp all steps, of several each another
+                    of_steps = _over_warps(of_steps, o_e, t_group // STEPS % 2, E // 32)
+                    o_w = o_e // 32 % (STEPS // len(of_steps)) * len(of_steps)
+                    for j in tl.static_range(len(of_steps)):
+                        p_sum = p_sums + (o_w + j) * WIDTH + _column(o_e % 32, i, NUM, LEFT, NT, LANES)
+                        _store1(p_sum, of_steps[j], t_group + o_w + j < t_last, PTX)
             elif NUM > 0:
-                p_sums = p_rows + t_group.to(tl.int64) * WIDTH
+                p_sums = partial + ((i_d * (num_rows // splits) + i_b) * T + t_group) * WIDTH
                 o_l = tl.arange(0, 32)
                 o_k = tl.arange(0, STEPS)
                 for i in tl.static_range(LEFT):
@@ -1238,18 +1206,10 @@ def _scan_bwd_kernel(
             _add_states(dB + o_segment, D, sum_b, m_more, o_c, m_d, o_n, N, NT, PTX)
         if c_stride_t is None:
             _add_states(dC + o_segment, D, sum_c, m_more, o_c, m_d, o_n, N, NT, PTX)
-        for c in tl.static_range(CHANNELS):
-            m_c = m_d[c] & (o_q == 0)
-            _add1(p_totals + N * D + o_c[c], _sum_lanes(sum_bias[c], LANES, PTX), m_more, m_c, PTX)
-            _add1(p_totals + (N + 1) * D + o_c[c], _sum_lanes(sum_skip[c], LANES, PTX), m_more, m_c, PTX)
 
-    if NUM > 0 and PTX and WARPS > 1:
-        for i in tl.static_range(LEFT):
-            of_steps = ()
-            for j in tl.static_range(STEPS):
-                of_steps += (last_sums[(STEPS - 1 - j) * LEFT + i],)
-            rows = _over_warps(of_steps, o_e, 0, WARPS, False)
-            _store_rows(p_rows, t_first, t_last, rows, i, o_e, NUM, LEFT, STEPS, NT, LANES, PTX)
+    p_sum = totals + (i_b * splits + i_s) * (N + 2) * D + N * D
+    _store_totals(p_sum, sum_bias, o_d, m_d, o_q, LANES, PTX)
+    _store_totals(p_sum + D, sum_skip, o_d, m_d, o_q, LANES, PTX)
     if dinitial is not None:
         m_first = _both(m_d, i_s + 0 * o_e == 0)
         _store_states(dinitial + i_b * D * N, N, 1, r, o_d, m_first, o_n, N, NT, PTX)
@@ -1367,7 +1327,7 @@ def _cover(shape: tuple[int, ...], state: int, config: Config, splits: int, chun
     # a lane of a channel has at least a step of each group
     lanes = min(cdiv(padded, config.states), config.steps, 8)
     # the sums over the warps of a program share 48 KiB
-    num_warps = min(config.num_warps, power_of_2(cdiv(width * lanes, 32 * config.channels)), 128 // padded)
+    num_warps = min(config.num_warps, power_of_2(cdiv(width * lanes, 32 * config.channels)), 256 // padded)
     block_d = 32 * num_warps // lanes * config.channels
     num_d = cdiv(width, block_d)
     segment = cdiv(cdiv(length, splits), chunk) * chunk

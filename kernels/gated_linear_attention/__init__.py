@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernels.backend import on_device_of, use_triton
 from kernels.gated_linear_attention.chunked import gated_linear_attention_chunked
+from kernels.gated_linear_attention.packed import one_by_one, sequence_ends
 from kernels.gated_linear_attention.reference import gated_linear_attention_reference, step
 
 __all__ = ["gated_linear_attention", "gated_linear_attention_reference", "gated_linear_attention_step"]
@@ -24,8 +25,14 @@ def _fail(message: str) -> None:
 
 
 def _check(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, decay_on: str, initial_state: Tensor | None
-) -> None:
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    decay_on: str,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> list[int] | None:
     if decay_on not in ("key", "value"):
         _fail(f"decay_on={decay_on!r}, choose 'key' or 'value'.")
     if q.dim() != 4 or v.dim() != 4:
@@ -44,9 +51,11 @@ def _check(
             f"log_decay with decay_on={decay_on!r} must have shape {' or '.join(map(str, allowed))}, "
             f"got {tuple(log_decay.shape)}."
         )
-    state_shape = (batch, heads, key_dim, v.shape[-1])
+    ends = sequence_ends("gated_linear_attention", cu_seqlens, batch, q.shape[1])
+    state_shape = (batch if ends is None else len(ends) - 1, heads, key_dim, v.shape[-1])
     if initial_state is not None and tuple(initial_state.shape) != state_shape:
         _fail(f"initial_state must be [B, H, K, V] = {state_shape}, got {tuple(initial_state.shape)}.")
+    return ends
 
 
 def gated_linear_attention(
@@ -59,6 +68,7 @@ def gated_linear_attention(
     scale: float | None = None,
     initial_state: Tensor | None = None,
     return_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
     backend: Literal["auto", "triton", "torch"] = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """o [B, T, H, V], and the final state [B, H, K, V] where asked for.
@@ -67,11 +77,13 @@ def gated_linear_attention(
     log_decay: at most 0; [B, T, H, K] (or [B, T, H, V] with decay_on="value"), [B, T, H], [H], or None for no decay.
     scale: of the output, K^-0.5 where None.
     initial_state: [B, H, K, V], zeros where None. States are float32 (float64 for float64 inputs).
+    cu_seqlens: [N + 1], 0 and where each of N sequences ends that are packed along time, B = 1; states are then
+        [N, H, K, V]. It is read on the host.
     backend: "triton" is asked for by name; "auto" is plain PyTorch.
 
     Raises ValueError for shapes or options that do not fit.
     """
-    _check(q, k, v, log_decay, decay_on, initial_state)
+    ends = _check(q, k, v, log_decay, decay_on, initial_state, cu_seqlens)
     if backend not in ("auto", "triton", "torch"):
         _fail(f"backend={backend!r}, choose 'auto', 'triton' or 'torch'.")
     if backend == "triton":
@@ -88,17 +100,25 @@ def gated_linear_attention(
                 scale=scale,
                 initial_state=initial_state,
                 return_final_state=return_final_state,
+                packed=ends,
             )
-    return gated_linear_attention_chunked(
-        q,
-        k,
-        v,
-        log_decay,
-        decay_on=decay_on,
-        scale=scale,
-        initial_state=initial_state,
-        return_final_state=return_final_state,
-    )
+
+    def run(time: slice, states: slice) -> tuple[Tensor, ...]:
+        along_time = log_decay is not None and log_decay.dim() > 1
+        o, final = gated_linear_attention_chunked(
+            q[:, time],
+            k[:, time],
+            v[:, time],
+            log_decay[:, time] if log_decay is not None and along_time else log_decay,
+            decay_on=decay_on,
+            scale=scale,
+            initial_state=None if initial_state is None else initial_state[states],
+            return_final_state=True,
+        )
+        return o, final
+
+    o, final = run(slice(None), slice(None)) if ends is None else one_by_one(run, ends)
+    return (o, final) if return_final_state else o
 
 
 def gated_linear_attention_step(

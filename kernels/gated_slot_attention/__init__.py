@@ -12,6 +12,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from kernels.backend import on_device_of, use_triton
+from kernels.gated_linear_attention.packed import one_by_one, sequence_ends
 from kernels.gated_slot_attention.chunked import gated_slot_attention_chunked
 from kernels.gated_slot_attention.reference import State, gated_slot_attention_reference, step
 
@@ -23,8 +25,14 @@ def _fail(message: str) -> None:
 
 
 def _check(
-    q: Tensor, k: Tensor, v: Tensor, slots: Tensor, log_decay: Tensor | None, initial_state: State | None
-) -> None:
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slots: Tensor,
+    log_decay: Tensor | None,
+    initial_state: State | None,
+    cu_seqlens: Tensor | None,
+) -> list[int] | None:
     if q.dim() != 4 or v.dim() != 4 or slots.dim() != 4:
         _fail(
             "q, v and slots must be [B, T, H, K], [B, T, H, V] and [B, T, H, M], "
@@ -39,13 +47,15 @@ def _check(
         _fail("needs at least one time step, got T=0.")
     if log_decay is not None and log_decay.shape != slots.shape:
         _fail(f"log_decay must have the shape of slots {tuple(slots.shape)}, got {tuple(log_decay.shape)}.")
+    ends = sequence_ends("gated_slot_attention", cu_seqlens, q.shape[0], q.shape[1])
     if initial_state is not None:
-        batch, _, heads, key_dim = q.shape
+        batch, heads, key_dim = q.shape[0] if ends is None else len(ends) - 1, q.shape[2], q.shape[3]
         num_slots = slots.shape[-1]
         shapes = ((batch, heads, key_dim, num_slots), (batch, heads, num_slots, v.shape[-1]))
         given = tuple(tuple(x.shape) for x in initial_state)
         if given != shapes:
             _fail(f"initial_state must be ([B, H, K, M], [B, H, M, V]) = {shapes}, got {given}.")
+    return ends
 
 
 def gated_slot_attention(
@@ -58,6 +68,7 @@ def gated_slot_attention(
     scale: float | None = None,
     initial_state: State | None = None,
     return_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
     backend: Literal["auto", "triton", "torch"] = "auto",
 ) -> Tensor | tuple[Tensor, State]:
     """o [B, T, H, V], and the final state ([B, H, K, M], [B, H, M, V]) where asked for.
@@ -67,17 +78,48 @@ def gated_slot_attention(
     log_decay: [B, T, H, M], at most 0, how much of each slot is kept; None keeps all.
     scale: of the logits, K^-0.5 where None.
     initial_state: zeros where None. States are float32 (float64 for float64 inputs).
+    cu_seqlens: [N + 1], 0 and where each of N sequences ends that are packed along time, B = 1; states then have N for
+        B. It is read on the host.
+    backend: "triton" is asked for by name; "auto" is plain PyTorch.
 
     Raises ValueError for shapes or options that do not fit.
     """
-    _check(q, k, v, slots, log_decay, initial_state)
+    ends = _check(q, k, v, slots, log_decay, initial_state, cu_seqlens)
     if backend not in ("auto", "triton", "torch"):
         _fail(f"backend={backend!r}, choose 'auto', 'triton' or 'torch'.")
     if backend == "triton":
-        _fail("no Triton path yet; use backend='auto' or 'torch'.")
-    return gated_slot_attention_chunked(
-        q, k, v, slots, log_decay, scale=scale, initial_state=initial_state, return_final_state=return_final_state
-    )
+        states = () if initial_state is None else initial_state
+        use_triton("gated_slot_attention", backend, q, k, v, slots, log_decay, *states)
+        from kernels.gated_slot_attention.triton import gated_slot_attention_triton
+
+        with on_device_of(q):
+            return gated_slot_attention_triton(
+                q,
+                k,
+                v,
+                slots,
+                log_decay,
+                scale=scale,
+                initial_state=initial_state,
+                return_final_state=return_final_state,
+                packed=ends,
+            )
+
+    def run(time: slice, states: slice) -> tuple[Tensor, ...]:
+        o, (keys, values) = gated_slot_attention_chunked(
+            q[:, time],
+            k[:, time],
+            v[:, time],
+            slots[:, time],
+            None if log_decay is None else log_decay[:, time],
+            scale=scale,
+            initial_state=None if initial_state is None else (initial_state[0][states], initial_state[1][states]),
+            return_final_state=True,
+        )
+        return o, keys, values
+
+    o, *final = run(slice(None), slice(None)) if ends is None else one_by_one(run, ends)
+    return (o, (final[0], final[1])) if return_final_state else o
 
 
 def gated_slot_attention_step(

@@ -45,6 +45,12 @@ def short(shape: Shape) -> Shape:
     return {**shape, "B": min(2, int(shape["B"])), "T": min(130, int(shape["T"])), "H": min(2, int(shape["H"]))}
 
 
+def load_triton() -> Callable[..., Any]:
+    import triton  # noqa: F401
+
+    return partial(gated_slot_attention, backend="triton")
+
+
 def load_fla() -> Callable[..., Any]:
     from fla.ops.gsa import chunk_gsa
 
@@ -61,6 +67,7 @@ WORKLOAD = Workload(
     cost=cost,
     short=short,
     implementations=(
+        Implementation("triton", "ours", load_triton, cold_start=True),
         Implementation("torch", "ours", lambda: partial(gated_slot_attention, backend="torch")),
         Implementation("flash-linear-attention", "peer", load_fla, from_native=first),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import pytest
@@ -174,11 +175,18 @@ def test_autocast_does_not_round_the_inside():
         ({"q": torch.zeros(B, 4, H)}, "must be"),
         ({"log_decay": torch.zeros(B, 4, H, V)}, "log_decay"),
         ({"initial_state": torch.zeros(B, H, V, K)}, "initial_state"),
+        ({"cu_seqlens": torch.tensor([0, 4])}, "cu_seqlens needs all sequences packed along time, B=1"),
     ],
 )
 def test_a_misfit_is_an_error_that_says_what_fits(change, message):
     with pytest.raises(ValueError, match=message):
         gated_linear_attention(**(make_inputs(4, "key") | change))
+
+
+@pytest.mark.parametrize("ends", [[0], [0, 3], [1, 4], [0, 2, 2, 4], [0, 3, 2, 4]])
+def test_ends_that_do_not_rise_from_0_to_t_are_an_error(ends):
+    with pytest.raises(ValueError, match="must rise from 0 to T=4"):
+        gated_linear_attention(**make_inputs(4, "key", state=False, B=1), cu_seqlens=torch.tensor(ends))
 
 
 def small_inputs(length: int, decay: str, *, K: int = 16, V: int = 16, **options) -> dict:
@@ -188,6 +196,13 @@ def small_inputs(length: int, decay: str, *, K: int = 16, V: int = 16, **options
 
 def equals_the_loop(inputs, dtype=torch.float32, keep=KEEP):
     assert_matches_reference(TRITON, gated_linear_attention_reference, inputs, dtype=dtype, keep=keep, device=DEVICE)
+
+
+@pytest.fixture(autouse=True)
+def narrow_tiles(monkeypatch):
+    """The interpreter computes what is masked, too; tiles of 64 are for a GPU's sake."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr("kernels.gated_linear_attention.triton.NARROWEST", 16)
 
 
 def on_device(inputs, dtype=torch.float32):
@@ -216,7 +231,7 @@ def small_blocks(monkeypatch):
 @pytest.mark.parametrize(("length", "key_dim", "value_dim"), [(1, 16, 32), (33, 32, 16), (150, 16, 16)])
 def test_the_kernels_equal_the_loop(length, key_dim, value_dim, dtype, decay):
     # of one step there is one gradient a head, and few of them are no sample of rounding errors
-    options = {"H": 32} if length == 1 else {}
+    options = {"H": 16} if length == 1 else {}
     equals_the_loop(small_inputs(length, decay, K=key_dim, V=value_dim, **options), dtype)
 
 
@@ -258,6 +273,59 @@ def test_factors_about_the_middle_of_a_chunk_and_the_tree_equal_the_loop(decay, 
     monkeypatch.setattr(impl, "_limit", lambda precision: 0.0)
     equals_the_loop(inputs, torch.bfloat16)
     assert not torch.equal(about_the_middle[0], results(on_device(inputs))[0])
+
+
+ENDS = [0, 1, 70, 110]
+
+
+def packed_and_separate(op, inputs, ends=ENDS):
+    """Results of sequences packed along time, and of one after the other; gradients too."""
+    length = ends[-1]
+    along_time = [n for n, x in inputs.items() if isinstance(x, Tensor) and x.shape[:2] == (1, length)]
+    states = torch.stack([inputs["initial_state"][0] * (i + 1) for i in range(len(ends) - 1)])
+    cu_seqlens = torch.tensor(ends, dtype=torch.int32, device=states.device)
+
+    def separately(**inputs):
+        parts = []
+        for i, (a, b) in enumerate(itertools.pairwise(ends)):
+            part = {n: x[:, a:b] if n in along_time else x for n, x in inputs.items()}
+            parts.append(op(**part | {"initial_state": inputs["initial_state"][i : i + 1]}))
+        o, final = zip(*parts, strict=True)
+        return torch.cat(o, dim=1), torch.cat(final)
+
+    inputs = inputs | {"initial_state": states}
+    return results(inputs, partial(op, cu_seqlens=cu_seqlens)), results(inputs, separately)
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize("op", [gated_linear_attention, TRITON], ids=["torch", "triton"])
+def test_packed_sequences_equal_separate_ones(op, decay):
+    packed, separate = packed_and_separate(op, on_device(small_inputs(110, decay, H=2)))
+    for index, (a, e) in enumerate(zip(packed, separate, strict=True)):
+        # a gradient of a constant decay is a sum over sequences, in another order
+        assert_close(a, e.double(), torch.float32, what=f"result {index}")
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_segments_walked_side_by_side_equal_the_loop(decay, chunks, monkeypatch):
+    """Five chunks in segments of one, or of three and two."""
+    impl = pytest.importorskip("kernels.gated_linear_attention.triton")
+    monkeypatch.setattr(impl, "SEGMENTS", {"below": 1000, "programs": 1000, "chunks": chunks})
+    equals_the_loop(small_inputs(290, decay, strength=0.02))
+
+
+@pytest.mark.parametrize("decay", ["head", "head-time"])
+def test_chunks_without_gradients_are_longer_and_as_right(decay):
+    inputs = on_device(small_inputs(150, decay))
+    exact = gated_linear_attention_reference(**on_device(inputs, torch.float64))
+    plain = gated_linear_attention_reference(**inputs)
+    with torch.no_grad():
+        longer = TRITON(**inputs)
+    for name, a, e, p in zip(("output", "final state"), longer, exact, plain, strict=True):
+        assert_close(a, e, torch.float32, plain=p, what=name)
+    inputs["q"].requires_grad_()
+    assert not torch.equal(longer[0], TRITON(**inputs)[0])
 
 
 @pytest.mark.parametrize("decay", ["head-time", "key", "value"])

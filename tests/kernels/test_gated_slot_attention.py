@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,10 +17,21 @@ from kernels.gated_slot_attention import (
 )
 from suite.accuracy import assert_close, assert_matches_reference
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 B, H, K, V, M = 2, 3, 8, 12, 5
 
 
-def make_inputs(length: int, *, coupled: bool = True, seed: int = 0) -> dict:
+def make_inputs(
+    length: int,
+    *,
+    coupled: bool = True,
+    seed: int = 0,
+    B: int = B,
+    H: int = H,
+    K: int = K,
+    V: int = V,
+    M: int = M,
+) -> dict:
     """GSA's inputs (slots = 1 - decay), or ABC's (slots of their own, no decay)."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -49,7 +63,7 @@ def with_state(op):
     return flat
 
 
-def random_state(seed: int = 7) -> dict[str, Tensor]:
+def random_state(seed: int = 7, B: int = B, H: int = H, K: int = K, V: int = V, M: int = M) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {
         "state_k": torch.randn(B, H, K, M, generator=generator, dtype=torch.float64),
@@ -59,6 +73,7 @@ def random_state(seed: int = 7) -> dict[str, Tensor]:
 
 KEEP = ("slots", "log_decay", "state_k", "state_v")
 OP, REFERENCE = with_state(gated_slot_attention), with_state(gated_slot_attention_reference)
+TRITON = with_state(partial(gated_slot_attention, backend="triton"))
 
 
 @pytest.mark.parametrize("coupled", [True, False], ids=["gsa", "abc"])
@@ -167,14 +182,119 @@ def test_autocast_does_not_round_the_inside():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"backend": "triton"}, "no Triton path yet"),
+        ({"backend": "triton"}, "backend='triton' takes float32, bfloat16 and float16"),
         ({"backend": "cuda"}, "backend='cuda'"),
         ({"k": torch.zeros(B, 4, H, K + 1)}, "k must have the shape of q"),
         ({"slots": torch.zeros(B, 5, H, M)}, "slots must share"),
         ({"log_decay": torch.zeros(B, 4, H, M + 1)}, "log_decay must have the shape of slots"),
+        ({"cu_seqlens": torch.tensor([0, 4])}, "cu_seqlens needs all sequences packed along time, B=1"),
         ({"initial_state": (torch.zeros(B, H, M, K), torch.zeros(B, H, M, V))}, "initial_state"),
     ],
 )
 def test_a_misfit_is_an_error_that_says_what_fits(change, message):
     with pytest.raises(ValueError, match=message):
         gated_slot_attention(**(make_inputs(4) | change))
+
+
+@pytest.fixture(autouse=True)
+def narrow_tiles(monkeypatch):
+    """The interpreter computes what is masked, too; tiles of 64 are for a GPU's sake."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr("kernels.gated_linear_attention.triton.NARROWEST", 16)
+
+
+SMALL = {"B": 1, "K": 16, "V": 24, "M": 10}
+
+
+def equals_the_loop(inputs, dtype=torch.float32, keep=KEEP):
+    assert_matches_reference(TRITON, REFERENCE, inputs, dtype=dtype, keep=keep, device=DEVICE)
+
+
+@pytest.mark.parametrize("coupled", [True, False], ids=["gsa", "abc"])
+@pytest.mark.parametrize(
+    ("length", "dtype"),
+    [
+        (1, torch.float32),
+        (33, torch.float32),
+        (150, torch.float32),
+        (33, torch.bfloat16),
+        (150, torch.bfloat16),
+        (150, torch.float16),
+    ],
+)
+def test_the_kernels_equal_the_loop(length, dtype, coupled):
+    sizes = SMALL | ({"H": 8} if length == 1 else {})
+    state = random_state(**sizes) if length != 33 else {}
+    equals_the_loop(make_inputs(length, coupled=coupled, **sizes) | state, dtype)
+
+
+def test_the_kernels_take_slots_and_decays_in_half_precision():
+    equals_the_loop(make_inputs(40, **SMALL), torch.bfloat16, keep=())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_the_kernels_neither_overflow_nor_lose_the_near_terms(dtype):
+    """Gates that erase a slot (exp(-50), or all of it) stand next to gates that keep all but 1e-4."""
+    inputs = make_inputs(130, **SMALL)
+    drawn = torch.rand(inputs["log_decay"].shape, generator=torch.Generator().manual_seed(3))
+    steps = torch.tensor([-50.0, -torch.inf, -1e-4], dtype=torch.float64)
+    inputs["log_decay"] = steps[torch.bucketize(drawn, torch.tensor([0.1, 0.2]))]
+    # of their own, as slots of exactly one would round nowhere in plain PyTorch
+    inputs["slots"] = torch.rand(drawn.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    equals_the_loop(inputs, dtype, keep=[name for name in KEEP if name != "slots"])
+
+
+def test_the_kernels_split_in_time_equal_the_whole():
+    inputs = {n: x.float().to(DEVICE) if isinstance(x, Tensor) else x for n, x in make_inputs(100, **SMALL).items()}
+    whole = TRITON(**inputs)
+    parts = [
+        {n: x[:, where] if isinstance(x, Tensor) else x for n, x in inputs.items()}
+        for where in (slice(70), slice(70, None))
+    ]
+    o_1, keys, values = TRITON(**parts[0])
+    o_2, keys, values = TRITON(**parts[1], state_k=keys, state_v=values)
+    for actual, exact in zip((torch.cat([o_1, o_2], dim=1), keys, values), whole, strict=True):
+        assert_close(actual, exact.double(), torch.float32)
+
+
+def test_the_future_cannot_change_the_past_of_the_kernels():
+    inputs = {n: x.float().to(DEVICE) if isinstance(x, Tensor) else x for n, x in make_inputs(100, **SMALL).items()}
+    changed = {n: x.clone() if isinstance(x, Tensor) else x for n, x in inputs.items()}
+    for name in ("q", "k", "v", "slots", "log_decay"):
+        changed[name][:, 77:] *= 0.5
+    before, after = TRITON(**inputs)[0], TRITON(**changed)[0]
+    assert torch.equal(before[:, :77], after[:, :77])
+    assert (before[:, 77:] - after[:, 77:]).abs().amax((0, 2, 3)).min() > 0
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("coupled", [True, False], ids=["gsa", "abc"])
+def test_packed_sequences_equal_separate_ones(backend, coupled):
+    ends, sizes = [0, 1, 70, 100], SMALL | {"H": 2}
+    inputs = make_inputs(100, coupled=coupled, **sizes)
+    inputs = {n: x.float().to(DEVICE) if isinstance(x, Tensor) else x for n, x in inputs.items()}
+    states = {n: x.float().to(DEVICE) for n, x in random_state(**sizes | {"B": 3}).items()}
+    op = with_state(partial(gated_slot_attention, backend=backend))
+
+    def gradients(outputs, leaves):
+        cotangents = [torch.linspace(-1, 1, o.numel(), device=DEVICE).view_as(o) for o in outputs]
+        return torch.autograd.grad(outputs, leaves, cotangents)
+
+    leaves = [x.requires_grad_() for x in (inputs | states).values() if isinstance(x, Tensor)]
+    packed = op(**inputs, **states, cu_seqlens=torch.tensor(ends))
+    parts = []
+    for i, (a, b) in enumerate(pairwise(ends)):
+        part = {n: x[:, a:b] if isinstance(x, Tensor) else x for n, x in inputs.items()}
+        parts.append(op(**part, **{n: x[i : i + 1] for n, x in states.items()}))
+    o, keys, values = zip(*parts, strict=True)
+    separate = torch.cat(o, dim=1), torch.cat(keys), torch.cat(values)
+    for a, e in zip([*packed, *gradients(packed, leaves)], [*separate, *gradients(separate, leaves)], strict=True):
+        assert_close(a, e.double(), torch.float32)
+
+
+def test_gradients_that_are_not_asked_for_are_not_formed():
+    inputs = {n: x.float().to(DEVICE) if isinstance(x, Tensor) else x for n, x in make_inputs(40, **SMALL).items()}
+    inputs["q"].requires_grad_()
+    gated_slot_attention(**inputs, backend="triton")[0].sum().backward()
+    assert inputs["q"].grad is not None
+    assert inputs["log_decay"].grad is None

@@ -1,0 +1,148 @@
+"""Gated slot attention in Triton: two passes of gated linear attention joined by a softmax, forward and backward.
+
+    logits = GLA(q, k, slots; decay on values)   p = softmax(logits)   o = GLA(p, slots, v; decay on keys)
+
+The passes are those of `kernels/gated_linear_attention/triton.py`, where layout, precision and cost stand. Both decay
+along the slots, so that slots exp(R) and exp(P_C) of a chunk are made once. Gradients: dp from the second pass,
+
+    dlogits = p (dp - <p, dp>),
+
+which is the cotangent of the first; slots and log-decays take part in both passes and have the sum of the two.
+
+float32: logits, dp and the two parts that are summed. p and dlogits have the dtype of operands of products.
+Kept for backward besides the inputs: p, the states before each chunk of both passes, M (K + V) / C numbers a position,
+and with a decay 2 M + C more.
+"""
+
+# mypy: disable-error-code="assignment, misc"
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.gated_linear_attention.triton import backward, forward, plan, rows
+from kernels.gated_slot_attention.reference import State
+
+BLOCK = 4096
+"""Numbers of a program that takes a softmax."""
+
+
+@triton.jit
+def _softmax_kernel(x, p, out, num_rows, M: tl.constexpr, BM: tl.constexpr, BR: tl.constexpr):
+    """Rows [num_rows, M]: out = softmax(x); with p, a softmax, out = p (x - <p, x>), the gradient behind x of p."""
+    o_r = (tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR))[:, None]
+    o_m = tl.arange(0, BM)[None, :]
+    m_x = (o_r < num_rows) & (o_m < M)
+    b_x = tl.load(x + o_r * M + o_m, mask=m_x, other=0.0).to(tl.float32)
+    if p is None:
+        b_x = tl.where(o_m < M, b_x, float("-inf"))
+        b_x = tl.exp(b_x - tl.max(b_x, 1)[:, None])
+        b_out = b_x / tl.sum(b_x, 1)[:, None]
+    else:
+        b_p = tl.load(p + o_r * M + o_m, mask=m_x, other=0.0).to(tl.float32)
+        b_out = b_p * (b_x - tl.sum(b_p * b_x, 1)[:, None])
+    tl.store(out + o_r * M + o_m, b_out.to(out.dtype.element_ty), mask=m_x)
+
+
+def gsa_softmax(x: Tensor, p: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Over the last axis, see `_softmax_kernel`; x and p are dense."""
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    num_slots = x.shape[-1]
+    num_rows = x.numel() // num_slots
+    block_m = triton.next_power_of_2(num_slots)
+    block_r = max(1, BLOCK // block_m)
+    _softmax_kernel[(triton.cdiv(num_rows, block_r),)](x, p, out, num_rows, M=num_slots, BM=block_m, BR=block_r)
+    return out
+
+
+class GatedSlotAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        slots: Tensor,
+        g: Tensor | None,
+        keys: Tensor | None,
+        values: Tensor | None,
+        scale: float,
+        return_final_state: bool,
+        packed: list[int] | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        q, k, v, slots = (rows(x) for x in (q, k, v, slots))
+        g = None if g is None else rows(g)
+        first = plan(scale, q, k, v, ends=packed)
+        second = first._replace(scale=1.0)
+        batch, heads = q.shape[0] if packed is None else len(packed) - 1, q.shape[2]
+        num_slots = slots.shape[-1]
+        shapes = (batch, heads, q.shape[-1], num_slots), (batch, heads, num_slots, v.shape[-1])
+        initial = [None if x is None else x.contiguous() for x in (keys, values)]
+        final: list[Tensor | None] = [None, None]
+        if return_final_state:
+            final = [torch.empty(shape, dtype=torch.float32, device=q.device) for shape in shapes]
+
+        ends = tuple(zip(initial, final, strict=True))
+        logits, states_1, made = forward(first, q, k, slots, g, True, ends[0], torch.float32)
+        p = gsa_softmax(logits, None, first.work)
+        outgoing = None if g is None else (made[0], made[1])
+        o, states_2, made = forward(second, p, slots, v, g, False, ends[1], v.dtype, outgoing)
+        ctx.save_for_backward(q, k, v, slots, g, p, states_1, states_2, *made)
+        ctx.options = first, second, shapes, [None if x is None else x.dtype for x in initial]
+        ctx.set_materialize_grads(False)
+        return o, final[0], final[1]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(
+        ctx: Any, do: Tensor | None, dkeys: Tensor | None, dvalues: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        q, k, v, slots, g, p, states_1, states_2, *made = ctx.saved_tensors
+        first, second, shapes, initial_dtypes = ctx.options
+        do = torch.zeros_like(v) if do is None else rows(do)
+        dinitial = [
+            None if dtype is None else torch.empty(shape, dtype=dtype, device=q.device)
+            for shape, dtype in zip(shapes, initial_dtypes, strict=True)
+        ]
+        dfinal = [None if x is None else x.contiguous() for x in (dkeys, dvalues)]
+        ends = tuple(zip(dfinal, dinitial, strict=True))
+
+        wide = torch.float32
+        dg_dtype = wide if g is not None and ctx.needs_input_grad[4] else None
+        of_values = wide, wide, v.dtype, dg_dtype
+        dp, dslots, dv, dg = backward(second, p, slots, v, g, False, ends[1], do, states_2, tuple(made), of_values)
+        dlogits = gsa_softmax(dp, p, first.work)
+        of_keys = q.dtype, k.dtype, wide, dg_dtype
+        dq, dk, dslots_1, dg_1 = backward(
+            first, q, k, slots, g, True, ends[0], dlogits, states_1, tuple(made[:2]), of_keys
+        )
+        dslots = dslots.add_(dslots_1).to(slots.dtype)
+        if dg is not None and dg_1 is not None and g is not None:
+            dg = dg.add_(dg_1).to(g.dtype)
+        return dq, dk, dv, dslots, dg, dinitial[0], dinitial[1], None, None, None
+
+
+def gated_slot_attention_triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slots: Tensor,
+    log_decay: Tensor | None,
+    *,
+    scale: float | None,
+    initial_state: State | None,
+    return_final_state: bool,
+    packed: list[int] | None,
+) -> Tensor | tuple[Tensor, State]:
+    """Arguments and results as in the public operator; `packed` is cu_seqlens."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    keys, values = (None, None) if initial_state is None else initial_state
+    o, keys, values = GatedSlotAttention.apply(
+        q, k, v, slots, log_decay, keys, values, scale, return_final_state, packed
+    )
+    return (o, (keys, values)) if return_final_state else o

@@ -1,0 +1,110 @@
+"""Gated slot attention on a GPU: the laws of `tests/kernels/test_gated_slot_attention.py` at sizes of real use."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_reference
+from suite.accuracy import assert_close
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+
+def with_state(op):
+    """The operator with its pair of states as two arguments and its results as one flat tuple."""
+
+    def flat(state_k, state_v, **inputs):
+        o, final = op(**inputs, initial_state=(state_k, state_v), return_final_state=True)
+        return o, *final
+
+    return flat
+
+
+TRITON = with_state(partial(gated_slot_attention, backend="triton"))
+TORCH = with_state(partial(gated_slot_attention, backend="torch"))
+REFERENCE = with_state(gated_slot_attention_reference)
+
+
+def make_inputs(batch, length, heads, key_dim, value_dim, num_slots, dtype=torch.bfloat16, model="gsa"):
+    g = torch.Generator("cuda").manual_seed(length)
+
+    def randn(*size):
+        return torch.randn(*size, generator=g, device="cuda", dtype=torch.float64)
+
+    positions = (batch, length, heads)
+    log_decay = F.logsigmoid(randn(*positions, num_slots)) / 8
+    slots = -torch.expm1(log_decay)
+    if model == "abc":
+        slots, log_decay = torch.rand_like(slots) / length**0.5, None
+    return {
+        "q": randn(*positions, key_dim).to(dtype),
+        "k": randn(*positions, key_dim).to(dtype),
+        "v": 2 * randn(*positions, value_dim).to(dtype),
+        "slots": slots.to(dtype),
+        "log_decay": None if log_decay is None else log_decay.float(),
+        # about as large as later ones, so that gradients are not those of the first positions alone
+        "state_k": 0.25 * randn(batch, heads, key_dim, num_slots).float(),
+        "state_v": 0.25 * randn(batch, heads, num_slots, value_dim).float(),
+    }
+
+
+def results(op, inputs):
+    """o, the final states, and the gradients of every tensor among the inputs."""
+    leaves = {name: t.detach().requires_grad_() for name, t in inputs.items() if torch.is_tensor(t)}
+    outputs = op(**{**inputs, **leaves})
+    g = torch.Generator("cuda").manual_seed(7)
+    cotangents = [torch.randn(o.shape, generator=g, device="cuda").to(inputs["q"].dtype).to(o) for o in outputs]
+    return [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), cotangents)]
+
+
+def wide(inputs):
+    return {name: t.double() if torch.is_tensor(t) else t for name, t in inputs.items()}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "model"),
+    [
+        ((1, 450, 4, 512, 512, 64), torch.bfloat16, "gsa"),
+        ((1, 450, 4, 512, 512, 64), torch.bfloat16, "abc"),
+        ((1, 450, 4, 128, 64, 32), torch.float16, "gsa"),
+        ((1, 450, 4, 64, 128, 64), torch.float32, "gsa"),
+        ((2, 450, 2, 32, 64, 64), torch.bfloat16, "gsa"),
+        ((1, 300, 2, 40, 24, 200), torch.bfloat16, "gsa"),
+    ],
+)
+def test_real_sizes_equal_plain_pytorch_in_double_precision(sizes, dtype, model):
+    inputs = make_inputs(*sizes, dtype, model)
+    exact, plain = results(TORCH, wide(inputs)), results(REFERENCE, inputs)
+    names = ["o", "keys", "values", *(f"gradient of {name}" for name, t in inputs.items() if torch.is_tensor(t))]
+    for name, a, e, p in zip(names, results(TRITON, inputs), exact, plain, strict=True):
+        assert_close(a, e, dtype, plain=p, what=name)
+
+
+def test_a_long_sequence_equals_plain_pytorch_in_double_precision():
+    """Long enough for segments walked side by side."""
+    inputs = make_inputs(1, 20_000, 2, 64, 64, 64)
+    exact, again = results(TORCH, wide(inputs)), results(TRITON, inputs)
+    for index, (a, b, e) in enumerate(zip(results(TRITON, inputs), again, exact, strict=True)):
+        assert torch.equal(a, b)
+        assert_close(a, e, torch.bfloat16, plain=e.to(torch.bfloat16), what=f"result {index}")
+
+
+def test_a_recorded_training_step_gives_the_same_gradients():
+    inputs = make_inputs(2, 300, 2, 64, 64, 64)
+    expected = results(TRITON, inputs)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    generator = torch.Generator("cuda").manual_seed(7)
+    leaves = {name: t.detach().requires_grad_() for name, t in inputs.items() if torch.is_tensor(t)}
+    cotangents = [
+        torch.randn(o.shape, generator=generator, device="cuda").to(torch.bfloat16).to(o) for o in expected[:3]
+    ]
+    with torch.cuda.graph(graph, stream=stream):
+        outputs = TRITON(**{**inputs, **leaves})
+        recorded = [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), cotangents)]
+    for tensor in recorded:
+        tensor.detach().zero_()
+    graph.replay()
+    for e, r in zip(expected, recorded, strict=True):
+        assert torch.equal(e, r)

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -36,6 +36,14 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+data_app = typer.Typer(
+    help="Real data: what there is, bringing it into the cache, checking it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(data_app, name="data")
 
 
 class Kind(StrEnum):
@@ -123,7 +131,9 @@ def run(
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Use seeds 0 to N-1 instead of the grid's.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: a GPU if there is one.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder of recordings, for tasks that read one.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of data, for tasks that read one; default: the cache.")
+    ] = None,
     results: Results = LOCAL,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; with cuda, spread over the visible GPUs.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved plan and train nothing.")] = False,
@@ -375,6 +385,151 @@ def _update_budgets(targets: dict[str, str]) -> None:
             targets, progress=lambda done, total: bar.update(task, completed=done, total=total)
         )
     print(budgets.update(collection))
+
+
+TaskName = Annotated[str, typer.Argument(metavar="TASK", help="A task that reads data, e.g. lra-text.")]
+DataFolder = Annotated[Path | None, typer.Option("--data", help="A folder you have, in the official layout.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes that generate; default: one a core.")]
+
+
+def _data_task(name: str, data: Path | None, overrides: list[str] | None) -> Any:
+    """The configured task; ValueError for a name, an option or a task without data."""
+    from suite.config import assignment, parse
+
+    cls = TASKS.load(name)
+    if "data" not in cls.model_fields:
+        raise ValueError(f"{name} makes its data as it runs; there is nothing to prepare or verify")
+    values = dict(assignment(text.removeprefix("task."), "--set") for text in overrides or ())
+    if data is not None:
+        values["data"] = data
+    return parse(cls, values, name)
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List every source: tasks, size, hash, state in the cache, licence."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from tasks.data import sources, state
+
+    columns = ("source", "tasks", "bytes", "sha256", "cache", "licence")
+    rows = []
+    for name, source in sources().items():
+        kept = state(name)
+        known = {file.url: file.sha256 for file in source.files} | {
+            record["url"]: record["sha256"] for record in kept.get("files", ()) if record.get("url")
+        }
+        hashes = [digest[:12] if digest else "unknown, recorded on first download" for digest in known.values()]
+        sizes = [f"{file.bytes:,}" if file.bytes else "unknown" for file in source.files]
+        own = any(not record.get("url") for record in kept.get("files", ()))
+        there = "no" if not kept else "from a copy" if own else "yes"
+        tasks = [task if task in TASKS else f"{task} (planned)" for task in source.used_by]
+        rows.append((name, ", ".join(tasks), " + ".join(sizes), " + ".join(hashes), there, source.licence))
+    console = Console()
+    if not console.is_terminal:
+        for row in (columns, *rows):
+            print("\t".join(row))
+        return
+    table = Table(*columns, box=None)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table, markup=False)
+
+
+@data_app.command("prepare")
+def data_prepare(
+    task: TaskName,
+    data: DataFolder = None,
+    archives: Annotated[
+        list[Path] | None, typer.Option("--from", help="An archive you have, instead of a download; one a file.")
+    ] = None,
+    overrides: Set = None,
+    force: Annotated[bool, typer.Option("--force", help="Download and unpack again.")] = False,
+    workers: Workers = None,
+) -> None:
+    """Download (or take), check and unpack what a task reads, and make its arrays, so that runs start at once."""
+    import os
+    import time
+
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from tasks.data import obtain, source, sources
+
+    config = _data_task(task, data, overrides)
+    stored = hasattr(config, "arrays")
+    names = config.sources if stored else tuple(name for name, s in sources().items() if task in s.used_by)
+    names = () if data is not None else names
+    if archives and len(names) != 1:
+        raise ValueError(f"--from: {task} reads {', '.join(names) or 'no source'} here; it is for one source at a time")
+    console = Console(stderr=True)
+    bars = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    for name in names:
+        print(f"{name}: {source(name).about}. Licence: {source(name).licence}. {source(name).note}".strip())
+        with Progress(*bars, console=console, disable=not console.is_terminal, transient=True) as progress:
+            shown: dict[str, Any] = {}
+
+            def watch(what: str, done: int, total: int | None, bar: Progress = progress, ids: Any = shown) -> None:
+                ids[what] = ids.get(what) or bar.add_task(what)
+                bar.update(ids[what], completed=done, total=total)
+
+            folder, kept = obtain(name, archives or (), force=force, watch=watch)
+        for file, record in zip(source(name).files, kept["files"], strict=True):
+            known = "as in the manifest" if file.sha256 == record["sha256"] else "recorded; the manifest has none"
+            if file.sha256 not in (None, record["sha256"]):
+                known = "another edition than the manifest's, taken because you gave it"
+            print(
+                f"{record.get('name', file.filename)}: {record['bytes']:,} bytes, sha256 {record['sha256']} ({known})"
+            )
+        if not stored:
+            print(f"unpacked; now: python run_suite.py run EXPERIMENT --data {folder}")
+    if not stored:
+        return
+    began = time.perf_counter()
+    with console.status(f"{task}: reading or drawing rows"):
+        config.arrays(workers or os.cpu_count() or 1)
+    print(f"{task}: ready in {time.perf_counter() - began:.1f} s; {_counts(config)}")
+    if config.stand_in:
+        print(f"stand-in data, marked in every row: {config.stand_in}")
+
+
+def _counts(config: Any) -> str:
+    return ", ".join(f"{split} {count:,}" for split, count in config.counts().items())
+
+
+@data_app.command("verify")
+def data_verify(task: TaskName, data: DataFolder = None, overrides: Set = None, workers: Workers = None) -> None:
+    """Hold downloads against their hashes and the cache against its source, and count rows that two splits share."""
+    import os
+
+    from tasks.data import verify_source
+    from tasks.data.stored import leakage
+
+    config = _data_task(task, data, overrides)
+    if not hasattr(config, "verify"):
+        raise ValueError(f"{task} keeps nothing in the cache; its files are checked whenever a run is planned")
+    for name in config.sources:
+        for line in verify_source(name):
+            print(line)
+    config.verify(workers or os.cpu_count() or 1)
+    print(f"{task}: the arrays are those of the source; content {config.fingerprint()[:16]}; {_counts(config)}")
+    for pair, count in leakage(config).items():
+        print(f"identical inputs, {pair}: {count:,}")
+    print(f"stand-in data: {config.stand_in}" if config.stand_in else "not stand-in data")
+
+
+@data_app.command("where")
+def data_where() -> None:
+    """Print the folder of the cache (SUBQUAD_DATA) and what is in it."""
+    from tasks.data import cache
+
+    print(cache.root())
+    for folder in sorted(path for path in cache.place().glob("*/*") if path.is_dir()):
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        print(f"{folder.relative_to(cache.root())}\t{size:,} bytes")
+    if cache.offline():
+        print("SUBQUAD_OFFLINE is set: nothing is downloaded")
 
 
 @app.command()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.blocks import (
@@ -89,6 +90,10 @@ class BackboneConfig(Config):
             raise ValueError(f"{name}: token inputs need vocab_size >= 1, got {spec.vocab_size}; set it in the task.")
         if spec.input == "signal" and spec.channels < 1:
             raise ValueError(f"{name}: signal inputs need channels >= 1, got {spec.channels}; set it in the task.")
+        if spec.towers not in (1, 2) or (spec.towers == 2 and spec.readout == "token"):
+            raise ValueError(
+                f"{name}: towers={spec.towers} and readout={spec.readout!r}; allowed are 1, or 2 with one label a row."
+            )
 
     def build(self, spec: TaskSpec) -> Backbone:
         """The network for one task, initialised from torch's global generator."""
@@ -156,11 +161,29 @@ class Layer(nn.Module):
         return self._channel(x_t if self.prenorm else self.mixer_norm(x_t)), state
 
 
+class PairHead(nn.Module):
+    """Logits from the summaries a, b of two sequences: W2 relu(W1 [a, b, a * b, a - b]), inner width D.
+
+    Source: the dual classifier of LRA (Tay et al. 2021, section 2.3), with the one inner layer of the S4 code.
+    """
+
+    def __init__(self, d_model: int, num_classes: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4 * d_model, d_model)
+        self.outer = nn.Linear(d_model, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [2 B, D], the pairs side by side, to [B, num_classes]."""
+        a, b = x.view(-1, 2, x.shape[-1]).unbind(dim=1)
+        return self.outer(F.relu(self.inner(torch.cat([a, b, a * b, a - b], dim=-1))))
+
+
 class Backbone(nn.Module):
     """A task-ready network (`suite.contracts.Model`).
 
     Tokens pass an embedding, signals a linear map of their channels. A token readout needs the hidden states at
-    `positions` [B, P] only, so the last layer computes no others; a sequence readout pools over time.
+    `positions` [B, P] only, so the last layer computes no others; a sequence readout pools over time, up to the end of
+    each sequence where `positions` tells it.
     """
 
     pos_table: Tensor | None
@@ -181,7 +204,9 @@ class Backbone(nn.Module):
         self.embed_dropout = nn.Dropout(config.embed_dropout)
         self.layers = nn.ModuleList(Layer(config, mixer) for mixer in config.mixers(spec))
         self.final_norm = make_norm(config.norm, d_model, config.norm_eps) if config.prenorm else nn.Identity()
-        self.head = nn.Linear(d_model, spec.num_classes, bias=spec.readout == "sequence")
+        self.head: nn.Module = nn.Linear(d_model, spec.num_classes, bias=spec.readout == "sequence")
+        if spec.towers == 2:
+            self.head = PairHead(d_model, spec.num_classes)
         self._init_weights()
         same_vocabulary = spec.input == "tokens" and spec.readout == "token" and spec.num_classes == spec.vocab_size
         if config.tie_embeddings and same_vocabulary and isinstance(self.encoder, nn.Embedding):
@@ -222,8 +247,13 @@ class Backbone(nn.Module):
     def forward(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
         """Logits [B, P, num_classes] at `positions` [B, P] (all T where None), or [B, num_classes].
 
-        inputs: [B, T] integers of any width, or [B, T, C] floats. positions: int64, strictly ascending in a row.
+        inputs: [B, T] integers of any width, or [B, T, C] floats; with two towers 2 T, one after the other.
+        positions: int64, strictly ascending in a row; for a sequence readout, the last index of each sequence.
         """
+        if self.spec.towers > 1:
+            batch, towers = inputs.shape[0], self.spec.towers
+            inputs = inputs.reshape(batch * towers, inputs.shape[1] // towers, *inputs.shape[2:])
+            positions = None if positions is None else positions.reshape(batch * towers, 1)
         length = inputs.shape[1]
         if self.config.position in ("learned", "sinusoidal") and length > self.spec.max_length:
             raise ValueError(
@@ -246,12 +276,23 @@ class Backbone(nn.Module):
         else:
             x = self.final_norm(last.forward_at(x, positions.long()))
         if self.spec.readout == "sequence":
-            x = x.mean(dim=1) if self.config.pooling == "mean" else x[:, -1]
+            x = self._summary(x, positions)
         return self.head(x)
+
+    def _summary(self, x: Tensor, ends: Tensor | None) -> Tensor:
+        """Mean or last of x [B, T, D] over time; ends [B, 1]: up to and including this index."""
+        if ends is None:
+            return x.mean(dim=1) if self.config.pooling == "mean" else x[:, -1]
+        if self.config.pooling == "last":
+            return take_positions(x, ends.long())[:, 0]
+        inside = torch.arange(x.shape[1], device=x.device) <= ends
+        return (x * inside.unsqueeze(-1)).sum(dim=1) / (ends + 1)
 
     def init_state(self, batch_size: int) -> BackboneState:
         """The state before the first position."""
-        weight = self.head.weight
+        if self.spec.towers > 1:
+            raise ValueError(f"{type(self.config).__name__}: a task of two sequences a row has no step; use forward.")
+        weight = next(self.head.parameters())
         pooled = None
         if self.spec.readout == "sequence" and self.config.pooling == "mean":
             pooled = weight.new_zeros(batch_size, self.config.d_model)
@@ -283,7 +324,7 @@ class Backbone(nn.Module):
         return sum(mixer.state_size(length) for mixer in self.mixers)
 
     def param_groups(self, no_decay: tuple[str, ...] = ()) -> list[ParamGroup]:
-        """Every trainable parameter once: `ssm` with its own rate and no decay, `no_decay` kinds, the rest.
+        """Every trainable parameter once: `ssm` (and `dt`) with own rates and no decay, `no_decay` kinds, the rest.
 
         no_decay: any of `bias`, `norm` (weights and biases of norms) and `embedding` (learned positions included).
         """
@@ -291,8 +332,10 @@ class Backbone(nn.Module):
         if unknown:
             raise ValueError(f"no_decay: got {', '.join(unknown)}; allowed are {', '.join(NO_DECAY_KINDS)}.")
         kind: dict[int, str] = {}
+        ssm_lr, dt_lr = getattr(self.config, "ssm_lr", None), getattr(self.config, "dt_lr", None)
         for mixer in self.mixers:
-            kind.update((id(parameter), "ssm") for parameter in mixer.ssm_parameters().values())
+            for name, parameter in mixer.ssm_parameters().items():
+                kind[id(parameter)] = "dt" if name == "log_dt" and dt_lr is not None else "ssm"
         for module in self.modules():
             for name, parameter in module.named_parameters(recurse=False):
                 if isinstance(module, NORM_MODULES):
@@ -305,13 +348,13 @@ class Backbone(nn.Module):
         for parameter in self.parameters():
             if parameter.requires_grad:
                 groups.setdefault(kind.get(id(parameter), "weight"), []).append(parameter)
-        ssm_lr = getattr(self.config, "ssm_lr", None)
+        lr = {"ssm": ssm_lr, "dt": dt_lr}
         return [
             ParamGroup(
                 name,
                 parameters,
-                lr=ssm_lr if name == "ssm" else None,
-                weight_decay=0.0 if name == "ssm" or name in no_decay else None,
+                lr=lr.get(name),
+                weight_decay=0.0 if name in lr or name in no_decay else None,
             )
             for name, parameters in groups.items()
         ]

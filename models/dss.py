@@ -137,6 +137,8 @@ class DSSConfig(BackboneConfig):
     bidirectional: bool = False
     """Reads the future too; such a model has no step. The paper's models are unidirectional."""
     ssm_lr: float | None = 1e-3
+    dt_lr: float | None = None
+    """Of log(dt); None: `ssm_lr`. Appendix A.3 uses 0.02 for ListOps and Text and 1e-4 for Path-X."""
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)

@@ -30,8 +30,9 @@ class Batch:
     """Sequences of one length and their labels.
 
     inputs:    [B, T] integer tokens, or [B, T, C] float signal.
-    targets:   [B, P] integer classes, `IGNORE` where there is no label; [B] where positions is None.
-    positions: [B, P] integer time indices of the labels, or None: one label a sequence, read out by pooling.
+    targets:   [B, P] integer classes, `IGNORE` where there is no label; [B] for one label a sequence.
+    positions: [B, P] integer time indices of the labels. For one label a sequence, read out by pooling: None, or
+               [B, towers], the last index of each sequence, behind which there is padding.
     """
 
     inputs: Tensor
@@ -43,7 +44,7 @@ class Batch:
 class Segment(Batch):
     """The rows of a split that share a length and a slice name, e.g. `length=512,num_kv_pairs=64`.
 
-    Tensors lie in host memory in their smallest natural dtype (int16 or int32 tokens, float32 signals).
+    Tensors lie in host memory in their smallest natural dtype (uint8, int16 or int32 tokens, float32 signals).
     """
 
     slice: str = ""
@@ -65,6 +66,8 @@ class TaskSpec:
     """The longest T of any split: what learned positions and explicit long filters must cover."""
     vocab_size: int = 0
     channels: int = 0
+    towers: int = 1
+    """Sequences a row: [B, towers * T] inputs are read one by one with the same weights and compared in the readout."""
 
 
 class Task(Protocol):

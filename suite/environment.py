@@ -138,6 +138,8 @@ def capabilities() -> Iterator[Capability]:
         yield Capability("GPU", "training at speed", "", f"{reason}; runs use the CPU: {_processor()}")
     yield _package("triton", "GPU kernels, torch.compile", "triton")
     yield _package("soundfile", "speech-commands: decoding WAV files", "audio")
+    yield _package("requests", "downloading data", "data")
+    yield _package("tokenizers", "wikitext, text-file: byte pairs", "data")
     sha, dirty = commit()
     state = " with uncommitted changes" if dirty else ""
     yield Capability("git", "commit in every row", f"{sha[:12]}{state}" if sha else "", "" if sha else "not a checkout")

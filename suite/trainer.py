@@ -69,7 +69,7 @@ class Outcome:
         self.rows.append(row | columns)
 
 
-UNITS = {"accuracy": "fraction", "loss": "nats"}
+UNITS = {"accuracy": "fraction", "loss": "nats", "nats_per_word": "nats", "bits_per_byte": "bits"}
 
 
 @contextlib.contextmanager
@@ -337,6 +337,10 @@ class Trainer:
         means = {metric: total / count for metric, (total, count) in whole.items()}
         for metric, mean in means.items():
             self.outcome.add(metric, UNITS.get(metric, ""), mean, split=split, step=self.step)
+        # a perplexity is no ratio of sums, so it cannot come out of `score`
+        for metric, of in getattr(self.run.task, "exponentials", {}).items():
+            if of in means:
+                self.outcome.add(metric, "", math.exp(min(means[of], 700.0)), split=split, step=self.step)
         return means
 
     def _evaluate_valid(self) -> None:

@@ -20,5 +20,13 @@ TASKS = Registry(
         "speech-commands": Entry(
             "tasks.speech_commands:SpeechCommands", "ten spoken words from the raw 16 kHz waveform, DSS Table 2"
         ),
+        "lra-listops": Entry("tasks.lra.listops:LRAListOps", "the value of a nested expression, LRA ListOps"),
+        "lra-text": Entry("tasks.lra.text:LRAText", "sentiment of a film review, byte by byte, LRA Text"),
+        "lra-retrieval": Entry("tasks.lra.retrieval:LRARetrieval", "does one paper cite the other, LRA Retrieval"),
+        "lra-image": Entry("tasks.lra.image:LRAImage", "grey CIFAR-10, pixel by pixel, LRA Image"),
+        "lra-pathfinder": Entry("tasks.lra.pathfinder:LRAPathfinder", "are two dots joined, 32 x 32, LRA Pathfinder"),
+        "lra-pathx": Entry("tasks.lra.pathfinder:LRAPathX", "are two dots joined, 128 x 128, LRA Path-X"),
+        "wikitext": Entry("tasks.language:WikiText", "the next byte or token of Wikipedia articles"),
+        "text-file": Entry("tasks.language:TextFile", "the next byte or token of any text file"),
     },
 )

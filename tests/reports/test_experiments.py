@@ -18,6 +18,7 @@ from run_suite import WORKLOADS
 from suite.config import Resolver, expand, find_experiments, load_experiment, lookup
 from suite.storage import SCHEMA
 from tasks import TASKS
+from tasks.lra.image import CLASSES
 
 REPORTS = Path(__file__).resolve().parents[2] / "reports"
 EXPERIMENTS = find_experiments(REPORTS)
@@ -27,11 +28,24 @@ COLUMNS = ["row", "column", "value", "unit", "better", "seeds", "hardware", "not
 every = pytest.mark.parametrize("name", EXPERIMENTS)
 
 
+@pytest.fixture(autouse=True)
+def cache_of_its_own(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("SUBQUAD_DATA", str(tmp_path_factory.mktemp("cache")))
+
+
 def runs_of(name: str, scale: str, tmp_path: Path):
-    """The resolved runs; data on disk are replaced by a folder of made-up recordings."""
+    """The resolved runs; data on disk are replaced by folders of made-up recordings, reviews and pictures."""
     config = load_experiment(EXPERIMENTS[name])
     overrides = []
-    if any(point.get("task.name") == "speech-commands" for point in grid_points(config, scale)):
+    tasks = {point.get("task.name") for point in grid_points(config, scale)}
+    made_up = {"lra-text": ("aclImdb", ("pos", "neg"), "0_7.txt"), "lra-image": ("cifar10", CLASSES, "0001.png")}
+    for task in tasks & set(made_up):
+        above, classes, file = made_up[task]
+        for folder in (tmp_path / above / split / each for split in ("train", "test") for each in classes):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text("made up")
+        overrides = [f"task.data={tmp_path}"]
+    if "speech-commands" in tasks:
         recordings = pytest.importorskip("soundfile")
         for word in ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go"):
             (tmp_path / word).mkdir(exist_ok=True)

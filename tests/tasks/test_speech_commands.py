@@ -241,9 +241,9 @@ def test_without_soundfile_the_extra_is_named(official, monkeypatch):
 
 def shared_data():
     default = Path(__file__).parents[3] / "shared" / "data"
-    data = Path(os.environ.get("SUBQUAD_DATA", default))
+    data = Path(os.environ.get("SUBQUAD_TEST_DATA", default))
     if not (data / "speech_commands").is_dir():
-        pytest.skip(f"no recordings in {data} (set SUBQUAD_DATA)")
+        pytest.skip(f"no recordings in {data} (set SUBQUAD_TEST_DATA)")
     return data
 
 

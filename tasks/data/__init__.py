@@ -1,0 +1,170 @@
+"""Data from outside: sources and their hashes, downloads that resume, safe unpacking, a cache (DESIGN section 2).
+
+A task names its source. `obtain` brings it into the cache, `find` gives the folder that has the official layout: one
+the user named, or the cache's. `docs/data.md` is the user's page about it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from tasks.data import cache
+from tasks.data.download import check, fetch
+from tasks.data.faults import DataError, disk_faults
+from tasks.data.manifest import File, Source, source, sources
+from tasks.data.unpack import unpack
+
+__all__ = ["DataError", "File", "Source", "Watch", "find", "obtain", "source", "sources", "state", "verify_source"]
+
+
+class Watch(Protocol):
+    """Whom to tell how far a long step is."""
+
+    def __call__(self, what: str, done: int, total: int | None) -> None: ...
+
+
+def _silent(what: str, done: int, total: int | None) -> None:
+    pass
+
+
+def state(name: str) -> dict[str, Any]:
+    """What the cache holds of a source: its folder and the records of its files; nothing where it is not prepared."""
+    kept = cache.read_json(cache.place("sources", f"{name}.json"))
+    if kept and not cache.place("unpacked", str(kept.get("folder"))).is_dir():
+        return {}
+    return kept
+
+
+def folder(name: str) -> Path | None:
+    """The unpacked source in the cache, or None."""
+    kept = state(name)
+    return cache.place("unpacked", str(kept["folder"])) if kept else None
+
+
+def obtain(
+    name: str, archives: Sequence[Path] = (), *, force: bool = False, watch: Watch = _silent
+) -> tuple[Path, dict[str, Any]]:
+    """Downloads and unpacks a source, or takes archives that the user has; returns its folder and its state.
+
+    What is there is kept, unless archives or `force` ask for it anew.
+    """
+    wanted = source(name)
+    with cache.lock(f"source-{name}"):
+        kept = state(name)
+        if kept and not archives and not force:
+            return cache.place("unpacked", str(kept["folder"])), kept
+        taken = _given(wanted, archives) if archives else _fetched(name, wanted, force, watch)
+        # another choice of members must not find the folder of an older one
+        text = "".join(f"{record['sha256']} {file.unpack}\n" for file, _, record in taken)
+        target = f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        path = cache.place("unpacked", target)
+        if force or not path.is_dir():
+            _unpack(taken, path, watch)
+        kept = {"folder": target, "files": [record for _, _, record in taken]}
+        cache.write_json(cache.place("sources", f"{name}.json"), kept)
+        return path, kept
+
+
+Taken = list[tuple[File, Path, dict[str, Any]]]
+
+
+def _fetched(name: str, wanted: Source, force: bool, watch: Watch) -> Taken:
+    taken: Taken = []
+    for file in wanted.files:
+        target = cache.place("files", name, file.filename)
+        if force:
+            target.unlink(missing_ok=True)
+
+        def progress(done: int, total: int | None, what: str = file.filename) -> None:
+            watch(f"fetch {what}", done, total)
+
+        taken.append((file, target, fetch(file, target, progress)))
+    return taken
+
+
+def _given(wanted: Source, archives: Sequence[Path]) -> Taken:
+    """The user's own copies in the place of the files of a source; a copy may be another edition and says so."""
+    if len(archives) != len(wanted.files):
+        names = ", ".join(file.filename for file in wanted.files)
+        raise DataError(f"--from: {len(archives)} given, this source has {len(wanted.files)} ({names}); give all.")
+    taken: Taken = []
+    for file, path in zip(wanted.files, archives, strict=True):
+        if not path.is_file():
+            raise DataError(f"--from {path}: there is no such file.")
+        record = {"url": "", "name": path.name, "bytes": path.stat().st_size, "sha256": cache.file_hash(path)}
+        record["official"] = file.sha256 is not None and record["sha256"] == file.sha256
+        taken.append((file, path, record))
+    return taken
+
+
+def _unpack(taken: Taken, target: Path, watch: Watch) -> None:
+    with cache.new_folder(target) as whole:
+        for file, path, record in taken:
+
+            def progress(files: int, what: str = path.name) -> None:
+                watch(f"unpack {what} (files)", files, None)
+
+            # a copy of the user's own may be arranged in another way, so everything in it is offered to the task
+            attempts = [file.unpack] if record.get("official") or not file.unpack else [file.unpack, ("",)]
+            if not file.unpack:
+                with disk_faults(whole):
+                    shutil.copyfile(path, whole / path.name)
+                continue
+            part = whole / ".part"
+            for last, members in enumerate(attempts, start=1):
+                try:
+                    unpack(path, part, members, progress)
+                    break
+                except DataError as error:
+                    if "holds none of" not in str(error) or last == len(attempts):
+                        raise
+            for child in part.iterdir():
+                if (whole / child.name).exists():
+                    raise DataError(f"{path}: {child.name} is in two archives of this source; fetch another copy.")
+                child.rename(whole / child.name)
+            part.rmdir()
+
+
+def verify_source(name: str) -> list[str]:
+    """Holds the downloads in the cache against manifest and records; what was found, a line a file."""
+    found = []
+    kept = state(name)
+    for file in source(name).files:
+        path = cache.place("files", name, file.filename)
+        record = cache.read_json(path.with_name(f"{path.name}.json"))
+        if not path.exists():
+            copies = [known for known in kept.get("files", ()) if not known.get("url")]
+            told = (
+                f"taken from {copies[0]['name']}, sha256 {copies[0]['sha256'][:12]}" if copies else "not in the cache"
+            )
+            found.append(f"{file.filename}: {told}")
+            continue
+        check(path, file, recorded=record.get("sha256"), remove=False)
+        against = "manifest" if file.sha256 or file.md5 else "first download"
+        found.append(f"{file.filename}: size and hash are those of the {against}")
+    return found
+
+
+def find(
+    task: str, data: Path | None, source_name: str, names: Sequence[str], holds: Callable[[Path], bool], layout: str
+) -> Path:
+    """The folder with the official layout: data, or one below it by one of the usual names, else the cache's.
+
+    holds: whether a folder has the layout. layout: what is looked for, in words.
+    """
+    base = data if data is not None else folder(source_name)
+    if base is None:
+        raise DataError(
+            f"{task}: no data; call `python run_suite.py data prepare {task}`, or give --data DIR ({layout})."
+        )
+    for name in ("", *names):
+        if (base / name).is_dir() and holds(base / name):
+            return base / name
+    raise DataError(
+        f"{task}: {base} does not hold {layout}, also not in {', '.join(names) or 'a folder below'}; "
+        f"give another --data DIR or prepare anew."
+    )

@@ -1,0 +1,150 @@
+"""The cache of downloads and of prepared arrays: where it is, and how it stays whole under parallel workers.
+
+    <root>/v1/files/<source>/<name>         a download that is complete, and <name>.json with its size and hash
+    <root>/v1/unpacked/<source>-<sha256>/   what was taken out of it
+    <root>/v1/prepared/<task>-<key>/        arrays ready to train on; the key is a hash of content and options
+    <root>/v1/index/                        hashes of folders that were read, so that they are not read again
+
+Everything is written under a temporary name and renamed, so what has its final name is whole; whoever writes holds a
+lock of the file system meanwhile. `v1` changes with the layout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tasks.data.faults import DataError, disk_faults
+
+VERSION = "v1"
+
+
+def root() -> Path:
+    """`SUBQUAD_DATA`, else `subquad` in the user's cache folder by the XDG rule."""
+    if named := os.environ.get("SUBQUAD_DATA"):
+        return Path(named).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # the rule says that a relative path is to be ignored
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "subquad"
+
+
+def place(*parts: str) -> Path:
+    """A path in the cache of this version."""
+    return root() / VERSION / Path(*parts)
+
+
+def offline() -> bool:
+    """Whether `SUBQUAD_OFFLINE` forbids the network."""
+    return os.environ.get("SUBQUAD_OFFLINE", "").strip().lower() not in ("", "0", "false", "no")
+
+
+@contextlib.contextmanager
+def lock(name: str) -> Iterator[None]:
+    """Holds a lock of this name against all processes that share the cache; it falls with its process."""
+    from filelock import FileLock
+
+    path = place("locks", f"{name.replace('/', '-')}.lock")
+    with disk_faults(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        held = FileLock(path)
+        held.acquire()
+    try:
+        yield
+    finally:
+        held.release()
+
+
+@contextlib.contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A temporary folder beside target that takes its name if the block ends well, and vanishes otherwise.
+
+    Whoever calls holds the lock of target, so temporary folders that lie there were left by a process that was killed.
+    """
+    with disk_faults(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for left in target.parent.glob(f".{target.name}.*.tmp"):
+            shutil.rmtree(left, ignore_errors=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+        try:
+            yield temporary
+            if target.exists():
+                shutil.rmtree(target)
+            os.replace(temporary, target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all."""
+    with disk_faults(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            os.replace(name, path)
+        finally:
+            Path(name).unlink(missing_ok=True)
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    write_bytes(path, json.dumps(values, indent=1, sort_keys=True).encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The values, or nothing where there is no such file or it cannot be read."""
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def file_hash(path: Path, algorithm: str = "sha256") -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+def files_in(folder: Path, *suffixes: str) -> list[Path]:
+    """Files of a folder with one of these endings, whatever their case, sorted by name; fast for 100,000 of them."""
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if entry.name.lower().endswith(suffixes))
+    return [folder / name for name in names]
+
+
+def folder_hash(base: Path, files: list[Path], *, fresh: bool = False) -> str:
+    """SHA-256 over the names below base, sizes and contents of files; the same wherever the folder lies.
+
+    Contents are read once: names, sizes, times of change and inode numbers are remembered with the result.
+    fresh: read them whatever is remembered.
+    """
+    look, listing = hashlib.sha256(), []
+    start = len(str(base)) + 1
+    for path in sorted(map(str, files)):
+        try:
+            seen = os.stat(path)
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror}); restore the file.") from None
+        name = path[start:].replace(os.sep, "/")
+        listing.append((name, path, seen.st_size))
+        look.update(f"{name} {seen.st_size} {seen.st_mtime_ns} {seen.st_ctime_ns} {seen.st_ino}\n".encode())
+    where = hashlib.sha256(str(base.resolve()).encode()).hexdigest()[:16]
+    memory = place("index", f"{where}-{len(listing)}.json")
+    known = read_json(memory)
+    if not fresh and known.get("look") == look.hexdigest():
+        return str(known["content"])
+    total = hashlib.sha256()
+    for name, path, size in listing:
+        try:
+            total.update(f"{name} {size} {file_hash(Path(path))}\n".encode())
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror}); restore the file.") from None
+    write_json(memory, {"base": str(base), "look": look.hexdigest(), "content": total.hexdigest()})
+    return total.hexdigest()

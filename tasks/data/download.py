@@ -1,0 +1,171 @@
+"""Downloads that resume, and that have their final name only when size and hash are right."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.data import cache
+from tasks.data.faults import DataError, disk_faults
+from tasks.data.manifest import File
+
+if TYPE_CHECKING:
+    import requests
+
+Progress = Callable[[int, int | None], None]
+"""Called with the bytes that are there and, if known, those there will be."""
+
+ATTEMPTS = 5
+CHUNK = 1 << 16
+"""Bytes written at a time: what a broken connection loses of what it had brought."""
+TIMEOUT_S = (10.0, 60.0)
+"""To connect, and between two chunks."""
+
+
+def _requests() -> Any:
+    try:
+        import requests
+    except ImportError:
+        raise DataError("downloading needs requests; install the extra: pip install -e '.[data]'.") from None
+    return requests
+
+
+def fetch(file: File, target: Path, progress: Progress = lambda done, total: None) -> dict[str, Any]:
+    """Brings a file to target, continuing what an earlier call left in `<target>.part`, and returns its record.
+
+    The record (`<target>.json`) holds URL, size and hashes. Hashes of the manifest are checked; where there are none,
+    those of the first download are recorded, and a later download must agree with them.
+    """
+    record_path = target.with_name(f"{target.name}.json")
+    known = cache.read_json(record_path)
+    if target.exists() and known.get("url") == file.url:
+        return known
+    if cache.offline():
+        raise DataError(f"{file.url}: not in the cache, and SUBQUAD_OFFLINE forbids the network; unset it.")
+    part = target.with_name(f"{target.name}.part")
+    with disk_faults(part):
+        part.parent.mkdir(parents=True, exist_ok=True)
+        _room(file, part)
+        _transfer(file, part, progress)
+        record = check(part, file, recorded=known.get("sha256"))
+        # the record first: a file with a final name always has one
+        cache.write_json(record_path, record)
+        part.replace(target)
+    _memory(part).unlink(missing_ok=True)
+    return record
+
+
+def check(path: Path, file: File, recorded: str | None = None, *, remove: bool = True) -> dict[str, Any]:
+    """The record of a file that should be `file`; a wrong one is an error and, unless told otherwise, removed."""
+    size = path.stat().st_size
+    record = {"url": file.url, "bytes": size, "sha256": cache.file_hash(path), "official": True}
+    wanted = [("size", file.bytes, size), ("sha256", file.sha256 or recorded, record["sha256"])]
+    if file.md5 is not None:
+        wanted.append(("md5", file.md5, cache.file_hash(path, "md5")))
+    for what, expected, found in wanted:
+        if expected is not None and expected != found:
+            whose = "manifest" if file.sha256 or what != "sha256" else "first download"
+            if remove:
+                path.unlink()
+                _memory(path).unlink(missing_ok=True)
+            raise DataError(
+                f"{path.name.removesuffix('.part')} from {file.url}: {what} is {found}, the {whose} says {expected}; "
+                f"{'it was removed, prepare again' if remove else 'prepare again with --force'}. "
+                f"If it stays so, the host serves another file: see docs/data.md."
+            )
+    return record
+
+
+def _memory(part: Path) -> Path:
+    """Where the server's name for the version of a partial file is kept."""
+    return part.with_name(f"{part.name}.json")
+
+
+def _room(file: File, part: Path) -> None:
+    """Raises where the disk cannot hold what is missing."""
+    there = part.stat().st_size if part.exists() else 0
+    free = shutil.disk_usage(part.parent).free
+    if file.bytes is not None and file.bytes - there > free:
+        raise DataError(
+            f"{file.filename}: {file.bytes - there:,} bytes are missing and {part.parent} has {free:,} free; "
+            f"free some, or set SUBQUAD_DATA to a folder on another disk."
+        )
+
+
+def _transfer(file: File, part: Path, progress: Progress) -> None:
+    """Fills part, trying again after a broken connection from where it broke."""
+    requests = _requests()
+    reason = ""
+    with requests.Session() as session:
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                time.sleep(min(2.0**attempt, 30.0) * DELAY)
+            try:
+                _one_transfer(session, file, part, progress)
+                return
+            except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError) as error:
+                reason = " ".join(str(error).split())[:200]
+    raise DataError(
+        f"{file.url}: cannot be reached or broke off {ATTEMPTS} times ({reason}); prepare again later to continue, "
+        f"or fetch it yourself and give --from FILE."
+    )
+
+
+DELAY = 1.0
+"""Scale of the waits between attempts."""
+
+
+def _one_transfer(session: requests.Session, file: File, part: Path, progress: Progress) -> None:
+    there = part.stat().st_size if part.exists() else 0
+    version = cache.read_json(_memory(part)).get("version", "")
+    # a partial file may only be continued with bytes of the same version, or if a hash decides in the end
+    if there and not (version or file.sha256 or file.md5):
+        there = 0
+    # compressed on the way, offsets would mean nothing
+    headers = {"Accept-Encoding": "identity", "User-Agent": "subquad"}
+    if there:
+        headers["Range"] = f"bytes={there}-"
+        if version:
+            headers["If-Range"] = version
+    with session.get(file.url, headers=headers, stream=True, timeout=TIMEOUT_S) as answer:
+        if answer.status_code == 416:
+            # it ends where we wanted to begin: all is there, or it is another file
+            if answer.headers.get("Content-Range", "") == f"bytes */{there}":
+                return
+            part.unlink()
+            _memory(part).unlink(missing_ok=True)
+            raise _requests().ConnectionError("the partial file does not belong to what the server has now")
+        if answer.status_code >= 500 or answer.status_code == 429:
+            raise _requests().ConnectionError(f"the server answered {answer.status_code}")
+        if answer.status_code not in (200, 206):
+            raise DataError(
+                f"{file.url}: the server answered {answer.status_code} {answer.reason}; fetch the file from the "
+                f"homepage or another mirror and give --from FILE."
+            )
+        resumed = answer.status_code == 206
+        if resumed and not answer.headers.get("Content-Range", "").startswith(f"bytes {there}-"):
+            part.unlink()
+            raise _requests().ConnectionError("the server sent another range than was asked for")
+        start = there if resumed else 0
+        length = answer.headers.get("Content-Length")
+        total = start + int(length) if length is not None else file.bytes
+        if file.bytes is not None and total is not None and total != file.bytes:
+            raise DataError(
+                f"{file.url}: the server offers {total:,} bytes, the manifest says {file.bytes:,}; it is another "
+                f"file (or a page about it). Fetch it from the homepage and give --from FILE."
+            )
+        found = answer.headers.get("ETag", "")
+        # a weak tag does not promise equal bytes
+        found = answer.headers.get("Last-Modified", "") if found.startswith("W/") or not found else found
+        cache.write_json(_memory(part), {"url": file.url, "version": found})
+        done = start
+        with part.open("ab" if resumed else "wb") as out:
+            for chunk in answer.iter_content(CHUNK):
+                out.write(chunk)
+                done += len(chunk)
+                progress(done, total)
+        if total is not None and done < total:
+            raise _requests().ConnectionError(f"the connection ended after {done:,} of {total:,} bytes")

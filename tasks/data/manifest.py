@@ -1,0 +1,57 @@
+"""The manifest `sources.yaml` as checked values."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import Field
+
+from suite.contracts import Config
+from suite.registry import nearest
+from tasks.data.faults import DataError
+
+PATH = Path(__file__).with_name("sources.yaml")
+
+
+class File(Config):
+    """One file of a source."""
+
+    url: str = Field(pattern=r"^https?://")
+    name: str = ""
+    """How it is called in the cache; empty: as in the URL."""
+    bytes: int | None = Field(gt=0)
+    sha256: str | None = Field(pattern=r"^[0-9a-f]{64}$")
+    md5: str | None = Field(default=None, pattern=r"^[0-9a-f]{32}$")
+    hash_source: str = ""
+    unpack: tuple[str, ...] = ()
+    """What is taken out of an archive, as prefixes of the paths in it; empty: it is none."""
+
+    @property
+    def filename(self) -> str:
+        return self.name or PurePosixPath(urlsplit(self.url).path).name
+
+
+class Source(Config):
+    """Where a set of data is published."""
+
+    about: str
+    licence: str
+    homepage: str
+    used_by: tuple[str, ...]
+    note: str = ""
+    files: tuple[File, ...] = Field(min_length=1)
+
+
+@functools.cache
+def sources() -> dict[str, Source]:
+    """Name to source, in the order of the file."""
+    return {name: Source(**values) for name, values in yaml.safe_load(PATH.read_text()).items()}
+
+
+def source(name: str) -> Source:
+    if name not in sources():
+        raise DataError(f"unknown source {name!r}{nearest(name, sources())}; there are: {', '.join(sources())}.")
+    return sources()[name]

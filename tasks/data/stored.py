@@ -1,0 +1,139 @@
+"""Tasks whose rows lie in files: found, read once, and kept as arrays that open in a moment."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from suite.contracts import Segment
+from tasks.base import SPLITS, Array, TaskBase
+from tasks.data import cache
+from tasks.data.faults import DataError
+
+
+class StoredTask(TaskBase):
+    """A task with one fixed set of rows: every seed of a run sees the same.
+
+    A task gives `files` (what it reads below `folder`) and `read` (the arrays made of it); the arrays are kept in the
+    cache under a key of content and options, and `segments` cuts the splits out of them.
+    """
+
+    source: ClassVar[str] = ""
+    """In the manifest; empty where the rows are generated."""
+    reader: ClassVar[int] = 1
+    """Raised whenever `read` or `generate` makes other arrays of the same content."""
+    data: Path | None = None
+    """A folder with the official layout, or one that has it below; default: the cache (`data prepare`)."""
+
+    @property
+    def generated(self) -> bool:
+        """Whether the rows are made here instead of read."""
+        return False
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are; a DataError says what is missing."""
+        raise NotImplementedError
+
+    def files(self, folder: Path) -> list[Path]:
+        """What is read."""
+        raise NotImplementedError
+
+    def read(self, folder: Path) -> dict[str, Array]:
+        """Arrays by name, in their smallest dtypes."""
+        raise NotImplementedError
+
+    def generate(self, workers: int) -> dict[str, Array]:
+        """The same, made here; the bytes do not depend on workers."""
+        raise NotImplementedError
+
+    def reading(self) -> Mapping[str, Any]:
+        """The options that `read` and `generate` depend on."""
+        return {}
+
+    def fingerprint(self) -> str:
+        if self.generated:
+            return "generated"
+        folder = self.folder
+        return cache.folder_hash(folder, self.files(folder))
+
+    def arrays(self, workers: int = 1) -> dict[str, Array]:
+        """The arrays, out of the cache (mapped, not read) or made now and kept."""
+        facts = {
+            "task": self.name,
+            "reader": self.reader,
+            "content": self.fingerprint(),
+            "options": dict(self.reading()),
+        }
+        key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+        target = cache.place("prepared", f"{self.name}-{key}")
+        if not target.is_dir():
+            with cache.lock(f"prepared-{self.name}-{key}"):
+                # another worker may have made it meanwhile
+                if not target.is_dir():
+                    made = self.generate(workers) if self.generated else self.read(self.folder)
+                    with cache.new_folder(target) as temporary:
+                        for name, array in made.items():
+                            np.save(temporary / f"{name}.npy", array, allow_pickle=False)
+                        cache.write_json(temporary / "facts.json", facts)
+        try:
+            return {
+                path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in sorted(target.glob("*.npy"))
+            }
+        except (OSError, ValueError) as error:
+            raise DataError(f"{target}: damaged ({error}); remove this folder and prepare again.") from None
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """What has to be in the cache where `data` names no folder."""
+        return () if self.generated or self.data is not None or not self.source else (self.source,)
+
+    def verify(self, workers: int = 1) -> None:
+        """Reads everything again and holds the cache against it; a difference is an error."""
+        folder = None if self.generated else self.folder
+        if folder is not None:
+            before = self.fingerprint()
+            if cache.folder_hash(folder, self.files(folder), fresh=True) != before:
+                raise DataError(f"{folder}: a file has other content than when it was prepared; prepare again.")
+        kept = self.arrays(workers)
+        made = self.generate(workers) if folder is None else self.read(folder)
+        for name, array in made.items():
+            if name not in kept or not np.array_equal(kept[name], array):
+                raise DataError(
+                    f"{self.name}: {name} in the cache differs from what its source gives; "
+                    f"remove {cache.place('prepared')} and prepare again."
+                )
+
+    def check_split(self, split: str) -> None:
+        if split not in SPLITS:
+            raise ValueError(f"{self.name}: split={split!r}; there are: {', '.join(SPLITS)}.")
+
+    def counts(self) -> dict[str, int]:
+        """Rows of every split."""
+        return {split: sum(len(segment) for segment in self.segments(split, 0)) for split in SPLITS}
+
+
+def _row_hashes(segments: list[Segment]) -> list[bytes]:
+    return [
+        hashlib.blake2b(np.ascontiguousarray(row).data, digest_size=16).digest()
+        for segment in segments
+        for row in segment.inputs.numpy()
+    ]
+
+
+def leakage(task: TaskBase, seed: int = 0) -> dict[str, int]:
+    """Rows of a later split whose inputs stand exactly in an earlier one, and repeats within train.
+
+    `{"train & valid": 3, ...}`: the number of rows of the second split, not of pairs.
+    """
+    hashes = {split: _row_hashes(list(task.segments(split, seed))) for split in SPLITS}
+    known = {split: set(found) for split, found in hashes.items()}
+    result = {"repeats in train": len(hashes["train"]) - len(known["train"])}
+    for first, second in (("train", "valid"), ("train", "test"), ("valid", "test")):
+        result[f"{first} & {second}"] = sum(row in known[first] for row in hashes[second])
+    return result

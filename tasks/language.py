@@ -1,0 +1,263 @@
+"""Language modelling: the next byte or token of WikiText or of any text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from suite.contracts import IGNORE, Segment, TaskSpec
+from tasks.base import SPLITS, Array, token_dtype
+from tasks.data import DataError, cache, find
+from tasks.data.stored import StoredTask
+
+SPACE = 0x20
+"""Marks the end of a word, and in WikiText of a line too: its tokens are as many as its spaces."""
+
+COUNTS = {
+    "wikitext-2": {"train": 2_088_628, "valid": 217_646, "test": 245_569},
+    "wikitext-103": {"train": 103_227_021, "valid": 217_646, "test": 245_569},
+}
+"""Official numbers of words, one end mark a line included (Merity et al. 2016)."""
+
+
+def _tokenizers() -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise DataError(
+            "vocabulary=bpe needs tokenizers; install the extra: pip install -e '.[data]', or take vocabulary=bytes."
+        ) from None
+    return tokenizers
+
+
+def train_bpe(text: str, vocab_size: int) -> Any:
+    """Byte pairs merged by frequency within words (Sennrich et al. 2016) over bytes, as in GPT-2; no unknown token."""
+    library = _tokenizers()
+    model = library.Tokenizer(library.models.BPE())
+    model.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=vocab_size, initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+    )
+    model.train_from_iterator(text.splitlines(keepends=True), trainer)
+    return model
+
+
+def encode(model: Any, text: str) -> Array:
+    """Token numbers of a text, line by line."""
+    lines = text.splitlines(keepends=True)
+    parts = [
+        np.fromiter((i for line in model.encode_batch(lines[start : start + 4096]) for i in line.ids), dtype=np.int32)
+        for start in range(0, len(lines), 4096)
+    ]
+    return np.concatenate(parts)
+
+
+class LanguageTask(StoredTask):
+    """What the tasks of this file share: a text a split, as rows of `length` tokens of which each predicts the next.
+
+    The last row of a split is padded with 0 and unlabelled there, so that every token but the first counts once.
+    """
+
+    vocabulary: Literal["bytes", "bpe"] = "bytes"
+    """`bpe`: byte pairs trained on the training text (needs `tokenizers`)."""
+    vocab_size: int = Field(default=256, ge=256, le=2**20)
+    """Of `bpe`; 256 for bytes."""
+    length: int = Field(default=1024, ge=2, le=2**20)
+    """Tokens a row."""
+
+    exponentials: ClassVar[Mapping[str, str]] = {"perplexity": "loss", "word_perplexity": "nats_per_word"}
+    """Metrics that are exp of the mean of another."""
+
+    @property
+    def spec(self) -> TaskSpec:
+        if self.vocabulary == "bytes" and self.vocab_size != 256:
+            raise ValueError(f"{self.name}: vocab_size={self.vocab_size} with vocabulary=bytes; leave it at 256.")
+        size = self.vocab_size
+        return TaskSpec("tokens", num_classes=size, readout="token", max_length=self.length, vocab_size=size)
+
+    def texts(self, folder: Path) -> dict[str, bytes]:
+        """The text of each split."""
+        raise NotImplementedError
+
+    def reading(self) -> Mapping[str, Any]:
+        return {"vocabulary": self.vocabulary, "vocab_size": self.vocab_size}
+
+    def read(self, folder: Path) -> dict[str, Array]:
+        texts = self.texts(folder)
+        for split, text in texts.items():
+            if len(text) < 3:
+                raise DataError(f"{self.name}: the {split} text in {folder} is empty; restore it.")
+        if self.vocabulary == "bytes":
+            streams = {split: np.frombuffer(text, dtype=np.uint8) for split, text in texts.items()}
+            sizes, spaces = np.ones(256, dtype=np.int64), np.arange(256) == SPACE
+        else:
+            words = {split: text.decode("utf-8", errors="replace") for split, text in texts.items()}
+            model = train_bpe(words["train"], self.vocab_size)
+            names = [model.id_to_token(i) for i in range(model.get_vocab_size())]
+            if len(names) != self.vocab_size:
+                raise DataError(
+                    f"{self.name}: the training text gives {len(names)} byte pairs only, not "
+                    f"vocab_size={self.vocab_size}; lower it."
+                )
+            streams = {split: encode(model, text).astype(token_dtype(self.vocab_size)) for split, text in words.items()}
+            # a character of a name stands for a byte, and this one for the space
+            sizes = np.array([len(name) for name in names])
+            spaces = np.array([name.count("Ġ") for name in names])
+        tables = {"sizes": sizes.astype(np.int64), "spaces": spaces.astype(np.int64)}
+        return {f"{split}.stream": stream for split, stream in streams.items()} | tables
+
+    def segments(self, split: str, seed: int) -> Iterator[Segment]:
+        """A text is no random draw: every seed has the same rows."""
+        self.check_split(split)
+        stream = self.arrays()[f"{split}.stream"]
+        num_rows = -(-(len(stream) - 1) // self.length)
+        inputs = np.zeros(num_rows * self.length, dtype=stream.dtype)
+        targets = np.full(num_rows * self.length, IGNORE, dtype=token_dtype(self.vocab_size))
+        inputs[: len(stream) - 1] = stream[:-1]
+        targets[: len(stream) - 1] = stream[1:]
+        yield Segment(
+            inputs=torch.from_numpy(inputs.reshape(num_rows, self.length)),
+            targets=torch.from_numpy(targets.reshape(num_rows, self.length)),
+        )
+
+    def score(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Also bits a byte and nats a word, which do not depend on how the text is cut into tokens."""
+        metrics = super().score(logits, targets)
+        targets = targets.reshape(-1).long()
+        labelled = targets != IGNORE
+        sizes, spaces = _tables(self, logits.device)
+        known = torch.where(labelled, targets, 0)
+        num_bytes, num_words = ((table[known] * labelled).sum() for table in (sizes, spaces))
+        nats = metrics["loss"][0]
+        return metrics | {"bits_per_byte": (nats / math.log(2), num_bytes), "nats_per_word": (nats, num_words)}
+
+
+_on_device: dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]] = {}
+
+
+def _tables(task: LanguageTask, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bytes and spaces of every token on the device, read once, so that recording a graph reads no file."""
+    key = (task.model_dump_json() + task.name, str(device))
+    if key not in _on_device:
+        arrays = task.arrays()
+        sizes, spaces = (torch.from_numpy(np.array(arrays[name])).to(device) for name in ("sizes", "spaces"))
+        _on_device[key] = sizes, spaces
+    return _on_device[key]
+
+
+def _split_file(folder: Path, split: str) -> list[Path]:
+    """The file or, as parquet, the files of a split."""
+    for name in (f"wiki.{split}.tokens", f"wiki.{split}.raw", f"{split}.txt"):
+        if (folder / name).is_file():
+            return [folder / name]
+    word = {"valid": "validation"}.get(split, split)
+    return sorted(folder.glob(f"{word}-*.parquet"))
+
+
+def _text(path: Path) -> bytes:
+    if path.suffix != ".parquet":
+        return path.read_bytes()
+    import pandas as pd
+
+    try:
+        lines = pd.read_parquet(path, columns=["text"])["text"]
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise DataError(f"{path}: no parquet file with a column `text` ({reason}); fetch it again.") from None
+    return "".join(lines).encode()
+
+
+class WikiText(LanguageTask):
+    """The next byte or token of Wikipedia articles.
+
+        input   _ = _ H o m a r u s _ = _    (1024 bytes or byte pairs a row)
+        target  = _ H o m a r u s _ = _ \\n   (the next one, everywhere)
+
+    Source: Merity et al. 2016, the word-level files with <unk> (`wiki.{train,valid,test}.tokens`), or the parquet files
+    of the hub, or `{train,valid,test}.txt`. Perplexity is per token; `word_perplexity` is what papers print for
+    word-level models, the same sum over the official number of words, and `bits_per_byte` compares vocabularies. The
+    set has a validation split of its own, which both policies use.
+    """
+
+    name: ClassVar[str] = "wikitext"
+    version: ClassVar[int] = 1
+
+    corpus: Literal["wikitext-2", "wikitext-103"] = "wikitext-2"
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return () if self.data is not None else (self.corpus,)
+
+    @property
+    def folder(self) -> Path:
+        names = (self.corpus, self.corpus.replace("-", ""))
+        layout = "wiki.{train,valid,test}.tokens, {train,valid,test}.txt or parquet files"
+        return find(self.name, self.data, self.corpus, names, lambda path: bool(_split_file(path, "test")), layout)
+
+    def files(self, folder: Path) -> list[Path]:
+        found = []
+        for split in SPLITS:
+            paths = _split_file(folder, split)
+            if not paths:
+                raise DataError(f"{self.name}: no {split} text in {folder}; restore it.")
+            found += paths
+        return found
+
+    def texts(self, folder: Path) -> dict[str, bytes]:
+        return {split: b"".join(map(_text, _split_file(folder, split))) for split in SPLITS}
+
+    def reading(self) -> Mapping[str, Any]:
+        return {**super().reading(), "corpus": self.corpus}
+
+    @property
+    def stand_in(self) -> str:
+        arrays = self.arrays()
+        found = {split: int(arrays["spaces"][arrays[f"{split}.stream"]].sum()) for split in SPLITS}
+        wrong = [split for split in SPLITS if found[split] != COUNTS[self.corpus][split]]
+        if not wrong:
+            return ""
+        split = wrong[0]
+        return f"{found[split]} words of {split}; {self.corpus} has {COUNTS[self.corpus][split]}"
+
+
+class TextFile(LanguageTask):
+    """The next byte or token of any text file.
+
+        input   F i r s t _ C i t i z e    (1024 bytes or byte pairs a row)
+        target  i r s t _ C i t i z e n    (the next one, everywhere)
+
+    Source: the file `data` names, or the one *.txt in that folder; its first 90 % train, 5 % validate, 5 % test, under
+    either policy. It stands for no published number.
+    """
+
+    name: ClassVar[str] = "text-file"
+    version: ClassVar[int] = 1
+
+    @property
+    def folder(self) -> Path:
+        if self.data is None:
+            raise DataError(f"{self.name}: no data; give --data FILE, any text.")
+        return self.data.parent if self.data.is_file() else self.data
+
+    def files(self, folder: Path) -> list[Path]:
+        if self.data is not None and self.data.is_file():
+            return [self.data]
+        found = [p for p in cache.files_in(folder, ".txt") if p.name != "SOURCE.txt"] if folder.is_dir() else []
+        if len(found) != 1:
+            raise DataError(f"{self.name}: {folder} holds {len(found)} text files; give --data FILE.")
+        return found
+
+    def texts(self, folder: Path) -> dict[str, bytes]:
+        text = self.files(folder)[0].read_bytes()
+        first, second = round(0.90 * len(text)), round(0.95 * len(text))
+        return {"train": text[:first], "valid": text[first:second], "test": text[second:]}
+
+    @property
+    def stand_in(self) -> str:
+        return f"the text {self.files(self.folder)[0].name}"

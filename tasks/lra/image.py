@@ -1,0 +1,215 @@
+"""LRA Image: what a small grey picture shows, pixel by pixel."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+
+from suite.contracts import Segment, TaskSpec
+from tasks.base import Array
+from tasks.data import DataError, cache, find
+from tasks.data.stored import StoredTask
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+BATCHES = {
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "test_batch": "40351d587109b95175f43aff81a1287e",
+}
+"""The official files and their published md5."""
+SIZES = {"train": 50_000, "test": 10_000}
+SUFFIXES = (".png", ".jpg", ".jpeg")
+
+Pixels = Literal["standard", "unit", "centered", "tokens"]
+
+
+def _is_official(folder: Path) -> bool:
+    return (folder / "test_batch").is_file() and (folder / "data_batch_1").is_file()
+
+
+def _is_folder_of_images(folder: Path) -> bool:
+    return all((folder / split / name).is_dir() for split in SIZES for name in CLASSES)
+
+
+class _Arrays(pickle.Unpickler):
+    """Reads the official batches and nothing that runs code: a pickle may name these constructors only."""
+
+    ALLOWED = frozenset(
+        (module, name)
+        for module in ("numpy.core.multiarray", "numpy._core.multiarray", "numpy")
+        for name in ("_reconstruct", "ndarray", "dtype")
+    ) | {("_codecs", "encode")}
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return super().find_class(module, name)
+
+
+def grey(colours: Array) -> Array:
+    """uint8 [..., 3] to grey [...], L = (19595 R + 38470 G + 7471 B + 2^15) / 2^16, the ITU-R 601-2 weights as Pillow
+    and thus torchvision's `Grayscale` round them."""
+    parts = colours.astype(np.uint32)
+    total = 19595 * parts[..., 0] + 38470 * parts[..., 1] + 7471 * parts[..., 2] + 0x8000
+    return (total >> 16).astype(np.uint8)
+
+
+def signal_segment(pixels: Array, targets: Array, scale: Pixels, mean: float = 0.5, deviation: float = 0.5) -> Segment:
+    """Pixels uint8 [R, T] as tokens or as a signal in the wanted range, with one label a row."""
+    labels = torch.from_numpy(np.ascontiguousarray(targets, dtype=np.int16))
+    values = torch.from_numpy(np.ascontiguousarray(pixels))
+    if scale == "tokens":
+        return Segment(inputs=values, targets=labels)
+    signal = values.to(torch.float32).div_(255).unsqueeze(-1)
+    if scale != "unit":
+        centre, spread = (mean, deviation) if scale == "standard" else (0.5, 0.5)
+        signal.sub_(centre).div_(spread)
+    return Segment(inputs=signal, targets=labels)
+
+
+class LRAImage(StoredTask):
+    """The class of a grey CIFAR-10 picture from its pixels in reading order, LRA's `Image`.
+
+        input   0.61  0.59  0.62  ...  0.17     (32 x 32 pixels, row after row, 1024 steps)
+        target  frog                            (one of ten classes)
+
+    Source: Tay et al. 2021, section 2.4; the preprocessing is that of the S4 and DSS code: Pillow's grey, then
+    (x / 255 - 122.6 / 255) / (61 / 255) (`pixels: standard`). LRA itself reads pixels as tokens. Both policies validate
+    on the 5,000 training pictures that `torch.utils.data.random_split` with seed 42 sets aside, as S4 and DSS do.
+
+    Folders: the official pickles (`data_batch_1` ... `test_batch`), held against their published hashes, or pictures in
+    `{train,test}/<class>/`. Pictures are stand-in data, lossy or of unknown origin; their order is another, and so is
+    the validation split.
+    """
+
+    name: ClassVar[str] = "lra-image"
+    version: ClassVar[int] = 1
+    source: ClassVar[str] = "cifar10"
+
+    pixels: Pixels = "standard"
+    """`standard`: mean 122.6 and deviation 61 of 255; `unit`: [0, 1]; `centered`: [-1, 1]; `tokens`: 256 of them."""
+
+    @property
+    def spec(self) -> TaskSpec:
+        if self.pixels == "tokens":
+            return TaskSpec("tokens", num_classes=10, readout="sequence", max_length=1024, vocab_size=256)
+        return TaskSpec("signal", num_classes=10, readout="sequence", max_length=1024, channels=1)
+
+    @property
+    def folder(self) -> Path:
+        names = ("cifar-10-batches-py", "cifar10/cifar-10-batches-py", "cifar10")
+        layout = "data_batch_1 ... test_batch, or pictures in {train,test}/<class>/"
+        return find(
+            self.name,
+            self.data,
+            self.source,
+            names,
+            lambda path: _is_official(path) or _is_folder_of_images(path),
+            layout,
+        )
+
+    def files(self, folder: Path) -> list[Path]:
+        if _is_official(folder):
+            missing = [name for name in BATCHES if not (folder / name).is_file()]
+            if missing:
+                raise DataError(f"{self.name}: {missing[0]} is not in {folder}; restore it.")
+            return [folder / name for name in BATCHES]
+        found = []
+        for split in SIZES:
+            for name in CLASSES:
+                images = cache.files_in(folder / split / name, *SUFFIXES)
+                if not images:
+                    raise DataError(f"{self.name}: no pictures in {folder / split / name}; restore the folder.")
+                found += images
+        return found
+
+    @property
+    def stand_in(self) -> str:
+        folder = self.folder
+        files = self.files(folder)
+        if _is_official(folder):
+            changed = [path.name for path in files if cache.file_hash(path, "md5") != BATCHES[path.name]]
+            return f"{changed[0]} is not the official file" if changed else ""
+        count = "all 60,000 pictures" if len(files) == sum(SIZES.values()) else f"{len(files)} of 60,000 pictures"
+        if any(path.suffix.lower() != ".png" for path in files):
+            return f"{count} as JPEG, a lossy copy of CIFAR-10"
+        return f"{count} as PNG of unknown origin"
+
+    def read(self, folder: Path) -> dict[str, Array]:
+        return self._batches(folder) if _is_official(folder) else self._pictures(folder)
+
+    def _batches(self, folder: Path) -> dict[str, Array]:
+        parts: dict[str, list[Array]] = {f"{split}.{what}": [] for split in SIZES for what in ("inputs", "targets")}
+        for path in self.files(folder):
+            try:
+                with path.open("rb") as file:
+                    batch = _Arrays(file, encoding="bytes").load()
+                colours = np.asarray(batch[b"data"], dtype=np.uint8).reshape(-1, 3, 1024).transpose(0, 2, 1)
+                labels = np.asarray(batch[b"labels"], dtype=np.int8)
+                if len(labels) != len(colours) or labels.min() < 0 or labels.max() > 9:
+                    raise ValueError(f"{len(colours)} pictures and {len(labels)} labels")
+            # a damaged pickle raises almost anything
+            except Exception as error:
+                reason = " ".join(str(error).split())[:120]
+                raise DataError(
+                    f"{path}: not an official CIFAR-10 batch ({type(error).__name__}: {reason}); fetch it again."
+                ) from None
+            split = "test" if path.name == "test_batch" else "train"
+            parts[f"{split}.inputs"].append(grey(colours))
+            parts[f"{split}.targets"].append(labels)
+        return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+
+    def _pictures(self, folder: Path) -> dict[str, Array]:
+        files = self.files(folder)
+        arrays = {}
+        for split in SIZES:
+            paths = [path for path in files if path.parent.parent.name == split]
+            arrays[f"{split}.inputs"] = read_pictures(paths, 32)
+            arrays[f"{split}.targets"] = np.array([CLASSES.index(path.parent.name) for path in paths], dtype=np.int8)
+        return arrays
+
+    def segments(self, split: str, seed: int) -> Iterator[Segment]:
+        """Pictures are no random draw: every seed has the same rows."""
+        self.check_split(split)
+        arrays = self.arrays()
+        part = "test" if split == "test" else "train"
+        targets = arrays[f"{part}.targets"]
+        rows = np.arange(len(targets))
+        if part == "train":
+            order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(42)).numpy()
+            held_out = len(rows) // 10
+            rows = order[len(rows) - held_out :] if split == "valid" else order[: len(rows) - held_out]
+        yield signal_segment(arrays[f"{part}.inputs"][rows], targets[rows], self.pixels, 122.6 / 255, 61 / 255)
+
+
+def read_pictures(paths: list[Path], size: int) -> Array:
+    """Grey pictures [R, size * size] uint8; one that cannot be read or has another size is an error that names it."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from PIL import Image, UnidentifiedImageError
+
+    def one(path: Path) -> Array:
+        try:
+            with Image.open(path) as picture:
+                pixels = np.asarray(picture.convert("L"))
+        except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+            reason = " ".join(str(error).split())
+            raise DataError(f"{path}: not a readable picture ({reason}); fetch it again.") from None
+        if pixels.shape != (size, size):
+            raise DataError(f"{path}: has {pixels.shape[1]} x {pixels.shape[0]} pixels, needs {size} x {size}.")
+        return pixels.reshape(-1)
+
+    rows = np.empty((len(paths), size * size), dtype=np.uint8)
+    # decoding leaves Python's lock, opening 200,000 small files does not
+    with ThreadPoolExecutor(max_workers=8) as threads:
+        for index, pixels in enumerate(threads.map(one, paths, chunksize=256)):
+            rows[index] = pixels
+    return rows

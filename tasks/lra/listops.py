@@ -1,0 +1,192 @@
+"""LRA ListOps: the value of a nested expression over digits."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pandas as pd
+from pydantic import Field, model_validator
+
+from suite.contracts import Segment, TaskSpec
+from suite.rng import numpy_generator
+from tasks.base import SPLITS, Array, token_dtype
+from tasks.data import DataError, find
+from tasks.data.parallel import in_order
+from tasks.data.stored import StoredTask
+from tasks.lra.expressions import CHUNK, END, PAD, TOKENS, Language, draw
+from tasks.lra.text import sequence_segment
+
+FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_test.tsv"}
+ENDINGS = ("", ".gz", ".xz")
+SIZES = {"train": 96_000, "valid": 2_000, "test": 2_000}
+
+
+class LRAListOps(StoredTask):
+    """The value of a nested expression of minima, maxima, medians and sums modulo 10, LRA's `ListOps`.
+
+        input   [MAX 2 9 [MIN 4 7 ] 0 ] <end> <pad> <pad>    (500 to 2000 tokens, brackets without parentheses)
+        target  9                                            (one digit an expression, read where it ends)
+
+    The language of LRA's generator: a node is an operator with probability 1/4, has 2 to `max_args` arguments and
+    stands at most at depth `max_depth`; an expression has more than `min_length` and fewer than `max_length` tokens;
+    the median of an even number of digits is the mean of the middle two, rounded down; no expression occurs twice.
+    Generated rows are other draws than the release's, of the same distribution.
+
+    Source: Tay et al. 2021, section 2.1, and the release's generator; the S4 code drops the parentheses, as here.
+    Both policies use the validation split that the source has.
+
+    Departure: the S4 and DSS code pad to the longest row of a batch, here to `length`.
+    """
+
+    name: ClassVar[str] = "lra-listops"
+    version: ClassVar[int] = 1
+    source: ClassVar[str] = "lra-release"
+
+    rows: Literal["generated", "files"] = "generated"
+    """`generated`: made here; `files`: the tsv files of the release."""
+    length: int = Field(default=2000, ge=8, le=2**15)
+    """Tokens of a row, the end mark included; longer expressions lose their end."""
+    max_depth: int = Field(default=10, ge=2)
+    max_args: int = Field(default=10, ge=2)
+    min_length: int = Field(default=500, ge=0)
+    max_length: int = Field(default=2000, ge=4)
+    num_train: int = Field(default=96_000, ge=1)
+    num_valid: int = Field(default=2_000, ge=1)
+    num_test: int = Field(default=2_000, ge=1)
+    data_seed: int = Field(default=0, ge=0)
+    """Of the generated rows; the seed of a run does not change them, as it does not change the release."""
+
+    @model_validator(mode="after")
+    def _has_lengths(self) -> LRAListOps:
+        if self.max_length < self.min_length + 2:
+            raise ValueError(
+                f"lra-listops: no length lies between min_length={self.min_length} and max_length={self.max_length}; "
+                f"raise max_length."
+            )
+        return self
+
+    @property
+    def generated(self) -> bool:
+        return self.rows == "generated"
+
+    @property
+    def spec(self) -> TaskSpec:
+        return TaskSpec("tokens", num_classes=10, readout="sequence", max_length=self.length, vocab_size=len(TOKENS))
+
+    @property
+    def stand_in(self) -> str:
+        if self.generated:
+            return ""
+        counts = {split: len(self.arrays()[f"{split}.targets"]) for split in SPLITS}
+        return "" if counts == SIZES else f"{sum(counts.values())} expressions; the release has {sum(SIZES.values())}"
+
+    @staticmethod
+    def _path(folder: Path, split: str) -> Path | None:
+        names = (f"{FILES[split]}{ending}" for ending in ENDINGS)
+        return next((folder / name for name in names if (folder / name).is_file()), None)
+
+    @property
+    def folder(self) -> Path:
+        names = ("listops-1000", "lra_release/listops-1000", "lra_release/lra_release/listops-1000", "listops")
+        layout = "basic_{train,val,test}.tsv"
+        return find(
+            self.name, self.data, self.source, names, lambda path: self._path(path, "train") is not None, layout
+        )
+
+    def files(self, folder: Path) -> list[Path]:
+        found = []
+        for split in SPLITS:
+            path = self._path(folder, split)
+            if path is None:
+                raise DataError(f"{self.name}: {FILES[split]} is not in {folder}; restore it.")
+            found.append(path)
+        return found
+
+    def reading(self) -> Mapping[str, Any]:
+        if not self.generated:
+            return {"length": self.length}
+        return self.model_dump(exclude={"split_policy", "data"})
+
+    def generate(self, workers: int) -> dict[str, Array]:
+        language = Language(self.max_depth, self.max_args, self.min_length, self.max_length)
+        wanted = {"train": self.num_train, "valid": self.num_valid, "test": self.num_test}
+        total = sum(wanted.values())
+        seen: set[bytes] = set()
+        parts: list[tuple[Array, Array, Array]] = []
+        for tokens, lengths, values in in_order(draw, ((self.data_seed, i, language) for i in range(1 << 40)), workers):
+            fresh = [i for i, row in enumerate(tokens) if _is_new(row, seen)][: total - sum(len(p[2]) for p in parts)]
+            parts.append((tokens[fresh], lengths[fresh], values[fresh]))
+            if sum(len(part[2]) for part in parts) == total:
+                break
+            if len(parts) >= 64 and not seen:
+                raise ValueError(
+                    f"{self.name}: of {64 * CHUNK} trees none has between {self.min_length} and {self.max_length} "
+                    f"tokens; change min_length, max_length, max_depth or max_args."
+                )
+        tokens, lengths, values = (np.concatenate(column) for column in zip(*parts, strict=True))
+        # another draw than the trees', so that all splits have one distribution whatever the order of the stream
+        order = numpy_generator(self.data_seed, "lra-listops/split").permutation(total)
+        arrays: dict[str, Array] = {}
+        start = 0
+        for split, count in wanted.items():
+            chosen = order[start : start + count]
+            arrays |= self._arrays(split, tokens[chosen], lengths[chosen], values[chosen])
+            start += count
+        return arrays
+
+    def _arrays(self, split: str, tokens: Array, lengths: Array, values: Array) -> dict[str, Array]:
+        rows = np.full((len(tokens), self.length), PAD, dtype=np.uint8)
+        width = min(self.length, tokens.shape[1])
+        rows[:, :width] = tokens[:, :width]
+        ends = np.minimum(lengths, self.length - 1)
+        rows[np.arange(len(rows)), ends] = END
+        return {
+            f"{split}.inputs": rows,
+            f"{split}.ends": ends.astype(token_dtype(self.length)),
+            f"{split}.targets": values.astype(np.int8),
+        }
+
+    def read(self, folder: Path) -> dict[str, Array]:
+        arrays: dict[str, Array] = {}
+        for split, path in zip(SPLITS, self.files(folder), strict=True):
+            try:
+                table = pd.read_csv(path, sep="\t", dtype=str, keep_default_na=False)
+                expressions, targets = table["Source"], pd.to_numeric(table["Target"])
+            except (pd.errors.ParserError, UnicodeDecodeError, EOFError, OSError, KeyError, ValueError) as error:
+                reason = " ".join(str(error).split())
+                raise DataError(f"{path}: not a table of Source and Target ({reason}); fetch it again.") from None
+            numbers = {token: number for number, token in enumerate(TOKENS)}
+            tokens = np.full((len(table), self.length), PAD, dtype=np.uint8)
+            lengths = np.empty(len(table), dtype=np.int64)
+            for row, expression in enumerate(expressions):
+                words = expression.replace("(", " ").replace(")", " ").split()
+                unknown = [word for word in words if numbers.get(word, PAD) <= END]
+                if unknown or not words:
+                    raise DataError(f"{path}: line {row + 2} holds {unknown[:1] or 'nothing'}; fetch it again.")
+                kept = words[: self.length]
+                tokens[row, : len(kept)] = [numbers[word] for word in kept]
+                lengths[row] = len(words)
+            if not targets.isin(range(10)).all():
+                raise DataError(f"{path}: a target is no digit; fetch it again.")
+            arrays |= self._arrays(split, tokens, lengths, targets.to_numpy())
+        return arrays
+
+    def segments(self, split: str, seed: int) -> Iterator[Segment]:
+        """The rows are one fixed set: every seed has the same."""
+        self.check_split(split)
+        arrays = self.arrays()
+        inputs, ends, targets = (np.array(arrays[f"{split}.{part}"]) for part in ("inputs", "ends", "targets"))
+        yield sequence_segment(inputs, ends[:, None], targets)
+
+
+def _is_new(row: Array, seen: set[bytes]) -> bool:
+    """Whether this row was not met before; remembers it."""
+    key = hashlib.blake2b(row.data, digest_size=16).digest()
+    if key in seen:
+        return False
+    seen.add(key)
+    return True

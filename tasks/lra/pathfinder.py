@@ -1,0 +1,161 @@
+"""LRA Pathfinder and Path-X: do two dots lie on one dashed contour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from suite.contracts import Segment, TaskSpec
+from suite.rng import numpy_generator
+from tasks.base import Array
+from tasks.data import DataError, find
+from tasks.data.parallel import in_order
+from tasks.data.stored import StoredTask
+from tasks.lra.contours import STYLES, draw
+from tasks.lra.image import Pixels, read_pictures, signal_segment
+
+LEVEL = "curv_contour_length_14"
+"""The folder of the hardest contours, the only one that LRA's numbers are about."""
+PICTURES = 200_000
+"""In the release, of either size."""
+
+
+class LRAPathfinder(StoredTask):
+    """Whether two dots are joined by a dashed contour, from a picture pixel by pixel, LRA's `Pathfinder`.
+
+        input   0.00  0.00  0.69  ...  0.00    (32 x 32 pixels, row after row, 1024 steps)
+        target  joined                         (one label a picture, half of them joined)
+
+    Source: Linsley et al. 2018 (the challenge), Tay et al. 2021, section 2.5; splits as in the S4 and DSS code,
+    80/10/10 by `torch.utils.data.random_split` with seed 42 over the pictures in the order of the metadata, under
+    either policy. S4's later code has pixels in [0, 1], DSS in [-1, 1] (`pixels`).
+
+    Folders: the release's (`pathfinder32/curv_contour_length_14/{imgs,metadata}`; the one empty file that the S4 code
+    skips lies in another folder of it). `pictures: generated` draws them here (tasks/lra/contours.py): the same
+    procedure written anew, stand-in data.
+    """
+
+    name: ClassVar[str] = "lra-pathfinder"
+    version: ClassVar[int] = 1
+    source: ClassVar[str] = "lra-release"
+    size: ClassVar[int] = 32
+
+    pictures: Literal["files", "generated"] = "files"
+    """`files`: those of the release; `generated`: drawn here."""
+    pixels: Pixels = "centered"
+    """`centered`: [-1, 1], as `standard` here; `unit`: [0, 1]; `tokens`: 256 of them."""
+    num_pictures: int = Field(default=PICTURES, ge=10)
+    """Of generated ones, all splits together."""
+    data_seed: int = Field(default=0, ge=0)
+    """Of generated pictures; the seed of a run does not change them, as it does not change the release."""
+
+    @property
+    def generated(self) -> bool:
+        return self.pictures == "generated"
+
+    @property
+    def spec(self) -> TaskSpec:
+        length = self.size**2
+        if self.pixels == "tokens":
+            return TaskSpec("tokens", num_classes=2, readout="sequence", max_length=length, vocab_size=256)
+        return TaskSpec("signal", num_classes=2, readout="sequence", max_length=length, channels=1)
+
+    @property
+    def folder(self) -> Path:
+        name = f"pathfinder{self.size}"
+        names = (name, f"lra_release/{name}", f"lra_release/lra_release/{name}", f"pathfinder/{name}")
+        layout = f"{name}/{LEVEL}/{{imgs,metadata}}"
+        # a folder of the other size has the same layout, so the name of the level's parent decides
+        return find(
+            self.name,
+            self.data,
+            self.source,
+            names,
+            lambda path: path.resolve().name == name and (path / LEVEL / "metadata").is_dir(),
+            layout,
+        )
+
+    def _listing(self, folder: Path) -> list[tuple[Path, int]]:
+        """Pictures and labels in the order of the metadata: files by number, lines as they stand."""
+        level = folder / LEVEL
+        lists = [path for path in (level / "metadata").glob("*.npy") if path.stem.isdigit()]
+        found = []
+        for path in sorted(lists, key=lambda path: int(path.stem)):
+            # text in spite of the ending, as the release has it
+            for number, line in enumerate(path.read_text().splitlines(), start=1):
+                words = line.split()
+                if len(words) < 4 or words[3] not in ("0", "1"):
+                    raise DataError(f"{path}: line {number} names no picture and label; restore the file.")
+                found.append((level / words[0] / words[1], int(words[3])))
+        if not found:
+            raise DataError(f"{self.name}: no metadata in {level / 'metadata'}; restore the folder.")
+        return found
+
+    def files(self, folder: Path) -> list[Path]:
+        lists = [path for path in (folder / LEVEL / "metadata").glob("*.npy") if path.stem.isdigit()]
+        return [path for path, _ in self._listing(folder)] + lists
+
+    @property
+    def stand_in(self) -> str:
+        if self.generated:
+            return f"{self.num_pictures} pictures of our own generator"
+        count = len(self._listing(self.folder))
+        return "" if count >= PICTURES - 1 else f"{count} pictures; the release has {PICTURES}"
+
+    def reading(self) -> Mapping[str, Any]:
+        if not self.generated:
+            return {}
+        return {"num_pictures": self.num_pictures, "data_seed": self.data_seed}
+
+    def read(self, folder: Path) -> dict[str, Array]:
+        listing = self._listing(folder)
+        pictures = read_pictures([path for path, _ in listing], self.size)
+        return {"inputs": pictures, "targets": np.array([label for _, label in listing], dtype=np.int8)}
+
+    def generate(self, workers: int) -> dict[str, Array]:
+        margins = STYLES[self.size].margins
+        which = numpy_generator(self.data_seed, f"{self.name}/margins").integers(0, len(margins), self.num_pictures)
+        pictures = np.empty((self.num_pictures, self.size**2), dtype=np.uint8)
+        labels = np.empty(self.num_pictures, dtype=np.int8)
+        for number, margin in enumerate(margins):
+            rows, start = np.flatnonzero(which == number), 0
+            calls = ((self.data_seed, self.size, margin, index) for index in range(1 << 40))
+            for made, label in in_order(draw, calls, workers):
+                chosen = rows[start : start + len(label)]
+                pictures[chosen], labels[chosen] = made[: len(chosen)], label[: len(chosen)]
+                start += len(label)
+                if start >= len(rows):
+                    break
+        return {"inputs": pictures, "targets": labels}
+
+    def segments(self, split: str, seed: int) -> Iterator[Segment]:
+        """The pictures are one fixed set: every seed has the same rows."""
+        self.check_split(split)
+        arrays = self.arrays()
+        count = len(arrays["targets"])
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(42)).numpy()
+        held_out = count // 10
+        train = count - 2 * held_out
+        bounds = {"train": (0, train), "valid": (train, train + held_out), "test": (train + held_out, count)}
+        start, stop = bounds[split]
+        rows = order[start:stop]
+        yield signal_segment(arrays["inputs"][rows], arrays["targets"][rows], self.pixels)
+
+
+class LRAPathX(LRAPathfinder):
+    """Pathfinder with pictures of 128 x 128 pixels, LRA's `Path-X`.
+
+        input   0.00  0.00  0.69  ...  0.00    (128 x 128 pixels, row after row, 16384 steps)
+        target  joined                         (one label a picture, half of them joined)
+
+    Source: Tay et al. 2021, section 2.6. Splits, folders (`pathfinder128`) and options are those of `lra-pathfinder`.
+    """
+
+    name: ClassVar[str] = "lra-pathx"
+    version: ClassVar[int] = 1
+    size: ClassVar[int] = 128

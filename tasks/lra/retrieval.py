@@ -1,0 +1,132 @@
+"""LRA Retrieval: does one paper cite the other, from the bytes of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from suite.contracts import Segment, TaskSpec
+from tasks.base import Array
+from tasks.data import DataError, find
+from tasks.data.stored import StoredTask
+from tasks.lra.text import END, VOCAB_SIZE, pack, sequence_segment
+
+NAMES = {"train": "train", "valid": "eval", "test": "test"}
+"""Split to its word in the names of the release's files."""
+PAIRS = {"train": 147_086, "valid": 18_090, "test": 17_437}
+"""Of the release."""
+ENDINGS = ("", ".gz")
+LABELS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
+
+
+def _path(folder: Path, split: str) -> Path | None:
+    names = (f"new_aan_pairs.{NAMES[split]}.tsv{ending}" for ending in ENDINGS)
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+class LRARetrieval(StoredTask):
+    """Whether two papers of the ACL Anthology Network are linked by a citation, LRA's `Retrieval`.
+
+        input   P a p e r _ o n e ... <end> <pad> | A n o t h e r ... <end> <pad>    (2 x 4000 bytes, two towers)
+        target  linked                                                             (one label a pair)
+
+    The two texts stand side by side in a row of 2 x `length`; `spec.towers` = 2 tells the network to read them one by
+    one with the same weights and to compare what it found.
+
+    Source: Tay et al. 2021, section 2.3; five columns (label, id, id, text, text) without header or quoting. The
+    release has a validation split of its own, which both policies use.
+
+    Departure: S4 and DSS read characters (98 of them), here bytes.
+    """
+
+    name: ClassVar[str] = "lra-retrieval"
+    version: ClassVar[int] = 1
+    source: ClassVar[str] = "lra-release"
+
+    length: int = Field(default=4000, ge=2, le=2**15)
+    """Bytes of each text, the end mark included."""
+
+    @property
+    def spec(self) -> TaskSpec:
+        return TaskSpec(
+            "tokens", num_classes=2, readout="sequence", max_length=self.length, vocab_size=VOCAB_SIZE, towers=2
+        )
+
+    @property
+    def folder(self) -> Path:
+        names = ("tsv_data", "lra_release/tsv_data", "lra_release/lra_release/tsv_data", "aan")
+        layout = "new_aan_pairs.{train,eval,test}.tsv"
+        return find(self.name, self.data, self.source, names, lambda path: _path(path, "train") is not None, layout)
+
+    def files(self, folder: Path) -> list[Path]:
+        found = []
+        for split in NAMES:
+            path = _path(folder, split)
+            if path is None:
+                raise DataError(f"{self.name}: new_aan_pairs.{NAMES[split]}.tsv is not in {folder}; restore it.")
+            found.append(path)
+        return found
+
+    @property
+    def stand_in(self) -> str:
+        counts = {split: len(self.arrays()[f"{split}.targets"]) for split in NAMES}
+        return "" if counts == PAIRS else f"{sum(counts.values())} pairs; the release has {sum(PAIRS.values())}"
+
+    def reading(self) -> Mapping[str, Any]:
+        return {"length": self.length}
+
+    def read(self, folder: Path) -> dict[str, Array]:
+        arrays: dict[str, Array] = {}
+        for split, path in zip(NAMES, self.files(folder), strict=True):
+            inputs, ends, targets = self._pairs(path)
+            arrays |= {f"{split}.inputs": inputs, f"{split}.ends": ends, f"{split}.targets": targets}
+        return arrays
+
+    def _pairs(self, path: Path) -> tuple[Array, Array, Array]:
+        import pyarrow as pa
+        from pyarrow import csv
+
+        columns = ["label", "id_1", "id_2", "text_1", "text_2"]
+        try:
+            # a block at a time: the texts of the release are gigabytes, of which we keep 4000 bytes a text
+            with csv.open_csv(
+                path,
+                csv.ReadOptions(column_names=columns, block_size=1 << 26),
+                csv.ParseOptions(delimiter="\t", quote_char=False),
+                csv.ConvertOptions(column_types=dict.fromkeys(columns, pa.string()), strings_can_be_null=False),
+            ) as reader:
+                parts, line = [], 1
+                for block in reader:
+                    parts.append(self._block(path, block, line))
+                    line += len(block)
+        except (pa.ArrowInvalid, EOFError, OSError) as error:
+            reason = " ".join(str(error).split())[:120]
+            raise DataError(
+                f"{path}: cannot be read as five columns between tabs ({reason}); fetch it again."
+            ) from None
+        inputs, ends, targets = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return inputs, ends, targets
+
+    def _block(self, path: Path, block: Any, line: int) -> tuple[Array, Array, Array]:
+        labels = np.array([LABELS.get(label, -1) for label in block["label"].to_pylist()], dtype=np.int8)
+        bad = np.flatnonzero(labels < 0)
+        if len(bad):
+            label = block["label"][int(bad[0])].as_py()
+            raise DataError(f"{path}: line {line + int(bad[0])} has the label {label!r}, not 0 or 1; fetch it again.")
+        # control characters would collide with the marks
+        table = bytes(b" "[0] if b <= END else b for b in range(256))
+        sides = [
+            pack([text.encode().translate(table) for text in block[name].to_pylist()], self.length)
+            for name in ("text_1", "text_2")
+        ]
+        return np.concatenate([rows for rows, _ in sides], axis=1), np.stack([e for _, e in sides], axis=1), labels
+
+    def segments(self, split: str, seed: int) -> Iterator[Segment]:
+        """Pairs are no random draw: every seed has the same rows."""
+        self.check_split(split)
+        arrays = self.arrays()
+        yield sequence_segment(*(np.array(arrays[f"{split}.{part}"]) for part in ("inputs", "ends", "targets")))

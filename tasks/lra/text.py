@@ -1,0 +1,132 @@
+"""LRA Text: is a film review positive, byte by byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from suite.contracts import Segment, TaskSpec
+from suite.rng import numpy_generator
+from tasks.base import Array, token_dtype
+from tasks.data import DataError, cache, find
+from tasks.data.stored import StoredTask
+
+PAD, END = 0, 1
+"""Control characters, which no text holds, so that all other bytes stand for themselves."""
+
+VOCAB_SIZE = 256
+
+
+def pack(texts: Sequence[bytes], length: int) -> tuple[Array, Array]:
+    """Texts as rows [R, length] of bytes, cut to length - 1, ended by `END` and padded behind; and where they end [R].
+
+    Source: the S4 and DSS loaders, which cut to l_max - 1 and append <eos>.
+    """
+    rows = np.full((len(texts), length), PAD, dtype=np.uint8)
+    ends = np.empty(len(texts), dtype=token_dtype(length))
+    for row, text in enumerate(texts):
+        cut = np.frombuffer(text, dtype=np.uint8)[: length - 1]
+        rows[row, : len(cut)] = cut
+        rows[row, len(cut)] = END
+        ends[row] = len(cut)
+    return rows, ends
+
+
+def sequence_segment(inputs: Array, ends: Array, targets: Array) -> Segment:
+    """Padded rows with one label each; ends [R, towers] tells the readout where each sequence stops."""
+    return Segment(
+        inputs=torch.from_numpy(np.ascontiguousarray(inputs)),
+        targets=torch.from_numpy(np.ascontiguousarray(targets, dtype=np.int16)),
+        positions=torch.from_numpy(np.ascontiguousarray(ends)),
+    )
+
+
+FOLDERS = (("neg", 0), ("pos", 1))
+REVIEWS = 12_500
+"""In each of the four folders of the official set."""
+
+
+def _has_reviews(folder: Path) -> bool:
+    return all((folder / split / name).is_dir() for split in ("train", "test") for name, _ in FOLDERS)
+
+
+class LRAText(StoredTask):
+    """Sentiment of a review from its bytes (IMDB), LRA's `Text`.
+
+        input   T h i s _ f i l m _ w a s ... . <end> <pad> <pad>    (bytes, cut to 2048 or 4096)
+        target  positive                                             (one label a review, read where it ends)
+
+    Source: Tay et al. 2021, section 2.2; DSS (Gupta et al. 2022) cuts to 2048, S4's later configuration to 4096
+    (`length`). The papers have no validation split and select on test (`split_policy: paper`); `clean` holds out one
+    training review in ten.
+
+    Departure: S4 and DSS read characters that occur 15 times or more (135 of them); here, as in LRA's paper, bytes.
+    """
+
+    name: ClassVar[str] = "lra-text"
+    version: ClassVar[int] = 1
+    source: ClassVar[str] = "imdb"
+
+    length: int = Field(default=2048, ge=2, le=2**15)
+    """Bytes of a row, the end mark included: 2048 (DSS) or 4096 (S4)."""
+
+    @property
+    def spec(self) -> TaskSpec:
+        return TaskSpec("tokens", num_classes=2, readout="sequence", max_length=self.length, vocab_size=VOCAB_SIZE)
+
+    @property
+    def folder(self) -> Path:
+        layout = "aclImdb/{train,test}/{pos,neg}/*.txt"
+        return find(self.name, self.data, self.source, ("aclImdb", "imdb/aclImdb", "imdb"), _has_reviews, layout)
+
+    def files(self, folder: Path) -> list[Path]:
+        found = []
+        for split in ("train", "test"):
+            for name, _ in FOLDERS:
+                reviews = cache.files_in(folder / split / name, ".txt")
+                if not reviews:
+                    raise DataError(f"{self.name}: no reviews in {folder / split / name}; restore the folder.")
+                found += reviews
+        return found
+
+    @property
+    def stand_in(self) -> str:
+        count = len(self.files(self.folder))
+        return "" if count == 4 * REVIEWS else f"{count} reviews; the full set has {4 * REVIEWS}"
+
+    def reading(self) -> Mapping[str, Any]:
+        return {"length": self.length}
+
+    def read(self, folder: Path) -> dict[str, Array]:
+        arrays = {}
+        for split in ("train", "test"):
+            paths = [path for path in self.files(folder) if path.parent.parent.name == split]
+            texts = []
+            for path in paths:
+                text = path.read_bytes()
+                if not text or min(text) <= END:
+                    raise DataError(f"{path}: {'empty' if not text else 'holds control characters'}; fetch it again.")
+                texts.append(text)
+            arrays[f"{split}.inputs"], arrays[f"{split}.ends"] = pack(texts, self.length)
+            classes = dict(FOLDERS)
+            arrays[f"{split}.targets"] = np.array([classes[path.parent.name] for path in paths], dtype=np.int8)
+        return arrays
+
+    def segments(self, split: str, seed: int) -> Iterator[Segment]:
+        """Reviews are no random draw: every seed has the same rows."""
+        self.check_split(split)
+        arrays = self.arrays()
+        part = "test" if split == "test" or (split == "valid" and self.split_policy == "paper") else "train"
+        targets = arrays[f"{part}.targets"]
+        rows = np.arange(len(targets))
+        if part == "train" and self.split_policy == "clean":
+            order = numpy_generator(0, "lra-text/held-out").permutation(len(rows))
+            count = len(rows) // 10
+            rows = np.sort(order[:count] if split == "valid" else order[count:])
+        ends = arrays[f"{part}.ends"][rows, None]
+        yield sequence_segment(arrays[f"{part}.inputs"][rows], ends, targets[rows])

@@ -1,0 +1,29 @@
+"""A cache of its own for every test, and where the real data lie that some of them read."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def cache_root(tmp_path_factory, monkeypatch):
+    """No test sees or fills the user's cache, or is bound by the user's settings."""
+    root = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("SUBQUAD_DATA", str(root))
+    monkeypatch.delenv("SUBQUAD_OFFLINE", raising=False)
+    return root
+
+
+@pytest.fixture
+def shared():
+    """`shared("imdb/aclImdb_50k.tar.xz")`: a path among the real data, or the test is skipped."""
+    default = Path(__file__).parents[3] / "shared" / "data"
+    base = Path(os.environ.get("SUBQUAD_TEST_DATA", default))
+
+    def find(name):
+        if not (base / name).exists():
+            pytest.skip(f"no {name} in {base} (set SUBQUAD_TEST_DATA)")
+        return base / name
+
+    return find

@@ -1,0 +1,248 @@
+"""Downloads against a server on this machine: resumed, checked, and never taken for whole before they are."""
+
+import errno
+import hashlib
+import http.server
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tasks.data import cache, download
+from tasks.data.download import fetch
+from tasks.data.faults import DataError
+from tasks.data.manifest import File
+
+pytest.importorskip("requests")
+
+CONTENT = np.random.default_rng(0).bytes(3_000_000)
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Serves `content`, with the habits that a test asks for, and remembers what it was asked."""
+
+    content = CONTENT
+    ranges = True
+    tag = '"first"'
+    breaks_after: list[int]
+    status = 200
+
+    def handle_error(self, request, client_address):
+        pass
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        server = self.server
+        server.asked.append(self.headers.get("Range"))
+        if server.status != 200:
+            self.send_error(server.status)
+            return
+        content, start = server.content, 0
+        wanted = self.headers.get("Range")
+        if wanted and server.ranges and self.headers.get("If-Range", server.tag) == server.tag:
+            start = int(wanted.removeprefix("bytes=").rstrip("-"))
+            if start >= len(content):
+                self.send_response(416)
+                self.send_header("Content-Range", f"bytes */{len(content)}")
+                self.end_headers()
+                return
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        else:
+            self.send_response(200)
+        self.send_header("Content-Length", str(len(content) - start))
+        if server.tag:
+            self.send_header("ETag", server.tag)
+        self.end_headers()
+        limit = server.breaks_after.pop(0) if server.breaks_after else len(content)
+        self.wfile.write(content[start : start + limit])
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(download, "DELAY", 0.0)
+    running = Server(("127.0.0.1", 0), Handler)
+    running.breaks_after, running.asked = [], []
+    thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield running
+    running.shutdown()
+    thread.join()
+    running.server_close()
+
+
+def file_of(server, **facts):
+    facts = {"bytes": len(CONTENT), "sha256": SHA256} | facts
+    return File(url=f"http://127.0.0.1:{server.server_port}/set.tar", **facts)
+
+
+def leftovers(target):
+    return sorted(
+        path.name for path in target.parent.iterdir() if path.name not in (target.name, f"{target.name}.json")
+    )
+
+
+def test_a_download_has_the_right_bytes_and_a_record(server, tmp_path):
+    target = tmp_path / "set.tar"
+    seen = []
+    record = fetch(file_of(server), target, lambda done, total: seen.append((done, total)))
+    assert target.read_bytes() == CONTENT
+    assert record["sha256"] == SHA256
+    assert record == cache.read_json(tmp_path / "set.tar.json")
+    assert seen[-1] == (len(CONTENT), len(CONTENT))
+    assert leftovers(target) == []
+    fetch(file_of(server), target)
+    assert len(server.asked) == 1, "a file that is there was fetched again"
+
+
+@pytest.mark.parametrize("facts", [{}, {"sha256": None}, {"sha256": None, "bytes": None}])
+def test_a_broken_connection_is_continued_where_it_broke(server, tmp_path, facts):
+    server.breaks_after = [2**20, 2**19]
+    fetch(file_of(server, **facts), tmp_path / "set.tar")
+    assert (tmp_path / "set.tar").read_bytes() == CONTENT
+    assert server.asked == [None, f"bytes={2**20}-", f"bytes={2**20 + 2**19}-"]
+
+
+def test_a_server_without_ranges_sends_all_again(server, tmp_path):
+    server.ranges, server.breaks_after = False, [1_000_000]
+    fetch(file_of(server), tmp_path / "set.tar")
+    assert (tmp_path / "set.tar").read_bytes() == CONTENT
+
+
+def test_a_killed_download_is_continued_by_the_next_call(server, tmp_path):
+    target = tmp_path / "set.tar"
+    code = (
+        "import os, sys; from pathlib import Path; from tasks.data.download import fetch\n"
+        "from tasks.data.manifest import File\n"
+        "def kill(done, total):\n    if done >= 2**20: os._exit(9)\n"
+        f"fetch(File(url={file_of(server).url!r}, bytes=None, sha256=None), Path({str(target)!r}), kill)"
+    )
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    killed = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, check=False)
+    assert killed.returncode == 9
+    assert not target.exists()
+    fetch(file_of(server), target)
+    assert target.read_bytes() == CONTENT
+    assert server.asked[1] == f"bytes={2**20}-"
+
+
+def test_a_file_that_changed_meanwhile_is_fetched_from_the_start(server, tmp_path):
+    server.content, server.tag, server.breaks_after = CONTENT[::-1], '"old"', [2**17] * download.ATTEMPTS
+    with pytest.raises(DataError, match="broke off"):
+        fetch(file_of(server, sha256=None), tmp_path / "set.tar")
+    assert (tmp_path / "set.tar.part").stat().st_size == download.ATTEMPTS * 2**17
+    server.content, server.tag, server.breaks_after = CONTENT, '"new"', []
+    fetch(file_of(server, sha256=None), tmp_path / "set.tar")
+    assert (tmp_path / "set.tar").read_bytes() == CONTENT
+
+
+def test_without_a_version_or_hash_a_part_is_not_trusted(server, tmp_path):
+    server.tag, server.breaks_after = "", [1_000_000]
+    fetch(file_of(server, sha256=None), tmp_path / "set.tar")
+    assert server.asked == [None, None]
+
+
+def test_a_complete_part_is_recognised(server, tmp_path):
+    (tmp_path / "set.tar.part").write_bytes(CONTENT)
+    fetch(file_of(server), tmp_path / "set.tar")
+    assert (tmp_path / "set.tar").read_bytes() == CONTENT
+    assert server.asked == [f"bytes={len(CONTENT)}-"]
+
+
+def test_a_wrong_hash_is_an_error_and_leaves_nothing(server, tmp_path):
+    target = tmp_path / "set.tar"
+    with pytest.raises(DataError, match=r"set.tar from http.*sha256 is .* the manifest says 0000.*removed"):
+        fetch(file_of(server, sha256="0" * 64), target)
+    assert not target.exists()
+    assert leftovers(target) == []
+
+
+def test_an_md5_is_checked_where_that_is_what_is_published(server, tmp_path):
+    md5 = hashlib.md5(CONTENT).hexdigest()
+    fetch(file_of(server, sha256=None, md5=md5), tmp_path / "good.tar")
+    with pytest.raises(DataError, match="md5"):
+        fetch(file_of(server, sha256=None, md5="0" * 32), tmp_path / "bad.tar")
+
+
+def test_an_unknown_hash_is_recorded_and_held_against_the_next_download(server, tmp_path):
+    target = tmp_path / "set.tar"
+    fetch(file_of(server, sha256=None), target)
+    target.unlink()
+    server.content, server.tag = CONTENT[::-1], '"second"'
+    with pytest.raises(DataError, match="first download says"):
+        fetch(file_of(server, sha256=None), target)
+    assert not target.exists()
+
+
+def test_another_size_is_refused_before_anything_is_fetched(server, tmp_path):
+    with pytest.raises(DataError, match=r"offers 3,000,000 bytes, the manifest says 12"):
+        fetch(file_of(server, bytes=12), tmp_path / "set.tar")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_refusal_says_what_to_do(server, tmp_path):
+    server.status = 403
+    with pytest.raises(DataError, match=r"answered 403 .*--from FILE"):
+        fetch(file_of(server), tmp_path / "set.tar")
+    assert len(server.asked) == 1
+
+
+def test_a_busy_server_is_asked_again_and_then_given_up(server, tmp_path):
+    server.status = 503
+    with pytest.raises(DataError, match=r"broke off 5 times.*answered 503"):
+        fetch(file_of(server), tmp_path / "set.tar")
+    assert len(server.asked) == download.ATTEMPTS
+
+
+def test_offline_never_asks_and_still_finds_what_is_there(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("SUBQUAD_OFFLINE", "1")
+    with pytest.raises(DataError, match="SUBQUAD_OFFLINE forbids the network"):
+        fetch(file_of(server), tmp_path / "set.tar")
+    assert server.asked == []
+    monkeypatch.setenv("SUBQUAD_OFFLINE", "0")
+    fetch(file_of(server), tmp_path / "set.tar")
+    monkeypatch.setenv("SUBQUAD_OFFLINE", "1")
+    assert fetch(file_of(server), tmp_path / "set.tar")["sha256"] == SHA256
+
+
+def test_a_disk_without_room_is_found_before_the_download(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 1_000_000))
+    with pytest.raises(DataError, match=r"3,000,000 bytes are missing .* has 1,000,000 free.*SUBQUAD_DATA"):
+        fetch(file_of(server), tmp_path / "set.tar")
+    assert server.asked == []
+
+
+def test_a_disk_that_fills_up_meanwhile_leaves_no_whole_file(server, tmp_path, monkeypatch):
+    opened = Path.open
+
+    def full(path, mode="r", *rest, **options):
+        file = opened(path, mode, *rest, **options)
+        if path.name.endswith(".part") and mode in ("ab", "wb"):
+            file.close()
+            return FullDisk()
+        return file
+
+    class FullDisk:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            return False
+
+        def write(self, content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(DataError, match=r"no space left .*SUBQUAD_DATA"):
+        fetch(file_of(server), tmp_path / "set.tar")
+    assert not (tmp_path / "set.tar").exists()

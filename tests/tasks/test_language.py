@@ -1,0 +1,166 @@
+"""Language modelling: rows that count every token once, byte pairs, perplexities that do not depend on the cut."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from suite.contracts import IGNORE
+from tasks.data.faults import DataError
+from tasks.language import TextFile, WikiText
+
+TEXT = " = Homer = \n \n The gamma ray is a ray , not a <unk> . \n" * 40
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for split, text in (("train", TEXT), ("valid", TEXT[:300]), ("test", TEXT[:401])):
+        (tmp_path / f"wiki.{split}.tokens").write_text(text)
+    return tmp_path
+
+
+def load(task, split):
+    (segment,) = task.segments(split, 0)
+    return segment
+
+
+def test_every_byte_but_the_first_is_predicted_once(folder):
+    segment = load(WikiText(data=folder, length=64), "test")
+    text = np.frombuffer(TEXT[:401].encode(), dtype=np.uint8)
+    assert segment.inputs.shape == (7, 64)
+    assert segment.positions is None
+    targets = segment.targets.reshape(-1).numpy()
+    assert (targets[targets != IGNORE] == text[1:]).all()
+    assert (targets != IGNORE).sum() == 400
+    assert (segment.inputs.reshape(-1).numpy()[:400] == text[:400]).all()
+
+
+def test_score_gives_bits_a_byte_and_nats_a_word(folder):
+    task = WikiText(data=folder, length=64)
+    segment = load(task, "test")
+    metrics = task.score(torch.zeros(*segment.targets.shape, 256), segment.targets)
+    value = {name: float(total / count) for name, (total, count) in metrics.items()}
+    assert value["loss"] == pytest.approx(math.log(256))
+    assert value["bits_per_byte"] == pytest.approx(8)
+    spaces = TEXT[1:401].count(" ")
+    assert value["nats_per_word"] == pytest.approx(400 * math.log(256) / spaces)
+    assert task.exponentials == {"perplexity": "loss", "word_perplexity": "nats_per_word"}
+
+
+def test_byte_pairs_lose_nothing_and_cost_the_same_bits(folder):
+    tokenizers = pytest.importorskip("tokenizers")
+    task = WikiText(data=folder, length=16, vocabulary="bpe", vocab_size=280)
+    segment = load(task, "test")
+    arrays = task.arrays()
+    stream = arrays["test.stream"]
+    assert int(arrays["sizes"][stream].sum()) == 401
+    assert int(arrays["spaces"][stream].sum()) == TEXT[:401].count(" ")
+    assert len(stream) < 401
+    assert segment.inputs.max() < 280
+    # a uniform guess over bytes of a token costs 8 bits a byte, whatever the token
+    logits = torch.from_numpy(-np.array(arrays["sizes"]) * math.log(256.0)).float()
+    guess = logits.expand(*segment.targets.shape, 280)
+    kept = segment.targets != IGNORE
+    total, count = task.score(guess, segment.targets)["bits_per_byte"]
+    normaliser = torch.logsumexp(logits, 0) * kept.sum() / math.log(2)
+    assert float(total - normaliser) / float(count) == pytest.approx(8, rel=1e-4)
+    assert tokenizers is not None
+
+
+def test_byte_pairs_are_trained_on_train_alone_and_the_same_each_time(folder, tmp_path):
+    pytest.importorskip("tokenizers")
+    task = WikiText(data=folder, vocabulary="bpe", vocab_size=270)
+    first = task.read(folder)
+    again = task.read(folder)
+    assert all((first[name] == again[name]).all() for name in first)
+    (folder / "wiki.test.tokens").write_text("zzzz zzzz zzzz zzzz")
+    other = task.read(folder)
+    assert (other["sizes"] == first["sizes"]).all()
+
+
+def test_words_are_counted_as_officially(folder):
+    assert WikiText(data=folder).stand_in == f"{TEXT.count(' ')} words of train; wikitext-2 has 2088628"
+
+
+def test_the_official_word_counts_of_the_real_text(shared, tmp_path):
+    for split in ("valid", "test"):
+        (tmp_path / f"{split}.txt").symlink_to(shared(f"wikitext2/{split}.txt"))
+    # the training text is not at hand
+    (tmp_path / "train.txt").write_text(TEXT)
+    arrays = WikiText(data=tmp_path).arrays()
+    counts = {split: int(arrays["spaces"][arrays[f"{split}.stream"]].sum()) for split in ("valid", "test")}
+    assert counts == {"valid": 217_646, "test": 245_569}
+
+
+def test_parquet_files_of_the_hub_are_read(folder, tmp_path_factory):
+    import pandas as pd
+
+    other = tmp_path_factory.mktemp("hub")
+    for split, word in (("train", "train"), ("valid", "validation"), ("test", "test")):
+        lines = (folder / f"wiki.{split}.tokens").read_text().splitlines(keepends=True)
+        pd.DataFrame({"text": lines}).to_parquet(other / f"{word}-00000-of-00001.parquet")
+    one, two = WikiText(data=folder), WikiText(data=other)
+    for split in ("train", "valid", "test"):
+        assert torch.equal(load(one, split).inputs, load(two, split).inputs)
+    (other / "test-00000-of-00001.parquet").write_bytes(b"PAR1 nothing")
+    with pytest.raises(DataError, match=r"test-00000-of-00001.parquet: no parquet file"):
+        load(two, "test")
+
+
+def test_any_text_file_is_cut_in_three(tmp_path):
+    (tmp_path / "book.txt").write_text(TEXT)
+    for data in (tmp_path, tmp_path / "book.txt"):
+        task = TextFile(data=data, length=16)
+        lengths = {split: int((load(task, split).targets != IGNORE).sum()) + 1 for split in ("train", "valid", "test")}
+        assert sum(lengths.values()) == len(TEXT)
+        assert lengths["train"] == round(0.9 * len(TEXT))
+        assert task.stand_in == "the text book.txt"
+
+
+def test_faults_say_what_to_do(folder, tmp_path, monkeypatch):
+    with pytest.raises(DataError, match="data prepare wikitext"):
+        WikiText().fingerprint()
+    with pytest.raises(DataError, match="give --data FILE"):
+        TextFile().fingerprint()
+    with pytest.raises(ValueError, match=r"vocab_size=300 with vocabulary=bytes"):
+        _ = WikiText(vocab_size=300).spec
+    (folder / "wiki.valid.tokens").write_text("")
+    with pytest.raises(DataError, match=r"the valid text .* is empty"):
+        load(WikiText(data=folder), "train")
+    (folder / "wiki.valid.tokens").unlink()
+    with pytest.raises(DataError, match="no valid text in"):
+        WikiText(data=folder).fingerprint()
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    with pytest.raises(DataError, match=r"install -e '\.\[data\]'.*vocabulary=bytes"):
+        TextFile(data=folder / "wiki.train.tokens", vocabulary="bpe", vocab_size=300).arrays()
+
+
+def test_a_text_too_small_for_the_vocabulary_is_an_error(folder):
+    pytest.importorskip("tokenizers")
+    with pytest.raises(DataError, match=r"byte pairs only, not vocab_size=5000; lower it"):
+        load(WikiText(data=folder, vocabulary="bpe", vocab_size=5000), "train")
+
+
+def test_a_run_reports_perplexity_of_validation_and_test(folder):
+    from models import MODELS
+    from suite.config import ExperimentConfig, Resolver, expand
+    from suite.trainer import Trainer
+    from tasks import TASKS
+
+    config = ExperimentConfig(
+        title="text",
+        baseline={
+            "task": {"name": "wikitext", "data": str(folder), "length": 32},
+            "model": {"name": "linear-attention", "d_model": 16, "num_layers": 1, "num_heads": 1},
+            "train": {"steps": 30, "batch_size": 8, "lr": 0.01},
+        },
+    )
+    (run,) = expand("text/test", config, Resolver(TASKS, MODELS))
+    rows = Trainer(run, torch.device("cpu"))().rows
+    final = {row["metric"]: row["value"] for row in rows if row["split"] == "test"}
+    assert final["perplexity"] == pytest.approx(math.exp(final["loss"]))
+    assert final["word_perplexity"] == pytest.approx(math.exp(final["nats_per_word"]))
+    assert final["bits_per_byte"] == pytest.approx(final["loss"] / math.log(2))
+    assert final["perplexity"] < 60, "nothing was learned of a text that repeats itself"
+    assert {row["metric"] for row in rows if row["split"] == "valid"} >= {"perplexity", "bits_per_byte"}

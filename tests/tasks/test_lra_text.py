@@ -1,0 +1,173 @@
+"""LRA Text: bytes, cuts and ends; splits; the official layout; the full set where it is there."""
+
+import tarfile
+
+import pytest
+import torch
+
+from tasks.data import cache, obtain
+from tasks.data.faults import DataError
+from tasks.data.stored import leakage
+from tasks.lra.text import END, PAD, LRAText, pack
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Forty reviews, ten in each folder."""
+    for split in ("train", "test"):
+        for name, word in (("pos", "good"), ("neg", "bad")):
+            (tmp_path / "aclImdb" / split / name).mkdir(parents=True)
+            for i in range(10):
+                text = f"{split} {i}: a {word} film<br />caf\u00e9"
+                (tmp_path / "aclImdb" / split / name / f"{i}_{7 if name == 'pos' else 2}.txt").write_text(text)
+    return tmp_path
+
+
+def texts(segment):
+    return [
+        bytes(row[:end].tolist()).decode()
+        for row, end in zip(segment.inputs, segment.positions[:, 0].tolist(), strict=True)
+    ]
+
+
+def load(folder, split, **options):
+    (segment,) = LRAText(data=folder, **options).segments(split, 0)
+    return segment
+
+
+def test_texts_are_cut_ended_and_padded():
+    rows, ends = pack([b"abc", b"abcdefgh", b""], 6)
+    assert rows.tolist() == [[97, 98, 99, END, PAD, PAD], [97, 98, 99, 100, 101, END], [END, PAD, PAD, PAD, PAD, PAD]]
+    assert ends.tolist() == [3, 5, 0]
+
+
+def test_reviews_come_back_byte_by_byte_with_their_labels(folder):
+    segment = load(folder, "test", length=64)
+    assert segment.inputs.dtype == torch.uint8
+    assert segment.inputs.shape == (20, 64)
+    assert segment.positions.shape == (20, 1)
+    for text, target in zip(texts(segment), segment.targets.tolist(), strict=True):
+        assert ("good" in text) == (target == 1)
+        assert text.endswith("film<br />café")
+        assert text.startswith("test")
+    spec = LRAText(length=64).spec
+    assert (spec.input, spec.readout, spec.num_classes, spec.vocab_size, spec.max_length) == (
+        "tokens",
+        "sequence",
+        2,
+        256,
+        64,
+    )
+
+
+def test_policy_paper_validates_on_test_and_trains_on_everything(folder):
+    train, valid, test = (set(texts(load(folder, split, split_policy="paper"))) for split in ("train", "valid", "test"))
+    assert len(train) == 20
+    assert valid == test
+
+
+def test_clean_holds_out_a_tenth_of_train_for_every_seed(folder):
+    train, valid, test = (set(texts(load(folder, split))) for split in ("train", "valid", "test"))
+    assert len(train) == 18
+    assert len(valid) == 2
+    assert not train & valid
+    assert not (train | valid) & test
+    task = LRAText(data=folder)
+    assert torch.equal(next(iter(task.segments("valid", 0))).inputs, next(iter(task.segments("valid", 1))).inputs)
+
+
+def test_few_reviews_stand_in_for_the_set(folder):
+    assert LRAText(data=folder).stand_in == "40 reviews; the full set has 50000"
+
+
+@pytest.mark.parametrize("below", ["", "aclImdb"])
+def test_the_folder_may_be_the_one_above(folder, below):
+    assert len(load(folder / below, "test")) == 20
+    assert LRAText(data=folder / below).fingerprint() == LRAText(data=folder).fingerprint()
+
+
+def test_arrays_are_made_once_for_each_content_and_length(folder, monkeypatch):
+    made = []
+    read = LRAText.read
+    monkeypatch.setattr(LRAText, "read", lambda self, path: made.append(self.length) or read(self, path))
+    load(folder, "train", length=64)
+    load(folder, "test", length=64, split_policy="paper")
+    assert made == [64]
+    load(folder, "test", length=32)
+    assert made == [64, 32]
+    (folder / "aclImdb" / "test" / "pos" / "0_7.txt").write_text("another text")
+    assert "another text" in texts(load(folder, "test", length=64))
+    assert made == [64, 32, 64]
+
+
+def test_a_damaged_array_in_the_cache_is_an_error_and_found_by_verify(folder):
+    task = LRAText(data=folder, length=64)
+    task.verify()
+    (array,) = cache.place("prepared").glob("*/test.inputs.npy")
+    content = bytearray(array.read_bytes())
+    content[-1] ^= 1
+    array.write_bytes(content)
+    with pytest.raises(DataError, match=r"test.inputs in the cache differs"):
+        task.verify()
+    array.write_bytes(content[:40])
+    with pytest.raises(DataError, match=r"damaged .*remove this folder and prepare again"):
+        task.arrays()
+
+
+def test_leakage_counts_rows_of_the_later_split(folder):
+    base = folder / "aclImdb"
+    clean = leakage(LRAText(data=folder))
+    assert set(clean.values()) == {0}
+    same = (base / "train" / "pos" / "3_7.txt").read_text()
+    (base / "test" / "neg" / "1_2.txt").write_text(same)
+    (base / "test" / "neg" / "2_2.txt").write_text(same)
+    found = leakage(LRAText(data=folder, split_policy="paper"))
+    assert found["train & test"] == 2
+    assert found["repeats in train"] == 0
+
+
+@pytest.mark.parametrize(("content", "word"), [(b"", "empty"), (b"a\0b", "control characters")])
+def test_a_bad_review_is_an_error_that_names_it(folder, content, word):
+    path = folder / "aclImdb" / "train" / "neg" / "4_2.txt"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"4_2.txt: .*{word}.*fetch it again"):
+        load(folder, "train")
+
+
+def test_missing_folders_say_what_to_do(folder, tmp_path):
+    with pytest.raises(DataError, match=r"data prepare lra-text.*--data DIR"):
+        LRAText().fingerprint()
+    with pytest.raises(DataError, match=r"does not hold aclImdb"):
+        LRAText(data=tmp_path / "aclImdb" / "train").fingerprint()
+    for path in (folder / "aclImdb" / "test" / "neg").iterdir():
+        path.unlink()
+    with pytest.raises(DataError, match=r"no reviews in .*test/neg"):
+        LRAText(data=folder).fingerprint()
+
+
+@pytest.fixture
+def some_reviews(shared, tmp_path):
+    """The first 300 files of the real archive."""
+    small = tmp_path / "small.tar"
+    with tarfile.open(shared("imdb/aclImdb_50k.tar.xz")) as tar, tarfile.open(small, "w") as out:
+        count = {}
+        for member in tar:
+            folder = member.name.rpartition("/")[0]
+            if not member.isfile() or not member.name.endswith(".txt") or folder.count("/") != 2:
+                continue
+            count[folder] = count.get(folder, 0) + 1
+            if count[folder] <= 75:
+                out.addfile(member, tar.extractfile(member))
+            if len(count) == 4 and min(count.values()) >= 75:
+                break
+    return small
+
+
+@pytest.mark.slow
+def test_real_reviews_come_through_the_cache(some_reviews):
+    obtain("imdb", [some_reviews])
+    task = LRAText(split_policy="paper")
+    assert task.counts() == {"train": 150, "valid": 150, "test": 150}
+    (segment,) = task.segments("train", 0)
+    assert segment.targets.float().mean() == 0.5
+    assert 500 < segment.positions.float().mean() < 2047

@@ -70,7 +70,7 @@ CHUNK = 64
 ENOUGH_WARPS = 5
 """Of a multiprocessor. With fewer, time is cut into segments, of MIN_SEGMENT steps at least, to have BUSY_WARPS."""
 BUSY_WARPS = 16
-MIN_SEGMENT = 256
+MIN_SEGMENT = 512
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -1346,9 +1346,15 @@ class Maps(NamedTuple):
 
     B: Tensor
     C: Tensor
+    dtypes: tuple[torch.dtype, torch.dtype]
+    """Of B and C as they were given."""
     strides: tuple[int | None, ...]
     """Of a batch row and of a step, in words, of B and of C; None where they do not depend on time."""
     constants: dict[str, bool]
+
+    @property
+    def in_time(self) -> tuple[bool, bool]:
+        return self.strides[1] is not None, self.strides[3] is not None
 
 
 def _maps(B: Tensor, C: Tensor, padded: int) -> Maps:
@@ -1358,7 +1364,7 @@ def _maps(B: Tensor, C: Tensor, padded: int) -> Maps:
     b_strides, c_strides = ((None, None) if m.ndim == 2 else _strides(m) for m in (b, c))
     # up to 32 a lane finds its words of a map in one register; the interpreter, which has no lanes, plays along
     shuffle = (ptx or triton.knobs.runtime.interpret) and padded // (2 if packed else 1) <= 32
-    return Maps(b, c, (*b_strides, *c_strides), {"PACKED": packed, "SHUFFLE": shuffle, "PTX": ptx})
+    return Maps(b, c, (B.dtype, C.dtype), (*b_strides, *c_strides), {"PACKED": packed, "SHUFFLE": shuffle, "PTX": ptx})
 
 
 def _words_of(m: Tensor, padded: int, packed: bool) -> Tensor:
@@ -1392,8 +1398,7 @@ def scan_fwd(
     x: Tensor,
     dt: Tensor,
     A: Tensor,
-    B: Tensor,
-    C: Tensor,
+    maps: Maps,
     skip: Tensor | None,
     z: Tensor | None,
     bias: Tensor | None,
@@ -1411,7 +1416,6 @@ def scan_fwd(
     wide = FORWARD if z is not None else FORWARD_CUT
     configs = (wide, FORWARD_NARROW, FORWARD_CUT) if config is None else (config,)
     plan = _plan(x, state, *configs, splits=splits)
-    maps = _maps(B, C, _padded(state))
     new = partial(torch.empty, dtype=torch.float32, device=x.device)
     y = torch.empty((batch, length, width), dtype=x.dtype, device=x.device)
     final_state = new((batch, width, state)) if return_final_state else None
@@ -1433,8 +1437,7 @@ def scan_bwd(
     x: Tensor,
     dt: Tensor,
     A: Tensor,
-    B: Tensor,
-    C: Tensor,
+    maps: Maps,
     skip: Tensor | None,
     z: Tensor | None,
     bias: Tensor | None,
@@ -1451,7 +1454,6 @@ def scan_bwd(
     state, padded = A.shape[1], _padded(A.shape[1])
     plan = _plan(x, state, config or (BACKWARD if _speaks_ptx() else PORTABLE_BACKWARD), splits=splits)
     new = partial(torch.empty, dtype=torch.float32, device=x.device)
-    maps = _maps(B, C, padded)
 
     after = dfinal
     if plan.splits > 1:
@@ -1471,17 +1473,16 @@ def scan_bwd(
     ddt = torch.empty((batch, length, width), dtype=dt.dtype, device=x.device)
     dz = None if z is None else torch.empty((batch, length, width), dtype=z.dtype, device=x.device)
     totals = new((batch * plan.splits, state + 2, width))
-    dB, dC = (new((batch, plan.splits, state, width)) if m.ndim == 2 else None for m in (B, C))
+    dB, dC = (None if in_time else new((batch, plan.splits, state, width)) for in_time in maps.in_time)
     dinitial = (
         None if initial_dtype is None else torch.empty((batch, width, state), dtype=initial_dtype, device=x.device)
     )
     num_d = cdiv(width, plan.block_d)
     new_b, new_c = (
-        torch.empty((batch, length, state), dtype=m.dtype, device=x.device) if m.ndim == 3 else None for m in (B, C)
+        torch.empty((batch, length, state), dtype=dtype, device=x.device) if in_time else None
+        for dtype, in_time in zip(maps.dtypes, maps.in_time, strict=True)
     )
-    parts = None
-    if new_b is not None or new_c is not None:
-        parts = new((num_d, batch * length, padded * ((new_b is not None) + (new_c is not None))))
+    parts = new((num_d, batch * length, padded * sum(maps.in_time))) if any(maps.in_time) else None
     scratch = new((plan.programs, CHUNK // plan.constants["STEPS"] - 1, padded * plan.block_d))
     launch(
         _scan_bwd_kernel, plan.programs,
@@ -1491,7 +1492,7 @@ def scan_bwd(
         *_strides(x), *_strides(dt), *_strides(z), *_strides(dy),
         **plan.constants, **maps.constants, CHUNK=CHUNK, SOFTPLUS=softplus,
     )  # fmt: skip
-    del maps, scratch
+    del scratch
 
     if parts is not None:
         block = max(4, 512 // padded)
@@ -1501,9 +1502,9 @@ def scan_bwd(
             N=state, NP=padded, BLOCK=block, TOGETHER=4, num_warps=4,
         )  # fmt: skip
     if dB is not None:
-        new_b = dB.sum((0, 1)).t().to(B.dtype)
+        new_b = dB.sum((0, 1)).t().to(maps.dtypes[0])
     if dC is not None:
-        new_c = dC.sum((0, 1)).t().to(C.dtype)
+        new_c = dC.sum((0, 1)).t().to(maps.dtypes[1])
     totals = totals.sum(0)
     dA, dbias, dskip = totals[:state].t(), totals[state], totals[state + 1]
     return (
@@ -1535,10 +1536,12 @@ class SelectiveScan(torch.autograd.Function):
         softplus: bool,
         return_final_state: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        inputs = (x, dt, A, B, C, skip, z, bias)
-        y, final_state, chunks = scan_fwd(*inputs, softplus, initial_state, return_final_state, True)
-        ctx.save_for_backward(*inputs, chunks)
-        ctx.softplus = softplus
+        maps = _maps(B, C, _padded(A.shape[1]))
+        inputs = (skip, z, bias, softplus, initial_state, return_final_state)
+        y, final_state, chunks = scan_fwd(x, dt, A, maps, *inputs, save=True)
+        # words are views of B and C, or what would have to be made again
+        ctx.save_for_backward(x, dt, A, maps.B, maps.C, skip, z, bias, chunks)
+        ctx.softplus, ctx.maps = softplus, maps[2:]
         ctx.initial_dtype = None if initial_state is None else initial_state.dtype
         ctx.set_materialize_grads(False)
         return y, final_state
@@ -1546,11 +1549,11 @@ class SelectiveScan(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
-        *inputs, chunks = ctx.saved_tensors
-        x = inputs[0]
+        x, dt, A, B, C, skip, z, bias, chunks = ctx.saved_tensors
+        maps = Maps(B, C, *ctx.maps)
         dy = torch.zeros_like(x) if dy is None else _channel_last(dy)
         dfinal = None if dfinal is None else dfinal.contiguous()
-        gradients = scan_bwd(*inputs, ctx.softplus, chunks, dy, dfinal, ctx.initial_dtype)  # type: ignore[call-arg]
+        gradients = scan_bwd(x, dt, A, maps, skip, z, bias, ctx.softplus, chunks, dy, dfinal, ctx.initial_dtype)
         return *gradients, None, None
 
 
@@ -1582,7 +1585,8 @@ def selective_scan_triton(
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         y, state = SelectiveScan.apply(*tensors, softplus, return_final_state)
     else:
-        y, state, _ = scan_fwd(*tensors[:-1], softplus, initial_state, return_final_state, False)
+        maps = _maps(B, C, _padded(A.shape[1]))
+        y, state, _ = scan_fwd(x, dt, A, maps, skip, z, bias, softplus, initial_state, return_final_state, save=False)
     return (y, state) if return_final_state else y
 
 

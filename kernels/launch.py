@@ -23,30 +23,36 @@ def power_of_2(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 
-def launch(kernel: Any, programs: int, *args: Any, **constants: Any) -> None:
-    """kernel[(programs,)](*args, **constants).
+def launch(kernel: Any, grid: int | tuple[int, ...], *args: Any, **constants: Any) -> None:
+    """kernel[grid](*args, **constants) on the current device; grid may be the number of programs.
 
-    args: tensors (the first is one), integers and None, the parameters before the constexprs. constants: constexprs,
-    hashable, and options of Triton such as num_warps, for one kernel always the same ones in the same order.
+    args: tensors, integers, floats and None, all parameters before the constexprs. constants: constexprs, hashable, and
+    options of Triton such as num_warps, for one kernel always the same ones in the same order.
     """
-    first = args[0]
-    if not (first.is_cuda and torch.version.cuda):
-        kernel[(programs,)](*args, **constants)
-        return
+    grid = (grid,) if isinstance(grid, int) else grid
     kinds: list[Any] = []
+    device = None
     for argument in args:
-        if type(argument) is int:
+        kind = type(argument)
+        if kind is int:
             # Triton asks for 0, 1, multiples of 16 and more than 32 bits
             kinds.append(argument if argument < 2 else (argument % 16 == 0, argument >= 1 << 31))
-        elif argument is None:
-            kinds.append(None)
-        else:
+        elif argument is None or kind is float:
+            kinds.append(kind)
+        elif argument.is_cuda and torch.version.cuda:
+            device = argument.device.index
             kinds.append((argument.dtype, argument.data_ptr() % 16))
-    key = (id(kernel), first.device.index, *kinds, *constants.values())
-    known = _compiled.get(key)
-    if known is None:
-        compiled = kernel[(programs,)](*args, **constants)
-        _compiled[key] = compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :])
+        else:
+            break
     else:
-        compiled, values = known
-        compiled[(programs, 1, 1)](*args, *values)
+        key = (id(kernel), device, *kinds, *constants.values())
+        known = _compiled.get(key)
+        if known is None:
+            compiled = kernel[grid](*args, **constants)
+            _compiled[key] = compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :])
+        else:
+            compiled, values = known
+            compiled[(*grid, 1, 1)[:3]](*args, *values)
+        return
+    # the interpreter, tensors without data, other makes of GPU
+    kernel[grid](*args, **constants)

@@ -42,6 +42,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.launch import cdiv, launch, power_of_2
+
 NONE, HEAD, CHANNEL = 0, 1, 2
 """What decays: nothing, a head (constant or by step), a channel."""
 
@@ -670,7 +672,7 @@ def _limit(precision: str) -> float:
 
 def _block(block: int, size: int) -> int:
     """No larger than a small size has use for."""
-    return max(NARROWEST, min(block, triton.next_power_of_2(size)))
+    return max(NARROWEST, min(block, power_of_2(size)))
 
 
 def _strides(x: Tensor | None) -> tuple[int, ...]:
@@ -703,7 +705,7 @@ class Plan(NamedTuple):
         return self.chunk // CHUNK * (self.work.itemsize // 2)
 
     def num_chunks(self, length: int) -> int:
-        return triton.cdiv(length, self.chunk) if self.table is None else len(self.table)
+        return cdiv(length, self.chunk) if self.table is None else len(self.table)
 
 
 def plan(scale: float, *inputs: Tensor, chunk: int = CHUNK, ends: list[int] | None = None) -> Plan:
@@ -714,7 +716,7 @@ def plan(scale: float, *inputs: Tensor, chunk: int = CHUNK, ends: list[int] | No
     if ends is None:
         return Plan(chunk, scale, work, precision, None, None)
     pairs = [(start, stop) for a, stop in pairwise(ends) for start in range(a, stop, chunk)]
-    bounds = [0, *accumulate(triton.cdiv(stop - a, chunk) for a, stop in pairwise(ends))]
+    bounds = [0, *accumulate(cdiv(stop - a, chunk) for a, stop in pairwise(ends))]
     device = inputs[0].device
     table, firsts = (torch.tensor(x, dtype=torch.int32).to(device) for x in (pairs, bounds))
     return Plan(chunk, scale, work, precision, table, firsts)
@@ -742,7 +744,9 @@ def gla_scores(
         k_out = new(key_dim)
     else:
         k_out, total = outgoing
-    _scores_kernel[(batch * heads * num_chunks,)](
+    launch(
+        _scores_kernel,
+        batch * heads * num_chunks,
         q,
         k,
         g,
@@ -774,8 +778,8 @@ def _segments(num_chunks: int, programs: int) -> int:
     """Chunks a program walks."""
     if programs >= SEGMENTS["below"]:
         return num_chunks
-    count = min(num_chunks // SEGMENTS["chunks"], triton.cdiv(SEGMENTS["programs"], programs))
-    return triton.cdiv(num_chunks, max(count, 1))
+    count = min(num_chunks // SEGMENTS["chunks"], cdiv(SEGMENTS["programs"], programs))
+    return cdiv(num_chunks, max(count, 1))
 
 
 def gla_states(
@@ -796,16 +800,18 @@ def gla_states(
     block_k, block_v = _block(config.block_k, key_dim), _block(config.block_v, value_dim)
     states = torch.empty((batch, heads, num_chunks, key_dim, value_dim), dtype=plan.work, device=device)
     boundary = next((end for end in (first, last) if end is not None), None)
-    programs = num_sequences * heads * triton.cdiv(key_dim, block_k) * triton.cdiv(value_dim, block_v)
+    programs = num_sequences * heads * cdiv(key_dim, block_k) * cdiv(value_dim, block_v)
     num_walked = _segments(num_chunks, programs) if plan.table is None else num_chunks
-    num_segments = triton.cdiv(num_chunks, num_walked)
+    num_segments = cdiv(num_chunks, num_walked)
     ends, end_totals = None, None
     if num_segments > 1:
         ends = torch.empty((num_segments - 1, batch, heads, key_dim, value_dim), dtype=torch.float32, device=device)
         if total is not None:
             end_totals = torch.empty((num_segments - 1, batch, heads, key_dim), dtype=torch.float32, device=device)
     for part in (WHOLE,) if ends is None else (ENDS, REST):
-        _states_kernel[(programs, num_segments - (part == ENDS))](
+        launch(
+            _states_kernel,
+            (programs, num_segments - (part == ENDS)),
             x,
             y,
             total,
@@ -847,7 +853,9 @@ def gla_read(
     block_v = _block(config.block_v, value_dim)
     out = torch.empty((batch, length, heads, value_dim), dtype=dtype, device=x.device)
     num_chunks = plan.num_chunks(length)
-    _read_kernel[(batch * heads * num_chunks * triton.cdiv(value_dim, block_v),)](
+    launch(
+        _read_kernel,
+        batch * heads * num_chunks * cdiv(value_dim, block_v),
         x,
         y,
         z,
@@ -895,7 +903,7 @@ def gla_grads(
     block_v = _block(config.block_v, value_dim)
     # what is 32 wide only meets what is 64 wide in a loop, where addresses are right (module docstring)
     block_k = config.block_k if value_dim > block_v else _block(config.block_k, key_dim)
-    num_k = triton.cdiv(key_dim, block_k)
+    num_k = cdiv(key_dim, block_k)
 
     def new(dtype: torch.dtype | None, channels: int) -> Tensor | None:
         return None if dtype is None else torch.empty((batch, length, heads, channels), dtype=dtype, device=k.device)
@@ -904,7 +912,9 @@ def gla_grads(
     partial = dg_dtype is not None and kind == HEAD
     dg = new(torch.float32, num_k) if partial else new(dg_dtype, key_dim)
     num_chunks = plan.num_chunks(length)
-    _grads_kernel[(batch * heads * num_chunks * num_k,)](
+    launch(
+        _grads_kernel,
+        batch * heads * num_chunks * num_k,
         q,
         k,
         v,

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from kernels.gated_linear_attention.triton import backward, forward, plan, rows
 from kernels.gated_slot_attention.reference import State
+from kernels.launch import cdiv, launch, power_of_2
 
 BLOCK = 4096
 """Numbers of a program that takes a softmax."""
@@ -54,9 +55,9 @@ def gsa_softmax(x: Tensor, p: Tensor | None, dtype: torch.dtype) -> Tensor:
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     num_slots = x.shape[-1]
     num_rows = x.numel() // num_slots
-    block_m = triton.next_power_of_2(num_slots)
+    block_m = power_of_2(num_slots)
     block_r = max(1, BLOCK // block_m)
-    _softmax_kernel[(triton.cdiv(num_rows, block_r),)](x, p, out, num_rows, M=num_slots, BM=block_m, BR=block_r)
+    launch(_softmax_kernel, cdiv(num_rows, block_r), x, p, out, num_rows, M=num_slots, BM=block_m, BR=block_r)
     return out
 
 

@@ -1,0 +1,108 @@
+"""The launcher that remembers compiled kernels, with a kernel and tensors that only say what they are asked."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kernels import launch as module
+from kernels.launch import cdiv, launch, power_of_2
+
+
+class Kernel:
+    """Keeps what Triton was asked for, and what its answers were started with."""
+
+    arg_names = ("x", "y", "T", "scale", "BLOCK", "PRECISE")
+
+    def __init__(self):
+        self.asked, self.started = [], []
+
+    def __getitem__(self, grid):
+        def ask(*args, **constants):
+            self.asked.append((grid, args, constants))
+            return Compiled(self)
+
+        return ask
+
+
+class Compiled:
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __getitem__(self, grid):
+        return lambda *args: self.kernel.started.append((grid, args))
+
+
+def tensor(address=0, dtype=torch.float32, index=0):
+    return SimpleNamespace(
+        is_cuda=True, dtype=dtype, data_ptr=lambda: address, device=SimpleNamespace(index=index, type="cuda")
+    )
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(module, "_compiled", {})
+    return Kernel()
+
+
+def start(kernel, x=None, y=None, length=48, scale=0.5, grid=7, **constants):
+    launch(
+        kernel, grid, x or tensor(), y, length, scale, **({"PRECISE": False, "BLOCK": 64, "num_warps": 4} | constants)
+    )
+
+
+def test_the_second_launch_does_not_ask_triton(kernel):
+    x = tensor()
+    start(kernel, x)
+    start(kernel, x, length=96, scale=0.25, grid=9)
+    assert len(kernel.asked) == 1
+    # constexprs in the order of the parameters, options left out
+    assert kernel.started == [((9, 1, 1), (x, None, 96, 0.25, 64, False))]
+
+
+def test_a_grid_of_two_axes_stays_one(kernel):
+    start(kernel, grid=(3, 5))
+    start(kernel, grid=(3, 5))
+    assert kernel.asked[0][0] == (3, 5)
+    assert kernel.started[0][0] == (3, 5, 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"x": tensor(address=8)},
+        {"x": tensor(dtype=torch.bfloat16)},
+        {"x": tensor(index=1)},
+        {"y": tensor()},
+        {"length": 49},
+        {"length": 1},
+        {"length": 0},
+        {"length": 2**31},
+        {"scale": 1},
+        {"BLOCK": 128},
+        {"num_warps": 8},
+    ],
+    ids=str,
+)
+def test_whatever_triton_may_compile_for_is_asked_for(kernel, change):
+    start(kernel)
+    start(kernel, **change)
+    assert len(kernel.asked) == 2
+    assert not kernel.started
+    start(kernel, **change)
+    assert len(kernel.asked) == 2
+    assert len(kernel.started) == 1
+
+
+def test_tensors_that_are_not_on_an_nvidia_gpu_always_ask(kernel, monkeypatch):
+    for _ in range(2):
+        start(kernel, torch.zeros(1))
+    monkeypatch.setattr(torch.version, "cuda", None)
+    start(kernel)
+    assert len(kernel.asked) == 3
+
+
+def test_sizes_round_up():
+    assert [cdiv(n, 4) for n in (1, 4, 5)] == [1, 1, 2]
+    assert [power_of_2(n) for n in (1, 2, 3, 64, 65)] == [1, 2, 4, 64, 128]

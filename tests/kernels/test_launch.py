@@ -48,7 +48,13 @@ def kernel(monkeypatch):
 
 def start(kernel, x=None, y=None, length=48, scale=0.5, grid=7, **constants):
     launch(
-        kernel, grid, x or tensor(), y, length, scale, **({"PRECISE": False, "BLOCK": 64, "num_warps": 4} | constants)
+        kernel,
+        grid,
+        tensor() if x is None else x,
+        y,
+        length,
+        scale,
+        **({"PRECISE": False, "BLOCK": 64, "num_warps": 4} | constants),
     )
 
 

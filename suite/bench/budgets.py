@@ -12,8 +12,9 @@ cannot be compiled for a target, the reason stands in place of the figures. One 
 file is a list of what changed.
 
 A figure may not exceed its budget (instructions: by 5 %, for they tell little of time), nor may matrix instructions of
-a kind become fewer, nor the narrowest or the mean load narrower. A variant without a budget and a budget without a
-variant are violations too. Budgets hold for one version of Triton; with another there is nothing to check.
+a kind become fewer, nor the narrowest or the mean load narrower; and no code may read what nothing wrote. A variant
+without a budget and a budget without a variant are violations too. Budgets hold for one version of Triton; with another
+there is nothing to check.
 """
 
 from __future__ import annotations
@@ -199,6 +200,8 @@ def _exceeded(figures: Found, budget: Found) -> Iterator[str]:
         elif isinstance(budget, str) and not isinstance(figures, str):
             yield f"can be compiled now; {UPDATE}"
         return
+    if figures.unwritten:
+        yield f"reads uniform registers that nothing wrote, {figures.unwritten} times: the compiler erred"
     for name in ("registers", "scalars", "spills", "stack", "shared"):
         if (value := getattr(figures, name)) > (limit := getattr(budget, name)):
             yield f"{name} {value} > budget {limit}"
@@ -272,7 +275,7 @@ def _load(value: Any) -> Found:
 
 def _dump(figures: Figures) -> dict[str, Any]:
     """Figures that are zero on principle are left out."""
-    return {key: value for key, value in asdict(figures).items() if key != "scalars" or value}
+    return {key: value for key, value in asdict(figures).items() if key not in ("scalars", "unwritten") or value}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ import torch
 from suite.bench.cases import cases
 from suite.bench.disassembly import Figures, figures_of
 
-CACHE = "figures-1.json"
+CACHE = "figures-2.json"
 """Name of the figures beside a kernel in Triton's cache; raised when they come to mean something else."""
 
 

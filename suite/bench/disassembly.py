@@ -32,6 +32,7 @@ class Figures:
     instructions: all of them.
     matrix:       instructions of the matrix units by kind, shape left out: {"HGMMA.F32.BF16": 4}.
     loads:        loads from global memory by their bytes a thread: {"16": 8, "2": 1}.
+    unwritten:    reads of uniform registers that no instruction before them writes (NVIDIA only): wrong code.
     """
 
     registers: int
@@ -42,6 +43,7 @@ class Figures:
     scalars: int = 0
     matrix: dict[str, int] = field(default_factory=dict)
     loads: dict[str, int] = field(default_factory=dict)
+    unwritten: int = 0
 
     @property
     def narrowest_load(self) -> int | None:
@@ -87,7 +89,46 @@ def of_sass(text: str, shared: int) -> Figures:
         instructions=len(opcodes),
         matrix=_tally(map(_sass_matrix, opcodes)),
         loads=_tally(map(_sass_load, opcodes)),
+        unwritten=len(unwritten(text)),
     )
+
+
+UNIFORM = re.compile(r"U(?!BL|TMA|SETP|ISETP|PLOP|TCATOM)|S2UR|R2UR|LDCU|VOTEU|CS2UR")
+"""What writes a uniform register, the first that it names."""
+IN_PAIRS = re.compile(r"(ULDC|LDCU|UMOV|S2UR|UIADD3)\.64|UIMAD\.WIDE")
+"""What writes two in a row."""
+
+
+def unwritten(text: str) -> list[str]:
+    """Instructions that read a uniform register (UR) which none above them writes.
+
+    Loops only jump back, so what is read has been written further up. ptxas 12.8, which Triton 3.6 brings, makes such
+    code of addresses in shared memory where tiles of two widths meet (kernels/gated_linear_attention/README.md).
+    """
+    written: set[int] = set()
+    found = []
+    for line in text.splitlines():
+        if "Function :" in line:
+            written.clear()
+        matched = re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?);", line)
+        if not matched:
+            continue
+        opcode, operands = matched.groups()
+        target = re.match(r"(?:UP\w+,\s*)?UR(\d+)", operands) if UNIFORM.match(opcode) else None
+        sources = operands[target.end() :] if target else operands
+        if opcode.startswith("HGMMA"):
+            # a descriptor has two for each operand in shared memory; the first stays unused with A in registers
+            first = 2 if re.match(r"R\d+,\s*R\d+", operands) else 0
+            read = {int(d) + i for d in re.findall(r"gdesc\[UR(\d+)\]", operands) for i in range(first, 4)}
+        else:
+            read = set(map(int, re.findall(r"\bUR(\d+)\b", sources)))
+        if not read <= written:
+            found.append(f"{opcode} {operands}")
+        if target:
+            written |= {int(target[1]), int(target[1]) + 1} if IN_PAIRS.match(opcode) else {int(target[1])}
+            if ".128" in opcode:
+                written |= {int(target[1]) + i for i in range(4)}
+    return found
 
 
 def _sass_matrix(opcode: str) -> str | None:

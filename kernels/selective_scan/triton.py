@@ -1311,16 +1311,16 @@ def _plan(x: Tensor, state: int, *configs: Config, splits: int | None = None) ->
     """With the first configuration that fills the chip, or where none does, with the last over segments of time."""
     shape, processors = tuple(x.shape), _num_processors(x.device)
     if splits is None:
-        whole = [_cover(shape, state, config, 1, CHUNK) for config in configs]
+        whole = [_cover(shape, state, config, 1, CHUNK, _speaks_ptx()) for config in configs]
         for plan in whole:
             if plan.warps >= ENOUGH_WARPS * processors:
                 return plan
         splits = max(1, min(round(BUSY_WARPS * processors / whole[-1].warps), shape[1] // MIN_SEGMENT))
-    return _cover(shape, state, configs[-1], splits, CHUNK)
+    return _cover(shape, state, configs[-1], splits, CHUNK, _speaks_ptx())
 
 
 @functools.lru_cache(1024)
-def _cover(shape: tuple[int, ...], state: int, config: Config, splits: int, chunk: int) -> Plan:
+def _cover(shape: tuple[int, ...], state: int, config: Config, splits: int, chunk: int, ptx: bool) -> Plan:
     assert chunk % config.steps == 0
     batch, length, width = shape
     padded = _padded(state)
@@ -1336,7 +1336,7 @@ def _cover(shape: tuple[int, ...], state: int, config: Config, splits: int, chun
         "N": state, "NT": padded // lanes, "LANES": lanes, "CHANNELS": config.channels, "BLOCK_D": block_d,
         "STEPS": config.steps, "num_warps": num_warps,
     }  # fmt: skip
-    if config.registers and _speaks_ptx():
+    if config.registers and ptx:
         constants["maxnreg"] = config.registers
     return Plan(segment, splits, block_d, batch * splits * num_d, constants)
 

@@ -137,9 +137,12 @@ def capabilities() -> Iterator[Capability]:
         reason = "this torch is a CPU build" if torch.version.cuda is None else "no CUDA device is visible"
         yield Capability("GPU", "training at speed", "", f"{reason}; runs use the CPU: {_processor()}")
     yield _package("triton", "GPU kernels, torch.compile", "triton")
-    yield _package("soundfile", "speech-commands: decoding WAV files", "audio")
+    yield _package("soundfile", "speech-commands, youtubemix, recordings: decoding", "audio")
+    yield _package("scipy", "recordings: resampling", "audio")
+    yield _package("torchaudio", "speech-commands: MFCC", "mfcc")
     yield _package("requests", "downloading data", "data")
     yield _package("tokenizers", "wikitext, text-file: byte pairs", "data")
+    yield _package("pyfaidx", "hg38, species: random access to FASTA", "dna")
     sha, dirty = commit()
     state = " with uncommitted changes" if dirty else ""
     yield Capability("git", "commit in every row", f"{sha[:12]}{state}" if sha else "", "" if sha else "not a checkout")

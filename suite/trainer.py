@@ -69,7 +69,14 @@ class Outcome:
         self.rows.append(row | columns)
 
 
-UNITS = {"accuracy": "fraction", "loss": "nats", "nats_per_word": "nats", "bits_per_byte": "bits"}
+UNITS = {
+    "accuracy": "fraction",
+    "loss": "nats",
+    "nats_per_word": "nats",
+    "bits_per_byte": "bits",
+    "bits_per_base": "bits",
+    "bits_per_sample": "bits",
+}
 
 
 @contextlib.contextmanager

@@ -18,8 +18,14 @@ TASKS = Registry(
             "induction heads trained at 256 and tested up to 2^20, Mamba Table 2",
         ),
         "speech-commands": Entry(
-            "tasks.speech_commands:SpeechCommands", "ten spoken words from the raw 16 kHz waveform, DSS Table 2"
+            "tasks.speech_commands:SpeechCommands", "ten or 35 spoken words from the waveform or MFCC, DSS Table 2"
         ),
+        "youtubemix": Entry(
+            "tasks.audio:YouTubeMix", "the next sample of solo piano, mu-law at 8 bits, Mamba Figure 7"
+        ),
+        "recordings": Entry("tasks.audio:Recordings", "the next sample of any folder of recordings"),
+        "hg38": Entry("tasks.dna:HG38", "the next base of the human genome, Mamba Figure 5"),
+        "species": Entry("tasks.dna:Species", "which species a stretch of DNA is of, Mamba Figure 6"),
         "lra-listops": Entry("tasks.lra.listops:LRAListOps", "the value of a nested expression, LRA ListOps"),
         "lra-text": Entry("tasks.lra.text:LRAText", "sentiment of a film review, byte by byte, LRA Text"),
         "lra-retrieval": Entry("tasks.lra.retrieval:LRARetrieval", "does one paper cite the other, LRA Retrieval"),

@@ -1,11 +1,10 @@
-"""Speech Commands: which of ten words is spoken, from the raw waveform."""
+"""Speech Commands: which of ten or 35 words is spoken, from the raw waveform or its cepstrum."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -16,19 +15,31 @@ from pydantic import Field
 
 from suite.contracts import Segment, TaskSpec
 from suite.rng import numpy_generator
-from tasks.base import Array, TaskBase
+from tasks.base import Array
+from tasks.data import DataError, find
+from tasks.data.stored import PlannedTask
 
 WORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
 """The ten words in the order of their classes."""
 
+ALL_WORDS = (
+    *("backward", "bed", "bird", "cat", "dog", "down", "eight", "five", "follow", "forward", "four", "go", "happy"),
+    *("house", "learn", "left", "marvin", "nine", "no", "off", "on", "one", "right", "seven", "sheila", "six", "stop"),
+    *("three", "tree", "two", "up", "visual", "wow", "yes", "zero"),
+)
+"""All words of version 0.02, in the order of their classes."""
+
 RATE = 16_000
 
-PAPER_CLIPS = 34_975
-"""Clips of exactly one second of these words in version 0.02: the papers' whole set, as their loader asserts."""
+PAPER_CLIPS = {10: 34_975, 35: 105_829}
+"""Version 0.02: clips of exactly one second of the ten words, as the papers' loader asserts, and all clips."""
+
+HOP, NUM_MELS, NUM_MFCC = 100, 64, 20
+"""The cepstrum of the papers' loaders: windows of 200 samples every 100, 64 mel bands, 20 coefficients."""
 
 
-def _fault(message: str) -> ValueError:
-    return ValueError(f"{SpeechCommands.name}: {message}")
+def _fault(message: str) -> DataError:
+    return DataError(f"{SpeechCommands.name}: {message}")
 
 
 @dataclass(frozen=True)
@@ -40,53 +51,40 @@ class Recordings:
     """Paths below the root, class by class, sorted."""
     lists: tuple[str, ...]
 
+    words: tuple[str, ...] = WORDS
+
     @property
     def is_sample(self) -> bool:
         return "split_test.txt" in self.lists and "testing_list.txt" not in self.lists
 
     def listed(self, name: str) -> frozenset[str]:
-        """The clips of the ten words that a list names."""
+        """The clips of these words that a list names."""
         lines = {line.strip() for line in (self.root / name).read_text().splitlines()}
-        named = {line for line in lines if line.partition("/")[0] in WORDS}
+        named = {line for line in lines if line.partition("/")[0] in self.words}
         missing = sorted(named - set(self.clips))
         if missing:
             raise _fault(f"{self.root / name} names {missing[0]}, which is not there; restore the file or the list.")
         return frozenset(named)
 
 
-def find_recordings(data: Path | None) -> Recordings:
-    """The recordings in `data` or `data/speech_commands`."""
-    if data is None:
-        raise _fault("no data folder; give --data DIR, which holds the folders yes, no, ... or speech_commands/.")
-    for root in (data, data / "speech_commands"):
-        if any((root / word).is_dir() for word in WORDS):
-            break
-    else:
-        raise _fault(
-            f"no recordings in {data} or {data / 'speech_commands'}; unpack Speech Commands v0.02 there (folders yes, "
-            f"no, up, ... of WAV files) or give another --data DIR."
-        )
+def find_recordings(data: Path | None, words: tuple[str, ...] = WORDS) -> Recordings:
+    """The recordings in `data`, in a folder below it, or in the cache."""
+    root = find(
+        SpeechCommands.name,
+        data,
+        SpeechCommands.source,
+        ("speech_commands", "speech_commands_v0.02"),
+        lambda path: any((path / word).is_dir() for word in words),
+        "the folders yes, no, up, ... of WAV files of Speech Commands v0.02",
+    )
     clips: list[str] = []
-    for word in WORDS:
+    for word in words:
         files = sorted(f"{word}/{path.name}" for path in (root / word).glob("*.wav"))
         if not files:
-            raise _fault(f"no WAV files in {root / word}; all ten words are needed, restore the folder.")
+            raise _fault(f"no WAV files in {root / word}; all {len(words)} words are needed, restore the folder.")
         clips += files
     names = ("testing_list.txt", "validation_list.txt", "split_train.txt", "split_test.txt")
-    return Recordings(root, tuple(clips), tuple(name for name in names if (root / name).is_file()))
-
-
-@functools.cache
-def _fingerprint(recordings: Recordings) -> str:
-    """SHA-256 over names, sizes and contents. Every clip is decoded on the way, so that planning finds a broken one."""
-    total = hashlib.sha256()
-    clips = frozenset(recordings.clips)
-    for name in sorted((*clips, *recordings.lists)):
-        content = (recordings.root / name).read_bytes()
-        if name in clips:
-            decode(recordings.root / name, content)
-        total.update(f"{name} {len(content)} {hashlib.sha256(content).hexdigest()}\n".encode())
-    return total.hexdigest()
+    return Recordings(root, tuple(clips), tuple(name for name in names if (root / name).is_file()), words)
 
 
 def speaker(clip: str) -> str:
@@ -104,8 +102,8 @@ def _clean_splits(recordings: Recordings) -> dict[str, list[str]]:
     tests = [name for name in ("testing_list.txt", "split_test.txt") if name in recordings.lists]
     if not tests:
         raise _fault(
-            f"split_policy=clean needs testing_list.txt (or split_test.txt) in {recordings.root}; restore it, or set "
-            f"split_policy: paper, which draws its own split."
+            f"split_policy=clean and 35 classes need testing_list.txt (or split_test.txt) in {recordings.root}; "
+            f"restore it, or take ten classes and split_policy: paper, which draws its own split."
         )
     test = recordings.listed(tests[0])
     rest = [clip for clip in recordings.clips if clip not in test]
@@ -129,7 +127,7 @@ def _clean_splits(recordings: Recordings) -> dict[str, list[str]]:
 def _paper_splits(recordings: Recordings) -> dict[str, list[str]]:
     """70/15/15 of every word at random, one fixed split for all seeds; a speaker may stand in several splits."""
     splits: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
-    for index, word in enumerate(WORDS):
+    for index, word in enumerate(recordings.words):
         clips = [clip for clip in recordings.clips if clip.startswith(f"{word}/")]
         order = numpy_generator(0, "speech-commands/paper-split", index).permutation(len(clips))
         first, second = round(0.70 * len(clips)), round(0.85 * len(clips))
@@ -149,41 +147,75 @@ def _soundfile() -> Any:
 
 
 def read_clip(path: Path) -> Array:
-    """[frames] float32 in [-1, 1] of a complete 16 kHz mono WAV file; anything else is an error that names the file."""
-    return decode(path, path.read_bytes())
-
-
-def decode(path: Path, content: bytes) -> Array:
-    """The same for content that was read from path."""
+    """[frames] int16 of a complete 16 kHz mono 16-bit WAV file; anything else is an error that names the file."""
     soundfile = _soundfile()
+    content = path.read_bytes()
     # libsndfile reads what is there of a truncated file without a word, so hold the file against its header
     if content[:4] != b"RIFF" or len(content) < 8 + int.from_bytes(content[4:8], "little"):
         raise _fault(f"{path} is truncated or not a WAV file ({len(content)} bytes); fetch it again.")
     try:
-        samples, rate = soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)
+        with soundfile.SoundFile(io.BytesIO(content)) as file:
+            rate, kind = file.samplerate, file.subtype
+            samples = file.read(dtype="int16", always_2d=True)
     except soundfile.LibsndfileError as error:
         raise _fault(f"{path} cannot be decoded ({error}); fetch it again.") from None
     if rate != RATE:
         raise _fault(f"{path} has a sampling rate of {rate} Hz, needs {RATE}; resample it or fetch it again.")
+    if kind != "PCM_16":
+        raise _fault(
+            f"{path} is {kind}, needs 16-bit samples (PCM_16) as in the official set; convert or fetch it again."
+        )
     if samples.shape[1] != 1 or not len(samples):
         raise _fault(f"{path} has {samples.shape[1]} channels and {len(samples)} frames; needs one channel with sound.")
     return samples[:, 0]
 
 
-class SpeechCommands(TaskBase):
-    """Ten spoken words from the raw waveform (SC10), as in DSS Table 2.
+def why_no_mfcc() -> str | None:
+    """Why features=mfcc is not available here, or None."""
+    try:
+        import torchaudio.transforms  # noqa: F401
+    # a build for another torch fails while its library is loaded
+    except (ImportError, OSError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return f"torchaudio cannot be imported: {reason}"
+    return None
 
-        input   0.01  0.03  -0.02  ...  0.00        (one second, 16000 samples)
+
+def mfcc(signal: Array) -> Array:
+    """int16 [R, T] to float32 [R, T // 100 + 1, 20], the log-mel cepstrum of the papers' loaders."""
+    import torchaudio.transforms
+
+    transform = torchaudio.transforms.MFCC(
+        sample_rate=RATE, n_mfcc=NUM_MFCC, log_mels=True, melkwargs={"n_fft": 2 * HOP, "n_mels": NUM_MELS}
+    )
+    parts = [
+        transform(torch.from_numpy(signal[start : start + 256]).float() / 2**15).transpose(1, 2)
+        for start in range(0, len(signal), 256)
+    ]
+    return torch.cat(parts).contiguous().numpy()
+
+
+class SpeechCommands(PlannedTask):
+    """Ten (SC10) or 35 (SC35) spoken words, from the raw waveform or its cepstrum, as in DSS Table 2.
+
+        input   0.01  0.03  -0.02  ...  0.00        (one second, 16000 samples; or 161 steps of 20 coefficients)
         target  "stop"                              (one label a sequence)
 
-    Source: Warden 2018 (data, version 0.02); the ten words and the preprocessing are those of the S4 and DSS code
-    (Gupta et al. 2022, Table 2), which goes back to Romero et al. 2021: clips that are not one second long are
-    dropped (34,975 remain), 70/15/15 are split at random within each word, and the signal is standardised with the
-    training split. That is `split_policy: paper, short_clips: drop, scaling: standard`.
+    Source: Warden 2018 (data, version 0.02); the words and the preprocessing are those of the S4 and DSS code
+    (Gupta et al. 2022, Table 2), which goes back to Romero et al. 2021. Ten words: clips that are not one second long
+    are dropped (34,975 remain), 70/15/15 are split at random within each word, and every channel is standardised with
+    the training split. That is `split_policy: paper, short_clips: drop, scaling: standard`. 35 words: the official
+    lists under either policy, short clips padded (`short_clips: pad, scaling: standard`).
+
+    `half_rate` adds DSS's zero-shot change of resolution to the test split: a second slice, `rate=8000`, holds every
+    second sample of the rows of `rate=16000`. The rows are only half as long; a state-space model is at home there
+    when its step size is doubled, which is the model's matter. The test value over both slices mixes them: read the
+    slices.
 
     Departures: the source's permutation comes from a library and the file system's order and is not repeated, only
     its proportions; it drops short clips before it splits, here after. It lets a speaker be in train and test, so the
-    default, `clean`, follows the official speaker-disjoint lists.
+    default, `clean`, follows the official speaker-disjoint lists. Full scale is 1 before the cepstrum is taken; the
+    source divides by 2^15 what its audio library returns, which newer versions of that have done already.
 
     Folders: the official one (`testing_list.txt`, `validation_list.txt`), or a sample that has `split_train.txt` and
     `split_test.txt`. Where no list holds out a validation split, every eighth speaker of train, by hash, does.
@@ -191,65 +223,121 @@ class SpeechCommands(TaskBase):
 
     name: ClassVar[str] = "speech-commands"
     version: ClassVar[int] = 1
+    source: ClassVar[str] = "speech-commands"
 
-    data: Path | None = None
-    """The folder of the recordings, or one that has them below `speech_commands/`."""
+    classes: Literal[10, 35] = 10
+    """How many words."""
+    features: Literal["raw", "mfcc"] = "raw"
+    """`mfcc`: 20 coefficients every 100 samples, 161 steps for one second; needs torchaudio."""
+    half_rate: bool = False
+    """Whether test has a second slice of every second sample (raw only)."""
     length: int = Field(default=RATE, ge=1)
     """Samples of a row: longer clips lose their end, shorter ones are a matter of `short_clips`."""
     short_clips: Literal["pad", "drop"] = "pad"
     """`pad`: zeros behind clips shorter than `length`; `drop`: such clips are left out, as in the source."""
     scaling: Literal["unit", "standard"] = "unit"
-    """`unit`: full scale is 1; `standard`: less the mean, over the standard deviation, of all samples of train."""
+    """`unit`: full scale is 1; `standard`: less the mean, over the deviation, of each channel of train."""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return WORDS if self.classes == 10 else ALL_WORDS
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(input="signal", num_classes=len(WORDS), readout="sequence", max_length=self.length, channels=1)
+        if self.half_rate and self.features == "mfcc":
+            raise _fault("half_rate is for raw signals; set features: raw or half_rate: false.")
+        length, channels = self.length, 1
+        if self.features == "mfcc":
+            reason = why_no_mfcc()
+            if reason:
+                raise _fault(
+                    f"features=mfcc is n/a ({reason}); install the torchaudio built for this torch, or set "
+                    f"features: raw."
+                )
+            if self.length <= HOP:
+                raise _fault(f"features=mfcc needs length > {HOP} (half a window), got {self.length}; raise length.")
+            length, channels = self.length // HOP + 1, NUM_MFCC
+        return TaskSpec("signal", num_classes=self.classes, readout="sequence", max_length=length, channels=channels)
+
+    @property
+    def recordings(self) -> Recordings:
+        return find_recordings(self.data, self.words)
+
+    @property
+    def folder(self) -> Path:
+        return self.recordings.root
+
+    def files(self, folder: Path) -> list[Path]:
+        recordings = self.recordings
+        return [folder / name for name in (*recordings.clips, *recordings.lists)]
 
     @property
     def stand_in(self) -> str:
-        recordings = find_recordings(self.data)
+        recordings = self.recordings
         if recordings.is_sample:
-            kind = "speaker-disjoint" if self.split_policy == "clean" else "random"
+            kind = "speaker-disjoint" if self.split_policy == "clean" or self.classes == 35 else "random"
             return f"{len(recordings.clips)}-clip sample of the v0.02 test set; {kind} split of ours"
-        if len(recordings.clips) < PAPER_CLIPS:
-            return f"{len(recordings.clips)} clips; the papers' set has {PAPER_CLIPS}"
+        if len(recordings.clips) < PAPER_CLIPS[self.classes]:
+            return f"{len(recordings.clips)} clips; the papers' set has {PAPER_CLIPS[self.classes]}"
         return ""
 
-    def fingerprint(self) -> str:
-        recordings = find_recordings(self.data)
-        self._splits(recordings)
-        return _fingerprint(recordings)
+    def plan(self) -> None:
+        self._splits(self.recordings)
+        super().plan()
+
+    def reading(self) -> Mapping[str, Any]:
+        return {"classes": self.classes, "features": self.features, "length": self.length}
+
+    def read(self, folder: Path) -> dict[str, Array]:
+        """Clips in the order of the words: signal int16 [R, length] or cepstrum float32, frames [R], targets [R]."""
+        clips = self.recordings.clips
+        signal = np.zeros((len(clips), self.length), dtype=np.int16)
+        frames = np.empty(len(clips), dtype=np.int32)
+        for row, clip in enumerate(clips):
+            samples = read_clip(folder / clip)[: self.length]
+            signal[row, : len(samples)] = samples
+            frames[row] = len(samples)
+        targets = np.array([self.words.index(clip.partition("/")[0]) for clip in clips], dtype=np.int8)
+        rows = mfcc(signal) if self.features == "mfcc" else signal
+        return {"rows": rows, "frames": frames, "targets": targets}
 
     def _splits(self, recordings: Recordings) -> dict[str, list[str]]:
-        return _clean_splits(recordings) if self.split_policy == "clean" else _paper_splits(recordings)
+        own = self.split_policy == "paper" and self.classes == 10
+        return _paper_splits(recordings) if own else _clean_splits(recordings)
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         """Recordings are no random draw: every seed has the same rows."""
         # the source has a validation split of its own under either policy
-        if split not in ("train", "valid", "test"):
-            raise _fault(f"split={split!r}; there are: train, valid, test.")
-        signal, targets = self._load(split)
-        if self.scaling == "standard":
-            train = signal if split == "train" else self._load("train")[0]
-            mean = train.mean(dtype=np.float64)
-            square = np.einsum("rt,rt->r", train, train, dtype=np.float64).sum() / train.size
-            deviation = np.sqrt(square - mean**2)
-            signal -= np.float32(mean)
-            signal /= np.float32(deviation + 1e-5)
-        yield Segment(inputs=torch.from_numpy(signal[:, :, None]), targets=torch.from_numpy(targets))
-
-    def _load(self, split: str) -> tuple[Array, Array]:
-        """Signal [R, length] and classes [R] of a split."""
-        recordings = find_recordings(self.data)
+        self.check_split(split)
+        recordings, arrays = self.recordings, self.arrays()
         splits = self._splits(recordings)
-        signal = np.zeros((len(splits[split]), self.length), dtype=np.float32)
-        classes: list[int] = []
-        for clip in splits[split]:
-            samples = read_clip(recordings.root / clip)[: self.length]
-            if len(samples) < self.length and self.short_clips == "drop":
-                continue
-            signal[len(classes), : len(samples)] = samples
-            classes.append(WORDS.index(clip.partition("/")[0]))
-        if not classes:
-            raise _fault(f"the {split} split of {recordings.root} is empty; add recordings or correct the lists.")
-        return signal[: len(classes)], np.array(classes, dtype=np.int16)
+        number = {clip: row for row, clip in enumerate(recordings.clips)}
+
+        def chosen(name: str) -> Array:
+            rows = np.array([number[clip] for clip in splits[name]], dtype=np.int64)
+            if self.short_clips == "drop":
+                rows = rows[arrays["frames"][rows] >= self.length]
+            if not len(rows):
+                raise _fault(f"the {name} split of {recordings.root} is empty; add recordings or correct the lists.")
+            return rows
+
+        def signal(name: str) -> Array:
+            values = arrays["rows"][chosen(name)]
+            return values if self.features == "mfcc" else np.divide(values, 2**15, dtype=np.float32)[:, :, None]
+
+        values = signal(split)
+        if self.scaling == "standard":
+            train = values if split == "train" else signal("train")
+            count = train.shape[0] * train.shape[1]
+            mean = train.sum(axis=(0, 1), dtype=np.float64) / count
+            square = np.einsum("rtc,rtc->c", train, train, dtype=np.float64) / count
+            deviation = np.sqrt(square - mean**2)
+            values -= mean.astype(np.float32)
+            values /= (deviation + 1e-5).astype(np.float32)
+        targets = torch.from_numpy(arrays["targets"][chosen(split)].astype(np.int16))
+        if split != "test" or not self.half_rate:
+            yield Segment(inputs=torch.from_numpy(values), targets=targets)
+            return
+        for step in (1, 2):
+            inputs = torch.from_numpy(np.ascontiguousarray(values[:, ::step]))
+            yield Segment(inputs=inputs, targets=targets, slice=f"rate={RATE // step}")

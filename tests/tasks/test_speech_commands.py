@@ -1,13 +1,22 @@
 """Speech Commands: folders, splits, and faults that name the file."""
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-from tasks.speech_commands import RATE, WORDS, SpeechCommands, find_recordings, read_clip, speaker
+from suite.contracts import TaskSpec
+from tasks.data import obtain
+from tasks.speech_commands import (
+    ALL_WORDS,
+    RATE,
+    WORDS,
+    SpeechCommands,
+    find_recordings,
+    mfcc,
+    read_clip,
+    speaker,
+    why_no_mfcc,
+)
 
 soundfile = pytest.importorskip("soundfile")
 
@@ -111,7 +120,7 @@ def test_policy_paper_splits_every_word_70_15_15_for_all_seeds(official):
 
 
 def test_clean_without_lists_says_what_to_do(folder):
-    with pytest.raises(ValueError, match=r"needs testing_list.txt .* split_policy: paper"):
+    with pytest.raises(ValueError, match=r"need testing_list.txt .* split_policy: paper"):
         load(folder, "train")
 
 
@@ -162,11 +171,7 @@ def test_recordings_may_lie_below_speech_commands(official, tmp_path):
 
 def test_fingerprint_follows_content_names_and_lists(official):
     def fresh():
-        # another process would not have the cached value
-        from tasks.speech_commands import _fingerprint
-
-        _fingerprint.cache_clear()
-        return SpeechCommands(data=official).fingerprint()
+        return SpeechCommands(data=official, length=100).fingerprint()
 
     first = fresh()
     assert len(first) == 64
@@ -199,6 +204,7 @@ def garble(path):
         (lambda path: write(path, tone(0), 8000), r"sampling rate of 8000 Hz, needs 16000"),
         (lambda path: write(path, np.stack([tone(0), tone(1)], axis=1)), r"has 2 channels"),
         (lambda path: write(path, tone(0, 0)), r"0 frames"),
+        (lambda path: soundfile.write(path, unit(tone(0)), RATE, subtype="FLOAT"), r"is FLOAT, needs 16-bit samples"),
     ],
 )
 def test_a_bad_recording_is_an_error_that_names_it(official, damage, message):
@@ -211,9 +217,9 @@ def test_a_bad_recording_is_an_error_that_names_it(official, damage, message):
 
 
 def test_missing_folders_say_what_to_do(tmp_path, official):
-    with pytest.raises(ValueError, match=r"no data folder; give --data DIR"):
+    with pytest.raises(ValueError, match=r"no data; call .*data prepare speech-commands.*or give --data DIR"):
         SpeechCommands().fingerprint()
-    with pytest.raises(ValueError, match=r"no recordings in .*nowhere.*unpack Speech Commands"):
+    with pytest.raises(ValueError, match=r"nowhere does not hold the folders yes, no, up"):
         SpeechCommands(data=tmp_path / "nowhere").fingerprint()
     for path in (official / "up").iterdir():
         path.unlink()
@@ -239,16 +245,126 @@ def test_without_soundfile_the_extra_is_named(official, monkeypatch):
         load(official, "test")
 
 
-def shared_data():
-    default = Path(__file__).parents[3] / "shared" / "data"
-    data = Path(os.environ.get("SUBQUAD_TEST_DATA", default))
-    if not (data / "speech_commands").is_dir():
-        pytest.skip(f"no recordings in {data} (set SUBQUAD_TEST_DATA)")
-    return data
+def test_prepared_recordings_are_found_without_a_folder(official, tmp_path):
+    import tarfile
+
+    archive = tmp_path / "speech_commands_v0.02.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(official, "speech_commands_v0.02", filter=lambda member: None if "tar" in member.name else member)
+    obtain("speech-commands", [archive])
+    cached, named = SpeechCommands(length=100), SpeechCommands(data=official, length=100)
+    assert cached.fingerprint() == named.fingerprint()
+    for split in ("train", "valid", "test"):
+        assert torch.equal(next(cached.segments(split, 0)).inputs, next(named.segments(split, 0)).inputs)
 
 
-def test_the_real_sample_loads_with_disjoint_speakers():
-    data = shared_data()
+def test_prepared_clips_are_not_decoded_again(official, monkeypatch):
+    load(official, "test")
+    monkeypatch.setattr("tasks.speech_commands.read_clip", lambda path: pytest.fail(f"{path} was read"))
+    assert len(load(official, "test")) == 60
+
+
+@pytest.fixture
+def all_words(tmp_path):
+    """35 words by three speakers: one each for test, valid and train."""
+    for i, word in enumerate(ALL_WORDS):
+        for j, name in enumerate(SPEAKERS[:3]):
+            write(tmp_path / word / f"{name}_nohash_0.wav", tone(3 * i + j, 100 - 10 * (i == 4)))
+    for j, name in enumerate(("testing_list.txt", "validation_list.txt")):
+        (tmp_path / name).write_text("".join(f"{word}/{SPEAKERS[j]}_nohash_0.wav\n" for word in ALL_WORDS))
+    return tmp_path
+
+
+@pytest.mark.parametrize("policy", ["clean", "paper"])
+def test_35_words_follow_the_official_lists_under_either_policy(all_words, policy):
+    for j, split in enumerate(("test", "valid", "train")):
+        segment = load(all_words, split, classes=35, split_policy=policy)
+        assert segment.targets.tolist() == list(range(35))
+        for i, row in enumerate(segment.inputs[:, :, 0].numpy()):
+            assert (row[:90] == unit(tone(3 * i + j, 90))).all(), "a label belongs to another word"
+            assert (row[90:] == 0).all() == (i == 4)
+    task = SpeechCommands(data=all_words, classes=35)
+    assert task.spec.num_classes == 35
+    assert task.stand_in == "105 clips; the papers' set has 105829"
+
+
+def test_one_of_35_words_without_a_file_is_an_error(all_words, official):
+    for path in (all_words / "bed").iterdir():
+        path.unlink()
+    with pytest.raises(ValueError, match=r"no WAV files in .*bed; all 35 words are needed"):
+        SpeechCommands(data=all_words, classes=35).fingerprint()
+
+
+def test_half_rate_adds_every_second_sample_of_test_and_nothing_else(official):
+    task = SpeechCommands(data=official, length=100, scaling="standard", half_rate=True)
+    whole, half = task.segments("test", 0)
+    assert (whole.slice, half.slice) == ("rate=16000", "rate=8000")
+    assert torch.equal(half.inputs, whole.inputs[:, ::2])
+    assert half.inputs.shape == (60, 50, 1)
+    assert torch.equal(half.targets, whole.targets)
+    assert torch.equal(whole.inputs, load(official, "test", scaling="standard").inputs)
+    for split in ("train", "valid"):
+        (segment,) = task.segments(split, 0)
+        assert torch.equal(segment.inputs, load(official, split, scaling="standard").inputs)
+
+
+def test_a_run_reports_both_rates(official):
+    from models import MODELS
+    from suite.config import ExperimentConfig, Resolver, expand
+    from suite.trainer import Trainer
+    from tasks import TASKS
+
+    config = ExperimentConfig(
+        title="speech",
+        baseline={
+            "task": {"name": "speech-commands", "data": str(official), "length": 100, "half_rate": True},
+            "model": {"name": "dss-exp", "d_model": 8, "num_layers": 1},
+            "train": {"steps": 2, "batch_size": 20},
+        },
+    )
+    (run,) = expand("speech/test", config, Resolver(TASKS, MODELS))
+    rows = Trainer(run, torch.device("cpu"))().rows
+    found = {row["slice"] for row in rows if (row["split"], row["metric"]) == ("test", "accuracy")}
+    assert found == {"rate=16000", "rate=8000", ""}
+
+
+def test_cepstrum_has_161_steps_of_20_coefficients_standardised_one_by_one(official):
+    reason = why_no_mfcc()
+    if reason:
+        pytest.skip(reason)
+    task = SpeechCommands(data=official, features="mfcc", scaling="standard")
+    spec = task.spec
+    assert (spec.max_length, spec.channels) == (161, 20)
+    (train,) = task.segments("train", 0)
+    assert train.inputs.shape == (150, 161, 20)
+    flat = train.inputs.double().flatten(0, 1)
+    assert flat.mean(0).abs().max() < 1e-3
+    assert torch.allclose(flat.std(0), torch.ones(20, dtype=torch.float64), atol=1e-3)
+    # noise twice as loud differs by log 4 in each of 64 bands, which is sqrt(64) log 4 in the first coefficient alone
+    noise = np.random.default_rng(0).integers(-4000, 4000, (1, RATE)).astype(np.int16)
+    change = (mfcc(2 * noise) - mfcc(noise))[0]
+    assert 0.8 < np.median(change[:, 0]) / (8 * np.log(4)) <= 1
+    assert np.abs(np.median(change[:, 1:], axis=0)).max() < 0.1 * np.median(change[:, 0])
+
+
+def test_without_torchaudio_mfcc_is_not_available_and_raw_works(official, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torchaudio.transforms", None)
+    monkeypatch.setitem(__import__("sys").modules, "torchaudio", None)
+    with pytest.raises(ValueError, match=r"features=mfcc is n/a \(torchaudio cannot be imported: .*features: raw"):
+        _ = SpeechCommands(data=official, features="mfcc").spec
+    with pytest.raises(ValueError, match=r"features=mfcc is n/a"):
+        SpeechCommands(data=official, features="mfcc").arrays()
+    assert isinstance(SpeechCommands(data=official).spec, TaskSpec)
+    assert len(load(official, "test")) == 60
+
+
+def test_options_that_contradict_are_errors():
+    with pytest.raises(ValueError, match="half_rate is for raw signals"):
+        _ = SpeechCommands(features="mfcc", half_rate=True).spec
+
+
+def test_the_real_sample_loads_with_disjoint_speakers(shared):
+    data = shared("speech_commands").parent
     task = SpeechCommands(data=data)
     assert task.stand_in.startswith("800-clip sample")
     segments = {split: next(task.segments(split, 0)) for split in ("train", "valid", "test")}

@@ -1,0 +1,224 @@
+"""Audio: the next sample of recorded music, mu-law encoded at 8 bits."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from suite.contracts import Segment, TaskSpec
+from tasks.base import SPLITS, Array
+from tasks.data import DataError, cache, find
+from tasks.data.stored import PlannedTask
+
+RATE = 16_000
+LEVELS = 256
+ZERO = LEVELS // 2
+"""The level of silence, which stands before the first sample."""
+SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
+
+
+def _library(name: str, use: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError) as error:
+        raise DataError(f"{use} needs {name} ({error}); install the extra: pip install -e '.[audio]'.") from None
+
+
+def mu_law(wave: Array) -> Array:
+    """Floats in [-1, 1] to levels 0 ... 255.
+
+        f(x) = sign(x) log(1 + 255 |x|) / log 256;    level = floor(((f + 1) / 2) (256 - e) + e / 2),  e = 0.01
+
+    Source: ITU-T G.711's curve as the SaShiMi code quantises it (Goel et al. 2022).
+    """
+    mu, margin = LEVELS - 1, 0.01
+    bent = np.copysign(np.log1p(mu * np.abs(wave)) / math.log1p(mu), wave)
+    return ((bent + 1) / 2 * (LEVELS - margin) + margin / 2).astype(np.uint8)
+
+
+def mu_law_decode(levels: Array) -> Array:
+    """The wave in [-1, 1] in the middle of each level, float64."""
+    mu, margin = LEVELS - 1, 0.01
+    bent = (levels.astype(np.float64) + (1 - margin) / 2) / (LEVELS - margin) * 2 - 1
+    return np.copysign(np.expm1(np.abs(bent) * math.log1p(mu)) / mu, bent)
+
+
+def stretched(segment: Array) -> Array:
+    """int16 to floats whose least is -1 and whose greatest is 1, as the SaShiMi code scales every row by itself."""
+    low, high = int(segment.min()), int(segment.max())
+    return 2 * (segment.astype(np.float32) - low) / max(high - low, 1) - 1
+
+
+def natural(path: Path) -> list[tuple[int, int, str]]:
+    """Sorts out2 before out10."""
+    parts = re.findall(r"\d+|\D+", path.name)
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
+
+
+def read_recording(path: Path, resample: bool) -> Array:
+    """[frames] int16 at 16 kHz, the mean of the channels; what is not at 16 kHz is an error unless `resample`."""
+    soundfile = _library("soundfile", "reading recordings")
+    try:
+        wave, rate = soundfile.read(path, dtype="float32", always_2d=True)
+    except soundfile.LibsndfileError as error:
+        reason = " ".join(str(error).split()).replace(str(path), "it")
+        raise DataError(f"{path}: cannot be decoded ({reason}); fetch it again.") from None
+    # libsndfile reads what is there of a truncated WAV without a word
+    if path.suffix.lower() == ".wav":
+        with path.open("rb") as file:
+            head = file.read(8)
+        if head[:4] == b"RIFF" and path.stat().st_size < 8 + int.from_bytes(head[4:8], "little"):
+            raise DataError(f"{path}: truncated; fetch it again.")
+    if not len(wave):
+        raise DataError(f"{path}: holds no sound; remove it or fetch it again.")
+    mono = wave.mean(axis=1)
+    if rate != RATE:
+        if not resample:
+            raise DataError(
+                f"{path}: has a sampling rate of {rate} Hz, needs {RATE}; resample it, or set resample: true."
+            )
+        signal = _library("scipy.signal", "resample: true")
+        common = math.gcd(rate, RATE)
+        mono = signal.resample_poly(mono, RATE // common, rate // common)
+    return np.clip(np.round(mono * 2**15), -(2**15), 2**15 - 1).astype(np.int16)
+
+
+class Recordings(PlannedTask):
+    """The next sample of any recordings.
+
+        input   128 131 140 152    (levels of the mu-law; the first is silence, the rest the samples before)
+        target  131 140 152 149    (the sample itself, everywhere)
+
+    Source: any folder of WAV, FLAC, OGG or MP3 files, by the protocol of `youtubemix` below; it stands for no
+    published number. Files in the order of their names, 2 before 10. Where there are 17 or more, the first 88 % train,
+    and 6 % each validate and test; where there are fewer, each recording is cut so.
+    """
+
+    name: ClassVar[str] = "recordings"
+    version: ClassVar[int] = 1
+    exponentials: ClassVar[Mapping[str, str]] = {"perplexity": "loss"}
+    """Metrics that are exp of the mean of another."""
+
+    length: int = Field(default=2**13, ge=2, le=2**20)
+    """Samples a row. Table 14 of Mamba: 8192, 16384, 30720, 61440, 120832, 239616, 479232, 958464."""
+    scaling: Literal["segment", "unit"] = "segment"
+    """`segment`: each row stretched to [-1, 1] before the mu-law, as in the source; `unit`: full scale is 1."""
+    resample: bool = False
+    """Whether recordings of another rate are resampled to 16 kHz (needs scipy)."""
+
+    @property
+    def spec(self) -> TaskSpec:
+        return TaskSpec("tokens", num_classes=LEVELS, readout="token", max_length=self.length, vocab_size=LEVELS)
+
+    @property
+    def folder(self) -> Path:
+        if self.data is None and not self.source:
+            raise DataError(f"{self.name}: no data; give --data DIR, a folder of recordings.")
+        layout = f"recordings ({', '.join(SUFFIXES)})"
+        below = ("youtube_mix", "youtubemix", "wavs")
+        return find(
+            self.name, self.data, self.source, below, lambda path: bool(cache.files_in(path, *SUFFIXES)), layout
+        )
+
+    def files(self, folder: Path) -> list[Path]:
+        return sorted(cache.files_in(folder, *SUFFIXES), key=natural)
+
+    def reading(self) -> Mapping[str, Any]:
+        return {"resample": self.resample}
+
+    def read(self, folder: Path) -> dict[str, Array]:
+        """All samples one recording after the other, int16 [N], and where each ends [R]."""
+        parts = [read_recording(path, self.resample) for path in self.files(folder)]
+        return {"samples": np.concatenate(parts), "ends": np.cumsum([len(part) for part in parts], dtype=np.int64)}
+
+    @property
+    def stand_in(self) -> str:
+        arrays = self.arrays()
+        return f"{len(arrays['ends'])} recordings, {len(arrays['samples']) / RATE:.0f} s, of the user's own"
+
+    def _bounds(self, split: str, ends: Array) -> list[tuple[int, int]]:
+        """Start and stop of the stretches of a split."""
+        starts = np.concatenate([[0], ends[:-1]])
+        low, high = {"train": (0, 88), "valid": (88, 94), "test": (94, 100)}[split]
+        count = len(ends)
+        if count >= MIN_FILES:
+            chosen = range(count * low // 100, count * high // 100)
+            return [(int(starts[i]), int(ends[i])) for i in chosen]
+        sizes = ends - starts
+        return [(int(s + n * low // 100), int(s + n * high // 100)) for s, n in zip(starts, sizes, strict=True)]
+
+    def plan(self) -> None:
+        for split in SPLITS:
+            self._starts(split)
+
+    def _starts(self, split: str) -> list[int]:
+        """Where the rows of a split begin. What is left of a recording behind its last row is dropped."""
+        bounds = self._bounds(split, self.arrays()["ends"])
+        starts = [start for low, high in bounds for start in range(low, high - self.length + 1, self.length)]
+        if not starts:
+            longest = max((high - low for low, high in bounds), default=0)
+            raise DataError(
+                f"{self.name}: no {split} stretch of {self.folder} has {self.length} samples (the longest has "
+                f"{longest}); lower length or add recordings."
+            )
+        return starts
+
+    def segments(self, split: str, seed: int) -> Iterator[Segment]:
+        """Recordings are no random draw: every seed has the same rows."""
+        self.check_split(split)
+        samples, starts = self.arrays()["samples"], self._starts(split)
+        targets = np.empty((len(starts), self.length), dtype=np.uint8)
+        for row, start in enumerate(starts):
+            piece = samples[start : start + self.length]
+            targets[row] = mu_law(stretched(piece) if self.scaling == "segment" else piece.astype(np.float32) / 2**15)
+        inputs = np.empty_like(targets)
+        inputs[:, 0], inputs[:, 1:] = ZERO, targets[:, :-1]
+        yield Segment(inputs=torch.from_numpy(inputs), targets=torch.from_numpy(targets))
+
+    def score(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Also bits a sample."""
+        metrics = super().score(logits, targets)
+        total, count = metrics["loss"]
+        return metrics | {"bits_per_sample": (total / math.log(2), count)}
+
+
+MIN_FILES = 17
+"""Of fewer files, 6 % would be none."""
+HOURS = 3.5
+"""YouTubeMix has about four."""
+
+
+class YouTubeMix(Recordings):
+    """The next sample of four hours of solo piano.
+
+        input   128 131 140 152    (levels of the mu-law; the first is silence, the rest the samples before)
+        target  131 140 152 149    (the sample itself, everywhere)
+
+    Source: DeepSound 2017, as SaShiMi (Goel et al. 2022) and Mamba (Gu & Dao 2023, appendix E.4.1) train on it: 16 kHz,
+    clips of a minute, mu-law at 8 bits, rows that do not overlap, clips in the order of their names of which the first
+    88 % train. `length` and batch size by Mamba's Table 14: 8192 x 128, 16384 x 64, 30720 x 32, 61440 x 16, 120832 x 8,
+    239616 x 4, 479232 x 2, 958464 x 1. The rest of a clip that fills no row is dropped, as there.
+
+    Departure: the source adds 1e-8 to a sample before it bends it and 1e-6 to the range of a row; here neither.
+    """
+
+    name: ClassVar[str] = "youtubemix"
+    version: ClassVar[int] = 1
+    source: ClassVar[str] = "youtubemix"
+
+    @property
+    def stand_in(self) -> str:
+        arrays = self.arrays()
+        hours = len(arrays["samples"]) / RATE / 3600
+        if hours >= HOURS and len(arrays["ends"]) >= MIN_FILES:
+            return ""
+        return f"{len(arrays['ends'])} recordings, {hours:.2f} hours; YouTubeMix has about 4"

@@ -1,0 +1,199 @@
+"""Audio: mu-law levels, rows of recordings, bits a sample, and recordings that cannot be used."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tasks.audio import LEVELS, RATE, ZERO, Recordings, YouTubeMix, mu_law, mu_law_decode, stretched
+from tasks.data import obtain
+from tasks.data.faults import DataError
+
+soundfile = pytest.importorskip("soundfile")
+
+
+def noise(seed, frames=1000):
+    return np.random.default_rng(seed).integers(-9000, 9000, frames).astype(np.int16)
+
+
+def write(path, wave, rate=RATE):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, wave, rate, subtype="PCM_16")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """20 clips named so that the order of the alphabet is another than that of the numbers."""
+    for i in range(20):
+        write(tmp_path / f"out{i}.wav", noise(i))
+    return tmp_path
+
+
+def load(task, split):
+    (segment,) = task.segments(split, 0)
+    return segment
+
+
+def unit(wave):
+    return wave.astype(np.float32) / 2**15
+
+
+def test_levels_are_ordered_symmetric_and_fill_the_range():
+    wave = np.linspace(-1, 1, 20_001)
+    levels = mu_law(wave)
+    assert (np.diff(levels.astype(int)) >= 0).all()
+    assert set(levels.tolist()) == set(range(LEVELS))
+    assert mu_law(np.zeros(1)) == ZERO
+    assert (levels.astype(int) + levels[::-1].astype(int))[levels != ZERO].tolist() == [255] * (levels != ZERO).sum()
+
+
+def test_decoding_ends_in_the_level_it_came_from_and_errs_least_near_silence():
+    levels = np.arange(LEVELS).astype(np.uint8)
+    assert (mu_law(mu_law_decode(levels)) == levels).all()
+    wave = np.linspace(-1, 1, 20_001)
+    error = np.abs(mu_law_decode(mu_law(wave)) - wave)
+    assert error[np.abs(wave) < 0.01].max() < 4e-4 < 1e-2 < error.max() < 3e-2
+
+
+def test_rows_are_shifted_by_one_and_never_cross_a_recording(folder):
+    segment = load(Recordings(data=folder, length=300, scaling="unit"), "train")
+    assert segment.inputs.shape == (17 * 3, 300)
+    for row, (inputs, targets) in enumerate(zip(segment.inputs.numpy(), segment.targets.numpy(), strict=True)):
+        start = row % 3 * 300
+        assert (targets == mu_law(unit(noise(row // 3)[start : start + 300]))).all()
+        assert inputs[0] == ZERO
+        assert (inputs[1:] == targets[:-1]).all()
+    assert segment.inputs.dtype == segment.targets.dtype == torch.uint8
+
+
+def test_files_split_88_6_6_in_the_order_of_their_numbers(folder):
+    task = Recordings(data=folder, length=1000, scaling="unit")
+    expected = {"train": range(17), "valid": range(17, 18), "test": range(18, 20)}
+    for split, numbers in expected.items():
+        found = load(task, split).targets.numpy()
+        assert (found == np.stack([mu_law(unit(noise(i))) for i in numbers])).all()
+
+
+def test_few_recordings_are_each_cut(tmp_path):
+    for i in range(2):
+        write(tmp_path / f"{i}.wav", noise(i))
+    task = Recordings(data=tmp_path, length=60, scaling="unit")
+    for split, (low, high) in {"train": (0, 880), "valid": (880, 940), "test": (940, 1000)}.items():
+        targets = load(task, split).targets
+        assert len(targets) == 2 * ((high - low) // 60)
+        assert (targets[0].numpy() == mu_law(unit(noise(0)[low : low + 60]))).all()
+
+
+def test_rows_are_stretched_one_by_one_as_in_the_source(folder):
+    targets = load(Recordings(data=folder, length=500), "valid").targets.numpy()
+    assert (targets.min(axis=1) == 0).all()
+    assert (targets.max(axis=1) == 255).all()
+    assert (targets[1] == mu_law(stretched(noise(17)[500:]))).all()
+    # a constant row has no range
+    assert np.isfinite(stretched(np.full(5, 7, dtype=np.int16))).all()
+
+
+def test_score_gives_bits_a_sample(folder):
+    task = Recordings(data=folder, length=500)
+    segment = load(task, "test")
+    total, count = task.score(torch.zeros(*segment.targets.shape, LEVELS), segment.targets)["bits_per_sample"]
+    assert float(total / count) == pytest.approx(8)
+    assert count == 2 * 1000
+
+
+def test_recordings_of_another_rate_are_refused_or_resampled(tmp_path):
+    pytest.importorskip("scipy")
+    for i in range(2):
+        time = np.arange(8000) / 8000
+        wave = np.stack([np.sin(2 * np.pi * 200 * time), np.zeros(8000)], axis=1)
+        write(tmp_path / f"{i}.wav", wave, 8000)
+    with pytest.raises(DataError, match=r"0.wav: has a sampling rate of 8000 Hz, needs 16000; resample it, or set"):
+        Recordings(data=tmp_path, length=64).fingerprint()
+    samples = Recordings(data=tmp_path, length=64, resample=True).arrays()["samples"]
+    assert len(samples) == 2 * 16_000
+    expected = 0.5 * np.sin(2 * np.pi * 200 * np.arange(16_000) / RATE)
+    assert np.abs(samples[200:15_800] / 2**15 - expected[200:15_800]).max() < 0.01
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-100]), r"out3.wav: truncated"),
+        (lambda path: path.write_bytes(b"no sound"), r"out3.wav: cannot be decoded"),
+        (lambda path: write(path, noise(0, 0)), r"out3.wav: holds no sound"),
+    ],
+)
+def test_a_bad_recording_is_met_before_a_run_and_named(folder, damage, message):
+    damage(folder / "out3.wav")
+    with pytest.raises(DataError, match=message):
+        Recordings(data=folder, length=100).fingerprint()
+
+
+def test_rows_longer_than_any_recording_say_what_to_do(folder, tmp_path_factory, monkeypatch):
+    with pytest.raises(
+        DataError, match=r"no train stretch of .* has 2000 samples \(the longest has 1000\); lower length"
+    ):
+        Recordings(data=folder, length=2000).fingerprint()
+    with pytest.raises(DataError, match="give --data DIR, a folder of recordings"):
+        Recordings().fingerprint()
+    with pytest.raises(DataError, match="data prepare youtubemix"):
+        YouTubeMix().fingerprint()
+    with pytest.raises(DataError, match="does not hold recordings"):
+        Recordings(data=tmp_path_factory.mktemp("empty")).fingerprint()
+    write(folder / "out20.wav", noise(20))
+    monkeypatch.setitem(__import__("sys").modules, "soundfile", None)
+    with pytest.raises(DataError, match=r"install -e '\.\[audio\]'"):
+        Recordings(data=folder, length=100).fingerprint()
+
+
+def test_prepared_youtubemix_is_found_and_is_a_stand_in_unless_it_is_long(folder, tmp_path_factory):
+    import zipfile
+
+    archive = tmp_path_factory.mktemp("download") / "youtube_mix.zip"
+    with zipfile.ZipFile(archive, "w") as packed:
+        for path in sorted(folder.iterdir()):
+            packed.write(path, f"youtube_mix/{path.name}")
+    obtain("youtubemix", [archive])
+    task = YouTubeMix(length=500)
+    assert torch.equal(load(task, "train").inputs, load(YouTubeMix(data=folder, length=500), "train").inputs)
+    assert task.stand_in == "20 recordings, 0.00 hours; YouTubeMix has about 4"
+
+
+def test_the_real_piano_loads_at_two_lengths_of_table_14(shared):
+    pytest.importorskip("scipy")
+    for length in (8192, 120_832):
+        task = Recordings(data=shared("piano"), length=length, resample=True)
+        segments = {split: load(task, split) for split in ("train", "valid", "test")}
+        assert segments["train"].inputs.shape[1] == length
+        used = sum(len(segment) for segment in segments.values()) * length / RATE
+        assert 300 < used < 386
+    assert task.stand_in == "3 recordings, 386 s, of the user's own"
+    levels = (
+        np.bincount(segments["train"].targets.numpy().ravel(), minlength=LEVELS) / segments["train"].targets.numel()
+    )
+    entropy = -(levels[levels > 0] * np.log2(levels[levels > 0])).sum()
+    assert 5 < entropy < 8
+
+
+def test_a_run_reports_bits_a_sample(folder):
+    from models import MODELS
+    from suite.config import ExperimentConfig, Resolver, expand
+    from suite.trainer import Trainer
+    from tasks import TASKS
+
+    for i in range(20):
+        write(folder / f"out{i}.wav", np.tile(np.array([-9000, 0, 9000, 0], dtype=np.int16), 100))
+    config = ExperimentConfig(
+        title="audio",
+        baseline={
+            "task": {"name": "recordings", "data": str(folder), "length": 32},
+            "model": {"name": "linear-attention", "d_model": 16, "num_layers": 1, "num_heads": 1},
+            "train": {"steps": 60, "batch_size": 8, "lr": 0.01},
+        },
+    )
+    (run,) = expand("audio/test", config, Resolver(TASKS, MODELS))
+    rows = Trainer(run, torch.device("cpu"))().rows
+    final = {row["metric"]: row["value"] for row in rows if row["split"] == "test"}
+    assert final["bits_per_sample"] == pytest.approx(final["loss"] / math.log(2))
+    assert final["bits_per_sample"] < 3, "nothing was learned of a wave that repeats itself"

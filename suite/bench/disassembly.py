@@ -122,6 +122,9 @@ def unwritten(text: str) -> list[str]:
             read = {int(d) + i for d in re.findall(r"gdesc\[UR(\d+)\]", operands) for i in range(first, 4)}
         else:
             read = set(map(int, re.findall(r"\bUR(\d+)\b", sources)))
+            if opcode == "UPRMT" and target:
+                # half of the word is put in place, and what was in the other half is never looked at
+                read.discard(int(target[1]))
         if not read <= written:
             found.append(f"{opcode} {operands}")
         if target:

@@ -275,6 +275,8 @@ WRONG = """
 def test_code_that_reads_what_nothing_wrote_is_found(tmp_path):
     assert unwritten(WRONG) == ["UIADD3 UR4, UP0, UR6, 0x40, URZ "]
     assert unwritten(WRONG.replace("UR6", "UR24")) == []
+    # half a word is put in place
+    assert unwritten("/*0100*/ UMOV UR5, URZ ; /* 0x0 */\n/*0110*/ UPRMT UR7, UR5, 0x7632, UR7 ; /* 0x0 */") == []
     # descriptors of both operands, or of the second alone
     both = "/*0f00*/ HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24 ; /* 0x0 */"
     second = both.replace("gdesc", "R4, gdesc")

@@ -5,27 +5,31 @@ With chunks of C steps, v_r the inputs of chunk r, h_r the state before it and a
     y_r = v_r K + Re(h_r O);   h_{r+1} = a h_r + v_r E
     K[i, j] = taps[j - i],     E[i, n] = Bbar_n Abar_n^{C-1-i},     O[n, i] = c_n Abar_n^i,     c = s C Abar
 
-No power but 0 .. C is ever formed, so nothing overflows where |Abar| <= 1. A program takes ROWS chunks of one sequence
-of one channel at a time: products [ROWS, C] x [C, C] and [ROWS, C] x [C, N], then an exclusive scan over the rows. The
-filter, and matrices for a channel, exist in registers only: K is read from C taps, E and O are made from two short
-tables of powers (k = i J + j). `_prepare_kernel` computes taps, powers, Bbar and c from the parameters in float64,
-`_prepare_bwd_kernel` takes their gradients back. Where there are few sequences they are cut into segments: a first
-pass (y=None) gives their ends from a zero start, PyTorch passes them on.
+No power but 0 .. C (and that of a segment) is ever formed, so nothing overflows where |Abar| <= 1. A program holds
+one channel. A row of its tiles is a segment of a sequence, and it goes through ROWS of them at once, chunk by chunk:
+products [ROWS, C] x [C, C], [ROWS, C] x [C, N] and [ROWS, N] x [N, C], states that are accumulators, nothing that
+crosses rows. Where rows are segments of one sequence, a first pass over all but the last gives the states they end in
+from zero, and one scan over rows where they start; that part of u is read twice. The filter, and matrices for a
+channel, exist in shared memory only: K is read from C taps, E and O are made from two short tables of powers
+(k = i J + j). `_prepare_kernel` computes taps, powers, Bbar and c from the parameters in float64, `_prepare_bwd_kernel`
+takes their gradients back. Where there are few sequences they are cut into pieces first: a launch (y=None) gives their
+ends from a zero start, PyTorch passes them on.
 
 Backward, with g_r the gradient of y_r and H_r that of h_r (real part: of Re h, imaginary part: of Im h),
 
     H_r = g_r conj(O) + conj(a) H_{r+1};   dv_r = g_r K^T + Re(H_{r+1} conj(E))
     dK = sum v_r^T g_r;   dE = sum v_r^T H_{r+1};   dO = sum g_r^T conj(h_r);   da = sum H_{r+1} conj(h_r)
 
-goes through the blocks of ROWS chunks in reverse; forward kept the state before each block, the states inside are
-computed again. At its end a program contracts dK to C taps, and dE, dO, da to the gradients of Bbar, c and
-z = log Abar (d Abar^k / dz = k Abar^k), one row of partial sums for each program.
+is the same in reverse; forward kept the state before each chunk (in bfloat16 as many bytes as u, at N = 32). At its end
+a program contracts dK to C taps, and dE, dO, da to the gradients of Bbar, c and z = log Abar (d Abar^k / dz =
+k Abar^k), one row of partial sums for each program.
 
 Layout: time contiguous; u and the gates may be any view of that kind, others are copied into it. y and du have it too.
 float32: v, gates, sums, states, scans. bfloat16 inputs meet bfloat16 matrices, as one or two terms (Config); float32
 and float16 inputs multiply in tf32x3. Deterministic: partial sums, no atomics. Limits: N <= 64; not dss-softmax, not
-two-sided. Bytes: forward 2, backward 3 numbers of B T D, and 8 N / (C ROWS) for each step. Products: C + 4 N
-multiply-adds a step forward, 2 C + 10 N backward (C more with gate_out).
+two-sided. Numbers of B T D read or written: forward 3 (2 where a sequence is a row), one more to keep states;
+backward 5. Multiply-adds a step at N complex states: forward C + 6 N, backward 2 C + 10 N + 4 N^2 / C, and C more in
+each for the second term of taps (C + 4 N more in the backward pass with gate_out).
 """
 
 # a tuple of tiles that grows has no type of its own
@@ -65,11 +69,13 @@ class Config(NamedTuple):
 
 
 # by the bytes of a number
-CONFIGS = {2: Config(64, 64, 1, 2, 1, 1, (4, 4), (2, 1)), 4: Config(32, 64, 1, 1, 1, 1, (4, 4), (2, 1))}
+CONFIGS = {2: Config(64, 64, 1, 2, 1, 1, (4, 4), (2, 2)), 4: Config(32, 64, 1, 1, 1, 1, (8, 8), (2, 2))}
 AVERAGING_LENGTH = 512
 """Below it outputs may be a few products, whose rounded factors do not average out: two terms of everything."""
 BUSY_PROGRAMS = 3
-"""Of a multiprocessor; sequences are cut to have as many."""
+"""At once on a multiprocessor."""
+SETUP_STEPS = 5
+"""What the setup of a program costs, in chunks of a tile."""
 
 
 @triton.jit
@@ -78,16 +84,6 @@ def _multiply(a_re, a_im, b_re, b_im, COMPLEX: tl.constexpr):
         return a_re * b_re - a_im * b_im, a_re * b_im + a_im * b_re
     else:  # noqa: RET505
         return a_re * b_re, a_im
-
-
-@triton.jit
-def _load_complex(p, o, m, COMPLEX: tl.constexpr):
-    """Real and imaginary part; of a real system the second is never used."""
-    if COMPLEX:
-        return tl.load(p + 2 * o, mask=m, other=0.0), tl.load(p + 2 * o + 1, mask=m, other=0.0)
-    else:  # noqa: RET505
-        b_x = tl.load(p + o, mask=m, other=0.0)
-        return b_x, b_x
 
 
 @triton.jit
@@ -171,7 +167,7 @@ def _power(a_re, a_im, o_k, num_bits):
     return p_re, p_im
 
 
-@triton.jit(do_not_specialize=["segment", "num_bits", "A_stride_d"])
+@triton.jit(do_not_specialize=["segment", "piece", "num_bits", "A_stride_d"])
 def _prepare_kernel(
     A,
     B,
@@ -185,6 +181,7 @@ def _prepare_kernel(
     N,
     A_stride_d,
     segment,
+    piece,
     num_bits,
     factor,
     RULE: tl.constexpr,
@@ -195,16 +192,13 @@ def _prepare_kernel(
     CHUNK: tl.constexpr,
     BITS: tl.constexpr,
     J: tl.constexpr,
-    PARTS: tl.constexpr,
-    STEP: tl.constexpr,
     NUM_POWERS: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """What the other kernels take of one channel, in float64: taps with the skip, powers, Bbar, c = factor C Abar.
 
-    powers [NUM_POWERS, N]: below J, multiples of J below CHUNK, of STEP up to PARTS STEP (all rows of a block), CHUNK
-    2^level, and that of a segment.
+    powers [NUM_POWERS, N]: below J, multiples of J below CHUNK, then CHUNK, those of a segment and of a piece.
     """
     i_d = tl.program_id(0)
     o_n = tl.arange(0, BLOCK_N)[None, :]
@@ -237,10 +231,8 @@ def _prepare_kernel(
     o_p = tl.arange(0, BLOCK_P)[:, None]
     far: tl.constexpr = J
     part: tl.constexpr = J + CHUNK // J
-    level: tl.constexpr = part + PARTS + 1
-    o_k = tl.where(o_p < far, o_p, tl.where(o_p < part, (o_p - far) * J, (o_p - part) * STEP))
-    o_k = tl.where(o_p < level, o_k, CHUNK * (1 << tl.maximum(tl.minimum(o_p - level, 16), 0)))
-    o_k = tl.where(o_p == NUM_POWERS - 1, segment, o_k)
+    o_k = tl.where(o_p < far, o_p, tl.where(o_p < part, (o_p - far) * J, CHUNK))
+    o_k = tl.where(o_p == part + 1, segment, tl.where(o_p == part + 2, piece, o_k))
     p_re, p_im = _power(a_re, a_im, o_k, num_bits)
     o_out = (i_d * NUM_POWERS + o_p) * N + o_n
     _store_complex(powers, o_out, p_re.to(tl.float32), p_im.to(tl.float32), m_n & (o_p < NUM_POWERS), COMPLEX)
@@ -363,14 +355,6 @@ def _prepare_bwd_kernel(
 
 
 @triton.jit
-def _powers(near, far, o_k, o_n, m_n, N, J: tl.constexpr, COMPLEX: tl.constexpr):
-    """Abar^k of one channel, from the tables of powers below J and of multiples of J."""
-    near_re, near_im = _load_complex(near, o_k % J * N + o_n, m_n, COMPLEX)
-    far_re, far_im = _load_complex(far, o_k // J * N + o_n, m_n, COMPLEX)
-    return _multiply(near_re, near_im, far_re, far_im, COMPLEX)
-
-
-@triton.jit
 def _toeplitz(taps, C: tl.constexpr):
     """K[i, j] = taps[j - i], zero where j < i."""
     o_lag = tl.arange(0, C)[None, :] - tl.arange(0, C)[:, None]
@@ -419,133 +403,99 @@ def _add_product(b_sum, a, b, HALF: tl.constexpr):
 
 
 @triton.jit
-def _rows_of(b_x, REVERSE: tl.constexpr):
-    """The even and the odd rows, or the odd and the even ones."""
-    even, odd = tl.split(tl.permute(tl.reshape(b_x, [b_x.shape[0] // 2, 2, b_x.shape[1]]), [0, 2, 1]))
-    if REVERSE:
-        even, odd = odd, even
-    return even, odd
-
-
-@triton.jit
-def _alternate(b_first, b_second, REVERSE: tl.constexpr):
-    """The inverse of `_rows_of`."""
-    if REVERSE:
-        b_first, b_second = b_second, b_first
-    b_x = tl.permute(tl.join(b_first, b_second), [0, 2, 1])
-    return tl.reshape(b_x, [2 * b_first.shape[0], b_first.shape[1]])
-
-
-@triton.jit
-def _multiply_add(decays, i: tl.constexpr, x_re, x_im, s_re, s_im, REVERSE: tl.constexpr, COMPLEX: tl.constexpr):
-    """s + a x with the i-th of the decays, conj(a) if REVERSE, in as few instructions as there are products."""
-    a_re, a_im = decays[2 * i], decays[2 * i + 1]
+def _interleave(b_re, b_im, COMPLEX: tl.constexpr):
+    """[.., 2 N] of real and imaginary parts by turns: both then lie in one thread, and a product is 64 wide."""
     if COMPLEX:
-        if REVERSE:
-            return s_re + a_re * x_re + a_im * x_im, s_im + a_re * x_im - a_im * x_re
-        else:  # noqa: RET505
-            return s_re + a_re * x_re - a_im * x_im, s_im + a_re * x_im + a_im * x_re
-    else:
-        s_re = s_re + a_re * x_re
-        return s_re, s_re
+        return tl.reshape(tl.join(b_re, b_im), [b_re.shape[0], 2 * b_re.shape[1]])
+    else:  # noqa: RET505
+        return b_re
 
 
 @triton.jit
-def _load_decays(
-    decays,
-    N,
-    LEVELS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    PARTS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    REVERSE: tl.constexpr,
-    COMPLEX: tl.constexpr,
-):
-    """What `_scan` multiplies with, real and imaginary part by turns.
+def _parts(b_x, COMPLEX: tl.constexpr):
+    """The inverse of `_interleave`."""
+    if COMPLEX:
+        return tl.split(tl.reshape(b_x, [b_x.shape[0], b_x.shape[1] // 2, 2]))
+    else:  # noqa: RET505
+        return b_x, b_x
 
-    decays [*, N] are the decays over 0 .. PARTS of PARTS parts of all rows (a group has some), then a^(2^level).
-    Returns first a^(2^level) [1, GROUPS BLOCK_N] of each level. Then the decays from the end of group i to the start
-    of group o [o, i, n], from the start of the scan to that of o [o, n], from the end of i to that of the scan [i, n].
-    """
-    o_n = tl.arange(0, GROUPS * BLOCK_N)[None, :] % BLOCK_N
-    loaded = ()
-    for level in tl.static_range(LEVELS):
-        loaded += _load_complex(decays, (PARTS + 1 + level) * N + o_n, o_n < N, COMPLEX)
-    o_g, o_n = tl.arange(0, GROUPS), tl.arange(0, BLOCK_N)
-    steps = o_g[:, None, None] - 1 - o_g[None, :, None]
-    o_start, o_end = o_g[:, None], GROUPS - 1 - o_g[:, None]
-    if REVERSE:
-        steps = o_g[None, :, None] - 1 - o_g[:, None, None]
-        o_start, o_end = GROUPS - 1 - o_g[:, None], o_g[:, None]
-    m_n = o_n[None, :] < N
-    loaded += _load_complex(
-        decays, steps * (PARTS // GROUPS) * N + o_n[None, None, :], (steps >= 0) & (o_n[None, None, :] < N), COMPLEX
+
+@triton.jit
+def _decayed(b_x, a_re, a_im, COMPLEX: tl.constexpr):
+    """a x for interleaved x."""
+    x_re, x_im = _parts(b_x, COMPLEX)
+    x_re, x_im = _multiply(a_re, a_im, x_re, x_im, COMPLEX)
+    return _interleave(x_re, x_im, COMPLEX)
+
+
+@triton.jit
+def _compose(a_re, a_im, x_re, x_im, b_re, b_im, y_re, y_im):
+    """First h -> a h + x, then h -> b h + y."""
+    return (
+        b_re * a_re - b_im * a_im,
+        b_re * a_im + b_im * a_re,
+        b_re * x_re - b_im * x_im + y_re,
+        b_re * x_im + b_im * x_re + y_im,
     )
-    loaded += _load_complex(decays, o_start * (PARTS // GROUPS) * N + o_n[None, :], m_n, COMPLEX)
-    loaded += _load_complex(decays, o_end * (PARTS // GROUPS) * N + o_n[None, :], m_n, COMPLEX)
-    # the whole scan
-    loaded += _load_complex(decays, PARTS * N + o_n[None, :], m_n, COMPLEX)
-    return loaded
 
 
 @triton.jit
-def _scan(
-    p_re,
-    p_im,
-    s_re,
-    s_im,
-    decays,
-    LEVELS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    REVERSE: tl.constexpr,
-    COMPLEX: tl.constexpr,
-):
-    """s_{r+1} = a s_r + p_r over rows from s [1, N]: (s_r of every row, the last s).
-
-    REVERSE: s_{r-1} = conj(a) s_r + p_r, from the last row on.
-
-    Row i GROUPS + g is the i-th of 2^LEVELS in group g. With as many groups as all threads have rows of the tile, a
-    thread has a column of a group to itself. There, pairs of rows become one, and are taken apart again: work of two
-    multiply-adds an element, and exclusive sums without a shift. Between, one sum over groups crosses threads.
-    """
-    BLOCK_N: tl.constexpr = p_re.shape[1]
-    p_re = tl.reshape(p_re, [1 << LEVELS, GROUPS * BLOCK_N])
-    p_im = tl.reshape(p_im, [1 << LEVELS, GROUPS * BLOCK_N]) if COMPLEX else p_re
-    kept = ()
-    for i in tl.static_range(LEVELS):
-        first_re, second_re = _rows_of(p_re, REVERSE)
-        first_im, second_im = first_re, second_re
-        if COMPLEX:
-            first_im, second_im = _rows_of(p_im, REVERSE)
-        kept += (first_re, first_im)
-        p_re, p_im = _multiply_add(decays, i, first_re, first_im, second_re, second_im, REVERSE, COMPLEX)
-
-    p_re = tl.reshape(p_re, [GROUPS, BLOCK_N])
-    p_im = tl.reshape(p_im, [GROUPS, BLOCK_N])
-    x_re, x_im = _multiply_add(decays, LEVELS, p_re[None, :, :], p_im[None, :, :], 0.0, 0.0, REVERSE, COMPLEX)
-    last_re, last_im = _multiply_add(decays, LEVELS + 2, p_re, p_im, 0.0, 0.0, REVERSE, COMPLEX)
-    x_re, last_re = tl.sum(x_re, 1), tl.sum(last_re, 0)[None, :]
-    x_im, last_im = (tl.sum(x_im, 1), tl.sum(last_im, 0)[None, :]) if COMPLEX else (x_re, last_re)
-    x_re, x_im = _multiply_add(decays, LEVELS + 1, s_re, s_im, x_re, x_im, REVERSE, COMPLEX)
-    last_re, last_im = _multiply_add(decays, LEVELS + 3, s_re, s_im, last_re, last_im, REVERSE, COMPLEX)
-
-    x_re = tl.reshape(x_re, [1, GROUPS * BLOCK_N])
-    x_im = tl.reshape(x_im, [1, GROUPS * BLOCK_N]) if COMPLEX else x_re
-    for i in tl.static_range(LEVELS - 1, -1, -1):
-        next_re, next_im = _multiply_add(decays, i, x_re, x_im, kept[2 * i], kept[2 * i + 1], REVERSE, COMPLEX)
-        x_re = _alternate(x_re, next_re, REVERSE)
-        x_im = _alternate(x_im, next_im, REVERSE) if COMPLEX else x_re
-    BLOCK: tl.constexpr = GROUPS << LEVELS
-    return tl.reshape(x_re, [BLOCK, BLOCK_N]), tl.reshape(x_im, [BLOCK, BLOCK_N]), last_re, last_im
+def _compose_real(a, x, b, y):
+    return b * a, b * x + y
 
 
 @triton.jit
-def _load_tile(p, o_t, m_t, stride_b, stride_d, i_b, i_d):
-    o_row = i_b * stride_b + i_d.to(tl.int64) * stride_d
-    return tl.load(p + o_row + o_t, mask=m_t, other=0.0).to(tl.float32)
+def _scan(b_x, a_re, a_im, m_first, COMPLEX: tl.constexpr):
+    """s_r = a s_{r-1} + x_r over the rows of interleaved x; a sum starts anew at each row of m_first [ROWS, 1]."""
+    x_re, x_im = _parts(b_x, COMPLEX)
+    a_re = tl.where(m_first, 0.0, a_re + tl.zeros_like(x_re))
+    if COMPLEX:
+        a_im = tl.where(m_first, 0.0, a_im + tl.zeros_like(x_re))
+        _, _, x_re, x_im = tl.associative_scan((a_re, a_im, x_re, x_im), 0, _compose)
+    else:
+        _, x_re = tl.associative_scan((a_re, x_re), 0, _compose_real)
+    return _interleave(x_re, x_im, COMPLEX)
 
 
-@triton.jit(do_not_specialize=["num_segments", "num_blocks", "end_row"])
+@triton.jit
+def _load_parts(p, o, m, COMPLEX: tl.constexpr):
+    """Real and imaginary part; read as they lie, so that neighbours are read together."""
+    return _parts(tl.load(p + o, mask=m, other=0.0), COMPLEX)
+
+
+@triton.jit
+def _powers(powers, o_k, o_w, m_w, row, J: tl.constexpr, COMPLEX: tl.constexpr):
+    """Abar^k of one channel [k, N], from the powers below J and the multiples of J; `row` numbers are a power."""
+    o_k = o_k[:, None]
+    near_re, near_im = _load_parts(powers, o_k % J * row + o_w, m_w, COMPLEX)
+    far_re, far_im = _load_parts(powers, (J + o_k // J) * row + o_w, m_w, COMPLEX)
+    return _multiply(near_re, near_im, far_re, far_im, COMPLEX)
+
+
+@triton.jit
+def _map(powers, factor, o_k, o_w, m_w, row, J: tl.constexpr, COMPLEX: tl.constexpr):
+    """factor Abar^k."""
+    p_re, p_im = _powers(powers, o_k, o_w, m_w, row, J, COMPLEX)
+    f_re, f_im = _load_parts(factor, o_w, m_w, COMPLEX)
+    return _multiply(p_re, p_im, f_re, f_im, COMPLEX)
+
+
+@triton.jit
+def _load_tile(p, o_row, o_t, m_t):
+    return tl.load(p + (o_row + o_t), mask=m_t, other=0.0)
+
+
+@triton.jit
+def _factors(b_x, NUM: tl.constexpr, HALF: tl.constexpr):
+    """`_terms` of a tile as it was loaded, or of a float32 one."""
+    if HALF and b_x.dtype == tl.bfloat16:  # noqa: SIM108
+        terms = (b_x,)
+    else:
+        terms = _terms(b_x.to(tl.float32), NUM, HALF)
+    return terms
+
+
+@triton.jit(do_not_specialize=["num_pieces", "num_steps", "num_chunks", "end_chunk"])
 def _lti_fwd_kernel(
     u,
     gate_in,
@@ -558,12 +508,14 @@ def _lti_fwd_kernel(
     y,
     saved,
     end,
+    B,
     T,
     D,
     N,
-    num_segments,
-    num_blocks,
-    end_row,
+    num_pieces,
+    num_steps,
+    num_chunks,
+    end_chunk,
     u_stride_b,
     u_stride_d,
     in_stride_b,
@@ -575,9 +527,7 @@ def _lti_fwd_kernel(
     C: tl.constexpr,
     J: tl.constexpr,
     ROWS: tl.constexpr,
-    LEVELS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    PARTS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
     NUM_POWERS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     GATED_TERMS: tl.constexpr,
@@ -586,80 +536,80 @@ def _lti_fwd_kernel(
     STATE_TERMS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """y of num_blocks blocks of ROWS chunks of one sequence and channel; y None: only the state after them.
+    """y of a piece of ROWS / SEGMENTS sequences of one channel; y None: only the state after the piece.
 
-    start [S, B, D, N] or None (zeros): the state before each of the S segments. saved [B, D, blocks, N]: the one before
-    each block. end [S, B, D, N]: after each segment (y None), or [B, D, N]: before chunk end_row.
+    A row of a tile is a segment of num_steps chunks. start [pieces, B, D, N] or None (zeros): the state before each
+    piece. saved [B, D, num_chunks, interleaved BLOCK_N] or None: the state before each chunk. end [pieces, B, D, N]:
+    after each piece (y None), or [B, D, N]: before end_chunk.
     """
-    i_d, i_bs = tl.program_id(0) % D, tl.program_id(0) // D
-    i_s, i_b = i_bs % num_segments, (i_bs // num_segments).to(tl.int64)
-    num_batch = tl.num_programs(0) // (D * num_segments)
-    # see _scan
-    o_r = tl.arange(0, ROWS) % GROUPS * (ROWS // GROUPS) + tl.arange(0, ROWS) // GROUPS
-    o_r, o_c = o_r[:, None], tl.arange(0, C)
-    o_n = tl.arange(0, BLOCK_N)[None, :]
-    m_n = o_n < N
+    i_d, i_gp = tl.program_id(0) % D, tl.program_id(0) // D
+    i_p, i_g = i_gp % num_pieces, i_gp // num_pieces
     pair: tl.constexpr = 2 if COMPLEX else 1
-    near = powers + i_d * NUM_POWERS * N * pair
-    far, decays = near + J * N * pair, near + (J + C // J) * N * pair
-    b_decays = _load_decays(decays, N, LEVELS, GROUPS, PARTS, BLOCK_N, False, COMPLEX)
+    o_r, o_c = tl.arange(0, ROWS)[:, None], tl.arange(0, C)
+    o_w = tl.arange(0, BLOCK_N * pair)[None, :]
+    row = N * pair
+    m_w = o_w < row
+    o_b, o_s = (i_g * (ROWS // SEGMENTS) + o_r // SEGMENTS).to(tl.int64), o_r % SEGMENTS
+    m_b, m_first = o_b < B, o_s == 0
+    o_chunk = (i_p * SEGMENTS + o_s) * num_steps
+    o_state = ((i_p * B + o_b) * D + i_d) * row + o_w
+    o_u = o_b * u_stride_b + i_d.to(tl.int64) * u_stride_d
+    o_in = o_b * in_stride_b + i_d.to(tl.int64) * in_stride_d
+    powers += i_d * NUM_POWERS * row
+    decays = powers + (J + C // J) * row
+    a_re, a_im = _load_parts(decays, o_w, m_w, COMPLEX)
+    e_re, e_im = _map(powers, bbar + i_d * row, C - 1 - o_c, o_w, m_w, row, J, COMPLEX)
+    e = _terms(_interleave(e_re, e_im, COMPLEX), MAP_TERMS, HALF)
 
-    e_re, e_im = _powers(near, far, (C - 1 - o_c)[:, None], o_n, m_n, N, J, COMPLEX)
-    b_re, b_im = _load_complex(bbar, i_d * N + o_n, m_n, COMPLEX)
-    e_re, e_im = _multiply(e_re, e_im, b_re, b_im, COMPLEX)
-    e_re, e_im = _terms(e_re, MAP_TERMS, HALF), _terms(e_im, MAP_TERMS, HALF)
-    if y is not None:
-        k = _terms(_toeplitz(taps + i_d * C, C), TAP_TERMS, HALF)
-        o_column = tl.arange(0, BLOCK_N)[:, None]
-        w_re, w_im = _powers(near, far, o_c[None, :], o_column, o_column < N, N, J, COMPLEX)
-        c_re, c_im = _load_complex(weight, i_d * N + o_column, o_column < N, COMPLEX)
-        w_re, w_im = _multiply(w_re, w_im, c_re, c_im, COMPLEX)
-        w_re, w_im = _terms(w_re, MAP_TERMS, HALF), _terms(-w_im, MAP_TERMS, HALF)
-
-    s_re = tl.zeros([1, BLOCK_N], tl.float32)
-    s_im = tl.zeros([1, BLOCK_N], tl.float32)
+    b_h = tl.zeros([ROWS, BLOCK_N * pair], tl.float32)
+    if SEGMENTS > 1 or y is None:
+        # states that the segment before, or for the end its own, reaches from zero
+        shift: tl.constexpr = 0 if y is None else 1
+        o_before = o_chunk - shift * num_steps
+        m_before = m_b & (o_s >= shift)
+        for i in tl.range(0, num_steps, num_stages=NUM_STAGES):
+            o_t = (o_before + i) * C + o_c[None, :]
+            m_t = m_before & (o_t < T)
+            b_v = _load_tile(u, o_u, o_t, m_t)
+            if gate_in is not None:
+                b_v = b_v.to(tl.float32) * _load_tile(gate_in, o_in, o_t, m_t).to(tl.float32)
+            v = _factors(b_v, GATED_TERMS, HALF)
+            b_h = _add_product(_decayed(b_h, a_re, a_im, COMPLEX), v, e, HALF)
     if start is not None:
-        s_re, s_im = _load_complex(start, ((i_s * num_batch + i_b) * D + i_d) * N + o_n, m_n, COMPLEX)
-
-    for i in tl.range(0, num_blocks, num_stages=NUM_STAGES):
-        i_block = i_s * num_blocks + i
-        o_t = (i_block * ROWS + o_r).to(tl.int64) * C + o_c[None, :]
-        m_t = o_t < T
-        b_v = _load_tile(u, o_t, m_t, u_stride_b, u_stride_d, i_b, i_d)
-        if gate_in is not None:
-            b_v *= _load_tile(gate_in, o_t, m_t, in_stride_b, in_stride_d, i_b, i_d)
-        v = _terms(b_v, 1 if gate_in is None else GATED_TERMS, HALF)
-        p_re = _add_product(tl.zeros([ROWS, BLOCK_N], tl.float32), v, e_re, HALF)
-        p_im = p_re
-        if COMPLEX:
-            p_im = _add_product(tl.zeros([ROWS, BLOCK_N], tl.float32), v, e_im, HALF)
-        if saved is not None:
-            o_saved = ((i_b * D + i_d) * (num_segments * num_blocks) + i_block) * N + o_n
-            _store_complex(saved, o_saved, s_re, s_im, m_n, COMPLEX)
-        h_re, h_im, s_re, s_im = _scan(p_re, p_im, s_re, s_im, b_decays, LEVELS, GROUPS, False, COMPLEX)
-
-        if y is not None:
-            b_y = _add_product(tl.zeros([ROWS, C], tl.float32), v, k, HALF)
-            b_y = _add_product(b_y, _terms(h_re, STATE_TERMS, HALF), w_re, HALF)
-            if COMPLEX:
-                b_y = _add_product(b_y, _terms(h_im, STATE_TERMS, HALF), w_im, HALF)
-            if gate_out is not None:
-                b_y *= _load_tile(gate_out, o_t, m_t, out_stride_b, out_stride_d, i_b, i_d)
-            tl.store(y + (i_b * D + i_d) * T + o_t, b_y.to(y.dtype.element_ty), mask=m_t)
-            # two conditions, for the first is decided when compiling
-            if end is not None:  # noqa: SIM102
-                if i_block == end_row // ROWS:
-                    m_end = o_r == end_row % ROWS
-                    end_re = tl.sum(tl.where(m_end, h_re, 0.0), 0)[None, :]
-                    end_im = end_re
-                    if COMPLEX:
-                        end_im = tl.sum(tl.where(m_end, h_im, 0.0), 0)[None, :]
-                    _store_complex(end, (i_b * D + i_d) * N + o_n, end_re, end_im, m_n, COMPLEX)
+        b_h += tl.load(start + o_state, mask=m_b & m_first & m_w, other=0.0)
+    if SEGMENTS > 1:
+        x_re, x_im = _load_parts(decays + row, o_w, m_w, COMPLEX)
+        b_h = _scan(b_h, x_re, x_im, m_first, COMPLEX)
     if y is None:
-        _store_complex(end, ((i_s * num_batch + i_b) * D + i_d) * N + o_n, s_re, s_im, m_n, COMPLEX)
+        tl.store(end + o_state, b_h, mask=m_b & (o_s == SEGMENTS - 1) & m_w)
+    else:
+        k = _terms(_toeplitz(taps + i_d * C, C), TAP_TERMS, HALF)
+        w_re, w_im = _map(powers, weight + i_d * row, o_c, o_w, m_w, row, J, COMPLEX)
+        w = _transposed(_terms(_interleave(w_re, -w_im, COMPLEX), MAP_TERMS, HALF))
+        o_out = o_b * out_stride_b + i_d.to(tl.int64) * out_stride_d
+        o_row = o_b * D + i_d
+        for i in tl.range(0, num_steps, num_stages=NUM_STAGES):
+            o_t = (o_chunk + i) * C + o_c[None, :]
+            m_t = m_b & (o_t < T)
+            b_v = _load_tile(u, o_u, o_t, m_t)
+            if gate_in is not None:
+                b_v = b_v.to(tl.float32) * _load_tile(gate_in, o_in, o_t, m_t).to(tl.float32)
+            v = _factors(b_v, GATED_TERMS, HALF)
+            h = _terms(b_h, STATE_TERMS, HALF)
+            if saved is not None:
+                o_saved = (o_row * num_chunks + o_chunk + i) * (BLOCK_N * pair) + o_w
+                tl.store(saved + o_saved, b_h.to(saved.dtype.element_ty), mask=m_b & (o_chunk + i < num_chunks))
+            if end is not None:
+                tl.store(end + o_row * row + o_w, b_h, mask=m_b & m_w & (o_chunk + i == end_chunk))
+            b_h = _add_product(_decayed(b_h, a_re, a_im, COMPLEX), v, e, HALF)
+            b_y = _add_product(tl.zeros([ROWS, C], tl.float32), v, k, HALF)
+            b_y = _add_product(b_y, h, w, HALF)
+            if gate_out is not None:
+                b_y *= _load_tile(gate_out, o_out, o_t, m_t).to(tl.float32)
+            tl.store(y + (o_row * T + o_t), b_y.to(y.dtype.element_ty), mask=m_t)
 
 
-@triton.jit(do_not_specialize=["num_segments", "num_blocks", "end_row"])
+@triton.jit(do_not_specialize=["num_pieces", "num_steps", "num_chunks", "end_chunk"])
 def _lti_bwd_kernel(
     u,
     gate_in,
@@ -677,12 +627,14 @@ def _lti_bwd_kernel(
     dgate_out,
     dstart,
     partial,
+    B,
     T,
     D,
     N,
-    num_segments,
-    num_blocks,
-    end_row,
+    num_pieces,
+    num_steps,
+    num_chunks,
+    end_chunk,
     u_stride_b,
     u_stride_d,
     in_stride_b,
@@ -696,9 +648,7 @@ def _lti_bwd_kernel(
     C: tl.constexpr,
     J: tl.constexpr,
     ROWS: tl.constexpr,
-    LEVELS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    PARTS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
     NUM_POWERS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     GATED_TERMS: tl.constexpr,
@@ -707,209 +657,220 @@ def _lti_bwd_kernel(
     STATE_TERMS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """The gradient recurrence of this module; du None: only dstart, the gradient H of the state before each segment.
+    """The gradient recurrence of this module; du None: only dstart, the gradient H of the state before each piece.
 
-    after [S, B, D, N] or None: H after each segment. dend [B, D, N] or None: gradient of the state before chunk
-    end_row. dstart [S, B, D, N] or None. partial [B S, D, taps C, then Bbar, c, z each N].
+    after [pieces, B, D, N] or None: H after each piece. dend [B, D, N] or None: gradient of the state before end_chunk.
+    dstart [pieces, B, D, N] (du None), else [B, D, N] or None. partial [*, D, taps C, then Bbar, c, z each N].
     """
-    i_d, i_bs = tl.program_id(0) % D, tl.program_id(0) // D
-    i_s, i_b = i_bs % num_segments, (i_bs // num_segments).to(tl.int64)
-    num_batch = tl.num_programs(0) // (D * num_segments)
-    # see _scan
-    o_r = tl.arange(0, ROWS) % GROUPS * (ROWS // GROUPS) + tl.arange(0, ROWS) // GROUPS
-    o_r, o_c = o_r[:, None], tl.arange(0, C)
-    o_n = tl.arange(0, BLOCK_N)[None, :]
-    m_n = o_n < N
+    i_d, i_gp = tl.program_id(0) % D, tl.program_id(0) // D
+    i_p, i_g = i_gp % num_pieces, i_gp // num_pieces
     pair: tl.constexpr = 2 if COMPLEX else 1
-    near = powers + i_d * NUM_POWERS * N * pair
-    far, decays = near + J * N * pair, near + (J + C // J) * N * pair
-    b_decays = _load_decays(decays, N, LEVELS, GROUPS, PARTS, BLOCK_N, False, COMPLEX)
-    b_conj_decays = _load_decays(decays, N, LEVELS, GROUPS, PARTS, BLOCK_N, True, COMPLEX)
-    o_last = C - 1 - o_c
+    o_r, o_c = tl.arange(0, ROWS)[:, None], tl.arange(0, C)
+    o_w = tl.arange(0, BLOCK_N * pair)[None, :]
+    row = N * pair
+    m_w = o_w < row
+    # segments from the last to the first, as H goes
+    o_b = (i_g * (ROWS // SEGMENTS) + o_r // SEGMENTS).to(tl.int64)
+    o_s = SEGMENTS - 1 - o_r % SEGMENTS
+    m_b, m_first = o_b < B, o_r % SEGMENTS == 0
+    o_chunk = (i_p * SEGMENTS + o_s) * num_steps
+    o_row = o_b * D + i_d
+    o_state = ((i_p * B + o_b) * D + i_d) * row + o_w
+    o_dy = o_b * dy_stride_b + i_d.to(tl.int64) * dy_stride_d
+    o_out = o_b * out_stride_b + i_d.to(tl.int64) * out_stride_d
+    powers += i_d * NUM_POWERS * row
+    decays = powers + (J + C // J) * row
+    a_re, a_im = _load_parts(decays, o_w, m_w, COMPLEX)
+    w_re, w_im = _map(powers, weight + i_d * row, o_c, o_w, m_w, row, J, COMPLEX)
+    w = _terms(_interleave(w_re, -w_im, COMPLEX), MAP_TERMS, HALF)
 
-    # both as [C, N]
-    w_re, w_im = _powers(near, far, o_c[:, None], o_n, m_n, N, J, COMPLEX)
-    c_re, c_im = _load_complex(weight, i_d * N + o_n, m_n, COMPLEX)
-    w_re, w_im = _multiply(w_re, w_im, c_re, c_im, COMPLEX)
-    w_re, w_im = _terms(w_re, MAP_TERMS, HALF), _terms(-w_im, MAP_TERMS, HALF)
-    if du is not None:
-        e_re, e_im = _powers(near, far, o_last[:, None], o_n, m_n, N, J, COMPLEX)
-        b_re, b_im = _load_complex(bbar, i_d * N + o_n, m_n, COMPLEX)
-        e_re, e_im = _multiply(e_re, e_im, b_re, b_im, COMPLEX)
-        e_re, e_im = _terms(e_re, MAP_TERMS, HALF), _terms(e_im, MAP_TERMS, HALF)
-        k = _terms(_toeplitz(taps + i_d * C, C), TAP_TERMS, HALF)
-        dk = tl.zeros([C, C], tl.float32)
-        de_re = tl.zeros([C, BLOCK_N], tl.float32)
-        de_im = tl.zeros([C, BLOCK_N], tl.float32)
-        # minus the imaginary part of dO, as -h_im is what g meets
-        do_re = tl.zeros([C, BLOCK_N], tl.float32)
-        do_im = tl.zeros([C, BLOCK_N], tl.float32)
-        dtap = 0.0
-        da_re = tl.zeros([GROUPS * BLOCK_N], tl.float32)
-        da_im = tl.zeros([GROUPS * BLOCK_N], tl.float32)
-
-    x_re = tl.zeros([1, BLOCK_N], tl.float32)
-    x_im = tl.zeros([1, BLOCK_N], tl.float32)
-    o_state = ((i_s * num_batch + i_b) * D + i_d) * N + o_n
-    if after is not None:
-        x_re, x_im = _load_complex(after, o_state, m_n, COMPLEX)
-
-    for i in tl.range(0, num_blocks, num_stages=NUM_STAGES):
-        i_block = i_s * num_blocks + (num_blocks - 1 - i)
-        o_t = (i_block * ROWS + o_r).to(tl.int64) * C + o_c[None, :]
-        m_t = o_t < T
-        b_dy = _load_tile(dy, o_t, m_t, dy_stride_b, dy_stride_d, i_b, i_d)
-        b_g = b_dy
-        if gate_out is not None:
-            b_gate_out = _load_tile(gate_out, o_t, m_t, out_stride_b, out_stride_d, i_b, i_d)
-            b_g = b_dy * b_gate_out
-        g = _terms(b_g, 1 if gate_out is None else GATED_TERMS, HALF)
-        q_re = _add_product(tl.zeros([ROWS, BLOCK_N], tl.float32), g, w_re, HALF)
-        q_im = q_re
-        if COMPLEX:
-            q_im = _add_product(tl.zeros([ROWS, BLOCK_N], tl.float32), g, w_im, HALF)
-        # two conditions, for the first is decided when compiling
-        if dend is not None:  # noqa: SIM102
-            if i_block == end_row // ROWS:
-                end_re, end_im = _load_complex(dend, (i_b * D + i_d) * N + o_n, m_n, COMPLEX)
-                m_end = o_r == end_row % ROWS
-                q_re += tl.where(m_end, end_re, 0.0)
-                q_im += tl.where(m_end, end_im, 0.0)
-        # the rows of x are H after each chunk
-        after_re, after_im, x_re, x_im = _scan(q_re, q_im, x_re, x_im, b_conj_decays, LEVELS, GROUPS, True, COMPLEX)
-
-        if du is not None:
-            b_u = _load_tile(u, o_t, m_t, u_stride_b, u_stride_d, i_b, i_d)
-            b_v = b_u
-            if gate_in is not None:
-                b_gate_in = _load_tile(gate_in, o_t, m_t, in_stride_b, in_stride_d, i_b, i_d)
-                b_v = b_u * b_gate_in
-            v = _terms(b_v, 1 if gate_in is None else GATED_TERMS, HALF)
-            p_re = _add_product(tl.zeros([ROWS, BLOCK_N], tl.float32), v, e_re, HALF)
-            p_im = p_re
-            if COMPLEX:
-                p_im = _add_product(tl.zeros([ROWS, BLOCK_N], tl.float32), v, e_im, HALF)
-            o_saved = ((i_b * D + i_d) * (num_segments * num_blocks) + i_block) * N + o_n
-            s_re, s_im = _load_complex(saved, o_saved, m_n, COMPLEX)
-            b_h_re, b_h_im, _, _ = _scan(p_re, p_im, s_re, s_im, b_decays, LEVELS, GROUPS, False, COMPLEX)
-
-            # as in the scan, so that a thread adds up rows of its own
-            x1 = tl.reshape(after_re, [1 << LEVELS, GROUPS * BLOCK_N])
-            h1 = tl.reshape(b_h_re, [1 << LEVELS, GROUPS * BLOCK_N])
-            da_re += tl.sum(x1 * h1, 0)
-            if COMPLEX:
-                x2 = tl.reshape(after_im, [1 << LEVELS, GROUPS * BLOCK_N])
-                h2 = tl.reshape(b_h_im, [1 << LEVELS, GROUPS * BLOCK_N])
-                da_re += tl.sum(x2 * h2, 0)
-                da_im += tl.sum(x2 * h1 - x1 * h2, 0)
-            h_re, h_im = _terms(b_h_re, STATE_TERMS, HALF), _terms(b_h_im, STATE_TERMS, HALF)
-            a_re, a_im = _terms(after_re, STATE_TERMS, HALF), _terms(after_im, STATE_TERMS, HALF)
-
-            b_dv = _add_product(tl.zeros([ROWS, C], tl.float32), g, _transposed(k), HALF)
-            b_dv = _add_product(b_dv, a_re, _transposed(e_re), HALF)
-            if COMPLEX:
-                b_dv = _add_product(b_dv, a_im, _transposed(e_im), HALF)
-            o_out = (i_b * D + i_d) * T + o_t
-            if gate_in is not None:
-                tl.store(dgate_in + o_out, (b_dv * b_u).to(dgate_in.dtype.element_ty), mask=m_t)
-                b_dv *= b_gate_in
-            tl.store(du + o_out, b_dv.to(du.dtype.element_ty), mask=m_t)
+    # H, interleaved
+    b_x = tl.zeros([ROWS, BLOCK_N * pair], tl.float32)
+    if SEGMENTS > 1 or du is None:
+        shift: tl.constexpr = 0 if du is None else 1
+        o_behind = o_chunk + shift * num_steps
+        m_behind = m_b & (o_s < SEGMENTS - shift)
+        for i in tl.range(0, num_steps, num_stages=NUM_STAGES):
+            i_chunk = o_behind + (num_steps - 1 - i)
+            o_t = i_chunk * C + o_c[None, :]
+            m_t = m_behind & (o_t < T)
+            b_g = _load_tile(dy, o_dy, o_t, m_t)
             if gate_out is not None:
-                b_y = _add_product(tl.zeros([ROWS, C], tl.float32), v, k, HALF)
-                b_y = _add_product(b_y, h_re, _transposed(w_re), HALF)
-                if COMPLEX:
-                    b_y = _add_product(b_y, h_im, _transposed(w_im), HALF)
-                tl.store(dgate_out + o_out, (b_y * b_dy).to(dgate_out.dtype.element_ty), mask=m_t)
-
+                b_g = b_g.to(tl.float32) * _load_tile(gate_out, o_out, o_t, m_t).to(tl.float32)
+            g = _factors(b_g, GATED_TERMS, HALF)
+            b_x = _add_product(_decayed(b_x, a_re, -a_im, COMPLEX), g, w, HALF)
+            if dend is not None:
+                m_end = m_behind & m_w & (i_chunk == end_chunk)
+                b_x += tl.load(dend + o_row * row + o_w, mask=m_end, other=0.0)
+    if after is not None:
+        b_x += tl.load(after + o_state, mask=m_b & m_first & m_w, other=0.0)
+    if SEGMENTS > 1:
+        x_re, x_im = _load_parts(decays + row, o_w, m_w, COMPLEX)
+        b_x = _scan(b_x, x_re, -x_im, m_first, COMPLEX)
+    if du is None:
+        tl.store(dstart + o_state, b_x, mask=m_b & (o_s == 0) & m_w)
+    else:
+        e_re, e_im = _map(powers, bbar + i_d * row, C - 1 - o_c, o_w, m_w, row, J, COMPLEX)
+        e = _transposed(_terms(_interleave(e_re, e_im, COMPLEX), MAP_TERMS, HALF))
+        k = _terms(_toeplitz(taps + i_d * C, C), TAP_TERMS, HALF)
+        o_u = o_b * u_stride_b + i_d.to(tl.int64) * u_stride_d
+        o_in = o_b * in_stride_b + i_d.to(tl.int64) * in_stride_d
+        dk = tl.zeros([C, C], tl.float32)
+        de = tl.zeros([C, BLOCK_N * pair], tl.float32)
+        dw = tl.zeros([C, BLOCK_N * pair], tl.float32)
+        # sums of h_r H_{r+1}, of which da is the part near the diagonal: cheaper than leaving the matrix units
+        dd = tl.zeros([BLOCK_N * pair, BLOCK_N * pair], tl.float32)
+        dtap = tl.zeros([ROWS], tl.float32)
+        for i in tl.range(0, num_steps, num_stages=NUM_STAGES):
+            i_chunk = o_chunk + (num_steps - 1 - i)
+            o_t = i_chunk * C + o_c[None, :]
+            m_t = m_b & (o_t < T)
+            b_dy = _load_tile(dy, o_dy, o_t, m_t)
+            b_u = _load_tile(u, o_u, o_t, m_t)
+            o_saved = (o_row * num_chunks + i_chunk) * (BLOCK_N * pair) + o_w
+            b_h = tl.load(saved + o_saved, mask=m_b & (i_chunk < num_chunks), other=0.0)
+            b_g, b_v = b_dy, b_u
+            if gate_out is not None:
+                b_gate_out = _load_tile(gate_out, o_out, o_t, m_t).to(tl.float32)
+                b_g = b_dy.to(tl.float32) * b_gate_out
+            if gate_in is not None:
+                b_gate_in = _load_tile(gate_in, o_in, o_t, m_t).to(tl.float32)
+                b_v = b_u.to(tl.float32) * b_gate_in
             if gate_in is not None or gate_out is not None:
                 # the gradient of D is this alone, and rounded v or g would lose more than the products do
-                dtap += tl.sum(b_v * b_g)
-            v, turned_g = _transposed(v), _transposed(g)
-            dk = _add_product(dk, v, g, HALF)
-            de_re = _add_product(de_re, v, a_re, HALF)
-            do_re = _add_product(do_re, turned_g, h_re, HALF)
-            if COMPLEX:
-                de_im = _add_product(de_im, v, a_im, HALF)
-                do_im = _add_product(do_im, turned_g, h_im, HALF)
+                dtap += tl.sum(b_v.to(tl.float32) * b_g.to(tl.float32), 1)
+            g, v = _factors(b_g, GATED_TERMS, HALF), _factors(b_v, GATED_TERMS, HALF)
+            h, x = _factors(b_h, STATE_TERMS, HALF), _terms(b_x, STATE_TERMS, HALF)
+            b_x = _add_product(_decayed(b_x, a_re, -a_im, COMPLEX), g, w, HALF)
+            if dend is not None:
+                m_end = m_b & m_w & (i_chunk == end_chunk)
+                b_x += tl.load(dend + o_row * row + o_w, mask=m_end, other=0.0)
 
-    if dstart is not None:
-        _store_complex(dstart, o_state, x_re, x_im, m_n, COMPLEX)
-    if du is not None:
-        p_partial = partial + (i_bs.to(tl.int64) * D + i_d) * (C + 3 * N * pair)
+            b_dv = _add_product(tl.zeros([ROWS, C], tl.float32), g, _transposed(k), HALF)
+            b_dv = _add_product(b_dv, x, e, HALF)
+            o_y = o_row * T + o_t
+            if gate_in is not None:
+                tl.store(dgate_in + o_y, (b_dv * b_u.to(tl.float32)).to(dgate_in.dtype.element_ty), mask=m_t)
+                b_dv *= b_gate_in
+            tl.store(du + o_y, b_dv.to(du.dtype.element_ty), mask=m_t)
+            if gate_out is not None:
+                b_y = _add_product(tl.zeros([ROWS, C], tl.float32), v, k, HALF)
+                b_y = _add_product(b_y, h, _transposed(w), HALF)
+                tl.store(dgate_out + o_y, (b_y * b_dy.to(tl.float32)).to(dgate_out.dtype.element_ty), mask=m_t)
+
+            v = _transposed(v)
+            dk = _add_product(dk, v, g, HALF)
+            de = _add_product(de, v, x, HALF)
+            dw = _add_product(dw, _transposed(g), h, HALF)
+            dd = _add_product(dd, _transposed(h), x, HALF)
+
+        if dstart is not None:
+            tl.store(dstart + o_row * row + o_w, b_x, mask=m_b & m_w & (i_p + o_s == 0))
+        p_partial = partial + (i_gp.to(tl.int64) * D + i_d) * (C + 3 * row)
         b_taps = _tap_sums(dk)
         if gate_in is not None or gate_out is not None:
-            b_taps = tl.where(o_c == 0, dtap, b_taps)
+            b_taps = tl.where(o_c == 0, tl.sum(dtap, 0), b_taps)
         tl.store(p_partial + o_c, b_taps)
         p_partial += C
         # dBbar = sum conj(Abar^k) dE, and the share of dz is k conj(E) dE
-        w_re, w_im = _powers(near, far, o_last[:, None], o_n, m_n, N, J, COMPLEX)
-        de_re, de_im = _multiply(w_re, -w_im, de_re, de_im, COMPLEX)
-        b_re, b_im = _load_complex(bbar, i_d * N + o_n, m_n, COMPLEX)
-        sum_re, sum_im = tl.sum(de_re, 0)[None, :], tl.sum(de_im, 0)[None, :]
-        _store_complex(p_partial, o_n, sum_re, sum_im, m_n, COMPLEX)
+        o_last = C - 1 - o_c
+        p_re, p_im = _powers(powers, o_last, o_w, m_w, row, J, COMPLEX)
+        d_re, d_im = _parts(de, COMPLEX)
+        d_re, d_im = _multiply(p_re, -p_im, d_re, d_im, COMPLEX)
+        sum_re, sum_im = tl.sum(d_re, 0)[None, :], tl.sum(d_im, 0)[None, :]
+        tl.store(p_partial + o_w, _interleave(sum_re, sum_im, COMPLEX), mask=m_w)
         b_k = o_last[:, None].to(tl.float32)
-        sum_re, sum_im = tl.sum(b_k * de_re, 0)[None, :], tl.sum(b_k * de_im, 0)[None, :]
-        dz_re, dz_im = _multiply(b_re, -b_im, sum_re, sum_im, COMPLEX)
-        # the same for c and dO
-        w_re, w_im = _powers(near, far, o_c[:, None], o_n, m_n, N, J, COMPLEX)
-        do_re, do_im = _multiply(w_re, -w_im, do_re, -do_im, COMPLEX)
-        c_re, c_im = _load_complex(weight, i_d * N + o_n, m_n, COMPLEX)
-        sum_re, sum_im = tl.sum(do_re, 0)[None, :], tl.sum(do_im, 0)[None, :]
-        _store_complex(p_partial + N * pair, o_n, sum_re, sum_im, m_n, COMPLEX)
+        sum_re, sum_im = tl.sum(b_k * d_re, 0)[None, :], tl.sum(b_k * d_im, 0)[None, :]
+        f_re, f_im = _load_parts(bbar + i_d * row, o_w, m_w, COMPLEX)
+        dz_re, dz_im = _multiply(f_re, -f_im, sum_re, sum_im, COMPLEX)
+        # the same for c and dO, of which the imaginary part came negative
+        p_re, p_im = _powers(powers, o_c, o_w, m_w, row, J, COMPLEX)
+        d_re, d_im = _parts(dw, COMPLEX)
+        d_re, d_im = _multiply(p_re, -p_im, d_re, -d_im, COMPLEX)
+        sum_re, sum_im = tl.sum(d_re, 0)[None, :], tl.sum(d_im, 0)[None, :]
+        tl.store(p_partial + row + o_w, _interleave(sum_re, sum_im, COMPLEX), mask=m_w)
         b_k = o_c[:, None].to(tl.float32)
-        sum_re, sum_im = tl.sum(b_k * do_re, 0)[None, :], tl.sum(b_k * do_im, 0)[None, :]
-        sum_re, sum_im = _multiply(c_re, -c_im, sum_re, sum_im, COMPLEX)
+        sum_re, sum_im = tl.sum(b_k * d_re, 0)[None, :], tl.sum(b_k * d_im, 0)[None, :]
+        f_re, f_im = _load_parts(weight + i_d * row, o_w, m_w, COMPLEX)
+        sum_re, sum_im = _multiply(f_re, -f_im, sum_re, sum_im, COMPLEX)
         dz_re += sum_re
         dz_im += sum_im
         # and of the chunk decay: C conj(a) da
-        b_re, b_im = _load_complex(decays, (PARTS + 1) * N + o_n, m_n, COMPLEX)
-        sum_re = tl.sum(tl.reshape(da_re, [GROUPS, BLOCK_N]), 0)[None, :]
-        sum_im = tl.sum(tl.reshape(da_im, [GROUPS, BLOCK_N]), 0)[None, :]
-        sum_re, sum_im = _multiply(b_re, -b_im, sum_re, sum_im, COMPLEX)
-        _store_complex(p_partial + 2 * N * pair, o_n, dz_re + C * sum_re, dz_im + C * sum_im, m_n, COMPLEX)
+        o_i, o_j = tl.arange(0, BLOCK_N * pair)[:, None], o_w
+        d_re = tl.sum(tl.where(o_i == o_j, dd, 0.0), 0)[None, :]
+        d_im = d_re
+        if COMPLEX:
+            d_re = tl.sum(tl.reshape(d_re, [BLOCK_N, 2]), 1)[None, :]
+            d_im = tl.sum(tl.where(o_i == (o_j ^ 1), tl.where(o_j % 2 == 0, -dd, dd), 0.0), 0)
+            d_im = tl.sum(tl.reshape(d_im, [BLOCK_N, 2]), 1)[None, :]
+        f_re, f_im = _load_parts(decays, o_w, m_w, COMPLEX)
+        sum_re, sum_im = _multiply(f_re, -f_im, d_re, d_im, COMPLEX)
+        tl.store(p_partial + 2 * row + o_w, _interleave(dz_re + C * sum_re, dz_im + C * sum_im, COMPLEX), mask=m_w)
 
 
 class Plan(NamedTuple):
-    """How a kernel covers B D sequences: segments of `blocks` blocks of `rows` chunks."""
+    """How the kernels cover [B, D, T]: a tile of `rows` rows holds `segments` segments, `steps` chunks each, of some
+    sequences of one channel; longer sequences have several `pieces` of segments."""
 
     chunk: int
+    chunks: int
     rows: int
-    blocks: int
     segments: int
-    groups: tuple[int, int]
-    """Of rows in a scan, forward and backward."""
+    steps: int
+    pieces: int
+    groups: int
+    """Of sequences, that share a tile."""
     config: Config
+
+    @property
+    def programs(self) -> int:
+        """For one channel."""
+        return self.groups * self.pieces
 
 
 @functools.cache
 def _num_processors(device: torch.device) -> int:
     if device.type == "cpu":
-        # interpreter: enough to cut time
+        # interpreter
         return 1
     driver = triton.runtime.driver.active
     return driver.utils.get_device_properties(driver.get_current_device())["multiprocessor_count"]
 
 
-def _padded(num_states: int) -> int:
-    """Matrix units take 16 at least."""
-    return max(16, triton.next_power_of_2(num_states))
+def _padded(num_states: int, is_complex: bool) -> int:
+    """Tiles 64 wide: narrower ones are slower, and one of their kinds the compiler gets wrong."""
+    return max(32 if is_complex else 64, triton.next_power_of_2(num_states))
 
 
-def _plan(u: Tensor, num_states: int, with_end: bool) -> Plan:
-    batch, length, width = u.shape
+def _plan(u: Tensor, is_complex: bool, with_end: bool) -> Plan:
+    """The cheapest of all ways to share a tile, counted in steps of a program."""
     config = CONFIGS[u.element_size() if u.dtype == torch.bfloat16 else 4]
-    if length < AVERAGING_LENGTH:
+    if u.shape[1] < AVERAGING_LENGTH:
         config = config._replace(gated=2, taps=2, maps=2, states=2)
-    chunk = min(config.chunk, max(16, triton.next_power_of_2(length)))
+    elif not is_complex:
+        # the gradient of dt of slow modes is a small difference of large sums
+        config = config._replace(gated=2)
+    return _cheapest(*u.shape, with_end, BUSY_PROGRAMS * _num_processors(u.device), config)
+
+
+@functools.lru_cache(maxsize=1024)
+def _cheapest(batch: int, length: int, width: int, with_end: bool, slots: int, config: Config) -> Plan:
     # the state after the last whole chunk stands before a chunk that may be empty
-    chunks = length // chunk + 1 if with_end else triton.cdiv(length, chunk)
-    rows = min(config.rows, max(16, triton.next_power_of_2(chunks)))
-    total = triton.cdiv(chunks, rows)
-    wanted = triton.cdiv(BUSY_PROGRAMS * _num_processors(u.device), batch * width)
-    # a segment costs a second reading, so only where the chip would be idle otherwise
-    blocks = triton.cdiv(total, min(wanted, total))
-    forward, backward = (min(rows // 2, max(2, 32 * warps // _padded(num_states))) for warps in config.warps)
-    return Plan(chunk, rows, blocks, triton.cdiv(total, blocks), (forward, backward), config)
+    chunks = length // config.chunk + 1 if with_end else triton.cdiv(length, config.chunk)
+
+    def shared_by(sequences: int) -> tuple[int, Plan]:
+        segments, groups = config.rows // sequences, triton.cdiv(batch, sequences)
+        # a piece costs a launch and another reading, so only where half of the chip would be idle
+        pieces = max(1, slots // (groups * width))
+        steps = triton.cdiv(chunks, segments * pieces)
+        pieces = triton.cdiv(chunks, segments * steps)
+        plan = Plan(config.chunk, chunks, config.rows, segments, steps, pieces, groups, config)
+        # states come first, at about half the cost of outputs
+        cost = 2 * SETUP_STEPS + steps * (2 + (segments > 1) + (pieces > 1))
+        return triton.cdiv(plan.programs * width, slots) * cost, plan
+
+    sizes = [2**i for i in range(config.rows.bit_length())]
+    return min((shared_by(size) for size in sizes if size < 2 * batch), key=lambda pair: pair[0])[1]
 
 
 def _inner(plan: Plan) -> int:
@@ -941,7 +902,7 @@ class System(NamedTuple):
             "COMPLEX": self.complex,
             "CHUNK": plan.chunk,
             "BITS": plan.chunk.bit_length() - 1,
-            "BLOCK_N": _padded(self.A.shape[-1]),
+            "BLOCK_N": max(16, triton.next_power_of_2(self.A.shape[-1])),
             "num_warps": 4,
         }
 
@@ -955,10 +916,10 @@ def prepare(system: System, plan: Plan) -> tuple[Tensor, Tensor, Tensor, Tensor]
     """taps [D, C], powers [D, *, N], Bbar and c [D, N]."""
     width, num_states = system.C.shape
     kind = torch.complex64 if system.complex else torch.float32
-    inner, block, parts = _inner(plan), plan.chunk * plan.rows, max(plan.groups)
-    levels = (plan.rows // min(plan.groups)).bit_length() - 1
-    num_powers = inner + plan.chunk // inner + parts + 1 + levels + 1
-    segment = block * plan.blocks
+    inner = _inner(plan)
+    num_powers = inner + plan.chunk // inner + 3
+    segment = plan.chunk * plan.steps
+    piece = segment * plan.segments
 
     def empty(*size: int, dtype: torch.dtype = kind) -> Tensor:
         return torch.empty(size, dtype=dtype, device=system.C.device)
@@ -978,11 +939,10 @@ def prepare(system: System, plan: Plan) -> tuple[Tensor, Tensor, Tensor, Tensor]
         num_states,
         system.stride,
         segment,
-        segment.bit_length(),
+        piece,
+        piece.bit_length(),
         system.factor,
         J=inner,
-        PARTS=parts,
-        STEP=block // parts,
         NUM_POWERS=num_powers,
         BLOCK_P=triton.next_power_of_2(num_powers),
         **system.constants(plan),
@@ -1025,25 +985,29 @@ def _flat(x: Tensor | None) -> Tensor | None:
     return torch.view_as_real(x) if x is not None and x.is_complex() else x
 
 
-def _constants(plan: Plan, powers: Tensor, num_states: int, dtype: torch.dtype, backward: bool) -> dict[str, Any]:
-    groups = plan.groups[backward]
+def _constants(
+    plan: Plan, powers: Tensor, num_states: int, dtype: torch.dtype, gated: bool, backward: bool
+) -> dict[str, Any]:
+    block = _padded(num_states, powers.is_complex())
+    warps = plan.config.warps[backward]
+    if backward and (gated or block * (2 if powers.is_complex() else 1) > 64):
+        # four have no room for so many sums
+        warps = 8
     return {
         "COMPLEX": powers.is_complex(),
         "HALF": dtype == torch.bfloat16,
         "C": plan.chunk,
         "J": _inner(plan),
         "ROWS": plan.rows,
-        "LEVELS": (plan.rows // groups).bit_length() - 1,
-        "GROUPS": groups,
-        "PARTS": max(plan.groups),
+        "SEGMENTS": plan.segments,
         "NUM_POWERS": powers.shape[1],
-        "BLOCK_N": _padded(num_states),
+        "BLOCK_N": block,
         "GATED_TERMS": plan.config.gated,
         "TAP_TERMS": plan.config.taps,
         "MAP_TERMS": plan.config.maps,
         "STATE_TERMS": plan.config.states,
         "NUM_STAGES": plan.config.stages[backward],
-        "num_warps": plan.config.warps[backward],
+        "num_warps": warps,
     }
 
 
@@ -1074,13 +1038,14 @@ def lti_fwd(
     with_end: bool,
     keep: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """y, the state before chunk T // C and, to keep for the backward pass, the states before each block."""
+    """y, the state before chunk T // C and, to keep for the backward pass, the states before each chunk."""
     batch, length, width = u.shape
     num_states, kind = bbar.shape[-1], bbar.dtype
-    constants = _constants(plan, powers, num_states, u.dtype, False)
+    gated = gate_in is not None or gate_out is not None
+    constants = _constants(plan, powers, num_states, u.dtype, gated, False)
 
     def launch(start: Tensor | None, y: Tensor | None, saved: Tensor | None, end: Tensor | None) -> None:
-        _lti_fwd_kernel[(batch * plan.segments * width,)](
+        _lti_fwd_kernel[(plan.programs * width,)](
             u,
             gate_in,
             gate_out if y is not None else None,
@@ -1090,13 +1055,15 @@ def lti_fwd(
             _flat(weight) if y is not None else None,
             _flat(start),
             y,
-            _flat(saved),
+            saved,
             _flat(end),
+            batch,
             length,
             width,
             num_states,
-            plan.segments,
-            plan.blocks,
+            plan.pieces,
+            plan.steps,
+            plan.chunks,
             length // plan.chunk,
             *_strides(u),
             *_strides(gate_in),
@@ -1105,17 +1072,23 @@ def lti_fwd(
         )
 
     start = None if initial_state is None else initial_state.unsqueeze(0)
-    if plan.segments > 1:
-        ends = torch.empty((plan.segments, batch, width, num_states), dtype=kind, device=u.device)
+    if plan.pieces > 1:
+        ends = torch.empty((plan.pieces, batch, width, num_states), dtype=kind, device=u.device)
         launch(None, None, None, ends)
         decay = powers[:, -1]
         starts = [torch.zeros_like(ends[0]) if initial_state is None else initial_state]
-        for segment_end in ends[:-1]:
-            starts.append(torch.addcmul(segment_end, decay, starts[-1]))
+        for piece_end in ends[:-1]:
+            starts.append(torch.addcmul(piece_end, decay, starts[-1]))
         start = torch.stack(starts)
     y = _time_last(u)
-    shape = (batch, width, plan.segments * plan.blocks, num_states)
-    saved = torch.empty(shape, dtype=kind, device=u.device) if keep else None
+    saved = None
+    if keep:
+        size = constants["BLOCK_N"] * (2 if kind.is_complex else 1)
+        # as the products of the backward pass take them
+        narrow = u.dtype == torch.bfloat16 and plan.config.states == 1
+        saved = torch.empty(
+            (batch, width, plan.chunks, size), dtype=torch.bfloat16 if narrow else torch.float32, device=u.device
+        )
     end = torch.empty((batch, width, num_states), dtype=kind, device=u.device) if with_end else None
     launch(start, y, saved, end)
     return y, end, saved
@@ -1138,9 +1111,9 @@ def lti_bwd(
     """Gradients of u, the gates, partial ones of taps, Bbar, c and log Abar [*, D, *], and of the initial state."""
     batch, length, width = u.shape
     num_states, kind = bbar.shape[-1], bbar.dtype
-    constants = _constants(plan, powers, num_states, u.dtype, True)
+    gated = gate_in is not None or gate_out is not None
+    constants = _constants(plan, powers, num_states, u.dtype, gated, True)
     pair = 2 if kind.is_complex else 1
-    states = (plan.segments, batch, width, num_states)
 
     def launch(
         after: Tensor | None,
@@ -1151,7 +1124,7 @@ def lti_bwd(
         partial: Tensor | None,
     ) -> None:
         whole = du is not None
-        _lti_bwd_kernel[(batch * plan.segments * width,)](
+        _lti_bwd_kernel[(plan.programs * width,)](
             u if whole else None,
             gate_in if whole else None,
             gate_out,
@@ -1160,7 +1133,7 @@ def lti_bwd(
             _flat(powers),
             _flat(bbar) if whole else None,
             _flat(weight),
-            _flat(saved) if whole else None,
+            saved if whole else None,
             _flat(after),
             _flat(dend),
             du,
@@ -1168,11 +1141,13 @@ def lti_bwd(
             dgate_out,
             _flat(dstart),
             partial,
+            batch,
             length,
             width,
             num_states,
-            plan.segments,
-            plan.blocks,
+            plan.pieces,
+            plan.steps,
+            plan.chunks,
             length // plan.chunk,
             *_strides(u),
             *_strides(gate_in),
@@ -1182,22 +1157,22 @@ def lti_bwd(
         )
 
     after = None
-    if plan.segments > 1:
-        starts = torch.empty(states, dtype=kind, device=u.device)
+    if plan.pieces > 1:
+        starts = torch.empty((plan.pieces, batch, width, num_states), dtype=kind, device=u.device)
         launch(None, None, None, None, starts, None)
         decay = powers[:, -1].conj()
         afters = [torch.zeros_like(starts[0])]
-        for segment_start in starts[1:].flip(0):
-            afters.append(torch.addcmul(segment_start, decay, afters[-1]))
+        for piece_start in starts[1:].flip(0):
+            afters.append(torch.addcmul(piece_start, decay, afters[-1]))
         after = torch.stack(afters[::-1])
     du = _time_last(u)
     dgate_in = None if gate_in is None else _time_last(gate_in)
     dgate_out = None if gate_out is None else _time_last(gate_out)
-    dstart = torch.empty(states, dtype=kind, device=u.device) if with_start else None
-    shape = (batch * plan.segments, width, plan.chunk + 3 * num_states * pair)
+    dstart = torch.empty((batch, width, num_states), dtype=kind, device=u.device) if with_start else None
+    shape = (plan.programs, width, plan.chunk + 3 * num_states * pair)
     partial = torch.empty(shape, dtype=torch.float32, device=u.device)
     launch(after, du, dgate_in, dgate_out, dstart, partial)
-    return du, dgate_in, dgate_out, partial, None if dstart is None else dstart[0]
+    return du, dgate_in, dgate_out, partial, dstart
 
 
 class LtiSsm(torch.autograd.Function):
@@ -1221,8 +1196,8 @@ class LtiSsm(torch.autograd.Function):
         assert A is not None
         assert C is not None
         assert dt is not None
-        plan = _plan(u, A.shape[-1], with_end)
         system = System(A, B, C, dt, skip, 2.0 if conj_pairs else 1.0, discretization)
+        plan = _plan(u, system.complex, with_end)
         small = prepare(system, plan)
         keep = any(ctx.needs_input_grad)
         y, end, saved = lti_fwd(u, gate_in, gate_out, *small, initial_state, plan, with_end, keep)
@@ -1272,7 +1247,7 @@ def lti_ssm_triton(
     y, state = LtiSsm.apply(
         u, gate_in, gate_out, A, B, C, dt, D, initial_state, conj_pairs, discretization, return_final_state
     )
-    rest = u.shape[1] % _plan(u, A.shape[-1], return_final_state).chunk
+    rest = u.shape[1] % _plan(u, kind.is_complex, return_final_state).chunk
     if state is None or not rest:
         return y, state
     # the last steps that are no whole chunk

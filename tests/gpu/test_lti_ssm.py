@@ -28,11 +28,11 @@ def make_inputs(batch, length, width, state=32, dtype=torch.bfloat16, gates="gat
 
 
 def results(op, inputs):
-    """y, final state, and the gradient of every tensor."""
+    """y, final state, and the gradient of every tensor, for cotangents that are the same in every dtype."""
     leaves = {name: x.detach().requires_grad_() for name, x in inputs.items() if torch.is_tensor(x)}
     outputs = op(**(inputs | leaves))
     g = torch.Generator("cuda").manual_seed(7)
-    cotangents = [torch.randn(x.shape, generator=g, device="cuda", dtype=x.dtype.to_real()).to(x) for x in outputs]
+    cotangents = [torch.randn(x.shape, generator=g, device="cuda").bfloat16().to(x) for x in outputs]
     return [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), cotangents)]
 
 
@@ -50,21 +50,32 @@ def assert_results_close(inputs, dtype):
         assert_close(a, e, dtype, plain=p, what=name)
 
 
-@pytest.mark.parametrize("gates", ["plain", "gated"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", [(4, 2048, 96), (3, 1000, 40), (2, 8192, 33), (1, 70000, 8)])
-def test_a_long_sequence_equals_plain_pytorch_in_double_precision(gates, dtype, shape):
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gates", "shape"),
+    [
+        (BF16, "plain", (8, 2048, 96)),
+        (BF16, "gated", (3, 1000, 40)),
+        (BF16, "plain", (1, 70000, 24)),
+        (BF16, "plain", (50, 1024, 24)),
+        (FP32, "gated", (3, 1000, 40)),
+        (FP32, "plain", (1, 70000, 8)),
+        (FP16, "plain", (2, 8192, 33)),
+    ],
+)
+def test_a_long_sequence_equals_plain_pytorch_in_double_precision(dtype, gates, shape):
     assert_results_close(make_inputs(*shape, dtype=dtype, gates=gates), dtype)
 
 
-@pytest.mark.parametrize("state", [1, 16, 33, 64])
+@pytest.mark.parametrize("state", [1, 33, 64])
 def test_any_number_of_states(state):
     assert_results_close(make_inputs(2, 1500, 24, state), torch.bfloat16)
 
 
-@pytest.mark.parametrize("length", [1, 31, 64, 65, 1000, 4097])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("complex_", [True, False])
+@pytest.mark.parametrize("length", [1, 65, 1000])
+@pytest.mark.parametrize(("dtype", "complex_"), [(BF16, True), (FP16, True), (FP32, True), (BF16, False)])
 def test_the_kernel_equals_the_loop(length, dtype, complex_):
     inputs = make_small_inputs(length, discretization="zoh", complex_=complex_)
     keep = () if dtype == torch.float32 else PARAMETERS
@@ -90,7 +101,7 @@ def test_passing_the_state_equals_the_whole():
 
 
 def test_a_million_steps():
-    assert_results_close(make_inputs(1, 2**20, 4, gates="plain"), torch.bfloat16)
+    assert_results_close(make_inputs(1, 2**20, 16, gates="plain"), torch.bfloat16)
 
 
 def test_a_recorded_training_step_gives_the_same_gradients():

@@ -89,9 +89,19 @@ def test_a_grid_of_two_axes_stays_one(kernel):
         {"BLOCK": 128},
         {"num_warps": 8},
     ],
-    ids="another address,dtype,device,tensor,no multiple of 16,one,zero,64 bits,kind of number,constexpr,option".split(
-        ","
-    ),
+    ids=[
+        "another address",
+        "dtype",
+        "device",
+        "tensor",
+        "no multiple of 16",
+        "one",
+        "zero",
+        "64 bits",
+        "kind of number",
+        "constexpr",
+        "option",
+    ],
 )
 def test_whatever_triton_may_compile_for_is_asked_for(kernel, change):
     start(kernel)

@@ -6,6 +6,7 @@ a short kernel runs. Here the answer is kept, under a key that tells apart at le
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -21,6 +22,17 @@ def cdiv(total: int, part: int) -> int:
 def power_of_2(least: int) -> int:
     """The smallest power of two that is at least `least`."""
     return 1 << (least - 1).bit_length()
+
+
+@functools.cache
+def num_processors(device: torch.device) -> int:
+    """Multiprocessors of the GPU that Triton launches on; asking takes a millisecond. One under the interpreter."""
+    if device.type == "cpu":
+        return 1
+    import triton
+
+    driver = triton.runtime.driver.active
+    return driver.utils.get_device_properties(driver.get_current_device())["multiprocessor_count"]
 
 
 def launch(kernel: Any, grid: int | tuple[int, ...], *args: Any, **constants: Any) -> None:

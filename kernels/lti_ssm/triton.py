@@ -45,6 +45,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.launch import num_processors
 from kernels.lti_ssm.chunked import _powers_sum, state_dtype
 from kernels.ssm_kernel.chunked import widen
 from kernels.ssm_kernel.discretize import discretize
@@ -828,15 +829,6 @@ class Plan(NamedTuple):
         return self.groups * self.pieces
 
 
-@functools.cache
-def _num_processors(device: torch.device) -> int:
-    if device.type == "cpu":
-        # interpreter
-        return 1
-    driver = triton.runtime.driver.active
-    return driver.utils.get_device_properties(driver.get_current_device())["multiprocessor_count"]
-
-
 def _padded(num_states: int, is_complex: bool) -> int:
     """Tiles 64 wide: narrower ones are slower, and one of their kinds the compiler gets wrong."""
     return max(32 if is_complex else 64, triton.next_power_of_2(num_states))
@@ -850,7 +842,7 @@ def _plan(u: Tensor, is_complex: bool, with_end: bool) -> Plan:
     elif not is_complex:
         # the gradient of dt of slow modes is a small difference of large sums
         config = config._replace(gated=2)
-    return _cheapest(*u.shape, with_end, BUSY_PROGRAMS * _num_processors(u.device), config)
+    return _cheapest(*u.shape, with_end, BUSY_PROGRAMS * num_processors(u.device), config)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -5,9 +5,9 @@
 LANES neighbouring threads own one channel d, N / LANES states each, and go through time; decays and states never
 leave their registers. What a step needs once for a channel (softplus, gate, loads, store) is done by one of the
 threads, each for another of LANES steps, and handed round. x, dt, z, y are channel-last, so a warp reads 32 / LANES
-neighbouring channels of a step, a group of steps ahead of their use. B and C are the same for all channels:
-`_pack_kernel` writes them once as float32 rows [B_t, C_t]; a lane holds one number of a row and hands it to the others
-when its step comes.
+neighbouring channels of a step, a group of steps ahead of their use. B and C are the same for all channels: a lane
+holds one 32-bit word of a row [B_t, C_t], two states of bfloat16 or one of float32, and hands it to the others when its
+step comes. They are read where they lie; what does not lie in such words is copied first (`_words_of`).
 
 Long sequences on few channels are cut into segments. Their ends from a zero start come first (`y=None`), with the sum
 of dt, from which follows the decay of a whole segment, exp(A sum dt); `_pass_kernel` turns the ends into starts; then
@@ -18,11 +18,12 @@ Backward, with g_t the gradient of h_t and r_t that of h_{t-1} through the decay
     g_t = C_t dp_t + r_{t+1};   r_t = exp(dt_t A) g_t;   dp_t = dy_t silu(z_t)
 
 goes through time in reverse, segments as before. Forward keeps the state every CHUNK steps; a chunk is first swept for
-the states every GROUP steps, which stay in registers, then a group at a time is computed again and taken back.
-dB and dC are sums over channels: over a warp by a butterfly in which each lane ends with the sum of one number of the
-row, over the warps of a program, and over programs in `_unpack_kernel`.
+the states before each of its groups of steps, kept in scratch memory, then a group at a time is computed again and
+taken back. dB and dC are sums over channels: over a warp by a butterfly in which each lane ends with the sum of one
+number of the row, over the warps of a program through shared memory, and over programs in `_add_parts_kernel`.
 
-float32: states, decays, step sizes, sums. Deterministic: no atomics. Limits: real A, N <= 64.
+float32: states, decays, step sizes, sums. Deterministic: every sum has a fixed order, and what is added to in memory
+has one writer. Limits: real A, N <= 64.
 Kept for backward besides the inputs: 4 N / CHUNK bytes for each x.
 """
 
@@ -40,7 +41,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from kernels.launch import cdiv, launch, power_of_2
+from kernels.launch import cdiv, launch, num_processors, power_of_2
 
 
 class Config(NamedTuple):
@@ -300,19 +301,6 @@ def _zeros(NUM: tl.constexpr, E: tl.constexpr):
 
 
 @triton.jit
-def _hidden_offsets(offsets, PTX: tl.constexpr):
-    """The same for integers: addresses made of them are not kept in registers from one chunk to the next."""
-    hidden = ()
-    for i in tl.static_range(len(offsets)):
-        hidden += (offsets[i].to(tl.float32, bitcast=True),)
-    hidden = _hidden(hidden, PTX)
-    shown = ()
-    for i in tl.static_range(len(offsets)):
-        shown += (hidden[i].to(tl.int32, bitcast=True),)
-    return shown
-
-
-@triton.jit
 def _keep(p, values, E: tl.constexpr, PTX: tl.constexpr):
     for i in tl.static_range(len(values)):
         _store1(p + i * E, values[i], None, PTX)
@@ -544,6 +532,19 @@ def _hidden(values, PTX: tl.constexpr):
             )
         values = hidden
     return values
+
+
+@triton.jit
+def _hidden_offsets(offsets, PTX: tl.constexpr):
+    """`_hidden` for integers: addresses made of them are not kept in registers from one chunk to the next."""
+    hidden = ()
+    for i in tl.static_range(len(offsets)):
+        hidden += (offsets[i].to(tl.float32, bitcast=True),)
+    hidden = _hidden(hidden, PTX)
+    shown = ()
+    for i in tl.static_range(len(offsets)):
+        shown += (hidden[i].to(tl.int32, bitcast=True),)
+    return shown
 
 
 @triton.jit
@@ -1293,15 +1294,6 @@ class Plan(NamedTuple):
         return self.programs * int(self.constants["num_warps"])
 
 
-@functools.cache
-def _num_processors(device: torch.device) -> int:
-    if device.type == "cpu":
-        # interpreter: enough to cut time
-        return 1
-    driver = triton.runtime.driver.active
-    return driver.utils.get_device_properties(driver.get_current_device())["multiprocessor_count"]
-
-
 def _padded(state: int) -> int:
     """States of a row of maps."""
     return max(4, power_of_2(state))
@@ -1309,7 +1301,7 @@ def _padded(state: int) -> int:
 
 def _plan(x: Tensor, state: int, *configs: Config, splits: int | None = None) -> Plan:
     """With the first configuration that fills the chip, or where none does, with the last over segments of time."""
-    shape, processors = tuple(x.shape), _num_processors(x.device)
+    shape, processors = tuple(x.shape), num_processors(x.device)
     if splits is None:
         whole = [_cover(shape, state, config, 1, CHUNK, _speaks_ptx()) for config in configs]
         for plan in whole:

@@ -198,7 +198,7 @@ def small_tiles(monkeypatch):
 def pieces(monkeypatch, small_tiles):
     """Sequences cut into two pieces."""
     impl = pytest.importorskip("kernels.lti_ssm.triton")
-    monkeypatch.setattr(impl, "_num_processors", lambda device: 2 * BATCH * NUM_CHANNELS)
+    monkeypatch.setattr(impl, "num_processors", lambda device: 2 * BATCH * NUM_CHANNELS)
     monkeypatch.setattr(impl, "BUSY_PROGRAMS", 1)
 
 

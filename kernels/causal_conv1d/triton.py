@@ -56,6 +56,7 @@ BACKWARD = {
     (True, 4): Config(1, 256, 4, 4, 4),
 }
 STEP_BLOCK_D = 256
+SUM_ROWS, SUM_COLUMNS = 64, 32
 MINUS_LOG2E = tl.constexpr(-1.4426950408889634)
 
 
@@ -355,6 +356,24 @@ def _conv_bwd_kernel(
 
 
 @triton.jit
+def _add_rows_kernel(
+    partial, dweight, dbias, rows, size, total, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Sums of the columns of partial [rows, total]: the first `size` are dweight, the others dbias."""
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    o_r = tl.arange(0, ROWS)
+    p = partial + o_r.to(tl.int64)[:, None] * total + o[None, :]
+    b_sums = tl.zeros([ROWS, BLOCK], tl.float32)
+    for i in range(0, rows, ROWS):
+        b_sums += tl.load(p, mask=(i + o_r < rows)[:, None] & (o < total)[None, :], other=0.0)
+        p += ROWS * total
+    b_sum = tl.sum(b_sums, 0)
+    tl.store(dweight + o, b_sum.to(dweight.dtype.element_ty), mask=o < size)
+    if dbias is not None:
+        tl.store(dbias + o - size, b_sum.to(dbias.dtype.element_ty), mask=(o >= size) & (o < total))
+
+
+@triton.jit
 def _conv_step_kernel(
     x,
     weight,
@@ -499,9 +518,13 @@ def conv_bwd(
         STEPS=config.steps,
         num_warps=config.num_warps,
     )
-    sums = partial.sum(0)
-    dweight = sums[: width * taps].view(width, taps).to(weight.dtype)
-    dbias = None if bias is None else sums[width * taps :].to(bias.dtype)
+    dweight = torch.empty_like(weight)
+    dbias = None if bias is None else torch.empty_like(bias)
+    launch(
+        _add_rows_kernel, cdiv(width * (taps + 1), SUM_COLUMNS),
+        partial, dweight, dbias, rows, width * taps, width * (taps + 1),
+        ROWS=SUM_ROWS, BLOCK=SUM_COLUMNS, num_warps=4,
+    )  # fmt: skip
     return dx, dweight, dbias, dinitial
 
 

@@ -79,15 +79,12 @@ def gated_linear_attention(
     initial_state: [B, H, K, V], zeros where None. States are float32 (float64 for float64 inputs).
     cu_seqlens: [N + 1], 0 and where each of N sequences ends that are packed along time, B = 1; states are then
         [N, H, K, V]. It is read on the host.
-    backend: "triton" is asked for by name; "auto" is plain PyTorch.
+    backend: "auto" takes the Triton kernels on a GPU and plain PyTorch elsewhere.
 
     Raises ValueError for shapes or options that do not fit.
     """
     ends = _check(q, k, v, log_decay, decay_on, initial_state, cu_seqlens)
-    if backend not in ("auto", "triton", "torch"):
-        _fail(f"backend={backend!r}, choose 'auto', 'triton' or 'torch'.")
-    if backend == "triton":
-        use_triton("gated_linear_attention", backend, q, k, v, log_decay, initial_state)
+    if use_triton("gated_linear_attention", backend, q, k, v, log_decay, initial_state):
         from kernels.gated_linear_attention.triton import gated_linear_attention_triton
 
         with on_device_of(q):

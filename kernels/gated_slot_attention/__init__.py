@@ -80,16 +80,13 @@ def gated_slot_attention(
     initial_state: zeros where None. States are float32 (float64 for float64 inputs).
     cu_seqlens: [N + 1], 0 and where each of N sequences ends that are packed along time, B = 1; states then have N for
         B. It is read on the host.
-    backend: "triton" is asked for by name; "auto" is plain PyTorch.
+    backend: "auto" takes the Triton kernels on a GPU and plain PyTorch elsewhere.
 
     Raises ValueError for shapes or options that do not fit.
     """
     ends = _check(q, k, v, slots, log_decay, initial_state, cu_seqlens)
-    if backend not in ("auto", "triton", "torch"):
-        _fail(f"backend={backend!r}, choose 'auto', 'triton' or 'torch'.")
-    if backend == "triton":
-        states = () if initial_state is None else initial_state
-        use_triton("gated_slot_attention", backend, q, k, v, slots, log_decay, *states)
+    states = () if initial_state is None else initial_state
+    if use_triton("gated_slot_attention", backend, q, k, v, slots, log_decay, *states):
         from kernels.gated_slot_attention.triton import gated_slot_attention_triton
 
         with on_device_of(q):

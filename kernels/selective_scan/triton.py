@@ -76,9 +76,13 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 def _speaks_ptx() -> bool:
-    if triton.knobs.runtime.interpret:
-        return False
-    return triton.runtime.driver.active.get_current_target().backend == "cuda"
+    return not triton.knobs.runtime.interpret and _is_nvidia(triton.runtime.driver.active)
+
+
+@functools.cache
+def _is_nvidia(driver: Any) -> bool:
+    """Asking takes the host some microseconds."""
+    return bool(driver.get_current_target().backend == "cuda")
 
 
 @triton.jit
@@ -1601,15 +1605,13 @@ def selective_scan_step_triton(
     block_d = max(1, STEP_BLOCK // padded)
     y = torch.empty((batch, width), dtype=x.dtype, device=x.device)
     x, dt, z = (m if m is None or m.stride(1) == 1 else m.contiguous() for m in (x, dt, z))
-    # [B, 1, N] or [1, D, N]
-    b, c = (m.unsqueeze(1) if m.ndim == 2 else m for m in (B, C))
-    (b_b, b_d, b_n), (c_b, c_d, c_n) = (
-        (m.stride(0) if m.shape[0] > 1 else 0, m.stride(1) if m.shape[1] > 1 else 0, m.stride(2)) for m in (b, c)
-    )
+    A, skip, bias = (m if m is None else m.contiguous() for m in (A, skip, bias))
+    # [B, N] or [1, D, N]
+    b_b, b_d, b_n = (B.stride(0), 0, B.stride(1)) if B.ndim == 2 else (0, *B.stride()[1:])
+    c_b, c_d, c_n = (C.stride(0), 0, C.stride(1)) if C.ndim == 2 else (0, *C.stride()[1:])
     launch(
         _step_kernel, batch * cdiv(width, block_d),
-        x, dt, A.contiguous(), b, c, None if skip is None else skip.contiguous(), z,
-        None if bias is None else bias.contiguous(), state, y,
+        x, dt, A, B, C, skip, z, bias, state, y,
         width, x.stride(0), dt.stride(0), 0 if z is None else z.stride(0), b_b, c_b, b_d, c_d, b_n, c_n,
         *state.stride(), N=num_states, NP=padded, BLOCK_D=block_d, SOFTPLUS=softplus, PTX=_speaks_ptx(), num_warps=4,
     )  # fmt: skip

@@ -5,8 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+pytest.importorskip("triton")
 from kernels import launch as module
 from kernels.launch import cdiv, launch, power_of_2
+
+STREAM = 17
 
 
 class Kernel:
@@ -26,11 +29,15 @@ class Kernel:
 
 
 class Compiled:
+    function, packed_metadata = "handle", "metadata"
+
     def __init__(self, kernel):
         self.kernel = kernel
 
-    def __getitem__(self, grid):
-        return lambda *args: self.kernel.started.append((grid, args))
+    def run(self, x, y, z, *given):
+        # no metadata of the launch and no hooks
+        assert given[:6] == (STREAM, "handle", "metadata", None, None, None)
+        self.kernel.started.append(((x, y, z), given[6:]))
 
 
 def tensor(address=0, dtype=torch.float32, index=0):
@@ -43,6 +50,7 @@ def tensor(address=0, dtype=torch.float32, index=0):
 def kernel(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(module, "_compiled", {})
+    monkeypatch.setattr(module, "_current_stream", lambda device: STREAM)
     return Kernel()
 
 
@@ -83,7 +91,7 @@ def test_a_grid_of_two_axes_stays_one(kernel):
         {"y": tensor()},
         {"length": 49},
         {"length": 1},
-        {"length": 0},
+        {"length": -(2**31) - 1},
         {"length": 2**31},
         {"scale": 1},
         {"BLOCK": 128},
@@ -96,7 +104,7 @@ def test_a_grid_of_two_axes_stays_one(kernel):
         "tensor",
         "no multiple of 16",
         "one",
-        "zero",
+        "64 bits, negative",
         "64 bits",
         "kind of number",
         "constexpr",
@@ -119,6 +127,14 @@ def test_tensors_that_are_not_on_an_nvidia_gpu_always_ask(kernel, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
     start(kernel)
     assert len(kernel.asked) == 3
+
+
+def test_a_profiler_gets_what_triton_tells_it(kernel, monkeypatch):
+    start(kernel)
+    monkeypatch.setattr(module.triton.knobs.runtime, "launch_enter_hook", lambda metadata: None)
+    start(kernel)
+    assert len(kernel.asked) == 2
+    assert not kernel.started
 
 
 def test_sizes_round_up():

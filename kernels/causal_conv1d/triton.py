@@ -26,6 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.launch import cdiv, launch, power_of_2
+from kernels.sums import COLUMNS, ROWS, column_sums
 
 
 class Config(NamedTuple):
@@ -56,7 +57,6 @@ BACKWARD = {
     (True, 4): Config(1, 256, 4, 4, 4),
 }
 STEP_BLOCK_D = 256
-SUM_ROWS, SUM_COLUMNS = 64, 32
 MINUS_LOG2E = tl.constexpr(-1.4426950408889634)
 
 
@@ -356,18 +356,10 @@ def _conv_bwd_kernel(
 
 
 @triton.jit
-def _add_rows_kernel(
-    partial, dweight, dbias, rows, size, total, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+def _add_rows_kernel(partial, dweight, dbias, rows, size, total, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Sums of the columns of partial [rows, total]: the first `size` are dweight, the others dbias."""
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    o_r = tl.arange(0, ROWS)
-    p = partial + o_r.to(tl.int64)[:, None] * total + o[None, :]
-    b_sums = tl.zeros([ROWS, BLOCK], tl.float32)
-    for i in range(0, rows, ROWS):
-        b_sums += tl.load(p, mask=(i + o_r < rows)[:, None] & (o < total)[None, :], other=0.0)
-        p += ROWS * total
-    b_sum = tl.sum(b_sums, 0)
+    b_sum = column_sums(partial, o, o < total, rows, total, ROWS)
     tl.store(dweight + o, b_sum.to(dweight.dtype.element_ty), mask=o < size)
     if dbias is not None:
         tl.store(dbias + o - size, b_sum.to(dbias.dtype.element_ty), mask=(o >= size) & (o < total))
@@ -521,9 +513,9 @@ def conv_bwd(
     dweight = torch.empty_like(weight)
     dbias = None if bias is None else torch.empty_like(bias)
     launch(
-        _add_rows_kernel, cdiv(width * (taps + 1), SUM_COLUMNS),
+        _add_rows_kernel, cdiv(width * (taps + 1), COLUMNS),
         partial, dweight, dbias, rows, width * taps, width * (taps + 1),
-        ROWS=SUM_ROWS, BLOCK=SUM_COLUMNS, num_warps=4,
+        ROWS=ROWS, BLOCK=COLUMNS, num_warps=4,
     )  # fmt: skip
     return dx, dweight, dbias, dinitial
 

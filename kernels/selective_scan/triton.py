@@ -42,6 +42,7 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 from kernels.launch import cdiv, launch, num_processors, power_of_2
+from kernels.sums import COLUMNS, ROWS, column_sums
 
 
 class Config(NamedTuple):
@@ -71,7 +72,9 @@ CHUNK = 64
 ENOUGH_WARPS = 5
 """Of a multiprocessor. With fewer, time is cut into segments, of MIN_SEGMENT steps at least, to have BUSY_WARPS."""
 BUSY_WARPS = 16
-MIN_SEGMENT = 512
+MIN_SEGMENT = 128
+SHORT = 512
+"""Steps that are not worth cutting: it takes two more launches each way."""
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -1283,6 +1286,25 @@ def _step_kernel(
     tl.store(y + i_b * D + o_d, b_y.to(y.dtype.element_ty), mask=m_d)
 
 
+@triton.jit
+def _add_totals_kernel(
+    totals, dA, dbias, dskip, rows, D, N: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr
+):  # fmt: skip
+    """dA [D, N], dbias and dskip [D] from totals [rows, N + 2, D]."""
+    i_n = tl.program_id(0) % (N + 2)
+    o_d = tl.program_id(0) // (N + 2) * BLOCK_D + tl.arange(0, BLOCK_D)
+    m_d = o_d < D
+    b_sum = column_sums(totals, i_n * D + o_d, m_d, rows, (N + 2) * D, ROWS)
+    if i_n < N:
+        tl.store(dA + o_d * N + i_n, b_sum.to(dA.dtype.element_ty), mask=m_d)
+    elif i_n == N:
+        if dbias is not None:
+            tl.store(dbias + o_d, b_sum.to(dbias.dtype.element_ty), mask=m_d)
+    else:
+        if dskip is not None:
+            tl.store(dskip + o_d, b_sum.to(dskip.dtype.element_ty), mask=m_d)
+
+
 class Plan(NamedTuple):
     """How a kernel covers [B, T, D]: `splits` segments of `segment` steps, a multiple of CHUNK."""
 
@@ -1305,17 +1327,32 @@ def _padded(state: int) -> int:
 
 def _plan(x: Tensor, state: int, *configs: Config, splits: int | None = None) -> Plan:
     """With the first configuration that fills the chip, or where none does, with the last over segments of time."""
-    shape, processors = tuple(x.shape), num_processors(x.device)
-    if splits is None:
-        whole = [_cover(shape, state, config, 1, CHUNK, _speaks_ptx()) for config in configs]
-        for plan in whole:
-            if plan.warps >= ENOUGH_WARPS * processors:
-                return plan
-        splits = max(1, min(round(BUSY_WARPS * processors / whole[-1].warps), shape[1] // MIN_SEGMENT))
-    return _cover(shape, state, configs[-1], splits, CHUNK, _speaks_ptx())
+    limits = (ENOUGH_WARPS, BUSY_WARPS, MIN_SEGMENT, SHORT)
+    return _choose(x.shape, state, configs, splits, CHUNK, limits, num_processors(x.device), _speaks_ptx())
 
 
 @functools.lru_cache(1024)
+def _choose(
+    shape: tuple[int, ...],
+    state: int,
+    configs: tuple[Config, ...],
+    splits: int | None,
+    chunk: int,
+    limits: tuple[int, int, int, int],
+    processors: int,
+    ptx: bool,
+) -> Plan:
+    if splits is None:
+        enough, busy, min_segment, short = limits
+        whole = [_cover(shape, state, config, 1, chunk, ptx) for config in configs]
+        for plan in whole:
+            if plan.warps >= enough * processors:
+                return plan
+        most = 1 if shape[1] <= short else shape[1] // min_segment
+        splits = max(1, min(round(busy * processors / whole[-1].warps), most))
+    return _cover(shape, state, configs[-1], splits, chunk, ptx)
+
+
 def _cover(shape: tuple[int, ...], state: int, config: Config, splits: int, chunk: int, ptx: bool) -> Plan:
     assert chunk % config.steps == 0
     batch, length, width = shape
@@ -1386,8 +1423,9 @@ def _pass(A: Tensor, total_dt: Tensor, ends: Tensor, first: Tensor | None, *, re
 def _strides(tensor: Tensor | None) -> tuple[int, ...]:
     if tensor is None:
         return 0, 0
+    in_batch, in_time, _ = tensor.stride()
     # what the stride of a single step is does not matter, and it may be anything
-    return tensor.stride(0), tensor.stride(1) if tensor.shape[1] > 1 else 0
+    return in_batch, in_time if tensor.shape[1] > 1 else 0
 
 
 def scan_fwd(
@@ -1501,19 +1539,12 @@ def scan_bwd(
         new_b = dB.sum((0, 1)).t().to(maps.dtypes[0])
     if dC is not None:
         new_c = dC.sum((0, 1)).t().to(maps.dtypes[1])
-    totals = totals.sum(0)
-    dA, dbias, dskip = totals[:state].t(), totals[state], totals[state + 1]
-    return (
-        dx,
-        ddt,
-        dA.to(A.dtype),
-        new_b,
-        new_c,
-        None if skip is None else dskip.to(skip.dtype),
-        dz,
-        None if bias is None else dbias.to(bias.dtype),
-        dinitial,
-    )
+    dA, dskip, dbias = (None if m is None else torch.empty_like(m) for m in (A, skip, bias))
+    launch(
+        _add_totals_kernel, (state + 2) * cdiv(width, COLUMNS),
+        totals, dA, dbias, dskip, batch * plan.splits, width, N=state, ROWS=ROWS, BLOCK_D=COLUMNS, num_warps=4,
+    )  # fmt: skip
+    return dx, ddt, dA, new_b, new_c, dskip, dz, dbias, dinitial
 
 
 class SelectiveScan(torch.autograd.Function):
@@ -1555,7 +1586,8 @@ class SelectiveScan(torch.autograd.Function):
 
 def _channel_last(tensor: Tensor) -> Tensor:
     # the kernels count a stride in bytes of 32 bits
-    fits = tensor.stride(2) == 1 and tensor.stride(1) * tensor.element_size() < 2**31
+    _, in_time, in_width = tensor.stride()
+    fits = in_width == 1 and in_time * tensor.element_size() < 2**31
     return tensor if fits else tensor.contiguous()
 
 

@@ -65,7 +65,7 @@ def at_step(inputs, t):
 def small_chunks(monkeypatch):
     """Chunks of two groups of steps, and segments of one chunk."""
     impl = pytest.importorskip("kernels.selective_scan.triton")
-    for name, value in {"CHUNK": 16, "MIN_SEGMENT": 1, "ENOUGH_WARPS": 1000, "BUSY_WARPS": 1000}.items():
+    for name, value in {"CHUNK": 16, "MIN_SEGMENT": 1, "ENOUGH_WARPS": 1000, "BUSY_WARPS": 1000, "SHORT": 1}.items():
         monkeypatch.setattr(impl, name, value)
     monkeypatch.setattr(impl, "FORWARD_NARROW", impl.FORWARD_NARROW._replace(steps=16))
     return impl

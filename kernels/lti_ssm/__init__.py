@@ -19,6 +19,7 @@ convention of the S4 code.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -86,19 +87,11 @@ def lti_ssm(
     # auto stays with PyTorch until the kernels have been measured on a device
     if backend == "triton":
         _check_triton(A, bidirectional, discretization)
-        # for its errors; the parts of a complex tensor have the dtype that counts
-        use_triton(
-            "lti_ssm",
-            backend,
-            u,
-            gate_in,
-            gate_out,
-            *(x if x is None else x.real for x in (A, B, C, dt, D, initial_state)),
-        )
+        # for its errors
+        use_triton("lti_ssm", backend, u, gate_in, gate_out, *(_real(x, u) for x in (A, B, C, dt, D, initial_state)))
         from kernels.lti_ssm.triton import lti_ssm_triton
 
-        # meta tensors, for which launchers compute shapes, have no autocast
-        with on_device_of(u), torch.autocast("cuda" if u.is_cuda else "cpu", enabled=False):
+        with on_device_of(u), _without_autocast(u):
             y, state = lti_ssm_triton(u, A, B, C, dt, **options)
     else:
         options |= {"bidirectional": bidirectional, "length": length, "position": position}
@@ -197,6 +190,20 @@ def _check_triton(A: Tensor, bidirectional: bool, discretization: str) -> None:
             f"lti_ssm: backend='triton' takes N <= {MAX_TRITON_STATE}, got N={A.shape[-1]}; use backend='auto' or "
             "'torch'."
         )
+
+
+def _real(x: Tensor | None, u: Tensor) -> Tensor | None:
+    """The part of a complex tensor that has the dtype that counts; a view is made only where it may be wrong."""
+    if x is None or not x.is_complex():
+        return x
+    return None if x.dtype == torch.complex64 and x.device == u.device else x.real
+
+
+def _without_autocast(u: Tensor) -> AbstractContextManager:
+    """To leave autocast takes the host as long as a short kernel, so only where it is on."""
+    # meta tensors, for which launchers compute shapes, have none
+    kind = "cuda" if u.is_cuda else "cpu"
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def _check_length(steps: int, discretization: str, length: int | None, position: int) -> None:

@@ -25,7 +25,8 @@ a program contracts dK to C taps, and dE, dO, da to the gradients of Bbar, c and
 k Abar^k), one row of partial sums for each program.
 
 Layout: time contiguous; u and the gates may be any view of that kind, others are copied into it. y and du have it too.
-float32: v, gates, sums, states, scans. bfloat16 inputs meet bfloat16 matrices, as one or two terms (Config); float32
+float32: v, gates, sums, states, scans (of float32 inputs in float64). Decays are in two terms for float32 inputs, as
+rounding would add up from chunk to chunk. bfloat16 inputs meet bfloat16 matrices, as one or two terms (Config); float32
 and float16 inputs multiply in tf32x3. Deterministic: partial sums, no atomics. Limits: N <= 64; not dss-softmax, not
 two-sided. Numbers of B T D read or written: forward 3 (2 where a sequence is a row), one more to keep states;
 backward 5. Multiply-adds a step at N complex states: forward C + 6 N, backward 2 C + 10 N + 4 N^2 / C, and C more in
@@ -38,14 +39,14 @@ each for the second term of taps (C + 4 N more in the backward pass with gate_ou
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import num_processors
+from kernels.launch import cdiv, launch, num_processors, power_of_2
 from kernels.lti_ssm.chunked import _powers_sum, state_dtype
 from kernels.ssm_kernel.chunked import widen
 from kernels.ssm_kernel.discretize import discretize
@@ -56,7 +57,8 @@ class Config(NamedTuple):
 
     chunk, rows:  C and ROWS.
     gated, taps, maps, states: bfloat16 terms of gated v and g, of K, of E and O, of h and H.
-    warps, stages: forward, backward.
+    store: the cache modifier of what is written.
+    warps, stages: forward, backward. A tile is asked for stages - 1 steps before it is needed.
     """
 
     chunk: int
@@ -65,12 +67,13 @@ class Config(NamedTuple):
     taps: int
     maps: int
     states: int
+    store: str
     warps: tuple[int, int]
     stages: tuple[int, int]
 
 
 # by the bytes of a number
-CONFIGS = {2: Config(64, 64, 1, 2, 1, 1, (4, 4), (2, 2)), 4: Config(32, 64, 1, 1, 1, 1, (8, 8), (2, 2))}
+CONFIGS = {2: Config(64, 64, 1, 2, 1, 1, ".cs", (4, 4), (4, 3)), 4: Config(32, 64, 1, 1, 1, 1, ".cs", (8, 8), (2, 2))}
 AVERAGING_LENGTH = 512
 """Below it outputs may be a few products, whose rounded factors do not average out: two terms of everything."""
 BUSY_PROGRAMS = 3
@@ -175,10 +178,7 @@ def _prepare_kernel(
     C,
     dt,
     skip,
-    taps,
-    powers,
-    bbar,
-    weight,
+    small,
     N,
     A_stride_d,
     segment,
@@ -193,15 +193,18 @@ def _prepare_kernel(
     CHUNK: tl.constexpr,
     BITS: tl.constexpr,
     J: tl.constexpr,
-    NUM_POWERS: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """What the other kernels take of one channel, in float64: taps with the skip, powers, Bbar, c = factor C Abar.
+    """What the other kernels take of one channel, from float64: a row of `small`.
 
-    powers [NUM_POWERS, N]: below J, multiples of J below CHUNK, then CHUNK, those of a segment and of a piece.
+    It holds the taps with the skip [CHUNK], Bbar, c = factor C Abar, and powers of Abar: those below J, multiples of J
+    below CHUNK, then of CHUNK, a segment and a piece, each with what rounding took of it; each [N].
     """
     i_d = tl.program_id(0)
+    row = N * (2 if COMPLEX else 1)
+    NUM_POWERS: tl.constexpr = J + CHUNK // J + 6
+    small += i_d * (CHUNK + (2 + NUM_POWERS) * row)
     o_n = tl.arange(0, BLOCK_N)[None, :]
     m_n = o_n < N
     b_dt = tl.load(dt + i_d).to(tl.float64)
@@ -216,9 +219,9 @@ def _prepare_kernel(
     if B is not None:
         b_re, b_im = _load_wide(B, i_d * N + o_n, m_n, B_COMPLEX)
         g_re, g_im = _times(g_re, g_im, b_re, b_im)
-    _store_complex(bbar, i_d * N + o_n, g_re.to(tl.float32), g_im.to(tl.float32), m_n, COMPLEX)
+    _store_complex(small + CHUNK, o_n, g_re.to(tl.float32), g_im.to(tl.float32), m_n, COMPLEX)
     w_re, w_im = _times(c_re, c_im, a_re, a_im)
-    _store_complex(weight, i_d * N + o_n, w_re.to(tl.float32), w_im.to(tl.float32), m_n, COMPLEX)
+    _store_complex(small + CHUNK + row, o_n, w_re.to(tl.float32), w_im.to(tl.float32), m_n, COMPLEX)
 
     o_k = tl.arange(0, CHUNK)
     p_re, p_im = _power(a_re, a_im, o_k[:, None], BITS)
@@ -227,16 +230,21 @@ def _prepare_kernel(
     b_taps = tl.sum(p_re * q_re - p_im * q_im, 1)
     if skip is not None:
         b_taps += tl.where(o_k == 0, tl.load(skip + i_d).to(tl.float64), 0.0)
-    tl.store(taps + i_d * CHUNK + o_k, b_taps.to(tl.float32))
+    tl.store(small + o_k, b_taps.to(tl.float32))
 
     o_p = tl.arange(0, BLOCK_P)[:, None]
     far: tl.constexpr = J
     part: tl.constexpr = J + CHUNK // J
     o_k = tl.where(o_p < far, o_p, tl.where(o_p < part, (o_p - far) * J, CHUNK))
-    o_k = tl.where(o_p == part + 1, segment, tl.where(o_p == part + 2, piece, o_k))
+    o_k = tl.where(o_p >= part + 2, segment, o_k)
+    o_k = tl.where(o_p >= part + 4, piece, o_k)
     p_re, p_im = _power(a_re, a_im, o_k, num_bits)
-    o_out = (i_d * NUM_POWERS + o_p) * N + o_n
-    _store_complex(powers, o_out, p_re.to(tl.float32), p_im.to(tl.float32), m_n & (o_p < NUM_POWERS), COMPLEX)
+    m_rest = (o_p >= part) & ((o_p - part) % 2 == 1)
+    p_re = tl.where(m_rest, p_re - p_re.to(tl.float32).to(tl.float64), p_re)
+    p_im = tl.where(m_rest, p_im - p_im.to(tl.float32).to(tl.float64), p_im)
+    powers = small + CHUNK + 2 * row
+    m_p = m_n & (o_p < NUM_POWERS)
+    _store_complex(powers, o_p * N + o_n, p_re.to(tl.float32), p_im.to(tl.float32), m_p, COMPLEX)
 
 
 @triton.jit
@@ -422,11 +430,14 @@ def _parts(b_x, COMPLEX: tl.constexpr):
 
 
 @triton.jit
-def _decayed(b_x, a_re, a_im, COMPLEX: tl.constexpr):
-    """a x for interleaved x."""
+def _decayed(b_x, a_re, a_im, r_re, r_im, COMPLEX: tl.constexpr, HALF: tl.constexpr):
+    """(a + r) x for interleaved x, r what rounding took of a: over many chunks it adds up."""
     x_re, x_im = _parts(b_x, COMPLEX)
-    x_re, x_im = _multiply(a_re, a_im, x_re, x_im, COMPLEX)
-    return _interleave(x_re, x_im, COMPLEX)
+    y_re, y_im = _multiply(a_re, a_im, x_re, x_im, COMPLEX)
+    if not HALF:
+        x_re, x_im = _multiply(r_re, r_im, x_re, x_im, COMPLEX)
+        y_re, y_im = y_re + x_re, y_im + x_im
+    return _interleave(y_re, y_im, COMPLEX)
 
 
 @triton.jit
@@ -446,16 +457,20 @@ def _compose_real(a, x, b, y):
 
 
 @triton.jit
-def _scan(b_x, a_re, a_im, m_first, COMPLEX: tl.constexpr):
-    """s_r = a s_{r-1} + x_r over the rows of interleaved x; a sum starts anew at each row of m_first [ROWS, 1]."""
+def _scan(b_x, a_re, a_im, r_re, r_im, m_first, COMPLEX: tl.constexpr, HALF: tl.constexpr):
+    """s_r = (a + r) s_{r-1} + x_r over the rows of interleaved x; a sum starts anew where m_first [ROWS, 1]."""
     x_re, x_im = _parts(b_x, COMPLEX)
+    if not HALF:
+        # powers of a rounded a err as often as there are rows
+        a_re, a_im = a_re.to(tl.float64) + r_re.to(tl.float64), a_im.to(tl.float64) + r_im.to(tl.float64)
+        x_re, x_im = x_re.to(tl.float64), x_im.to(tl.float64)
     a_re = tl.where(m_first, 0.0, a_re + tl.zeros_like(x_re))
     if COMPLEX:
         a_im = tl.where(m_first, 0.0, a_im + tl.zeros_like(x_re))
         _, _, x_re, x_im = tl.associative_scan((a_re, a_im, x_re, x_im), 0, _compose)
     else:
         _, x_re = tl.associative_scan((a_re, x_re), 0, _compose_real)
-    return _interleave(x_re, x_im, COMPLEX)
+    return _interleave(x_re.to(tl.float32), x_im.to(tl.float32), COMPLEX)
 
 
 @triton.jit
@@ -496,15 +511,12 @@ def _factors(b_x, NUM: tl.constexpr, HALF: tl.constexpr):
     return terms
 
 
-@triton.jit(do_not_specialize=["num_pieces", "num_steps", "num_chunks", "end_chunk"])
+@triton.jit(do_not_specialize=["num_pieces", "num_steps", "num_chunks"])
 def _lti_fwd_kernel(
     u,
     gate_in,
     gate_out,
-    taps,
-    powers,
-    bbar,
-    weight,
+    small,
     start,
     y,
     saved,
@@ -516,7 +528,6 @@ def _lti_fwd_kernel(
     num_pieces,
     num_steps,
     num_chunks,
-    end_chunk,
     u_stride_b,
     u_stride_d,
     in_stride_b,
@@ -529,19 +540,20 @@ def _lti_fwd_kernel(
     J: tl.constexpr,
     ROWS: tl.constexpr,
     SEGMENTS: tl.constexpr,
-    NUM_POWERS: tl.constexpr,
+    WIDE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     GATED_TERMS: tl.constexpr,
     TAP_TERMS: tl.constexpr,
     MAP_TERMS: tl.constexpr,
     STATE_TERMS: tl.constexpr,
+    STORE: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
     """y of a piece of ROWS / SEGMENTS sequences of one channel; y None: only the state after the piece.
 
     A row of a tile is a segment of num_steps chunks. start [pieces, B, D, N] or None (zeros): the state before each
     piece. saved [B, D, num_chunks, interleaved BLOCK_N] or None: the state before each chunk. end [pieces, B, D, N]:
-    after each piece (y None), or [B, D, N]: before end_chunk.
+    after each piece (y None), or [B, D, N]: before chunk T // C.
     """
     i_d, i_gp = tl.program_id(0) % D, tl.program_id(0) // D
     i_p, i_g = i_gp % num_pieces, i_gp // num_pieces
@@ -550,17 +562,28 @@ def _lti_fwd_kernel(
     o_w = tl.arange(0, BLOCK_N * pair)[None, :]
     row = N * pair
     m_w = o_w < row
-    o_b, o_s = (i_g * (ROWS // SEGMENTS) + o_r // SEGMENTS).to(tl.int64), o_r % SEGMENTS
+    o_b, o_s = i_g * (ROWS // SEGMENTS) + o_r // SEGMENTS, o_r % SEGMENTS
+    i_wide = i_d
+    if WIDE:
+        o_b, i_wide = o_b.to(tl.int64), i_d.to(tl.int64)
     m_b, m_first = o_b < B, o_s == 0
     o_chunk = (i_p * SEGMENTS + o_s) * num_steps
     o_state = ((i_p * B + o_b) * D + i_d) * row + o_w
-    o_u = o_b * u_stride_b + i_d.to(tl.int64) * u_stride_d
-    o_in = o_b * in_stride_b + i_d.to(tl.int64) * in_stride_d
-    powers += i_d * NUM_POWERS * row
+    o_u = o_b * u_stride_b + i_wide * u_stride_d
+    o_in = o_b * in_stride_b + i_wide * in_stride_d
+    NUM_POWERS: tl.constexpr = J + C // J + 6
+    taps = small + i_d * (C + (2 + NUM_POWERS) * row)
+    bbar, weight, powers = taps + C, taps + C + row, taps + C + 2 * row
     decays = powers + (J + C // J) * row
     a_re, a_im = _load_parts(decays, o_w, m_w, COMPLEX)
-    e_re, e_im = _map(powers, bbar + i_d * row, C - 1 - o_c, o_w, m_w, row, J, COMPLEX)
+    r_re, r_im = _load_parts(decays + row, o_w, m_w, COMPLEX)
+    e_re, e_im = _map(powers, bbar, C - 1 - o_c, o_w, m_w, row, J, COMPLEX)
     e = _terms(_interleave(e_re, e_im, COMPLEX), MAP_TERMS, HALF)
+    if y is not None:
+        # here too, so that all that is loaded from the tables is waited for once
+        k = _terms(_toeplitz(taps, C), TAP_TERMS, HALF)
+        w_re, w_im = _map(powers, weight, o_c, o_w, m_w, row, J, COMPLEX)
+        w = _transposed(_terms(_interleave(w_re, -w_im, COMPLEX), MAP_TERMS, HALF))
 
     b_h = tl.zeros([ROWS, BLOCK_N * pair], tl.float32)
     if SEGMENTS > 1 or y is None:
@@ -575,19 +598,17 @@ def _lti_fwd_kernel(
             if gate_in is not None:
                 b_v = b_v.to(tl.float32) * _load_tile(gate_in, o_in, o_t, m_t).to(tl.float32)
             v = _factors(b_v, GATED_TERMS, HALF)
-            b_h = _add_product(_decayed(b_h, a_re, a_im, COMPLEX), v, e, HALF)
+            b_h = _add_product(_decayed(b_h, a_re, a_im, r_re, r_im, COMPLEX, HALF), v, e, HALF)
     if start is not None:
         b_h += tl.load(start + o_state, mask=m_b & m_first & m_w, other=0.0)
     if SEGMENTS > 1:
-        x_re, x_im = _load_parts(decays + row, o_w, m_w, COMPLEX)
-        b_h = _scan(b_h, x_re, x_im, m_first, COMPLEX)
+        x_re, x_im = _load_parts(decays + 2 * row, o_w, m_w, COMPLEX)
+        s_re, s_im = _load_parts(decays + 3 * row, o_w, m_w, COMPLEX)
+        b_h = _scan(b_h, x_re, x_im, s_re, s_im, m_first, COMPLEX, HALF)
     if y is None:
         tl.store(end + o_state, b_h, mask=m_b & (o_s == SEGMENTS - 1) & m_w)
     else:
-        k = _terms(_toeplitz(taps + i_d * C, C), TAP_TERMS, HALF)
-        w_re, w_im = _map(powers, weight + i_d * row, o_c, o_w, m_w, row, J, COMPLEX)
-        w = _transposed(_terms(_interleave(w_re, -w_im, COMPLEX), MAP_TERMS, HALF))
-        o_out = o_b * out_stride_b + i_d.to(tl.int64) * out_stride_d
+        o_out = o_b * out_stride_b + i_wide * out_stride_d
         o_row = o_b * D + i_d
         for i in tl.range(0, num_steps, num_stages=NUM_STAGES):
             o_t = (o_chunk + i) * C + o_c[None, :]
@@ -599,27 +620,25 @@ def _lti_fwd_kernel(
             h = _terms(b_h, STATE_TERMS, HALF)
             if saved is not None:
                 o_saved = (o_row * num_chunks + o_chunk + i) * (BLOCK_N * pair) + o_w
-                tl.store(saved + o_saved, b_h.to(saved.dtype.element_ty), mask=m_b & (o_chunk + i < num_chunks))
+                m_saved = m_b & (o_chunk + i < num_chunks)
+                tl.store(saved + o_saved, b_h.to(saved.dtype.element_ty), mask=m_saved, cache_modifier=STORE)
             if end is not None:
-                tl.store(end + o_row * row + o_w, b_h, mask=m_b & m_w & (o_chunk + i == end_chunk))
-            b_h = _add_product(_decayed(b_h, a_re, a_im, COMPLEX), v, e, HALF)
+                tl.store(end + o_row * row + o_w, b_h, mask=m_b & m_w & (o_chunk + i == T // C))
+            b_h = _add_product(_decayed(b_h, a_re, a_im, r_re, r_im, COMPLEX, HALF), v, e, HALF)
             b_y = _add_product(tl.zeros([ROWS, C], tl.float32), v, k, HALF)
             b_y = _add_product(b_y, h, w, HALF)
             if gate_out is not None:
                 b_y *= _load_tile(gate_out, o_out, o_t, m_t).to(tl.float32)
-            tl.store(y + (o_row * T + o_t), b_y.to(y.dtype.element_ty), mask=m_t)
+            tl.store(y + (o_row * T + o_t), b_y.to(y.dtype.element_ty), mask=m_t, cache_modifier=STORE)
 
 
-@triton.jit(do_not_specialize=["num_pieces", "num_steps", "num_chunks", "end_chunk"])
+@triton.jit(do_not_specialize=["num_pieces", "num_steps", "num_chunks"])
 def _lti_bwd_kernel(
     u,
     gate_in,
     gate_out,
     dy,
-    taps,
-    powers,
-    bbar,
-    weight,
+    small,
     saved,
     after,
     dend,
@@ -635,7 +654,6 @@ def _lti_bwd_kernel(
     num_pieces,
     num_steps,
     num_chunks,
-    end_chunk,
     u_stride_b,
     u_stride_d,
     in_stride_b,
@@ -650,17 +668,18 @@ def _lti_bwd_kernel(
     J: tl.constexpr,
     ROWS: tl.constexpr,
     SEGMENTS: tl.constexpr,
-    NUM_POWERS: tl.constexpr,
+    WIDE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     GATED_TERMS: tl.constexpr,
     TAP_TERMS: tl.constexpr,
     MAP_TERMS: tl.constexpr,
     STATE_TERMS: tl.constexpr,
+    STORE: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
     """The gradient recurrence of this module; du None: only dstart, the gradient H of the state before each piece.
 
-    after [pieces, B, D, N] or None: H after each piece. dend [B, D, N] or None: gradient of the state before end_chunk.
+    after [pieces, B, D, N] or None: H after each piece. dend [B, D, N] or None: of the state before chunk T // C.
     dstart [pieces, B, D, N] (du None), else [B, D, N] or None. partial [*, D, taps C, then Bbar, c, z each N].
     """
     i_d, i_gp = tl.program_id(0) % D, tl.program_id(0) // D
@@ -671,19 +690,28 @@ def _lti_bwd_kernel(
     row = N * pair
     m_w = o_w < row
     # segments from the last to the first, as H goes
-    o_b = (i_g * (ROWS // SEGMENTS) + o_r // SEGMENTS).to(tl.int64)
-    o_s = SEGMENTS - 1 - o_r % SEGMENTS
+    o_b, o_s = i_g * (ROWS // SEGMENTS) + o_r // SEGMENTS, SEGMENTS - 1 - o_r % SEGMENTS
+    i_wide = i_d
+    if WIDE:
+        o_b, i_wide = o_b.to(tl.int64), i_d.to(tl.int64)
     m_b, m_first = o_b < B, o_r % SEGMENTS == 0
     o_chunk = (i_p * SEGMENTS + o_s) * num_steps
     o_row = o_b * D + i_d
     o_state = ((i_p * B + o_b) * D + i_d) * row + o_w
-    o_dy = o_b * dy_stride_b + i_d.to(tl.int64) * dy_stride_d
-    o_out = o_b * out_stride_b + i_d.to(tl.int64) * out_stride_d
-    powers += i_d * NUM_POWERS * row
+    o_dy = o_b * dy_stride_b + i_wide * dy_stride_d
+    o_out = o_b * out_stride_b + i_wide * out_stride_d
+    NUM_POWERS: tl.constexpr = J + C // J + 6
+    taps = small + i_d * (C + (2 + NUM_POWERS) * row)
+    bbar, weight, powers = taps + C, taps + C + row, taps + C + 2 * row
     decays = powers + (J + C // J) * row
     a_re, a_im = _load_parts(decays, o_w, m_w, COMPLEX)
-    w_re, w_im = _map(powers, weight + i_d * row, o_c, o_w, m_w, row, J, COMPLEX)
+    r_re, r_im = _load_parts(decays + row, o_w, m_w, COMPLEX)
+    w_re, w_im = _map(powers, weight, o_c, o_w, m_w, row, J, COMPLEX)
     w = _terms(_interleave(w_re, -w_im, COMPLEX), MAP_TERMS, HALF)
+    if du is not None:
+        e_re, e_im = _map(powers, bbar, C - 1 - o_c, o_w, m_w, row, J, COMPLEX)
+        e = _transposed(_terms(_interleave(e_re, e_im, COMPLEX), MAP_TERMS, HALF))
+        k = _terms(_toeplitz(taps, C), TAP_TERMS, HALF)
 
     # H, interleaved
     b_x = tl.zeros([ROWS, BLOCK_N * pair], tl.float32)
@@ -691,7 +719,9 @@ def _lti_bwd_kernel(
         shift: tl.constexpr = 0 if du is None else 1
         o_behind = o_chunk + shift * num_steps
         m_behind = m_b & (o_s < SEGMENTS - shift)
-        for i in tl.range(0, num_steps, num_stages=NUM_STAGES):
+        # one tile a step, where there is room for three
+        stages: tl.constexpr = 2 * NUM_STAGES if gate_out is None else NUM_STAGES
+        for i in tl.range(0, num_steps, num_stages=stages):
             i_chunk = o_behind + (num_steps - 1 - i)
             o_t = i_chunk * C + o_c[None, :]
             m_t = m_behind & (o_t < T)
@@ -699,23 +729,21 @@ def _lti_bwd_kernel(
             if gate_out is not None:
                 b_g = b_g.to(tl.float32) * _load_tile(gate_out, o_out, o_t, m_t).to(tl.float32)
             g = _factors(b_g, GATED_TERMS, HALF)
-            b_x = _add_product(_decayed(b_x, a_re, -a_im, COMPLEX), g, w, HALF)
+            b_x = _add_product(_decayed(b_x, a_re, -a_im, r_re, -r_im, COMPLEX, HALF), g, w, HALF)
             if dend is not None:
-                m_end = m_behind & m_w & (i_chunk == end_chunk)
+                m_end = m_behind & m_w & (i_chunk == T // C)
                 b_x += tl.load(dend + o_row * row + o_w, mask=m_end, other=0.0)
     if after is not None:
         b_x += tl.load(after + o_state, mask=m_b & m_first & m_w, other=0.0)
     if SEGMENTS > 1:
-        x_re, x_im = _load_parts(decays + row, o_w, m_w, COMPLEX)
-        b_x = _scan(b_x, x_re, -x_im, m_first, COMPLEX)
+        x_re, x_im = _load_parts(decays + 2 * row, o_w, m_w, COMPLEX)
+        s_re, s_im = _load_parts(decays + 3 * row, o_w, m_w, COMPLEX)
+        b_x = _scan(b_x, x_re, -x_im, s_re, -s_im, m_first, COMPLEX, HALF)
     if du is None:
         tl.store(dstart + o_state, b_x, mask=m_b & (o_s == 0) & m_w)
     else:
-        e_re, e_im = _map(powers, bbar + i_d * row, C - 1 - o_c, o_w, m_w, row, J, COMPLEX)
-        e = _transposed(_terms(_interleave(e_re, e_im, COMPLEX), MAP_TERMS, HALF))
-        k = _terms(_toeplitz(taps + i_d * C, C), TAP_TERMS, HALF)
-        o_u = o_b * u_stride_b + i_d.to(tl.int64) * u_stride_d
-        o_in = o_b * in_stride_b + i_d.to(tl.int64) * in_stride_d
+        o_u = o_b * u_stride_b + i_wide * u_stride_d
+        o_in = o_b * in_stride_b + i_wide * in_stride_d
         dk = tl.zeros([C, C], tl.float32)
         de = tl.zeros([C, BLOCK_N * pair], tl.float32)
         dw = tl.zeros([C, BLOCK_N * pair], tl.float32)
@@ -742,28 +770,32 @@ def _lti_bwd_kernel(
                 dtap += tl.sum(b_v.to(tl.float32) * b_g.to(tl.float32), 1)
             g, v = _factors(b_g, GATED_TERMS, HALF), _factors(b_v, GATED_TERMS, HALF)
             h, x = _factors(b_h, STATE_TERMS, HALF), _terms(b_x, STATE_TERMS, HALF)
-            b_x = _add_product(_decayed(b_x, a_re, -a_im, COMPLEX), g, w, HALF)
+            b_x = _add_product(_decayed(b_x, a_re, -a_im, r_re, -r_im, COMPLEX, HALF), g, w, HALF)
             if dend is not None:
-                m_end = m_b & m_w & (i_chunk == end_chunk)
+                m_end = m_b & m_w & (i_chunk == T // C)
                 b_x += tl.load(dend + o_row * row + o_w, mask=m_end, other=0.0)
 
             b_dv = _add_product(tl.zeros([ROWS, C], tl.float32), g, _transposed(k), HALF)
             b_dv = _add_product(b_dv, x, e, HALF)
             o_y = o_row * T + o_t
             if gate_in is not None:
-                tl.store(dgate_in + o_y, (b_dv * b_u.to(tl.float32)).to(dgate_in.dtype.element_ty), mask=m_t)
+                b_dgate = (b_dv * b_u.to(tl.float32)).to(dgate_in.dtype.element_ty)
+                tl.store(dgate_in + o_y, b_dgate, mask=m_t, cache_modifier=STORE)
                 b_dv *= b_gate_in
-            tl.store(du + o_y, b_dv.to(du.dtype.element_ty), mask=m_t)
+            b_du = b_dv.to(du.dtype.element_ty)
             if gate_out is not None:
                 b_y = _add_product(tl.zeros([ROWS, C], tl.float32), v, k, HALF)
                 b_y = _add_product(b_y, h, _transposed(w), HALF)
-                tl.store(dgate_out + o_y, (b_y * b_dy.to(tl.float32)).to(dgate_out.dtype.element_ty), mask=m_t)
+                b_dgate = (b_y * b_dy.to(tl.float32)).to(dgate_out.dtype.element_ty)
+                tl.store(dgate_out + o_y, b_dgate, mask=m_t, cache_modifier=STORE)
 
-            v = _transposed(v)
-            dk = _add_product(dk, v, g, HALF)
-            de = _add_product(de, v, x, HALF)
+            turned = _transposed(v)
+            dk = _add_product(dk, turned, g, HALF)
+            de = _add_product(de, turned, x, HALF)
             dw = _add_product(dw, _transposed(g), h, HALF)
             dd = _add_product(dd, _transposed(h), x, HALF)
+            # last: products wait for what was stored before them, and x has left its shared memory
+            tl.store(du + o_y, b_du, mask=m_t, cache_modifier=STORE)
 
         if dstart is not None:
             tl.store(dstart + o_row * row + o_w, b_x, mask=m_b & m_w & (i_p + o_s == 0))
@@ -782,7 +814,7 @@ def _lti_bwd_kernel(
         tl.store(p_partial + o_w, _interleave(sum_re, sum_im, COMPLEX), mask=m_w)
         b_k = o_last[:, None].to(tl.float32)
         sum_re, sum_im = tl.sum(b_k * d_re, 0)[None, :], tl.sum(b_k * d_im, 0)[None, :]
-        f_re, f_im = _load_parts(bbar + i_d * row, o_w, m_w, COMPLEX)
+        f_re, f_im = _load_parts(bbar, o_w, m_w, COMPLEX)
         dz_re, dz_im = _multiply(f_re, -f_im, sum_re, sum_im, COMPLEX)
         # the same for c and dO, of which the imaginary part came negative
         p_re, p_im = _powers(powers, o_c, o_w, m_w, row, J, COMPLEX)
@@ -792,7 +824,7 @@ def _lti_bwd_kernel(
         tl.store(p_partial + row + o_w, _interleave(sum_re, sum_im, COMPLEX), mask=m_w)
         b_k = o_c[:, None].to(tl.float32)
         sum_re, sum_im = tl.sum(b_k * d_re, 0)[None, :], tl.sum(b_k * d_im, 0)[None, :]
-        f_re, f_im = _load_parts(weight + i_d * row, o_w, m_w, COMPLEX)
+        f_re, f_im = _load_parts(weight, o_w, m_w, COMPLEX)
         sum_re, sum_im = _multiply(f_re, -f_im, sum_re, sum_im, COMPLEX)
         dz_re += sum_re
         dz_im += sum_im
@@ -831,7 +863,7 @@ class Plan(NamedTuple):
 
 def _padded(num_states: int, is_complex: bool) -> int:
     """Tiles 64 wide: narrower ones are slower, and one of their kinds the compiler gets wrong."""
-    return max(32 if is_complex else 64, triton.next_power_of_2(num_states))
+    return max(32 if is_complex else 64, power_of_2(num_states))
 
 
 def _plan(u: Tensor, is_complex: bool, with_end: bool) -> Plan:
@@ -848,25 +880,29 @@ def _plan(u: Tensor, is_complex: bool, with_end: bool) -> Plan:
 @functools.lru_cache(maxsize=1024)
 def _cheapest(batch: int, length: int, width: int, with_end: bool, slots: int, config: Config) -> Plan:
     # the state after the last whole chunk stands before a chunk that may be empty
-    chunks = length // config.chunk + 1 if with_end else triton.cdiv(length, config.chunk)
+    chunks = length // config.chunk + 1 if with_end else cdiv(length, config.chunk)
 
     def shared_by(sequences: int) -> tuple[int, Plan]:
-        segments, groups = config.rows // sequences, triton.cdiv(batch, sequences)
+        segments, groups = config.rows // sequences, cdiv(batch, sequences)
         # a piece costs a launch and another reading, so only where half of the chip would be idle
         pieces = max(1, slots // (groups * width))
-        steps = triton.cdiv(chunks, segments * pieces)
-        pieces = triton.cdiv(chunks, segments * steps)
+        steps = cdiv(chunks, segments * pieces)
+        pieces = cdiv(chunks, segments * steps)
         plan = Plan(config.chunk, chunks, config.rows, segments, steps, pieces, groups, config)
         # states come first, at about half the cost of outputs
         cost = 2 * SETUP_STEPS + steps * (2 + (segments > 1) + (pieces > 1))
-        return triton.cdiv(plan.programs * width, slots) * cost, plan
+        return cdiv(plan.programs * width, slots) * cost, plan
 
     sizes = [2**i for i in range(config.rows.bit_length())]
     return min((shared_by(size) for size in sizes if size < 2 * batch), key=lambda pair: pair[0])[1]
 
 
-def _inner(plan: Plan) -> int:
-    return int(2 ** (plan.chunk.bit_length() // 2))
+@overload
+def _dense(x: Tensor) -> Tensor: ...
+@overload
+def _dense(x: Tensor | None) -> Tensor | None: ...
+def _dense(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.resolve_conj().contiguous()
 
 
 class System(NamedTuple):
@@ -882,80 +918,89 @@ class System(NamedTuple):
 
     @property
     def complex(self) -> bool:
-        return any(x is not None and x.is_complex() for x in (self.A, self.B, self.C))
+        return any(x is not None and x.is_complex() for x in self[:3])
 
-    def constants(self, plan: Plan) -> dict[str, Any]:
-        return {
-            # one rule has two names
-            "RULE": "zoh" if self.rule == "dss-exp" else self.rule,
-            "A_COMPLEX": self.A.is_complex(),
-            "B_COMPLEX": self.B is not None and self.B.is_complex(),
-            "C_COMPLEX": self.C.is_complex(),
-            "COMPLEX": self.complex,
-            "CHUNK": plan.chunk,
-            "BITS": plan.chunk.bit_length() - 1,
-            "BLOCK_N": max(16, triton.next_power_of_2(self.A.shape[-1])),
-            "num_warps": 4,
-        }
+    def dense(self) -> System:
+        A, B, C, dt, skip, factor, rule = self
+        return System(_dense(A), _dense(B), _dense(C), _dense(dt), _dense(skip), factor, rule)
 
     @property
     def stride(self) -> int:
         """From channel to channel in A."""
         return self.A.shape[-1] if self.A.ndim == 2 else 0
 
+    def constants(self, chunk: int) -> dict[str, Any]:
+        kinds = (self.A.is_complex(), self.B is not None and self.B.is_complex(), self.C.is_complex())
+        return _system_constants(chunk, self.rule, kinds, self.A.shape[-1])
 
-def prepare(system: System, plan: Plan) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """taps [D, C], powers [D, *, N], Bbar and c [D, N]."""
+
+@functools.lru_cache(maxsize=1024)
+def _system_constants(chunk: int, rule: str, kinds: tuple[bool, bool, bool], num_states: int) -> dict[str, Any]:
+    return {
+        # one rule has two names
+        "RULE": "zoh" if rule == "dss-exp" else rule,
+        "A_COMPLEX": kinds[0],
+        "B_COMPLEX": kinds[1],
+        "C_COMPLEX": kinds[2],
+        "COMPLEX": any(kinds),
+        "CHUNK": chunk,
+        "BITS": chunk.bit_length() - 1,
+        "BLOCK_N": max(16, power_of_2(num_states)),
+        "num_warps": 4,
+    }
+
+
+def _inner(chunk: int) -> int:
+    return int(2 ** (chunk.bit_length() // 2))
+
+
+def prepare(system: System, plan: Plan) -> Tensor:
+    """The tables of `_prepare_kernel`, one row a channel."""
     width, num_states = system.C.shape
-    kind = torch.complex64 if system.complex else torch.float32
-    inner = _inner(plan)
-    num_powers = inner + plan.chunk // inner + 3
-    segment = plan.chunk * plan.steps
-    piece = segment * plan.segments
-
-    def empty(*size: int, dtype: torch.dtype = kind) -> Tensor:
-        return torch.empty(size, dtype=dtype, device=system.C.device)
-
-    taps, powers = empty(width, plan.chunk, dtype=torch.float32), empty(width, num_powers, num_states)
-    bbar, weight = empty(width, num_states), empty(width, num_states)
-    _prepare_kernel[(width,)](
+    inner = _inner(plan.chunk)
+    num_powers = inner + plan.chunk // inner + 6
+    piece = plan.chunk * plan.steps * plan.segments
+    size = plan.chunk + (2 + num_powers) * num_states * (2 if system.complex else 1)
+    small = torch.empty((width, size), dtype=torch.float32, device=system.C.device)
+    launch(
+        _prepare_kernel,
+        width,
         _flat(system.A),
         _flat(system.B),
         _flat(system.C),
         system.dt,
         system.skip,
-        taps,
-        _flat(powers),
-        _flat(bbar),
-        _flat(weight),
+        small,
         num_states,
         system.stride,
-        segment,
+        plan.chunk * plan.steps,
         piece,
         piece.bit_length(),
         system.factor,
         J=inner,
-        NUM_POWERS=num_powers,
-        BLOCK_P=triton.next_power_of_2(num_powers),
-        **system.constants(plan),
+        BLOCK_P=power_of_2(num_powers),
+        **system.constants(plan.chunk),
     )
-    return taps, powers, bbar, weight
+    return small
 
 
 def prepare_bwd(
-    system: System, partial: Tensor, plan: Plan
+    system: System, partial: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor | None]:
     """Gradients of A, B, C, dt and the skip."""
-    width, num_states = system.C.shape
-    dA = torch.empty((width, num_states), dtype=system.A.dtype, device=system.A.device)
-    dB = None if system.B is None else torch.empty_like(system.B)
-    dskip = None if system.skip is None else torch.empty_like(system.skip)
-    dC, ddt = torch.empty_like(system.C), torch.empty_like(system.dt)
-    _prepare_bwd_kernel[(width,)](
-        _flat(system.A),
-        _flat(system.B),
-        _flat(system.C),
-        system.dt,
+    A, B, C, dt, skip, factor, _ = system
+    width, num_states = C.shape
+    dA = torch.empty((width, num_states), dtype=A.dtype, device=A.device)
+    dB = None if B is None else torch.empty_like(B)
+    dskip = None if skip is None else torch.empty_like(skip)
+    dC, ddt = torch.empty_like(C), torch.empty_like(dt)
+    launch(
+        _prepare_bwd_kernel,
+        width,
+        _flat(A),
+        _flat(B),
+        _flat(C),
+        dt,
         partial,
         _flat(dA),
         _flat(dB),
@@ -966,10 +1011,10 @@ def prepare_bwd(
         num_states,
         system.stride,
         partial.shape[0],
-        system.factor,
-        **system.constants(plan),
+        factor,
+        **system.constants(chunk),
     )
-    return dA if system.A.ndim == 2 else dA.sum(0), dB, dC, ddt, dskip
+    return dA if A.ndim == 2 else dA.sum(0), dB, dC, ddt, dskip
 
 
 def _flat(x: Tensor | None) -> Tensor | None:
@@ -977,34 +1022,100 @@ def _flat(x: Tensor | None) -> Tensor | None:
     return torch.view_as_real(x) if x is not None and x.is_complex() else x
 
 
+@functools.lru_cache(maxsize=1024)
 def _constants(
-    plan: Plan, powers: Tensor, num_states: int, dtype: torch.dtype, gated: bool, backward: bool
+    plan: Plan, is_complex: bool, num_states: int, dtype: torch.dtype, gated: bool, wide: bool, backward: bool
 ) -> dict[str, Any]:
-    block = _padded(num_states, powers.is_complex())
-    warps = plan.config.warps[backward]
-    if backward and (gated or block * (2 if powers.is_complex() else 1) > 64):
+    block = _padded(num_states, is_complex)
+    warps, stages = plan.config.warps[backward], plan.config.stages[backward]
+    if gated:
+        # three to five tiles a step
+        stages = min(stages, 3)
+    if backward and (gated or block * (2 if is_complex else 1) > 64):
         # four have no room for so many sums
         warps = 8
     return {
-        "COMPLEX": powers.is_complex(),
+        "COMPLEX": is_complex,
         "HALF": dtype == torch.bfloat16,
         "C": plan.chunk,
-        "J": _inner(plan),
+        "J": _inner(plan.chunk),
         "ROWS": plan.rows,
         "SEGMENTS": plan.segments,
-        "NUM_POWERS": powers.shape[1],
+        "WIDE": wide,
         "BLOCK_N": block,
         "GATED_TERMS": plan.config.gated,
         "TAP_TERMS": plan.config.taps,
         "MAP_TERMS": plan.config.maps,
         "STATE_TERMS": plan.config.states,
-        "NUM_STAGES": plan.config.stages[backward],
+        "STORE": plan.config.store,
+        "NUM_STAGES": stages,
         "num_warps": warps,
     }
 
 
-def _strides(x: Tensor | None) -> tuple[int, int]:
-    return (0, 0) if x is None else (x.stride(0), x.stride(2))
+class Sequences(NamedTuple):
+    """What the forward and the backward kernel are told of the inputs, and how they are compiled for them."""
+
+    u: Tensor
+    gate_in: Tensor | None
+    gate_out: Tensor | None
+    dy: Tensor | None
+    plan: Plan
+    complex: bool
+    num_states: int
+
+    @property
+    def grid(self) -> int:
+        return self.plan.programs * self.u.shape[2]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The integers among the arguments."""
+        plan = self.plan
+        strides = (*_strides(self.u), *_strides(self.gate_in), *_strides(self.gate_out))
+        if self.dy is not None:
+            strides = (*strides, *_strides(self.dy))
+        return (*self.u.shape, self.num_states, plan.pieces, plan.steps, plan.chunks, *strides)
+
+    def constants(self) -> dict[str, Any]:
+        u, gate_in, gate_out, dy, plan, is_complex, num_states = self
+        batch, length, width = u.shape
+        # numbers of kept states, and how far the last of the inputs lies
+        most = batch * width * plan.chunks * self.state_size
+        for x in (u, gate_in, gate_out, dy):
+            stride_b, stride_d = _strides(x)
+            most = max(most, batch * stride_b + width * stride_d + length)
+        gated = gate_in is not None or gate_out is not None
+        return _constants(plan, is_complex, num_states, u.dtype, gated, most >= 2**31, dy is not None)
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of a state as it is kept."""
+        return _padded(self.num_states, self.complex) * (2 if self.complex else 1)
+
+    def states(self, *count: int) -> Tensor:
+        """Room for some states."""
+        kind = torch.complex64 if self.complex else torch.float32
+        size = (*count, self.u.shape[0], self.u.shape[2], self.num_states)
+        return torch.empty(size, dtype=kind, device=self.u.device)
+
+    def pass_on(self, reached: Tensor, small: Tensor, first: Tensor | None, backward: bool) -> Tensor:
+        """The states at which pieces start, from those they reach from zero; in float64, for powers add errors up."""
+        kind = torch.complex128 if self.complex else torch.float64
+        last = small[:, -2 * self.num_states * (2 if self.complex else 1) :]
+        decay = (torch.view_as_complex(last.unflatten(1, (-1, 2))) if self.complex else last).to(kind)
+        decay = decay[:, : self.num_states] + decay[:, self.num_states :]
+        if backward:
+            reached, decay = reached.flip(0), decay.conj()
+        starts = [torch.zeros_like(reached[0], dtype=kind) if first is None else first.to(kind)]
+        for state in reached[:-1]:
+            starts.append(torch.addcmul(state.to(kind), decay, starts[-1]))
+        return torch.stack(starts[::-1] if backward else starts).to(reached.dtype)
+
+
+def _strides(x: Tensor | None) -> tuple[int, ...]:
+    """From sequence to sequence and from channel to channel."""
+    return (0, 0) if x is None else x.stride()[::2]
 
 
 def _time_last(x: Tensor) -> Tensor:
@@ -1021,68 +1132,31 @@ def lti_fwd(
     u: Tensor,
     gate_in: Tensor | None,
     gate_out: Tensor | None,
-    taps: Tensor,
-    powers: Tensor,
-    bbar: Tensor,
-    weight: Tensor,
+    small: Tensor,
     initial_state: Tensor | None,
     plan: Plan,
+    is_complex: bool,
+    num_states: int,
     with_end: bool,
     keep: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """y, the state before chunk T // C and, to keep for the backward pass, the states before each chunk."""
-    batch, length, width = u.shape
-    num_states, kind = bbar.shape[-1], bbar.dtype
-    gated = gate_in is not None or gate_out is not None
-    constants = _constants(plan, powers, num_states, u.dtype, gated, False)
-
-    def launch(start: Tensor | None, y: Tensor | None, saved: Tensor | None, end: Tensor | None) -> None:
-        _lti_fwd_kernel[(plan.programs * width,)](
-            u,
-            gate_in,
-            gate_out if y is not None else None,
-            taps if y is not None else None,
-            _flat(powers),
-            _flat(bbar),
-            _flat(weight) if y is not None else None,
-            _flat(start),
-            y,
-            saved,
-            _flat(end),
-            batch,
-            length,
-            width,
-            num_states,
-            plan.pieces,
-            plan.steps,
-            plan.chunks,
-            length // plan.chunk,
-            *_strides(u),
-            *_strides(gate_in),
-            *_strides(gate_out),
-            **constants,
-        )
-
-    start = None if initial_state is None else initial_state.unsqueeze(0)
+    kind = Sequences(u, gate_in, gate_out, None, plan, is_complex, num_states)
+    given, sizes, constants = (u, gate_in, gate_out, small), kind.sizes, kind.constants()
+    start = initial_state
     if plan.pieces > 1:
-        ends = torch.empty((plan.pieces, batch, width, num_states), dtype=kind, device=u.device)
-        launch(None, None, None, ends)
-        decay = powers[:, -1]
-        starts = [torch.zeros_like(ends[0]) if initial_state is None else initial_state]
-        for piece_end in ends[:-1]:
-            starts.append(torch.addcmul(piece_end, decay, starts[-1]))
-        start = torch.stack(starts)
+        ends = kind.states(plan.pieces)
+        launch(_lti_fwd_kernel, kind.grid, *given, None, None, None, _flat(ends), *sizes, **constants)
+        start = kind.pass_on(ends, small, initial_state, False)
     y = _time_last(u)
     saved = None
     if keep:
-        size = constants["BLOCK_N"] * (2 if kind.is_complex else 1)
         # as the products of the backward pass take them
         narrow = u.dtype == torch.bfloat16 and plan.config.states == 1
-        saved = torch.empty(
-            (batch, width, plan.chunks, size), dtype=torch.bfloat16 if narrow else torch.float32, device=u.device
-        )
-    end = torch.empty((batch, width, num_states), dtype=kind, device=u.device) if with_end else None
-    launch(start, y, saved, end)
+        size = (u.shape[0], u.shape[2], plan.chunks, kind.state_size)
+        saved = torch.empty(size, dtype=torch.bfloat16 if narrow else torch.float32, device=u.device)
+    end = kind.states() if with_end else None
+    launch(_lti_fwd_kernel, kind.grid, *given, _flat(start), y, saved, _flat(end), *sizes, **constants)
     return y, end, saved
 
 
@@ -1091,128 +1165,83 @@ def lti_bwd(
     gate_in: Tensor | None,
     gate_out: Tensor | None,
     dy: Tensor,
-    taps: Tensor,
-    powers: Tensor,
-    bbar: Tensor,
-    weight: Tensor,
+    small: Tensor,
     saved: Tensor,
     dend: Tensor | None,
     plan: Plan,
+    is_complex: bool,
+    num_states: int,
     with_start: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None]:
     """Gradients of u, the gates, partial ones of taps, Bbar, c and log Abar [*, D, *], and of the initial state."""
-    batch, length, width = u.shape
-    num_states, kind = bbar.shape[-1], bbar.dtype
-    gated = gate_in is not None or gate_out is not None
-    constants = _constants(plan, powers, num_states, u.dtype, gated, True)
-    pair = 2 if kind.is_complex else 1
-
-    def launch(
-        after: Tensor | None,
-        du: Tensor | None,
-        dgate_in: Tensor | None,
-        dgate_out: Tensor | None,
-        dstart: Tensor | None,
-        partial: Tensor | None,
-    ) -> None:
-        whole = du is not None
-        _lti_bwd_kernel[(plan.programs * width,)](
-            u if whole else None,
-            gate_in if whole else None,
-            gate_out,
-            dy,
-            taps if whole else None,
-            _flat(powers),
-            _flat(bbar) if whole else None,
-            _flat(weight),
-            saved if whole else None,
-            _flat(after),
-            _flat(dend),
-            du,
-            dgate_in,
-            dgate_out,
-            _flat(dstart),
-            partial,
-            batch,
-            length,
-            width,
-            num_states,
-            plan.pieces,
-            plan.steps,
-            plan.chunks,
-            length // plan.chunk,
-            *_strides(u),
-            *_strides(gate_in),
-            *_strides(gate_out),
-            *_strides(dy),
-            **constants,
-        )
-
+    kind = Sequences(u, gate_in, gate_out, dy, plan, is_complex, num_states)
+    given, sizes, constants = (u, gate_in, gate_out, dy, small, saved), kind.sizes, kind.constants()
     after = None
     if plan.pieces > 1:
-        starts = torch.empty((plan.pieces, batch, width, num_states), dtype=kind, device=u.device)
-        launch(None, None, None, None, starts, None)
-        decay = powers[:, -1].conj()
-        afters = [torch.zeros_like(starts[0])]
-        for piece_start in starts[1:].flip(0):
-            afters.append(torch.addcmul(piece_start, decay, afters[-1]))
-        after = torch.stack(afters[::-1])
+        starts = kind.states(plan.pieces)
+        outputs = None, None, None, _flat(starts), None
+        launch(_lti_bwd_kernel, kind.grid, *given, None, _flat(dend), *outputs, *sizes, **constants)
+        after = kind.pass_on(starts, small, None, True)
     du = _time_last(u)
     dgate_in = None if gate_in is None else _time_last(gate_in)
     dgate_out = None if gate_out is None else _time_last(gate_out)
-    dstart = torch.empty((batch, width, num_states), dtype=kind, device=u.device) if with_start else None
-    shape = (plan.programs, width, plan.chunk + 3 * num_states * pair)
-    partial = torch.empty(shape, dtype=torch.float32, device=u.device)
-    launch(after, du, dgate_in, dgate_out, dstart, partial)
+    dstart = kind.states() if with_start else None
+    size = plan.chunk + 3 * num_states * (2 if is_complex else 1)
+    partial = torch.empty((plan.programs, u.shape[2], size), dtype=torch.float32, device=u.device)
+    outputs = du, dgate_in, dgate_out, _flat(dstart), partial
+    launch(_lti_bwd_kernel, kind.grid, *given, _flat(after), _flat(dend), *outputs, *sizes, **constants)
     return du, dgate_in, dgate_out, partial, dstart
 
 
+def _run(
+    u: Tensor,
+    gate_in: Tensor | None,
+    gate_out: Tensor | None,
+    initial_state: Tensor | None,
+    system: System,
+    with_end: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Plan]:
+    """y, the state before chunk T // C, and what the backward pass takes: kept states, tables, the plan."""
+    plan = _plan(u, system.complex, with_end)
+    small = prepare(system, plan)
+    num_states = system.A.shape[-1]
+    start = _dense(initial_state)
+    y, end, saved = lti_fwd(u, gate_in, gate_out, small, start, plan, system.complex, num_states, with_end, keep)
+    return y, end, saved, small, plan
+
+
 class LtiSsm(torch.autograd.Function):
+    """(u, both gates, initial state, A, B, C, dt, D, factor, rule, with_end) to y and the state before chunk T // C."""
+
     @staticmethod
     def forward(
         ctx: Any,
         u: Tensor,
         gate_in: Tensor | None,
         gate_out: Tensor | None,
-        A: Tensor,
-        B: Tensor | None,
-        C: Tensor,
-        dt: Tensor,
-        skip: Tensor | None,
         initial_state: Tensor | None,
-        conj_pairs: bool,
-        discretization: str,
-        with_end: bool,
+        *rest: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        A, B, C, dt, skip, initial_state = (_dense(x) for x in (A, B, C, dt, skip, initial_state))
-        assert A is not None
-        assert C is not None
-        assert dt is not None
-        system = System(A, B, C, dt, skip, 2.0 if conj_pairs else 1.0, discretization)
-        plan = _plan(u, system.complex, with_end)
-        small = prepare(system, plan)
-        keep = any(ctx.needs_input_grad)
-        y, end, saved = lti_fwd(u, gate_in, gate_out, *small, initial_state, plan, with_end, keep)
-        ctx.save_for_backward(u, gate_in, gate_out, A, B, C, dt, skip, saved, *small)
-        ctx.plan, ctx.options = plan, system[5:]
+        system, with_end = System(*rest[:-1]).dense(), rest[-1]
+        y, end, saved, small, ctx.plan = _run(u, gate_in, gate_out, initial_state, system, with_end, True)
+        ctx.save_for_backward(u, gate_in, gate_out, saved, small, *system[:5])
+        ctx.options = system[5:]
         ctx.set_materialize_grads(False)
         return y, end
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dend: Tensor | None) -> tuple[Tensor | None, ...]:
-        u, gate_in, gate_out, A, B, C, dt, skip, saved, taps, powers, bbar, weight = ctx.saved_tensors
+        u, gate_in, gate_out, saved, small, *parameters = ctx.saved_tensors
+        system, plan = System(*parameters, *ctx.options), ctx.plan
         dy = _time_last(u).zero_() if dy is None else _with_contiguous_time(dy)
-        with_start = ctx.needs_input_grad[8]
-        du, dgate_in, dgate_out, partial, dinitial = lti_bwd(
-            u, gate_in, gate_out, dy, taps, powers, bbar, weight, saved, _dense(dend), ctx.plan, with_start
+        dend, num_states, with_start = _dense(dend), system.A.shape[-1], ctx.needs_input_grad[3]
+        du, dgate_in, dgate_out, partial, dstart = lti_bwd(
+            u, gate_in, gate_out, dy, small, saved, dend, plan, system.complex, num_states, with_start
         )
-        system = System(A, B, C, dt, skip, *ctx.options)
-        return du, dgate_in, dgate_out, *prepare_bwd(system, partial, ctx.plan), dinitial, None, None, None
-
-
-def _dense(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.resolve_conj().contiguous()
+        gradients = prepare_bwd(system, partial, plan.chunk)
+        return du, dgate_in, dgate_out, dstart, *gradients, None, None, None
 
 
 def lti_ssm_triton(
@@ -1236,11 +1265,16 @@ def lti_ssm_triton(
     gate_in = None if gate_in is None else _with_contiguous_time(gate_in)
     gate_out = None if gate_out is None else _with_contiguous_time(gate_out)
     initial_state = None if initial_state is None else initial_state.to(kind)
-    y, state = LtiSsm.apply(
-        u, gate_in, gate_out, A, B, C, dt, D, initial_state, conj_pairs, discretization, return_final_state
-    )
-    rest = u.shape[1] % _plan(u, kind.is_complex, return_final_state).chunk
-    if state is None or not rest:
+    system = System(A, B, C, dt, D, 2.0 if conj_pairs else 1.0, discretization)
+    tensors = (u, gate_in, gate_out, initial_state, *system[:5])
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        y, state = LtiSsm.apply(*tensors, *system[5:], return_final_state)
+    else:
+        y, state, *_ = _run(u, gate_in, gate_out, initial_state, system.dense(), return_final_state, False)
+    if state is None:
+        return y, None
+    rest = u.shape[1] % _plan(u, kind.is_complex, True).chunk
+    if not rest:
         return y, state
     # the last steps that are no whole chunk
     A, B, _, dt, _ = widen(A, B, C, dt)

@@ -274,6 +274,20 @@ def test_pieces_equal_the_recurrence():
     assert_kernel_matches(make_kernel_inputs(600))
 
 
+@pytest.mark.parametrize("cut", ["small_tiles", "pieces"])
+def test_the_rounding_of_decays_does_not_add_up(cut, request):
+    """A state that never fades, over 256 chunks, which are 16 or 32 segments in one or two pieces."""
+    request.getfixturevalue(cut)
+    inputs = on_device(make_kernel_inputs(4096, gates=False, width=1))
+    inputs |= {"A": 1j * inputs["A"].imag, "u": inputs["u"] / 100}
+    exact = {
+        n: x.to(torch.complex128 if x.is_complex() else torch.float64) for n, x in inputs.items() if torch.is_tensor(x)
+    }
+    exact_state = lti_ssm(**(inputs | exact), return_final_state=True)[1]
+    one_rounding = torch.finfo(torch.float32).eps
+    assert_close(TRITON(**inputs)[1], exact_state, torch.float32, what="final state", floor=one_rounding)
+
+
 @pytest.mark.parametrize("sequences", [1, 4, 16])
 @pytest.mark.usefixtures("small_tiles")
 def test_any_share_of_a_tile_equals_the_recurrence(sequences, monkeypatch):
@@ -319,6 +333,26 @@ def test_short_sequences_in_bfloat16_lose_next_to_nothing_in_the_state():
     inputs["u"] = inputs["u"].bfloat16()
     exact = lti_ssm(**(inputs | {"u": inputs["u"].double()}), return_final_state=True)[1]
     assert_close(TRITON(**inputs)[1], exact, torch.float32, plain=lti_ssm(**inputs, return_final_state=True)[1])
+
+
+@pytest.mark.parametrize(("length", "wide"), [(2**19, False), (2**20, True)])
+def test_offsets_take_64_bits_where_32_are_too_few(length, wide):
+    impl = pytest.importorskip("kernels.lti_ssm.triton")
+    u = time_contiguous(torch.empty(2, length, 1024, dtype=torch.bfloat16, device="meta"))
+    plan = impl._cheapest(*u.shape, False, 3 * 132, impl.CONFIGS[2])
+    assert impl.Sequences(u, None, None, None, plan, True, 32).constants()["WIDE"] == wide
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_64_bit_offsets_give_the_same(monkeypatch):
+    impl = pytest.importorskip("kernels.lti_ssm.triton")
+    constants = impl._constants
+
+    def wide(*args):
+        return constants(*args) | {"WIDE": True}
+
+    monkeypatch.setattr(impl, "_constants", wide)
+    assert_kernel_matches(make_kernel_inputs(300))
 
 
 @pytest.mark.parametrize("without", ["gates", "D", "B", "initial_state"])

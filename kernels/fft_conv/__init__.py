@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kernels.backend import on_device_of, use_triton
 from kernels.fft_conv.chunked import fft_conv_chunked
 
 __all__ = ["fft_conv"]
@@ -30,12 +31,23 @@ def fft_conv(
     """The convolution of this module. u, gates [B, T, D]; filter [D, L] with any L; D [D]; returns y [B, T, D].
 
     The transform is float32 at least, also for half-precision u and under autocast; y has the dtype of u.
+
+    backend: the Triton path multiplies with Toeplitz matrices, of bfloat16 u in bfloat16, see the README; y has time
+    contiguous in memory, and so should u and the gates. Filters too long for it are transformed. `auto` is plain
+    PyTorch.
     """
     _check(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
-    if backend == "triton":
-        raise ValueError("fft_conv: no Triton path yet; use backend='auto' or 'torch'.")
-    if backend not in ("auto", "torch"):
+    if backend not in ("auto", "torch", "triton"):
         raise ValueError(f"fft_conv: backend={backend!r} is not one of 'auto', 'torch', 'triton'.")
+    # auto stays with PyTorch until the kernels have been measured on a device
+    if backend == "triton":
+        # for its errors
+        use_triton("fft_conv", backend, u, filter, D, gate_in, gate_out)
+        from kernels.fft_conv.triton import fft_conv_triton
+
+        # meta tensors, for which launchers compute shapes, have no autocast
+        with on_device_of(u), torch.autocast("cuda" if u.is_cuda else "cpu", enabled=False):
+            return fft_conv_triton(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
     with torch.autocast(u.device.type, enabled=False):
         return fft_conv_chunked(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
 

@@ -23,6 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kernels.backend import on_device_of, use_triton
 from kernels.ssm_kernel.chunked import ssm_kernel_chunked
 from kernels.ssm_kernel.discretize import DISCRETIZATIONS, Discretization
 
@@ -44,14 +45,24 @@ def ssm_kernel(
 
     A: [D, N] or [N], complex or real; B, C: [D, N], B = None stands for ones; dt: [D], positive. `length` is also
     the L over which dss-softmax normalizes. Re(A) must not be positive, except with dss-softmax.
+
+    backend: the Triton path gives float32 and takes every discretization but dss-softmax. `auto` is plain PyTorch.
     """
     check_parameters("ssm_kernel", A, B, C, dt, conj_pairs=conj_pairs, discretization=discretization)
     if length < 1:
         raise ValueError(f"ssm_kernel: length must be at least 1, got {length}.")
-    if backend == "triton":
-        raise ValueError("ssm_kernel: no Triton path yet; use backend='auto' or 'torch'.")
-    if backend not in ("auto", "torch"):
+    if backend not in ("auto", "torch", "triton"):
         raise ValueError(f"ssm_kernel: backend={backend!r} is not one of 'auto', 'torch', 'triton'.")
+    # auto stays with PyTorch until the kernels have been measured on a device
+    if backend == "triton":
+        if discretization == "dss-softmax":
+            raise ValueError("ssm_kernel: backend='triton' takes no dss-softmax; use backend='auto' or 'torch'.")
+        # for its errors; the parts of a complex tensor have the dtype that counts
+        use_triton("ssm_kernel", backend, dt, *(x if x is None else x.real for x in (A, B, C)))
+        from kernels.ssm_kernel.triton import ssm_kernel_triton
+
+        with on_device_of(dt):
+            return ssm_kernel_triton(A, B, C, dt, length, conj_pairs=conj_pairs, discretization=discretization)
     with torch.autocast(A.device.type, enabled=False):
         return ssm_kernel_chunked(A, B, C, dt, length, conj_pairs=conj_pairs, discretization=discretization)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,6 +60,12 @@ def short(shape: Shape) -> Shape:
     return {**shape, "T": min(130, int(shape["T"])), "D": min(24, int(shape["D"]))}
 
 
+def load_triton() -> Callable[..., Any]:
+    import triton  # noqa: F401
+
+    return partial(ssm_kernel, backend="triton")
+
+
 def vandermonde_kernel(A: Tensor, B: None, C: Tensor, dt: Tensor, length: int) -> Tensor:
     """The filter [D, T] from all powers exp(dt A l) at once, [D, N, T] complex, as unfused PyTorch code has it.
 
@@ -75,6 +83,7 @@ WORKLOAD = Workload(
     cost=cost,
     short=short,
     implementations=(
+        Implementation("triton", "ours", load_triton, cold_start=True),
         Implementation("torch", "ours", lambda: partial(ssm_kernel, backend="torch")),
         Implementation("vandermonde", "torch", lambda: vandermonde_kernel),
     ),

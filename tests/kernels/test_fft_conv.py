@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from kernels.fft_conv import fft_conv
 from kernels.fft_conv.chunked import fast_length
 from kernels.fft_conv.reference import fft_conv_reference
-from suite.accuracy import assert_matches_reference
+from suite.accuracy import assert_close, assert_matches_reference
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TRITON = partial(fft_conv, backend="triton")
 
 
 def make_inputs(length, filter_length, *, gates=True, skip=True):
@@ -71,5 +76,98 @@ def test_wrong_arguments_are_named():
     inputs = make_inputs(8, 8)
     with pytest.raises(ValueError, match=r"filter must be \[D, L\] with D=6"):
         fft_conv(inputs["u"], torch.zeros(5, 8))
-    with pytest.raises(ValueError, match="no Triton path yet"):
+    with pytest.raises(ValueError, match="'cuda' is not one of 'auto'"):
+        fft_conv(**inputs, backend="cuda")
+    with pytest.raises(ValueError, match="takes float32, bfloat16 and float16, got"):
         fft_conv(**inputs, backend="triton")
+
+
+@pytest.mark.parametrize(
+    ("length", "dtype"),
+    [(1, torch.float32), (65, torch.float32), (65, torch.bfloat16), (65, torch.float16), (500, torch.float32)],
+)
+def test_the_kernel_equals_the_loop(length, dtype):
+    assert_matches_reference(TRITON, fft_conv_reference, make_inputs(length, length), dtype=dtype, device=DEVICE)
+
+
+@pytest.mark.parametrize("filter_length", [1, 63, 64, 65, 130, 400])
+def test_the_kernel_takes_any_filter_length(filter_length):
+    inputs = make_inputs(300, filter_length, gates=False, skip=False)
+    assert_matches_reference(TRITON, fft_conv_reference, inputs, device=DEVICE)
+
+
+@pytest.mark.parametrize("options", ["gate_in", "gate_out", "D"])
+def test_the_kernel_takes_each_option_alone(options):
+    inputs = make_inputs(70, 70)
+    inputs = {name: x for name, x in inputs.items() if name in ("u", "filter", options)}
+    assert_matches_reference(TRITON, fft_conv_reference, inputs, device=DEVICE)
+
+
+def results(op, inputs):
+    """y and the gradient of every input, for a cotangent that is the same in every dtype."""
+    leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
+    y = op(**leaves)
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(7)).bfloat16().to(y)
+    return [y, *torch.autograd.grad(y, list(leaves.values()), dy)]
+
+
+@pytest.mark.parametrize(
+    ("length", "filter_length", "gates", "memory"),
+    [(1000, 1000, True, "BTD"), (1040, 520, False, "BDT"), (513, 600, False, "BTD")],
+)
+def test_products_in_bfloat16_lose_no_more_than_the_transform(length, filter_length, gates, memory):
+    """Against the transform of the same rounded inputs, a stricter judge than a loop of bfloat16 sums."""
+    inputs = make_inputs(length, filter_length, gates=gates)
+    inputs = {n: x.float() if n in ("filter", "D") else x.bfloat16() for n, x in inputs.items()}
+    exact = results(partial(fft_conv, backend="torch"), {n: x.double() for n, x in inputs.items()})
+    plain = results(partial(fft_conv, backend="torch"), inputs)
+
+    def op(u, **rest):
+        return TRITON(u.transpose(1, 2).contiguous().transpose(1, 2) if memory == "BDT" else u, **rest)
+
+    actual = results(op, {name: x.to(DEVICE) for name, x in inputs.items()})
+    for name, a, e, p in zip(["y", *inputs], actual, exact, plain, strict=True):
+        assert_close(a, e, torch.bfloat16, plain=p, what=name)
+
+
+@pytest.mark.parametrize(("batch", "length", "filter_length"), [(2, 4500, 4500), (70, 600, 513)])
+def test_tiles_of_two_parts_and_several_groups_of_sequences(batch, length, filter_length):
+    g = torch.Generator().manual_seed(batch)
+    u = torch.randn(batch, length, 2, generator=g).bfloat16()
+    filters = torch.randn(2, filter_length, generator=g) / filter_length**0.5
+    inputs = {"u": u, "filter": filters, "D": torch.randn(2, generator=g)}
+    exact = results(partial(fft_conv, backend="torch"), {n: x.double() for n, x in inputs.items()})
+    plain = results(partial(fft_conv, backend="torch"), inputs)
+    actual = results(TRITON, {name: x.to(DEVICE) for name, x in inputs.items()})
+    for name, a, e, p in zip(["y", *inputs], actual, exact, plain, strict=True):
+        assert_close(a, e, torch.bfloat16, plain=p, what=name)
+
+
+@pytest.mark.parametrize("length", [100, 600])
+def test_the_future_cannot_change_the_past_of_the_kernel(length):
+    """Bitwise: what it multiplies the future with is zero."""
+    inputs = {name: x.bfloat16().to(DEVICE) for name, x in make_inputs(length, length).items()}
+    whole = TRITON(**inputs)
+    changed = inputs["u"].clone()
+    changed[:, 40:] += 1
+    y = TRITON(**(inputs | {"u": changed}))
+    assert torch.equal(y[:, :40], whole[:, :40])
+    assert (y[:, 40:] - whole[:, 40:]).abs().max() > 0.1
+
+
+def test_filters_too_long_for_the_kernel_are_transformed(monkeypatch):
+    import kernels.fft_conv.triton as impl
+
+    inputs = {name: x.float().to(DEVICE) for name, x in make_inputs(70, 70).items()}
+    monkeypatch.setattr(impl, "MAX_LAGS", {False: 69, True: 69})
+    assert torch.equal(TRITON(**inputs), fft_conv(**inputs, backend="torch"))
+    monkeypatch.setattr(impl, "MAX_LAGS", {False: 70, True: 70})
+    assert not torch.equal(TRITON(**inputs), fft_conv(**inputs, backend="torch"))
+
+
+@pytest.mark.parametrize("batch", [1, 3, 9, 70])
+def test_any_batch_shares_tiles(batch):
+    g = torch.Generator().manual_seed(batch)
+    u, filters = torch.randn(batch, 150, 2, generator=g), torch.randn(2, 150, generator=g) / 12
+    inputs = {"u": u.double(), "filter": filters.double()}
+    assert_matches_reference(TRITON, fft_conv_reference, inputs, device=DEVICE)

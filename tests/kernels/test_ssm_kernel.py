@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pytest
@@ -10,7 +11,11 @@ import torch
 from kernels.ssm_kernel import DISCRETIZATIONS, ssm_kernel
 from kernels.ssm_kernel.discretize import expm1
 from kernels.ssm_kernel.reference import ssm_kernel_reference
-from suite.accuracy import assert_matches_reference
+from suite.accuracy import assert_close, assert_matches_reference
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TRITON = partial(ssm_kernel, backend="triton")
+IN_TRITON = [name for name in DISCRETIZATIONS if name != "dss-softmax"]
 
 
 def make_parameters(width, state, *, discretization, complex_=True, seed=0):
@@ -156,5 +161,58 @@ def test_wrong_arguments_are_named():
         ssm_kernel(**inputs, length=8)
     with pytest.raises(ValueError, match="'zho' is not one of zoh, bilinear"):
         ssm_kernel(**inputs, length=8, conj_pairs=False, discretization="zho")
-    with pytest.raises(ValueError, match="no Triton path yet"):
+    with pytest.raises(ValueError, match="'cuda' is not one of 'auto'"):
+        ssm_kernel(**inputs, length=8, conj_pairs=False, backend="cuda")
+    with pytest.raises(ValueError, match="takes no dss-softmax"):
+        ssm_kernel(**inputs, length=8, conj_pairs=False, discretization="dss-softmax", backend="triton")
+    with pytest.raises(ValueError, match="takes float32, bfloat16 and float16, got"):
         ssm_kernel(**inputs, length=8, conj_pairs=False, backend="triton")
+
+
+@pytest.mark.parametrize("discretization", IN_TRITON)
+@pytest.mark.parametrize(("length", "complex_"), [(1, True), (65, True), (65, False), (500, True)])
+def test_the_kernel_in_triton_is_the_unrolled_recurrence(discretization, length, complex_):
+    inputs = make_parameters(3, 4, discretization=discretization, complex_=complex_)
+    inputs |= {"length": length, "discretization": discretization, "conj_pairs": complex_}
+    assert_matches_reference(TRITON, ssm_kernel_reference, inputs, device=DEVICE)
+
+
+def test_several_tiles_and_blocks_of_states_in_triton():
+    """Tiles end at 4096 taps backward and 8192 forward, blocks at 32 states."""
+    inputs = make_parameters(2, 33, discretization="zoh")
+    inputs |= {"B": None, "C": 4 * inputs["C"], "length": 8300}
+    assert_matches_reference(TRITON, ssm_kernel_reference, inputs, device=DEVICE)
+
+
+def test_phases_in_triton_do_not_drift():
+    """Undamped modes, whose phase is all that is left after 20000 steps."""
+    A = 1j * torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.complex128)
+    inputs = {"A": A, "B": None, "C": torch.ones_like(A), "dt": torch.tensor([0.7], dtype=torch.float64)}
+    options = {"length": 20000, "discretization": "dss-exp-no-scale"}
+    narrow = {
+        name: x if x is None else x.to(torch.complex64 if x.is_complex() else torch.float32).to(DEVICE)
+        for name, x in inputs.items()
+    }
+    exact = {
+        name: x if x is None else x.to(torch.complex128 if x.is_complex() else torch.float64)
+        for name, x in narrow.items()
+    }
+    assert_close(TRITON(**narrow, **options), ssm_kernel(**exact, **options, backend="torch"), torch.float32)
+
+
+def test_shared_eigenvalues_in_triton_broadcast():
+    inputs = make_parameters(3, 4, discretization="zoh")
+    inputs |= {"A": inputs["A"][0].clone(), "length": 30}
+    assert_matches_reference(TRITON, ssm_kernel_reference, inputs, device=DEVICE)
+
+
+def test_a_vanishing_eigenvalue_and_an_instant_one_in_triton():
+    """A = 0, where Bbar is a limit, and for bilinear dt A = -2, where Abar is zero."""
+    A = torch.tensor([[0.0, -2.0]], device=DEVICE)
+    one = torch.ones(1, 2, device=DEVICE)
+    dt = torch.ones(1, device=DEVICE)
+    for rule, instant in (("zoh", (1 - math.exp(-2)) / 2), ("bilinear", 0.5)):
+        kernel = TRITON(A, None, one, dt, 4, conj_pairs=False, discretization=rule)
+        assert kernel[0, 0].item() == pytest.approx(1 + instant, rel=1e-6)
+        rest = math.exp(-6) * instant if rule == "zoh" else 0.0
+        assert kernel[0, 3].item() == pytest.approx(1 + rest, rel=1e-6)

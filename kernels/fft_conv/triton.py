@@ -1,0 +1,723 @@
+"""The long convolution in Triton: Toeplitz products on matrix units, without a transform.
+
+A sequence lies as rows of C steps. With x the input of row c, step by step backwards from the end of the row,
+
+    y[c C + j] = sum_m sum_i x[(c + 1) C - (m + 1) K + i] taps[(m + 1) K - C + j - i]
+
+is for each m a product of [ROWS, K] numbers of x and a Toeplitz matrix [K, C] that every row of every sequence of the
+channel shares. Row i of that matrix is C consecutive taps from (m + 1) K - C - i. `_taps_kernel` writes the taps in
+SHIFTS copies, copy s moved by s steps, so that each such row begins at a multiple of SHIFTS numbers in one of them:
+both operands are then plain wide loads, which Triton keeps in flight while products run.
+
+Backward, with g the gradient of y, the same kernel goes forward in time (REVERSE), and taps come from a third one:
+
+    dx[c C + i] = sum_m sum_j g[c C + m K + j] taps[m K + j - i]
+    dtaps[l] = sum of diagonal j - i = l - k W of G_k,    G_k[i, j] = sum_c x[c C + i] g[c C + k W + j]
+
+with G_k [C, W] for W lags and the C before them, summed over rows of all sequences on matrix units.
+
+Layout: time contiguous; y and gradients have it too. Inputs of another order, of lengths that are no multiple of 16 and
+gated ones are written once more (`_gate_kernel`). From AVERAGING_LAGS taps on bfloat16 inputs (gated ones rounded) meet
+bfloat16 taps; else taps are float32 and products tf32x3. float32: sums, gates, the skip. Deterministic. Filters of more
+than MAX_LAGS take the FFT of `chunked.py`. Multiply-adds for each of B T D: lags - lags^2 / 2 T forward, three times as
+many with backward. Bytes forward: 2 numbers of B T D, and 2 SHIFTS numbers a tap.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.fft_conv.chunked import fft_conv_chunked
+from kernels.launch import cdiv, launch, power_of_2
+from kernels.ssm_kernel.triton import float32_products
+
+
+class Config(NamedTuple):
+    """What a program takes at once.
+
+    chunk, rows, parts, step: C, ROWS, PARTS and K of the convolution.  shifts: copies of the taps.
+    lags, blocks, depth: W and BLOCKS of the gradient of taps, and rows that it adds at once.
+    warps, stages: of the convolution, of the gradient of taps.
+    """
+
+    chunk: int
+    rows: int
+    parts: int
+    step: int
+    shifts: int
+    lags: int
+    blocks: int
+    depth: int
+    warps: tuple[int, int]
+    stages: tuple[int, int]
+
+
+# by whether products are of bfloat16 numbers
+CONFIGS = {
+    True: Config(128, 128, 2, 64, 4, 128, 2, 64, (4, 8), (3, 3)),
+    False: Config(64, 64, 1, 32, 1, 64, 1, 32, (4, 4), (2, 2)),
+}
+MAX_LAGS = {True: 16384, False: 1024}
+"""By whether u is bfloat16: above it transforms are faster."""
+AVERAGING_LAGS = 512
+"""Below it outputs may be a few products, whose rounded factors do not average out."""
+LINE = 16
+"""Numbers; lengths and strides that are multiples of it make loads wide."""
+GATE_BLOCK, TAP_BLOCK = 2048, 1024
+
+
+@triton.jit
+def _gate_kernel(
+    x,
+    gate,
+    before,
+    direct,
+    direct_gate,
+    out,
+    dgate,
+    sums,
+    D,
+    T,
+    out_T,
+    x_stride_b,
+    x_stride_d,
+    gate_stride_b,
+    gate_stride_d,
+    direct_stride_b,
+    direct_stride_d,
+    direct_gate_stride_b,
+    direct_gate_stride_d,
+    BLOCK: tl.constexpr,
+):
+    """out [B, D, out_T] = gate x, zero beyond T; on request dgate = before x [B, D, T].
+
+    sums [programs] or None: of gate x direct_gate direct, unrounded.
+    """
+    num_t = tl.cdiv(out_T, BLOCK)
+    i_row = (tl.program_id(0) // num_t).to(tl.int64)
+    i_b, i_d = i_row // D, i_row % D
+    o_t = tl.program_id(0) % num_t * BLOCK + tl.arange(0, BLOCK)
+    m_t = o_t < T
+    b_x = tl.load(x + i_b * x_stride_b + i_d * x_stride_d + o_t, mask=m_t, other=0.0).to(tl.float32)
+    if dgate is not None:
+        b_before = tl.load(before + i_row * T + o_t, mask=m_t, other=0.0).to(tl.float32)
+        tl.store(dgate + i_row * T + o_t, (b_before * b_x).to(dgate.dtype.element_ty), mask=m_t)
+    if gate is not None:
+        b_x *= tl.load(gate + i_b * gate_stride_b + i_d * gate_stride_d + o_t, mask=m_t, other=0.0).to(tl.float32)
+    tl.store(out + i_row * out_T + o_t, b_x.to(out.dtype.element_ty), mask=o_t < out_T)
+    if sums is not None:
+        b_x *= tl.load(direct + i_b * direct_stride_b + i_d * direct_stride_d + o_t, mask=m_t, other=0.0).to(tl.float32)
+        if direct_gate is not None:
+            o_gate = i_b * direct_gate_stride_b + i_d * direct_gate_stride_d + o_t
+            b_x *= tl.load(direct_gate + o_gate, mask=m_t, other=0.0).to(tl.float32)
+        tl.store(sums + tl.program_id(0), tl.sum(b_x, 0))
+
+
+@triton.jit
+def _taps_kernel(
+    filter,
+    taps,
+    lags,
+    size,
+    stride_d,
+    stride_l,
+    C: tl.constexpr,
+    SHIFTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """taps [D, SHIFTS, size]: copy s holds the tap of lag x - C - s at x, zeros around."""
+    num_x = tl.cdiv(size, BLOCK)
+    i_d = (tl.program_id(0) // num_x).to(tl.int64)
+    o_x = tl.program_id(0) % num_x * BLOCK + tl.arange(0, BLOCK)
+    for s in tl.static_range(SHIFTS):
+        o_l = o_x - C - s
+        m_l = (o_l >= 0) & (o_l < lags)
+        b_h = tl.load(filter + i_d * stride_d + o_l * stride_l, mask=m_l, other=0.0)
+        tl.store(taps + (i_d * SHIFTS + s) * size + o_x, b_h.to(taps.dtype.element_ty), mask=o_x < size)
+
+
+@triton.jit
+def _multiply(b_sum, a, b, PRECISION: tl.constexpr):
+    """b_sum + a b, as they are or, where there is a precision, in float32."""
+    if PRECISION is None:
+        b_sum = tl.dot(a, b, b_sum)
+    else:
+        b_sum = tl.dot(a.to(tl.float32), b.to(tl.float32), b_sum, input_precision=PRECISION)
+    return b_sum
+
+
+@triton.jit
+def _load_rows(x, o_x, o_s, o_k, m_b, x_T):
+    """x[o_s + o_k] of each row, zeros outside of the sequence."""
+    m_x = (m_b & (o_s >= 0))[:, None] & (o_s[:, None] + o_k[None, :] < x_T)
+    return tl.load(x + (o_x[:, None] + (o_s[:, None] + o_k[None, :])), mask=m_x, other=0.0)
+
+
+@triton.jit
+def _shifted(o_i, size, SHIFTS: tl.constexpr):
+    """Where in the copies the tap i steps before a place is found, at a multiple of SHIFTS.
+
+    o_i is a column: of a row Triton 3.6 takes -i for a multiple of the length, and loads would not be aligned.
+    """
+    return (o_i % SHIFTS) * size - o_i // SHIFTS * SHIFTS
+
+
+@triton.jit
+def _finish(
+    b_y,
+    o_b,
+    o_t,
+    m_t,
+    i_d,
+    skip,
+    direct,
+    direct_gate,
+    scale,
+    other,
+    y,
+    plain,
+    product,
+    D,
+    T,
+    direct_stride_b,
+    direct_stride_d,
+    direct_gate_stride_b,
+    direct_gate_stride_d,
+    scale_stride_b,
+    scale_stride_d,
+    other_stride_b,
+    other_stride_d,
+):
+    """From sums over taps to the outputs of `_conv_kernel`."""
+    o_y = (o_b * D + i_d)[:, None] * T + o_t
+    if skip is not None:
+        o_direct = (o_b * direct_stride_b + i_d * direct_stride_d)[:, None] + o_t
+        b_x = tl.load(direct + o_direct, mask=m_t, other=0.0).to(tl.float32)
+        if direct_gate is not None:
+            o_direct = (o_b * direct_gate_stride_b + i_d * direct_gate_stride_d)[:, None] + o_t
+            b_x *= tl.load(direct_gate + o_direct, mask=m_t, other=0.0).to(tl.float32)
+        b_y += tl.load(skip + i_d).to(tl.float32) * b_x
+    if plain is not None:
+        tl.store(plain + o_y, b_y, mask=m_t)
+    if product is not None:
+        o_other = (o_b * other_stride_b + i_d * other_stride_d)[:, None] + o_t
+        b_other = tl.load(other + o_other, mask=m_t, other=0.0).to(tl.float32)
+        tl.store(product + o_y, (b_y * b_other).to(product.dtype.element_ty), mask=m_t)
+    if scale is not None:
+        o_scale = (o_b * scale_stride_b + i_d * scale_stride_d)[:, None] + o_t
+        b_y *= tl.load(scale + o_scale, mask=m_t, other=0.0).to(tl.float32)
+    tl.store(y + o_y, b_y.to(y.dtype.element_ty), mask=m_t)
+
+
+@triton.jit(do_not_specialize=["B", "lags", "batch_groups", "num_groups"])
+def _conv_kernel(
+    x,
+    taps,
+    skip,
+    direct,
+    direct_gate,
+    scale,
+    other,
+    y,
+    plain,
+    product,
+    B,
+    D,
+    T,
+    x_T,
+    lags,
+    size,
+    batch_groups,
+    num_groups,
+    x_stride_b,
+    x_stride_d,
+    direct_stride_b,
+    direct_stride_d,
+    direct_gate_stride_b,
+    direct_gate_stride_d,
+    scale_stride_b,
+    scale_stride_d,
+    other_stride_b,
+    other_stride_d,
+    REVERSE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    C: tl.constexpr,
+    ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
+    BATCH: tl.constexpr,
+    K: tl.constexpr,
+    SHIFTS: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    """conv = taps * x (REVERSE: backwards in time) + skip direct_gate direct, whose product is x before rounding, for
+    ROWS / BATCH chunks of BATCH sequences of one channel.
+
+    y = scale conv, and on request plain = conv, product = other conv; all [B, D, T]. With two PARTS the half of the
+    chunks that is nearer to the start (REVERSE: to the end) stops where it reaches it.
+    """
+    i_d, i_group = (tl.program_id(0) // num_groups).to(tl.int64), tl.program_id(0) % num_groups
+    PART: tl.constexpr = ROWS // PARTS
+    CHUNKS: tl.constexpr = PART // BATCH
+    i_c = i_group // batch_groups * (PARTS * CHUNKS)
+    if not REVERSE:
+        # programs that have most to do first
+        i_c = (num_groups // batch_groups - 1) * (PARTS * CHUNKS) - i_c
+    o_r = tl.arange(0, PART)
+    o_b = (i_group % batch_groups * BATCH + o_r // CHUNKS).to(tl.int64)
+    m_b = o_b < B
+    # of the part with more steps
+    i_long = i_c if REVERSE else i_c + (PARTS - 1) * CHUNKS
+    i_short = i_c + CHUNKS if REVERSE else i_c
+    o_c = o_r % CHUNKS
+    o_k, o_j = tl.arange(0, K), tl.arange(0, C)
+    o_x = o_b * x_stride_b + i_d * x_stride_d
+    p_taps = taps + i_d * SHIFTS * size
+    # from the first sum that reaches a tap to the last
+    most_steps = tl.cdiv(lags + C - 1, K)
+    if REVERSE:
+        num_steps = tl.minimum(most_steps, tl.cdiv(T - i_long * C, K))
+        num_short = tl.minimum(most_steps, tl.cdiv(tl.maximum(T - i_short * C, 0), K))
+        o_first, towards = o_c * C, K
+        # the rows of its transpose, which begin C steps further on
+        p_rows = p_taps + (_shifted(o_j[:, None], size, SHIFTS) + C + o_k[None, :])
+    else:
+        most_steps = tl.minimum(most_steps, tl.cdiv(T, C) * (C // K))
+        num_steps = tl.minimum(most_steps, (i_long + CHUNKS) * (C // K))
+        num_short = tl.minimum(most_steps, (i_short + CHUNKS) * (C // K))
+        o_first, towards = (o_c + 1) * C - K, -K
+        p_rows = p_taps + (_shifted(o_k[:, None], size, SHIFTS) + K + o_j[None, :])
+    o_long = o_first + i_long * C
+
+    b_long = tl.zeros([PART, C], tl.float32)
+    first = 0
+    if PARTS == 2:
+        o_short = o_first + i_short * C
+        b_short = tl.zeros([PART, C], tl.float32)
+        for m in tl.range(0, num_short, num_stages=NUM_STAGES):
+            b_x = _load_rows(x, o_x, o_long + m * towards, o_k, m_b, x_T)
+            b_z = _load_rows(x, o_x, o_short + m * towards, o_k, m_b, x_T)
+            b_h = tl.load(p_rows + m * K)
+            if REVERSE:
+                b_h = tl.trans(b_h)
+            b_long = _multiply(b_long, b_x, b_h, PRECISION)
+            b_short = _multiply(b_short, b_z, b_h, PRECISION)
+        first = num_short
+    for m in tl.range(first, num_steps, num_stages=NUM_STAGES):
+        b_x = _load_rows(x, o_x, o_long + m * towards, o_k, m_b, x_T)
+        b_h = tl.load(p_rows + m * K)
+        if REVERSE:
+            b_h = tl.trans(b_h)
+        b_long = _multiply(b_long, b_x, b_h, PRECISION)
+
+    for part in tl.static_range(PARTS):
+        b_y = b_long
+        o_t = (i_long + o_c)[:, None] * C + o_j[None, :]
+        if part == 1:
+            b_y = b_short
+            o_t = (i_short + o_c)[:, None] * C + o_j[None, :]
+        _finish(
+            b_y,
+            o_b,
+            o_t,
+            m_b[:, None] & (o_t < T),
+            i_d,
+            skip,
+            direct,
+            direct_gate,
+            scale,
+            other,
+            y,
+            plain,
+            product,
+            D,
+            T,
+            direct_stride_b,
+            direct_stride_d,
+            direct_gate_stride_b,
+            direct_gate_stride_d,
+            scale_stride_b,
+            scale_stride_d,
+            other_stride_b,
+            other_stride_d,
+        )
+
+
+@triton.jit
+def _store_lags(b_sum, p_partial, next_partial, i_k, num_blocks):
+    """The diagonals of G_k, as lags of block k, and in the second half of partial as those of the block before."""
+    C: tl.constexpr = b_sum.shape[0]
+    W: tl.constexpr = b_sum.shape[1]
+    o_j = tl.arange(0, W)
+    o_l = o_j[None, :] + tl.arange(0, C)[:, None]
+    b_sum = tl.gather(b_sum, o_l % W, 1)
+    # beyond W are the lags l - W
+    b_later, b_earlier = tl.sum(tl.where(o_l < W, b_sum, 0.0), 0), tl.sum(tl.where(o_l < W, 0.0, b_sum), 0)
+    p_partial += i_k * W + o_j
+    if i_k < num_blocks:
+        tl.store(p_partial, b_later)
+    if (i_k > 0) & (i_k <= num_blocks):
+        tl.store(p_partial + next_partial - W, b_earlier)
+
+
+@triton.jit(do_not_specialize=["B", "num_blocks", "num_programs"])
+def _taps_bwd_kernel(
+    x,
+    g,
+    partial,
+    B,
+    D,
+    T,
+    x_T,
+    g_T,
+    num_blocks,
+    num_programs,
+    x_stride_b,
+    x_stride_d,
+    g_stride_b,
+    g_stride_d,
+    PRECISION: tl.constexpr,
+    C: tl.constexpr,
+    W: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    BATCH: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    """partial [2, D, num_blocks W], which add up to dtaps: G_k for BLOCKS blocks k of W lags and one channel."""
+    i_d, i_first = (tl.program_id(0) // num_programs).to(tl.int64), tl.program_id(0) % num_programs * BLOCKS
+    CHUNKS: tl.constexpr = DEPTH // BATCH
+    o_r, o_i, o_j = tl.arange(0, DEPTH), tl.arange(0, C), tl.arange(0, W)
+    first = i_first * W
+    b_sum = tl.zeros([C, W], tl.float32)
+    if BLOCKS == 2:
+        b_next = tl.zeros([C, W], tl.float32)
+    for i_b in range(0, B, BATCH):
+        o_b = (i_b + o_r // CHUNKS).to(tl.int64)
+        m_b = (o_b < B)[:, None]
+        o_s = (o_r % CHUNKS * C)[:, None] + o_i[None, :]
+        p_x = x + (o_b * x_stride_b + i_d * x_stride_d)[:, None] + o_s
+        o_t = (o_r % CHUNKS * C + first)[:, None] + o_j[None, :]
+        p_g = g + (o_b * g_stride_b + i_d * g_stride_d)[:, None] + o_t
+        for i in tl.range(0, tl.cdiv(T - first, C * CHUNKS), num_stages=NUM_STAGES):
+            step = i * (C * CHUNKS)
+            b_x = tl.trans(tl.load(p_x + step, mask=m_b & (o_s + step < x_T), other=0.0))
+            b_g = tl.load(p_g + step, mask=m_b & (o_t + step < g_T), other=0.0)
+            b_sum = _multiply(b_sum, b_x, b_g, PRECISION)
+            if BLOCKS == 2:
+                b_g = tl.load(p_g + (step + W), mask=m_b & (o_t + (step + W) < g_T), other=0.0)
+                b_next = _multiply(b_next, b_x, b_g, PRECISION)
+
+    p_partial = partial + i_d * num_blocks * W
+    next_partial = (0 * i_d + D) * num_blocks * W
+    _store_lags(b_sum, p_partial, next_partial, i_first, num_blocks)
+    if BLOCKS == 2:
+        _store_lags(b_next, p_partial, next_partial, i_first + 1, num_blocks)
+    if i_first == 0 and num_programs * BLOCKS == num_blocks:
+        # no program comes after the last block
+        tl.store(p_partial + next_partial + (num_blocks - 1) * W + o_j, tl.zeros([W], tl.float32))
+
+
+class Plan(NamedTuple):
+    """How tiles of `rows` rows, of `batch` sequences each, cover [B, T]."""
+
+    half: bool
+    rows: int
+    parts: int
+    batch: int
+    batch_groups: int
+    num_groups: int
+    config: Config
+
+    @property
+    def precision(self) -> str | None:
+        return None if self.half else float32_products()
+
+
+def _plan(u: Tensor, lags: int) -> Plan:
+    return _cheapest(u.shape[0], u.shape[1], lags, u.dtype == torch.bfloat16 and lags >= AVERAGING_LAGS)
+
+
+@functools.lru_cache(maxsize=1024)
+def _cheapest(batch: int, length: int, lags: int, half: bool) -> Plan:
+    """Fewest products: a tile with more sequences has less above the diagonal, but perhaps no sequence in its rows."""
+    config = CONFIGS[half]
+    chunks = cdiv(length, config.chunk)
+    rows = min(config.rows, max(64, power_of_2(batch * chunks)))
+    parts = config.parts if rows == config.rows else 1
+
+    def shared_by(sequences: int) -> tuple[int, Plan]:
+        width = rows // parts // sequences
+        batch_groups, chunk_groups = cdiv(batch, sequences), cdiv(chunks, width * parts)
+        # of each part, all its chunks up to the last
+        most = min(chunks * config.chunk, lags + config.chunk)
+        ends = [min((i + 1) * width * config.chunk, most) for i in range(chunk_groups * parts)]
+        plan = Plan(half, rows, parts, sequences, batch_groups, batch_groups * chunk_groups, config)
+        return batch_groups * sum(ends), plan
+
+    sizes = [2**i for i in range((rows // parts).bit_length())]
+    return min((shared_by(size) for size in sizes if size < 2 * batch), key=lambda pair: pair[0])[1]
+
+
+@functools.lru_cache(maxsize=1024)
+def _sharing(batch: int, chunks: int, depth: int) -> int:
+    """Sequences in a tile of `depth` rows: fewest empty rows, over all numbers of chunks."""
+    numbers = range(1, chunks + 1, cdiv(chunks, 64))
+
+    def cost(sequences: int) -> int:
+        return cdiv(batch, sequences) * sum(cdiv(number, depth // sequences) for number in numbers)
+
+    return min((2**i for i in reversed(range(depth.bit_length())) if 2**i < 2 * batch), key=cost)
+
+
+def _time_last(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Empty, of the shape of x, with time contiguous."""
+    batch, length, width = x.shape
+    return torch.empty((batch, width, length), dtype=dtype or x.dtype, device=x.device).transpose(1, 2)
+
+
+def _with_contiguous_time(x: Tensor) -> Tensor:
+    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _strides(x: Tensor | None) -> tuple[int, int]:
+    return (0, 0) if x is None else (x.stride(0), x.stride(2))
+
+
+class Gated(NamedTuple):
+    """gate x as the kernels read it, and x and gate [B, T, D] themselves."""
+
+    product: Tensor
+    x: Tensor
+    gate: Tensor | None
+
+
+def gated(
+    x: Tensor, gate: Tensor | None, half: bool, before: Tensor | None = None, direct: Gated | None = None
+) -> tuple[Gated, Tensor | None, Tensor | None]:
+    """gate x as `Gated`, before x, and the sums over B and T of gate x direct, the latter two where they are given.
+
+    The product is x itself where there is no gate and loads of x are wide, else [B, T or more, D].
+    """
+    batch, length, width = x.shape
+    stride_b, stride_d = _strides(x)
+    wide = length % LINE == 0 and stride_b % LINE == 0 and stride_d % LINE == 0 and x.data_ptr() % 16 == 0
+    if wide and gate is None and before is None and direct is None:
+        return Gated(x, x, None), None, None
+    size = cdiv(length, LINE) * LINE
+    # gated inputs keep their width where products do
+    dtype = x.dtype if gate is None or half else torch.float32
+    out = torch.empty((batch, width, size), dtype=dtype, device=x.device).transpose(1, 2)
+    dgate = None if before is None else _time_last(x)
+    block = min(GATE_BLOCK, power_of_2(size))
+    sums = None
+    if direct is not None:
+        sums = torch.empty((batch, width, cdiv(size, block)), dtype=torch.float32, device=x.device)
+    launch(
+        _gate_kernel,
+        batch * width * cdiv(size, block),
+        x,
+        gate,
+        before,
+        None if direct is None else direct.x,
+        None if direct is None else direct.gate,
+        out,
+        dgate,
+        sums,
+        width,
+        length,
+        size,
+        stride_b,
+        stride_d,
+        *_strides(gate),
+        *_strides(None if direct is None else direct.x),
+        *_strides(None if direct is None else direct.gate),
+        BLOCK=block,
+        num_warps=4,
+    )
+    return Gated(out, x, gate), dgate, None if sums is None else sums.sum((0, 2))
+
+
+def shifted_taps(filter: Tensor, lags: int, plan: Plan) -> Tensor:
+    """taps [D, copies, size] of `_taps_kernel`."""
+    width, config = filter.shape[0], plan.config
+    size = cdiv(lags + 2 * config.chunk + config.step, 64) * 64
+    dtype = torch.bfloat16 if plan.half else torch.float32
+    taps = torch.empty((width, config.shifts, size), dtype=dtype, device=filter.device)
+    launch(
+        _taps_kernel,
+        width * cdiv(size, TAP_BLOCK),
+        filter,
+        taps,
+        lags,
+        size,
+        *filter.stride(),
+        C=config.chunk,
+        SHIFTS=config.shifts,
+        BLOCK=TAP_BLOCK,
+        num_warps=4,
+    )
+    return taps
+
+
+def conv(
+    source: Gated,
+    taps: Tensor,
+    skip: Tensor | None,
+    lags: int,
+    plan: Plan,
+    reverse: bool,
+    scale: Tensor | None,
+    other: Tensor | None,
+    with_plain: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """(scale conv, conv in float32, other conv), the second and third on request, all [B, T, D]."""
+    x, direct, direct_gate = source
+    batch, length, width = direct.shape
+    config = plan.config
+    y = _time_last(direct)
+    plain = _time_last(direct, torch.float32) if with_plain else None
+    product = None if other is None else _time_last(direct)
+    launch(
+        _conv_kernel,
+        width * plan.num_groups,
+        x,
+        taps,
+        skip,
+        direct if skip is not None else None,
+        direct_gate if skip is not None else None,
+        scale,
+        other,
+        y,
+        plain,
+        product,
+        batch,
+        width,
+        length,
+        x.shape[1],
+        lags,
+        taps.shape[2],
+        plan.batch_groups,
+        plan.num_groups,
+        *_strides(x),
+        *_strides(direct),
+        *_strides(direct_gate),
+        *_strides(scale),
+        *_strides(other),
+        REVERSE=reverse,
+        PRECISION=plan.precision,
+        C=config.chunk,
+        ROWS=plan.rows,
+        PARTS=plan.parts,
+        BATCH=plan.batch,
+        K=config.step,
+        SHIFTS=config.shifts,
+        NUM_STAGES=config.stages[0],
+        num_warps=config.warps[0] if plan.rows == config.rows else 4,
+    )
+    return y, plain, product
+
+
+def taps_bwd(x: Tensor, g: Tensor, length: int, lags: int, plan: Plan) -> Tensor:
+    """The gradient of taps [D, lags or more], from x and g of `gated`."""
+    batch, _, width = x.shape
+    config = plan.config
+    num_blocks = cdiv(lags, config.lags)
+    # one more for what it has of the last lags
+    num_programs = cdiv(num_blocks + (length > num_blocks * config.lags), config.blocks)
+    partial = torch.empty((2, width, num_blocks * config.lags), dtype=torch.float32, device=x.device)
+    launch(
+        _taps_bwd_kernel,
+        width * num_programs,
+        x,
+        g,
+        partial,
+        batch,
+        width,
+        length,
+        x.shape[1],
+        g.shape[1],
+        num_blocks,
+        num_programs,
+        *_strides(x),
+        *_strides(g),
+        PRECISION=plan.precision,
+        C=config.chunk,
+        W=config.lags,
+        BLOCKS=config.blocks,
+        DEPTH=config.depth,
+        BATCH=_sharing(batch, cdiv(length, config.chunk), config.depth),
+        NUM_STAGES=config.stages[1],
+        num_warps=config.warps[1],
+    )
+    return partial[0].add_(partial[1])
+
+
+def fft_conv_fwd(
+    u: Tensor, filter: Tensor, skip: Tensor | None, gate_in: Tensor | None, gate_out: Tensor | None, keep: bool
+) -> tuple[Tensor, Gated, Tensor, Tensor | None, Plan, int]:
+    """y, and what the backward pass takes."""
+    lags = min(u.shape[1], filter.shape[1])
+    plan = _plan(u, lags)
+    source, _, _ = gated(u, gate_in, plan.half)
+    taps = shifted_taps(filter, lags, plan)
+    y, plain, _ = conv(source, taps, skip, lags, plan, False, gate_out, None, keep and gate_out is not None)
+    return y, source, taps, plain, plan, lags
+
+
+class FftConv(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, u: Tensor, filter: Tensor, skip: Tensor | None, gate_in: Tensor | None, gate_out: Tensor | None
+    ) -> Tensor:
+        y, source, taps, plain, ctx.plan, ctx.lags = fft_conv_fwd(u, filter, skip, gate_in, gate_out, True)
+        ctx.save_for_backward(*source, taps, plain, gate_out, filter, skip)
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, u, gate_in, taps, plain, gate_out, filter, skip = ctx.saved_tensors
+        plan, lags, length = ctx.plan, ctx.lags, dy.shape[1]
+        source = Gated(x, u, gate_in)
+        # of rounded factors the gradient of the skip, a single lag, would lose too much
+        direct = source if skip is not None and (gate_in is not None or gate_out is not None) else None
+        g, dgate_out, dskip = gated(_with_contiguous_time(dy), gate_out, plan.half, plain, direct)
+        other = None if gate_in is None else u
+        du, _, dgate_in = conv(g, taps, skip, lags, plan, True, gate_in, other, False)
+        dfilter = None
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            dtaps = taps_bwd(x, g.product, length, lags, plan)
+            dfilter = dtaps[:, :lags].to(filter.dtype)
+            if lags < filter.shape[1]:
+                dfilter = torch.nn.functional.pad(dfilter, (0, filter.shape[1] - lags))
+            if skip is not None:
+                dskip = (dtaps[:, 0] if dskip is None else dskip).to(skip.dtype)
+        return du, dfilter, dskip, dgate_in, dgate_out
+
+
+def fft_conv_triton(
+    u: Tensor,
+    filter: Tensor,
+    *,
+    D: Tensor | None = None,
+    gate_in: Tensor | None = None,
+    gate_out: Tensor | None = None,
+) -> Tensor:
+    """y [B, T, D] in the dtype of u; time contiguous, unless the filter is longer than MAX_LAGS."""
+    lags = min(u.shape[1], filter.shape[1])
+    if lags > MAX_LAGS[u.dtype == torch.bfloat16]:
+        return fft_conv_chunked(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
+    u = _with_contiguous_time(u)
+    gate_in = None if gate_in is None else _with_contiguous_time(gate_in)
+    gate_out = None if gate_out is None else _with_contiguous_time(gate_out)
+    skip = None if D is None else D.contiguous()
+    tensors = (u, filter, skip, gate_in, gate_out)
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        return FftConv.apply(*tensors)
+    return fft_conv_fwd(*tensors, keep=False)[0]

@@ -1,0 +1,123 @@
+"""The long convolution on a GPU: the laws of `tests/kernels/test_fft_conv.py` at sizes of real use."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from kernels.fft_conv import fft_conv
+from kernels.fft_conv import workloads as described
+from kernels.fft_conv.reference import fft_conv_reference
+from suite.accuracy import assert_close, assert_matches_reference
+from tests.kernels.test_fft_conv import make_inputs as make_small_inputs
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+TORCH = partial(fft_conv, backend="torch")
+TRITON = partial(fft_conv, backend="triton")
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+def make_inputs(batch, length, width, dtype=BF16, gates="gated", skip=True):
+    """Filters as Hyena's, in float32, time contiguous."""
+    g = torch.Generator("cuda").manual_seed(length)
+    inputs = described.make_inputs({"B": batch, "T": length, "D": width, "gates": gates}, dtype, g)
+    inputs = described.time_contiguous(inputs)
+    return inputs | ({"D": torch.randn(width, generator=g, device="cuda")} if skip else {})
+
+
+def results(op, inputs):
+    """y and the gradient of every input, for a cotangent that is the same in every dtype."""
+    leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
+    y = op(**leaves)
+    batch, length, width = y.shape
+    g = torch.Generator("cuda").manual_seed(7)
+    dy = torch.randn(batch, width, length, generator=g, device="cuda").bfloat16().to(y).transpose(1, 2)
+    return [y, *torch.autograd.grad(y, list(leaves.values()), dy)]
+
+
+def assert_results_close(inputs, dtype):
+    exact = results(TORCH, {name: x.double() for name, x in inputs.items()})
+    plain, actual = results(TORCH, inputs), results(TRITON, inputs)
+    for name, a, e, p in zip(["y", *inputs], actual, exact, plain, strict=True):
+        assert_close(a, e, dtype, plain=p, what=name)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gates", "shape"),
+    [
+        (BF16, "plain", (8, 1024, 96)),
+        (BF16, "gated", (8, 2048, 96)),
+        (BF16, "plain", (8, 8192, 40)),
+        (BF16, "gated", (3, 1001, 40)),
+        (BF16, "plain", (50, 4097, 24)),
+        (BF16, "plain", (1, 16384, 24)),
+        (BF16, "gated", (2, 40000, 8)),
+        (FP32, "gated", (3, 1001, 40)),
+        (FP32, "plain", (8, 1024, 16)),
+        (FP16, "plain", (2, 1024, 33)),
+    ],
+)
+def test_a_long_sequence_equals_the_transform_in_double_precision(dtype, gates, shape):
+    assert_results_close(make_inputs(*shape, dtype=dtype, gates=gates), dtype)
+
+
+@pytest.mark.parametrize("lags", [1, 100, 511, 512, 777, 3000, 9000])
+def test_any_filter_length(lags):
+    inputs = make_inputs(2, 3000, 24, gates="plain", skip=False)
+    filters = torch.randn(24, lags, generator=torch.Generator("cuda").manual_seed(lags), device="cuda")
+    assert_results_close(inputs | {"filter": filters / min(lags, 3000) ** 0.5}, BF16)
+
+
+@pytest.mark.parametrize("length", [1, 65, 500])
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
+def test_the_kernel_equals_the_loop(length, dtype):
+    inputs = make_small_inputs(length, length)
+    assert_matches_reference(TRITON, fft_conv_reference, inputs, dtype=dtype, device="cuda")
+
+
+@pytest.mark.parametrize("length", [1000, 4096])
+def test_the_future_cannot_change_the_past(length):
+    inputs = make_inputs(2, length, 64)
+    whole = TRITON(**inputs)
+    changed = inputs["u"].clone()
+    changed[:, 700:] += 1
+    y = TRITON(**(inputs | {"u": changed}))
+    assert torch.equal(y[:, :700], whole[:, :700])
+    assert (y[:, 700:] - whole[:, 700:]).abs().max() > 0.1
+
+
+def test_two_runs_are_bitwise_equal():
+    inputs = make_inputs(4, 3000, 100)
+    for first, second in zip(results(TRITON, inputs), results(TRITON, inputs), strict=True):
+        assert torch.equal(first, second)
+
+
+def test_memory_order_does_not_matter():
+    inputs = make_inputs(4, 1536, 64)
+    channel_last = {name: x.contiguous() if x.ndim == 3 else x for name, x in inputs.items()}
+    projected = {name: torch.cat([x, x + 1], 2)[..., :64] if x.ndim == 3 else x for name, x in inputs.items()}
+    expected = results(TRITON, inputs)
+    for other in (channel_last, projected):
+        for e, a in zip(expected, results(TRITON, other), strict=True):
+            assert torch.equal(e, a)
+
+
+def test_a_recorded_training_step_gives_the_same_gradients():
+    inputs = make_inputs(4, 1024, 128)
+    expected = results(TRITON, inputs)
+    leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
+    g = torch.Generator("cuda").manual_seed(7)
+    dy = torch.randn(4, 128, 1024, generator=g, device="cuda").bfloat16().transpose(1, 2)
+
+    def step():
+        y = TRITON(**leaves)
+        return [y, *torch.autograd.grad(y, list(leaves.values()), dy)]
+
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, stream=stream):
+        recorded = step()
+    for tensor in recorded:
+        tensor.zero_()
+    graph.replay()
+    for e, r in zip(expected, recorded, strict=True):
+        assert torch.equal(e, r)

@@ -50,6 +50,7 @@ from kernels.launch import cdiv, launch, num_processors, power_of_2
 from kernels.lti_ssm.chunked import _powers_sum, state_dtype
 from kernels.ssm_kernel.chunked import widen
 from kernels.ssm_kernel.discretize import discretize
+from kernels.ssm_kernel.system import abar, entry, entry_gradient, load_sum, load_wide, power, store_narrow, times
 
 
 class Config(NamedTuple):
@@ -90,87 +91,6 @@ def _multiply(a_re, a_im, b_re, b_im, COMPLEX: tl.constexpr):
         return a_re * b_re, a_im
 
 
-@triton.jit
-def _store_complex(p, o, b_re, b_im, m, COMPLEX: tl.constexpr):
-    if COMPLEX:
-        tl.store(p + 2 * o, b_re, mask=m)
-        tl.store(p + 2 * o + 1, b_im, mask=m)
-    else:
-        tl.store(p + o, b_re, mask=m)
-
-
-@triton.jit
-def _load_wide(p, o, m, COMPLEX: tl.constexpr):
-    """In float64, the imaginary part of a real tensor as zeros."""
-    if COMPLEX:
-        b_re = tl.load(p + 2 * o, mask=m, other=0.0).to(tl.float64)
-        return b_re, tl.load(p + 2 * o + 1, mask=m, other=0.0).to(tl.float64)
-    else:  # noqa: RET505
-        b_re = tl.load(p + o, mask=m, other=0.0).to(tl.float64)
-        return b_re, tl.zeros_like(b_re)
-
-
-@triton.jit
-def _times(a_re, a_im, b_re, b_im):
-    return a_re * b_re - a_im * b_im, a_re * b_im + a_im * b_re
-
-
-@triton.jit
-def _over(a_re, a_im, b_re, b_im):
-    """a / b, and a where b is zero."""
-    b_abs = b_re * b_re + b_im * b_im
-    b_re, b_abs = tl.where(b_abs == 0, 1.0, b_re), tl.where(b_abs == 0, 1.0, b_abs)
-    return (a_re * b_re + a_im * b_im) / b_abs, (a_im * b_re - a_re * b_im) / b_abs
-
-
-@triton.jit
-def _small(z_re, z_im, c0, c1, c2, c3, c4, c5, c6):
-    """The polynomial of z with these coefficients."""
-    b_re, b_im = c6 + 0 * z_re, 0 * z_re
-    for c in tl.static_range(6):
-        b_re, b_im = _times(b_re, b_im, z_re, z_im)
-        b_re += c5 if c == 0 else (c4 if c == 1 else (c3 if c == 2 else (c2 if c == 3 else (c1 if c == 4 else c0))))
-    return b_re, b_im
-
-
-@triton.jit
-def _discretize(z_re, z_im, RULE: tl.constexpr):
-    """For z = dt A: Abar, g with Bbar = dt g B, dg / dz, and dlog(Abar) / dz; of dss-exp-no-scale g is not used."""
-    one, zero = 1.0 + 0 * z_re, 0 * z_re
-    if RULE == "bilinear":
-        g_re, g_im = _over(one, zero, 1 - z_re / 2, -z_im / 2)
-        a_re, a_im = _times(1 + z_re / 2, z_im / 2, g_re, g_im)
-        dg_re, dg_im = _times(g_re / 2, g_im / 2, g_re, g_im)
-        s_re, s_im = _times(z_re, z_im, z_re, z_im)
-        dlog_re, dlog_im = _over(one, zero, 1 - s_re / 4, -s_im / 4)
-    else:
-        b_exp = tl.exp(z_re)
-        a_re, a_im = b_exp * tl.cos(z_im), b_exp * tl.sin(z_im)
-        # (exp(z) - 1) / z and its derivative (exp(z) - g) / z, by their series near zero
-        near = z_re * z_re + z_im * z_im < 1e-4
-        g_re, g_im = _over(a_re - 1, a_im, z_re, z_im)
-        dg_re, dg_im = _over(a_re - g_re, a_im - g_im, z_re, z_im)
-        x_re, x_im = _small(z_re, z_im, 1.0, 1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720, 1 / 5040)
-        g_re, g_im = tl.where(near, x_re, g_re), tl.where(near, x_im, g_im)
-        x_re, x_im = _small(z_re, z_im, 1 / 2, 1 / 3, 1 / 8, 1 / 30, 1 / 144, 1 / 840, 1 / 5760)
-        dg_re, dg_im = tl.where(near, x_re, dg_re), tl.where(near, x_im, dg_im)
-        dlog_re, dlog_im = one, zero
-    return a_re, a_im, g_re, g_im, dg_re, dg_im, dlog_re, dlog_im
-
-
-@triton.jit
-def _power(a_re, a_im, o_k, num_bits):
-    """a^k for whole k below 2^num_bits, by squaring."""
-    p_re = 1.0 + 0 * (a_re + o_k)
-    p_im = 0 * p_re
-    for _ in range(num_bits):
-        x_re, x_im = _times(p_re, p_im, a_re, a_im)
-        p_re, p_im = tl.where(o_k % 2 == 1, x_re, p_re), tl.where(o_k % 2 == 1, x_im, p_im)
-        a_re, a_im = _times(a_re, a_im, a_re, a_im)
-        o_k = o_k // 2
-    return p_re, p_im
-
-
 @triton.jit(do_not_specialize=["segment", "piece", "num_bits", "A_stride_d"])
 def _prepare_kernel(
     A,
@@ -208,24 +128,26 @@ def _prepare_kernel(
     o_n = tl.arange(0, BLOCK_N)[None, :]
     m_n = o_n < N
     b_dt = tl.load(dt + i_d).to(tl.float64)
-    lam_re, lam_im = _load_wide(A, i_d * A_stride_d + o_n, m_n, A_COMPLEX)
-    c_re, c_im = _load_wide(C, i_d * N + o_n, m_n, C_COMPLEX)
+    lam_re, lam_im = load_wide(A, i_d * A_stride_d + o_n, m_n, A_COMPLEX)
+    c_re, c_im = load_wide(C, i_d * N + o_n, m_n, C_COMPLEX)
     c_re, c_im = factor * c_re, factor * c_im
-    a_re, a_im, g_re, g_im, _, _, _, _ = _discretize(b_dt * lam_re, b_dt * lam_im, RULE)
+    z_re, z_im = b_dt * lam_re, b_dt * lam_im
+    a_re, a_im = abar(z_re, z_im, RULE)
+    g_re, g_im = entry(z_re, z_im, a_re, a_im, RULE)
     if RULE == "dss-exp-no-scale":
         g_re, g_im = 1.0 + 0 * g_re, 0 * g_im
     else:
         g_re, g_im = b_dt * g_re, b_dt * g_im
     if B is not None:
-        b_re, b_im = _load_wide(B, i_d * N + o_n, m_n, B_COMPLEX)
-        g_re, g_im = _times(g_re, g_im, b_re, b_im)
-    _store_complex(small + CHUNK, o_n, g_re.to(tl.float32), g_im.to(tl.float32), m_n, COMPLEX)
-    w_re, w_im = _times(c_re, c_im, a_re, a_im)
-    _store_complex(small + CHUNK + row, o_n, w_re.to(tl.float32), w_im.to(tl.float32), m_n, COMPLEX)
+        b_re, b_im = load_wide(B, i_d * N + o_n, m_n, B_COMPLEX)
+        g_re, g_im = times(g_re, g_im, b_re, b_im)
+    store_narrow(small + CHUNK, o_n, g_re.to(tl.float32), g_im.to(tl.float32), m_n, COMPLEX)
+    w_re, w_im = times(c_re, c_im, a_re, a_im)
+    store_narrow(small + CHUNK + row, o_n, w_re.to(tl.float32), w_im.to(tl.float32), m_n, COMPLEX)
 
     o_k = tl.arange(0, CHUNK)
-    p_re, p_im = _power(a_re, a_im, o_k[:, None], BITS)
-    q_re, q_im = _times(c_re, c_im, g_re, g_im)
+    p_re, p_im = power(a_re, a_im, o_k[:, None], BITS)
+    q_re, q_im = times(c_re, c_im, g_re, g_im)
     # beyond N there is no C
     b_taps = tl.sum(p_re * q_re - p_im * q_im, 1)
     if skip is not None:
@@ -238,31 +160,21 @@ def _prepare_kernel(
     o_k = tl.where(o_p < far, o_p, tl.where(o_p < part, (o_p - far) * J, CHUNK))
     o_k = tl.where(o_p >= part + 2, segment, o_k)
     o_k = tl.where(o_p >= part + 4, piece, o_k)
-    p_re, p_im = _power(a_re, a_im, o_k, num_bits)
+    p_re, p_im = power(a_re, a_im, o_k, num_bits)
     m_rest = (o_p >= part) & ((o_p - part) % 2 == 1)
     p_re = tl.where(m_rest, p_re - p_re.to(tl.float32).to(tl.float64), p_re)
     p_im = tl.where(m_rest, p_im - p_im.to(tl.float32).to(tl.float64), p_im)
     powers = small + CHUNK + 2 * row
     m_p = m_n & (o_p < NUM_POWERS)
-    _store_complex(powers, o_p * N + o_n, p_re.to(tl.float32), p_im.to(tl.float32), m_p, COMPLEX)
-
-
-@triton.jit
-def _load_sum(p, o, m, stride, count):
-    """The sum of `count` rows of partial sums."""
-    b_x = tl.load(p + o, mask=m, other=0.0).to(tl.float64)
-    for _ in range(1, count):
-        p += stride
-        b_x += tl.load(p + o, mask=m, other=0.0).to(tl.float64)
-    return b_x
+    store_narrow(powers, o_p * N + o_n, p_re.to(tl.float32), p_im.to(tl.float32), m_p, COMPLEX)
 
 
 @triton.jit
 def _load_complex_sum(p, o, m, stride, count, COMPLEX: tl.constexpr):
     if COMPLEX:
-        return _load_sum(p, 2 * o, m, stride, count), _load_sum(p, 2 * o + 1, m, stride, count)
+        return load_sum(p, 2 * o, m, stride, count), load_sum(p, 2 * o + 1, m, stride, count)
     else:  # noqa: RET505
-        b_x = _load_sum(p, o, m, stride, count)
+        b_x = load_sum(p, o, m, stride, count)
         return b_x, 0 * b_x
 
 
@@ -295,32 +207,36 @@ def _prepare_bwd_kernel(
     """From `count` rows of partial gradients (see `_lti_bwd_kernel`) to those of the system, one channel a program.
 
     With c = factor C: taps_k = Re(sum q Abar^k), q = c Bbar, and l = log Abar,
-    dl = dz + conj(q) sum k conj(Abar^k) dtaps_k + conj(c Abar) dweight, then through `_discretize` to A, B, C and dt.
+    dl = dz + conj(q) sum k conj(Abar^k) dtaps_k + conj(c Abar) dweight, then through the discretization to A, B,
+    C and dt.
     """
     i_d = tl.program_id(0)
     o_n = tl.arange(0, BLOCK_N)[None, :]
     m_n = o_n < N
     pair: tl.constexpr = 2 if COMPLEX else 1
     b_dt = tl.load(dt + i_d).to(tl.float64)
-    lam_re, lam_im = _load_wide(A, i_d * A_stride_d + o_n, m_n, A_COMPLEX)
-    c_re, c_im = _load_wide(C, i_d * N + o_n, m_n, C_COMPLEX)
+    lam_re, lam_im = load_wide(A, i_d * A_stride_d + o_n, m_n, A_COMPLEX)
+    c_re, c_im = load_wide(C, i_d * N + o_n, m_n, C_COMPLEX)
     c_re, c_im = factor * c_re, factor * c_im
-    a_re, a_im, g_re, g_im, dg_re, dg_im, dlog_re, dlog_im = _discretize(b_dt * lam_re, b_dt * lam_im, RULE)
+    z_re, z_im = b_dt * lam_re, b_dt * lam_im
+    a_re, a_im = abar(z_re, z_im, RULE)
+    g_re, g_im = entry(z_re, z_im, a_re, a_im, RULE)
+    dg_re, dg_im, dlog_re, dlog_im = entry_gradient(z_re, z_im, a_re, a_im, g_re, g_im, RULE)
     b_re, b_im = 1.0 + 0 * a_re, 0 * a_im
     if B is not None:
-        b_re, b_im = _load_wide(B, i_d * N + o_n, m_n, B_COMPLEX)
+        b_re, b_im = load_wide(B, i_d * N + o_n, m_n, B_COMPLEX)
     # Bbar = f B
     f_re, f_im = b_dt * g_re, b_dt * g_im
     if RULE == "dss-exp-no-scale":
         f_re, f_im = 1.0 + 0 * a_re, 0 * a_im
-    bbar_re, bbar_im = _times(f_re, f_im, b_re, b_im)
-    q_re, q_im = _times(c_re, c_im, bbar_re, bbar_im)
+    bbar_re, bbar_im = times(f_re, f_im, b_re, b_im)
+    q_re, q_im = times(c_re, c_im, bbar_re, bbar_im)
 
     size = CHUNK + 3 * N * pair
     partial += i_d * size
     stride = D * size
     o_k = tl.arange(0, CHUNK)
-    b_dtaps = _load_sum(partial, o_k, o_k < CHUNK, stride, count)
+    b_dtaps = load_sum(partial, o_k, o_k < CHUNK, stride, count)
     partial += CHUNK
     dbbar_re, dbbar_im = _load_complex_sum(partial, o_n, m_n, stride, count, COMPLEX)
     dw_re, dw_im = _load_complex_sum(partial + N * pair, o_n, m_n, stride, count, COMPLEX)
@@ -328,39 +244,39 @@ def _prepare_bwd_kernel(
     if dskip is not None:
         tl.store(dskip + i_d, tl.sum(tl.where(o_k == 0, b_dtaps, 0.0), 0).to(dskip.dtype.element_ty))
 
-    p_re, p_im = _power(a_re, a_im, o_k[:, None], BITS)
+    p_re, p_im = power(a_re, a_im, o_k[:, None], BITS)
     p_re, p_im = p_re * b_dtaps[:, None], -p_im * b_dtaps[:, None]
     dq_re, dq_im = tl.sum(p_re, 0)[None, :], tl.sum(p_im, 0)[None, :]
     x_re, x_im = tl.sum(p_re * o_k[:, None], 0)[None, :], tl.sum(p_im * o_k[:, None], 0)[None, :]
-    x_re, x_im = _times(q_re, -q_im, x_re, x_im)
+    x_re, x_im = times(q_re, -q_im, x_re, x_im)
     dl_re, dl_im = dl_re + x_re, dl_im + x_im
-    w_re, w_im = _times(c_re, c_im, a_re, a_im)
-    x_re, x_im = _times(w_re, -w_im, dw_re, dw_im)
+    w_re, w_im = times(c_re, c_im, a_re, a_im)
+    x_re, x_im = times(w_re, -w_im, dw_re, dw_im)
     dl_re, dl_im = dl_re + x_re, dl_im + x_im
-    x_re, x_im = _times(bbar_re, -bbar_im, dq_re, dq_im)
-    y_re, y_im = _times(a_re, -a_im, dw_re, dw_im)
+    x_re, x_im = times(bbar_re, -bbar_im, dq_re, dq_im)
+    y_re, y_im = times(a_re, -a_im, dw_re, dw_im)
     o_out = i_d * N + o_n
     dtype: tl.constexpr = dC.dtype.element_ty
-    _store_complex(dC, o_out, (factor * (x_re + y_re)).to(dtype), (factor * (x_im + y_im)).to(dtype), m_n, C_COMPLEX)
-    x_re, x_im = _times(c_re, -c_im, dq_re, dq_im)
+    store_narrow(dC, o_out, (factor * (x_re + y_re)).to(dtype), (factor * (x_im + y_im)).to(dtype), m_n, C_COMPLEX)
+    x_re, x_im = times(c_re, -c_im, dq_re, dq_im)
     dbbar_re, dbbar_im = dbbar_re + x_re, dbbar_im + x_im
     if dB is not None:
-        x_re, x_im = _times(f_re, -f_im, dbbar_re, dbbar_im)
+        x_re, x_im = times(f_re, -f_im, dbbar_re, dbbar_im)
         dtype_B: tl.constexpr = dB.dtype.element_ty
-        _store_complex(dB, o_out, x_re.to(dtype_B), x_im.to(dtype_B), m_n, B_COMPLEX)
+        store_narrow(dB, o_out, x_re.to(dtype_B), x_im.to(dtype_B), m_n, B_COMPLEX)
 
-    dz_re, dz_im = _times(dlog_re, -dlog_im, dl_re, dl_im)
+    dz_re, dz_im = times(dlog_re, -dlog_im, dl_re, dl_im)
     b_ddt = 0 * dz_re
     if RULE != "dss-exp-no-scale":
-        x_re, x_im = _times(dg_re, dg_im, b_re, b_im)
-        x_re, x_im = _times(b_dt * x_re, -b_dt * x_im, dbbar_re, dbbar_im)
+        x_re, x_im = times(dg_re, dg_im, b_re, b_im)
+        x_re, x_im = times(b_dt * x_re, -b_dt * x_im, dbbar_re, dbbar_im)
         dz_re, dz_im = dz_re + x_re, dz_im + x_im
-        x_re, x_im = _times(g_re, g_im, b_re, b_im)
+        x_re, x_im = times(g_re, g_im, b_re, b_im)
         b_ddt += x_re * dbbar_re + x_im * dbbar_im
     b_ddt += lam_re * dz_re + lam_im * dz_im
     tl.store(ddt + i_d, tl.sum(tl.sum(b_ddt, 1), 0).to(ddt.dtype.element_ty))
     dtype_A: tl.constexpr = dA.dtype.element_ty
-    _store_complex(dA, o_out, (b_dt * dz_re).to(dtype_A), (b_dt * dz_im).to(dtype_A), m_n, A_COMPLEX)
+    store_narrow(dA, o_out, (b_dt * dz_re).to(dtype_A), (b_dt * dz_im).to(dtype_A), m_n, A_COMPLEX)
 
 
 @triton.jit

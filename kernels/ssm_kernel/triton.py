@@ -28,6 +28,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.launch import cdiv, launch, power_of_2
+from kernels.ssm_kernel.system import abar, entry, entry_gradient, load_sum, load_wide, power, store_narrow, times
 
 ROWS = 64
 """I, values of i of a program."""
@@ -38,115 +39,16 @@ FINE = 8
 
 
 @triton.jit
-def _times(a_re, a_im, b_re, b_im):
-    return a_re * b_re - a_im * b_im, a_re * b_im + a_im * b_re
-
-
-@triton.jit
-def _over(a_re, a_im, b_re, b_im):
-    """a / b, and a where b is zero."""
-    b_abs = b_re * b_re + b_im * b_im
-    b_re, b_abs = tl.where(b_abs == 0, 1.0, b_re), tl.where(b_abs == 0, 1.0, b_abs)
-    return (a_re * b_re + a_im * b_im) / b_abs, (a_im * b_re - a_re * b_im) / b_abs
-
-
-@triton.jit
-def _series(z_re, z_im, c0, c1, c2, c3, c4, c5, c6):
-    """The polynomial of z with these coefficients."""
-    b_re, b_im = c6 + 0 * z_re, 0 * z_re
-    for c in tl.static_range(6):
-        b_re, b_im = _times(b_re, b_im, z_re, z_im)
-        b_re += c5 if c == 0 else (c4 if c == 1 else (c3 if c == 2 else (c2 if c == 3 else (c1 if c == 4 else c0))))
-    return b_re, b_im
-
-
-@triton.jit
-def _power(a_re, a_im, o_k, num_bits):
-    """a^k for whole k below 2^num_bits, by squaring."""
-    p_re = 1.0 + 0 * (a_re + o_k)
-    p_im = 0 * p_re
-    for _ in range(num_bits):
-        x_re, x_im = _times(p_re, p_im, a_re, a_im)
-        p_re, p_im = tl.where(o_k % 2 == 1, x_re, p_re), tl.where(o_k % 2 == 1, x_im, p_im)
-        a_re, a_im = _times(a_re, a_im, a_re, a_im)
-        o_k = o_k // 2
-    return p_re, p_im
-
-
-@triton.jit
-def _load_wide(p, o, m, COMPLEX: tl.constexpr):
-    """In float64, the imaginary part of a real tensor as zeros."""
-    if COMPLEX:
-        b_re = tl.load(p + 2 * o, mask=m, other=0.0).to(tl.float64)
-        return b_re, tl.load(p + 2 * o + 1, mask=m, other=0.0).to(tl.float64)
-    else:  # noqa: RET505
-        b_re = tl.load(p + o, mask=m, other=0.0).to(tl.float64)
-        return b_re, tl.zeros_like(b_re)
-
-
-@triton.jit
-def _store_narrow(p, o, b_re, b_im, m, COMPLEX: tl.constexpr):
-    dtype: tl.constexpr = p.dtype.element_ty
-    if COMPLEX:
-        tl.store(p + 2 * o, b_re.to(dtype), mask=m)
-        tl.store(p + 2 * o + 1, b_im.to(dtype), mask=m)
-    else:
-        tl.store(p + o, b_re.to(dtype), mask=m)
-
-
-@triton.jit
-def _abar(z_re, z_im, RULE: tl.constexpr):
-    """Abar for z = dt A."""
-    if RULE == "bilinear":
-        b_re, b_im = _over(1 + z_re / 2, z_im / 2, 1 - z_re / 2, -z_im / 2)
-    else:
-        b_exp = tl.exp(z_re)
-        b_re, b_im = b_exp * tl.cos(z_im), b_exp * tl.sin(z_im)
-    return b_re, b_im
-
-
-@triton.jit
-def _entry(z_re, z_im, a_re, a_im, RULE: tl.constexpr):
-    """g with Bbar = dt g B; not for dss-exp-no-scale."""
-    if RULE == "bilinear":
-        g_re, g_im = _over(1.0 + 0 * z_re, 0 * z_re, 1 - z_re / 2, -z_im / 2)
-    else:
-        # (exp(z) - 1) / z, by its series near zero
-        g_re, g_im = _over(a_re - 1, a_im, z_re, z_im)
-        x_re, x_im = _series(z_re, z_im, 1.0, 1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720, 1 / 5040)
-        near = z_re * z_re + z_im * z_im < 1e-4
-        g_re, g_im = tl.where(near, x_re, g_re), tl.where(near, x_im, g_im)
-    return g_re, g_im
-
-
-@triton.jit
-def _entry_gradient(z_re, z_im, a_re, a_im, g_re, g_im, RULE: tl.constexpr):
-    """dg / dz and dlog(Abar) / dz."""
-    one, zero = 1.0 + 0 * z_re, 0 * z_re
-    if RULE == "bilinear":
-        dg_re, dg_im = _times(g_re / 2, g_im / 2, g_re, g_im)
-        s_re, s_im = _times(z_re, z_im, z_re, z_im)
-        dlog_re, dlog_im = _over(one, zero, 1 - s_re / 4, -s_im / 4)
-    else:
-        dg_re, dg_im = _over(a_re - g_re, a_im - g_im, z_re, z_im)
-        x_re, x_im = _series(z_re, z_im, 1 / 2, 1 / 3, 1 / 8, 1 / 30, 1 / 144, 1 / 840, 1 / 5760)
-        near = z_re * z_re + z_im * z_im < 1e-4
-        dg_re, dg_im = tl.where(near, x_re, dg_re), tl.where(near, x_im, dg_im)
-        dlog_re, dlog_im = one, zero
-    return dg_re, dg_im, dlog_re, dlog_im
-
-
-@triton.jit
 def _table(a_re, a_im, f_re, f_im, SIZE: tl.constexpr, FINE: tl.constexpr):
     """f a^k for k < SIZE in float32, [SIZE, N], from float64 a and f [1, N]."""
     COARSE: tl.constexpr = SIZE // FINE
     # no power is as high as these bits reach
-    near_re, near_im = _power(a_re, a_im, tl.arange(0, FINE)[:, None], 3)
-    far_re, far_im = _power(a_re, a_im, FINE * tl.arange(0, COARSE)[:, None], 7)
-    far_re, far_im = _times(far_re, far_im, f_re, f_im)
+    near_re, near_im = power(a_re, a_im, tl.arange(0, FINE)[:, None], 3)
+    far_re, far_im = power(a_re, a_im, FINE * tl.arange(0, COARSE)[:, None], 7)
+    far_re, far_im = times(far_re, far_im, f_re, f_im)
     near_re, near_im = near_re.to(tl.float32)[None, :, :], near_im.to(tl.float32)[None, :, :]
     far_re, far_im = far_re.to(tl.float32)[:, None, :], far_im.to(tl.float32)[:, None, :]
-    b_re, b_im = _times(far_re, far_im, near_re, near_im)
+    b_re, b_im = times(far_re, far_im, near_re, near_im)
     return tl.reshape(b_re, [SIZE, a_re.shape[1]]), tl.reshape(b_im, [SIZE, a_re.shape[1]])
 
 
@@ -180,21 +82,21 @@ def _ssm_kernel_fwd_kernel(
     for start in range(0, N, BLOCK_N):
         o_n = start + tl.arange(0, BLOCK_N)[None, :]
         m_n = o_n < N
-        z_re, z_im = _load_wide(A, i_d * A_stride_d + o_n, m_n, A_COMPLEX)
+        z_re, z_im = load_wide(A, i_d * A_stride_d + o_n, m_n, A_COMPLEX)
         z_re, z_im = b_dt * z_re, b_dt * z_im
-        a_re, a_im = _abar(z_re, z_im, RULE)
-        w_re, w_im = _load_wide(C, i_d * N + o_n, m_n, C_COMPLEX)
+        a_re, a_im = abar(z_re, z_im, RULE)
+        w_re, w_im = load_wide(C, i_d * N + o_n, m_n, C_COMPLEX)
         w_re, w_im = factor * w_re, factor * w_im
         if RULE != "dss-exp-no-scale":
-            g_re, g_im = _entry(z_re, z_im, a_re, a_im, RULE)
-            w_re, w_im = _times(w_re, w_im, b_dt * g_re, b_dt * g_im)
+            g_re, g_im = entry(z_re, z_im, a_re, a_im, RULE)
+            w_re, w_im = times(w_re, w_im, b_dt * g_re, b_dt * g_im)
         if B is not None:
-            x_re, x_im = _load_wide(B, i_d * N + o_n, m_n, B_COMPLEX)
-            w_re, w_im = _times(w_re, w_im, x_re, x_im)
+            x_re, x_im = load_wide(B, i_d * N + o_n, m_n, B_COMPLEX)
+            w_re, w_im = times(w_re, w_im, x_re, x_im)
         q_re, q_im = _table(a_re, a_im, 1.0 + 0 * a_re, 0 * a_re, J, FINE)
-        x_re, x_im = _power(a_re, a_im, i_tile * (I * J) + 0 * o_n, num_bits)
-        w_re, w_im = _times(w_re, w_im, x_re, x_im)
-        a_re, a_im = _power(a_re, a_im, J + 0 * o_n, 8)
+        x_re, x_im = power(a_re, a_im, i_tile * (I * J) + 0 * o_n, num_bits)
+        w_re, w_im = times(w_re, w_im, x_re, x_im)
+        a_re, a_im = power(a_re, a_im, J + 0 * o_n, 8)
         p_re, p_im = _table(a_re, a_im, w_re, w_im, I, FINE)
         b_k = tl.dot(p_re, tl.trans(q_re), b_k, input_precision=PRECISION)
         b_k = tl.dot(p_im, tl.trans(-q_im), b_k, input_precision=PRECISION)
@@ -232,36 +134,26 @@ def _ssm_kernel_bwd_kernel(
     for start in range(0, N, BLOCK_N):
         o_n = start + tl.arange(0, BLOCK_N)
         m_n = o_n[None, :] < N
-        z_re, z_im = _load_wide(A, i_d * A_stride_d + o_n[None, :], m_n, A_COMPLEX)
-        a_re, a_im = _abar(b_dt * z_re, b_dt * z_im, RULE)
+        z_re, z_im = load_wide(A, i_d * A_stride_d + o_n[None, :], m_n, A_COMPLEX)
+        a_re, a_im = abar(b_dt * z_re, b_dt * z_im, RULE)
         q_re, q_im = _table(a_re, a_im, 1.0 + 0 * a_re, 0 * a_re, J, FINE)
         # real and imaginary parts by turns: one product of 64 columns, both parts of a number in one thread
         q = tl.reshape(tl.join(q_re, -q_im), [J, 2 * BLOCK_N])
         b_sum = tl.dot(b_g, q, input_precision=PRECISION)
         b_later = tl.dot(b_g * o_j.to(tl.float32), q, input_precision=PRECISION)
-        x_re, x_im = _power(a_re, a_im, i_tile * (I * J) + 0 * o_n[None, :], num_bits)
-        a_re, a_im = _power(a_re, a_im, J + 0 * o_n[None, :], 8)
+        x_re, x_im = power(a_re, a_im, i_tile * (I * J) + 0 * o_n[None, :], num_bits)
+        a_re, a_im = power(a_re, a_im, J + 0 * o_n[None, :], 8)
         p_re, p_im = _table(a_re, a_im, x_re, x_im, I, FINE)
         s_re, s_im = tl.split(tl.reshape(b_sum, [I, BLOCK_N, 2]))
         t_re, t_im = tl.split(tl.reshape(b_later, [I, BLOCK_N, 2]))
         o_first = ((i_tile * I + o_i) * J).to(tl.float32)
         t_re, t_im = t_re + o_first * s_re, t_im + o_first * s_im
-        s_re, s_im = _times(s_re, s_im, p_re, -p_im)
-        t_re, t_im = _times(t_re, t_im, p_re, -p_im)
+        s_re, s_im = times(s_re, s_im, p_re, -p_im)
+        t_re, t_im = times(t_re, t_im, p_re, -p_im)
         tl.store(p_partial + o_n, tl.sum(s_re, 0), mask=o_n < N)
         tl.store(p_partial + N + o_n, tl.sum(s_im, 0), mask=o_n < N)
         tl.store(p_partial + 2 * N + o_n, tl.sum(t_re, 0), mask=o_n < N)
         tl.store(p_partial + 3 * N + o_n, tl.sum(t_im, 0), mask=o_n < N)
-
-
-@triton.jit
-def _load_sum(p, o, m, stride, count):
-    """The sum of `count` rows of partial sums."""
-    b_x = tl.load(p + o, mask=m, other=0.0).to(tl.float64)
-    for _ in range(1, count):
-        p += stride
-        b_x += tl.load(p + o, mask=m, other=0.0).to(tl.float64)
-    return b_x
 
 
 @triton.jit(do_not_specialize=["A_stride_d", "num_tiles"])
@@ -295,50 +187,50 @@ def _ssm_kernel_parameters_kernel(
     o_n = tl.arange(0, BLOCK_N)
     m_n = o_n < N
     b_dt = tl.load(dt + i_d).to(tl.float64)
-    lam_re, lam_im = _load_wide(A, i_d * A_stride_d + o_n, m_n, A_COMPLEX)
-    c_re, c_im = _load_wide(C, i_d * N + o_n, m_n, C_COMPLEX)
+    lam_re, lam_im = load_wide(A, i_d * A_stride_d + o_n, m_n, A_COMPLEX)
+    c_re, c_im = load_wide(C, i_d * N + o_n, m_n, C_COMPLEX)
     z_re, z_im = b_dt * lam_re, b_dt * lam_im
-    a_re, a_im = _abar(z_re, z_im, RULE)
+    a_re, a_im = abar(z_re, z_im, RULE)
     b_re, b_im = 1.0 + 0 * a_re, 0 * a_re
     if B is not None:
-        b_re, b_im = _load_wide(B, i_d * N + o_n, m_n, B_COMPLEX)
+        b_re, b_im = load_wide(B, i_d * N + o_n, m_n, B_COMPLEX)
     f_re, f_im = 1.0 + 0 * a_re, 0 * a_re
     if RULE != "dss-exp-no-scale":
-        g_re, g_im = _entry(z_re, z_im, a_re, a_im, RULE)
+        g_re, g_im = entry(z_re, z_im, a_re, a_im, RULE)
         f_re, f_im = b_dt * g_re, b_dt * g_im
 
     partial += i_d * 4 * N
     stride = (0 * i_d + D) * 4 * N
-    dw_re = factor * _load_sum(partial, o_n, m_n, stride, num_tiles)
-    dw_im = factor * _load_sum(partial + N, o_n, m_n, stride, num_tiles)
-    dl_re = factor * _load_sum(partial + 2 * N, o_n, m_n, stride, num_tiles)
-    dl_im = factor * _load_sum(partial + 3 * N, o_n, m_n, stride, num_tiles)
+    dw_re = factor * load_sum(partial, o_n, m_n, stride, num_tiles)
+    dw_im = factor * load_sum(partial + N, o_n, m_n, stride, num_tiles)
+    dl_re = factor * load_sum(partial + 2 * N, o_n, m_n, stride, num_tiles)
+    dl_im = factor * load_sum(partial + 3 * N, o_n, m_n, stride, num_tiles)
 
     o_out = i_d * N + o_n
-    x_re, x_im = _times(f_re, f_im, b_re, b_im)
-    y_re, y_im = _times(x_re, -x_im, dw_re, dw_im)
-    _store_narrow(dC, o_out, y_re, y_im, m_n, C_COMPLEX)
-    x_re, x_im = _times(x_re, x_im, c_re, c_im)
-    dl_re, dl_im = _times(x_re, -x_im, dl_re, dl_im)
-    x_re, x_im = _times(c_re, -c_im, dw_re, dw_im)
+    x_re, x_im = times(f_re, f_im, b_re, b_im)
+    y_re, y_im = times(x_re, -x_im, dw_re, dw_im)
+    store_narrow(dC, o_out, y_re, y_im, m_n, C_COMPLEX)
+    x_re, x_im = times(x_re, x_im, c_re, c_im)
+    dl_re, dl_im = times(x_re, -x_im, dl_re, dl_im)
+    x_re, x_im = times(c_re, -c_im, dw_re, dw_im)
     if dB is not None:
-        y_re, y_im = _times(f_re, -f_im, x_re, x_im)
-        _store_narrow(dB, o_out, y_re, y_im, m_n, B_COMPLEX)
+        y_re, y_im = times(f_re, -f_im, x_re, x_im)
+        store_narrow(dB, o_out, y_re, y_im, m_n, B_COMPLEX)
 
     b_ddt = 0 * dl_re
     if RULE == "dss-exp-no-scale":
         dz_re, dz_im = dl_re, dl_im
     else:
-        dg_re, dg_im, dlog_re, dlog_im = _entry_gradient(z_re, z_im, a_re, a_im, g_re, g_im, RULE)
-        df_re, df_im = _times(b_re, -b_im, x_re, x_im)
+        dg_re, dg_im, dlog_re, dlog_im = entry_gradient(z_re, z_im, a_re, a_im, g_re, g_im, RULE)
+        df_re, df_im = times(b_re, -b_im, x_re, x_im)
         b_ddt += g_re * df_re + g_im * df_im
-        dz_re, dz_im = _times(dlog_re, -dlog_im, dl_re, dl_im)
-        x_re, x_im = _times(b_dt * dg_re, -b_dt * dg_im, df_re, df_im)
+        dz_re, dz_im = times(dlog_re, -dlog_im, dl_re, dl_im)
+        x_re, x_im = times(b_dt * dg_re, -b_dt * dg_im, df_re, df_im)
         dz_re, dz_im = dz_re + x_re, dz_im + x_im
     b_ddt += lam_re * dz_re + lam_im * dz_im
     # beyond N the denominators of g are one and dw is zero
     tl.store(ddt + i_d, tl.sum(b_ddt, 0).to(ddt.dtype.element_ty))
-    _store_narrow(dA, o_out, b_dt * dz_re, b_dt * dz_im, m_n, A_COMPLEX)
+    store_narrow(dA, o_out, b_dt * dz_re, b_dt * dz_im, m_n, A_COMPLEX)
 
 
 class Plan(NamedTuple):

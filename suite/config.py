@@ -18,6 +18,12 @@ A grid trains (sections task, model, train) or times operators (the one section 
     sweep:
       series:
         - {bench.op: attention, bench.implementation: torch, bench.shape: {B: 1, H: 16, K: 64}}
+
+or times models on random inputs (sections model and speed):
+
+    baseline:
+      model: {name: gsa, d_model: 2048}
+      speed: {measure: train, lengths: [2048], tokens: 16384}
 """
 
 from __future__ import annotations
@@ -28,19 +34,21 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 
 from suite.bench.cases import Case, series
-from suite.contracts import Config
+from suite.contracts import Config, TaskSpec
 from suite.registry import Registry, nearest
 
 SECTIONS = ("task", "model", "train")
 """Of a grid that trains."""
 BENCH = ("bench",)
 """Of a grid that times operators."""
+SPEED = ("model", "speed")
+"""Of a grid that times models."""
 
 
 class EarlyStop(Config):
@@ -57,13 +65,34 @@ class EarlyStop(Config):
         return self
 
 
+class Stage(Config):
+    """A part of the run on shorter rows, before the run proper. Exactly one of `steps` and `epochs` is given."""
+
+    length: int = Field(ge=1)
+    """The task's option `length` meanwhile."""
+    steps: int | None = Field(default=None, ge=1)
+    epochs: int | None = Field(default=None, ge=1)
+    """Every row of this length once; of a task without a number of rows, `epoch_steps` at every length."""
+    batch_size: int | None = Field(default=None, ge=1)
+    """None: as many tokens a batch as at the full length."""
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> Stage:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError(f"give exactly one of steps and epochs, got steps={self.steps}, epochs={self.epochs}")
+        return self
+
+
 class TrainConfig(Config):
     """How AdamW optimises a run. Exactly one of `steps` and `epochs` sets the budget."""
 
     steps: int | None = Field(default=None, ge=1)
     epochs: int | None = Field(default=None, ge=1)
     epoch_steps: int | None = Field(default=None, ge=1)
-    """Steps an epoch, for tasks with fresh data (a finite split sets its own)."""
+    """Steps an epoch, for tasks with fresh data that do not say how many rows are one (a finite split sets its own)."""
+    length_warmup: tuple[Stage, ...] = ()
+    """Stages of growing length before `steps` or `epochs`, which are those at the full length. Schedule and warm-up of
+    the rate span all of them. Source: HyenaDNA (Nguyen et al. 2023), section 3.3; Mamba, appendix E.3.3."""
     batch_size: int = Field(default=32, ge=1)
     eval_batch_size: int | None = Field(default=None, ge=1)
     """None: `batch_size`."""
@@ -110,7 +139,18 @@ class TrainConfig(Config):
             raise ValueError(f"min_lr={self.min_lr} is above lr={self.lr}; lower it")
         if self.warmup_steps and self.warmup_fraction:
             raise ValueError("give warmup_steps or warmup_fraction, not both")
+        lengths = [stage.length for stage in self.length_warmup]
+        if lengths != sorted(set(lengths)):
+            raise ValueError(f"length_warmup: the lengths must grow, got {', '.join(map(str, lengths))}")
+        if lengths and self.schedule_unit == "epoch":
+            raise ValueError("length_warmup: its epochs differ in length; take schedule_unit: step")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # runs without stages keep the id they had before there were any
+        values: dict[str, Any] = handler(self)
+        return values if self.length_warmup else {k: v for k, v in values.items() if k != "length_warmup"}
 
 
 class BenchConfig(Config):
@@ -125,6 +165,58 @@ class BenchConfig(Config):
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     backward: bool = False
     """Forward and backward together, as a training step pays for them."""
+
+
+class SpeedConfig(Config):
+    """What is timed of a model over a sweep of lengths, on random inputs: nothing is learned, only sizes matter."""
+
+    measure: Literal["layer", "train", "decode"]
+    """`layer`: forward and backward of the first sequence mixer; `train`: a training step of the whole model; `decode`:
+    one more token behind a prefix of each length."""
+    lengths: tuple[int, ...] = Field(min_length=1)
+    batch_size: int | None = Field(default=None, ge=1)
+    tokens: int | None = Field(default=None, ge=1)
+    """Of a batch, over all its sequences, in place of batch_size."""
+    precision: Literal["fp32", "tf32", "bf16"] = "bf16"
+    """bf16: autocast with fp32 parameters; where tokens are decoded, bf16 weights of linear maps and embeddings."""
+    attention: Literal["fused", "unfused"] = "fused"
+    """`unfused`: torch's attention forms the matrix of all pairs, as a transformer did before FlashAttention."""
+    input: Literal["tokens", "signal"] = "tokens"
+    vocab_size: int = Field(default=256, ge=1)
+    channels: int = Field(default=1, ge=1)
+    """Of a signal."""
+    readout: Literal["token", "sequence"] = "token"
+    num_classes: int | None = Field(default=None, ge=1)
+    """None: vocab_size."""
+
+    @model_validator(mode="after")
+    def _sizes(self) -> SpeedConfig:
+        if (self.batch_size is None) == (self.tokens is None):
+            raise ValueError(f"give one of batch_size and tokens, got {self.batch_size} and {self.tokens}")
+        if min(self.lengths) < 1 or len(set(self.lengths)) < len(self.lengths):
+            raise ValueError(f"lengths are 1 or more and different, got {', '.join(map(str, self.lengths))}")
+        for length in self.lengths:
+            if self.tokens is not None and self.tokens % length:
+                raise ValueError(f"tokens={self.tokens} is no multiple of the length {length}; change one of them")
+        if self.measure == "decode" and (self.input, self.readout) != ("tokens", "token"):
+            raise ValueError(f"measure=decode needs tokens in and out, got {self.input} and readout={self.readout}")
+        return self
+
+    def batch(self, length: int) -> int:
+        """Sequences of one length in a batch."""
+        return self.batch_size if self.tokens is None else self.tokens // length  # type: ignore[return-value]
+
+    def spec(self, length: int) -> TaskSpec:
+        """What a model is built for."""
+        return TaskSpec(
+            self.input,
+            num_classes=self.num_classes or self.vocab_size,
+            readout=self.readout,
+            # the token behind the prefix is one more
+            max_length=length + (self.measure == "decode"),
+            vocab_size=self.vocab_size if self.input == "tokens" else 0,
+            channels=self.channels if self.input == "signal" else 0,
+        )
 
 
 class Select(Config):
@@ -195,12 +287,41 @@ class ExperimentConfig(Config):
     @property
     def sections(self) -> tuple[str, ...]:
         """What its dotted keys start with."""
+        if "speed" in self.baseline:
+            return SPEED
         return BENCH if "bench" in self.baseline else SECTIONS
 
     @property
     def timed(self) -> bool:
-        """Whether it times operators instead of training."""
-        return self.sections == BENCH
+        """Whether it times operators or models instead of training."""
+        return self.sections != SECTIONS
+
+
+def epoch_rows(task: Any) -> int | None:
+    """Rows an epoch of a task with fresh data, or None where it has no such number."""
+    rows: int | None = getattr(task, "epoch_rows", None)
+    return rows
+
+
+def stage_of(task: Any, train: TrainConfig, stage: Stage) -> tuple[Any, int]:
+    """The task with rows of the stage's length, and the batch size. ValueError for what the task cannot do."""
+    if "length" not in type(task).model_fields:
+        raise ValueError("the rows of this task have no option `length`; leave the stages out")
+    if stage.length >= task.length:
+        raise ValueError(
+            f"length {stage.length} is not below the task's {task.length}; the run proper follows by itself"
+        )
+    shorter = parse(type(task), {**task.model_dump(), "length": stage.length}, f"length {stage.length}")
+    _ = shorter.spec
+    if stage.batch_size is not None:
+        return shorter, stage.batch_size
+    tokens = train.batch_size * task.length
+    if tokens % stage.length:
+        raise ValueError(
+            f"a batch of {train.batch_size} x {task.length} tokens holds no whole number of rows of length "
+            f"{stage.length}; give the stage a batch_size"
+        )
+    return shorter, tokens // stage.length
 
 
 @dataclass(frozen=True)
@@ -295,7 +416,51 @@ class TimingRun:
         }
 
 
-AnyRun = Run | TimingRun
+@dataclass(frozen=True)
+class SpeedRun:
+    """One resolved series of timings of a model over its lengths."""
+
+    experiment: str
+    scale: str
+    model_name: str
+    model: Any
+    speed: SpeedConfig
+    seed: int = 0
+    """Its inputs are random and their values of no account."""
+    version: ClassVar[int] = 1
+    """Raised whenever something else is timed under the same options."""
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """As that of `Run`."""
+        return {
+            "model": {"name": self.model_name, "version": self.model.version, **self.model.model_dump(mode="json")},
+            "speed": {"version": self.version, **self.speed.model_dump(mode="json")},
+        }
+
+    @property
+    def run_id(self) -> str:
+        return identity(self.resolved)
+
+    @property
+    def title(self) -> str:
+        return f"{self.model_name}, {self.speed.measure}"
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """As those of `Run`, what is measured for the task."""
+        return {
+            "task": self.speed.measure,
+            "task_version": self.version,
+            "model": self.model_name,
+            "model_version": self.model.version,
+            "stand_in": "",
+            "split_policy": "",
+            "precision": self.speed.precision,
+        }
+
+
+AnyRun = Run | TimingRun | SpeedRun
 
 
 def identity(resolved: Mapping[str, Any]) -> str:
@@ -348,11 +513,12 @@ def check_sections(config: ExperimentConfig, where: str) -> None:
     for section in config.baseline:
         if section in config.sections:
             continue
-        if section in SECTIONS:
-            raise ValueError(f"{where}: baseline.{section}: a grid with bench times operators and trains nothing")
+        if section in (*SECTIONS, *BENCH, *SPEED):
+            kind = "speed times models" if config.sections == SPEED else "bench times operators"
+            raise ValueError(f"{where}: baseline.{section}: a grid with {kind} and trains nothing")
         raise ValueError(
-            f"{where}: baseline.{section}: unknown section{nearest(section, (*SECTIONS, *BENCH))}; "
-            f"there are: {', '.join(SECTIONS)}; or {BENCH[0]} alone"
+            f"{where}: baseline.{section}: unknown section{nearest(section, (*SECTIONS, *BENCH, *SPEED))}; "
+            f"there are: {', '.join(SECTIONS)}; or {' and '.join(SPEED)}; or {BENCH[0]} alone"
         )
 
 
@@ -413,21 +579,19 @@ class Resolver:
             timing = TimingRun(experiment, scale, bench, workload)
             _at(f"{where}: bench", lambda: timing.cases)
             return timing
-        parts: dict[str, Any] = {}
-        for kind, registry in (("task", self.tasks), ("model", self.models)):
-            values = {key: value for key, value in tree[kind].items() if key != "name"}
-            name = tree[kind].get("name")
-            if name is None:
-                raise ValueError(f"{where}: {kind}.name: missing; there are: {', '.join(registry)}")
-            cls = _at(f"{where}: {kind}.name", lambda: registry.load(name))  # noqa: B023 - called at once
-            if kind == "task" and self.data is not None and "data" in cls.model_fields:
-                values["data"] = self.data
-            parts[kind] = parse(cls, values, f"{where}: {kind} {name}")
+        if "speed" in tree:
+            speed = parse(SpeedConfig, tree["speed"], f"{where}: speed")
+            name, model = self._part("model", tree, where)
+            for length in speed.lengths:
+                _at(where, lambda: model.check(speed.spec(length)))  # noqa: B023 - called at once
+            return SpeedRun(experiment, scale, name, model, speed)
+        _, task = self._part("task", tree, where)
+        _, model = self._part("model", tree, where)
         train = parse(TrainConfig, tree["train"], f"{where}: train")
-        task, model = parts["task"], parts["model"]
         spec, fingerprint = self._facts(task, where)
         _at(where, lambda: model.check(spec))
-        if task.fresh and train.epochs is not None and train.epoch_steps is None:
+        epochs = train.epochs is not None or any(stage.epochs is not None for stage in train.length_warmup)
+        if task.fresh and epochs and train.epoch_steps is None and epoch_rows(task) is None:
             raise ValueError(
                 f"{where}: train.epochs: {tree['task']['name']} draws fresh data; give steps or epoch_steps"
             )
@@ -435,9 +599,22 @@ class Resolver:
             raise ValueError(
                 f"{where}: train.epoch_steps: only for tasks with fresh data; {tree['task']['name']} has none"
             )
+        _at(f"{where}: train.length_warmup", lambda: [stage_of(task, train, stage) for stage in train.length_warmup])
         return Run(
             experiment, scale, tree["task"]["name"], tree["model"]["name"], task, model, train, seed, fingerprint
         )
+
+    def _part(self, kind: Literal["task", "model"], tree: Mapping[str, Any], where: str) -> tuple[str, Any]:
+        """Name and checked configuration of the task or the model."""
+        registry = self.tasks if kind == "task" else self.models
+        values = {key: value for key, value in tree[kind].items() if key != "name"}
+        name = tree[kind].get("name")
+        if name is None:
+            raise ValueError(f"{where}: {kind}.name: missing; there are: {', '.join(registry)}")
+        cls = _at(f"{where}: {kind}.name", lambda: registry.load(name))
+        if kind == "task" and self.data is not None and "data" in cls.model_fields:
+            values["data"] = self.data
+        return name, parse(cls, values, f"{where}: {kind} {name}")
 
     def _facts(self, task: Any, where: str) -> tuple[Any, str]:
         # a grid repeats few tasks many times, and a fingerprint may read every file of a folder
@@ -505,6 +682,12 @@ def expand(
             _assign(tree, key, value, f"{where}: scales.{scale}")
         for key, value in settings:
             _assign(tree, key, value, "--set")
+        # what is left out by name is not resolved: its data need not be here
+        named = {key: lookup(tree, key) for key in ("task.name", "model.name") if key in filters}
+        if any(found is not None and found not in filters[key] for key, found in named.items()):
+            for key, found in named.items():
+                seen[key].add(str(found))
+            continue
         for seed in seeds:
             run = resolver.resolve(name, scale, tree, seed, where)
             values = {key: lookup(run.resolved, key) for key in filters}

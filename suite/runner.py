@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite import storage
-from suite.config import AnyRun, TimingRun
+from suite.config import AnyRun, SpeedRun, TimingRun
 
 if TYPE_CHECKING:
     import torch
@@ -77,16 +77,19 @@ def execute(
     import torch
 
     from suite.bench.measure import Unavailable
-    from suite.bench.series import Timer
+    from suite.bench.models import ModelTimer
+    from suite.bench.series import Series, Timer
     from suite.trainer import DivergedError, Trainer
 
     checkpoint = storage.checkpoint_path(root, run.experiment, run.scale, run.run_id)
     if fresh:
         checkpoint.unlink(missing_ok=True)
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    worker: Timer | Trainer
+    worker: Series | Trainer
     if isinstance(run, TimingRun):
         worker = Timer(run, device, report=report, stop=stop)
+    elif isinstance(run, SpeedRun):
+        worker = ModelTimer(run, device, report=report, stop=stop)
     else:
         worker = Trainer(run, device, checkpoint=checkpoint, report=report, stop=stop)
     status, error = "ok", ""

@@ -16,6 +16,8 @@ from reports.render.table import Figure, Report, Series
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c564b", "#7f7f7f", "#bcbd22")
 """Okabe and Ito's palette, which readers with any colour vision can tell apart, and three more."""
 MARKERS = "osD^vP*XhX"
+MANY_TICKS = 8
+"""Bars beyond which the words below them no longer stand side by side."""
 STYLE: Any = {
     "svg.hashsalt": "subquad",
     "svg.fonttype": "none",
@@ -33,14 +35,20 @@ def draw(report: Report) -> Canvas | None:
     if figure is None or not any(series.points or series.published for _, panel in figure.panels for series in panel):
         return None
     with matplotlib.rc_context(STYLE):
-        canvas = Canvas(figsize=(1.2 + 4.6 * len(figure.panels), 3.6), layout="constrained")
+        width = (
+            4.6 if figure.spec.kind == "lines" else max(4.6, *(0.45 * len(_ticks(panel)) for _, panel in figure.panels))
+        )
+        # words that stand upright below the bars take their height
+        tall = figure.spec.kind == "bars" and any(len(_ticks(panel)) > MANY_TICKS for _, panel in figure.panels)
+        size = 1.2 + width * len(figure.panels), 6.6 if tall else 3.6
+        canvas = Canvas(figsize=size, layout="constrained")
         FigureCanvasAgg(canvas)
         axes = canvas.subplots(1, len(figure.panels), sharey=True, squeeze=False)[0]
         for ax, (title, panel) in zip(axes, figure.panels, strict=True):
             if figure.spec.kind == "lines":
                 _lines(ax, figure, panel)
             else:
-                _bars(ax, panel)
+                _bars(ax, figure, panel)
             ax.set_title(title)
             ax.set_xlabel(figure.spec.x_label or figure.spec.x * (figure.spec.x != "column"))
         axes[0].set_ylabel(figure.spec.y_label or figure.spec.y)
@@ -84,8 +92,13 @@ def _lines(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
         ax.set_yscale("log")
 
 
-def _bars(ax: Any, panel: tuple[Series, ...]) -> None:
-    ticks = list(dict.fromkeys(x for s in panel for x in (*(p.x for p in s.points), *(x for x, _ in s.published))))
+def _ticks(panel: tuple[Series, ...]) -> list[Any]:
+    """What stands below the bars."""
+    return list(dict.fromkeys(x for s in panel for x in (*(p.x for p in s.points), *(x for x, _ in s.published))))
+
+
+def _bars(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
+    ticks = _ticks(panel)
     width = 0.8 / max(len(panel), 1)
     for i, series in enumerate(panel):
         color, offset = COLORS[i % len(COLORS)], (i - (len(panel) - 1) / 2) * width
@@ -111,6 +124,10 @@ def _bars(ax: Any, panel: tuple[Series, ...]) -> None:
                 label="paper",
             )
     ax.set_xticks(range(len(ticks)), [str(tick) for tick in ticks])
+    if len(ticks) > MANY_TICKS:
+        ax.tick_params(axis="x", labelrotation=90)
+    if figure.spec.y_log10:
+        ax.set_yscale("log")
 
 
 def _legend(figure: Figure, axes: Any) -> tuple[list[Any], list[str]]:

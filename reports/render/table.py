@@ -40,6 +40,9 @@ REDUCED, ONE_SEED, STAND_IN, SELECTED = "†", "‡", "§", "*"
 UNPUBLISHED = {"oom": "oom", "fails": "fails", "not_reported": "not reported", "not_found": "not found"}
 """First word of a note in expected.csv, where the paper has no number, to what the cell shows."""
 
+SHOWN = {"bytes": (2.0**-30, "GiB"), "tokens/s": (1e-3, "K tokens/s")}
+"""Stored units that a table and a figure show in larger ones, and the factor between them."""
+
 COMPARISONS: dict[str, Callable[[float, float, float], bool]] = {
     ">": lambda left, right, _: left > right,
     ">=": lambda left, right, _: left >= right,
@@ -228,7 +231,12 @@ def _unit(spec: TableSpec, runs: Sequence[StoredRun]) -> str:
     """The unit that all cells share, or nothing."""
     metrics = {column.get("metric", spec.metric) for column in spec.columns.values()}
     units = {value.unit for run in runs for value in run.values if value.metric in metrics}
-    return units.pop() if len(units) == 1 and units != {"fraction"} else ""
+    return SHOWN.get(unit, (1.0, unit))[1] if len(units) == 1 and (unit := units.pop()) != "fraction" else ""
+
+
+def _shown(value: float, unit: str, percent: bool) -> float:
+    """A stored value in the unit it is shown in."""
+    return value * (100 if percent and unit == "fraction" else SHOWN.get(unit, (1.0, unit))[0])
 
 
 def _name(frame: pd.DataFrame, folder: Path) -> str:
@@ -359,7 +367,7 @@ class _Context:
             return None, ""
         if found.value is None:
             return None, found.status if found.status != "ok" else "failed"
-        return found.value * (100 if self.spec.percent and found.unit == "fraction" else 1), "ok"
+        return _shown(found.value, found.unit, self.spec.percent), "ok"
 
     def _found(self, column: str, run: StoredRun) -> Value | None:
         choice = self.spec.columns[column]
@@ -412,7 +420,7 @@ class _Context:
         length = slice_part(wanted.get("slice", ""), "length")
         return any(
             all(same(value, point.get(key, value)) for key, value in wanted.items())
-            and length in point.get("bench.lengths", [length])
+            and length in point.get("bench.lengths", point.get("speed.lengths", [length]))
             for point in self.points
         )
 
@@ -511,7 +519,7 @@ class _Context:
             elif x is None:
                 x = lookup(run.config, spec.x)
             if value.value is not None and x is not None:
-                yield x, value.value * (100 if spec.percent and value.unit == "fraction" else 1)
+                yield x, _shown(value.value, value.unit, spec.percent)
 
     def _figure_end(
         self,
@@ -668,7 +676,8 @@ def _costs(settled: Mapping[tuple[str, str], Sequence[StoredRun]]) -> list[Cost]
     rows = [row for row, _ in lines]
     costs = []
     for (row, ids), columns in lines.items():
-        label = row if rows.count(row) == 1 else f"{row}, {', '.join(columns)}"
+        named = ", ".join(columns) if len(columns) < 4 else f"{columns[0]} to {columns[-1]}"
+        label = row if rows.count(row) == 1 else f"{row}, {named}"
         # speeds of different devices are never pooled
         for device in sorted({by_id[i].device for i in ids}):
             runs = [by_id[i] for i in ids if by_id[i].device == device]
@@ -680,6 +689,9 @@ def _costs(settled: Mapping[tuple[str, str], Sequence[StoredRun]]) -> list[Cost]
                     for value in (v for v in run.values if v.metric == metric and v.value is not None):
                         if metric == "state_size":
                             length = value.slice
+                        elif value.slice:
+                            # a speed at one of several lengths, which are not pooled
+                            continue
                         samples += value.samples or (value.value,)  # type: ignore[arg-type]
                 if samples:
                     values[metric] = statistics.median(samples), min(samples), max(samples)

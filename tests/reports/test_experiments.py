@@ -19,6 +19,7 @@ from suite.config import Resolver, expand, find_experiments, load_experiment, lo
 from suite.storage import SCHEMA
 from tasks import TASKS
 from tasks.lra.image import CLASSES
+from tasks.sc09 import DIGITS
 
 REPORTS = Path(__file__).resolve().parents[2] / "reports"
 EXPERIMENTS = find_experiments(REPORTS)
@@ -52,6 +53,20 @@ def runs_of(name: str, scale: str, tmp_path: Path):
             for speaker in range(2):
                 recordings.write(tmp_path / word / f"{speaker:08x}_nohash_0.wav", [0.0] * 16000, 16000)
         (tmp_path / "split_test.txt").write_text("".join(f"{w}/00000000_nohash_0.wav\n" for w in ("yes", "no")))
+        overrides = [f"task.data={tmp_path}"]
+    if tasks & {"sc09", "youtubemix"}:
+        recordings = pytest.importorskip("soundfile")
+        for word in DIGITS if "sc09" in tasks else ():
+            (tmp_path / word).mkdir(exist_ok=True)
+            for speaker in range(9):
+                recordings.write(tmp_path / word / f"{speaker:08x}_nohash_0.wav", [0.0] * 16000, 16000)
+        (tmp_path / "testing_list.txt").write_text("".join(f"{word}/00000000_nohash_0.wav\n" for word in DIGITS))
+        if "youtubemix" in tasks:
+            recordings.write(tmp_path / "piece.wav", [0.0] * 16000 * 40, 16000)
+        overrides = [f"task.data={tmp_path}"]
+    if "species" in tasks:
+        for species in ("human", "galago", "mouse", "cow", "dog"):
+            (tmp_path / f"{species}.region.fa").write_text(">region\n" + "ACGT" * 50_000 + "\n")
         overrides = [f"task.data={tmp_path}"]
     return config, expand(name, config, Resolver(TASKS, MODELS, WORKLOADS), scale=scale, overrides=overrides)
 

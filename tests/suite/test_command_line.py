@@ -71,7 +71,7 @@ def test_a_wrong_argument_is_one_line_and_exit_code_2(tmp_path, arguments, words
 
 
 def test_heads_that_do_not_divide_are_refused_before_any_run(tmp_path):
-    arguments = ("run", "quickstart", "--only", "model.name=gsa", "--set", "model.num_heads=3", "--results", tmp_path)
+    arguments = ("run", "quickstart", "--only", "model.name=gla", "--set", "model.num_heads=3", "--results", tmp_path)
     done = call(*arguments)
     assert done.returncode == 2
     assert "num_heads=3" in done.stderr

@@ -1,0 +1,265 @@
+"""A grid that times models on random inputs: resolved, stored, skipped and reported as any other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from models import MODELS
+from reports.render import build, render
+from suite import storage
+from suite.bench import models as timed
+from suite.config import ExperimentConfig, Resolver, SpeedConfig, expand
+from suite.runner import execute, plan
+from tests.suite.toy import TASKS
+
+CPU = torch.device("cpu")
+MODEL = {"name": "gla", "d_model": 8, "num_layers": 2, "num_heads": 2}
+SPEED = {"measure": "train", "lengths": [16, 32], "tokens": 64, "vocab_size": 7, "precision": "fp32"}
+TABLE = {
+    "rows": {"GLA": {"model.name": "gla"}, "Transformer": {"model.name": "transformer++"}},
+    "columns": {
+        "K tokens/s": {"metric": "train_throughput", "slice": "length=16"},
+        "GiB": {"metric": "peak_memory", "slice": "length=16"},
+        "ms at T=32": {"slice": "length=32"},
+    },
+    "metric": "time",
+    "split": "",
+    "percent": False,
+    "decimals": 4,
+}
+
+
+@pytest.fixture(autouse=True)
+def little_time(monkeypatch):
+    monkeypatch.setattr(timed, "BUDGET_MS", dict.fromkeys(timed.BUDGET_MS, 1.0))
+
+
+def one(model=None, **speed):
+    """The one resolved run of a grid without a sweep."""
+    baseline = {"model": {**MODEL, **(model or {})}, "speed": {**SPEED, **speed}}
+    (run,) = expand("demo/speed", ExperimentConfig(title="speed", baseline=baseline), Resolver(TASKS, MODELS))
+    return run
+
+
+def measured(root, model=None, **speed):
+    """How a run ended, and its rows by metric and slice."""
+    finished = execute(one(model, **speed), root, CPU)
+    rows = storage.read(storage.files([root], "demo/speed")).to_dict("records")
+    return finished, {(row["metric"], row["slice"]): row for row in rows}
+
+
+def test_a_training_run_has_a_time_and_a_throughput_for_each_length(tmp_path):
+    finished, rows = measured(tmp_path)
+    assert finished.status == "ok", finished.error
+    for length in (16, 32):
+        time, rate = (rows[name, f"length={length}"] for name in ("time", "train_throughput"))
+        assert (time["unit"], rate["unit"], time["task"], time["model"]) == ("ms", "tokens/s", "train", "gla")
+        assert len(time["samples"]) >= 3
+        # a batch has 64 tokens at every length
+        assert [ms * tokens for ms, tokens in zip(time["samples"], rate["samples"], strict=True)] == pytest.approx(
+            [64e3] * len(time["samples"])
+        )
+    model = MODELS.load("gla")(**{k: v for k, v in MODEL.items() if k != "name"}).build(one().speed.spec(16))
+    assert rows["num_parameters", ""]["value"] == sum(parameter.numel() for parameter in model.parameters())
+    assert plan([one()], [tmp_path])[0].stored == "ok"
+
+
+def test_a_training_step_moves_every_parameter():
+    run = one()
+    model = run.model.build(run.speed.spec(16))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    timed.train_step(model, run.speed, 16, CPU)()
+    for (name, parameter), old in zip(model.named_parameters(), before, strict=True):
+        assert not torch.equal(parameter, old), f"{name} stayed as it was"
+
+
+def test_a_layer_is_the_first_mixer_alone(monkeypatch):
+    run = one(measure="layer", batch_size=3, tokens=None)
+    model = run.model.build(run.speed.spec(16))
+    seen = []
+    for number, mixer in enumerate(model.mixers):
+        mixer.register_forward_hook(lambda _, args, y, number=number: seen.append((number, args[0].shape, y.shape)))
+    monkeypatch.setattr(model, "forward", lambda *_: pytest.fail("the whole model ran"))
+    timed.layer(model, run.speed, 16, CPU)()
+    assert seen == [(0, (3, 16, 8), (3, 16, 8))]
+
+
+@pytest.mark.parametrize("name", ["transformer++", "mamba", "retnet", "gla", "hgrn2", "gsa"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_token_is_decoded_behind_the_whole_prefix(name, precision, tmp_path, monkeypatch):
+    model = {"name": name, "num_heads": 2} if name != "mamba" else {"name": name}
+    if name == "mamba":
+        monkeypatch.delitem(MODEL, "num_heads")
+    run = one(model, measure="decode", lengths=[5], batch_size=2, tokens=None, precision=precision)
+    network = run.model.build(run.speed.spec(5))
+    step = timed.decode_step(network, run.speed, 5, CPU)
+    times = []
+    original = type(network).step
+
+    def spy(inputs, state):
+        times.append(int(state.time))
+        return original(network, inputs, state)
+
+    monkeypatch.setattr(network, "step", spy)
+    step()
+    step()
+    assert times == [5, 5]
+    _, rows = measured(tmp_path, model, measure="decode", lengths=[5], batch_size=2, tokens=None, precision=precision)
+    assert rows["time", "length=5"]["value"] > 0
+    assert rows["decode_throughput", "length=5"]["unit"] == "tokens/s"
+    assert rows["state_size", "length=5"]["value"] == network.state_size(5)
+
+
+def test_unfused_attention_forbids_the_fused_kernels(monkeypatch, tmp_path):
+    seen = {}
+
+    def spy(model, speed, length, device):
+        kernels = torch.backends.cuda
+        allowed = (
+            kernels.flash_sdp_enabled(),
+            kernels.math_sdp_enabled(),
+            kernels.fp16_bf16_reduction_math_sdp_allowed(),
+        )
+        seen[speed.attention] = allowed
+        return lambda: None
+
+    monkeypatch.setattr(timed, "train_step", spy)
+    for attention in ("fused", "unfused"):
+        assert measured(tmp_path / attention, attention=attention)[0].status == "ok"
+    assert seen == {"fused": (True, True, False), "unfused": (False, True, True)}
+    assert not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+
+
+def test_precision_is_that_of_the_run_and_is_put_back(monkeypatch, tmp_path):
+    seen = []
+
+    def spy(model, speed, length, device):
+        seen.append(torch.get_float32_matmul_precision())
+        return lambda: None
+
+    monkeypatch.setattr(timed, "train_step", spy)
+    before = torch.get_float32_matmul_precision()
+    measured(tmp_path, precision="tf32", lengths=[16])
+    assert seen == ["high"]
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_a_length_without_memory_is_a_row_and_the_series_goes_on(monkeypatch, tmp_path):
+    original = timed.train_step
+
+    def hungry(model, speed, length, device):
+        if length == 16:
+            raise torch.OutOfMemoryError("planted")
+        return original(model, speed, length, device)
+
+    monkeypatch.setattr(timed, "train_step", hungry)
+    finished, rows = measured(tmp_path)
+    assert finished.status == "ok"
+    assert rows["time", "length=16"]["status"] == "oom"
+    assert rows["time", "length=32"]["status"] == "ok"
+
+
+def test_a_fault_of_the_model_fails_the_run_with_its_reason(monkeypatch, tmp_path):
+    def broken(model, speed, length, device):
+        raise RuntimeError("planted fault")
+
+    monkeypatch.setattr(timed, "train_step", broken)
+    finished, rows = measured(tmp_path)
+    assert finished.status == "failed"
+    assert "planted fault" in rows["time", "length=16"]["error"]
+    assert plan([one()], [tmp_path])[0].todo
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_every_model_can_be_built_where_it_is_timed(name):
+    """Nothing of it starts on the host; `meta` stands for an accelerator."""
+    with torch.device("meta"):
+        model = MODELS.load(name)(d_model=64).build(one().speed.spec(32))
+    assert {x.device.type for x in (*model.parameters(), *model.buffers())} == {"meta"}
+
+
+def test_what_moves_the_time_moves_the_run_id():
+    ids = [
+        one().run_id,
+        one(lengths=[16]).run_id,
+        one(tokens=128).run_id,
+        one(measure="layer").run_id,
+        one(precision="bf16").run_id,
+        one(attention="unfused").run_id,
+        one({"d_model": 16}).run_id,
+    ]
+    assert len(set(ids)) == len(ids)
+    # a default written out is the same run
+    assert one(attention="fused").run_id == ids[0]
+
+
+@pytest.mark.parametrize(
+    ("speed", "words"),
+    [
+        ({"measure": "trian"}, ["speed: measure", "'trian'"]),
+        ({"batch_size": 2}, ["one of batch_size and tokens", "2 and 64"]),
+        ({"tokens": None}, ["one of batch_size and tokens"]),
+        ({"lengths": [16, 24]}, ["tokens=64", "no multiple of the length 24"]),
+        ({"lengths": [16, 16]}, ["different"]),
+        ({"measure": "decode", "input": "signal"}, ["measure=decode", "signal"]),
+        ({"lenghts": [16]}, ["lenghts: unknown key", "did you mean 'lengths'"]),
+    ],
+)
+def test_what_cannot_be_timed_is_one_line_at_second_0(speed, words):
+    with pytest.raises(ValueError, match=r"grid\.yaml: speed") as caught:
+        one(**speed)
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_model_that_cannot_serve_a_length_is_refused_at_second_0():
+    with pytest.raises(ValueError, match="num_heads=3 does not divide"):
+        one({"num_heads": 3})
+
+
+@pytest.mark.parametrize("section", ["task", "train", "bench"])
+def test_a_grid_of_speeds_trains_nothing(section):
+    both = ExperimentConfig(title="x", baseline={"model": MODEL, "speed": SPEED, section: {}})
+    with pytest.raises(ValueError, match=rf"baseline\.{section}: a grid with speed times models"):
+        expand("x", both, Resolver(TASKS, MODELS))
+
+
+def test_a_report_shows_thousands_of_tokens_and_gibibytes_and_no_seeds(tmp_path):
+    grid = {
+        "title": "speed",
+        "baseline": {"model": MODEL, "speed": SPEED},
+        "sweep": {"model.name": ["gla", "transformer++"]},
+        "table": TABLE,
+    }
+    config = ExperimentConfig(**grid)
+    runs = expand("demo/speed", config, Resolver(TASKS, MODELS))
+    for run in runs:
+        execute(run, tmp_path, CPU)
+        # a host tells no memory of its own
+        path = storage.result_path(tmp_path, "demo/speed", "paper", run.run_id)
+        rows = storage.read([path]).to_dict("records")
+        memory = {**rows[-1], "metric": "peak_memory", "unit": "bytes", "value": 3 * 2.0**29, "slice": "length=16"}
+        for row in (*rows, memory):
+            row["value"] = None if row["value"] != row["value"] else row["value"]
+        storage.write(path, [*rows, memory])
+    frame = storage.read(storage.files([tmp_path], "demo/speed"))
+    report = build(config, tmp_path, frame)
+    cells = {(cell.row, cell.column): cell for cell in report.cells}
+    stored = frame[(frame["metric"] == "train_throughput") & (frame["slice"] == "length=16")]
+    for name, row in (("gla", "GLA"), ("transformer++", "Transformer")):
+        (rate,) = stored[stored["model"] == name]["value"]
+        assert cells[row, "K tokens/s"].mean == pytest.approx(rate / 1e3)
+        assert cells[row, "GiB"].mean == pytest.approx(1.5)
+        assert cells[row, "ms at T=32"].spread is not None
+    assert report.timed
+    text = render(report, "md")
+    assert "seed" not in text
+    # throughputs of several lengths are no one cost
+    assert "train tokens/s" not in text
+
+
+def test_decoding_needs_tokens_in_and_out():
+    with pytest.raises(ValueError, match="measure=decode needs tokens"):
+        SpeedConfig(measure="decode", lengths=(4,), batch_size=1, readout="sequence")

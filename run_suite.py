@@ -519,6 +519,55 @@ def data_verify(task: TaskName, data: DataFolder = None, overrides: Set = None, 
     print(f"stand-in data: {config.stand_in}" if config.stand_in else "not stand-in data")
 
 
+@data_app.command("rate")
+def data_rate(
+    task: TaskName,
+    data: DataFolder = None,
+    overrides: Set = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows a batch.")] = 32,
+    workers: Annotated[
+        list[int] | None, typer.Option(min=1, help="Threads that draw; repeatable; default: 1, 2, 4, ... all cores.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.01, help="For each number of workers.")] = 2.0,
+    results: Where = None,
+) -> None:
+    """Measure how fast rows come on the host, without a model, against the fastest model among the stored rows."""
+    import os
+
+    from suite.config import assignment, parse
+    from tasks.data.rate import feed, measure
+
+    values = dict(assignment(text.removeprefix("task."), "--set") for text in overrides or ())
+    cls = TASKS.load(task)
+    if data is not None and "data" in cls.model_fields:
+        values["data"] = data
+    config = parse(cls, values, task)
+    source = feed(config, batch_size)
+    held = f"{source.resident_bytes / 1e6:,.0f} MB stay on the device" if source.resident_bytes else "a stream"
+    print(f"{task}: first batch after {source.startup_s:.1f} s; training rows: {held}")
+    cores = os.cpu_count() or 1
+    fastest, who = _fastest(task, _roots(results))
+    print("workers\trows/s\ttokens/s\tMB/s\ttimes the fastest model")
+    for count in workers or sorted({*(1 << i for i in range(cores.bit_length()) if 1 << i <= cores), cores}):
+        rate = measure(source, count, seconds)
+        times = f"{rate.tokens_per_s / fastest:.1f}" if fastest else "-"
+        print(f"{count}\t{rate.rows_per_s:,.0f}\t{rate.tokens_per_s:,.0f}\t{rate.bytes_per_s / 1e6:,.0f}\t{times}")
+    print(f"fastest model: {fastest:,.0f} tokens/s, {who}" if fastest else "no stored row says how fast a model trains")
+
+
+def _fastest(task: str, roots: list[Path]) -> tuple[float, str]:
+    """The highest training throughput on a task among stored rows, or on any task where it has none."""
+    from suite import storage
+
+    frame = storage.read([path for root in roots for path in sorted(root.rglob("*.parquet"))])
+    rows = [row for row in frame.to_dict("records") if row["metric"] == "train_throughput" and row["value"] > 0]
+    rows = [row for row in rows if row["task"] == task] or rows
+    if not rows:
+        return 0.0, ""
+    best = max(rows, key=lambda row: row["value"])
+    return float(best["value"]), f"{best['model']} on {best['task']}, {best['device']}"
+
+
 @data_app.command("where")
 def data_where() -> None:
     """Print the folder of the cache (SUBQUAD_DATA) and what is in it."""

@@ -9,7 +9,9 @@ channel mixer are options here, so that a comparison of mixers compares nothing 
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -322,6 +324,26 @@ class Backbone(nn.Module):
         The clock and the running mean of the readout are the same for all models and not counted.
         """
         return sum(mixer.state_size(length) for mixer in self.mixers)
+
+    @contextlib.contextmanager
+    def at_rate(self, rate: float) -> Iterator[bool]:
+        """Inside, inputs are sampled at `rate` times the rate trained at: linear time-invariant layers (S4D, DSS, and
+        those of H3, GSS and Mamba with `inner: s4d`) step by dt / rate, the zero-shot change of resolution of S4 and
+        DSS. Everything else stays as it is: short convolutions, and S6, whose steps are functions of its input.
+
+        Gives whether any layer follows. Shared by forward and step; states do not pass from one rate to another.
+        """
+        if not rate > 0:
+            raise ValueError(f"{type(self.config).__name__}: at_rate needs a rate above 0, got {rate}.")
+        layers: list[Any] = [module for module in self.modules() if hasattr(module, "step_scale")]
+        before = [layer.step_scale for layer in layers]
+        for layer in layers:
+            layer.step_scale = layer.step_scale / rate
+        try:
+            yield bool(layers)
+        finally:
+            for layer, scale in zip(layers, before, strict=True):
+                layer.step_scale = scale
 
     def param_groups(self, no_decay: tuple[str, ...] = ()) -> list[ParamGroup]:
         """Every trainable parameter once: `ssm` (and `dt`) with own rates and no decay, `no_decay` kinds, the rest.

@@ -37,7 +37,12 @@ class DSS(Mixer):
     """The state space part alone: x [B, T, D] to [B, T, D].
 
     State: h [B, D, N], complex; dss-softmax adds the clock [] that its rescaled state of section 3.4 needs.
+    At another sampling rate the normalization of dss-softmax covers as much time as before. dss-exp-no-scale has no
+    dt in its gain, so there its response grows with the rate.
     """
+
+    step_scale = 1.0
+    """Of dt, for inputs at another sampling rate than that trained at (`Backbone.at_rate`)."""
 
     def __init__(
         self,
@@ -72,7 +77,12 @@ class DSS(Mixer):
         real = at_least_float32(self.Lambda_re)
         real = real if self.variant == "dss-softmax" else -torch.exp(real)
         eigenvalues = torch.complex(real, at_least_float32(self.Lambda_im))
-        return eigenvalues, None, torch.view_as_complex(at_least_float32(self.W)), at_least_float32(self.log_dt).exp()
+        dt = at_least_float32(self.log_dt).exp() * self.step_scale
+        return eigenvalues, None, torch.view_as_complex(at_least_float32(self.W)), dt
+
+    @property
+    def _softmax_length(self) -> int | None:
+        return math.ceil(self.length / self.step_scale) if self.variant == "dss-softmax" else None
 
     def forward(self, x: Tensor) -> Tensor:
         y = lti_ssm(
@@ -82,7 +92,7 @@ class DSS(Mixer):
             conj_pairs=False,
             discretization=self.variant,
             bidirectional=self.bidirectional,
-            length=self.length if self.variant == "dss-softmax" else None,
+            length=self._softmax_length,
         )
         assert isinstance(y, Tensor)
         return y
@@ -106,7 +116,7 @@ class DSS(Mixer):
             D=self.D,
             conj_pairs=False,
             discretization=self.variant,
-            length=self.length if softmax else None,
+            length=self._softmax_length,
             position=state[1] if softmax else None,
         )
         return y, (state[0], state[1] + 1) if softmax else state

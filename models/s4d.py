@@ -64,6 +64,9 @@ class DiagonalSSM(Mixer):
     Of the parameters only A and dt are trained at `ssm_lr` without weight decay; C and D are as in the authors' code.
     """
 
+    step_scale = 1.0
+    """Of dt, for inputs at another sampling rate than that trained at (`Backbone.at_rate`)."""
+
     def __init__(
         self,
         width: int,
@@ -105,7 +108,8 @@ class DiagonalSSM(Mixer):
     def _system(self) -> tuple[Tensor, None, Tensor, Tensor]:
         A = torch.complex(-torch.exp(at_least_float32(self.log_A_real)), at_least_float32(self.A_imag))
         A = A.expand(self.log_dt.shape[0], -1)
-        return A, None, torch.view_as_complex(at_least_float32(self.C)), torch.exp(at_least_float32(self.log_dt))
+        dt = torch.exp(at_least_float32(self.log_dt)) * self.step_scale
+        return A, None, torch.view_as_complex(at_least_float32(self.C)), dt
 
     def forward(self, x: Tensor, gate_in: Tensor | None = None, gate_out: Tensor | None = None) -> Tensor:
         y = lti_ssm(

@@ -7,6 +7,7 @@ This module imports torch only for type checking, so the command line can list n
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -48,6 +49,8 @@ class Segment(Batch):
     """
 
     slice: str = ""
+    rate: float = 1.0
+    """Sampling rate of these rows over that of the training rows: 0.5 where every second sample was taken."""
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -107,7 +110,10 @@ class Task(Protocol):
         ...
 
     def block(self, seed: int, index: int, num_rows: int) -> Segment:
-        """Rows `index * num_rows ...` of the endless training stream of a fresh task; depends on nothing else."""
+        """Rows `index * num_rows ...` of the endless training stream of a fresh task; depends on nothing else.
+
+        A task whose stream is a finite set in ever new order says how many rows that is: `epoch_rows`.
+        """
         ...
 
     def score(self, logits: Tensor, targets: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
@@ -116,6 +122,9 @@ class Task(Protocol):
         logits [..., num_classes] and targets [...] with `IGNORE` where there is no label.
         """
         ...
+
+    # a task whose models make sequences also has num_generated (how many), temperature, first_token (what they start
+    # from) and judge(tokens [R, T], device), which yields (split, metric, value)
 
 
 @dataclass(frozen=True)
@@ -160,6 +169,10 @@ class Model(Protocol):
         ...
 
     def state_size(self, length: int) -> int: ...
+
+    def at_rate(self, rate: float) -> AbstractContextManager[bool]:
+        """For inputs sampled at `rate` times the rate trained at; whether the model has a step size that follows."""
+        ...
 
     def param_groups(self, no_decay: tuple[str, ...] = ()) -> list[ParamGroup]:
         """Groups covering every trainable parameter once; `no_decay` names kinds: `bias`, `norm`, `embedding`."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import hashlib
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -56,6 +58,16 @@ def load_splits(task: Any, seed: int) -> Splits:
     return _latest[key]
 
 
+def staged_digest(splits: Splits, stages: Sequence[Any], seed: int) -> str:
+    """The digest of a run's rows with those of its stages, tasks at other lengths; that of splits where it has none."""
+    if not stages:
+        return splits.digest
+    sha = hashlib.sha256(splits.digest.encode())
+    for task in stages:
+        sha.update(digest((task.block(seed, 0, 1),) if task.fresh else task.segments("train", seed)).encode())
+    return sha.hexdigest()
+
+
 def to_device(segment: Segment, device: torch.device) -> Segment:
     """The same rows on the device."""
     move = functools.partial(Tensor.to, device=device, non_blocking=True)
@@ -67,6 +79,12 @@ def take(segment: Segment, rows: Tensor) -> Batch:
     """The named rows as a batch."""
     positions = None if segment.positions is None else segment.positions.index_select(0, rows)
     return Batch(segment.inputs.index_select(0, rows), segment.targets.index_select(0, rows), positions)
+
+
+def size_of(batch: Batch) -> int:
+    """Bytes of its tensors."""
+    parts = (batch.inputs, batch.targets, batch.positions)
+    return sum(part.numel() * part.element_size() for part in parts if part is not None)
 
 
 def chunks(num_rows: int, size: int) -> Iterator[tuple[int, int]]:
@@ -128,6 +146,90 @@ class FiniteOrder:
 
     def close(self) -> None:
         pass
+
+
+class HostOrder(FiniteOrder):
+    """The same batches of rows that stay in host memory, where a thread gathers them some steps ahead."""
+
+    AHEAD = 4
+
+    def __init__(self, segments: tuple[Segment, ...], batch_size: int, seed: int, shuffle: bool, device: Any) -> None:
+        super().__init__(segments, batch_size, seed, shuffle, torch.device("cpu"))
+        self.target = torch.device(device)
+        # one thread, so that the order of an epoch is arranged by nobody else
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="host-data")
+        self._coming: dict[int, Future[Segment]] = {}
+
+    def _gather(self, step: int) -> Segment:
+        segment, rows = super().locate(step)
+        batch = take(segment, rows)
+        return Segment(batch.inputs, batch.targets, batch.positions, segment.slice, segment.rate)
+
+    def locate(self, step: int) -> tuple[Segment, Tensor]:
+        wanted = range(step, step + self.AHEAD)
+        for ahead in wanted:
+            if ahead not in self._coming:
+                self._coming[ahead] = self._thread.submit(self._gather, ahead)
+        for gone in [other for other in self._coming if other not in wanted]:
+            del self._coming[gone]
+        # brought over here: another thread must not use the device while a graph is recorded
+        segment = to_device(self._coming[step].result(), self.target)
+        return segment, torch.arange(len(segment), device=self.target)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def finite_order(
+    segments: tuple[Segment, ...], batch_size: int, seed: int, shuffle: bool, device: torch.device
+) -> FiniteOrder:
+    """Rows that fit stay on the device: what takes no more than half of its free memory. The batches are the same."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else sys.maxsize
+    kind = FiniteOrder if sum(map(size_of, segments)) <= free // 2 else HostOrder
+    return kind(segments, batch_size, seed, shuffle, device)
+
+
+class StagedOrder:
+    """Stages one after the other, then the run proper. Like any order, a function of the step alone.
+
+    stages: for each, what opens its order and how long it lasts, given that order. Only the one at hand is open.
+    """
+
+    def __init__(self, stages: Sequence[tuple[Callable[[], Order], Callable[[Order], int]]], last: Order) -> None:
+        self._openers, self.last = [opener for opener, _ in stages], last
+        self.epoch_steps = last.epoch_steps
+        self._open: tuple[int, Order] | None = None
+        self._ends: list[int] = []
+        for number, (_, steps) in enumerate(stages):
+            self._ends.append(self.stage_steps + steps(self._stage(number)))
+
+    @property
+    def stage_steps(self) -> int:
+        """Steps before the run proper."""
+        return self._ends[-1] if self._ends else 0
+
+    def _stage(self, number: int) -> Order:
+        if self._open is None or self._open[0] != number:
+            self._close_stage()
+            self._open = number, self._openers[number]()
+        return self._open[1]
+
+    def _close_stage(self) -> None:
+        if self._open is not None:
+            self._open[1].close()
+        self._open = None
+
+    def locate(self, step: int) -> tuple[Segment, Tensor]:
+        number = bisect.bisect_right(self._ends, step)
+        start = self._ends[number - 1] if number else 0
+        if number < len(self._ends):
+            return self._stage(number).locate(step - start)
+        self._close_stage()
+        return self.last.locate(step - start)
+
+    def close(self) -> None:
+        self._close_stage()
+        self.last.close()
 
 
 class FreshOrder:

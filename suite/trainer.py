@@ -26,9 +26,20 @@ from torch import Tensor
 
 from suite import measure
 from suite.capture import record
-from suite.config import Run, TrainConfig
+from suite.config import Run, Stage, TrainConfig, epoch_rows, stage_of
 from suite.contracts import IGNORE, Batch, Segment
-from suite.data import FiniteOrder, FreshOrder, Order, chunks, load_splits, take, to_device
+from suite.data import (
+    FreshOrder,
+    Order,
+    StagedOrder,
+    chunks,
+    finite_order,
+    load_splits,
+    staged_digest,
+    take,
+    to_device,
+)
+from suite.generate import generate
 from suite.rng import torch_seed
 from suite.schedule import Plateau, lr_factor
 
@@ -76,6 +87,7 @@ UNITS = {
     "bits_per_byte": "bits",
     "bits_per_base": "bits",
     "bits_per_sample": "bits",
+    "judge_accuracy": "fraction",
 }
 
 
@@ -134,6 +146,7 @@ class Trainer:
             self._restore()
             self._loop()
             self._test()
+            self._generate()
             self._measure()
         return self.outcome
 
@@ -144,16 +157,17 @@ class Trainer:
         run, train, device = self.run, self.train, self.device
         measure.reset_peak_memory(device)
         self.splits = load_splits(run.task, run.seed)
-        self.outcome.data_digest = self.splits.digest
-        self.order: Order
+        stages = [stage_of(run.task, train, stage)[0] for stage in train.length_warmup]
+        self.outcome.data_digest = staged_digest(self.splits, stages, run.seed)
+        last: Order
         if run.task.fresh:
-            per_epoch = train.epoch_steps or train.steps or 1
-            self.order = FreshOrder(run.task, train.batch_size, run.seed, per_epoch, device)
+            last = self._fresh_order(run.task, train.batch_size, train.steps or 1)
         else:
-            self.order = FiniteOrder(self.splits.train, train.batch_size, run.seed, train.shuffle, device)
+            last = finite_order(self.splits.train, train.batch_size, run.seed, train.shuffle, device)
+        self.order = StagedOrder([self._stage(stage) for stage in train.length_warmup], last)
         self.cleanup.callback(self.order.close)
         self.valid = [to_device(segment, device) for segment in self.splits.valid]
-        self.total_steps = train.steps or (train.epochs or 1) * self.order.epoch_steps
+        self.total_steps = self.order.stage_steps + (train.steps or (train.epochs or 1) * self.order.epoch_steps)
         unit = self.order.epoch_steps if train.epochs else 1
         self.eval_steps = (train.eval_every or 0) * unit or max(1, self.total_steps // 10)
 
@@ -198,6 +212,27 @@ class Trainer:
         self._pool = torch.cuda.graph_pool_handle() if graphs else None
         self._recorded: dict[Any, tuple[Callable[[], None], Batch]] = {}
 
+    def _fresh_order(self, task: Any, batch_size: int, steps: int) -> Order:
+        """steps: the length of an epoch where neither the run nor the task knows it."""
+        rows = epoch_rows(task)
+        per_epoch = self.train.epoch_steps or (steps if rows is None else -(-rows // batch_size))
+        return FreshOrder(task, batch_size, self.run.seed, per_epoch, self.device)
+
+    def _stage(self, stage: Stage) -> tuple[Callable[[], Order], Callable[[Order], int]]:
+        """What opens the order of a stage, and its steps."""
+        task, batch_size = stage_of(self.run.task, self.train, stage)
+
+        def opened() -> Order:
+            if task.fresh:
+                return self._fresh_order(task, batch_size, stage.steps or 1)
+            rows = tuple(task.segments("train", self.run.seed))
+            return finite_order(rows, batch_size, self.run.seed, self.train.shuffle, self.device)
+
+        def steps(order: Order) -> int:
+            return stage.steps or (stage.epochs or 1) * order.epoch_steps
+
+        return opened, steps
+
     # ---------------------------------------------------------------- one step
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -241,7 +276,8 @@ class Trainer:
         if self.device.type != "cuda":
             function(take(segment, rows))
             return
-        key = (kind, len(rows), segment.inputs.shape[1:], segment.targets.shape[1:], segment.inputs.dtype)
+        shapes = segment.inputs.shape[1:], segment.targets.shape[1:]
+        key = (kind, len(rows), *shapes, segment.inputs.dtype, segment.rate)
         if key not in self._recorded:
             self.watch.cancel()
             static = take(segment, rows)
@@ -322,14 +358,19 @@ class Trainer:
         for total in self.sums.values():
             total.zero_()
         size = self.train.eval_batch_size or self.train.batch_size
-        for start, stop in chunks(len(segment), size):
-            rows = torch.arange(start, stop, device=self.device)
-            if kind is None:
-                self._eval_step(take(segment, rows))
-            else:
-                self._call(kind, self._eval_step, segment, rows)
+        with self._at_rate(segment):
+            for start, stop in chunks(len(segment), size):
+                rows = torch.arange(start, stop, device=self.device)
+                if kind is None:
+                    self._eval_step(take(segment, rows))
+                else:
+                    self._call(kind, self._eval_step, segment, rows)
         sums = {metric: total.tolist() for metric, total in self.sums.items()}
         return {metric: (total, count) for metric, (total, count) in sums.items() if count}
+
+    def _at_rate(self, segment: Segment) -> contextlib.AbstractContextManager[Any]:
+        """Step sizes by the segment's sampling rate."""
+        return contextlib.nullcontext() if segment.rate == 1 else self.model.at_rate(segment.rate)
 
     def _record(self, split: str, parts: dict[str, dict[str, tuple[float, float]]]) -> dict[str, float]:
         """Rows of a split: each named slice, then the whole as the ratio of the summed parts."""
@@ -399,6 +440,10 @@ class Trainer:
         parts: dict[str, dict[str, tuple[float, float]]] = {}
         for segment in self.run.task.segments("test", self.run.seed):
             self._heed_stop()
+            if segment.rate != 1:
+                with self.model.at_rate(segment.rate) as follows:
+                    scale = 1 / segment.rate if follows else 1.0
+                self.outcome.add("step_scale", "ratio", scale, split="test", slice=segment.slice, step=self.step)
             try:
                 parts[segment.slice] = self._evaluate(to_device(segment, self.device), None)
             except torch.OutOfMemoryError as error:
@@ -406,6 +451,28 @@ class Trainer:
                 reason = str(error).splitlines()[0]
                 self.outcome.add("accuracy", "fraction", None, status="oom", error=reason, **columns)
         self._record("test", parts)
+
+    def _generate(self) -> None:
+        """For a task that has sequences made: what its judge says of them."""
+        task = self.run.task
+        wanted = getattr(task, "num_generated", 0)
+        if not wanted:
+            return
+        size = self.train.eval_batch_size or self.train.batch_size
+        parts = []
+        try:
+            with self._autocast():
+                for start, stop in chunks(wanted, size):
+                    seed = torch_seed(self.run.seed, "generate", start)
+                    options = {"temperature": task.temperature, "between": self._heed_stop}
+                    number, length, first = stop - start, task.spec.max_length, task.first_token
+                    parts.append(generate(self.model, number, length, first, self.device, seed, **options))
+        except ValueError as error:
+            # a model that reads the future has no step
+            self.outcome.add("generation", "", None, split="generated", step=self.step, status="n/a", error=str(error))
+            return
+        for split, metric, value in task.judge(torch.cat(parts), self.device):
+            self.outcome.add(metric, UNITS.get(metric, ""), value, split=split, step=self.step)
 
     def _measure(self) -> None:
         add = self.outcome.add

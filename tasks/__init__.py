@@ -24,6 +24,7 @@ TASKS = Registry(
             "tasks.audio:YouTubeMix", "the next sample of solo piano, mu-law at 8 bits, Mamba Figure 7"
         ),
         "recordings": Entry("tasks.audio:Recordings", "the next sample of any folder of recordings"),
+        "sc09": Entry("tasks.sc09:SC09", "the next sample of spoken digits, and clips made of nothing, Mamba Table 4"),
         "hg38": Entry("tasks.dna:HG38", "the next base of the human genome, Mamba Figure 5"),
         "species": Entry("tasks.dna:Species", "which species a stretch of DNA is of, Mamba Figure 6"),
         "lra-listops": Entry("tasks.lra.listops:LRAListOps", "the value of a nested expression, LRA ListOps"),

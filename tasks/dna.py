@@ -76,7 +76,8 @@ def _mapped(path: Path) -> Array:
 @functools.lru_cache(maxsize=4096)
 def _map(path: Path, size: int, changed: int) -> Array:
     # an empty file cannot be mapped
-    return np.memmap(path, dtype=np.uint8, mode="r") if size else np.empty(0, dtype=np.uint8)
+    # plain arrays: slicing a memmap costs as much as copying a thousand bytes
+    return np.asarray(np.memmap(path, dtype=np.uint8, mode="r")) if size else np.empty(0, dtype=np.uint8)
 
 
 def index(path: Path, told: Path) -> dict[str, Array]:
@@ -115,7 +116,8 @@ def index(path: Path, told: Path) -> dict[str, Array]:
 def _fasta_in(folder: Path) -> list[Path]:
     """FASTA files, a plain one before its packed copy."""
     found = [path for path in cache.files_in(folder, *SUFFIXES) if path.is_file()] if folder.is_dir() else []
-    return [path for path in found if path.suffix != ".gz" or path.with_suffix("") not in found]
+    names = {path.name for path in found}
+    return [path for path in found if path.suffix != ".gz" or path.stem not in names]
 
 
 def _fasta_below(folder: Path) -> list[Path]:
@@ -156,7 +158,7 @@ class DNATask(PlannedTask):
     def stretches(self, records: Array, starts: Array, length: int) -> Array:
         """uint8 [R, length]: tokens, `MASKED` added in lower case; N where a stretch leaves its record."""
         arrays, files = self.opened()
-        rows = np.full((len(records), length), UNKNOWN, dtype=np.uint8)
+        letters = np.full((len(records), length), ord("N"), dtype=np.uint8)
         names = ("file", "length", "offset", "bases", "bytes")
         facts = np.stack([arrays[f"records.{name}"][records] for name in names], axis=1).tolist()
         for row, ((file, size, offset, num_bases, num_bytes), start) in enumerate(
@@ -165,11 +167,9 @@ class DNATask(PlannedTask):
             low, high = max(start, 0), min(start + length, size)
             if low >= high:
                 continue
-            first = offset + low // num_bases * num_bytes + low % num_bases
-            last = offset + (high - 1) // num_bases * num_bytes + (high - 1) % num_bases + 1
-            codes = CODES[files[file][first:last]]
-            rows[row, low - start : high - start] = codes[codes < BREAK]
-        return rows
+            letters[row, low - start : high - start] = _cut(files[file], offset, num_bases, num_bytes, low, high)
+        codes = np.frombuffer(letters.tobytes().translate(CODES.tobytes()), dtype=np.uint8)
+        return codes.reshape(letters.shape)
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         """valid and test are one fixed set of rows; every seed has the same."""
@@ -181,6 +181,21 @@ class DNATask(PlannedTask):
     def evaluation(self, split: str) -> Segment:
         """The rows of valid or test."""
         raise NotImplementedError
+
+
+def _cut(content: Array, offset: int, num_bases: int, num_bytes: int, low: int, high: int) -> Array:
+    """The letters low to high of a record that begins at offset, in lines of num_bases letters and num_bytes bytes."""
+    first, last = low // num_bases, (high - 1) // num_bases
+    at = offset + first * num_bytes
+    head, tail = low - first * num_bases, high - last * num_bases
+    if first == last:
+        return content[at + head : at + tail]
+    end = offset + last * num_bytes
+    # all lines but the last, which may be short where the file ends, as one array whose view leaves out their ends
+    lines = np.ndarray((last - first, num_bases), np.uint8, content, at, (num_bytes, 1))
+    if last - first == 1:
+        return np.concatenate([lines[0, head:], content[end : end + tail]])
+    return np.concatenate([lines.reshape(-1)[head:], content[end : end + tail]])
 
 
 @functools.lru_cache(maxsize=8)
@@ -211,6 +226,16 @@ def shared_bases(intervals: Mapping[str, tuple[Array, Array, Array]]) -> dict[st
     return result
 
 
+def _labels(soft_masked: bool) -> bytes:
+    """What each token is as a target, as the bytes of int8: none for N, and none for lower case unless it counts."""
+    table = np.full(256, IGNORE, dtype=np.int8)
+    table[:UNKNOWN] = np.arange(UNKNOWN)
+    if soft_masked:
+        table[MASKED : MASKED + UNKNOWN] = np.arange(UNKNOWN)
+    return table.tobytes()
+
+
+LABELS = {"upper": _labels(True), "ignore": _labels(False)}
 HG38_CHR1 = 248_956_422
 """Bases of chromosome 1 in GRCh38."""
 INTERVALS = {"train": 34_021, "valid": 2_213, "test": 1_937}
@@ -230,9 +255,8 @@ class HG38(DNATask):
     `mamba`: all of the interval, in pieces that do not overlap; longer than the interval, two, of which one begins
     with it and one ends with it.
 
-    What lies beyond a chromosome's end is N. An epoch is every row once, in an order by seed and epoch; the run gives
-    `steps` or `epoch_steps` (`data prepare` prints the rows of an epoch). HyenaDNA selects on test
-    (`split_policy: paper`).
+    What lies beyond a chromosome's end is N. An epoch is every row once, in an order by seed and epoch. HyenaDNA
+    selects on test (`split_policy: paper`). Sequence-length warm-up is the run's (`train.length_warmup`).
 
     N is a token but never a target, as in HyenaDNA; the other IUPAC letters count as N. Lower case (soft-masked
     repeats) is read as upper case, or is no target either (`soft_masked: ignore`).
@@ -348,13 +372,10 @@ class HG38(DNATask):
 
     def _segment(self, records: Array, starts: Array) -> Segment:
         codes = self.stretches(records, starts, self.length)
-        inputs = codes & (MASKED - 1)
-        targets = np.full(inputs.shape, IGNORE, dtype=np.int8)
-        labelled = inputs[:, 1:] != UNKNOWN
-        if self.soft_masked == "ignore":
-            labelled &= codes[:, 1:] < MASKED
-        np.copyto(targets[:, :-1], inputs[:, 1:].view(np.int8), where=labelled)
-        return Segment(inputs=torch.from_numpy(inputs), targets=torch.from_numpy(targets))
+        targets = np.full(codes.shape, IGNORE, dtype=np.int8)
+        labels = codes[:, 1:].tobytes().translate(LABELS[self.soft_masked])
+        targets[:, :-1] = np.frombuffer(labels, dtype=np.int8).reshape(len(codes), -1)
+        return Segment(inputs=torch.from_numpy(codes & (MASKED - 1)), targets=torch.from_numpy(targets))
 
     def evaluation(self, split: str) -> Segment:
         return self._segment(*self.rows("test" if self.split_policy == "paper" else split))
@@ -366,6 +387,11 @@ class HG38(DNATask):
         epochs, places = np.divmod(wanted, len(records))
         rows = np.concatenate([_order(seed, int(e), len(records))[places[epochs == e]] for e in np.unique(epochs)])
         return self._segment(records[rows], starts[rows])
+
+    @property
+    def epoch_rows(self) -> int:
+        """Rows of train that are seen once an epoch."""
+        return len(self.rows("train")[0])
 
     def counts(self) -> dict[str, int]:
         """Rows of every split; of train, in an epoch."""
@@ -641,7 +667,9 @@ class Species(DNATask):
         """Classes, records and starts of rows."""
         kinds = rng.integers(0, len(regions), count)
         which, where = rng.random(count), rng.random(count)
-        chosen = np.array([regions[k][int(u * len(regions[k]))] for k, u in zip(kinds, which, strict=True)])
+        counts = np.array([len(part) for part in regions])
+        first = counts.cumsum() - counts
+        chosen = np.concatenate(regions)[first[kinds] + (which * counts[kinds]).astype(np.int64)]
         free = chosen[:, 2] - chosen[:, 1] - self.length + 1
         return kinds, chosen[:, 0], chosen[:, 1] + (where * free).astype(np.int64)
 

@@ -67,15 +67,17 @@ class Recordings:
         return frozenset(named)
 
 
-def find_recordings(data: Path | None, words: tuple[str, ...] = WORDS) -> Recordings:
-    """The recordings in `data`, in a folder below it, or in the cache."""
+def find_recordings(
+    data: Path | None, words: tuple[str, ...] = WORDS, task: str = "speech-commands", source: str = "speech-commands"
+) -> Recordings:
+    """The recordings of these words in `data`, in a folder below it, or in the cache."""
     root = find(
-        SpeechCommands.name,
+        task,
         data,
-        SpeechCommands.source,
-        ("speech_commands", "speech_commands_v0.02"),
+        source,
+        ("speech_commands", "speech_commands_v0.02", "sc09"),
         lambda path: any((path / word).is_dir() for word in words),
-        "the folders yes, no, up, ... of WAV files of Speech Commands v0.02",
+        f"the folders {', '.join(words[:3])}, ... of WAV files of Speech Commands v0.02",
     )
     clips: list[str] = []
     for word in words:
@@ -97,7 +99,7 @@ def _held_out(clip: str) -> bool:
     return hashlib.sha256(f"valid/{speaker(clip)}".encode()).digest()[0] % 8 == 0
 
 
-def _clean_splits(recordings: Recordings) -> dict[str, list[str]]:
+def clean_splits(recordings: Recordings) -> dict[str, list[str]]:
     """Speaker-disjoint: the lists decide on test, and on valid if they can; else valid is carved out of train."""
     tests = [name for name in ("testing_list.txt", "split_test.txt") if name in recordings.lists]
     if not tests:
@@ -195,6 +197,18 @@ def mfcc(signal: Array) -> Array:
     return torch.cat(parts).contiguous().numpy()
 
 
+def moments(values: Array) -> tuple[Array, Array]:
+    """Mean and deviation of each channel of [R, T, C], float64."""
+    count = values.shape[0] * values.shape[1]
+    mean = values.sum(axis=(0, 1), dtype=np.float64) / count
+    square = np.einsum("rtc,rtc->c", values, values, dtype=np.float64) / count
+    return mean, np.sqrt(square - mean**2)
+
+
+_moments: dict[str, tuple[Array, Array]] = {}
+"""Of the training rows of the tasks this process has opened."""
+
+
 class SpeechCommands(PlannedTask):
     """Ten (SC10) or 35 (SC35) spoken words, from the raw waveform or its cepstrum, as in DSS Table 2.
 
@@ -208,9 +222,9 @@ class SpeechCommands(PlannedTask):
     lists under either policy, short clips padded (`short_clips: pad, scaling: standard`).
 
     `half_rate` adds DSS's zero-shot change of resolution to the test split: a second slice, `rate=8000`, holds every
-    second sample of the rows of `rate=16000`. The rows are only half as long; a state-space model is at home there
-    when its step size is doubled, which is the model's matter. The test value over both slices mixes them: read the
-    slices.
+    second sample of the rows of `rate=16000`. Its segment says so (`rate` 0.5), and linear time-invariant layers take
+    steps twice as large there (`Backbone.at_rate`); other layers see shorter rows, as they are. The test value over
+    both slices mixes them: read the slices.
 
     Departures: the source's permutation comes from a library and the file system's order and is not repeated, only
     its proportions; it drops short clips before it splits, here after. It lets a speaker be in train and test, so the
@@ -222,7 +236,7 @@ class SpeechCommands(PlannedTask):
     """
 
     name: ClassVar[str] = "speech-commands"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     source: ClassVar[str] = "speech-commands"
 
     classes: Literal[10, 35] = 10
@@ -303,7 +317,7 @@ class SpeechCommands(PlannedTask):
 
     def _splits(self, recordings: Recordings) -> dict[str, list[str]]:
         own = self.split_policy == "paper" and self.classes == 10
-        return _paper_splits(recordings) if own else _clean_splits(recordings)
+        return _paper_splits(recordings) if own else clean_splits(recordings)
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         """Recordings are no random draw: every seed has the same rows."""
@@ -327,11 +341,11 @@ class SpeechCommands(PlannedTask):
 
         values = signal(split)
         if self.scaling == "standard":
-            train = values if split == "train" else signal("train")
-            count = train.shape[0] * train.shape[1]
-            mean = train.sum(axis=(0, 1), dtype=np.float64) / count
-            square = np.einsum("rtc,rtc->c", train, train, dtype=np.float64) / count
-            deviation = np.sqrt(square - mean**2)
+            key = f"{self.model_dump_json()} {self.fingerprint()}"
+            # validation and test come after train, whose rows it would take seconds to go through again
+            if key not in _moments:
+                _moments[key] = moments(values if split == "train" else signal("train"))
+            mean, deviation = _moments[key]
             values -= mean.astype(np.float32)
             values /= (deviation + 1e-5).astype(np.float32)
         targets = torch.from_numpy(arrays["targets"][chosen(split)].astype(np.int16))
@@ -340,4 +354,4 @@ class SpeechCommands(PlannedTask):
             return
         for step in (1, 2):
             inputs = torch.from_numpy(np.ascontiguousarray(values[:, ::step]))
-            yield Segment(inputs=inputs, targets=targets, slice=f"rate={RATE // step}")
+            yield Segment(inputs=inputs, targets=targets, slice=f"rate={RATE // step}", rate=1 / step)

@@ -78,10 +78,17 @@ def test_prepare_verify_and_run_from_an_archive(call, reviews, tmp_path):
     where = call("data", "where").stdout.splitlines()
     assert where[0] == str(tmp_path / "cache")
     assert any(line.startswith("v1/unpacked/imdb-") for line in where)
-    planned = call("run", "dss/table1-lra", "--only", "task.name=lra-text", "--scale", "tiny", "--dry-run")
-    # image has no data, and the whole grid is checked first
+    planned = call("run", "dss/table1-lra", "--scale", "tiny", "--dry-run")
+    # image has no data, and everything is checked first
     assert planned.returncode == 2
     assert "lra-image: no data" in planned.stderr
+    # what is left out by name needs none
+    planned = call("run", "dss/table1-lra", "--only", "task.name=lra-text", "--scale", "tiny", "--dry-run")
+    assert planned.returncode == 0, planned.stderr
+    assert "2 runs, 2 to do" in planned.stdout
+    wrong = call("run", "dss/table1-lra", "--only", "task.name=lra-txt", "--scale", "tiny", "--dry-run")
+    assert wrong.returncode == 2
+    assert "did you mean 'lra-text'" in wrong.stderr
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from suite import storage, trainer
+from suite import data, storage, trainer
 from suite.config import TrainConfig
-from suite.data import FiniteOrder, FreshOrder, digest
+from suite.data import FiniteOrder, FreshOrder, HostOrder, digest
 from suite.runner import execute, plan
 from suite.schedule import Plateau, lr_factor
 from tests.suite.toy import Parity, make_run
@@ -159,6 +159,35 @@ def test_rows_are_seen_once_an_epoch_and_never_mix_segments():
     assert sorted(seen[0]) == list(range(10))
     assert sorted(seen[1]) == list(range(7))
     assert order.locate(5)[1].tolist() != order.locate(0)[1].tolist()
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_rows_kept_on_the_host_come_in_the_same_batches(shuffle):
+    segments = (
+        *Parity(length=4, num_train=10).segments("train", 0),
+        *Parity(length=6, num_train=7).segments("train", 0),
+    )
+    near, far = FiniteOrder(segments, 4, 0, shuffle, CPU), HostOrder(segments, 4, 0, shuffle, CPU)
+    assert near.epoch_steps == far.epoch_steps
+    # onwards over the end of an epoch, back, and far ahead
+    for step in (0, 1, 2, 3, 4, 5, 6, 2, 3, 90):
+        (a, rows), (b, same) = near.locate(step), far.locate(step)
+        for name in ("inputs", "targets", "positions"):
+            assert torch.equal(getattr(a, name)[rows], getattr(b, name)[same])
+        assert len(b) == len(rows)
+        assert a.slice == b.slice
+    far.close()
+
+
+@pytest.mark.parametrize(("free", "kind"), [(10**6, FiniteOrder), (500, HostOrder)])
+def test_rows_stay_on_the_device_where_they_take_no_more_than_half_of_what_is_free(monkeypatch, free, kind):
+    opened = []
+    for cls in (FiniteOrder, HostOrder):
+        monkeypatch.setattr(data, cls.__name__, lambda *_, cls=cls: opened.append(cls))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, free))
+    segments = tuple(Parity(length=6, num_train=20).segments("train", 0))
+    data.finite_order(segments, 4, 0, True, torch.device("cuda"))
+    assert opened == [kind]
 
 
 def test_without_shuffling_every_epoch_is_the_stored_order():

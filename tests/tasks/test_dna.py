@@ -439,3 +439,32 @@ def test_the_real_encode_regions_of_five_species_load(shared):
     assert (shares[:4] > 0.15).all()
     assert set(segment.targets.tolist()) == {0, 1, 2, 3, 4}
     assert task.stand_in == "1000000 bases of human, not a whole genome"
+
+
+@pytest.mark.parametrize(("rule", "steps"), [("mamba", [6, 6, 6]), ("hyenadna", [2, 4, 6])])
+def test_epochs_of_a_warm_up_in_length_are_those_of_the_sources(folder, rule, steps):
+    """With as many tokens a batch, Mamba's epochs have the same steps at every length, HyenaDNA's twice as many."""
+    from models import MODELS
+    from suite.config import ExperimentConfig, Resolver, expand
+    from suite.trainer import Trainer
+    from tasks import TASKS
+
+    config = ExperimentConfig(
+        title="stages",
+        baseline={
+            "task": {"name": "hg38", "data": str(folder), "length": 32, "rule": rule},
+            "model": {"name": "s4d", "d_model": 4, "d_state": 4, "num_layers": 1},
+            "train": {
+                "epochs": 2,
+                "batch_size": 2 if rule == "mamba" else 1,
+                "length_warmup": [{"length": 8, "epochs": 2}, {"length": 16, "epochs": 2}],
+            },
+        },
+    )
+    (run,) = expand("dna/test", config, Resolver(TASKS, MODELS))
+    trainer = Trainer(run, torch.device("cpu"))
+    lengths, step = [], trainer._train_step
+    trainer._train_step = lambda batch: (lengths.append(batch.inputs.shape[1]), step(batch))
+    trainer()
+    # 3 intervals of 64 bases: 3 batches of 64 bases an epoch, or 3 rows at each length, 4, 2 and 1 a batch
+    assert [lengths.count(length) for length in (8, 16, 32)] == steps

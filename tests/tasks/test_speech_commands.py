@@ -299,6 +299,7 @@ def test_half_rate_adds_every_second_sample_of_test_and_nothing_else(official):
     task = SpeechCommands(data=official, length=100, scaling="standard", half_rate=True)
     whole, half = task.segments("test", 0)
     assert (whole.slice, half.slice) == ("rate=16000", "rate=8000")
+    assert (whole.rate, half.rate) == (1, 0.5)
     assert torch.equal(half.inputs, whole.inputs[:, ::2])
     assert half.inputs.shape == (60, 50, 1)
     assert torch.equal(half.targets, whole.targets)
@@ -308,7 +309,8 @@ def test_half_rate_adds_every_second_sample_of_test_and_nothing_else(official):
         assert torch.equal(segment.inputs, load(official, split, scaling="standard").inputs)
 
 
-def test_a_run_reports_both_rates(official):
+@pytest.mark.parametrize(("model", "scale"), [("dss-exp", 2), ("mamba", 1)])
+def test_a_run_reports_both_rates_and_whether_its_steps_followed(official, model, scale):
     from models import MODELS
     from suite.config import ExperimentConfig, Resolver, expand
     from suite.trainer import Trainer
@@ -318,14 +320,22 @@ def test_a_run_reports_both_rates(official):
         title="speech",
         baseline={
             "task": {"name": "speech-commands", "data": str(official), "length": 100, "half_rate": True},
-            "model": {"name": "dss-exp", "d_model": 8, "num_layers": 1},
+            "model": {"name": model, "d_model": 8, "num_layers": 1},
             "train": {"steps": 2, "batch_size": 20},
         },
     )
     (run,) = expand("speech/test", config, Resolver(TASKS, MODELS))
-    rows = Trainer(run, torch.device("cpu"))().rows
-    found = {row["slice"] for row in rows if (row["split"], row["metric"]) == ("test", "accuracy")}
-    assert found == {"rate=16000", "rate=8000", ""}
+    trainer = Trainer(run, torch.device("cpu"))
+    rows = trainer().rows
+    found = {row["slice"]: row["value"] for row in rows if (row["split"], row["metric"]) == ("test", "loss")}
+    assert set(found) == {"rate=16000", "rate=8000", ""}
+    assert [(row["slice"], row["value"]) for row in rows if row["metric"] == "step_scale"] == [("rate=8000", scale)]
+    # the row of the half rate is that of the trained network with its steps so scaled
+    _, half = run.task.segments("test", 0)
+    with torch.no_grad(), trainer.model.at_rate(1 / scale):
+        logits = trainer.model(half.inputs)
+    expected = torch.nn.functional.cross_entropy(logits, half.targets.long())
+    assert found["rate=8000"] == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_cepstrum_has_161_steps_of_20_coefficients_standardised_one_by_one(official):

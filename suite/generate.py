@@ -1,0 +1,78 @@
+"""Sequences drawn from a model one token after the other, by its recurrent step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from suite.capture import record
+
+
+def tensors(state: Any) -> Iterator[Tensor]:
+    """The tensors of a state, in a fixed order: tuples, lists and dataclasses of tensors or None."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, (tuple, list)):
+        for part in state:
+            yield from tensors(part)
+    elif is_dataclass(state):
+        for item in fields(state):
+            yield from tensors(getattr(state, item.name))
+
+
+@torch.no_grad()
+def generate(
+    model: Any,
+    num_rows: int,
+    length: int,
+    first: int,
+    device: torch.device,
+    seed: int,
+    *,
+    temperature: float = 1.0,
+    between: Callable[[], None] = lambda: None,
+) -> Tensor:
+    """Tokens [num_rows, length], int64, on the device; before the first of them the model sees `first`.
+
+        x_0 = first;   x_t ~ softmax(logits_t / temperature)
+
+    drawn as argmax(p / e) with e ~ Exp(1). On a GPU one step is a recorded graph, unless the state grows with time.
+    between: called now and then.
+    """
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        token = torch.full((num_rows,), first, dtype=torch.long, device=device)
+        out = torch.empty(num_rows, length, dtype=torch.long, device=device)
+        state = model.init_state(num_rows)
+
+        def draw(state: Any) -> Any:
+            logits, after = model.step(token, state)
+            p = torch.softmax(logits.float() / temperature, dim=-1)
+            token.copy_((p / torch.empty_like(p).exponential_()).argmax(-1))
+            return after
+
+        held = list(tensors(state))
+        shapes = [part.shape for part in held]
+        fixed = [part.shape for part in tensors(model.step(token, model.init_state(num_rows))[1])] == shapes
+
+        def step() -> None:
+            for old, new in zip(held, list(tensors(draw(state))), strict=True):
+                if new is not old:
+                    old.copy_(new)
+
+        advance: Callable[[], None] = step
+        if fixed and device.type == "cuda":
+            advance = record(step, lambda: (*held, token), device, None)
+        for t in range(length):
+            if fixed:
+                advance()
+            else:
+                state = draw(state)
+            out[:, t] = token
+            if t % 256 == 0:
+                between()
+    return out

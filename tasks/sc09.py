@@ -1,0 +1,164 @@
+"""SC09: spoken digits, sample by sample, and what is said of clips that a model makes of nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from suite.contracts import Segment, TaskSpec
+from tasks.audio import LEVELS, ZERO, mu_law, mu_law_decode, stretched
+from tasks.base import Array
+from tasks.data import DataError
+from tasks.data import folder as cached_folder
+from tasks.data.stored import PlannedTask
+from tasks.speech_commands import ALL_WORDS, RATE, Recordings, clean_splits, find_recordings, read_clip
+
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+CLIPS = 31_158
+"""Of the ten digits in SC09, as in Mamba's sources."""
+
+
+class SC09(PlannedTask):
+    """The next sample of a spoken digit; with `num_generated`, clips made from silence are judged too.
+
+        input   128 131 140 152    (levels of the mu-law; the first is silence, the rest the samples before)
+        target  131 140 152 149    (the sample itself, everywhere)
+
+    Source: Donahue et al. 2019 (SC09), by the protocol of SaShiMi (Goel et al. 2022) as Mamba follows it (section
+    4.4.2, appendix E.4.2, Tables 4 and 5): 16,000 samples, mu-law at 8 bits, the official speaker-disjoint lists.
+
+    Generation: from silence, sample after sample by the model's recurrent step, each drawn from its distribution.
+    FID, IS, mIS and AM (`tasks.generation`) of the clips, and of the real test clips, against the training clips.
+
+    Departures: the judge is our own small classifier, trained here on the training clips (`tasks.judge`), so its
+    numbers compare with each other and with no paper's. No clip is rejected; SaShiMi's listening tests choose. Clips
+    shorter than a second end in silence, which is predicted too, since what is generated has a second as well.
+
+    Folder: as for `speech-commands`. `words` takes others where the digits are missing, which is stand-in data.
+    """
+
+    name: ClassVar[str] = "sc09"
+    version: ClassVar[int] = 1
+    source: ClassVar[str] = "sc09"
+    exponentials: ClassVar[Mapping[str, str]] = {"perplexity": "loss"}
+    """Metrics that are exp of the mean of another."""
+    first_token: ClassVar[int] = ZERO
+    """What generation starts from."""
+
+    words: tuple[str, ...] = DIGITS
+    """Of Speech Commands."""
+    length: int = Field(default=RATE, ge=1024, le=RATE)
+    """Samples of a row: the beginning of each clip, which may be longer."""
+    scaling: Literal["segment", "unit"] = "segment"
+    """`segment`: each clip stretched to [-1, 1] before the mu-law, as in the source; `unit`: full scale is 1."""
+    num_generated: int = Field(default=0, ge=0)
+    """Clips to generate after training; the papers make 2048."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Divides the logits before a sample is drawn."""
+    judge_steps: int = Field(default=3000, ge=1)
+    """Of the judge's training, at 64 clips each."""
+
+    @property
+    def spec(self) -> TaskSpec:
+        unknown = [word for word in self.words if word not in ALL_WORDS]
+        if unknown or len(set(self.words)) != len(self.words) or len(self.words) < 2:
+            what = (
+                f"{unknown[0]!r} is no word of Speech Commands" if unknown else "two or more different ones are needed"
+            )
+            raise ValueError(f"{self.name}: words={', '.join(self.words)}: {what}.")
+        if self.num_generated == 1:
+            raise ValueError(f"{self.name}: num_generated=1 has no spread to judge; give 0, or 2 or more.")
+        return TaskSpec("tokens", num_classes=LEVELS, readout="token", max_length=self.length, vocab_size=LEVELS)
+
+    @property
+    def recordings(self) -> Recordings:
+        # the whole of Speech Commands holds the digits too
+        source = "speech-commands" if cached_folder(self.source) is None else self.source
+        if self.data is None and cached_folder(source) is None:
+            source = self.source
+        return find_recordings(self.data, self.words, self.name, source)
+
+    @property
+    def folder(self) -> Path:
+        return self.recordings.root
+
+    def files(self, folder: Path) -> list[Path]:
+        recordings = self.recordings
+        return [folder / name for name in (*recordings.clips, *recordings.lists)]
+
+    @property
+    def stand_in(self) -> str:
+        recordings = self.recordings
+        if self.words != DIGITS:
+            return f"{len(recordings.clips)} clips of {len(self.words)} other words, not the digits"
+        missing = len(recordings.clips) < CLIPS
+        return f"{len(recordings.clips)} clips of the digits; SC09 has {CLIPS}" if missing else ""
+
+    def plan(self) -> None:
+        for split, rows in self._rows().items():
+            if not len(rows):
+                raise DataError(f"{self.name}: the {split} split of {self.folder} is empty; add recordings.")
+        super().plan()
+
+    def reading(self) -> Mapping[str, Any]:
+        return {"words": self.words, "length": self.length, "scaling": self.scaling}
+
+    def read(self, folder: Path) -> dict[str, Array]:
+        """Levels of the mu-law uint8 [R, length] and words [R], in the order of the recordings."""
+        clips = self.recordings.clips
+        levels = np.empty((len(clips), self.length), dtype=np.uint8)
+        for row, clip in enumerate(clips):
+            samples = np.zeros(self.length, dtype=np.int16)
+            heard = read_clip(folder / clip)[: self.length]
+            samples[: len(heard)] = heard
+            wave = stretched(samples) if self.scaling == "segment" else samples.astype(np.float32) / 2**15
+            levels[row] = mu_law(wave)
+        targets = np.array([self.words.index(clip.partition("/")[0]) for clip in clips], dtype=np.int8)
+        return {"levels": levels, "targets": targets}
+
+    def _rows(self) -> dict[str, Array]:
+        recordings = self.recordings
+        number = {clip: row for row, clip in enumerate(recordings.clips)}
+        splits = clean_splits(recordings)
+        return {split: np.array([number[clip] for clip in clips], dtype=np.int64) for split, clips in splits.items()}
+
+    def segments(self, split: str, seed: int) -> Iterator[Segment]:
+        """Recordings are no random draw: every seed has the same rows."""
+        self.check_split(split)
+        targets = self.arrays()["levels"][self._rows()[split]]
+        inputs = np.empty_like(targets)
+        inputs[:, 0], inputs[:, 1:] = ZERO, targets[:, :-1]
+        yield Segment(inputs=torch.from_numpy(inputs), targets=torch.from_numpy(targets))
+
+    def score(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Also bits a sample."""
+        metrics = super().score(logits, targets)
+        total, count = metrics["loss"]
+        return metrics | {"bits_per_sample": (total / math.log(2), count)}
+
+    def judge(self, clips: torch.Tensor, device: torch.device) -> Iterator[tuple[str, str, float]]:
+        """(split, metric, value): of generated clips [R, length] of levels, of the real test clips, of the judge."""
+        from tasks.generation import scores
+        from tasks.judge import judged, trained
+
+        arrays, rows = self.arrays(), self._rows()
+
+        def waves(levels: Array) -> torch.Tensor:
+            return torch.from_numpy(mu_law_decode(levels).astype(np.float32)).to(device)
+
+        words = torch.from_numpy(arrays["targets"][rows["train"]].astype(np.int64)).to(device)
+        real = waves(arrays["levels"][rows["train"]])
+        content = f"{self.fingerprint()} {dict(self.reading())}"
+        judge = trained(content, real, words, len(self.words), RATE, self.judge_steps)
+        of_train, of_test = judged(judge, real), judged(judge, waves(arrays["levels"][rows["test"]]))
+        right = of_test[1].argmax(-1) == arrays["targets"][rows["test"]]
+        yield "test", "judge_accuracy", float(right.mean())
+        for split, found in (("test", of_test), ("generated", judged(judge, waves(clips.cpu().numpy())))):
+            for metric, value in scores(of_train, found).items():
+                yield split, metric, value

@@ -1,0 +1,202 @@
+"""Stages of growing length before the run proper: as many tokens a batch, one schedule, resumable anywhere."""
+
+import pytest
+import torch
+
+from models import MODELS
+from suite.config import ExperimentConfig, Resolver, expand
+from suite.data import FreshOrder, StagedOrder
+from suite.registry import Entry, Registry
+from suite.trainer import Trainer
+from tests.suite.toy import TASKS as TOYS
+from tests.suite.toy import Parity
+
+CPU = torch.device("cpu")
+TIMED = {"train_throughput", "train_steps", "inference_throughput", "peak_rss"}
+STAGES = [{"length": 4, "steps": 3}, {"length": 8, "steps": 5}]
+
+
+class Reshuffled(Parity):
+    """A stream that is 40 rows in ever new order."""
+
+    epoch_rows: int = 40
+
+
+TASKS = Registry("task", {**TOYS.entries, "reshuffled": Entry("tests.suite.test_length_warmup:Reshuffled", "")})
+
+
+def make(stages=STAGES, train=None, **task):
+    config = ExperimentConfig(
+        title="stages",
+        baseline={
+            "task": {"name": "parity", "length": 16, "endless": True, **task},
+            "model": {"name": "s4d", "num_layers": 1, "d_model": 8, "d_state": 4},
+            "train": {"steps": 4, "batch_size": 4, "length_warmup": stages, **(train or {})},
+        },
+    )
+    (run,) = expand("stages/test", config, Resolver(TASKS, MODELS))
+    return run
+
+
+def trained(run, **options):
+    trainer = Trainer(run, CPU, **options)
+    shapes, rates = [], []
+    step = trainer._train_step
+
+    def watched(batch):
+        shapes.append(tuple(batch.inputs.shape))
+        rates.append(trainer.optimizer.param_groups[-1]["lr"])
+        step(batch)
+
+    trainer._train_step = watched
+    return trainer(), shapes, rates
+
+
+def numbers(rows):
+    keys = ("metric", "split", "slice", "step", "value")
+    return [tuple(row.get(key) for key in keys) for row in rows if row["metric"] not in TIMED]
+
+
+def test_lengths_grow_and_every_batch_has_as_many_tokens():
+    outcome, shapes, _ = trained(make())
+    assert shapes == [(16, 4)] * 3 + [(8, 8)] * 5 + [(4, 16)] * 4
+    assert outcome.step == 12
+
+
+def test_a_stage_may_name_its_own_batch_size():
+    _, shapes, _ = trained(make([{"length": 5, "steps": 2, "batch_size": 3}]))
+    assert shapes == [(3, 5)] * 2 + [(4, 16)] * 4
+
+
+def test_the_rate_has_one_schedule_over_all_stages():
+    _, _, rates = trained(make(train={"schedule": "linear", "lr": 0.12, "warmup_fraction": 0.5}))
+    up = [0.12 * step / 6 for step in range(6)]
+    assert rates == pytest.approx([*up, *(0.12 * (1 - step / 6) for step in range(6))])
+
+
+def test_an_epoch_of_a_finite_task_is_every_row_of_that_length_once():
+    # 70 rows: batches of 16, 8 and 4
+    _, shapes, _ = trained(make([{"length": 4, "epochs": 2}, {"length": 8, "epochs": 1}], endless=False))
+    assert shapes == 2 * ([(16, 4)] * 4 + [(6, 4)]) + [(8, 8)] * 8 + [(6, 8)] + [(4, 16)] * 4
+
+
+def test_an_epoch_of_a_stream_is_its_rows_or_else_the_steps_it_is_given():
+    options = {"steps": None, "epochs": 2}
+    known = make([{"length": 8, "epochs": 1}], options, name="reshuffled")
+    _, shapes, _ = trained(known)
+    assert shapes == [(8, 8)] * 5 + [(4, 16)] * 20
+    _, shapes, _ = trained(make([{"length": 8, "epochs": 2}], options | {"epoch_steps": 3}))
+    assert shapes == [(8, 8)] * 6 + [(4, 16)] * 6
+    with pytest.raises(ValueError, match=r"parity draws fresh data; give steps or epoch_steps"):
+        make([{"length": 8, "epochs": 2}])
+
+
+@pytest.mark.parametrize("endless", [True, False])
+@pytest.mark.parametrize("stop_at", [1, 3, 6, 8, 10])
+def test_an_interrupted_run_continues_in_the_stage_it_was_in(tmp_path, endless, stop_at):
+    run = make(train={"schedule": "cosine", "eval_every": 2, "keep": "best"}, endless=endless)
+    whole = trained(run)
+    calls = iter(range(1000))
+    path = tmp_path / "a.checkpoint"
+    with pytest.raises(KeyboardInterrupt):
+        trained(run, checkpoint=path, stop=lambda: next(calls) >= stop_at)
+    torch.manual_seed(99)
+    outcome, shapes, rates = trained(run, checkpoint=path)
+    assert numbers(outcome.rows) == numbers(whole[0].rows)
+    assert shapes == whole[1][stop_at:]
+    assert rates == whole[2][stop_at:]
+
+
+def test_validation_is_at_the_full_length_from_the_first_stage_on():
+    outcome, _, _ = trained(make(train={"eval_every": 1}))
+    slices = {row["slice"] for row in outcome.rows if row["split"] == "valid" and row["slice"]}
+    assert slices == {"length=16"}
+    assert {row["step"] for row in outcome.rows if row["split"] == "valid"} == set(range(1, 13))
+
+
+def test_the_digest_covers_the_rows_of_the_stages():
+    digests = {trained(make(stages))[0].data_digest for stages in ([], STAGES[:1], STAGES)}
+    assert len(digests) == 3
+
+
+def test_a_run_without_stages_keeps_the_id_it_had_before_there_were_any():
+    plain = make(())
+    assert "length_warmup" not in plain.resolved["train"]
+    assert make().run_id != plain.run_id
+    assert make().resolved["train"]["length_warmup"][0]["length"] == 4
+    assert make([{**STAGES[0], "steps": 4}, STAGES[1]]).run_id != make().run_id
+
+
+def test_only_the_stage_at_hand_is_open():
+    task, opened, closed = Parity(endless=True), [], []
+
+    class Watched(FreshOrder):
+        def close(self):
+            closed.append(self.number)
+            super().close()
+
+    def opener(number):
+        def call():
+            order = Watched(task, 2, 0, 2, CPU)
+            order.number = number
+            opened.append(number)
+            return order
+
+        return call
+
+    order = StagedOrder(
+        [(opener(0), lambda _: 2), (opener(1), lambda order: order.epoch_steps)], FreshOrder(task, 4, 0, 1, CPU)
+    )
+    assert order.stage_steps == 4
+    opened.clear(), closed.clear()
+    for step in range(6):
+        order.locate(step)
+        assert len(opened) - len(closed) <= (step < 4)
+    assert opened == [0, 1]
+    order.close()
+    assert len(closed) == len(opened) + 1
+
+
+@pytest.mark.parametrize(
+    ("stages", "words"),
+    [
+        ([{"length": 8, "steps": 1}, {"length": 4, "steps": 1}], "the lengths must grow, got 8, 4"),
+        ([{"length": 8, "steps": 1}, {"length": 8, "steps": 1}], "the lengths must grow"),
+        ([{"length": 16, "steps": 1}], "length 16 is not below the task's 16"),
+        ([{"length": 5, "steps": 1}], "holds no whole number of rows of length 5; give the stage a batch_size"),
+        ([{"length": 4}], "exactly one of steps and epochs"),
+        ([{"length": 4, "steps": 1, "epochs": 1}], "exactly one of steps and epochs"),
+        ([{"length": 4, "step": 1}], "unknown key"),
+    ],
+)
+def test_stages_that_cannot_work_are_refused_before_any_run(stages, words):
+    with pytest.raises(ValueError, match=words):
+        make(stages)
+
+
+def test_what_a_task_cannot_do_at_a_length_is_the_tasks_own_error():
+    config = ExperimentConfig(
+        title="stages",
+        baseline={
+            "task": {"name": "mqar"},
+            "model": {"name": "s4d"},
+            "train": {"steps": 1, "length_warmup": [{"length": 4, "steps": 1}]},
+        },
+    )
+    from tasks import TASKS as REAL
+
+    with pytest.raises(ValueError, match=r"length_warmup: length 4: mqar: .* needs length >= 256"):
+        expand("stages/test", config, Resolver(REAL, MODELS))
+
+
+def test_a_schedule_in_epochs_goes_with_no_stages():
+    with pytest.raises(ValueError, match="take schedule_unit: step"):
+        make(train={"schedule_unit": "epoch"})
+
+
+def test_a_task_whose_rows_have_one_length_has_no_stages():
+    from suite.config import Stage, TrainConfig, stage_of
+    from tasks.lra.image import LRAImage
+
+    with pytest.raises(ValueError, match="no option `length`; leave the stages out"):
+        stage_of(LRAImage(), TrainConfig(steps=1), Stage(length=4, steps=1))

@@ -1,0 +1,234 @@
+"""SC09: clips as levels, and a judge that tells made clips from real ones."""
+
+import numpy as np
+import pytest
+import torch
+
+from suite.contracts import TaskSpec
+from tasks.audio import ZERO, mu_law, mu_law_decode, stretched
+from tasks.data import DataError, obtain
+from tasks.judge import Judge, judged, mel_filters
+from tasks.sc09 import DIGITS, SC09
+
+soundfile = pytest.importorskip("soundfile")
+
+CPU = torch.device("cpu")
+RATE = 16_000
+LENGTH = 2048
+SPEAKERS = [f"{i:08x}" for i in range(12)]
+
+
+def voice(word, speaker, frames=LENGTH):
+    """A tone a word, in a pitch and phase of the speaker's own."""
+    rng = np.random.default_rng(100 * word + speaker)
+    time = np.arange(frames) / RATE
+    pitch = 300 * 1.35**word * (1 + 0.02 * rng.normal())
+    wave = np.sin(2 * np.pi * pitch * time + rng.uniform(0, 6)) + 0.05 * rng.normal(size=frames)
+    return np.round(6000 * wave).astype(np.int16)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for i, word in enumerate(DIGITS):
+        (tmp_path / word).mkdir()
+        for j, name in enumerate(SPEAKERS):
+            frames = 1500 if (i, j) == (0, 0) else LENGTH
+            soundfile.write(tmp_path / word / f"{name}_nohash_0.wav", voice(i, j, frames), RATE, subtype="PCM_16")
+    for name, speakers in (("testing_list.txt", SPEAKERS[:3]), ("validation_list.txt", SPEAKERS[3:5])):
+        lines = [f"{word}/{speaker}_nohash_0.wav\n" for word in DIGITS for speaker in speakers]
+        (tmp_path / name).write_text("".join(lines) + "bed/00000000_nohash_0.wav\n")
+    return tmp_path
+
+
+def load(folder, split, **options):
+    (segment,) = SC09(data=folder, length=LENGTH, **options).segments(split, 0)
+    return segment
+
+
+def test_rows_are_the_levels_of_clips_and_inputs_the_samples_before(folder):
+    segment = load(folder, "valid")
+    assert segment.targets.shape == (20, LENGTH)
+    assert segment.inputs.dtype == segment.targets.dtype == torch.uint8
+    assert segment.targets[3].numpy().tolist() == mu_law(stretched(voice(1, 4))).tolist()
+    assert (segment.inputs[:, 0] == ZERO).all()
+    assert torch.equal(segment.inputs[:, 1:], segment.targets[:, :-1])
+
+
+def test_official_lists_keep_speakers_apart(folder):
+    assert [len(load(folder, split)) for split in ("train", "valid", "test")] == [70, 20, 30]
+
+
+def test_a_short_clip_ends_in_silence_which_is_predicted_too(folder):
+    row = load(folder, "test", scaling="unit").targets[0]
+    assert (row[1500:] == ZERO).all()
+    assert (row[:1500] != ZERO).float().mean() > 0.9
+
+
+def test_it_is_found_in_the_cache_as_itself_or_within_speech_commands(folder, tmp_path_factory):
+    import tarfile
+
+    with pytest.raises(DataError, match=r"sc09: no data; call `python run_suite.py data prepare sc09`"):
+        SC09(length=LENGTH).fingerprint()
+    archive = tmp_path_factory.mktemp("download") / "speech.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        for path in sorted(folder.iterdir()):
+            tar.add(path, path.name)
+    obtain("speech-commands", [archive])
+    assert SC09(length=LENGTH).counts() == {"train": 70, "valid": 20, "test": 30}
+
+
+def test_stand_in_data_say_so(folder):
+    assert SC09(data=folder, length=LENGTH).stand_in == "120 clips of the digits; SC09 has 31158"
+    other = SC09(data=folder, length=LENGTH, words=("one", "two"))
+    assert other.stand_in == "24 clips of 2 other words, not the digits"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"words": ("one", "ten")}, "'ten' is no word of Speech Commands"),
+        ({"words": ("one", "one")}, "two or more different ones"),
+        ({"num_generated": 1}, "num_generated=1 has no spread"),
+    ],
+)
+def test_options_that_cannot_work_are_errors(folder, options, words):
+    with pytest.raises(ValueError, match=words):
+        _ = SC09(data=folder, length=LENGTH, **options).spec
+
+
+def test_a_word_without_a_clip_is_an_error(folder):
+    for path in (folder / "six").iterdir():
+        path.unlink()
+    with pytest.raises(DataError, match=r"no WAV files in .*six"):
+        SC09(data=folder, length=LENGTH).fingerprint()
+
+
+def test_the_defaults_fit_a_model_without_data():
+    assert SC09().spec == TaskSpec("tokens", 256, "token", 16_000, vocab_size=256)
+
+
+def test_mel_filters_are_triangles_that_cover_every_frequency_once():
+    filters = mel_filters(40, 257, RATE)
+    assert filters.shape == (40, 257)
+    assert (filters >= 0).all()
+    assert filters.max() <= 1
+    # between the first and the last peak, neighbours sum to one
+    inside = slice(int(filters[0].argmax()) + 1, int(filters[-1].argmax()))
+    np.testing.assert_allclose(filters.sum(0)[inside], 1, atol=1e-9)
+    assert (np.diff(filters.argmax(1)) >= 0).all()
+
+
+def rows_of(task, split):
+    return {(s, metric): value for s, metric, value in task.judge(load_clips(task, split), CPU)}
+
+
+def load_clips(task, split):
+    (segment,) = task.segments(split, 0)
+    return segment.targets.long()
+
+
+@pytest.fixture
+def task(folder):
+    words = ("zero", "three", "six", "nine")
+    return SC09(data=folder, length=LENGTH, words=words, num_generated=20, judge_steps=30)
+
+
+def test_the_judge_knows_the_words_and_real_clips_from_noise(task):
+    real = rows_of(task, "valid")
+    assert real["test", "judge_accuracy"] > 0.9
+    assert {metric for split, metric in real if split == "generated"} == {
+        "fid",
+        "inception_score",
+        "modified_inception_score",
+        "am_score",
+    }
+    noise = torch.randint(0, 256, (20, LENGTH), generator=torch.Generator().manual_seed(0))
+    made = {(s, m): value for s, m, value in task.judge(noise, CPU)}
+    # what is said of the real clips does not depend on the made ones
+    assert {key: value for key, value in made.items() if key[0] == "test"} == {
+        key: value for key, value in real.items() if key[0] == "test"
+    }
+    assert made["generated", "fid"] > 5 * real["generated", "fid"]
+    assert made["generated", "inception_score"] < 0.7 * real["generated", "inception_score"]
+    assert made["generated", "am_score"] > real["generated", "am_score"]
+
+
+def test_made_clips_that_are_the_test_clips_are_judged_as_these(task):
+    found = rows_of(task, "test")
+    for metric in ("fid", "inception_score", "modified_inception_score", "am_score"):
+        assert found["generated", metric] == pytest.approx(found["test", metric])
+
+
+def test_one_word_alone_has_an_inception_score_of_one_at_most_two(task):
+    clips = load_clips(task, "valid")[4:6].repeat(4, 1)
+    found = {(s, m): value for s, m, value in task.judge(clips, CPU)}
+    assert 1 <= found["generated", "inception_score"] < 2
+    assert found["generated", "am_score"] > found["test", "am_score"]
+
+
+def test_the_judge_is_trained_once_and_kept(task, monkeypatch):
+    first = rows_of(task, "valid")
+    monkeypatch.setattr("tasks.judge.train", lambda *_: pytest.fail("the judge was trained again"))
+    assert rows_of(task, "valid") == first
+
+
+def test_the_judge_is_the_same_every_time_and_touches_no_generator(task, cache_root, monkeypatch):
+    first = rows_of(task, "valid")
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    monkeypatch.setenv("SUBQUAD_DATA", str(cache_root / "another"))
+    assert rows_of(task, "valid") == first
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_damaged_judge_is_named(task, cache_root):
+    rows_of(task, "valid")
+    (path,) = cache_root.rglob("judge.pt")
+    path.write_bytes(b"half")
+    with pytest.raises(DataError, match=r"judge-\w+: damaged \(\w+\); remove this folder"):
+        rows_of(task, "valid")
+
+
+def test_judged_gives_probabilities_of_every_word():
+    judge = Judge(7, RATE).eval()
+    features, log_p = judged(judge, torch.randn(3, LENGTH))
+    assert features.shape == (3, 128)
+    np.testing.assert_allclose(np.exp(log_p).sum(1), 1)
+
+
+def test_levels_survive_the_way_to_the_judge():
+    levels = np.arange(256, dtype=np.uint8)
+    assert mu_law(mu_law_decode(levels)).tolist() == levels.tolist()
+
+
+@pytest.mark.parametrize(
+    ("model", "status"), [({"name": "s4d"}, "ok"), ({"name": "s4d", "bidirectional": True}, "n/a")]
+)
+def test_a_run_generates_and_reports_what_the_judge_says(folder, model, status):
+    from models import MODELS
+    from suite.config import ExperimentConfig, Resolver, expand
+    from suite.trainer import Trainer
+    from tasks import TASKS
+
+    config = ExperimentConfig(
+        title="digits",
+        baseline={
+            "task": {
+                "name": "sc09",
+                "data": str(folder),
+                "length": 1024,
+                "num_generated": 6,
+                "judge_steps": 5,
+            },
+            "model": {"d_model": 8, "d_state": 4, "num_layers": 1, **model},
+            "train": {"steps": 2, "batch_size": 4},
+        },
+    )
+    (run,) = expand("sc09/test", config, Resolver(TASKS, MODELS))
+    rows = [row for row in Trainer(run, CPU)().rows if row["split"] == "generated"]
+    assert {row["status"] for row in rows} == {status}
+    if status == "ok":
+        assert {row["metric"] for row in rows} == {"fid", "inception_score", "modified_inception_score", "am_score"}
+        assert all(np.isfinite(row["value"]) for row in rows)
+    else:
+        assert "reads the future and has no step" in rows[0]["error"]

@@ -63,8 +63,8 @@ def lti_ssm(
     the final state. Filters, transforms and states are float32 at least, also under autocast.
 
     length, position: for dss-softmax only, the L of its normalization (default T) and the time of u_0.
-    backend: the Triton path takes N <= 64, every discretization but dss-softmax, and one side, see the README; its y
-    has time contiguous in memory, and so should u and the gates. `auto` is plain PyTorch.
+    backend: the Triton path takes N <= 64 and every discretization but dss-softmax, see the README; its y has time
+    contiguous in memory, and so should u and the gates. `auto` takes it on a GPU where it can.
     """
     if bidirectional and (C.ndim != 3 or C.shape[0] != 2):
         raise ValueError(f"lti_ssm: bidirectional=True needs C as [2, D, N], one for each side, got {list(C.shape)}.")
@@ -73,27 +73,23 @@ def lti_ssm(
     )
     _check(u, A, dt, D, bidirectional, gate_in, gate_out, initial_state, return_final_state)
     _check_length(u.shape[1], discretization, length, position)
-    if backend not in ("auto", "torch", "triton"):
-        raise ValueError(f"lti_ssm: backend={backend!r} is not one of 'auto', 'torch', 'triton'.")
     options: dict[str, Any] = {
         "conj_pairs": conj_pairs,
         "D": D,
         "discretization": discretization,
         "gate_in": gate_in,
         "gate_out": gate_out,
-        "initial_state": initial_state,
-        "return_final_state": return_final_state,
     }
-    # auto stays with PyTorch until the kernels have been measured on a device
-    if backend == "triton":
-        _check_triton(A, bidirectional, discretization)
-        # for its errors
-        use_triton("lti_ssm", backend, u, gate_in, gate_out, *(_real(x, u) for x in (A, B, C, dt, D, initial_state)))
-        from kernels.lti_ssm.triton import lti_ssm_triton
+    if _use_triton(backend, discretization, u, A, B, C, dt, D, gate_in, gate_out, initial_state):
+        from kernels.lti_ssm.triton import lti_ssm_triton, lti_ssm_triton_bidirectional
 
         with on_device_of(u), _without_autocast(u):
+            if bidirectional:
+                return lti_ssm_triton_bidirectional(u, A, B, C, dt, **options)
+            options |= {"initial_state": initial_state, "return_final_state": return_final_state}
             y, state = lti_ssm_triton(u, A, B, C, dt, **options)
     else:
+        options |= {"initial_state": initial_state, "return_final_state": return_final_state}
         options |= {"bidirectional": bidirectional, "length": length, "position": position}
         with torch.autocast(u.device.type, enabled=False):
             y, state = lti_ssm_chunked(u, A, B, C, dt, **options)
@@ -180,16 +176,20 @@ def _check(
         raise ValueError(f"lti_ssm: initial_state must be {list(shape)}, got {list(initial_state.shape)}.")
 
 
-def _check_triton(A: Tensor, bidirectional: bool, discretization: str) -> None:
-    if bidirectional:
-        raise ValueError("lti_ssm: backend='triton' has no bidirectional form; use backend='auto' or 'torch'.")
-    if discretization == "dss-softmax":
-        raise ValueError("lti_ssm: backend='triton' takes no dss-softmax; use backend='auto' or 'torch'.")
-    if A.shape[-1] > MAX_TRITON_STATE:
-        raise ValueError(
-            f"lti_ssm: backend='triton' takes N <= {MAX_TRITON_STATE}, got N={A.shape[-1]}; use backend='auto' or "
-            "'torch'."
-        )
+def _use_triton(backend: str, discretization: str, u: Tensor, *others: Tensor | None) -> bool:
+    A = others[0]
+    assert A is not None
+    if backend != "torch":
+        reason = None
+        if discretization == "dss-softmax":
+            reason = "takes no dss-softmax"
+        elif A.shape[-1] > MAX_TRITON_STATE:
+            reason = f"takes N <= {MAX_TRITON_STATE}, got N={A.shape[-1]}"
+        if reason is not None:
+            if backend == "auto":
+                return False
+            raise ValueError(f"lti_ssm: backend='triton' {reason}; use backend='auto' or 'torch'.")
+    return use_triton("lti_ssm", backend, u, *(_real(x, u) for x in others))
 
 
 def _real(x: Tensor | None, u: Tensor) -> Tensor | None:

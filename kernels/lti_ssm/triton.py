@@ -1202,3 +1202,32 @@ def lti_ssm_triton(
     state = torch.exp(z * rest) * state + added
     # the logarithm of a negative Abar makes a real system complex on the way only
     return y, (state if kind.is_complex else state.real).to(kind)
+
+
+def lti_ssm_triton_bidirectional(
+    u: Tensor,
+    A: Tensor,
+    B: Tensor | None,
+    C: Tensor,
+    dt: Tensor,
+    *,
+    conj_pairs: bool,
+    D: Tensor | None,
+    discretization: str,
+    gate_in: Tensor | None,
+    gate_out: Tensor | None,
+) -> Tensor:
+    """y [B, T, D]: C[0] reads inputs up to t, C[1] those after it, as a causal run through reversed time."""
+    same: dict[str, Any] = {"conj_pairs": conj_pairs, "discretization": discretization}
+    same |= {"initial_state": None, "return_final_state": False}
+    past, _ = lti_ssm_triton(u, A, B, C[0], dt, D=D, gate_in=gate_in, gate_out=gate_out, **same)
+    if u.shape[1] == 1:
+        return past
+    # without the first input the reversed run ends where the first output, which does not see its own input, begins
+    reverse = (None if x is None else x.transpose(1, 2)[..., 1:].flip(-1).transpose(1, 2) for x in (u, gate_in))
+    later, gate_later = reverse
+    gate = None if gate_out is None else gate_out.transpose(1, 2)[..., :-1].flip(-1).transpose(1, 2)
+    assert later is not None
+    future, _ = lti_ssm_triton(later, A, B, C[1], dt, D=None, gate_in=gate_later, gate_out=gate, **same)
+    future = future.transpose(1, 2).flip(-1)
+    return past + torch.nn.functional.pad(future, (0, 1)).transpose(1, 2)

@@ -460,11 +460,17 @@ def test_future_inputs_cannot_change_the_past_of_the_kernel():
     assert (y[:, 40:] - whole[:, 40:]).abs().max() > 0.1
 
 
+@pytest.mark.parametrize("length", [1, 2, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("gates", [True, False])
+@pytest.mark.usefixtures("small_tiles")
+def test_the_kernel_reads_both_sides(length, dtype, gates):
+    inputs = make_kernel_inputs(length, bidirectional=True, gates=gates)
+    assert_kernel_matches(inputs, dtype, op=partial(lti_ssm, backend="triton"))
+
+
 def test_what_the_kernel_cannot_do_is_named():
     inputs = on_device(make_kernel_inputs(8, initial_state=False))
-    two_sided = on_device(make_kernel_inputs(8, bidirectional=True))
-    with pytest.raises(ValueError, match="no bidirectional form; use backend='auto'"):
-        lti_ssm(**two_sided, backend="triton")
     with pytest.raises(ValueError, match="takes no dss-softmax; use backend='auto'"):
         lti_ssm(**(inputs | {"discretization": "dss-softmax"}), backend="triton")
     with pytest.raises(ValueError, match="takes N <= 64, got N=65; use backend='auto'"):

@@ -1,4 +1,4 @@
-"""Gated linear attention in Triton: chunks joined by their states, four kernels for every kind of decay.
+"""Gated linear attention in Triton: chunks joined by their states, five kernels for every kind of decay.
 
     S_t = diag(exp(log_decay_t)) S_{t-1} + k_t^T v_t;   o_t = scale q_t S_t        source: package docstring
 
@@ -7,11 +7,12 @@ A chunk is C positions; P_i sums the log-decays of a chunk up to and with i, R_j
     _scores_kernel   A_ij = scale sum_x q_ix k_jx exp(D_ijx) for j <= i, q_in = scale q exp(P), k_out = k exp(R)
     _states_kernel   the state before every chunk: S <- exp(P_C) S + k_out^T v; in reverse, its gradient
     _read_kernel     o = q_in S + A v; transposed, dv = k_out dS + A^T do
+    _walk_kernel     the two in one, on Hopper for bfloat16, K <= 256 and no gradients: S stays in registers, unwritten
     _grads_kernel    dq, dk and the gradient of the log-decays, from dA = do v^T, do S^T and v dS^T
 
-Without decay the first is left out: q_in and k_out are q and k, and `_read_kernel` forms A itself. Decays on values
-need no kernel of their own: sum_ij A_ij <do_i, v_j> is the same under (q, k) <-> (do, v), so that o is what
-`_grads_kernel` gives as dq, and dq, dk are what `_read_kernel` gives as o, dv (README).
+Without decay the first is left out: q_in and k_out are q and k, and who needs A forms it. Decays on values need no
+kernel of their own: sum_ij A_ij <do_i, v_j> is the same under (q, k) <-> (do, v), so that o is what `_grads_kernel`
+gives as dq, and dq, dk are what `_read_kernel` gives as o, dv (README).
 
 D of a decay a channel couples i, j and the channel. Where both halves of a chunk decay by less than exp(-LIMIT), it is
 the difference of two factors about the middle, within range on either side, and one product serves all pairs. Else a
@@ -25,7 +26,8 @@ once from what those before it add up to. Chunks of packed sequences stand in a 
 
 float32: sums, exponentials, states while they grow. Operands of products and kept states: bfloat16 for bfloat16 inputs,
 else float32 (fp16: tf32, fp32: three tf32 products). Deterministic: no atomics. Tiles are 64 numbers wide or more:
-ptxas 12.8, which Triton 3.6 brings, gets addresses in shared memory wrong where narrower ones meet them (README).
+ptxas 12.8, which Triton 3.6 brings, gets addresses in shared memory wrong where narrower ones meet them outside of a
+loop (README).
 Kept for backward besides the inputs: the state before each chunk, K V / C numbers a position; with a decay also the
 outputs of `_scores_kernel`, 2 K + C.
 """
@@ -34,6 +36,7 @@ outputs of `_scores_kernel`, 2 K + C.
 
 from __future__ import annotations
 
+import functools
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -57,6 +60,8 @@ class Config(NamedTuple):
     block_v: int
     num_warps: int
     num_stages: int
+    registers: int | None = None
+    """Of a thread at most; None leaves it to the compiler."""
 
 
 NARROWEST = 64
@@ -65,9 +70,15 @@ NARROWEST = 64
 SCORES = {HEAD: Config(64, 0, 4, 2), CHANNEL: Config(64, 0, 4, 2)}
 STATES = {NONE: Config(64, 128, 4, 3), HEAD: Config(64, 64, 4, 3), CHANNEL: Config(64, 64, 4, 3)}
 READ = {kind: Config(64, 128, 4, 3) for kind in (NONE, HEAD, CHANNEL)}
-GRADS = {NONE: Config(64, 64, 4, 2), HEAD: Config(64, 64, 4, 2), CHANNEL: Config(32, 64, 4, 2)}
-SEGMENTS = {"below": 256, "programs": 512, "chunks": 8}
-"""Fewer programs than `below` walk segments of at least `chunks` chunks, so many that there are `programs` of them."""
+GRADS = {NONE: Config(64, 64, 4, 2), HEAD: Config(64, 64, 4, 2), CHANNEL: Config(32, 64, 4, 3)}
+# by K, whose tile holds all of it
+WALK = {64: Config(64, 64, 4, 3), 128: Config(128, 64, 4, 2), 256: Config(256, 128, 8, 2)}
+FEW_STATES = 256, 512
+"""Programs of `_states_kernel`: fewer than the first number walk segments, up to as many as the second."""
+WARPS = 1024
+"""Those of programs of `_walk_kernel` at a time: eight a multiprocessor, all that its registers hold."""
+SHORTEST = 8
+"""Chunks of a segment, at least."""
 
 # below it a step keeps nothing that float32 could hold, and infinities would spoil the products with zeros
 LOWEST = tl.constexpr(-128.0)
@@ -138,7 +149,7 @@ def _load_state(p, o_k, o_v, K: tl.constexpr, V: tl.constexpr):
 
 @triton.jit
 def _sums(m_w, b_x, NARROW: tl.constexpr, PRECISION: tl.constexpr):
-    """sum_l m_w[i, l] b_x[l, :], for m_w of zeros and ones. NARROW: b_x has bfloat16 values."""
+    """sum_l m_w[i, l] b_x[l, :], for m_w of whole numbers. NARROW: b_x has bfloat16 values."""
     if PRECISION == "tf32":
         b_w = m_w.to(tl.float32).to(tl.bfloat16)
         # two roundings to bfloat16 hold 16 bits; the exponent e errs by 2^-17 e, which exp(e) <= 1 keeps small
@@ -159,12 +170,9 @@ def _halves(b_g, o_c, C: tl.constexpr):
 
 
 @triton.jit
-def _about_middle(b_g, o_c, C: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr):
-    """[C, X]: exp(P_i) over that of the middle, for queries; keys have its inverse."""
-    m_2 = o_c >= C // 2
-    o_from, o_until = tl.where(m_2, C // 2, o_c + 1), tl.where(m_2, o_c + 1, C // 2)
-    b_e = _sums((o_c[None, :] >= o_from[:, None]) & (o_c[None, :] < o_until[:, None]), b_g, NARROW, PRECISION)
-    return _exp(tl.where(m_2[:, None], b_e, -b_e), PRECISION)
+def _from_middle(o_c, C: tl.constexpr):
+    """[C, C] of -1, 0, 1: for the sum from the middle to and with a position, less than none of those before it."""
+    return (o_c[None, :] <= o_c[:, None]).to(tl.float32) - (o_c < C // 2).to(tl.float32)[None, :]
 
 
 @triton.jit
@@ -213,7 +221,7 @@ def _scores_kernel(
     g,
     q_in,
     k_out,
-    total,
+    decay,
     scores,
     table,
     T,
@@ -237,9 +245,9 @@ def _scores_kernel(
     LIMIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Of one chunk: scores A [C, C], q_in = scale q exp(P), k_out = k exp(R) [C, K], total = P_C [K].
+    """Of one chunk: scores A [C, C], q_in = scale q exp(P), k_out = k exp(R) [C, K], decay = exp(P_C) [K].
 
-    Without q only k_out and total; without k_out neither of the two.
+    Without q only k_out and decay; without k_out neither of the two.
     """
     i_t, i_bh = tl.program_id(0) % num_t, (tl.program_id(0) // num_t).to(tl.int64)
     i_b, i_h = i_bh // H, i_bh % H
@@ -251,57 +259,59 @@ def _scores_kernel(
     o_dense, o_scores = (i_b * T * H + i_h) * K, (i_b * T * H + i_h) * C
     start, T = _positions(table, i_t, T, C)
     o_t = start + o_c
-    m_until = o_c[None, :] <= o_c[:, None]
+    b_middle = _from_middle(o_c, C)
     b_a = tl.zeros([C, C], tl.float32)
     if DECAY == _HEAD:
         b_p, b_r = _load_ends(g, g_stride_t, o_t, o_c, T, C)
         b_head = _load_head(g, g_stride_t, o_t, o_t < T)
-        b_in, b_out = _exp(b_p, PRECISION)[:, None], _exp(b_r, PRECISION)[:, None]
+        b_in_head, b_out_head = _exp(b_p, PRECISION)[:, None], _exp(b_r, PRECISION)[:, None]
+        b_all = _exp(tl.sum(b_head, 0), PRECISION)
     for i_k in range(0, K, BK):
         o_k = i_k + tl.arange(0, BK)
-        p_total = total + (i_bh * num_t + i_t) * K + o_k
-        b_k = _load(k, k_stride_t, o_t, o_k, T, K).to(tl.float32)
+        p_decay = decay + (i_bh * num_t + i_t) * K + o_k
+        b_k = _load(k, k_stride_t, o_t, o_k, T, K)
         if q is not None:
-            b_q = _load(q + i_b * q_stride_b + i_h * q_stride_h, q_stride_t, o_t, o_k, T, K).to(tl.float32)
+            b_q = _load(q + i_b * q_stride_b + i_h * q_stride_h, q_stride_t, o_t, o_k, T, K)
         if DECAY == _HEAD:
-            tl.store(p_total, tl.zeros([BK], tl.float32) + tl.sum(b_head, 0), mask=o_k < K)
-            _store(k_out + o_dense, H * K, o_t, o_k, T, K, _operand(b_k * b_out, dtype, PRECISION))
-            _store(q_in + o_dense, H * K, o_t, o_k, T, K, _operand(b_q * (b_in * scale), dtype, PRECISION))
+            tl.store(p_decay, tl.zeros([BK], tl.float32) + b_all, mask=o_k < K)
+            b_out, b_in = b_k.to(tl.float32) * b_out_head, b_q.to(tl.float32) * (b_in_head * scale)
+            _store(k_out + o_dense, H * K, o_t, o_k, T, K, _operand(b_out, dtype, PRECISION))
+            _store(q_in + o_dense, H * K, o_t, o_k, T, K, _operand(b_in, dtype, PRECISION))
             b_a += tl.dot(b_q.to(dtype), tl.trans(b_k.to(dtype)), input_precision=PRECISION)
         else:
             b_g = tl.maximum(_load(g, g_stride_t, o_t, o_k, T, K).to(tl.float32), LOWEST)
             b_1, b_2 = _halves(b_g, o_c, C)
             if k_out is not None:
-                tl.store(p_total, b_1 + b_2, mask=o_k < K)
-            if q is not None:
-                b_q *= scale
+                tl.store(p_decay, _exp(b_1 + b_2, PRECISION), mask=o_k < K)
+            # asked for in any case, so that the matrix is laid out once
+            b_e = _sums(b_middle, b_g, NARROW, PRECISION)
             if tl.min(tl.minimum(b_1, b_2), 0) > -LIMIT:
-                b_f = _about_middle(b_g, o_c, C, NARROW, PRECISION)
-                b_kf = b_k / b_f
-                b_out = b_kf * _exp(b_2, PRECISION)[None, :]
+                b_kf = b_k.to(tl.float32) * _exp(-b_e, PRECISION)
+                if k_out is not None:
+                    b_scaled = _operand(b_kf * _exp(b_2, PRECISION)[None, :], dtype, PRECISION)
+                    _store(k_out + o_dense, H * K, o_t, o_k, T, K, b_scaled)
                 if q is not None:
-                    b_qf = b_q * b_f
-                    b_in = b_qf * _exp(b_1, PRECISION)[None, :]
-                    b_qf, b_kf = _operand(b_qf, dtype, PRECISION), _operand(b_kf, dtype, PRECISION)
-                    b_pairs = tl.dot(b_qf, tl.trans(b_kf), input_precision=PRECISION)
+                    b_right = tl.trans(_operand(b_kf, dtype, PRECISION))
+                    b_qf = b_q.to(tl.float32) * (_exp(b_e, PRECISION) * scale)
+                    b_scaled = _operand(b_qf * _exp(b_1, PRECISION)[None, :], dtype, PRECISION)
+                    _store(q_in + o_dense, H * K, o_t, o_k, T, K, b_scaled)
+                    b_pairs = tl.dot(_operand(b_qf, dtype, PRECISION), b_right, input_precision=PRECISION)
                     b_a += tl.where(o_c[:, None] >= o_c[None, :], b_pairs, 0.0)
             else:
-                b_out = b_k
+                b_k32 = b_k.to(tl.float32)
                 if k_out is not None:
-                    b_out *= _exp(_sums(m_until == 0, b_g, NARROW, PRECISION), PRECISION)
+                    b_out = b_k32 * _exp(_sums(o_c[:, None] < o_c[None, :], b_g, NARROW, PRECISION), PRECISION)
+                    _store(k_out + o_dense, H * K, o_t, o_k, T, K, _operand(b_out, dtype, PRECISION))
                 if q is not None:
-                    b_in = b_q * _exp(_sums(m_until, b_g, NARROW, PRECISION), PRECISION)
-                    b_a += tl.where(o_c[:, None] == o_c[None, :], tl.sum(b_q * b_k, 1)[:, None], 0.0)
+                    b_q32 = b_q.to(tl.float32) * scale
+                    b_in = b_q32 * _exp(_sums(o_c[:, None] >= o_c[None, :], b_g, NARROW, PRECISION), PRECISION)
+                    _store(q_in + o_dense, H * K, o_t, o_k, T, K, _operand(b_in, dtype, PRECISION))
+                    b_a += tl.where(o_c[:, None] == o_c[None, :], tl.sum(b_q32 * b_k32, 1)[:, None], 0.0)
                     for level in range(LEVELS):
                         b_f, m_pair = _level(b_g, o_c, level, NARROW, PRECISION)
-                        b_qf = _operand(b_q * b_f, dtype, PRECISION)
-                        b_kf = _operand(b_k * b_f, dtype, PRECISION)
-                        b_pairs = tl.dot(b_qf, tl.trans(b_kf), input_precision=PRECISION)
-                        b_a += tl.where(m_pair, b_pairs, 0.0)
-            if k_out is not None:
-                _store(k_out + o_dense, H * K, o_t, o_k, T, K, _operand(b_out, dtype, PRECISION))
-            if q is not None:
-                _store(q_in + o_dense, H * K, o_t, o_k, T, K, _operand(b_in, dtype, PRECISION))
+                        b_left = _operand(b_q32 * b_f, dtype, PRECISION)
+                        b_right = tl.trans(_operand(b_k32 * b_f, dtype, PRECISION))
+                        b_a += tl.where(m_pair, tl.dot(b_left, b_right, input_precision=PRECISION), 0.0)
     if q is not None:
         if DECAY == _HEAD:
             b_a *= _decays(b_head, b_p, o_c, PRECISION) * scale
@@ -312,10 +322,10 @@ def _scores_kernel(
 def _states_kernel(
     x,
     y,
-    total,
+    decay,
     states,
     ends,
-    end_totals,
+    end_decays,
     first,
     last,
     table,
@@ -342,11 +352,11 @@ def _states_kernel(
     REVERSE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """states [B, H, T / C, K, V], each from before its chunk: S <- exp(total) S + x^T y, x = k_out and y = v.
+    """states [B, H, T / C, K, V], each from before its chunk: S <- decay S + x^T y, x = k_out and y = v.
 
     REVERSE: gradients of the states after their chunks, last chunk first; x = q_in (without decay q) and y = do.
     PART WHOLE: a program walks all chunks. ENDS: a segment of `num_walked` from zeros, writing no states but what it
-    ends with to `ends` [segments, B, H, K, V] and its decay to `end_totals`. REST: from what those before it add up to.
+    ends with to `ends` [segments, B, H, K, V] and its decay to `end_decays`. REST: from what those before it add up to.
     """
     num_k, num_v = tl.cdiv(K, BK), tl.cdiv(V, BV)
     i_kv, i_bh = tl.program_id(0) % (num_k * num_v), (tl.program_id(0) // (num_k * num_v)).to(tl.int64)
@@ -367,16 +377,15 @@ def _states_kernel(
     y += i_h * y_stride_h
     o_end = i_bh * K * V + o_k[:, None] * end_stride_k + o_v[None, :] * end_stride_v
     o_dense = o_k[:, None] * V + o_v[None, :]
-    dtype = states.dtype.element_ty
+    dtype = x.dtype.element_ty if states is None else states.dtype.element_ty
     b_s = tl.zeros([BK, BV], tl.float32)
-    b_walked = tl.zeros([BK], tl.float32)
+    b_walked = tl.full([BK], 1.0, tl.float32)
     if first is not None and PART != _ENDS:
         b_s += tl.load(first + o_end, mask=m_s, other=0.0).to(tl.float32)
     if PART == _REST:
         for i in range(i_s):
-            if total is not None:
-                b_total = tl.load(end_totals + (i * num_bh + i_bh) * K + o_k, mask=o_k < K, other=0.0)
-                b_s *= _exp(b_total, PRECISION)[:, None]
+            if decay is not None:
+                b_s *= tl.load(end_decays + (i * num_bh + i_bh) * K + o_k, mask=o_k < K, other=0.0)[:, None]
             b_s += tl.load(ends + (i * num_bh + i_bh) * K * V + o_dense, mask=m_s, other=0.0)
     for i in range(i_s * num_walked, tl.minimum((i_s + 1) * num_walked, num_own)):
         i_t = i_first + (num_own - 1 - i if REVERSE else i)
@@ -387,19 +396,19 @@ def _states_kernel(
             tl.store(p_s, _operand(b_s, dtype, PRECISION), mask=m_s)
         b_x = _load_transposed(x, x_stride_t, o_t, o_k, end, K).to(dtype)
         b_y = _load(y, y_stride_t, o_t, o_v, end, V).to(dtype)
-        if total is not None:
-            b_total = tl.load(total + (o_chunks + i_t) * K + o_k, mask=o_k < K, other=0.0)
-            b_s *= _exp(b_total, PRECISION)[:, None]
-            b_walked += b_total
+        if decay is not None:
+            b_decay = tl.load(decay + (o_chunks + i_t) * K + o_k, mask=o_k < K, other=0.0)
+            b_s *= b_decay[:, None]
+            b_walked *= b_decay
         b_new = tl.dot(b_x, b_y, input_precision=PRECISION)
-        if REVERSE and total is None:
+        if REVERSE and decay is None:
             b_new *= scale
         b_s += b_new
     if PART == _ENDS:
         tl.store(ends + (i_s * num_bh + i_bh) * K * V + o_dense, b_s, mask=m_s)
-        if total is not None:
+        if decay is not None:
             # the same of all blocks of values
-            tl.store(end_totals + (i_s * num_bh + i_bh) * K + o_k, b_walked, mask=o_k < K)
+            tl.store(end_decays + (i_s * num_bh + i_bh) * K + o_k, b_walked, mask=o_k < K)
     elif last is not None:
         # of several segments, the last
         o_walked = (i_s + 1) * num_walked + o_v * 0
@@ -478,6 +487,99 @@ def _read_kernel(
 
 
 @triton.jit
+def _walk_kernel(
+    x,
+    y,
+    v,
+    scores,
+    decay,
+    o,
+    ends,
+    end_decays,
+    first,
+    last,
+    table,
+    bounds,
+    T,
+    num_t,
+    scale,
+    num_walked,
+    x_stride_b,
+    x_stride_t,
+    x_stride_h,
+    y_stride_b,
+    y_stride_t,
+    y_stride_h,
+    v_stride_b,
+    v_stride_t,
+    v_stride_h,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """o [C, BV] of one chunk after the other, the state of all K at hand: `_states_kernel` and `_read_kernel` in one.
+
+    x = q_in, y = k_out; without decay (and scores) q and k. A segment starts from what those before it add up to.
+    The state is kept transposed, so that as the left operand of o^T = S^T q_in^T + v^T A^T it never leaves registers.
+    """
+    num_v = tl.cdiv(V, BV)
+    i_v, i_bh = tl.program_id(0) % num_v, (tl.program_id(0) // num_v).to(tl.int64)
+    i_b, i_h = i_bh // H, i_bh % H
+    i_s, num_bh = tl.program_id(1), (tl.num_programs(0) // num_v).to(tl.int64)
+    o_k, o_v, o_c = tl.arange(0, BK), i_v * BV + tl.arange(0, BV), tl.arange(0, C)
+    if table is None:
+        i_first, num_own, o_chunks = 0, num_t, i_bh * num_t
+    else:
+        i_first = tl.load(bounds + i_b)
+        num_own, o_chunks = tl.load(bounds + i_b + 1) - i_first, i_h * num_t
+        i_b *= 0
+    x += i_b * x_stride_b + i_h * x_stride_h
+    y += i_b * y_stride_b + i_h * y_stride_h
+    v += i_b * v_stride_b + i_h * v_stride_h
+    o += (i_b * T * H + i_h) * V
+    dtype = x.dtype.element_ty
+    m_k, m_s = o_k < K, (o_v < V)[:, None] & (o_k < K)[None, :]
+    o_s = i_bh * K * V + o_k[None, :] * V + o_v[:, None]
+    b_s = tl.zeros([BV, BK], tl.float32)
+    if first is not None:
+        b_s += tl.load(first + o_s, mask=m_s, other=0.0).to(tl.float32)
+    if ends is not None:
+        for i in range(i_s):
+            if decay is not None:
+                b_s *= tl.load(end_decays + (i * num_bh + i_bh) * K + o_k, mask=m_k, other=0.0)[None, :]
+            b_s += tl.load(ends + i * num_bh * K * V + o_s, mask=m_s, other=0.0)
+    for i in range(i_s * num_walked, tl.minimum((i_s + 1) * num_walked, num_own)):
+        i_t = i_first + i
+        start, end = _positions(table, i_t, T, C)
+        o_t = start + o_c
+        b_x = tl.trans(_load(x, x_stride_t, o_t, o_k, end, K))
+        b_y = _load(y, y_stride_t, o_t, o_k, end, K)
+        b_v = tl.trans(_load(v, v_stride_t, o_t, o_v, end, V))
+        if decay is not None:
+            b_a = tl.trans(_load(scores + (i_b * T * H + i_h) * C, H * C, o_t, o_c, end, C))
+            b_decay = tl.load(decay + (o_chunks + i_t) * K + o_k, mask=m_k, other=0.0)
+        else:
+            b_a = tl.dot(b_y, b_x, input_precision=PRECISION)
+            b_a = tl.where(o_c[:, None] <= o_c[None, :], b_a, 0.0).to(dtype)
+        b_o = tl.dot(b_s.to(dtype), b_x, input_precision=PRECISION)
+        if decay is not None:
+            b_s *= b_decay[None, :]
+        b_s = tl.dot(b_v, b_y, b_s, input_precision=PRECISION)
+        b_o = tl.dot(b_v, b_a, b_o, input_precision=PRECISION)
+        if decay is None:
+            b_o *= scale
+        _store(o, H * V, o_t, o_v, end, V, tl.trans(b_o.to(o.dtype.element_ty)))
+    if last is not None:
+        # of several segments, the last
+        o_walked = (i_s + 1) * num_walked + o_v * 0
+        tl.store(last + o_s, b_s, mask=m_s & (o_walked >= num_t)[:, None])
+
+
+@triton.jit
 def _grads_kernel(
     q,
     k,
@@ -489,9 +591,12 @@ def _grads_kernel(
     dq,
     dk,
     dg,
+    dk_more,
+    dg_more,
     table,
     T,
     num_t,
+    end_v,
     scale,
     q_stride_b,
     q_stride_t,
@@ -528,7 +633,7 @@ def _grads_kernel(
     from j < l to after it; and from j < l to i >= l, which is a sum over i >= l of what arrives less what leaves. Both
     have the same rounded factors, so that what stays after l cancels. The diagonal passes nothing and is left out.
 
-    dq, or dk and dg, may be None; q is needed for the latter.
+    dq, or dk and dg, may be None; q is needed for the latter. dk_more and dg_more are added to dk and dg.
     """
     num_k = tl.cdiv(K, BK)
     i_k, i_c = tl.program_id(0) % num_k, (tl.program_id(0) // num_k).to(tl.int64)
@@ -547,7 +652,8 @@ def _grads_kernel(
     b_dq = tl.zeros([C, BK], tl.float32)
     b_dk = tl.zeros([C, BK], tl.float32)
     b_through = tl.zeros([BK], tl.float32)
-    for i_v in range(0, V, BV):
+    # no constant: of a single step there would be no loop, and 32 keys would be a narrow tile (module docstring)
+    for i_v in range(0, end_v, BV):
         o_v = i_v + tl.arange(0, BV)
         b_do = _load(do, do_stride_t, o_t, o_v, T, V).to(dtype)
         b_v = _load(v, v_stride_t, o_t, o_v, T, V).to(dtype)
@@ -579,9 +685,10 @@ def _grads_kernel(
         if dg is not None:
             b_dg += (b_through * _exp(b_1 + b_2, PRECISION))[None, :]
         if tl.min(tl.minimum(b_1, b_2), 0) > -LIMIT:
-            b_f = _about_middle(b_g, o_c, C, NARROW, PRECISION)
+            b_e = _sums(_from_middle(o_c, C), b_g, NARROW, PRECISION)
+            b_f, b_inverse = _exp(b_e, PRECISION), _exp(-b_e, PRECISION)
             b_p = _operand(tl.where(m_past, b_da, 0.0), dtype, PRECISION)
-            b_kf = _operand(b_k / b_f, dtype, PRECISION)
+            b_kf = _operand(b_k * b_inverse, dtype, PRECISION)
             b_dqf = tl.dot(b_p, b_kf, input_precision=PRECISION)
             b_dq *= _exp(b_1, PRECISION)[None, :]
             if dk is not None:
@@ -590,11 +697,11 @@ def _grads_kernel(
                 b_dk *= _exp(b_2, PRECISION)[None, :]
                 if dg is not None:
                     # what leaves the chunk from j < l is all that does less that from j >= l
-                    b_leaves = b_k / b_f * b_dk
+                    b_leaves = b_k * b_inverse * b_dk
                     b_dg += tl.sum(b_leaves, 0)[None, :]
                     b_net += b_qf.to(tl.float32) * b_dqf - b_kf.to(tl.float32) * b_dkf
                     b_net += b_q * b_f * b_dq - b_leaves
-                b_dk = (b_dk + b_dkf) / b_f
+                b_dk = (b_dk + b_dkf) * b_inverse
             b_dq = (b_dq + b_dqf) * b_f
         else:
             b_dq *= _exp(_sums(o_c[:, None] >= o_c[None, :], b_g, NARROW, PRECISION), PRECISION)
@@ -645,10 +752,15 @@ def _grads_kernel(
     if dq is not None:
         _store(dq + o_dense, H * K, o_t, o_k, T, K, b_dq + b_diagonal * b_k)
     if dk is not None:
-        _store(dk + o_dense, H * K, o_t, o_k, T, K, b_dk + b_diagonal * b_q)
+        b_dk += b_diagonal * b_q
+        if dk_more is not None:
+            b_dk += _load(dk_more + o_dense, H * K, o_t, o_k, T, K)
+        _store(dk + o_dense, H * K, o_t, o_k, T, K, b_dk)
     if dg is not None:
         if DECAY == _CHANNEL:
             b_dg += _sums(o_c[None, :] >= o_c[:, None], b_net, False, PRECISION)
+            if dg_more is not None:
+                b_dg += _load(dg_more + o_dense, H * K, o_t, o_k, T, K)
             _store(dg + o_dense, H * K, o_t, o_k, T, K, b_dg)
         else:
             b_1 = tl.sum(b_net, 1)
@@ -659,6 +771,20 @@ def _grads_kernel(
                 b_dg_head += b_inside
             b_dg_head += tl.sum(b_through, 0) * _exp(tl.sum(b_g, 0), PRECISION)
             tl.store(dg + (o_head + o_t.to(tl.int64) * H) * num_k + i_k, b_dg_head, mask=o_t < T)
+
+
+def _walks(plan: Plan, key_dim: int) -> bool:
+    """Whether a program of `_walk_kernel` fits: on Hopper; others hold less or have not been looked at."""
+    if plan.work != torch.bfloat16 or key_dim > max(WALK):
+        return False
+    return bool(triton.knobs.runtime.interpret) or _is_hopper(triton.runtime.driver.active)
+
+
+@functools.cache
+def _is_hopper(driver: Any) -> bool:
+    """Asking takes the host some microseconds."""
+    target = driver.get_current_target()
+    return bool(target.backend == "cuda" and target.arch == 90)
 
 
 def _kind(g: Tensor | None) -> int:
@@ -701,11 +827,14 @@ class Plan(NamedTuple):
 
     @property
     def larger(self) -> int:
-        """How many times as large a tile of CHUNK positions is, whose operands stay in registers."""
-        return self.chunk // CHUNK * (self.work.itemsize // 2)
+        """How many times as large tiles are, whose operands stay in registers."""
+        return self.work.itemsize // 2
 
     def num_chunks(self, length: int) -> int:
         return cdiv(length, self.chunk) if self.table is None else len(self.table)
+
+    def num_sequences(self, x: Tensor) -> int:
+        return x.shape[0] if self.bounds is None else len(self.bounds) - 1
 
 
 def plan(scale: float, *inputs: Tensor, chunk: int = CHUNK, ends: list[int] | None = None) -> Plan:
@@ -724,13 +853,14 @@ def plan(scale: float, *inputs: Tensor, chunk: int = CHUNK, ends: list[int] | No
 
 def _options(config: Config, larger: int = 1) -> dict[str, int]:
     """Of a tile so many times as large."""
-    return {"num_warps": min(8, config.num_warps * larger), "num_stages": config.num_stages}
+    options = {"num_warps": min(8, config.num_warps * larger), "num_stages": config.num_stages}
+    return options if config.registers is None else options | {"maxnreg": config.registers}
 
 
 def gla_scores(
     plan: Plan, q: Tensor | None, k: Tensor, g: Tensor, outgoing: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, ...]:
-    """k_out, total, and with q also q_in and scores, see `_scores_kernel`; `outgoing` is k_out and total if known."""
+    """k_out, decay, and with q also q_in and scores, see `_scores_kernel`; `outgoing` is k_out and decay if known."""
     batch, length, heads, key_dim = k.shape
     kind = _kind(g)
     config, num_chunks = SCORES[kind], plan.num_chunks(length)
@@ -740,10 +870,12 @@ def gla_scores(
 
     q_in, scores = (None, None) if q is None else (new(key_dim), new(plan.chunk))
     if outgoing is None:
-        total = torch.empty((batch, heads, num_chunks, key_dim), dtype=torch.float32, device=k.device)
+        decay = torch.empty((batch, heads, num_chunks, key_dim), dtype=torch.float32, device=k.device)
         k_out = new(key_dim)
     else:
-        k_out, total = outgoing
+        k_out, decay = outgoing
+    # of fp16, eight warps meet the error of ptxas 12.8, too (module docstring)
+    num_times = 1 if plan.precision == "tf32" else plan.larger
     launch(
         _scores_kernel,
         batch * heads * num_chunks,
@@ -752,7 +884,7 @@ def gla_scores(
         g,
         q_in,
         k_out if outgoing is None else None,
-        total,
+        decay,
         scores,
         plan.table,
         length,
@@ -769,24 +901,99 @@ def gla_scores(
         DECAY=kind,
         LIMIT=_limit(plan.precision),
         PRECISION=plan.precision,
-        **_options(config, plan.larger),
+        **_options(config, num_times),
     )
-    return (k_out, total) if q_in is None or scores is None else (k_out, total, q_in, scores)
+    return (k_out, decay) if q_in is None or scores is None else (k_out, decay, q_in, scores)
 
 
-def _segments(num_chunks: int, programs: int) -> int:
-    """Chunks a program walks."""
-    if programs >= SEGMENTS["below"]:
-        return num_chunks
-    count = min(num_chunks // SEGMENTS["chunks"], cdiv(SEGMENTS["programs"], programs))
-    return cdiv(num_chunks, max(count, 1))
+Ends = tuple[Tensor | None, Tensor | None]
+"""States [B, H, K, V] at the two ends of time: the one that is given and the one to be written."""
+
+
+class Segments(NamedTuple):
+    """Of a walk over time: how many, chunks of one, and what all but the last end with (see `_states_kernel`)."""
+
+    count: int
+    num_walked: int
+    ends: Tensor | None
+    decays: Tensor | None
+
+
+def _segments(plan: Plan, x: Tensor, y: Tensor, decay: Tensor | None, programs: int, below: int, most: int) -> Segments:
+    """Fewer programs than `below` become up to `most`."""
+    batch, length, heads, key_dim = x.shape
+    num_chunks = plan.num_chunks(length)
+    if programs >= below or plan.table is not None or num_chunks < 2 * SHORTEST:
+        return Segments(1, num_chunks, None, None)
+    num_walked = cdiv(num_chunks, min(num_chunks // SHORTEST, cdiv(most, programs)))
+    count = cdiv(num_chunks, num_walked)
+    if count == 1:
+        return Segments(1, num_chunks, None, None)
+    ends = torch.empty((count - 1, batch, heads, key_dim, y.shape[-1]), dtype=torch.float32, device=x.device)
+    decays = None
+    if decay is not None:
+        decays = torch.empty((count - 1, batch, heads, key_dim), dtype=torch.float32, device=x.device)
+    return Segments(count, num_walked, ends, decays)
+
+
+def _launch_states(
+    plan: Plan,
+    kind: int,
+    part: int,
+    x: Tensor,
+    y: Tensor,
+    decay: Tensor | None,
+    states: Tensor | None,
+    segments: Segments,
+    boundary: Ends,
+    reverse: bool,
+) -> None:
+    _, length, heads, key_dim = x.shape
+    value_dim, config = y.shape[-1], STATES[kind]
+    block_k, block_v = _block(config.block_k, key_dim), _block(config.block_v, value_dim)
+    first, last = boundary
+    given = last if first is None else first
+    launch(
+        _states_kernel,
+        (
+            plan.num_sequences(x) * heads * cdiv(key_dim, block_k) * cdiv(value_dim, block_v),
+            segments.count - (part == ENDS),
+        ),
+        x,
+        y,
+        decay,
+        states,
+        segments.ends,
+        segments.decays,
+        first,
+        last,
+        plan.table,
+        plan.bounds,
+        length,
+        plan.num_chunks(length),
+        plan.scale,
+        segments.num_walked,
+        *_strides(x),
+        *_strides(y),
+        *((0, 0) if given is None else given.stride()[2:]),
+        H=heads,
+        K=key_dim,
+        V=value_dim,
+        C=plan.chunk,
+        BK=block_k,
+        BV=block_v,
+        PART=part,
+        REVERSE=reverse,
+        PRECISION=plan.precision,
+        **_options(config),
+    )
 
 
 def gla_states(
     plan: Plan,
     x: Tensor,
     y: Tensor,
-    total: Tensor | None,
+    decay: Tensor | None,
     kind: int,
     first: Tensor | None,
     last: Tensor | None,
@@ -794,53 +1001,68 @@ def gla_states(
 ) -> Tensor:
     """States [B, H, T / C, K, V], see `_states_kernel`; `first` is read, `last` written, both [B, H, K, V]."""
     batch, length, heads, key_dim = x.shape
-    value_dim, device = y.shape[-1], x.device
-    config, num_chunks = STATES[kind], plan.num_chunks(length)
-    num_sequences = batch if plan.bounds is None else len(plan.bounds) - 1
-    block_k, block_v = _block(config.block_k, key_dim), _block(config.block_v, value_dim)
-    states = torch.empty((batch, heads, num_chunks, key_dim, value_dim), dtype=plan.work, device=device)
-    boundary = next((end for end in (first, last) if end is not None), None)
-    programs = num_sequences * heads * cdiv(key_dim, block_k) * cdiv(value_dim, block_v)
-    num_walked = _segments(num_chunks, programs) if plan.table is None else num_chunks
-    num_segments = cdiv(num_chunks, num_walked)
-    ends, end_totals = None, None
-    if num_segments > 1:
-        ends = torch.empty((num_segments - 1, batch, heads, key_dim, value_dim), dtype=torch.float32, device=device)
-        if total is not None:
-            end_totals = torch.empty((num_segments - 1, batch, heads, key_dim), dtype=torch.float32, device=device)
-    for part in (WHOLE,) if ends is None else (ENDS, REST):
-        launch(
-            _states_kernel,
-            (programs, num_segments - (part == ENDS)),
-            x,
-            y,
-            total,
-            states,
-            ends,
-            end_totals,
-            first,
-            last,
-            plan.table,
-            plan.bounds,
-            length,
-            num_chunks,
-            plan.scale,
-            num_walked,
-            *_strides(x),
-            *_strides(y),
-            *((0, 0) if boundary is None else boundary.stride()[2:]),
-            H=heads,
-            K=key_dim,
-            V=value_dim,
-            C=plan.chunk,
-            BK=block_k,
-            BV=block_v,
-            PART=part,
-            REVERSE=reverse,
-            PRECISION=plan.precision,
-            **_options(config),
-        )
+    value_dim, config = y.shape[-1], STATES[kind]
+    states = torch.empty((batch, heads, plan.num_chunks(length), key_dim, value_dim), dtype=plan.work, device=x.device)
+    tiles = cdiv(key_dim, config.block_k) * cdiv(value_dim, config.block_v)
+    segments = _segments(plan, x, y, decay, batch * heads * tiles, *FEW_STATES)
+    for part in (WHOLE,) if segments.ends is None else (ENDS, REST):
+        _launch_states(plan, kind, part, x, y, decay, states, segments, (first, last), reverse)
     return states
+
+
+def gla_walk(
+    plan: Plan,
+    x: Tensor,
+    y: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    scores: Tensor | None,
+    kind: int,
+    first: Tensor | None,
+    last: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """o [B, T, H, V], see `_walk_kernel`; `first` is read, `last` written, both [B, H, K, V]."""
+    batch, length, heads, key_dim = x.shape
+    value_dim, config = v.shape[-1], WALK[max(CHUNK, power_of_2(key_dim))]
+    block_v = _block(config.block_v, value_dim)
+    o = torch.empty((batch, length, heads, value_dim), dtype=dtype, device=x.device)
+    programs, at_once = plan.num_sequences(x) * heads * cdiv(value_dim, block_v), WARPS // config.num_warps
+    segments = _segments(plan, x, v, decay, programs, at_once // 2, at_once)
+    if segments.ends is not None:
+        _launch_states(plan, kind, ENDS, y, v, decay, None, segments, (None, None), False)
+    launch(
+        _walk_kernel,
+        (programs, segments.count),
+        x,
+        y,
+        v,
+        scores,
+        decay,
+        o,
+        segments.ends,
+        segments.decays,
+        first,
+        last,
+        plan.table,
+        plan.bounds,
+        length,
+        plan.num_chunks(length),
+        plan.scale,
+        segments.num_walked,
+        *_strides(x),
+        *_strides(y),
+        *_strides(v),
+        H=heads,
+        K=key_dim,
+        V=value_dim,
+        C=plan.chunk,
+        BK=_block(config.block_k, key_dim),
+        BV=block_v,
+        PRECISION=plan.precision,
+        **_options(config),
+    )
+    return o
 
 
 def gla_read(
@@ -877,7 +1099,7 @@ def gla_read(
         DECAY=kind,
         TRANSPOSED=transposed,
         PRECISION=plan.precision,
-        **_options(config, plan.chunk // CHUNK),
+        **_options(config),
     )
     return out
 
@@ -895,14 +1117,14 @@ def gla_grads(
     dq_dtype: torch.dtype | None,
     dk_dtype: torch.dtype | None,
     dg_dtype: torch.dtype | None,
+    more: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> tuple[Any, Any, Any]:
-    """Gradients of q, k, g, each None where it has no dtype, see `_grads_kernel`."""
+    """Gradients of q, k, g, each None where it has no dtype, those of k and g plus `more`; see `_grads_kernel`."""
     batch, length, heads, key_dim = k.shape
     value_dim, kind = v.shape[-1], _kind(g)
     config = GRADS[kind]
     block_v = _block(config.block_v, value_dim)
-    # what is 32 wide only meets what is 64 wide in a loop, where addresses are right (module docstring)
-    block_k = config.block_k if value_dim > block_v else _block(config.block_k, key_dim)
+    block_k = min(config.block_k, _block(config.block_k, key_dim))
     num_k = cdiv(key_dim, block_k)
 
     def new(dtype: torch.dtype | None, channels: int) -> Tensor | None:
@@ -925,9 +1147,11 @@ def gla_grads(
         dq,
         dk,
         dg,
+        *more,
         plan.table,
         length,
         num_chunks,
+        cdiv(value_dim, block_v) * block_v,
         plan.scale,
         *_strides(q),
         *_strides(k),
@@ -944,15 +1168,11 @@ def gla_grads(
         DECAY=kind,
         LIMIT=_limit(plan.precision),
         PRECISION=plan.precision,
-        **_options(config, plan.larger * max(1, block_k // config.block_k)),
+        **_options(config, plan.larger),
     )
     if partial and dg is not None:
         dg = dg.sum(-1).to(dg_dtype)
     return dq, dk, dg
-
-
-Ends = tuple[Tensor | None, Tensor | None]
-"""States [B, H, K, V] at the two ends of time: the one that is given and the one to be written."""
 
 
 def forward(
@@ -964,27 +1184,30 @@ def forward(
     on_value: bool,
     ends: Ends,
     dtype: torch.dtype,
+    keep: bool,
     outgoing: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """o in `dtype`, the states, and what else `backward` needs.
+) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+    """o in `dtype`, and what `backward` needs if it is to be kept: the states and what `gla_scores` gives.
 
     With decays on values, v and k take the parts of k and v, and do and q those of q and do (module docstring).
     `outgoing`: what the last result starts with, of the same k, g and chunks, if known.
     """
     kind = _kind(g)
-    if g is None:
-        states = gla_states(plan, k, v, None, kind, *ends, False)
-        return gla_read(plan, q, k, v, states, kind, dtype, False), states, ()
-    if on_value and kind == CHANNEL:
-        v_out, total = gla_scores(plan, None, v, g) if outgoing is None else outgoing
-        states = gla_states(plan, v_out, k, total, kind, *_transposed(ends), False)
+    if g is not None and on_value and kind == CHANNEL:
+        v_out, decay = gla_scores(plan, None, v, g) if outgoing is None else outgoing
+        states = gla_states(plan, v_out, k, decay, kind, *_transposed(ends), False)
         dtypes: dict[str, Any] = {"dq_dtype": dtype, "dk_dtype": None, "dg_dtype": None}
         o, _, _ = gla_grads(plan, None, v, k, g, q, states, None, **dtypes)
-        return o, states, (v_out, total)
-    made = gla_scores(plan, q, k, g, outgoing)
-    k_out, total, q_in, scores = made
-    states = gla_states(plan, k_out, v, total, kind, *ends, False)
-    return gla_read(plan, q_in, scores, v, states, kind, dtype, False), states, made
+        return o, states, (v_out, decay)
+    made: tuple[Tensor, ...] = ()
+    x, y, decay, scores = q, k, None, None
+    if g is not None:
+        made = gla_scores(plan, q, k, g, outgoing)
+        y, decay, x, scores = made
+    if not keep and _walks(plan, q.shape[-1]):
+        return gla_walk(plan, x, y, v, decay, scores, kind, *ends, dtype), None, made
+    states = gla_states(plan, y, v, decay, kind, *ends, False)
+    return gla_read(plan, x, y if scores is None else scores, v, states, kind, dtype, False), states, made
 
 
 def backward(
@@ -999,24 +1222,28 @@ def backward(
     states: Tensor,
     made: tuple[Tensor, ...],
     dtypes: tuple[torch.dtype, torch.dtype, torch.dtype, torch.dtype | None],
+    more: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, v, g in `dtypes` (None: not wanted); `ends` are those of the final and the initial state."""
+    """Gradients of q, k, v, g in `dtypes` (None: not wanted); `ends` are those of the final and the initial state.
+
+    `more`, for decays on values, is added to the gradients of v and g.
+    """
     kind = _kind(g)
     dq_dtype, dk_dtype, dv_dtype, dg_dtype = dtypes
     if g is None:
         dstates = gla_states(plan, q, do, None, kind, *ends, True)
         dv = gla_read(plan, k, q, do, dstates, kind, dv_dtype, True)
     elif on_value and kind == CHANNEL:
-        v_out, total, do_in, da = gla_scores(plan, do, v, g, (made[0], made[1]))
-        dstates = gla_states(plan, do_in, q, total, kind, *_transposed(ends), True)
+        v_out, decay, do_in, da = gla_scores(plan, do, v, g, (made[0], made[1]))
+        dstates = gla_states(plan, do_in, q, decay, kind, *_transposed(ends), True)
         dq = gla_read(plan, do_in, da, k, states, kind, dq_dtype, False)
         dk = gla_read(plan, v_out, da, q, dstates, kind, dk_dtype, True)
         of_values: dict[str, Any] = {"dq_dtype": None, "dk_dtype": dv_dtype, "dg_dtype": dg_dtype}
-        _, dv, dg = gla_grads(plan, do, v, k, g, q, states, dstates, **of_values)
+        _, dv, dg = gla_grads(plan, do, v, k, g, q, states, dstates, **of_values, more=more)
         return dq, dk, dv, dg
     else:
-        k_out, total, q_in, scores = made
-        dstates = gla_states(plan, q_in, do, total, kind, *ends, True)
+        k_out, decay, q_in, scores = made
+        dstates = gla_states(plan, q_in, do, decay, kind, *ends, True)
         dv = gla_read(plan, k_out, scores, do, dstates, kind, dv_dtype, True)
     of_keys: dict[str, Any] = {"dq_dtype": dq_dtype, "dk_dtype": dk_dtype, "dg_dtype": dg_dtype}
     dq, dk, dg = gla_grads(plan, q, k, v, g, do, states, dstates, **of_keys)
@@ -1028,6 +1255,31 @@ def _transposed(ends: Ends) -> Ends:
     return first, last
 
 
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    initial_state: Tensor | None,
+    on_value: bool,
+    scale: float,
+    return_final_state: bool,
+    packed: list[int] | None,
+    keep: bool,
+) -> tuple[Tensor, Tensor | None, tuple[Any, ...]]:
+    """o, the final state, and what backward needs if it is to be kept: the plan, the inputs as rows and `forward`'s."""
+    q, k, v = rows(q), rows(k), rows(v)
+    if g is not None and g.dim() == 4:
+        g = rows(g)
+    common = plan(scale, q, k, v, ends=packed)
+    first, final = None if initial_state is None else initial_state.contiguous(), None
+    if return_final_state:
+        shape = (common.num_sequences(q), *q.shape[2:], v.shape[3])
+        final = torch.empty(shape, dtype=torch.float32, device=q.device)
+    o, states, made = forward(common, q, k, v, g, on_value, (first, final), v.dtype, keep)
+    return o, final, (common, q, k, v, g, states, *made)
+
+
 class GatedLinearAttention(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -1037,25 +1289,11 @@ class GatedLinearAttention(torch.autograd.Function):
         v: Tensor,
         g: Tensor | None,
         initial_state: Tensor | None,
-        on_value: bool,
-        scale: float,
-        return_final_state: bool,
-        packed: list[int] | None,
+        *options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        q, k, v = (rows(x) for x in (q, k, v))
-        if g is not None and g.dim() == 4:
-            g = rows(g)
-        # fewer states to write; kept for backward, whose scores are cheaper in shorter chunks, they would be too long
-        longer = _kind(g) == HEAD and not any(ctx.needs_input_grad)
-        common = plan(scale, q, k, v, chunk=2 * CHUNK if longer else CHUNK, ends=packed)
-        first = None if initial_state is None else initial_state.contiguous()
-        final = None
-        shape = (q.shape[0] if packed is None else len(packed) - 1, q.shape[2], q.shape[3], v.shape[3])
-        if return_final_state:
-            final = torch.empty(shape, dtype=torch.float32, device=q.device)
-        o, states, made = forward(common, q, k, v, g, on_value, (first, final), v.dtype)
-        ctx.save_for_backward(q, k, v, g, states, *made)
-        ctx.options = common, on_value, shape, None if initial_state is None else initial_state.dtype
+        o, final, (common, *kept) = attend(q, k, v, g, initial_state, *options, keep=True)
+        ctx.save_for_backward(*kept)
+        ctx.options = common, options[0], None if initial_state is None else initial_state.dtype
         ctx.set_materialize_grads(False)
         return o, final
 
@@ -1063,15 +1301,21 @@ class GatedLinearAttention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, g, states, *made = ctx.saved_tensors
-        common, on_value, shape, initial_dtype = ctx.options
+        common, on_value, initial_dtype = ctx.options
         do = torch.zeros_like(v) if do is None else rows(do)
         dfinal = None if dfinal is None else dfinal.contiguous()
         dinitial = None
         if initial_dtype is not None:
+            shape = (common.num_sequences(q), *q.shape[2:], v.shape[3])
             dinitial = torch.empty(shape, dtype=initial_dtype, device=q.device)
         dtypes = q.dtype, k.dtype, v.dtype, g.dtype if ctx.needs_input_grad[3] else None
         dq, dk, dv, dg = backward(common, q, k, v, g, on_value, (dfinal, dinitial), do, states, tuple(made), dtypes)
         return dq, dk, dv, dg, dinitial, None, None, None, None
+
+
+def recorded(*inputs: Tensor | None) -> bool:
+    """Whether gradients may be asked for."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
 
 
 def gated_linear_attention_triton(
@@ -1090,7 +1334,10 @@ def gated_linear_attention_triton(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if log_decay is not None and log_decay.dim() == 1:
         log_decay = log_decay.expand(*q.shape[:3])
-    o, state = GatedLinearAttention.apply(
-        q, k, v, log_decay, initial_state, decay_on == "value", scale, return_final_state, packed
-    )
+    inputs = q, k, v, log_decay, initial_state
+    options = decay_on == "value", scale, return_final_state, packed
+    if recorded(*inputs):
+        o, state = GatedLinearAttention.apply(*inputs, *options)
+    else:
+        o, state, _ = attend(*inputs, *options, keep=False)
     return (o, state) if return_final_state else o

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated_linear_attention.triton import backward, forward, plan, rows
+from kernels.gated_linear_attention.triton import Plan, backward, forward, plan, recorded, rows
 from kernels.gated_slot_attention.reference import State
 from kernels.launch import cdiv, launch, power_of_2
 
@@ -61,6 +61,40 @@ def gsa_softmax(x: Tensor, p: Tensor | None, dtype: torch.dtype) -> Tensor:
     return out
 
 
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slots: Tensor,
+    g: Tensor | None,
+    keys: Tensor | None,
+    values: Tensor | None,
+    scale: float,
+    return_final_state: bool,
+    packed: list[int] | None,
+    keep: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None, tuple[Any, ...]]:
+    """o, the final states, and what backward needs if it is to be kept."""
+    q, k, v, slots = rows(q), rows(k), rows(v), rows(slots)
+    g = None if g is None else rows(g)
+    first = plan(scale, q, k, v, ends=packed)
+    second = first._replace(scale=1.0)
+    initial = [None if x is None else x.contiguous() for x in (keys, values)]
+    final: list[Tensor | None] = [None, None]
+    if return_final_state:
+        final = [torch.empty(shape, dtype=torch.float32, device=q.device) for shape in state_shapes(first, q, v, slots)]
+    logits, states_1, made = forward(first, q, k, slots, g, True, (initial[0], final[0]), torch.float32, keep)
+    p = gsa_softmax(logits, None, first.work)
+    outgoing = None if g is None else (made[0], made[1])
+    o, states_2, made = forward(second, p, slots, v, g, False, (initial[1], final[1]), v.dtype, keep, outgoing)
+    return o, final[0], final[1], (first, second, q, k, v, slots, g, p, states_1, states_2, *made)
+
+
+def state_shapes(plan: Plan, q: Tensor, v: Tensor, slots: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    batch, heads, num_slots = plan.num_sequences(q), q.shape[2], slots.shape[-1]
+    return (batch, heads, q.shape[-1], num_slots), (batch, heads, num_slots, v.shape[-1])
+
+
 class GatedSlotAttention(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -72,31 +106,13 @@ class GatedSlotAttention(torch.autograd.Function):
         g: Tensor | None,
         keys: Tensor | None,
         values: Tensor | None,
-        scale: float,
-        return_final_state: bool,
-        packed: list[int] | None,
+        *options: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        q, k, v, slots = (rows(x) for x in (q, k, v, slots))
-        g = None if g is None else rows(g)
-        first = plan(scale, q, k, v, ends=packed)
-        second = first._replace(scale=1.0)
-        batch, heads = q.shape[0] if packed is None else len(packed) - 1, q.shape[2]
-        num_slots = slots.shape[-1]
-        shapes = (batch, heads, q.shape[-1], num_slots), (batch, heads, num_slots, v.shape[-1])
-        initial = [None if x is None else x.contiguous() for x in (keys, values)]
-        final: list[Tensor | None] = [None, None]
-        if return_final_state:
-            final = [torch.empty(shape, dtype=torch.float32, device=q.device) for shape in shapes]
-
-        ends = tuple(zip(initial, final, strict=True))
-        logits, states_1, made = forward(first, q, k, slots, g, True, ends[0], torch.float32)
-        p = gsa_softmax(logits, None, first.work)
-        outgoing = None if g is None else (made[0], made[1])
-        o, states_2, made = forward(second, p, slots, v, g, False, ends[1], v.dtype, outgoing)
-        ctx.save_for_backward(q, k, v, slots, g, p, states_1, states_2, *made)
-        ctx.options = first, second, shapes, [None if x is None else x.dtype for x in initial]
+        o, final_1, final_2, (first, second, *kept) = attend(q, k, v, slots, g, keys, values, *options, keep=True)
+        ctx.save_for_backward(*kept)
+        ctx.options = first, second, [None if x is None else x.dtype for x in (keys, values)]
         ctx.set_materialize_grads(False)
-        return o, final[0], final[1]
+        return o, final_1, final_2
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -104,11 +120,11 @@ class GatedSlotAttention(torch.autograd.Function):
         ctx: Any, do: Tensor | None, dkeys: Tensor | None, dvalues: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         q, k, v, slots, g, p, states_1, states_2, *made = ctx.saved_tensors
-        first, second, shapes, initial_dtypes = ctx.options
+        first, second, initial_dtypes = ctx.options
         do = torch.zeros_like(v) if do is None else rows(do)
         dinitial = [
             None if dtype is None else torch.empty(shape, dtype=dtype, device=q.device)
-            for shape, dtype in zip(shapes, initial_dtypes, strict=True)
+            for shape, dtype in zip(state_shapes(first, q, v, slots), initial_dtypes, strict=True)
         ]
         dfinal = [None if x is None else x.contiguous() for x in (dkeys, dvalues)]
         ends = tuple(zip(dfinal, dinitial, strict=True))
@@ -118,13 +134,14 @@ class GatedSlotAttention(torch.autograd.Function):
         of_values = wide, wide, v.dtype, dg_dtype
         dp, dslots, dv, dg = backward(second, p, slots, v, g, False, ends[1], do, states_2, tuple(made), of_values)
         dlogits = gsa_softmax(dp, p, first.work)
-        of_keys = q.dtype, k.dtype, wide, dg_dtype
-        dq, dk, dslots_1, dg_1 = backward(
-            first, q, k, slots, g, True, ends[0], dlogits, states_1, tuple(made[:2]), of_keys
-        )
-        dslots = dslots.add_(dslots_1).to(slots.dtype)
-        if dg is not None and dg_1 is not None and g is not None:
-            dg = dg.add_(dg_1).to(g.dtype)
+        ends_1, kept = ends[0], tuple(made[:2])
+        if g is None:
+            dtypes = q.dtype, k.dtype, wide, None
+            dq, dk, other, _ = backward(first, q, k, slots, None, True, ends_1, dlogits, states_1, kept, dtypes)
+            dslots = dslots.add_(other).to(slots.dtype)
+        else:
+            dtypes, more = (q.dtype, k.dtype, slots.dtype, g.dtype if dg_dtype else None), (dslots, dg)
+            dq, dk, dslots, dg = backward(first, q, k, slots, g, True, ends_1, dlogits, states_1, kept, dtypes, more)
         return dq, dk, dv, dslots, dg, dinitial[0], dinitial[1], None, None, None
 
 
@@ -143,7 +160,13 @@ def gated_slot_attention_triton(
     """Arguments and results as in the public operator; `packed` is cu_seqlens."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     keys, values = (None, None) if initial_state is None else initial_state
-    o, keys, values = GatedSlotAttention.apply(
-        q, k, v, slots, log_decay, keys, values, scale, return_final_state, packed
-    )
-    return (o, (keys, values)) if return_final_state else o
+    inputs, options = (q, k, v, slots, log_decay, keys, values), (scale, return_final_state, packed)
+    if recorded(*inputs):
+        o, keys, values = GatedSlotAttention.apply(*inputs, *options)
+    else:
+        o, keys, values, _ = attend(*inputs, *options, keep=False)
+    if not return_final_state:
+        return o
+    assert keys is not None
+    assert values is not None
+    return o, (keys, values)

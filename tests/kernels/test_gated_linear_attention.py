@@ -311,21 +311,57 @@ def test_packed_sequences_equal_separate_ones(op, decay):
 def test_segments_walked_side_by_side_equal_the_loop(decay, chunks, monkeypatch):
     """Five chunks in segments of one, or of three and two."""
     impl = pytest.importorskip("kernels.gated_linear_attention.triton")
-    monkeypatch.setattr(impl, "SEGMENTS", {"below": 1000, "programs": 1000, "chunks": chunks})
+    monkeypatch.setattr(impl, "FEW_STATES", (1000, 1000))
+    monkeypatch.setattr(impl, "SHORTEST", chunks)
     equals_the_loop(small_inputs(290, decay, strength=0.02))
 
 
-@pytest.mark.parametrize("decay", ["head", "head-time"])
-def test_chunks_without_gradients_are_longer_and_as_right(decay):
-    inputs = on_device(small_inputs(150, decay))
-    exact = gated_linear_attention_reference(**on_device(inputs, torch.float64))
-    plain = gated_linear_attention_reference(**inputs)
-    with torch.no_grad():
-        longer = TRITON(**inputs)
-    for name, a, e, p in zip(("output", "final state"), longer, exact, plain, strict=True):
-        assert_close(a, e, torch.float32, plain=p, what=name)
-    inputs["q"].requires_grad_()
-    assert not torch.equal(longer[0], TRITON(**inputs)[0])
+def forward_is_right(inputs, dtype=torch.bfloat16, **options):
+    """Without gradients, o and the final state."""
+    rounded = {n: x.to(torch.float32 if n in KEEP else dtype) for n, x in inputs.items() if isinstance(x, Tensor)}
+    inputs = {n: rounded[n].to(DEVICE) if n in rounded else x for n, x in inputs.items()}
+    exact = gated_linear_attention(**on_device(inputs, torch.float64), **options)
+    plain = gated_linear_attention_reference(**inputs) if not options else [e.to(dtype) for e in exact]
+    for name, a, e, p in zip(("o", "final state"), TRITON(**inputs, **options), exact, plain, strict=True):
+        assert_close(a, e, dtype, plain=p, what=name)
+
+
+@pytest.fixture
+def no_states(monkeypatch):
+    """States may not be written."""
+    impl = pytest.importorskip("kernels.gated_linear_attention.triton")
+
+    def refuse(*_):
+        raise AssertionError("states were written")
+
+    monkeypatch.setattr(impl, "gla_states", refuse)
+
+
+KEPT_INSIDE = ["none", "head", "head-time", "key"]
+
+
+@pytest.mark.parametrize("decay", KEPT_INSIDE)
+@pytest.mark.parametrize(("length", "key_dim", "value_dim"), [(1, 16, 32), (150, 100, 40), (70, 16, 200)])
+@pytest.mark.usefixtures("no_states")
+def test_a_forward_that_keeps_its_states_inside_equals_the_loop(length, key_dim, value_dim, decay):
+    forward_is_right(small_inputs(length, decay, K=key_dim, V=value_dim))
+
+
+@pytest.mark.parametrize("decay", KEPT_INSIDE)
+@pytest.mark.usefixtures("no_states")
+def test_a_forward_without_states_in_segments_equals_the_loop(decay, monkeypatch):
+    """Five chunks in segments of three and two."""
+    monkeypatch.setattr("kernels.gated_linear_attention.triton.SHORTEST", 2)
+    monkeypatch.setattr("kernels.gated_linear_attention.triton.WARPS", 100)
+    forward_is_right(small_inputs(290, decay, strength=0.02, H=1))
+
+
+@pytest.mark.parametrize("decay", KEPT_INSIDE)
+@pytest.mark.usefixtures("no_states")
+def test_a_forward_without_states_of_packed_sequences_is_that_of_separate_ones(decay):
+    inputs = small_inputs(110, decay, H=2)
+    inputs["initial_state"] = torch.stack([inputs["initial_state"][0] * (i + 1) for i in range(3)])
+    forward_is_right(inputs, cu_seqlens=torch.tensor(ENDS, device=DEVICE))
 
 
 @pytest.mark.parametrize("decay", ["head-time", "key", "value"])

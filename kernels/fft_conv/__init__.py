@@ -39,7 +39,7 @@ def fft_conv(
     _check(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
     if backend not in ("auto", "torch", "triton"):
         raise ValueError(f"fft_conv: backend={backend!r} is not one of 'auto', 'torch', 'triton'.")
-    # auto stays with PyTorch until the kernels have been measured on a device
+    # auto stays with PyTorch until whole models have been trained with the kernels on a device
     if backend == "triton":
         # for its errors
         use_triton("fft_conv", backend, u, filter, D, gate_in, gate_out)

@@ -60,7 +60,7 @@ class Config(NamedTuple):
 
 # by whether products are of bfloat16 numbers
 CONFIGS = {
-    True: Config(128, 128, 2, 64, 4, 128, 2, 64, (4, 8), (3, 3)),
+    True: Config(128, 128, 2, 64, 4, 128, 1, 64, (4, 4), (3, 3)),
     False: Config(64, 64, 1, 32, 1, 64, 1, 32, (4, 4), (2, 2)),
 }
 MAX_LAGS = {True: 16384, False: 1024}

@@ -70,9 +70,9 @@ NARROWEST = 64
 SCORES = {HEAD: Config(64, 0, 4, 2), CHANNEL: Config(64, 0, 4, 2)}
 STATES = {NONE: Config(64, 128, 4, 3), HEAD: Config(64, 64, 4, 3), CHANNEL: Config(64, 64, 4, 3)}
 READ = {kind: Config(64, 128, 4, 3) for kind in (NONE, HEAD, CHANNEL)}
-GRADS = {NONE: Config(64, 64, 4, 2), HEAD: Config(64, 64, 4, 2), CHANNEL: Config(32, 64, 4, 3)}
+GRADS = {NONE: Config(64, 64, 4, 3), HEAD: Config(64, 64, 4, 3), CHANNEL: Config(32, 64, 4, 3)}
 # by K, whose tile holds all of it
-WALK = {64: Config(64, 64, 4, 3), 128: Config(128, 64, 4, 2), 256: Config(256, 128, 8, 2)}
+WALK = {64: Config(64, 64, 4, 3), 128: Config(128, 128, 8, 3), 256: Config(256, 128, 8, 2)}
 FEW_STATES = 256, 512
 """Programs of `_states_kernel`: fewer than the first number walk segments, up to as many as the second."""
 WARPS = 1024

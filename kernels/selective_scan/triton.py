@@ -72,8 +72,8 @@ CHUNK = 64
 ENOUGH_WARPS = 5
 """Of a multiprocessor. With fewer, time is cut into segments, of MIN_SEGMENT steps at least, to have BUSY_WARPS."""
 BUSY_WARPS = 16
-MIN_SEGMENT = 128
-SHORT = 512
+MIN_SEGMENT = 64
+SHORT = 256
 """Steps that are not worth cutting: it takes two more launches each way."""
 LOG2E = tl.constexpr(1.4426950408889634)
 

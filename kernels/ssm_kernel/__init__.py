@@ -53,7 +53,7 @@ def ssm_kernel(
         raise ValueError(f"ssm_kernel: length must be at least 1, got {length}.")
     if backend not in ("auto", "torch", "triton"):
         raise ValueError(f"ssm_kernel: backend={backend!r} is not one of 'auto', 'torch', 'triton'.")
-    # auto stays with PyTorch until the kernels have been measured on a device
+    # auto stays with PyTorch until whole models have been trained with the kernels on a device
     if backend == "triton":
         if discretization == "dss-softmax":
             raise ValueError("ssm_kernel: backend='triton' takes no dss-softmax; use backend='auto' or 'torch'.")

@@ -73,6 +73,13 @@ def load_triton() -> Callable[..., Any]:
     return partial(fft_conv, backend="triton")
 
 
+def has_products(shape: Shape, dtype: torch.dtype) -> str | None:
+    from kernels.fft_conv.triton import MAX_LAGS
+
+    most = MAX_LAGS[dtype == torch.bfloat16]
+    return f"the Triton path transforms filters of more than {most} taps in {dtype}" if int(shape["T"]) > most else None
+
+
 def time_contiguous(inputs: Inputs) -> Inputs:
     """u and gates as they are, [B, T, D], in memory [B, D, T]: the order that the kernels and every peer work in."""
     return {
@@ -118,7 +125,7 @@ WORKLOAD = Workload(
     cost=cost,
     short=short,
     implementations=(
-        Implementation("triton", "ours", load_triton, time_contiguous, cold_start=True),
+        Implementation("triton", "ours", load_triton, time_contiguous, supports=has_products, cold_start=True),
         Implementation("torch", "ours", lambda: partial(fft_conv, backend="torch")),
         Implementation("fft", "torch", lambda: torch_fft_conv, channel_first, time_second),
         Implementation("flashfftconv", "peer", load_flashfftconv, channel_first, time_second, has_kernel),

@@ -1,4 +1,4 @@
-"""The causal convolution in Triton: one kernel forward, one backward, one for a single step.
+"""The causal convolution in Triton: one kernel forward, one backward and one for its sums, one for a step.
 
     p_t = sum_{i < W} w_i x_{t-(W-1)+i} + b;   y_t = act(p_t)        source: package docstring
 

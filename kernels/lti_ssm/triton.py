@@ -50,7 +50,18 @@ from kernels.launch import cdiv, launch, num_processors, power_of_2
 from kernels.lti_ssm.chunked import _powers_sum, state_dtype
 from kernels.ssm_kernel.chunked import widen
 from kernels.ssm_kernel.discretize import discretize
-from kernels.ssm_kernel.system import abar, entry, entry_gradient, load_sum, load_wide, power, store_narrow, times
+from kernels.ssm_kernel.system import (
+    abar,
+    as_pairs,
+    channel_stride,
+    entry,
+    entry_gradient,
+    load_sum,
+    load_wide,
+    power,
+    store_narrow,
+    times,
+)
 
 
 class Config(NamedTuple):
@@ -840,11 +851,6 @@ class System(NamedTuple):
         A, B, C, dt, skip, factor, rule = self
         return System(_dense(A), _dense(B), _dense(C), _dense(dt), _dense(skip), factor, rule)
 
-    @property
-    def stride(self) -> int:
-        """From channel to channel in A."""
-        return self.A.shape[-1] if self.A.ndim == 2 else 0
-
     def constants(self, chunk: int) -> dict[str, Any]:
         kinds = (self.A.is_complex(), self.B is not None and self.B.is_complex(), self.C.is_complex())
         return _system_constants(chunk, self.rule, kinds, self.A.shape[-1])
@@ -881,14 +887,14 @@ def prepare(system: System, plan: Plan) -> Tensor:
     launch(
         _prepare_kernel,
         width,
-        _flat(system.A),
-        _flat(system.B),
-        _flat(system.C),
+        as_pairs(system.A),
+        as_pairs(system.B),
+        as_pairs(system.C),
         system.dt,
         system.skip,
         small,
         num_states,
-        system.stride,
+        channel_stride(system.A),
         plan.chunk * plan.steps,
         piece,
         piece.bit_length(),
@@ -913,29 +919,24 @@ def prepare_bwd(
     launch(
         _prepare_bwd_kernel,
         width,
-        _flat(A),
-        _flat(B),
-        _flat(C),
+        as_pairs(A),
+        as_pairs(B),
+        as_pairs(C),
         dt,
         partial,
-        _flat(dA),
-        _flat(dB),
-        _flat(dC),
+        as_pairs(dA),
+        as_pairs(dB),
+        as_pairs(dC),
         ddt,
         dskip,
         width,
         num_states,
-        system.stride,
+        channel_stride(system.A),
         partial.shape[0],
         factor,
         **system.constants(chunk),
     )
     return dA if A.ndim == 2 else dA.sum(0), dB, dC, ddt, dskip
-
-
-def _flat(x: Tensor | None) -> Tensor | None:
-    """Complex numbers as pairs."""
-    return torch.view_as_real(x) if x is not None and x.is_complex() else x
 
 
 @functools.lru_cache(maxsize=1024)
@@ -1062,7 +1063,7 @@ def lti_fwd(
     start = initial_state
     if plan.pieces > 1:
         ends = kind.states(plan.pieces)
-        launch(_lti_fwd_kernel, kind.grid, *given, None, None, None, _flat(ends), *sizes, **constants)
+        launch(_lti_fwd_kernel, kind.grid, *given, None, None, None, as_pairs(ends), *sizes, **constants)
         start = kind.pass_on(ends, small, initial_state, False)
     y = _time_last(u)
     saved = None
@@ -1072,7 +1073,7 @@ def lti_fwd(
         size = (u.shape[0], u.shape[2], plan.chunks, kind.state_size)
         saved = torch.empty(size, dtype=torch.bfloat16 if narrow else torch.float32, device=u.device)
     end = kind.states() if with_end else None
-    launch(_lti_fwd_kernel, kind.grid, *given, _flat(start), y, saved, _flat(end), *sizes, **constants)
+    launch(_lti_fwd_kernel, kind.grid, *given, as_pairs(start), y, saved, as_pairs(end), *sizes, **constants)
     return y, end, saved
 
 
@@ -1095,8 +1096,8 @@ def lti_bwd(
     after = None
     if plan.pieces > 1:
         starts = kind.states(plan.pieces)
-        outputs = None, None, None, _flat(starts), None
-        launch(_lti_bwd_kernel, kind.grid, *given, None, _flat(dend), *outputs, *sizes, **constants)
+        outputs = None, None, None, as_pairs(starts), None
+        launch(_lti_bwd_kernel, kind.grid, *given, None, as_pairs(dend), *outputs, *sizes, **constants)
         after = kind.pass_on(starts, small, None, True)
     du = _time_last(u)
     dgate_in = None if gate_in is None else _time_last(gate_in)
@@ -1104,8 +1105,8 @@ def lti_bwd(
     dstart = kind.states() if with_start else None
     size = plan.chunk + 3 * num_states * (2 if is_complex else 1)
     partial = torch.empty((plan.programs, u.shape[2], size), dtype=torch.float32, device=u.device)
-    outputs = du, dgate_in, dgate_out, _flat(dstart), partial
-    launch(_lti_bwd_kernel, kind.grid, *given, _flat(after), _flat(dend), *outputs, *sizes, **constants)
+    outputs = du, dgate_in, dgate_out, as_pairs(dstart), partial
+    launch(_lti_bwd_kernel, kind.grid, *given, as_pairs(after), as_pairs(dend), *outputs, *sizes, **constants)
     return du, dgate_in, dgate_out, partial, dstart
 
 

@@ -20,7 +20,8 @@ Backward, with g_t the gradient of h_t and r_t that of h_{t-1} through the decay
 goes through time in reverse, segments as before. Forward keeps the state every CHUNK steps; a chunk is first swept for
 the states before each of its groups of steps, kept in scratch memory, then a group at a time is computed again and
 taken back. dB and dC are sums over channels: over a warp by a butterfly in which each lane ends with the sum of one
-number of the row, over the warps of a program through shared memory, and over programs in `_add_parts_kernel`.
+number of the row, over the warps of a program through shared memory, and over programs in `_add_parts_kernel`;
+those of dA, dbias and dskip over programs in `_add_totals_kernel`.
 
 float32: states, decays, step sizes, sums. Deterministic: every sum has a fixed order, and what is added to in memory
 has one writer. Limits: real A, N <= 64.

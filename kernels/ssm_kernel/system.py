@@ -1,13 +1,25 @@
 """Inside Triton kernels: the discrete system of a continuous one, in float64, complex numbers as two real ones.
 
 Formulas in the package docstring; `discretize.py` has the same in PyTorch. Near zero (exp(z) - 1) / z and its
-derivative are series.
+derivative are series. And what launchers hand over: complex numbers as pairs, the stride of A.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+
+def as_pairs(x: Tensor | None) -> Tensor | None:
+    """Complex numbers as two real ones."""
+    return torch.view_as_real(x) if x is not None and x.is_complex() else x
+
+
+def channel_stride(A: Tensor) -> int:
+    """From channel to channel in A, [D, N] or [N], contiguous."""
+    return A.shape[-1] if A.ndim == 2 else 0
 
 
 @triton.jit

@@ -28,7 +28,18 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.launch import cdiv, launch, power_of_2
-from kernels.ssm_kernel.system import abar, entry, entry_gradient, load_sum, load_wide, power, store_narrow, times
+from kernels.ssm_kernel.system import (
+    abar,
+    as_pairs,
+    channel_stride,
+    entry,
+    entry_gradient,
+    load_sum,
+    load_wide,
+    power,
+    store_narrow,
+    times,
+)
 
 ROWS = 64
 """I, values of i of a program."""
@@ -262,15 +273,6 @@ def _float32_products(driver: Any) -> str:
     return "tf32x3" if driver.get_current_target().backend == "cuda" else "ieee"
 
 
-def _flat(x: Tensor | None) -> Tensor | None:
-    """Complex numbers as pairs."""
-    return torch.view_as_real(x) if x is not None and x.is_complex() else x
-
-
-def _stride(A: Tensor) -> int:
-    return A.shape[-1] if A.ndim == 2 else 0
-
-
 def ssm_kernel_fwd(A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, length: int, factor: float, rule: str) -> Tensor:
     """K [D, length] in float32; all tensors contiguous."""
     width, num_states = C.shape
@@ -279,14 +281,14 @@ def ssm_kernel_fwd(A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, length: i
     launch(
         _ssm_kernel_fwd_kernel,
         width * plan.tiles,
-        _flat(A),
-        _flat(B),
-        _flat(C),
+        as_pairs(A),
+        as_pairs(B),
+        as_pairs(C),
         dt,
         kernel,
         num_states,
         length,
-        _stride(A),
+        channel_stride(A),
         plan.tiles,
         plan.num_bits,
         factor,
@@ -315,14 +317,14 @@ def ssm_kernel_bwd(
     launch(
         _ssm_kernel_bwd_kernel,
         width * plan.tiles,
-        _flat(A),
+        as_pairs(A),
         dt,
         dkernel,
         partial,
         width,
         num_states,
         length,
-        _stride(A),
+        channel_stride(A),
         plan.tiles,
         plan.num_bits,
         RULE=rule,
@@ -340,18 +342,18 @@ def ssm_kernel_bwd(
     launch(
         _ssm_kernel_parameters_kernel,
         width,
-        _flat(A),
-        _flat(B),
-        _flat(C),
+        as_pairs(A),
+        as_pairs(B),
+        as_pairs(C),
         dt,
         partial,
-        _flat(dA),
-        _flat(dB),
-        _flat(dC),
+        as_pairs(dA),
+        as_pairs(dB),
+        as_pairs(dC),
         ddt,
         width,
         num_states,
-        _stride(A),
+        channel_stride(A),
         plan.tiles,
         factor,
         RULE=rule,

@@ -18,6 +18,10 @@ from kernels.fft_conv.chunked import fft_conv_chunked
 
 __all__ = ["fft_conv"]
 
+LEAST_LAGS, MOST_LAGS, MOST_LAGS_TRAINED = 512, 8192, 1024
+LEAST_ROWS = 8192
+"""Of the batch and time together."""
+
 
 def fft_conv(
     u: Tensor,
@@ -33,16 +37,12 @@ def fft_conv(
     The transform is float32 at least, also for half-precision u and under autocast; y has the dtype of u.
 
     backend: the Triton path multiplies with Toeplitz matrices, of bfloat16 u in bfloat16, see the README; y has time
-    contiguous in memory, and so should u and the gates. Filters too long for it are transformed. `auto` is plain
-    PyTorch.
+    contiguous in memory, and so should u and the gates. Filters too long for it are transformed. `auto` takes it on a
+    GPU where it is faster than the transform.
     """
     _check(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
-    if backend not in ("auto", "torch", "triton"):
-        raise ValueError(f"fft_conv: backend={backend!r} is not one of 'auto', 'torch', 'triton'.")
-    # auto stays with PyTorch until whole models have been trained with the kernels on a device
-    if backend == "triton":
-        # for its errors
-        use_triton("fft_conv", backend, u, filter, D, gate_in, gate_out)
+    tensors = (u, filter, D, gate_in, gate_out)
+    if use_triton("fft_conv", backend, *tensors) and (backend == "triton" or _products_win(*tensors)):
         from kernels.fft_conv.triton import fft_conv_triton
 
         # meta tensors, for which launchers compute shapes, have no autocast
@@ -50,6 +50,15 @@ def fft_conv(
             return fft_conv_triton(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
     with torch.autocast(u.device.type, enabled=False):
         return fft_conv_chunked(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
+
+
+def _products_win(u: Tensor, filter: Tensor, *others: Tensor | None) -> bool:
+    """Where Toeplitz products were measured to be faster than transforms, see the README."""
+    batch, steps, _ = u.shape
+    trained = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (u, filter, *others))
+    lags = min(steps, filter.shape[1])
+    most = MOST_LAGS_TRAINED if trained else MOST_LAGS
+    return u.dtype == torch.bfloat16 and LEAST_LAGS <= lags <= most and batch * steps >= LEAST_ROWS
 
 
 def _check(u: Tensor, filter: Tensor, *, D: Tensor | None, gate_in: Tensor | None, gate_out: Tensor | None) -> None:

@@ -64,7 +64,7 @@ def lti_ssm(
 
     length, position: for dss-softmax only, the L of its normalization (default T) and the time of u_0.
     backend: the Triton path takes N <= 64 and every discretization but dss-softmax, see the README; its y has time
-    contiguous in memory, and so should u and the gates. `auto` is plain PyTorch.
+    contiguous in memory, and so should u and the gates. `auto` takes it on a GPU where it can.
     """
     if bidirectional and (C.ndim != 3 or C.shape[0] != 2):
         raise ValueError(f"lti_ssm: bidirectional=True needs C as [2, D, N], one for each side, got {list(C.shape)}.")
@@ -177,18 +177,17 @@ def _check(
 
 
 def _use_triton(backend: str, discretization: str, u: Tensor, *others: Tensor | None) -> bool:
-    # auto stays with PyTorch until whole models have been trained with the kernels on a device
-    if backend == "auto":
-        return False
     A = others[0]
     assert A is not None
-    if backend == "triton" and discretization == "dss-softmax":
-        raise ValueError("lti_ssm: backend='triton' takes no dss-softmax; use backend='auto' or 'torch'.")
-    if backend == "triton" and A.shape[-1] > MAX_TRITON_STATE:
-        raise ValueError(
-            f"lti_ssm: backend='triton' takes N <= {MAX_TRITON_STATE}, got N={A.shape[-1]}; use backend='auto' or "
-            "'torch'."
-        )
+    obstacle = ""
+    if discretization == "dss-softmax":
+        obstacle = "takes no dss-softmax"
+    elif A.shape[-1] > MAX_TRITON_STATE:
+        obstacle = f"takes N <= {MAX_TRITON_STATE}, got N={A.shape[-1]}"
+    if obstacle and backend == "triton":
+        raise ValueError(f"lti_ssm: backend='triton' {obstacle}; use backend='auto' or 'torch'.")
+    if obstacle and backend == "auto":
+        return False
     return use_triton("lti_ssm", backend, u, *(_real(x, u) for x in others))
 
 

@@ -46,19 +46,19 @@ def ssm_kernel(
     A: [D, N] or [N], complex or real; B, C: [D, N], B = None stands for ones; dt: [D], positive. `length` is also
     the L over which dss-softmax normalizes. Re(A) must not be positive, except with dss-softmax.
 
-    backend: the Triton path gives float32 and takes every discretization but dss-softmax. `auto` is plain PyTorch.
+    backend: the Triton path gives float32 and takes every discretization but dss-softmax. `auto` takes it on a
+        GPU where it can.
     """
     check_parameters("ssm_kernel", A, B, C, dt, conj_pairs=conj_pairs, discretization=discretization)
     if length < 1:
         raise ValueError(f"ssm_kernel: length must be at least 1, got {length}.")
     if backend not in ("auto", "torch", "triton"):
         raise ValueError(f"ssm_kernel: backend={backend!r} is not one of 'auto', 'torch', 'triton'.")
-    # auto stays with PyTorch until whole models have been trained with the kernels on a device
-    if backend == "triton":
-        if discretization == "dss-softmax":
-            raise ValueError("ssm_kernel: backend='triton' takes no dss-softmax; use backend='auto' or 'torch'.")
-        # for its errors; the parts of a complex tensor have the dtype that counts
-        use_triton("ssm_kernel", backend, dt, *(x if x is None else x.real for x in (A, B, C)))
+    softmax = discretization == "dss-softmax"
+    if softmax and backend == "triton":
+        raise ValueError("ssm_kernel: backend='triton' takes no dss-softmax; use backend='auto' or 'torch'.")
+    # the parts of a complex tensor have the dtype that counts
+    if not softmax and use_triton("ssm_kernel", backend, dt, *(x if x is None else x.real for x in (A, B, C))):
         from kernels.ssm_kernel.triton import ssm_kernel_triton
 
         with on_device_of(dt):

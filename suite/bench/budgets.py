@@ -8,8 +8,8 @@ figures (`suite.bench.disassembly`) are held against those committed in a file:
                                                      "instructions": 512, "matrix": {}, "loads": {"16": 8}}}}}}
 
 A variant is `op/kernel[pointer types, constants, options]#digits`, the digits standing for its signature. Where it
-cannot be compiled for a target, the reason stands in place of the figures. One line a variant, so that a diff of the
-file is a list of what changed.
+cannot be compiled for a target, or takes more shared memory than that has, the reason stands in place of the figures.
+One line a variant, so that a diff of the file is a list of what changed.
 
 A figure may not exceed its budget (instructions: by 5 %, for they tell little of time), nor may matrix instructions of
 a kind become fewer, nor the narrowest or the mean load narrower; and no code may read what nothing wrote. A variant
@@ -36,7 +36,6 @@ from suite.environment import REPOSITORY
 
 FILE = REPOSITORY / "kernels" / "budgets.json"
 UPDATE = "python run_suite.py bench --update-budgets"
-SETS = ("quick", "paper")
 INSTRUCTIONS = 1.05
 """How far the number of instructions may exceed its budget."""
 MAX_JOBS = 16
@@ -101,7 +100,6 @@ def collect(
     targets: Sequence[str] | None = None,
     jobs: int | None = None,
     *,
-    sets: Sequence[str] = SETS,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Collection:
     """Compiles every variant of the operators, in `jobs` processes (default: one a core, MAX_JOBS at most).
@@ -109,7 +107,7 @@ def collect(
     workloads: where the workload of an operator stands, `module:attribute`.
     progress:  is told how many of how many variants are done.
     """
-    setting = {"workloads": dict(workloads), "targets": list(targets or TARGETS), "sets": list(sets)}
+    setting = {"workloads": dict(workloads), "targets": list(targets or TARGETS)}
     count = jobs or min(MAX_JOBS, os.cpu_count() or 1)
     processes = [_start(setting) for _ in range(count)]
     try:

@@ -40,12 +40,15 @@ class Target:
     warp_size: int
     num_processors: int
     max_shared: int
+    sets: tuple[str, ...]
+    """Of the shapes whose kernels are compiled for it."""
 
 
+# the one that the kernels are measured on, and of others enough to see that they compile
 TARGETS = {
-    "sm_80": Target("cuda", 80, 32, 108, 166912),
-    "sm_90": Target("cuda", 90, 32, 132, 232448),
-    "gfx942": Target("hip", "gfx942", 64, 304, 65536),
+    "sm_80": Target("cuda", 80, 32, 108, 166912, ("quick",)),
+    "sm_90": Target("cuda", 90, 32, 132, 232448, ("quick", "paper")),
+    "gfx942": Target("hip", "gfx942", 64, 304, 65536, ("quick",)),
 }
 
 
@@ -187,13 +190,13 @@ def recording(target: str) -> Iterator[list[Launch]]:
             setattr(place, name, value)
 
 
-def record(workload: Any, target: str, sets: Sequence[str]) -> tuple[dict[str, Launch], list[str]]:
+def record(workload: Any, target: str) -> tuple[dict[str, Launch], list[str]]:
     """The variants of an operator by name, and why a case has none that should (one line each)."""
     from suite.bench.measure import Unavailable, find, prepare
 
     variants: dict[str, Launch] = {}
     failures: dict[str, None] = {}
-    for case in cases(workload, sets, ("ours",)):
+    for case in cases(workload, TARGETS[target].sets, ("ours",)):
         implementation = find(workload, case.implementation)
         if not implementation.cold_start or implementation.supports(dict(case.shape), getattr(torch, case.dtype)):
             continue
@@ -214,7 +217,10 @@ def record(workload: Any, target: str, sets: Sequence[str]) -> tuple[dict[str, L
 
 
 def compile_variant(launch: Launch, target: str) -> Figures:
-    """Compiles, or finds in Triton's cache, and reads the figures, which are kept beside it."""
+    """Compiles, or finds in Triton's cache, and reads the figures, which are kept beside it.
+
+    ValueError where the GPU could not start it, which the compiler does not look at.
+    """
     import triton
     from triton.runtime.cache import get_cache_manager
     from triton.runtime.driver import driver
@@ -223,6 +229,8 @@ def compile_variant(launch: Launch, target: str) -> Figures:
     # a kernel may ask while it is compiled
     driver.set_active(gpu)
     compiled = triton.compile(launch.source, target=gpu.target, options=launch.options)
+    if (shared := compiled.metadata.shared) > (limit := TARGETS[target].max_shared):
+        raise ValueError(f"takes {shared} bytes of shared memory, of which the GPU has {limit}")
     cache = get_cache_manager(compiled.hash)
     if found := cache.get_file(CACHE):
         with open(found) as file:
@@ -232,7 +240,7 @@ def compile_variant(launch: Launch, target: str) -> Figures:
     return figures
 
 
-def serve(workloads: Mapping[str, str], targets: Sequence[str], sets: Sequence[str]) -> None:
+def serve(workloads: Mapping[str, str], targets: Sequence[str]) -> None:
     """The child's end; `workloads` says where the workload of an operator stands."""
     from triton.runtime.driver import driver
 
@@ -252,7 +260,7 @@ def serve(workloads: Mapping[str, str], targets: Sequence[str], sets: Sequence[s
             failures[f"{op}: {type(error).__name__}: {error}"] = None
             continue
         for target, known in variants.items():
-            found, failed = record(workload, target, sets)
+            found, failed = record(workload, target)
             known.update(found)
             failures.update(dict.fromkeys(failed))
     listed = {target: {name: launch.signature for name, launch in known.items()} for target, known in variants.items()}

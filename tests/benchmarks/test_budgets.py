@@ -26,6 +26,12 @@ def test_no_kernel_exceeds_its_budget():
     assert not violations, "\n".join(map(str, violations))
 
 
+def test_every_kernel_can_be_started_on_the_gpu_that_it_is_measured_on():
+    known = json.loads(budgets.FILE.read_text())["budgets"][budgets.triton_version()]["sm_90"]
+    reasons = {name: budget for name, budget in known.items() if isinstance(budget, str)}
+    assert not reasons
+
+
 def test_every_operator_with_triton_kernels_has_budgets():
     """Kernels are seen through an implementation of the workload that is `ours` and has a cold start."""
     known = json.loads(budgets.FILE.read_text())["budgets"][budgets.triton_version()]

@@ -66,6 +66,12 @@ def product(x):
     return y
 
 
+def deep(x):
+    y = torch.empty(64, 64, dtype=torch.float32, device=x.device)
+    _product_kernel[(1,)](x, x, y, x.numel() // 128, 128, num_stages=6)
+    return y
+
+
 def workload(op, function, backward, *lengths):
     return Workload(
         op=op,
@@ -81,6 +87,7 @@ def workload(op, function, backward, *lengths):
 
 PRODUCT = workload("product", product, False, 64 * 256)
 DOUBLE = workload("double", Double.apply, True, 4096, 4097)
+DEEP = workload("deep", deep, False, 64 * 256)
 BLIND = workload("blind", lambda x: 2 * x, False, 64)
 READER = workload("reader", lambda x: x * x.sum().item(), False, 64)
 """
@@ -110,8 +117,8 @@ def compiled(tmp_path_factory):
                 text = text.replace(old, new)
             (folder / "operator_under_test.py").write_text(text)
             patch.setenv("PYTHONPATH", str(folder))
-            blind = {op: f"operator_under_test:{op.upper()}" for op in ("blind", "reader", "missing")} if edits else {}
-            collections.append(collect({**WORKLOADS, **blind}))
+            more = ("deep", "blind", "reader", "missing") if edits else ()
+            collections.append(collect({**WORKLOADS, **{op: f"operator_under_test:{op.upper()}" for op in more}}))
     return collections
 
 
@@ -161,6 +168,12 @@ def test_a_lost_matrix_instruction_a_spill_and_a_narrowed_load_are_named(compile
     spilled = named("double/_softmax_kernel[bf16 BLOCK=256 num_warps=1]#", "spills ")
     assert len(spilled) == (0 if target == "gfx942" else 1)
     assert all(line.endswith(" > budget 0") for line in spilled)
+
+
+def test_a_kernel_too_large_for_a_target_has_a_reason_in_place_of_figures(compiled):
+    _, edited = compiled
+    (reason,) = [found for name, found in edited.found["sm_90"].items() if name.startswith("deep/")]
+    assert "bytes of shared memory, of which the GPU has 232448" in reason
 
 
 def test_the_update_says_what_changed(compiled, file):

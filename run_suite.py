@@ -411,21 +411,26 @@ def data_list() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from tasks.data import sources, state
+    from tasks.data import sources, state, taken_from
 
     columns = ("source", "tasks", "bytes", "sha256", "cache", "licence")
     rows = []
     for name, source in sources().items():
-        kept = state(name)
-        known = {file.url: file.sha256 for file in source.files} | {
-            record["url"]: record["sha256"] for record in kept.get("files", ()) if record.get("url")
-        }
-        hashes = [digest[:12] if digest else "unknown, recorded on first download" for digest in known.values()]
-        sizes = [f"{file.bytes:,}" if file.bytes else "unknown" for file in source.files]
-        own = any(not record.get("url") for record in kept.get("files", ()))
-        there = "no" if not kept else "from a copy" if own else "yes"
-        tasks = [task if task in TASKS else f"{task} (planned)" for task in source.used_by]
-        rows.append((name, ", ".join(tasks), " + ".join(sizes), " + ".join(hashes), there, source.licence))
+        tasks = ", ".join(task if task in TASKS else f"{task} (planned)" for task in source.used_by)
+        for files in (source.files, source.hub):
+            if not files:
+                continue
+            at = files[0].place.partition("@") if files is source.hub else None
+            edition = f"{name} --from hub ({at[0]}@{at[2][:12]})" if at else name
+            kept = state(name) if taken_from(name, state(name)) == files else {}
+            known = {file.url: file.sha256 for file in files} | {
+                record["url"]: record["sha256"] for record in kept.get("files", ()) if record.get("url")
+            }
+            hashes = [digest[:12] if digest else "unknown, recorded on first download" for digest in known.values()]
+            sizes = [f"{file.bytes:,}" if file.bytes else "unknown" for file in files]
+            own = any(not record.get("url") for record in kept.get("files", ()))
+            there = "no" if not kept else "from a copy" if own else "yes"
+            rows.append((edition, tasks, " + ".join(sizes), " + ".join(dict.fromkeys(hashes)), there, source.licence))
     console = Console()
     if not console.is_terminal:
         for row in (columns, *rows):
@@ -442,7 +447,10 @@ def data_prepare(
     task: TaskName,
     data: DataFolder = None,
     archives: Annotated[
-        list[Path] | None, typer.Option("--from", help="An archive you have, instead of a download; one a file.")
+        list[Path] | None,
+        typer.Option(
+            "--from", help="An archive you have, instead of a download; one a file. `hub`: the hub's edition."
+        ),
     ] = None,
     overrides: Set = None,
     force: Annotated[bool, typer.Option("--force", help="Download and unpack again.")] = False,
@@ -455,7 +463,7 @@ def data_prepare(
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from tasks.data import obtain, source, sources
+    from tasks.data import obtain, source, sources, taken_from
 
     config = _data_task(task, data, overrides)
     stored = hasattr(config, "arrays")
@@ -475,13 +483,11 @@ def data_prepare(
                 bar.update(ids[what], completed=done, total=total)
 
             folder, kept = obtain(name, archives or (), force=force, watch=watch)
-        for file, record in zip(source(name).files, kept["files"], strict=True):
+        for file, record in zip(taken_from(name, kept), kept["files"], strict=True):
             known = "as in the manifest" if file.sha256 == record["sha256"] else "recorded; the manifest has none"
             if file.sha256 not in (None, record["sha256"]):
                 known = "another edition than the manifest's, taken because you gave it"
-            print(
-                f"{record.get('name', file.filename)}: {record['bytes']:,} bytes, sha256 {record['sha256']} ({known})"
-            )
+            print(f"{record.get('name', file.place)}: {record['bytes']:,} bytes, sha256 {record['sha256']} ({known})")
         if not stored:
             print(f"unpacked; now: python run_suite.py run EXPERIMENT --data {folder}")
     if not stored:

@@ -142,6 +142,7 @@ def capabilities() -> Iterator[Capability]:
     yield _package("torchaudio", "speech-commands: MFCC", "mfcc")
     yield _package("requests", "downloading data", "data")
     yield _package("tokenizers", "wikitext, text-file: byte pairs", "data")
+    yield _package("datasets", "sets of the hub, tables, image-folder", "datasets")
     yield _package("pyfaidx", "hg38, species: random access to FASTA", "dna")
     sha, dirty = commit()
     state = " with uncommitted changes" if dirty else ""

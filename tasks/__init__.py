@@ -33,7 +33,10 @@ TASKS = Registry(
         "lra-image": Entry("tasks.lra.image:LRAImage", "grey CIFAR-10, pixel by pixel, LRA Image"),
         "lra-pathfinder": Entry("tasks.lra.pathfinder:LRAPathfinder", "are two dots joined, 32 x 32, LRA Pathfinder"),
         "lra-pathx": Entry("tasks.lra.pathfinder:LRAPathX", "are two dots joined, 128 x 128, LRA Path-X"),
+        "image-folder": Entry(
+            "tasks.image_folder:ImageFolder", "the class of the pictures of any folder, pixel by pixel"
+        ),
         "wikitext": Entry("tasks.language:WikiText", "the next byte or token of Wikipedia articles"),
-        "text-file": Entry("tasks.language:TextFile", "the next byte or token of any text file"),
+        "text-file": Entry("tasks.language:TextFile", "the next byte or token of any text or table of texts"),
     },
 )

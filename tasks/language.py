@@ -14,7 +14,8 @@ from pydantic import Field
 from suite.contracts import IGNORE, Segment, TaskSpec
 from tasks.base import SPLITS, Array, token_dtype
 from tasks.data import DataError, cache, find
-from tasks.data.stored import StoredTask
+from tasks.data.stored import PlannedTask
+from tasks.data.tables import LOADERS, rows, split_tables
 
 SPACE = 0x20
 """Marks the end of a word, and in WikiText of a line too: its tokens are as many as its spaces."""
@@ -58,7 +59,7 @@ def encode(model: Any, text: str) -> Array:
     return np.concatenate(parts)
 
 
-class LanguageTask(StoredTask):
+class LanguageTask(PlannedTask):
     """What the tasks of this file share: a text a split, as rows of `length` tokens of which each predicts the next.
 
     The last row of a split is padded with 0 and unlabelled there, so that every token but the first counts once.
@@ -152,24 +153,22 @@ def _tables(task: LanguageTask, device: torch.device) -> tuple[torch.Tensor, tor
 
 
 def _split_file(folder: Path, split: str) -> list[Path]:
-    """The file or, as parquet, the files of a split."""
+    """The text file of a split, or its tables."""
     for name in (f"wiki.{split}.tokens", f"wiki.{split}.raw", f"{split}.txt"):
         if (folder / name).is_file():
             return [folder / name]
-    word = {"valid": "validation"}.get(split, split)
-    return sorted(folder.glob(f"{word}-*.parquet"))
+    return split_tables(folder, split)
 
 
-def _text(path: Path) -> bytes:
-    if path.suffix != ".parquet":
-        return path.read_bytes()
-    import pandas as pd
-
-    try:
-        lines = pd.read_parquet(path, columns=["text"])["text"]
-    except (OSError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise DataError(f"{path}: no parquet file with a column `text` ({reason}); fetch it again.") from None
+def _text(paths: list[Path], column: str = "text", end: str = "", empty: str = "") -> bytes:
+    """A text file as it is, or the rows of tables, each with `end` behind it; `empty` for a row without letters."""
+    if paths[0].suffix.lower() not in LOADERS:
+        return paths[0].read_bytes()
+    lines = []
+    for number, (line,) in enumerate(rows(paths, (column,)), start=1):
+        if not isinstance(line, str):
+            raise DataError(f"{paths[0]}: row {number} of {column} holds no text; name another column or restore it.")
+        lines.append((line or empty) + end)
     return "".join(lines).encode()
 
 
@@ -196,8 +195,8 @@ class WikiText(LanguageTask):
 
     @property
     def folder(self) -> Path:
-        names = (self.corpus, self.corpus.replace("-", ""))
-        layout = "wiki.{train,valid,test}.tokens, {train,valid,test}.txt or parquet files"
+        names = (self.corpus, self.corpus.replace("-", ""), f"{self.corpus}-v1")
+        layout = "wiki.{train,valid,test}.tokens, {train,valid,test}.txt or the hub's parquet files"
         return find(self.name, self.data, self.corpus, names, lambda path: bool(_split_file(path, "test")), layout)
 
     def files(self, folder: Path) -> list[Path]:
@@ -210,7 +209,8 @@ class WikiText(LanguageTask):
         return found
 
     def texts(self, folder: Path) -> dict[str, bytes]:
-        return {split: b"".join(map(_text, _split_file(folder, split))) for split in SPLITS}
+        # the hub's rows are lines with their breaks, but its copy made every blank line, " \n", an empty row
+        return {split: _text(_split_file(folder, split), empty=" \n") for split in SPLITS}
 
     def reading(self) -> Mapping[str, Any]:
         return {**super().reading(), "corpus": self.corpus}
@@ -232,12 +232,17 @@ class TextFile(LanguageTask):
         input   F i r s t _ C i t i z e    (1024 bytes or byte pairs a row)
         target  i r s t _ C i t i z e n    (the next one, everywhere)
 
-    Source: the file `data` names, or the one *.txt in that folder; its first 90 % train, 5 % validate, 5 % test, under
-    either policy. It stands for no published number.
+    Source: the file `data` names, or the one in that folder: *.txt as it is, or a table (*.parquet, *.csv, *.jsonl)
+    whose `column` holds a text a row, each ended by a line break. Its first 90 % train, 5 % validate, 5 % test, under
+    either policy; a folder with a file or table for each of `{train,valid,test}` is split so. It stands for no
+    published number.
     """
 
     name: ClassVar[str] = "text-file"
     version: ClassVar[int] = 1
+
+    column: str = "text"
+    """Of tables: where the text is."""
 
     @property
     def folder(self) -> Path:
@@ -248,16 +253,26 @@ class TextFile(LanguageTask):
     def files(self, folder: Path) -> list[Path]:
         if self.data is not None and self.data.is_file():
             return [self.data]
-        found = [p for p in cache.files_in(folder, ".txt") if p.name != "SOURCE.txt"] if folder.is_dir() else []
+        parts = [_split_file(folder, split) for split in SPLITS]
+        if all(parts):
+            return [path for part in parts for path in part]
+        endings = (".txt", *LOADERS)
+        found = [p for p in cache.files_in(folder, *endings) if p.name != "SOURCE.txt"] if folder.is_dir() else []
         if len(found) != 1:
-            raise DataError(f"{self.name}: {folder} holds {len(found)} text files; give --data FILE.")
+            raise DataError(f"{self.name}: {folder} holds {len(found)} files of text; give --data FILE.")
         return found
 
+    def reading(self) -> Mapping[str, Any]:
+        return {**super().reading(), "column": self.column}
+
     def texts(self, folder: Path) -> dict[str, bytes]:
-        text = self.files(folder)[0].read_bytes()
+        files = self.files(folder)
+        if len(files) > 1:
+            return {split: _text(_split_file(folder, split), self.column, "\n") for split in SPLITS}
+        text = _text(files, self.column, "\n")
         first, second = round(0.90 * len(text)), round(0.95 * len(text))
         return {"train": text[:first], "valid": text[first:second], "test": text[second:]}
 
     @property
     def stand_in(self) -> str:
-        return f"the text {self.files(self.folder)[0].name}"
+        return f"the text {', '.join(path.name for path in self.files(self.folder))}"

@@ -16,15 +16,22 @@ from tasks.audio import LEVELS, ZERO, mu_law, mu_law_decode, stretched
 from tasks.base import Array
 from tasks.data import DataError
 from tasks.data import folder as cached_folder
-from tasks.data.stored import PlannedTask
-from tasks.speech_commands import ALL_WORDS, RATE, Recordings, clean_splits, find_recordings, read_clip
+from tasks.speech_commands import (
+    ALL_WORDS,
+    RATE,
+    Recordings,
+    SpokenWords,
+    clean_splits,
+    find_recordings,
+    read_clip,
+)
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 CLIPS = 31_158
 """Of the ten digits in SC09, as in Mamba's sources."""
 
 
-class SC09(PlannedTask):
+class SC09(SpokenWords):
     """The next sample of a spoken digit; with `num_generated`, clips made from silence are judged too.
 
         input   128 131 140 152    (levels of the mu-law; the first is silence, the rest the samples before)
@@ -83,14 +90,6 @@ class SC09(PlannedTask):
         if self.data is None and cached_folder(source) is None:
             source = self.source
         return find_recordings(self.data, self.words, self.name, source)
-
-    @property
-    def folder(self) -> Path:
-        return self.recordings.root
-
-    def files(self, folder: Path) -> list[Path]:
-        recordings = self.recordings
-        return [folder / name for name in (*recordings.clips, *recordings.lists)]
 
     @property
     def stand_in(self) -> str:

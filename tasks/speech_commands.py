@@ -209,7 +209,23 @@ _moments: dict[str, tuple[Array, Array]] = {}
 """Of the training rows of the tasks this process has opened."""
 
 
-class SpeechCommands(PlannedTask):
+class SpokenWords(PlannedTask):
+    """What the tasks on recordings of Speech Commands share."""
+
+    @property
+    def recordings(self) -> Recordings:
+        raise NotImplementedError
+
+    @property
+    def folder(self) -> Path:
+        return self.recordings.root
+
+    def files(self, folder: Path) -> list[Path]:
+        recordings = self.recordings
+        return [folder / name for name in (*recordings.clips, *recordings.lists)]
+
+
+class SpeechCommands(SpokenWords):
     """Ten (SC10) or 35 (SC35) spoken words, from the raw waveform or its cepstrum, as in DSS Table 2.
 
         input   0.01  0.03  -0.02  ...  0.00        (one second, 16000 samples; or 161 steps of 20 coefficients)
@@ -276,14 +292,6 @@ class SpeechCommands(PlannedTask):
     @property
     def recordings(self) -> Recordings:
         return find_recordings(self.data, self.words)
-
-    @property
-    def folder(self) -> Path:
-        return self.recordings.root
-
-    def files(self, folder: Path) -> list[Path]:
-        recordings = self.recordings
-        return [folder / name for name in (*recordings.clips, *recordings.lists)]
 
     @property
     def stand_in(self) -> str:

@@ -18,7 +18,19 @@ from tasks.data.faults import DataError, disk_faults
 from tasks.data.manifest import File, Source, source, sources
 from tasks.data.unpack import unpack
 
-__all__ = ["DataError", "File", "Source", "Watch", "find", "obtain", "source", "sources", "state", "verify_source"]
+__all__ = [
+    "DataError",
+    "File",
+    "Source",
+    "Watch",
+    "find",
+    "obtain",
+    "source",
+    "sources",
+    "state",
+    "taken_from",
+    "verify_source",
+]
 
 
 class Watch(Protocol):
@@ -39,6 +51,12 @@ def state(name: str) -> dict[str, Any]:
     return kept
 
 
+def taken_from(name: str, kept: dict[str, Any]) -> tuple[File, ...]:
+    """The files of the manifest that a state was made of."""
+    from_hub = any(record.get("url", "").startswith("hf://") for record in kept.get("files", ()))
+    return source(name).hub if from_hub else source(name).files
+
+
 def folder(name: str) -> Path | None:
     """The unpacked source in the cache, or None."""
     kept = state(name)
@@ -50,14 +68,20 @@ def obtain(
 ) -> tuple[Path, dict[str, Any]]:
     """Downloads and unpacks a source, or takes archives that the user has; returns its folder and its state.
 
-    What is there is kept, unless archives or `force` ask for it anew.
+    What is there is kept, unless archives or `force` ask for it anew. The archive `hub` is the source's edition there.
     """
     wanted = source(name)
     with cache.lock(f"source-{name}"):
         kept = state(name)
         if kept and not archives and not force:
             return cache.place("unpacked", str(kept["folder"])), kept
-        taken = _given(wanted, archives) if archives else _fetched(name, wanted, force, watch)
+        if list(archives) == [HUB]:
+            if not wanted.hub:
+                there = ", ".join(other for other, known in sources().items() if known.hub)
+                raise DataError(f"--from hub: the manifest knows no place of {name} on the hub; it does of {there}.")
+            taken = _fetched(name, wanted.hub, force, watch)
+        else:
+            taken = _given(wanted, archives) if archives else _fetched(name, wanted.files, force, watch)
         # another choice of members must not find the folder of an older one
         text = "".join(f"{record['sha256']} {file.unpack}\n" for file, _, record in taken)
         target = f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
@@ -69,12 +93,14 @@ def obtain(
         return path, kept
 
 
+HUB = Path("hub")
+
 Taken = list[tuple[File, Path, dict[str, Any]]]
 
 
-def _fetched(name: str, wanted: Source, force: bool, watch: Watch) -> Taken:
+def _fetched(name: str, files: Sequence[File], force: bool, watch: Watch) -> Taken:
     taken: Taken = []
-    for file in wanted.files:
+    for file in files:
         target = cache.place("files", name, file.filename)
         if force:
             target.unlink(missing_ok=True)
@@ -133,7 +159,7 @@ def verify_source(name: str) -> list[str]:
     """Holds the downloads in the cache against manifest and records; what was found, a line a file."""
     found = []
     kept = state(name)
-    for file in source(name).files:
+    for file in taken_from(name, kept):
         path = cache.place("files", name, file.filename)
         record = cache.read_json(path.with_name(f"{path.name}.json"))
         if not path.exists():

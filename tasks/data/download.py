@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.data import cache
 from tasks.data.faults import DataError, disk_faults
 from tasks.data.manifest import File
+from tasks.data.tables import from_hub
 
 if TYPE_CHECKING:
     import requests
@@ -49,7 +50,10 @@ def fetch(file: File, target: Path, progress: Progress = lambda done, total: Non
     with disk_faults(part):
         part.parent.mkdir(parents=True, exist_ok=True)
         _room(file, part)
-        _transfer(file, part, progress)
+        if file.url.startswith("hf://"):
+            from_hub(file.url, part)
+        else:
+            _transfer(file, part, progress)
         record = check(part, file, recorded=known.get("sha256"))
         # the record first: a file with a final name always has one
         cache.write_json(record_path, record)

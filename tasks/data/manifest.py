@@ -13,13 +13,17 @@ from suite.contracts import Config
 from suite.registry import nearest
 from tasks.data.faults import DataError
 
+HUB = r"hf://datasets/(?P<repository>[^/]+/[^/@]+)@(?P<revision>[0-9a-f]{40})/(?P<path>.+)"
+"""A branch or tag may move, so the revision is a commit."""
+
 PATH = Path(__file__).with_name("sources.yaml")
 
 
 class File(Config):
     """One file of a source."""
 
-    url: str = Field(pattern=r"^https?://")
+    url: str = Field(pattern=rf"^(https?://|{HUB}$)")
+    """`hf://` is a file of the hub at one commit, which `datasets` brings."""
     name: str = ""
     """How it is called in the cache; empty: as in the URL."""
     bytes: int | None = Field(gt=0)
@@ -33,6 +37,11 @@ class File(Config):
     def filename(self) -> str:
         return self.name or PurePosixPath(urlsplit(self.url).path).name
 
+    @property
+    def place(self) -> str:
+        """The name, and for a file of the hub its repository and commit."""
+        return self.url.removeprefix("hf://datasets/") if self.url.startswith("hf://") else self.filename
+
 
 class Source(Config):
     """Where a set of data is published."""
@@ -43,6 +52,8 @@ class Source(Config):
     used_by: tuple[str, ...]
     note: str = ""
     files: tuple[File, ...] = Field(min_length=1)
+    hub: tuple[File, ...] = ()
+    """The same set as a hub holds it, taken with `--from hub`."""
 
 
 @functools.cache

@@ -13,7 +13,8 @@ import torch
 from suite.contracts import Segment, TaskSpec
 from tasks.base import Array
 from tasks.data import DataError, cache, find
-from tasks.data.stored import StoredTask
+from tasks.data.stored import PlannedTask
+from tasks.data.tables import rows, split_tables, unpublished
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 BATCHES = {
@@ -33,6 +34,10 @@ Pixels = Literal["standard", "unit", "centered", "tokens"]
 
 def _is_official(folder: Path) -> bool:
     return (folder / "test_batch").is_file() and (folder / "data_batch_1").is_file()
+
+
+def _is_tables(folder: Path) -> bool:
+    return all(split_tables(folder, split) for split in SIZES)
 
 
 def _is_folder_of_images(folder: Path) -> bool:
@@ -75,7 +80,7 @@ def signal_segment(pixels: Array, targets: Array, scale: Pixels, mean: float = 0
     return Segment(inputs=signal, targets=labels)
 
 
-class LRAImage(StoredTask):
+class LRAImage(PlannedTask):
     """The class of a grey CIFAR-10 picture from its pixels in reading order, LRA's `Image`.
 
         input   0.61  0.59  0.62  ...  0.17     (32 x 32 pixels, row after row, 1024 steps)
@@ -85,9 +90,9 @@ class LRAImage(StoredTask):
     (x / 255 - 122.6 / 255) / (61 / 255) (`pixels: standard`). LRA itself reads pixels as tokens. Both policies validate
     on the 5,000 training pictures that `torch.utils.data.random_split` with seed 42 sets aside, as S4 and DSS do.
 
-    Folders: the official pickles (`data_batch_1` ... `test_batch`), held against their published hashes, or pictures in
-    `{train,test}/<class>/`. Pictures are stand-in data, lossy or of unknown origin; their order is another, and so is
-    the validation split.
+    Folders: the official pickles (`data_batch_1` ... `test_batch`) or the hub's parquet files, either held against
+    published hashes; or pictures in `{train,test}/<class>/`, which are stand-in data, lossy or of unknown origin. Where
+    the order of the training pictures is another, the validation split is too.
     """
 
     name: ClassVar[str] = "lra-image"
@@ -105,14 +110,14 @@ class LRAImage(StoredTask):
 
     @property
     def folder(self) -> Path:
-        names = ("cifar-10-batches-py", "cifar10/cifar-10-batches-py", "cifar10")
-        layout = "data_batch_1 ... test_batch, or pictures in {train,test}/<class>/"
+        names = ("cifar-10-batches-py", "cifar10/cifar-10-batches-py", "cifar10", "plain_text")
+        layout = "data_batch_1 ... test_batch, the hub's parquet files, or pictures in {train,test}/<class>/"
         return find(
             self.name,
             self.data,
             self.source,
             names,
-            lambda path: _is_official(path) or _is_folder_of_images(path),
+            lambda path: _is_official(path) or _is_tables(path) or _is_folder_of_images(path),
             layout,
         )
 
@@ -122,6 +127,8 @@ class LRAImage(StoredTask):
             if missing:
                 raise DataError(f"{self.name}: {missing[0]} is not in {folder}; restore it.")
             return [folder / name for name in BATCHES]
+        if _is_tables(folder):
+            return [path for split in SIZES for path in split_tables(folder, split)]
         found = []
         for split in SIZES:
             for name in CLASSES:
@@ -138,13 +145,17 @@ class LRAImage(StoredTask):
         if _is_official(folder):
             changed = [path.name for path in files if cache.file_hash(path, "md5") != BATCHES[path.name]]
             return f"{changed[0]} is not the official file" if changed else ""
+        if _is_tables(folder):
+            return unpublished(files, self.source)
         count = "all 60,000 pictures" if len(files) == sum(SIZES.values()) else f"{len(files)} of 60,000 pictures"
         if any(path.suffix.lower() != ".png" for path in files):
             return f"{count} as JPEG, a lossy copy of CIFAR-10"
         return f"{count} as PNG of unknown origin"
 
     def read(self, folder: Path) -> dict[str, Array]:
-        return self._batches(folder) if _is_official(folder) else self._pictures(folder)
+        if _is_official(folder):
+            return self._batches(folder)
+        return self._tables(folder) if _is_tables(folder) else self._pictures(folder)
 
     def _batches(self, folder: Path) -> dict[str, Array]:
         parts: dict[str, list[Array]] = {f"{split}.{what}": [] for split in SIZES for what in ("inputs", "targets")}
@@ -166,6 +177,21 @@ class LRAImage(StoredTask):
             parts[f"{split}.inputs"].append(grey(colours))
             parts[f"{split}.targets"].append(labels)
         return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+
+    def _tables(self, folder: Path) -> dict[str, Array]:
+        arrays: dict[str, Array] = {}
+        for split in SIZES:
+            paths, pixels, labels = split_tables(folder, split), [], []
+            for number, (picture, label) in enumerate(rows(paths, ("img", "label")), start=1):
+                if label not in range(len(CLASSES)) or getattr(picture, "size", None) != (32, 32):
+                    raise DataError(
+                        f"{paths[0]}: row {number} is no picture of 32 x 32 with a label below 10; restore it."
+                    )
+                pixels.append(np.asarray(picture.convert("L")).reshape(-1))
+                labels.append(label)
+            arrays[f"{split}.inputs"] = np.array(pixels, dtype=np.uint8)
+            arrays[f"{split}.targets"] = np.array(labels, dtype=np.int8)
+        return arrays
 
     def _pictures(self, folder: Path) -> dict[str, Array]:
         files = self.files(folder)

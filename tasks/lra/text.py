@@ -14,7 +14,8 @@ from suite.contracts import Segment, TaskSpec
 from suite.rng import numpy_generator
 from tasks.base import Array, token_dtype
 from tasks.data import DataError, cache, find
-from tasks.data.stored import StoredTask
+from tasks.data.stored import PlannedTask
+from tasks.data.tables import labelled_texts, split_tables, unpublished
 
 PAD, END = 0, 1
 """Control characters, which no text holds, so that all other bytes stand for themselves."""
@@ -55,7 +56,11 @@ def _has_reviews(folder: Path) -> bool:
     return all((folder / split / name).is_dir() for split in ("train", "test") for name, _ in FOLDERS)
 
 
-class LRAText(StoredTask):
+def _has_tables(folder: Path) -> bool:
+    return all(split_tables(folder, split) for split in ("train", "test"))
+
+
+class LRAText(PlannedTask):
     """Sentiment of a review from its bytes (IMDB), LRA's `Text`.
 
         input   T h i s _ f i l m _ w a s ... . <end> <pad> <pad>    (bytes, cut to 2048 or 4096)
@@ -64,6 +69,9 @@ class LRAText(StoredTask):
     Source: Tay et al. 2021, section 2.2; DSS (Gupta et al. 2022) cuts to 2048, S4's later configuration to 4096
     (`length`). The papers have no validation split and select on test (`split_policy: paper`); `clean` holds out one
     training review in ten.
+
+    Folders: the official one, or tables `{train,test}` (parquet as on the hub, CSV, JSON lines) with the columns `text`
+    and `label`. The hub's hold the same reviews in another order, so `clean` holds out others.
 
     Departure: S4 and DSS read characters that occur 15 times or more (135 of them); here, as in LRA's paper, bytes.
     """
@@ -81,10 +89,19 @@ class LRAText(StoredTask):
 
     @property
     def folder(self) -> Path:
-        layout = "aclImdb/{train,test}/{pos,neg}/*.txt"
-        return find(self.name, self.data, self.source, ("aclImdb", "imdb/aclImdb", "imdb"), _has_reviews, layout)
+        layout = "aclImdb/{train,test}/{pos,neg}/*.txt, or tables {train,test} (parquet, csv, jsonl)"
+        return find(
+            self.name,
+            self.data,
+            self.source,
+            ("aclImdb", "imdb/aclImdb", "imdb", "plain_text"),
+            lambda path: _has_reviews(path) or _has_tables(path),
+            layout,
+        )
 
     def files(self, folder: Path) -> list[Path]:
+        if not _has_reviews(folder):
+            return [path for split in ("train", "test") for path in split_tables(folder, split)]
         found = []
         for split in ("train", "test"):
             for name, _ in FOLDERS:
@@ -96,7 +113,11 @@ class LRAText(StoredTask):
 
     @property
     def stand_in(self) -> str:
-        count = len(self.files(self.folder))
+        folder = self.folder
+        files = self.files(folder)
+        if not _has_reviews(folder):
+            return unpublished(files, self.source)
+        count = len(files)
         return "" if count == 4 * REVIEWS else f"{count} reviews; the full set has {4 * REVIEWS}"
 
     def reading(self) -> Mapping[str, Any]:
@@ -105,17 +126,23 @@ class LRAText(StoredTask):
     def read(self, folder: Path) -> dict[str, Array]:
         arrays = {}
         for split in ("train", "test"):
-            paths = [path for path in self.files(folder) if path.parent.parent.name == split]
-            texts = []
-            for path in paths:
-                text = path.read_bytes()
+            places, texts, labels = self._reviews(folder, split)
+            for place, text in zip(places, texts, strict=True):
                 if not text or min(text) <= END:
-                    raise DataError(f"{path}: {'empty' if not text else 'holds control characters'}; fetch it again.")
-                texts.append(text)
+                    raise DataError(f"{place}: {'empty' if not text else 'holds control characters'}; fetch it again.")
             arrays[f"{split}.inputs"], arrays[f"{split}.ends"] = pack(texts, self.length)
-            classes = dict(FOLDERS)
-            arrays[f"{split}.targets"] = np.array([classes[path.parent.name] for path in paths], dtype=np.int8)
+            arrays[f"{split}.targets"] = np.array(labels, dtype=np.int8)
         return arrays
+
+    def _reviews(self, folder: Path, split: str) -> tuple[Sequence[object], list[bytes], list[int]]:
+        """Where each review stands, its text and its class."""
+        if not _has_reviews(folder):
+            tables = split_tables(folder, split)
+            texts, labels = labelled_texts(tables, 2)
+            return [f"{tables[0]}: row {number}" for number in range(1, len(texts) + 1)], texts, labels
+        paths = [path for path in self.files(folder) if path.parent.parent.name == split]
+        classes = dict(FOLDERS)
+        return paths, [path.read_bytes() for path in paths], [classes[path.parent.name] for path in paths]
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         """Reviews are no random draw: every seed has the same rows."""

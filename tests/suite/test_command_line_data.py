@@ -58,8 +58,10 @@ def test_list_names_every_source_without_torch(call):
     assert lines[0] == ["source", "tasks", "bytes", "sha256", "cache", "licence"]
     table = {line[0]: line for line in lines[1:]}
     assert table["imdb"][1:5] == ["lra-text", "84,125,825", "c40f74a18d3b", "no"]
+    hub = table["imdb --from hub (stanfordnlp/imdb@e6281661ce1c)"]
+    assert hub[1:5] == ["lra-text", "20,979,968 + 20,470,363", "db47d16b5c29 + b52e26e2f872", "no"]
     assert table["lra-release"][3] == "unknown, recorded on first download"
-    code = "import sys, tasks.data; assert not {'torch', 'pandas', 'requests'} & set(sys.modules)"
+    code = "import sys, tasks.data; assert not {'torch', 'pandas', 'requests', 'datasets'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=HOME, check=True)
 
 
@@ -101,6 +103,7 @@ def test_prepare_verify_and_run_from_an_archive(call, reviews, tmp_path):
         (("prepare", "lra-listops", "--from", "x.tar"), ["--from", "no source"]),
         (("prepare", "lra-image", "--data", "nowhere"), ["nowhere does not hold data_batch_1"]),
         (("prepare", "lra-text"), ["SUBQUAD_OFFLINE forbids the network"]),
+        (("prepare", "hg38", "--from", "hub"), ["--from hub: the manifest knows no place of hg38 on the hub"]),
         (("verify", "lra-pathfinder"), ["data prepare lra-pathfinder"]),
     ],
 )

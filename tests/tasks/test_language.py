@@ -94,17 +94,21 @@ def test_the_official_word_counts_of_the_real_text(shared, tmp_path):
 
 
 def test_parquet_files_of_the_hub_are_read(folder, tmp_path_factory):
+    pytest.importorskip("datasets")
     import pandas as pd
 
     other = tmp_path_factory.mktemp("hub")
     for split, word in (("train", "train"), ("valid", "validation"), ("test", "test")):
         lines = (folder / f"wiki.{split}.tokens").read_text().splitlines(keepends=True)
+        # as the hub has them
+        lines = ["" if line == " \n" else line for line in lines]
+        assert "" in lines
         pd.DataFrame({"text": lines}).to_parquet(other / f"{word}-00000-of-00001.parquet")
     one, two = WikiText(data=folder), WikiText(data=other)
     for split in ("train", "valid", "test"):
         assert torch.equal(load(one, split).inputs, load(two, split).inputs)
     (other / "test-00000-of-00001.parquet").write_bytes(b"PAR1 nothing")
-    with pytest.raises(DataError, match=r"test-00000-of-00001.parquet: no parquet file"):
+    with pytest.raises(DataError, match=r"test-00000-of-00001.parquet: cannot be read as parquet.*restore the file"):
         load(two, "test")
 
 
@@ -116,6 +120,51 @@ def test_any_text_file_is_cut_in_three(tmp_path):
         assert sum(lengths.values()) == len(TEXT)
         assert lengths["train"] == round(0.9 * len(TEXT))
         assert task.stand_in == "the text book.txt"
+
+
+def test_a_table_with_the_hubs_blank_lines_has_the_official_counts(shared, tmp_path):
+    pytest.importorskip("datasets")
+    import pandas as pd
+
+    for split, word in (("train", "valid"), ("valid", "valid"), ("test", "test")):
+        lines = shared(f"wikitext2/{word}.txt").read_text().splitlines(keepends=True)
+        rows = ["" if not line.strip() else line for line in lines]
+        pd.DataFrame({"text": rows}).to_parquet(tmp_path / f"{split}-00000-of-00001.parquet")
+    # rows and bytes of the text that the hub states for this split
+    assert (len(rows), sum(len(row.encode()) for row in rows)) == (4358, 1_270_947 - 4 * 4358)
+    arrays = WikiText(data=tmp_path).arrays()
+    counts = {split: int(arrays["spaces"][arrays[f"{split}.stream"]].sum()) for split in ("valid", "test")}
+    assert counts == {"valid": 217_646, "test": 245_569}
+
+
+def test_a_table_of_texts_is_a_text_with_a_row_a_line(tmp_path):
+    pytest.importorskip("datasets")
+    import pandas as pd
+
+    # as CSV, the line break, the quote and the word NA must come through
+    lines = ['a "quoted", line', "two\nlines", "NA", "é"] * 40
+    frame = pd.DataFrame({"number": range(len(lines)), "line": lines})
+    frame.to_csv(tmp_path / "lines.csv", index=False)
+    frame.to_parquet(tmp_path / "lines.parquet")
+    frame.to_json(tmp_path / "lines.jsonl", orient="records", lines=True)
+    expected = "".join(line + "\n" for line in lines).encode()
+    for ending in ("csv", "parquet", "jsonl"):
+        task = TextFile(data=tmp_path / f"lines.{ending}", column="line")
+        arrays = task.arrays()
+        assert b"".join(bytes(arrays[f"{split}.stream"]) for split in ("train", "valid", "test")) == expected, ending
+    with pytest.raises(DataError, match=r"lines.csv: cannot be read as csv with text as columns"):
+        TextFile(data=tmp_path / "lines.csv").fingerprint()
+    with pytest.raises(DataError, match=r"lines.parquet: row 1 of number holds no text; name another column"):
+        TextFile(data=tmp_path / "lines.parquet", column="number").fingerprint()
+
+
+def test_a_folder_with_files_of_its_own_for_every_split_keeps_them(tmp_path):
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text(f"{split} {TEXT}")
+    task = TextFile(data=tmp_path, length=16)
+    for split in ("train", "valid", "test"):
+        assert bytes(task.arrays()[f"{split}.stream"]).decode() == f"{split} {TEXT}"
+    assert task.stand_in == "the text train.txt, valid.txt, test.txt"
 
 
 def test_faults_say_what_to_do(folder, tmp_path, monkeypatch):

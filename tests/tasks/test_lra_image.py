@@ -9,6 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
+from tasks.data import source, tables
+from tasks.data.cache import file_hash
 from tasks.data.faults import DataError
 from tasks.lra.image import BATCHES, CLASSES, LRAImage, grey
 
@@ -114,6 +116,30 @@ def test_a_damaged_batch_is_named(official, damage):
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(DataError, match=r"data_batch_3: not an official CIFAR-10 batch .*fetch it again"):
         load(official, "train")
+
+
+def test_tables_as_the_hubs_give_the_arrays_of_the_batches_they_were_made_of(official, tmp_path_factory, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    hub = tmp_path_factory.mktemp("cifar10") / "plain_text"
+    hub.mkdir()
+    names = {"train": list(BATCHES)[:5], "test": ["test_batch"]}
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=list(CLASSES))})
+    for split, parts in names.items():
+        batches = [
+            pickle.loads((official / "cifar-10-batches-py" / name).read_bytes(), encoding="bytes") for name in parts
+        ]
+        colours = np.concatenate([batch[b"data"] for batch in batches]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        labels = [label for batch in batches for label in batch[b"labels"]]
+        rows = {"img": [Image.fromarray(picture) for picture in colours], "label": labels}
+        datasets.Dataset.from_dict(rows, features=features).to_parquet(hub / f"{split}-00000-of-00001.parquet")
+    one, two = LRAImage(data=official).arrays(), LRAImage(data=hub.parent).arrays()
+    assert set(one) == set(two)
+    assert all((one[name] == two[name]).all() for name in one)
+    assert LRAImage(data=hub).stand_in.endswith("other than the hub's cifar10")
+    known = [file.model_copy(update={"sha256": file_hash(hub / file.filename)}) for file in source("cifar10").hub]
+    edition = source("cifar10").model_copy(update={"hub": tuple(known)})
+    monkeypatch.setattr(tables, "source", {"cifar10": edition}.get)
+    assert LRAImage(data=hub).stand_in == ""
 
 
 def test_a_missing_batch_is_named(official):

@@ -126,6 +126,58 @@ def test_leakage_counts_rows_of_the_later_split(folder):
     assert found["repeats in train"] == 0
 
 
+@pytest.mark.parametrize("ending", ["parquet", "csv", "jsonl"])
+def test_tables_of_reviews_give_the_same_rows_as_their_files(folder, tmp_path_factory, ending):
+    pytest.importorskip("datasets")
+    import pandas as pd
+
+    other = tmp_path_factory.mktemp("tables")
+    for split in ("train", "test"):
+        rows = [
+            {"text": path.read_text(), "label": label}
+            for label, name in enumerate(("neg", "pos"))
+            for path in sorted((folder / "aclImdb" / split / name).iterdir())
+        ]
+        frame = pd.DataFrame(rows)
+        if ending == "parquet":
+            # in two shards, as a larger set on the hub
+            frame[:11].to_parquet(other / f"{split}-00000-of-00002.parquet")
+            frame[11:].to_parquet(other / f"{split}-00001-of-00002.parquet")
+        elif ending == "csv":
+            frame.to_csv(other / f"{split}.csv", index=False)
+        else:
+            frame.to_json(other / f"{split}.jsonl", orient="records", lines=True)
+    one, two = LRAText(data=folder).arrays(), LRAText(data=other).arrays()
+    assert all((one[name] == two[name]).all() for name in one)
+    assert "train" in LRAText(data=other).stand_in
+    assert LRAText(data=other).stand_in.endswith("other than the hub's imdb")
+
+
+def test_a_bad_table_of_reviews_is_an_error_before_any_run(tmp_path):
+    pytest.importorskip("datasets")
+    import pandas as pd
+
+    def write(split, **columns):
+        pd.DataFrame(columns).to_parquet(tmp_path / f"{split}.parquet")
+
+    write("train", text=["a", "b"], label=[0, 1])
+    write("test", text=["a", "b"], label=[0, 2])
+    with pytest.raises(DataError, match=r"test.parquet: row 2 has the label 2 .*needs a string and 0 to 1"):
+        LRAText(data=tmp_path).fingerprint()
+    write("test", text=["a", None], label=[0, 1])
+    with pytest.raises(DataError, match=r"test.parquet: row 2 .*text of type NoneType"):
+        LRAText(data=tmp_path).fingerprint()
+    write("test", text=["a", ""], label=[0, 1])
+    with pytest.raises(DataError, match=r"test.parquet: row 2: empty"):
+        LRAText(data=tmp_path).fingerprint()
+    write("test", text=["a", "b"], stars=[0, 1])
+    with pytest.raises(DataError, match=r"test.parquet: cannot be read as parquet with text, label as columns"):
+        LRAText(data=tmp_path).fingerprint()
+    (tmp_path / "test.parquet").rename(tmp_path / "test-00000-of-00002.parquet")
+    with pytest.raises(DataError, match=r"1 of 00002 tables test-\*.parquet; restore the others"):
+        LRAText(data=tmp_path).fingerprint()
+
+
 @pytest.mark.parametrize(("content", "word"), [(b"", "empty"), (b"a\0b", "control characters")])
 def test_a_bad_review_is_an_error_that_names_it(folder, content, word):
     path = folder / "aclImdb" / "train" / "neg" / "4_2.txt"

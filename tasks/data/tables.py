@@ -1,0 +1,155 @@
+"""Rows of tables and pictures that `datasets` reads: parquet, CSV, JSON lines, folders of pictures, files of the hub.
+
+Files are read where they lie, in streams: `datasets` keeps no copy of them, and nothing here asks the network but
+`from_hub`, which brings one file of one pinned revision.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.data import cache
+from tasks.data.faults import DataError, disk_faults
+from tasks.data.manifest import HUB, source
+
+LOADERS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json"}
+"""Endings of tables and what `datasets` calls their readers."""
+
+WORDS = {"train": ("train",), "valid": ("validation", "valid"), "test": ("test",)}
+"""How files and folders of a split are named."""
+
+
+def _datasets(use: str) -> Any:
+    try:
+        import datasets
+    # a build for another pyarrow fails while it is loaded
+    except (ImportError, OSError, AttributeError) as error:
+        raise DataError(f"{use} needs datasets ({error}); install the extra: pip install -e '.[datasets]'.") from None
+    # it logs what it raises, and a fault is one line
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    return datasets
+
+
+def _streams(library: Any, kind: str, files: Any, **options: Any) -> Any:
+    """A stream of rows by split; the folder is for its locks, a stream keeps no rows."""
+    place = str(cache.place("datasets"))
+    return library.load_dataset(kind, data_files=files, streaming=True, cache_dir=place, **options)
+
+
+def split_tables(folder: Path, split: str) -> list[Path]:
+    """The tables of a split, in order: `train.csv`, or `train-00000-of-00002.parquet` and what follows it."""
+    for word in WORDS[split]:
+        for suffix in LOADERS:
+            if (folder / f"{word}{suffix}").is_file():
+                return [folder / f"{word}{suffix}"]
+            if found := sorted(folder.glob(f"{word}-*-of-*{suffix}")):
+                told = found[0].stem.rpartition("-")[2]
+                if not told.isdigit() or int(told) != len(found):
+                    raise DataError(f"{folder}: {len(found)} of {told} tables {word}-*{suffix}; restore the others.")
+                return found
+    return []
+
+
+def rows(paths: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """The values of these columns, row after row of table after table; pictures come decoded."""
+    library = _datasets(f"reading {paths[0].name}")
+    for path in paths:
+        kind = LOADERS[path.suffix.lower()]
+        # a text may be the word NA
+        options = {"keep_default_na": False} if kind == "csv" else {}
+        files = glob.escape(str(path.absolute()))
+        try:
+            table = _streams(library, kind, files, **options)["train"]
+            for batch in table.select_columns(list(columns)).iter(batch_size=1000):
+                yield from zip(*(batch[name] for name in columns), strict=True)
+        # readers of three formats raise almost anything
+        except Exception as error:
+            raise DataError(
+                f"{path}: cannot be read as {kind} with {', '.join(columns)} as columns ({_reason(error)}); "
+                f"restore the file."
+            ) from None
+
+
+def labelled_texts(paths: Sequence[Path], classes: int) -> tuple[list[bytes], list[int]]:
+    """The columns `text` and `label` (0 ... classes - 1) of tables."""
+    texts, labels = [], []
+    for number, (text, label) in enumerate(rows(paths, ("text", "label")), start=1):
+        if not isinstance(text, str) or label not in range(classes):
+            raise DataError(
+                f"{paths[0]}: row {number} has the label {label!r} and a text of type {type(text).__name__}; needs a "
+                f"string and 0 to {classes - 1}."
+            )
+        texts.append(text.encode())
+        labels.append(int(label))
+    return texts, labels
+
+
+def pictures(files: Mapping[str, Sequence[Path]]) -> dict[str, Iterator[tuple[Any, int]]]:
+    """(picture, class) of each split's files in their order.
+
+    A class is the folder a file lies in; their order is the alphabet's over all splits, as `imagefolder` has it.
+    """
+    library = _datasets("reading a folder of pictures")
+    wanted = {split: [glob.escape(str(path.absolute())) for path in paths] for split, paths in files.items()}
+    found = _streams(library, "imagefolder", wanted, drop_labels=False)
+
+    def decoded(split: str) -> Iterator[tuple[Any, int]]:
+        done = 0
+        try:
+            for example in found[split]:
+                yield example["image"], example["label"]
+                done += 1
+        except Exception as error:
+            raise DataError(f"{files[split][done]}: not a readable picture ({_reason(error)}); restore it.") from None
+
+    return {split: decoded(split) for split in files}
+
+
+def from_hub(url: str, part: Path) -> None:
+    """Brings `hf://datasets/<owner>/<name>@<commit>/<path>` to part, continuing what an earlier call left.
+
+    By the client that `datasets` itself downloads with, so its settings hold: HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE.
+    """
+    where = re.fullmatch(HUB, url)
+    assert where is not None, "the manifest lets no other in"
+    library = _datasets("fetching from the hub")
+    import huggingface_hub
+
+    if library.config.HF_HUB_OFFLINE:
+        raise DataError(f"{url}: HF_HUB_OFFLINE or HF_DATASETS_OFFLINE forbids the network; unset it.")
+    beside = part.parent / ".hub"
+    try:
+        with disk_faults(part):
+            huggingface_hub.hf_hub_download(
+                where["repository"],
+                where["path"],
+                repo_type="dataset",
+                revision=where["revision"],
+                local_dir=beside,
+                library_name="subquad",
+            )
+            (beside / where["path"]).replace(part)
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"{url}: cannot be fetched ({_reason(error)}); prepare again later to continue, or give --data DIR, a "
+            f"folder with the file."
+        ) from None
+    shutil.rmtree(beside, ignore_errors=True)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+
+
+def unpublished(paths: Sequence[Path], name: str) -> str:
+    """Which of these tables are not the files of the hub that the manifest has under name; empty where all are."""
+    known = {file.sha256 for file in source(name).hub}
+    others = [path.name for path in paths if cache.file_hash(path) not in known]
+    return f"{', '.join(others)}: other than the hub's {name}" if others else ""

@@ -1,0 +1,111 @@
+"""What the pictures of any folder show, pixel by pixel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from suite.contracts import Segment, TaskSpec
+from suite.rng import numpy_generator
+from tasks.base import SPLITS, Array
+from tasks.data import DataError
+from tasks.data.stored import PlannedTask
+from tasks.data.tables import WORDS, pictures
+from tasks.lra.image import SUFFIXES, Pixels, signal_segment
+
+
+class ImageFolder(PlannedTask):
+    """The class of a grey picture from its pixels in reading order.
+
+        input   0.22  0.18  0.24  ...  -0.66    (size x size pixels, row after row)
+        target  frog                            (the folder that the picture lies in)
+
+    Source: the folder `data` in the layout that `datasets` calls `imagefolder`, `{train,validation,test}/<class>/` with
+    PNG or JPEG files. Without `validation`, one training picture in ten is held out, under either policy. It stands for
+    no published number.
+    """
+
+    name: ClassVar[str] = "image-folder"
+    version: ClassVar[int] = 1
+
+    size: int = Field(default=32, ge=2, le=1024)
+    """Pixels of a side."""
+    resize: bool = False
+    """Whether pictures of another size are brought to this one, by Pillow's bicubic filter."""
+    pixels: Pixels = "centered"
+    """`centered`: [-1, 1], as `standard` here; `unit`: [0, 1]; `tokens`: 256 of them."""
+
+    @property
+    def folder(self) -> Path:
+        if self.data is None:
+            raise DataError(f"{self.name}: no data; give --data DIR, a folder of pictures.")
+        return self.data
+
+    def _split_files(self, folder: Path) -> dict[str, list[Path]]:
+        """The pictures of every split that is there, class by class."""
+        found = {}
+        for split in SPLITS:
+            below = [folder / word for word in WORDS[split] if (folder / word).is_dir()]
+            files = sorted(below[0].glob("*/*")) if below else []
+            found[split] = [path for path in files if path.suffix.lower() in SUFFIXES]
+            if not found[split] and (below or split != "valid"):
+                where = below[0] if below else folder / WORDS[split][0]
+                raise DataError(f"{self.name}: no pictures in {where}/<class>/ ({', '.join(SUFFIXES)}); add some.")
+        return {split: files for split, files in found.items() if files}
+
+    def files(self, folder: Path) -> list[Path]:
+        return [path for files in self._split_files(folder).values() for path in files]
+
+    @property
+    def spec(self) -> TaskSpec:
+        length = self.size**2
+        # a task without data can be described and not run; no task has fewer classes
+        num_classes = 2 if self.data is None else len({path.parent.name for path in self.files(self.folder)})
+        if num_classes < 2:
+            raise DataError(f"{self.name}: {self.folder} has one class only; put each class in a folder of its own.")
+        if self.pixels == "tokens":
+            return TaskSpec("tokens", num_classes, readout="sequence", max_length=length, vocab_size=256)
+        return TaskSpec("signal", num_classes, readout="sequence", max_length=length, channels=1)
+
+    @property
+    def stand_in(self) -> str:
+        return f"{len(self.files(self.folder))} pictures of the user's own"
+
+    def reading(self) -> dict[str, Any]:
+        return {"size": self.size, "resize": self.resize}
+
+    def read(self, folder: Path) -> dict[str, Array]:
+        files = self._split_files(folder)
+        arrays: dict[str, Array] = {}
+        for split, found in pictures(files).items():
+            arrays[f"{split}.inputs"] = np.empty((len(files[split]), self.size**2), dtype=np.uint8)
+            arrays[f"{split}.targets"] = np.empty(len(files[split]), dtype=np.int16)
+            for row, (path, (picture, label)) in enumerate(zip(files[split], found, strict=True)):
+                if picture.size != (self.size, self.size) and not self.resize:
+                    width, height = picture.size
+                    raise DataError(
+                        f"{path}: has {width} x {height} pixels, needs {self.size} x {self.size}; set size, or "
+                        f"resize=true."
+                    )
+                grey = picture.convert("L")
+                grey = grey.resize((self.size, self.size)) if self.resize else grey
+                arrays[f"{split}.inputs"][row] = np.asarray(grey).reshape(-1)
+                arrays[f"{split}.targets"][row] = label
+        return arrays
+
+    def segments(self, split: str, seed: int) -> Iterator[Segment]:
+        """Pictures are no random draw: every seed has the same rows."""
+        self.check_split(split)
+        arrays = self.arrays()
+        part = split if f"{split}.targets" in arrays else "train"
+        targets = arrays[f"{part}.targets"]
+        rows = np.arange(len(targets))
+        if part != "test" and "valid.targets" not in arrays:
+            order = numpy_generator(0, "image-folder/held-out").permutation(len(rows))
+            count = max(len(rows) // 10, 1)
+            rows = np.sort(order[:count] if split == "valid" else order[count:])
+        yield signal_segment(arrays[f"{part}.inputs"][rows], targets[rows], self.pixels)

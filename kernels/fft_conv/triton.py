@@ -9,23 +9,36 @@ channel shares. Row i of that matrix is C consecutive taps from (m + 1) K - C - 
 SHIFTS copies, copy s moved by s steps, so that each such row begins at a multiple of SHIFTS numbers in one of them:
 both operands are then plain wide loads, which Triton keeps in flight while products run.
 
-Backward, with g the gradient of y, the same kernel goes forward in time (REVERSE), and taps come from a third one:
+Backward, with g the gradient of y, the same kernel goes forward in time (REVERSE),
 
     dx[c C + i] = sum_m sum_j g[c C + m K + j] taps[m K + j - i]
-    dtaps[l] = sum of diagonal j - i = l - k W of G_k,    G_k[i, j] = sum_c x[c C + i] g[c C + k W + j]
 
-with G_k [C, W] for W lags and the C before them, summed over rows of all sequences on matrix units.
+and taps come from spectra. Of a block of n = R N steps, t = N p + q, at n frequencies a quarter off the usual ones,
+
+    X[j + R k] = sum_t x[t] e(-(j + R k + 1/4) t / n),    e(z) = exp(2 pi i z)
+               = sum_q e(-q k / N) e(-(j + 1/4) q / n) sum_p e(-(j + 1/4) p / R) x[N p + q]
+
+is two products with small matrices and a turn of each number between. With x_c, g_c the blocks of all sequences,
+
+    S_k = sum_c conj(X_c) G_(c+k),    s_k[m] = e(m / 4 n) IFFT(S_k)[m] = sum_c sum_t x_c[t] (g_(c+k)[t + m]
+                                                                                   + i g_(c+k)[t + m - n])
+    dtaps[k n + m] = Re s_k[m] + Im s_(k+1)[m]
+
+(numbers outside of a block are zeros): the quarter keeps what goes around apart, so n steps need no padding.
 
 Layout: time contiguous; y and gradients have it too. Inputs of another order, of lengths that are no multiple of 16 and
 gated ones are written once more (`_gate_kernel`). From AVERAGING_LAGS taps on bfloat16 inputs (gated ones rounded) meet
-bfloat16 taps; else taps are float32 and products tf32x3. float32: sums, gates, the skip. Deterministic. Filters of more
-than MAX_LAGS take the FFT of `chunked.py`. Multiply-adds for each of B T D: lags - lags^2 / 2 T forward, three times as
-many with backward. Bytes forward: 2 numbers of B T D, and 2 SHIFTS numbers a tap.
+bfloat16 taps; else taps are float32 and products tf32x3. float32: sums, gates, the skip. Spectra: float16 between
+their two products, each j with a scale of its own, of bfloat16 x and g; of others PyTorch's FFT. Deterministic. Filters
+of more than MAX_LAGS take the FFT of `chunked.py`. Multiply-adds for each of B T D: lags - lags^2 / 2 T forward, twice
+as many with dx; dtaps, for each of B D and each pair of blocks, 8 n (R + N). Bytes forward: 2 numbers of B T D, and
+2 SHIFTS numbers a tap.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -33,17 +46,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.fft_conv.chunked import fft_conv_chunked
-from kernels.launch import cdiv, launch, power_of_2
+from kernels.fft_conv.chunked import fast_length, fft_conv_chunked
+from kernels.launch import cdiv, launch, num_processors, power_of_2
 from kernels.ssm_kernel.triton import float32_products
 
 
 class Config(NamedTuple):
-    """What a program takes at once.
+    """What a program of the convolution takes at once.
 
-    chunk, rows, parts, step: C, ROWS, PARTS and K of the convolution.  shifts: copies of the taps.
-    lags, blocks, depth: W and BLOCKS of the gradient of taps, and rows that it adds at once.
-    warps, stages: of the convolution, of the gradient of taps.
+    chunk, rows, parts, step: C, ROWS, PARTS and K.  shifts: copies of the taps.
     """
 
     chunk: int
@@ -51,18 +62,20 @@ class Config(NamedTuple):
     parts: int
     step: int
     shifts: int
-    lags: int
-    blocks: int
-    depth: int
-    warps: tuple[int, int]
-    stages: tuple[int, int]
+    warps: int
+    stages: int
 
 
 # by whether products are of bfloat16 numbers
 CONFIGS = {
-    True: Config(128, 128, 2, 64, 4, 128, 1, 64, (4, 4), (3, 3)),
-    False: Config(64, 64, 1, 32, 1, 64, 1, 32, (4, 4), (2, 2)),
+    True: Config(128, 128, 2, 64, 4, 4, 3),
+    False: Config(64, 64, 1, 32, 1, 4, 2),
 }
+RADIX = 64
+"""R of the spectra: rows of the smallest product."""
+REGISTERS = {16: 128, 32: 168}
+"""By N of the spectra: what a thread of theirs may have, so that four and three programs fit a multiprocessor."""
+SPECTRA_STAGES = 2
 MAX_LAGS = {True: 16384, False: 1024}
 """By whether u is bfloat16: above it transforms are faster."""
 AVERAGING_LAGS = 512
@@ -349,78 +362,107 @@ def _conv_kernel(
 
 
 @triton.jit
-def _store_lags(b_sum, p_partial, next_partial, i_k, num_blocks):
-    """The diagonals of G_k, as lags of block k, and in the second half of partial as those of the block before."""
-    C: tl.constexpr = b_sum.shape[0]
-    W: tl.constexpr = b_sum.shape[1]
-    o_j = tl.arange(0, W)
-    o_l = o_j[None, :] + tl.arange(0, C)[:, None]
-    b_sum = tl.gather(b_sum, o_l % W, 1)
-    # beyond W are the lags l - W
-    b_later, b_earlier = tl.sum(tl.where(o_l < W, b_sum, 0.0), 0), tl.sum(tl.where(o_l < W, 0.0, b_sum), 0)
-    p_partial += i_k * W + o_j
-    if i_k < num_blocks:
-        tl.store(p_partial, b_later)
-    if (i_k > 0) & (i_k <= num_blocks):
-        tl.store(p_partial + next_partial - W, b_earlier)
+def _columns(b_x, b_re, b_re_rest, b_im, b_im_rest, b_cos, b_sin):
+    """The sum over p of the blocks x [R, N], turned, by row j over its largest number; that number [R]."""
+    b_yr = tl.dot(b_re, b_x)
+    b_yr = tl.dot(b_re_rest, b_x, b_yr)
+    b_yi = tl.dot(b_im, b_x)
+    b_yi = tl.dot(b_im_rest, b_x, b_yi)
+    b_most = tl.maximum(tl.max(tl.maximum(tl.abs(b_yr), tl.abs(b_yi)), 1), 1e-30)
+    b_scale = (1.0 / b_most)[:, None]
+    b_yr, b_yi = (b_yr * b_scale).to(b_cos.dtype), (b_yi * b_scale).to(b_cos.dtype)
+    return b_yr * b_cos - b_yi * b_sin, b_yr * b_sin + b_yi * b_cos, b_most
 
 
-@triton.jit(do_not_specialize=["B", "num_blocks", "num_programs"])
-def _taps_bwd_kernel(
+@triton.jit(do_not_specialize=["B", "num_chunks", "num_k", "num_splits"])
+def _spectra_kernel(
     x,
     g,
-    partial,
+    inner,
+    turns,
+    outer,
+    spectra,
     B,
     D,
-    T,
     x_T,
     g_T,
-    num_blocks,
-    num_programs,
+    num_chunks,
+    num_k,
+    num_splits,
     x_stride_b,
     x_stride_d,
     g_stride_b,
     g_stride_d,
-    PRECISION: tl.constexpr,
-    C: tl.constexpr,
-    W: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    BATCH: tl.constexpr,
+    R: tl.constexpr,
+    N: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """partial [2, D, num_blocks W], which add up to dtaps: G_k for BLOCKS blocks k of W lags and one channel."""
-    i_d, i_first = (tl.program_id(0) // num_programs).to(tl.int64), tl.program_id(0) % num_programs * BLOCKS
-    CHUNKS: tl.constexpr = DEPTH // BATCH
-    o_r, o_i, o_j = tl.arange(0, DEPTH), tl.arange(0, C), tl.arange(0, W)
-    first = i_first * W
-    b_sum = tl.zeros([C, W], tl.float32)
-    if BLOCKS == 2:
-        b_next = tl.zeros([C, W], tl.float32)
-    for i_b in range(0, B, BATCH):
-        o_b = (i_b + o_r // CHUNKS).to(tl.int64)
-        m_b = (o_b < B)[:, None]
-        o_s = (o_r % CHUNKS * C)[:, None] + o_i[None, :]
-        p_x = x + (o_b * x_stride_b + i_d * x_stride_d)[:, None] + o_s
-        o_t = (o_r % CHUNKS * C + first)[:, None] + o_j[None, :]
-        p_g = g + (o_b * g_stride_b + i_d * g_stride_d)[:, None] + o_t
-        for i in tl.range(0, tl.cdiv(T - first, C * CHUNKS), num_stages=NUM_STAGES):
-            step = i * (C * CHUNKS)
-            b_x = tl.trans(tl.load(p_x + step, mask=m_b & (o_s + step < x_T), other=0.0))
-            b_g = tl.load(p_g + step, mask=m_b & (o_t + step < g_T), other=0.0)
-            b_sum = _multiply(b_sum, b_x, b_g, PRECISION)
-            if BLOCKS == 2:
-                b_g = tl.load(p_g + (step + W), mask=m_b & (o_t + (step + W) < g_T), other=0.0)
-                b_next = _multiply(b_next, b_x, b_g, PRECISION)
+    """spectra [splits, D, num_k, R N, 2], which add up to S_k over splits; inner, turns, outer of `_tables`."""
+    SIZE: tl.constexpr = R * N
+    i_k, i_d = tl.program_id(0) % num_k, (tl.program_id(0) // num_k % D).to(tl.int64)
+    i_split = tl.program_id(0) // num_k // D
+    o_r, o_n = tl.arange(0, R), tl.arange(0, N)
+    o_t = o_r[:, None] * N + o_n[None, :]
+    p_inner = inner + (o_r[:, None] * R + o_r[None, :])
+    b_re, b_re_rest = tl.load(p_inner), tl.load(p_inner + R * R)
+    b_im, b_im_rest = tl.load(p_inner + 2 * R * R), tl.load(p_inner + 3 * R * R)
+    b_cos, b_sin = tl.load(turns + o_t), tl.load(turns + SIZE + o_t)
+    p_outer = outer + (o_n[:, None] * N + o_n[None, :])
+    b_wr, b_wi, b_minus_wi = tl.load(p_outer), tl.load(p_outer + N * N), tl.load(p_outer + 2 * N * N)
+    b_sr = tl.zeros([R, N], tl.float32)
+    b_si = tl.zeros([R, N], tl.float32)
+    # pairs of blocks, all of one sequence after those of another
+    num_c = num_chunks - i_k
+    first, end = B * num_c * i_split // num_splits, B * num_c * (i_split + 1) // num_splits
+    i_b, i_c = (first // num_c).to(tl.int64), first % num_c
+    p_x = x + (i_b * x_stride_b + i_d * x_stride_d)
+    p_g = g + (i_b * g_stride_b + i_d * g_stride_d)
+    for _ in tl.range(first, end, num_stages=NUM_STAGES):
+        o_x = i_c * SIZE + o_t
+        o_g = o_x + i_k * SIZE
+        b_x = tl.load(p_x + o_x, mask=o_x < x_T, other=0.0)
+        b_g = tl.load(p_g + o_g, mask=o_g < g_T, other=0.0)
+        # without a branch or a division, which would keep loads out of the pipeline or cost as much as they do
+        i_c += 1
+        is_last = i_c == num_c
+        p_x += tl.where(is_last, x_stride_b, 0)
+        p_g += tl.where(is_last, g_stride_b, 0)
+        i_c = tl.where(is_last, 0, i_c)
+        b_vr, b_vi, b_most = _columns(b_x, b_re, b_re_rest, b_im, b_im_rest, b_cos, b_sin)
+        b_xr = tl.dot(b_vi, b_minus_wi, tl.dot(b_vr, b_wr))
+        b_xi = tl.dot(b_vi, b_wr, tl.dot(b_vr, b_wi))
+        b_vr, b_vi, b_more = _columns(b_g, b_re, b_re_rest, b_im, b_im_rest, b_cos, b_sin)
+        b_scale = (b_most * b_more)[:, None]
+        # one part of the spectrum of g after the other: fewer registers
+        b_part = tl.dot(b_vi, b_minus_wi, tl.dot(b_vr, b_wr)) * b_scale
+        b_sr += b_xr * b_part
+        b_si -= b_xi * b_part
+        b_part = tl.dot(b_vi, b_wr, tl.dot(b_vr, b_wi)) * b_scale
+        b_sr += b_xi * b_part
+        b_si += b_xr * b_part
 
-    p_partial = partial + i_d * num_blocks * W
-    next_partial = (0 * i_d + D) * num_blocks * W
-    _store_lags(b_sum, p_partial, next_partial, i_first, num_blocks)
-    if BLOCKS == 2:
-        _store_lags(b_next, p_partial, next_partial, i_first + 1, num_blocks)
-    if i_first == 0 and num_programs * BLOCKS == num_blocks:
-        # no program comes after the last block
-        tl.store(p_partial + next_partial + (num_blocks - 1) * W + o_j, tl.zeros([W], tl.float32))
+    p_spectra = spectra + ((i_split * D + i_d) * num_k + i_k) * (2 * SIZE) + 2 * (o_n[None, :] * R + o_r[:, None])
+    tl.store(p_spectra, b_sr)
+    tl.store(p_spectra + 1, b_si)
+
+
+@triton.jit(do_not_specialize=["lags", "num_k"])
+def _lags_kernel(waves, quarter, dtaps, lags, num_k, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """dtaps [D, lags] from waves [D, num_k, SIZE, 2] = IFFT(S_k); quarter [SIZE, 2] = e(m / 4 SIZE)."""
+    num_l = tl.cdiv(lags, BLOCK)
+    i_d = (tl.program_id(0) // num_l).to(tl.int64)
+    o_l = tl.program_id(0) % num_l * BLOCK + tl.arange(0, BLOCK)
+    m_l = o_l < lags
+    p_quarter = quarter + 2 * (o_l % SIZE)
+    b_cos, b_sin = tl.load(p_quarter), tl.load(p_quarter + 1)
+    p_waves = waves + (i_d * num_k * (2 * SIZE) + 2 * o_l)
+    b_re, b_im = tl.load(p_waves, mask=m_l, other=0.0), tl.load(p_waves + 1, mask=m_l, other=0.0)
+    b_sum = b_re * b_cos - b_im * b_sin
+    # lags less one block of the next k
+    m_l &= o_l // SIZE + 1 < num_k
+    b_re = tl.load(p_waves + 2 * SIZE, mask=m_l, other=0.0)
+    b_im = tl.load(p_waves + (2 * SIZE + 1), mask=m_l, other=0.0)
+    tl.store(dtaps + i_d * lags + o_l, b_sum + (b_re * b_sin + b_im * b_cos), mask=o_l < lags)
 
 
 class Plan(NamedTuple):
@@ -465,20 +507,57 @@ def _cheapest(batch: int, length: int, lags: int, half: bool) -> Plan:
 
 
 @functools.lru_cache(maxsize=1024)
-def _sharing(batch: int, chunks: int, depth: int) -> int:
-    """Sequences in a tile of `depth` rows: fewest empty rows, over all numbers of chunks."""
-    numbers = range(1, chunks + 1, cdiv(chunks, 64))
+def _spectra_plan(length: int, lags: int) -> tuple[int, int, int]:
+    """(N, blocks of a sequence, spectra S_k) with the fewest numbers transformed."""
 
-    def cost(sequences: int) -> int:
-        return cdiv(batch, sequences) * sum(cdiv(number, depth // sequences) for number in numbers)
+    def counts(n: int) -> tuple[int, int, int]:
+        chunks, blocks = cdiv(length, RADIX * n), cdiv(lags, RADIX * n)
+        # one more for what it has of the last lags
+        return n, chunks, blocks + (chunks > blocks)
 
-    return min((2**i for i in reversed(range(depth.bit_length())) if 2**i < 2 * batch), key=cost)
+    def cost(plan: tuple[int, int, int]) -> int:
+        n, chunks, num_k = plan
+        return n * sum(chunks - k for k in range(num_k))
+
+    return min((counts(n) for n in REGISTERS), key=cost)
+
+
+def _tables(n: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What does not depend on the input, kept unless a graph is being recorded, to whose memory it would belong."""
+    recording = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return (_make_tables.__wrapped__ if recording else _make_tables)(n, device)
+
+
+@functools.cache
+def _make_tables(n: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """inner [4, R, R], turns [2, R, N], outer [3, N, N] of `_spectra_kernel`, quarter [R N, 2] of `_lags_kernel`.
+
+    inner: e(-(j + 1/4) p / R), its real and imaginary part, in bfloat16 and what that leaves. turns: e(-(j + 1/4) q /
+    R N), outer: e(-q k / N), both parts in float16, and minus the second one.
+    """
+    size = RADIX * n
+    row, column, step = (torch.arange(i, dtype=torch.float64, device=device) for i in (RADIX, n, size))
+
+    def e(turns: Tensor) -> tuple[Tensor, Tensor]:
+        return (2 * math.pi * turns).cos(), (2 * math.pi * turns).sin()
+
+    inner = []
+    for part in e(-(row[:, None] + 0.25) * row / RADIX):
+        rounded = part.bfloat16()
+        inner += [rounded, (part - rounded.double()).bfloat16()]
+    turns = e(-(row[:, None] + 0.25) * column / size)
+    real, imaginary = e(-column[:, None] * column / n)
+    outer = torch.stack([real, imaginary, -imaginary])
+    quarter = torch.stack(e(step / (4 * size)), 1)
+    return torch.stack(inner), torch.stack(turns).half(), outer.half(), quarter.float()
 
 
 def _time_last(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Empty, of the shape of x, with time contiguous."""
-    batch, length, width = x.shape
-    return torch.empty((batch, width, length), dtype=dtype or x.dtype, device=x.device).transpose(1, 2)
+    _, length, width = x.shape
+    # not the transpose of something else: a view that a custom function returns may not be changed in place
+    strides = (width * length, 1, length)
+    return torch.empty_strided(x.shape, strides, dtype=dtype or x.dtype, device=x.device)
 
 
 def _with_contiguous_time(x: Tensor) -> Tensor:
@@ -617,45 +696,70 @@ def conv(
         BATCH=plan.batch,
         K=config.step,
         SHIFTS=config.shifts,
-        NUM_STAGES=config.stages[0],
-        num_warps=config.warps[0] if plan.rows == config.rows else 4,
+        NUM_STAGES=config.stages,
+        num_warps=config.warps if plan.rows == config.rows else 4,
     )
     return y, plain, product
 
 
-def taps_bwd(x: Tensor, g: Tensor, length: int, lags: int, plan: Plan) -> Tensor:
-    """The gradient of taps [D, lags or more], from x and g of `gated`."""
+def taps_bwd(x: Tensor, g: Tensor, length: int, lags: int) -> Tensor:
+    """The gradient of taps [D, lags] in float32, from x and g of `gated`."""
+    if not x.dtype == g.dtype == torch.bfloat16:
+        size = fast_length(length + lags - 1)
+        x_hat, g_hat = (torch.fft.rfft(v.transpose(1, 2)[..., :length].float(), n=size) for v in (x, g))
+        return torch.fft.irfft((x_hat.conj() * g_hat).sum(0), n=size)[:, :lags]
     batch, _, width = x.shape
-    config = plan.config
-    num_blocks = cdiv(lags, config.lags)
-    # one more for what it has of the last lags
-    num_programs = cdiv(num_blocks + (length > num_blocks * config.lags), config.blocks)
-    partial = torch.empty((2, width, num_blocks * config.lags), dtype=torch.float32, device=x.device)
+    n, num_chunks, num_k = _spectra_plan(length, lags)
+    size = RADIX * n
+    inner, turns, outer, quarter = _tables(n, x.device)
+    # programs enough for every multiprocessor
+    num_splits = min(batch, cdiv(6 * num_processors(x.device), width * num_k))
+    spectra = torch.empty((num_splits, width, num_k, size, 2), dtype=torch.float32, device=x.device)
     launch(
-        _taps_bwd_kernel,
-        width * num_programs,
+        _spectra_kernel,
+        num_splits * width * num_k,
         x,
         g,
-        partial,
+        inner,
+        turns,
+        outer,
+        spectra,
         batch,
         width,
-        length,
         x.shape[1],
         g.shape[1],
-        num_blocks,
-        num_programs,
+        num_chunks,
+        num_k,
+        num_splits,
         *_strides(x),
         *_strides(g),
-        PRECISION=plan.precision,
-        C=config.chunk,
-        W=config.lags,
-        BLOCKS=config.blocks,
-        DEPTH=config.depth,
-        BATCH=_sharing(batch, cdiv(length, config.chunk), config.depth),
-        NUM_STAGES=config.stages[1],
-        num_warps=config.warps[1],
+        R=RADIX,
+        N=n,
+        NUM_STAGES=SPECTRA_STAGES,
+        num_warps=4,
+        **_limit(x.device, REGISTERS[n]),
     )
-    return partial[0].add_(partial[1])
+    waves = torch.fft.ifft(torch.view_as_complex(spectra[0] if num_splits == 1 else spectra.sum(0)))
+    dtaps = torch.empty((width, lags), dtype=torch.float32, device=x.device)
+    launch(
+        _lags_kernel,
+        width * cdiv(lags, TAP_BLOCK),
+        torch.view_as_real(waves),
+        quarter,
+        dtaps,
+        lags,
+        num_k,
+        SIZE=size,
+        BLOCK=TAP_BLOCK,
+        num_warps=4,
+    )
+    return dtaps
+
+
+def _limit(device: torch.device, registers: int) -> dict[str, int]:
+    """The option that limits the registers of a thread, which AMD's compiler does not know."""
+    is_nvidia = device.type != "cpu" and triton.runtime.driver.active.get_current_target().backend == "cuda"
+    return {"maxnreg": registers} if is_nvidia else {}
 
 
 def fft_conv_fwd(
@@ -692,8 +796,8 @@ class FftConv(torch.autograd.Function):
         du, _, dgate_in = conv(g, taps, skip, lags, plan, True, gate_in, other, False)
         dfilter = None
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            dtaps = taps_bwd(x, g.product, length, lags, plan)
-            dfilter = dtaps[:, :lags].to(filter.dtype)
+            dtaps = taps_bwd(x, g.product, length, lags)
+            dfilter = dtaps.to(filter.dtype)
             if lags < filter.shape[1]:
                 dfilter = torch.nn.functional.pad(dfilter, (0, filter.shape[1] - lags))
             if skip is not None:

@@ -111,6 +111,14 @@ def results(op, inputs):
     return [y, *torch.autograd.grad(y, list(leaves.values()), dy)]
 
 
+def test_the_result_may_be_changed_in_place():
+    u, filter = (
+        x.to(DEVICE, torch.float32).requires_grad_() for x in make_inputs(20, 20, gates=False, skip=False).values()
+    )
+    changed, kept = (torch.autograd.grad(op(TRITON(u, filter)).sum(), u) for op in (torch.sin_, torch.sin))
+    assert torch.equal(changed[0], kept[0])
+
+
 @pytest.mark.parametrize(
     ("length", "filter_length", "gates", "memory"),
     [(1000, 1000, True, "BTD"), (1040, 520, False, "BDT"), (513, 600, False, "BTD")],
@@ -171,3 +179,59 @@ def test_any_batch_shares_tiles(batch):
     u, filters = torch.randn(batch, 150, 2, generator=g), torch.randn(2, 150, generator=g) / 12
     inputs = {"u": u.double(), "filter": filters.double()}
     assert_matches_reference(TRITON, fft_conv_reference, inputs, device=DEVICE)
+
+
+def gradient_of_taps(x, g, lags):
+    """From x, g [B, T, D], and what it should be."""
+    from kernels.fft_conv.triton import taps_bwd
+
+    x, g = (v.bfloat16().transpose(1, 2).contiguous().transpose(1, 2) for v in (x, g))
+    length = x.shape[1]
+    size = 2 * length
+    x_hat, g_hat = (torch.fft.rfft(v.double().transpose(1, 2), n=size) for v in (x, g))
+    exact = torch.fft.irfft((x_hat.conj() * g_hat).sum(0), n=size)[:, :lags]
+    return taps_bwd(x.to(DEVICE), g.to(DEVICE), length, lags).cpu(), exact
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "lags"), [(3, 16, 1), (2, 1024, 1024), (5, 1040, 600), (2, 2512, 100), (2, 6160, 6160)]
+)
+def test_spectra_lose_a_tenth_of_a_percent_of_the_gradient_of_taps(batch, length, lags):
+    """Over one block and several, as many lags as there are steps and fewer."""
+    g = torch.Generator().manual_seed(length)
+    x, dy = torch.randn(2, batch, length, 3, generator=g)
+    actual, exact = gradient_of_taps(x, dy, lags)
+    assert_close(actual, exact, torch.bfloat16, floor=1e-3)
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 0), (0, 4095), (17, 16), (1023, 1024), (2047, 4000), (3000, 100)])
+def test_a_pair_of_impulses_reaches_its_lag_and_no_other(first, second):
+    """Nothing wraps around between blocks, nor from the future."""
+    x, dy = torch.zeros(2, 1, 4096, 1)
+    x[0, first], dy[0, second] = 1.0, 1.0
+    actual, _ = gradient_of_taps(x, dy, 4096)
+    expected = torch.zeros(1, 4096)
+    if second >= first:
+        expected[0, second - first] = 1.0
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("scale", [1e-18, 1e-7, 1.0, 1e6])
+def test_the_size_of_gradients_does_not_matter(scale):
+    """Float16 would reach from 6e-8 to 7e4; sequences of one channel may differ as well."""
+    g = torch.Generator().manual_seed(1)
+    x, dy = torch.randn(2, 2, 1024, 2, generator=g)
+    x[1] *= 1e-9
+    dy[1] *= 1e9
+    actual, exact = gradient_of_taps(x, scale * dy, 1024)
+    assert_close(actual, exact, torch.bfloat16, floor=1e-3)
+
+
+def test_no_gradient_gives_no_gradient_of_taps():
+    actual, _ = gradient_of_taps(torch.randn(2, 1024, 2), torch.zeros(2, 1024, 2), 1024)
+    assert not actual.any()
+
+
+def test_the_gradient_of_taps_repeats_bitwise():
+    x, dy = torch.randn(2, 3, 1024, 2)
+    assert torch.equal(gradient_of_taps(x, dy, 1024)[0], gradient_of_taps(x, dy, 1024)[0])

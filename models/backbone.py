@@ -30,7 +30,7 @@ from models.blocks import (
     sinusoidal_table,
     take_positions,
 )
-from suite.contracts import Config, ParamGroup, TaskSpec
+from suite.contracts import Config, Convolution, ParamGroup, TaskSpec
 
 NO_DECAY_KINDS = ("bias", "norm", "embedding")
 
@@ -344,6 +344,15 @@ class Backbone(nn.Module):
         finally:
             for layer, scale in zip(layers, before, strict=True):
                 layer.step_scale = scale
+
+    def convolutions(self) -> dict[str, Convolution]:
+        """The parts of the layers that are fixed filters, however deep in a mixer: `layer=0,filter=ssm`."""
+        return {
+            f"layer={i},filter={name or 'mixer'}": module
+            for i, mixer in enumerate(self.mixers)
+            for name, module in mixer.named_modules()
+            if hasattr(module, "kernel")
+        }
 
     def param_groups(self, no_decay: tuple[str, ...] = ()) -> list[ParamGroup]:
         """Every trainable parameter once: `ssm` (and `dt`) with own rates and no decay, `no_decay` kinds, the rest.

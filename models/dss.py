@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels.lti_ssm import lti_ssm, lti_ssm_step
+from kernels.ssm_kernel import ssm_kernel
 from models.backbone import BackboneConfig
 from models.blocks import ChannelMixerKind, Mixer, NormKind, at_least_float32
 from models.s4d import SSMLayer, State, check_ssm, fill_log_uniform, skew_hippo_frequencies
@@ -96,6 +97,17 @@ class DSS(Mixer):
         )
         assert isinstance(y, Tensor)
         return y
+
+    def kernel(self, length: int) -> Tensor:
+        """K [D, length] of the past, W[0] where there is one of the future too; dss-softmax has no more than its L."""
+        eigenvalues, B, W, dt = self._system()
+        W = W[0] if self.bidirectional else W
+        total = self._softmax_length or length
+        return ssm_kernel(eigenvalues, B, W, dt, total, conj_pairs=False, discretization=self.variant)[:, :length]
+
+    def eigenvalues(self) -> Tensor:
+        """Lambda [N], shared by all channels."""
+        return self._system()[0]
 
     def init_state(self, batch_size: int) -> State:
         weight = at_least_float32(self.log_dt)

@@ -19,6 +19,7 @@ import math
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.fft_conv import fft_conv
@@ -48,6 +49,10 @@ class ShiftSSM(Mixer):
 
     def forward(self, x: Tensor) -> Tensor:
         return fft_conv(x, self.C, D=self.D)
+
+    def kernel(self, length: int) -> Tensor:
+        """C [D, length], zero from lag M on."""
+        return F.pad(self.C, (0, length - self.C.shape[1]))
 
     def init_state(self, batch_size: int) -> State:
         C = at_least_float32(self.C)

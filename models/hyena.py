@@ -118,6 +118,10 @@ class LongConv(Mixer):
     def forward(self, x: Tensor, gate_in: Tensor | None = None, gate_out: Tensor | None = None) -> Tensor:
         return fft_conv(x, self.filter(x.shape[1]), D=self.D, gate_in=gate_in, gate_out=gate_out)
 
+    def kernel(self, length: int) -> Tensor:
+        """h [D, length]."""
+        return self.filter(length)
+
     def init_state(self, batch_size: int) -> State:
         return (at_least_float32(self.D).new_zeros(batch_size, 0, self.D.shape[0]),)
 

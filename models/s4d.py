@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.lti_ssm import lti_ssm, lti_ssm_step
+from kernels.ssm_kernel import ssm_kernel
 from models.backbone import BackboneConfig
 from models.blocks import Mixer, ResidualLinear, at_least_float32
 from suite.contracts import TaskSpec
@@ -123,6 +124,15 @@ class DiagonalSSM(Mixer):
         )
         assert isinstance(y, Tensor)
         return y
+
+    def kernel(self, length: int) -> Tensor:
+        """K [D, length] of the past, C[0] where there is one of the future too."""
+        A, B, C, dt = self._system()
+        return ssm_kernel(A, B, C[0] if self.bidirectional else C, dt, length, discretization=self.discretization)
+
+    def eigenvalues(self) -> Tensor:
+        """A [D, N / 2], one of each conjugate pair."""
+        return self._system()[0]
 
     def init_state(self, batch_size: int) -> State:
         log_A = at_least_float32(self.log_A_real)

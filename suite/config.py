@@ -83,6 +83,28 @@ class Stage(Config):
         return self
 
 
+class KernelProbe(Config):
+    """What is recorded of the filters that a model's layers convolve with, before the first step and after the last.
+
+    Nothing of it changes the training. What is meant by each row stands in `suite/learned_kernels.py`.
+    """
+
+    lags: int = Field(default=1024, ge=1)
+    """Lags of a recorded kernel, from 0 on."""
+    points: int = Field(default=128, ge=1)
+    """Recorded values of a kernel, each the largest of lags / points neighbours."""
+    channels: int = Field(default=32, ge=1)
+    """Recorded kernels of a filter, evenly spaced over its channels; whatever is a share is one of all channels."""
+    near: int = Field(default=128, ge=1)
+    """Lags below this count as near. DSS, sections 4.1 and 4.2, cuts kernels there."""
+
+    @model_validator(mode="after")
+    def _equal_spans(self) -> KernelProbe:
+        if self.lags % self.points:
+            raise ValueError(f"points={self.points} does not divide lags={self.lags}; change one of them")
+        return self
+
+
 class TrainConfig(Config):
     """How AdamW optimises a run. Exactly one of `steps` and `epochs` sets the budget."""
 
@@ -130,6 +152,8 @@ class TrainConfig(Config):
     keep: Literal["last", "best"] = "last"
     """Which weights the test split sees: those of the last step, or of the best validation `keep_metric`."""
     keep_metric: str = "accuracy"
+    record_kernels: KernelProbe | None = None
+    """Record the filters that the layers have learnt."""
 
     @model_validator(mode="after")
     def _one_budget(self) -> TrainConfig:
@@ -148,9 +172,9 @@ class TrainConfig(Config):
 
     @model_serializer(mode="wrap")
     def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # runs without stages keep the id they had before there were any
+        # runs without these keep the id they had before there were any
         values: dict[str, Any] = handler(self)
-        return values if self.length_warmup else {k: v for k, v in values.items() if k != "length_warmup"}
+        return {k: v for k, v in values.items() if v or k not in ("length_warmup", "record_kernels")}
 
 
 class BenchConfig(Config):
@@ -247,8 +271,9 @@ class TableSpec(Config):
 class FigureSpec(Config):
     """The figure the paper shows, drawn from the same rows as the table."""
 
-    kind: Literal["lines", "bars"]
-    x: str
+    kind: Literal["lines", "bars", "kernels"]
+    """`kernels`: what `train.record_kernels` recorded, a panel for every row of the table; it takes no other option."""
+    x: str = ""
     """A dotted key (`model.d_model`), or `slice.length` for a part of the slice name, or `step`, or `column`."""
     x_label: str = ""
     x_log2: bool = False
@@ -259,6 +284,12 @@ class FigureSpec(Config):
     percent: bool = True
     panels: str | None = None
     """A dotted key: one panel for each of its values."""
+
+    @model_validator(mode="after")
+    def _has_what_its_kind_needs(self) -> FigureSpec:
+        if (self.kind == "kernels") == bool(self.x):
+            raise ValueError(f"x: a figure of kind {self.kind} {'has none' if self.x else 'needs one'}, got {self.x!r}")
+        return self
 
 
 class Source(Config):

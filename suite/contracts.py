@@ -155,6 +155,16 @@ class Mixer(Protocol):
         ...
 
 
+class Convolution(Protocol):
+    """A part of a mixer that convolves every channel with a filter of its own, y = K * x + D x, whatever x is."""
+
+    def kernel(self, length: int) -> Tensor:
+        """K [D, length] at the lags 0, 1, ...: the response to an impulse, less the skip D at lag 0."""
+        ...
+
+    # a state space model also has eigenvalues(): those of its state matrix, complex [N] or [D, N], in units of 1 / dt
+
+
 class Model(Protocol):
     """A task-ready network: encoder, mixer layers, readout. A torch module."""
 
@@ -172,6 +182,10 @@ class Model(Protocol):
 
     def at_rate(self, rate: float) -> AbstractContextManager[bool]:
         """For inputs sampled at `rate` times the rate trained at; whether the model has a step size that follows."""
+        ...
+
+    def convolutions(self) -> dict[str, Convolution]:
+        """Those of its layers, by the name of their slice: `layer=0,filter=ssm`."""
         ...
 
     def param_groups(self, no_decay: tuple[str, ...] = ()) -> list[ParamGroup]:

@@ -36,7 +36,7 @@ SCHEMA = pa.schema(
         ("metric", pa.string()),  # accuracy, loss, train_throughput, peak_memory, ...
         ("unit", pa.string()),  # of `value` and `samples`: fraction, nats, tokens/s, bytes, ...
         ("value", pa.float64()),  # null where status says why there is none
-        ("samples", pa.list_(pa.float64())),  # raw samples behind a speed value
+        ("samples", pa.list_(pa.float64())),  # raw samples behind a speed value; a curve (`kernel`, `eigenvalue_*`)
         ("status", pa.string()),  # ok, failed, diverged, oom, n/a
         ("error", pa.string()),  # what went wrong, empty where status is ok
         ("stand_in", pa.string()),  # why the data are not the paper's; empty where they are

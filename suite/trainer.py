@@ -40,6 +40,7 @@ from suite.data import (
     to_device,
 )
 from suite.generate import generate
+from suite.learned_kernels import kernel_rows
 from suite.rng import torch_seed
 from suite.schedule import Plateau, lr_factor
 
@@ -143,9 +144,11 @@ class Trainer:
             if self.device.type == "cuda":
                 self.cleanup.enter_context(torch.cuda.device(self.device))
             self._prepare()
+            self._record_kernels(start=True)
             self._restore()
             self._loop()
             self._test()
+            self._record_kernels()
             self._generate()
             self._measure()
         return self.outcome
@@ -473,6 +476,14 @@ class Trainer:
             return
         for split, metric, value in task.judge(torch.cat(parts), self.device):
             self.outcome.add(metric, UNITS.get(metric, ""), value, split=split, step=self.step)
+
+    def _record_kernels(self, start: bool = False) -> None:
+        """What the layers convolve with: before the first step, and with the weights that the test split saw."""
+        probe = self.train.record_kernels
+        if probe is None:
+            return
+        for row in kernel_rows(self.model.convolutions(), self.run.task.spec.max_length, probe, start=start):
+            self.outcome.add(**{"step": self.step, **row})
 
     def _measure(self) -> None:
         add = self.outcome.add

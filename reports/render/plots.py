@@ -11,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
 from reports.render.formats import Document
+from reports.render.heatmap import draw_kernels
 from reports.render.table import Figure, Report, Series
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c564b", "#7f7f7f", "#bcbd22")
@@ -32,6 +33,8 @@ STYLE: Any = {
 def draw(report: Report) -> Canvas | None:
     """The figure, or None where the experiment has none or nothing to show."""
     figure = report.figure
+    if figure is not None and figure.kernels:
+        return _kernels(report, figure)
     if figure is None or not any(series.points or series.published for _, panel in figure.panels for series in panel):
         return None
     with matplotlib.rc_context(STYLE):
@@ -54,12 +57,23 @@ def draw(report: Report) -> Canvas | None:
         axes[0].set_ylabel(figure.spec.y_label or figure.spec.y)
         handles, labels = _legend(figure, axes)
         canvas.legend(handles, labels, loc="outside right center", frameon=False)
-        marks = {mark for cell in report.cells for mark in cell.marks}
-        kinds = [
-            name for mark, name in (("†", f"reduced: scale {report.scale}"), ("§", "stand-in data")) if mark in marks
-        ]
-        where = f", {report.device}" if report.timed and report.device else ""
-        canvas.suptitle(report.experiment + where + (f" ({', '.join(kinds)})" if kinds else ""), fontsize=10)
+        canvas.suptitle(_heading(report), fontsize=10)
+    return canvas
+
+
+def _heading(report: Report) -> str:
+    marks = {mark for cell in report.cells for mark in cell.marks}
+    kinds = [name for mark, name in (("†", f"reduced: scale {report.scale}"), ("§", "stand-in data")) if mark in marks]
+    where = f", {report.device}" if report.timed and report.device else ""
+    return report.experiment + where + (f" ({', '.join(kinds)})" if kinds else "")
+
+
+def _kernels(report: Report, figure: Figure) -> Canvas:
+    with matplotlib.rc_context(STYLE):
+        canvas = Canvas(figsize=(1.6 + 2.6 * len(figure.kernels), 6.0), layout="constrained")
+        FigureCanvasAgg(canvas)
+        draw_kernels(canvas, figure.kernels)
+        canvas.suptitle(_heading(report), fontsize=10)
     return canvas
 
 

@@ -119,6 +119,18 @@ def load_runs(frame: pd.DataFrame) -> list[StoredRun]:
     return runs
 
 
+def slice_part(name: str, key: str) -> float | str | None:
+    """`length` of `length=512,num_kv_pairs=64`, as a number where it is one."""
+    parts = dict(part.partition("=")[::2] for part in name.split(",") if part)
+    if key not in parts:
+        return None
+    try:
+        number = float(parts[key])
+    except ValueError:
+        return parts[key]
+    return int(number) if number.is_integer() else number
+
+
 def same(wanted: Any, found: Any) -> bool:
     """Whether a value from a grid means the value of a resolved run (which has defaults filled in)."""
     if isinstance(wanted, Mapping):

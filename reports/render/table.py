@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from reports.render.heatmap import KernelPanel, kernel_panel
 from reports.render.rows import (
     LOWER_IS_BETTER,
     StoredRun,
@@ -29,6 +30,7 @@ from reports.render.rows import (
     same,
     select_best,
     settle,
+    slice_part,
 )
 from suite.bench.cases import spread
 from suite.config import SECTIONS, ExperimentConfig, FigureSpec, TableSpec, lookup
@@ -58,6 +60,8 @@ class Published:
     value: float | None
     decimals: int
     unit: str
+    better: str
+    """`higher`, `lower`, or empty where neither is better."""
     note: str
     source: str
 
@@ -81,7 +85,7 @@ class Cell:
     """(`diverged`, 1), ...: runs that gave no value."""
     marks: tuple[str, ...] = ()
     difference: float | None = None
-    verdict: Literal["", "agrees", "unclear", "better", "worse"] = ""
+    verdict: Literal["", "agrees", "unclear", "better", "worse", "differs"] = ""
     chosen: str = ""
     """The values of `select.best_of`, e.g. `train.lr=0.001 (best of 4)`."""
     run_ids: tuple[str, ...] = ()
@@ -144,6 +148,8 @@ class Figure:
 
     spec: FigureSpec
     panels: tuple[tuple[str, tuple[Series, ...]], ...]
+    kernels: tuple[KernelPanel, ...] = ()
+    """In place of panels where the figure shows kernels."""
 
 
 @dataclass(frozen=True)
@@ -302,6 +308,7 @@ def read_expected(path: Path) -> dict[tuple[str, str], Published]:
                 value=float(line["value"]) if line["value"] else None,
                 decimals=len(line["value"].partition(".")[2]),
                 unit=line["unit"],
+                better=line["better"],
                 note=line["note"],
                 source=line["source"],
             )
@@ -397,6 +404,8 @@ class _Context:
             if not self.reduced and not ends:
                 lower = self.spec.columns[column].get("metric", self.spec.metric) in LOWER_IS_BETTER
                 verdict = judge(mean, sd, len(values), published.value, self.spec.tolerance, lower)
+                if verdict in ("better", "worse") and not published.better:
+                    verdict = "differs"
         return Cell(
             row=row,
             column=column,
@@ -478,7 +487,10 @@ class _Context:
         return notes
 
     def figure(self, spec: FigureSpec, settled: Mapping[tuple[str, str], Sequence[StoredRun]]) -> Figure:
-        """Mean and spread over seeds for every table row, panel by panel."""
+        """Mean and spread over seeds for every table row, panel by panel; of kernels, those of the first seed."""
+        if spec.kind == "kernels":
+            found = [kernel_panel(row, self._runs_of(row, settled)) for row in self.spec.rows]
+            return Figure(spec, (), tuple(panel for panel in found if panel is not None))
         panels: dict[str, list[Series]] = {}
         for row in self.spec.rows:
             points: dict[str, dict[Any, dict[str, float]]] = {}
@@ -500,6 +512,9 @@ class _Context:
                 ended = self._figure_end(spec, row, panel, settled, drawn)
                 panels.setdefault(panel, []).append(Series(row, tuple(drawn), published, ended))
         return Figure(spec, tuple((title, tuple(series)) for title, series in panels.items()))
+
+    def _runs_of(self, row: str, settled: Mapping[tuple[str, str], Sequence[StoredRun]]) -> list[StoredRun]:
+        return list({run.run_id: run for place, runs in settled.items() if place[0] == row for run in runs}.values())
 
     def _figure_values(self, spec: FigureSpec, column: str, run: StoredRun) -> Iterable[tuple[Any, float]]:
         if run.status != "ok":
@@ -555,18 +570,6 @@ class _Context:
             if value is not None and value.value is not None and x is not None:
                 found.append((x, value.value))
         return tuple(found)
-
-
-def slice_part(name: str, key: str) -> float | str | None:
-    """`length` of `length=512,num_kv_pairs=64`, as a number where it is one."""
-    parts = dict(part.partition("=")[::2] for part in name.split(",") if part)
-    if key not in parts:
-        return None
-    try:
-        number = float(parts[key])
-    except ValueError:
-        return parts[key]
-    return int(number) if number.is_integer() else number
 
 
 def check_claims(

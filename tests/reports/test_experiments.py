@@ -19,6 +19,7 @@ from suite.config import Resolver, expand, find_experiments, load_experiment, lo
 from suite.storage import SCHEMA
 from tasks import TASKS
 from tasks.lra.image import CLASSES
+from tasks.lra.pathfinder import LEVEL
 from tasks.sc09 import DIGITS
 
 REPORTS = Path(__file__).resolve().parents[2] / "reports"
@@ -44,8 +45,19 @@ def runs_of(name: str, scale: str, tmp_path: Path):
         above, classes, file = made_up[task]
         for folder in (tmp_path / above / split / each for split in ("train", "test") for each in classes):
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / file).write_text("made up")
+            if file.endswith(".png"):
+                pytest.importorskip("PIL.Image").new("RGB", (32, 32)).save(folder / file)
+            else:
+                (folder / file).write_text("made up")
         overrides = [f"task.data={tmp_path}"]
+    for task, size in (("lra-pathfinder", 32), ("lra-pathx", 128)):
+        if task in tasks:
+            level = tmp_path / f"pathfinder{size}" / LEVEL
+            for folder in (level / "metadata", level / "imgs"):
+                folder.mkdir(parents=True, exist_ok=True)
+            (level / "metadata" / "1.npy").write_text("imgs sample_0.png 0 1\n")
+            (level / "imgs" / "sample_0.png").write_text("made up")
+            overrides = [f"task.data={tmp_path}"]
     if "speech-commands" in tasks:
         recordings = pytest.importorskip("soundfile")
         for word in ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go"):
@@ -131,8 +143,8 @@ def test_labels_are_those_of_the_published_numbers(name):
     if published:
         cells = {(row, column) for row in config.table.rows for column in config.table.columns}
         assert cells <= set(published)
-        units = {p.unit for p in published.values()}
-        assert units == {"%"} if config.table.percent else len(units) == 1
+        units = {column: {p.unit for (_, c), p in published.items() if c == column} for column in config.table.columns}
+        assert all(found == {"%"} if config.table.percent else len(found) == 1 for found in units.values())
 
 
 @every
@@ -148,7 +160,8 @@ def test_published_numbers_are_tidy_and_name_their_source(name):
     for line in lines:
         assert line["source"]
         assert line["value"] or line["note"], f"{line['row']} / {line['column']}: no number and no reason"
-        assert not line["value"] or 0 <= float(line["value"]) <= 100
+        assert not line["value"] or float(line["value"]) >= 0
+        assert line["unit"] != "%" or not line["value"] or float(line["value"]) <= 100
 
 
 @every
@@ -174,7 +187,9 @@ def test_the_papers_own_numbers_satisfy_its_claims(name):
     cells = [Cell(row, column, mean=value.value) for (row, column), value in published.items()]
     claims = check_claims(read_claims(EXPERIMENTS[name].parent / "claims.csv"), cells, config.table)
     assert [claim.text for claim in claims if claim.verdict == "fails"] == []
-    if published and claims:
+    # a claim of the text may be about something that the paper shows and does not put in numbers
+    silent = any(value.note.startswith("not_reported") for value in published.values())
+    if published and claims and not silent:
         assert {claim.verdict for claim in claims} == {"holds"}
 
 

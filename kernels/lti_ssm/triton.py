@@ -56,9 +56,9 @@ from kernels.ssm_kernel.system import (
     channel_stride,
     entry,
     entry_gradient,
-    load_sum,
     load_wide,
     power,
+    power_table,
     store_narrow,
     times,
 )
@@ -90,6 +90,14 @@ AVERAGING_LENGTH = 512
 """Below it outputs may be a few products, whose rounded factors do not average out: two terms of everything."""
 BUSY_PROGRAMS = 3
 """At once on a multiprocessor."""
+MAX_PAIRS = 32
+"""Complex modes that a backward pass with states in two terms, or in float32, has room for."""
+SHORT_STEPS = 2
+"""Forward, tiles ahead of loops no longer than this only hold memory; without them, four programs fit."""
+SHORT_REGISTERS = 128
+"""Of a thread, where four programs are to fit."""
+TALL_STEPS = 8
+"""Backward, loops at least as long are halved: twice the rows and warps, of segments half as long."""
 SETUP_STEPS = 5
 """What the setup of a program costs, in chunks of a tile."""
 
@@ -102,7 +110,30 @@ def _multiply(a_re, a_im, b_re, b_im, COMPLEX: tl.constexpr):
         return a_re * b_re, a_im
 
 
-@triton.jit(do_not_specialize=["segment", "piece", "num_bits", "A_stride_d"])
+@triton.jit
+def _interleave(b_re, b_im, COMPLEX: tl.constexpr):
+    """[.., 2 N] of real and imaginary parts by turns: both then lie in one thread, and a product is 64 wide."""
+    if COMPLEX:
+        return tl.reshape(tl.join(b_re, b_im), [b_re.shape[0], 2 * b_re.shape[1]])
+    else:  # noqa: RET505
+        return b_re
+
+
+@triton.jit
+def _store_rows(p, o_row, row, o_w, b_re, b_im, COMPLEX: tl.constexpr):
+    b_x = _interleave(b_re.to(tl.float32), b_im.to(tl.float32), COMPLEX)
+    tl.store(p + (o_row * row + o_w), b_x, mask=(o_w < row) & (o_row >= 0))
+
+
+@triton.jit
+def _store_with_rest(p, row, o_w, b_re, b_im, COMPLEX: tl.constexpr):
+    """What rounding takes goes to the next row."""
+    _store_rows(p, 0, row, o_w, b_re, b_im, COMPLEX)
+    b_re, b_im = b_re - b_re.to(tl.float32).to(tl.float64), b_im - b_im.to(tl.float32).to(tl.float64)
+    _store_rows(p, 1, row, o_w, b_re, b_im, COMPLEX)
+
+
+@triton.jit(do_not_specialize=["steps", "half_steps", "step_bits", "segment_bits", "A_stride_d"])
 def _prepare_kernel(
     A,
     B,
@@ -112,35 +143,43 @@ def _prepare_kernel(
     small,
     N,
     A_stride_d,
-    segment,
-    piece,
-    num_bits,
+    steps,
+    half_steps,
+    step_bits,
+    segment_bits,
     factor,
     RULE: tl.constexpr,
     A_COMPLEX: tl.constexpr,
     B_COMPLEX: tl.constexpr,
     C_COMPLEX: tl.constexpr,
     COMPLEX: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BITS: tl.constexpr,
-    J: tl.constexpr,
-    BLOCK_P: tl.constexpr,
+    NEAR_BITS: tl.constexpr,
+    FAR_BITS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """What the other kernels take of one channel, from float64: a row of `small`.
 
     It holds the taps with the skip [CHUNK], Bbar, c = factor C Abar, and powers of Abar: those below J, multiples of J
-    below CHUNK, then of CHUNK, a segment and a piece, each with what rounding took of it; each [N].
+    below CHUNK, then of CHUNK, a segment (steps chunks), half a segment and a piece (2^segment_bits segments), each
+    with what rounding took of it; each [N]. With J = 2^NEAR_BITS, CHUNK = J 2^FAR_BITS.
     """
     i_d = tl.program_id(0)
-    row = N * (2 if COMPLEX else 1)
-    NUM_POWERS: tl.constexpr = J + CHUNK // J + 6
-    small += i_d * (CHUNK + (2 + NUM_POWERS) * row)
-    o_n = tl.arange(0, BLOCK_N)[None, :]
+    pair: tl.constexpr = 2 if COMPLEX else 1
+    J: tl.constexpr = 2**NEAR_BITS
+    FAR: tl.constexpr = 2**FAR_BITS
+    row = N * pair
+    small += i_d * (J * FAR + (2 + J + FAR + 8) * row)
+    o_n, o_w = tl.arange(0, BLOCK_N)[None, :], tl.arange(0, BLOCK_N * pair)[None, :]
+    o_near, o_far = tl.arange(0, J)[:, None], tl.arange(0, FAR)[:, None]
     m_n = o_n < N
     b_dt = tl.load(dt + i_d).to(tl.float64)
     lam_re, lam_im = load_wide(A, i_d * A_stride_d + o_n, m_n, A_COMPLEX)
     c_re, c_im = load_wide(C, i_d * N + o_n, m_n, C_COMPLEX)
+    # all that is read is asked for before the first wait
+    if B is not None:
+        b_re, b_im = load_wide(B, i_d * N + o_n, m_n, B_COMPLEX)
+    if skip is not None:
+        b_skip = tl.load(skip + i_d).to(tl.float32)
     c_re, c_im = factor * c_re, factor * c_im
     z_re, z_im = b_dt * lam_re, b_dt * lam_im
     a_re, a_im = abar(z_re, z_im, RULE)
@@ -150,43 +189,37 @@ def _prepare_kernel(
     else:
         g_re, g_im = b_dt * g_re, b_dt * g_im
     if B is not None:
-        b_re, b_im = load_wide(B, i_d * N + o_n, m_n, B_COMPLEX)
         g_re, g_im = times(g_re, g_im, b_re, b_im)
-    store_narrow(small + CHUNK, o_n, g_re.to(tl.float32), g_im.to(tl.float32), m_n, COMPLEX)
     w_re, w_im = times(c_re, c_im, a_re, a_im)
-    store_narrow(small + CHUNK + row, o_n, w_re.to(tl.float32), w_im.to(tl.float32), m_n, COMPLEX)
+    p_re, p_im, far_re, far_im = power_table(a_re, a_im, NEAR_BITS)
+    q_re, q_im, chunk_re, chunk_im = power_table(far_re, far_im, FAR_BITS)
 
-    o_k = tl.arange(0, CHUNK)
-    p_re, p_im = power(a_re, a_im, o_k[:, None], BITS)
-    q_re, q_im = times(c_re, c_im, g_re, g_im)
-    # beyond N there is no C
-    b_taps = tl.sum(p_re * q_re - p_im * q_im, 1)
+    # taps: a power below CHUNK is a product of two; beyond N there is no C
+    c_re, c_im = times(c_re, c_im, g_re, g_im)
+    f_re, f_im = times(c_re, c_im, q_re, q_im)
+    f_re, f_im = f_re.to(tl.float32)[:, None, :], f_im.to(tl.float32)[:, None, :]
+    b_taps = f_re * p_re.to(tl.float32)[None, :, :] - f_im * p_im.to(tl.float32)[None, :, :]
+    # turned: so that a sum is within a thread
+    b_taps = tl.sum(tl.trans(tl.reshape(b_taps, [FAR * J, BLOCK_N])), 0)
+    o_k = tl.arange(0, FAR * J)
     if skip is not None:
-        b_taps += tl.where(o_k == 0, tl.load(skip + i_d).to(tl.float64), 0.0)
-    tl.store(small + o_k, b_taps.to(tl.float32))
+        b_taps += tl.where(o_k == 0, b_skip, 0.0)
+    tl.store(small + o_k, b_taps)
 
-    o_p = tl.arange(0, BLOCK_P)[:, None]
-    far: tl.constexpr = J
-    part: tl.constexpr = J + CHUNK // J
-    o_k = tl.where(o_p < far, o_p, tl.where(o_p < part, (o_p - far) * J, CHUNK))
-    o_k = tl.where(o_p >= part + 2, segment, o_k)
-    o_k = tl.where(o_p >= part + 4, piece, o_k)
-    p_re, p_im = power(a_re, a_im, o_k, num_bits)
-    m_rest = (o_p >= part) & ((o_p - part) % 2 == 1)
-    p_re = tl.where(m_rest, p_re - p_re.to(tl.float32).to(tl.float64), p_re)
-    p_im = tl.where(m_rest, p_im - p_im.to(tl.float32).to(tl.float64), p_im)
-    powers = small + CHUNK + 2 * row
-    m_p = m_n & (o_p < NUM_POWERS)
-    store_narrow(powers, o_p * N + o_n, p_re.to(tl.float32), p_im.to(tl.float32), m_p, COMPLEX)
-
-
-@triton.jit
-def _load_complex_sum(p, o, m, stride, count, COMPLEX: tl.constexpr):
-    if COMPLEX:
-        return load_sum(p, 2 * o, m, stride, count), load_sum(p, 2 * o + 1, m, stride, count)
-    else:  # noqa: RET505
-        b_x = load_sum(p, o, m, stride, count)
-        return b_x, 0 * b_x
+    small += J * FAR
+    _store_rows(small, 0, row, o_w, g_re, g_im, COMPLEX)
+    _store_rows(small, 1, row, o_w, w_re, w_im, COMPLEX)
+    _store_rows(small, 2 + o_near, row, o_w, p_re, p_im, COMPLEX)
+    _store_rows(small, 2 + J + o_far, row, o_w, q_re, q_im, COMPLEX)
+    small += (2 + J + FAR) * row
+    _store_with_rest(small, row, o_w, chunk_re, chunk_im, COMPLEX)
+    x_re, x_im = power(chunk_re, chunk_im, half_steps, step_bits)
+    _store_with_rest(small + 4 * row, row, o_w, x_re, x_im, COMPLEX)
+    x_re, x_im = power(chunk_re, chunk_im, steps, step_bits)
+    _store_with_rest(small + 2 * row, row, o_w, x_re, x_im, COMPLEX)
+    for _ in range(segment_bits):
+        x_re, x_im = times(x_re, x_im, x_re, x_im)
+    _store_with_rest(small + 6 * row, row, o_w, x_re, x_im, COMPLEX)
 
 
 @triton.jit(do_not_specialize=["count", "A_stride_d"])
@@ -211,8 +244,8 @@ def _prepare_bwd_kernel(
     B_COMPLEX: tl.constexpr,
     C_COMPLEX: tl.constexpr,
     COMPLEX: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BITS: tl.constexpr,
+    NEAR_BITS: tl.constexpr,
+    FAR_BITS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """From `count` rows of partial gradients (see `_lti_bwd_kernel`) to those of the system, one channel a program.
@@ -225,17 +258,36 @@ def _prepare_bwd_kernel(
     o_n = tl.arange(0, BLOCK_N)[None, :]
     m_n = o_n < N
     pair: tl.constexpr = 2 if COMPLEX else 1
+    J: tl.constexpr = 2**NEAR_BITS
+    CHUNK: tl.constexpr = 2 ** (NEAR_BITS + FAR_BITS)
     b_dt = tl.load(dt + i_d).to(tl.float64)
     lam_re, lam_im = load_wide(A, i_d * A_stride_d + o_n, m_n, A_COMPLEX)
     c_re, c_im = load_wide(C, i_d * N + o_n, m_n, C_COMPLEX)
+    b_re, b_im = 1.0 + 0 * c_re, 0 * c_re
+    if B is not None:
+        b_re, b_im = load_wide(B, i_d * N + o_n, m_n, B_COMPLEX)
+    # all that is read is asked for before the first wait
+    o_k = tl.arange(0, CHUNK)
+    size = CHUNK + 3 * N * pair
+    partial += i_d * size
+    b_dtaps = tl.zeros([CHUNK], tl.float64)
+    dbbar_re, dbbar_im = tl.zeros([1, BLOCK_N], tl.float64), tl.zeros([1, BLOCK_N], tl.float64)
+    dw_re, dw_im, dl_re, dl_im = dbbar_re, dbbar_im, dbbar_re, dbbar_im
+    for _ in range(count):
+        p_sums = partial + CHUNK
+        x_re, x_im = load_wide(p_sums, o_n, m_n, COMPLEX)
+        y_re, y_im = load_wide(p_sums + N * pair, o_n, m_n, COMPLEX)
+        s_re, s_im = load_wide(p_sums + 2 * N * pair, o_n, m_n, COMPLEX)
+        b_dtaps += tl.load(partial + o_k).to(tl.float64)
+        dbbar_re, dbbar_im = dbbar_re + x_re, dbbar_im + x_im
+        dw_re, dw_im = dw_re + y_re, dw_im + y_im
+        dl_re, dl_im = dl_re + s_re, dl_im + s_im
+        partial += D * size
     c_re, c_im = factor * c_re, factor * c_im
     z_re, z_im = b_dt * lam_re, b_dt * lam_im
     a_re, a_im = abar(z_re, z_im, RULE)
     g_re, g_im = entry(z_re, z_im, a_re, a_im, RULE)
     dg_re, dg_im, dlog_re, dlog_im = entry_gradient(z_re, z_im, a_re, a_im, g_re, g_im, RULE)
-    b_re, b_im = 1.0 + 0 * a_re, 0 * a_im
-    if B is not None:
-        b_re, b_im = load_wide(B, i_d * N + o_n, m_n, B_COMPLEX)
     # Bbar = f B
     f_re, f_im = b_dt * g_re, b_dt * g_im
     if RULE == "dss-exp-no-scale":
@@ -243,22 +295,21 @@ def _prepare_bwd_kernel(
     bbar_re, bbar_im = times(f_re, f_im, b_re, b_im)
     q_re, q_im = times(c_re, c_im, bbar_re, bbar_im)
 
-    size = CHUNK + 3 * N * pair
-    partial += i_d * size
-    stride = D * size
-    o_k = tl.arange(0, CHUNK)
-    b_dtaps = load_sum(partial, o_k, o_k < CHUNK, stride, count)
-    partial += CHUNK
-    dbbar_re, dbbar_im = _load_complex_sum(partial, o_n, m_n, stride, count, COMPLEX)
-    dw_re, dw_im = _load_complex_sum(partial + N * pair, o_n, m_n, stride, count, COMPLEX)
-    dl_re, dl_im = _load_complex_sum(partial + 2 * N * pair, o_n, m_n, stride, count, COMPLEX)
     if dskip is not None:
         tl.store(dskip + i_d, tl.sum(tl.where(o_k == 0, b_dtaps, 0.0), 0).to(dskip.dtype.element_ty))
 
-    p_re, p_im = power(a_re, a_im, o_k[:, None], BITS)
-    p_re, p_im = p_re * b_dtaps[:, None], -p_im * b_dtaps[:, None]
-    dq_re, dq_im = tl.sum(p_re, 0)[None, :], tl.sum(p_im, 0)[None, :]
-    x_re, x_im = tl.sum(p_re * o_k[:, None], 0)[None, :], tl.sum(p_im * o_k[:, None], 0)[None, :]
+    # the sums over k = i J + j, first over j
+    p_re, p_im, far_re, far_im = power_table(a_re, -a_im, NEAR_BITS)
+    s_re, s_im, _, _ = power_table(far_re, far_im, FAR_BITS)
+    b_dtaps = tl.reshape(b_dtaps, [2**FAR_BITS, J])[:, :, None]
+    x_re, x_im = b_dtaps * p_re[None, :, :], b_dtaps * p_im[None, :, :]
+    b_k = tl.arange(0, J)[None, :, None].to(tl.float64)
+    y_re, y_im = tl.sum(b_k * x_re, 1), tl.sum(b_k * x_im, 1)
+    x_re, x_im = times(s_re, s_im, tl.sum(x_re, 1), tl.sum(x_im, 1))
+    dq_re, dq_im = tl.sum(x_re, 0)[None, :], tl.sum(x_im, 0)[None, :]
+    y_re, y_im = times(s_re, s_im, y_re, y_im)
+    b_k = J * tl.arange(0, 2**FAR_BITS)[:, None].to(tl.float64)
+    x_re, x_im = tl.sum(b_k * x_re + y_re, 0)[None, :], tl.sum(b_k * x_im + y_im, 0)[None, :]
     x_re, x_im = times(q_re, -q_im, x_re, x_im)
     dl_re, dl_im = dl_re + x_re, dl_im + x_im
     w_re, w_im = times(c_re, c_im, a_re, a_im)
@@ -339,15 +390,6 @@ def _add_product(b_sum, a, b, HALF: tl.constexpr):
 
 
 @triton.jit
-def _interleave(b_re, b_im, COMPLEX: tl.constexpr):
-    """[.., 2 N] of real and imaginary parts by turns: both then lie in one thread, and a product is 64 wide."""
-    if COMPLEX:
-        return tl.reshape(tl.join(b_re, b_im), [b_re.shape[0], 2 * b_re.shape[1]])
-    else:  # noqa: RET505
-        return b_re
-
-
-@triton.jit
 def _parts(b_x, COMPLEX: tl.constexpr):
     """The inverse of `_interleave`."""
     if COMPLEX:
@@ -384,20 +426,25 @@ def _compose_real(a, x, b, y):
 
 
 @triton.jit
-def _scan(b_x, a_re, a_im, r_re, r_im, m_first, COMPLEX: tl.constexpr, HALF: tl.constexpr):
-    """s_r = (a + r) s_{r-1} + x_r over the rows of interleaved x; a sum starts anew where m_first [ROWS, 1]."""
+def _scan(b_x, a_re, a_im, r_re, r_im, SEGMENTS: tl.constexpr, COMPLEX: tl.constexpr, HALF: tl.constexpr):
+    """s_r = (a + r) s_{r-1} + x_r over the rows of interleaved x, of SEGMENTS rows each."""
     x_re, x_im = _parts(b_x, COMPLEX)
     if not HALF:
         # powers of a rounded a err as often as there are rows
         a_re, a_im = a_re.to(tl.float64) + r_re.to(tl.float64), a_im.to(tl.float64) + r_im.to(tl.float64)
         x_re, x_im = x_re.to(tl.float64), x_im.to(tl.float64)
-    a_re = tl.where(m_first, 0.0, a_re + tl.zeros_like(x_re))
+    ROWS: tl.constexpr = x_re.shape[0]
+    N: tl.constexpr = x_re.shape[1]
+    x_re = tl.reshape(x_re, [ROWS // SEGMENTS, SEGMENTS, N])
+    a_re = a_re[None, :, :] + tl.zeros_like(x_re)
     if COMPLEX:
-        a_im = tl.where(m_first, 0.0, a_im + tl.zeros_like(x_re))
-        _, _, x_re, x_im = tl.associative_scan((a_re, a_im, x_re, x_im), 0, _compose)
+        x_im = tl.reshape(x_im, [ROWS // SEGMENTS, SEGMENTS, N])
+        a_im = a_im[None, :, :] + tl.zeros_like(x_re)
+        _, _, x_re, x_im = tl.associative_scan((a_re, a_im, x_re, x_im), 1, _compose)
+        x_im = tl.reshape(x_im, [ROWS, N])
     else:
-        _, x_re = tl.associative_scan((a_re, x_re), 0, _compose_real)
-    return _interleave(x_re.to(tl.float32), x_im.to(tl.float32), COMPLEX)
+        _, x_re = tl.associative_scan((a_re, x_re), 1, _compose_real)
+    return _interleave(tl.reshape(x_re, [ROWS, N]).to(tl.float32), x_im.to(tl.float32), COMPLEX)
 
 
 @triton.jit
@@ -421,6 +468,54 @@ def _map(powers, factor, o_k, o_w, m_w, row, J: tl.constexpr, COMPLEX: tl.conste
     p_re, p_im = _powers(powers, o_k, o_w, m_w, row, J, COMPLEX)
     f_re, f_im = _load_parts(factor, o_w, m_w, COMPLEX)
     return _multiply(p_re, p_im, f_re, f_im, COMPLEX)
+
+
+@triton.jit
+def _add2(a, b, x, y):
+    return a + x, b + y
+
+
+@triton.jit
+def _add4(a, b, c, d, x, y, z, w):
+    return a + x, b + y, c + z, d + w
+
+
+@triton.jit
+def _contract(
+    b_x, powers, o_k, f_re, f_im, p_sum, o_w, m_w, row, J: tl.constexpr, SIGN: tl.constexpr, COMPLEX: tl.constexpr
+):
+    """Stores sum_k conj(Abar^k) x_k; returns conj(f) sum_k k conj(Abar^k) x_k. x has SIGN times the imaginary part."""
+    p_re, p_im = _powers(powers, o_k, o_w, m_w, row, J, COMPLEX)
+    d_re, d_im = _parts(b_x, COMPLEX)
+    d_re, d_im = _multiply(p_re, -p_im, d_re, SIGN * d_im, COMPLEX)
+    b_k = o_k[:, None].to(tl.float32)
+    # together: a sum over rows waits for all warps
+    if COMPLEX:
+        d_re, d_im, k_re, k_im = tl.reduce((d_re, d_im, b_k * d_re, b_k * d_im), 0, _add4)
+        d_im, k_im = d_im[None, :], k_im[None, :]
+    else:
+        d_re, k_re = tl.reduce((d_re, b_k * d_re), 0, _add2)
+        k_im = f_im
+    d_re, k_re = d_re[None, :], k_re[None, :]
+    tl.store(p_sum + o_w, _interleave(d_re, d_im, COMPLEX), mask=m_w)
+    return _multiply(f_re, -f_im, k_re, k_im, COMPLEX)
+
+
+@triton.jit
+def _diagonals(b_x, COMPLEX: tl.constexpr):
+    """sum conj(h) H, from the products of interleaved h and H."""
+    W: tl.constexpr = b_x.shape[0]
+    o_i, o_j = tl.arange(0, W)[:, None], tl.arange(0, W)[None, :]
+    b_same = tl.where(o_i == o_j, b_x, 0.0)
+    if COMPLEX:
+        b_cross = tl.where(o_i == (o_j ^ 1), tl.where(o_j % 2 == 0, -b_x, b_x), 0.0)
+        d_re, d_im = tl.reduce((b_same, b_cross), 0, _add2)
+        d_re = tl.sum(tl.reshape(d_re, [W // 2, 2]), 1)[None, :]
+        d_im = tl.sum(tl.reshape(d_im, [W // 2, 2]), 1)[None, :]
+    else:
+        d_re = tl.sum(b_same, 0)[None, :]
+        d_im = d_re
+    return d_re, d_im
 
 
 @triton.jit
@@ -498,7 +593,7 @@ def _lti_fwd_kernel(
     o_state = ((i_p * B + o_b) * D + i_d) * row + o_w
     o_u = o_b * u_stride_b + i_wide * u_stride_d
     o_in = o_b * in_stride_b + i_wide * in_stride_d
-    NUM_POWERS: tl.constexpr = J + C // J + 6
+    NUM_POWERS: tl.constexpr = J + C // J + 8
     taps = small + i_d * (C + (2 + NUM_POWERS) * row)
     bbar, weight, powers = taps + C, taps + C + row, taps + C + 2 * row
     decays = powers + (J + C // J) * row
@@ -531,7 +626,7 @@ def _lti_fwd_kernel(
     if SEGMENTS > 1:
         x_re, x_im = _load_parts(decays + 2 * row, o_w, m_w, COMPLEX)
         s_re, s_im = _load_parts(decays + 3 * row, o_w, m_w, COMPLEX)
-        b_h = _scan(b_h, x_re, x_im, s_re, s_im, m_first, COMPLEX, HALF)
+        b_h = _scan(b_h, x_re, x_im, s_re, s_im, SEGMENTS, COMPLEX, HALF)
     if y is None:
         tl.store(end + o_state, b_h, mask=m_b & (o_s == SEGMENTS - 1) & m_w)
     else:
@@ -595,6 +690,7 @@ def _lti_bwd_kernel(
     J: tl.constexpr,
     ROWS: tl.constexpr,
     SEGMENTS: tl.constexpr,
+    HALVED: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     GATED_TERMS: tl.constexpr,
@@ -608,6 +704,7 @@ def _lti_bwd_kernel(
 
     after [pieces, B, D, N] or None: H after each piece. dend [B, D, N] or None: of the state before chunk T // C.
     dstart [pieces, B, D, N] (du None), else [B, D, N] or None. partial [*, D, taps C, then Bbar, c, z each N].
+    HALVED: segments are half as long as those of the forward pass.
     """
     i_d, i_gp = tl.program_id(0) % D, tl.program_id(0) // D
     i_p, i_g = i_gp % num_pieces, i_gp // num_pieces
@@ -627,7 +724,7 @@ def _lti_bwd_kernel(
     o_state = ((i_p * B + o_b) * D + i_d) * row + o_w
     o_dy = o_b * dy_stride_b + i_wide * dy_stride_d
     o_out = o_b * out_stride_b + i_wide * out_stride_d
-    NUM_POWERS: tl.constexpr = J + C // J + 6
+    NUM_POWERS: tl.constexpr = J + C // J + 8
     taps = small + i_d * (C + (2 + NUM_POWERS) * row)
     bbar, weight, powers = taps + C, taps + C + row, taps + C + 2 * row
     decays = powers + (J + C // J) * row
@@ -663,9 +760,10 @@ def _lti_bwd_kernel(
     if after is not None:
         b_x += tl.load(after + o_state, mask=m_b & m_first & m_w, other=0.0)
     if SEGMENTS > 1:
-        x_re, x_im = _load_parts(decays + 2 * row, o_w, m_w, COMPLEX)
-        s_re, s_im = _load_parts(decays + 3 * row, o_w, m_w, COMPLEX)
-        b_x = _scan(b_x, x_re, -x_im, s_re, -s_im, m_first, COMPLEX, HALF)
+        segment = decays + (4 if HALVED else 2) * row
+        x_re, x_im = _load_parts(segment, o_w, m_w, COMPLEX)
+        s_re, s_im = _load_parts(segment + row, o_w, m_w, COMPLEX)
+        b_x = _scan(b_x, x_re, -x_im, s_re, -s_im, SEGMENTS, COMPLEX, HALF)
     if du is None:
         tl.store(dstart + o_state, b_x, mask=m_b & (o_s == 0) & m_w)
     else:
@@ -733,39 +831,27 @@ def _lti_bwd_kernel(
         tl.store(p_partial + o_c, b_taps)
         p_partial += C
         # dBbar = sum conj(Abar^k) dE, and the share of dz is k conj(E) dE
-        o_last = C - 1 - o_c
-        p_re, p_im = _powers(powers, o_last, o_w, m_w, row, J, COMPLEX)
-        d_re, d_im = _parts(de, COMPLEX)
-        d_re, d_im = _multiply(p_re, -p_im, d_re, d_im, COMPLEX)
-        sum_re, sum_im = tl.sum(d_re, 0)[None, :], tl.sum(d_im, 0)[None, :]
-        tl.store(p_partial + o_w, _interleave(sum_re, sum_im, COMPLEX), mask=m_w)
-        b_k = o_last[:, None].to(tl.float32)
-        sum_re, sum_im = tl.sum(b_k * d_re, 0)[None, :], tl.sum(b_k * d_im, 0)[None, :]
         f_re, f_im = _load_parts(bbar, o_w, m_w, COMPLEX)
-        dz_re, dz_im = _multiply(f_re, -f_im, sum_re, sum_im, COMPLEX)
+        dz_re, dz_im = _contract(de, powers, C - 1 - o_c, f_re, f_im, p_partial, o_w, m_w, row, J, 1, COMPLEX)
         # the same for c and dO, of which the imaginary part came negative
-        p_re, p_im = _powers(powers, o_c, o_w, m_w, row, J, COMPLEX)
-        d_re, d_im = _parts(dw, COMPLEX)
-        d_re, d_im = _multiply(p_re, -p_im, d_re, -d_im, COMPLEX)
-        sum_re, sum_im = tl.sum(d_re, 0)[None, :], tl.sum(d_im, 0)[None, :]
-        tl.store(p_partial + row + o_w, _interleave(sum_re, sum_im, COMPLEX), mask=m_w)
-        b_k = o_c[:, None].to(tl.float32)
-        sum_re, sum_im = tl.sum(b_k * d_re, 0)[None, :], tl.sum(b_k * d_im, 0)[None, :]
         f_re, f_im = _load_parts(weight, o_w, m_w, COMPLEX)
-        sum_re, sum_im = _multiply(f_re, -f_im, sum_re, sum_im, COMPLEX)
-        dz_re += sum_re
-        dz_im += sum_im
+        x_re, x_im = _contract(dw, powers, o_c, f_re, f_im, p_partial + row, o_w, m_w, row, J, -1, COMPLEX)
         # and of the chunk decay: C conj(a) da
-        o_i, o_j = tl.arange(0, BLOCK_N * pair)[:, None], o_w
-        d_re = tl.sum(tl.where(o_i == o_j, dd, 0.0), 0)[None, :]
-        d_im = d_re
-        if COMPLEX:
-            d_re = tl.sum(tl.reshape(d_re, [BLOCK_N, 2]), 1)[None, :]
-            d_im = tl.sum(tl.where(o_i == (o_j ^ 1), tl.where(o_j % 2 == 0, -dd, dd), 0.0), 0)
-            d_im = tl.sum(tl.reshape(d_im, [BLOCK_N, 2]), 1)[None, :]
+        d_re, d_im = _diagonals(dd, COMPLEX)
         f_re, f_im = _load_parts(decays, o_w, m_w, COMPLEX)
-        sum_re, sum_im = _multiply(f_re, -f_im, d_re, d_im, COMPLEX)
-        tl.store(p_partial + 2 * row + o_w, _interleave(dz_re + C * sum_re, dz_im + C * sum_im, COMPLEX), mask=m_w)
+        d_re, d_im = _multiply(f_re, -f_im, d_re, d_im, COMPLEX)
+        dz_re, dz_im = dz_re + x_re + C * d_re, dz_im + x_im + C * d_im
+        tl.store(p_partial + 2 * row + o_w, _interleave(dz_re, dz_im, COMPLEX), mask=m_w)
+
+
+def _speaks_ptx() -> bool:
+    return not triton.knobs.runtime.interpret and _is_nvidia(triton.runtime.driver.active)
+
+
+@functools.cache
+def _is_nvidia(driver: Any) -> bool:
+    """Asking takes the host some microseconds."""
+    return bool(driver.get_current_target().backend == "cuda")
 
 
 class Plan(NamedTuple):
@@ -824,6 +910,14 @@ def _cheapest(batch: int, length: int, width: int, with_end: bool, slots: int, c
     return min((shared_by(size) for size in sizes if size < 2 * batch), key=lambda pair: pair[0])[1]
 
 
+def _backward_plan(plan: Plan, fits: bool) -> Plan:
+    """Long loops are halved where twice the rows fit into shared memory; the same sequences share a tile."""
+    single, whole = plan.config.maps == plan.config.states == 1, plan.steps % 2 == 0 or plan.pieces == 1
+    if not (fits and single and whole) or plan.steps < TALL_STEPS or plan.segments == 1:
+        return plan
+    return plan._replace(rows=2 * plan.rows, segments=2 * plan.segments, steps=cdiv(plan.steps, 2))
+
+
 @overload
 def _dense(x: Tensor) -> Tensor: ...
 @overload
@@ -865,10 +959,11 @@ def _system_constants(chunk: int, rule: str, kinds: tuple[bool, bool, bool], num
         "B_COMPLEX": kinds[1],
         "C_COMPLEX": kinds[2],
         "COMPLEX": any(kinds),
-        "CHUNK": chunk,
-        "BITS": chunk.bit_length() - 1,
-        "BLOCK_N": max(16, power_of_2(num_states)),
-        "num_warps": 4,
+        "NEAR_BITS": chunk.bit_length() // 2,
+        "FAR_BITS": (chunk.bit_length() - 1) // 2,
+        # a state a thread, so that sums over powers stay in it; narrower tiles would compute exp, sin and cos twice
+        "BLOCK_N": max(32, power_of_2(num_states)),
+        "num_warps": 1,
     }
 
 
@@ -880,8 +975,7 @@ def prepare(system: System, plan: Plan) -> Tensor:
     """The tables of `_prepare_kernel`, one row a channel."""
     width, num_states = system.C.shape
     inner = _inner(plan.chunk)
-    num_powers = inner + plan.chunk // inner + 6
-    piece = plan.chunk * plan.steps * plan.segments
+    num_powers = inner + plan.chunk // inner + 8
     size = plan.chunk + (2 + num_powers) * num_states * (2 if system.complex else 1)
     small = torch.empty((width, size), dtype=torch.float32, device=system.C.device)
     launch(
@@ -895,12 +989,11 @@ def prepare(system: System, plan: Plan) -> Tensor:
         small,
         num_states,
         channel_stride(system.A),
-        plan.chunk * plan.steps,
-        piece,
-        piece.bit_length(),
+        plan.steps,
+        cdiv(plan.steps, 2),
+        plan.steps.bit_length(),
+        plan.segments.bit_length() - 1,
         system.factor,
-        J=inner,
-        BLOCK_P=power_of_2(num_powers),
         **system.constants(plan.chunk),
     )
     return small
@@ -941,17 +1034,29 @@ def prepare_bwd(
 
 @functools.lru_cache(maxsize=1024)
 def _constants(
-    plan: Plan, is_complex: bool, num_states: int, dtype: torch.dtype, gated: bool, wide: bool, backward: bool
+    plan: Plan,
+    is_complex: bool,
+    num_states: int,
+    dtype: torch.dtype,
+    gated: bool,
+    wide: bool,
+    backward: bool,
+    ptx: bool,
 ) -> dict[str, Any]:
     block = _padded(num_states, is_complex)
     warps, stages = plan.config.warps[backward], plan.config.stages[backward]
+    halved = plan.rows > plan.config.rows
     if gated:
         # three to five tiles a step
         stages = min(stages, 3)
-    if backward and (gated or block * (2 if is_complex else 1) > 64):
-        # four have no room for so many sums
+    wide_state = block * (2 if is_complex else 1) > 64
+    short = dtype == torch.bfloat16 and not (backward or gated or wide_state) and plan.steps <= SHORT_STEPS
+    if short:
+        stages = min(stages, 2)
+    if backward and (gated or halved or wide_state):
+        # four have no room for so many sums, or rows
         warps = 8
-    return {
+    constants = {
         "COMPLEX": is_complex,
         "HALF": dtype == torch.bfloat16,
         "C": plan.chunk,
@@ -968,6 +1073,9 @@ def _constants(
         "NUM_STAGES": stages,
         "num_warps": warps,
     }
+    if backward:
+        constants["HALVED"] = halved
+    return constants | {"maxnreg": SHORT_REGISTERS} if short and ptx else constants
 
 
 class Sequences(NamedTuple):
@@ -1003,7 +1111,8 @@ class Sequences(NamedTuple):
             stride_b, stride_d = _strides(x)
             most = max(most, batch * stride_b + width * stride_d + length)
         gated = gate_in is not None or gate_out is not None
-        return _constants(plan, is_complex, num_states, u.dtype, gated, most >= 2**31, dy is not None)
+        wide, ptx = most >= 2**31, _speaks_ptx()
+        return _constants(plan, is_complex, num_states, u.dtype, gated, wide, dy is not None, ptx)
 
     @property
     def state_size(self) -> int:
@@ -1037,8 +1146,9 @@ def _strides(x: Tensor | None) -> tuple[int, ...]:
 
 def _time_last(x: Tensor) -> Tensor:
     """Empty, of the shape of x, with time contiguous."""
-    batch, length, width = x.shape
-    return torch.empty((batch, width, length), dtype=x.dtype, device=x.device).transpose(1, 2)
+    _, length, width = x.shape
+    # not the transpose of something else: a view that a custom function returns may not be changed in place
+    return torch.empty_strided(x.shape, (width * length, 1, length), dtype=x.dtype, device=x.device)
 
 
 def _with_contiguous_time(x: Tensor) -> Tensor:
@@ -1091,6 +1201,8 @@ def lti_bwd(
     with_start: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None]:
     """Gradients of u, the gates, partial ones of taps, Bbar, c and log Abar [*, D, *], and of the initial state."""
+    plain = u.dtype == torch.bfloat16 and gate_in is None and gate_out is None
+    plan = _backward_plan(plan, plain and num_states <= 32)
     kind = Sequences(u, gate_in, gate_out, dy, plan, is_complex, num_states)
     given, sizes, constants = (u, gate_in, gate_out, dy, small, saved), kind.sizes, kind.constants()
     after = None
@@ -1184,7 +1296,34 @@ def lti_ssm_triton(
     initial_state = None if initial_state is None else initial_state.to(kind)
     system = System(A, B, C, dt, D, 2.0 if conj_pairs else 1.0, discretization)
     tensors = (u, gate_in, gate_out, initial_state, *system[:5])
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+    trained = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    single = u.dtype == torch.bfloat16 and _plan(u, kind.is_complex, False).config.states == 1
+    if trained and kind.is_complex and A.shape[-1] > MAX_PAIRS and not single:
+        # a backward pass of all modes would take more shared memory than there is; y is a sum over modes
+        run = functools.partial(
+            lti_ssm_triton,
+            dt=dt,
+            conj_pairs=conj_pairs,
+            discretization=discretization,
+            gate_in=gate_in,
+            gate_out=gate_out,
+            return_final_state=return_final_state,
+        )
+        (y, state), (others, state_of_others) = (
+            run(
+                u,
+                A[..., modes],
+                None if B is None else B[..., modes],
+                C[..., modes],
+                D=skip,
+                initial_state=None if initial_state is None else initial_state[..., modes],
+            )
+            for modes, skip in ((slice(MAX_PAIRS), D), (slice(MAX_PAIRS, None), None))
+        )
+        if state is not None and state_of_others is not None:
+            state = torch.cat([state, state_of_others], -1)
+        return y + others, state
+    if trained:
         y, state = LtiSsm.apply(*tensors, *system[5:], return_final_state)
     else:
         y, state, *_ = _run(u, gate_in, gate_out, initial_state, system.dense(), return_final_state, False)

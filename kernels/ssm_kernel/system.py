@@ -32,7 +32,9 @@ def over(a_re, a_im, b_re, b_im):
     """a / b, and a where b is zero."""
     b_abs = b_re * b_re + b_im * b_im
     b_re, b_abs = tl.where(b_abs == 0, 1.0, b_re), tl.where(b_abs == 0, 1.0, b_abs)
-    return (a_re * b_re + a_im * b_im) / b_abs, (a_im * b_re - a_re * b_im) / b_abs
+    # a float64 division is twenty instructions; who divides twice by one b has this once
+    inverse = 1.0 / b_abs
+    return (a_re * b_re + a_im * b_im) * inverse, (a_im * b_re - a_re * b_im) * inverse
 
 
 @triton.jit
@@ -56,6 +58,20 @@ def power(a_re, a_im, o_k, num_bits):
         a_re, a_im = times(a_re, a_im, a_re, a_im)
         o_k = o_k // 2
     return p_re, p_im
+
+
+@triton.jit
+def power_table(a_re, a_im, BITS: tl.constexpr):
+    """a^k for k below 2^BITS, [2^BITS, N] from a [1, N], and a^(2^BITS)."""
+    o_k = tl.arange(0, 2**BITS)[:, None]
+    p_re, p_im = tl.where(o_k % 2 == 1, a_re, 1.0), tl.where(o_k % 2 == 1, a_im, 0.0)
+    a_re, a_im = times(a_re, a_im, a_re, a_im)
+    for i in tl.static_range(1, BITS):
+        x_re, x_im = times(p_re, p_im, a_re, a_im)
+        odd = o_k // 2**i % 2 == 1
+        p_re, p_im = tl.where(odd, x_re, p_re), tl.where(odd, x_im, p_im)
+        a_re, a_im = times(a_re, a_im, a_re, a_im)
+    return p_re, p_im, a_re, a_im
 
 
 @triton.jit

@@ -241,6 +241,27 @@ def test_the_kernel_takes_other_discretizations(discretization, dtype):
     assert_kernel_matches(make_kernel_inputs(65, discretization), dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.usefixtures("small_tiles")
+def test_more_modes_than_a_backward_pass_has_room_for_are_summed_in_two_parts(dtype, monkeypatch):
+    impl = pytest.importorskip("kernels.lti_ssm.triton")
+    monkeypatch.setattr(impl, "MAX_PAIRS", STATE - 1)
+    sizes, prepare = [], impl.prepare
+    monkeypatch.setattr(impl, "prepare", lambda system, plan: sizes.append(system.C.shape) or prepare(system, plan))
+    assert_kernel_matches(make_kernel_inputs(65), dtype)
+    assert sizes[:2] == [(NUM_CHANNELS, STATE - 1), (NUM_CHANNELS, 1)]
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_the_result_may_be_changed_in_place():
+    inputs = on_device(make_kernel_inputs(20, initial_state=False))
+    u = inputs.pop("u").requires_grad_()
+    changed, kept = (
+        torch.autograd.grad(op(lti_ssm(u, **inputs, backend="triton")).sum(), u) for op in (torch.sin_, torch.sin)
+    )
+    assert torch.equal(changed[0], kept[0])
+
+
 @pytest.mark.parametrize("discretization", ["zoh", "bilinear"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.usefixtures("small_tiles")
@@ -307,6 +328,40 @@ def test_any_share_of_a_tile_equals_the_recurrence(sequences, monkeypatch):
         # three sequences
         inputs[name] = torch.cat([inputs[name], inputs[name][:1].flip(-1)])
     assert_kernel_matches(inputs)
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("length", [1000, 1300])
+def test_segments_half_as_long_have_the_same_gradients(pieces, length, monkeypatch):
+    """Even and odd numbers of chunks in a segment, with the gradients of both states and of the decays."""
+    impl = configure(monkeypatch, chunk=16, rows=16)
+    cheapest, halves, halved = impl._cheapest, impl._backward_plan, []
+    monkeypatch.setattr(impl, "TALL_STEPS", 2)
+
+    def cut(*args):
+        plan = cheapest(*args)
+        steps = -(-plan.chunks // (plan.segments * pieces))
+        return plan._replace(steps=steps + steps % 2 if pieces > 1 else steps, pieces=pieces)
+
+    def noted(plan, fits):
+        half = halves(plan, fits)
+        halved.append(half.rows == 2 * plan.rows)
+        return half
+
+    monkeypatch.setattr(impl, "_cheapest", cut)
+    monkeypatch.setattr(impl, "_backward_plan", noted)
+    assert_kernel_matches(make_kernel_inputs(length, gates=False), torch.bfloat16)
+    assert halved == [True]
+
+
+def test_only_long_plain_loops_are_halved():
+    impl = pytest.importorskip("kernels.lti_ssm.triton")
+    plan = impl._cheapest(8, 8192, 1024, False, 3 * 132, impl.CONFIGS[2])
+    half = impl._backward_plan(plan, True)
+    assert (half.rows, half.segments, half.steps) == (128, 16, 8)
+    assert impl._backward_plan(plan, False) == plan
+    short = impl._cheapest(8, 1024, 1024, False, 3 * 132, impl.CONFIGS[2])
+    assert impl._backward_plan(short, True) == short
 
 
 def test_tiles_are_shared_so_that_programs_fill_the_chip():

@@ -1,7 +1,8 @@
 """`launch`: start a compiled Triton kernel again without asking Triton which one it is.
 
 At every launch Triton looks at every argument to find the compiled kernel that fits, which takes the host longer than
-a short kernel runs. Here the answer is kept, under a key that tells apart at least what Triton does.
+a short kernel runs. Here the answer is kept, under a key that tells apart at least what Triton does. `Launch` keeps
+the arguments that are no tensors as well, for a caller who knows that they have not changed.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ def num_processors(device: torch.device) -> int:
     return driver.utils.get_device_properties(driver.get_current_device())["multiprocessor_count"]
 
 
-def launch(kernel: Any, grid: int | tuple[int, ...], *args: Any, **constants: Any) -> None:
+def launch(kernel: Any, grid: int | tuple[int, ...], *args: Any, **constants: Any) -> tuple[Any, ...] | None:
     """kernel[grid](*args, **constants) on the current device; grid may be the number of programs.
+
+    Returns what started it, of an NVIDIA GPU and a kernel that was compiled before.
 
     args: tensors of one device, integers, floats and None, all parameters before the constexprs; the first that is not
     None is a tensor. constants: constexprs, hashable, and options of Triton such as num_warps, for one kernel always
@@ -48,7 +51,7 @@ def launch(kernel: Any, grid: int | tuple[int, ...], *args: Any, **constants: An
     if not (first.is_cuda and torch.version.cuda):
         # the interpreter, tensors without data, other makes of GPU
         kernel[(grid,) if isinstance(grid, int) else grid](*args, **constants)
-        return
+        return None
     device = first.device.index
     key: list[Any] = [id(kernel), device]
     for argument in args:
@@ -69,10 +72,45 @@ def launch(kernel: Any, grid: int | tuple[int, ...], *args: Any, **constants: An
         compiled = kernel[(grid,) if isinstance(grid, int) else grid](*args, **constants)
         values = tuple(constants[name] for name in kernel.arg_names[len(args) :])
         _compiled[tuple(key)] = compiled.run, compiled.function, compiled.packed_metadata, values
-        return
+        return None
     run, function, metadata, values = known
-    x, y, z = (grid, 1, 1) if isinstance(grid, int) else (*grid, 1, 1)[:3]
-    run(x, y, z, _current_stream(device), function, metadata, None, None, None, *args, *values)
+    run(*_axes(grid), _current_stream(device), function, metadata, None, None, None, *args, *values)
+    return known
+
+
+class Launch:
+    """launch(kernel, grid, *tensors, *numbers, **constants), called with tensors of always the same device and dtypes.
+
+    Always the same ones of them are None. Of tensors at multiples of 16 bytes nothing is asked but where they are.
+    """
+
+    def __init__(self, kernel: Any, grid: int | tuple[int, ...], *numbers: Any, **constants: Any) -> None:
+        self.kernel, self.grid, self.numbers, self.constants = kernel, grid, numbers, constants
+        self.start: tuple[Any, ...] | None = None
+
+    def __call__(self, *tensors: Any) -> None:
+        hooks = triton.knobs.runtime
+        if self.start is not None and not getattr(hooks.launch_enter_hook, "calls", hooks.launch_enter_hook):
+            # as numbers Triton takes them for what they are and does not ask the driver
+            pointers, low = [], 0
+            for tensor in tensors:
+                pointer = None if tensor is None else tensor.data_ptr()
+                pointers.append(pointer)
+                low |= pointer or 0
+            if low & 15 == 0:
+                run, axes, device, function, metadata, rest = self.start
+                run(*axes, _current_stream(device), function, metadata, None, None, None, *pointers, *rest)
+                return
+        known = launch(self.kernel, self.grid, *tensors, *self.numbers, **self.constants)
+        given = [tensor for tensor in tensors if tensor is not None]
+        if known is not None and all(tensor.data_ptr() & 15 == 0 for tensor in given):
+            run, function, metadata, values = known
+            device = given[0].device.index
+            self.start = run, _axes(self.grid), device, function, metadata, (*self.numbers, *values)
+
+
+def _axes(grid: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (grid, 1, 1) if isinstance(grid, int) else (*grid, 1, 1)[:3]
 
 
 def _current_stream(device: int) -> int:

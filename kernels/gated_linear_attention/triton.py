@@ -37,6 +37,7 @@ outputs of `_scores_kernel`, 2 K + C.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -45,7 +46,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import cdiv, launch, power_of_2
+from kernels.launch import Launch, cdiv, power_of_2
 
 NONE, HEAD, CHANNEL = 0, 1, 2
 """What decays: nothing, a head (constant or by step), a channel."""
@@ -525,6 +526,7 @@ def _walk_kernel(
 
     x = q_in, y = k_out; without decay (and scores) q and k. A segment starts from what those before it add up to.
     The state is kept transposed, so that as the left operand of o^T = S^T q_in^T + v^T A^T it never leaves registers.
+    o of a chunk is written when the next one begins, so that tiles are asked for while the state is updated.
     """
     num_v = tl.cdiv(V, BV)
     i_v, i_bh = tl.program_id(0) % num_v, (tl.program_id(0) // num_v).to(tl.int64)
@@ -552,8 +554,14 @@ def _walk_kernel(
             if decay is not None:
                 b_s *= tl.load(end_decays + (i * num_bh + i_bh) * K + o_k, mask=m_k, other=0.0)[None, :]
             b_s += tl.load(ends + i * num_bh * K * V + o_s, mask=m_s, other=0.0)
-    for i in range(i_s * num_walked, tl.minimum((i_s + 1) * num_walked, num_own)):
-        i_t = i_first + i
+    i_begin = i_first + i_s * num_walked
+    i_last = i_first + tl.minimum((i_s + 1) * num_walked, num_own) - 1
+    b_o = tl.zeros([BV, C], o.dtype.element_ty)
+    if decay is not None:
+        b_decay = tl.load(decay + (o_chunks + i_begin) * K + o_k, mask=m_k, other=0.0)
+    for i_t in range(i_begin, i_last + 1):
+        o_start, o_end = _positions(table, tl.maximum(i_t - 1, i_begin), T, C)
+        _store(o, H * V, o_start + o_c, o_v, tl.where(i_t > i_begin, o_end, 0), V, tl.trans(b_o))
         start, end = _positions(table, i_t, T, C)
         o_t = start + o_c
         b_x = tl.trans(_load(x, x_stride_t, o_t, o_k, end, K))
@@ -561,18 +569,19 @@ def _walk_kernel(
         b_v = tl.trans(_load(v, v_stride_t, o_t, o_v, end, V))
         if decay is not None:
             b_a = tl.trans(_load(scores + (i_b * T * H + i_h) * C, H * C, o_t, o_c, end, C))
-            b_decay = tl.load(decay + (o_chunks + i_t) * K + o_k, mask=m_k, other=0.0)
+            b_sum = tl.dot(b_v, b_a, input_precision=PRECISION)
+            b_sum = tl.dot(b_s.to(dtype), b_x, b_sum, input_precision=PRECISION)
+            b_s *= b_decay[None, :]
+            b_decay = tl.load(decay + (o_chunks + tl.minimum(i_t + 1, i_last)) * K + o_k, mask=m_k, other=0.0)
         else:
             b_a = tl.dot(b_y, b_x, input_precision=PRECISION)
             b_a = tl.where(o_c[:, None] <= o_c[None, :], b_a, 0.0).to(dtype)
-        b_o = tl.dot(b_s.to(dtype), b_x, input_precision=PRECISION)
-        if decay is not None:
-            b_s *= b_decay[None, :]
+            b_sum = tl.dot(b_s.to(dtype), b_x, input_precision=PRECISION)
+            b_sum = tl.dot(b_v, b_a, b_sum, input_precision=PRECISION) * scale
         b_s = tl.dot(b_v, b_y, b_s, input_precision=PRECISION)
-        b_o = tl.dot(b_v, b_a, b_o, input_precision=PRECISION)
-        if decay is None:
-            b_o *= scale
-        _store(o, H * V, o_t, o_v, end, V, tl.trans(b_o.to(o.dtype.element_ty)))
+        b_o = b_sum.to(o.dtype.element_ty)
+    o_start, o_end = _positions(table, i_last, T, C)
+    _store(o, H * V, o_start + o_c, o_v, o_end, V, tl.trans(b_o))
     if last is not None:
         # of several segments, the last
         o_walked = (i_s + 1) * num_walked + o_v * 0
@@ -812,7 +821,7 @@ def rows(x: Tensor) -> Tensor:
 
 
 class Plan(NamedTuple):
-    """What the kernels of one call have in common."""
+    """What the kernels of one call have in common, and of calls on tensors of the same forms."""
 
     chunk: int
     scale: float
@@ -824,6 +833,8 @@ class Plan(NamedTuple):
     """Of packed sequences, where each chunk starts and its sequence ends [chunks, 2]."""
     bounds: Tensor | None
     """Of packed sequences, the first chunk of each, and their number [sequences + 1]."""
+    launches: dict[Any, Launch] | None
+    """By kernel, configuration, and what the forms of the inputs leave open; None keeps none."""
 
     @property
     def larger(self) -> int:
@@ -836,19 +847,44 @@ class Plan(NamedTuple):
     def num_sequences(self, x: Tensor) -> int:
         return x.shape[0] if self.bounds is None else len(self.bounds) - 1
 
+    def launch(self, key: Any, arguments: Callable[[], tuple[Any, ...]], *tensors: Tensor | None) -> None:
+        """arguments: gives kernel, grid, numbers and constants of what `key` stands for in this plan."""
+        ready = None if self.launches is None else self.launches.get(key)
+        if ready is None:
+            kernel, grid, numbers, constants = arguments()
+            ready = Launch(kernel, grid, *numbers, **constants)
+            if self.launches is not None:
+                self.launches[key] = ready
+        ready(*tensors)
 
-def plan(scale: float, *inputs: Tensor, chunk: int = CHUNK, ends: list[int] | None = None) -> Plan:
-    """For products of `inputs`; `ends`: 0 and the end of each packed sequence."""
-    dtypes = {x.dtype for x in inputs}
+
+Form = tuple[Any, ...] | None
+
+
+def form(x: Tensor | None) -> Form:
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.device)
+
+
+def plan(scale: float, *inputs: Tensor | None, ends: list[int] | None = None) -> Plan:
+    """For products of the first three of all inputs of an operator; `ends`: 0 and the end of each packed sequence."""
+    common = _plan(scale, CHUNK, *map(form, inputs))
+    if ends is None:
+        return common
+    pairs = [(start, stop) for a, stop in pairwise(ends) for start in range(a, stop, CHUNK)]
+    bounds = [0, *accumulate(cdiv(stop - a, CHUNK) for a, stop in pairwise(ends))]
+    device = next(x.device for x in inputs if x is not None)
+    table, firsts = (torch.tensor(x, dtype=torch.int32).to(device) for x in (pairs, bounds))
+    return common._replace(table=table, bounds=firsts, launches=None)
+
+
+@functools.lru_cache(256)
+def _plan(scale: float, chunk: int, first: tuple[Any, ...], *others: Form) -> Plan:
+    dtypes = {x[2] for x in (first, *others[:2]) if x is not None}
     work = torch.bfloat16 if dtypes == {torch.bfloat16} else torch.float32
     precision = "tf32" if torch.float32 not in dtypes else "ieee" if torch.version.hip else "tf32x3"
-    if ends is None:
-        return Plan(chunk, scale, work, precision, None, None)
-    pairs = [(start, stop) for a, stop in pairwise(ends) for start in range(a, stop, chunk)]
-    bounds = [0, *accumulate(cdiv(stop - a, chunk) for a, stop in pairwise(ends))]
-    device = inputs[0].device
-    table, firsts = (torch.tensor(x, dtype=torch.int32).to(device) for x in (pairs, bounds))
-    return Plan(chunk, scale, work, precision, table, firsts)
+    # the interpreter is not in a hurry
+    launches: dict[Any, Launch] | None = {} if first[3].type == "cuda" else None
+    return Plan(chunk, scale, work, precision, None, None, launches)
 
 
 def _options(config: Config, larger: int = 1) -> dict[str, int]:
@@ -863,46 +899,36 @@ def gla_scores(
     """k_out, decay, and with q also q_in and scores, see `_scores_kernel`; `outgoing` is k_out and decay if known."""
     batch, length, heads, key_dim = k.shape
     kind = _kind(g)
-    config, num_chunks = SCORES[kind], plan.num_chunks(length)
-
-    def new(channels: int) -> Tensor:
-        return torch.empty((batch, length, heads, channels), dtype=plan.work, device=k.device)
-
-    q_in, scores = (None, None) if q is None else (new(key_dim), new(plan.chunk))
+    config, limit, num_chunks = SCORES[kind], _limit(plan.precision), plan.num_chunks(length)
+    dense = batch, length, heads, key_dim
+    if q is None:
+        q_in, scores = None, None
+    else:
+        q_in, scores = k.new_empty(dense, dtype=plan.work), k.new_empty((*dense[:3], plan.chunk), dtype=plan.work)
     if outgoing is None:
-        decay = torch.empty((batch, heads, num_chunks, key_dim), dtype=torch.float32, device=k.device)
-        k_out = new(key_dim)
+        decay = k.new_empty((batch, heads, num_chunks, key_dim), dtype=torch.float32)
+        k_out = k.new_empty(dense, dtype=plan.work)
     else:
         k_out, decay = outgoing
-    # of fp16, eight warps meet the error of ptxas 12.8, too (module docstring)
-    num_times = 1 if plan.precision == "tf32" else plan.larger
-    launch(
-        _scores_kernel,
-        batch * heads * num_chunks,
-        q,
-        k,
-        g,
-        q_in,
-        k_out if outgoing is None else None,
-        decay,
-        scores,
-        plan.table,
-        length,
-        num_chunks,
-        plan.scale,
-        *_strides(q),
-        *_strides(k),
-        *_strides(g),
-        H=heads,
-        K=key_dim,
-        C=plan.chunk,
-        LEVELS=plan.chunk.bit_length() - 1,
-        BK=_block(config.block_k, key_dim),
-        DECAY=kind,
-        LIMIT=_limit(plan.precision),
-        PRECISION=plan.precision,
-        **_options(config, num_times),
-    )
+
+    def arguments() -> tuple[Any, ...]:
+        numbers = length, num_chunks, plan.scale, *_strides(q), *_strides(k), *_strides(g)
+        constants = {
+            "H": heads,
+            "K": key_dim,
+            "C": plan.chunk,
+            "LEVELS": plan.chunk.bit_length() - 1,
+            "BK": _block(config.block_k, key_dim),
+            "DECAY": kind,
+            "LIMIT": limit,
+            "PRECISION": plan.precision,
+            # of fp16, eight warps meet the error of ptxas 12.8, too (module docstring)
+            **_options(config, 1 if plan.precision == "tf32" else plan.larger),
+        }
+        return _scores_kernel, batch * heads * num_chunks, numbers, constants
+
+    key = "scores", config, limit, outgoing is None, q if q is None else q.stride()
+    plan.launch(key, arguments, q, k, g, q_in, k_out if outgoing is None else None, decay, scores, plan.table)
     return (k_out, decay) if q_in is None or scores is None else (k_out, decay, q_in, scores)
 
 
@@ -929,10 +955,10 @@ def _segments(plan: Plan, x: Tensor, y: Tensor, decay: Tensor | None, programs: 
     count = cdiv(num_chunks, num_walked)
     if count == 1:
         return Segments(1, num_chunks, None, None)
-    ends = torch.empty((count - 1, batch, heads, key_dim, y.shape[-1]), dtype=torch.float32, device=x.device)
+    ends = x.new_empty((count - 1, batch, heads, key_dim, y.shape[-1]), dtype=torch.float32)
     decays = None
     if decay is not None:
-        decays = torch.empty((count - 1, batch, heads, key_dim), dtype=torch.float32, device=x.device)
+        decays = x.new_empty((count - 1, batch, heads, key_dim), dtype=torch.float32)
     return Segments(count, num_walked, ends, decays)
 
 
@@ -950,43 +976,33 @@ def _launch_states(
 ) -> None:
     _, length, heads, key_dim = x.shape
     value_dim, config = y.shape[-1], STATES[kind]
-    block_k, block_v = _block(config.block_k, key_dim), _block(config.block_v, value_dim)
     first, last = boundary
     given = last if first is None else first
-    launch(
-        _states_kernel,
-        (
-            plan.num_sequences(x) * heads * cdiv(key_dim, block_k) * cdiv(value_dim, block_v),
-            segments.count - (part == ENDS),
-        ),
-        x,
-        y,
-        decay,
-        states,
-        segments.ends,
-        segments.decays,
-        first,
-        last,
-        plan.table,
-        plan.bounds,
-        length,
-        plan.num_chunks(length),
-        plan.scale,
-        segments.num_walked,
-        *_strides(x),
-        *_strides(y),
-        *((0, 0) if given is None else given.stride()[2:]),
-        H=heads,
-        K=key_dim,
-        V=value_dim,
-        C=plan.chunk,
-        BK=block_k,
-        BV=block_v,
-        PART=part,
-        REVERSE=reverse,
-        PRECISION=plan.precision,
-        **_options(config),
-    )
+    end_strides = (0, 0) if given is None else given.stride()[2:]
+
+    def arguments() -> tuple[Any, ...]:
+        block_k, block_v = _block(config.block_k, key_dim), _block(config.block_v, value_dim)
+        programs = plan.num_sequences(x) * heads * cdiv(key_dim, block_k) * cdiv(value_dim, block_v)
+        constants = {
+            "H": heads,
+            "K": key_dim,
+            "V": value_dim,
+            "C": plan.chunk,
+            "BK": block_k,
+            "BV": block_v,
+            "PART": part,
+            "REVERSE": reverse,
+            "PRECISION": plan.precision,
+            **_options(config),
+        }
+        numbers = length, plan.num_chunks(length), plan.scale, segments.num_walked
+        numbers = *numbers, *_strides(x), *_strides(y), *end_strides
+        return _states_kernel, (programs, segments.count - (part == ENDS)), numbers, constants
+
+    key = "states", config, part, reverse, segments[:2], x.stride(), y.stride(), end_strides, first is None
+    key = *key, last if last is None else last.dtype
+    tensors = x, y, decay, states, segments.ends, segments.decays, first, last, plan.table, plan.bounds
+    plan.launch(key, arguments, *tensors)
 
 
 def gla_states(
@@ -1002,7 +1018,7 @@ def gla_states(
     """States [B, H, T / C, K, V], see `_states_kernel`; `first` is read, `last` written, both [B, H, K, V]."""
     batch, length, heads, key_dim = x.shape
     value_dim, config = y.shape[-1], STATES[kind]
-    states = torch.empty((batch, heads, plan.num_chunks(length), key_dim, value_dim), dtype=plan.work, device=x.device)
+    states = x.new_empty((batch, heads, plan.num_chunks(length), key_dim, value_dim), dtype=plan.work)
     tiles = cdiv(key_dim, config.block_k) * cdiv(value_dim, config.block_v)
     segments = _segments(plan, x, y, decay, batch * heads * tiles, *FEW_STATES)
     for part in (WHOLE,) if segments.ends is None else (ENDS, REST):
@@ -1026,42 +1042,30 @@ def gla_walk(
     batch, length, heads, key_dim = x.shape
     value_dim, config = v.shape[-1], WALK[max(CHUNK, power_of_2(key_dim))]
     block_v = _block(config.block_v, value_dim)
-    o = torch.empty((batch, length, heads, value_dim), dtype=dtype, device=x.device)
+    o = v.new_empty((batch, length, heads, value_dim), dtype=dtype)
     programs, at_once = plan.num_sequences(x) * heads * cdiv(value_dim, block_v), WARPS // config.num_warps
     segments = _segments(plan, x, v, decay, programs, at_once // 2, at_once)
     if segments.ends is not None:
         _launch_states(plan, kind, ENDS, y, v, decay, None, segments, (None, None), False)
-    launch(
-        _walk_kernel,
-        (programs, segments.count),
-        x,
-        y,
-        v,
-        scores,
-        decay,
-        o,
-        segments.ends,
-        segments.decays,
-        first,
-        last,
-        plan.table,
-        plan.bounds,
-        length,
-        plan.num_chunks(length),
-        plan.scale,
-        segments.num_walked,
-        *_strides(x),
-        *_strides(y),
-        *_strides(v),
-        H=heads,
-        K=key_dim,
-        V=value_dim,
-        C=plan.chunk,
-        BK=_block(config.block_k, key_dim),
-        BV=block_v,
-        PRECISION=plan.precision,
-        **_options(config),
-    )
+
+    def arguments() -> tuple[Any, ...]:
+        numbers = length, plan.num_chunks(length), plan.scale, segments.num_walked
+        constants = {
+            "H": heads,
+            "K": key_dim,
+            "V": value_dim,
+            "C": plan.chunk,
+            "BK": _block(config.block_k, key_dim),
+            "BV": block_v,
+            "PRECISION": plan.precision,
+            **_options(config),
+        }
+        numbers = *numbers, *_strides(x), *_strides(y), *_strides(v)
+        return _walk_kernel, (programs, segments.count), numbers, constants
+
+    key = "walk", config, dtype, segments[:2], x.stride(), y.stride(), v.stride(), first is None, last is None
+    tensors = x, y, v, scores, decay, o, segments.ends, segments.decays, first, last, plan.table, plan.bounds
+    plan.launch(key, arguments, *tensors)
     return o
 
 
@@ -1071,36 +1075,28 @@ def gla_read(
     """[B, T, H, V], see `_read_kernel`."""
     batch, length, heads, key_dim = x.shape
     value_dim = z.shape[-1]
-    config = READ[kind]
-    block_v = _block(config.block_v, value_dim)
-    out = torch.empty((batch, length, heads, value_dim), dtype=dtype, device=x.device)
-    num_chunks = plan.num_chunks(length)
-    launch(
-        _read_kernel,
-        batch * heads * num_chunks * cdiv(value_dim, block_v),
-        x,
-        y,
-        z,
-        states,
-        out,
-        plan.table,
-        length,
-        num_chunks,
-        plan.scale,
-        *_strides(x),
-        *_strides(y),
-        *_strides(z),
-        H=heads,
-        K=key_dim,
-        V=value_dim,
-        C=plan.chunk,
-        BK=_block(config.block_k, key_dim),
-        BV=block_v,
-        DECAY=kind,
-        TRANSPOSED=transposed,
-        PRECISION=plan.precision,
-        **_options(config),
-    )
+    config, num_chunks = READ[kind], plan.num_chunks(length)
+    out = z.new_empty((batch, length, heads, value_dim), dtype=dtype)
+
+    def arguments() -> tuple[Any, ...]:
+        block_v = _block(config.block_v, value_dim)
+        numbers = length, num_chunks, plan.scale, *_strides(x), *_strides(y), *_strides(z)
+        constants = {
+            "H": heads,
+            "K": key_dim,
+            "V": value_dim,
+            "C": plan.chunk,
+            "BK": _block(config.block_k, key_dim),
+            "BV": block_v,
+            "DECAY": kind,
+            "TRANSPOSED": transposed,
+            "PRECISION": plan.precision,
+            **_options(config),
+        }
+        return _read_kernel, batch * heads * num_chunks * cdiv(value_dim, block_v), numbers, constants
+
+    key = "read", config, dtype, transposed, x.stride(), y.stride(), z.stride(), value_dim
+    plan.launch(key, arguments, x, y, z, states, out, plan.table)
     return out
 
 
@@ -1122,54 +1118,39 @@ def gla_grads(
     """Gradients of q, k, g, each None where it has no dtype, those of k and g plus `more`; see `_grads_kernel`."""
     batch, length, heads, key_dim = k.shape
     value_dim, kind = v.shape[-1], _kind(g)
-    config = GRADS[kind]
-    block_v = _block(config.block_v, value_dim)
+    config, limit, num_chunks = GRADS[kind], _limit(plan.precision), plan.num_chunks(length)
     block_k = min(config.block_k, _block(config.block_k, key_dim))
     num_k = cdiv(key_dim, block_k)
 
     def new(dtype: torch.dtype | None, channels: int) -> Tensor | None:
-        return None if dtype is None else torch.empty((batch, length, heads, channels), dtype=dtype, device=k.device)
+        return None if dtype is None else k.new_empty((batch, length, heads, channels), dtype=dtype)
 
     dq, dk = new(dq_dtype, key_dim), new(dk_dtype, key_dim)
     partial = dg_dtype is not None and kind == HEAD
     dg = new(torch.float32, num_k) if partial else new(dg_dtype, key_dim)
-    num_chunks = plan.num_chunks(length)
-    launch(
-        _grads_kernel,
-        batch * heads * num_chunks * num_k,
-        q,
-        k,
-        v,
-        g,
-        do,
-        states,
-        dstates,
-        dq,
-        dk,
-        dg,
-        *more,
-        plan.table,
-        length,
-        num_chunks,
-        cdiv(value_dim, block_v) * block_v,
-        plan.scale,
-        *_strides(q),
-        *_strides(k),
-        *_strides(v),
-        *_strides(g),
-        *_strides(do),
-        H=heads,
-        K=key_dim,
-        V=value_dim,
-        C=plan.chunk,
-        LEVELS=plan.chunk.bit_length() - 1,
-        BK=block_k,
-        BV=block_v,
-        DECAY=kind,
-        LIMIT=_limit(plan.precision),
-        PRECISION=plan.precision,
-        **_options(config, plan.larger),
-    )
+
+    def arguments() -> tuple[Any, ...]:
+        block_v = _block(config.block_v, value_dim)
+        numbers = length, num_chunks, cdiv(value_dim, block_v) * block_v, plan.scale
+        constants = {
+            "H": heads,
+            "K": key_dim,
+            "V": value_dim,
+            "C": plan.chunk,
+            "LEVELS": plan.chunk.bit_length() - 1,
+            "BK": block_k,
+            "BV": block_v,
+            "DECAY": kind,
+            "LIMIT": limit,
+            "PRECISION": plan.precision,
+            **_options(config, plan.larger),
+        }
+        numbers = *numbers, *_strides(q), *_strides(k), *_strides(v), *_strides(g), *_strides(do)
+        return _grads_kernel, batch * heads * num_chunks * num_k, numbers, constants
+
+    key = "grads", config, limit, dq_dtype, dk_dtype, dg_dtype, more[0] is None, do.stride()
+    key = *key, q if q is None else q.stride(), v.stride()
+    plan.launch(key, arguments, q, k, v, g, do, states, dstates, dq, dk, dg, *more, plan.table)
     if partial and dg is not None:
         dg = dg.sum(-1).to(dg_dtype)
     return dq, dk, dg
@@ -1271,11 +1252,11 @@ def attend(
     q, k, v = rows(q), rows(k), rows(v)
     if g is not None and g.dim() == 4:
         g = rows(g)
-    common = plan(scale, q, k, v, ends=packed)
+    common = plan(scale, q, k, v, g, initial_state, ends=packed)
     first, final = None if initial_state is None else initial_state.contiguous(), None
     if return_final_state:
         shape = (common.num_sequences(q), *q.shape[2:], v.shape[3])
-        final = torch.empty(shape, dtype=torch.float32, device=q.device)
+        final = q.new_empty(shape, dtype=torch.float32)
     o, states, made = forward(common, q, k, v, g, on_value, (first, final), v.dtype, keep)
     return o, final, (common, q, k, v, g, states, *made)
 

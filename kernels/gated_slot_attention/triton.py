@@ -52,7 +52,7 @@ def _softmax_kernel(x, p, out, num_rows, M: tl.constexpr, BM: tl.constexpr, BR: 
 
 def gsa_softmax(x: Tensor, p: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Over the last axis, see `_softmax_kernel`; x and p are dense."""
-    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    out = x.new_empty(x.shape, dtype=dtype)
     num_slots = x.shape[-1]
     num_rows = x.numel() // num_slots
     block_m = power_of_2(num_slots)
@@ -77,8 +77,10 @@ def attend(
     """o, the final states, and what backward needs if it is to be kept."""
     q, k, v, slots = rows(q), rows(k), rows(v), rows(slots)
     g = None if g is None else rows(g)
-    first = plan(scale, q, k, v, ends=packed)
-    second = first._replace(scale=1.0)
+    forms = q, k, v, slots, g, keys, values
+    first = plan(scale, *forms, ends=packed)
+    # the last None makes it one of its own
+    second = plan(1.0, *forms, None) if packed is None else first._replace(scale=1.0)
     initial = [None if x is None else x.contiguous() for x in (keys, values)]
     final: list[Tensor | None] = [None, None]
     if return_final_state:
@@ -159,6 +161,9 @@ def gated_slot_attention_triton(
 ) -> Tensor | tuple[Tensor, State]:
     """Arguments and results as in the public operator; `packed` is cu_seqlens."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if log_decay is None and q.dtype == k.dtype == v.dtype == torch.bfloat16:
+        # with a decay they are rounded where it is applied
+        slots = slots.to(q.dtype)
     keys, values = (None, None) if initial_state is None else initial_state
     inputs, options = (q, k, v, slots, log_decay, keys, values), (scale, return_final_state, packed)
     if recorded(*inputs):

@@ -459,3 +459,53 @@ def test_autocast_does_not_change_the_kernels(decay):
     for a, b in zip(inside, results(inputs), strict=True):
         assert a.dtype == b.dtype
         assert torch.equal(a, b)
+
+
+def keep_launches(monkeypatch):
+    """Plans keep launches as they do on a GPU, and a launch sees to it that its tensors are of the same kinds."""
+    impl = pytest.importorskip("kernels.gated_linear_attention.triton")
+    make, plans = impl._plan, {}
+
+    class Watched(impl.Launch):
+        kinds = None
+
+        def __call__(self, *tensors):
+            kinds = [None if x is None else x.dtype for x in tensors]
+            assert self.kinds in (None, kinds)
+            self.kinds = kinds
+            super().__call__(*tensors)
+
+    monkeypatch.setattr(impl, "Launch", Watched)
+    monkeypatch.setattr(impl, "_plan", lambda *f: plans.setdefault(f, make(*f)._replace(launches={})))
+    return plans
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+def test_launches_that_are_kept_belong_to_calls_of_one_kind(decay, monkeypatch):
+    """Inputs of one form, and whatever else may differ."""
+    inputs = on_device(small_inputs(70, decay), torch.bfloat16)
+    inputs["initial_state"] = inputs["initial_state"].float()
+
+    def calls():
+        leaves = {n: x.detach().requires_grad_() for n, x in inputs.items() if isinstance(x, Tensor)}
+        most = [x for n, x in leaves.items() if n != "log_decay"]
+        fixed = inputs | {n: x for n, x in leaves.items() if n != "log_decay"}
+        o, final = TRITON(**{**inputs, **leaves})
+        fixed_o, _ = TRITON(**fixed)
+        alone = TRITON(**{**inputs, **leaves, "return_final_state": False})
+        yield from TRITON(**inputs)
+        yield TRITON(**inputs | {"return_final_state": False})
+        yield from TRITON(**inputs | {"scale": 1.0})
+        yield from TRITON(**inputs | {"initial_state": None})
+        yield from torch.autograd.grad([o, final], list(leaves.values()), [o, final], retain_graph=True)
+        yield from torch.autograd.grad(o.sum(), list(leaves.values()), retain_graph=True)
+        yield from torch.autograd.grad(o, list(leaves.values()), o.transpose(1, 2).contiguous().transpose(1, 2))
+        yield from torch.autograd.grad(fixed_o, most, fixed_o)
+        yield from torch.autograd.grad(alone, list(leaves.values()), alone)
+
+    expected = list(calls())
+    plans = keep_launches(monkeypatch)
+    for _ in range(2):
+        for index, (actual, e) in enumerate(zip(calls(), expected, strict=True)):
+            assert torch.equal(actual, e), index
+    assert all(plan.launches for plan in plans.values())

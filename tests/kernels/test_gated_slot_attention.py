@@ -16,6 +16,7 @@ from kernels.gated_slot_attention import (
     gated_slot_attention_step,
 )
 from suite.accuracy import assert_close, assert_matches_reference
+from tests.kernels.test_gated_linear_attention import keep_launches
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 B, H, K, V, M = 2, 3, 8, 12, 5
@@ -228,6 +229,17 @@ def test_the_kernels_equal_the_loop(length, dtype, coupled):
     equals_the_loop(make_inputs(length, coupled=coupled, **sizes) | state, dtype)
 
 
+@pytest.mark.parametrize("coupled", [True, False], ids=["gsa", "abc"])
+def test_a_forward_without_gradients_takes_float32_slots_beside_bfloat16(coupled):
+    inputs = make_inputs(70, coupled=coupled, **SMALL)
+    rounded = {n: x.to(torch.float32 if n in KEEP else torch.bfloat16) for n, x in inputs.items() if torch.is_tensor(x)}
+    inputs |= {n: x.to(DEVICE) for n, x in rounded.items()}
+    exact = with_state(gated_slot_attention_reference)(**inputs | {n: x.double() for n, x in rounded.items()})
+    plain = with_state(gated_slot_attention_reference)(**inputs | rounded)
+    for name, a, e, p in zip(("o", "keys", "values"), TRITON(**inputs), exact, plain, strict=True):
+        assert_close(a, e, torch.bfloat16, plain=p, what=name)
+
+
 def test_the_kernels_take_slots_and_decays_in_half_precision():
     equals_the_loop(make_inputs(40, **SMALL), torch.bfloat16, keep=())
 
@@ -298,3 +310,28 @@ def test_gradients_that_are_not_asked_for_are_not_formed():
     gated_slot_attention(**inputs, backend="triton")[0].sum().backward()
     assert inputs["q"].grad is not None
     assert inputs["log_decay"].grad is None
+
+
+@pytest.mark.parametrize("coupled", [True, False], ids=["gsa", "abc"])
+def test_launches_that_are_kept_belong_to_calls_of_one_kind(coupled, monkeypatch):
+    """Both passes of one size and with the same scale."""
+    sizes = {"B": 1, "K": 16, "V": 16, "M": 16}
+    inputs = make_inputs(70, coupled=coupled, **sizes)
+    inputs = {n: x.to(DEVICE, torch.bfloat16) if isinstance(x, Tensor) else x for n, x in inputs.items()}
+    states = {n: x.float().to(DEVICE) for n, x in random_state(**sizes).items()}
+
+    def calls():
+        leaves = {n: x.detach().requires_grad_() for n, x in (inputs | states).items() if isinstance(x, Tensor)}
+        outputs = TRITON(**{**inputs, **leaves}, scale=1.0)
+        yield from TRITON(**inputs, scale=1.0)
+        yield from TRITON(**inputs, **states)
+        yield from torch.autograd.grad(outputs, list(leaves.values()), outputs, retain_graph=True)
+        yield from torch.autograd.grad(outputs[0].sum(), list(leaves.values()))
+        yield from torch.autograd.grad(TRITON(**{**inputs, "v": leaves["v"]})[0].sum(), [leaves["v"]])
+
+    expected = list(calls())
+    plans = keep_launches(monkeypatch)
+    for _ in range(2):
+        for index, (actual, e) in enumerate(zip(calls(), expected, strict=True)):
+            assert torch.equal(actual, e), index
+    assert all(plan.launches for plan in plans.values())

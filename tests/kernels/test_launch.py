@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 from kernels import launch as module
-from kernels.launch import cdiv, launch, power_of_2
+from kernels.launch import Launch, cdiv, launch, power_of_2
 
 STREAM = 17
 
@@ -135,6 +135,49 @@ def test_a_profiler_gets_what_triton_tells_it(kernel, monkeypatch):
     start(kernel)
     assert len(kernel.asked) == 2
     assert not kernel.started
+
+
+def kept(kernel, grid=7):
+    return Launch(kernel, grid, 48, 0.5, PRECISE=False, BLOCK=64, num_warps=4)
+
+
+def test_a_kept_launch_starts_with_addresses_once_triton_has_compiled(kernel):
+    ready = kept(kernel)
+    for address in (16, 32, 48):
+        ready(tensor(address), None)
+    assert len(kernel.asked) == 1
+    assert kernel.started[1:] == [((7, 1, 1), (48, None, 48, 0.5, 64, False))]
+
+
+def test_a_kept_launch_looks_again_at_an_address_that_is_no_multiple_of_16(kernel):
+    ready = kept(kernel)
+    for _ in range(3):
+        ready(tensor(16), tensor(32))
+    ready(tensor(16), tensor(8))
+    # compiled for that one, and the one before is not forgotten
+    assert len(kernel.asked) == 2
+    ready(tensor(64), tensor(32))
+    assert len(kernel.asked) == 2
+    assert kernel.started[-1][1][:2] == (64, 32)
+
+
+def test_a_kept_launch_of_addresses_that_are_no_multiples_of_16_keeps_nothing(kernel):
+    ready = kept(kernel)
+    x = tensor(8)
+    for _ in range(3):
+        ready(x, None)
+    assert len(kernel.asked) == 1
+    assert [given[0] for _, given in kernel.started] == [x, x]
+
+
+def test_a_profiler_gets_what_triton_tells_it_of_a_kept_launch(kernel, monkeypatch):
+    ready = kept(kernel, grid=(3, 5))
+    for _ in range(3):
+        ready(tensor(), None)
+    monkeypatch.setattr(module.triton.knobs.runtime, "launch_enter_hook", lambda metadata: None)
+    ready(tensor(), None)
+    assert len(kernel.asked) == 2
+    assert kernel.asked[1][0] == (3, 5)
 
 
 def test_sizes_round_up():

@@ -120,6 +120,7 @@ WORKLOAD = Workload(
             {"B": 1, "T": 131072, "D": 1024, "N": 32, "gates": "plain"},
             {"B": 50, "T": 1024, "D": 256, "N": 32, "gates": "plain"},
             {"B": 16, "T": 16384, "D": 256, "N": 32, "gates": "plain"},
+            {"B": 50, "T": 2048, "D": 128, "N": 64, "gates": "plain"},
         ),
     },
     keep=("dt", "D"),

@@ -18,7 +18,7 @@ from kernels.fft_conv.chunked import fft_conv_chunked
 
 __all__ = ["fft_conv"]
 
-LEAST_LAGS, MOST_LAGS, MOST_LAGS_TRAINED = 512, 8192, 1024
+LEAST_LAGS, MOST_LAGS = 512, 16384
 LEAST_ROWS = 8192
 """Of the batch and time together."""
 
@@ -42,7 +42,7 @@ def fft_conv(
     """
     _check(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
     tensors = (u, filter, D, gate_in, gate_out)
-    if use_triton("fft_conv", backend, *tensors) and (backend == "triton" or _products_win(*tensors)):
+    if use_triton("fft_conv", backend, *tensors) and (backend == "triton" or _products_win(u, filter)):
         from kernels.fft_conv.triton import fft_conv_triton
 
         # meta tensors, for which launchers compute shapes, have no autocast
@@ -52,13 +52,11 @@ def fft_conv(
         return fft_conv_chunked(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
 
 
-def _products_win(u: Tensor, filter: Tensor, *others: Tensor | None) -> bool:
+def _products_win(u: Tensor, filter: Tensor) -> bool:
     """Where Toeplitz products were measured to be faster than transforms, see the README."""
     batch, steps, _ = u.shape
-    trained = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (u, filter, *others))
     lags = min(steps, filter.shape[1])
-    most = MOST_LAGS_TRAINED if trained else MOST_LAGS
-    return u.dtype == torch.bfloat16 and LEAST_LAGS <= lags <= most and batch * steps >= LEAST_ROWS
+    return u.dtype == torch.bfloat16 and LEAST_LAGS <= lags <= MOST_LAGS and batch * steps >= LEAST_ROWS
 
 
 def _check(u: Tensor, filter: Tensor, *, D: Tensor | None, gate_in: Tensor | None, gate_out: Tensor | None) -> None:

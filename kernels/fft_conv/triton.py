@@ -75,7 +75,7 @@ RADIX = 64
 """R of the spectra: rows of the smallest product."""
 REGISTERS = {16: 128, 32: 168}
 """By N of the spectra: what a thread of theirs may have, so that four and three programs fit a multiprocessor."""
-SPECTRA_STAGES = 2
+SPECTRA_STAGES = {16: 2, 32: 3}
 MAX_LAGS = {True: 16384, False: 1024}
 """By whether u is bfloat16: above it transforms are faster."""
 AVERAGING_LAGS = 512
@@ -735,7 +735,7 @@ def taps_bwd(x: Tensor, g: Tensor, length: int, lags: int) -> Tensor:
         *_strides(g),
         R=RADIX,
         N=n,
-        NUM_STAGES=SPECTRA_STAGES,
+        NUM_STAGES=SPECTRA_STAGES[n],
         num_warps=4,
         **_limit(x.device, REGISTERS[n]),
     )

@@ -35,8 +35,10 @@ __all__ = ["lti_ssm", "lti_ssm_step"]
 
 MAX_TRITON_STATE = 64
 """The states of a channel stay in registers."""
+MOST_STATES_FLOAT32 = 32
+"""Beyond these, `auto` leaves float32 and float16 to the transform: products of float32 are three of tf32."""
 MOST_STEPS_FLOAT32 = 256
-"""In training; products of float32 are three of tf32."""
+"""In training, likewise."""
 
 
 def lti_ssm(
@@ -66,8 +68,8 @@ def lti_ssm(
 
     length, position: for dss-softmax only, the L of its normalization (default T) and the time of u_0.
     backend: the Triton path takes N <= 64 and every discretization but dss-softmax, see the README; its y has time
-    contiguous in memory, and so should u and the gates. `auto` takes it on a GPU where it can, but for long sequences in
-    float32 and float16 that are trained.
+    contiguous in memory, and so should u and the gates. `auto` takes it on a GPU where it can and is faster: in
+    float32 and float16 for N <= 32, and in training for T <= 256.
     """
     if bidirectional and (C.ndim != 3 or C.shape[0] != 2):
         raise ValueError(f"lti_ssm: bidirectional=True needs C as [2, D, N], one for each side, got {list(C.shape)}.")
@@ -189,16 +191,17 @@ def _use_triton(backend: str, discretization: str, u: Tensor, *others: Tensor | 
         obstacle = f"takes N <= {MAX_TRITON_STATE}, got N={A.shape[-1]}"
     if obstacle and backend == "triton":
         raise ValueError(f"lti_ssm: backend='triton' {obstacle}; use backend='auto' or 'torch'.")
-    if backend == "auto" and (obstacle or not _kernels_win(u, A, *others)):
+    if backend == "auto" and (obstacle or not _kernels_win(u, A, *others[1:])):
         return False
     return use_triton("lti_ssm", backend, u, *(_real(x, u) for x in others))
 
 
-def _kernels_win(u: Tensor, *others: Tensor | None) -> bool:
+def _kernels_win(u: Tensor, A: Tensor, *others: Tensor | None) -> bool:
     """Where they were measured to be faster than transforms, see the README."""
-    if u.dtype == torch.bfloat16 or u.shape[1] <= MOST_STEPS_FLOAT32:
+    if u.dtype == torch.bfloat16:
         return True
-    return not torch.is_grad_enabled() or not any(x is not None and x.requires_grad for x in (u, *others))
+    trained = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (u, A, *others))
+    return A.shape[-1] <= MOST_STATES_FLOAT32 and (not trained or u.shape[1] <= MOST_STEPS_FLOAT32)
 
 
 def _real(x: Tensor | None, u: Tensor) -> Tensor | None:

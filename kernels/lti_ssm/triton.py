@@ -85,7 +85,7 @@ class Config(NamedTuple):
 
 
 # by the bytes of a number
-CONFIGS = {2: Config(64, 64, 1, 2, 1, 1, ".cs", (4, 4), (4, 3)), 4: Config(32, 64, 1, 1, 1, 1, ".cs", (8, 8), (2, 2))}
+CONFIGS = {2: Config(64, 64, 1, 2, 1, 1, ".cs", (4, 4), (6, 3)), 4: Config(32, 64, 1, 1, 1, 1, ".cs", (8, 8), (2, 2))}
 AVERAGING_LENGTH = 512
 """Below it outputs may be a few products, whose rounded factors do not average out: two terms of everything."""
 BUSY_PROGRAMS = 3

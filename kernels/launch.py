@@ -14,6 +14,7 @@ import torch
 import triton
 
 LARGE = 1 << 31
+Form = tuple[Any, ...] | None
 
 _compiled: dict[tuple[Any, ...], tuple[Any, Any, Any, tuple[Any, ...]]] = {}
 """What starts a kernel: launcher, handle, metadata, values of the constexprs."""
@@ -27,6 +28,11 @@ def cdiv(total: int, part: int) -> int:
 def power_of_2(least: int) -> int:
     """The smallest power of two that is at least `least`."""
     return 1 << (least - 1).bit_length()
+
+
+def form(x: torch.Tensor | None) -> Form:
+    """All that a launch of kernels depends on, except for where x lies."""
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.device)
 
 
 @functools.cache
@@ -81,7 +87,8 @@ def launch(kernel: Any, grid: int | tuple[int, ...], *args: Any, **constants: An
 class Launch:
     """launch(kernel, grid, *tensors, *numbers, **constants), called with tensors of always the same device and dtypes.
 
-    Always the same ones of them are None. Of tensors at multiples of 16 bytes nothing is asked but where they are.
+    Always the same ones of them are None; a kernel gets complex ones as pairs. Of tensors at multiples of 16 bytes
+    nothing is asked but where they are.
     """
 
     def __init__(self, kernel: Any, grid: int | tuple[int, ...], *numbers: Any, **constants: Any) -> None:
@@ -101,7 +108,8 @@ class Launch:
                 run, axes, device, function, metadata, rest = self.start
                 run(*axes, _current_stream(device), function, metadata, None, None, None, *pointers, *rest)
                 return
-        known = launch(self.kernel, self.grid, *tensors, *self.numbers, **self.constants)
+        pairs = [torch.view_as_real(x) if x is not None and x.dtype.is_complex else x for x in tensors]
+        known = launch(self.kernel, self.grid, *pairs, *self.numbers, **self.constants)
         given = [tensor for tensor in tensors if tensor is not None]
         if known is not None and all(tensor.data_ptr() & 15 == 0 for tensor in given):
             run, function, metadata, values = known

@@ -39,6 +39,7 @@ each for the second term of taps (C + 4 N more in the backward pass with gate_ou
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any, NamedTuple, overload
 
 import torch
@@ -46,14 +47,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import cdiv, launch, num_processors, power_of_2
-from kernels.lti_ssm.chunked import _powers_sum, state_dtype
+from kernels.launch import Form, Launch, cdiv, form, num_processors, power_of_2
+from kernels.lti_ssm.chunked import _powers_sum
 from kernels.ssm_kernel.chunked import widen
 from kernels.ssm_kernel.discretize import discretize
 from kernels.ssm_kernel.system import (
     abar,
-    as_pairs,
-    channel_stride,
     entry,
     entry_gradient,
     load_wide,
@@ -879,19 +878,16 @@ def _padded(num_states: int, is_complex: bool) -> int:
     return max(32 if is_complex else 64, power_of_2(num_states))
 
 
-def _plan(u: Tensor, is_complex: bool, with_end: bool) -> Plan:
-    """The cheapest of all ways to share a tile, counted in steps of a program."""
-    config = CONFIGS[u.element_size() if u.dtype == torch.bfloat16 else 4]
-    if u.shape[1] < AVERAGING_LENGTH:
-        config = config._replace(gated=2, taps=2, maps=2, states=2)
-    elif not is_complex:
-        # the gradient of dt of slow modes is a small difference of large sums
-        config = config._replace(gated=2)
-    return _cheapest(*u.shape, with_end, BUSY_PROGRAMS * num_processors(u.device), config)
+def _config(dtype: torch.dtype, length: int, is_complex: bool) -> Config:
+    config = CONFIGS[2 if dtype == torch.bfloat16 else 4]
+    if length < AVERAGING_LENGTH:
+        return config._replace(gated=2, taps=2, maps=2, states=2)
+    # the gradient of dt of slow modes is a small difference of large sums
+    return config if is_complex else config._replace(gated=2)
 
 
-@functools.lru_cache(maxsize=1024)
 def _cheapest(batch: int, length: int, width: int, with_end: bool, slots: int, config: Config) -> Plan:
+    """The cheapest of all ways to share a tile, counted in steps of a program."""
     # the state after the last whole chunk stands before a chunk that may be empty
     chunks = length // config.chunk + 1 if with_end else cdiv(length, config.chunk)
 
@@ -923,116 +919,13 @@ def _dense(x: Tensor) -> Tensor: ...
 @overload
 def _dense(x: Tensor | None) -> Tensor | None: ...
 def _dense(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.resolve_conj().contiguous()
-
-
-class System(NamedTuple):
-    """The parameters of a state space, and the rule by which they become discrete."""
-
-    A: Tensor
-    B: Tensor | None
-    C: Tensor
-    dt: Tensor
-    skip: Tensor | None
-    factor: float
-    rule: str
-
-    @property
-    def complex(self) -> bool:
-        return any(x is not None and x.is_complex() for x in self[:3])
-
-    def dense(self) -> System:
-        A, B, C, dt, skip, factor, rule = self
-        return System(_dense(A), _dense(B), _dense(C), _dense(dt), _dense(skip), factor, rule)
-
-    def constants(self, chunk: int) -> dict[str, Any]:
-        kinds = (self.A.is_complex(), self.B is not None and self.B.is_complex(), self.C.is_complex())
-        return _system_constants(chunk, self.rule, kinds, self.A.shape[-1])
-
-
-@functools.lru_cache(maxsize=1024)
-def _system_constants(chunk: int, rule: str, kinds: tuple[bool, bool, bool], num_states: int) -> dict[str, Any]:
-    return {
-        # one rule has two names
-        "RULE": "zoh" if rule == "dss-exp" else rule,
-        "A_COMPLEX": kinds[0],
-        "B_COMPLEX": kinds[1],
-        "C_COMPLEX": kinds[2],
-        "COMPLEX": any(kinds),
-        "NEAR_BITS": chunk.bit_length() // 2,
-        "FAR_BITS": (chunk.bit_length() - 1) // 2,
-        # a state a thread, so that sums over powers stay in it; narrower tiles would compute exp, sin and cos twice
-        "BLOCK_N": max(32, power_of_2(num_states)),
-        "num_warps": 1,
-    }
+    return x if x is None or (x.is_contiguous() and not x.is_conj()) else x.resolve_conj().contiguous()
 
 
 def _inner(chunk: int) -> int:
     return int(2 ** (chunk.bit_length() // 2))
 
 
-def prepare(system: System, plan: Plan) -> Tensor:
-    """The tables of `_prepare_kernel`, one row a channel."""
-    width, num_states = system.C.shape
-    inner = _inner(plan.chunk)
-    num_powers = inner + plan.chunk // inner + 8
-    size = plan.chunk + (2 + num_powers) * num_states * (2 if system.complex else 1)
-    small = torch.empty((width, size), dtype=torch.float32, device=system.C.device)
-    launch(
-        _prepare_kernel,
-        width,
-        as_pairs(system.A),
-        as_pairs(system.B),
-        as_pairs(system.C),
-        system.dt,
-        system.skip,
-        small,
-        num_states,
-        channel_stride(system.A),
-        plan.steps,
-        cdiv(plan.steps, 2),
-        plan.steps.bit_length(),
-        plan.segments.bit_length() - 1,
-        system.factor,
-        **system.constants(plan.chunk),
-    )
-    return small
-
-
-def prepare_bwd(
-    system: System, partial: Tensor, chunk: int
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor | None]:
-    """Gradients of A, B, C, dt and the skip."""
-    A, B, C, dt, skip, factor, _ = system
-    width, num_states = C.shape
-    dA = torch.empty((width, num_states), dtype=A.dtype, device=A.device)
-    dB = None if B is None else torch.empty_like(B)
-    dskip = None if skip is None else torch.empty_like(skip)
-    dC, ddt = torch.empty_like(C), torch.empty_like(dt)
-    launch(
-        _prepare_bwd_kernel,
-        width,
-        as_pairs(A),
-        as_pairs(B),
-        as_pairs(C),
-        dt,
-        partial,
-        as_pairs(dA),
-        as_pairs(dB),
-        as_pairs(dC),
-        ddt,
-        dskip,
-        width,
-        num_states,
-        channel_stride(system.A),
-        partial.shape[0],
-        factor,
-        **system.constants(chunk),
-    )
-    return dA if A.ndim == 2 else dA.sum(0), dB, dC, ddt, dskip
-
-
-@functools.lru_cache(maxsize=1024)
 def _constants(
     plan: Plan,
     is_complex: bool,
@@ -1078,57 +971,102 @@ def _constants(
     return constants | {"maxnreg": SHORT_REGISTERS} if short and ptx else constants
 
 
-class Sequences(NamedTuple):
-    """What the forward and the backward kernel are told of the inputs, and how they are compiled for them."""
+class Kind:
+    """What calls on tensors of the same forms have in common: plans, what they allocate and launch; no tensors.
 
-    u: Tensor
-    gate_in: Tensor | None
-    gate_out: Tensor | None
-    dy: Tensor | None
-    plan: Plan
-    complex: bool
-    num_states: int
+    trained: whether a backward pass may follow.
+    """
 
-    @property
-    def grid(self) -> int:
-        return self.plan.programs * self.u.shape[2]
+    def __init__(self, factor: float, rule: str, with_end: bool, trained: bool, *forms: Form) -> None:
+        u, gate_in, gate_out, _, A, B, C, _, _ = forms
+        assert u is not None
+        assert A is not None
+        (self.batch, self.length, self.width), _, self.dtype, device = u
+        self.factor, self.rule, self.with_end, self.trained = factor, rule, with_end, trained
+        # from sequence to sequence and from channel to channel
+        self.strides = [(0, 0) if x is None else x[1][::2] for x in (u, gate_in, gate_out)]
+        self.gated = gate_in is not None or gate_out is not None
+        self.time_last = (self.width * self.length, 1, self.length)
+        self.A_dtype, self.A_shared, self.num_states = A[2], len(A[0]) == 1, A[0][-1]
+        self.kinds = [x is not None and x[2].is_complex for x in (A, B, C)]
+        self.complex = any(self.kinds)
+        # numbers of a channel's states
+        self.row = self.num_states * (2 if self.complex else 1)
+        self.state_dtype = torch.complex64 if self.complex else torch.float32
+        config, slots = _config(self.dtype, self.length, self.complex), BUSY_PROGRAMS * num_processors(device)
+        self.plan = plan = _cheapest(self.batch, self.length, self.width, with_end, slots, config)
+        inner = _inner(plan.chunk)
+        self.tables = (self.width, plan.chunk + (2 + inner + plan.chunk // inner + 8) * self.row)
+        self.states = (self.batch, self.width, self.num_states)
+        size = _padded(self.num_states, self.complex) * (2 if self.complex else 1)
+        self.saved = (self.batch, self.width, plan.chunks, size)
+        # as the products of the backward pass take them
+        self.saved_dtype = torch.bfloat16 if self.dtype == torch.bfloat16 and config.states == 1 else torch.float32
+        self.launches: dict[Any, Launch] = {}
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The integers among the arguments."""
+    @functools.cached_property
+    def backward_plan(self) -> Plan:
+        plain = self.dtype == torch.bfloat16 and not self.gated
+        return _backward_plan(self.plan, plain and self.num_states <= 32)
+
+    @functools.cached_property
+    def partial(self) -> tuple[int, int, int]:
+        """Size of the partial sums of gradients of taps, Bbar, c and log Abar."""
+        return self.backward_plan.programs, self.width, self.plan.chunk + 3 * self.row
+
+    @functools.cached_property
+    def prepare(self) -> Launch:
         plan = self.plan
-        strides = (*_strides(self.u), *_strides(self.gate_in), *_strides(self.gate_out))
-        if self.dy is not None:
-            strides = (*strides, *_strides(self.dy))
-        return (*self.u.shape, self.num_states, plan.pieces, plan.steps, plan.chunks, *strides)
+        numbers = self.num_states, 0 if self.A_shared else self.num_states, plan.steps, cdiv(plan.steps, 2)
+        numbers = *numbers, plan.steps.bit_length(), plan.segments.bit_length() - 1, self.factor
+        return Launch(_prepare_kernel, self.width, *numbers, **self._system_constants())
 
-    def constants(self) -> dict[str, Any]:
-        u, gate_in, gate_out, dy, plan, is_complex, num_states = self
-        batch, length, width = u.shape
+    @functools.cached_property
+    def prepare_bwd(self) -> Launch:
+        numbers = self.width, self.num_states, 0 if self.A_shared else self.num_states, self.partial[0], self.factor
+        return Launch(_prepare_bwd_kernel, self.width, *numbers, **self._system_constants())
+
+    def _system_constants(self) -> dict[str, Any]:
+        bits, (a, b, c) = self.plan.chunk.bit_length(), self.kinds
+        return {
+            # one rule has two names
+            "RULE": "zoh" if self.rule == "dss-exp" else self.rule,
+            "A_COMPLEX": a,
+            "B_COMPLEX": b,
+            "C_COMPLEX": c,
+            "COMPLEX": self.complex,
+            "NEAR_BITS": bits // 2,
+            "FAR_BITS": (bits - 1) // 2,
+            # a state a thread, so that sums over powers stay in it; narrower tiles would compute exp, sin, cos twice
+            "BLOCK_N": max(32, power_of_2(self.num_states)),
+            "num_warps": 1,
+        }
+
+    def launch(self, dy: tuple[int, ...] | None, *tensors: Tensor | None) -> None:
+        """The kernel of a pass; dy: in the backward pass, the strides of that gradient."""
+        # a launch is of the same tensors or None
+        key = dy, *[x is None for x in tensors]
+        ready = self.launches.get(key)
+        if ready is None:
+            ready = self.launches[key] = self._make(dy)
+        ready(*tensors)
+
+    def _make(self, dy: tuple[int, ...] | None) -> Launch:
+        kernel, plan = (_lti_fwd_kernel, self.plan) if dy is None else (_lti_bwd_kernel, self.backward_plan)
+        strides = self.strides if dy is None else [*self.strides, dy[::2]]
         # numbers of kept states, and how far the last of the inputs lies
-        most = batch * width * plan.chunks * self.state_size
-        for x in (u, gate_in, gate_out, dy):
-            stride_b, stride_d = _strides(x)
-            most = max(most, batch * stride_b + width * stride_d + length)
-        gated = gate_in is not None or gate_out is not None
-        wide, ptx = most >= 2**31, _speaks_ptx()
-        return _constants(plan, is_complex, num_states, u.dtype, gated, wide, dy is not None, ptx)
-
-    @property
-    def state_size(self) -> int:
-        """Numbers of a state as it is kept."""
-        return _padded(self.num_states, self.complex) * (2 if self.complex else 1)
-
-    def states(self, *count: int) -> Tensor:
-        """Room for some states."""
-        kind = torch.complex64 if self.complex else torch.float32
-        size = (*count, self.u.shape[0], self.u.shape[2], self.num_states)
-        return torch.empty(size, dtype=kind, device=self.u.device)
+        most = self.batch * self.width * plan.chunks * self.saved[-1]
+        for stride_b, stride_d in strides:
+            most = max(most, self.batch * stride_b + self.width * stride_d + self.length)
+        options = self.dtype, self.gated, most >= 2**31, dy is not None, _speaks_ptx()
+        constants = _constants(plan, self.complex, self.num_states, *options)
+        numbers = self.batch, self.length, self.width, self.num_states, plan.pieces, plan.steps, plan.chunks
+        return Launch(kernel, plan.programs * self.width, *numbers, *itertools.chain(*strides), **constants)
 
     def pass_on(self, reached: Tensor, small: Tensor, first: Tensor | None, backward: bool) -> Tensor:
         """The states at which pieces start, from those they reach from zero; in float64, for powers add errors up."""
         kind = torch.complex128 if self.complex else torch.float64
-        last = small[:, -2 * self.num_states * (2 if self.complex else 1) :]
+        last = small[:, -2 * self.row :]
         decay = (torch.view_as_complex(last.unflatten(1, (-1, 2))) if self.complex else last).to(kind)
         decay = decay[:, : self.num_states] + decay[:, self.num_states :]
         if backward:
@@ -1139,55 +1077,57 @@ class Sequences(NamedTuple):
         return torch.stack(starts[::-1] if backward else starts).to(reached.dtype)
 
 
-def _strides(x: Tensor | None) -> tuple[int, ...]:
-    """From sequence to sequence and from channel to channel."""
-    return (0, 0) if x is None else x.stride()[::2]
-
-
-def _time_last(x: Tensor) -> Tensor:
-    """Empty, of the shape of x, with time contiguous."""
-    _, length, width = x.shape
-    # not the transpose of something else: a view that a custom function returns may not be changed in place
-    return torch.empty_strided(x.shape, (width * length, 1, length), dtype=x.dtype, device=x.device)
+# the host needs longer for one than a short sequence takes
+_kept_kind = functools.lru_cache(256)(Kind)
 
 
 def _with_contiguous_time(x: Tensor) -> Tensor:
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
+def prepare(kind: Kind, A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, skip: Tensor | None) -> Tensor:
+    """The tables of `_prepare_kernel`, one row a channel."""
+    small = C.new_empty(kind.tables, dtype=torch.float32)
+    kind.prepare(A, B, C, dt, skip, small)
+    return small
+
+
+def prepare_bwd(
+    kind: Kind, partial: Tensor, A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, skip: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor | None]:
+    """Gradients of A, B, C, dt and the skip."""
+    size = C.shape
+    dA, dC, ddt = C.new_empty(size, dtype=kind.A_dtype), C.new_empty(size), dt.new_empty(dt.shape)
+    dB = None if B is None else B.new_empty(size)
+    dskip = None if skip is None else skip.new_empty(skip.shape)
+    kind.prepare_bwd(A, B, C, dt, partial, dA, dB, dC, ddt, dskip)
+    return dA.sum(0) if kind.A_shared else dA, dB, dC, ddt, dskip
+
+
 def lti_fwd(
+    kind: Kind,
     u: Tensor,
     gate_in: Tensor | None,
     gate_out: Tensor | None,
     small: Tensor,
     initial_state: Tensor | None,
-    plan: Plan,
-    is_complex: bool,
-    num_states: int,
-    with_end: bool,
-    keep: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """y, the state before chunk T // C and, to keep for the backward pass, the states before each chunk."""
-    kind = Sequences(u, gate_in, gate_out, None, plan, is_complex, num_states)
-    given, sizes, constants = (u, gate_in, gate_out, small), kind.sizes, kind.constants()
-    start = initial_state
-    if plan.pieces > 1:
-        ends = kind.states(plan.pieces)
-        launch(_lti_fwd_kernel, kind.grid, *given, None, None, None, as_pairs(ends), *sizes, **constants)
+    """y, on request the state before chunk T // C and, where trained, the states before each chunk."""
+    given, start = (u, gate_in, gate_out, small), initial_state
+    if kind.plan.pieces > 1:
+        ends = u.new_empty((kind.plan.pieces, *kind.states), dtype=kind.state_dtype)
+        kind.launch(None, *given, None, None, None, ends)
         start = kind.pass_on(ends, small, initial_state, False)
-    y = _time_last(u)
-    saved = None
-    if keep:
-        # as the products of the backward pass take them
-        narrow = u.dtype == torch.bfloat16 and plan.config.states == 1
-        size = (u.shape[0], u.shape[2], plan.chunks, kind.state_size)
-        saved = torch.empty(size, dtype=torch.bfloat16 if narrow else torch.float32, device=u.device)
-    end = kind.states() if with_end else None
-    launch(_lti_fwd_kernel, kind.grid, *given, as_pairs(start), y, saved, as_pairs(end), *sizes, **constants)
+    # not the transpose of something else: a view that a custom function returns may not be changed in place
+    y = u.new_empty_strided(u.shape, kind.time_last)
+    saved = u.new_empty(kind.saved, dtype=kind.saved_dtype) if kind.trained else None
+    end = u.new_empty(kind.states, dtype=kind.state_dtype) if kind.with_end else None
+    kind.launch(None, *given, start, y, saved, end)
     return y, end, saved
 
 
 def lti_bwd(
+    kind: Kind,
     u: Tensor,
     gate_in: Tensor | None,
     gate_out: Tensor | None,
@@ -1195,53 +1135,26 @@ def lti_bwd(
     small: Tensor,
     saved: Tensor,
     dend: Tensor | None,
-    plan: Plan,
-    is_complex: bool,
-    num_states: int,
     with_start: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None]:
     """Gradients of u, the gates, partial ones of taps, Bbar, c and log Abar [*, D, *], and of the initial state."""
-    plain = u.dtype == torch.bfloat16 and gate_in is None and gate_out is None
-    plan = _backward_plan(plan, plain and num_states <= 32)
-    kind = Sequences(u, gate_in, gate_out, dy, plan, is_complex, num_states)
-    given, sizes, constants = (u, gate_in, gate_out, dy, small, saved), kind.sizes, kind.constants()
-    after = None
-    if plan.pieces > 1:
-        starts = kind.states(plan.pieces)
-        outputs = None, None, None, as_pairs(starts), None
-        launch(_lti_bwd_kernel, kind.grid, *given, None, as_pairs(dend), *outputs, *sizes, **constants)
+    given, strides, after, pieces = (u, gate_in, gate_out, dy, small, saved), dy.stride(), None, kind.plan.pieces
+    if pieces > 1:
+        starts = u.new_empty((pieces, *kind.states), dtype=kind.state_dtype)
+        kind.launch(strides, *given, None, dend, None, None, None, starts, None)
         after = kind.pass_on(starts, small, None, True)
-    du = _time_last(u)
-    dgate_in = None if gate_in is None else _time_last(gate_in)
-    dgate_out = None if gate_out is None else _time_last(gate_out)
-    dstart = kind.states() if with_start else None
-    size = plan.chunk + 3 * num_states * (2 if is_complex else 1)
-    partial = torch.empty((plan.programs, u.shape[2], size), dtype=torch.float32, device=u.device)
-    outputs = du, dgate_in, dgate_out, as_pairs(dstart), partial
-    launch(_lti_bwd_kernel, kind.grid, *given, as_pairs(after), as_pairs(dend), *outputs, *sizes, **constants)
+    size, order = u.shape, kind.time_last
+    du = u.new_empty_strided(size, order)
+    dgate_in = None if gate_in is None else gate_in.new_empty_strided(size, order)
+    dgate_out = None if gate_out is None else gate_out.new_empty_strided(size, order)
+    dstart = u.new_empty(kind.states, dtype=kind.state_dtype) if with_start else None
+    partial = u.new_empty(kind.partial, dtype=torch.float32)
+    kind.launch(strides, *given, after, dend, du, dgate_in, dgate_out, dstart, partial)
     return du, dgate_in, dgate_out, partial, dstart
 
 
-def _run(
-    u: Tensor,
-    gate_in: Tensor | None,
-    gate_out: Tensor | None,
-    initial_state: Tensor | None,
-    system: System,
-    with_end: bool,
-    keep: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Plan]:
-    """y, the state before chunk T // C, and what the backward pass takes: kept states, tables, the plan."""
-    plan = _plan(u, system.complex, with_end)
-    small = prepare(system, plan)
-    num_states = system.A.shape[-1]
-    start = _dense(initial_state)
-    y, end, saved = lti_fwd(u, gate_in, gate_out, small, start, plan, system.complex, num_states, with_end, keep)
-    return y, end, saved, small, plan
-
-
 class LtiSsm(torch.autograd.Function):
-    """(u, both gates, initial state, A, B, C, dt, D, factor, rule, with_end) to y and the state before chunk T // C."""
+    """(u, both gates, initial state, A, B, C, dt, D) and their `Kind` to y and the state before chunk T // C."""
 
     @staticmethod
     def forward(
@@ -1252,25 +1165,23 @@ class LtiSsm(torch.autograd.Function):
         initial_state: Tensor | None,
         *rest: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        system, with_end = System(*rest[:-1]).dense(), rest[-1]
-        y, end, saved, small, ctx.plan = _run(u, gate_in, gate_out, initial_state, system, with_end, True)
-        ctx.save_for_backward(u, gate_in, gate_out, saved, small, *system[:5])
-        ctx.options = system[5:]
+        *system, ctx.kind = rest
+        small = prepare(ctx.kind, *system)
+        y, end, saved = lti_fwd(ctx.kind, u, gate_in, gate_out, small, initial_state)
+        ctx.save_for_backward(u, gate_in, gate_out, saved, small, *system)
         ctx.set_materialize_grads(False)
         return y, end
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dend: Tensor | None) -> tuple[Tensor | None, ...]:
-        u, gate_in, gate_out, saved, small, *parameters = ctx.saved_tensors
-        system, plan = System(*parameters, *ctx.options), ctx.plan
-        dy = _time_last(u).zero_() if dy is None else _with_contiguous_time(dy)
-        dend, num_states, with_start = _dense(dend), system.A.shape[-1], ctx.needs_input_grad[3]
+        u, gate_in, gate_out, saved, small, *system = ctx.saved_tensors
+        kind, with_start = ctx.kind, ctx.needs_input_grad[3]
+        dy = u.new_empty_strided(u.shape, kind.time_last).zero_() if dy is None else _with_contiguous_time(dy)
         du, dgate_in, dgate_out, partial, dstart = lti_bwd(
-            u, gate_in, gate_out, dy, small, saved, dend, plan, system.complex, num_states, with_start
+            kind, u, gate_in, gate_out, dy, small, saved, _dense(dend), with_start
         )
-        gradients = prepare_bwd(system, partial, plan.chunk)
-        return du, dgate_in, dgate_out, dstart, *gradients, None, None, None
+        return du, dgate_in, dgate_out, dstart, *prepare_bwd(kind, partial, *system), None
 
 
 def lti_ssm_triton(
@@ -1289,16 +1200,17 @@ def lti_ssm_triton(
     return_final_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """y [B, T, D] as u, time contiguous, and on request the final state [B, D, N] in float32 or complex64."""
-    kind = state_dtype(A, B, C, torch.float32)
     u = _with_contiguous_time(u)
     gate_in = None if gate_in is None else _with_contiguous_time(gate_in)
     gate_out = None if gate_out is None else _with_contiguous_time(gate_out)
-    initial_state = None if initial_state is None else initial_state.to(kind)
-    system = System(A, B, C, dt, D, 2.0 if conj_pairs else 1.0, discretization)
-    tensors = (u, gate_in, gate_out, initial_state, *system[:5])
+    is_complex = A.is_complex() or C.is_complex() or (B is not None and B.is_complex())
+    if initial_state is not None:
+        initial_state = _dense(initial_state.to(torch.complex64 if is_complex else torch.float32))
+    system = A, B, C, dt, D = _dense(A), _dense(B), _dense(C), _dense(dt), _dense(D)
+    tensors = (u, gate_in, gate_out, initial_state, *system)
     trained = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-    single = u.dtype == torch.bfloat16 and _plan(u, kind.is_complex, False).config.states == 1
-    if trained and kind.is_complex and A.shape[-1] > MAX_PAIRS and not single:
+    single = u.dtype == torch.bfloat16 and u.shape[1] >= AVERAGING_LENGTH
+    if trained and is_complex and A.shape[-1] > MAX_PAIRS and not single:
         # a backward pass of all modes would take more shared memory than there is; y is a sum over modes
         run = functools.partial(
             lti_ssm_triton,
@@ -1323,13 +1235,15 @@ def lti_ssm_triton(
         if state is not None and state_of_others is not None:
             state = torch.cat([state, state_of_others], -1)
         return y + others, state
+    options = 2.0 if conj_pairs else 1.0, discretization, return_final_state, trained
+    kind = (_kept_kind if u.is_cuda else Kind)(*options, *map(form, tensors))
     if trained:
-        y, state = LtiSsm.apply(*tensors, *system[5:], return_final_state)
+        y, state = LtiSsm.apply(*tensors, kind)
     else:
-        y, state, *_ = _run(u, gate_in, gate_out, initial_state, system.dense(), return_final_state, False)
+        y, state, _ = lti_fwd(kind, u, gate_in, gate_out, prepare(kind, *system), initial_state)
     if state is None:
         return y, None
-    rest = u.shape[1] % _plan(u, kind.is_complex, True).chunk
+    rest = u.shape[1] % kind.plan.chunk
     if not rest:
         return y, state
     # the last steps that are no whole chunk
@@ -1341,7 +1255,7 @@ def lti_ssm_triton(
         added = added if factor is None else added * factor
     state = torch.exp(z * rest) * state + added
     # the logarithm of a negative Abar makes a real system complex on the way only
-    return y, (state if kind.is_complex else state.real).to(kind)
+    return y, (state if kind.complex else state.real).to(kind.state_dtype)
 
 
 def lti_ssm_triton_bidirectional(

@@ -80,6 +80,12 @@ def test_any_number_of_states(state):
     assert_results_close(make_inputs(2, 1500, 24, state), torch.bfloat16)
 
 
+def test_a_skip_in_half_precision_has_its_gradient():
+    inputs = make_inputs(2, 1500, 24)
+    skip = inputs.pop("D").bfloat16()
+    assert_results_close(inputs | {"D": skip}, torch.bfloat16)
+
+
 @pytest.mark.parametrize("length", [1, 65, 1000])
 @pytest.mark.parametrize(("dtype", "complex_"), [(BF16, True), (FP16, True), (FP32, True), (BF16, False)])
 def test_the_kernel_equals_the_loop(length, dtype, complex_):

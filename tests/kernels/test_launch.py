@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 from kernels import launch as module
-from kernels.launch import Launch, cdiv, launch, power_of_2
+from kernels.launch import Launch, cdiv, form, launch, power_of_2
 
 STREAM = 17
 
@@ -183,3 +183,22 @@ def test_a_profiler_gets_what_triton_tells_it_of_a_kept_launch(kernel, monkeypat
 def test_sizes_round_up():
     assert [cdiv(n, 4) for n in (1, 4, 5)] == [1, 1, 2]
     assert [power_of_2(n) for n in (1, 2, 3, 64, 65)] == [1, 2, 4, 64, 128]
+
+
+def test_a_kernel_gets_complex_numbers_as_pairs(kernel, monkeypatch):
+    pairs = tensor(32)
+    monkeypatch.setattr(torch, "view_as_real", lambda x: pairs)
+    ready = kept(kernel)
+    for _ in range(2):
+        ready(tensor(32, torch.complex64), None)
+    assert kernel.asked == [((7,), (pairs, None, 48, 0.5), {"PRECISE": False, "BLOCK": 64, "num_warps": 4})]
+    assert kernel.started == [((7, 1, 1), (pairs, None, 48, 0.5, 64, False))]
+    ready(tensor(48, torch.complex64), None)
+    assert kernel.started[1:] == [((7, 1, 1), (48, None, 48, 0.5, 64, False))]
+
+
+def test_forms_tell_apart_what_kernels_are_compiled_for():
+    x = torch.empty(2, 3)
+    others = torch.empty(3, 2), torch.empty(3, 2).T, x.half(), torch.empty(2, 3, device="meta"), None
+    assert form(x) == form(torch.zeros(2, 3))
+    assert form(x) not in [form(other) for other in others]

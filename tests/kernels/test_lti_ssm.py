@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import sys
+import weakref
 from functools import partial
 
 import pytest
@@ -177,6 +180,19 @@ def test_wrong_arguments_are_named():
 NUM_CHANNELS = 2
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_kept():
+    """What kinds of calls have in common is kept on a GPU, and tests change what it comes from."""
+
+    def forget():
+        if (impl := sys.modules.get("kernels.lti_ssm.triton")) is not None:
+            impl._kept_kind.cache_clear()
+
+    forget()
+    yield
+    forget()
+
+
 def make_kernel_inputs(length, discretization="zoh", **options):
     return make_inputs(length, **({"discretization": discretization, "width": NUM_CHANNELS} | options))
 
@@ -247,7 +263,7 @@ def test_more_modes_than_a_backward_pass_has_room_for_are_summed_in_two_parts(dt
     impl = pytest.importorskip("kernels.lti_ssm.triton")
     monkeypatch.setattr(impl, "MAX_PAIRS", STATE - 1)
     sizes, prepare = [], impl.prepare
-    monkeypatch.setattr(impl, "prepare", lambda system, plan: sizes.append(system.C.shape) or prepare(system, plan))
+    monkeypatch.setattr(impl, "prepare", lambda kind, *system: sizes.append(system[2].shape) or prepare(kind, *system))
     assert_kernel_matches(make_kernel_inputs(65), dtype)
     assert sizes[:2] == [(NUM_CHANNELS, STATE - 1), (NUM_CHANNELS, 1)]
 
@@ -391,11 +407,19 @@ def test_short_sequences_in_bfloat16_lose_next_to_nothing_in_the_state():
 
 
 @pytest.mark.parametrize(("length", "wide"), [(2**19, False), (2**20, True)])
-def test_offsets_take_64_bits_where_32_are_too_few(length, wide):
+def test_offsets_take_64_bits_where_32_are_too_few(length, wide, monkeypatch):
     impl = pytest.importorskip("kernels.lti_ssm.triton")
     u = time_contiguous(torch.empty(2, length, 1024, dtype=torch.bfloat16, device="meta"))
-    plan = impl._cheapest(*u.shape, False, 3 * 132, impl.CONFIGS[2])
-    assert impl.Sequences(u, None, None, None, plan, True, 32).constants()["WIDE"] == wide
+    A = torch.empty(1024, 32, dtype=torch.complex64, device="meta")
+    monkeypatch.setattr(impl, "num_processors", lambda device: 132)
+    monkeypatch.setattr(impl, "_speaks_ptx", lambda: True)
+    forms = [impl.form(x) for x in (u, None, None, None, A, None, A, A[:, 0].real, None)]
+    kind, launches = impl.Kind(2.0, "zoh", False, False, *forms), []
+    monkeypatch.setattr(
+        impl, "Launch", lambda *args, **constants: launches.append(constants) or (lambda *tensors: None)
+    )
+    kind.launch(None, u)
+    assert [constants["WIDE"] for constants in launches] == [wide]
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -534,3 +558,139 @@ def test_what_the_kernel_cannot_do_is_named():
         lti_ssm(**(inputs | {"A": inputs["A"].to(torch.complex128)}), backend="triton")
     with pytest.raises(ValueError, match="not one of 'auto', 'torch', 'triton'"):
         lti_ssm(**inputs, backend="cuda")
+
+
+def keep_launches(monkeypatch):
+    """What calls have in common is kept as on a GPU, and a launch sees to it that its tensors are of the same kinds."""
+    impl = pytest.importorskip("kernels.lti_ssm.triton")
+    launches = []
+
+    class Watched(impl.Launch):
+        def __init__(self, *args, **constants):
+            super().__init__(*args, **constants)
+            self.kinds, self.calls = None, 0
+            launches.append(self)
+
+        def __call__(self, *tensors):
+            kinds = [None if x is None else x.dtype for x in tensors]
+            assert self.kinds in (None, kinds)
+            self.kinds, self.calls = kinds, self.calls + 1
+            super().__call__(*tensors)
+
+    monkeypatch.setattr(impl, "Launch", Watched)
+    kept = functools.lru_cache(256)(impl.Kind)
+    monkeypatch.setattr(impl, "Kind", kept)
+    monkeypatch.setattr(impl, "_kept_kind", kept)
+    return launches
+
+
+def make_narrow_inputs(length):
+    inputs = on_device(make_kernel_inputs(length), torch.bfloat16)
+    inputs |= {name: inputs[name].float() for name in ("dt", "D")}
+    return inputs | {name: time_contiguous(inputs[name]) for name in ("u", "gate_in", "gate_out")}
+
+
+@pytest.mark.parametrize("processors", [1, 1000], ids=["whole", "pieces"])
+@pytest.mark.usefixtures("small_tiles")
+def test_inputs_of_another_kind_start_what_they_would_alone(processors, monkeypatch):
+    """Inputs that differ from others in one thing; what would be started stands for results."""
+    impl = pytest.importorskip("kernels.lti_ssm.triton")
+    monkeypatch.setattr(impl, "num_processors", lambda device: processors)
+    monkeypatch.setattr(impl, "BUSY_PROGRAMS", 1)
+    inputs = make_narrow_inputs(600)
+    real = {name: inputs[name].real.contiguous() for name in ("A", "B", "C", "initial_state")}
+    changes = [
+        {},
+        {"gate_in": None},
+        {"gate_out": None},
+        {"initial_state": None},
+        {"D": None},
+        {"B": None},
+        {"A": inputs["A"][0]},
+        {"C": real["C"]},
+        real | {"conj_pairs": False},
+        {"conj_pairs": False},
+        {"discretization": "bilinear"},
+        {"return_final_state": True},
+        {"dt": inputs["dt"].bfloat16()},
+        {"D": inputs["D"].bfloat16()},
+        {name: inputs[name].float() for name in ("u", "gate_in", "gate_out")},
+        {name: inputs[name][:, :599] for name in ("u", "gate_in", "gate_out")},
+        {name: inputs[name][:1] for name in ("u", "gate_in", "gate_out", "initial_state")},
+        {name: inputs[name][..., :1] for name in ("u", "gate_in", "gate_out")}
+        | {name: inputs[name][:1] for name in ("A", "B", "C", "dt", "D")}
+        | {"initial_state": inputs["initial_state"][:, :1]},
+        {name: inputs[name][..., :1] for name in ("A", "B", "C", "initial_state")},
+        {"u": half_of_a_projection(inputs["u"])},
+        {"gate_in": half_of_a_projection(inputs["gate_in"])},
+        {"gate_out": half_of_a_projection(inputs["gate_out"])},
+    ]
+
+    class Started(impl.Launch):
+        def __call__(self, *tensors):
+            kinds = [x is not None and (x.dtype, x.shape) for x in tensors]
+            assert kinds == self.__dict__.setdefault("kinds", kinds)
+            started[-1].append((self.kernel, self.grid, self.numbers, self.constants, kinds))
+
+    def start_all():
+        started.clear()
+        for change in changes:
+            given = inputs | change
+            leaves = {name: x.detach().requires_grad_() for name, x in given.items() if torch.is_tensor(x)}
+            started.append([])
+            lti_ssm(**given, backend="triton")
+            started.append([])
+            outputs = TRITON(**{**given | leaves, "return_final_state": True})
+            torch.autograd.grad(outputs, list(leaves.values()), outputs)
+            started.append([])
+            y = lti_ssm(**{**given | leaves, "return_final_state": True}, backend="triton")[0]
+            torch.autograd.grad(y, list(leaves.values()), half_of_a_projection(y))
+            started.append([])
+            # nothing asks for the gradient of the initial state
+            y = lti_ssm(**given | {"u": leaves["u"]}, backend="triton")
+            y = y[0] if isinstance(y, tuple) else y
+            torch.autograd.grad(y, leaves["u"], y)
+        return list(started)
+
+    started = []
+    monkeypatch.setattr(impl, "Launch", Started)
+    expected = start_all()
+    # forward, prepare, and backward, prepare; of pieces one more each
+    assert max(map(len, expected)) == (4 if processors == 1 else 6)
+    kept = functools.lru_cache(None)(impl.Kind)
+    monkeypatch.setattr(impl, "Kind", kept)
+    monkeypatch.setattr(impl, "_kept_kind", kept)
+    for _ in range(2):
+        for index, (actual, e) in enumerate(zip(start_all(), expected, strict=True)):
+            assert actual == e, list(changes[index // 4])
+    assert kept.cache_info().hits
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_launches_that_are_kept_give_the_same(monkeypatch):
+    inputs = make_narrow_inputs(20)
+    leaves = {name: x.detach().requires_grad_() for name, x in inputs.items() if torch.is_tensor(x)}
+
+    def results():
+        outputs = TRITON(**inputs | leaves)
+        return [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), outputs)]
+
+    expected = results()
+    launches = keep_launches(monkeypatch)
+    for _ in range(2):
+        for index, (actual, e) in enumerate(zip(results(), expected, strict=True)):
+            assert torch.equal(actual, e), index
+    assert [launch.calls for launch in launches] == [2] * 4
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_what_is_kept_holds_no_tensors(monkeypatch):
+    launches = keep_launches(monkeypatch)
+    inputs = on_device(make_kernel_inputs(40))
+    leaves = {name: x.requires_grad_() for name, x in inputs.items() if torch.is_tensor(x)}
+    y, state = TRITON(**inputs)
+    torch.autograd.grad([y, state], list(leaves.values()), [y, state])
+    known = [weakref.ref(x) for x in (y, state, *leaves.values())]
+    del inputs, leaves, y, state
+    assert len(launches) == 4
+    assert [x() for x in known] == [None] * len(known)

@@ -21,6 +21,8 @@ __all__ = ["fft_conv"]
 LEAST_LAGS, MOST_LAGS = 512, 16384
 LEAST_ROWS = 8192
 """Of the batch and time together."""
+FEW_LAGS, LEAST_NUMBERS = 64, 2**22
+"""Filters like the shift model's of H3, and of how many numbers u must consist for them."""
 
 
 def fft_conv(
@@ -56,7 +58,11 @@ def _products_win(u: Tensor, filter: Tensor) -> bool:
     """Where Toeplitz products were measured to be faster than transforms, see the README."""
     batch, steps, _ = u.shape
     lags = min(steps, filter.shape[1])
-    return u.dtype == torch.bfloat16 and LEAST_LAGS <= lags <= MOST_LAGS and batch * steps >= LEAST_ROWS
+    if u.dtype != torch.bfloat16:
+        return False
+    if lags <= FEW_LAGS:
+        return u.numel() >= LEAST_NUMBERS
+    return LEAST_LAGS <= lags <= MOST_LAGS and batch * steps >= LEAST_ROWS
 
 
 def _check(u: Tensor, filter: Tensor, *, D: Tensor | None, gate_in: Tensor | None, gate_out: Tensor | None) -> None:

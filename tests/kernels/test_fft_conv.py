@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 
+import kernels.fft_conv as impl
 from kernels.fft_conv import fft_conv
 from kernels.fft_conv.chunked import fast_length
 from kernels.fft_conv.reference import fft_conv_reference
@@ -235,3 +236,20 @@ def test_no_gradient_gives_no_gradient_of_taps():
 def test_the_gradient_of_taps_repeats_bitwise():
     x, dy = torch.randn(2, 3, 1024, 2)
     assert torch.equal(gradient_of_taps(x, dy, 1024)[0], gradient_of_taps(x, dy, 1024)[0])
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "width", "lags", "dtype", "expected"),
+    [
+        (8, 1024, 1024, 1024, torch.bfloat16, True),
+        (8, 16384, 1024, 16384, torch.bfloat16, True),
+        (8, 32768, 1024, 32768, torch.bfloat16, False),
+        (8, 512, 64, 512, torch.bfloat16, False),
+        (8, 2048, 1024, 64, torch.bfloat16, True),
+        (64, 512, 64, 64, torch.bfloat16, False),
+        (8, 1024, 1024, 1024, torch.float32, False),
+    ],
+)
+def test_auto_takes_products_where_they_were_measured_to_be_faster(batch, length, width, lags, dtype, expected):
+    u = torch.empty(batch, length, width, dtype=dtype, device="meta")
+    assert impl._products_win(u, torch.empty(width, lags, device="meta")) is expected

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 
+import kernels.lti_ssm as package
 import kernels.lti_ssm.chunked as chunked
 from kernels.lti_ssm import lti_ssm, lti_ssm_step
 from kernels.lti_ssm.reference import lti_ssm_reference
@@ -694,3 +695,18 @@ def test_what_is_kept_holds_no_tensors(monkeypatch):
     del inputs, leaves, y, state
     assert len(launches) == 4
     assert [x() for x in known] == [None] * len(known)
+
+
+@pytest.mark.parametrize(
+    ("length", "state", "dtype", "trained", "expected"),
+    [
+        (8192, 64, torch.bfloat16, True, True),
+        (256, 32, torch.float32, True, True),
+        (512, 32, torch.float32, True, False),
+        (8192, 32, torch.float32, False, True),
+        (256, 64, torch.float32, False, False),
+    ],
+)
+def test_auto_takes_the_kernels_where_they_were_measured_to_be_faster(length, state, dtype, trained, expected):
+    u = torch.empty(8, length, 16, dtype=dtype, device="meta", requires_grad=trained)
+    assert package._kernels_win(u, torch.empty(16, state, device="meta")) is expected

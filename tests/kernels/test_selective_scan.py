@@ -382,6 +382,23 @@ def test_the_kernel_keeps_far_less_than_the_states_of_all_times():
     assert [numel for pointer, numel in kept.items() if pointer not in given] == [48 // 16 * 4 * 8]
 
 
+def test_what_is_saved_for_backward_may_come_back_in_other_memory(small_chunks):
+    inputs = on_device(make_inputs(1, 18, 2, 4), torch.bfloat16)
+    names = ("x", "dt", "z", "B", "C")
+    leaves = [inputs[n].requires_grad_() for n in names]
+
+    def output():
+        # halves of wider tensors, as those of a projection are
+        halves = {n: torch.cat([inputs[n], inputs[n]], -1)[..., : inputs[n].shape[-1]] for n in names}
+        return TRITON(**inputs | halves)[0].sum()
+
+    expected = torch.autograd.grad(output(), leaves)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, torch.Tensor.contiguous):
+        actual = torch.autograd.grad(output(), leaves)
+    for a, e in zip(actual, expected, strict=True):
+        assert torch.equal(a, e)
+
+
 def test_wrong_arguments_are_named():
     inputs = make_inputs(2, 8, 6, 5)
     with pytest.raises(ValueError, match=r"selective_scan: C must be \[2, 8, 5\] or \[6, 5\]"):

@@ -35,6 +35,27 @@ def form(x: torch.Tensor | None) -> Form:
     return None if x is None else (x.shape, x.stride(), x.dtype, x.device)
 
 
+def save(ctx: Any, *tensors: torch.Tensor | None) -> None:
+    """ctx.save_for_backward for kernels that go by the memory of what they read, see `saved`."""
+    ctx.save_for_backward(*tensors)
+    ctx.memory = [None if x is None else x.stride() for x in tensors]
+
+
+def saved(ctx: Any) -> list[Any]:
+    """What was saved, in the memory it had: hooks that keep it elsewhere may return it in other."""
+    return [
+        x if x is None else _in_memory(x, strides) for x, strides in zip(ctx.saved_tensors, ctx.memory, strict=True)
+    ]
+
+
+def _in_memory(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    if x.stride() == strides:
+        return x
+    # of what was expanded there is one
+    once = x[tuple(slice(1) if stride == 0 else slice(None) for stride in strides)]
+    return torch.empty_strided(once.shape, strides, dtype=x.dtype, device=x.device).copy_(once).expand(x.shape)
+
+
 @functools.cache
 def num_processors(device: torch.device) -> int:
     """Multiprocessors of the GPU that Triton launches on; asking takes a millisecond. One under the interpreter."""

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import cdiv, launch, power_of_2
+from kernels.launch import cdiv, launch, power_of_2, save, saved
 from kernels.sums import COLUMNS, ROWS, column_sums
 
 
@@ -534,7 +534,7 @@ class CausalConv1d(torch.autograd.Function):
         weight = weight.contiguous()
         bias = None if bias is None else bias.contiguous()
         initial_state = None if initial_state is None else initial_state.contiguous()
-        ctx.save_for_backward(x, weight, bias, initial_state)
+        save(ctx, x, weight, bias, initial_state)
         ctx.activation = activation
         ctx.set_materialize_grads(False)
         return conv_fwd(x, weight, bias, initial_state, activation, return_final_state)
@@ -542,7 +542,7 @@ class CausalConv1d(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, weight, bias, initial_state = ctx.saved_tensors
+        x, weight, bias, initial_state = saved(ctx)
         channel_first = _is_channel_first(x)
         if dy is None:
             dy = _dense(x, channel_first).zero_()

@@ -47,7 +47,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.fft_conv.chunked import fast_length, fft_conv_chunked
-from kernels.launch import cdiv, launch, num_processors, power_of_2
+from kernels.launch import cdiv, launch, num_processors, power_of_2, save, saved
 from kernels.ssm_kernel.triton import float32_products
 
 
@@ -780,13 +780,13 @@ class FftConv(torch.autograd.Function):
         ctx: Any, u: Tensor, filter: Tensor, skip: Tensor | None, gate_in: Tensor | None, gate_out: Tensor | None
     ) -> Tensor:
         y, source, taps, plain, ctx.plan, ctx.lags = fft_conv_fwd(u, filter, skip, gate_in, gate_out, True)
-        ctx.save_for_backward(*source, taps, plain, gate_out, filter, skip)
+        save(ctx, *source, taps, plain, gate_out, filter, skip)
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, u, gate_in, taps, plain, gate_out, filter, skip = ctx.saved_tensors
+        x, u, gate_in, taps, plain, gate_out, filter, skip = saved(ctx)
         plan, lags, length = ctx.plan, ctx.lags, dy.shape[1]
         source = Gated(x, u, gate_in)
         # of rounded factors the gradient of the skip, a single lag, would lose too much

@@ -46,7 +46,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import Launch, cdiv, power_of_2
+from kernels.launch import Launch, cdiv, power_of_2, save, saved
 
 NONE, HEAD, CHANNEL = 0, 1, 2
 """What decays: nothing, a head (constant or by step), a channel."""
@@ -1273,7 +1273,7 @@ class GatedLinearAttention(torch.autograd.Function):
         *options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         o, final, (common, *kept) = attend(q, k, v, g, initial_state, *options, keep=True)
-        ctx.save_for_backward(*kept)
+        save(ctx, *kept)
         ctx.options = common, options[0], None if initial_state is None else initial_state.dtype
         ctx.set_materialize_grads(False)
         return o, final
@@ -1281,7 +1281,7 @@ class GatedLinearAttention(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, g, states, *made = ctx.saved_tensors
+        q, k, v, g, states, *made = saved(ctx)
         common, on_value, initial_dtype = ctx.options
         do = torch.zeros_like(v) if do is None else rows(do)
         dfinal = None if dfinal is None else dfinal.contiguous()

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from kernels.gated_linear_attention.triton import Plan, backward, forward, plan, recorded, rows
 from kernels.gated_slot_attention.reference import State
-from kernels.launch import cdiv, launch, power_of_2
+from kernels.launch import cdiv, launch, power_of_2, save, saved
 
 BLOCK = 4096
 """Numbers of a program that takes a softmax."""
@@ -111,7 +111,7 @@ class GatedSlotAttention(torch.autograd.Function):
         *options: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         o, final_1, final_2, (first, second, *kept) = attend(q, k, v, slots, g, keys, values, *options, keep=True)
-        ctx.save_for_backward(*kept)
+        save(ctx, *kept)
         ctx.options = first, second, [None if x is None else x.dtype for x in (keys, values)]
         ctx.set_materialize_grads(False)
         return o, final_1, final_2
@@ -121,7 +121,7 @@ class GatedSlotAttention(torch.autograd.Function):
     def backward(
         ctx: Any, do: Tensor | None, dkeys: Tensor | None, dvalues: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        q, k, v, slots, g, p, states_1, states_2, *made = ctx.saved_tensors
+        q, k, v, slots, g, p, states_1, states_2, *made = saved(ctx)
         first, second, initial_dtypes = ctx.options
         do = torch.zeros_like(v) if do is None else rows(do)
         dinitial = [

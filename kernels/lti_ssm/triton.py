@@ -47,7 +47,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import Form, Launch, cdiv, form, num_processors, power_of_2
+from kernels.launch import Form, Launch, cdiv, form, num_processors, power_of_2, save, saved
 from kernels.lti_ssm.chunked import _powers_sum
 from kernels.ssm_kernel.chunked import widen
 from kernels.ssm_kernel.discretize import discretize
@@ -1167,19 +1167,19 @@ class LtiSsm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         *system, ctx.kind = rest
         small = prepare(ctx.kind, *system)
-        y, end, saved = lti_fwd(ctx.kind, u, gate_in, gate_out, small, initial_state)
-        ctx.save_for_backward(u, gate_in, gate_out, saved, small, *system)
+        y, end, states = lti_fwd(ctx.kind, u, gate_in, gate_out, small, initial_state)
+        save(ctx, u, gate_in, gate_out, states, small, *system)
         ctx.set_materialize_grads(False)
         return y, end
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dend: Tensor | None) -> tuple[Tensor | None, ...]:
-        u, gate_in, gate_out, saved, small, *system = ctx.saved_tensors
+        u, gate_in, gate_out, states, small, *system = saved(ctx)
         kind, with_start = ctx.kind, ctx.needs_input_grad[3]
         dy = u.new_empty_strided(u.shape, kind.time_last).zero_() if dy is None else _with_contiguous_time(dy)
         du, dgate_in, dgate_out, partial, dstart = lti_bwd(
-            kind, u, gate_in, gate_out, dy, small, saved, _dense(dend), with_start
+            kind, u, gate_in, gate_out, dy, small, states, _dense(dend), with_start
         )
         return du, dgate_in, dgate_out, dstart, *prepare_bwd(kind, partial, *system), None
 

@@ -42,7 +42,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from kernels.launch import cdiv, launch, num_processors, power_of_2
+from kernels.launch import cdiv, launch, num_processors, power_of_2, save, saved
 from kernels.sums import COLUMNS, ROWS, column_sums
 
 
@@ -1395,14 +1395,10 @@ def _maps(B: Tensor, C: Tensor, padded: int) -> Maps:
     ptx = _speaks_ptx()
     packed = all(m.ndim == 2 or m.dtype == torch.bfloat16 for m in (B, C)) and not B.ndim == C.ndim == 2
     b, c = (m if m.ndim == 2 else _words_of(m, padded, packed) for m in (B, C))
+    b_strides, c_strides = ((None, None) if m.ndim == 2 else _strides(m) for m in (b, c))
     # up to 32 a lane finds its words of a map in one register; the interpreter, which has no lanes, plays along
     shuffle = (ptx or triton.knobs.runtime.interpret) and padded // (2 if packed else 1) <= 32
-    constants = {"PACKED": packed, "SHUFFLE": shuffle, "PTX": ptx}
-    return Maps(b, c, (B.dtype, C.dtype), _map_strides(b, c), constants)
-
-
-def _map_strides(*maps: Tensor) -> tuple[int | None, ...]:
-    return tuple(stride for m in maps for stride in ((None, None) if m.ndim == 2 else _strides(m)))
+    return Maps(b, c, (B.dtype, C.dtype), (*b_strides, *c_strides), {"PACKED": packed, "SHUFFLE": shuffle, "PTX": ptx})
 
 
 def _words_of(m: Tensor, padded: int, packed: bool) -> Tensor:
@@ -1572,8 +1568,8 @@ class SelectiveScan(torch.autograd.Function):
         inputs = (skip, z, bias, softplus, initial_state, return_final_state)
         y, final_state, chunks = scan_fwd(x, dt, A, maps, *inputs, save=True)
         # words are views of B and C, or what would have to be made again
-        ctx.save_for_backward(x, dt, A, maps.B, maps.C, skip, z, bias, chunks)
-        ctx.softplus, ctx.dtypes, ctx.constants = softplus, maps.dtypes, maps.constants
+        save(ctx, x, dt, A, maps.B, maps.C, skip, z, bias, chunks)
+        ctx.softplus, ctx.maps = softplus, maps[2:]
         ctx.initial_dtype = None if initial_state is None else initial_state.dtype
         ctx.set_materialize_grads(False)
         return y, final_state
@@ -1581,9 +1577,8 @@ class SelectiveScan(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, dt, A, B, C, skip, z, bias, chunks = ctx.saved_tensors
-        # what was saved may come back in other memory, as from a hook that had it elsewhere meanwhile
-        maps = Maps(B, C, ctx.dtypes, _map_strides(B, C), ctx.constants)
+        x, dt, A, B, C, skip, z, bias, chunks = saved(ctx)
+        maps = Maps(B, C, *ctx.maps)
         dy = torch.zeros_like(x) if dy is None else _channel_last(dy)
         dfinal = None if dfinal is None else dfinal.contiguous()
         gradients = scan_bwd(x, dt, A, maps, skip, z, bias, ctx.softplus, chunks, dy, dfinal, ctx.initial_dtype)

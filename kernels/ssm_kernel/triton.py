@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import cdiv, launch, power_of_2
+from kernels.launch import cdiv, launch, power_of_2, save, saved
 from kernels.ssm_kernel.system import (
     abar,
     as_pairs,
@@ -371,14 +371,14 @@ class SsmKernel(torch.autograd.Function):
     def forward(
         ctx: Any, A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, length: int, factor: float, rule: str
     ) -> Tensor:
-        ctx.save_for_backward(A, B, C, dt)
+        save(ctx, A, B, C, dt)
         ctx.options = factor, rule
         return ssm_kernel_fwd(A, B, C, dt, length, factor, rule)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dkernel: Tensor) -> tuple[Tensor | None, ...]:
-        A, B, C, dt = ctx.saved_tensors
+        A, B, C, dt = saved(ctx)
         return *ssm_kernel_bwd(A, B, C, dt, dkernel.contiguous(), *ctx.options), None, None, None
 
 

@@ -1,5 +1,6 @@
 """The launcher that remembers compiled kernels, with a kernel and tensors that only say what they are asked."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +8,14 @@ import torch
 
 pytest.importorskip("triton")
 from kernels import launch as module
+from kernels.causal_conv1d import causal_conv1d
+from kernels.fft_conv import fft_conv
+from kernels.gated_linear_attention import gated_linear_attention
 from kernels.launch import Launch, cdiv, form, launch, power_of_2
+from kernels.lti_ssm import lti_ssm
+from kernels.selective_scan import selective_scan
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 STREAM = 17
 
@@ -202,3 +210,42 @@ def test_forms_tell_apart_what_kernels_are_compiled_for():
     others = torch.empty(3, 2), torch.empty(3, 2).T, x.half(), torch.empty(2, 3, device="meta"), None
     assert form(x) == form(torch.zeros(2, 3))
     assert form(x) not in [form(other) for other in others]
+
+
+@pytest.mark.parametrize("op", ["causal_conv1d", "selective_scan", "gated_linear_attention", "lti_ssm", "fft_conv"])
+def test_what_is_saved_for_backward_may_come_back_in_other_memory(op):
+    """As from hooks that keep it elsewhere; inputs are halves of wider tensors, as those of a projection are."""
+    g = torch.Generator().manual_seed(0)
+
+    def half(*shape, time_last=False):
+        wide = torch.randn(*shape[:-1], 2 * shape[-1], generator=g).to(DEVICE).requires_grad_()
+        x = wide[..., : shape[-1]]
+        return x.transpose(1, 2) if time_last else x
+
+    if op == "causal_conv1d":
+        leaves = [half(2, 20, 8), half(8, 4)]
+        call = partial(causal_conv1d, *leaves)
+    elif op == "selective_scan":
+        A = -torch.rand(8, 4, generator=g).to(DEVICE)
+        x, dt, B, C = half(2, 20, 8), half(2, 20, 8), half(2, 20, 4), half(2, 20, 4)
+        leaves, call = [x, dt, B, C], partial(selective_scan, x, dt, A, B, C, dt_softplus=True)
+    elif op == "gated_linear_attention":
+        # expanded: a decay a head
+        leaves = [half(1, 20, 2, 16) for _ in "qkv"]
+        decay = torch.tensor([-0.1, -0.2], device=DEVICE)
+        call = partial(gated_linear_attention, *leaves, decay)
+    elif op == "lti_ssm":
+        A = torch.complex(-torch.rand(8, 4, generator=g), torch.randn(8, 4, generator=g)).to(DEVICE)
+        leaves = [half(2, 8, 20, time_last=True), half(2, 8, 20, time_last=True)]
+        u, gate = leaves
+        call = partial(lti_ssm, u, A, None, A, A.abs()[:, 0] / 10, gate_in=gate)
+    else:
+        leaves = [half(2, 8, 20, time_last=True), half(2, 8, 20, time_last=True), half(8, 20)]
+        u, gate, filter = leaves
+        call = partial(fft_conv, u, filter, gate_out=gate)
+    expected = torch.autograd.grad(call(backend="triton").square().sum(), leaves)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, torch.Tensor.contiguous):
+        y = call(backend="triton")
+    actual = torch.autograd.grad(y.square().sum(), leaves)
+    for a, e in zip(actual, expected, strict=True):
+        assert torch.equal(a, e)

@@ -35,6 +35,17 @@ def form(x: torch.Tensor | None) -> Form:
     return None if x is None else (x.shape, x.stride(), x.dtype, x.device)
 
 
+def speaks_ptx() -> bool:
+    """Whether kernels are compiled for a GPU of NVIDIA."""
+    return not triton.knobs.runtime.interpret and _is_nvidia(triton.runtime.driver.active)
+
+
+@functools.cache
+def _is_nvidia(driver: Any) -> bool:
+    """Asking takes the host some microseconds."""
+    return bool(driver.get_current_target().backend == "cuda")
+
+
 def save(ctx: Any, *tensors: torch.Tensor | None) -> None:
     """ctx.save_for_backward for kernels that go by the memory of what they read, see `saved`."""
     ctx.save_for_backward(*tensors)

@@ -47,7 +47,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.fft_conv.chunked import fast_length, fft_conv_chunked
-from kernels.launch import cdiv, launch, num_processors, power_of_2, save, saved
+from kernels.launch import cdiv, launch, num_processors, power_of_2, save, saved, speaks_ptx
 from kernels.ssm_kernel.triton import float32_products
 
 
@@ -737,7 +737,8 @@ def taps_bwd(x: Tensor, g: Tensor, length: int, lags: int) -> Tensor:
         N=n,
         NUM_STAGES=SPECTRA_STAGES[n],
         num_warps=4,
-        **_limit(x.device, REGISTERS[n]),
+        # which AMD's compiler does not know
+        **({"maxnreg": REGISTERS[n]} if speaks_ptx() else {}),
     )
     waves = torch.fft.ifft(torch.view_as_complex(spectra[0] if num_splits == 1 else spectra.sum(0)))
     dtaps = torch.empty((width, lags), dtype=torch.float32, device=x.device)
@@ -754,12 +755,6 @@ def taps_bwd(x: Tensor, g: Tensor, length: int, lags: int) -> Tensor:
         num_warps=4,
     )
     return dtaps
-
-
-def _limit(device: torch.device, registers: int) -> dict[str, int]:
-    """The option that limits the registers of a thread, which AMD's compiler does not know."""
-    is_nvidia = device.type != "cpu" and triton.runtime.driver.active.get_current_target().backend == "cuda"
-    return {"maxnreg": registers} if is_nvidia else {}
 
 
 def fft_conv_fwd(

@@ -46,7 +46,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import Launch, cdiv, power_of_2, save, saved
+from kernels.launch import Form, Launch, cdiv, form, power_of_2, save, saved
 
 NONE, HEAD, CHANNEL = 0, 1, 2
 """What decays: nothing, a head (constant or by step), a channel."""
@@ -856,13 +856,6 @@ class Plan(NamedTuple):
             if self.launches is not None:
                 self.launches[key] = ready
         ready(*tensors)
-
-
-Form = tuple[Any, ...] | None
-
-
-def form(x: Tensor | None) -> Form:
-    return None if x is None else (x.shape, x.stride(), x.dtype, x.device)
 
 
 def plan(scale: float, *inputs: Tensor | None, ends: list[int] | None = None) -> Plan:

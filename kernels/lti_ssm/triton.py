@@ -47,7 +47,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import Form, Launch, cdiv, form, num_processors, power_of_2, save, saved
+from kernels.launch import Form, Launch, cdiv, form, num_processors, power_of_2, save, saved, speaks_ptx
 from kernels.lti_ssm.chunked import _powers_sum
 from kernels.ssm_kernel.chunked import widen
 from kernels.ssm_kernel.discretize import discretize
@@ -843,16 +843,6 @@ def _lti_bwd_kernel(
         tl.store(p_partial + 2 * row + o_w, _interleave(dz_re, dz_im, COMPLEX), mask=m_w)
 
 
-def _speaks_ptx() -> bool:
-    return not triton.knobs.runtime.interpret and _is_nvidia(triton.runtime.driver.active)
-
-
-@functools.cache
-def _is_nvidia(driver: Any) -> bool:
-    """Asking takes the host some microseconds."""
-    return bool(driver.get_current_target().backend == "cuda")
-
-
 class Plan(NamedTuple):
     """How the kernels cover [B, D, T]: a tile of `rows` rows holds `segments` segments, `steps` chunks each, of some
     sequences of one channel; longer sequences have several `pieces` of segments."""
@@ -1058,7 +1048,7 @@ class Kind:
         most = self.batch * self.width * plan.chunks * self.saved[-1]
         for stride_b, stride_d in strides:
             most = max(most, self.batch * stride_b + self.width * stride_d + self.length)
-        options = self.dtype, self.gated, most >= 2**31, dy is not None, _speaks_ptx()
+        options = self.dtype, self.gated, most >= 2**31, dy is not None, speaks_ptx()
         constants = _constants(plan, self.complex, self.num_states, *options)
         numbers = self.batch, self.length, self.width, self.num_states, plan.pieces, plan.steps, plan.chunks
         return Launch(kernel, plan.programs * self.width, *numbers, *itertools.chain(*strides), **constants)

@@ -42,7 +42,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from kernels.launch import cdiv, launch, num_processors, power_of_2, save, saved
+from kernels.launch import cdiv, launch, num_processors, power_of_2, save, saved, speaks_ptx
 from kernels.sums import COLUMNS, ROWS, column_sums
 
 
@@ -77,16 +77,6 @@ MIN_SEGMENT = 64
 SHORT = 256
 """Steps that are not worth cutting: it takes two more launches each way."""
 LOG2E = tl.constexpr(1.4426950408889634)
-
-
-def _speaks_ptx() -> bool:
-    return not triton.knobs.runtime.interpret and _is_nvidia(triton.runtime.driver.active)
-
-
-@functools.cache
-def _is_nvidia(driver: Any) -> bool:
-    """Asking takes the host some microseconds."""
-    return bool(driver.get_current_target().backend == "cuda")
 
 
 @triton.jit
@@ -1329,7 +1319,7 @@ def _padded(state: int) -> int:
 def _plan(x: Tensor, state: int, *configs: Config, splits: int | None = None) -> Plan:
     """With the first configuration that fills the chip, or where none does, with the last over segments of time."""
     limits = (ENOUGH_WARPS, BUSY_WARPS, MIN_SEGMENT, SHORT)
-    return _choose(x.shape, state, configs, splits, CHUNK, limits, num_processors(x.device), _speaks_ptx())
+    return _choose(x.shape, state, configs, splits, CHUNK, limits, num_processors(x.device), speaks_ptx())
 
 
 @functools.lru_cache(1024)
@@ -1392,7 +1382,7 @@ class Maps(NamedTuple):
 
 
 def _maps(B: Tensor, C: Tensor, padded: int) -> Maps:
-    ptx = _speaks_ptx()
+    ptx = speaks_ptx()
     packed = all(m.ndim == 2 or m.dtype == torch.bfloat16 for m in (B, C)) and not B.ndim == C.ndim == 2
     b, c = (m if m.ndim == 2 else _words_of(m, padded, packed) for m in (B, C))
     b_strides, c_strides = ((None, None) if m.ndim == 2 else _strides(m) for m in (b, c))
@@ -1487,7 +1477,7 @@ def scan_bwd(
     """Gradients of x, dt, A, B, C, skip, z, bias and initial state."""
     batch, length, width = x.shape
     state, padded = A.shape[1], _padded(A.shape[1])
-    plan = _plan(x, state, config or (BACKWARD if _speaks_ptx() else PORTABLE_BACKWARD), splits=splits)
+    plan = _plan(x, state, config or (BACKWARD if speaks_ptx() else PORTABLE_BACKWARD), splits=splits)
     new = partial(torch.empty, dtype=torch.float32, device=x.device)
 
     after = dfinal
@@ -1646,6 +1636,6 @@ def selective_scan_step_triton(
         _step_kernel, batch * cdiv(width, block_d),
         x, dt, A, B, C, skip, z, bias, state, y,
         width, x.stride(0), dt.stride(0), 0 if z is None else z.stride(0), b_b, c_b, b_d, c_d, b_n, c_n,
-        *state.stride(), N=num_states, NP=padded, BLOCK_D=block_d, SOFTPLUS=softplus, PTX=_speaks_ptx(), num_warps=4,
+        *state.stride(), N=num_states, NP=padded, BLOCK_D=block_d, SOFTPLUS=softplus, PTX=speaks_ptx(), num_warps=4,
     )  # fmt: skip
     return y

@@ -480,6 +480,16 @@ def keep_launches(monkeypatch):
     return plans
 
 
+def kept_launches_give_the_same(calls, monkeypatch):
+    """The results of calls(), twice, as without any launch that is kept."""
+    expected = list(calls())
+    plans = keep_launches(monkeypatch)
+    for _ in range(2):
+        for index, (actual, e) in enumerate(zip(calls(), expected, strict=True)):
+            assert torch.equal(actual, e), index
+    assert all(plan.launches for plan in plans.values())
+
+
 @pytest.mark.parametrize("decay", DECAYS)
 def test_launches_that_are_kept_belong_to_calls_of_one_kind(decay, monkeypatch):
     """Inputs of one form, and whatever else may differ."""
@@ -503,9 +513,4 @@ def test_launches_that_are_kept_belong_to_calls_of_one_kind(decay, monkeypatch):
         yield from torch.autograd.grad(fixed_o, most, fixed_o)
         yield from torch.autograd.grad(alone, list(leaves.values()), alone)
 
-    expected = list(calls())
-    plans = keep_launches(monkeypatch)
-    for _ in range(2):
-        for index, (actual, e) in enumerate(zip(calls(), expected, strict=True)):
-            assert torch.equal(actual, e), index
-    assert all(plan.launches for plan in plans.values())
+    kept_launches_give_the_same(calls, monkeypatch)

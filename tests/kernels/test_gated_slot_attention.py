@@ -16,7 +16,7 @@ from kernels.gated_slot_attention import (
     gated_slot_attention_step,
 )
 from suite.accuracy import assert_close, assert_matches_reference
-from tests.kernels.test_gated_linear_attention import keep_launches
+from tests.kernels.test_gated_linear_attention import kept_launches_give_the_same
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 B, H, K, V, M = 2, 3, 8, 12, 5
@@ -329,9 +329,4 @@ def test_launches_that_are_kept_belong_to_calls_of_one_kind(coupled, monkeypatch
         yield from torch.autograd.grad(outputs[0].sum(), list(leaves.values()))
         yield from torch.autograd.grad(TRITON(**{**inputs, "v": leaves["v"]})[0].sum(), [leaves["v"]])
 
-    expected = list(calls())
-    plans = keep_launches(monkeypatch)
-    for _ in range(2):
-        for index, (actual, e) in enumerate(zip(calls(), expected, strict=True)):
-            assert torch.equal(actual, e), index
-    assert all(plan.launches for plan in plans.values())
+    kept_launches_give_the_same(calls, monkeypatch)

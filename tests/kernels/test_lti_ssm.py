@@ -413,7 +413,7 @@ def test_offsets_take_64_bits_where_32_are_too_few(length, wide, monkeypatch):
     u = time_contiguous(torch.empty(2, length, 1024, dtype=torch.bfloat16, device="meta"))
     A = torch.empty(1024, 32, dtype=torch.complex64, device="meta")
     monkeypatch.setattr(impl, "num_processors", lambda device: 132)
-    monkeypatch.setattr(impl, "_speaks_ptx", lambda: True)
+    monkeypatch.setattr(impl, "speaks_ptx", lambda: True)
     forms = [impl.form(x) for x in (u, None, None, None, A, None, A, A[:, 0].real, None)]
     kind, launches = impl.Kind(2.0, "zoh", False, False, *forms), []
     monkeypatch.setattr(

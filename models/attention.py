@@ -46,15 +46,24 @@ class Attention(Mixer):
             q, k = self.rotary(q, k, time)
         return q, k, v
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None = None) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         dropout = self.dropout if self.training else 0.0
-        o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None)
+        return self.out(o.transpose(1, 2).flatten(2))
+
+    def _attend_few(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Plain products. Of one query too, where cuDNN would plan anew at every length of the cache."""
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        scores = q @ k.mT * self.head_dim**-0.5
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -math.inf)
+        o = F.dropout(scores.softmax(-1), self.dropout, self.training) @ v
         return self.out(o.transpose(1, 2).flatten(2))
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self._project(x, torch.arange(x.shape[1], device=x.device))
-        return self._attend(q, k, v, causal=True)
+        return self._attend(q, k, v)
 
     def forward_at(self, x: Tensor, positions: Tensor) -> Tensor:
         """Queries at `positions` only, keys and values everywhere: P T instead of T^2 / 2 products a head."""
@@ -71,11 +80,8 @@ class Attention(Mixer):
             k, v = F.linear(x, weight_kv, bias_kv).unflatten(-1, (2, *heads)).unbind(-3)
         seen = time <= positions[:, None, :, None]
         if positions.shape[1] * FEW > x.shape[1]:
-            return self._attend(q, k, v, causal=False, mask=seen)
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        weights = (q @ k.mT * self.head_dim**-0.5).masked_fill(~seen, -math.inf).softmax(-1)
-        o = F.dropout(weights, self.dropout, self.training) @ v
-        return self.out(o.transpose(1, 2).flatten(2))
+            return self._attend(q, k, v, mask=seen)
+        return self._attend_few(q, k, v, mask=seen)
 
     def init_state(self, batch_size: int) -> tuple[Tensor, Tensor]:
         empty = self.qkv.weight.new_zeros(batch_size, 0, self.num_heads, self.head_dim)
@@ -86,7 +92,7 @@ class Attention(Mixer):
         now = keys.shape[1]
         q, k, v = self._project(x_t.unsqueeze(1), torch.arange(now, now + 1, device=x_t.device))
         keys, values = torch.cat([keys, k.to(keys.dtype)], dim=1), torch.cat([values, v.to(values.dtype)], dim=1)
-        return self._attend(q, keys.to(q.dtype), values.to(q.dtype), causal=False).squeeze(1), (keys, values)
+        return self._attend_few(q, keys.to(q.dtype), values.to(q.dtype)).squeeze(1), (keys, values)
 
     def state_size(self, length: int) -> int:
         return 2 * length * self.num_heads * self.head_dim

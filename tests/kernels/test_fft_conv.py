@@ -184,7 +184,7 @@ def test_any_batch_shares_tiles(batch):
 
 def gradient_of_taps(x, g, lags):
     """From x, g [B, T, D], and what it should be."""
-    from kernels.fft_conv.triton import taps_bwd
+    from kernels.fft_conv.spectra import taps_bwd
 
     x, g = (v.bfloat16().transpose(1, 2).contiguous().transpose(1, 2) for v in (x, g))
     length = x.shape[1]

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 from torch import Tensor, nn
 
 from models.blocks import (
@@ -25,6 +26,7 @@ from models.blocks import (
     Mixer,
     NormKind,
     ResidualLinear,
+    ShortConv,
     make_channel_mixer,
     make_norm,
     sinusoidal_table,
@@ -56,6 +58,8 @@ class BackboneConfig(Config):
     prenorm: bool = True
     position: Literal["none", "learned", "sinusoidal", "rope", "xpos"] = "none"
     """`learned` and `sinusoidal` are added to the input; `rope` and `xpos` act inside attention."""
+    short_conv: int = 0
+    """Taps of a causal depthwise convolution before every mixer, 2 to 4; 0: none."""
     embed_dropout: float = 0.0
     resid_dropout: float = 0.0
     """Dropout on what a mixer or channel mixer adds to the residual stream."""
@@ -75,6 +79,12 @@ class BackboneConfig(Config):
         """All mixers; for a model whose layers share parameters."""
         return [self.mixer(layer, spec) for layer in range(self.num_layers)]
 
+    @model_serializer(mode="wrap")
+    def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # runs without it keep the id they had before there was one
+        values: dict[str, Any] = handler(self)
+        return {k: v for k, v in values.items() if v or k != "short_conv"}
+
     def check(self, spec: TaskSpec) -> None:
         """Raises ValueError where this model cannot serve that task."""
         name = type(self).__name__
@@ -85,6 +95,8 @@ class BackboneConfig(Config):
         for key in ("num_layers", "d_model"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{name}: {key} must be at least 1, got {getattr(self, key)}.")
+        if self.short_conv not in (0, 2, 3, 4):
+            raise ValueError(f"{name}: short_conv must be 0 or 2 to 4, got {self.short_conv}.")
         for key in ("embed_dropout", "resid_dropout"):
             if not 0 <= getattr(self, key) < 1:
                 raise ValueError(f"{name}: {key} must lie in [0, 1), got {getattr(self, key)}.")
@@ -204,7 +216,10 @@ class Backbone(nn.Module):
         table = sinusoidal_table(spec.max_length, d_model) if config.position == "sinusoidal" else None
         self.register_buffer("pos_table", table, persistent=False)
         self.embed_dropout = nn.Dropout(config.embed_dropout)
-        self.layers = nn.ModuleList(Layer(config, mixer) for mixer in config.mixers(spec))
+        mixers = config.mixers(spec)
+        if config.short_conv:
+            mixers = [ShortConv(mixer, d_model, config.short_conv) for mixer in mixers]
+        self.layers = nn.ModuleList(Layer(config, mixer) for mixer in mixers)
         self.final_norm = make_norm(config.norm, d_model, config.norm_eps) if config.prenorm else nn.Identity()
         self.head: nn.Module = nn.Linear(d_model, spec.num_classes, bias=spec.readout == "sequence")
         if spec.towers == 2:

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+
 NormKind = Literal["layer", "rms", "batch"]
 ChannelMixerKind = Literal["none", "mlp", "swiglu"]
 
@@ -55,6 +57,52 @@ class Mixer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initialisations that differ from the backbone's generic one."""
+
+
+class ShortConv(Mixer):
+    """Another mixer behind a causal depthwise convolution, mixer(conv(x)), so that it need not learn to look back.
+
+    State: the last W - 1 inputs [B, D, W - 1], then that of the mixer. Source: the short filters of Hyena and Mamba.
+    """
+
+    def __init__(self, mixer: Mixer, width: int, taps: int) -> None:
+        super().__init__()
+        self.mixer = mixer
+        self.weight = nn.Parameter(torch.empty(width, taps))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        # that of torch.nn.Conv1d
+        bound = self.weight.shape[1] ** -0.5
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    def _convolve(self, x: Tensor) -> Tensor:
+        y = causal_conv1d(x, self.weight)
+        assert isinstance(y, Tensor)
+        return y
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mixer(self._convolve(x))
+
+    def forward_at(self, x: Tensor, positions: Tensor) -> Tensor:
+        return self.mixer.forward_at(self._convolve(x), positions)
+
+    def init_state(self, batch_size: int) -> Any:
+        weight = at_least_float32(self.weight)
+        window = weight.new_zeros(batch_size, weight.shape[0], weight.shape[1] - 1)
+        return window, self.mixer.init_state(batch_size)
+
+    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        window, after = state
+        y_t, after = self.mixer.step(causal_conv1d_step(x_t, self.weight, None, window), after)
+        return y_t, (window, after)
+
+    def state_size(self, length: int) -> int:
+        return self.weight.shape[0] * (self.weight.shape[1] - 1) + self.mixer.state_size(length)
+
+    def ssm_parameters(self) -> dict[str, nn.Parameter]:
+        return self.mixer.ssm_parameters()
 
 
 class ResidualLinear(nn.Linear):

@@ -139,3 +139,37 @@ def test_batch_norm_keeps_the_statistics_of_all_positions():
     inputs = torch.randint(0, TOKENS.vocab_size, (4, 12))
     positions = torch.tensor([[3, 7]] * 4)
     torch.testing.assert_close(model(inputs, positions), model(inputs)[:, [3, 7]])
+
+
+@torch.no_grad()
+def test_a_short_convolution_looks_back_as_far_as_its_taps_and_steps_as_in_parallel():
+    torch.manual_seed(0)
+    plain = GSAConfig(num_slots=8, init_std=0.2).build(TOKENS).double().eval()
+    model = GSAConfig(num_slots=8, init_std=0.2, short_conv=3).build(TOKENS).double().eval()
+    assert model.state_size(32) == plain.state_size(32) + 2 * 64 * 2
+    inputs = torch.randint(16, (4, 20))
+    logits, state = model(inputs), model.init_state(4)
+    for t in range(20):
+        logits_t, state = model.step(inputs[:, t], state)
+        torch.testing.assert_close(logits_t, logits[:, t])
+    positions = torch.tensor([[0, 7, 19]]).expand(4, 3)
+    torch.testing.assert_close(model(inputs, positions), logits[:, [0, 7, 19]])
+    x = torch.randn(1, 20, 64, dtype=torch.float64)
+    changed = x.clone()
+    changed[:, 10] += 1
+    seen = []
+    mixer = model.mixers[0]
+    mixer.mixer.register_forward_pre_hook(lambda _module, arguments: seen.append(arguments[0]))
+    mixer(x), mixer(changed)
+    assert (seen[0] != seen[1]).any(-1).nonzero()[:, 1].tolist() == [10, 11, 12]
+
+
+def test_without_a_short_convolution_runs_keep_their_ids():
+    assert "short_conv" not in GSAConfig().model_dump(mode="json")
+    assert GSAConfig(short_conv=4).model_dump(mode="json")["short_conv"] == 4
+
+
+@pytest.mark.parametrize("taps", [-1, 1, 5])
+def test_a_short_convolution_has_two_to_four_taps(taps):
+    with pytest.raises(ValueError, match=f"short_conv must be 0 or 2 to 4, got {taps}"):
+        GSAConfig(short_conv=taps).build(TOKENS)

@@ -56,6 +56,8 @@ class HGRN2(Mixer):
         if self.lower_bounds is not None:
             bound = self.lower_bounds(self.layer)
             log_decay, k = torch.log(bound + (1 - bound) * torch.sigmoid(forget)), (1 - bound) * k
+        # in float32 it would take the products of the operator there
+        k = k.to(v.dtype)
         q, k, v, log_decay = (z.unflatten(-1, (self.num_heads, -1)) for z in (F.silu(q), k, v, log_decay))
         return q, k, v, log_decay
 

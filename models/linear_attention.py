@@ -47,14 +47,16 @@ class LinearAttention(Mixer):
         self.out = ResidualLinear(d_model, d_model, bias=False)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = at_least_float32(self.qkv(x)).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(-3)
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(-3)
+        # an operand in float32 would take the products of the operator there
+        q, k = (feature_map(self.kind, at_least_float32(z)).to(v.dtype) for z in (q, k))
         if self.normalize:
             v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
-        return feature_map(self.kind, q), feature_map(self.kind, k), v
+        return q, k, v
 
     def _output(self, o: Tensor) -> Tensor:
         if self.normalize:
-            o, z = o[..., :-1], o[..., -1:]
+            o, z = at_least_float32(o).tensor_split([-1], dim=-1)
             # with relu all features of a query may be zero
             o = o / (z + 1e-6)
         return self.out((o if self.norm is None else self.norm(o)).flatten(-2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 
 import pytest
@@ -22,6 +23,14 @@ from suite.contracts import TaskSpec
 
 SPEC = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=64, vocab_size=16)
 PAPER_WIDTH = 2048
+CONFIGS = [
+    GLAConfig(),
+    HGRN2Config(),
+    RetNetConfig(),
+    LinearAttentionConfig(),
+    GSAConfig(num_slots=8),
+    ABCConfig(num_slots=8),
+]
 
 
 def mixer_of(config, spec: TaskSpec = SPEC):
@@ -206,3 +215,25 @@ def test_gsa_slots_are_exponential_moving_averages_read_by_a_softmax():
     o = F.silu(torch.stack(rows))
     o = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + 1e-5) * mixer.norm.weight
     torch.testing.assert_close(mixer(x[None])[0], mixer.out(o))
+
+
+@pytest.mark.parametrize("name", ["gla", "hgrn2", "retnet", "linear_attention", "gsa", "abc_attention"])
+def test_under_autocast_operators_multiply_in_bfloat16_and_decay_in_float32(name, monkeypatch):
+    """One operand in float32 would take all products of the operator there."""
+    module = importlib.import_module(f"models.{name}")
+    operator = "gated_slot_attention" if name in ("gsa", "abc_attention") else "gated_linear_attention"
+    seen = []
+
+    def record(q, k, v, *rest, **options):
+        seen.append([x.dtype for x in (q, k, v, *rest) if x is not None])
+        return getattr(kernels, operator)(q, k, v, *rest, **options)
+
+    kernels = importlib.import_module(f"kernels.{operator}")
+    monkeypatch.setattr(module, operator, record)
+    config = next(c for c in CONFIGS if type(c).__module__ == module.__name__)
+    with torch.autocast("cpu", torch.bfloat16):
+        config.build(SPEC)(torch.randint(16, (2, 8)))
+    assert len(seen) == 2
+    for dtypes in seen:
+        assert dtypes[:3] == [torch.bfloat16] * 3
+        assert set(dtypes[3:]) <= {torch.float32}

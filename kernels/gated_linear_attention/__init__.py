@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from kernels.backend import on_device_of, use_triton
@@ -127,12 +128,22 @@ def gated_linear_attention_step(
     *,
     decay_on: Literal["key", "value"] = "key",
     scale: float | None = None,
+    backend: Literal["auto", "triton", "torch"] = "auto",
 ) -> tuple[Tensor, Tensor]:
     """One position: q, k [B, H, K], v [B, H, V], log_decay [B, H, K | V], [B, H], [H] or None, state [B, H, K, V].
 
-    Gives o [B, H, V] in the dtype of v and the next state in the dtype of the state.
+    Gives o [B, H, V] in the dtype of v and the next state in the dtype of the state. The Triton path has no gradient.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    tensors = (q, k, v, log_decay, state)
+    recorded = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    if recorded and backend == "triton":
+        _fail("a step with backend='triton' has no gradient; call it under torch.no_grad().")
+    if not recorded and use_triton("gated_linear_attention_step", backend, *tensors):
+        from kernels.gated_linear_attention.triton import gated_linear_attention_step_triton
+
+        with on_device_of(q):
+            return gated_linear_attention_step_triton(q, k, v, log_decay, state, decay_on=decay_on, scale=scale)
     dtype = state.dtype
     decay = None if log_decay is None else log_decay.to(dtype)
     o, state = step(q.to(dtype), k.to(dtype), v.to(dtype), decay, state, decay_on=decay_on, scale=scale)

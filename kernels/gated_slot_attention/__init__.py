@@ -8,14 +8,16 @@ with bounded memory control (ABC, Peng et al. 2022) passes its own writing stren
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from torch import Tensor
 
 from kernels.backend import on_device_of, use_triton
+from kernels.gated_linear_attention import gated_linear_attention_step
 from kernels.gated_linear_attention.packed import one_by_one, sequence_ends
 from kernels.gated_slot_attention.chunked import gated_slot_attention_chunked
-from kernels.gated_slot_attention.reference import State, gated_slot_attention_reference, step
+from kernels.gated_slot_attention.reference import State, gated_slot_attention_reference
 
 __all__ = ["gated_slot_attention", "gated_slot_attention_reference", "gated_slot_attention_step"]
 
@@ -128,13 +130,17 @@ def gated_slot_attention_step(
     state: State,
     *,
     scale: float | None = None,
+    backend: Literal["auto", "triton", "torch"] = "auto",
 ) -> tuple[Tensor, State]:
     """One position: q, k [B, H, K], v [B, H, V], slots and log_decay [B, H, M], state ([B, H, K, M], [B, H, M, V]).
 
-    Gives o [B, H, V] in the dtype of v and the next state in the dtype of the state.
+    Gives o [B, H, V] in the dtype of v and the next state in the dtype of the state: two steps of gated linear
+    attention, joined by a softmax. The Triton path has no gradient.
     """
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    dtype = state[0].dtype
-    decay = None if log_decay is None else log_decay.to(dtype)
-    o, state = step(q.to(dtype), k.to(dtype), v.to(dtype), slots.to(dtype), decay, state, scale=scale)
-    return o.to(v.dtype), state
+    keys, values = state
+    dtype = keys.dtype
+    write = partial(gated_linear_attention_step, backend=backend)
+    # with slots in the dtype of the state logits and weights have it too
+    logits, keys = write(q, k, slots.to(dtype), log_decay, keys, decay_on="value", scale=scale)
+    o, values = write(logits.softmax(-1), slots, v, log_decay, values, scale=1.0)
+    return o, (keys, values)

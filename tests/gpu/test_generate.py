@@ -11,7 +11,23 @@ pytestmark = pytest.mark.gpu
 SPEC = TaskSpec(input="tokens", num_classes=12, readout="token", max_length=64, vocab_size=12)
 
 
-@pytest.mark.parametrize("name", ["s4d", "dss-softmax", "dss-exp", "mamba", "h3", "gla", "attention"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "s4d",
+        "dss-softmax",
+        "dss-exp",
+        "mamba",
+        "h3",
+        "linear-attention",
+        "retnet",
+        "gla",
+        "hgrn2",
+        "abc",
+        "gsa",
+        "attention",
+    ],
+)
 @torch.no_grad()
 def test_the_recorded_step_makes_the_likeliest_sequence_of_the_parallel_form(name):
     torch.manual_seed(0)

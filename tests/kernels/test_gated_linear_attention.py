@@ -86,6 +86,33 @@ def test_step_by_step_equals_parallel(decay):
 
 
 @pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("key_dim", "value_dim"), [(K, V), (5, 300), (130, 20)])
+def test_a_step_of_the_kernel_equals_plain_pytorch(decay, dtype, key_dim, value_dim):
+    inputs = make_inputs(2, decay, K=key_dim, V=value_dim)
+    q, k, v = (inputs[name].to(dtype)[:, 0] for name in ("q", "k", "v"))
+    log_decay = inputs["log_decay"]
+    log_decay = log_decay if log_decay is None or log_decay.dim() == 1 else log_decay[:, 0]
+    state, decay_on = inputs["initial_state"].float(), inputs["decay_on"]
+    log_decay = None if log_decay is None else log_decay.float()
+    exact = gated_linear_attention_step(
+        *(x if x is None else x.double() for x in (q, k, v, log_decay, state)), decay_on=decay_on
+    )
+    arguments = [None if x is None else x.to(DEVICE) for x in (q, k, v, log_decay, state)]
+    actual = gated_linear_attention_step(*arguments, decay_on=decay_on, backend="triton")
+    assert actual[0].dtype == dtype
+    assert_close(actual[0], exact[0], dtype, what="o")
+    assert_close(actual[1], exact[1], torch.float32, what="state")
+    assert torch.equal(arguments[4].cpu(), state)
+
+
+def test_a_step_of_the_kernel_has_no_gradient():
+    q = torch.zeros(1, 1, 4, requires_grad=True)
+    with pytest.raises(ValueError, match="has no gradient"):
+        gated_linear_attention_step(q, q, q, None, torch.zeros(1, 1, 4, 4), backend="triton")
+
+
+@pytest.mark.parametrize("decay", DECAYS)
 @pytest.mark.parametrize("cut", [1, 64, 100])
 def test_splitting_time_and_passing_the_state_equals_the_whole(decay, cut):
     inputs = make_inputs(200, decay)

@@ -125,6 +125,23 @@ def test_step_by_step_equals_parallel(coupled):
 
 
 @pytest.mark.parametrize("coupled", [True, False], ids=["gsa", "abc"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_a_step_of_the_kernel_equals_plain_pytorch(coupled, dtype):
+    inputs, states = make_inputs(1, coupled=coupled), random_state()
+    now = [inputs[name][:, 0].to(dtype) for name in ("q", "k", "v")]
+    now += [inputs[name] if inputs[name] is None else inputs[name][:, 0].float() for name in ("slots", "log_decay")]
+    state = states["state_k"].float(), states["state_v"].float()
+    wide = [x if x is None else x.double() for x in now]
+    exact, after = gated_slot_attention_step(*wide, (state[0].double(), state[1].double()))
+    now = [x if x is None else x.to(DEVICE) for x in now]
+    o, new = gated_slot_attention_step(*now, (state[0].to(DEVICE), state[1].to(DEVICE)), backend="triton")
+    assert o.dtype == dtype
+    assert_close(o, exact, dtype)
+    for actual, expected in zip(new, after, strict=True):
+        assert_close(actual, expected, torch.float32)
+
+
+@pytest.mark.parametrize("coupled", [True, False], ids=["gsa", "abc"])
 @pytest.mark.parametrize("cut", [1, 64, 100])
 def test_splitting_time_and_passing_the_state_equals_the_whole(coupled, cut):
     inputs = make_inputs(200, coupled=coupled)

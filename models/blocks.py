@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.backend import on_device_of, use_triton
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 
 NormKind = Literal["layer", "rms", "batch"]
@@ -107,6 +108,15 @@ class ShortConv(Mixer):
 
 class ResidualLinear(nn.Linear):
     """A linear map that writes into the residual stream: its initial weights may be scaled down with depth."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 3 and x.stride(2) != 1 and use_triton("turn", "auto", x):
+            from kernels.turn import channels_last
+
+            # state space models leave time contiguous; the copy that a product makes of that is slow
+            with on_device_of(x):
+                x = channels_last(x)
+        return super().forward(x)
 
 
 class BatchNorm(nn.BatchNorm1d):

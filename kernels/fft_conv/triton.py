@@ -13,13 +13,15 @@ Backward, with g the gradient of y, the same kernel goes forward in time (REVERS
 
     dx[c C + i] = sum_m sum_j g[c C + m K + j] taps[m K + j - i]
 
-and taps come from spectra (`spectra.py`).
+and taps come from spectra (`spectra.py`), few ones from products of chunks (`diagonals.py`).
 
-Layout: time contiguous; y and gradients have it too. Inputs of another order, of lengths that are no multiple of 16 and
-gated ones are written once more (`_gate_kernel`). From AVERAGING_LAGS taps on bfloat16 inputs (gated ones rounded) meet
-bfloat16 taps; else taps are float32 and products tf32x3. float32: sums, gates, the skip. Deterministic. Filters
-of more than MAX_LAGS take the FFT of `chunked.py`. Multiply-adds for each of B T D: lags - lags^2 / 2 T forward, twice
-as many with dx. Bytes forward: 2 numbers of B T D, and 2 SHIFTS numbers a tap.
+Layout: time contiguous; y and gradients have it too. Inputs of another order are turned (`time_last`), those of lengths
+that are no multiple of 16 and gated ones written once more (`_gate_kernel`). From AVERAGING_LAGS taps on bfloat16
+inputs (gated ones rounded) meet bfloat16 taps. Below, ungated ones meet taps of two bfloat16 TERMS, the rounded tap and
+what rounding leaves of it; together they are 2^-17 off, and the skip is part of the first tap. Else taps are float32
+and products tf32x3. float32: sums, gates, the skip. Deterministic. Filters of more than MAX_LAGS take the FFT of
+`chunked.py`. Multiply-adds for each of B T D: lags - lags^2 / 2 T forward (times TERMS), twice as many with dx. Bytes
+forward: 2 numbers of B T D, and 2 SHIFTS numbers a tap.
 """
 
 from __future__ import annotations
@@ -33,9 +35,11 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.fft_conv.chunked import fft_conv_chunked
+from kernels.fft_conv.diagonals import DIAGONAL_LAGS, few_taps_bwd
 from kernels.fft_conv.spectra import strides, taps_bwd
 from kernels.launch import cdiv, launch, power_of_2, save, saved
 from kernels.ssm_kernel.triton import float32_products
+from kernels.turn import time_last
 
 
 class Config(NamedTuple):
@@ -53,10 +57,11 @@ class Config(NamedTuple):
     stages: int
 
 
-# by whether products are of bfloat16 numbers
+# by the bfloat16 terms of a tap, or 0 where it is a float32
 CONFIGS = {
-    True: Config(128, 128, 2, 64, 4, 4, 3),
-    False: Config(64, 64, 1, 32, 1, 4, 2),
+    0: Config(64, 64, 1, 32, 1, 4, 2),
+    1: Config(128, 128, 2, 64, 4, 4, 3),
+    2: Config(64, 128, 1, 64, 4, 4, 2),
 }
 MAX_LAGS = {True: 16384, False: 1024}
 """By whether u is bfloat16: above it transforms are faster."""
@@ -117,6 +122,7 @@ def _gate_kernel(
 @triton.jit
 def _taps_kernel(
     filter,
+    skip,
     taps,
     lags,
     size,
@@ -124,17 +130,28 @@ def _taps_kernel(
     stride_l,
     C: tl.constexpr,
     SHIFTS: tl.constexpr,
+    TERMS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """taps [D, SHIFTS, size]: copy s holds the tap of lag x - C - s at x, zeros around."""
+    """taps [D, TERMS, SHIFTS, size]: copy s holds the tap of lag x - C - s at x, zeros around.
+
+    skip [D] or None, added at lag zero. The second of two terms is what rounding leaves of the tap.
+    """
     num_x = tl.cdiv(size, BLOCK)
     i_d = (tl.program_id(0) // num_x).to(tl.int64)
     o_x = tl.program_id(0) % num_x * BLOCK + tl.arange(0, BLOCK)
     for s in tl.static_range(SHIFTS):
         o_l = o_x - C - s
         m_l = (o_l >= 0) & (o_l < lags)
-        b_h = tl.load(filter + i_d * stride_d + o_l * stride_l, mask=m_l, other=0.0)
-        tl.store(taps + (i_d * SHIFTS + s) * size + o_x, b_h.to(taps.dtype.element_ty), mask=o_x < size)
+        b_h = tl.load(filter + i_d * stride_d + o_l * stride_l, mask=m_l, other=0.0).to(tl.float32)
+        if skip is not None:
+            b_h += tl.where(o_l == 0, tl.load(skip + i_d).to(tl.float32), 0.0)
+        p_taps = taps + (i_d * TERMS * SHIFTS + s) * size + o_x
+        b_rounded = b_h.to(taps.dtype.element_ty)
+        tl.store(p_taps, b_rounded, mask=o_x < size)
+        if TERMS == 2:
+            b_rest = (b_h - b_rounded.to(tl.float32)).to(taps.dtype.element_ty)
+            tl.store(p_taps + SHIFTS * size, b_rest, mask=o_x < size)
 
 
 @triton.jit
@@ -145,6 +162,15 @@ def _multiply(b_sum, a, b, PRECISION: tl.constexpr):
     else:
         b_sum = tl.dot(a.to(tl.float32), b.to(tl.float32), b_sum, input_precision=PRECISION)
     return b_sum
+
+
+@triton.jit
+def _load_taps(p_rows, REVERSE: tl.constexpr):
+    """The Toeplitz matrix whose rows, of the transpose where it is REVERSE, are at p_rows."""
+    b_h = tl.load(p_rows)
+    if REVERSE:
+        b_h = tl.trans(b_h)
+    return b_h
 
 
 @triton.jit
@@ -241,6 +267,7 @@ def _conv_kernel(
     other_stride_b,
     other_stride_d,
     REVERSE: tl.constexpr,
+    TERMS: tl.constexpr,
     PRECISION: tl.constexpr,
     C: tl.constexpr,
     ROWS: tl.constexpr,
@@ -272,7 +299,7 @@ def _conv_kernel(
     o_c = o_r % CHUNKS
     o_k, o_j = tl.arange(0, K), tl.arange(0, C)
     o_x = o_b * x_stride_b + i_d * x_stride_d
-    p_taps = taps + i_d * SHIFTS * size
+    p_taps = taps + i_d * TERMS * SHIFTS * size
     # from the first sum that reaches a tap to the last
     most_steps = tl.cdiv(lags + C - 1, K)
     if REVERSE:
@@ -297,18 +324,21 @@ def _conv_kernel(
         for m in tl.range(0, num_short, num_stages=NUM_STAGES):
             b_x = _load_rows(x, o_x, o_long + m * towards, o_k, m_b, x_T)
             b_z = _load_rows(x, o_x, o_short + m * towards, o_k, m_b, x_T)
-            b_h = tl.load(p_rows + m * K)
-            if REVERSE:
-                b_h = tl.trans(b_h)
+            b_h = _load_taps(p_rows + m * K, REVERSE)
             b_long = _multiply(b_long, b_x, b_h, PRECISION)
             b_short = _multiply(b_short, b_z, b_h, PRECISION)
+            if TERMS == 2:
+                b_h = _load_taps(p_rows + (SHIFTS * size + m * K), REVERSE)
+                b_long = _multiply(b_long, b_x, b_h, PRECISION)
+                b_short = _multiply(b_short, b_z, b_h, PRECISION)
         first = num_short
     for m in tl.range(first, num_steps, num_stages=NUM_STAGES):
         b_x = _load_rows(x, o_x, o_long + m * towards, o_k, m_b, x_T)
-        b_h = tl.load(p_rows + m * K)
-        if REVERSE:
-            b_h = tl.trans(b_h)
+        b_h = _load_taps(p_rows + m * K, REVERSE)
         b_long = _multiply(b_long, b_x, b_h, PRECISION)
+        if TERMS == 2:
+            b_h = _load_taps(p_rows + (SHIFTS * size + m * K), REVERSE)
+            b_long = _multiply(b_long, b_x, b_h, PRECISION)
 
     for part in tl.static_range(PARTS):
         b_y = b_long
@@ -344,9 +374,12 @@ def _conv_kernel(
 
 
 class Plan(NamedTuple):
-    """How tiles of `rows` rows, of `batch` sequences each, cover [B, T]."""
+    """How tiles of `rows` rows, of `batch` sequences each, cover [B, T].
 
-    half: bool
+    terms: of bfloat16 a tap consists of, or 0 where products are of float32 numbers.
+    """
+
+    terms: int
     rows: int
     parts: int
     batch: int
@@ -356,17 +389,18 @@ class Plan(NamedTuple):
 
     @property
     def precision(self) -> str | None:
-        return None if self.half else float32_products()
+        return None if self.terms else float32_products()
 
 
-def _plan(u: Tensor, lags: int) -> Plan:
-    return _cheapest(u.shape[0], u.shape[1], lags, u.dtype == torch.bfloat16 and lags >= AVERAGING_LAGS)
+def _plan(u: Tensor, lags: int, with_gates: bool) -> Plan:
+    few = 0 if with_gates else 2
+    return _cheapest(*u.shape[:2], lags, 0 if u.dtype != torch.bfloat16 else 1 if lags >= AVERAGING_LAGS else few)
 
 
 @functools.lru_cache(maxsize=1024)
-def _cheapest(batch: int, length: int, lags: int, half: bool) -> Plan:
+def _cheapest(batch: int, length: int, lags: int, terms: int) -> Plan:
     """Fewest products: a tile with more sequences has less above the diagonal, but perhaps no sequence in its rows."""
-    config = CONFIGS[half]
+    config = CONFIGS[terms]
     chunks = cdiv(length, config.chunk)
     rows = min(config.rows, max(64, power_of_2(batch * chunks)))
     parts = config.parts if rows == config.rows else 1
@@ -377,7 +411,7 @@ def _cheapest(batch: int, length: int, lags: int, half: bool) -> Plan:
         # of each part, all its chunks up to the last
         most = min(chunks * config.chunk, lags + config.chunk)
         ends = [min((i + 1) * width * config.chunk, most) for i in range(chunk_groups * parts)]
-        plan = Plan(half, rows, parts, sequences, batch_groups, batch_groups * chunk_groups, config)
+        plan = Plan(terms, rows, parts, sequences, batch_groups, batch_groups * chunk_groups, config)
         return batch_groups * sum(ends), plan
 
     sizes = [2**i for i in range((rows // parts).bit_length())]
@@ -390,10 +424,6 @@ def _time_last(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     # not the transpose of something else: a view that a custom function returns may not be changed in place
     strides = (width * length, 1, length)
     return torch.empty_strided(x.shape, strides, dtype=dtype or x.dtype, device=x.device)
-
-
-def _with_contiguous_time(x: Tensor) -> Tensor:
-    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 class Gated(NamedTuple):
@@ -450,22 +480,24 @@ def gated(
     return Gated(out, x, gate), dgate, None if sums is None else sums.sum((0, 2))
 
 
-def shifted_taps(filter: Tensor, lags: int, plan: Plan) -> Tensor:
-    """taps [D, copies, size] of `_taps_kernel`."""
+def shifted_taps(filter: Tensor, skip: Tensor | None, lags: int, plan: Plan) -> Tensor:
+    """taps [D, terms, copies, size] of `_taps_kernel`."""
     width, config = filter.shape[0], plan.config
     size = cdiv(lags + 2 * config.chunk + config.step, 64) * 64
-    dtype = torch.bfloat16 if plan.half else torch.float32
-    taps = torch.empty((width, config.shifts, size), dtype=dtype, device=filter.device)
+    dtype, terms = (torch.bfloat16, plan.terms) if plan.terms else (torch.float32, 1)
+    taps = torch.empty((width, terms, config.shifts, size), dtype=dtype, device=filter.device)
     launch(
         _taps_kernel,
         width * cdiv(size, TAP_BLOCK),
         filter,
+        skip if plan.terms == 2 else None,
         taps,
         lags,
         size,
         *filter.stride(),
         C=config.chunk,
         SHIFTS=config.shifts,
+        TERMS=terms,
         BLOCK=TAP_BLOCK,
         num_warps=4,
     )
@@ -487,6 +519,9 @@ def conv(
     x, direct, direct_gate = source
     batch, length, width = direct.shape
     config = plan.config
+    if plan.terms == 2:
+        # the first tap has it
+        skip = None
     y = _time_last(direct)
     plain = _time_last(direct, torch.float32) if with_plain else None
     product = None if other is None else _time_last(direct)
@@ -508,7 +543,7 @@ def conv(
         length,
         x.shape[1],
         lags,
-        taps.shape[2],
+        taps.shape[3],
         plan.batch_groups,
         plan.num_groups,
         *strides(x),
@@ -517,6 +552,7 @@ def conv(
         *strides(scale),
         *strides(other),
         REVERSE=reverse,
+        TERMS=taps.shape[1],
         PRECISION=plan.precision,
         C=config.chunk,
         ROWS=plan.rows,
@@ -530,16 +566,29 @@ def conv(
     return y, plain, product
 
 
+class Saved(NamedTuple):
+    """What the backward pass takes."""
+
+    source: Gated
+    taps: Tensor
+    plain: Tensor | None
+    gate_out: Tensor | None
+    plan: Plan
+    lags: int
+
+
 def fft_conv_fwd(
     u: Tensor, filter: Tensor, skip: Tensor | None, gate_in: Tensor | None, gate_out: Tensor | None, keep: bool
-) -> tuple[Tensor, Gated, Tensor, Tensor | None, Plan, int]:
+) -> tuple[Tensor, Saved]:
     """y, and what the backward pass takes."""
+    u = time_last(u)
+    gate_in, gate_out = (None if gate is None else time_last(gate) for gate in (gate_in, gate_out))
     lags = min(u.shape[1], filter.shape[1])
-    plan = _plan(u, lags)
-    source, _, _ = gated(u, gate_in, plan.half)
-    taps = shifted_taps(filter, lags, plan)
+    plan = _plan(u, lags, gate_in is not None or gate_out is not None)
+    source, _, _ = gated(u, gate_in, plan.terms > 0)
+    taps = shifted_taps(filter, skip, lags, plan)
     y, plain, _ = conv(source, taps, skip, lags, plan, False, gate_out, None, keep and gate_out is not None)
-    return y, source, taps, plain, plan, lags
+    return y, Saved(source, taps, plain, gate_out, plan, lags)
 
 
 class FftConv(torch.autograd.Function):
@@ -547,8 +596,9 @@ class FftConv(torch.autograd.Function):
     def forward(
         ctx: Any, u: Tensor, filter: Tensor, skip: Tensor | None, gate_in: Tensor | None, gate_out: Tensor | None
     ) -> Tensor:
-        y, source, taps, plain, ctx.plan, ctx.lags = fft_conv_fwd(u, filter, skip, gate_in, gate_out, True)
-        save(ctx, *source, taps, plain, gate_out, filter, skip)
+        y, kept = fft_conv_fwd(u, filter, skip, gate_in, gate_out, True)
+        ctx.plan, ctx.lags = kept.plan, kept.lags
+        save(ctx, *kept.source, kept.taps, kept.plain, kept.gate_out, filter, skip)
         return y
 
     @staticmethod
@@ -559,12 +609,13 @@ class FftConv(torch.autograd.Function):
         source = Gated(x, u, gate_in)
         # of rounded factors the gradient of the skip, a single lag, would lose too much
         direct = source if skip is not None and (gate_in is not None or gate_out is not None) else None
-        g, dgate_out, dskip = gated(_with_contiguous_time(dy), gate_out, plan.half, plain, direct)
+        g, dgate_out, dskip = gated(time_last(dy), gate_out, plan.terms > 0, plain, direct)
         other = None if gate_in is None else u
         du, _, dgate_in = conv(g, taps, skip, lags, plan, True, gate_in, other, False)
         dfilter = None
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            dtaps = taps_bwd(x, g.product, length, lags)
+            is_few = lags <= DIAGONAL_LAGS and x.dtype == g.product.dtype == torch.bfloat16
+            dtaps = (few_taps_bwd if is_few else taps_bwd)(x, g.product, length, lags)
             dfilter = dtaps.to(filter.dtype)
             if lags < filter.shape[1]:
                 dfilter = torch.nn.functional.pad(dfilter, (0, filter.shape[1] - lags))
@@ -585,9 +636,6 @@ def fft_conv_triton(
     lags = min(u.shape[1], filter.shape[1])
     if lags > MAX_LAGS[u.dtype == torch.bfloat16]:
         return fft_conv_chunked(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
-    u = _with_contiguous_time(u)
-    gate_in = None if gate_in is None else _with_contiguous_time(gate_in)
-    gate_out = None if gate_out is None else _with_contiguous_time(gate_out)
     skip = None if D is None else D.contiguous()
     tensors = (u, filter, skip, gate_in, gate_out)
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):

@@ -61,6 +61,7 @@ from kernels.ssm_kernel.system import (
     store_narrow,
     times,
 )
+from kernels.turn import time_last
 
 
 class Config(NamedTuple):
@@ -1071,10 +1072,6 @@ class Kind:
 _kept_kind = functools.lru_cache(256)(Kind)
 
 
-def _with_contiguous_time(x: Tensor) -> Tensor:
-    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.transpose(1, 2).contiguous().transpose(1, 2)
-
-
 def prepare(kind: Kind, A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, skip: Tensor | None) -> Tensor:
     """The tables of `_prepare_kernel`, one row a channel."""
     small = C.new_empty(kind.tables, dtype=torch.float32)
@@ -1167,7 +1164,7 @@ class LtiSsm(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor | None, dend: Tensor | None) -> tuple[Tensor | None, ...]:
         u, gate_in, gate_out, states, small, *system = saved(ctx)
         kind, with_start = ctx.kind, ctx.needs_input_grad[3]
-        dy = u.new_empty_strided(u.shape, kind.time_last).zero_() if dy is None else _with_contiguous_time(dy)
+        dy = u.new_empty_strided(u.shape, kind.time_last).zero_() if dy is None else time_last(dy)
         du, dgate_in, dgate_out, partial, dstart = lti_bwd(
             kind, u, gate_in, gate_out, dy, small, states, _dense(dend), with_start
         )
@@ -1190,9 +1187,8 @@ def lti_ssm_triton(
     return_final_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """y [B, T, D] as u, time contiguous, and on request the final state [B, D, N] in float32 or complex64."""
-    u = _with_contiguous_time(u)
-    gate_in = None if gate_in is None else _with_contiguous_time(gate_in)
-    gate_out = None if gate_out is None else _with_contiguous_time(gate_out)
+    u = time_last(u)
+    gate_in, gate_out = (None if gate is None else time_last(gate) for gate in (gate_in, gate_out))
     is_complex = A.is_complex() or C.is_complex() or (B is not None and B.is_complex())
     if initial_state is not None:
         initial_state = _dense(initial_state.to(torch.complex64 if is_complex else torch.float32))

@@ -152,10 +152,80 @@ def test_tiles_of_two_parts_and_several_groups_of_sequences(batch, length, filte
         assert_close(a, e, torch.bfloat16, plain=p, what=name)
 
 
-@pytest.mark.parametrize("length", [100, 600])
-def test_the_future_cannot_change_the_past_of_the_kernel(length):
+@pytest.mark.parametrize(
+    ("batch", "length", "lags", "gates", "memory"),
+    [
+        (2, 1, 1, False, "BTD"),
+        (2, 1, 3, False, "BTD"),
+        (2, 31, 1, False, "BTD"),
+        (2, 31, 64, False, "BTD"),
+        (70, 31, 3, False, "BTD"),
+        (3, 1000, 3, False, "BTD"),
+        (3, 1000, 64, False, "BTD"),
+        (9, 1040, 64, False, "BDT"),
+        (2, 1000, 64, True, "BTD"),
+        (2, 300, 129, False, "BTD"),
+    ],
+)
+def test_a_few_taps_lose_no_more_than_the_transform(batch, length, lags, gates, memory):
+    """With the skip, and batches that fill no tile."""
+    g = torch.Generator().manual_seed(length)
+    shapes = {"u": (batch, length, 3), "filter": (3, lags), "D": (3,)}
+    if gates:
+        shapes |= dict.fromkeys(("gate_in", "gate_out"), (batch, length, 3))
+    inputs = {name: torch.randn(shape, generator=g) for name, shape in shapes.items()}
+    inputs["filter"] /= min(length, lags) ** 0.5
+    inputs = {n: x if n in ("filter", "D") else x.bfloat16() for n, x in inputs.items()}
+    exact = results(partial(fft_conv, backend="torch"), {n: x.double() for n, x in inputs.items()})
+    plain = results(partial(fft_conv, backend="torch"), inputs)
+
+    def op(u, **rest):
+        return TRITON(u.transpose(1, 2).contiguous().transpose(1, 2) if memory == "BDT" else u, **rest)
+
+    actual = results(op, {name: x.to(DEVICE) for name, x in inputs.items()})
+    for name, a, e, p in zip(["y", *inputs], actual, exact, plain, strict=True):
+        assert_close(a, e, torch.bfloat16, plain=p, what=name)
+
+
+@pytest.mark.parametrize("skip", [None, 2.0**-9])
+def test_what_rounding_leaves_of_a_tap_is_kept(skip):
+    """A sum of taps that only the second of two terms has: one bfloat16 has no number between 1 and 1 + 2^-7."""
+    u = torch.ones(1, 100, 1, dtype=torch.bfloat16, device=DEVICE)
+    filter = torch.tensor([[1.0 if skip else 1.0 + 2.0**-9, -1.0]], device=DEVICE)
+    D = None if skip is None else torch.tensor([skip], device=DEVICE)
+    y = TRITON(u, filter, D=D)
+    assert torch.equal(y[0, 1:, 0], torch.full_like(y[0, 1:, 0], 2.0**-9))
+
+
+@pytest.mark.parametrize("lags", [3, 64])
+def test_the_order_of_memory_changes_nothing(lags):
+    g = torch.Generator().manual_seed(lags)
+    wide = torch.randn(2, 100, 15, generator=g).bfloat16().to(DEVICE)
+    filter = torch.randn(5, lags, generator=g).to(DEVICE)
+    expected = results(TRITON, {"u": wide[..., :5].contiguous(), "filter": filter})
+    last = wide.transpose(1, 2).contiguous().transpose(1, 2)
+    for u in (wide[..., :5], last[..., :5]):
+        for e, a in zip(expected, results(TRITON, {"u": u, "filter": filter}), strict=True):
+            assert torch.equal(e, a)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 65, 130), (2, 200, 7)])
+def test_time_comes_last_in_memory_whatever_came_last_before(shape, dtype):
+    from kernels.turn import time_last
+
+    x = torch.randn(*shape[:2], 2 * shape[2], generator=torch.Generator().manual_seed(0)).to(DEVICE, dtype)
+    for given in (x[..., : shape[2]], x[..., ::2], x[:, :, :1].expand(shape), x.sum().expand(shape)):
+        turned = time_last(given)
+        assert torch.equal(turned, given)
+        assert turned.stride(1) == 1 or shape[1] == 1
+    assert time_last(turned) is turned
+
+
+@pytest.mark.parametrize(("length", "filter_length", "gates"), [(100, 100, True), (600, 600, True), (100, 20, False)])
+def test_the_future_cannot_change_the_past_of_the_kernel(length, filter_length, gates):
     """Bitwise: what it multiplies the future with is zero."""
-    inputs = {name: x.bfloat16().to(DEVICE) for name, x in make_inputs(length, length).items()}
+    inputs = {name: x.bfloat16().to(DEVICE) for name, x in make_inputs(length, filter_length, gates=gates).items()}
     whole = TRITON(**inputs)
     changed = inputs["u"].clone()
     changed[:, 40:] += 1
@@ -236,6 +306,41 @@ def test_no_gradient_gives_no_gradient_of_taps():
 def test_the_gradient_of_taps_repeats_bitwise():
     x, dy = torch.randn(2, 3, 1024, 2)
     assert torch.equal(gradient_of_taps(x, dy, 1024)[0], gradient_of_taps(x, dy, 1024)[0])
+
+
+def gradient_of_few_taps(x, g, lags):
+    """From x, g [B, T, D], time contiguous or not, and what it should be."""
+    from kernels.fft_conv.diagonals import few_taps_bwd
+
+    x, g = (v.bfloat16().transpose(1, 2).contiguous().transpose(1, 2) for v in (x, g))
+    length = x.shape[1]
+    exact = torch.zeros(x.shape[2], lags, dtype=torch.float64)
+    for lag in range(min(lags, length)):
+        exact[:, lag] = (x[:, : length - lag].double() * g[:, lag:].double()).sum((0, 1))
+    return few_taps_bwd(x.to(DEVICE), g.to(DEVICE), length, lags).cpu(), exact
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "lags"), [(3, 16, 1), (2, 1000, 64), (70, 31, 7), (6, 4200, 64), (5, 300, 128), (1, 130, 100)]
+)
+def test_products_of_chunks_lose_a_hundred_thousandth_of_the_gradient_of_taps(batch, length, lags):
+    """Over several groups of chunks, of sequences and of lags, tiles that are not full, sums of several programs."""
+    g = torch.Generator().manual_seed(length)
+    x, dy = torch.randn(2, batch, length, 2, generator=g)
+    actual, exact = gradient_of_few_taps(x, dy, lags)
+    assert_close(actual, exact, torch.bfloat16, floor=1e-5)
+    assert torch.equal(actual, gradient_of_few_taps(x, dy, lags)[0])
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 0), (0, 63), (63, 64), (17, 16), (70, 169), (70, 170), (299, 299)])
+def test_a_pair_of_impulses_reaches_its_lag_alone_among_few(first, second):
+    x, dy = torch.zeros(2, 1, 300, 1)
+    x[0, first], dy[0, second] = 1.0, 1.0
+    actual, _ = gradient_of_few_taps(x, dy, 100)
+    expected = torch.zeros(1, 100)
+    if 0 <= second - first < 100:
+        expected[0, second - first] = 1.0
+    assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize(

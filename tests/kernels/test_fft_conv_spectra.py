@@ -1,0 +1,184 @@
+"""Claims about the long convolution by spectra of blocks; the accuracy rule is that of `suite.accuracy`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.fft_conv.spectra import conv_spectra, takes_spectra, taps_spectra
+from suite.accuracy import assert_close, relative_error
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+WITHOUT_ROUNDING = 1.3e-3
+"""What transforms in float16 may lose, root mean square; rounding y to bfloat16 loses 1.7e-3 more."""
+
+
+def draw(batch, length, width, lags):
+    """x [B, T, D] in bfloat16 with time contiguous, taps [D, L]."""
+    g = torch.Generator().manual_seed(length + lags)
+    x = torch.randn(batch, width, length, generator=g).bfloat16().transpose(1, 2)
+    return x, torch.randn(width, lags, generator=g) / lags**0.5
+
+
+def exact_conv(x, taps, reverse):
+    size = 2 * x.shape[1]
+    x_hat, taps_hat = torch.fft.rfft(x.transpose(1, 2).double(), n=size), torch.fft.rfft(taps.double(), n=size)
+    y = torch.fft.irfft(x_hat * (taps_hat.conj() if reverse else taps_hat), n=size)
+    return y[..., : x.shape[1]].transpose(1, 2)
+
+
+def conv(x, taps, reverse=False, skip=None, direct_gate=None, **options):
+    """y, its value before anything is rounded or scaled, and the product."""
+    lags = min(x.shape[1], taps.shape[1])
+    x, taps = x.to(DEVICE), taps.to(DEVICE)
+    results = conv_spectra(
+        (x, x, direct_gate), taps_spectra(taps, x.shape[1], lags), skip, reverse, with_plain=True, **options
+    )
+    return [None if result is None else result.cpu() for result in results]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    ("batch", "length", "lags"),
+    [
+        (1, 16, 1),
+        (2, 1024, 1024),
+        (3, 1040, 1040),
+        (2, 2512, 100),
+        (3, 2512, 2100),
+        (1, 4096, 4096),
+        (5, 6160, 6160),
+        (1, 8192, 2048),
+        (1, 16384, 16384),
+    ],
+)
+@pytest.mark.usefixtures("poisoned_memory")
+def test_spectra_lose_a_tenth_of_a_percent(batch, length, lags, reverse):
+    """Over one block and several, as many lags as there are steps and fewer."""
+    x, taps = draw(batch, length, 3, lags)
+    y, plain, _ = conv(x, taps, reverse)
+    exact = exact_conv(x, taps, reverse)
+    assert_close(plain, exact, torch.bfloat16, floor=WITHOUT_ROUNDING)
+    assert torch.equal(y, plain.bfloat16())
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_an_impulse_reaches_its_lags_and_no_other(reverse):
+    """Nothing wraps around between blocks, nor from the future."""
+    places = [0, 17, 1023, 1024, 2047, 2048, 3000, 4095, 4096, 6159]
+    x, taps = torch.zeros(len(places), len(places), 6160), torch.zeros(len(places), 6160)
+    expected = torch.zeros(len(places), 6160, len(places))
+    for i, place in enumerate(places):
+        x[i, :, place] = taps[i, place] = 1.0
+        for j, lag in enumerate(places):
+            to = place - lag if reverse else place + lag
+            if 0 <= to < 6160:
+                expected[i, to, j] = 1.0
+    _, plain, _ = conv(x.bfloat16().transpose(1, 2), taps, reverse)
+    torch.testing.assert_close(plain, expected, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("options", ["skip", "direct_gate", "scale", "other"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_options_follow_the_sum(options, reverse):
+    x, taps = draw(3, 1040, 5, 1040)
+    other, exact = draw(3, 1040, 5, 1)[0].to(DEVICE), exact_conv(x, taps, reverse)
+    skip = torch.randn(5, device=DEVICE)
+    arguments = {"skip": {"skip": skip}, "direct_gate": {"skip": skip, "direct_gate": other}}
+    y, plain, product = conv(x, taps, reverse, **arguments.get(options, {options: other}))
+    other, skip = other.cpu().double(), skip.cpu().double()
+    if options in ("skip", "direct_gate"):
+        exact = exact + skip * (x * other if options == "direct_gate" else x).double()
+    assert_close(plain, exact, torch.bfloat16, floor=WITHOUT_ROUNDING)
+    assert_close(y, exact * other if options == "scale" else exact, torch.bfloat16)
+    assert (product is not None) == (options == "other")
+    if options == "other":
+        assert_close(product, exact * other, torch.bfloat16)
+
+
+def test_the_future_changes_the_past_by_rounding_only():
+    x, taps = draw(2, 4096, 3, 4096)
+    changed = x.clone()
+    changed[:, 3000:] += 1
+    (_, whole, _), (_, plain, _) = conv(x, taps), conv(changed, taps)
+    assert (plain[:, :3000] - whole[:, :3000]).abs().max() < 8e-3
+    assert (plain[:, 3000:] - whole[:, 3000:]).abs().max() > 0.1
+
+
+def test_sequences_and_channels_do_not_meet():
+    """Bitwise, also where sequences share a program."""
+    x, taps = draw(7, 2512, 12, 2512)
+    _, whole, _ = conv(x, taps)
+    changed = x.clone()
+    changed[2, :, 3] *= 1e6
+    _, plain, _ = conv(changed, taps)
+    same = torch.ones(7, 12, dtype=torch.bool)
+    same[2, 3] = False
+    assert torch.equal(plain.transpose(1, 2)[same], whole.transpose(1, 2)[same])
+    assert_close(plain[2, :, 3], exact_conv(changed, taps, False)[2, :, 3], torch.bfloat16, floor=WITHOUT_ROUNDING)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("scale", [1e-18, 1e-7, 1e6])
+def test_the_size_of_neither_matters(scale, reverse):
+    """Float16 would reach from 6e-8 to 7e4; sequences and channels may differ as well."""
+    x, taps = draw(2, 2512, 4, 2512)
+    x, taps = (x.float() * scale).bfloat16(), taps.clone()
+    x[1] *= 1e-6
+    taps[2] *= 1e8
+    _, plain, _ = conv(x, taps, reverse)
+    exact = exact_conv(x, taps, reverse)
+    for i in range(2):
+        for j in range(4):
+            assert_close(plain[i, :, j], exact[i, :, j], torch.bfloat16, floor=WITHOUT_ROUNDING)
+
+
+def test_taps_with_one_strong_frequency_leave_the_rest():
+    """The spectrum is 500 times its median at zero, where float16 needs its range."""
+    x, _ = draw(2, 4096, 2, 1)
+    taps = 0.02 * torch.ones(2, 4096) + draw(1, 4096, 2, 4096)[1]
+    _, plain, _ = conv(x, taps)
+    assert_close(plain, exact_conv(x, taps, False), torch.bfloat16, floor=WITHOUT_ROUNDING)
+
+
+@pytest.mark.parametrize("lags", [8192, 600])
+def test_what_was_a_thousand_times_larger_does_not_drown_what_follows(lags):
+    """Each sixteenth of a sequence that decays by 1e3 keeps two digits; a single block would lose all of the last."""
+    x, taps = draw(2, 8192, 2, lags)
+    decay = torch.exp(-6.9 * torch.arange(8192) / 8192)
+    x, taps = (x.float() * decay[:, None]).bfloat16(), taps * decay[:: 8192 // lags][:lags]
+    _, plain, _ = conv(x, taps)
+    for part, exact in zip(plain.chunk(16, 1), exact_conv(x, taps, False).chunk(16, 1), strict=True):
+        assert relative_error(part, exact)[0] < 1e-2
+
+
+def test_zeros_give_zeros():
+    x, taps = draw(2, 2512, 2, 2512)
+    assert not conv(0 * x, taps)[1].any()
+    assert not conv(x, 0 * taps)[1].any()
+
+
+def test_two_runs_are_equal_bitwise():
+    x, taps = draw(3, 2512, 2, 2512)
+    assert torch.equal(conv(x, taps)[1], conv(x, taps)[1])
+
+
+def test_strided_taps_and_inputs_are_read_in_place():
+    x, taps = draw(2, 2512, 3, 2512)
+    wide = torch.zeros(2, 5, 2 * 2512, dtype=torch.bfloat16)
+    wide[:, 1:4, 16 : 16 + 2512] = x.transpose(1, 2)
+    view = wide[:, 1:4, 16 : 16 + 2512].transpose(1, 2)
+    assert torch.equal(conv(view, taps.t().contiguous().t())[1], conv(x, taps)[1])
+
+
+@pytest.mark.parametrize(
+    ("length", "dtype", "expected"),
+    [
+        (1024, torch.bfloat16, True),
+        (16384, torch.bfloat16, True),
+        (16400, torch.bfloat16, False),
+        (1024, torch.float32, False),
+    ],
+)
+def test_what_spectra_take(length, dtype, expected):
+    assert takes_spectra(torch.empty(1, length, 1, dtype=dtype, device="meta"), 100) is expected

@@ -53,8 +53,15 @@ def _turn_kernel(
     tl.store(p_out, tl.trans(b_x), mask=m_d[:, None] & m_t[None, :])
 
 
+def empty_time_last(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Empty, of the shape of x [B, T, D], with time contiguous."""
+    _, length, width = x.shape
+    # not the transpose of something else: a view that a custom function returns may not be changed in place
+    return torch.empty_strided(x.shape, (width * length, 1, length), dtype=dtype or x.dtype, device=x.device)
+
+
 def time_last(x: Tensor) -> Tensor:
-    """x [B, T, D] itself where steps are neighbours in memory, else a copy. Gradients pass in the memory they have."""
+    """x [B, T, D] itself where steps are neighbours in memory, else a copy; gradients are turned back."""
     return x if x.stride(1) == 1 or x.shape[1] == 1 else _Turn.apply(x)
 
 
@@ -67,8 +74,7 @@ class _Turn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        # not the transpose of something else: a view that a custom function returns may not be changed in place
-        out = torch.empty_strided(x.shape, (width * length, 1, length), dtype=x.dtype, device=x.device)
+        out = empty_time_last(x)
         launch(
             _turn_kernel,
             batch * cdiv(length, CONFIG.steps) * cdiv(width, CONFIG.channels),
@@ -85,4 +91,5 @@ class _Turn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient
+        # in the memory of x: the sum or concatenation that waits for it would take several times as long
+        return channels_last(gradient)

@@ -21,8 +21,8 @@ __all__ = ["fft_conv"]
 LEAST_LAGS, MOST_LAGS = 512, 16384
 LEAST_ROWS = 8192
 """Of the batch and time together."""
-FEW_LAGS, LEAST_NUMBERS = 64, 2**22
-"""Filters like the shift model's of H3, and of how many numbers u must consist for them."""
+FEW_LAGS, LEAST_NUMBERS = 64, 2**21
+"""Filters like the shift model's of H3, without gates, and of how many numbers u must consist for them."""
 
 
 def fft_conv(
@@ -38,13 +38,15 @@ def fft_conv(
 
     The transform is float32 at least, also for half-precision u and under autocast; y has the dtype of u.
 
-    backend: the Triton path multiplies with Toeplitz matrices, of bfloat16 u in bfloat16, see the README; y has time
-    contiguous in memory, and so should u and the gates. Filters too long for it are transformed. `auto` takes it on a
-    GPU where it is faster than the transform.
+    backend: the Triton path multiplies with Toeplitz matrices or, with many taps, transforms blocks by products with
+    small matrices, of bfloat16 u in half precision, see the README; y has time contiguous in memory. Filters too long
+    for it are transformed as elsewhere. `auto` takes it on a GPU where it is faster.
     """
     _check(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
     tensors = (u, filter, D, gate_in, gate_out)
-    if use_triton("fft_conv", backend, *tensors) and (backend == "triton" or _products_win(u, filter)):
+    if use_triton("fft_conv", backend, *tensors) and (
+        backend == "triton" or _kernels_win(u, filter, gate_in is not None or gate_out is not None)
+    ):
         from kernels.fft_conv.triton import fft_conv_triton
 
         # meta tensors, for which launchers compute shapes, have no autocast
@@ -54,14 +56,14 @@ def fft_conv(
         return fft_conv_chunked(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
 
 
-def _products_win(u: Tensor, filter: Tensor) -> bool:
-    """Where Toeplitz products were measured to be faster than transforms, see the README."""
+def _kernels_win(u: Tensor, filter: Tensor, with_gates: bool) -> bool:
+    """Where they were measured to be faster than PyTorch's transforms, see the README."""
     batch, steps, _ = u.shape
     lags = min(steps, filter.shape[1])
     if u.dtype != torch.bfloat16:
         return False
     if lags <= FEW_LAGS:
-        return u.numel() >= LEAST_NUMBERS
+        return u.numel() >= LEAST_NUMBERS and not with_gates
     return LEAST_LAGS <= lags <= MOST_LAGS and batch * steps >= LEAST_ROWS
 
 

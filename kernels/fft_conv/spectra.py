@@ -43,6 +43,7 @@ from torch import Tensor
 
 from kernels.fft_conv.chunked import fast_length
 from kernels.launch import cdiv, launch, num_processors, speaks_ptx
+from kernels.turn import empty_time_last
 
 RADIX = 64
 """R of the spectra: rows of the smallest product."""
@@ -165,7 +166,7 @@ def _lags_kernel(waves, quarter, dtaps, lags, num_k, SIZE: tl.constexpr, BLOCK: 
 
 
 @triton.jit
-def _finish(
+def finish(
     b_y,
     o_b,
     o_t,
@@ -393,7 +394,7 @@ def _conv_spectra_kernel(
             # one part after the other: fewer registers
             b_y = tl.dot(tl.trans(b_re), b_ur * b_cos + b_ui * b_sin)
             b_y = tl.dot(tl.trans(b_im), b_ui * b_cos - b_ur * b_sin, b_y)
-            _finish(
+            finish(
                 b_y * (back / times),
                 i_b + o_r * 0,
                 o_x,
@@ -600,9 +601,9 @@ def conv_spectra(
     x, direct, direct_gate = source
     batch, length, width = direct.shape
     n, num_chunks, num_k = taps.plan
-    y = _time_last(direct)
-    plain = _time_last(direct, torch.float32) if with_plain else None
-    product = None if other is None else _time_last(direct)
+    y = empty_time_last(direct)
+    plain = empty_time_last(direct, torch.float32) if with_plain else None
+    product = None if other is None else empty_time_last(direct)
     per_group = max(1, min(PER_PROGRAM, width * batch // (LEAST_PROGRAMS * num_processors(x.device))))
     num_groups = cdiv(batch, per_group)
     launch(
@@ -644,12 +645,6 @@ def conv_spectra(
         **({"maxnreg": _conv_registers(taps.plan)} if speaks_ptx() else {}),
     )
     return y, plain, product
-
-
-def _time_last(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Empty, of the shape of x, with time contiguous."""
-    _, length, width = x.shape
-    return torch.empty_strided(x.shape, (width * length, 1, length), dtype=dtype or x.dtype, device=x.device)
 
 
 def _half_tables(n: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

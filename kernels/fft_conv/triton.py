@@ -36,10 +36,18 @@ from torch import Tensor
 
 from kernels.fft_conv.chunked import fft_conv_chunked
 from kernels.fft_conv.diagonals import DIAGONAL_LAGS, few_taps_bwd
-from kernels.fft_conv.spectra import strides, taps_bwd
+from kernels.fft_conv.spectra import (
+    TapsSpectra,
+    conv_spectra,
+    finish,
+    strides,
+    takes_spectra,
+    taps_bwd,
+    taps_spectra,
+)
 from kernels.launch import cdiv, launch, power_of_2, save, saved
 from kernels.ssm_kernel.triton import float32_products
-from kernels.turn import time_last
+from kernels.turn import empty_time_last, time_last
 
 
 class Config(NamedTuple):
@@ -65,6 +73,8 @@ CONFIGS = {
 }
 MAX_LAGS = {True: 16384, False: 1024}
 """By whether u is bfloat16: above it transforms are faster."""
+SPECTRA_LAGS, SPECTRA_NUMBERS = 4096, 16384
+"""From so many taps, and so many of them and sequences together, spectra convolve faster than products."""
 AVERAGING_LAGS = 512
 """Below it outputs may be a few products, whose rounded factors do not average out."""
 LINE = 16
@@ -189,53 +199,6 @@ def _shifted(o_i, size, SHIFTS: tl.constexpr):
     return (o_i % SHIFTS) * size - o_i // SHIFTS * SHIFTS
 
 
-@triton.jit
-def _finish(
-    b_y,
-    o_b,
-    o_t,
-    m_t,
-    i_d,
-    skip,
-    direct,
-    direct_gate,
-    scale,
-    other,
-    y,
-    plain,
-    product,
-    D,
-    T,
-    direct_stride_b,
-    direct_stride_d,
-    direct_gate_stride_b,
-    direct_gate_stride_d,
-    scale_stride_b,
-    scale_stride_d,
-    other_stride_b,
-    other_stride_d,
-):
-    """From sums over taps to the outputs of `_conv_kernel`."""
-    o_y = (o_b * D + i_d)[:, None] * T + o_t
-    if skip is not None:
-        o_direct = (o_b * direct_stride_b + i_d * direct_stride_d)[:, None] + o_t
-        b_x = tl.load(direct + o_direct, mask=m_t, other=0.0).to(tl.float32)
-        if direct_gate is not None:
-            o_direct = (o_b * direct_gate_stride_b + i_d * direct_gate_stride_d)[:, None] + o_t
-            b_x *= tl.load(direct_gate + o_direct, mask=m_t, other=0.0).to(tl.float32)
-        b_y += tl.load(skip + i_d).to(tl.float32) * b_x
-    if plain is not None:
-        tl.store(plain + o_y, b_y, mask=m_t)
-    if product is not None:
-        o_other = (o_b * other_stride_b + i_d * other_stride_d)[:, None] + o_t
-        b_other = tl.load(other + o_other, mask=m_t, other=0.0).to(tl.float32)
-        tl.store(product + o_y, (b_y * b_other).to(product.dtype.element_ty), mask=m_t)
-    if scale is not None:
-        o_scale = (o_b * scale_stride_b + i_d * scale_stride_d)[:, None] + o_t
-        b_y *= tl.load(scale + o_scale, mask=m_t, other=0.0).to(tl.float32)
-    tl.store(y + o_y, b_y.to(y.dtype.element_ty), mask=m_t)
-
-
 @triton.jit(do_not_specialize=["B", "lags", "batch_groups", "num_groups"])
 def _conv_kernel(
     x,
@@ -346,7 +309,7 @@ def _conv_kernel(
         if part == 1:
             b_y = b_short
             o_t = (i_short + o_c)[:, None] * C + o_j[None, :]
-        _finish(
+        finish(
             b_y,
             o_b,
             o_t,
@@ -418,14 +381,6 @@ def _cheapest(batch: int, length: int, lags: int, terms: int) -> Plan:
     return min((shared_by(size) for size in sizes if size < 2 * batch), key=lambda pair: pair[0])[1]
 
 
-def _time_last(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Empty, of the shape of x, with time contiguous."""
-    _, length, width = x.shape
-    # not the transpose of something else: a view that a custom function returns may not be changed in place
-    strides = (width * length, 1, length)
-    return torch.empty_strided(x.shape, strides, dtype=dtype or x.dtype, device=x.device)
-
-
 class Gated(NamedTuple):
     """gate x as the kernels read it, and x and gate [B, T, D] themselves."""
 
@@ -450,7 +405,7 @@ def gated(
     # gated inputs keep their width where products do
     dtype = x.dtype if gate is None or half else torch.float32
     out = torch.empty((batch, width, size), dtype=dtype, device=x.device).transpose(1, 2)
-    dgate = None if before is None else _time_last(x)
+    dgate = None if before is None else empty_time_last(x)
     block = min(GATE_BLOCK, power_of_2(size))
     sums = None
     if direct is not None:
@@ -522,9 +477,9 @@ def conv(
     if plan.terms == 2:
         # the first tap has it
         skip = None
-    y = _time_last(direct)
-    plain = _time_last(direct, torch.float32) if with_plain else None
-    product = None if other is None else _time_last(direct)
+    y = empty_time_last(direct)
+    plain = empty_time_last(direct, torch.float32) if with_plain else None
+    product = None if other is None else empty_time_last(direct)
     launch(
         _conv_kernel,
         width * plan.num_groups,
@@ -570,24 +525,44 @@ class Saved(NamedTuple):
     """What the backward pass takes."""
 
     source: Gated
-    taps: Tensor
+    taps: Tensor | TapsSpectra
     plain: Tensor | None
     gate_out: Tensor | None
     plan: Plan
     lags: int
 
 
+def convolve(
+    source: Gated,
+    taps: Tensor | TapsSpectra,
+    skip: Tensor | None,
+    lags: int,
+    plan: Plan,
+    reverse: bool,
+    scale: Tensor | None,
+    other: Tensor | None,
+    with_plain: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """`conv`, or `conv_spectra` where the taps are spectra."""
+    if isinstance(taps, TapsSpectra):
+        return conv_spectra(source, taps, skip, reverse, scale, other, with_plain)
+    return conv(source, taps, skip, lags, plan, reverse, scale, other, with_plain)
+
+
 def fft_conv_fwd(
     u: Tensor, filter: Tensor, skip: Tensor | None, gate_in: Tensor | None, gate_out: Tensor | None, keep: bool
 ) -> tuple[Tensor, Saved]:
     """y, and what the backward pass takes."""
-    u = time_last(u)
-    gate_in, gate_out = (None if gate is None else time_last(gate) for gate in (gate_in, gate_out))
-    lags = min(u.shape[1], filter.shape[1])
+    batch, length, _ = u.shape
+    lags = min(length, filter.shape[1])
     plan = _plan(u, lags, gate_in is not None or gate_out is not None)
     source, _, _ = gated(u, gate_in, plan.terms > 0)
-    taps = shifted_taps(filter, skip, lags, plan)
-    y, plain, _ = conv(source, taps, skip, lags, plan, False, gate_out, None, keep and gate_out is not None)
+    taps: Tensor | TapsSpectra
+    if lags >= SPECTRA_LAGS and batch * lags >= SPECTRA_NUMBERS and takes_spectra(source.product, lags):
+        taps = taps_spectra(filter, length, lags)
+    else:
+        taps = shifted_taps(filter, skip, lags, plan)
+    y, plain, _ = convolve(source, taps, skip, lags, plan, False, gate_out, None, keep and gate_out is not None)
     return y, Saved(source, taps, plain, gate_out, plan, lags)
 
 
@@ -597,21 +572,26 @@ class FftConv(torch.autograd.Function):
         ctx: Any, u: Tensor, filter: Tensor, skip: Tensor | None, gate_in: Tensor | None, gate_out: Tensor | None
     ) -> Tensor:
         y, kept = fft_conv_fwd(u, filter, skip, gate_in, gate_out, True)
-        ctx.plan, ctx.lags = kept.plan, kept.lags
-        save(ctx, *kept.source, kept.taps, kept.plain, kept.gate_out, filter, skip)
+        ctx.plan, ctx.lags, ctx.spectra_plan = kept.plan, kept.lags, None
+        taps, factors = kept.taps, None
+        if isinstance(taps, TapsSpectra):
+            taps, factors, ctx.spectra_plan = taps
+        save(ctx, *kept.source, taps, factors, kept.plain, gate_out, filter, skip)
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, u, gate_in, taps, plain, gate_out, filter, skip = saved(ctx)
+        x, u, gate_in, taps, factors, plain, gate_out, filter, skip = saved(ctx)
+        if factors is not None:
+            taps = TapsSpectra(taps, factors, ctx.spectra_plan)
         plan, lags, length = ctx.plan, ctx.lags, dy.shape[1]
         source = Gated(x, u, gate_in)
         # of rounded factors the gradient of the skip, a single lag, would lose too much
         direct = source if skip is not None and (gate_in is not None or gate_out is not None) else None
         g, dgate_out, dskip = gated(time_last(dy), gate_out, plan.terms > 0, plain, direct)
         other = None if gate_in is None else u
-        du, _, dgate_in = conv(g, taps, skip, lags, plan, True, gate_in, other, False)
+        du, _, dgate_in = convolve(g, taps, skip, lags, plan, True, gate_in, other, False)
         dfilter = None
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             is_few = lags <= DIAGONAL_LAGS and x.dtype == g.product.dtype == torch.bfloat16
@@ -636,6 +616,8 @@ def fft_conv_triton(
     lags = min(u.shape[1], filter.shape[1])
     if lags > MAX_LAGS[u.dtype == torch.bfloat16]:
         return fft_conv_chunked(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
+    u = time_last(u)
+    gate_in, gate_out = (None if gate is None else time_last(gate) for gate in (gate_in, gate_out))
     skip = None if D is None else D.contiguous()
     tensors = (u, filter, skip, gate_in, gate_out)
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):

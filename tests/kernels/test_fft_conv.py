@@ -120,12 +120,18 @@ def test_the_result_may_be_changed_in_place():
     assert torch.equal(changed[0], kept[0])
 
 
+@pytest.mark.parametrize("by", ["products", "spectra"])
 @pytest.mark.parametrize(
     ("length", "filter_length", "gates", "memory"),
     [(1000, 1000, True, "BTD"), (1040, 520, False, "BDT"), (513, 600, False, "BTD")],
 )
-def test_products_in_bfloat16_lose_no_more_than_the_transform(length, filter_length, gates, memory):
+def test_bfloat16_loses_no_more_than_in_the_transform(length, filter_length, gates, memory, by, monkeypatch):
     """Against the transform of the same rounded inputs, a stricter judge than a loop of bfloat16 sums."""
+    import kernels.fft_conv.triton as kernel
+
+    if by == "spectra":
+        monkeypatch.setattr(kernel, "SPECTRA_LAGS", 1)
+        monkeypatch.setattr(kernel, "SPECTRA_NUMBERS", 1)
     inputs = make_inputs(length, filter_length, gates=gates)
     inputs = {n: x.float() if n in ("filter", "D") else x.bfloat16() for n, x in inputs.items()}
     exact = results(partial(fft_conv, backend="torch"), {n: x.double() for n, x in inputs.items()})
@@ -134,6 +140,7 @@ def test_products_in_bfloat16_lose_no_more_than_the_transform(length, filter_len
     def op(u, **rest):
         return TRITON(u.transpose(1, 2).contiguous().transpose(1, 2) if memory == "BDT" else u, **rest)
 
+    monkeypatch.setattr(kernel, {"products": "conv_spectra", "spectra": "conv"}[by], None)
     actual = results(op, {name: x.to(DEVICE) for name, x in inputs.items()})
     for name, a, e, p in zip(["y", *inputs], actual, exact, plain, strict=True):
         assert_close(a, e, torch.bfloat16, plain=p, what=name)
@@ -351,10 +358,14 @@ def test_a_pair_of_impulses_reaches_its_lag_alone_among_few(first, second):
         (8, 32768, 1024, 32768, torch.bfloat16, False),
         (8, 512, 64, 512, torch.bfloat16, False),
         (8, 2048, 1024, 64, torch.bfloat16, True),
-        (64, 512, 64, 64, torch.bfloat16, False),
+        (64, 512, 64, 64, torch.bfloat16, True),
+        (8, 512, 64, 64, torch.bfloat16, False),
         (8, 1024, 1024, 1024, torch.float32, False),
     ],
 )
-def test_auto_takes_products_where_they_were_measured_to_be_faster(batch, length, width, lags, dtype, expected):
+def test_auto_takes_the_kernels_where_they_were_measured_to_be_faster(batch, length, width, lags, dtype, expected):
     u = torch.empty(batch, length, width, dtype=dtype, device="meta")
-    assert impl._products_win(u, torch.empty(width, lags, device="meta")) is expected
+    filters = torch.empty(width, lags, device="meta")
+    assert impl._kernels_win(u, filters, False) is expected
+    # few taps and gates are products of float32 numbers
+    assert impl._kernels_win(u, filters, True) is (expected and lags > 64)

@@ -437,13 +437,22 @@ def _spectra_plan(length: int, lags: int) -> tuple[int, int, int]:
     return min((counts(n) for n in REGISTERS), key=cost)
 
 
+_kept_tables: dict[tuple[int, torch.device], tuple[Tensor, ...]] = {}
+
+
 def _tables(n: int, device: torch.device) -> tuple[Tensor, ...]:
-    """What does not depend on the input, kept unless a graph is being recorded, to whose memory it would belong."""
-    recording = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    return (_make_tables.__wrapped__ if recording else _make_tables)(n, device)
+    """What does not depend on the input: made once, unless first while a graph is recorded, to whose memory it belongs.
+
+    Some forty small kernels make it, as long as a short convolution takes.
+    """
+    tables = _kept_tables.get((n, device))
+    if tables is None:
+        tables = _make_tables(n, device)
+        if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            _kept_tables[n, device] = tables
+    return tables
 
 
-@functools.cache
 def _make_tables(n: int, device: torch.device) -> tuple[Tensor, ...]:
     """inner [4, R, R], turns [2, R, N], outer [3, N, N] of `_spectra_kernel`, quarter [R N, 2] of `_lags_kernel`.
 

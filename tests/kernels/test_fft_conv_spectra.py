@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+pytest.importorskip("triton")
+import kernels.fft_conv.spectra as impl
 from kernels.fft_conv.spectra import conv_spectra, takes_spectra, taps_spectra
 from suite.accuracy import assert_close, relative_error
 
@@ -182,3 +184,20 @@ def test_strided_taps_and_inputs_are_read_in_place():
 )
 def test_what_spectra_take(length, dtype, expected):
     assert takes_spectra(torch.empty(1, length, 1, dtype=dtype, device="meta"), 100) is expected
+
+
+def test_tables_are_made_once_and_not_kept_from_the_memory_of_a_graph(monkeypatch):
+    made = []
+    monkeypatch.setattr(impl, "_kept_tables", {})
+    monkeypatch.setattr(impl, "_make_tables", lambda n, device: made.append(n) or (n,))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recording)
+    gpu, recording = torch.device("cuda", 0), True
+    impl._tables(16, gpu)
+    impl._tables(16, gpu)
+    assert made == [16, 16]
+    recording = False
+    impl._tables(16, gpu)
+    recording = True
+    impl._tables(16, gpu)
+    impl._tables(32, gpu)
+    assert made == [16, 16, 16, 32]

@@ -8,6 +8,7 @@ OPERATORS = {
         "kernels.gated_linear_attention.workloads:WORKLOAD",
         "linear attention with decays: RetNet, GLA, HGRN2",
     ),
+    "gated_linear_attention_step": ("kernels.gated_linear_attention.workloads:STEP", "one step of it"),
     "gated_slot_attention": ("kernels.gated_slot_attention.workloads:WORKLOAD", "M gated slots, read by a softmax"),
     "lti_ssm": ("kernels.lti_ssm.workloads:WORKLOAD", "diagonal time-invariant state space model: S4D, DSS, H3"),
     "selective_scan": ("kernels.selective_scan.workloads:WORKLOAD", "Mamba's input-dependent recurrence"),

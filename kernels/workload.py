@@ -62,7 +62,7 @@ class Workload:
     cost:        floor of one call, given the shape, the dtype and whether a backward pass follows.
     short:       the shape cut down to one that the reference can judge, with the sizes that choose a kernel kept.
     keep:        inputs that stay float32 where the others are in half precision.
-    backward:    whether gradients are asked for; a step that updates its state in place has none.
+    backward:    whether gradients are asked for; a step of decoding has none.
     """
 
     op: str

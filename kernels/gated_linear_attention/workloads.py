@@ -1,4 +1,4 @@
-"""What the benchmark runs of gated linear attention.
+"""What the benchmark runs of gated linear attention, and of its one step for decoding.
 
 `decay` says what forgets, and with it which model a shape is of:
 
@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.gated_linear_attention import gated_linear_attention
-from kernels.gated_linear_attention.reference import gated_linear_attention_reference
+from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
+from kernels.gated_linear_attention.reference import gated_linear_attention_reference, step
 from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic
 
 CHUNK = 64
@@ -42,10 +42,12 @@ def fixed_log_decay(heads: int, dtype: torch.dtype, device: torch.device) -> Ten
 def on_inputs(op: Callable[..., Any]) -> Callable[..., Any]:
     """The operator for what `make_inputs` gives, FIXED replaced by its decays."""
 
-    def run(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | str | None, decay_on: str) -> Any:
+    def run(
+        q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | str | None, decay_on: str, state: Tensor | None = None
+    ) -> Any:
         if isinstance(log_decay, str):
-            log_decay = fixed_log_decay(q.shape[2], torch.promote_types(q.dtype, torch.float32), q.device)
-        return op(q, k, v, log_decay, decay_on=decay_on)
+            log_decay = fixed_log_decay(q.shape[-2], torch.promote_types(q.dtype, torch.float32), q.device)
+        return op(q, k, v, log_decay, *([] if state is None else [state]), decay_on=decay_on)
 
     return run
 
@@ -160,4 +162,62 @@ WORKLOAD = Workload(
             {"B": 64, "T": 512, "H": 2, "K": 32, "V": 64, "decay": "key"},
         ),
     },
+)
+
+
+def step_reference(q: Tensor, k: Tensor, v: Tensor, log_decay: Any, state: Tensor, *, decay_on: str) -> Any:
+    return step(q, k, v, log_decay, state, decay_on=decay_on, scale=q.shape[-1] ** -0.5)
+
+
+def make_step_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """One position, and a state in float32."""
+    inputs = make_inputs({**shape, "T": 1}, dtype, generator)
+    now = {name: x.squeeze(1) for name, x in inputs.items() if isinstance(x, Tensor)}
+    return {
+        **inputs,
+        **now,
+        "state": normal(generator, torch.promote_types(dtype, torch.float32), *sizes(shape, "BHKV")),
+    }
+
+
+def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """As one position; the state is read, forgets, is written to, read out and written."""
+    once = cost({**shape, "T": 1}, dtype, False)
+    batch, heads, key_dim, value_dim = sizes(shape, "BHKV")
+    numbers = batch * heads * key_dim * value_dim
+    return Cost(num_bytes=once.num_bytes + 2 * numbers * max(4, dtype.itemsize), num_flops=5 * numbers)
+
+
+def load_triton_step() -> Callable[..., Any]:
+    import triton  # noqa: F401
+
+    return on_inputs(partial(gated_linear_attention_step, backend="triton"))
+
+
+STEP = Workload(
+    op="gated_linear_attention_step",
+    reference=on_inputs(step_reference),
+    make_inputs=make_step_inputs,
+    cost=step_cost,
+    short=lambda shape: {**shape, "B": min(2, int(shape["B"])), "H": 2},
+    implementations=(
+        Implementation("triton", "ours", load_triton_step, cold_start=True),
+        Implementation("torch", "ours", lambda: on_inputs(partial(gated_linear_attention_step, backend="torch"))),
+    ),
+    shapes={
+        "quick": ({"B": 64, "H": 4, "K": 256, "V": 512, "decay": "key"},),
+        "paper": tuple(
+            {"B": batch, "H": heads, "K": key_dim, "V": value_dim, "decay": decay}
+            for batch in (1, 64)
+            for heads, key_dim, value_dim, decay in (
+                (16, 128, 128, "none"),
+                (8, 256, 512, "head"),
+                (16, 128, 128, "forget"),
+                (4, 256, 512, "key"),
+                (4, 512, 64, "value"),
+            )
+        ),
+    },
+    keep=("state",),
+    backward=False,
 )

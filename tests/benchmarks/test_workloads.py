@@ -136,9 +136,9 @@ def test_implementations_have_distinct_names_and_ours_come_first(op):
     assert len({implementation.name for implementation in implementations}) == len(implementations)
 
 
-def test_a_step_in_place_is_timed_forward_only():
-    passes = {case.backward for case in cases(workload("selective_scan_step"), ["quick"], ["ours"])}
-    assert passes == {False}
+def test_a_step_is_timed_forward_only():
+    for op in ("selective_scan_step", "gated_linear_attention_step"):
+        assert {case.backward for case in cases(workload(op), ["quick"], ["ours"])} == {False}
     assert {case.backward for case in cases(workload("selective_scan"), ["quick"], ["ours"])} == {False, True}
 
 

@@ -37,6 +37,7 @@ from torch import Tensor
 from kernels.fft_conv.chunked import fft_conv_chunked
 from kernels.fft_conv.diagonals import DIAGONAL_LAGS, few_taps_bwd
 from kernels.fft_conv.spectra import (
+    TAP_BLOCK,
     TapsSpectra,
     conv_spectra,
     finish,
@@ -79,7 +80,7 @@ AVERAGING_LAGS = 512
 """Below it outputs may be a few products, whose rounded factors do not average out."""
 LINE = 16
 """Numbers; lengths and strides that are multiples of it make loads wide."""
-GATE_BLOCK, TAP_BLOCK = 2048, 1024
+GATE_BLOCK = 2048
 
 
 @triton.jit
@@ -527,7 +528,6 @@ class Saved(NamedTuple):
     source: Gated
     taps: Tensor | TapsSpectra
     plain: Tensor | None
-    gate_out: Tensor | None
     plan: Plan
     lags: int
 
@@ -563,7 +563,7 @@ def fft_conv_fwd(
     else:
         taps = shifted_taps(filter, skip, lags, plan)
     y, plain, _ = convolve(source, taps, skip, lags, plan, False, gate_out, None, keep and gate_out is not None)
-    return y, Saved(source, taps, plain, gate_out, plan, lags)
+    return y, Saved(source, taps, plain, plan, lags)
 
 
 class FftConv(torch.autograd.Function):

@@ -131,6 +131,12 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def as_autocast(x: Tensor) -> Tensor:
+    """What a linear map would take under autocast: norms and the residual stream are float32 there."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
 class RMSNorm(nn.RMSNorm):
     """x / rms(x) * weight over the last axis, in float32 at the coarsest; with [..., H, V] every head by itself."""
 

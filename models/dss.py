@@ -19,7 +19,7 @@ Departures from the paper:
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -102,8 +102,11 @@ class DSS(Mixer):
         """K [D, length] of the past, W[0] where there is one of the future too; dss-softmax has no more than its L."""
         eigenvalues, B, W, dt = self._system()
         W = W[0] if self.bidirectional else W
-        total = self._softmax_length or length
-        return ssm_kernel(eigenvalues, B, W, dt, total, conj_pairs=False, discretization=self.variant)[:, :length]
+        whole = self._softmax_length
+        if whole is not None:
+            length = min(length, whole)
+        options: dict[str, Any] = {"discretization": self.variant, "normalize_over": whole}
+        return ssm_kernel(eigenvalues, B, W, dt, length, conj_pairs=False, **options)
 
     def eigenvalues(self) -> Tensor:
         """Lambda [N], shared by all channels."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from kernels.lti_ssm import lti_ssm, lti_ssm_step
 from kernels.ssm_kernel import ssm_kernel
 from models.backbone import BackboneConfig
-from models.blocks import Mixer, ResidualLinear, at_least_float32
+from models.blocks import Mixer, ResidualLinear, as_autocast, at_least_float32
 from suite.contracts import TaskSpec
 
 Initialisation = Literal["lin", "inv", "legs"]
@@ -176,13 +176,13 @@ class SSMLayer(Mixer):
         return F.glu(y, dim=-1) if self.glu else y
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._output(self.ssm(x))
+        return self._output(self.ssm(as_autocast(x)))
 
     def init_state(self, batch_size: int) -> State:
         return self.ssm.init_state(batch_size)
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
-        v, state = self.ssm.step(x_t, state)
+        v, state = self.ssm.step(as_autocast(x_t), state)
         return self._output(v), state
 
     def state_size(self, length: int) -> int:

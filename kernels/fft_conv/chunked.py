@@ -1,11 +1,19 @@
-"""The long convolution by real FFTs of a fast length, at least T + L - 1 so that nothing wraps around."""
+"""The long convolution by real FFTs of a fast length, at least T + L - 1 so that nothing wraps around.
+
+Gradients are correlations, so of each of the spectra X, H and G of inputs, taps and dy one transform serves both:
+dx = IFFT(conj(H) G), dtaps = IFFT(sum over sequences of conj(X) G). PyTorch's own derivative of a real transform takes
+a complex one of twice the size.
+"""
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from kernels.backend import on_device_of, use_triton
 
 
 @lru_cache(maxsize=1024)
@@ -25,11 +33,40 @@ def fast_length(minimum: int) -> int:
     return best
 
 
+class CircularConv(torch.autograd.Function):
+    """The first T numbers of the circular convolution of length `size`: v [B, D, T], taps [D, <= size] to [B, D, T]."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, taps: Tensor, size: int) -> Tensor:
+        x_hat, h_hat = torch.fft.rfft(v, n=size), torch.fft.rfft(taps, n=size)
+        ctx.save_for_backward(x_hat if ctx.needs_input_grad[1] else None, h_hat)
+        ctx.steps, ctx.lags, ctx.size = v.shape[-1], taps.shape[-1], size
+        return torch.fft.irfft(x_hat * h_hat, n=size)[..., : v.shape[-1]]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x_hat, h_hat = ctx.saved_tensors
+        g_hat = torch.fft.rfft(dy, n=ctx.size)
+        dv = dtaps = None
+        if ctx.needs_input_grad[0]:
+            dv = torch.fft.irfft(g_hat * h_hat.conj(), n=ctx.size)[..., : ctx.steps]
+        if x_hat is not None:
+            # in the memory of G; the conjugate of the sum is that of taps, as the sum is of X conj(G)
+            products = g_hat.conj_physical_().mul_(x_hat)
+            dtaps = torch.fft.irfft(products.sum(0).conj(), n=ctx.size)[..., : ctx.lags]
+        return dv, dtaps, None
+
+
 def circular_conv(v: Tensor, taps: Tensor, size: int) -> Tensor:
-    """The first T outputs of the circular convolution of length `size`: v [B, T, D], taps [D, <= size]."""
+    """`CircularConv` with time in the middle: v [B, T, D] to [B, T, D], time contiguous."""
     # transforms run along the last axis: contiguous rows beat strided ones on every library
-    product = torch.fft.rfft(v.transpose(1, 2), n=size) * torch.fft.rfft(taps, n=size)
-    return torch.fft.irfft(product, n=size)[..., : v.shape[1]].transpose(1, 2)
+    if use_triton("turn", "auto", v):
+        from kernels.turn import time_last
+
+        with on_device_of(v):
+            v = time_last(v)
+    return CircularConv.apply(v.transpose(1, 2), taps, size).transpose(1, 2)
 
 
 def fft_conv_chunked(

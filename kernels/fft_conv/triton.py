@@ -74,7 +74,7 @@ CONFIGS = {
 }
 MAX_LAGS = {True: 16384, False: 1024}
 """By whether u is bfloat16: above it transforms are faster."""
-SPECTRA_LAGS, SPECTRA_NUMBERS = 4096, 16384
+SPECTRA_LAGS, SPECTRA_NUMBERS = 1024, 8192
 """From so many taps, and so many of them and sequences together, spectra convolve faster than products."""
 AVERAGING_LAGS = 512
 """Below it outputs may be a few products, whose rounded factors do not average out."""

@@ -69,7 +69,8 @@ def lti_ssm(
     length, position: for dss-softmax only, the L of its normalization (default T) and the time of u_0.
     backend: the Triton path takes N <= 64 and every discretization but dss-softmax, see the README; its y has time
     contiguous in memory, and so should u and the gates. `auto` takes it on a GPU where it can and is faster: in
-    float32 and float16 for N <= 32, and in training for T <= 256.
+    float32 and float16 for N <= 32, and in training for T <= 256. Elsewhere it convolves with the filter, which
+    `ssm_kernel` and `fft_conv` make and apply by `auto` too.
     """
     if bidirectional and (C.ndim != 3 or C.shape[0] != 2):
         raise ValueError(f"lti_ssm: bidirectional=True needs C as [2, D, N], one for each side, got {list(C.shape)}.")
@@ -96,6 +97,7 @@ def lti_ssm(
     else:
         options |= {"initial_state": initial_state, "return_final_state": return_final_state}
         options |= {"bidirectional": bidirectional, "length": length, "position": position}
+        options["backend"] = "torch" if backend == "torch" else "auto"
         with torch.autocast(u.device.type, enabled=False):
             y, state = lti_ssm_chunked(u, A, B, C, dt, **options)
     if not return_final_state:

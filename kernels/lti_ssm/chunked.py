@@ -1,20 +1,23 @@
 """The state space model as a convolution with its materialized filter, plus terms for the states where asked.
 
 The filter comes from `kernels.ssm_kernel` in O(D T) memory. Short sequences multiply with its Toeplitz matrix (two
-launches, no transform), longer ones go through the FFT. An initial state adds the response Re(C Abar^(t+1) h), and the
-final state sums Abar^(T-1-t) Bbar v_t, both with two-level powers like the filter itself.
+launches, no transform), longer ones go through `kernels.fft_conv`. An initial state adds the response
+Re(C Abar^(t+1) h), and the final state sums Abar^(T-1-t) Bbar v_t, both with two-level powers like the filter itself.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.fft_conv import fft_conv
 from kernels.fft_conv.chunked import circular_conv, fast_length
-from kernels.ssm_kernel.chunked import ssm_kernel_chunked, vandermonde_product, widen
+from kernels.ssm_kernel import Discretization, ssm_kernel
+from kernels.ssm_kernel.chunked import vandermonde_product, widen
 from kernels.ssm_kernel.discretize import discretize, split_softmax
 
 TOEPLITZ_MAX_LENGTH = 128
@@ -30,7 +33,7 @@ def lti_ssm_chunked(
     *,
     conj_pairs: bool = True,
     D: Tensor | None = None,
-    discretization: str = "zoh",
+    discretization: Discretization = "zoh",
     bidirectional: bool = False,
     gate_in: Tensor | None = None,
     gate_out: Tensor | None = None,
@@ -38,24 +41,32 @@ def lti_ssm_chunked(
     return_final_state: bool = False,
     length: int | None = None,
     position: int = 0,
+    backend: Literal["auto", "torch"] = "torch",
 ) -> tuple[Tensor, Tensor | None]:
-    """y [B, T, D] in the dtype of u and, where asked, the final state [B, D, N]."""
+    """y [B, T, D] in the dtype of u and, where asked, the final state [B, D, N].
+
+    backend: that of the filter and of its convolution.
+    """
     dtype, steps = u.dtype, u.shape[1]
     wide = torch.promote_types(u.dtype, widen(A, B, C, dt)[-1])
-    v = u.to(wide) if gate_in is None else gate_in.to(wide) * u.to(wide)
 
     def filter_of(C: Tensor) -> Tensor:
-        return ssm_kernel_chunked(
-            A, B, C, dt, steps, conj_pairs=conj_pairs, discretization=discretization, normalize_over=length
-        )
+        # of dss-softmax alone, what the whole is
+        whole = length if discretization == "dss-softmax" else None
+        options: dict[str, Any] = {"conj_pairs": conj_pairs, "discretization": discretization}
+        return ssm_kernel(A, B, C, dt, steps, **options, normalize_over=whole, backend=backend)
 
     forward = filter_of(C[0] if bidirectional else C)
+    with_states = initial_state is not None or return_final_state
+    if steps > TOEPLITZ_MAX_LENGTH and not bidirectional and not with_states:
+        return fft_conv(u, forward, D=D, gate_in=gate_in, gate_out=gate_out, backend=backend), None
+    v = u.to(wide) if gate_in is None else gate_in.to(wide) * u.to(wide)
     if D is not None:
         # the skip is the tap at lag zero
         forward = torch.cat([forward[:, :1] + D.to(wide).unsqueeze(1), forward[:, 1:]], dim=1)
-    y = _convolve(v, forward, filter_of(C[1]) if bidirectional else None)
+    y = _convolve(v, forward.to(wide), filter_of(C[1]).to(wide) if bidirectional else None)
     state = None
-    if initial_state is not None or return_final_state:
+    if with_states:
         states = _SoftmaxStates if discretization == "dss-softmax" else _States
         system = states(A, B, C, dt, discretization, steps, length or steps, position, wide)
         if initial_state is not None:

@@ -18,7 +18,7 @@ Departures from the papers:
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -39,32 +39,40 @@ def ssm_kernel(
     *,
     conj_pairs: bool = True,
     discretization: Discretization = "zoh",
+    normalize_over: int | None = None,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> Tensor:
     """The filter K [D, length] of this module, float32 at least, in O(D length) memory.
 
-    A: [D, N] or [N], complex or real; B, C: [D, N], B = None stands for ones; dt: [D], positive. `length` is also
-    the L over which dss-softmax normalizes. Re(A) must not be positive, except with dss-softmax.
+    A: [D, N] or [N], complex or real; B, C: [D, N], B = None stands for ones; dt: [D], positive. Re(A) must not be
+    positive, except with dss-softmax. `normalize_over`: for dss-softmax only, its L where that is more than `length`.
 
-    backend: the Triton path gives float32 and takes every discretization but dss-softmax. `auto` takes it on a
-        GPU where it can.
+    backend: the Triton path gives float32. `auto` takes it on a GPU where it can.
     """
     check_parameters("ssm_kernel", A, B, C, dt, conj_pairs=conj_pairs, discretization=discretization)
     if length < 1:
         raise ValueError(f"ssm_kernel: length must be at least 1, got {length}.")
     if backend not in ("auto", "torch", "triton"):
         raise ValueError(f"ssm_kernel: backend={backend!r} is not one of 'auto', 'torch', 'triton'.")
-    softmax = discretization == "dss-softmax"
-    if softmax and backend == "triton":
-        raise ValueError("ssm_kernel: backend='triton' takes no dss-softmax; use backend='auto' or 'torch'.")
+    if normalize_over is not None and (discretization != "dss-softmax" or normalize_over < length):
+        raise ValueError(
+            f"ssm_kernel: normalize_over={normalize_over} is for dss-softmax and at least length={length}, got "
+            f"{discretization}; leave it out."
+        )
+    options: dict[str, Any] = {
+        "conj_pairs": conj_pairs,
+        "discretization": discretization,
+        "normalize_over": normalize_over,
+    }
     # the parts of a complex tensor have the dtype that counts
-    if not softmax and use_triton("ssm_kernel", backend, dt, *(x if x is None else x.real for x in (A, B, C))):
+    if use_triton("ssm_kernel", backend, dt, *(x if x is None else x.real for x in (A, B, C))):
         from kernels.ssm_kernel.triton import ssm_kernel_triton
 
-        with on_device_of(dt):
-            return ssm_kernel_triton(A, B, C, dt, length, conj_pairs=conj_pairs, discretization=discretization)
+        # meta tensors, for which launchers compute shapes, have no autocast
+        with on_device_of(dt), torch.autocast("cuda" if dt.is_cuda else "cpu", enabled=False):
+            return ssm_kernel_triton(A, B, C, dt, length, **options)
     with torch.autocast(A.device.type, enabled=False):
-        return ssm_kernel_chunked(A, B, C, dt, length, conj_pairs=conj_pairs, discretization=discretization)
+        return ssm_kernel_chunked(A, B, C, dt, length, **options)
 
 
 def check_parameters(

@@ -13,7 +13,7 @@ where the sums over j are products with conj(Q) and j conj(Q), those over i are 
 four numbers a state for its tile; one more kernel adds the tiles and goes on to A, B, C and dt.
 
 float64: Abar, Bbar, w, powers of the short tables, all of the last kernel. float32: tables, products in tf32x3, sums
-over a tile. Deterministic. Any N; real systems are taken as complex ones. Not dss-softmax.
+over a tile. Deterministic. Any N; real systems are taken as complex ones. dss-softmax is two filters of powers.
 Bytes: 4 D L forward and backward. Multiply-adds: 2 N D L forward, 4 N D L backward.
 """
 
@@ -28,6 +28,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.launch import cdiv, launch, power_of_2, save, saved
+from kernels.ssm_kernel.chunked import widen
+from kernels.ssm_kernel.discretize import split_softmax
 from kernels.ssm_kernel.system import (
     abar,
     as_pairs,
@@ -387,13 +389,48 @@ def _dense(x: Tensor) -> Tensor:
 
 
 def ssm_kernel_triton(
-    A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, length: int, *, conj_pairs: bool, discretization: str
+    A: Tensor,
+    B: Tensor | None,
+    C: Tensor,
+    dt: Tensor,
+    length: int,
+    *,
+    conj_pairs: bool,
+    discretization: str,
+    normalize_over: int | None = None,
 ) -> Tensor:
     """K [D, length] in float32."""
-    # one rule has two names
-    rule = "zoh" if discretization == "dss-exp" else discretization
     factor = 2.0 if conj_pairs else 1.0
+    if discretization == "dss-softmax":
+        return _softmax_kernel(A, B, C, dt, length, normalize_over or length, factor)
+    # one rule has two names
+    return _kernel(A, B, C, dt, length, factor, "zoh" if discretization == "dss-exp" else discretization)
+
+
+def _kernel(A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, length: int, factor: float, rule: str) -> Tensor:
     A, B, C, dt = _dense(A), None if B is None else _dense(B), _dense(C), _dense(dt)
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in (A, B, C, dt)):
         return SsmKernel.apply(A, B, C, dt, length, factor, rule)
     return ssm_kernel_fwd(A, B, C, dt, length, factor, rule)
+
+
+def _softmax_kernel(
+    A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, length: int, whole: int, factor: float
+) -> Tensor:
+    """Modes that decay, and in reversed time those that grow: two filters of powers of the same decays.
+
+    Their weights are [D, N] numbers, in PyTorch.
+    """
+    wide_A, wide_B, wide_C, wide_dt, _ = widen(A, B, C, dt)
+    grows, z, scale = split_softmax(wide_A, wide_dt, whole)
+    weight = (wide_C if wide_B is None else wide_C * wide_B) * scale
+    zero = torch.zeros_like(weight)
+    rising = torch.where(grows, weight * torch.exp(z * (whole - length)), zero)
+    weights = torch.cat([torch.where(grows, zero, weight), rising])
+    # exact, as dt A in float32 would not be
+    decays = torch.where(A.real > 0, -A, A)
+    decays = decays if A.ndim == 1 else torch.cat([decays, decays])
+    kind = torch.complex64 if weights.is_complex() else torch.float32
+    both = _kernel(decays, None, weights.to(kind), torch.cat([dt, dt]), length, factor, "dss-exp-no-scale")
+    falling, rising = both.chunk(2)
+    return falling + rising.flip(-1)

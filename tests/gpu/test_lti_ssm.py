@@ -80,6 +80,39 @@ def test_any_number_of_states(state):
     assert_results_close(make_inputs(2, 1500, 24, state), torch.bfloat16)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "discretization", "shape", "state"),
+    [
+        (BF16, "dss-softmax", (8, 2000, 40), 64),
+        (BF16, "dss-softmax", (2, 300, 40), 16),
+        (FP32, "dss-softmax", (3, 1000, 40), 64),
+        (FP32, "zoh", (3, 1000, 40), 64),
+        (BF16, "zoh", (8, 2000, 40), 80),
+    ],
+)
+def test_where_the_kernel_does_not_go_the_filter_and_its_convolution_do(dtype, discretization, shape, state):
+    inputs = make_inputs(*shape, state, dtype=dtype)
+    del inputs["initial_state"]
+    if discretization == "dss-softmax":
+        # the parameters of a softmax that is not narrow, some of its modes growing
+        inputs |= {"A": inputs["A"] * torch.where(torch.arange(state, device="cuda") % 3 == 0, -1.0, 1.0)}
+    inputs |= {"discretization": discretization}
+
+    def with_gradients(backend, inputs):
+        leaves = {name: x.detach().requires_grad_() for name, x in inputs.items() if torch.is_tensor(x)}
+        y = lti_ssm(**(inputs | leaves), backend=backend)
+        g = torch.Generator("cuda").manual_seed(7)
+        dy = torch.randn(y.shape, generator=g, device="cuda").bfloat16()
+        return {"y": y} | dict(zip(leaves, torch.autograd.grad(y, list(leaves.values()), dy.to(y)), strict=True))
+
+    exact, plain, actual = (
+        with_gradients(*by) for by in (("torch", wide(inputs)), ("torch", inputs), ("auto", inputs))
+    )
+    assert exact["y"].abs().mean() > 0.01
+    for name, x in actual.items():
+        assert_close(x, exact[name], dtype, plain=plain[name], what=name)
+
+
 def test_a_skip_in_half_precision_has_its_gradient():
     inputs = make_inputs(2, 1500, 24)
     skip = inputs.pop("D").bfloat16()

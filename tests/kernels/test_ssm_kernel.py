@@ -15,7 +15,6 @@ from suite.accuracy import assert_close, assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TRITON = partial(ssm_kernel, backend="triton")
-IN_TRITON = [name for name in DISCRETIZATIONS if name != "dss-softmax"]
 
 
 def make_parameters(width, state, *, discretization, complex_=True, seed=0):
@@ -163,18 +162,32 @@ def test_wrong_arguments_are_named():
         ssm_kernel(**inputs, length=8, conj_pairs=False, discretization="zho")
     with pytest.raises(ValueError, match="'cuda' is not one of 'auto'"):
         ssm_kernel(**inputs, length=8, conj_pairs=False, backend="cuda")
-    with pytest.raises(ValueError, match="takes no dss-softmax"):
-        ssm_kernel(**inputs, length=8, conj_pairs=False, discretization="dss-softmax", backend="triton")
+    with pytest.raises(ValueError, match="normalize_over=9 is for dss-softmax and at least length=8, got zoh"):
+        ssm_kernel(**inputs, length=8, conj_pairs=False, normalize_over=9)
+    with pytest.raises(ValueError, match="normalize_over=7 is for dss-softmax and at least length=8, got dss-softmax"):
+        ssm_kernel(**inputs, length=8, conj_pairs=False, discretization="dss-softmax", normalize_over=7)
     with pytest.raises(ValueError, match="takes float32, bfloat16 and float16, got"):
         ssm_kernel(**inputs, length=8, conj_pairs=False, backend="triton")
 
 
-@pytest.mark.parametrize("discretization", IN_TRITON)
+@pytest.mark.parametrize("discretization", DISCRETIZATIONS)
 @pytest.mark.parametrize(("length", "complex_"), [(1, True), (65, True), (65, False), (500, True)])
 def test_the_kernel_in_triton_is_the_unrolled_recurrence(discretization, length, complex_):
     inputs = make_parameters(3, 4, discretization=discretization, complex_=complex_)
     inputs |= {"length": length, "discretization": discretization, "conj_pairs": complex_}
-    assert_matches_reference(TRITON, ssm_kernel_reference, inputs, device=DEVICE)
+    grad = length > 1 or discretization != "dss-softmax"
+    assert_matches_reference(TRITON, ssm_kernel_reference, inputs, device=DEVICE, grad=grad)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_softmax_over_more_than_the_filter_begins_as_the_whole(backend):
+    inputs = make_parameters(3, 4, discretization="dss-softmax")
+    if backend == "triton":
+        inputs = {n: x.to(torch.complex64 if x.is_complex() else torch.float32).to(DEVICE) for n, x in inputs.items()}
+    op = partial(ssm_kernel, **inputs, discretization="dss-softmax", backend=backend)
+    whole, part = op(length=100), op(length=40, normalize_over=100)
+    assert whole[:, :40].abs().max() > 0.5
+    assert_close(part, whole[:, :40], whole.dtype)
 
 
 def test_several_tiles_and_blocks_of_states_in_triton():

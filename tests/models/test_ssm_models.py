@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 
 import pytest
 import torch
 
+from kernels.lti_ssm import lti_ssm
 from models import MODELS
 from models.backbone import Backbone
 from models.s4d import S4DConfig, initial_frequencies, skew_hippo_frequencies
@@ -96,6 +98,24 @@ def test_a_two_sided_model_reads_the_future_and_has_no_step(name):
     assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
     with pytest.raises(ValueError, match="reads the future and has no step"):
         model.step(inputs[:, 0], model.init_state(2))
+
+
+@pytest.mark.parametrize("name", ["s4d", "dss-exp", "dss-softmax"])
+def test_under_autocast_operators_see_bfloat16_as_a_linear_map_would(name, monkeypatch):
+    """Norms and the residual stream are float32, for which the kernels of half precision would not run."""
+    config = MODELS.load(name)(d_model=8, num_layers=2, norm="layer", prenorm=False)
+    module = importlib.import_module(type(config).__module__)
+    seen = []
+
+    def record(u, *system, **options):
+        seen.append((u.dtype, *(x.dtype for x in system if x is not None)))
+        return lti_ssm(u, *system, **options)
+
+    monkeypatch.setattr(module, "lti_ssm", record)
+    model = config.build(TaskSpec("tokens", num_classes=4, readout="token", max_length=8, vocab_size=16))
+    with torch.autocast("cpu", torch.bfloat16):
+        model(torch.randint(16, (2, 8)))
+    assert seen == [(torch.bfloat16, torch.complex64, torch.complex64, torch.float32)] * 2
 
 
 def test_skew_hippo_starts_at_the_eigenvalues_of_its_matrix():

@@ -18,8 +18,13 @@ from kernels.backend import on_device_of, use_triton
 
 @lru_cache(maxsize=1024)
 def fast_length(minimum: int) -> int:
-    """The smallest even 2^a 3^b 5^c >= minimum, which FFT libraries transform without a fallback."""
+    """The smallest even 2^a 3^b 5^c >= minimum, which FFT libraries transform without a fallback.
+
+    Or the power of two, where that is at most a sixteenth longer: cuFFT takes half the time (4096 for 4000).
+    """
     best = 1 << max(1, (minimum - 1).bit_length())
+    if 16 * best <= 17 * minimum:
+        return best
     fives = 1
     while fives < best:
         threes = fives
@@ -38,10 +43,11 @@ class CircularConv(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, v: Tensor, taps: Tensor, size: int) -> Tensor:
-        x_hat, h_hat = torch.fft.rfft(v, n=size), torch.fft.rfft(taps, n=size)
+        # the factor 1 / n of the inverse, where it costs least
+        x_hat, h_hat = torch.fft.rfft(v, n=size), torch.fft.rfft(taps, n=size, norm="forward")
         ctx.save_for_backward(x_hat if ctx.needs_input_grad[1] else None, h_hat)
         ctx.steps, ctx.lags, ctx.size = v.shape[-1], taps.shape[-1], size
-        return torch.fft.irfft(x_hat * h_hat, n=size)[..., : v.shape[-1]]
+        return torch.fft.irfft(x_hat * h_hat, n=size, norm="forward")[..., : v.shape[-1]]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -50,7 +56,7 @@ class CircularConv(torch.autograd.Function):
         g_hat = torch.fft.rfft(dy, n=ctx.size)
         dv = dtaps = None
         if ctx.needs_input_grad[0]:
-            dv = torch.fft.irfft(g_hat * h_hat.conj(), n=ctx.size)[..., : ctx.steps]
+            dv = torch.fft.irfft(g_hat * h_hat.conj(), n=ctx.size, norm="forward")[..., : ctx.steps]
         if x_hat is not None:
             # in the memory of G; the conjugate of the sum is that of taps, as the sum is of X conj(G)
             products = g_hat.conj_physical_().mul_(x_hat)

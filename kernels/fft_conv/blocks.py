@@ -158,6 +158,7 @@ def _conv_blocks_kernel(
     times = times_at_most(tl.max(b_sums, 0), factor * (LARGEST / N))
     p_x = x_spectra + i_row * num_chunks * (2 * SIZE)
     p_w = spectra + i_d * num_k * (2 * SIZE)
+    all_x, all_w = num_chunks * (2 * SIZE), num_k * (2 * SIZE)
     b_zero = tl.zeros([R, N], tl.float16)
     total_r, total_i = (), ()
     for _ in tl.static_range(GROUP):
@@ -169,18 +170,15 @@ def _conv_blocks_kernel(
         for i in tl.static_range(UNROLL):
             i_m = m_0 + i
             i_c = (origin + i_m) if REVERSE else (origin - i_m)
-            here = i_m < num_m
-            # both are powers of two; where X is zero, of any block
             total = tl.load(p_sums + tl.minimum(tl.maximum(i_c, 0), num_chunks - 1))
-            scale_x = times / times_at_most(total, LARGEST)
-            b_xr = load_part(p_x + i_c * (2 * SIZE), R, N, here) * scale_x.to(tl.float16)
-            b_xi = load_part(p_x + (i_c * (2 * SIZE) + SIZE), R, N, here) * scale_x.to(tl.float16)
+            # both are powers of two; blocks that no tap reaches may be too large
+            scale_x = tl.where(i_m < num_m, times / times_at_most(total, LARGEST), 0.0).to(tl.float16)
+            b_xr = load_part(p_x, R, N, 2 * SIZE * i_c, all_x) * scale_x
+            b_xi = load_part(p_x, R, N, 2 * SIZE * i_c + SIZE, all_x) * scale_x
             next_r, next_i = (), ()
             for s in tl.static_range(GROUP):
-                i_k = i_m - s
-                known = (i_k >= 0) & (i_k < num_k)
-                b_hr = load_part(p_w + i_k * (2 * SIZE), R, N, known)
-                b_hi = load_part(p_w + (i_k * (2 * SIZE) + SIZE), R, N, known)
+                b_hr = load_part(p_w, R, N, 2 * SIZE * (i_m - s), all_w)
+                b_hi = load_part(p_w, R, N, 2 * SIZE * (i_m - s) + SIZE, all_w)
                 b_pr, b_pi = add_product(part_r[s], part_i[s], b_hr, b_hi, b_xr, b_xi, REVERSE)
                 next_r, next_i = next_r + (b_pr,), next_i + (b_pi,)
             part_r, part_i = next_r, next_i
@@ -258,22 +256,21 @@ def _correlate_kernel(
     for _ in tl.static_range(NUM_K):
         total_r = total_r + (tl.zeros([FREQUENCIES], tl.float32),)
         total_i = total_i + (tl.zeros([FREQUENCIES], tl.float32),)
+    all_g = num_chunks * (2 * SIZE)
     for i_b in range(B):
         i_block = (i_d * B + i_b) * num_chunks
+        p_x, p_g = x_spectra + i_block * (2 * SIZE), g_spectra + i_block * (2 * SIZE)
         for i_c in range(num_chunks - first):
-            p_x = x_spectra + (i_block + i_c) * (2 * SIZE) + o_f
+            o_x = i_c * (2 * SIZE) + o_f
             scale = 1.0 / times_at_most(tl.load(x_sums + i_block + i_c), LARGEST)
-            b_xr, b_xi = tl.load(p_x).to(tl.float32) * scale, tl.load(p_x + SIZE).to(tl.float32) * scale
+            b_xr, b_xi = tl.load(p_x + o_x).to(tl.float32) * scale, tl.load(p_x + o_x + SIZE).to(tl.float32) * scale
             sum_r, sum_i = (), ()
             for k in tl.static_range(NUM_K):
                 i_g = i_c + first + k
-                known = (i_g < num_chunks) & (first + k < num_k)
-                p_g = g_spectra + (i_block + i_g) * (2 * SIZE) + o_f
-                total = tl.load(g_sums + i_block + tl.minimum(i_g, num_chunks - 1))
-                scale_g = 1.0 / times_at_most(total, LARGEST)
-                known = o_f < known * SIZE
-                b_gr = tl.load(p_g, mask=known, other=0.0).to(tl.float32) * scale_g
-                b_gi = tl.load(p_g + SIZE, mask=known, other=0.0).to(tl.float32) * scale_g
+                scale = 1.0 / times_at_most(tl.load(g_sums + i_block + tl.minimum(i_g, num_chunks - 1)), LARGEST)
+                o_g = i_g * (2 * SIZE) + o_f
+                b_gr = tl.load(p_g + o_g, mask=o_g < all_g, other=0.0).to(tl.float32) * scale
+                b_gi = tl.load(p_g + o_g + SIZE, mask=o_g < all_g, other=0.0).to(tl.float32) * scale
                 sum_r = sum_r + (total_r[k] + b_xr * b_gr + b_xi * b_gi,)
                 sum_i = sum_i + (total_i[k] + b_xr * b_gi - b_xi * b_gr,)
             total_r, total_i = sum_r, sum_i
@@ -281,10 +278,10 @@ def _correlate_kernel(
     o_r = o_f // 256 % (R // 16) * 16 + o_f // 4 % 2 * 8 + o_f // 32 % 8
     o_n = o_f // (16 * R) * 16 + o_f // 2 % 2 * 8 + o_f // 8 % 4 * 2 + o_f % 2
     for k in tl.static_range(NUM_K):
-        p_spectra = spectra + (i_d * num_k + first + k) * (2 * SIZE) + 2 * (o_n * R + o_r)
-        known = o_f < (first + k < num_k) * SIZE
-        tl.store(p_spectra, total_r[k], mask=known)
-        tl.store(p_spectra + 1, total_i[k], mask=known)
+        o_s = (first + k) * SIZE + o_n * R + o_r
+        p_spectra = spectra + i_d * num_k * (2 * SIZE) + 2 * o_s
+        tl.store(p_spectra, total_r[k], mask=o_s < num_k * SIZE)
+        tl.store(p_spectra + 1, total_i[k], mask=o_s < num_k * SIZE)
 
 
 def _slices(width: int, batch: int, num_chunks: int, size: int) -> Iterator[tuple[int, int]]:

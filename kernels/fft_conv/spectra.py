@@ -233,16 +233,16 @@ def inverse(b_pr, b_pi, b_re, b_im, b_cos, b_sin, b_wr, b_wi, b_minus_wi):
 
 
 @triton.jit
-def load_part(p_spectra, R: tl.constexpr, N: tl.constexpr, known=None):
+def load_part(p_spectra, R: tl.constexpr, N: tl.constexpr, first=0, total=None):
     """[R, N] numbers that lie as the threads hold the result of a product, so that nothing is exchanged.
 
-    known: zeros where it is given and not true.
+    first, total: of the first of them and of all that there are; where total is given, zeros stand for others.
     """
-    o_s = tl.arange(0, R * N)
-    if known is None:
+    o_s = first + tl.arange(0, R * N)
+    if total is None:
         b_part = tl.load(p_spectra + o_s)
     else:
-        b_part = tl.load(p_spectra + o_s, mask=o_s < known * (R * N), other=0.0)
+        b_part = tl.load(p_spectra + o_s, mask=(o_s >= 0) & (o_s < total), other=0.0)
     b_part = tl.permute(tl.reshape(b_part, [N // 16, R // 16, 8, 4, 2, 2, 2]), (1, 4, 2, 0, 5, 3, 6))
     return tl.reshape(b_part, [R, N])
 

@@ -200,6 +200,19 @@ def test_tables_are_made_once_and_not_kept_from_the_memory_of_a_graph(monkeypatc
 
 
 @pytest.mark.parametrize("reverse", [False, True])
+def test_blocks_that_no_tap_reaches_may_be_of_any_size(reverse):
+    """In float16 they would be infinite beside the others."""
+    x, taps = draw(1, 16384, 2, 600)
+    far = slice(8192, None) if reverse else slice(8192)
+    x[:, far] *= 1e9
+    source, spectra = (x.to(DEVICE), x.to(DEVICE), None), taps_spectra(taps.to(DEVICE), 16384, 600)
+    plain = conv_blocks(source, spectra, None, reverse, with_plain=True)[1].cpu()
+    near = slice(0, 4096) if reverse else slice(12288, None)
+    exact = exact_conv(x, taps, reverse)
+    assert_close(plain[:, near], exact[:, near], torch.bfloat16, floor=WITHOUT_ROUNDING)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(("length", "lags"), [(20016, 20016), (40000, 3000), (35000, 16400)])
 @pytest.mark.usefixtures("poisoned_memory")
 def test_more_blocks_than_registers_hold_lose_no_more(length, lags, reverse):

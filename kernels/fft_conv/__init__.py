@@ -18,7 +18,7 @@ from kernels.fft_conv.chunked import fft_conv_chunked
 
 __all__ = ["fft_conv"]
 
-LEAST_LAGS, MOST_LAGS = 512, 131072
+LEAST_LAGS, MOST_LAGS = 512, 16384
 LEAST_ROWS = 8192
 """Of the batch and time together."""
 FEW_LAGS, LEAST_NUMBERS = 64, 2**21

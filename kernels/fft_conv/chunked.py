@@ -38,16 +38,22 @@ def fast_length(minimum: int) -> int:
     return best
 
 
+def _transformed(v: Tensor, taps: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The first T numbers of the circular convolution of v [B, D, T] and taps [D, <= size], and the spectra of both."""
+    # the factor 1 / n of the inverse, where it costs least
+    x_hat, h_hat = torch.fft.rfft(v, n=size), torch.fft.rfft(taps, n=size, norm="forward")
+    return torch.fft.irfft(x_hat * h_hat, n=size, norm="forward")[..., : v.shape[-1]], x_hat, h_hat
+
+
 class CircularConv(torch.autograd.Function):
-    """The first T numbers of the circular convolution of length `size`: v [B, D, T], taps [D, <= size] to [B, D, T]."""
+    """`_transformed` with its gradients."""
 
     @staticmethod
     def forward(ctx: Any, v: Tensor, taps: Tensor, size: int) -> Tensor:
-        # the factor 1 / n of the inverse, where it costs least
-        x_hat, h_hat = torch.fft.rfft(v, n=size), torch.fft.rfft(taps, n=size, norm="forward")
+        y, x_hat, h_hat = _transformed(v, taps, size)
         ctx.save_for_backward(x_hat if ctx.needs_input_grad[1] else None, h_hat)
         ctx.steps, ctx.lags, ctx.size = v.shape[-1], taps.shape[-1], size
-        return torch.fft.irfft(x_hat * h_hat, n=size, norm="forward")[..., : v.shape[-1]]
+        return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -65,14 +71,17 @@ class CircularConv(torch.autograd.Function):
 
 
 def circular_conv(v: Tensor, taps: Tensor, size: int) -> Tensor:
-    """`CircularConv` with time in the middle: v [B, T, D] to [B, T, D], time contiguous."""
+    """The first T steps of the circular convolution of length `size`: v [B, T, D], taps [D, <= size] to [B, T, D]."""
     # transforms run along the last axis: contiguous rows beat strided ones on every library
     if use_triton("turn", "auto", v):
         from kernels.turn import time_last
 
         with on_device_of(v):
             v = time_last(v)
-    return CircularConv.apply(v.transpose(1, 2), taps, size).transpose(1, 2)
+    v = v.transpose(1, 2)
+    # a function of autograd takes the host as long as a short transform
+    is_trained = torch.is_grad_enabled() and (v.requires_grad or taps.requires_grad)
+    return (CircularConv.apply(v, taps, size) if is_trained else _transformed(v, taps, size)[0]).transpose(1, 2)
 
 
 def fft_conv_chunked(

@@ -97,7 +97,7 @@ def _spectra_kernel(
     N: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """spectra [splits, D, num_k, R N, 2], which add up to S_k over splits; inner, turns, outer of `tables`."""
+    """spectra [splits, D, num_k, R N, 2], which add up to S_k over splits; inner, turns, outer of `_tables`."""
     SIZE: tl.constexpr = R * N
     i_k, i_d = tl.program_id(0) % num_k, (tl.program_id(0) // num_k % D).to(tl.int64)
     i_split = tl.program_id(0) // num_k // D
@@ -213,7 +213,7 @@ def finish(
 
 
 @triton.jit
-def spectrum(b_x, b_re, b_im, b_cos, b_sin, b_wr, b_wi, b_minus_wi):
+def _spectrum(b_x, b_re, b_im, b_cos, b_sin, b_wr, b_wi, b_minus_wi):
     """Both parts of the spectrum of a block x [R, N], in float16, which must hold the sum of its magnitudes."""
     b_vr, b_vi = tl.dot(b_re, b_x).to(tl.float16), tl.dot(b_im, b_x).to(tl.float16)
     b_vr, b_vi = b_vr * b_cos - b_vi * b_sin, b_vr * b_sin + b_vi * b_cos
@@ -223,39 +223,22 @@ def spectrum(b_x, b_re, b_im, b_cos, b_sin, b_wr, b_wi, b_minus_wi):
 
 
 @triton.jit
-def inverse(b_pr, b_pi, b_re, b_im, b_cos, b_sin, b_wr, b_wi, b_minus_wi):
-    """R N times the real part of the block whose spectrum is p, turned by a quarter; sums within float16."""
-    b_ur = tl.dot(b_pi, b_wi, tl.dot(b_pr, b_wr)).to(tl.float16)
-    b_ui = tl.dot(b_pr, b_minus_wi, tl.dot(b_pi, b_wr)).to(tl.float16)
-    # one part after the other: fewer registers
-    b_y = tl.dot(tl.trans(b_re), b_ur * b_cos + b_ui * b_sin)
-    return tl.dot(tl.trans(b_im), b_ui * b_cos - b_ur * b_sin, b_y)
-
-
-@triton.jit
-def load_part(p_spectra, R: tl.constexpr, N: tl.constexpr, first=0, total=None):
-    """[R, N] numbers that lie as the threads hold the result of a product, so that nothing is exchanged.
-
-    first, total: of the first of them and of all that there are; where total is given, zeros stand for others.
-    """
-    o_s = first + tl.arange(0, R * N)
-    if total is None:
-        b_part = tl.load(p_spectra + o_s)
-    else:
-        b_part = tl.load(p_spectra + o_s, mask=(o_s >= 0) & (o_s < total), other=0.0)
+def _load_part(p_spectra, R: tl.constexpr, N: tl.constexpr):
+    """[R, N] numbers that lie as the threads hold the result of a product, so that nothing is exchanged."""
+    b_part = tl.load(p_spectra + tl.arange(0, R * N))
     b_part = tl.permute(tl.reshape(b_part, [N // 16, R // 16, 8, 4, 2, 2, 2]), (1, 4, 2, 0, 5, 3, 6))
     return tl.reshape(b_part, [R, N])
 
 
 @triton.jit
-def store_part(p_spectra, b_part, R: tl.constexpr, N: tl.constexpr):
-    """What `load_part` loads."""
+def _store_part(p_spectra, b_part, R: tl.constexpr, N: tl.constexpr):
+    """What `_load_part` loads."""
     b_part = tl.permute(tl.reshape(b_part, [R // 16, 2, 8, N // 16, 2, 4, 2]), (3, 0, 2, 5, 1, 4, 6))
     tl.store(p_spectra + tl.arange(0, R * N), tl.reshape(b_part, [R * N]))
 
 
 @triton.jit
-def add_product(b_r, b_i, b_hr, b_hi, b_xr, b_xi, CONJUGATE: tl.constexpr):
+def _add_product(b_r, b_i, b_hr, b_hi, b_xr, b_xi, CONJUGATE: tl.constexpr):
     """b + h x (CONJUGATE: the conjugate of h). Sums in float16, of which one instruction makes two."""
     if CONJUGATE:
         b_hi = -b_hi
@@ -264,7 +247,7 @@ def add_product(b_r, b_i, b_hr, b_hi, b_xr, b_xi, CONJUGATE: tl.constexpr):
 
 
 @triton.jit
-def times_at_most(size, limit):
+def _times_at_most(size, limit):
     """The largest power of two by which numbers up to size may be multiplied to be no larger than limit."""
     return tl.exp2(tl.floor(tl.log2(limit / tl.maximum(size, 1e-30))))
 
@@ -285,7 +268,7 @@ def _taps_spectra_kernel(
     N: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
-    """spectra [D, num_k, 2, R N]: both parts of W_k over a scale, in the order of `store_part`.
+    """spectra [D, num_k, 2, R N]: both parts of W_k over a scale, in the order of `_store_part`.
 
     factors [D, 2]: by how much the largest sum over k of their magnitudes is below one, at most N; what takes the
     scale and that of the inverse back.
@@ -300,7 +283,7 @@ def _taps_spectra_kernel(
         o_l = k * SIZE + tl.arange(0, SIZE)
         b_sums += tl.abs(tl.load(p_filter + o_l * stride_l, mask=o_l < lags, other=0.0).to(tl.float32))
     # no number of a spectrum is larger than the sum of magnitudes
-    b_times = times_at_most(tl.sum(b_sums, 0), LARGEST)
+    b_times = _times_at_most(tl.sum(b_sums, 0), LARGEST)
     p_inner = inner + (o_r[:, None] * R + o_r[None, :])
     b_re, b_im = tl.load(p_inner), tl.load(p_inner + R * R)
     b_cos, b_sin = tl.load(turns + o_t), tl.load(turns + SIZE + o_t)
@@ -311,15 +294,15 @@ def _taps_spectra_kernel(
     for k in range(num_k):
         o_l = k * SIZE + o_t
         b_h = tl.load(p_filter + o_l * stride_l, mask=o_l < lags, other=0.0).to(tl.float32)
-        b_r, b_i = spectrum((b_h * b_times).to(tl.float16), b_re, b_im, b_cos, b_sin, b_wr, b_wi, b_minus_wi)
+        b_r, b_i = _spectrum((b_h * b_times).to(tl.float16), b_re, b_im, b_cos, b_sin, b_wr, b_wi, b_minus_wi)
         # two windows overlap, and the sum over all of them shall be at most one
         b_r, b_i = b_r.to(tl.float32) * (0.5 / LARGEST), b_i.to(tl.float32) * (0.5 / LARGEST)
         b_hr, b_hi = b_r - b_before_i, b_i + b_before_r
         b_before_r, b_before_i = b_r, b_i
         b_total += tl.sqrt(b_hr * b_hr + b_hi * b_hi)
         p_spectra = spectra + (i_d * num_k + k) * (2 * SIZE)
-        store_part(p_spectra, b_hr.to(tl.float16), R, N)
-        store_part(p_spectra + SIZE, b_hi.to(tl.float16), R, N)
+        _store_part(p_spectra, b_hr.to(tl.float16), R, N)
+        _store_part(p_spectra + SIZE, b_hi.to(tl.float16), R, N)
     most = tl.max(tl.max(b_total, 1), 0)
     tl.store(factors + 2 * i_d, tl.minimum(1.0 / tl.maximum(most, 1e-30), N))
     tl.store(factors + 2 * i_d + 1, 2.0 * LARGEST / SIZE / b_times)
@@ -385,7 +368,7 @@ def _conv_spectra_kernel(
         for i in tl.static_range(NUM_CHUNKS):
             b_sums += tl.abs(tl.load(p_x + i * SIZE + o_s, mask=i * SIZE + o_s < x_T, other=0.0).to(tl.float32))
         # no number of a spectrum is larger than the sum of magnitudes; the inverse multiplies by N at most
-        times = times_at_most(tl.sum(b_sums, 0), factor * (LARGEST / N))
+        times = _times_at_most(tl.sum(b_sums, 0), factor * (LARGEST / N))
         past_r, past_i = (), ()
         o_x = (NUM_CHUNKS - 1) * SIZE + o_t if REVERSE else o_t
         b_next = tl.load(p_x + o_x, mask=o_x < x_T, other=0.0)
@@ -396,17 +379,21 @@ def _conv_spectra_kernel(
             if i + 1 < NUM_CHUNKS:
                 o_next = ((NUM_CHUNKS - 2 - i) if REVERSE else i + 1) * SIZE + o_t
                 b_next = tl.load(p_x + o_next, mask=o_next < x_T, other=0.0)
-            b_hr, b_hi = load_part(p_spectra, R, N), load_part(p_spectra + SIZE, R, N)
-            b_xr, b_xi = spectrum(b_x, b_re, b_im, b_cos, b_sin, b_wr, b_wi, b_minus_wi)
-            b_pr, b_pi = add_product(b_zero, b_zero, b_hr, b_hi, b_xr, b_xi, REVERSE)
+            b_hr, b_hi = _load_part(p_spectra, R, N), _load_part(p_spectra + SIZE, R, N)
+            b_xr, b_xi = _spectrum(b_x, b_re, b_im, b_cos, b_sin, b_wr, b_wi, b_minus_wi)
+            b_pr, b_pi = _add_product(b_zero, b_zero, b_hr, b_hi, b_xr, b_xi, REVERSE)
             for k in tl.static_range(1, NUM_K):
                 if k <= i:
                     p_k = p_spectra + k * (2 * SIZE)
-                    b_hr, b_hi = load_part(p_k, R, N), load_part(p_k + SIZE, R, N)
-                    b_pr, b_pi = add_product(b_pr, b_pi, b_hr, b_hi, past_r[k - 1], past_i[k - 1], REVERSE)
+                    b_hr, b_hi = _load_part(p_k, R, N), _load_part(p_k + SIZE, R, N)
+                    b_pr, b_pi = _add_product(b_pr, b_pi, b_hr, b_hi, past_r[k - 1], past_i[k - 1], REVERSE)
             # Triton knows no stars in tuples
             past_r, past_i = (b_xr,) + past_r, (b_xi,) + past_i  # type: ignore[assignment]  # noqa: RUF005
-            b_y = inverse(b_pr, b_pi, b_re, b_im, b_cos, b_sin, b_wr, b_wi, b_minus_wi)
+            b_ur = tl.dot(b_pi, b_wi, tl.dot(b_pr, b_wr)).to(tl.float16)
+            b_ui = tl.dot(b_pr, b_minus_wi, tl.dot(b_pi, b_wr)).to(tl.float16)
+            # one part after the other: fewer registers
+            b_y = tl.dot(tl.trans(b_re), b_ur * b_cos + b_ui * b_sin)
+            b_y = tl.dot(tl.trans(b_im), b_ui * b_cos - b_ur * b_sin, b_y)
             finish(
                 b_y * (back / times),
                 i_b + o_r * 0,
@@ -453,17 +440,17 @@ def _spectra_plan(length: int, lags: int) -> tuple[int, int, int]:
 _kept_tables: dict[tuple[int, torch.device], tuple[Tensor, ...]] = {}
 
 
-def tables(n: int, device: torch.device) -> tuple[Tensor, ...]:
+def _tables(n: int, device: torch.device) -> tuple[Tensor, ...]:
     """What does not depend on the input: made once, unless first while a graph is recorded, to whose memory it belongs.
 
     Some forty small kernels make it, as long as a short convolution takes.
     """
-    made = _kept_tables.get((n, device))
-    if made is None:
-        made = _make_tables(n, device)
+    tables = _kept_tables.get((n, device))
+    if tables is None:
+        tables = _make_tables(n, device)
         if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-            _kept_tables[n, device] = made
-    return made
+            _kept_tables[n, device] = tables
+    return tables
 
 
 def _make_tables(n: int, device: torch.device) -> tuple[Tensor, ...]:
@@ -503,7 +490,7 @@ def taps_bwd(x: Tensor, g: Tensor, length: int, lags: int) -> Tensor:
     batch, _, width = x.shape
     n, num_chunks, num_k = _spectra_plan(length, lags)
     size = RADIX * n
-    inner, turns, outer, quarter, _ = tables(n, x.device)
+    inner, turns, outer, quarter, _ = _tables(n, x.device)
     # programs enough for every multiprocessor
     num_splits = min(batch, cdiv(6 * num_processors(x.device), width * num_k))
     spectra = torch.empty((num_splits, width, num_k, size, 2), dtype=torch.float32, device=x.device)
@@ -532,14 +519,8 @@ def taps_bwd(x: Tensor, g: Tensor, length: int, lags: int) -> Tensor:
         # which AMD's compiler does not know
         **({"maxnreg": REGISTERS[n]} if speaks_ptx() else {}),
     )
-    return lags_of_spectra(spectra[0] if num_splits == 1 else spectra.sum(0), quarter, lags)
-
-
-def lags_of_spectra(spectra: Tensor, quarter: Tensor, lags: int) -> Tensor:
-    """dtaps [D, lags] from S_k [D, num_k, n, 2]."""
-    width, num_k, size, _ = spectra.shape
-    waves = torch.fft.ifft(torch.view_as_complex(spectra))
-    dtaps = torch.empty((width, lags), dtype=torch.float32, device=spectra.device)
+    waves = torch.fft.ifft(torch.view_as_complex(spectra[0] if num_splits == 1 else spectra.sum(0)))
+    dtaps = torch.empty((width, lags), dtype=torch.float32, device=x.device)
     launch(
         _lags_kernel,
         width * cdiv(lags, TAP_BLOCK),
@@ -572,7 +553,7 @@ class TapsSpectra(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def conv_plan(length: int, lags: int) -> ConvPlan:
+def _conv_plan(length: int, lags: int) -> ConvPlan:
     """The smaller blocks where one is enough."""
     n = next((n for n in CONV_SIZES if length <= RADIX * n), max(CONV_SIZES))
     chunks, blocks = cdiv(length, RADIX * n), cdiv(lags, RADIX * n)
@@ -580,14 +561,14 @@ def conv_plan(length: int, lags: int) -> ConvPlan:
     return ConvPlan(n, chunks, blocks + (chunks > blocks))
 
 
-def fits_registers(plan: ConvPlan) -> bool:
-    """Whether `conv_spectra` keeps the spectra of that many blocks."""
-    return plan.num_chunks <= max(CONV_REGISTERS)
+def takes_spectra(x: Tensor, lags: int) -> bool:
+    """Whether `conv_spectra` convolves x [B, T, D], the product of `Gated`, with that many taps."""
+    return x.dtype == torch.bfloat16 and _conv_plan(x.shape[1], lags).num_chunks <= max(CONV_REGISTERS)
 
 
 def taps_spectra(filter: Tensor, length: int, lags: int) -> TapsSpectra:
     """Of the first lags taps of filter [D, L], for sequences of some length."""
-    plan = conv_plan(length, lags)
+    plan = _conv_plan(length, lags)
     width, size = filter.shape[0], RADIX * plan.n
     spectra = torch.empty((width, plan.num_k, 2, size), dtype=torch.float16, device=filter.device)
     factors = torch.empty((width, 2), dtype=torch.float32, device=filter.device)
@@ -595,7 +576,7 @@ def taps_spectra(filter: Tensor, length: int, lags: int) -> TapsSpectra:
         _taps_spectra_kernel,
         width,
         filter,
-        *half_tables(plan.n, filter.device),
+        *_half_tables(plan.n, filter.device),
         spectra,
         factors,
         lags,
@@ -640,7 +621,7 @@ def conv_spectra(
         x,
         taps.spectra,
         taps.factors,
-        *half_tables(n, x.device),
+        *_half_tables(n, x.device),
         skip,
         direct if skip is not None else None,
         direct_gate if skip is not None else None,
@@ -675,7 +656,7 @@ def conv_spectra(
     return y, plain, product
 
 
-def half_tables(n: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def _half_tables(n: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """inner [2, R, R], turns and outer of `_make_tables`, all in float16."""
-    _, turns, outer, _, inner = tables(n, device)
+    _, turns, outer, _, inner = _tables(n, device)
     return inner, turns, outer

@@ -34,17 +34,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.fft_conv.blocks import conv_blocks, taps_bwd_blocks
 from kernels.fft_conv.chunked import fft_conv_chunked
 from kernels.fft_conv.diagonals import DIAGONAL_LAGS, few_taps_bwd
 from kernels.fft_conv.spectra import (
     TAP_BLOCK,
     TapsSpectra,
-    conv_plan,
     conv_spectra,
     finish,
-    fits_registers,
     strides,
+    takes_spectra,
     taps_bwd,
     taps_spectra,
 )
@@ -74,12 +72,10 @@ CONFIGS = {
     1: Config(128, 128, 2, 64, 4, 4, 3),
     2: Config(64, 128, 1, 64, 4, 4, 2),
 }
-MAX_LAGS = {True: 131072, False: 1024}
+MAX_LAGS = {True: 16384, False: 1024}
 """By whether u is bfloat16: above it transforms are faster."""
 SPECTRA_LAGS, SPECTRA_NUMBERS = 1024, 8192
 """From so many taps, and so many of them and sequences together, spectra convolve faster than products."""
-LEAST_PAIRED = 4
-"""Blocks of lags from which each spectrum is rather kept for all of them than made again."""
 AVERAGING_LAGS = 512
 """Below it outputs may be a few products, whose rounded factors do not average out."""
 LINE = 16
@@ -547,10 +543,9 @@ def convolve(
     other: Tensor | None,
     with_plain: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """`conv`, or `conv_spectra` or `conv_blocks` where the taps are spectra."""
+    """`conv`, or `conv_spectra` where the taps are spectra."""
     if isinstance(taps, TapsSpectra):
-        by_spectra = conv_spectra if fits_registers(taps.plan) else conv_blocks
-        return by_spectra(source, taps, skip, reverse, scale, other, with_plain)
+        return conv_spectra(source, taps, skip, reverse, scale, other, with_plain)
     return conv(source, taps, skip, lags, plan, reverse, scale, other, with_plain)
 
 
@@ -563,23 +558,12 @@ def fft_conv_fwd(
     plan = _plan(u, lags, gate_in is not None or gate_out is not None)
     source, _, _ = gated(u, gate_in, plan.terms > 0)
     taps: Tensor | TapsSpectra
-    is_half = source.product.dtype == torch.bfloat16
-    if is_half and lags >= SPECTRA_LAGS and batch * lags >= SPECTRA_NUMBERS:
+    if lags >= SPECTRA_LAGS and batch * lags >= SPECTRA_NUMBERS and takes_spectra(source.product, lags):
         taps = taps_spectra(filter, length, lags)
     else:
         taps = shifted_taps(filter, skip, lags, plan)
     y, plain, _ = convolve(source, taps, skip, lags, plan, False, gate_out, None, keep and gate_out is not None)
     return y, Saved(source, taps, plain, plan, lags)
-
-
-def gradient_of_taps(x: Tensor, g: Tensor, length: int, lags: int) -> Tensor:
-    """dtaps [D, lags] in float32, from x and g of `gated`."""
-    if x.dtype == g.dtype == torch.bfloat16:
-        if lags <= DIAGONAL_LAGS:
-            return few_taps_bwd(x, g, length, lags)
-        if conv_plan(length, lags).num_k >= LEAST_PAIRED:
-            return taps_bwd_blocks(x, g, length, lags)
-    return taps_bwd(x, g, length, lags)
 
 
 class FftConv(torch.autograd.Function):
@@ -610,7 +594,8 @@ class FftConv(torch.autograd.Function):
         du, _, dgate_in = convolve(g, taps, skip, lags, plan, True, gate_in, other, False)
         dfilter = None
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            dtaps = gradient_of_taps(x, g.product, length, lags)
+            is_few = lags <= DIAGONAL_LAGS and x.dtype == g.product.dtype == torch.bfloat16
+            dtaps = (few_taps_bwd if is_few else taps_bwd)(x, g.product, length, lags)
             dfilter = dtaps.to(filter.dtype)
             if lags < filter.shape[1]:
                 dfilter = torch.nn.functional.pad(dfilter, (0, filter.shape[1] - lags))

@@ -260,29 +260,22 @@ def test_any_batch_shares_tiles(batch):
     assert_matches_reference(TRITON, fft_conv_reference, inputs, device=DEVICE)
 
 
-@pytest.fixture(params=["pair by pair", "in memory"])
-def gradient_of_taps(request):
-    """From x, g [B, T, D], and what it should be; spectra made for each pair of blocks, or once."""
-    from kernels.fft_conv.blocks import taps_bwd_blocks
+def gradient_of_taps(x, g, lags):
+    """From x, g [B, T, D], and what it should be."""
     from kernels.fft_conv.spectra import taps_bwd
 
-    by = taps_bwd if request.param == "pair by pair" else taps_bwd_blocks
-
-    def gradient(x, g, lags):
-        x, g = (v.bfloat16().transpose(1, 2).contiguous().transpose(1, 2) for v in (x, g))
-        length = x.shape[1]
-        size = 2 * length
-        x_hat, g_hat = (torch.fft.rfft(v.double().transpose(1, 2), n=size) for v in (x, g))
-        exact = torch.fft.irfft((x_hat.conj() * g_hat).sum(0), n=size)[:, :lags]
-        return by(x.to(DEVICE), g.to(DEVICE), length, lags).cpu(), exact
-
-    return gradient
+    x, g = (v.bfloat16().transpose(1, 2).contiguous().transpose(1, 2) for v in (x, g))
+    length = x.shape[1]
+    size = 2 * length
+    x_hat, g_hat = (torch.fft.rfft(v.double().transpose(1, 2), n=size) for v in (x, g))
+    exact = torch.fft.irfft((x_hat.conj() * g_hat).sum(0), n=size)[:, :lags]
+    return taps_bwd(x.to(DEVICE), g.to(DEVICE), length, lags).cpu(), exact
 
 
 @pytest.mark.parametrize(
     ("batch", "length", "lags"), [(3, 16, 1), (2, 1024, 1024), (5, 1040, 600), (2, 2512, 100), (2, 6160, 6160)]
 )
-def test_spectra_lose_a_tenth_of_a_percent_of_the_gradient_of_taps(batch, length, lags, gradient_of_taps):
+def test_spectra_lose_a_tenth_of_a_percent_of_the_gradient_of_taps(batch, length, lags):
     """Over one block and several, as many lags as there are steps and fewer."""
     g = torch.Generator().manual_seed(length)
     x, dy = torch.randn(2, batch, length, 3, generator=g)
@@ -291,7 +284,7 @@ def test_spectra_lose_a_tenth_of_a_percent_of_the_gradient_of_taps(batch, length
 
 
 @pytest.mark.parametrize(("first", "second"), [(0, 0), (0, 4095), (17, 16), (1023, 1024), (2047, 4000), (3000, 100)])
-def test_a_pair_of_impulses_reaches_its_lag_and_no_other(first, second, gradient_of_taps):
+def test_a_pair_of_impulses_reaches_its_lag_and_no_other(first, second):
     """Nothing wraps around between blocks, nor from the future."""
     x, dy = torch.zeros(2, 1, 4096, 1)
     x[0, first], dy[0, second] = 1.0, 1.0
@@ -303,7 +296,7 @@ def test_a_pair_of_impulses_reaches_its_lag_and_no_other(first, second, gradient
 
 
 @pytest.mark.parametrize("scale", [1e-18, 1e-7, 1.0, 1e6])
-def test_the_size_of_gradients_does_not_matter(scale, gradient_of_taps):
+def test_the_size_of_gradients_does_not_matter(scale):
     """Float16 would reach from 6e-8 to 7e4; sequences of one channel may differ as well."""
     g = torch.Generator().manual_seed(1)
     x, dy = torch.randn(2, 2, 1024, 2, generator=g)
@@ -313,12 +306,12 @@ def test_the_size_of_gradients_does_not_matter(scale, gradient_of_taps):
     assert_close(actual, exact, torch.bfloat16, floor=1e-3)
 
 
-def test_no_gradient_gives_no_gradient_of_taps(gradient_of_taps):
+def test_no_gradient_gives_no_gradient_of_taps():
     actual, _ = gradient_of_taps(torch.randn(2, 1024, 2), torch.zeros(2, 1024, 2), 1024)
     assert not actual.any()
 
 
-def test_the_gradient_of_taps_repeats_bitwise(gradient_of_taps):
+def test_the_gradient_of_taps_repeats_bitwise():
     x, dy = torch.randn(2, 3, 1024, 2)
     assert torch.equal(gradient_of_taps(x, dy, 1024)[0], gradient_of_taps(x, dy, 1024)[0])
 

@@ -6,10 +6,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-import kernels.fft_conv.blocks as in_memory
 import kernels.fft_conv.spectra as impl
-from kernels.fft_conv.blocks import conv_blocks, taps_bwd_blocks
-from kernels.fft_conv.spectra import conv_spectra, fits_registers, taps_spectra
+from kernels.fft_conv.spectra import conv_spectra, takes_spectra, taps_spectra
 from suite.accuracy import assert_close, relative_error
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -31,19 +29,14 @@ def exact_conv(x, taps, reverse):
     return y[..., : x.shape[1]].transpose(1, 2)
 
 
-@pytest.fixture(params=[conv_spectra, conv_blocks])
-def conv(request):
-    """y, its value before anything is rounded or scaled, and the product; spectra in registers or in memory."""
-
-    def convolve(x, taps, reverse=False, skip=None, direct_gate=None, **options):
-        lags = min(x.shape[1], taps.shape[1])
-        x, taps = x.to(DEVICE), taps.to(DEVICE)
-        results = request.param(
-            (x, x, direct_gate), taps_spectra(taps, x.shape[1], lags), skip, reverse, with_plain=True, **options
-        )
-        return [None if result is None else result.cpu() for result in results]
-
-    return convolve
+def conv(x, taps, reverse=False, skip=None, direct_gate=None, **options):
+    """y, its value before anything is rounded or scaled, and the product."""
+    lags = min(x.shape[1], taps.shape[1])
+    x, taps = x.to(DEVICE), taps.to(DEVICE)
+    results = conv_spectra(
+        (x, x, direct_gate), taps_spectra(taps, x.shape[1], lags), skip, reverse, with_plain=True, **options
+    )
+    return [None if result is None else result.cpu() for result in results]
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -62,7 +55,7 @@ def conv(request):
     ],
 )
 @pytest.mark.usefixtures("poisoned_memory")
-def test_spectra_lose_a_tenth_of_a_percent(batch, length, lags, reverse, conv):
+def test_spectra_lose_a_tenth_of_a_percent(batch, length, lags, reverse):
     """Over one block and several, as many lags as there are steps and fewer."""
     x, taps = draw(batch, length, 3, lags)
     y, plain, _ = conv(x, taps, reverse)
@@ -72,7 +65,7 @@ def test_spectra_lose_a_tenth_of_a_percent(batch, length, lags, reverse, conv):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_an_impulse_reaches_its_lags_and_no_other(reverse, conv):
+def test_an_impulse_reaches_its_lags_and_no_other(reverse):
     """Nothing wraps around between blocks, nor from the future."""
     places = [0, 17, 1023, 1024, 2047, 2048, 3000, 4095, 4096, 6159]
     x, taps = torch.zeros(len(places), len(places), 6160), torch.zeros(len(places), 6160)
@@ -89,7 +82,7 @@ def test_an_impulse_reaches_its_lags_and_no_other(reverse, conv):
 
 @pytest.mark.parametrize("options", ["skip", "direct_gate", "scale", "other"])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_options_follow_the_sum(options, reverse, conv):
+def test_options_follow_the_sum(options, reverse):
     x, taps = draw(3, 1040, 5, 1040)
     other, exact = draw(3, 1040, 5, 1)[0].to(DEVICE), exact_conv(x, taps, reverse)
     skip = torch.randn(5, generator=torch.Generator().manual_seed(5)).to(DEVICE)
@@ -107,7 +100,7 @@ def test_options_follow_the_sum(options, reverse, conv):
         assert_close(product, exact * other, torch.bfloat16, plain=(exact * other).bfloat16())
 
 
-def test_the_future_changes_the_past_by_rounding_only(conv):
+def test_the_future_changes_the_past_by_rounding_only():
     x, taps = draw(2, 4096, 3, 4096)
     changed = x.clone()
     changed[:, 3000:] += 1
@@ -116,7 +109,7 @@ def test_the_future_changes_the_past_by_rounding_only(conv):
     assert (plain[:, 3000:] - whole[:, 3000:]).abs().max() > 0.1
 
 
-def test_sequences_and_channels_do_not_meet(conv):
+def test_sequences_and_channels_do_not_meet():
     """Bitwise, also where sequences share a program."""
     x, taps = draw(7, 2512, 12, 2512)
     _, whole, _ = conv(x, taps)
@@ -131,7 +124,7 @@ def test_sequences_and_channels_do_not_meet(conv):
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("scale", [1e-18, 1e-7, 1e6])
-def test_the_size_of_neither_matters(scale, reverse, conv):
+def test_the_size_of_neither_matters(scale, reverse):
     """Float16 would reach from 6e-8 to 7e4; sequences and channels may differ as well."""
     x, taps = draw(2, 2512, 4, 2512)
     x, taps = (x.float() * scale).bfloat16(), taps.clone()
@@ -144,7 +137,7 @@ def test_the_size_of_neither_matters(scale, reverse, conv):
             assert_close(plain[i, :, j], exact[i, :, j], torch.bfloat16, floor=WITHOUT_ROUNDING)
 
 
-def test_taps_with_one_strong_frequency_leave_the_rest(conv):
+def test_taps_with_one_strong_frequency_leave_the_rest():
     """The spectrum is 500 times its median at zero, where float16 needs its range."""
     x, _ = draw(2, 4096, 2, 1)
     taps = 0.02 * torch.ones(2, 4096) + draw(1, 4096, 2, 4096)[1]
@@ -153,7 +146,7 @@ def test_taps_with_one_strong_frequency_leave_the_rest(conv):
 
 
 @pytest.mark.parametrize("lags", [8192, 600])
-def test_what_was_a_thousand_times_larger_does_not_drown_what_follows(lags, conv):
+def test_what_was_a_thousand_times_larger_does_not_drown_what_follows(lags):
     """Each sixteenth of a sequence that decays by 1e3 keeps two digits; a single block would lose all of the last."""
     x, taps = draw(2, 8192, 2, lags)
     decay = torch.exp(-6.9 * torch.arange(8192) / 8192)
@@ -163,23 +156,36 @@ def test_what_was_a_thousand_times_larger_does_not_drown_what_follows(lags, conv
         assert relative_error(part, exact)[0] < 1e-2
 
 
-def test_zeros_give_zeros(conv):
+def test_zeros_give_zeros():
     x, taps = draw(2, 2512, 2, 2512)
     assert not conv(0 * x, taps)[1].any()
     assert not conv(x, 0 * taps)[1].any()
 
 
-def test_two_runs_are_equal_bitwise(conv):
+def test_two_runs_are_equal_bitwise():
     x, taps = draw(3, 2512, 2, 2512)
     assert torch.equal(conv(x, taps)[1], conv(x, taps)[1])
 
 
-def test_strided_taps_and_inputs_are_read_in_place(conv):
+def test_strided_taps_and_inputs_are_read_in_place():
     x, taps = draw(2, 2512, 3, 2512)
     wide = torch.zeros(2, 5, 2 * 2512, dtype=torch.bfloat16)
     wide[:, 1:4, 16 : 16 + 2512] = x.transpose(1, 2)
     view = wide[:, 1:4, 16 : 16 + 2512].transpose(1, 2)
     assert torch.equal(conv(view, taps.t().contiguous().t())[1], conv(x, taps)[1])
+
+
+@pytest.mark.parametrize(
+    ("length", "dtype", "expected"),
+    [
+        (1024, torch.bfloat16, True),
+        (16384, torch.bfloat16, True),
+        (16400, torch.bfloat16, False),
+        (1024, torch.float32, False),
+    ],
+)
+def test_what_spectra_take(length, dtype, expected):
+    assert takes_spectra(torch.empty(1, length, 1, dtype=dtype, device="meta"), 100) is expected
 
 
 def test_tables_are_made_once_and_not_kept_from_the_memory_of_a_graph(monkeypatch):
@@ -188,54 +194,12 @@ def test_tables_are_made_once_and_not_kept_from_the_memory_of_a_graph(monkeypatc
     monkeypatch.setattr(impl, "_make_tables", lambda n, device: made.append(n) or (n,))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recording)
     gpu, recording = torch.device("cuda", 0), True
-    impl.tables(16, gpu)
-    impl.tables(16, gpu)
+    impl._tables(16, gpu)
+    impl._tables(16, gpu)
     assert made == [16, 16]
     recording = False
-    impl.tables(16, gpu)
+    impl._tables(16, gpu)
     recording = True
-    impl.tables(16, gpu)
-    impl.tables(32, gpu)
+    impl._tables(16, gpu)
+    impl._tables(32, gpu)
     assert made == [16, 16, 16, 32]
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-def test_blocks_that_no_tap_reaches_may_be_of_any_size(reverse):
-    """In float16 they would be infinite beside the others."""
-    x, taps = draw(1, 16384, 2, 600)
-    far = slice(8192, None) if reverse else slice(8192)
-    x[:, far] *= 1e9
-    source, spectra = (x.to(DEVICE), x.to(DEVICE), None), taps_spectra(taps.to(DEVICE), 16384, 600)
-    plain = conv_blocks(source, spectra, None, reverse, with_plain=True)[1].cpu()
-    near = slice(0, 4096) if reverse else slice(12288, None)
-    exact = exact_conv(x, taps, reverse)
-    assert_close(plain[:, near], exact[:, near], torch.bfloat16, floor=WITHOUT_ROUNDING)
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize(("length", "lags"), [(20016, 20016), (40000, 3000), (35000, 16400)])
-@pytest.mark.usefixtures("poisoned_memory")
-def test_more_blocks_than_registers_hold_lose_no_more(length, lags, reverse):
-    """Groups that are not full, steps and blocks of lags that end within one."""
-    x, taps = draw(1, length, 2, lags)
-    source, spectra = (x.to(DEVICE), x.to(DEVICE), None), taps_spectra(taps.to(DEVICE), length, lags)
-    assert not fits_registers(spectra.plan)
-    plain = conv_blocks(source, spectra, None, reverse, with_plain=True)[1].cpu()
-    assert_close(plain, exact_conv(x, taps, reverse), torch.bfloat16, floor=WITHOUT_ROUNDING)
-
-
-def test_slices_of_channels_change_nothing(monkeypatch):
-    x, taps = (m.to(DEVICE) for m in draw(2, 6160, 5, 6160))
-    spectra = taps_spectra(taps, 6160, 6160)
-    skip = torch.randn(5, generator=torch.Generator().manual_seed(5)).to(DEVICE)
-
-    def results():
-        y = conv_blocks((x, x, x), spectra, skip, scale=x, other=x, with_plain=True)
-        return [*y, taps_bwd_blocks(x, x, 6160, 6160)]
-
-    whole = results()
-    # two channels at a time, one for the gradient of the taps
-    monkeypatch.setattr(in_memory, "SLICE_BYTES", 2 * 2 * 4 * 4 * 2048)
-    assert [n for _, n in in_memory._slices(5, 2, 4, 2048)] == [2, 2, 1]
-    for e, a in zip(whole, results(), strict=True):
-        assert torch.equal(a, e)

@@ -39,10 +39,10 @@ def fast_length(minimum: int) -> int:
 
 
 def _transformed(v: Tensor, taps: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The first T numbers of the circular convolution of v [B, D, T] and taps [D, <= size], and the spectra of both."""
+    """The circular convolution [B, D, size] of v [B, D, <= size] and taps [D, <= size], and the spectra of both."""
     # the factor 1 / n of the inverse, where it costs least
     x_hat, h_hat = torch.fft.rfft(v, n=size), torch.fft.rfft(taps, n=size, norm="forward")
-    return torch.fft.irfft(x_hat * h_hat, n=size, norm="forward")[..., : v.shape[-1]], x_hat, h_hat
+    return torch.fft.irfft(x_hat * h_hat, n=size, norm="forward"), x_hat, h_hat
 
 
 class CircularConv(torch.autograd.Function):
@@ -78,10 +78,12 @@ def circular_conv(v: Tensor, taps: Tensor, size: int) -> Tensor:
 
         with on_device_of(v):
             v = time_last(v)
-    v = v.transpose(1, 2)
     # a function of autograd takes the host as long as a short transform
     is_trained = torch.is_grad_enabled() and (v.requires_grad or taps.requires_grad)
-    return (CircularConv.apply(v, taps, size) if is_trained else _transformed(v, taps, size)[0]).transpose(1, 2)
+    x = v.transpose(1, 2)
+    y = CircularConv.apply(x, taps, size) if is_trained else _transformed(x, taps, size)[0]
+    # not within the function: a view that it returns could not be changed in place
+    return y[..., : v.shape[1]].transpose(1, 2)
 
 
 def fft_conv_chunked(

@@ -77,8 +77,16 @@ def _kernels(report: Report, figure: Figure) -> Canvas:
     return canvas
 
 
+def _places(figure: Figure) -> dict[str, int]:
+    """Of the rows in all panels together, for a panel may lack some and the legend is one."""
+    labels = dict.fromkeys(series.label for _, panel in figure.panels for series in panel)
+    return {label: i for i, label in enumerate(labels)}
+
+
 def _lines(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
-    for i, series in enumerate(panel):
+    places = _places(figure)
+    for series in panel:
+        i = places[series.label]
         color, marker = COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]
         x = [point.x for point in series.points]
         y = [point.y for point in series.points]
@@ -113,9 +121,9 @@ def _ticks(panel: tuple[Series, ...]) -> list[Any]:
 
 def _bars(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
     ticks = _ticks(panel)
-    width = 0.8 / max(len(panel), 1)
+    places, width = _places(figure), 0.8 / max(len(panel), 1)
     for i, series in enumerate(panel):
-        color, offset = COLORS[i % len(COLORS)], (i - (len(panel) - 1) / 2) * width
+        color, offset = COLORS[places[series.label] % len(COLORS)], (i - (len(panel) - 1) / 2) * width
         if series.points:
             ax.bar(
                 [ticks.index(point.x) + offset for point in series.points],

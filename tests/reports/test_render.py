@@ -11,9 +11,11 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
+from matplotlib.colors import to_hex
 
 from reports.render import Report, build, render
 from reports.render.formats import amount, fixed
+from reports.render.plots import draw
 from reports.render.rows import matches, same
 from reports.render.table import Cell, judge, slice_part
 from suite import storage
@@ -502,6 +504,26 @@ def test_a_figure_over_steps_follows_validation(make):
     panel = dict(report.figure.panels)[""]
     points = next(series.points for series in panel if series.label == "H3")
     assert [(point.x, point.y) for point in points] == [(50, 50.0), (100, 75.0)]
+
+
+@pytest.mark.parametrize("kind", ["lines", "bars"])
+def test_a_row_has_one_colour_in_all_panels(make, kind):
+    """A panel that lacks a row does not shift the colours of the others: the legend is one."""
+    config = grid(figure={"kind": kind, "x": "step", "split": "valid", "panels": "task.name"})
+    runs = [("s4d", "associative-recall"), ("h3", "associative-recall"), ("h3", "induction-heads")]
+    report = make(*(make_run(model, task, valid={50: 0.5, 100: 0.75}) for model, task in runs), config=config)
+    canvas = draw(report)
+    assert canvas is not None
+    found = []
+    for ax in canvas.axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            found.append(
+                (label, to_hex(handle.patches[0].get_facecolor() if kind == "bars" else handle[0].get_color()))
+            )
+    colours = dict(found)
+    assert [label for label, _ in found] == ["S4D", "H3", "H3"]
+    assert colours["S4D"] != colours["H3"]
+    assert all(colour == colours[label] for label, colour in found)
 
 
 def test_bars_by_column_carry_spread_and_the_papers_number(make):

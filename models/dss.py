@@ -19,7 +19,7 @@ Departures from the paper:
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -103,10 +103,10 @@ class DSS(Mixer):
         eigenvalues, B, W, dt = self._system()
         W = W[0] if self.bidirectional else W
         whole = self._softmax_length
-        if whole is not None:
-            length = min(length, whole)
-        options: dict[str, Any] = {"discretization": self.variant, "normalize_over": whole}
-        return ssm_kernel(eigenvalues, B, W, dt, length, conj_pairs=False, **options)
+        length = min(length, whole or length)
+        return ssm_kernel(
+            eigenvalues, B, W, dt, length, conj_pairs=False, discretization=self.variant, normalize_over=whole
+        )
 
     def eigenvalues(self) -> Tensor:
         """Lambda [N], shared by all channels."""

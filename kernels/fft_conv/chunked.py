@@ -45,6 +45,12 @@ def _transformed(v: Tensor, taps: Tensor, size: int) -> tuple[Tensor, Tensor, Te
     return torch.fft.irfft(x_hat * h_hat, n=size, norm="forward"), x_hat, h_hat
 
 
+def correlated(x_hat: Tensor, g_hat: Tensor, size: int) -> Tensor:
+    """IFFT(sum over sequences of conj(X) G), [D, size], in the memory of G."""
+    # conj(sum of X conj(G)): the second conjugate is that of a sum, [D, size / 2 + 1]
+    return torch.fft.irfft(g_hat.conj_physical_().mul_(x_hat).sum(0).conj(), n=size)
+
+
 class CircularConv(torch.autograd.Function):
     """`_transformed` with its gradients."""
 
@@ -64,9 +70,7 @@ class CircularConv(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dv = torch.fft.irfft(g_hat * h_hat.conj(), n=ctx.size, norm="forward")[..., : ctx.steps]
         if x_hat is not None:
-            # in the memory of G; the conjugate of the sum is that of taps, as the sum is of X conj(G)
-            products = g_hat.conj_physical_().mul_(x_hat)
-            dtaps = torch.fft.irfft(products.sum(0).conj(), n=ctx.size)[..., : ctx.lags]
+            dtaps = correlated(x_hat, g_hat, ctx.size)[:, : ctx.lags]
         return dv, dtaps, None
 
 

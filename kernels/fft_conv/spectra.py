@@ -41,7 +41,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.fft_conv.chunked import fast_length
+from kernels.fft_conv.chunked import correlated, fast_length
 from kernels.launch import cdiv, launch, num_processors, speaks_ptx
 from kernels.turn import empty_time_last
 
@@ -486,7 +486,7 @@ def taps_bwd(x: Tensor, g: Tensor, length: int, lags: int) -> Tensor:
     if not x.dtype == g.dtype == torch.bfloat16:
         size = fast_length(length + lags - 1)
         x_hat, g_hat = (torch.fft.rfft(v.transpose(1, 2)[..., :length].float(), n=size) for v in (x, g))
-        return torch.fft.irfft((x_hat.conj() * g_hat).sum(0), n=size)[:, :lags]
+        return correlated(x_hat, g_hat, size)[:, :lags]
     batch, _, width = x.shape
     n, num_chunks, num_k = _spectra_plan(length, lags)
     size = RADIX * n

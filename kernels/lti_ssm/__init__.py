@@ -97,7 +97,7 @@ def lti_ssm(
     else:
         options |= {"initial_state": initial_state, "return_final_state": return_final_state}
         options |= {"bidirectional": bidirectional, "length": length, "position": position}
-        options["backend"] = "torch" if backend == "torch" else "auto"
+        options["backend"] = backend
         with torch.autocast(u.device.type, enabled=False):
             y, state = lti_ssm_chunked(u, A, B, C, dt, **options)
     if not return_final_state:

@@ -8,7 +8,7 @@ Re(C Abar^(t+1) h), and the final state sums Abar^(T-1-t) Bbar v_t, both with tw
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -51,10 +51,17 @@ def lti_ssm_chunked(
     wide = torch.promote_types(u.dtype, widen(A, B, C, dt)[-1])
 
     def filter_of(C: Tensor) -> Tensor:
-        # of dss-softmax alone, what the whole is
-        whole = length if discretization == "dss-softmax" else None
-        options: dict[str, Any] = {"conj_pairs": conj_pairs, "discretization": discretization}
-        return ssm_kernel(A, B, C, dt, steps, **options, normalize_over=whole, backend=backend)
+        return ssm_kernel(
+            A,
+            B,
+            C,
+            dt,
+            steps,
+            conj_pairs=conj_pairs,
+            discretization=discretization,
+            normalize_over=length,
+            backend=backend,
+        )
 
     forward = filter_of(C[0] if bidirectional else C)
     with_states = initial_state is not None or return_final_state

@@ -52,8 +52,6 @@ def ssm_kernel(
     check_parameters("ssm_kernel", A, B, C, dt, conj_pairs=conj_pairs, discretization=discretization)
     if length < 1:
         raise ValueError(f"ssm_kernel: length must be at least 1, got {length}.")
-    if backend not in ("auto", "torch", "triton"):
-        raise ValueError(f"ssm_kernel: backend={backend!r} is not one of 'auto', 'torch', 'triton'.")
     if normalize_over is not None and (discretization != "dss-softmax" or normalize_over < length):
         raise ValueError(
             f"ssm_kernel: normalize_over={normalize_over} is for dss-softmax and at least length={length}, got "

@@ -108,7 +108,7 @@ def test_where_the_kernel_does_not_go_the_filter_and_its_convolution_do(dtype, d
     exact, plain, actual = (
         with_gradients(*by) for by in (("torch", wide(inputs)), ("torch", inputs), ("auto", inputs))
     )
-    assert exact["y"].abs().mean() > 0.01
+    assert exact["y"].abs().mean() > 0.3
     for name, x in actual.items():
         assert_close(x, exact[name], dtype, plain=plain[name], what=name)
 

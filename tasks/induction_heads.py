@@ -11,17 +11,20 @@ from tasks.base import Array, token_dtype
 from tasks.synthetic_language import SyntheticLanguage
 
 
-def draw_induction(rng: np.random.Generator, num_rows: int, length: int, num_ordinary: int, trigger: int) -> Array:
+def draw_induction(
+    rng: np.random.Generator, num_rows: int, length: int, num_ordinary: int, trigger: int, place: int | None = None
+) -> Array:
     """[num_rows, length + 2] sequences: `length` tokens with one trigger inside, the trigger again, the answer.
 
-    Ordinary tokens are uniform over 0 .. num_ordinary - 1; the first trigger is uniform over places 0 .. length - 3,
-    so the answer never stands right before the second one.
+    Ordinary tokens are uniform over 0 .. num_ordinary - 1. The first trigger stands at index `place` of every row, or,
+    where `place` is None, at an index drawn uniformly from 0 .. length - 3, so that the answer is never the token right
+    before the second trigger.
     """
     rows = np.empty((num_rows, length + 2), dtype=token_dtype(trigger + 1))
     rows[:, :length] = rng.integers(0, num_ordinary, (num_rows, length), dtype=rows.dtype)
-    place = rng.integers(0, length - 2, (num_rows, 1))
-    rows[:, length + 1 :] = np.take_along_axis(rows, place + 1, axis=1)
-    np.put_along_axis(rows, place, trigger, axis=1)
+    places = rng.integers(0, length - 2, (num_rows, 1)) if place is None else np.full((num_rows, 1), place)
+    rows[:, length + 1 :] = np.take_along_axis(rows, places + 1, axis=1)
+    np.put_along_axis(rows, places, trigger, axis=1)
     rows[:, length] = trigger
     return rows
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from suite.contracts import Segment, TaskSpec
 from suite.rng import numpy_generator
@@ -26,6 +26,9 @@ class InductionHeadsExtrapolation(FreshTask):
 
     - the language; here that of H3 Table 2, which the paper builds on, with the trigger as the last of the
       `vocab_size` tokens and `length` counting all input tokens, the final trigger included;
+    - the place of the first trigger (`trigger_place`): uniform here. The one public script whose author reports zero
+      loss up to 2^20 (hrbigelow/mamba-recall at 90e591383f01089a5752fe006c6220236302ac9c, data.py) puts it at index 5
+      of every row, which also removes the need to search for it;
     - the labels in training (`train_loss`): readers report that the task is not learned with all tokens labelled;
     - the rows at each length (`num_test`): every accuracy of Table 11 is a multiple of 1/256, hence 256. Lengths
       where that is more than `max_test_tokens` tokens have fewer rows.
@@ -46,6 +49,14 @@ class InductionHeadsExtrapolation(FreshTask):
     """Bound on the tokens of one test length, and so on its memory (2 bytes each) and time: by default 256 rows up to
     2^17, 128 at 2^18, 64 at 2^19, 32 at 2^20. 2^28 keeps 256 rows everywhere."""
     train_loss: Literal["all-tokens", "answer-only"] = "answer-only"
+    trigger_place: int | None = Field(default=None, ge=0)
+    """Index of the first trigger in every row; None: drawn uniformly for each row."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # runs with a uniform place keep the id they had before there was a choice
+        values: dict[str, Any] = handler(self)
+        return {key: value for key, value in values.items() if value is not None or key != "trigger_place"}
 
     @model_validator(mode="after")
     def _can_work(self) -> InductionHeadsExtrapolation:
@@ -59,6 +70,11 @@ class InductionHeadsExtrapolation(FreshTask):
         for length in (self.length, *self.test_lengths):
             if length < 4:
                 raise ValueError(f"{self.name}: length={length} has no room for two triggers and answer; needs >= 4.")
+            if self.trigger_place is not None and self.trigger_place > length - 4:
+                raise ValueError(
+                    f"{self.name}: trigger_place={self.trigger_place} leaves no room for the answer and the second "
+                    f"trigger at length {length}; choose 0 to {length - 4}."
+                )
             if length > self.max_test_tokens:
                 raise ValueError(
                     f"{self.name}: length={length} is above max_test_tokens={self.max_test_tokens}, which leaves no "
@@ -88,5 +104,7 @@ class InductionHeadsExtrapolation(FreshTask):
         return self._rows(rng, CHUNK_ROWS, self.length, all_tokens=self.train_loss == "all-tokens")
 
     def _rows(self, rng: np.random.Generator, num_rows: int, length: int, all_tokens: bool) -> Segment:
-        rows = draw_induction(rng, num_rows, length - 1, self.vocab_size - 1, self.vocab_size - 1)
+        rows = draw_induction(
+            rng, num_rows, length - 1, self.vocab_size - 1, self.vocab_size - 1, self.trigger_place
+        )
         return language_segment(rows, all_tokens=all_tokens, num_tokens=self.vocab_size, slice=f"length={length}")

@@ -104,7 +104,5 @@ class InductionHeadsExtrapolation(FreshTask):
         return self._rows(rng, CHUNK_ROWS, self.length, all_tokens=self.train_loss == "all-tokens")
 
     def _rows(self, rng: np.random.Generator, num_rows: int, length: int, all_tokens: bool) -> Segment:
-        rows = draw_induction(
-            rng, num_rows, length - 1, self.vocab_size - 1, self.vocab_size - 1, self.trigger_place
-        )
+        rows = draw_induction(rng, num_rows, length - 1, self.vocab_size - 1, self.vocab_size - 1, self.trigger_place)
         return language_segment(rows, all_tokens=all_tokens, num_tokens=self.vocab_size, slice=f"length={length}")

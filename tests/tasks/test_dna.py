@@ -12,7 +12,9 @@ from suite.contracts import IGNORE
 from tasks.data import obtain
 from tasks.data.faults import DataError
 from tasks.data.stored import leakage
-from tasks.dna import BASES, HG38, UNKNOWN, Species, chromosome, covered
+from tasks.dna import BASES, UNKNOWN, covered
+from tasks.hg38 import HG38
+from tasks.species import Species, chromosome
 
 pyfaidx = pytest.importorskip("pyfaidx")
 

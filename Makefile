@@ -1,17 +1,27 @@
-# Two commands set everything up: `make quickstart` and `make test`. Both make .venv and install pinned versions.
+# `make quickstart`, `make test` and `make test-all` create .venv and install pinned versions first.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# one thread a worker; --dist worksteal keeps the workers busy to the end, since tests differ a hundredfold in length
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+PARALLEL := -n auto --dist worksteal
 
-.PHONY: quickstart test lint types clean
+.PHONY: quickstart test test-all lint types clean
 
 quickstart: $(VENV)/quickstart.stamp
 	$(BIN)/python run_suite.py run quickstart --jobs 2
 	$(BIN)/python run_suite.py report quickstart
 	$(BIN)/python run_suite.py report quickstart --format png
 
+# The quick tier. Tests that time the host have the processor to themselves.
 test: lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	$(PYTEST) $(PARALLEL) -m "not slow and not timing" --limit-s 10
+	$(PYTEST) tests/benchmarks -m "timing and not slow" --limit-s 10
+
+# The quick tier, and then all that it leaves out.
+test-all: test
+	$(PYTEST) $(PARALLEL) -m "slow and not timing"
+	$(PYTEST) -m timing
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff format --check .

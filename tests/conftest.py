@@ -1,4 +1,8 @@
-"""Triton runs in its interpreter where there is no GPU, which it decides when it is first imported."""
+"""What all tests share: Triton's interpreter where there is no GPU, memory full of NaN, and a limit for quick tests.
+
+Triton decides when it is first imported whether kernels are compiled or interpreted, so this file decides before any
+test is collected.
+"""
 
 import contextlib
 import os
@@ -7,9 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+# hooks of pytest
+from tests.time_limit import pytest_addoption, pytest_configure
+
+__all__ = ["poisoned_memory", "pytest_addoption", "pytest_configure"]
+
 
 def round_in_the_interpreter():
-    """Triton's interpreter cuts float32 off to bfloat16 (seen in 3.6 and 3.9), where a GPU rounds to the nearest."""
+    """Let Triton's interpreter round float32 to the nearest bfloat16, as a GPU does; it truncates (3.6 and 3.9)."""
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
@@ -18,14 +27,14 @@ def round_in_the_interpreter():
     def rounded(self, source, target):
         if (source.dtype.scalar, target.scalar) != (tl.float32, tl.bfloat16):
             return cast(self, source, target)
-        numbers = torch.from_numpy(np.ascontiguousarray(source.data)).bfloat16()
-        return TensorHandle(numbers.view(torch.int16).numpy().view(np.uint16), target.scalar)
+        values = torch.from_numpy(np.ascontiguousarray(source.data)).bfloat16()
+        return TensorHandle(values.view(torch.int16).numpy().view(np.uint16), target.scalar)
 
     InterpreterBuilder.cast_impl = rounded
 
 
 def multiply_in_the_interpreter():
-    """Triton's interpreter multiplies the bits of bfloat16 matrices as integers (seen in 3.9)."""
+    """Let Triton's interpreter multiply bfloat16 matrices in float32; 3.9 multiplies their bits as integers."""
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
@@ -48,9 +57,9 @@ if not torch.cuda.is_available():
 
 @pytest.fixture
 def poisoned_memory():
-    """`torch.empty` is full of NaN, so that a result nobody wrote cannot pass."""
+    """Fill what `torch.empty` returns with NaN, so that a result which no kernel wrote cannot pass."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    # the filling is part of the deterministic mode; only warn where an operation has no such form
+    # filling belongs to the deterministic mode; an operation without a deterministic implementation only warns
     torch.use_deterministic_algorithms(True, warn_only=True)
     assert torch.empty(1000).isnan().all()
     yield

@@ -279,6 +279,7 @@ def one_core():
     pa.set_cpu_count(arrow)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("name", list(MEASURED))
 def test_it_is_no_slower_against_its_yardstick_than_it_was(name, benchmark, tmp_path):
     case = CASES[name](tmp_path)
@@ -334,6 +335,7 @@ def test_on_a_busy_machine_twice_the_time_is_caught_and_the_same_time_is_not_in_
             check("planted", Case(twice, once, "the same work"), 1.0)
 
 
+@pytest.mark.timing
 def test_a_wait_is_caught_and_the_message_says_what_to_do(monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "BUDGETS_S", (0.2, 0.4, 0.4))
 
@@ -350,6 +352,7 @@ def test_a_wait_is_caught_and_the_message_says_what_to_do(monkeypatch):
         assert words in str(caught.value)
 
 
+@pytest.mark.timing
 def test_rows_drawn_many_times_are_caught_by_the_limit_of_their_task(monkeypatch, tmp_path):
     case = CASES["induction-heads"](tmp_path)
 

@@ -78,6 +78,7 @@ def five_percent(tmp_path, request):
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 @pytest.mark.timeout(500)
 def test_a_planted_five_percent_is_caught_and_an_unchanged_tree_is_not_accused(five_percent, tmp_path, request):
     same = {side: worker(request.addfinalizer) for side in ("A", "B", "control")}

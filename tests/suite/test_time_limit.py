@@ -1,0 +1,53 @@
+"""The option `--limit-s` fails a session in which a test without the mark `slow` computes for longer."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests import time_limit
+
+TESTS = """
+import subprocess, sys, time
+import pytest
+
+WORK = "import time; end = time.process_time() + 0.3\\nwhile time.process_time() < end: pass"
+
+def test_long():
+    exec(WORK)
+
+def test_long_in_a_child():
+    subprocess.run([sys.executable, "-c", WORK], check=True)
+
+@pytest.fixture
+def long_fixture():
+    exec(WORK)
+
+def test_with_a_long_fixture(long_fixture):
+    pass
+
+@pytest.mark.slow
+def test_marked():
+    exec(WORK)
+
+def test_waiting():
+    time.sleep(0.3)
+
+def test_short():
+    pass
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_only_a_test_that_computes_for_long_without_the_mark_fails_the_session(tmp_path, workers):
+    shutil.copy(time_limit.__file__, tmp_path / "conftest.py")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    (tmp_path / "test_it.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-q", "-n", workers, "--limit-s", "0.15"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert found.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "6 passed" in found.stdout
+    summary = found.stdout.split("more than 0.15 s without the mark `slow`")[1]
+    named = [line.split("::")[1] for line in summary.splitlines() if "::" in line]
+    assert named == ["test_long", "test_long_in_a_child", "test_with_a_long_fixture"]

@@ -10,9 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, get_args
 
-from reports.render.formats import Document, document, latex, markdown, terminal
-from reports.render.kernels import history
-from reports.render.table import Report, build
+from reports.render.document import Document
+from reports.render.layout import document
+from reports.render.report import Report, build
+from reports.render.speed_history import history
+from reports.render.text import latex, markdown, terminal
 from suite.registry import nearest
 
 Format = Literal["terminal", "md", "latex", "png", "html"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from reports.render.formats import Document
+from reports.render.document import Document
 from reports.render.plots import svg
 
 CSS = """

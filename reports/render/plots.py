@@ -10,9 +10,11 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
-from reports.render.formats import Document
+from reports.render.document import Document
+from reports.render.figure import Figure, Series
 from reports.render.heatmap import draw_kernels
-from reports.render.table import Figure, Report, Series
+from reports.render.marks import REDUCED, STAND_IN
+from reports.render.report import Report
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c564b", "#7f7f7f", "#bcbd22")
 """Okabe and Ito's palette, which readers with any colour vision can tell apart, and three more."""
@@ -33,10 +35,10 @@ STYLE: Any = {
 def draw(report: Report) -> Canvas | None:
     """The figure, or None where the experiment has none or nothing to show."""
     figure = report.figure
-    if figure is not None and figure.kernels:
-        return _kernels(report, figure)
-    if figure is None or not any(series.points or series.published for _, panel in figure.panels for series in panel):
+    if figure is None or figure.empty:
         return None
+    if figure.kernels:
+        return _kernels(report, figure)
     with matplotlib.rc_context(STYLE):
         width = (
             4.6 if figure.spec.kind == "lines" else max(4.6, *(0.45 * len(_ticks(panel)) for _, panel in figure.panels))
@@ -63,7 +65,8 @@ def draw(report: Report) -> Canvas | None:
 
 def _heading(report: Report) -> str:
     marks = {mark for cell in report.cells for mark in cell.marks}
-    kinds = [name for mark, name in (("†", f"reduced: scale {report.scale}"), ("§", "stand-in data")) if mark in marks]
+    words = {REDUCED: f"reduced: scale {report.scale}", STAND_IN: "stand-in data"}
+    kinds = [word for mark, word in words.items() if mark in marks]
     where = f", {report.device}" if report.timed and report.device else ""
     return report.experiment + where + (f" ({', '.join(kinds)})" if kinds else "")
 

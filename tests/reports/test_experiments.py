@@ -12,8 +12,9 @@ import pytest
 
 from models import MODELS
 from reports.render import build, render
-from reports.render.rows import grid_points, same
-from reports.render.table import check_claims, check_table, matches, read_claims, read_expected
+from reports.render.claims import check_claims, read_claims
+from reports.render.plan import check_table, read_expected
+from reports.render.rows import grid_points, matches, same
 from run_suite import WORKLOADS
 from suite.config import Resolver, expand, find_experiments, load_experiment, lookup
 from suite.storage import SCHEMA
@@ -179,7 +180,7 @@ def test_claims_refer_to_cells_and_name_their_source(name):
 @every
 def test_the_papers_own_numbers_satisfy_its_claims(name):
     # claims.csv against expected.csv: a claim that the paper's own table refutes was copied wrongly
-    from reports.render.table import Cell
+    from reports.render.cells import Cell
 
     config = load_experiment(EXPERIMENTS[name])
     assert config.table is not None

@@ -14,10 +14,10 @@ import yaml
 from matplotlib.colors import to_hex
 
 from reports.render import Report, build, render
-from reports.render.formats import amount, fixed
+from reports.render.cells import Cell, judge
 from reports.render.plots import draw
-from reports.render.rows import matches, same
-from reports.render.table import Cell, judge, slice_part
+from reports.render.rows import matches, same, slice_part
+from reports.render.units import amount, fixed
 from suite import storage
 from suite.config import ExperimentConfig, parse
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from reports.render.formats import DASH, Document, Grid
+from reports.render.document import DASH, Document, Grid
 from suite.bench.cases import SETS
 
 PASSES = ("forward", "forward+backward")

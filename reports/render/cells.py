@@ -1,0 +1,143 @@
+"""The cells of a report: the paper's value, ours over seeds, the difference and a verdict."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from reports.render.marks import ONE_SEED, REDUCED, SELECTED, STAND_IN
+from reports.render.plan import Plan, Published
+from reports.render.rows import LOWER_IS_BETTER, StoredRun, Value
+from reports.render.units import shown
+from suite.bench.cases import spread
+from suite.config import TableSpec, lookup
+
+Verdict = Literal["", "agrees", "unclear", "better", "worse", "differs"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row and column of the paper's table and what we have for it, in the shown unit."""
+
+    row: str
+    column: str
+    published: Published | None = None
+    mean: float | None = None
+    sd: float | None = None
+    """Sample standard deviation over seeds; None where there is one seed."""
+    spread: float | None = None
+    """Of the raw samples of a single run: half the distance between the quartiles, over the median."""
+    num_seeds: int = 0
+    """Seeds that gave a value."""
+    planned: int = 0
+    """Seeds that the grid asks for; 0 in a row that only the paper has."""
+    failures: tuple[tuple[str, int], ...] = ()
+    """Status and count of the runs that gave no value, e.g. (`diverged`, 1)."""
+    marks: tuple[str, ...] = ()
+    difference: float | None = None
+    verdict: Verdict = ""
+    chosen: str = ""
+    """The values of `select.best_of`, e.g. `train.lr=0.001 (best of 4)`."""
+    run_ids: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> bool:
+        """Whether the grid asks for this cell and no run of it has ended."""
+        return bool(self.planned) and self.mean is None and not self.failures
+
+
+def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], tried: Mapping[str, int]) -> Cell:
+    """The cell of one row and column.
+
+    runs: the runs of one setting that belong here (`rows.settle`).
+    tried: run id to how many values of `select.best_of` were compared (`rows.select_best`).
+    """
+    published = plan.published.get((row, column))
+    if row not in plan.spec.rows:
+        return Cell(row, column, published)
+    ordered = sorted(runs, key=lambda run: (run.seed, run.run_id))
+    found = [(run, measurement(plan.spec, column, run)) for run in ordered]
+    values, ends = [], []
+    for run, value in found:
+        end = _ending(run, value)
+        if end == "ok" and value is not None and value.value is not None:
+            values.append(shown(value.value, value.unit, plan.spec.percent))
+        elif end:
+            ends.append(end)
+    samples = [value.samples for _, value in found if value is not None]
+    mean = statistics.fmean(values) if values else None
+    sd = statistics.stdev(values) if len(values) > 1 else None
+    stand_in = any(run.stand_in for run in runs)
+    chosen = _chosen(plan, runs, tried)
+    applies = {
+        REDUCED: plan.reduced and bool(runs),
+        ONE_SEED: len(values) == 1 and not plan.config.timed,
+        STAND_IN: stand_in,
+        SELECTED: bool(chosen),
+    }
+    difference: float | None = None
+    verdict: Verdict = ""
+    if mean is not None and published is not None and published.value is not None and not stand_in:
+        difference = mean - published.value
+        # the mean over the seeds that survived says nothing about those that failed
+        if not plan.reduced and not ends:
+            lower = plan.spec.columns[column].get("metric", plan.spec.metric) in LOWER_IS_BETTER
+            verdict = judge(mean, sd, len(values), published.value, plan.spec.tolerance, lower)
+            if verdict in ("better", "worse") and not published.better:
+                verdict = "differs"
+    return Cell(
+        row=row,
+        column=column,
+        published=None if stand_in else published,
+        mean=mean,
+        sd=sd,
+        spread=spread(samples[0]) if len(samples) == 1 else None,
+        num_seeds=len(values),
+        planned=max(plan.num_seeds, len(runs)),
+        failures=tuple((end, ends.count(end)) for end in sorted(set(ends))),
+        marks=tuple(mark for mark, used in applies.items() if used),
+        difference=difference,
+        verdict=verdict,
+        chosen=chosen,
+        run_ids=tuple(run.run_id for run in ordered),
+    )
+
+
+def measurement(spec: TableSpec, column: str, run: StoredRun) -> Value | None:
+    """The measurement of a run that a column shows, or None where the run has none."""
+    choice = spec.columns[column]
+    metric, split = choice.get("metric", spec.metric), choice.get("split", spec.split)
+    return run.find(metric, split, choice.get("slice", ""))
+
+
+def _ending(run: StoredRun, value: Value | None) -> str:
+    """How a run's measurement ended: `ok`, a failure, or empty where nothing was measured."""
+    if run.status != "ok":
+        return run.status
+    if value is None:
+        return ""
+    if value.value is None:
+        return value.status if value.status != "ok" else "failed"
+    return "ok"
+
+
+def judge(mean: float, sd: float | None, num_seeds: int, value: float, tolerance: float, lower: bool) -> Verdict:
+    """`agrees` within the tolerance, `unclear` within two standard errors of our mean, else `better` or `worse`."""
+    difference = mean - value
+    error = 0.0 if sd is None else sd / math.sqrt(num_seeds)
+    # a difference of exactly the tolerance must not hang on its last bit
+    if abs(difference) <= tolerance + 1e-9:
+        return "agrees"
+    if abs(difference) <= 2 * error:
+        return "unclear"
+    return "better" if (difference < 0) == lower else "worse"
+
+
+def _chosen(plan: Plan, runs: Sequence[StoredRun], tried: Mapping[str, int]) -> str:
+    if plan.config.select is None or not runs:
+        return ""
+    values = ", ".join(f"{key}={lookup(runs[0].config, key)}" for key in plan.config.select.best_of)
+    return f"{values} (best of {tried[runs[0].run_id]})"

@@ -1,0 +1,143 @@
+"""The data of a report's figure: mean and spread over seeds for every table row, panel by panel."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reports.render.heatmap import KernelPanel, kernel_panel
+from reports.render.plan import Plan
+from reports.render.rows import StoredRun, Value, slice_part
+from reports.render.units import shown
+from suite.config import FigureSpec, lookup
+
+Settled = Mapping[tuple[str, str], Sequence[StoredRun]]
+"""(row, column) to the runs that its cell shows."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A mean over seeds; `sd` is the sample standard deviation, 0 where there is one seed."""
+
+    x: Any
+    y: float
+    sd: float
+    num_seeds: int
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line or set of bars: our points, and the paper's (x, y) where they are known."""
+
+    label: str
+    points: tuple[Point, ...]
+    published: tuple[tuple[Any, float], ...] = ()
+    ended: str = ""
+    """Why there is no point beyond the last one, e.g. `oom`."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """The data of a figure."""
+
+    spec: FigureSpec
+    panels: tuple[tuple[str, tuple[Series, ...]], ...]
+    """Title and series of each panel; empty where the figure shows learnt kernels."""
+    kernels: tuple[KernelPanel, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to draw."""
+        return not self.kernels and not any(s.points or s.published for _, panel in self.panels for s in panel)
+
+
+def make_figure(plan: Plan, spec: FigureSpec, settled: Settled) -> Figure:
+    """The figure that `spec` asks for; a figure of learnt kernels shows those of the first seed."""
+    if spec.kind == "kernels":
+        found = [kernel_panel(row, _runs_of(row, settled)) for row in plan.spec.rows]
+        return Figure(spec, (), tuple(panel for panel in found if panel is not None))
+    panels: dict[str, list[Series]] = {}
+    for row in plan.spec.rows:
+        points: dict[str, dict[Any, dict[str, float]]] = {}
+        for (_, column), runs in ((place, runs) for place, runs in settled.items() if place[0] == row):
+            for run in runs:
+                for x, y in _values(plan, spec, column, run):
+                    points.setdefault(_panel(spec, run), {}).setdefault(x, {})[run.run_id] = y
+        published = _published(plan, spec, row)
+        for panel in points or ({"": {}} if published else {}):
+            drawn = []
+            for x, by_run in sorted(points.get(panel, {}).items(), key=lambda item: item[0]):
+                values = list(by_run.values())
+                sd = statistics.stdev(values) if len(values) > 1 else 0.0
+                drawn.append(Point(x, statistics.fmean(values), sd, len(values)))
+            if spec.x == "column":
+                order = {column: i for i, column in enumerate(plan.spec.columns)}
+                drawn.sort(key=lambda point: order[point.x])
+            ended = _ended(spec, row, panel, settled, drawn)
+            panels.setdefault(panel, []).append(Series(row, tuple(drawn), published, ended))
+    return Figure(spec, tuple((title, tuple(series)) for title, series in panels.items()))
+
+
+def _runs_of(row: str, settled: Settled) -> list[StoredRun]:
+    return list({run.run_id: run for place, runs in settled.items() if place[0] == row for run in runs}.values())
+
+
+def _panel(spec: FigureSpec, run: StoredRun) -> str:
+    """Title of the panel that a run belongs to."""
+    return "" if spec.panels is None else str(lookup(run.config, spec.panels))
+
+
+def _values(plan: Plan, spec: FigureSpec, column: str, run: StoredRun) -> Iterator[tuple[Any, float]]:
+    """(x, y) of every measurement of a run that the figure shows, y in the shown unit."""
+    if run.status != "ok":
+        return
+    for value in _measurements(plan, spec, column, run):
+        x: Any = {"step": value.step, "column": column}.get(spec.x)
+        if spec.x.startswith("slice."):
+            x = slice_part(value.slice, spec.x.removeprefix("slice."))
+        elif x is None:
+            x = lookup(run.config, spec.x)
+        if value.value is not None and x is not None:
+            yield x, shown(value.value, value.unit, spec.percent)
+
+
+def _measurements(plan: Plan, spec: FigureSpec, column: str, run: StoredRun) -> list[Value]:
+    if spec.x == "step":
+        return [v for v in run.values if (v.metric, v.split, v.slice) == (spec.y, spec.split, "")]
+    if spec.x.startswith("slice."):
+        return [v for v in run.values if (v.metric, v.split) == (spec.y, spec.split) and v.slice]
+    found = run.find(spec.y, spec.split, plan.spec.columns[column].get("slice", ""))
+    return [] if found is None else [found]
+
+
+def _ended(spec: FigureSpec, row: str, panel: str, settled: Settled, drawn: Sequence[Point]) -> str:
+    """The status of the nearest x beyond the last point that has a row and no value; empty where there is none."""
+    if not spec.x.startswith("slice.") or not drawn:
+        return ""
+    lost = [
+        (slice_part(value.slice, spec.x.removeprefix("slice.")), value.status)
+        for place, runs in settled.items()
+        for run in runs
+        if place[0] == row and _panel(spec, run) == panel
+        for value in run.values
+        if (value.metric, value.split) == (spec.y, spec.split) and value.slice and value.value is None
+    ]
+    beyond = [(x, status) for x, status in lost if x is not None and x > drawn[-1].x]
+    return min(beyond)[1] if beyond else ""
+
+
+def _published(plan: Plan, spec: FigureSpec, row: str) -> tuple[tuple[Any, float], ...]:
+    # a panel or a step is a value of a run, which a published number does not carry
+    if spec.panels is not None or spec.x == "step":
+        return ()
+    found = []
+    for column, selector in plan.spec.columns.items():
+        value = plan.published.get((row, column))
+        x: Any = column if spec.x == "column" else selector.get(spec.x)
+        if spec.x.startswith("slice."):
+            x = slice_part(selector.get("slice", ""), spec.x.removeprefix("slice."))
+        if value is not None and value.value is not None and x is not None:
+            found.append((x, value.value))
+    return tuple(found)

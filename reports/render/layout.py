@@ -1,0 +1,117 @@
+"""From a report to the document that the formats print: comparison, claims and costs as tables of strings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from reports.render.cells import Cell
+from reports.render.claims import Claim
+from reports.render.costs import COST_METRICS, Cost
+from reports.render.document import DASH, Document, Grid
+from reports.render.report import Report
+from reports.render.units import amount, fixed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+UNPUBLISHED = {"oom": "oom", "fails": "fails", "not_reported": "not reported", "not_found": "not found"}
+"""First word of a note in expected.csv where the paper has no number, to what the cell shows."""
+
+
+def document(report: Report) -> Document:
+    """The report of an experiment, ready to print."""
+
+    def figure() -> Canvas | None:
+        # drawing needs matplotlib, which takes a second to import
+        from reports.render.plots import draw
+
+        return draw(report)
+
+    named = f"source: {report.source}; " if report.source else ""
+    return Document(
+        name=report.experiment,
+        title=f"{report.experiment}: {report.title}",
+        where=f"{named}scale: {report.scale}",
+        grids=tuple(grids(report)),
+        notes=report.notes,
+        provenance=report.provenance,
+        draw=figure,
+    )
+
+
+def grids(report: Report) -> Iterator[Grid]:
+    """The comparison, the claims and the costs of a report, each where it has lines."""
+    yield _comparison(report)
+    if report.claims:
+        claims = tuple((_verdict(claim), claim.text, claim.formula, claim.source) for claim in report.claims)
+        yield Grid("Claims", ("verdict", "claim", "checked as", "source"), claims, 4, ((),) * len(claims))
+    if report.costs:
+        names = [name for name in COST_METRICS if any(name in cost.values for cost in report.costs)]
+        titles = ("model", *(COST_METRICS[name] for name in names), "device")
+        costs = tuple((c.label, *(_cost(c, name) for name in names), c.device) for c in report.costs)
+        yield Grid("Cost: median [smallest, largest]", titles, costs, 1, tuple(cost.run_ids for cost in report.costs))
+
+
+def _comparison(report: Report) -> Grid:
+    unit = f" ({report.unit})" if report.unit else ""
+    seeds_or_spread = "spread" if report.timed else "seeds"
+    header: tuple[str, ...] = ("row", "column", f"ours{unit}", seeds_or_spread)
+    if report.has_published:
+        header = ("row", "column", f"paper{unit}", f"ours{unit}", seeds_or_spread, "difference", "verdict")
+    lines: list[tuple[str, ...]] = []
+    for cell in report.cells:
+        ours, seeds = _ours(cell, report.decimals), _spread(cell) if report.timed else _seeds(cell)
+        if report.has_published:
+            difference = "" if cell.difference is None else fixed(cell.difference, report.decimals, sign=True)
+            lines.append((cell.row, cell.column, _paper(cell), ours, seeds, difference, cell.verdict))
+        else:
+            lines.append((cell.row, cell.column, ours, seeds))
+    return Grid("", header, tuple(lines), 2, tuple(cell.run_ids for cell in report.cells))
+
+
+def _paper(cell: Cell) -> str:
+    if cell.published is None:
+        return ""
+    if cell.published.value is not None:
+        return fixed(cell.published.value, cell.published.decimals)
+    word = cell.published.note.split(";")[0].split(" ")[0]
+    return UNPUBLISHED.get(word, "")
+
+
+def _ours(cell: Cell, decimals: int) -> str:
+    if not cell.planned:
+        return ""
+    if cell.mean is None:
+        text = ", ".join(kind for kind, _ in cell.failures) or DASH
+    else:
+        text = fixed(cell.mean, decimals) + ("" if cell.sd is None else f" ± {fixed(cell.sd, decimals)}")
+    return text + "".join(cell.marks)
+
+
+def _seeds(cell: Cell) -> str:
+    if not cell.planned:
+        return ""
+    text = f"{cell.num_seeds}" if cell.num_seeds == cell.planned else f"{cell.num_seeds} of {cell.planned}"
+    return "; ".join([text, *(f"{count} {kind}" for kind, count in cell.failures)])
+
+
+def _spread(cell: Cell) -> str:
+    return "" if cell.spread is None else f"{cell.spread:.1%}"
+
+
+def _verdict(claim: Claim) -> str:
+    detail = f" ({claim.detail})" if claim.detail else ""
+    return f"{claim.verdict}{''.join(claim.marks)}{detail}"
+
+
+def _cost(cost: Cost, name: str) -> str:
+    if name not in cost.values:
+        return DASH
+    middle, low, high = cost.values[name]
+    if name in ("num_parameters", "state_size"):
+        where = f" ({cost.length})" if name == "state_size" and cost.length else ""
+        return f"{middle:,.0f}{where}"
+    binary = name.startswith("peak")
+    text = amount(middle, binary)
+    return text if low == high else f"{text} [{amount(low, binary)}, {amount(high, binary)}]"

@@ -1,0 +1,10 @@
+"""Marks that a cell may carry; a footnote under the table explains each one that is used (`notes.py`)."""
+
+REDUCED = "†"
+"""The runs are of a smaller scale than the paper's."""
+ONE_SEED = "‡"
+"""The mean is of a single seed."""
+STAND_IN = "§"
+"""The runs used stand-in data."""
+SELECTED = "*"
+"""Of several values of a setting the best one is shown."""

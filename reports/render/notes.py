@@ -1,0 +1,88 @@
+"""What stands under a report's table: footnotes of marks, what is missing, the criterion, and the provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from reports.render.cells import Cell
+from reports.render.marks import ONE_SEED, REDUCED, SELECTED, STAND_IN
+from reports.render.plan import Plan
+from reports.render.rows import StoredRun
+
+
+def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> list[str]:
+    """The lines under the table, in a fixed order, each only where it applies.
+
+    runs: all runs that the cells show.
+    """
+    used = {mark for cell in cells for mark in cell.marks}
+    notes = []
+    if REDUCED in used:
+        notes.append(f"{REDUCED} reduced: scale {plan.scale} ({_changes(plan)}); no verdict against the paper")
+    if ONE_SEED in used:
+        notes.append(f"{ONE_SEED} one seed")
+    if STAND_IN in used:
+        reasons = "; ".join(sorted({run.stand_in for run in runs if run.stand_in}))
+        notes.append(f"{STAND_IN} stand-in data, not comparable with the paper: {reasons}")
+    if SELECTED in used and plan.config.select is not None:
+        select = plan.config.select
+        notes.append(f"{SELECTED} chosen by {select.split} {select.by}, mean over seeds: {_choices(cells)}")
+    if plan.config.timed:
+        notes.append("median of raw samples; spread: half the distance between their quartiles over it")
+    asked = [cell for cell in cells if cell.planned]
+    missing = sum(cell.missing for cell in asked)
+    outside = sum(cell.missing and not plan.in_scale(cell.row, cell.column) for cell in asked)
+    within = f", {outside} of them not in scale {plan.scale}" if outside else ""
+    notes.append(f"— not run: {missing} of {len(asked)} cells{within}")
+    if any(cell.published and cell.planned for cell in cells):
+        unit = "" if not plan.spec.percent else " point" if plan.spec.tolerance == 1 else " points"
+        tolerance = f"{plan.spec.tolerance:g}{unit}"
+        notes.append(
+            f"verdict: agrees if |difference| <= {tolerance}, unclear if <= two standard errors of our mean; "
+            "none where a seed failed"
+        )
+        sources = sorted({cell.published.source for cell in cells if cell.published})
+        notes.append(f"paper's numbers from: {'; '.join(sources)}")
+    return notes
+
+
+def _changes(plan: Plan) -> str:
+    """What a reduced scale changes: `train.epochs: 20, model.d_model: [64]`."""
+    scale = dict(plan.config.scales.get(plan.scale, {}))
+    sweep: Mapping[str, Sequence[Any]] = scale.pop("sweep", {})
+    changed = [f"{key}: {value}" for key, value in scale.items()]
+    for axis, values in sweep.items():
+        if any(isinstance(value, Mapping) for value in values):
+            # such values are too long to print
+            changed.append(f"{axis}: {len(values)} of {len(plan.config.sweep.get(axis, values))}")
+        else:
+            changed.append(f"{axis}: {values}")
+    return ", ".join(changed)
+
+
+def _choices(cells: Sequence[Cell]) -> str:
+    picks: dict[str, list[str]] = {}
+    for cell in cells:
+        if cell.chosen:
+            picks.setdefault(cell.chosen, []).append(f"{cell.row} / {cell.column}")
+    return "; ".join(f"{chosen}: {', '.join(places)}" for chosen, places in sorted(picks.items()))
+
+
+def provenance_of(runs: Sequence[StoredRun]) -> list[str]:
+    """Devices, versions, commits and dates of the runs shown; empty where there are none."""
+    if not runs:
+        return []
+
+    def listed(values: Iterable[str]) -> str:
+        return ", ".join(sorted({value for value in values if value})) or "unknown"
+
+    dates = sorted(run.started_at[:10] for run in runs if run.started_at)
+    return [
+        f"runs: {len(runs)}",
+        f"device: {listed(run.device for run in runs)}",
+        f"torch: {listed(run.torch for run in runs)}",
+        f"precision: {listed(run.precision for run in runs)}",
+        f"commit: {listed(run.commit for run in runs)}",
+        f"dates: {dates[0]} to {dates[-1]}" if dates else "dates: unknown",
+    ]

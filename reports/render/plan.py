@@ -1,0 +1,161 @@
+"""What a report has to show before any stored run is read: scale, grid points, rows, columns, published values."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reports.render.rows import StoredRun, grid_points, matches, planned_seeds, same, slice_part
+from suite.config import SECTIONS, ExperimentConfig, TableSpec
+from suite.registry import nearest
+
+
+@dataclass(frozen=True)
+class Published:
+    """One value of expected.csv, in its own unit; `value` is None where the paper has none and `note` says why."""
+
+    value: float | None
+    decimals: int
+    """Decimals as printed in the paper."""
+    unit: str
+    better: str
+    """`higher`, `lower`, or empty where neither direction is better."""
+    note: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The table that an experiment asks for at one scale."""
+
+    config: ExperimentConfig
+    spec: TableSpec
+    scale: str
+    points: Sequence[Mapping[str, Any]]
+    """Every point of the grid, as dotted keys and values."""
+    published: Mapping[tuple[str, str], Published]
+    """(row, column) to the paper's value."""
+
+    @property
+    def reduced(self) -> bool:
+        """Whether this scale is smaller than the one the paper's numbers belong to."""
+        return self.scale != "paper" and bool(self.config.source or self.config.scales.get(self.scale))
+
+    @property
+    def num_seeds(self) -> int:
+        """Seeds that the grid asks for."""
+        return planned_seeds(self.config, self.scale)
+
+    @property
+    def decimals(self) -> int:
+        """Decimals of a value in the table: those of the grid, else the most that the paper prints, at least one."""
+        if self.spec.decimals is not None:
+            return self.spec.decimals
+        return max([value.decimals for value in self.published.values()] + [1])
+
+    def places(self) -> list[tuple[str, str]]:
+        """The (row, column) of every cell in table order; rows that only the paper has, e.g. chance, come first."""
+        known = [row for row, column in self.published if column in self.spec.columns and row not in self.spec.rows]
+        only = [(r, c) for r in dict.fromkeys(known) for c in self.spec.columns if (r, c) in self.published]
+        return only + [(row, column) for row in self.spec.rows for column in self.spec.columns]
+
+    def selects(self, row: str, column: str, run: StoredRun) -> bool:
+        """Whether a run belongs to a cell."""
+        if row not in self.spec.rows:
+            return False
+        return matches({**self.spec.rows[row], **self.spec.columns[column]}, run.config)
+
+    def in_scale(self, row: str, column: str) -> bool:
+        """Whether the grid of this scale has a point for a cell.
+
+        A key that a point leaves at its default may have the wanted value, so only a stated value excludes a point.
+        """
+        wanted = {**self.spec.rows[row], **self.spec.columns[column]}
+        length = slice_part(wanted.get("slice", ""), "length")
+        return any(
+            all(same(value, point.get(key, value)) for key, value in wanted.items())
+            and length in point.get("bench.lengths", point.get("speed.lengths", [length]))
+            for point in self.points
+        )
+
+
+def make_plan(config: ExperimentConfig, folder: Path, scale: str) -> Plan:
+    """The plan of one experiment; `folder` is where expected.csv may lie."""
+    points = grid_points(config, scale)
+    spec = config.table or plain_table(config, points)
+    check_table(spec, str(folder), config.sections)
+    return Plan(config, spec, scale, points, read_expected(folder / "expected.csv"))
+
+
+def pick_scale(config: ExperimentConfig, runs: Iterable[StoredRun], asked: str | None) -> str:
+    """The scale asked for; without one, `paper` if it has runs, else the first that has, else the grid's first.
+
+    ValueError where the grid has no scale of the asked name.
+    """
+    if asked is not None:
+        if asked not in config.scales:
+            names = ", ".join(config.scales)
+            raise ValueError(f"unknown scale {asked!r}{nearest(asked, config.scales)}; there are: {names}")
+        return asked
+    there = {run.scale for run in runs}
+    order = sorted(config.scales, key=lambda name: name != "paper")
+    return next((name for name in order if name in there), next(iter(config.scales)))
+
+
+def plain_table(config: ExperimentConfig, points: Sequence[Mapping[str, Any]]) -> TableSpec:
+    """The table of a grid that states none: a row for every point, named by what changes between points.
+
+    It has the one column `accuracy`, or, where the grid times something, a column for every length.
+    """
+    hidden = config.select.best_of if config.select else ()
+    varying = [
+        key
+        for key in dict.fromkeys(key for point in points for key in point)
+        if key not in hidden and len({str(point.get(key)) for point in points}) > 1
+    ]
+    rows = {
+        ", ".join(f"{key}={point[key]}" for key in varying if key in point) or "all": {
+            key: point[key] for key in varying if key in point
+        }
+        for point in points
+    }
+    if config.timed:
+        lengths = dict.fromkeys(length for point in points for length in point.get("bench.lengths", ()))
+        columns: dict[str, dict[str, Any]] = {f"T={length}": {"slice": f"length={length}"} for length in lengths}
+        return TableSpec(rows=rows, columns=columns, metric="time", split="", percent=False, decimals=4)
+    return TableSpec(rows=rows, columns={"accuracy": {}})
+
+
+def check_table(spec: TableSpec, where: str, sections: Sequence[str] = SECTIONS) -> None:
+    """Raises ValueError for a selector key that is neither a dotted key of a run nor a name of a measurement."""
+    for kind, selectors in (("rows", spec.rows), ("columns", spec.columns)):
+        words = ("slice", "metric", "split") if kind == "columns" else ()
+        for label, selector in selectors.items():
+            for key in selector:
+                section, dot, _ = key.partition(".")
+                if not (dot and section in sections) and key not in words:
+                    allowed = ", ".join([*(f"{s}.<key>" for s in sections), *words])
+                    raise ValueError(
+                        f"{where}: table.{kind}.{label}: {key!r} selects nothing; a key is one of {allowed}"
+                    )
+
+
+def read_expected(path: Path) -> dict[tuple[str, str], Published]:
+    """(row, column) to the published value; empty where there is no file."""
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        return {
+            (line["row"], line["column"]): Published(
+                value=float(line["value"]) if line["value"] else None,
+                decimals=len(line["value"].partition(".")[2]),
+                unit=line["unit"],
+                better=line["better"],
+                note=line["note"],
+                source=line["source"],
+            )
+            for line in csv.DictReader(file)
+        }

@@ -1,0 +1,116 @@
+"""A report as data: the paper's numbers beside ours, the claims, what it cost, and where every number comes from.
+
+`build` is pure: an experiment's folder (grid.yaml parsed, expected.csv, claims.csv) and stored rows in, a `Report` out.
+The formats only print what stands in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from reports.render.cells import Cell, make_cell
+from reports.render.claims import Claim, check_claims, read_claims
+from reports.render.costs import Cost, costs_of
+from reports.render.figure import Figure, make_figure
+from reports.render.marks import REDUCED
+from reports.render.notes import notes_of, provenance_of
+from reports.render.plan import make_plan, pick_scale
+from reports.render.rows import StoredRun, load_runs, on_grid, one_device, select_best, settle
+from reports.render.units import shared_unit
+from suite.config import ExperimentConfig, Source, TableSpec
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything a format may print."""
+
+    experiment: str
+    title: str
+    source: str
+    scale: str
+    unit: str
+    decimals: int
+    cells: tuple[Cell, ...]
+    notes: tuple[str, ...]
+    """What stands under the table: marks, what was selected, what is missing, the criterion."""
+    claims: tuple[Claim, ...]
+    costs: tuple[Cost, ...]
+    provenance: tuple[str, ...]
+    figure: Figure | None
+    timed: bool = False
+    """Whether the runs time operators or models; then cells have a spread of samples in place of seeds."""
+    device: str = ""
+    """The one device of a timed report."""
+
+    @property
+    def has_published(self) -> bool:
+        """Whether there is a number to compare with."""
+        return any(cell.published for cell in self.cells)
+
+
+def build(config: ExperimentConfig, folder: Path, frame: pd.DataFrame, *, scale: str | None = None) -> Report:
+    """The report of one experiment.
+
+    folder: where expected.csv and claims.csv may lie.
+    frame: stored rows of the experiment, of any scales (`suite.storage.read`).
+    scale: the one to show; None: `paper` if it has rows, else the first that has.
+    """
+    everything = load_runs(frame)
+    plan = make_plan(config, folder, pick_scale(config, everything, scale))
+    runs, left_out = on_grid([run for run in everything if run.scale == plan.scale], plan.points)
+    if config.timed:
+        runs, elsewhere = one_device(runs)
+        left_out += [f"left out, of another device than the newest run: {elsewhere} runs"] * bool(elsewhere)
+    runs, tried = select_best(runs, config.select)
+    settled: dict[tuple[str, str], list[StoredRun]] = {}
+    stale: set[str] = set()
+    cells = []
+    for row, column in plan.places():
+        found = [run for run in runs if plan.selects(row, column, run)]
+        settled[row, column], _ = settle(found)
+        stale |= {run.run_id for run in found} - {run.run_id for run in settled[row, column]}
+        cells.append(make_cell(plan, row, column, settled[row, column], tried))
+    if stale:
+        left_out.append(f"left out, of an older setting than the newest run of their cell: {len(stale)} runs")
+    shown = list({run.run_id: run for found in settled.values() for run in found}.values())
+    marks = (REDUCED,) if plan.reduced else ()
+    return Report(
+        experiment=_name(frame, folder),
+        title=config.title,
+        source=_source(config.source),
+        scale=plan.scale,
+        unit="%" if plan.spec.percent else _unit(plan.spec, shown),
+        decimals=plan.decimals,
+        cells=tuple(cells),
+        notes=tuple(notes_of(plan, cells, shown) + left_out),
+        claims=tuple(check_claims(read_claims(folder / "claims.csv"), cells, plan.spec, marks)),
+        costs=tuple(costs_of(settled)),
+        provenance=tuple(provenance_of(shown)),
+        figure=None if config.figure is None else make_figure(plan, config.figure, settled),
+        timed=config.timed,
+        device=shown[0].device if config.timed and shown else "",
+    )
+
+
+def _name(frame: pd.DataFrame, folder: Path) -> str:
+    if len(frame):
+        return str(frame["experiment"].iloc[0])
+    parts = folder.resolve().parts
+    return "/".join(parts[parts.index("reports") + 1 :]) if "reports" in parts else folder.name
+
+
+def _source(source: Source | None) -> str:
+    if source is None:
+        return ""
+    kinds = (("table", source.table), ("figure", source.figure), ("section", source.section))
+    return ", ".join([source.paper, *(f"{kind} {value}" for kind, value in kinds if value is not None)])
+
+
+def _unit(spec: TableSpec, runs: Sequence[StoredRun]) -> str:
+    """The unit that all cells share, or nothing."""
+    metrics = {column.get("metric", spec.metric) for column in spec.columns.values()}
+    return shared_unit(value.unit for run in runs for value in run.values if value.metric in metrics)

@@ -66,8 +66,11 @@ class BackboneConfig(Config):
     tie_embeddings: bool = True
     """Readout shares the embedding's weights wherever the two vocabularies are one; no effect elsewhere."""
     init_std: float = 0.02
-    init_residual: Literal["scaled", "plain"] = "scaled"
-    """`scaled`: projections into the residual stream start 1/sqrt(number of residual branches) smaller (GPT-2)."""
+    init_residual: Literal["scaled", "scaled-mlp", "plain"] = "scaled"
+    """`scaled`: projections into the residual stream start 1/sqrt(number of residual branches) smaller (GPT-2).
+    `scaled-mlp`: only those of the channel mixers do, as in H3's released code (HazyResearch/safari at
+    02220c69d247e5473616cd053a443ad99fd2559b), which rescales by parameter name and so leaves out the output maps of
+    its H3 and S4D layers. `plain`: none does."""
     pooling: Literal["mean", "last"] = "mean"
     """How a sequence readout summarises the time axis."""
 
@@ -231,10 +234,14 @@ class Backbone(nn.Module):
 
     def _init_weights(self) -> None:
         branches = self.config.num_layers * (1 if self.config.channel_mixer == "none" else 2)
-        scaled = self.config.init_std / math.sqrt(branches) if self.config.init_residual == "scaled" else None
+        scaled = {module for module in self.modules() if isinstance(module, ResidualLinear)}
+        if self.config.init_residual == "plain":
+            scaled = set()
+        elif self.config.init_residual == "scaled-mlp":
+            scaled -= {module for mixer in self.mixers for module in mixer.modules()}
         for module in self.modules():
             if isinstance(module, nn.Linear):
-                std = scaled if scaled is not None and isinstance(module, ResidualLinear) else self.config.init_std
+                std = self.config.init_std / math.sqrt(branches) if module in scaled else self.config.init_std
                 nn.init.normal_(module.weight, std=std)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)

@@ -10,16 +10,18 @@ and algorithm 1; every channel has its shift model, every head its diagonal mode
 `inner` puts another sequence layer in the place of SSM_diag: the "H3" rows with Hyena and S6 of Mamba's table 1.
 
 Departures from the paper: B of the shift model is fixed to e_1, which it allows, and that of the diagonal model to
-one: only products with C enter. The authors' code learns both, which adds parameters but no functions.
+one: only products with C enter. The authors' code learns both from these starts, which adds parameters but no
+functions; `train_B` does so too.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 from torch import Tensor, nn
 
 from kernels.fft_conv import fft_conv
@@ -32,11 +34,16 @@ from suite.contracts import TaskSpec
 
 
 class ShiftSSM(Mixer):
-    """y_t = sum_{m < M} C[m] x_{t-m} + D x_t in every channel. State: the last M - 1 inputs [B, D, M - 1]."""
+    """y_t = sum_{m < M} k[m] x_{t-m} + D x_t in every channel. State: the last M - 1 inputs [B, D, M - 1].
 
-    def __init__(self, width: int, d_state: int) -> None:
+    The filter k is C, or with `train_B` the response of a shift register that B writes and C reads,
+    k[m] = sum_j B[j] C[j + m], where B starts as the first unit vector.
+    """
+
+    def __init__(self, width: int, d_state: int, *, train_B: bool = False) -> None:
         super().__init__()
         self.C = nn.Parameter(torch.empty(width, d_state))
+        self.B = nn.Parameter(torch.empty(width, d_state)) if train_B else None
         self.D = nn.Parameter(torch.empty(width))
         self.reset_parameters()
 
@@ -46,13 +53,24 @@ class ShiftSSM(Mixer):
         bound = self.C.shape[1] ** -0.5
         nn.init.uniform_(self.C, -bound, bound)
         nn.init.normal_(self.D)
+        if self.B is not None:
+            self.B.zero_()[:, 0] = 1.0
+
+    def taps(self) -> Tensor:
+        """The filter k [D, M]."""
+        if self.B is None:
+            return self.C
+        B, C = at_least_float32(self.B), at_least_float32(self.C)
+        size = 2 * C.shape[1]
+        spectrum = torch.fft.rfft(B, n=size).conj() * torch.fft.rfft(C, n=size)
+        return torch.fft.irfft(spectrum, n=size)[:, : C.shape[1]]
 
     def forward(self, x: Tensor) -> Tensor:
-        return fft_conv(x, self.C, D=self.D)
+        return fft_conv(x, self.taps(), D=self.D)
 
     def kernel(self, length: int) -> Tensor:
-        """C [D, length], zero from lag M on."""
-        return F.pad(self.C, (0, length - self.C.shape[1]))
+        """k [D, length], zero from lag M on."""
+        return F.pad(self.taps(), (0, length - self.C.shape[1]))
 
     def init_state(self, batch_size: int) -> State:
         C = at_least_float32(self.C)
@@ -62,11 +80,14 @@ class ShiftSSM(Mixer):
         inputs = at_least_float32(x_t)
         # newest first, like the state vector of the paper
         window = torch.cat([inputs.unsqueeze(-1), state[0]], dim=-1)
-        y = (window * self.C).sum(-1) + self.D * inputs
+        y = (window * self.taps()).sum(-1) + self.D * inputs
         return y.to(x_t.dtype), (window[..., :-1],)
 
     def state_size(self, length: int) -> int:
         return self.C.shape[0] * (self.C.shape[1] - 1)
+
+    def ssm_parameters(self) -> dict[str, nn.Parameter]:
+        return {} if self.B is None else {"B": self.B}
 
 
 class H3(Mixer):
@@ -78,7 +99,7 @@ class H3(Mixer):
         self.head_dim = config.head_dim
         self.num_heads = d_model // config.head_dim
         self.qkv = nn.Linear(d_model, 3 * d_model)
-        self.shift = ShiftSSM(d_model, config.d_state)
+        self.shift = ShiftSSM(d_model, config.d_state, train_B=config.train_B)
         self.inner: Mixer
         if config.inner == "ssm":
             self.inner = DiagonalSSM(
@@ -88,6 +109,7 @@ class H3(Mixer):
                 dt_min=config.dt_min,
                 dt_max=config.dt_max,
                 discretization=config.discretization,
+                train_B=config.train_B,
             )
         elif config.inner == "hyena":
             self.inner = LongConv(d_model, length)
@@ -129,7 +151,8 @@ class H3(Mixer):
         return self.shift.state_size(length) + self.head_dim**2 * self.inner.state_size(length)
 
     def ssm_parameters(self) -> dict[str, nn.Parameter]:
-        return self.inner.ssm_parameters()
+        of_shift = {f"shift.{name}": parameter for name, parameter in self.shift.ssm_parameters().items()}
+        return {**self.inner.ssm_parameters(), **of_shift}
 
 
 class H3Config(BackboneConfig):
@@ -145,6 +168,14 @@ class H3Config(BackboneConfig):
     """Of the diagonal model; the authors' code, like this, defaults to the bilinear rule."""
     inner: Literal["ssm", "hyena", "s6"] = "ssm"
     ssm_lr: float | None = 1e-3
+    train_B: bool = False
+    """Train B of the shift and the diagonal model, at `ssm_lr` and without decay, as H3's released code does."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # runs without these keep the id they had before there was a choice
+        values: dict[str, Any] = handler(self)
+        return {key: value for key, value in values.items() if value or key not in ("short_conv", "train_B")}
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)

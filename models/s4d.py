@@ -62,7 +62,10 @@ class DiagonalSSM(Mixer):
     State: h [B, D, N / 2], complex. `bidirectional` adds a second C that reads the future. `tie_A`: all channels share
     the N / 2 eigenvalues. `unit_response`: C starts as the product of two complex normals (a C and the B that is not
     kept), scaled so that the response to a constant has unit variance, as in the authors' stand-alone S4D.
-    Of the parameters only A and dt are trained at `ssm_lr` without weight decay; C and D are as in the authors' code.
+    `train_B`: B starts at one and is a parameter of its own, as in H3's released code. It adds no functions, since only
+    B C enters the output, but it changes the steps of the optimizer.
+    Only A, B and dt are trained at `ssm_lr` without weight decay; C and D decay like other weights, as in the authors'
+    code.
     """
 
     step_scale = 1.0
@@ -80,6 +83,7 @@ class DiagonalSSM(Mixer):
         tie_A: bool = False,
         unit_response: bool = False,
         bidirectional: bool = False,
+        train_B: bool = False,
     ) -> None:
         super().__init__()
         pairs = d_state // 2
@@ -89,11 +93,14 @@ class DiagonalSSM(Mixer):
         self.log_A_real = nn.Parameter(torch.empty(1 if tie_A else width, pairs))
         self.A_imag = nn.Parameter(torch.empty(1 if tie_A else width, pairs))
         self.C = nn.Parameter(torch.empty(*([2] if bidirectional else []), width, pairs, 2))
+        self.B = nn.Parameter(torch.empty(width, pairs, 2)) if train_B else None
         self.D = nn.Parameter(torch.empty(width))
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
+        if self.B is not None:
+            self.B.copy_(torch.tensor([1.0, 0.0]))
         fill_log_uniform(self.log_dt, self.dt_min, self.dt_max)
         self.log_A_real.fill_(math.log(0.5))
         self.A_imag.copy_(initial_frequencies(self.init, self.A_imag.shape[1]).expand_as(self.A_imag))
@@ -106,11 +113,12 @@ class DiagonalSSM(Mixer):
             self.C.copy_(torch.view_as_real(torch.view_as_complex(self.C) * B))
         nn.init.normal_(self.D)
 
-    def _system(self) -> tuple[Tensor, None, Tensor, Tensor]:
+    def _system(self) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
         A = torch.complex(-torch.exp(at_least_float32(self.log_A_real)), at_least_float32(self.A_imag))
         A = A.expand(self.log_dt.shape[0], -1)
         dt = torch.exp(at_least_float32(self.log_dt)) * self.step_scale
-        return A, None, torch.view_as_complex(at_least_float32(self.C)), dt
+        B = None if self.B is None else torch.view_as_complex(at_least_float32(self.B))
+        return A, B, torch.view_as_complex(at_least_float32(self.C)), dt
 
     def forward(self, x: Tensor, gate_in: Tensor | None = None, gate_out: Tensor | None = None) -> Tensor:
         y = lti_ssm(
@@ -159,7 +167,8 @@ class DiagonalSSM(Mixer):
         return 2 * self.log_dt.shape[0] * self.A_imag.shape[1]
 
     def ssm_parameters(self) -> dict[str, nn.Parameter]:
-        return {"log_dt": self.log_dt, "log_A_real": self.log_A_real, "A_imag": self.A_imag}
+        trained = {"log_dt": self.log_dt, "log_A_real": self.log_A_real, "A_imag": self.A_imag}
+        return trained if self.B is None else {**trained, "B": self.B}
 
 
 class SSMLayer(Mixer):

@@ -11,6 +11,7 @@ import torch
 from kernels.lti_ssm import lti_ssm
 from models import MODELS
 from models.backbone import Backbone
+from models.blocks import ResidualLinear
 from models.s4d import S4DConfig, initial_frequencies, skew_hippo_frequencies
 from suite.contracts import TaskSpec
 
@@ -23,6 +24,7 @@ OPTIONS = [
     ("gss", {"reduction": 8, "expand": 2.0, "d_state": 8}),
     ("h3", {"head_dim": 2, "d_state": 8}),
     ("h3", {"head_dim": 8, "d_state": 16}),
+    ("h3", {"train_B": True, "d_state": 8}),
     ("h3", {"inner": "hyena"}),
     ("h3", {"inner": "s6", "d_state": 8}),
     ("hyena", {"order": 3, "short_filter": 4}),
@@ -189,6 +191,37 @@ def test_mamba_starts_as_its_authors_code():
 def test_mamba_has_the_papers_parameters_with_128_embedding_rows():
     assert num_parameters(build("mamba", tokens(vocab_size=16), d_model=64)) == 66_496
     assert num_parameters(build("mamba", tokens(vocab_size=128), d_model=64)) == 73_664
+
+
+def test_training_b_of_h3_starts_from_the_same_function():
+    fixed, trained = build("h3"), build("h3", train_B=True)
+    missing = trained.load_state_dict(fixed.state_dict(), strict=False).missing_keys
+    assert {name.rsplit(".", 1)[1] for name in missing} == {"B"}
+    tokens = torch.randint(16, (2, 40), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(trained(tokens), fixed(tokens))
+    groups = {group.name: group for group in trained.param_groups()}
+    assert all(any(layer.mixer.shift.B is p for p in groups["ssm"].parameters) for layer in trained.layers)
+    assert all(any(layer.mixer.inner.B is p for p in groups["ssm"].parameters) for layer in trained.layers)
+
+
+def test_the_taps_of_a_shift_model_with_b_are_the_response_of_its_register():
+    shift = build("h3", train_B=True, d_state=8).mixers[0].shift
+    torch.nn.init.normal_(shift.B)
+    B, C = shift.B.detach(), shift.C.detach()
+    # h_t = shift(h_{t-1}) + B x_t, y_t = C h_t, fed an impulse
+    h, response = B.clone(), []
+    for _ in range(8):
+        response.append((h * C).sum(-1))
+        h = torch.cat([torch.zeros_like(h[:, :1]), h[:, :-1]], dim=1)
+    torch.testing.assert_close(shift.taps(), torch.stack(response, dim=1))
+
+
+def test_only_the_maps_of_channel_mixers_start_smaller_where_a_grid_says_so():
+    layer = build("h3", d_model=64, init_residual="scaled-mlp", init_std=0.02).layers[0]
+    assert layer.mixer.out.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    assert [m.weight.std().item() for m in layer.channel.modules() if isinstance(m, ResidualLinear)] == pytest.approx(
+        [0.01], rel=0.1
+    )
 
 
 def test_h3_has_the_authors_parameters_less_its_redundant_input_maps():

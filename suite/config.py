@@ -31,6 +31,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 from suite.bench.cases import Case, series
 from suite.contracts import Config, TaskSpec
 from suite.registry import Registry, nearest
+from suite.strict import check_finite
 
 SECTIONS = ("task", "model", "train")
 """Of a grid that trains."""
@@ -499,7 +501,7 @@ def identity(resolved: Mapping[str, Any]) -> str:
     if "task" in resolved:
         task = {key: value for key, value in resolved["task"].items() if key != "data"}
         resolved = {**resolved, "task": task}
-    text = json.dumps(resolved, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(resolved, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -512,6 +514,8 @@ def _problem(error: ValidationError, cls: type[Config]) -> str:
         return f"{key}: unknown key{nearest(str(first['loc'][-1]), names)}; there are: {', '.join(names)}"
     if first["type"] == "missing":
         return f"{key}: missing"
+    if first["type"] == "finite_number":
+        return f"{key}: expected a finite number, got {first['input']}"
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return f"{key}: {message}" if key else message
@@ -528,10 +532,26 @@ def parse(cls: type[Config], values: Mapping[str, Any], where: str) -> Any:
         raise ValueError(f"{where}: keys must be words: {error}") from None
 
 
+class _Loader(yaml.SafeLoader):
+    """The safe loader, with numbers as in YAML 1.2: `1e3` is one, where YAML 1.1 reads a word."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
+
+
+def read_yaml(text: str) -> Any:
+    """The value behind a YAML text. Raises yaml.YAMLError."""
+    return yaml.load(text, Loader=_Loader)
+
+
 def load_experiment(path: Path) -> ExperimentConfig:
     """Reads and checks one grid.yaml."""
     try:
-        values = yaml.safe_load(path.read_text())
+        values = read_yaml(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
@@ -559,9 +579,11 @@ def assignment(text: str, flag: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise ValueError(f"{flag} {text!r}: expected section.key=value, e.g. train.lr=1e-3")
     try:
-        return key.strip(), yaml.safe_load(value)
+        parsed = read_yaml(value)
     except yaml.YAMLError:
         raise ValueError(f"{flag} {text!r}: the value is not valid YAML") from None
+    check_finite(parsed, f"{flag} {text!r}: ")
+    return key.strip(), parsed
 
 
 def _assign(tree: dict[str, dict[str, Any]], key: str, value: Any, where: str) -> None:
@@ -586,6 +608,22 @@ def lookup(resolved: Mapping[str, Any], key: str) -> Any:
         else:
             return None
     return value
+
+
+def same(wanted: Any, found: Any) -> bool:
+    """Whether a value from a grid or a filter means the value of a resolved run, which has defaults filled in.
+
+    A mapping means every mapping that has its keys and values; `true` is not 1; a list and a tuple are alike.
+    """
+    if isinstance(wanted, Mapping):
+        return isinstance(found, Mapping) and all(same(value, found.get(key)) for key, value in wanted.items())
+    if isinstance(wanted, (list, tuple)):
+        return (
+            isinstance(found, (list, tuple))
+            and len(wanted) == len(found)
+            and all(same(a, b) for a, b in zip(wanted, found, strict=True))
+        )
+    return isinstance(wanted, bool) == isinstance(found, bool) and bool(wanted == found)
 
 
 @dataclass(frozen=True)
@@ -703,7 +741,7 @@ def expand(
         filters.setdefault(key, []).append(value)
 
     runs = []
-    seen: dict[str, set[str]] = {key: set() for key in filters}
+    seen: dict[str, list[Any]] = {key: [] for key in filters}
     for point in itertools.product(*(_axis(axis, values) for axis, values in sweep.items())):
         tree: dict[str, dict[str, Any]] = {s: dict(config.baseline.get(s, {})) for s in config.sections}
         for change in point:
@@ -717,21 +755,22 @@ def expand(
         named = {key: lookup(tree, key) for key in ("task.name", "model.name") if key in filters}
         if any(found is not None and found not in filters[key] for key, found in named.items()):
             for key, found in named.items():
-                seen[key].add(str(found))
+                seen[key].append(found)
             continue
         for seed in seeds:
             run = resolver.resolve(name, scale, tree, seed, where)
             values = {key: lookup(run.resolved, key) for key in filters}
             for key, value in values.items():
-                seen[key].add(str(value))
-            if all(values[key] in wanted for key, wanted in filters.items()):
+                seen[key].append(value)
+            if all(any(same(value, values[key]) for value in wanted) for key, wanted in filters.items()):
                 runs.append(run)
     for key, wanted in filters.items():
         for value in wanted:
-            if str(value) not in seen[key]:
-                there_are = ", ".join(sorted(seen[key]))
+            if not any(same(value, found) for found in seen[key]):
+                there_are = sorted(set(map(str, seen[key])))
                 raise ValueError(
-                    f"--only {key}={value}: no run has it{nearest(str(value), seen[key])}; there are: {there_are}"
+                    f"--only {key}={value}: no run has it{nearest(str(value), there_are)}; "
+                    f"there are: {', '.join(there_are)}"
                 )
     if not runs:
         raise ValueError(f"--only {' '.join(only)}: no run satisfies all of them")

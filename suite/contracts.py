@@ -11,7 +11,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
+from suite.strict import strict, wanted_by
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,9 +23,21 @@ IGNORE = -100
 
 
 class Config(BaseModel):
-    """A frozen, strict set of options. An unknown key is an error, never ignored."""
+    """A frozen, strict set of options. An unknown key is an error, never ignored.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
+    Every number is finite, because NaN and infinity have no JSON and so no identity. `true` and `false` are no
+    numbers, and a whole number may be written in any way that YAML has for it: `1000`, `1.0e3` or `1e3`.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _strict_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        assert info.field_name is not None
+        return strict(value, wanted_by(cls, info.field_name))
 
 
 @dataclass(frozen=True, eq=False)

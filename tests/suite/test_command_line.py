@@ -52,6 +52,7 @@ def test_list_names_everything():
         (("run", "quickstart", "--set", "model.name=gsaa"), ["unknown model 'gsaa'", "'gsa'"]),
         (("run", "quickstart", "--set", "task.num_kv_pairs=1000"), ["num_kv_pairs=1000", "length"]),
         (("run", "quickstart", "--set", "task.length=sixty"), ["length", "sixty"]),
+        (("run", "quickstart", "--set", "model.init_std=.nan"), ["--set", "model.init_std=.nan", "finite number"]),
         (("run", "quickstart", "--only", "model.name=rwkv"), ["--only model.name=rwkv", "no run has it"]),
         (("run", "quickstart", "--device", "tpu"), ["--device"]),
         (("run", "quickstart", "--device", "cuda:99"), ["--device"]),

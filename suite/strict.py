@@ -1,0 +1,80 @@
+"""What a number in a setting may be: finite, no `true` or `false`, and whole however it is written."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+
+def check_finite(value: Any, where: str) -> None:
+    """Raises ValueError, beginning with `where`, if NaN or infinity stands anywhere in a tree of settings."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{where}expected a finite number, got {value}")
+    for key, part in _parts(value):
+        check_finite(part, f"{where}{key}: ")
+
+
+def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        yield from value.items()
+    elif isinstance(value, (list, tuple)):
+        yield from enumerate(value)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the type of an option allows, wherever in a container it stands."""
+
+    anything: bool
+    """The type says so, or holds a model, which checks its own options."""
+    number: bool
+    boolean: bool
+    integer: bool
+    """Whole numbers, and no text that could be mistaken for one."""
+
+
+@functools.cache
+def wanted_by(cls: type[BaseModel], field: str) -> Wanted:
+    """What one option of a model allows."""
+    leaves = list(_leaves(cls.model_fields[field].annotation))
+    types = [leaf if isinstance(leaf, type) else type(leaf) for leaf in leaves]
+    return Wanted(
+        anything=Any in leaves or any(issubclass(kind, BaseModel) for kind in types),
+        number=int in types or float in types,
+        boolean=bool in types,
+        integer=int in types and str not in leaves,
+    )
+
+
+def _leaves(annotation: Any) -> Iterator[Any]:
+    """The types, and the values of a Literal, that an annotation is composed of."""
+    inner = get_args(annotation)
+    for part in inner:
+        yield from _leaves(part)
+    if not inner:
+        yield annotation
+
+
+def strict(value: Any, wanted: Wanted, where: str = "") -> Any:
+    """The value with whole numbers that were read as text as integers. ValueError for a number that is none."""
+    check_finite(value, where)
+    if wanted.anything:
+        return value
+    if isinstance(value, bool) and wanted.number and not wanted.boolean:
+        raise ValueError(f"{where}expected a number, got {str(value).lower()}")
+    if isinstance(value, str) and wanted.integer:
+        try:
+            number = float(value)
+        except ValueError:
+            return value
+        return int(number) if number.is_integer() and "e" in value.lower() else value
+    if isinstance(value, Mapping):
+        return {key: strict(part, wanted, f"{where}{key}: ") for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict(part, wanted, f"{where}{index}: ") for index, part in enumerate(value)]
+    return value

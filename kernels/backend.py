@@ -1,15 +1,60 @@
-"""Which path an operator takes: Triton on an accelerator, plain PyTorch everywhere else."""
+"""Which backend an operator runs on: Triton on an accelerator, plain PyTorch everywhere else; and a record of that."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
+from kernels.versions import VERSIONS
+
+NO_GRADIENT = "has no gradient; call it under torch.no_grad()"
+"""The obstacle of step functions, whose kernels are forward only."""
+
 TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Use(TypedDict):
+    """How an operator was used: its version (`kernels.versions`) and "triton", "torch" or "triton+torch"."""
+
+    version: int
+    backend: str
+
+
+_recorders: ContextVar[tuple[dict[str, Use], ...]] = ContextVar("recorders", default=())
+
+
+@contextlib.contextmanager
+def record_operators() -> Iterator[dict[str, Use]]:
+    """Within, the dictionary that is given lists every operator that this thread calls, by name.
+
+    A step function counts as its operator. A recorder inside another one feeds both.
+    """
+    used: dict[str, Use] = {}
+    token = _recorders.set((*_recorders.get(), used))
+    try:
+        yield used
+    finally:
+        _recorders.reset(token)
+
+
+def record(op: str, backend: str) -> None:
+    """Tells the recorders that `op` runs on "triton" or "torch". What is no operator is left out."""
+    recorders = _recorders.get()
+    if not recorders:
+        return
+    name = op.removesuffix("_step")
+    if name not in VERSIONS:
+        return
+    for used in recorders:
+        backends = {backend, *used[name]["backend"].split("+")} if name in used else {backend}
+        used[name] = {"version": VERSIONS[name], "backend": "+".join(sorted(backends, reverse=True))}
 
 
 @functools.cache
@@ -22,33 +67,47 @@ def triton_missing() -> str | None:
     return None
 
 
-def use_triton(op: str, backend: str, x: Tensor, *others: Tensor | None) -> bool:
-    """Whether `op` runs in Triton, by its first input x and its other tensor inputs.
+def use_triton(
+    op: str, backend: str, x: Tensor, *others: Tensor | None, obstacle: str | None = None, is_faster: bool = True
+) -> bool:
+    """Whether `op` runs in Triton, by its first input x and its other tensor inputs; the answer is recorded.
 
-    auto: on a CUDA device, where Triton can be imported and every dtype is float32, bfloat16 or float16.
-    triton: ValueError where it cannot run. Besides CUDA tensors it takes CPU tensors under Triton's interpreter
+    backend: "torch" never does. "auto" does on a CUDA device, where Triton can be imported, every dtype is float32,
+        bfloat16 or float16, there is no obstacle and the kernels are faster than PyTorch. "triton" always does, and
+        where it cannot raises ValueError; besides CUDA tensors it takes CPU tensors under Triton's interpreter
         (TRITON_INTERPRET=1) and meta tensors, for which a launcher computes shapes only.
+    obstacle: why the operator's kernels cannot take these arguments, as the end of a sentence that begins with
+        "backend='triton'", or None.
+    is_faster: whether the operator's kernels were measured to be faster than PyTorch for these arguments.
     """
+    chosen = _chooses_triton(op, backend, x, others, obstacle, is_faster)
+    record(op, "triton" if chosen else "torch")
+    return chosen
+
+
+def _chooses_triton(
+    op: str, backend: str, x: Tensor, others: tuple[Tensor | None, ...], obstacle: str | None, is_faster: bool
+) -> bool:
     if backend == "torch":
         return False
     if backend not in ("auto", "triton"):
         raise ValueError(f"{op}: backend={backend!r} is not one of 'auto', 'torch', 'triton'.")
-    if backend == "auto" and x.device.type != "cuda":
+    if backend == "auto" and (x.device.type != "cuda" or not is_faster):
         return False
-    reason = _obstacle(x, *others)
+    reason = obstacle or _general_obstacle(x, *others)
     if reason and backend == "triton":
         raise ValueError(f"{op}: backend='triton' {reason}; use backend='auto' or 'torch'.")
     return reason is None
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager:
-    """Triton launches on the current device; this makes it that of x."""
+    """Makes the device of x the current one, on which Triton launches."""
     if not x.is_cuda or x.device.index == torch.cuda.current_device():
         return contextlib.nullcontext()
     return torch.cuda.device(x.device)
 
 
-def _obstacle(x: Tensor, *others: Tensor | None) -> str | None:
+def _general_obstacle(x: Tensor, *others: Tensor | None) -> str | None:
     if (missing := triton_missing()) is not None:
         return missing
     for tensor in (x, *others):

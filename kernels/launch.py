@@ -1,27 +1,39 @@
-"""`launch`: start a compiled Triton kernel again without asking Triton which one it is.
+"""Launch Triton kernels with little work on the host.
 
-At every launch Triton looks at every argument to find the compiled kernel that fits, which takes the host longer than
-a short kernel runs. Here the answer is kept, under a key that tells apart at least what Triton does. `Launch` keeps
-the arguments that are no tensors as well, for a caller who knows that they have not changed.
+At every launch Triton inspects every argument to find the compiled kernel that fits, which takes longer than a short
+kernel runs. `launch` does the same with less work: it keeps the compiled kernel under a key that tells apart at least
+what Triton compiles separately. `KeptLaunch` keeps the scalar arguments and the grid as well, for calls with equal
+shapes, strides, dtypes and device; `KeptLaunches` is the table of those that belong to one plan.
+
+A compiled kernel is relaunched through `CompiledKernel.run`, whose parameters Triton does not document. That is done on
+the versions in TESTED_TRITON only; on every other version each launch is `kernel[grid](...)`.
 """
 
 from __future__ import annotations
 
-import functools
-from typing import Any
+from collections.abc import Callable, Hashable
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 import triton
 
-LARGE = 1 << 31
-Form = tuple[Any, ...] | None
+from kernels.autograd import save, saved  # noqa: F401
+from kernels.device import num_processors, speaks_ptx  # noqa: F401
+from kernels.layout import TensorSpec, spec
 
-_compiled: dict[tuple[Any, ...], tuple[Any, Any, Any, tuple[Any, ...]]] = {}
-"""What starts a kernel: launcher, handle, metadata, values of the constexprs."""
+TESTED_TRITON = ("3.6", "3.9")
+"""Versions of Triton, major and minor, on which relaunching through `CompiledKernel.run` was tested on a GPU."""
+
+INT32_END = 1 << 31
+"""Triton passes integers in [-INT32_END, INT32_END) in 32 bits and others in 64."""
+
+Form = TensorSpec | None
+form = spec
 
 
 def cdiv(total: int, part: int) -> int:
-    """ceil(total / part); triton.cdiv takes the host some microseconds."""
+    """ceil(total / part). `triton.cdiv` takes microseconds on the host."""
     return -(-total // part)
 
 
@@ -30,128 +42,195 @@ def power_of_2(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 
-def form(x: torch.Tensor | None) -> Form:
-    """All that a launch of kernels depends on, except for where x lies."""
-    return None if x is None else (x.shape, x.stride(), x.dtype, x.device)
+class CompileOptions(NamedTuple):
+    """Triton's options for one kernel, part of the tuning of every operator."""
+
+    num_warps: int
+    num_stages: int | None = None
+    """Depth of Triton's software pipelines; None leaves Triton's default."""
+    max_registers: int | None = None
+    """Most registers a thread may use, so that more programs fit on a multiprocessor; None leaves it to ptxas."""
+
+    def keywords(self) -> dict[str, int]:
+        """The keyword arguments of a launch. A limit of registers is left out where the GPU is not NVIDIA's."""
+        options = {"num_warps": self.num_warps}
+        if self.num_stages is not None:
+            options["num_stages"] = self.num_stages
+        if self.max_registers is not None and speaks_ptx():
+            options["maxnreg"] = self.max_registers
+        return options
 
 
-def speaks_ptx() -> bool:
-    """Whether kernels are compiled for a GPU of NVIDIA."""
-    return not triton.knobs.runtime.interpret and _is_nvidia(triton.runtime.driver.active)
+def _is_profiled() -> bool:
+    """Whether a hook listens to launches; it is called, with its arguments, by Triton's own launch only."""
+    hook = triton.knobs.runtime.launch_enter_hook
+    return bool(getattr(hook, "calls", hook))
 
 
-@functools.cache
-def _is_nvidia(driver: Any) -> bool:
-    """Asking takes the host some microseconds."""
-    return bool(driver.get_current_target().backend == "cuda")
-
-
-def save(ctx: Any, *tensors: torch.Tensor | None) -> None:
-    """ctx.save_for_backward for kernels that go by the memory of what they read, see `saved`."""
-    ctx.save_for_backward(*tensors)
-    ctx.memory = [None if x is None else x.stride() for x in tensors]
-
-
-def saved(ctx: Any) -> list[Any]:
-    """What was saved, in the memory it had: hooks that keep it elsewhere may return it in other."""
-    return [
-        x if x is None else _in_memory(x, strides) for x, strides in zip(ctx.saved_tensors, ctx.memory, strict=True)
-    ]
-
-
-def _in_memory(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    if x.stride() == strides:
-        return x
-    # of what was expanded there is one
-    once = x[tuple(slice(1) if stride == 0 else slice(None) for stride in strides)]
-    return torch.empty_strided(once.shape, strides, dtype=x.dtype, device=x.device).copy_(once).expand(x.shape)
-
-
-@functools.cache
-def num_processors(device: torch.device) -> int:
-    """Multiprocessors of the GPU that Triton launches on; asking takes a millisecond. One under the interpreter."""
-    if device.type == "cpu":
-        return 1
-    driver = triton.runtime.driver.active
-    return driver.utils.get_device_properties(driver.get_current_device())["multiprocessor_count"]
-
-
-def launch(kernel: Any, grid: int | tuple[int, ...], *args: Any, **constants: Any) -> tuple[Any, ...] | None:
-    """kernel[grid](*args, **constants) on the current device; grid may be the number of programs.
-
-    Returns what started it, of an NVIDIA GPU and a kernel that was compiled before.
-
-    args: tensors of one device, integers, floats and None, all parameters before the constexprs; the first that is not
-    None is a tensor. constants: constexprs, hashable, and options of Triton such as num_warps, for one kernel always
-    the same ones in the same order.
-    """
-    first = next(argument for argument in args if argument is not None)
-    if not (first.is_cuda and torch.version.cuda):
-        # the interpreter, tensors without data, other makes of GPU
-        kernel[(grid,) if isinstance(grid, int) else grid](*args, **constants)
-        return None
-    device = first.device.index
-    key: list[Any] = [id(kernel), device]
-    for argument in args:
-        kind = type(argument)
-        if kind is int:
-            # Triton asks for 1, multiples of 16 and more than 32 bits
-            key.append(1 if argument == 1 else 2 + (argument & 15 == 0) + 2 * (not -LARGE <= argument < LARGE))
-        elif argument is None or kind is float:
-            key.append(kind)
-        else:
-            key.append(argument.dtype)
-            key.append(argument.data_ptr() & 15)
-    key.extend(constants.values())
-    known = _compiled.get(tuple(key))
-    hooks = triton.knobs.runtime
-    if known is None or getattr(hooks.launch_enter_hook, "calls", hooks.launch_enter_hook):
-        # a profiler listens: it gets what Triton tells it
-        compiled = kernel[(grid,) if isinstance(grid, int) else grid](*args, **constants)
-        values = tuple(constants[name] for name in kernel.arg_names[len(args) :])
-        _compiled[tuple(key)] = compiled.run, compiled.function, compiled.packed_metadata, values
-        return None
-    run, function, metadata, values = known
-    run(*_axes(grid), _current_stream(device), function, metadata, None, None, None, *args, *values)
-    return known
-
-
-class Launch:
-    """launch(kernel, grid, *tensors, *numbers, **constants), called with tensors of always the same device and dtypes.
-
-    Always the same ones of them are None; a kernel gets complex ones as pairs. Of tensors at multiples of 16 bytes
-    nothing is asked but where they are.
-    """
-
-    def __init__(self, kernel: Any, grid: int | tuple[int, ...], *numbers: Any, **constants: Any) -> None:
-        self.kernel, self.grid, self.numbers, self.constants = kernel, grid, numbers, constants
-        self.start: tuple[Any, ...] | None = None
-
-    def __call__(self, *tensors: Any) -> None:
-        hooks = triton.knobs.runtime
-        if self.start is not None and not getattr(hooks.launch_enter_hook, "calls", hooks.launch_enter_hook):
-            # as numbers Triton takes them for what they are and does not ask the driver
-            pointers, low = [], 0
-            for tensor in tensors:
-                pointer = None if tensor is None else tensor.data_ptr()
-                pointers.append(pointer)
-                low |= pointer or 0
-            if low & 15 == 0:
-                run, axes, device, function, metadata, rest = self.start
-                run(*axes, _current_stream(device), function, metadata, None, None, None, *pointers, *rest)
-                return
-        pairs = [torch.view_as_real(x) if x is not None and x.dtype.is_complex else x for x in tensors]
-        known = launch(self.kernel, self.grid, *pairs, *self.numbers, **self.constants)
-        given = [tensor for tensor in tensors if tensor is not None]
-        if known is not None and all(tensor.data_ptr() & 15 == 0 for tensor in given):
-            run, function, metadata, values = known
-            device = given[0].device.index
-            self.start = run, _axes(self.grid), device, function, metadata, (*self.numbers, *values)
-
-
-def _axes(grid: int | tuple[int, ...]) -> tuple[int, ...]:
-    return (grid, 1, 1) if isinstance(grid, int) else (*grid, 1, 1)[:3]
+def _three_axes(grid: int | tuple[int, ...]) -> tuple[int, int, int]:
+    first, second, third = (grid, 1, 1) if isinstance(grid, int) else (*grid, 1, 1)[:3]
+    return first, second, third
 
 
 def _current_stream(device: int) -> int:
     return int(triton.runtime.driver.active.get_current_stream(device))
+
+
+class Relaunch(NamedTuple):
+    """A compiled kernel, and what `CompiledKernel.run` needs besides grid, stream and arguments."""
+
+    run: Callable[..., Any]
+    function: Any
+    metadata: Any
+    constexprs: tuple[Any, ...]
+    """In the order of the kernel's parameters."""
+    num_arguments: int
+    """How many parameters of the kernel are not constexprs."""
+
+
+class Launcher:
+    """Starts kernels and keeps what Triton compiled. The program has one, `launch`; tests make their own.
+
+    version: of Triton.   current_stream: gives the handle of the current stream of a device, by its index.
+    """
+
+    def __init__(self, version: str = triton.__version__, current_stream: Callable[[int], int] | None = None) -> None:
+        self.relaunches = ".".join(version.split(".")[:2]) in TESTED_TRITON
+        self.current_stream = current_stream or _current_stream
+        self._compiled: dict[tuple[Any, ...], Relaunch] = {}
+        self._num_named: dict[tuple[Any, ...], int] = {}
+
+    def __call__(self, kernel: Any, grid: int | tuple[int, ...], *args: Any, **named: Any) -> Relaunch | None:
+        """`kernel[grid](*args, **named)` on the current device; grid may be the number of programs.
+
+        The arguments stand in the order of the kernel's parameters, the first ones in `args`, the others by name:
+        tensors of one device, integers, floats and None, of which the first that is not None is a tensor; then the
+        constexprs, which are hashable; then Triton's options such as num_warps. A kernel always gets the same
+        constexprs and options in the same order.
+
+        Returns what relaunched the kernel, or None where Triton itself launched it.
+        """
+        first = next(argument for argument in chain(args, named.values()) if argument is not None)
+        if not (self.relaunches and first.is_cuda and torch.version.cuda):
+            # the interpreter, tensors without data, GPUs of other makers, versions of Triton that were not tested
+            kernel[(grid,) if isinstance(grid, int) else grid](*args, **named)
+            return None
+        values, rest = args, tuple(named.values())
+        if num_named := self._count_named(kernel, len(args), named):
+            values, rest = (*args, *rest[:num_named]), rest[num_named:]
+        device = first.device.index
+        parts: list[Any] = [id(kernel), device]
+        for value in values:
+            kind = type(value)
+            if kind is int:
+                # Triton compiles separately for 1, for multiples of 16 and for integers of 64 bits
+                parts.append(1 if value == 1 else 2 + (value & 15 == 0) + 2 * (not -INT32_END <= value < INT32_END))
+            elif value is None or kind is float:
+                parts.append(kind)
+            else:
+                parts.append(value.dtype)
+                parts.append(value.data_ptr() & 15)
+        parts.extend(rest)
+        key = tuple(parts)
+        known = self._compiled.get(key)
+        if known is None or _is_profiled():
+            compiled = kernel[(grid,) if isinstance(grid, int) else grid](*args, **named)
+            constexprs = tuple(named[name] for name in kernel.arg_names[len(values) :])
+            self._compiled[key] = Relaunch(
+                compiled.run, compiled.function, compiled.packed_metadata, constexprs, len(values)
+            )
+            return None
+        self.start(known, _three_axes(grid), device, (*values, *known.constexprs))
+        return known
+
+    def start(self, known: Relaunch, axes: tuple[int, int, int], device: int, arguments: tuple[Any, ...]) -> None:
+        """Starts a compiled kernel; a tensor among its arguments may be given by its address."""
+        stream = self.current_stream(device)
+        # no metadata of the launch and no hooks: nobody listens
+        known.run(*axes, stream, known.function, known.metadata, None, None, None, *arguments)
+
+    def _count_named(self, kernel: Any, num_given: int, named: dict[str, Any]) -> int:
+        """How many entries of `named` are not constexprs or options. TypeError where those stand in another order."""
+        key = (id(kernel), num_given, *named)
+        count = self._num_named.get(key)
+        if count is None:
+            expected = [parameter.name for parameter in kernel.params if not parameter.is_constexpr][num_given:]
+            count = len(expected)
+            if list(named)[:count] != expected:
+                raise TypeError(f"launch: a kernel's arguments come in the order {expected}, got {list(named)}.")
+            self._num_named[key] = count
+        return count
+
+
+launch = Launcher()
+
+
+class KeptLaunch:
+    """A launch with its grid, scalars and constexprs fixed; calling it gives the tensors, the first parameters.
+
+    Every call gives tensors of the same device and dtypes, with None in the same places. A kernel gets a complex tensor
+    as pairs of real numbers. Once Triton has compiled the kernel, tensors at multiples of 16 bytes are asked for
+    nothing but their addresses.
+    """
+
+    def __init__(
+        self, kernel: Any, grid: int | tuple[int, ...], *scalars: Any, launcher: Launcher = launch, **named: Any
+    ) -> None:
+        """scalars, named: the arguments behind the tensors, constexprs and options, see `Launcher.__call__`."""
+        self.kernel, self.grid, self.scalars, self.named, self.launcher = kernel, grid, scalars, named, launcher
+        self._known: tuple[Relaunch, tuple[int, int, int], int, tuple[Any, ...]] | None = None
+        self._names: tuple[str, ...] | None = None
+
+    def __call__(self, *tensors: Any, **by_name: Any) -> None:
+        """The tensors, all by place or all by name, in the order of the kernel's parameters."""
+        if by_name:
+            names, tensors = tuple(by_name), tuple(by_name.values())
+            if names != self._names:
+                self._check(names)
+        if self._known is not None and not _is_profiled():
+            # Triton's launcher takes an integer as an address without asking the driver about it
+            addresses, low = [], 0
+            for tensor in tensors:
+                address = None if tensor is None else tensor.data_ptr()
+                addresses.append(address)
+                low |= address or 0
+            if low & 15 == 0:
+                known, axes, device, others = self._known
+                self.launcher.start(known, axes, device, (*addresses, *others))
+                return
+        pairs = [torch.view_as_real(x) if x is not None and x.dtype.is_complex else x for x in tensors]
+        relaunch = self.launcher(self.kernel, self.grid, *pairs, *self.scalars, **self.named)
+        given = [tensor for tensor in tensors if tensor is not None]
+        if relaunch is not None and all(tensor.data_ptr() & 15 == 0 for tensor in given):
+            scalars = (*self.scalars, *self.named.values())[: relaunch.num_arguments - len(tensors)]
+            device = given[0].device.index
+            self._known = relaunch, _three_axes(self.grid), device, (*scalars, *relaunch.constexprs)
+
+    def _check(self, names: tuple[str, ...]) -> None:
+        expected = tuple(self.kernel.arg_names[: len(names)])
+        if names != expected:
+            raise TypeError(f"launch: a kernel's tensors come in the order {expected}, got {names}.")
+        self._names = names
+
+
+Launch = KeptLaunch
+
+
+class KeptLaunches:
+    """The kept launches of one plan, by whatever the plan leaves open.
+
+    keep: False makes every launch anew, for plans that are used once.
+    """
+
+    def __init__(self, keep: bool = True) -> None:
+        self.keep = keep
+        self._kept: dict[Hashable, KeptLaunch] = {}
+
+    def get(self, key: Hashable, make: Callable[[], KeptLaunch]) -> KeptLaunch:
+        """The launch under a key, made at its first use."""
+        ready = self._kept.get(key)
+        if ready is None:
+            ready = make()
+            if self.keep:
+                self._kept[key] = ready
+        return ready

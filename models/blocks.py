@@ -110,8 +110,8 @@ class ResidualLinear(nn.Linear):
     """A linear map that writes into the residual stream: its initial weights may be scaled down with depth."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim == 3 and x.stride(2) != 1 and use_triton("turn", "auto", x):
-            from kernels.turn import channels_last
+        if x.ndim == 3 and x.stride(2) != 1 and use_triton("transpose", "auto", x):
+            from kernels.transpose import channels_last
 
             # state space models leave time contiguous; the copy that a product makes of that is slow
             with on_device_of(x):

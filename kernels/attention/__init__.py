@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.attention.reference import attention_reference
+from kernels.backend import record
 
 __all__ = ["attention", "attention_reference"]
 
@@ -37,5 +38,6 @@ def attention(
         raise ValueError("attention: no Triton path, torch has a fused one; use backend='auto' or 'torch'.")
     if backend not in ("auto", "torch"):
         raise ValueError(f"attention: backend={backend!r} is not one of 'auto', 'torch', 'triton'.")
+    record("attention", "torch")
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2)

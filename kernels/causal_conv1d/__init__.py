@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.backend import on_device_of, use_triton
+from kernels.autograd import needs_gradient
+from kernels.backend import NO_GRADIENT, on_device_of, use_triton
 from kernels.causal_conv1d.chunked import causal_conv1d_chunked
 
 __all__ = ["causal_conv1d", "causal_conv1d_step"]
@@ -62,10 +63,8 @@ def causal_conv1d_step(
     """One step: x [B, D] to y [B, D]; `state` [B, D, W - 1] is updated in place. The Triton path has no gradient."""
     _check_step(x, weight, bias, activation, state)
     tensors = (x, weight, bias, state)
-    recorded = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    if recorded and backend == "triton":
-        raise ValueError("causal_conv1d_step: backend='triton' has no gradient; call it under torch.no_grad().")
-    if not recorded and use_triton("causal_conv1d_step", backend, *tensors):
+    obstacle = NO_GRADIENT if needs_gradient(*tensors) else None
+    if use_triton("causal_conv1d_step", backend, *tensors, obstacle=obstacle):
         from kernels.causal_conv1d.triton import causal_conv1d_step_triton
 
         with on_device_of(x):

@@ -44,9 +44,8 @@ def fft_conv(
     """
     _check(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
     tensors = (u, filter, D, gate_in, gate_out)
-    if use_triton("fft_conv", backend, *tensors) and (
-        backend == "triton" or _kernels_win(u, filter, gate_in is not None or gate_out is not None)
-    ):
+    is_faster = _kernels_are_faster(u, filter, gate_in is not None or gate_out is not None)
+    if use_triton("fft_conv", backend, *tensors, is_faster=is_faster):
         from kernels.fft_conv.triton import fft_conv_triton
 
         # meta tensors, for which launchers compute shapes, have no autocast
@@ -56,7 +55,7 @@ def fft_conv(
         return fft_conv_chunked(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
 
 
-def _kernels_win(u: Tensor, filter: Tensor, with_gates: bool) -> bool:
+def _kernels_are_faster(u: Tensor, filter: Tensor, with_gates: bool) -> bool:
     """Where they were measured to be faster than PyTorch's transforms, see the README."""
     batch, steps, _ = u.shape
     lags = min(steps, filter.shape[1])

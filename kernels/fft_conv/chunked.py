@@ -77,8 +77,8 @@ class CircularConv(torch.autograd.Function):
 def circular_conv(v: Tensor, taps: Tensor, size: int) -> Tensor:
     """The first T steps of the circular convolution of length `size`: v [B, T, D], taps [D, <= size] to [B, T, D]."""
     # transforms run along the last axis: contiguous rows beat strided ones on every library
-    if use_triton("turn", "auto", v):
-        from kernels.turn import time_last
+    if use_triton("transpose", "auto", v):
+        from kernels.transpose import time_last
 
         with on_device_of(v):
             v = time_last(v)

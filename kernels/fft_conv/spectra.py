@@ -43,7 +43,7 @@ from torch import Tensor
 
 from kernels.fft_conv.chunked import correlated, fast_length
 from kernels.launch import cdiv, launch, num_processors, speaks_ptx
-from kernels.turn import empty_time_last
+from kernels.transpose import empty_time_last
 
 RADIX = 64
 """R of the spectra: rows of the smallest product."""

@@ -48,7 +48,7 @@ from kernels.fft_conv.spectra import (
 )
 from kernels.launch import cdiv, launch, power_of_2, save, saved
 from kernels.ssm_kernel.triton import float32_products
-from kernels.turn import empty_time_last, time_last
+from kernels.transpose import empty_time_last, time_last
 
 
 class Config(NamedTuple):

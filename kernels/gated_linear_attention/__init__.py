@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from kernels.backend import on_device_of, use_triton
+from kernels.autograd import needs_gradient
+from kernels.backend import NO_GRADIENT, on_device_of, use_triton
 from kernels.gated_linear_attention.chunked import gated_linear_attention_chunked
 from kernels.gated_linear_attention.packed import one_by_one, sequence_ends
 from kernels.gated_linear_attention.reference import gated_linear_attention_reference, step
@@ -136,10 +136,8 @@ def gated_linear_attention_step(
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     tensors = (q, k, v, log_decay, state)
-    recorded = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    if recorded and backend == "triton":
-        _fail("a step with backend='triton' has no gradient; call it under torch.no_grad().")
-    if not recorded and use_triton("gated_linear_attention_step", backend, *tensors):
+    obstacle = NO_GRADIENT if needs_gradient(*tensors) else None
+    if use_triton("gated_linear_attention_step", backend, *tensors, obstacle=obstacle):
         from kernels.gated_linear_attention.triton import gated_linear_attention_step_triton
 
         with on_device_of(q):

@@ -13,7 +13,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from kernels.backend import on_device_of, use_triton
+from kernels.autograd import needs_gradient
+from kernels.backend import NO_GRADIENT, on_device_of, use_triton
 from kernels.gated_linear_attention import gated_linear_attention_step
 from kernels.gated_linear_attention.packed import one_by_one, sequence_ends
 from kernels.gated_slot_attention.chunked import gated_slot_attention_chunked
@@ -139,7 +140,10 @@ def gated_slot_attention_step(
     """
     keys, values = state
     dtype = keys.dtype
-    write = partial(gated_linear_attention_step, backend=backend)
+    tensors = (q, k, v, slots, log_decay, *state)
+    obstacle = NO_GRADIENT if needs_gradient(*tensors) else None
+    in_triton = use_triton("gated_slot_attention_step", backend, *tensors, obstacle=obstacle)
+    write = partial(gated_linear_attention_step, backend="triton" if in_triton else "torch")
     # with slots in the dtype of the state logits and weights have it too
     logits, keys = write(q, k, slots.to(dtype), log_decay, keys, decay_on="value", scale=scale)
     o, values = write(logits.softmax(-1), slots, v, log_decay, values, scale=1.0)

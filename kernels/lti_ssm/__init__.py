@@ -25,7 +25,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kernels.backend import on_device_of, use_triton
+from kernels.autograd import needs_gradient
+from kernels.backend import on_device_of, record, use_triton
 from kernels.lti_ssm.chunked import lti_ssm_chunked
 from kernels.ssm_kernel import Discretization, check_parameters
 from kernels.ssm_kernel.chunked import widen
@@ -127,6 +128,7 @@ def lti_ssm_step(
     dss-softmax also needs `length`, the L of its normalization, and `position`, the time of this step (a tensor where
     the step is captured in a graph).
     """
+    record("lti_ssm_step", "torch")
     with torch.autocast(u.device.type, enabled=False):
         real = state.real.dtype if state.is_complex() else state.dtype
         v = u.to(real) if gate_in is None else gate_in.to(real) * u.to(real)
@@ -186,23 +188,20 @@ def _check(
 def _use_triton(backend: str, discretization: str, u: Tensor, *others: Tensor | None) -> bool:
     A = others[0]
     assert A is not None
-    obstacle = ""
+    obstacle = None
     if discretization == "dss-softmax":
         obstacle = "takes no dss-softmax"
     elif A.shape[-1] > MAX_TRITON_STATE:
         obstacle = f"takes N <= {MAX_TRITON_STATE}, got N={A.shape[-1]}"
-    if obstacle and backend == "triton":
-        raise ValueError(f"lti_ssm: backend='triton' {obstacle}; use backend='auto' or 'torch'.")
-    if backend == "auto" and (obstacle or not _kernels_win(u, A, *others[1:])):
-        return False
-    return use_triton("lti_ssm", backend, u, *(_real(x, u) for x in others))
+    is_faster = _kernels_win(u, A, *others[1:])
+    return use_triton("lti_ssm", backend, u, *(_real(x, u) for x in others), obstacle=obstacle, is_faster=is_faster)
 
 
 def _kernels_win(u: Tensor, A: Tensor, *others: Tensor | None) -> bool:
     """Where they were measured to be faster than transforms, see the README."""
     if u.dtype == torch.bfloat16:
         return True
-    trained = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (u, A, *others))
+    trained = needs_gradient(u, A, *others)
     return A.shape[-1] <= MOST_STATES_FLOAT32 and (not trained or u.shape[1] <= MOST_STEPS_FLOAT32)
 
 

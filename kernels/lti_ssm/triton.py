@@ -61,7 +61,7 @@ from kernels.ssm_kernel.system import (
     store_narrow,
     times,
 )
-from kernels.turn import time_last
+from kernels.transpose import time_last
 
 
 class Config(NamedTuple):

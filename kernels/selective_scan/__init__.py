@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.backend import on_device_of, use_triton
+from kernels.autograd import needs_gradient
+from kernels.backend import NO_GRADIENT, on_device_of, use_triton
 from kernels.selective_scan.chunked import selective_scan_chunked
 
 __all__ = ["selective_scan", "selective_scan_step"]
@@ -86,10 +87,9 @@ def selective_scan_step(
     """
     _check_step(x, dt, A, B, C, state, D=D, z=z, dt_bias=dt_bias)
     tensors = (x, dt, A, B, C, state, D, z, dt_bias)
-    recorded = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    if recorded and backend == "triton":
-        raise ValueError("selective_scan_step: backend='triton' has no gradient; call it under torch.no_grad().")
-    if not recorded and _use_triton("selective_scan_step", backend, *tensors):
+    if _use_triton(
+        "selective_scan_step", backend, *tensors, obstacle=NO_GRADIENT if needs_gradient(*tensors) else None
+    ):
         from kernels.selective_scan.triton import selective_scan_step_triton
 
         with on_device_of(x):
@@ -111,15 +111,12 @@ def selective_scan_step(
     return y.to(x.dtype)
 
 
-def _use_triton(op: str, backend: str, x: Tensor, dt: Tensor, A: Tensor, *others: Tensor | None) -> bool:
-    triton = use_triton(op, backend, x, dt, A, *others)
-    if triton and A.shape[1] > MAX_STATE_TRITON:
-        if backend == "auto":
-            return False
-        raise ValueError(
-            f"{op}: backend='triton' takes N up to {MAX_STATE_TRITON}, got N={A.shape[1]}; use backend='auto'."
-        )
-    return triton
+def _use_triton(
+    op: str, backend: str, x: Tensor, dt: Tensor, A: Tensor, *others: Tensor | None, obstacle: str | None = None
+) -> bool:
+    if A.shape[1] > MAX_STATE_TRITON:
+        obstacle = f"takes N up to {MAX_STATE_TRITON}, got N={A.shape[1]}"
+    return use_triton(op, backend, x, dt, A, *others, obstacle=obstacle)
 
 
 def _check(

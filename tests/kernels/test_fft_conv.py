@@ -222,7 +222,7 @@ def test_the_order_of_memory_changes_nothing(lags):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 65, 130), (2, 200, 7)])
 def test_time_comes_last_in_memory_whatever_came_last_before(shape, dtype):
-    from kernels.turn import time_last
+    from kernels.transpose import time_last
 
     x = torch.randn(*shape[:2], 2 * shape[2], generator=torch.Generator().manual_seed(0)).to(DEVICE, dtype)
     for given in (x[..., : shape[2]], x[..., ::2], x[:, :, :1].expand(shape), x.sum().expand(shape)):

@@ -1,4 +1,4 @@
-"""The launcher that remembers compiled kernels, with a kernel and tensors that only say what they are asked."""
+"""The launcher that keeps compiled kernels, with a kernel and tensors that only say what they are asked."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -7,11 +7,13 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from kernels import launch as module
+import triton
+
 from kernels.causal_conv1d import causal_conv1d
 from kernels.fft_conv import fft_conv
 from kernels.gated_linear_attention import gated_linear_attention
-from kernels.launch import Launch, cdiv, form, launch, power_of_2
+from kernels.launch import CompileOptions, KeptLaunch, KeptLaunches, Launcher, cdiv, power_of_2
+from kernels.layout import spec
 from kernels.lti_ssm import lti_ssm
 from kernels.selective_scan import selective_scan
 
@@ -21,16 +23,17 @@ STREAM = 17
 
 
 class Kernel:
-    """Keeps what Triton was asked for, and what its answers were started with."""
+    """Keeps what Triton's public `kernel[grid](...)` was asked for, and with what its answers were relaunched."""
 
     arg_names = ("x", "y", "T", "scale", "BLOCK", "PRECISE")
+    params = tuple(SimpleNamespace(name=name, is_constexpr=name.isupper() and name != "T") for name in arg_names)
 
     def __init__(self):
         self.asked, self.started = [], []
 
     def __getitem__(self, grid):
-        def ask(*args, **constants):
-            self.asked.append((grid, args, constants))
+        def ask(*args, **named):
+            self.asked.append((grid, args, named))
             return Compiled(self)
 
         return ask
@@ -54,16 +57,21 @@ def tensor(address=0, dtype=torch.float32, index=0):
     )
 
 
+def launcher(version="3.9.0"):
+    return Launcher(version, current_stream=lambda device: STREAM)
+
+
 @pytest.fixture
 def kernel(monkeypatch):
+    """A kernel with a launcher of its own, as on an NVIDIA GPU."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(module, "_compiled", {})
-    monkeypatch.setattr(module, "_current_stream", lambda device: STREAM)
-    return Kernel()
+    kernel = Kernel()
+    kernel.launch = launcher()
+    return kernel
 
 
 def start(kernel, x=None, y=None, length=48, scale=0.5, grid=7, **constants):
-    launch(
+    kernel.launch(
         kernel,
         grid,
         tensor() if x is None else x,
@@ -81,6 +89,56 @@ def test_the_second_launch_does_not_ask_triton(kernel):
     assert len(kernel.asked) == 1
     # constexprs in the order of the parameters, options left out
     assert kernel.started == [((9, 1, 1), (x, None, 96, 0.25, 64, False))]
+
+
+@pytest.mark.parametrize("num_given", range(5))
+def test_arguments_may_be_named(kernel, num_given):
+    arguments = {"x": tensor(), "y": None, "T": 48, "scale": 0.5, "BLOCK": 64, "PRECISE": False, "num_warps": 4}
+    given, named = list(arguments.values())[:num_given], dict(list(arguments.items())[num_given:])
+    for grid in (7, 9):
+        kernel.launch(kernel, grid, *given, **named)
+    assert kernel.asked == [((7,), tuple(given), named)]
+    assert kernel.started == [((9, 1, 1), (arguments["x"], None, 48, 0.5, 64, False))]
+
+
+def test_named_arguments_in_another_order_are_refused(kernel):
+    with pytest.raises(TypeError, match="in the order"):
+        kernel.launch(kernel, 7, tensor(), T=48, y=None, scale=0.5, BLOCK=64, PRECISE=False)
+
+
+@pytest.mark.parametrize("version", ["3.6.0", "3.9.1"])
+def test_kernels_are_relaunched_on_the_versions_of_triton_that_this_was_tested_on(kernel, version):
+    kernel.launch = launcher(version)
+    start(kernel)
+    start(kernel)
+    assert (len(kernel.asked), len(kernel.started)) == (1, 1)
+
+
+@pytest.mark.parametrize("version", ["3.5.1", "3.7.0", "3.60.0", "4.0"])
+def test_other_versions_of_triton_launch_themselves(kernel, version):
+    kernel.launch = launcher(version)
+    x, constants = tensor(16), {"PRECISE": False, "BLOCK": 64, "num_warps": 4}
+    start(kernel, x)
+    start(kernel, x)
+    ready = kept(kernel)
+    ready(x, None)
+    ready(x=x, y=None)
+    assert kernel.asked == [((7,), (x, None, 48, 0.5), constants)] * 4
+    assert not kernel.started
+
+
+def test_the_public_launch_gives_what_the_kernel_computes():
+    """The public path and that of this version of Triton, with a real kernel; on a GPU the second one relaunches."""
+    from kernels.transpose import TILE, _transpose_kernel
+
+    x, out = torch.randn(1, 3, 2, device=DEVICE), torch.zeros(1, 2, 3, device=DEVICE)
+    names = {"T": 3, "D": 2, "stride_b": 6, "stride_t": 2, "stride_d": 1, "BLOCK_T": TILE.steps}
+    names["BLOCK_D"] = TILE.channels
+    for version in ("3.5.0", triton.__version__):
+        out.zero_()
+        for _ in range(2):
+            Launcher(version)(_transpose_kernel, 1, x=x, out=out, **names)
+        assert torch.equal(out, x.mT)
 
 
 def test_a_grid_of_two_axes_stays_one(kernel):
@@ -139,14 +197,14 @@ def test_tensors_that_are_not_on_an_nvidia_gpu_always_ask(kernel, monkeypatch):
 
 def test_a_profiler_gets_what_triton_tells_it(kernel, monkeypatch):
     start(kernel)
-    monkeypatch.setattr(module.triton.knobs.runtime, "launch_enter_hook", lambda metadata: None)
+    monkeypatch.setattr(triton.knobs.runtime, "launch_enter_hook", lambda metadata: None)
     start(kernel)
     assert len(kernel.asked) == 2
     assert not kernel.started
 
 
 def kept(kernel, grid=7):
-    return Launch(kernel, grid, 48, 0.5, PRECISE=False, BLOCK=64, num_warps=4)
+    return KeptLaunch(kernel, grid, 48, 0.5, PRECISE=False, BLOCK=64, num_warps=4, launcher=kernel.launch)
 
 
 def test_a_kept_launch_starts_with_addresses_once_triton_has_compiled(kernel):
@@ -155,6 +213,28 @@ def test_a_kept_launch_starts_with_addresses_once_triton_has_compiled(kernel):
         ready(tensor(address), None)
     assert len(kernel.asked) == 1
     assert kernel.started[1:] == [((7, 1, 1), (48, None, 48, 0.5, 64, False))]
+
+
+def test_a_kept_launch_may_name_everything(kernel):
+    named = {"T": 48, "scale": 0.5, "BLOCK": 64, "PRECISE": False, "num_warps": 4}
+    ready = KeptLaunch(kernel, 7, **named, launcher=kernel.launch)
+    for address in (16, 32, 48):
+        ready(x=tensor(address), y=None)
+    assert [given[2] for given in kernel.asked] == [named]
+    assert kernel.started[1:] == [((7, 1, 1), (48, None, 48, 0.5, 64, False))]
+    with pytest.raises(TypeError, match="in the order"):
+        ready(y=None, x=tensor())
+
+
+def test_kept_launches_are_made_once_a_key():
+    made = []
+    launches = KeptLaunches()
+    for key in "aba":
+        launches.get(key, lambda key=key: made.append(key) or key)
+    assert made == ["a", "b"]
+    assert KeptLaunches(keep=False).get("a", list) is not None
+    once = KeptLaunches(keep=False)
+    assert once.get("a", list) is not once.get("a", list)
 
 
 def test_a_kept_launch_looks_again_at_an_address_that_is_no_multiple_of_16(kernel):
@@ -182,7 +262,7 @@ def test_a_profiler_gets_what_triton_tells_it_of_a_kept_launch(kernel, monkeypat
     ready = kept(kernel, grid=(3, 5))
     for _ in range(3):
         ready(tensor(), None)
-    monkeypatch.setattr(module.triton.knobs.runtime, "launch_enter_hook", lambda metadata: None)
+    monkeypatch.setattr(triton.knobs.runtime, "launch_enter_hook", lambda metadata: None)
     ready(tensor(), None)
     assert len(kernel.asked) == 2
     assert kernel.asked[1][0] == (3, 5)
@@ -205,11 +285,21 @@ def test_a_kernel_gets_complex_numbers_as_pairs(kernel, monkeypatch):
     assert kernel.started[1:] == [((7, 1, 1), (48, None, 48, 0.5, 64, False))]
 
 
-def test_forms_tell_apart_what_kernels_are_compiled_for():
+def test_specs_tell_apart_what_kernels_are_compiled_for():
     x = torch.empty(2, 3)
     others = torch.empty(3, 2), torch.empty(3, 2).T, x.half(), torch.empty(2, 3, device="meta"), None
-    assert form(x) == form(torch.zeros(2, 3))
-    assert form(x) not in [form(other) for other in others]
+    assert spec(x) == spec(torch.zeros(2, 3))
+    assert spec(x) not in [spec(other) for other in others]
+
+
+def test_options_that_are_not_chosen_are_left_to_triton():
+    assert CompileOptions(4).keywords() == {"num_warps": 4}
+    assert CompileOptions(4, num_stages=2).keywords() == {"num_warps": 4, "num_stages": 2}
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the interpreter has no registers")
+def test_registers_are_limited_on_gpus_of_nvidia_only():
+    assert CompileOptions(4, max_registers=128).keywords() == {"num_warps": 4}
 
 
 @pytest.mark.parametrize("op", ["causal_conv1d", "selective_scan", "gated_linear_attention", "lti_ssm", "fft_conv"])

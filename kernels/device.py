@@ -1,0 +1,56 @@
+"""What the launchers ask about the GPU that Triton compiles for. Every answer is cached: asking takes microseconds.
+
+The functions ask Triton's active driver and not `torch.cuda`, so that kernels can be compiled for a GPU that is not
+present (`suite.bench.compile`).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import triton
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, on the CPU."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+def speaks_ptx() -> bool:
+    """Whether kernels are compiled for a GPU of NVIDIA, so that they may contain PTX and limit their registers."""
+    return not interpreted() and _is_nvidia(triton.runtime.driver.active)
+
+
+def is_hopper() -> bool:
+    """Whether kernels are compiled for NVIDIA's Hopper (compute capability 9.0)."""
+    return not interpreted() and _is_hopper(triton.runtime.driver.active)
+
+
+def float32_products() -> str:
+    """Triton's `input_precision` that multiplies float32 matrices with nearly float32 accuracy on matrix units.
+
+    tf32x3 (three products of tf32 numbers) on NVIDIA GPUs and in the interpreter; ieee on GPUs that have no tf32.
+    """
+    return "tf32x3" if interpreted() or _is_nvidia(triton.runtime.driver.active) else "ieee"
+
+
+@functools.cache
+def num_processors(device: torch.device) -> int:
+    """Number of multiprocessors of the GPU that Triton launches on; 1 for CPU tensors."""
+    if device.type == "cpu":
+        return 1
+    driver = triton.runtime.driver.active
+    return driver.utils.get_device_properties(driver.get_current_device())["multiprocessor_count"]
+
+
+@functools.cache
+def _is_nvidia(driver: Any) -> bool:
+    return bool(driver.get_current_target().backend == "cuda")
+
+
+@functools.cache
+def _is_hopper(driver: Any) -> bool:
+    target = driver.get_current_target()
+    return bool(target.backend == "cuda" and target.arch == 90)

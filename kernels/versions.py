@@ -1,0 +1,16 @@
+"""Version of every operator, part of the identity of a result.
+
+A version is raised when the results of any of the operator's backends change by more than rounding. Operators may run
+on kernels of another one (gated slot attention on those of gated linear attention): then both are raised.
+"""
+
+VERSIONS = {
+    "attention": 1,
+    "causal_conv1d": 1,
+    "fft_conv": 1,
+    "gated_linear_attention": 1,
+    "gated_slot_attention": 1,
+    "lti_ssm": 1,
+    "selective_scan": 1,
+    "ssm_kernel": 1,
+}

@@ -58,7 +58,10 @@ def selective_scan(
         from kernels.selective_scan.triton import selective_scan_triton
 
         with on_device_of(x):
-            return selective_scan_triton(x, dt, A, B, C, D, z, dt_bias, dt_softplus, initial_state, return_final_state)
+            return selective_scan_triton(
+                x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus,
+                initial_state=initial_state, return_final_state=return_final_state,
+            )  # fmt: skip
     with torch.autocast(x.device.type, enabled=False):
         y, state = selective_scan_chunked(
             x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus, initial_state=initial_state
@@ -93,7 +96,7 @@ def selective_scan_step(
         from kernels.selective_scan.triton import selective_scan_step_triton
 
         with on_device_of(x):
-            return selective_scan_step_triton(x, dt, A, B, C, state, D, z, dt_bias, dt_softplus)
+            return selective_scan_step_triton(x, dt, A, B, C, state, D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus)
     with torch.autocast(x.device.type, enabled=False):
         real = A.real.dtype
         step = dt.to(real) if dt_bias is None else dt.to(real) + dt_bias.to(real)

@@ -14,15 +14,42 @@ is the same recurrence in reverse; the gradient of dt_t A is r_t conj(h_{t-1}), 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# numbers of a [segment, B, D, N] buffer: 8 MiB in float32 on the host, as measured in the README, 128 MiB elsewhere
-_SEGMENT_NUMBERS_HOST = 1 << 21
-_SEGMENT_NUMBERS_DEVICE = 1 << 25
+
+@dataclass(frozen=True)
+class Schedule:
+    """How time is cut. It changes memory and speed and, apart from rounding, no result."""
+
+    segment_elements: int
+    """Target number of elements of a [segment, batch, width, N] buffer."""
+    min_segment: int
+    """Minimum length of a segment, unless the sequence is shorter."""
+    blocks: bool
+    """Whether a segment is cut into blocks that run side by side."""
+
+    def cut(self, length: int, step_elements: int) -> tuple[int, int]:
+        """Steps of a segment and steps of a block, for `step_elements` state elements a step of time.
+
+        A segment is a whole number of blocks.
+        """
+        segment = min(length, max(self.min_segment, self.segment_elements // step_elements))
+        if not self.blocks:
+            return segment, segment
+        # a step costs two sequential passes inside the blocks, and a block one pass of the scan over blocks
+        block = min(segment, max(8, 1 << round(math.log2(math.sqrt(segment / 2)))))
+        return -(-segment // block) * block, block
+
+
+HOST = Schedule(segment_elements=1 << 21, min_segment=16, blocks=False)
+"""Buffers of 8 MiB in float32, the fastest size on a CPU (LOG.md)."""
+DEVICE = Schedule(segment_elements=1 << 25, min_segment=16, blocks=True)
+"""Buffers of 128 MiB in float32, and few launches."""
 
 
 def selective_scan_chunked(
@@ -37,8 +64,12 @@ def selective_scan_chunked(
     dt_bias: Tensor | None = None,
     dt_softplus: bool = False,
     initial_state: Tensor | None = None,
+    schedule: Schedule | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """y [B, T, D] and the final state [B, D, N]; half-precision arguments are computed in float32."""
+    """y [B, T, D] and the final state [B, D, N]; half-precision arguments are computed in float32.
+
+    schedule: None takes HOST for CPU tensors and DEVICE for others.
+    """
     real = torch.promote_types(torch.promote_types(x.dtype, A.real.dtype), torch.float32)
     state_dtype = _promote(A, B, C, initial_state, real=real)
     inputs, step = x.to(real), dt.to(real)
@@ -48,9 +79,10 @@ def selective_scan_chunked(
         step = F.softplus(step)
     if initial_state is None:
         initial_state = torch.zeros(x.shape[0], *A.shape, dtype=state_dtype, device=x.device)
-    y, state = _Scan.apply(
-        step * inputs, step, A.to(state_dtype), B.to(state_dtype), C.to(state_dtype), initial_state.to(state_dtype)
-    )
+    if schedule is None:
+        schedule = HOST if x.device.type == "cpu" else DEVICE
+    wide = (m.to(state_dtype) for m in (A, B, C, initial_state))
+    y, state = _Scan.apply(step * inputs, step, *wide, schedule)
     if D is not None:
         y = y + D.to(real) * inputs
     if z is not None:
@@ -64,17 +96,6 @@ def _promote(*tensors: Tensor | None, real: torch.dtype) -> torch.dtype:
         if tensor is not None:
             dtype = torch.promote_types(dtype, tensor.dtype)
     return dtype
-
-
-def _segments(length: int, step_numbers: int, on_host: bool) -> tuple[int, int]:
-    """Steps a segment and steps a block; a segment is a whole number of blocks."""
-    budget = _SEGMENT_NUMBERS_HOST if on_host else _SEGMENT_NUMBERS_DEVICE
-    segment = min(length, max(16, budget // step_numbers))
-    if on_host:
-        return segment, segment
-    # a block costs two sequential passes, the scan over blocks one
-    block = min(segment, max(8, 1 << round(math.log2(math.sqrt(segment / 2)))))
-    return -(-segment // block) * block, block
 
 
 def _scan_(decay: Tensor, value: Tensor, start: Tensor, block: int, *, reverse: bool = False) -> None:
@@ -120,10 +141,10 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, initial_state: Tensor
+        ctx: Any, u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, initial_state: Tensor, schedule: Schedule
     ) -> tuple[Tensor, Tensor]:
         batch, length, _ = u.shape
-        segment, block = _segments(length, batch * A.numel(), u.device.type == "cpu")
+        segment, block = schedule.cut(length, batch * A.numel())
         outputs, starts, state = [], [], initial_state
         for begin in range(0, length, segment):
             end = min(begin + segment, length)
@@ -141,10 +162,10 @@ class _Scan(torch.autograd.Function):
         return torch.cat(outputs, dim=1), state
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor, dstate: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, dy: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
         u, dt, A, B, C, *starts = ctx.saved_tensors
         with torch.no_grad(), torch.autocast(u.device.type, enabled=False):
-            return _backward(u, dt, A, B, C, starts, dy, dstate, ctx.segment, ctx.block)
+            return *_backward(u, dt, A, B, C, starts, dy, dstate, ctx.segment, ctx.block), None
 
 
 class _Segment:

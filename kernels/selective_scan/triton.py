@@ -33,6 +33,7 @@ Kept for backward besides the inputs: 4 N / CHUNK bytes for each x.
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -46,36 +47,64 @@ from kernels.launch import cdiv, launch, num_processors, power_of_2, save, saved
 from kernels.sums import COLUMNS, ROWS, column_sums
 
 
-class Config(NamedTuple):
-    """states: of a channel in a thread, at most.   channels: of a thread.   steps: unrolled, and loaded ahead."""
+class Tile(NamedTuple):
+    """Work of one thread and the size of a program."""
 
     states: int
+    """Maximum number of states of a channel that one thread holds."""
     channels: int
+    """Channels of a thread."""
     steps: int
+    """Steps of time in one unrolled group; a group is loaded while the one before it is computed."""
     num_warps: int
     registers: int | None = None
-    """Of a thread at most, so that more warps fit; what is too much goes to local memory."""
+    """Maximum number of registers of a thread, so that more warps fit; the compiler spills the rest to local memory."""
 
 
-FORWARD = Config(4, 2, 16, 1, 200)
-FORWARD_NARROW = Config(4, 1, 32, 1, 255)
-"""Where two channels a thread leave the chip half empty and one does not."""
-FORWARD_CUT = Config(4, 2, 16, 1, 128)
-"""Over segments of time, of which there are many: more warps instead of more numbers in flight."""
-ENDS = Config(4, 2, 16, 1, 128)
-BACKWARD = Config(4, 2, 8, 8)
-PORTABLE_BACKWARD = Config(4, 1, 4, 4)
-"""Where the kernels cannot speak PTX; a larger one takes Triton minutes to compile."""
+@dataclass(frozen=True, eq=False)
+class Tuning:
+    """Choices that change speed and memory and, apart from rounding, no result.
+
+    Two tunings are equal only if they are the same object, so a tuning is a cheap key of a cache.
+    """
+
+    forward: Tile
+    """Forward with a gate. Without one, this many registers make the compiler wait for loads too early."""
+    forward_narrow: Tile
+    """Forward where two channels a thread leave the chip half empty and one channel does not."""
+    forward_segments: Tile
+    """Forward without a gate or over many segments of time: few registers, so that more warps run side by side."""
+    backward_ends: Tile
+    backward: Tile
+    backward_portable: Tile
+    """Backward on GPUs without PTX, where Triton takes minutes to compile a larger tile."""
+    chunk: int
+    """Steps between two states saved for backward."""
+    enough_warps: int
+    """Warps for each multiprocessor below which time is cut into segments."""
+    busy_warps: int
+    """Warps for each multiprocessor that the segments aim at."""
+    min_segment: int
+    """Minimum length of a segment."""
+    short: int
+    """Maximum length that is never cut, since cutting takes two more launches each way."""
+
+
+TUNING = Tuning(
+    forward=Tile(states=4, channels=2, steps=16, num_warps=1, registers=200),
+    forward_narrow=Tile(states=4, channels=1, steps=32, num_warps=1, registers=255),
+    forward_segments=Tile(states=4, channels=2, steps=16, num_warps=1, registers=128),
+    backward_ends=Tile(states=4, channels=2, steps=16, num_warps=1, registers=128),
+    backward=Tile(states=4, channels=2, steps=8, num_warps=8),
+    backward_portable=Tile(states=4, channels=1, steps=4, num_warps=4),
+    chunk=64,
+    enough_warps=5,
+    busy_warps=16,
+    min_segment=64,
+    short=256,
+)
 STEP_BLOCK = 1024
-"""Numbers of the state in a program of the single step."""
-CHUNK = 64
-"""Steps between two saved states."""
-ENOUGH_WARPS = 5
-"""Of a multiprocessor. With fewer, time is cut into segments, of MIN_SEGMENT steps at least, to have BUSY_WARPS."""
-BUSY_WARPS = 16
-MIN_SEGMENT = 64
-SHORT = 256
-"""Steps that are not worth cutting: it takes two more launches each way."""
+"""State elements of one program of the single step."""
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -1297,7 +1326,7 @@ def _add_totals_kernel(
 
 
 class Plan(NamedTuple):
-    """How a kernel covers [B, T, D]: `splits` segments of `segment` steps, a multiple of CHUNK."""
+    """How a kernel covers [B, T, D]: `splits` segments of `segment` steps, a multiple of the chunk length."""
 
     segment: int
     splits: int
@@ -1316,52 +1345,49 @@ def _padded(state: int) -> int:
     return max(4, power_of_2(state))
 
 
-def _plan(x: Tensor, state: int, *configs: Config, splits: int | None = None) -> Plan:
-    """With the first configuration that fills the chip, or where none does, with the last over segments of time."""
-    limits = (ENOUGH_WARPS, BUSY_WARPS, MIN_SEGMENT, SHORT)
-    return _choose(x.shape, state, configs, splits, CHUNK, limits, num_processors(x.device), speaks_ptx())
+def _plan(x: Tensor, state: int, *tiles: Tile, tuning: Tuning, splits: int | None = None) -> Plan:
+    """The first tile that fills the chip over whole sequences, or if none does, the last tile over segments of time."""
+    return _choose(x.shape, state, tiles, tuning, splits, num_processors(x.device), speaks_ptx())
 
 
 @functools.lru_cache(1024)
 def _choose(
     shape: tuple[int, ...],
     state: int,
-    configs: tuple[Config, ...],
+    tiles: tuple[Tile, ...],
+    tuning: Tuning,
     splits: int | None,
-    chunk: int,
-    limits: tuple[int, int, int, int],
     processors: int,
     ptx: bool,
 ) -> Plan:
     if splits is None:
-        enough, busy, min_segment, short = limits
-        whole = [_cover(shape, state, config, 1, chunk, ptx) for config in configs]
+        whole = [_cover(shape, state, tile, 1, tuning.chunk, ptx) for tile in tiles]
         for plan in whole:
-            if plan.warps >= enough * processors:
+            if plan.warps >= tuning.enough_warps * processors:
                 return plan
-        most = 1 if shape[1] <= short else shape[1] // min_segment
-        splits = max(1, min(round(busy * processors / whole[-1].warps), most))
-    return _cover(shape, state, configs[-1], splits, chunk, ptx)
+        most = 1 if shape[1] <= tuning.short else shape[1] // tuning.min_segment
+        splits = max(1, min(round(tuning.busy_warps * processors / whole[-1].warps), most))
+    return _cover(shape, state, tiles[-1], splits, tuning.chunk, ptx)
 
 
-def _cover(shape: tuple[int, ...], state: int, config: Config, splits: int, chunk: int, ptx: bool) -> Plan:
-    assert chunk % config.steps == 0
+def _cover(shape: tuple[int, ...], state: int, tile: Tile, splits: int, chunk: int, ptx: bool) -> Plan:
+    assert chunk % tile.steps == 0
     batch, length, width = shape
     padded = _padded(state)
     # a lane of a channel has at least a step of each group
-    lanes = min(cdiv(padded, config.states), config.steps, 8)
+    lanes = min(cdiv(padded, tile.states), tile.steps, 8)
     # the sums over the warps of a program share 48 KiB
-    num_warps = min(config.num_warps, power_of_2(cdiv(width * lanes, 32 * config.channels)), 256 // padded)
-    block_d = 32 * num_warps // lanes * config.channels
+    num_warps = min(tile.num_warps, power_of_2(cdiv(width * lanes, 32 * tile.channels)), 256 // padded)
+    block_d = 32 * num_warps // lanes * tile.channels
     num_d = cdiv(width, block_d)
     segment = cdiv(cdiv(length, splits), chunk) * chunk
     splits = cdiv(length, segment)
     constants = {
-        "N": state, "NT": padded // lanes, "LANES": lanes, "CHANNELS": config.channels, "BLOCK_D": block_d,
-        "STEPS": config.steps, "num_warps": num_warps,
+        "N": state, "NT": padded // lanes, "LANES": lanes, "CHANNELS": tile.channels, "BLOCK_D": block_d,
+        "STEPS": tile.steps, "num_warps": num_warps,
     }  # fmt: skip
-    if config.registers and ptx:
-        constants["maxnreg"] = config.registers
+    if tile.registers and ptx:
+        constants["maxnreg"] = tile.registers
     return Plan(segment, splits, block_d, batch * splits * num_d, constants)
 
 
@@ -1431,23 +1457,20 @@ def scan_fwd(
     initial_state: Tensor | None,
     return_final_state: bool,
     save: bool,
-    config: Config | None = None,
-    splits: int | None = None,
+    tuning: Tuning,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """y, the final state, the states before every CHUNK steps."""
+    """y, the final state, the states before every chunk."""
     batch, length, width = x.shape
     state = A.shape[1]
-    # without a gate more registers make the compiler wait for loads too early
-    wide = FORWARD if z is not None else FORWARD_CUT
-    configs = (wide, FORWARD_NARROW, FORWARD_CUT) if config is None else (config,)
-    plan = _plan(x, state, *configs, splits=splits)
+    wide = tuning.forward if z is not None else tuning.forward_segments
+    plan = _plan(x, state, wide, tuning.forward_narrow, tuning.forward_segments, tuning=tuning)
     new = partial(torch.empty, dtype=torch.float32, device=x.device)
     y = torch.empty((batch, length, width), dtype=x.dtype, device=x.device)
     final_state = new((batch, width, state)) if return_final_state else None
-    chunks = new((batch, cdiv(length, CHUNK), state, width)) if save else None
+    chunks = new((batch, cdiv(length, tuning.chunk), state, width)) if save else None
     inputs = (x, dt, A, maps.B, maps.C, skip, z, bias)
     sizes = (length, width, plan.segment, plan.splits, *maps.strides, *_strides(x), *_strides(dt), *_strides(z))
-    constants = {**plan.constants, **maps.constants, "CHUNK": CHUNK, "SOFTPLUS": softplus}
+    constants = {**plan.constants, **maps.constants, "CHUNK": tuning.chunk, "SOFTPLUS": softplus}
     start = initial_state
     if plan.splits > 1:
         start = new((batch, plan.splits, state, width))
@@ -1471,20 +1494,19 @@ def scan_bwd(
     dy: Tensor,
     dfinal: Tensor | None,
     initial_dtype: torch.dtype | None,
-    config: Config | None = None,
-    splits: int | None = None,
+    tuning: Tuning,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of x, dt, A, B, C, skip, z, bias and initial state."""
     batch, length, width = x.shape
     state, padded = A.shape[1], _padded(A.shape[1])
-    plan = _plan(x, state, config or (BACKWARD if speaks_ptx() else PORTABLE_BACKWARD), splits=splits)
+    plan = _plan(x, state, tuning.backward if speaks_ptx() else tuning.backward_portable, tuning=tuning)
     new = partial(torch.empty, dtype=torch.float32, device=x.device)
 
     after = dfinal
     if plan.splits > 1:
         after = new((batch, plan.splits, state, width))
         total_dt = new((batch, plan.splits, width))
-        ends = _plan(x, state, ENDS, splits=plan.splits)
+        ends = _plan(x, state, tuning.backward_ends, tuning=tuning, splits=plan.splits)
         launch(
             _bwd_ends_kernel, ends.programs,
             dt, A, maps.B, maps.C, z, bias, dy, after, total_dt,
@@ -1508,14 +1530,14 @@ def scan_bwd(
         for dtype, in_time in zip(maps.dtypes, maps.in_time, strict=True)
     )
     parts = new((num_d, batch * length, padded * sum(maps.in_time))) if any(maps.in_time) else None
-    scratch = new((plan.programs, CHUNK // plan.constants["STEPS"] - 1, padded * plan.block_d))
+    scratch = new((plan.programs, tuning.chunk // plan.constants["STEPS"] - 1, padded * plan.block_d))
     launch(
         _scan_bwd_kernel, plan.programs,
         x, dt, A, maps.B, maps.C, skip, z, bias, chunks, dy, after,
         dx, ddt, dz, totals, dB, dC, parts, dinitial, scratch,
         length, width, plan.segment, plan.splits, *maps.strides,
         *_strides(x), *_strides(dt), *_strides(z), *_strides(dy),
-        **plan.constants, **maps.constants, CHUNK=CHUNK, SOFTPLUS=softplus,
+        **plan.constants, **maps.constants, CHUNK=tuning.chunk, SOFTPLUS=softplus,
     )  # fmt: skip
     del scratch
 
@@ -1553,13 +1575,14 @@ class SelectiveScan(torch.autograd.Function):
         initial_state: Tensor | None,
         softplus: bool,
         return_final_state: bool,
+        tuning: Tuning,
     ) -> tuple[Tensor, Tensor | None]:
         maps = _maps(B, C, _padded(A.shape[1]))
         inputs = (skip, z, bias, softplus, initial_state, return_final_state)
-        y, final_state, chunks = scan_fwd(x, dt, A, maps, *inputs, save=True)
+        y, final_state, chunks = scan_fwd(x, dt, A, maps, *inputs, save=True, tuning=tuning)
         # words are views of B and C, or what would have to be made again
         save(ctx, x, dt, A, maps.B, maps.C, skip, z, bias, chunks)
-        ctx.softplus, ctx.maps = softplus, maps[2:]
+        ctx.softplus, ctx.tuning, ctx.maps = softplus, tuning, maps[2:]
         ctx.initial_dtype = None if initial_state is None else initial_state.dtype
         ctx.set_materialize_grads(False)
         return y, final_state
@@ -1571,8 +1594,10 @@ class SelectiveScan(torch.autograd.Function):
         maps = Maps(B, C, *ctx.maps)
         dy = torch.zeros_like(x) if dy is None else _channel_last(dy)
         dfinal = None if dfinal is None else dfinal.contiguous()
-        gradients = scan_bwd(x, dt, A, maps, skip, z, bias, ctx.softplus, chunks, dy, dfinal, ctx.initial_dtype)
-        return *gradients, None, None
+        gradients = scan_bwd(
+            x, dt, A, maps, skip, z, bias, ctx.softplus, chunks, dy, dfinal, ctx.initial_dtype, ctx.tuning
+        )
+        return *gradients, None, None, None
 
 
 def _channel_last(tensor: Tensor) -> Tensor:
@@ -1588,24 +1613,27 @@ def selective_scan_triton(
     A: Tensor,
     B: Tensor,
     C: Tensor,
-    skip: Tensor | None,
-    z: Tensor | None,
-    bias: Tensor | None,
-    softplus: bool,
-    initial_state: Tensor | None,
-    return_final_state: bool,
+    *,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    initial_state: Tensor | None = None,
+    return_final_state: bool = False,
+    tuning: Tuning = TUNING,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """y [B, T, D] in the dtype of x and on request the final state [B, D, N] in float32."""
+    """`selective_scan` for arguments that it has checked; y in the dtype of x, the final state in float32."""
     wide = (None if m is None else _channel_last(m) for m in (x, dt, z))
-    small = (m if m is None or m.ndim == 3 else m.contiguous() for m in (A, B, C, skip, bias))
+    small = (m if m is None or m.ndim == 3 else m.contiguous() for m in (A, B, C, D, dt_bias))
     (x, dt, z), (A, B, C, skip, bias) = wide, small
     initial_state = None if initial_state is None else initial_state.contiguous()
     tensors = (x, dt, A, B, C, skip, z, bias, initial_state)
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        y, state = SelectiveScan.apply(*tensors, softplus, return_final_state)
+        y, state = SelectiveScan.apply(*tensors, dt_softplus, return_final_state, tuning)
     else:
         maps = _maps(B, C, _padded(A.shape[1]))
-        y, state, _ = scan_fwd(x, dt, A, maps, skip, z, bias, softplus, initial_state, return_final_state, save=False)
+        options = (dt_softplus, initial_state, return_final_state)
+        y, state, _ = scan_fwd(x, dt, A, maps, skip, z, bias, *options, save=False, tuning=tuning)
     return (y, state) if return_final_state else y
 
 
@@ -1616,19 +1644,20 @@ def selective_scan_step_triton(
     B: Tensor,
     C: Tensor,
     state: Tensor,
-    skip: Tensor | None,
-    z: Tensor | None,
-    bias: Tensor | None,
-    softplus: bool,
+    *,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
 ) -> Tensor:
-    """One step without gradients: x [B, D] to y [B, D]; state [B, D, N] is updated in place."""
+    """`selective_scan_step` for arguments that it has checked, without gradients; the state is updated in place."""
     batch, width = x.shape
     num_states = A.shape[1]
     padded = power_of_2(num_states)
     block_d = max(1, STEP_BLOCK // padded)
     y = torch.empty((batch, width), dtype=x.dtype, device=x.device)
     x, dt, z = (m if m is None or m.stride(1) == 1 else m.contiguous() for m in (x, dt, z))
-    A, skip, bias = (m if m is None else m.contiguous() for m in (A, skip, bias))
+    A, skip, bias = (m if m is None else m.contiguous() for m in (A, D, dt_bias))
     # [B, N] or [1, D, N]
     b_b, b_d, b_n = (B.stride(0), 0, B.stride(1)) if B.ndim == 2 else (0, *B.stride()[1:])
     c_b, c_d, c_n = (C.stride(0), 0, C.stride(1)) if C.ndim == 2 else (0, *C.stride()[1:])
@@ -1636,6 +1665,6 @@ def selective_scan_step_triton(
         _step_kernel, batch * cdiv(width, block_d),
         x, dt, A, B, C, skip, z, bias, state, y,
         width, x.stride(0), dt.stride(0), 0 if z is None else z.stride(0), b_b, c_b, b_d, c_d, b_n, c_n,
-        *state.stride(), N=num_states, NP=padded, BLOCK_D=block_d, SOFTPLUS=softplus, PTX=speaks_ptx(), num_warps=4,
+        *state.stride(), N=num_states, NP=padded, BLOCK_D=block_d, SOFTPLUS=dt_softplus, PTX=speaks_ptx(), num_warps=4,
     )  # fmt: skip
     return y

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
-import kernels.selective_scan.chunked as chunked
 from kernels.selective_scan import selective_scan, selective_scan_step
+from kernels.selective_scan.chunked import Schedule, selective_scan_chunked
 from kernels.selective_scan.reference import selective_scan_reference
 from suite.accuracy import assert_close, assert_matches_reference
 
@@ -61,50 +62,57 @@ def at_step(inputs, t):
     return in_time | maps | {n: inputs[n] for n in ("A", "D", "dt_bias", "dt_softplus") if n in inputs}
 
 
-@pytest.fixture
-def small_chunks(monkeypatch):
-    """Chunks of two groups of steps, and segments of one chunk."""
+def short_chunks(*, whole=False, **changes):
+    """The kernel with chunks of two groups of 8 or 16 steps, over segments of one chunk or over the whole sequence.
+
+    changes: new values for the fields of every tile.
+    """
     impl = pytest.importorskip("kernels.selective_scan.triton")
-    for name, value in {"CHUNK": 16, "MIN_SEGMENT": 1, "ENOUGH_WARPS": 1000, "BUSY_WARPS": 1000, "SHORT": 1}.items():
-        monkeypatch.setattr(impl, name, value)
-    monkeypatch.setattr(impl, "FORWARD_NARROW", impl.FORWARD_NARROW._replace(steps=16))
-    return impl
-
-
-def configure(impl, monkeypatch, **values):
-    for name in ("FORWARD", "FORWARD_NARROW", "FORWARD_CUT", "ENDS", "BACKWARD", "PORTABLE_BACKWARD"):
-        monkeypatch.setattr(impl, name, getattr(impl, name)._replace(**values))
+    tiles = {name: tile for name, tile in vars(impl.TUNING).items() if isinstance(tile, impl.Tile)}
+    tiles["forward_narrow"] = tiles["forward_narrow"]._replace(steps=16)
+    tuning = replace(
+        impl.TUNING,
+        **{name: tile._replace(**changes) for name, tile in tiles.items()},
+        chunk=16,
+        enough_warps=0 if whole else 1000,
+        busy_warps=1000,
+        min_segment=1,
+        short=1,
+    )
+    return partial(impl.selective_scan_triton, return_final_state=True, tuning=tuning)
 
 
 def kernel_matches(inputs, dtype=torch.float32, op=TRITON, keep=WIDE):
     assert_matches_reference(op, selective_scan_reference, inputs, dtype=dtype, keep=keep, device=DEVICE)
 
 
-@pytest.fixture(params=["host", "device"])
-def schedule(request, monkeypatch):
-    """The host's schedule in small segments, and the accelerator's: several segments of several blocks."""
-    if request.param == "host":
-        monkeypatch.setattr(chunked, "_segments", lambda length, numbers, on_host: (min(length, 23), min(length, 23)))
-    else:
-        original = chunked._segments
-        monkeypatch.setattr(chunked, "_SEGMENT_NUMBERS_DEVICE", 1 << 12)
-        monkeypatch.setattr(chunked, "_segments", lambda length, numbers, on_host: original(length, numbers, False))
+SCHEDULES = {
+    "host": Schedule(segment_elements=0, min_segment=23, blocks=False),
+    "device": Schedule(segment_elements=1 << 12, min_segment=16, blocks=True),
+}
+
+
+@pytest.fixture(params=list(SCHEDULES))
+def scan(request):
+    """The scan in plain PyTorch by the host's schedule in short segments, and by the accelerator's.
+
+    The latter cuts time into several segments of several blocks.
+    """
+    return partial(selective_scan_chunked, schedule=SCHEDULES[request.param])
 
 
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_segments_and_blocks_equal_the_recurrence(length, dtype, schedule):
+def test_segments_and_blocks_equal_the_recurrence(length, dtype, scan):
     inputs = make_inputs(2, length, 6, 5)
-    assert_matches_reference(
-        partial(selective_scan, return_final_state=True), selective_scan_reference, inputs, dtype=dtype, keep=WIDE
-    )
+    assert_matches_reference(scan, selective_scan_reference, inputs, dtype=dtype, keep=WIDE)
 
 
 @pytest.mark.parametrize("length", [1, 65, 200])
 @pytest.mark.parametrize(("complex_", "constant"), [(True, False), (True, True), (False, True)])
-def test_complex_and_constant_maps_equal_the_recurrence(length, complex_, constant, schedule):
+def test_complex_and_constant_maps_equal_the_recurrence(length, complex_, constant, scan):
     inputs = make_inputs(2, length, 6, 5, complex_=complex_, constant=constant, extras=False)
-    assert_matches_reference(partial(selective_scan, return_final_state=True), selective_scan_reference, inputs)
+    assert_matches_reference(scan, selective_scan_reference, inputs)
 
 
 def test_without_options_equals_the_recurrence():
@@ -113,7 +121,7 @@ def test_without_options_equals_the_recurrence():
 
 
 @pytest.mark.parametrize("complex_", [False, True])
-def test_gradients_agree_with_finite_differences(complex_, schedule):
+def test_gradients_agree_with_finite_differences(complex_, scan):
     inputs = make_inputs(1, 25, 2, 2, complex_=complex_)
     names = [name for name, value in inputs.items() if isinstance(value, torch.Tensor)]
     leaves = [inputs[name].requires_grad_() for name in names]
@@ -122,20 +130,20 @@ def test_gradients_agree_with_finite_differences(complex_, schedule):
         arguments = dict(zip(names, tensors, strict=True))
         return function(**arguments, dt_softplus=True)
 
-    assert torch.autograd.gradcheck(partial(op, partial(selective_scan, return_final_state=True)), leaves)
+    assert torch.autograd.gradcheck(partial(op, scan), leaves)
     if not complex_:
         assert torch.autograd.gradcheck(partial(op, selective_scan_reference), leaves)
 
 
 @pytest.mark.parametrize("split", [1, 40, 64])
-def test_passing_the_state_equals_the_whole(split, schedule):
+def test_passing_the_state_equals_the_whole(split, scan):
     inputs = make_inputs(2, 65, 6, 5)
-    whole, final = selective_scan(**inputs, return_final_state=True)
+    whole, final = scan(**inputs)
     in_time = ("x", "dt", "B", "C", "z")
     first = {name: value[:, :split] if name in in_time else value for name, value in inputs.items()}
     second = {name: value[:, split:] if name in in_time else value for name, value in inputs.items()}
-    y_first, state = selective_scan(**first, return_final_state=True)
-    y_second, state = selective_scan(**(second | {"initial_state": state}), return_final_state=True)
+    y_first, state = scan(**first)
+    y_second, state = scan(**(second | {"initial_state": state}))
     torch.testing.assert_close(torch.cat([y_first, y_second], 1), whole, rtol=1e-11, atol=1e-11)
     torch.testing.assert_close(state, final, rtol=1e-11, atol=1e-11)
 
@@ -151,22 +159,22 @@ def test_steps_equal_the_whole(constant):
     torch.testing.assert_close(state, final, rtol=1e-12, atol=1e-12)
 
 
-def test_future_inputs_cannot_change_the_past(schedule):
+def test_future_inputs_cannot_change_the_past(scan):
     inputs = make_inputs(2, 70, 6, 5)
-    whole = selective_scan(**inputs)
+    whole, _ = scan(**inputs)
     for name in ("x", "dt", "B", "C", "z"):
         changed = inputs[name].clone()
         changed[:, 50:] += 1
-        y = selective_scan(**(inputs | {name: changed}))
+        y, _ = scan(**(inputs | {name: changed}))
         assert torch.equal(y[:, :50], whole[:, :50])
         assert not torch.equal(y[:, 50:], whole[:, 50:])
 
 
-def test_forgetting_everything_at_once_neither_overflows_nor_loses_the_present(schedule):
+def test_forgetting_everything_at_once_neither_overflows_nor_loses_the_present(scan):
     inputs = make_inputs(1, 80, 4, 3, extras=False)
     inputs = {n: v.float() if isinstance(v, torch.Tensor) else v for n, v in inputs.items()} | {"dt_softplus": False}
     inputs["dt"] = torch.full_like(inputs["x"], 1e4).requires_grad_()
-    y = selective_scan(**inputs)
+    y, _ = scan(**inputs)
     expected = inputs["dt"] * inputs["x"] * (inputs["B"] * inputs["C"]).sum(-1, keepdim=True)
     torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-2)
     y.sum().backward()
@@ -199,21 +207,18 @@ def test_states_and_decays_stay_float32_under_autocast():
 
 
 @pytest.mark.parametrize("length", [1, 2, 16, 17, 35])
-@pytest.mark.usefixtures("small_chunks")
 def test_the_kernel_equals_the_recurrence(length):
-    kernel_matches(make_inputs(1, length, 3, 5))
+    kernel_matches(make_inputs(1, length, 3, 5), op=short_chunks())
 
 
 @pytest.mark.parametrize(("dtype", "length"), [(torch.bfloat16, 1), (torch.bfloat16, 18), (torch.float16, 18)])
-@pytest.mark.usefixtures("small_chunks")
 def test_the_kernel_equals_the_recurrence_in_half_precision(dtype, length):
-    kernel_matches(make_inputs(1, length, 3, 4), dtype)
+    kernel_matches(make_inputs(1, length, 3, 4), dtype, op=short_chunks())
 
 
 @pytest.mark.parametrize(("batch", "length", "width"), [(1, 35, 1), (2, 17, 9)])
-def test_one_segment_equals_the_recurrence(batch, length, width, small_chunks, monkeypatch):
-    monkeypatch.setattr(small_chunks, "ENOUGH_WARPS", 0)
-    kernel_matches(make_inputs(batch, length, width, 4))
+def test_one_segment_equals_the_recurrence(batch, length, width):
+    kernel_matches(make_inputs(batch, length, width, 4), op=short_chunks(whole=True))
 
 
 def test_the_kernel_as_configured_equals_the_recurrence():
@@ -223,64 +228,60 @@ def test_the_kernel_as_configured_equals_the_recurrence():
 @pytest.mark.parametrize(
     ("state", "states"), [(1, 4), (16, 2), (16, 4), (16, 16), (24, 8), (24, 16), (64, 4), (64, 16)]
 )
-def test_a_channel_may_be_spread_over_several_lanes(state, states, small_chunks, monkeypatch):
-    configure(small_chunks, monkeypatch, states=states)
-    kernel_matches(make_inputs(1, 9, 2, state))
+def test_a_channel_may_be_spread_over_several_lanes(state, states):
+    kernel_matches(make_inputs(1, 9, 2, state), op=short_chunks(states=states))
 
 
 @pytest.mark.parametrize(("states", "channels"), [(4, 2), (16, 2), (8, 4)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_thread_may_own_several_channels(states, channels, dtype, small_chunks, monkeypatch):
-    configure(small_chunks, monkeypatch, states=states, channels=channels)
-    kernel_matches(make_inputs(1, 18, 21, 16), dtype)
+def test_a_thread_may_own_several_channels(states, channels, dtype):
+    kernel_matches(make_inputs(1, 18, 21, 16), dtype, op=short_chunks(states=states, channels=channels))
 
 
 @pytest.mark.parametrize("missing", ["D", "z", "dt_bias", "initial_state"])
-@pytest.mark.usefixtures("small_chunks")
 def test_every_option_of_the_kernel_may_be_left_out(missing):
     inputs = make_inputs(1, 18, 2, 4)
-    kernel_matches({name: value for name, value in inputs.items() if name != missing})
+    kernel_matches({name: value for name, value in inputs.items() if name != missing}, op=short_chunks())
 
 
-@pytest.mark.usefixtures("small_chunks")
 def test_the_kernel_takes_step_sizes_as_they_are():
     inputs = make_inputs(1, 18, 2, 4, extras=False, initial_state=False)
-    kernel_matches(inputs | {"dt": inputs["dt"].abs(), "dt_softplus": False})
+    kernel_matches(inputs | {"dt": inputs["dt"].abs(), "dt_softplus": False}, op=short_chunks())
 
 
 @pytest.mark.parametrize("constant", [("B",), ("C",), ("B", "C")])
-@pytest.mark.usefixtures("small_chunks")
 def test_the_kernel_takes_maps_that_do_not_depend_on_time(constant):
     fixed = make_inputs(1, 18, 2, 4, constant=True)
-    kernel_matches(make_inputs(1, 18, 2, 4) | {name: fixed[name] for name in constant})
+    kernel_matches(make_inputs(1, 18, 2, 4) | {name: fixed[name] for name in constant}, op=short_chunks())
 
 
-@pytest.mark.usefixtures("small_chunks")
 def test_the_kernel_takes_any_view():
+    scan = short_chunks()
+
     def op(x, dt, A, B, C, z, D, **rest):
         x, _ = torch.cat([x, z], -1).chunk(2, -1)
         dt = dt.repeat_interleave(2, -1)[..., ::2]
         z = z.transpose(1, 2).contiguous().transpose(1, 2)
         A, B = A.t().contiguous().t(), B.transpose(1, 2).contiguous().transpose(1, 2)
-        return TRITON(x, dt, A, B, C.repeat_interleave(2, 1)[:, ::2], z=z, D=D.repeat_interleave(2)[::2], **rest)
+        return scan(x, dt, A, B, C.repeat_interleave(2, 1)[:, ::2], z=z, D=D.repeat_interleave(2)[::2], **rest)
 
     kernel_matches(make_inputs(2, 12, 3, 4), torch.bfloat16, op)
 
 
 @pytest.mark.parametrize("cotangent", ["channel first", "broadcast"])
-@pytest.mark.usefixtures("small_chunks")
 def test_the_output_gradient_may_have_any_memory(cotangent):
+    scan = short_chunks()
     inputs = on_device(make_inputs(1, 12, 3, 4))
     x = inputs["x"].requires_grad_()
     dy = torch.randn(1, 3, 12, device=DEVICE).transpose(1, 2)
     dy = dy if cotangent == "channel first" else dy[:, :1, :1].expand_as(x)
     (expected,) = torch.autograd.grad(selective_scan(**inputs, backend="torch"), x, dy)
-    torch.testing.assert_close(torch.autograd.grad(TRITON(**inputs)[0], x, dy), (expected,))
+    torch.testing.assert_close(torch.autograd.grad(scan(**inputs)[0], x, dy), (expected,))
 
 
 @pytest.mark.parametrize("output", [0, 1], ids=["y", "final state"])
-@pytest.mark.usefixtures("small_chunks")
 def test_either_output_alone_has_the_right_gradients(output):
+    scan = short_chunks()
     names = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_state")
 
     def gradients(op, dtype):
@@ -293,7 +294,7 @@ def test_either_output_alone_has_the_right_gradients(output):
 
     exact = gradients(selective_scan_reference, torch.float64)
     plain = gradients(selective_scan_reference, torch.float32)
-    for name, actual, e, p in zip(names, gradients(TRITON, torch.float32), exact, plain, strict=True):
+    for name, actual, e, p in zip(names, gradients(scan, torch.float32), exact, plain, strict=True):
         assert_close(actual, e, torch.float32, plain=p, what=name)
 
 
@@ -301,14 +302,14 @@ def test_parameters_may_have_the_dtype_of_the_input():
     kernel_matches(make_inputs(1, 12, 3, 4), torch.bfloat16, keep=())
 
 
-@pytest.mark.usefixtures("small_chunks")
 def test_autocast_does_not_change_the_kernel():
+    scan = short_chunks()
     inputs = on_device(make_inputs(1, 12, 3, 4))
     x = inputs["x"].requires_grad_()
     results = []
     for enabled in (False, True):
         with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=enabled):
-            y, state = TRITON(**inputs)
+            y, state = scan(**inputs)
             results.append([y, state, *torch.autograd.grad(y.sum(), x)])
     for plain, under_autocast in zip(*results, strict=True):
         assert plain.dtype == under_autocast.dtype
@@ -316,14 +317,14 @@ def test_autocast_does_not_change_the_kernel():
 
 
 @pytest.mark.parametrize("split", [1, 20])
-@pytest.mark.usefixtures("small_chunks")
 def test_passing_the_state_of_the_kernel_equals_the_whole(split):
+    scan = short_chunks()
     inputs = on_device(make_inputs(1, 22, 3, 4))
     in_time = ("x", "dt", "B", "C", "z")
-    whole, final = TRITON(**inputs)
-    first, state = TRITON(**{n: v[:, :split] if n in in_time else v for n, v in inputs.items()})
+    whole, final = scan(**inputs)
+    first, state = scan(**{n: v[:, :split] if n in in_time else v for n, v in inputs.items()})
     rest = {n: v[:, split:] if n in in_time else v for n, v in inputs.items()}
-    second, state = TRITON(**(rest | {"initial_state": state}))
+    second, state = scan(**(rest | {"initial_state": state}))
     torch.testing.assert_close(torch.cat([first, second], 1), whole, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(state, final, rtol=1e-5, atol=1e-5)
 
@@ -342,31 +343,31 @@ def test_steps_of_the_kernel_equal_the_whole(constant, dtype, width, state):
     assert_close(kept, final, torch.float32, plain=final.float())
 
 
-@pytest.mark.usefixtures("small_chunks")
 def test_future_inputs_cannot_change_the_past_of_the_kernel():
+    scan = short_chunks()
     inputs = on_device(make_inputs(1, 20, 3, 4))
-    whole = TRITON(**inputs)[0]
+    whole = scan(**inputs)[0]
     for name in ("x", "dt", "B", "C", "z"):
         changed = inputs[name].clone()
         changed[:, 17:] += 1
-        y = TRITON(**(inputs | {name: changed}))[0]
+        y = scan(**(inputs | {name: changed}))[0]
         assert torch.equal(y[:, :17], whole[:, :17])
         assert not torch.equal(y[:, 17], whole[:, 17])
 
 
-@pytest.mark.usefixtures("small_chunks")
 def test_the_kernel_neither_overflows_nor_loses_the_present_when_it_forgets_everything_at_once():
+    scan = short_chunks()
     inputs = on_device(make_inputs(1, 18, 2, 4, extras=False)) | {"dt_softplus": False}
     inputs["dt"] = torch.full_like(inputs["x"], 1e4).requires_grad_()
-    y, _ = TRITON(**inputs)
+    y, _ = scan(**inputs)
     expected = inputs["dt"] * inputs["x"] * (inputs["B"] * inputs["C"]).sum(-1, keepdim=True)
     torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-2)
     y.sum().backward()
     assert torch.isfinite(inputs["dt"].grad).all()
 
 
-@pytest.mark.usefixtures("small_chunks")
 def test_the_kernel_keeps_far_less_than_the_states_of_all_times():
+    scan = short_chunks()
     inputs = on_device(make_inputs(1, 48, 4, 8))
     given = {value.data_ptr() for value in inputs.values() if torch.is_tensor(value)}
     inputs["x"].requires_grad_()
@@ -377,12 +378,13 @@ def test_the_kernel_keeps_far_less_than_the_states_of_all_times():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        TRITON(**inputs)
+        scan(**inputs)
     # the states before each chunk and nothing else
     assert [numel for pointer, numel in kept.items() if pointer not in given] == [48 // 16 * 4 * 8]
 
 
-def test_what_is_saved_for_backward_may_come_back_in_other_memory(small_chunks):
+def test_what_is_saved_for_backward_may_come_back_in_other_memory():
+    scan = short_chunks()
     inputs = on_device(make_inputs(1, 18, 2, 4), torch.bfloat16)
     names = ("x", "dt", "z", "B", "C")
     leaves = [inputs[n].requires_grad_() for n in names]
@@ -390,7 +392,7 @@ def test_what_is_saved_for_backward_may_come_back_in_other_memory(small_chunks):
     def output():
         # halves of wider tensors, as those of a projection are
         halves = {n: torch.cat([inputs[n], inputs[n]], -1)[..., : inputs[n].shape[-1]] for n in names}
-        return TRITON(**inputs | halves)[0].sum()
+        return scan(**inputs | halves)[0].sum()
 
     expected = torch.autograd.grad(output(), leaves)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, torch.Tensor.contiguous):

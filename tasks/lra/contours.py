@@ -140,7 +140,7 @@ def _dash(reach: int, end: Array, thickness: int) -> Array:
     else:
         along, across, length = y * dy + x * dx, y * dx - x * dy, dy**2 + dx**2
         inside = (4 * across**2 <= thickness**2 * length) & (along >= 0) & (along <= length)
-    return np.where(inside, FULL, 0)
+    return np.where(inside, FULL, 0).astype(np.uint8)
 
 
 def _disk(radius: int) -> Array:
@@ -154,9 +154,10 @@ def _dilate(pictures: Array, offsets: Array) -> Array:
     reach = int(np.abs(offsets).max())
     wide = np.pad(pictures, [(0, 0)] * (pictures.ndim - 2) + [(reach, reach)] * 2)
     height, width = pictures.shape[-2:]
-    return np.maximum.reduce(
-        [wide[..., reach + y : reach + y + height, reach + x : reach + x + width] for y, x in offsets]
-    )
+    result = np.zeros_like(pictures)
+    for y, x in offsets:
+        np.maximum(result, wide[..., reach + y : reach + y + height, reach + x : reach + x + width], out=result)
+    return result
 
 
 @dataclass(frozen=True)
@@ -403,9 +404,6 @@ def _short_contour(rng: np.random.Generator, canvas: _Canvas) -> tuple[Array, li
     start, direction = np.zeros((count, 2), dtype=np.int64), np.zeros(count, dtype=np.int64)
     placed, crowded = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
     taken = canvas.mask > OCCUPIED
-    width = taken.shape[2]
-    window = (np.arange(size)[:, None] + room) * width + np.arange(size) + room
-    flat = taken.reshape(count, -1)
     for _ in range(TRIES):
         directions, drawn = rng.integers(0, 360, count), rng.integers(0, 2**62, count)
         crowded |= ~placed & ~tables.starts[directions]
@@ -413,12 +411,10 @@ def _short_contour(rng: np.random.Generator, canvas: _Canvas) -> tuple[Array, li
         if not len(trying):
             continue
         needs = tables.start_needs[directions[trying]]
-        shifts = needs[..., 0] * width + needs[..., 1]
         blocked = np.zeros((len(trying), size, size), dtype=bool)
-        for number in range(shifts.shape[1]):
-            blocked |= np.take_along_axis(
-                flat[trying], (window.reshape(1, -1) + shifts[:, number, None]), axis=1
-            ).reshape(blocked.shape)
+        for row, offsets, found in zip(trying, needs, blocked, strict=True):
+            for y, x in offsets.tolist():
+                found |= taken[row, room + y : room + y + size, room + x : room + x + size]
         free = ~blocked.reshape(len(trying), -1)
         number_free = free.sum(axis=1)
         crowded[trying[number_free == 0]] = True

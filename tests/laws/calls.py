@@ -1,0 +1,354 @@
+"""Tiny seeded calls of every operator and tiny networks of every model, for the record of what they compute.
+
+Inputs are made of the raw bits of a PCG64 generator, which NumPy promises never to change, so that they are the same
+numbers on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.attention import attention
+from kernels.attention.reference import attention_reference
+from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from kernels.causal_conv1d.reference import causal_conv1d_reference
+from kernels.fft_conv import fft_conv
+from kernels.fft_conv.reference import fft_conv_reference
+from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
+from kernels.gated_linear_attention.reference import gated_linear_attention_reference
+from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
+from kernels.gated_slot_attention.reference import gated_slot_attention_reference
+from kernels.lti_ssm import lti_ssm, lti_ssm_step
+from kernels.lti_ssm.reference import lti_ssm_reference
+from kernels.selective_scan import selective_scan, selective_scan_step
+from kernels.selective_scan.reference import selective_scan_reference
+from kernels.ssm_kernel import ssm_kernel
+from kernels.ssm_kernel.reference import ssm_kernel_reference
+from suite.contracts import TaskSpec
+
+LENGTH = 70
+"""Crosses the boundary of a chunk of 64 positions."""
+
+Inputs = dict[str, Any]
+
+
+class Draw:
+    """Numbers that do not depend on the machine: a stream of 53 random bits each."""
+
+    def __init__(self, seed: int) -> None:
+        self.bits = np.random.PCG64(seed)
+
+    def __call__(self, *shape: int, low: float = -1.0, high: float = 1.0) -> Tensor:
+        """A float64 tensor of this shape, uniform from low to high."""
+        raw = self.bits.random_raw(int(np.prod(shape)))
+        unit = (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return torch.from_numpy(low + (high - low) * unit).reshape(shape)
+
+    def integers(self, below: int, *shape: int) -> Tensor:
+        """An int64 tensor of this shape with values from 0 to below - 1."""
+        raw = self.bits.random_raw(int(np.prod(shape)))
+        return torch.from_numpy((raw % np.uint64(below)).astype(np.int64)).reshape(shape)
+
+    def complex(self, *shape: int, low: float = -1.0, high: float = 1.0) -> Tensor:
+        """A complex128 tensor of this shape, real part from low to high, imaginary part from 0 to 6."""
+        return torch.complex(self(*shape, low=low, high=high), self(*shape, low=0.0, high=6.0))
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator: its implementations by name, and the arguments that all of them take.
+
+    in_place: names of arguments that the call overwrites; they count as outputs, and no gradient is asked for.
+    """
+
+    case: str
+    implementations: dict[str, Callable[..., Any]]
+    inputs: Inputs
+    in_place: tuple[str, ...] = ()
+    gradients: bool = True
+
+
+def _of(result: Any, keep: slice = slice(None)) -> tuple[Tensor, ...]:
+    parts = result if isinstance(result, tuple) else (result,)
+    flat = [x for part in parts for x in (part if isinstance(part, tuple) else (part,)) if x is not None]
+    return tuple(flat)[keep]
+
+
+def _pair(op: Callable[..., Any], reference: Callable[..., Any], **options: Any) -> dict[str, Callable[..., Any]]:
+    """The PyTorch backend of an operator beside its reference; options are for the operator alone."""
+    return {"torch": partial(op, backend="torch", **options), "reference": reference}
+
+
+def _attention(draw: Draw) -> Iterator[Call]:
+    shape = (2, LENGTH, 2, 4)
+    inputs = {"q": draw(*shape), "k": draw(*shape), "v": draw(*shape)}
+    yield Call("plain", _pair(attention, attention_reference), inputs)
+    yield Call("scaled", _pair(attention, attention_reference), inputs | {"scale": 0.3})
+
+
+def _causal_conv1d(draw: Draw) -> Iterator[Call]:
+    x, weight, bias, state = draw(2, LENGTH, 3), draw(3, 4), draw(3), draw(2, 3, 3)
+    both = _pair(causal_conv1d, causal_conv1d_reference, return_final_state=True)
+    yield Call("plain", both, {"x": x, "weight": weight})
+    yield Call("silu", both, {"x": x, "weight": weight, "bias": bias, "activation": "silu", "initial_state": state})
+    inputs = {"x": x[:, 0], "weight": weight, "bias": bias, "state": state, "activation": "silu"}
+    yield Call("step", {"torch": partial(causal_conv1d_step, backend="torch")}, inputs, ("state",), False)
+
+
+def _fft_conv(draw: Draw) -> Iterator[Call]:
+    u, filter, gates = draw(2, LENGTH, 3), draw(3, LENGTH + 5), draw(2, 2, LENGTH, 3)
+    both = _pair(fft_conv, fft_conv_reference)
+    yield Call("plain", both, {"u": u, "filter": filter})
+    yield Call("gated", both, {"u": u, "filter": filter, "D": draw(3), "gate_in": gates[0], "gate_out": gates[1]})
+    yield Call("short filter", both, {"u": u, "filter": filter[:, :9]})
+
+
+def _qkv(draw: Draw, *leading: int) -> Inputs:
+    return {"q": draw(*leading, 2, 4), "k": draw(*leading, 2, 4), "v": draw(*leading, 2, 3)}
+
+
+def _gated_linear_attention(draw: Draw) -> Iterator[Call]:
+    leading = (2, LENGTH)
+    inputs, state = _qkv(draw, *leading), draw(2, 2, 4, 3)
+    both = _pair(gated_linear_attention, gated_linear_attention_reference)
+    keep = {"initial_state": state, "return_final_state": True}
+    yield Call("no decay", both, inputs)
+    yield Call("head", both, inputs | {"log_decay": draw(2, low=-0.5, high=-0.01), "scale": 0.7} | keep)
+    yield Call("head and step", both, inputs | {"log_decay": draw(*leading, 2, low=-0.5, high=-0.01)} | keep)
+    yield Call("key", both, inputs | {"log_decay": draw(*leading, 2, 4, low=-0.5, high=-0.01)} | keep)
+    on_value = {"log_decay": draw(*leading, 2, 3, low=-0.5, high=-0.01), "decay_on": "value"}
+    yield Call("value", both, inputs | on_value | keep)
+    packed = {name: x[:1] for name, x in inputs.items()}
+    packed |= {"log_decay": draw(1, LENGTH, 2, 4, low=-0.5, high=-0.01), "cu_seqlens": torch.tensor([0, 3, 68, LENGTH])}
+    yield Call("packed", {"torch": both["torch"]}, packed | {"return_final_state": True})
+
+
+def _gated_linear_attention_step(draw: Draw) -> Iterator[Call]:
+    torch_only = {"torch": partial(gated_linear_attention_step, backend="torch")}
+    inputs = _qkv(draw, 2) | {"log_decay": draw(2, 2, 4, low=-0.5, high=-0.01), "state": draw(2, 2, 4, 3)}
+    yield Call("key", torch_only, inputs, gradients=False)
+    on_value = {"log_decay": draw(2, 2, 3, low=-0.5, high=-0.01), "decay_on": "value"}
+    yield Call("value", torch_only, inputs | on_value, gradients=False)
+
+
+def _gated_slot_attention(draw: Draw) -> Iterator[Call]:
+    leading = (2, LENGTH, 2)
+    inputs = _qkv(draw, *leading[:2]) | {"slots": draw(*leading, 5, low=0.0)}
+    both = _pair(gated_slot_attention, gated_slot_attention_reference)
+    log_decay = draw(*leading, 5, low=-0.5, high=-0.01)
+    state = (draw(2, 2, 4, 5), draw(2, 2, 5, 3))
+    yield Call("no decay", both, inputs)
+    keep = {"initial_state": state, "return_final_state": True}
+    yield Call("decay", both, inputs | {"log_decay": log_decay, "scale": 0.7} | keep)
+    packed = {name: x[:1] for name, x in inputs.items()}
+    packed |= {"log_decay": log_decay[:1], "cu_seqlens": torch.tensor([0, 3, 68, LENGTH])}
+    yield Call("packed", {"torch": both["torch"]}, packed | {"return_final_state": True})
+    one = {name: x[:, 0] for name, x in inputs.items()} | {"log_decay": log_decay[:, 0], "state": state}
+    yield Call("step", {"torch": partial(gated_slot_attention_step, backend="torch")}, one, gradients=False)
+
+
+RULES = ("zoh", "bilinear", "dss-softmax", "dss-exp", "dss-exp-no-scale")
+
+
+def _system(draw: Draw, *, shared: bool = False) -> Inputs:
+    return {
+        "A": draw.complex(*(() if shared else (3,)), 4, low=-0.9, high=-0.1),
+        "B": draw.complex(3, 4),
+        "C": draw.complex(3, 4),
+        "dt": draw(3, low=0.05, high=0.3),
+    }
+
+
+def _lti_ssm(draw: Draw) -> Iterator[Call]:
+    u, gates, state = draw(2, LENGTH, 3), draw(2, 2, LENGTH, 3), draw.complex(2, 3, 4)
+    both = _pair(lti_ssm, lti_ssm_reference, return_final_state=True)
+    for rule in RULES:
+        yield Call(rule, both, {"u": u, **_system(draw), "discretization": rule})
+    more = {"D": draw(3), "gate_in": gates[0], "gate_out": gates[1]}
+    yield Call("gated, with a state", both, {"u": u, **_system(draw), **more, "initial_state": state})
+    shared = _system(draw, shared=True) | {"B": None, "conj_pairs": False}
+    yield Call("shared eigenvalues", both, {"u": u, **shared})
+    two_sided = _system(draw) | {"C": draw.complex(2, 3, 4), "bidirectional": True}
+    yield Call("bidirectional", _pair(lti_ssm, lti_ssm_reference), {"u": u, **two_sided})
+    one = {"u": u[:, 0], "state": state, **_system(draw), "D": draw(3)}
+    yield Call("step", {"torch": lti_ssm_step}, one, ("state",), False)
+    softmax = {"discretization": "dss-softmax", "length": 9, "position": 4}
+    yield Call("step of dss-softmax", {"torch": lti_ssm_step}, one | softmax, ("state",), False)
+
+
+def _scan(draw: Draw, *leading: int) -> Inputs:
+    return {
+        "x": draw(*leading, 3),
+        "dt": draw(*leading, 3, low=0.05, high=0.5),
+        "A": draw(3, 4, low=-2.0, high=-0.1),
+        "B": draw(*leading, 4),
+        "C": draw(*leading, 4),
+    }
+
+
+def _selective_scan(draw: Draw) -> Iterator[Call]:
+    leading = (2, LENGTH)
+    inputs = _scan(draw, *leading)
+    both = _pair(selective_scan, selective_scan_reference, return_final_state=True)
+    yield Call("plain", both, inputs)
+    more = {"D": draw(3), "z": draw(*leading, 3), "dt_bias": draw(3), "dt_softplus": True}
+    yield Call("gated, softplus, with a state", both, inputs | more | {"initial_state": draw(2, 3, 4)})
+    fixed = {"A": draw.complex(3, 4, low=-2.0, high=-0.1), "B": draw.complex(3, 4), "C": draw.complex(3, 4)}
+    yield Call("complex, fixed maps", both, inputs | fixed)
+
+
+def _selective_scan_step(draw: Draw) -> Iterator[Call]:
+    inputs = _scan(draw, 2) | {"state": draw(2, 3, 4), "D": draw(3), "z": draw(2, 3), "dt_bias": draw(3)}
+    torch_only = {"torch": partial(selective_scan_step, backend="torch")}
+    yield Call("softplus", torch_only, inputs | {"dt_softplus": True}, ("state",), False)
+
+
+def _ssm_kernel(draw: Draw) -> Iterator[Call]:
+    both = _pair(ssm_kernel, ssm_kernel_reference)
+    for rule in RULES:
+        yield Call(rule, both, {**_system(draw), "length": LENGTH, "discretization": rule})
+    shared = _system(draw, shared=True) | {"B": None, "conj_pairs": False}
+    yield Call("shared eigenvalues", both, {**shared, "length": LENGTH})
+    longer = {"length": LENGTH, "discretization": "dss-softmax", "normalize_over": LENGTH + 7}
+    yield Call("normalised over more", {"torch": both["torch"]}, {**_system(draw), **longer})
+
+
+OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
+    "attention": _attention,
+    "causal_conv1d": _causal_conv1d,
+    "fft_conv": _fft_conv,
+    "gated_linear_attention": _gated_linear_attention,
+    "gated_linear_attention_step": _gated_linear_attention_step,
+    "gated_slot_attention": _gated_slot_attention,
+    "lti_ssm": _lti_ssm,
+    "selective_scan": _selective_scan,
+    "selective_scan_step": _selective_scan_step,
+    "ssm_kernel": _ssm_kernel,
+}
+
+
+def run(call: Call, implementation: Callable[..., Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """Outputs of a call, and the gradients of every floating tensor among its inputs."""
+    inputs = {name: _fresh(value, call.gradients) for name, value in call.inputs.items()}
+    outputs = [*_of(implementation(**inputs)), *(inputs[name] for name in call.in_place)]
+    if not call.gradients:
+        return outputs, []
+    leaves = [x for value in inputs.values() for x in _of(value) if isinstance(x, Tensor) and x.requires_grad]
+    weights = Draw(7)
+    total = sum((wide(x) * weights(*wide(x).shape)).sum() for x in outputs)
+    return outputs, list(torch.autograd.grad(total, leaves))
+
+
+def _fresh(value: Any, gradients: bool) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_fresh(part, gradients) for part in value)
+    if not isinstance(value, Tensor):
+        return value
+    return value.clone().requires_grad_(gradients and (value.is_floating_point() or value.is_complex()))
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in float64; a complex tensor gets a last axis for its real and imaginary part."""
+    return torch.view_as_real(x.to(torch.complex128)) if x.is_complex() else x.double()
+
+
+@dataclass(frozen=True)
+class Network:
+    """A tiny network of a model: its options, and what its task gives and asks for."""
+
+    case: str
+    options: dict[str, Any] = field(default_factory=dict)
+    spec: str = "tokens"
+    rate: float = 1.0
+    """Sampling rate of the inputs over that trained at (`Backbone.at_rate`)."""
+
+
+SPECS = {
+    "tokens": TaskSpec("tokens", num_classes=16, readout="token", max_length=LENGTH, vocab_size=16),
+    "signal": TaskSpec("signal", num_classes=5, readout="sequence", max_length=LENGTH, channels=2),
+    "pair": TaskSpec("tokens", num_classes=2, readout="sequence", max_length=LENGTH // 2, vocab_size=16, towers=2),
+}
+
+BACKBONE = (
+    Network("signal, last position", {"pooling": "last"}, "signal"),
+    Network("two towers", {}, "pair"),
+    Network("untied", {"tie_embeddings": False, "init_residual": "plain"}),
+    *(Network(f"norm={norm}", {"norm": norm}) for norm in ("layer", "rms", "batch")),
+    *(Network(f"position={position}", {"position": position}) for position in ("none", "learned", "sinusoidal")),
+    *(Network(f"channel_mixer={kind}", {"channel_mixer": kind}) for kind in ("none", "mlp", "swiglu")),
+    Network("postnorm", {"prenorm": False}),
+    Network("short convolution", {"short_conv": 3}),
+)
+"""Options of the network around every mixer; they run with linear attention, the simplest mixer."""
+
+MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
+    "attention": (Network("rope", {"position": "rope"}), Network("xpos", {"position": "xpos", "num_heads": 2})),
+    "linear-attention": (
+        Network("relu", {"feature_map": "relu"}),
+        Network("identity", {"feature_map": "identity", "normalize": False}),
+        Network("swish, rms", {"feature_map": "swish", "normalize": False, "output_norm": "rms"}),
+    ),
+    "hgrn2": (Network("no lower bound", {"lower_bound": False}),),
+    "abc": (Network("running mean", {"num_slots": 4, "forget": "running-mean"}),),
+    "s4d": (
+        Network("inv", {"init": "inv", "discretization": "bilinear"}),
+        Network("legs", {"init": "legs", "output": "linear", "d_state": 8}),
+        Network("unit response", {"unit_response": True, "tie_A": True}),
+        Network("bidirectional", {"bidirectional": True}),
+        Network("half the rate", {}, "signal", 0.5),
+    ),
+    "dss-softmax": (Network("glu", {"output": "glu", "d_state": 6}), Network("bidirectional", {"bidirectional": True})),
+    "dss-exp": (Network("half the rate", {}, "signal", 0.5),),
+    "gss": (Network("narrow", {"reduction": 8, "expand": 2.0, "d_state": 8}),),
+    "h3": (
+        Network("heads", {"head_dim": 2, "d_state": 8}),
+        Network("hyena", {"inner": "hyena"}),
+        Network("s6", {"inner": "s6", "d_state": 8}),
+    ),
+    "hyena": (
+        Network("order 3", {"order": 3, "short_filter": 4}),
+        Network("learned positions", {"learn_positions": True, "emb_dim": 9}),
+    ),
+    "mamba": (
+        Network("no gate", {"gate": False}),
+        Network("s4d", {"inner": "s4d"}),
+        Network("hyena", {"inner": "hyena", "d_conv": 2, "expand": 1}),
+        Network("small", {"dt_rank": 1, "d_state": 3}),
+    ),
+}
+"""Options of the mixers beyond their defaults."""
+
+
+def networks(model: str) -> tuple[Network, ...]:
+    """The tiny networks of a registered model: its defaults on tokens and on a signal, then its options."""
+    return Network("tokens"), Network("signal", {}, "signal"), *MODEL_OPTIONS.get(model, ())
+
+
+def build(config: type, network: Network, **options: Any) -> Any:
+    """The network in float64, with the weights of seed 0."""
+    torch.manual_seed(0)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        return config(**{"num_layers": 2, "d_model": 16, **network.options, **options}).build(SPECS[network.spec])
+    finally:
+        torch.set_default_dtype(default)
+
+
+def logits_and_gradients(model: Any, network: Network) -> tuple[Tensor, list[Tensor]]:
+    """Logits of a seeded batch of two rows, and the gradients that a seeded sum of them has."""
+    draw = Draw(11)
+    spec = SPECS[network.spec]
+    tokens = spec.input == "tokens"
+    inputs = draw.integers(spec.vocab_size, 2, LENGTH) if tokens else draw(2, LENGTH, spec.channels)
+    with model.at_rate(network.rate):
+        logits = model(inputs)
+        (logits * draw(*logits.shape)).sum().backward()
+    return logits.detach(), [p.grad for p in model.parameters() if p.grad is not None]

@@ -280,6 +280,7 @@ BACKBONE = (
     Network("signal, last position", {"pooling": "last"}, "signal"),
     Network("two towers", {}, "pair"),
     Network("untied", {"tie_embeddings": False, "init_residual": "plain"}),
+    Network("only channel mixers scaled", {"init_residual": "scaled-mlp"}),
     *(Network(f"norm={norm}", {"norm": norm}) for norm in ("layer", "rms", "batch")),
     *(Network(f"position={position}", {"position": position}) for position in ("none", "learned", "sinusoidal")),
     *(Network(f"channel_mixer={kind}", {"channel_mixer": kind}) for kind in ("none", "mlp", "swiglu")),
@@ -309,6 +310,7 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
     "gss": (Network("narrow", {"reduction": 8, "expand": 2.0, "d_state": 8}),),
     "h3": (
         Network("heads", {"head_dim": 2, "d_state": 8}),
+        Network("trained B", {"train_B": True, "d_state": 8}),
         Network("hyena", {"inner": "hyena"}),
         Network("s6", {"inner": "s6", "d_state": 8}),
     ),

@@ -36,14 +36,9 @@ def model_entry(name="s4d", **options):
     return versions.of_networks(config, networks(name)[:1], **options)
 
 
-def kept(key, names):
-    """The recorded entry, cut to the results of these names."""
-    entry = RECORD[key]
-    return replace(entry, values={name: entry.values[name] for name in names})
-
-
 def changed(key, found):
-    return {name.rpartition(": ")[2] for name in changes(kept(key, found.values), found)}
+    """Which kinds of results differ from the record."""
+    return {name.rpartition(": ")[2] for name in changes(RECORD[key], found)}
 
 
 def test_another_epsilon_of_a_norm_is_found():
@@ -142,6 +137,15 @@ def test_an_update_rewrites_only_what_has_another_version():
     assert record == {"a": OLD, "b": replace(new, version=4), "c": new}
     assert len(refused) == 1
     assert refused[0].startswith("a: computes other numbers")
+
+
+def test_an_update_adds_and_removes_cases_under_the_same_version():
+    more = Entry(3, digests={}, values={"logits": [1.0, 0.5 + 1e-9, -0.25], "gradients": [1.0, 2.0, 3.0]})
+    assert "the cases gradients; rows are new or gone" in problem("model/x", OLD, more)
+    record, refused = update({"a": OLD}, {"a": more})
+    # what was recorded keeps its digits
+    assert record == {"a": Entry(3, values={**OLD.values, "gradients": [1.0, 2.0, 3.0]})}
+    assert refused == []
 
 
 def test_a_result_that_is_not_finite_is_no_record():

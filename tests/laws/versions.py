@@ -15,7 +15,7 @@ rows with the new ones. Raise the version, then run
 
     python -m tests.laws.versions --update
 
-which rewrites the entries whose version was raised, adds new components and refuses everything else.
+which rewrites the entries whose version was raised, adds new components and new cases, and refuses everything else.
 """
 
 from __future__ import annotations
@@ -176,15 +176,22 @@ def compute(key: str) -> Entry:
     return of_networks(MODELS.load(name), networks(name))
 
 
+def results(entry: Entry) -> dict[str, str | list[float]]:
+    """Digests and values together, by name."""
+    return {**entry.digests, **entry.values}
+
+
 def changes(recorded: Entry, found: Entry) -> list[str]:
-    """The results in which two entries differ, by name."""
-    names = {*recorded.digests, *found.digests, *recorded.values, *found.values}
-    return sorted(
-        name
-        for name in names
-        if recorded.digests.get(name) != found.digests.get(name)
-        or not agree(recorded.values.get(name, []), found.values.get(name, []))
-    )
+    """The names of results that both entries have and that differ."""
+    before, after = results(recorded), results(found)
+
+    def same(name: str) -> bool:
+        first, second = before[name], after[name]
+        if isinstance(first, str) or isinstance(second, str):
+            return first == second
+        return agree(first, second)
+
+    return sorted(name for name in before.keys() & after.keys() if not same(name))
 
 
 def problem(key: str, recorded: Entry | None, found: Entry) -> str | None:
@@ -198,7 +205,9 @@ def problem(key: str, recorded: Entry | None, found: Entry) -> str | None:
         return f"{key}: its version was raised from {recorded.version} to {found.version}; run `{update}`."
     changed = changes(recorded, found)
     if not changed:
-        return None
+        # cases that came or went are no change of what is computed
+        other = sorted(results(recorded).keys() ^ results(found).keys())
+        return f"{key}: the cases {'; '.join(other)} are new or gone; run `{update}`." if other else None
     return (
         f"{key}: computes other numbers than recorded for version {found.version}: {'; '.join(changed)}. If this is "
         f"meant, raise its version, say in CHANGELOG.md what moves and run `{update}`; if not, undo the change."
@@ -208,7 +217,7 @@ def problem(key: str, recorded: Entry | None, found: Entry) -> str | None:
 def update(recorded: dict[str, Entry], found: dict[str, Entry]) -> tuple[dict[str, Entry], list[str]]:
     """The new record and the reasons why entries were not rewritten.
 
-    An entry is rewritten where its version was raised and added where there was none; those of components that no
+    An entry is rewritten where its version was raised. New components and new cases are added, and those that no
     longer exist go. A result that changed under an unchanged version is refused.
     """
     new, refused = {}, []
@@ -216,12 +225,21 @@ def update(recorded: dict[str, Entry], found: dict[str, Entry]) -> tuple[dict[st
         before = recorded.get(key)
         if before is None or entry.version > before.version:
             new[key] = entry
-            continue
-        new[key] = before
-        reason = problem(key, before, entry)
-        if reason:
-            refused.append(reason)
+        elif entry.version == before.version and not changes(before, entry):
+            new[key] = merged(before, entry)
+        else:
+            new[key] = before
+            refused.append(problem(key, before, entry) or key)
     return new, refused
+
+
+def merged(recorded: Entry, found: Entry) -> Entry:
+    """The cases of found, with the recorded digits of those that were recorded before."""
+    return Entry(
+        found.version,
+        {name: recorded.digests.get(name, value) for name, value in found.digests.items()},
+        {name: recorded.values.get(name, value) for name, value in found.values.items()},
+    )
 
 
 def read(path: Path = PATH) -> dict[str, Entry]:
@@ -237,9 +255,9 @@ def write(record: dict[str, Entry], path: Path = PATH) -> None:
     for key in sorted(record):
         parts = [f'"version": {record[key].version}']
         for kind in ("digests", "values"):
-            results = asdict(record[key])[kind]
-            if results:
-                inner = ",\n".join(f"   {json.dumps(name)}: {json.dumps(results[name])}" for name in sorted(results))
+            named = asdict(record[key])[kind]
+            if named:
+                inner = ",\n".join(f"   {json.dumps(name)}: {json.dumps(named[name])}" for name in sorted(named))
                 parts.append(f'"{kind}": {{\n{inner}\n  }}')
         lines.append(f' "{key}": {{\n  ' + ",\n  ".join(parts) + "\n }")
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -42,10 +42,12 @@ def lti_ssm_chunked(
     length: int | None = None,
     position: int = 0,
     backend: Literal["auto", "torch"] = "torch",
+    toeplitz_max_length: int = TOEPLITZ_MAX_LENGTH,
 ) -> tuple[Tensor, Tensor | None]:
     """y [B, T, D] in the dtype of u and, where asked, the final state [B, D, N].
 
     backend: that of the filter and of its convolution.
+    toeplitz_max_length: the longest sequence that is multiplied with a Toeplitz matrix.
     """
     dtype, steps = u.dtype, u.shape[1]
     wide = torch.promote_types(u.dtype, widen(A, B, C, dt)[-1])
@@ -65,13 +67,13 @@ def lti_ssm_chunked(
 
     forward = filter_of(C[0] if bidirectional else C)
     with_states = initial_state is not None or return_final_state
-    if steps > TOEPLITZ_MAX_LENGTH and not bidirectional and not with_states:
+    if steps > toeplitz_max_length and not bidirectional and not with_states:
         return fft_conv(u, forward, D=D, gate_in=gate_in, gate_out=gate_out, backend=backend), None
     v = u.to(wide) if gate_in is None else gate_in.to(wide) * u.to(wide)
     if D is not None:
         # the skip is the tap at lag zero
         forward = torch.cat([forward[:, :1] + D.to(wide).unsqueeze(1), forward[:, 1:]], dim=1)
-    y = _convolve(v, forward.to(wide), filter_of(C[1]).to(wide) if bidirectional else None)
+    y = _convolve(v, forward.to(wide), filter_of(C[1]).to(wide) if bidirectional else None, toeplitz_max_length)
     state = None
     if with_states:
         states = _SoftmaxStates if discretization == "dss-softmax" else _States
@@ -84,10 +86,10 @@ def lti_ssm_chunked(
     return (y if gate_out is None else gate_out.to(wide) * y).to(dtype), state
 
 
-def _convolve(v: Tensor, forward: Tensor, backward: Tensor | None) -> Tensor:
+def _convolve(v: Tensor, forward: Tensor, backward: Tensor | None, toeplitz_max_length: int) -> Tensor:
     """v [B, T, D] with forward [D, T] at lags 0, 1, ... and backward [D, T] at lags -1, -2, ..."""
     steps = v.shape[1]
-    if steps <= TOEPLITZ_MAX_LENGTH:
+    if steps <= toeplitz_max_length:
         past = backward.flip(-1)[:, 1:] if backward is not None else forward.new_zeros(forward.shape[0], steps - 1)
         # windows[d, t, s] is the tap at lag t - (T - 1 - s): the Toeplitz matrix for inputs in reversed time
         windows = torch.cat([past, forward], dim=1).unfold(1, steps, 1)

@@ -40,6 +40,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable
 from typing import Any, NamedTuple, overload
 
 import torch
@@ -84,22 +85,37 @@ class Config(NamedTuple):
     stages: tuple[int, int]
 
 
-# by the bytes of a number
-CONFIGS = {2: Config(64, 64, 1, 2, 1, 1, ".cs", (4, 4), (6, 3)), 4: Config(32, 64, 1, 1, 1, 1, ".cs", (8, 8), (2, 2))}
-AVERAGING_LENGTH = 512
-"""Below it outputs may be a few products, whose rounded factors do not average out: two terms of everything."""
-BUSY_PROGRAMS = 3
-"""At once on a multiprocessor."""
-MAX_PAIRS = 32
-"""Complex modes that a backward pass with states in two terms, or in float32, has room for."""
-SHORT_STEPS = 2
-"""Forward, tiles ahead of loops no longer than this only hold memory; without them, four programs fit."""
-SHORT_REGISTERS = 128
-"""Of a thread, where four programs are to fit."""
-TALL_STEPS = 8
-"""Backward, loops at least as long are halved: twice the rows and warps, of segments half as long."""
-SETUP_STEPS = 5
-"""What the setup of a program costs, in chunks of a tile."""
+class Tuning(NamedTuple):
+    """Every choice of the launchers that comes from a measurement; tests pass others in through a `Planner`."""
+
+    narrow: Config = Config(64, 64, 1, 2, 1, 1, ".cs", (4, 4), (6, 3))
+    """For bfloat16 inputs."""
+    wide: Config = Config(32, 64, 1, 1, 1, 1, ".cs", (8, 8), (2, 2))
+    """For float32 and float16 inputs."""
+    averaging_length: int = 512
+    """Sequences shorter than this get two bfloat16 terms of every factor: their outputs may be sums of a few products,
+    in which the rounding errors of the factors do not average out."""
+    programs_per_processor: int = 3
+    """Programs that run at the same time on a multiprocessor."""
+    programs: int | None = None
+    """Programs that run at the same time on the device; None: `programs_per_processor` for each multiprocessor."""
+    sequences: int | None = None
+    """Sequences that share a tile, a power of two; None: the cheapest number."""
+    pieces: int | None = None
+    """Pieces that a sequence is cut into; None: as many as fill the device."""
+    setup_steps: int = 5
+    """Cost of the setup of a program, in steps (one chunk of every row of a tile)."""
+    max_pairs: int = 32
+    """Complex modes for which a backward pass in float32, or with states in two terms, has shared memory."""
+    short_steps: int = 2
+    """Longest forward loop that is compiled with two pipeline stages: in a loop this short, tiles that are loaded
+    further ahead only take shared memory, and without them four programs fit on a multiprocessor."""
+    short_registers: int = 128
+    """Registers that a thread of such a program may use, so that four programs fit."""
+    tall_steps: int = 8
+    """Shortest backward loop that is halved: twice the rows and warps, each row a segment of half the length."""
+    wide_offsets: int = 2**31
+    """Number of elements of a tensor from which on offsets are computed in 64 bits."""
 
 
 @triton.jit
@@ -869,38 +885,42 @@ def _padded(num_states: int, is_complex: bool) -> int:
     return max(32 if is_complex else 64, power_of_2(num_states))
 
 
-def _config(dtype: torch.dtype, length: int, is_complex: bool) -> Config:
-    config = CONFIGS[2 if dtype == torch.bfloat16 else 4]
-    if length < AVERAGING_LENGTH:
+def _config(dtype: torch.dtype, length: int, is_complex: bool, tuning: Tuning) -> Config:
+    config = tuning.narrow if dtype == torch.bfloat16 else tuning.wide
+    if length < tuning.averaging_length:
         return config._replace(gated=2, taps=2, maps=2, states=2)
     # the gradient of dt of slow modes is a small difference of large sums
     return config if is_complex else config._replace(gated=2)
 
 
-def _cheapest(batch: int, length: int, width: int, with_end: bool, slots: int, config: Config) -> Plan:
-    """The cheapest of all ways to share a tile, counted in steps of a program."""
+def cheapest_plan(
+    batch: int, length: int, width: int, with_end: bool, programs: int, config: Config, tuning: Tuning
+) -> Plan:
+    """The cheapest of all ways to share a tile, counted in steps of a program; `programs` run at the same time."""
     # the state after the last whole chunk stands before a chunk that may be empty
     chunks = length // config.chunk + 1 if with_end else cdiv(length, config.chunk)
 
     def shared_by(sequences: int) -> tuple[int, Plan]:
         segments, groups = config.rows // sequences, cdiv(batch, sequences)
         # a piece costs a launch and another reading, so only where half of the chip would be idle
-        pieces = max(1, slots // (groups * width))
+        pieces = tuning.pieces or max(1, programs // (groups * width))
         steps = cdiv(chunks, segments * pieces)
         pieces = cdiv(chunks, segments * steps)
         plan = Plan(config.chunk, chunks, config.rows, segments, steps, pieces, groups, config)
         # states come first, at about half the cost of outputs
-        cost = 2 * SETUP_STEPS + steps * (2 + (segments > 1) + (pieces > 1))
-        return cdiv(plan.programs * width, slots) * cost, plan
+        cost = 2 * tuning.setup_steps + steps * (2 + (segments > 1) + (pieces > 1))
+        return cdiv(plan.programs * width, programs) * cost, plan
 
+    if tuning.sequences is not None:
+        return shared_by(tuning.sequences)[1]
     sizes = [2**i for i in range(config.rows.bit_length())]
     return min((shared_by(size) for size in sizes if size < 2 * batch), key=lambda pair: pair[0])[1]
 
 
-def _backward_plan(plan: Plan, fits: bool) -> Plan:
+def backward_plan(plan: Plan, fits: bool, tall_steps: int) -> Plan:
     """Long loops are halved where twice the rows fit into shared memory; the same sequences share a tile."""
     single, whole = plan.config.maps == plan.config.states == 1, plan.steps % 2 == 0 or plan.pieces == 1
-    if not (fits and single and whole) or plan.steps < TALL_STEPS or plan.segments == 1:
+    if not (fits and single and whole) or plan.steps < tall_steps or plan.segments == 1:
         return plan
     return plan._replace(rows=2 * plan.rows, segments=2 * plan.segments, steps=cdiv(plan.steps, 2))
 
@@ -926,6 +946,7 @@ def _constants(
     wide: bool,
     backward: bool,
     ptx: bool,
+    tuning: Tuning,
 ) -> dict[str, Any]:
     block = _padded(num_states, is_complex)
     warps, stages = plan.config.warps[backward], plan.config.stages[backward]
@@ -934,7 +955,7 @@ def _constants(
         # three to five tiles a step
         stages = min(stages, 3)
     wide_state = block * (2 if is_complex else 1) > 64
-    short = dtype == torch.bfloat16 and not (backward or gated or wide_state) and plan.steps <= SHORT_STEPS
+    short = dtype == torch.bfloat16 and not (backward or gated or wide_state) and plan.steps <= tuning.short_steps
     if short:
         stages = min(stages, 2)
     if backward and (gated or halved or wide_state):
@@ -959,16 +980,28 @@ def _constants(
     }
     if backward:
         constants["HALVED"] = halved
-    return constants | {"maxnreg": SHORT_REGISTERS} if short and ptx else constants
+    return constants | {"maxnreg": tuning.short_registers} if short and ptx else constants
 
 
-class Kind:
-    """What calls on tensors of the same forms have in common: plans, what they allocate and launch; no tensors.
+class CallPlan:
+    """What calls with equal shapes, strides, dtypes and device share: plans, sizes to allocate, launches; no tensors.
 
     trained: whether a backward pass may follow.
+    forms: shape, stride, dtype and device of u, both gates, the initial state, A, B, C, dt and D.
+    launch_type: makes a launch from kernel, grid, numbers and constants.
     """
 
-    def __init__(self, factor: float, rule: str, with_end: bool, trained: bool, *forms: Form) -> None:
+    def __init__(
+        self,
+        factor: float,
+        rule: str,
+        with_end: bool,
+        trained: bool,
+        *forms: Form,
+        tuning: Tuning,
+        launch_type: Callable[..., Launch] = Launch,
+    ) -> None:
+        self.tuning, self.launch_type = tuning, launch_type
         u, gate_in, gate_out, _, A, B, C, _, _ = forms
         assert u is not None
         assert A is not None
@@ -984,8 +1017,9 @@ class Kind:
         # numbers of a channel's states
         self.row = self.num_states * (2 if self.complex else 1)
         self.state_dtype = torch.complex64 if self.complex else torch.float32
-        config, slots = _config(self.dtype, self.length, self.complex), BUSY_PROGRAMS * num_processors(device)
-        self.plan = plan = _cheapest(self.batch, self.length, self.width, with_end, slots, config)
+        config = _config(self.dtype, self.length, self.complex, tuning)
+        programs = tuning.programs or tuning.programs_per_processor * num_processors(device)
+        self.plan = plan = cheapest_plan(self.batch, self.length, self.width, with_end, programs, config, tuning)
         inner = _inner(plan.chunk)
         self.tables = (self.width, plan.chunk + (2 + inner + plan.chunk // inner + 8) * self.row)
         self.states = (self.batch, self.width, self.num_states)
@@ -998,7 +1032,7 @@ class Kind:
     @functools.cached_property
     def backward_plan(self) -> Plan:
         plain = self.dtype == torch.bfloat16 and not self.gated
-        return _backward_plan(self.plan, plain and self.num_states <= 32)
+        return backward_plan(self.plan, plain and self.num_states <= 32, self.tuning.tall_steps)
 
     @functools.cached_property
     def partial(self) -> tuple[int, int, int]:
@@ -1010,12 +1044,12 @@ class Kind:
         plan = self.plan
         numbers = self.num_states, 0 if self.A_shared else self.num_states, plan.steps, cdiv(plan.steps, 2)
         numbers = *numbers, plan.steps.bit_length(), plan.segments.bit_length() - 1, self.factor
-        return Launch(_prepare_kernel, self.width, *numbers, **self._system_constants())
+        return self.launch_type(_prepare_kernel, self.width, *numbers, **self._system_constants())
 
     @functools.cached_property
     def prepare_bwd(self) -> Launch:
         numbers = self.width, self.num_states, 0 if self.A_shared else self.num_states, self.partial[0], self.factor
-        return Launch(_prepare_bwd_kernel, self.width, *numbers, **self._system_constants())
+        return self.launch_type(_prepare_bwd_kernel, self.width, *numbers, **self._system_constants())
 
     def _system_constants(self) -> dict[str, Any]:
         bits, (a, b, c) = self.plan.chunk.bit_length(), self.kinds
@@ -1049,10 +1083,10 @@ class Kind:
         most = self.batch * self.width * plan.chunks * self.saved[-1]
         for stride_b, stride_d in strides:
             most = max(most, self.batch * stride_b + self.width * stride_d + self.length)
-        options = self.dtype, self.gated, most >= 2**31, dy is not None, speaks_ptx()
-        constants = _constants(plan, self.complex, self.num_states, *options)
+        options = self.dtype, self.gated, most >= self.tuning.wide_offsets, dy is not None, speaks_ptx()
+        constants = _constants(plan, self.complex, self.num_states, *options, self.tuning)
         numbers = self.batch, self.length, self.width, self.num_states, plan.pieces, plan.steps, plan.chunks
-        return Launch(kernel, plan.programs * self.width, *numbers, *itertools.chain(*strides), **constants)
+        return self.launch_type(kernel, plan.programs * self.width, *numbers, *itertools.chain(*strides), **constants)
 
     def pass_on(self, reached: Tensor, small: Tensor, first: Tensor | None, backward: bool) -> Tensor:
         """The states at which pieces start, from those they reach from zero; in float64, for powers add errors up."""
@@ -1068,31 +1102,45 @@ class Kind:
         return torch.stack(starts[::-1] if backward else starts).to(reached.dtype)
 
 
-# the host needs longer for one than a short sequence takes
-_kept_kind = functools.lru_cache(256)(Kind)
+TUNING = Tuning()
 
 
-def prepare(kind: Kind, A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, skip: Tensor | None) -> Tensor:
+class Planner:
+    """Makes the `CallPlan` of a call; on a GPU it keeps plans, as making one takes longer than a short kernel runs."""
+
+    def __init__(self, tuning: Tuning = TUNING, launch_type: Callable[..., Launch] = Launch) -> None:
+        self.tuning = tuning
+        self.make = functools.partial(CallPlan, tuning=tuning, launch_type=launch_type)
+        self.kept = functools.lru_cache(256)(self.make)
+
+    def __call__(self, on_gpu: bool, *key: Any) -> CallPlan:
+        return (self.kept if on_gpu else self.make)(*key)
+
+
+PLANNER = Planner()
+
+
+def prepare(call: CallPlan, A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, skip: Tensor | None) -> Tensor:
     """The tables of `_prepare_kernel`, one row a channel."""
-    small = C.new_empty(kind.tables, dtype=torch.float32)
-    kind.prepare(A, B, C, dt, skip, small)
+    small = C.new_empty(call.tables, dtype=torch.float32)
+    call.prepare(A, B, C, dt, skip, small)
     return small
 
 
 def prepare_bwd(
-    kind: Kind, partial: Tensor, A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, skip: Tensor | None
+    call: CallPlan, partial: Tensor, A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, skip: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor | None]:
     """Gradients of A, B, C, dt and the skip."""
     size = C.shape
-    dA, dC, ddt = C.new_empty(size, dtype=kind.A_dtype), C.new_empty(size), dt.new_empty(dt.shape)
+    dA, dC, ddt = C.new_empty(size, dtype=call.A_dtype), C.new_empty(size), dt.new_empty(dt.shape)
     dB = None if B is None else B.new_empty(size)
     dskip = None if skip is None else skip.new_empty(skip.shape)
-    kind.prepare_bwd(A, B, C, dt, partial, dA, dB, dC, ddt, dskip)
-    return dA.sum(0) if kind.A_shared else dA, dB, dC, ddt, dskip
+    call.prepare_bwd(A, B, C, dt, partial, dA, dB, dC, ddt, dskip)
+    return dA.sum(0) if call.A_shared else dA, dB, dC, ddt, dskip
 
 
 def lti_fwd(
-    kind: Kind,
+    call: CallPlan,
     u: Tensor,
     gate_in: Tensor | None,
     gate_out: Tensor | None,
@@ -1101,20 +1149,20 @@ def lti_fwd(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """y, on request the state before chunk T // C and, where trained, the states before each chunk."""
     given, start = (u, gate_in, gate_out, small), initial_state
-    if kind.plan.pieces > 1:
-        ends = u.new_empty((kind.plan.pieces, *kind.states), dtype=kind.state_dtype)
-        kind.launch(None, *given, None, None, None, ends)
-        start = kind.pass_on(ends, small, initial_state, False)
+    if call.plan.pieces > 1:
+        ends = u.new_empty((call.plan.pieces, *call.states), dtype=call.state_dtype)
+        call.launch(None, *given, None, None, None, ends)
+        start = call.pass_on(ends, small, initial_state, False)
     # not the transpose of something else: a view that a custom function returns may not be changed in place
-    y = u.new_empty_strided(u.shape, kind.time_last)
-    saved = u.new_empty(kind.saved, dtype=kind.saved_dtype) if kind.trained else None
-    end = u.new_empty(kind.states, dtype=kind.state_dtype) if kind.with_end else None
-    kind.launch(None, *given, start, y, saved, end)
+    y = u.new_empty_strided(u.shape, call.time_last)
+    saved = u.new_empty(call.saved, dtype=call.saved_dtype) if call.trained else None
+    end = u.new_empty(call.states, dtype=call.state_dtype) if call.with_end else None
+    call.launch(None, *given, start, y, saved, end)
     return y, end, saved
 
 
 def lti_bwd(
-    kind: Kind,
+    call: CallPlan,
     u: Tensor,
     gate_in: Tensor | None,
     gate_out: Tensor | None,
@@ -1125,23 +1173,23 @@ def lti_bwd(
     with_start: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None]:
     """Gradients of u, the gates, partial ones of taps, Bbar, c and log Abar [*, D, *], and of the initial state."""
-    given, strides, after, pieces = (u, gate_in, gate_out, dy, small, saved), dy.stride(), None, kind.plan.pieces
+    given, strides, after, pieces = (u, gate_in, gate_out, dy, small, saved), dy.stride(), None, call.plan.pieces
     if pieces > 1:
-        starts = u.new_empty((pieces, *kind.states), dtype=kind.state_dtype)
-        kind.launch(strides, *given, None, dend, None, None, None, starts, None)
-        after = kind.pass_on(starts, small, None, True)
-    size, order = u.shape, kind.time_last
+        starts = u.new_empty((pieces, *call.states), dtype=call.state_dtype)
+        call.launch(strides, *given, None, dend, None, None, None, starts, None)
+        after = call.pass_on(starts, small, None, True)
+    size, order = u.shape, call.time_last
     du = u.new_empty_strided(size, order)
     dgate_in = None if gate_in is None else gate_in.new_empty_strided(size, order)
     dgate_out = None if gate_out is None else gate_out.new_empty_strided(size, order)
-    dstart = u.new_empty(kind.states, dtype=kind.state_dtype) if with_start else None
-    partial = u.new_empty(kind.partial, dtype=torch.float32)
-    kind.launch(strides, *given, after, dend, du, dgate_in, dgate_out, dstart, partial)
+    dstart = u.new_empty(call.states, dtype=call.state_dtype) if with_start else None
+    partial = u.new_empty(call.partial, dtype=torch.float32)
+    call.launch(strides, *given, after, dend, du, dgate_in, dgate_out, dstart, partial)
     return du, dgate_in, dgate_out, partial, dstart
 
 
 class LtiSsm(torch.autograd.Function):
-    """(u, both gates, initial state, A, B, C, dt, D) and their `Kind` to y and the state before chunk T // C."""
+    """(u, both gates, initial state, A, B, C, dt, D) and their `CallPlan` to y and the state before chunk T // C."""
 
     @staticmethod
     def forward(
@@ -1152,9 +1200,9 @@ class LtiSsm(torch.autograd.Function):
         initial_state: Tensor | None,
         *rest: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        *system, ctx.kind = rest
-        small = prepare(ctx.kind, *system)
-        y, end, states = lti_fwd(ctx.kind, u, gate_in, gate_out, small, initial_state)
+        *system, ctx.call = rest
+        small = prepare(ctx.call, *system)
+        y, end, states = lti_fwd(ctx.call, u, gate_in, gate_out, small, initial_state)
         save(ctx, u, gate_in, gate_out, states, small, *system)
         ctx.set_materialize_grads(False)
         return y, end
@@ -1163,12 +1211,12 @@ class LtiSsm(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dend: Tensor | None) -> tuple[Tensor | None, ...]:
         u, gate_in, gate_out, states, small, *system = saved(ctx)
-        kind, with_start = ctx.kind, ctx.needs_input_grad[3]
-        dy = u.new_empty_strided(u.shape, kind.time_last).zero_() if dy is None else time_last(dy)
+        call, with_start = ctx.call, ctx.needs_input_grad[3]
+        dy = u.new_empty_strided(u.shape, call.time_last).zero_() if dy is None else time_last(dy)
         du, dgate_in, dgate_out, partial, dstart = lti_bwd(
-            kind, u, gate_in, gate_out, dy, small, states, _dense(dend), with_start
+            call, u, gate_in, gate_out, dy, small, states, _dense(dend), with_start
         )
-        return du, dgate_in, dgate_out, dstart, *prepare_bwd(kind, partial, *system), None
+        return du, dgate_in, dgate_out, dstart, *prepare_bwd(call, partial, *system), None
 
 
 def lti_ssm_triton(
@@ -1178,13 +1226,14 @@ def lti_ssm_triton(
     C: Tensor,
     dt: Tensor,
     *,
-    conj_pairs: bool,
-    D: Tensor | None,
-    discretization: str,
-    gate_in: Tensor | None,
-    gate_out: Tensor | None,
-    initial_state: Tensor | None,
-    return_final_state: bool,
+    conj_pairs: bool = True,
+    D: Tensor | None = None,
+    discretization: str = "zoh",
+    gate_in: Tensor | None = None,
+    gate_out: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    return_final_state: bool = False,
+    planner: Planner = PLANNER,
 ) -> tuple[Tensor, Tensor | None]:
     """y [B, T, D] as u, time contiguous, and on request the final state [B, D, N] in float32 or complex64."""
     u = time_last(u)
@@ -1195,8 +1244,9 @@ def lti_ssm_triton(
     system = A, B, C, dt, D = _dense(A), _dense(B), _dense(C), _dense(dt), _dense(D)
     tensors = (u, gate_in, gate_out, initial_state, *system)
     trained = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-    single = u.dtype == torch.bfloat16 and u.shape[1] >= AVERAGING_LENGTH
-    if trained and is_complex and A.shape[-1] > MAX_PAIRS and not single:
+    max_pairs = planner.tuning.max_pairs
+    single = u.dtype == torch.bfloat16 and u.shape[1] >= planner.tuning.averaging_length
+    if trained and is_complex and A.shape[-1] > max_pairs and not single:
         # a backward pass of all modes would take more shared memory than there is; y is a sum over modes
         run = functools.partial(
             lti_ssm_triton,
@@ -1206,6 +1256,7 @@ def lti_ssm_triton(
             gate_in=gate_in,
             gate_out=gate_out,
             return_final_state=return_final_state,
+            planner=planner,
         )
         (y, state), (others, state_of_others) = (
             run(
@@ -1216,20 +1267,20 @@ def lti_ssm_triton(
                 D=skip,
                 initial_state=None if initial_state is None else initial_state[..., modes],
             )
-            for modes, skip in ((slice(MAX_PAIRS), D), (slice(MAX_PAIRS, None), None))
+            for modes, skip in ((slice(max_pairs), D), (slice(max_pairs, None), None))
         )
         if state is not None and state_of_others is not None:
             state = torch.cat([state, state_of_others], -1)
         return y + others, state
     options = 2.0 if conj_pairs else 1.0, discretization, return_final_state, trained
-    kind = (_kept_kind if u.is_cuda else Kind)(*options, *map(form, tensors))
+    call = planner(u.is_cuda, *options, *map(form, tensors))
     if trained:
-        y, state = LtiSsm.apply(*tensors, kind)
+        y, state = LtiSsm.apply(*tensors, call)
     else:
-        y, state, _ = lti_fwd(kind, u, gate_in, gate_out, prepare(kind, *system), initial_state)
+        y, state, _ = lti_fwd(call, u, gate_in, gate_out, prepare(call, *system), initial_state)
     if state is None:
         return y, None
-    rest = u.shape[1] % kind.plan.chunk
+    rest = u.shape[1] % call.plan.chunk
     if not rest:
         return y, state
     # the last steps that are no whole chunk
@@ -1241,7 +1292,7 @@ def lti_ssm_triton(
         added = added if factor is None else added * factor
     state = torch.exp(z * rest) * state + added
     # the logarithm of a negative Abar makes a real system complex on the way only
-    return y, (state if kind.complex else state.real).to(kind.state_dtype)
+    return y, (state if call.complex else state.real).to(call.state_dtype)
 
 
 def lti_ssm_triton_bidirectional(
@@ -1251,14 +1302,15 @@ def lti_ssm_triton_bidirectional(
     C: Tensor,
     dt: Tensor,
     *,
-    conj_pairs: bool,
-    D: Tensor | None,
-    discretization: str,
-    gate_in: Tensor | None,
-    gate_out: Tensor | None,
+    conj_pairs: bool = True,
+    D: Tensor | None = None,
+    discretization: str = "zoh",
+    gate_in: Tensor | None = None,
+    gate_out: Tensor | None = None,
+    planner: Planner = PLANNER,
 ) -> Tensor:
     """y [B, T, D]: C[0] reads inputs up to t, C[1] those after it, as a causal run through reversed time."""
-    same: dict[str, Any] = {"conj_pairs": conj_pairs, "discretization": discretization}
+    same: dict[str, Any] = {"conj_pairs": conj_pairs, "discretization": discretization, "planner": planner}
     same |= {"initial_state": None, "return_final_state": False}
     past, _ = lti_ssm_triton(u, A, B, C[0], dt, D=D, gate_in=gate_in, gate_out=gate_out, **same)
     if u.shape[1] == 1:

@@ -1,0 +1,57 @@
+"""From the state before a chunk or segment to the state behind it."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.lti_ssm.triton.products import _interleave, _multiply, _parts
+
+
+@triton.jit
+def _decayed(b_x, a_re, a_im, r_re, r_im, COMPLEX: tl.constexpr, HALF: tl.constexpr):
+    """(a + r) x for interleaved x, r what rounding took of a: over many chunks it adds up."""
+    x_re, x_im = _parts(b_x, COMPLEX)
+    y_re, y_im = _multiply(a_re, a_im, x_re, x_im, COMPLEX)
+    if not HALF:
+        x_re, x_im = _multiply(r_re, r_im, x_re, x_im, COMPLEX)
+        y_re, y_im = y_re + x_re, y_im + x_im
+    return _interleave(y_re, y_im, COMPLEX)
+
+
+@triton.jit
+def _compose(a_re, a_im, x_re, x_im, b_re, b_im, y_re, y_im):
+    """First h -> a h + x, then h -> b h + y."""
+    return (
+        b_re * a_re - b_im * a_im,
+        b_re * a_im + b_im * a_re,
+        b_re * x_re - b_im * x_im + y_re,
+        b_re * x_im + b_im * x_re + y_im,
+    )
+
+
+@triton.jit
+def _compose_real(a, x, b, y):
+    return b * a, b * x + y
+
+
+@triton.jit
+def _scan(b_x, a_re, a_im, r_re, r_im, SEGMENTS: tl.constexpr, COMPLEX: tl.constexpr, HALF: tl.constexpr):
+    """s_r = (a + r) s_{r-1} + x_r over the rows of interleaved x, of SEGMENTS rows each."""
+    x_re, x_im = _parts(b_x, COMPLEX)
+    if not HALF:
+        # powers of a rounded a err as often as there are rows
+        a_re, a_im = a_re.to(tl.float64) + r_re.to(tl.float64), a_im.to(tl.float64) + r_im.to(tl.float64)
+        x_re, x_im = x_re.to(tl.float64), x_im.to(tl.float64)
+    ROWS: tl.constexpr = x_re.shape[0]
+    N: tl.constexpr = x_re.shape[1]
+    x_re = tl.reshape(x_re, [ROWS // SEGMENTS, SEGMENTS, N])
+    a_re = a_re[None, :, :] + tl.zeros_like(x_re)
+    if COMPLEX:
+        x_im = tl.reshape(x_im, [ROWS // SEGMENTS, SEGMENTS, N])
+        a_im = a_im[None, :, :] + tl.zeros_like(x_re)
+        _, _, x_re, x_im = tl.associative_scan((a_re, a_im, x_re, x_im), 1, _compose)
+        x_im = tl.reshape(x_im, [ROWS, N])
+    else:
+        _, x_re = tl.associative_scan((a_re, x_re), 1, _compose_real)
+    return _interleave(tl.reshape(x_re, [ROWS, N]).to(tl.float32), x_im.to(tl.float32), COMPLEX)

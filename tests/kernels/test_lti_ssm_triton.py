@@ -425,7 +425,7 @@ def test_inputs_of_another_kind_start_what_they_would_alone(programs):
         def __call__(self, *tensors):
             kinds = [x is not None and (x.dtype, x.shape) for x in tensors]
             assert kinds == self.__dict__.setdefault("kinds", kinds)
-            started[-1].append((self.kernel, self.grid, self.numbers, self.constants, kinds))
+            started[-1].append((self.kernel, self.grid, self.scalars, self.named, kinds))
 
     def start_all(planner):
         op = partial(lti_ssm_triton, planner=planner)

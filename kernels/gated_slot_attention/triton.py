@@ -2,7 +2,7 @@
 
     logits = GLA(q, k, slots; decay on values)   p = softmax(logits)   o = GLA(p, slots, v; decay on keys)
 
-The passes are those of `kernels/gated_linear_attention/triton.py`, where layout, precision and cost stand. Both decay
+The passes are those of `kernels/gated_linear_attention/triton/`, where layout, precision and cost stand. Both decay
 along the slots, so that slots exp(R) and exp(P_C) of a chunk are made once. Gradients: dp from the second pass,
 
     dlogits = p (dp - <p, dp>),
@@ -25,7 +25,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated_linear_attention.triton import Plan, backward, forward, plan, recorded, rows
+from kernels.gated_linear_attention.triton.autograd import recorded
+from kernels.gated_linear_attention.triton.passes import backward, forward
+from kernels.gated_linear_attention.triton.plan import Plan, make_plan, rows
 from kernels.gated_slot_attention.reference import State
 from kernels.launch import cdiv, launch, power_of_2, save, saved
 
@@ -78,9 +80,9 @@ def attend(
     q, k, v, slots = rows(q), rows(k), rows(v), rows(slots)
     g = None if g is None else rows(g)
     forms = q, k, v, slots, g, keys, values
-    first = plan(scale, *forms, ends=packed)
+    first = make_plan(scale, *forms, ends=packed)
     # the last None makes it one of its own
-    second = plan(1.0, *forms, None) if packed is None else first._replace(scale=1.0)
+    second = make_plan(1.0, *forms, None) if packed is None else first._replace(scale=1.0)
     initial = [None if x is None else x.contiguous() for x in (keys, values)]
     final: list[Tensor | None] = [None, None]
     if return_final_state:

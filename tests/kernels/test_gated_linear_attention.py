@@ -229,7 +229,7 @@ def equals_the_loop(inputs, dtype=torch.float32, keep=KEEP):
 def narrow_tiles(monkeypatch):
     """The interpreter computes what is masked, too; tiles of 64 are for a GPU's sake."""
     if DEVICE == "cpu":
-        monkeypatch.setattr("kernels.gated_linear_attention.triton.NARROWEST", 16)
+        monkeypatch.setattr("kernels.gated_linear_attention.triton.plan.NARROWEST", 16)
 
 
 def on_device(inputs, dtype=torch.float32):
@@ -247,7 +247,7 @@ def results(inputs, op=TRITON):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of 16 channels, several of them in K and in V."""
-    impl = pytest.importorskip("kernels.gated_linear_attention.triton")
+    impl = pytest.importorskip("kernels.gated_linear_attention.triton.plan")
     for table in (impl.SCORES, impl.STATES, impl.READ, impl.GRADS):
         for kind, config in table.items():
             monkeypatch.setitem(table, kind, config._replace(block_k=16, block_v=16))
@@ -292,12 +292,13 @@ def test_the_kernels_at_other_decays_equal_the_loop(decay, strength):
 
 @pytest.mark.parametrize("decay", ["key", "value"])
 def test_factors_about_the_middle_of_a_chunk_and_the_tree_equal_the_loop(decay, monkeypatch):
-    impl = pytest.importorskip("kernels.gated_linear_attention.triton")
     inputs = small_inputs(70, decay, strength=0.1)
-    monkeypatch.setattr(impl, "_limit", lambda precision: 60.0)
+    for place in ("scores", "grads"):
+        monkeypatch.setattr(f"kernels.gated_linear_attention.triton.{place}.mild_limit", lambda precision: 60.0)
     equals_the_loop(inputs, torch.bfloat16)
     about_the_middle = results(on_device(inputs))
-    monkeypatch.setattr(impl, "_limit", lambda precision: 0.0)
+    for place in ("scores", "grads"):
+        monkeypatch.setattr(f"kernels.gated_linear_attention.triton.{place}.mild_limit", lambda precision: 0.0)
     equals_the_loop(inputs, torch.bfloat16)
     assert not torch.equal(about_the_middle[0], results(on_device(inputs))[0])
 
@@ -337,7 +338,7 @@ def test_packed_sequences_equal_separate_ones(op, decay):
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_segments_walked_side_by_side_equal_the_loop(decay, chunks, monkeypatch):
     """Five chunks in segments of one, or of three and two."""
-    impl = pytest.importorskip("kernels.gated_linear_attention.triton")
+    impl = pytest.importorskip("kernels.gated_linear_attention.triton.states")
     monkeypatch.setattr(impl, "FEW_STATES", (1000, 1000))
     monkeypatch.setattr(impl, "SHORTEST", chunks)
     equals_the_loop(small_inputs(290, decay, strength=0.02))
@@ -356,7 +357,7 @@ def forward_is_right(inputs, dtype=torch.bfloat16, **options):
 @pytest.fixture
 def no_states(monkeypatch):
     """States may not be written."""
-    impl = pytest.importorskip("kernels.gated_linear_attention.triton")
+    impl = pytest.importorskip("kernels.gated_linear_attention.triton.passes")
 
     def refuse(*_):
         raise AssertionError("states were written")
@@ -378,8 +379,8 @@ def test_a_forward_that_keeps_its_states_inside_equals_the_loop(length, key_dim,
 @pytest.mark.usefixtures("no_states")
 def test_a_forward_without_states_in_segments_equals_the_loop(decay, monkeypatch):
     """Five chunks in segments of three and two."""
-    monkeypatch.setattr("kernels.gated_linear_attention.triton.SHORTEST", 2)
-    monkeypatch.setattr("kernels.gated_linear_attention.triton.WARPS", 100)
+    monkeypatch.setattr("kernels.gated_linear_attention.triton.states.SHORTEST", 2)
+    monkeypatch.setattr("kernels.gated_linear_attention.triton.walk.WARPS", 100)
     forward_is_right(small_inputs(290, decay, strength=0.02, H=1))
 
 
@@ -490,7 +491,7 @@ def test_autocast_does_not_change_the_kernels(decay):
 
 def keep_launches(monkeypatch):
     """Plans keep launches as they do on a GPU, and a launch sees to it that its tensors are of the same kinds."""
-    impl = pytest.importorskip("kernels.gated_linear_attention.triton")
+    impl = pytest.importorskip("kernels.gated_linear_attention.triton.plan")
     make, plans = impl._plan, {}
 
     class Watched(impl.Launch):

@@ -218,7 +218,7 @@ def test_a_misfit_is_an_error_that_says_what_fits(change, message):
 def narrow_tiles(monkeypatch):
     """The interpreter computes what is masked, too; tiles of 64 are for a GPU's sake."""
     if DEVICE == "cpu":
-        monkeypatch.setattr("kernels.gated_linear_attention.triton.NARROWEST", 16)
+        monkeypatch.setattr("kernels.gated_linear_attention.triton.plan.NARROWEST", 16)
 
 
 SMALL = {"B": 1, "K": 16, "V": 24, "M": 10}

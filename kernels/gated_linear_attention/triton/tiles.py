@@ -1,0 +1,54 @@
+"""Device functions that load, store and round tiles."""
+
+# mypy: disable-error-code="assignment, misc"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def as_operand(b_x, dtype: tl.constexpr, PRECISION: tl.constexpr):
+    """As products take it. tf32 products cut off what they have no bits for; rounding loses half as much."""
+    if dtype == tl.float32 and PRECISION == "tf32":
+        b_bits = (b_x.to(tl.float32).to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+        b_operand = tl.where(b_x == b_x, b_bits.to(tl.float32, bitcast=True), b_x)
+    else:
+        b_operand = b_x.to(dtype)
+    return b_operand
+
+
+@triton.jit
+def load_tile(p, stride_t, o_t, o_x, T, X):
+    """Rows o_t and columns o_x, zero outside of T and X."""
+    m_x = (o_t < T)[:, None] & (o_x < X)[None, :]
+    return tl.load(p + o_t.to(tl.int64)[:, None] * stride_t + o_x[None, :], mask=m_x, other=0.0)
+
+
+@triton.jit
+def load_transposed(p, stride_t, o_t, o_x, T, X):
+    m_x = (o_x < X)[:, None] & (o_t < T)[None, :]
+    return tl.load(p + o_t.to(tl.int64)[None, :] * stride_t + o_x[:, None], mask=m_x, other=0.0)
+
+
+@triton.jit
+def store_tile(p, stride_t, o_t, o_x, T, X, b_x):
+    m_x = (o_t < T)[:, None] & (o_x < X)[None, :]
+    tl.store(p + o_t.to(tl.int64)[:, None] * stride_t + o_x[None, :], b_x.to(p.dtype.element_ty), mask=m_x)
+
+
+@triton.jit
+def chunk_span(table, i_t, T, C: tl.constexpr):
+    """Where chunk i_t starts, and where its sequence ends."""
+    if table is None:
+        start, end = i_t * C, T
+    else:
+        start, end = tl.load(table + 2 * i_t), tl.load(table + 2 * i_t + 1)
+    return start, end
+
+
+@triton.jit
+def load_state(p, o_k, o_v, K: tl.constexpr, V: tl.constexpr):
+    m_s = (o_k < K)[:, None] & (o_v < V)[None, :]
+    return tl.load(p + o_k[:, None] * V + o_v[None, :], mask=m_s, other=0.0)

@@ -136,6 +136,9 @@ def run(
     ] = None,
     results: Results = LOCAL,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; with cuda, spread over the visible GPUs.")] = 1,
+    threads: Annotated[
+        int, typer.Option(min=1, help="CPU threads of each training run; another number gives other last digits.")
+    ] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved plan and train nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Repeat runs that are already stored.")] = False,
 ) -> None:
@@ -159,12 +162,14 @@ def run(
         where=_shown(path),
     )
     from suite.environment import device_name, pick_device
-    from suite.runner import plan
+    from suite.runner import no_operators, outdated, plan
 
     target = pick_device(device)
-    planned = plan(runs, [results], force=force)
+    planned = plan(runs, [results], force=force, versions={})
     todo = [item.run for item in planned if item.todo]
     console = Console()
+    if (line := outdated(planned)) is not None:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     if dry_run:
         _print_plan(runs, {item.run.run_id: item.stored or "to do" for item in planned})
         console.print(
@@ -179,7 +184,9 @@ def run(
 
     with GridDisplay(console, len(todo)) as display:
         try:
-            ended = run_all(todo, results, target, display, jobs=jobs, fresh=force)
+            ended = run_all(
+                todo, results, target, display, jobs=jobs, fresh=force, threads=threads, record=no_operators
+            )
         except KeyboardInterrupt:
             display.interrupted()
             raise typer.Exit(130) from None
@@ -278,9 +285,19 @@ def show(
     first = frame.iloc[0]
     console = Console()
     facts = Table("", "", box=None, show_header=False)
-    for column in ("run_id", "experiment", "scale", "seed", "device", "torch", "triton", "cuda", "python", "commit"):
+    for column in ("run_id", "experiment", "scale", "seed", "device", "threads", "torch", "triton", "cuda"):
         facts.add_row(column, str(first[column]))
-    for column in ("dirty", "stand_in", "split_policy", "data_digest", "started_at", "duration_s"):
+    for column in (
+        "operators",
+        "python",
+        "commit",
+        "dirty",
+        "stand_in",
+        "split_policy",
+        "data_digest",
+        "started_at",
+        "duration_s",
+    ):
         facts.add_row(column, str(first[column]))
     for key, value in iter_keys(json.loads(first["config"])):
         facts.add_row(key, json.dumps(value))

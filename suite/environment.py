@@ -81,6 +81,7 @@ def provenance(device: Any) -> dict[str, Any]:
         "torch": torch.__version__,
         "triton": _version("triton"),
         "cuda": torch.version.cuda or "",
+        "threads": torch.get_num_threads(),
         "python": platform.python_version(),
     }
 

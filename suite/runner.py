@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import gc
 import json
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,12 +28,26 @@ A failed one (an exception, a full disk) is tried again by the next call, and so
 """
 
 
+Operators = Mapping[str, Mapping[str, object]]
+"""Name of an operator to its `version` and `backend`."""
+Recorder = Callable[[], AbstractContextManager[Operators]]
+"""Opens a context whose value fills with the operators that are called in it. Worker processes get it by pickle."""
+
+
+@contextlib.contextmanager
+def no_operators() -> Iterator[Operators]:
+    """Records nothing."""
+    yield {}
+
+
 @dataclass(frozen=True)
 class Planned:
     """A run of the grid and how a stored one of the same identity ended (None: not stored)."""
 
     run: AnyRun
     stored: str | None
+    older: tuple[str, ...] = ()
+    """Operators that have a higher version today than the stored run used: `selective_scan 1 (now 2)`."""
 
     @property
     def todo(self) -> bool:
@@ -50,14 +66,39 @@ class Finished:
     """Its result in a few words."""
 
 
-def plan(runs: Sequence[AnyRun], roots: Sequence[Path], *, force: bool = False) -> list[Planned]:
-    """What is stored below any of the roots is done; with `force` nothing is."""
+def plan(
+    runs: Sequence[AnyRun], roots: Sequence[Path], *, force: bool = False, versions: Mapping[str, int] | None = None
+) -> list[Planned]:
+    """What is stored below any of the roots is done; with `force` nothing is.
+
+    versions: today's version of every operator, against which those of stored runs are held.
+    """
     planned = []
     for run in runs:
         paths = (storage.result_path(root, run.experiment, run.scale, run.run_id) for root in roots)
-        stored = None if force else next((status for path in paths if (status := storage.status_of(path))), None)
-        planned.append(Planned(run, stored))
+        found = None if force else next((ending for path in paths if (ending := storage.ending(path))), None)
+        if found is None:
+            planned.append(Planned(run, None))
+            continue
+        older = tuple(
+            f"{name} {used['version']} (now {versions[name]})"
+            for name, used in sorted(found.operators.items())
+            if versions and used["version"] < versions.get(name, 0)
+        )
+        planned.append(Planned(run, found.status, older))
     return planned
+
+
+def outdated(planned: Sequence[Planned]) -> str | None:
+    """One line on the stored runs that are kept although their operators have changed; None where there are none."""
+    kept = [item for item in planned if item.older and not item.todo]
+    if not kept:
+        return None
+    groups: dict[str, list[str]] = {}
+    for item in kept:
+        groups.setdefault(", ".join(item.older), []).append(item.run.run_id)
+    parts = "; ".join(f"{operators}: {', '.join(run_ids)}" for operators, run_ids in groups.items())
+    return f"kept, but stored with older operators ({parts}); --force repeats them"
 
 
 def execute(
@@ -69,13 +110,19 @@ def execute(
     stop: Callable[[], bool] = lambda: False,
     fresh: bool = False,
     sharing: int = 1,
+    threads: int = 1,
+    record: Recorder = no_operators,
 ) -> Finished:
     """Trains and measures one run, or times it, and stores it. Failures become rows; only an interruption is passed on.
 
-    fresh: ignore a checkpoint that lies there. sharing: how many runs use this device at a time, itself included.
+    fresh: ignore a checkpoint that lies there.
+    sharing: how many runs use this device at a time, itself included.
+    threads: CPU threads that a run trains on. A run that times takes all that torch has.
+    record: tells which operators the run used.
     """
     import torch
 
+    from suite import measure
     from suite.bench.measure import Unavailable
     from suite.bench.models import ModelTimer
     from suite.bench.series import Series, Timer
@@ -93,22 +140,26 @@ def execute(
     else:
         worker = Trainer(run, device, checkpoint=checkpoint, report=report, stop=stop)
     status, error = "ok", ""
-    try:
-        worker()
-    except KeyboardInterrupt:
-        raise
-    except DivergedError as reason:
-        status, error = "diverged", str(reason)
-    except Unavailable as reason:
-        status, error = reason.status, str(reason)
-    except torch.OutOfMemoryError as reason:
-        status, error = "oom", str(reason).splitlines()[0]
-    except Exception as reason:
-        status, error = "failed", f"{type(reason).__name__}: {reason}\n{traceback.format_exc(limit=-4)}"
+    training = isinstance(worker, Trainer)
+    with measure.host_threads(threads if training else None), record() as operators:
+        try:
+            worker()
+        except KeyboardInterrupt:
+            raise
+        except DivergedError as reason:
+            status, error = "diverged", str(reason)
+        except Unavailable as reason:
+            status, error = reason.status, str(reason)
+        except torch.OutOfMemoryError as reason:
+            status, error = "oom", str(reason).splitlines()[0]
+        except Exception as reason:
+            status, error = "failed", f"{type(reason).__name__}: {reason}\n{traceback.format_exc(limit=-4)}"
+        columns = _columns(run, device, started_at, sharing)
     outcome = worker.outcome
-    columns = _columns(run, device, started_at, sharing) | {
+    columns |= {
         "data_digest": outcome.data_digest,
         "duration_s": outcome.seconds,
+        "operators": None if record is no_operators else json.dumps(operators, sort_keys=True),
     }
     outcome.add("run", "", None, status=status, error=error)
     rows = [{"step": outcome.step, **columns, **row} for row in outcome.rows]

@@ -1,13 +1,16 @@
 """Results as parquet: one tidy row a measurement, one file a run, written once.
 
 A file is written under a temporary name and renamed, so a reader never sees half of one, parallel workers never share
-one, and nothing is ever edited. `read` refuses files of another schema version by name.
+one, and nothing is ever edited. Files of an older schema are read with null in the columns they lack; `read` refuses
+any other file by name.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +20,10 @@ import pyarrow.parquet as pq
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+
+ADDED = {"threads": 2, "operators": 2}
+"""Columns that not every schema version has, and the first one that does."""
 
 SCHEMA = pa.schema(
     [
@@ -48,6 +54,8 @@ SCHEMA = pa.schema(
         ("torch", pa.string()),
         ("triton", pa.string()),
         ("cuda", pa.string()),
+        ("threads", pa.int32()),  # CPU threads that torch computed with; null in rows of schema 1
+        ("operators", pa.string()),  # JSON: version and backend of every operator used; null where not recorded
         ("python", pa.string()),
         ("precision", pa.string()),  # fp32, tf32, bf16
         ("deterministic", pa.bool_()),
@@ -93,9 +101,10 @@ def check(path: Path) -> None:
             version = versions[0] if len(versions) == 1 else versions
     except (pa.ArrowInvalid, OSError) as error:
         raise SchemaError(f"{path}: not a parquet file ({' '.join(str(error).split())[:120]}); remove it") from None
-    if version != SCHEMA_VERSION or not set(SCHEMA.names) <= set(schema.names):
+    columns = {name for name in SCHEMA.names if ADDED.get(name, 1) <= version} if isinstance(version, int) else set()
+    if version not in range(1, SCHEMA_VERSION + 1) or not columns <= set(schema.names):
         raise SchemaError(
-            f"{path}: results schema {version}, this version reads {SCHEMA_VERSION}; "
+            f"{path}: results schema {version}, this version reads 1 to {SCHEMA_VERSION}; "
             "read it with the commit that wrote it, or move it away and run again"
         )
 
@@ -120,13 +129,51 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
     return pa.concat_tables(pq.read_table(path, schema=SCHEMA) for path in paths).to_pandas()
 
 
-def status_of(path: Path) -> str | None:
-    """How a stored run ended: `ok`, `failed`, `diverged`, `oom`; None where there is no file."""
+@dataclass(frozen=True)
+class Ending:
+    """How a stored run ended: `ok`, `failed`, `diverged`, `oom` or `n/a`, and the operators it used."""
+
+    status: str
+    operators: dict[str, dict[str, Any]]
+    """Name to `version` and `backend`; empty where they were not recorded."""
+
+
+def ending(path: Path) -> Ending | None:
+    """The end of a stored run; None where there is no file. A file without a last row is that of a failed run."""
     if not path.exists():
         return None
     check(path)
-    statuses = pq.read_table(path, columns=["status", "metric"])
-    ended = [
-        s for s, m in zip(statuses["status"].to_pylist(), statuses["metric"].to_pylist(), strict=True) if m == "run"
+    columns = ["metric", "status", "operators"]
+    rows = pq.read_table(path, schema=pa.schema([SCHEMA.field(name) for name in columns])).to_pylist()
+    for row in rows:
+        if row["metric"] == "run":
+            return Ending(row["status"], json.loads(row["operators"] or "{}"))
+    return Ending("failed", {})
+
+
+def operator_mix(rows: Iterable[Mapping[str, Any]]) -> str | None:
+    """What differs between the operators behind several rows, in words; None where nothing does.
+
+    rows: stored rows or the first row of each run; only the column `operators` is read. `selective_scan: version 1
+    (torch), version 2 (triton)`. Rows without a record among rows with one are counted, because their versions are
+    not known.
+    """
+    found: dict[str, set[tuple[int, str]]] = {}
+    unknown = known = 0
+    for row in rows:
+        text = row.get("operators")
+        # pandas has NaN for null
+        if not isinstance(text, str):
+            unknown += 1
+            continue
+        known += 1
+        for name, used in json.loads(text).items():
+            found.setdefault(name, set()).add((used["version"], used["backend"]))
+    parts = [
+        f"{name}: {', '.join(f'version {version} ({backend})' for version, backend in sorted(kinds))}"
+        for name, kinds in sorted(found.items())
+        if len(kinds) > 1
     ]
-    return ended[0] if ended else "failed"
+    if unknown and known:
+        parts.append(f"not recorded in {unknown} of {unknown + known} rows")
+    return "; ".join(parts) or None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import queue
 import signal
 import threading
@@ -21,7 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from suite.config import AnyRun
-from suite.runner import Finished, execute
+from suite.runner import Finished, Recorder, execute, no_operators
 from suite.trainer import Progress
 
 
@@ -57,18 +56,30 @@ def _interruptible(event: Any) -> Iterator[None]:
 
 
 def run_all(
-    runs: Sequence[AnyRun], root: Path, device: torch.device, display: Display, *, jobs: int = 1, fresh: bool = False
+    runs: Sequence[AnyRun],
+    root: Path,
+    device: torch.device,
+    display: Display,
+    *,
+    jobs: int = 1,
+    fresh: bool = False,
+    threads: int = 1,
+    record: Recorder = no_operators,
 ) -> list[Finished]:
-    """Carries out the runs and returns how they ended, in order of their ending."""
+    """Carries out the runs and returns how they ended, in order of their ending. Options are those of `execute`.
+
+    threads: CPU threads of each training run, the same here and in a worker process, so that its numbers are too.
+    """
+    options: dict[str, Any] = {"fresh": fresh, "threads": threads, "record": record}
     if jobs > 1 and len(runs) > 1:
-        return _run_parallel(runs, root, device, display, min(jobs, len(runs)), fresh)
+        return _run_parallel(runs, root, device, display, min(jobs, len(runs)), options)
     stop = threading.Event()
     ended = []
     with _interruptible(stop):
         for run in runs:
             display.started(run)
             report = partial(display.progressed, run)
-            ended.append(execute(run, root, device, report=report, stop=stop.is_set, fresh=fresh))
+            ended.append(execute(run, root, device, report=report, stop=stop.is_set, **options))
             display.finished(ended[-1])
             if stop.is_set():
                 raise KeyboardInterrupt
@@ -78,14 +89,13 @@ def run_all(
 _worker: dict[str, Any] = {}
 
 
-def _start_worker(messages: Any, stop: Any, devices: Any, threads: int, sharing: int) -> None:
+def _start_worker(messages: Any, stop: Any, devices: Any, options: dict[str, Any]) -> None:
     # the parent decides what an interruption means
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(threads)
-    _worker.update(messages=messages, stop=stop, device=torch.device(devices.get()), sharing=sharing)
+    _worker.update(messages=messages, stop=stop, device=torch.device(devices.get()), options=options)
 
 
-def _work(run: AnyRun, root: Path, fresh: bool) -> Finished | None:
+def _work(run: AnyRun, root: Path) -> Finished | None:
     messages, stop = _worker["messages"], _worker["stop"]
     if stop.is_set():
         return None
@@ -95,22 +105,19 @@ def _work(run: AnyRun, root: Path, fresh: bool) -> Finished | None:
         messages.put((run.run_id, progress))
 
     try:
-        device, sharing = _worker["device"], _worker["sharing"]
-        return execute(run, root, device, report=report, stop=stop.is_set, fresh=fresh, sharing=sharing)
+        return execute(run, root, _worker["device"], report=report, stop=stop.is_set, **_worker["options"])
     except KeyboardInterrupt:
         return None
 
 
 def _run_parallel(
-    runs: Sequence[AnyRun], root: Path, device: torch.device, display: Display, jobs: int, fresh: bool
+    runs: Sequence[AnyRun], root: Path, device: torch.device, display: Display, jobs: int, options: dict[str, Any]
 ) -> list[Finished]:
     context = multiprocessing.get_context("spawn")
     messages, stop, devices = context.Queue(), context.Event(), context.Queue()
     spread = torch.cuda.device_count() if device.type == "cuda" and device.index is None else 1
     for worker in range(jobs):
         devices.put(f"cuda:{worker % spread}" if spread > 1 else str(device))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = max(1, cores // jobs)
     by_id = {run.run_id: run for run in runs}
 
     def forward_messages(block: bool) -> None:
@@ -123,12 +130,12 @@ def _run_parallel(
                     display.progressed(by_id[run_id], progress)
 
     ended: list[Finished] = []
-    setup: tuple[Any, ...] = (messages, stop, devices, threads, -(-jobs // spread))
+    setup: tuple[Any, ...] = (messages, stop, devices, {**options, "sharing": -(-jobs // spread)})
     with (
         _interruptible(stop),
         ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker, initargs=setup) as pool,
     ):
-        waiting = [pool.submit(_work, run, root, fresh) for run in runs]
+        waiting = [pool.submit(_work, run, root) for run in runs]
         while waiting:
             forward_messages(block=True)
             for future in [future for future in waiting if future.done()]:

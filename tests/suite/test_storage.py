@@ -1,5 +1,7 @@
 """Rows are written whole or not at all, and a file of another schema is refused by name."""
 
+import json
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,7 +18,7 @@ def test_rows_come_back_as_written(tmp_path):
     assert frame["metric"].tolist() == ["run", "loss"]
     assert frame["value"][1] == 0.5
     assert list(frame["samples"][1]) == [1.0, 2.0]
-    assert storage.status_of(path) == "ok"
+    assert storage.ending(path) == storage.Ending("ok", {})
     assert [file.name for file in path.parent.iterdir()] == ["ab.parquet"]
 
 
@@ -26,15 +28,56 @@ def test_an_unknown_column_is_our_own_fault(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("version", [0, 2])
+@pytest.mark.parametrize("version", [0, 3])
 def test_another_schema_version_is_refused_by_name(tmp_path, version):
     path = tmp_path / "old.parquet"
     storage.write(path, [ROW])
     table = pq.read_table(path)
     other = table.set_column(0, "schema", pa.array([version], pa.int32()))
     pq.write_table(other, path)
-    with pytest.raises(storage.SchemaError, match=rf"old.parquet: results schema {version}, this version reads 1"):
+    with pytest.raises(storage.SchemaError, match=rf"old.parquet: results schema {version}, this version reads 1 to 2"):
         storage.read([path])
+
+
+def test_rows_of_the_first_schema_are_read_with_null_in_the_columns_they_lack(tmp_path):
+    path = storage.result_path(tmp_path, "e", "paper", "ab")
+    storage.write(path, [ROW])
+    table = pq.read_table(path).drop_columns(["threads", "operators"])
+    pq.write_table(table.set_column(0, "schema", pa.array([1], pa.int32())), path)
+    frame = storage.read([path])
+    assert list(frame.columns) == storage.SCHEMA.names
+    assert frame["seed"].tolist() == [3]
+    assert frame[["threads", "operators"]].isna().all(axis=None)
+    assert storage.ending(path) == storage.Ending("ok", {})
+    # the same file that calls itself of the second schema lacks two columns
+    pq.write_table(table.set_column(0, "schema", pa.array([2], pa.int32())), path)
+    with pytest.raises(storage.SchemaError, match="results schema 2"):
+        storage.read([path])
+
+
+def used(**operators):
+    """A row that records (version, backend) of operators."""
+    record = {name: {"version": version, "backend": backend} for name, (version, backend) in operators.items()}
+    return {**ROW, "operators": json.dumps(record)}
+
+
+def test_equal_operators_are_no_mix():
+    assert storage.operator_mix([]) is None
+    assert storage.operator_mix([ROW, {**ROW, "operators": None}, {**ROW, "operators": float("nan")}]) is None
+    assert storage.operator_mix([used(scan=(1, "torch")), used(scan=(1, "torch"), conv=(3, "triton"))]) is None
+
+
+def test_a_mix_names_the_operators_that_differ_and_how():
+    rows = [used(scan=(2, "triton"), conv=(1, "torch")), used(scan=(1, "torch"), conv=(1, "torch"))]
+    assert storage.operator_mix(rows) == "scan: version 1 (torch), version 2 (triton)"
+    rows.append(used(conv=(1, "triton")))
+    assert storage.operator_mix(rows) == (
+        "conv: version 1 (torch), version 1 (triton); scan: version 1 (torch), version 2 (triton)"
+    )
+
+
+def test_rows_without_a_record_among_rows_with_one_are_counted():
+    assert storage.operator_mix([used(scan=(1, "torch")), ROW, ROW]) == "not recorded in 2 of 3 rows"
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 truncated"])

@@ -140,6 +140,8 @@ def test_a_series_is_one_run_with_a_time_for_each_length(tmp_path):
         assert min(row["samples"]) <= row["value"] <= max(row["samples"])
         assert row["precision"] == "float32"
     assert found["run", ""]["status"] == "ok"
+    # a timing takes all the threads that torch has
+    assert found["run", ""]["threads"] == torch.get_num_threads()
     assert json.loads(found["run", ""]["config"])["bench"]["lengths"] == LENGTHS
 
 

@@ -1,5 +1,6 @@
 """One loop for every task: the same seed gives the same losses, whatever interrupts it."""
 
+import contextlib
 import math
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from suite import data, storage, trainer
 from suite.config import TrainConfig
 from suite.data import FiniteOrder, FreshOrder, HostOrder, digest
-from suite.runner import execute, plan
+from suite.runner import execute, outdated, plan
 from suite.schedule import Plateau, lr_factor
 from tests.suite.toy import Parity, make_run
 
@@ -107,6 +108,37 @@ def test_every_row_carries_its_provenance(tmp_path):
     for column in ("device", "torch", "python", "precision", "data_digest", "started_at", "config"):
         assert frame[column].astype(bool).all(), column
     assert (frame["duration_s"] > 0).all()
+
+
+@contextlib.contextmanager
+def planted_operators(version=1):
+    used = {}
+    yield used
+    used["scan"] = {"version": version, "backend": "torch"}
+
+
+def test_a_row_records_the_operators_that_the_run_used(tmp_path):
+    run = make_run()
+    execute(run, tmp_path, CPU, record=planted_operators)
+    execute(run, tmp_path / "unrecorded", CPU)
+    frame = storage.read(storage.files([tmp_path], run.experiment))
+    assert set(frame["operators"]) == {'{"scan": {"backend": "torch", "version": 1}}'}
+    frame = storage.read(storage.files([tmp_path / "unrecorded"], run.experiment))
+    assert frame["operators"].isna().all()
+
+
+def test_a_stored_run_whose_operators_are_older_than_todays_is_kept_and_named(tmp_path):
+    run, other = make_run(), make_run(seed=1)
+    execute(run, tmp_path, CPU, record=planted_operators)
+    execute(other, tmp_path, CPU, record=planted_operators)
+    assert outdated(plan([run], [tmp_path], versions={"scan": 1})) is None
+    assert outdated(plan([run], [tmp_path])) is None
+    planned = plan([run, other, make_run(seed=2)], [tmp_path], versions={"scan": 3, "conv": 2})
+    assert [item.todo for item in planned] == [False, False, True]
+    assert outdated(planned) == (
+        f"kept, but stored with older operators (scan 1 (now 3): {run.run_id}, {other.run_id}); --force repeats them"
+    )
+    assert outdated(plan([run], [tmp_path], force=True, versions={"scan": 3})) is None
 
 
 def test_the_data_digest_is_the_same_whatever_the_model():

@@ -1,0 +1,72 @@
+"""A run computes on the same number of CPU threads wherever it runs, so that its numbers are the same."""
+
+import pytest
+import torch
+
+from models import MODELS
+from suite import storage
+from suite.config import ExperimentConfig, Resolver, expand
+from suite.executors.local import run_all
+from suite.runner import execute
+from tests.suite.toy import TASKS, make_run
+
+CPU = torch.device("cpu")
+TIMED = ("train_throughput", "train_steps", "inference_throughput", "peak_rss")
+
+
+class Silent:
+    """A display that shows nothing."""
+
+    def started(self, run): ...
+
+    def progressed(self, run, progress): ...
+
+    def finished(self, finished): ...
+
+
+def large(seed=0):
+    """A run with sums so long that two threads give other last digits than one (seen on two cores)."""
+    config = ExperimentConfig(
+        title="threads",
+        baseline={
+            "task": {"name": "parity", "length": 64, "num_train": 128},
+            "model": {"name": "s4d", "num_layers": 1},
+            "train": {"epochs": 1, "batch_size": 64, "lr": 0.01},
+        },
+        seeds=(seed,),
+    )
+    (run,) = expand("toy/threads", config, Resolver(TASKS, MODELS))
+    return run
+
+
+def metrics(root, run):
+    """What must not depend on where the run ran, bit by bit."""
+    frame = storage.read([storage.result_path(root, run.experiment, run.scale, run.run_id)])
+    frame = frame[~frame["metric"].isin(TIMED)]
+    return frame[["metric", "split", "slice", "step", "value", "data_digest", "threads"]].to_dict("records")
+
+
+@pytest.fixture
+def two_threads():
+    """A process that computes on two threads, as one with two cores does unless it is told otherwise."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
+
+
+def test_a_run_has_the_same_metrics_here_and_in_a_worker(tmp_path, two_threads):
+    run, other = large(), large(seed=1)
+    run_all([run], tmp_path / "alone", CPU, Silent(), jobs=1)
+    run_all([run], tmp_path / "left", CPU, Silent(), jobs=2)
+    run_all([run, other], tmp_path / "worker", CPU, Silent(), jobs=2)
+    alone, left, worker = (str(metrics(tmp_path / name, run)) for name in ("alone", "left", "worker"))
+    assert alone == left == worker
+    assert "'threads': 1" in alone
+
+
+def test_a_row_says_how_many_threads_its_run_had(tmp_path, two_threads):
+    for count in (1, 3):
+        execute(make_run(seed=count), tmp_path, CPU, threads=count)
+        assert {row["threads"] for row in metrics(tmp_path, make_run(seed=count))} == {count}

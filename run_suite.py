@@ -161,11 +161,13 @@ def run(
         num_seeds=seeds,
         where=_shown(path),
     )
+    from kernels.backend import record_operators
+    from kernels.versions import VERSIONS
     from suite.environment import device_name, pick_device
-    from suite.runner import no_operators, outdated, plan
+    from suite.runner import outdated, plan
 
     target = pick_device(device)
-    planned = plan(runs, [results], force=force, versions={})
+    planned = plan(runs, [results], force=force, versions=VERSIONS)
     todo = [item.run for item in planned if item.todo]
     console = Console()
     if (line := outdated(planned)) is not None:
@@ -185,7 +187,7 @@ def run(
     with GridDisplay(console, len(todo)) as display:
         try:
             ended = run_all(
-                todo, results, target, display, jobs=jobs, fresh=force, threads=threads, record=no_operators
+                todo, results, target, display, jobs=jobs, fresh=force, threads=threads, record=record_operators
             )
         except KeyboardInterrupt:
             display.interrupted()

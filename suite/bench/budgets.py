@@ -1,20 +1,24 @@
-"""Budgets of compiled kernels: what each one may cost on a GPU, checked without one.
+"""Budgets of compiled kernels: what each kernel may cost on a GPU, checked on a machine without one.
 
 Every variant that the operators launch (`suite.bench.compile`) is compiled ahead of time for each target, and its
-figures (`suite.bench.disassembly`) are held against those committed in a file:
+figures (`suite.bench.disassembly`) are compared with those in a committed file:
 
     {"signatures": {VARIANT: "x:*bf16/16 T:i32/16 bias=None"},
      "budgets": {TRITON VERSION: {TARGET: {VARIANT: {"registers": 40, "spills": 0, "stack": 0, "shared": 0,
-                                                     "instructions": 512, "matrix": {}, "loads": {"16": 8}}}}}}
+                                                     "instructions": 512, "matrix": {}, "loads": {"16": 8}}}}},
+     "digests": {TRITON VERSION: {TARGET: {VARIANT: "91c4e0b7d2a35f68"}}}}
 
-A variant is `op/kernel[pointer types, constants, options]#digits`, the digits standing for its signature. Where it
-cannot be compiled for a target, or takes more shared memory than that has, the reason stands in place of the figures.
-One line a variant, so that a diff of the file is a list of what changed.
+A variant is `op/kernel[pointer types, constants, options]#digits`, where the digits are a digest of its signature.
+Where a variant cannot be compiled for a target, or takes more shared memory than the target has, the reason stands in
+place of figures. Each variant has one line, so that a diff of the file lists what changed.
 
-A figure may not exceed its budget (instructions: by 5 %, for they tell little of time), nor may matrix instructions of
-a kind become fewer, nor the narrowest or the mean load narrower; and no code may read what nothing wrote. A variant
-without a budget and a budget without a variant are violations too. Budgets hold for one version of Triton; with another
-there is nothing to check.
+A figure may not exceed its budget; only instructions may, by 5 %, because their number says little about time. There
+may not be fewer matrix instructions of a kind than the budget says, the narrowest load and the mean load may not be
+narrower, and no instruction may read a register that nothing has written. A variant without a budget and a budget
+without a variant are violations, too. Budgets hold for one version of Triton; with another, nothing can be checked.
+
+The digests are those of the source that the budgets were written from (`Launch.digest`). A variant with the same digest
+would be compiled to the same machine code, so the quick tier of the tests does not compile it again.
 """
 
 from __future__ import annotations
@@ -23,12 +27,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from suite.bench.compile import TARGETS
 from suite.bench.disassembly import Figures
@@ -37,35 +41,53 @@ from suite.environment import REPOSITORY
 FILE = REPOSITORY / "kernels" / "budgets.json"
 UPDATE = "python run_suite.py bench --update-budgets"
 INSTRUCTIONS = 1.05
-"""How far the number of instructions may exceed its budget."""
+"""The factor by which the number of instructions may exceed its budget."""
 MAX_JOBS = 16
-"""Each process takes seconds to start."""
+"""The largest default number of processes; each takes seconds to start."""
 KEPT_VARIABLES = ("TRITON_CACHE_DIR", "TRITON_HOME")
-"""The only settings of Triton that reach the compiler: any other could change what it makes."""
+"""The only environment variables of Triton that the compiling processes inherit; others could change the code."""
 
 Found = Figures | str
 """Figures, or the reason why the variant cannot be compiled."""
 
 
+class Variant(NamedTuple):
+    """A variant as the compiling process lists it."""
+
+    signature: str
+    digest: str
+
+
+Digests = dict[str, dict[str, str]]
+"""Digests of the source, by target and variant."""
+
+
 @dataclass(frozen=True)
 class Collection:
-    """What the compiler makes of the operators today."""
+    """The variants that the operators launch, and the figures of those that were compiled.
+
+    triton:      the version of Triton.
+    ops:         the operators.
+    signatures:  signature by variant.
+    digests:     digest of the source by target and variant. It names every variant that is launched on a target; a
+                 target for which Triton cannot compile is left out.
+    found:       figures by target and variant, of the variants that were compiled.
+    unavailable: by target, the reason why Triton cannot compile for it.
+    failures:    a line for each case whose kernels could not be recorded.
+    """
 
     triton: str
     ops: tuple[str, ...]
     signatures: dict[str, str]
-    """By variant."""
+    digests: Digests
     found: dict[str, dict[str, Found]]
-    """By target and variant; a target that Triton cannot compile for is not there."""
     unavailable: dict[str, str]
-    """The reason, by target."""
     failures: tuple[str, ...]
-    """Cases whose kernels could not be seen."""
 
 
 @dataclass(frozen=True)
 class Violation:
-    """One line: which kernel, which target, what."""
+    """One line that says which kernel on which target violates what."""
 
     variant: str
     target: str
@@ -76,7 +98,7 @@ class Violation:
 
 
 def triton_version() -> str | None:
-    """None where Triton is not installed."""
+    """The installed version of Triton; None where it is not installed."""
     try:
         import triton
     except ImportError:
@@ -85,7 +107,7 @@ def triton_version() -> str | None:
 
 
 def reason(path: Path = FILE) -> str | None:
-    """Why nothing can be checked here."""
+    """Why nothing can be checked on this machine; None where budgets can be checked."""
     version = triton_version()
     if version is None:
         return "Triton is not installed"
@@ -95,52 +117,79 @@ def reason(path: Path = FILE) -> str | None:
     return None
 
 
+def digests(path: Path = FILE) -> Digests:
+    """The digests of the source that the budgets for the installed version of Triton were written from."""
+    return _read(path)["digests"].get(triton_version(), {})
+
+
 def collect(
     workloads: Mapping[str, str],
     targets: Sequence[str] | None = None,
     jobs: int | None = None,
     *,
+    unchanged: Mapping[str, Mapping[str, str]] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Collection:
-    """Compiles every variant of the operators, in `jobs` processes (default: one a core, MAX_JOBS at most).
+    """Lists the variants of the operators and compiles them, except those whose digest is in `unchanged`.
 
-    workloads: where the workload of an operator stands, `module:attribute`.
-    progress:  is told how many of how many variants are done.
+    workloads: the workload of each operator as `module:attribute`.
+    targets:   names of GPUs; all of `TARGETS` by default.
+    jobs:      number of processes; by default one for each core, but at most MAX_JOBS.
+    unchanged: digests by target and variant, such as `digests` returns. None compiles all variants.
+    progress:  called with the number of variants that are compiled and the number of all that will be.
     """
     setting = {"workloads": dict(workloads), "targets": list(targets or TARGETS)}
-    count = jobs or min(MAX_JOBS, os.cpu_count() or 1)
-    processes = [_start(setting) for _ in range(count)]
+    processes = [_start(setting)]
     try:
         first = _answer(processes[0])
-        variants: dict[str, dict[str, str]] = first["variants"]
+        listed = {
+            target: {name: Variant(*pair) for name, pair in known.items()}
+            for target, known in first["variants"].items()
+        }
+        known = unchanged or {}
+        tasks = [
+            (target, name)
+            for target, variants in listed.items()
+            for name, variant in variants.items()
+            if known.get(target, {}).get(name) != variant.digest
+        ]
+        count = min(jobs or min(MAX_JOBS, os.cpu_count() or 1), len(tasks))
+        processes += [_start(setting) for _ in range(1, count)]
         waiting: SimpleQueue[tuple[str, str]] = SimpleQueue()
-        for target, known in variants.items():
-            for name in known:
-                waiting.put((target, name))
-        total = waiting.qsize()
+        for task in tasks:
+            waiting.put(task)
+        found: dict[str, dict[str, Found]] = {target: {} for target in listed}
         done: list[str] = []
-        found: dict[str, dict[str, Found]] = {target: dict.fromkeys(known, "") for target, known in variants.items()}
 
         def work(process: subprocess.Popen[str]) -> None:
-            # each has seen the same launches, so a name is enough
+            # every process lists the same variants, so a name is enough from here on
             if process is not processes[0]:
                 _answer(process)
             for target, name in _drain(waiting):
                 answer = _answer(process, [target, name])
                 found[target][name] = answer if isinstance(answer, str) else Figures(**answer)
                 done.append(name)
-                progress(len(done), total)
+                progress(len(done), len(tasks))
 
-        with ThreadPoolExecutor(count) as threads:
+        with ThreadPoolExecutor(len(processes)) as threads:
             list(threads.map(work, processes))
     finally:
         for process in processes:
             process.kill()
             process.communicate()
-    signatures = {name: signature for known in variants.values() for name, signature in known.items()}
     version = triton_version()
     assert version is not None
-    return Collection(version, tuple(workloads), signatures, found, first["unavailable"], tuple(first["failures"]))
+    return Collection(
+        triton=version,
+        ops=tuple(workloads),
+        signatures={name: variant.signature for variants in listed.values() for name, variant in variants.items()},
+        digests={
+            target: {name: variant.digest for name, variant in variants.items()} for target, variants in listed.items()
+        },
+        found=found,
+        unavailable=first["unavailable"],
+        failures=tuple(first["failures"]),
+    )
 
 
 def _start(setting: Mapping[str, Any]) -> subprocess.Popen[str]:
@@ -176,22 +225,31 @@ def _drain(waiting: SimpleQueue[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def check(collection: Collection, path: Path = FILE) -> list[Violation]:
-    """What is over budget. ValueError where the file has no budgets for this version of Triton (see `reason`)."""
+    """The violations of the budgets, of variants that were not compiled only whether they have a budget.
+
+    ValueError where the file has no budgets for this version of Triton (see `reason`).
+    """
     budgets = _read(path)["budgets"]
     if collection.triton not in budgets:
         raise ValueError(f"{path.name} has no budgets for Triton {collection.triton}; {UPDATE}")
     violations = [Violation("", "", failure) for failure in collection.failures]
-    for target, found in collection.found.items():
+    for target, variants in collection.digests.items():
         known = _of_ops(budgets[collection.triton].get(target, {}), collection.ops)
-        for name, figures in found.items():
-            problems = _exceeded(figures, _load(known[name])) if name in known else [f"no budget; {UPDATE}"]
+        compiled = collection.found[target]
+        for name in variants:
+            problems: Iterable[str] = ()
+            if name not in known:
+                problems = [f"no budget; {UPDATE}"]
+            elif name in compiled:
+                problems = _exceeded(compiled[name], _load(known[name]))
             violations += [Violation(name, target, problem) for problem in problems]
-        gone = [name for name in known if name not in found]
+        gone = [name for name in known if name not in variants]
         violations += [Violation(name, target, f"a budget that no kernel has; {UPDATE}") for name in gone]
     return violations
 
 
 def _exceeded(figures: Found, budget: Found) -> Iterator[str]:
+    """In words, each way in which the figures violate the budget."""
     if isinstance(figures, str) or isinstance(budget, str):
         if isinstance(figures, str) and not isinstance(budget, str):
             yield f"cannot be compiled any more: {figures}"
@@ -199,7 +257,7 @@ def _exceeded(figures: Found, budget: Found) -> Iterator[str]:
             yield f"can be compiled now; {UPDATE}"
         return
     if figures.unwritten:
-        yield f"reads uniform registers that nothing wrote, {figures.unwritten} times: the compiler erred"
+        yield f"reads uniform registers that nothing wrote, {figures.unwritten} times: the compiler made wrong code"
     for name in ("registers", "scalars", "spills", "stack", "shared"):
         if (value := getattr(figures, name)) > (limit := getattr(budget, name)):
             yield f"{name} {value} > budget {limit}"
@@ -212,41 +270,49 @@ def _exceeded(figures: Found, budget: Found) -> Iterator[str]:
         ("narrowest", figures.narrowest_load, budget.narrowest_load),
         ("mean", figures.mean_load, budget.mean_load),
     ):
-        # a kernel that no longer loads has lost nothing
+        # a kernel that loads nothing any more has no narrow load
         if width is not None and least is not None and width < least:
             yield f"{what} load {width:.3g} bytes < budget {least:.3g}"
 
 
 def update(collection: Collection, path: Path = FILE) -> str:
-    """Rewrites the budgets of these operators for this version of Triton and says what changed, a line a variant.
+    """Rewrites the budgets of these operators for this version of Triton and says what changed, in a line a variant.
 
-    ValueError where the kernels of a case could not be seen, for its budgets would be lost.
+    The budgets of variants that were not compiled stay as they are. ValueError where the kernels of a case could not be
+    recorded, because their budgets would be lost.
     """
     if collection.failures:
         raise ValueError(f"no budgets written: {collection.failures[0]}")
     data = _read(path)
     budgets = data["budgets"].setdefault(collection.triton, {})
+    digests = data["digests"].setdefault(collection.triton, {})
     lines = [f"{target}: n/a ({why})" for target, why in collection.unavailable.items()]
-    for target, found in collection.found.items():
-        old = budgets.get(target, {})
+    for target, variants in collection.digests.items():
+        old, compiled = budgets.get(target, {}), collection.found[target]
         ours = _of_ops(old, collection.ops)
-        new = {name: figures if isinstance(figures, str) else _dump(figures) for name, figures in found.items()}
+        new = {name: _dump(compiled[name]) if name in compiled else ours[name] for name in variants}
         for name in sorted(ours.keys() | new.keys()):
             if (change := _change(ours.get(name), new.get(name))) is not None:
                 lines.append(f"{name} {target}: {change}")
-        rest = {name: value for name, value in old.items() if name not in ours}
-        budgets[target] = dict(sorted({**rest, **new}.items()))
+        budgets[target] = _replaced(old, ours, new)
+        known = digests.get(target, {})
+        digests[target] = _replaced(known, _of_ops(known, collection.ops), variants)
     signatures = {**data["signatures"], **collection.signatures}
     used = {name for targets in data["budgets"].values() for known in targets.values() for name in known}
     data["signatures"] = {name: signature for name, signature in sorted(signatures.items()) if name in used}
-    # as deep as a variant
-    sections = [f'"{key}": {_format(data[key], levels)}' for key, levels in (("signatures", 1), ("budgets", 3))]
-    path.write_text("{" + ",\n".join(sections) + "}\n")
+    # as many levels as lead to a variant
+    levels = {"signatures": 1, "budgets": 3, "digests": 3}
+    path.write_text("{" + ",\n".join(f'"{key}": {_format(data[key], depth)}' for key, depth in levels.items()) + "}\n")
     return "\n".join(lines) or "no change"
 
 
+def _replaced(values: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with the new entries in place of the old ones, sorted by key."""
+    return dict(sorted({**{key: value for key, value in values.items() if key not in old}, **new}.items()))
+
+
 def _change(old: Any, new: Any) -> str | None:
-    """`registers 40 -> 48, spills 0 -> 2`, or None where nothing changed."""
+    """A change in words, such as `registers 40 -> 48, spills 0 -> 2`; None where nothing changed."""
     if old == new:
         return None
     if old is None or new is None or isinstance(old, str) or isinstance(new, str):
@@ -271,17 +337,19 @@ def _load(value: Any) -> Found:
     return value if isinstance(value, str) else Figures(**value)
 
 
-def _dump(figures: Figures) -> dict[str, Any]:
-    """Figures that are zero on principle are left out."""
-    return {key: value for key, value in asdict(figures).items() if key not in ("scalars", "unwritten") or value}
+def _dump(found: Found) -> Any:
+    """Figures as JSON; those that are zero for nearly every kernel are left out where they are zero."""
+    if isinstance(found, str):
+        return found
+    return {key: value for key, value in asdict(found).items() if key not in ("scalars", "unwritten") or value}
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.exists() else {"signatures": {}, "budgets": {}}
+    return {"signatures": {}, "budgets": {}, "digests": {}} | (json.loads(path.read_text()) if path.exists() else {})
 
 
 def _format(value: Any, levels: int, indent: str = "") -> str:
-    """JSON that has a line for every entry down to some level."""
+    """JSON with a line for every entry down to the given number of levels."""
     if not levels or not value:
         return json.dumps(value)
     inner = indent + " "

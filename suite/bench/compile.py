@@ -1,13 +1,13 @@
-"""A process that compiles every kernel an operator launches, for GPUs that are not here.
+"""A process that compiles every kernel an operator launches, for GPUs that this machine need not have.
 
-Nothing is written down twice: each case runs through the operator's own launchers on meta tensors, forward and
-backward, with Triton's launch stopped where it would compile. Triton itself specialises the arguments; its source,
-options and target are kept and compiled later. So a launcher may read shapes, strides, dtypes and the device of its
-tensors, never data, and asks Triton's active driver (not torch.cuda) what GPU it is on. Of an autotuned kernel every
-configuration that survives pruning is a variant.
+No list of kernels is written by hand. Each case of a workload runs through the operator's own launchers on meta
+tensors, forward and backward, and Triton's launch is stopped where it would compile. By then Triton has specialised
+the arguments; its source, options and target are kept and compiled later. A launcher may therefore read shapes,
+strides, dtypes and the device of its tensors but never data, and it must ask Triton's active driver (not torch.cuda)
+for the GPU. Every configuration of an autotuned kernel that survives pruning is a variant.
 
-Parent and child speak JSON lines. The first line of the child lists the variants; each line it then reads names one
-(`[target, variant]`) and is answered with its figures.
+Parent and child exchange JSON lines. The child's first line lists the variants with their signatures and digests. Each
+line that it then reads names one (`[target, variant]`), and the child answers with the figures of that variant.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ import torch
 
 from suite.bench.cases import cases
 from suite.bench.disassembly import Figures, figures_of
+from suite.bench.source import source_digest
 
 CACHE = "figures-2.json"
-"""Name of the figures beside a kernel in Triton's cache; raised when they come to mean something else."""
+"""Name of the file of figures beside a kernel in Triton's cache. Its number is raised when their meaning changes."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,10 @@ class Target:
     num_processors: int
     max_shared: int
     sets: tuple[str, ...]
-    """Of the shapes whose kernels are compiled for it."""
+    """The sets of shapes whose kernels are compiled for this GPU."""
 
 
-# the one that the kernels are measured on, and of others enough to see that they compile
+# all shapes for the GPU on which the kernels are measured; for the others, enough to see that the kernels compile
 TARGETS = {
     "sm_80": Target("cuda", 80, 32, 108, 166912, ("quick",)),
     "sm_90": Target("cuda", 90, 32, 132, 232448, ("quick", "paper")),
@@ -53,13 +54,13 @@ TARGETS = {
 
 
 class AbsentGPU:
-    """Triton's driver of a GPU that is not here: it knows the target and launches nothing."""
+    """A driver for Triton that describes a GPU which this machine need not have, and that launches nothing."""
 
     def __init__(self, name: str) -> None:
         from triton.backends.compiler import GPUTarget
 
         target = TARGETS[name]
-        # Triton keeps what it compiled by device number
+        # Triton caches compiled kernels by device number, so each target needs its own
         self.index = list(TARGETS).index(name)
         self.target = GPUTarget(target.backend, target.arch, target.warp_size)
         properties = {
@@ -82,11 +83,11 @@ class AbsentGPU:
         return torch.device("meta")
 
     def reason(self) -> str | None:
-        """Why Triton cannot compile for it."""
+        """Why Triton cannot compile for this GPU; None where it can."""
         from triton.compiler.compiler import make_backend
 
         try:
-            # looks for the assembler too
+            # the hash contains the version of the assembler, which must be found for that
             make_backend(self.target).hash()
         except Exception as error:
             return " ".join(str(error).split())
@@ -94,7 +95,7 @@ class AbsentGPU:
 
 
 class MetaGenerator(torch.Generator):
-    """Draws nothing: says that it is on the meta device, so that inputs made with it are."""
+    """A generator that reports the meta device, so that inputs drawn with it are meta tensors."""
 
     def __new__(cls, device: Any = None) -> MetaGenerator:
         return super().__new__(cls, "cpu")  # type: ignore[call-arg]
@@ -106,20 +107,20 @@ class MetaGenerator(torch.Generator):
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel as Triton would compile it."""
+    """One kernel with everything that Triton compiles it from."""
 
     source: Any
     options: dict[str, Any]
     chosen: dict[str, Any]
-    """The options its launcher gave, num_warps and the like."""
+    """The options that the launcher gave, such as num_warps; `options` has Triton's defaults as well."""
 
     @property
     def name(self) -> str:
-        """`_fwd_kernel[bf16+fp32 W=4 BLOCK_D=64 num_warps=4]#1f3a`; the digits stand for the signature."""
+        """`_fwd_kernel[bf16+fp32 W=4 BLOCK_D=64 num_warps=4]#1f3a`; the digits are a digest of the signature."""
         parameters = self.source.fn.params
         pointers = [str(kind).lstrip("*k") for kind in self.source.signature.values() if str(kind).startswith("*")]
         constants = {p.name: self.source.constants.get((p.num,)) for p in parameters if p.is_constexpr}
-        # a launcher may hand over a name as a constant or an option with its default, which says nothing
+        # an option that the launcher leaves at None is Triton's default
         given = {**constants, **{key: value for key, value in self.chosen.items() if value is not None}}
         parts = ["+".join(dict.fromkeys(pointers)), *(f"{key}={_short(value)}" for key, value in given.items())]
         readable = f"{self.source.name}[{' '.join(filter(None, parts))}]"
@@ -127,7 +128,7 @@ class Launch:
 
     @property
     def signature(self) -> str:
-        """`x:*bf16/16 T:i32/16 stride_d=1 bias=None`: types, multiples of 16, and what Triton made constant."""
+        """`x:*bf16/16 T:i32/16 stride_d=1 bias=None`: types, multiples of 16, and arguments that became constants."""
         parts = []
         for parameter in self.source.fn.params:
             kind = self.source.signature[parameter.name]
@@ -141,6 +142,28 @@ class Launch:
             parts.append(f"{parameter.name}:{kind}" + (f"/{divisor}" if divisor else ""))
         return " ".join(parts)
 
+    def digest(self, target: str) -> str:
+        """A digest of all that the figures depend on besides the version of Triton, in 16 hexadecimal digits."""
+        gpu = TARGETS[target]
+        constants = {index: _constant(value) for index, value in sorted(self.source.constants.items())}
+        # Triton's own libraries stand in the options with a path of this machine
+        options = {**self.options, "extern_libs": sorted(dict(self.options.get("extern_libs") or ()))}
+        parts = (
+            CACHE,
+            (gpu.backend, gpu.arch, gpu.warp_size, gpu.max_shared),
+            source_digest(self.source.fn),
+            sorted(self.source.signature.items()),
+            constants,
+            sorted(self.source.attrs.items()),
+            sorted(options.items()),
+        )
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def _constant(value: Any) -> str:
+    """A value of a constexpr parameter as text; of a function, its digest."""
+    return source_digest(value) if hasattr(value, "fn") else repr(value)
+
 
 def _short(value: Any) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
@@ -148,7 +171,10 @@ def _short(value: Any) -> str:
 
 @contextmanager
 def recording(target: str) -> Iterator[list[Launch]]:
-    """Inside, inputs are drawn on the meta device and launches end up in the list; that GPU stays the active one."""
+    """Within this context inputs are meta tensors, and launches are appended to the list instead of being compiled.
+
+    The target remains Triton's active GPU afterwards.
+    """
     import triton
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.driver import driver
@@ -164,7 +190,7 @@ def recording(target: str) -> Iterator[list[Launch]]:
     def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
         chosen.clear()
         chosen.update((key, value) for key, value in kwargs.items() if key not in self.arg_names)
-        # what an earlier case compiled belongs to this one too
+        # Triton skips `compile` for a kernel that an earlier case launched, but this case launches it, too
         self.device_caches.clear()
         launch(self, *args, grid=grid, warmup=True, **kwargs)
 
@@ -191,7 +217,7 @@ def recording(target: str) -> Iterator[list[Launch]]:
 
 
 def record(workload: Any, target: str) -> tuple[dict[str, Launch], list[str]]:
-    """The variants of an operator by name, and why a case has none that should (one line each)."""
+    """The variants of an operator by name, and a line for each case whose kernels could not be recorded."""
     from suite.bench.measure import Unavailable, find, prepare
 
     variants: dict[str, Launch] = {}
@@ -217,16 +243,16 @@ def record(workload: Any, target: str) -> tuple[dict[str, Launch], list[str]]:
 
 
 def compile_variant(launch: Launch, target: str) -> Figures:
-    """Compiles, or finds in Triton's cache, and reads the figures, which are kept beside it.
+    """The figures of a kernel, which is compiled unless Triton's cache has it. Figures are cached beside the kernel.
 
-    ValueError where the GPU could not start it, which the compiler does not look at.
+    ValueError where the kernel takes more shared memory than the GPU has, which the compiler does not check.
     """
     import triton
     from triton.runtime.cache import get_cache_manager
     from triton.runtime.driver import driver
 
     gpu = AbsentGPU(target)
-    # a kernel may ask while it is compiled
+    # a constexpr function may ask for the GPU while its kernel is compiled
     driver.set_active(gpu)
     compiled = triton.compile(launch.source, target=gpu.target, options=launch.options)
     if (shared := compiled.metadata.shared) > (limit := TARGETS[target].max_shared):
@@ -241,16 +267,16 @@ def compile_variant(launch: Launch, target: str) -> Figures:
 
 
 def serve(workloads: Mapping[str, str], targets: Sequence[str]) -> None:
-    """The child's end; `workloads` says where the workload of an operator stands."""
+    """The loop of the child process. `workloads` maps each operator to its workload as `module:attribute`."""
     from triton.runtime.driver import driver
 
-    # an operator's own prints must not end up between two answers
+    # what an operator prints must not come between two answers
     answers, sys.stdout = sys.stdout, sys.stderr
     gpus = {name: AbsentGPU(name) for name in targets}
     unavailable = {name: reason for name, gpu in gpus.items() if (reason := gpu.reason())}
     variants: dict[str, dict[str, Launch]] = {name: {} for name in targets if name not in unavailable}
     failures: dict[str, None] = {}
-    # a decorator may already ask which GPU there is
+    # a decorator may ask for the GPU when its module is imported
     driver.set_active(next(iter(gpus.values())))
     for op, place in workloads.items():
         module, attribute = place.split(":")
@@ -263,7 +289,10 @@ def serve(workloads: Mapping[str, str], targets: Sequence[str]) -> None:
             found, failed = record(workload, target)
             known.update(found)
             failures.update(dict.fromkeys(failed))
-    listed = {target: {name: launch.signature for name, launch in known.items()} for target, known in variants.items()}
+    listed = {
+        target: {name: (launch.signature, launch.digest(target)) for name, launch in known.items()}
+        for target, known in variants.items()
+    }
     first = {"variants": listed, "unavailable": unavailable, "failures": list(failures)}
     print(json.dumps(first), file=answers, flush=True)
     for line in sys.stdin:

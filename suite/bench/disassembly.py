@@ -1,8 +1,8 @@
 """What a compiled kernel costs, read from its machine code.
 
-NVIDIA: registers and stack from `cuobjdump -res-usage`, the rest from the SASS of `cuobjdump -sass`; both programs come
-with Triton. AMD: everything from the assembly text. Instructions are counted where they stand, not as often as they
-run, and without padding.
+For NVIDIA GPUs, registers and stack are read from `cuobjdump -res-usage` and the rest from the SASS that `cuobjdump
+-sass` prints; Triton brings this program. For AMD GPUs, everything is read from the assembly text. An instruction
+counts once however often it runs, and padding does not count.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from pathlib import Path
 from typing import Any
 
 BULK = 16
-"""Bytes counted for a load that a copy engine does (TMA): as good as the widest."""
+"""Bytes counted for a load by a copy engine (TMA), which is as good as the widest load of a thread."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one kernel on one target.
+    """The figures of one kernel on one target.
 
-    registers:    vector registers of a thread (AMD: with accumulators).
-    scalars:      scalar registers of a wave (AMD only).
-    spills:       instructions that move a spilled register (NVIDIA: LDL and STL), registers spilled (AMD).
-    stack:        bytes of a thread: stack and local memory (AMD: scratch).
-    shared:       bytes of a program.
-    instructions: all of them.
-    matrix:       instructions of the matrix units by kind, shape left out: {"HGMMA.F32.BF16": 4}.
-    loads:        loads from global memory by their bytes a thread: {"16": 8, "2": 1}.
-    unwritten:    reads of uniform registers that no instruction before them writes (NVIDIA only): wrong code.
+    registers:    vector registers per thread (on AMD with accumulators).
+    scalars:      scalar registers per wave (AMD only).
+    spills:       on NVIDIA instructions that move a spilled register (LDL and STL), on AMD registers spilled.
+    stack:        bytes of stack and local memory per thread (on AMD scratch memory).
+    shared:       bytes of shared memory per program.
+    instructions: number of instructions.
+    matrix:       number of instructions of the matrix units by kind, without their shape: {"HGMMA.F32.BF16": 4}.
+    loads:        number of loads from global memory by bytes per thread: {"16": 8, "2": 1}.
+    unwritten:    reads of uniform registers that no earlier instruction writes, which is wrong code (NVIDIA only).
     """
 
     registers: int
@@ -64,7 +64,7 @@ def figures_of(compiled: Any) -> Figures:
 
 
 def of_cubin(cubin: bytes, shared: int) -> Figures:
-    """`shared` is that of a launch, which the cubin does not know."""
+    """The figures of an NVIDIA kernel. `shared` is that of a launch, which is not in the cubin."""
     from triton import knobs
 
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +76,8 @@ def of_cubin(cubin: bytes, shared: int) -> Figures:
 
 
 def of_sass(text: str, shared: int) -> Figures:
-    # a function that is not inlined has a line of its own; the kernel's comprises it
+    """The figures from what `cuobjdump -res-usage -sass` prints."""
+    # a function that is not inlined has a line of its own, which the kernel's line includes
     usage = {name: max(map(int, re.findall(rf"\b{name}:(\d+)", text))) for name in ("REG", "STACK", "LOCAL")}
     opcodes = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", text, re.MULTILINE)
     opcodes = [opcode for opcode in opcodes if opcode != "NOP"]
@@ -94,16 +95,17 @@ def of_sass(text: str, shared: int) -> Figures:
 
 
 UNIFORM = re.compile(r"U(?!BL|TMA|SETP|ISETP|PLOP|TCATOM)|S2UR|R2UR|LDCU|VOTEU|CS2UR")
-"""What writes a uniform register, the first that it names."""
+"""Instructions that write a uniform register, which is the first operand."""
 IN_PAIRS = re.compile(r"(ULDC|LDCU|UMOV|S2UR|UIADD3)\.64|UIMAD\.WIDE")
-"""What writes two in a row."""
+"""Instructions that write two consecutive uniform registers."""
 
 
 def unwritten(text: str) -> list[str]:
-    """Instructions that read a uniform register (UR) which none above them writes.
+    """Instructions that read a uniform register (UR) which no instruction above them writes.
 
-    Loops only jump back, so what is read has been written further up. ptxas 12.8, which Triton 3.6 brings, makes such
-    code of addresses in shared memory where tiles of two widths meet (kernels/gated_linear_attention/README.md).
+    A loop only jumps back, so in correct code the instruction that writes a register stands above all that read it.
+    ptxas 12.8, which Triton 3.6 brings, makes wrong code of this kind from addresses in shared memory where a kernel
+    has tiles of two widths (kernels/gated_linear_attention/README.md).
     """
     written: set[int] = set()
     found = []
@@ -117,13 +119,13 @@ def unwritten(text: str) -> list[str]:
         target = re.match(r"(?:UP\w+,\s*)?UR(\d+)", operands) if UNIFORM.match(opcode) else None
         sources = operands[target.end() :] if target else operands
         if opcode.startswith("HGMMA"):
-            # a descriptor has two for each operand in shared memory; the first stays unused with A in registers
+            # a descriptor has two registers for each operand in shared memory; with A in registers its two are unused
             first = 2 if re.match(r"R\d+,\s*R\d+", operands) else 0
             read = {int(d) + i for d in re.findall(r"gdesc\[UR(\d+)\]", operands) for i in range(first, 4)}
         else:
             read = set(map(int, re.findall(r"\bUR(\d+)\b", sources)))
             if opcode == "UPRMT" and target:
-                # half of the word is put in place, and what was in the other half is never looked at
+                # writes half of the register and keeps the other half, which is not used later
                 read.discard(int(target[1]))
         if not read <= written:
             found.append(f"{opcode} {operands}")
@@ -135,13 +137,16 @@ def unwritten(text: str) -> list[str]:
 
 
 def _sass_matrix(opcode: str) -> str | None:
-    """HGMMA.64x64x16.F32.BF16 -> HGMMA.F32.BF16."""
+    """The kind of a matrix instruction: HGMMA.64x64x16.F32.BF16 -> HGMMA.F32.BF16. None for others."""
     name, *parts = opcode.split(".")
     return ".".join([name, *(part for part in parts if not part[0].isdigit())]) if name.endswith("MMA") else None
 
 
 def _sass_load(opcode: str) -> str | None:
-    """LDG.E.128 -> 16. Parts such as LTC128B are hints for the cache, and a load without a width has four bytes."""
+    """Bytes per thread of a load: LDG.E.128 -> 16. None for others.
+
+    Parts such as LTC128B are hints for the cache, and a load without a width has four bytes.
+    """
     name, *parts = opcode.split(".")
     if name in ("UTMALDG", "UBLKCP"):
         return str(BULK)
@@ -152,6 +157,7 @@ def _sass_load(opcode: str) -> str | None:
 
 
 def of_amdgcn(text: str, shared: int) -> Figures:
+    """The figures of an AMD kernel from its assembly text."""
     meta = {name: int(value) for name, value in re.findall(r"^\s+(?:- )?\.(\w+):\s+(\d+)$", text, re.MULTILINE)}
     opcodes = re.findall(r"^\t((?:v|s|ds|global|buffer|flat|scratch|image)_\w+)", text, re.MULTILINE)
     opcodes = [opcode for opcode in opcodes if opcode not in ("s_nop", "s_code_end")]
@@ -168,13 +174,13 @@ def of_amdgcn(text: str, shared: int) -> Figures:
 
 
 def _amd_matrix(opcode: str) -> str | None:
-    """v_mfma_f32_32x32x8_bf16 -> mfma_f32_bf16."""
+    """The kind of a matrix instruction: v_mfma_f32_32x32x8_bf16 -> mfma_f32_bf16. None for others."""
     found = re.match(r"v_((?:s?mfma|s?wmma)\w*)", opcode)
     return re.sub(r"_\d+x\d+x\d+", "", found[1]) if found else None
 
 
 def _amd_load(opcode: str) -> str | None:
-    """global_load_dwordx4 -> 16."""
+    """Bytes per thread of a load: global_load_dwordx4 -> 16. None for others."""
     found = re.match(r"(?:global|buffer|flat)_load_(?:lds_)?(\w+)", opcode)
     if not found:
         return None
@@ -188,4 +194,5 @@ def _amd_load(opcode: str) -> str | None:
 
 
 def _tally(kinds: Iterable[str | None]) -> dict[str, int]:
+    """How often each kind occurs, without None."""
     return dict(sorted(Counter(kind for kind in kinds if kind).items()))

@@ -1,4 +1,4 @@
-"""The budgets see what a kernel loses, on a machine without a GPU."""
+"""Budgets name what a kernel loses, on a machine without a GPU, and an unchanged kernel is not compiled again."""
 
 import json
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from suite.bench import budgets
-from suite.bench.budgets import Collection, check, collect, update
+from suite.bench.budgets import Collection, check, collect, digests, update
 from suite.bench.disassembly import Figures, of_sass, unwritten
 
 triton = pytest.importorskip("triton")
@@ -87,39 +87,46 @@ def workload(op, function, backward, *lengths):
 
 PRODUCT = workload("product", product, False, 64 * 256)
 DOUBLE = workload("double", Double.apply, True, 4096, 4097)
+DOUBLE_ONCE = workload("double", Double.apply, True, 4096)
 DEEP = workload("deep", deep, False, 64 * 256)
 BLIND = workload("blind", lambda x: 2 * x, False, 64)
 READER = workload("reader", lambda x: x * x.sum().item(), False, 64)
 """
-WORKLOADS = {"product": "operator_under_test:PRODUCT", "double": "operator_under_test:DOUBLE"}
 EDITS = {
-    # the same product in float32, which no matrix unit computes exactly
+    # the same product in float32, for which there is no exact matrix instruction
     "tl.dot(b_a, b_b)": 'tl.dot(b_a.to(tl.float32), b_b.to(tl.float32), input_precision="ieee")',
     # more values alive at once than registers
     "tl.arange(0, 1)[:, None]": "tl.arange(0, 32)[:, None]",
-    # no longer known to be neighbours
+    # the compiler cannot know any more that neighbouring threads load neighbouring elements
     "tl.load(x + i, mask=i < T)": "tl.load(x + i * (1 + T // 1000000000), mask=i < T)",
 }
+
+
+TARGET = "sm_90"
+"""The target of the quick tests."""
+
+
+def collect_from(folder, text, workloads, **options):
+    """Collects from the module `operator_under_test` with that text."""
+    folder.mkdir(exist_ok=True)
+    (folder / "operator_under_test.py").write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        # the compiling processes must not inherit the interpreter from other tests
+        patch.setenv("TRITON_INTERPRET", "1")
+        patch.setenv("PYTHONPATH", str(folder))
+        return collect({op: f"operator_under_test:{op.upper()}" for op in workloads}, **options)
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
     """What the compiler makes of the operators as they are, and after the edits."""
-    collections = []
-    with pytest.MonkeyPatch.context() as patch:
-        # the interpreter of other tests must not reach the compiler
-        patch.setenv("TRITON_INTERPRET", "1")
-        for name, edits in (("clean", {}), ("edited", EDITS)):
-            folder = tmp_path_factory.mktemp(name)
-            text = OPERATOR
-            for old, new in edits.items():
-                assert text.count(old) == 1
-                text = text.replace(old, new)
-            (folder / "operator_under_test.py").write_text(text)
-            patch.setenv("PYTHONPATH", str(folder))
-            more = ("deep", "blind", "reader", "missing") if edits else ()
-            collections.append(collect({**WORKLOADS, **{op: f"operator_under_test:{op.upper()}" for op in more}}))
-    return collections
+    folder, edited = tmp_path_factory.mktemp("compiled"), OPERATOR
+    for old, new in EDITS.items():
+        assert edited.count(old) == 1
+        edited = edited.replace(old, new)
+    clean = collect_from(folder / "clean", OPERATOR, ["product", "double"])
+    more = ["product", "double", "deep", "blind", "reader", "missing"]
+    return clean, collect_from(folder / "edited", edited, more)
 
 
 @pytest.fixture
@@ -129,13 +136,14 @@ def file(compiled, tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_every_kernel_of_both_passes_is_compiled_for_every_target(compiled):
     clean, _ = compiled
     assert not clean.failures
     assert {"sm_80", "sm_90"} <= set(clean.found)
     for target, found in clean.found.items():
         kernels = sorted(name.split("#")[0] for name in found)
-        # both configurations of the autotuned one, each with T a multiple of 16 and not, and that of the backward pass
+        # the kernel of the forward pass in both configurations, each with T a multiple of 16 and not; then the others
         doubles = [f"double/_double_kernel[bf16 BLOCK={b} num_warps=4 num_ctas=1 num_stages=3]" for b in (1024, 2048)]
         assert [name for name in kernels if "_double" in name] == sorted(2 * doubles), target
         assert "double/_softmax_kernel[bf16 BLOCK=256 num_warps=1]" in kernels
@@ -143,11 +151,13 @@ def test_every_kernel_of_both_passes_is_compiled_for_every_target(compiled):
         assert all(isinstance(figures, Figures) for figures in found.values()), found
 
 
+@pytest.mark.slow
 def test_what_is_unchanged_passes(compiled, file):
     assert check(compiled[0], file) == []
     assert update(compiled[0], file) == "no change"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "kind"), [("sm_80", "HMMA.F32.BF16"), ("sm_90", "HGMMA.F32.BF16"), ("gfx942", "mfma_f32_bf16")]
 )
@@ -162,20 +172,22 @@ def test_a_lost_matrix_instruction_a_spill_and_a_narrowed_load_are_named(compile
 
     assert named("product/_product_kernel[bf16+fp32 BLOCK=64]#", f"{kind} instructions 0 < budget ")
     narrowed = named("double/_double_kernel[bf16 BLOCK=2048", "narrowest load 2 bytes < budget 16")
-    # with T = 4097 it was that narrow before
+    # with T = 4097 the load was as narrow before the edit
     assert len(narrowed) == 1
-    # gfx942 has twice the lanes and twice the registers, and room for all
+    # gfx942 has twice as many lanes and registers, enough for all values
     spilled = named("double/_softmax_kernel[bf16 BLOCK=256 num_warps=1]#", "spills ")
     assert len(spilled) == (0 if target == "gfx942" else 1)
     assert all(line.endswith(" > budget 0") for line in spilled)
 
 
+@pytest.mark.slow
 def test_a_kernel_too_large_for_a_target_has_a_reason_in_place_of_figures(compiled):
     _, edited = compiled
     (reason,) = [found for name, found in edited.found["sm_90"].items() if name.startswith("deep/")]
     assert "bytes of shared memory, of which the GPU has 232448" in reason
 
 
+@pytest.mark.slow
 def test_the_update_says_what_changed(compiled, file):
     clean, edited = compiled
     changes = update(replace(edited, ops=clean.ops, failures=()), file).splitlines()
@@ -186,6 +198,7 @@ def test_the_update_says_what_changed(compiled, file):
     assert "matrix {'HGMMA.F32.BF16': 4} -> {}" in line
 
 
+@pytest.mark.slow
 def test_a_launcher_that_cannot_be_followed_is_named(compiled, tmp_path):
     _, edited = compiled
     blind, reader, missing = edited.failures
@@ -196,11 +209,33 @@ def test_a_launcher_that_cannot_be_followed_is_named(compiled, tmp_path):
         update(edited, tmp_path / "budgets.json")
 
 
+def test_only_a_kernel_that_changed_is_compiled_and_one_over_budget_is_named(tmp_path):
+    path, options = tmp_path / "budgets.json", {"targets": [TARGET], "jobs": 1}
+    clean = collect_from(tmp_path / "clean", OPERATOR, ["double_once"], **options)
+    clean = replace(clean, ops=("double",))
+    update(clean, path)
+    (edit,) = [(old, new) for old, new in EDITS.items() if "mask=i < T" in old]
+    # the other kernel has moved down and has a comment, but its code is the same
+    edited = OPERATOR.replace(*edit).replace("b_x = tl.load", "# why\n    b_x = tl.load")
+    found = collect_from(tmp_path / "edited", edited, ["double_once"], unchanged=digests(path), **options)
+    found = replace(found, ops=("double",))
+    assert set(found.signatures) == set(clean.signatures)
+    assert {name.split("[")[0] for name in found.found[TARGET]} == {"double/_double_kernel"}
+    lines = [str(line) for line in check(found, path)]
+    assert len([line for line in lines if "narrowest load 2 bytes < budget 16" in line]) == 2
+    assert all(line.startswith("double/_double_kernel[") for line in lines)
+    # only what was compiled is written anew
+    assert all("double/_double_kernel" in line for line in update(found, path).splitlines())
+    assert check(found, path) == []
+    assert digests(path) == found.digests
+
+
 FIGURES = Figures(registers=64, spills=0, stack=0, shared=1024, instructions=1000, loads={"16": 8, "2": 2})
 
 
 def collection(figures, name="op/kernel[W=4]#0000", version="1.0", ops=("op",)):
-    return Collection(version, ops, {name: "x:*bf16/16"}, {"sm_90": {name: figures}}, {}, ())
+    signatures, digests = {name: "x:*bf16/16"}, {TARGET: {name: "0123456789abcdef"}}
+    return Collection(version, ops, signatures, digests, {TARGET: {name: figures}}, {}, ())
 
 
 @pytest.mark.parametrize(
@@ -277,7 +312,7 @@ def test_the_width_of_a_load_is_not_that_of_its_cache_hint():
     )
 
 
-# of a wrong kernel, its low word from a register that nothing writes; and as the next version of ptxas has it
+# part of a kernel that ptxas 12.8 compiled wrong: nothing writes UR6, where later versions of ptxas read UR24
 WRONG = """
         /*0ea0*/                   R2UR UR24, R8 ;                                         /* 0x0 */
         /*0eb0*/                   UIADD3 UR4, UP0, UR6, 0x40, URZ ;                       /* 0x0 */
@@ -288,9 +323,9 @@ WRONG = """
 def test_code_that_reads_what_nothing_wrote_is_found(tmp_path):
     assert unwritten(WRONG) == ["UIADD3 UR4, UP0, UR6, 0x40, URZ "]
     assert unwritten(WRONG.replace("UR6", "UR24")) == []
-    # half a word is put in place
+    # UPRMT writes half of a register and keeps the other half
     assert unwritten("/*0100*/ UMOV UR5, URZ ; /* 0x0 */\n/*0110*/ UPRMT UR7, UR5, 0x7632, UR7 ; /* 0x0 */") == []
-    # descriptors of both operands, or of the second alone
+    # with the first operand in registers, only the descriptor of the second is read
     both = "/*0f00*/ HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24 ; /* 0x0 */"
     second = both.replace("gdesc", "R4, gdesc")
     half = "/*0e00*/ ULDC.64 UR6, c[0x0][0x210] ; /* 0x0 */\n"

@@ -36,6 +36,8 @@ def _definition(function: FunctionType) -> tuple[str, dict[str, FunctionType]]:
     """The definition with the constants that it reads from its module as text, and the functions that it calls."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     scope = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+    # parameters and variables hide what has the same name outside
+    scope = {name: value for name, value in scope.items() if name not in function.__code__.co_varnames}
     constants, called = {}, {}
     for name, value in _names(definition, scope):
         callee = _python_function(value)

@@ -16,6 +16,7 @@ import helpers
 
 SCALE = tl.constexpr(2)
 UNUSED = 1
+y = 1
 
 
 @triton.jit
@@ -81,12 +82,13 @@ def test_an_edit_of_a_function_in_another_module_changes_the_digest(tmp_path, mo
         ("    i = tl", '    """Copies."""\n    # a comment\n    i = tl'),
         ("SCALE =", "\n\n\nSCALE ="),
         ("UNUSED = 1", "UNUSED = 2"),
+        ("\ny = 1", "\ny = 2"),
         (
             "tl.store(y + i, _scaled(tl.load(x + i)))",
             "tl.store(\n        y + i,\n        _scaled(tl.load(x + i)),\n    )",
         ),
     ],
-    ids=["docstring and comment", "lines", "unused constant", "layout"],
+    ids=["docstring and comment", "lines", "unused constant", "hidden constant", "layout"],
 )
 def test_an_edit_beside_the_code_does_not(tmp_path, monkeypatch, old, new):
     assert MODULE.count(old) == 1

@@ -1,4 +1,7 @@
-"""Table of contents: every registered model, where it is and what it is. Names are those of the papers' tables."""
+"""Table of contents: every registered model, where its configuration is defined and what it is.
+
+The names are those of the papers' tables.
+"""
 
 from suite.registry import Entry, Registry
 
@@ -10,15 +13,15 @@ MODELS = Registry(
         "linear-attention": Entry(
             "models.linear_attention:LinearAttentionConfig", "attention without softmax (Katharopoulos et al. 2020)"
         ),
-        "retnet": Entry("models.retnet:RetNetConfig", "linear attention, fixed decay a head (Sun et al. 2023)"),
-        "gla": Entry("models.gla:GLAConfig", "gated linear attention, decay a key channel (Yang et al. 2023)"),
+        "retnet": Entry("models.retnet:RetNetConfig", "linear attention, one fixed decay per head (Sun et al. 2023)"),
+        "gla": Entry("models.gla:GLAConfig", "gated linear attention, one decay per key channel (Yang et al. 2023)"),
         "hgrn2": Entry("models.hgrn2:HGRN2Config", "gated linear RNN with state expansion (Qin et al. 2024)"),
         "abc": Entry("models.abc_attention:ABCConfig", "attention with bounded memory control (Peng et al. 2022)"),
         "gsa": Entry("models.gsa:GSAConfig", "gated slot attention (Zhang et al. 2024)"),
         "s4d": Entry("models.s4d:S4DConfig", "diagonal state space model (Gu et al. 2022)"),
         "dss-softmax": Entry("models.dss:DSSSoftmaxConfig", "diagonal state spaces, row-softmax (Gupta et al. 2022)"),
         "dss-exp": Entry("models.dss:DSSExpConfig", "diagonal state spaces, Re(A) = -exp (Gupta et al. 2022)"),
-        "dss-exp-no-scale": Entry("models.dss:DSSExpNoScaleConfig", "dss-exp without the scale of its ablation"),
+        "dss-exp-no-scale": Entry("models.dss:DSSExpNoScaleConfig", "dss-exp without its scale factor, an ablation"),
         "gss": Entry("models.gss:GSSConfig", "gated state spaces (Mehta et al. 2022)"),
         "h3": Entry("models.h3:H3Config", "shift and diagonal SSM with multiplicative gates (Fu et al. 2023)"),
         "hyena": Entry("models.hyena:HyenaConfig", "gated long convolutions, implicit filters (Poli et al. 2023)"),

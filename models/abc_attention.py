@@ -1,12 +1,18 @@
-"""Attention with bounded memory control: M memory slots a head that never forget.
+"""Attention with bounded memory control (ABC): every head has M memory slots, which never forget.
 
-    e_t = exp(W_phi x_t) [M] a head,   phi_t = e_t / sum_{j <= t} e_j
+    e_t = exp(W_phi x_t)  [M] per head,   phi_t = e_t / sum_{j <= t} e_j
     K_t = K_{t-1} + phi_t^T k_t,   V_t = V_{t-1} + phi_t^T v_t,   o_t = softmax(K_t q_t / sqrt(K)) V_t,   y_t = W_o o_t
 
 Source: Peng et al. 2022; as restated in the GSA paper (Zhang et al. 2024), equations 3 and 4, which this follows.
-`forget="running-mean"` keeps the normaliser current instead: K_t = sum_{j <= t} e_j^T k_j / sum_{j <= t} e_j, the same
-phi_t with the decay 1 - phi_t, as the code behind the GSA paper's comparison does it.
-Departure: W_phi x is clamped to [-32, 32], as there.
+
+With `forget="running-mean"` the normaliser covers all positions up to the current one:
+
+    K_t = sum_{j <= t} e_j^T k_j / sum_{j <= t} e_j
+
+This is the same phi_t together with a decay of 1 - phi_t. The code that produced the GSA paper's comparison computes
+this variant.
+
+Departure: W_phi x is clamped to [-32, 32], as in that code.
 """
 
 from __future__ import annotations
@@ -25,7 +31,9 @@ State = tuple[Tensor, Tensor, Tensor]
 
 
 class ABC(Mixer):
-    """State: key memories [B, H, K, M], value memories [B, H, M, K] and log sum_j e_j [B, H, M]."""
+    """The mixer. Its state: key memories [B, H, K, M], value memories [B, H, M, K] and log sum_j e_j [B, H, M]."""
+
+    operator = staticmethod(gated_slot_attention)
 
     def __init__(self, config: ABCConfig) -> None:
         super().__init__()
@@ -46,9 +54,9 @@ class ABC(Mixer):
         total = logits.logcumsumexp(1)
         log_decay = None
         if self.running_mean:
-            # nothing was written before the first position, so what it keeps does not matter
+            # the memory is empty before the first position, so any decay will do there
             log_decay = torch.cat([torch.zeros_like(total[:, :1]), total[:, :-1] - total[:, 1:]], dim=1)
-        o = gated_slot_attention(q, k, v, (logits - total).exp(), log_decay)
+        o = self.operator(q, k, v, (logits - total).exp(), log_decay)
         assert isinstance(o, Tensor)
         return self.out(o.flatten(-2))
 
@@ -74,7 +82,7 @@ class ABC(Mixer):
 
 
 class ABCConfig(BackboneConfig):
-    """ABC in the layout of the GSA paper (RMS norms, SwiGLU)."""
+    """ABC in the network of the GSA paper: RMS norms and SwiGLU."""
 
     channel_mixer: ChannelMixerKind = "swiglu"
     mlp_ratio: float = 8 / 3
@@ -83,7 +91,7 @@ class ABCConfig(BackboneConfig):
     num_heads: int = 4
     num_slots: int = 64
     forget: Literal["none", "running-mean"] = "none"
-    """`none`: slots only ever gain (the papers' equation); `running-mean`: they hold a weighted mean of the past."""
+    """`none`: slots never decay, the papers' equation. `running-mean`: every slot holds a weighted mean of the past."""
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)

@@ -2,8 +2,10 @@
 
     o_t = sum_{j <= t} softmax_j(q_t k_j / sqrt(K)) v_j,   y_t = W_o concat_h(o_t)
 
-Source: Vaswani et al. 2017, section 3.2; the layout of GPT-2 (norm first, learned positions, MLP of ratio 4).
-Recurrent state: the keys and values of all positions so far, 2 T D floats a layer.
+Source: Vaswani et al. 2017, section 3.2. The network around it is that of GPT-2: norms before the branches, learned
+positions, and an MLP four times as wide as the model.
+
+Recurrent state: the keys and values of all positions so far, 2 T D elements per layer.
 """
 
 from __future__ import annotations
@@ -20,16 +22,16 @@ from models.blocks import Mixer, ResidualLinear, Rotary, take_positions
 from suite.contracts import TaskSpec
 
 FEW = 4
-"""Where fewer than one position in this many is asked for, the weights are small and plain products are faster.
+"""Plain matrix products are faster than the fused kernel with a mask where fewer than one position in `FEW` is read.
 
-MQAR shape (B 128, P 64, T 512, K 128, float32, H200): the fused kernel with a mask takes 0.08 + 0.51 ms."""
+Measured in the shape of MQAR (B 128, P 64, T 512, K 128, float32, H200)."""
 
 XPOS_MAX_LENGTH = 65536
-"""Beyond, zeta^(t/512) leaves float32."""
+"""Beyond this length, zeta^(t/512) overflows float32."""
 
 
 class Attention(Mixer):
-    """Multi-head causal attention; the state is the cache of (rotated) keys and values, [B, t, H, K] each."""
+    """Multi-head causal attention. Its state: the cache of (rotated) keys and of values, [B, t, H, K] each."""
 
     def __init__(self, d_model: int, num_heads: int, dropout: float, bias: bool, rotary: Rotary | None) -> None:
         super().__init__()
@@ -53,7 +55,10 @@ class Attention(Mixer):
         return self.out(o.transpose(1, 2).flatten(2))
 
     def _attend_few(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Plain products. Of one query too, where cuDNN would plan anew at every length of the cache."""
+        """Attention by plain products, for few queries.
+
+        Decoding uses it too, because cuDNN would make a new plan for every length of the cache.
+        """
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         scores = q @ k.mT * self.head_dim**-0.5
         if mask is not None:
@@ -66,10 +71,10 @@ class Attention(Mixer):
         return self._attend(q, k, v)
 
     def forward_at(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Queries at `positions` only, keys and values everywhere: P T instead of T^2 / 2 products a head."""
+        """Queries at `positions` only, keys and values everywhere: P T instead of T^2 / 2 products per head."""
         time = torch.arange(x.shape[1], device=x.device)
         if self.rotary is not None:
-            # the rotation of a query depends on its own position, so it is done before the others are left out
+            # the rotation of a query depends on its own position, so it comes before the selection
             q, k, v = self._project(x, time)
             q = take_positions(q.flatten(2), positions).unflatten(-1, (self.num_heads, self.head_dim))
         else:
@@ -99,7 +104,7 @@ class Attention(Mixer):
 
 
 class AttentionConfig(BackboneConfig):
-    """GPT-2 style transformer. Its layout is that of the baseline in H3 (Fu et al. 2023), Table 2."""
+    """A transformer in the style of GPT-2, the baseline of H3 (Fu et al. 2023), table 2."""
 
     positions: ClassVar[tuple[str, ...]] = ("none", "learned", "sinusoidal", "rope", "xpos")
 

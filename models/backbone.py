@@ -3,8 +3,8 @@
     prenorm:   x = x + mixer(norm(x));  x = x + channel(norm(x));  readout(norm(x))
     postnorm:  x = norm(x + mixer(x));  x = norm(x + channel(x));  readout(x)
 
-A model is a `BackboneConfig` that says which mixer stands in which layer. Width, depth, norms, positions and the
-channel mixer are options here, so that a comparison of mixers compares nothing else.
+A model is a `BackboneConfig` that names the mixer of every layer. Width, depth, norms, positions and the channel mixer
+are options of this file, so that a comparison of models compares their mixers and nothing else.
 """
 
 from __future__ import annotations
@@ -38,13 +38,17 @@ NO_DECAY_KINDS = ("bias", "norm", "embedding")
 
 
 class BackboneConfig(Config):
-    """What all models share. A model derives from it, sets its own defaults and names its mixer.
+    """Options of every model. A model derives from this class, sets its own defaults and names its mixer.
 
-    Raise `version` in the derived class whenever the function a model computes, its initialisation or a default that
-    is not part of the config changes; a change in this file or in `blocks.py` raises it in all of them, here.
+    Raise `version` in the derived class whenever the function that the model computes, its initialisation, or a default
+    that is no option changes. A change in this file or in `blocks.py` concerns all models and raises it here.
+    `tests/laws/versions.json` records what every version computes.
     """
 
     version: ClassVar[int] = 1
+    left_out_when_off: ClassVar[tuple[str, ...]] = ("short_conv",)
+    """Options that are younger than some runs. Where they are off they are not part of the identity of a run, so that
+    older runs keep their ids."""
     positions: ClassVar[tuple[str, ...]] = ("none", "learned", "sinusoidal")
     """The values of `position` that this model supports."""
 
@@ -52,19 +56,19 @@ class BackboneConfig(Config):
     d_model: int = 64
     channel_mixer: ChannelMixerKind = "mlp"
     mlp_ratio: float = 4.0
-    """Inner width of the channel mixer over d_model (for `swiglu`, 8/3 has the parameters of an MLP with 4)."""
+    """Inner width of the channel mixer, as a multiple of d_model. A `swiglu` of 8/3 is as large as an `mlp` of 4."""
     norm: NormKind = "layer"
     norm_eps: float = 1e-5
     prenorm: bool = True
     position: Literal["none", "learned", "sinusoidal", "rope", "xpos"] = "none"
     """`learned` and `sinusoidal` are added to the input; `rope` and `xpos` act inside attention."""
     short_conv: int = 0
-    """Taps of a causal depthwise convolution before every mixer, 2 to 4; 0: none."""
+    """Number of taps of a causal depthwise convolution before every mixer, 2 to 4. 0: there is none."""
     embed_dropout: float = 0.0
     resid_dropout: float = 0.0
-    """Dropout on what a mixer or channel mixer adds to the residual stream."""
+    """Dropout on what a mixer or a channel mixer adds to the residual stream."""
     tie_embeddings: bool = True
-    """Readout shares the embedding's weights wherever the two vocabularies are one; no effect elsewhere."""
+    """Whether the readout shares the weights of the embedding, where input and output vocabulary are the same."""
     init_std: float = 0.02
     init_residual: Literal["scaled", "scaled-mlp", "plain"] = "scaled"
     """`scaled`: projections into the residual stream start 1/sqrt(number of residual branches) smaller (GPT-2).
@@ -75,18 +79,17 @@ class BackboneConfig(Config):
     """How a sequence readout summarises the time axis."""
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
-        """The sequence mixer of one layer."""
+        """The mixer of one layer."""
         raise NotImplementedError
 
     def mixers(self, spec: TaskSpec) -> list[Mixer]:
-        """All mixers; for a model whose layers share parameters."""
+        """The mixers of all layers. A model whose layers share parameters overrides this."""
         return [self.mixer(layer, spec) for layer in range(self.num_layers)]
 
     @model_serializer(mode="wrap")
     def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # runs without it keep the id they had before there was one
         values: dict[str, Any] = handler(self)
-        return {k: v for k, v in values.items() if v or k != "short_conv"}
+        return {key: value for key, value in values.items() if value or key not in self.left_out_when_off}
 
     def check(self, spec: TaskSpec) -> None:
         """Raises ValueError where this model cannot serve that task."""
@@ -119,7 +122,10 @@ class BackboneConfig(Config):
 
 
 def require_divides(model: str, **numbers: int) -> None:
-    """`require_divides("gsa", num_heads=3, d_model=64)`: the first must divide the second."""
+    """Raises ValueError unless the first option divides the second one.
+
+    require_divides("gsa", num_heads=4, d_model=64)
+    """
     (small_name, small), (large_name, large) = numbers.items()
     if small < 1 or large % small:
         allowed = [n for n in range(1, large + 1) if large % n == 0]
@@ -131,17 +137,17 @@ def require_divides(model: str, **numbers: int) -> None:
 
 @dataclass(frozen=True)
 class BackboneState:
-    """What a network keeps between two steps."""
+    """What a network keeps from one step to the next."""
 
     mixers: tuple[Any, ...]
     time: Tensor
-    """[] int64: how many positions were seen."""
+    """[], int64: how many positions the network has seen."""
     pooled: Tensor | None
-    """[B, D]: running sum of the final hidden states, where the readout is their mean."""
+    """[B, D]: the sum of the final hidden states so far, where the readout takes their mean; else None."""
 
 
 class Layer(nn.Module):
-    """A mixer and, where there is one, a channel mixer, each in a residual branch with its norm."""
+    """A mixer and an optional channel mixer, each in a residual branch with a norm of its own."""
 
     def __init__(self, config: BackboneConfig, mixer: Mixer) -> None:
         super().__init__()
@@ -165,7 +171,7 @@ class Layer(nn.Module):
         return self._channel(self.mixer_norm(x + self.dropout(self.mixer(x))))
 
     def forward_at(self, x: Tensor, positions: Tensor) -> Tensor:
-        """The same at `positions` [B, P] only; everything after the mixer sees no others."""
+        """`forward` at `positions` [B, P] only, so that norms and channel mixer work on these alone: [B, P, D]."""
         if self.prenorm:
             y = self.mixer.forward_at(self.mixer_norm(x), positions)
             return self._channel(take_positions(x, positions) + self.dropout(y))
@@ -181,7 +187,7 @@ class Layer(nn.Module):
 class PairHead(nn.Module):
     """Logits from the summaries a, b of two sequences: W2 relu(W1 [a, b, a * b, a - b]), inner width D.
 
-    Source: the dual classifier of LRA (Tay et al. 2021, section 2.3), with the one inner layer of the S4 code.
+    Source: the dual classifier of LRA (Tay et al. 2021, section 2.3); one inner layer, as in the code of S4.
     """
 
     def __init__(self, d_model: int, num_classes: int) -> None:
@@ -190,17 +196,17 @@ class PairHead(nn.Module):
         self.outer = nn.Linear(d_model, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [2 B, D], the pairs side by side, to [B, num_classes]."""
+        """x [2 B, D], the two sequences of a pair one after the other, to logits [B, num_classes]."""
         a, b = x.view(-1, 2, x.shape[-1]).unbind(dim=1)
         return self.outer(F.relu(self.inner(torch.cat([a, b, a * b, a - b], dim=-1))))
 
 
 class Backbone(nn.Module):
-    """A task-ready network (`suite.contracts.Model`).
+    """A network for one task, which implements `suite.contracts.Model`.
 
-    Tokens pass an embedding, signals a linear map of their channels. A token readout needs the hidden states at
-    `positions` [B, P] only, so the last layer computes no others; a sequence readout pools over time, up to the end of
-    each sequence where `positions` tells it.
+    An embedding encodes tokens, and a linear map of the channels encodes signals. A token readout needs the hidden
+    states at `positions` [B, P] only, so the last layer computes no others. A sequence readout pools over time, up to
+    the end of each sequence where `positions` gives it.
     """
 
     pos_table: Tensor | None
@@ -248,7 +254,7 @@ class Backbone(nn.Module):
             elif isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=self.config.init_std)
         if isinstance(self.encoder, nn.Linear):
-            # a signal of few channels would vanish next to the norm's epsilon under the embedding's small spread
+            # with weights as small as an embedding's, a signal of few channels would vanish next to the norm's epsilon
             self.encoder.reset_parameters()
         for module in self.modules():
             if isinstance(module, Mixer):
@@ -256,14 +262,14 @@ class Backbone(nn.Module):
 
     @property
     def mixers(self) -> list[Mixer]:
-        """The sequence mixers, first layer first."""
+        """The mixers, from the first layer to the last."""
         return [layer.mixer for layer in self.layers if isinstance(layer, Layer)]
 
     def _encode(self, inputs: Tensor) -> Tensor:
         return self.encoder(inputs.long() if self.spec.input == "tokens" else inputs)
 
     def _positions(self, time: Tensor) -> Tensor | None:
-        """What is added to the inputs at the positions time [T]: [T, D] or None."""
+        """The position embeddings [T, D] of the positions time [T], or None where the model has none."""
         if self.pos_embedding is not None:
             return self.pos_embedding(time)
         return None if self.pos_table is None else self.pos_table.index_select(0, time)
@@ -271,8 +277,9 @@ class Backbone(nn.Module):
     def forward(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
         """Logits [B, P, num_classes] at `positions` [B, P] (all T where None), or [B, num_classes].
 
-        inputs: [B, T] integers of any width, or [B, T, C] floats; with two towers 2 T, one after the other.
-        positions: int64, strictly ascending in a row; for a sequence readout, the last index of each sequence.
+        inputs: [B, T] integers of any dtype, or [B, T, C] floats; with two towers [B, 2 T], one sequence after the
+            other.
+        positions: integers, strictly ascending in every row; for a sequence readout, the last index of each sequence.
         """
         if self.spec.towers > 1:
             batch, towers = inputs.shape[0], self.spec.towers
@@ -291,11 +298,11 @@ class Backbone(nn.Module):
         assert isinstance(last, Layer)
         for layer in self.layers[:-1]:
             x = layer(x)
-        # ascending positions as many as there are steps are all of them
+        # positions ascend strictly, so T of them are all positions and need no selection
         if self.spec.readout == "sequence" or positions is None or positions.shape[1] == length:
             x = self.final_norm(last(x))
         elif self.config.norm == "batch":
-            # its statistics are those of all positions
+            # the statistics of a batch norm are over all positions, so none may be left out before it
             x = take_positions(self.final_norm(last(x)), positions.long())
         else:
             x = self.final_norm(last.forward_at(x, positions.long()))
@@ -304,7 +311,7 @@ class Backbone(nn.Module):
         return self.head(x)
 
     def _summary(self, x: Tensor, ends: Tensor | None) -> Tensor:
-        """Mean or last of x [B, T, D] over time; ends [B, 1]: up to and including this index."""
+        """Mean or last value of x [B, T, D] over time: [B, D]. ends [B, 1]: the last index that counts; None: T - 1."""
         if ends is None:
             return x.mean(dim=1) if self.config.pooling == "mean" else x[:, -1]
         if self.config.pooling == "last":
@@ -324,7 +331,10 @@ class Backbone(nn.Module):
         return BackboneState(tuple(mixer.init_state(batch_size) for mixer in self.mixers), time, pooled)
 
     def step(self, inputs_t: Tensor, state: BackboneState) -> tuple[Tensor, BackboneState]:
-        """inputs_t [B] or [B, C] to logits [B, num_classes] of this position. For evaluation mode."""
+        """inputs_t [B] or [B, C] and the state to logits [B, num_classes] of this position and the next state.
+
+        The network must be in evaluation mode.
+        """
         x = self._encode(inputs_t)
         added = self._positions(state.time.view(1))
         x = self.embed_dropout(x if added is None else x + added)
@@ -341,19 +351,20 @@ class Backbone(nn.Module):
         return self.head(x), BackboneState(tuple(mixer_states), time, pooled)
 
     def state_size(self, length: int) -> int:
-        """Floats that the mixers keep for one sequence after `length` steps.
+        """Number of elements that the mixers keep for one sequence after `length` steps; a complex one counts as two.
 
-        The clock and the running mean of the readout are the same for all models and not counted.
+        The number of positions seen and the running sum of the readout are the same in all models and not counted.
         """
         return sum(mixer.state_size(length) for mixer in self.mixers)
 
     @contextlib.contextmanager
     def at_rate(self, rate: float) -> Iterator[bool]:
-        """Inside, inputs are sampled at `rate` times the rate trained at: linear time-invariant layers (S4D, DSS, and
-        those of H3, GSS and Mamba with `inner: s4d`) step by dt / rate, the zero-shot change of resolution of S4 and
-        DSS. Everything else stays as it is: short convolutions, and S6, whose steps are functions of its input.
+        """Within this context, inputs are expected to be sampled at `rate` times the rate of the training data.
 
-        Gives whether any layer follows. Shared by forward and step; states do not pass from one rate to another.
+        Linear time-invariant layers (S4D, DSS, and those of H3, GSS and Mamba with `inner: s4d`) take steps of dt /
+        rate, the zero-shot change of resolution of S4 and DSS. Everything else stays as it is: short convolutions, and
+        S6, whose step sizes are functions of its input. The context gives whether any layer adapts. It holds for
+        `forward` and for `step`; a state must not pass from one rate to another.
         """
         if not rate > 0:
             raise ValueError(f"{type(self.config).__name__}: at_rate needs a rate above 0, got {rate}.")
@@ -368,7 +379,7 @@ class Backbone(nn.Module):
                 layer.step_scale = scale
 
     def convolutions(self) -> dict[str, Convolution]:
-        """The parts of the layers that are fixed filters, however deep in a mixer: `layer=0,filter=ssm`."""
+        """The parts of the mixers that convolve with a fixed filter, by a name such as `layer=0,filter=ssm`."""
         return {
             f"layer={i},filter={name or 'mixer'}": module
             for i, mixer in enumerate(self.mixers)
@@ -377,9 +388,11 @@ class Backbone(nn.Module):
         }
 
     def param_groups(self, no_decay: tuple[str, ...] = ()) -> list[ParamGroup]:
-        """Every trainable parameter once: `ssm` (and `dt`) with own rates and no decay, `no_decay` kinds, the rest.
+        """Groups that together hold every trainable parameter once.
 
-        no_decay: any of `bias`, `norm` (weights and biases of norms) and `embedding` (learned positions included).
+        The groups `ssm` and `dt` have learning rates of their own and no weight decay. The others are `bias`, `norm`
+        (weights and biases of norms), `embedding` (learned positions included) and `weight`, the rest.
+        no_decay: those of `bias`, `norm` and `embedding` that have no weight decay.
         """
         unknown = sorted(set(no_decay) - set(NO_DECAY_KINDS))
         if unknown:

@@ -1,4 +1,4 @@
-"""The parts that several models share: the mixer base class, norms, channel mixers, positions."""
+"""Parts that several models use: the base class of mixers, norms, channel mixers and positions."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ ChannelMixerKind = Literal["none", "mlp", "swiglu"]
 
 
 def take_positions(x: Tensor, positions: Tensor) -> Tensor:
-    """x [B, T, D] at positions [B, P]: [B, P, D]. Its gradient is deterministic where that is asked for."""
+    """x [B, T, D] at positions [B, P]: [B, P, D]. Its gradient is deterministic in torch's deterministic mode."""
     rows = torch.arange(x.shape[0], device=x.device)[:, None]
     return x[rows, positions]
 
 
 class Mixer(nn.Module):
-    """A causal sequence mixer, [B, T, D] to [B, T, D]; see `suite.contracts.Mixer` for the words.
+    """Base class of causal sequence mixers, [B, T, D] to [B, T, D]; it implements `suite.contracts.Mixer`.
 
-    The backbone gives every `nn.Linear` and `nn.Embedding` the generic initialisation and then calls
-    `reset_parameters`, where a mixer sets what its paper initialises differently.
+    The backbone gives every `nn.Linear` and `nn.Embedding` its general initialisation. Then it calls
+    `reset_parameters`, in which a mixer initialises what its paper initialises differently. A mixer built on one
+    operator keeps it as its attribute `operator`, so that it can be observed.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -34,36 +35,37 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def forward_at(self, x: Tensor, positions: Tensor) -> Tensor:
-        """`forward` at some positions only: x [B, T, D], positions [B, P] ascending, to y [B, P, D].
+        """`forward` at some positions only: x [B, T, D] and ascending positions [B, P] to y [B, P, D].
 
-        The last layer of a network needs no more; a mixer that can save work by it overrides this.
+        The last layer of a network needs no others. A mixer that saves work by it overrides this.
         """
         return take_positions(self(x), positions)
 
     def init_state(self, batch_size: int) -> Any:
-        """The state before the first step: a tuple of tensors, floats [B, ...] and possibly an integer clock []."""
+        """The state before the first step: a tuple of floating tensors [B, ...], at times with a count of positions []."""
         raise NotImplementedError
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """x_t [B, D] and the state to y_t [B, D] and the next state; equals `forward` one position at a time."""
+        """x_t [B, D] and the state to y_t [B, D] and the next state. Step by step, this gives what `forward` gives."""
         raise NotImplementedError
 
     def state_size(self, length: int) -> int:
-        """Floats kept for one sequence after `length` steps (complex counts as two, the clock is not counted)."""
+        """Number of elements kept for one sequence after `length` steps. A complex one is two; counts are left out."""
         raise NotImplementedError
 
     def ssm_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters with their own learning rate (`ssm_lr`) and no weight decay, by name."""
+        """Parameters by name that have a learning rate of their own (`ssm_lr`) and no weight decay."""
         return {}
 
     def reset_parameters(self) -> None:
-        """Initialisations that differ from the backbone's generic one."""
+        """Initialises the parameters that differ from the backbone's general initialisation."""
 
 
 class ShortConv(Mixer):
-    """Another mixer behind a causal depthwise convolution, mixer(conv(x)), so that it need not learn to look back.
+    """A causal depthwise convolution before another mixer, mixer(conv(x)), which thus sees the last inputs at once.
 
-    State: the last W - 1 inputs [B, D, W - 1], then that of the mixer. Source: the short filters of Hyena and Mamba.
+    Its state: the last W - 1 inputs [B, D, W - 1] for W taps, then that of the mixer. Source: the short filters of
+    Hyena and Mamba.
     """
 
     def __init__(self, mixer: Mixer, width: int, taps: int) -> None:
@@ -74,7 +76,7 @@ class ShortConv(Mixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        # that of torch.nn.Conv1d
+        # the initialisation of torch.nn.Conv1d
         bound = self.weight.shape[1] ** -0.5
         nn.init.uniform_(self.weight, -bound, bound)
 
@@ -107,38 +109,38 @@ class ShortConv(Mixer):
 
 
 class ResidualLinear(nn.Linear):
-    """A linear map that writes into the residual stream: its initial weights may be scaled down with depth."""
+    """A linear map that writes into the residual stream. Its initial weights may be smaller in deeper networks."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim == 3 and x.stride(2) != 1 and use_triton("transpose", "auto", x):
             from kernels.transpose import channels_last
 
-            # state space models leave time contiguous; the copy that a product makes of that is slow
+            # state space models return y with time contiguous, and a matrix product would copy that slowly
             with on_device_of(x):
                 x = channels_last(x)
         return super().forward(x)
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """Batch norm over all positions of a batch, D last. In training it sees the future through its statistics."""
+    """Batch norm of x [..., D] over all positions of a batch. In training, its statistics include the future."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.reshape(-1, x.shape[-1])).view(x.shape)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """States, decays, time steps and norms stay in float32 under autocast."""
+    """x in float32 or wider. Under autocast, states, decays, step sizes and norms need this precision."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def as_autocast(x: Tensor) -> Tensor:
-    """What a linear map would take under autocast: norms and the residual stream are float32 there."""
+    """x in the dtype that autocast gives to a linear map. Norms and the residual stream stay in float32 there."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 class RMSNorm(nn.RMSNorm):
-    """x / rms(x) * weight over the last axis, in float32 at the coarsest; with [..., H, V] every head by itself."""
+    """x / rms(x) * weight over the last axis, in float32 or wider; heads [..., H, V] are normalised one by one."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(at_least_float32(x))
@@ -148,7 +150,7 @@ NORM_MODULES = (nn.LayerNorm, nn.RMSNorm, nn.BatchNorm1d, nn.GroupNorm)
 
 
 def make_norm(kind: NormKind, width: int, eps: float) -> nn.Module:
-    """A norm over the last axis, for [B, T, D] and [B, D] alike."""
+    """A norm over the last axis of [B, T, D] or [B, D]."""
     if kind == "layer":
         return nn.LayerNorm(width, eps=eps)
     if kind == "rms":
@@ -170,9 +172,9 @@ class MLP(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """y = W2 (silu(Wg x) * W1 x) without biases, inner width ratio D rounded up to a multiple of 8.
+    """y = W2 (silu(Wg x) * W1 x) without biases; the inner width is ratio D, rounded up to a multiple of 8.
 
-    Shazeer 2020, GLU variants improve Transformer. Llama's 2/3 of 4 D is ratio 8/3.
+    Source: Shazeer 2020, GLU variants improve Transformer. Llama's 2/3 of 4 D is the ratio 8/3.
     """
 
     def __init__(self, d_model: int, ratio: float) -> None:
@@ -187,21 +189,23 @@ class SwiGLU(nn.Module):
 
 
 def make_channel_mixer(kind: ChannelMixerKind, d_model: int, ratio: float) -> nn.Module | None:
-    """The position-wise network of a layer, or None."""
+    """The position-wise network of a layer, or None for the kind `none`."""
     if kind == "none":
         return None
     return MLP(d_model, ratio) if kind == "mlp" else SwiGLU(d_model, ratio)
 
 
 class Rotary(nn.Module):
-    """Rotates the halves of queries and keys by angles that grow with their position.
+    """Rotary positions: rotates pairs of channels of queries and keys by angles that grow with the position.
 
         (x_i, x_{i+d/2}) -> R(t theta_i) (x_i, x_{i+d/2}),  theta_i = 10000^(-2i/d)           Su et al. 2021, eq. 34
 
-    With xpos, queries are also multiplied by zeta_i^{t/512} and keys by zeta_i^{-t/512},
-    zeta_i = (2i/d + 0.4) / 1.4, Sun et al. 2022 (A length-extrapolatable transformer), section 3.2.
-    Departure: channels are paired i with i + d/2 instead of neighbours, a permutation; t is counted from the middle of
-    `max_length`, which halves the range of the exponents and changes no product of a query with a key.
+    With xpos, queries are also multiplied by zeta_i^{t/512} and keys by zeta_i^{-t/512}, where
+    zeta_i = (2i/d + 0.4) / 1.4: Sun et al. 2022 (A length-extrapolatable transformer), section 3.2.
+
+    Departures: channel i is paired with i + d/2 instead of its neighbour, which is a permutation of channels. In xpos,
+    t counts from the middle of `max_length`, which halves the range of the exponents and changes no product of a query
+    with a key.
     """
 
     cos: Tensor
@@ -220,7 +224,7 @@ class Rotary(nn.Module):
         self.register_buffer("log_zeta", zeta.to(dtype) if xpos else None, persistent=False)
 
     def forward(self, q: Tensor, k: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-        """q, k [B, T, H, d] at the positions time [T], rotated, in their own dtypes."""
+        """q and k [B, T, H, d] at the positions time [T], rotated; each keeps its dtype."""
         cos, sin = (table.index_select(0, time).unsqueeze(1) for table in (self.cos, self.sin))
         if self.log_zeta is None:
             return self._rotate(q, cos, sin), self._rotate(k, cos, sin)
@@ -237,7 +241,7 @@ class Rotary(nn.Module):
 def sinusoidal_table(length: int, width: int) -> Tensor:
     """[length, width]: sin(t w_i) and cos(t w_i) with w_i = 10000^(-2i/width), Vaswani et al. 2017, section 3.5.
 
-    Departure: sines fill the first half and cosines the second instead of alternating, a permutation of channels.
+    Departure: sines fill the first half of the channels and cosines the second, which permutes them.
     """
     half = (width + 1) // 2
     angle = torch.arange(length)[:, None] * torch.exp(torch.arange(half) * (-2 * math.log(10000.0) / width))

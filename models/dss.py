@@ -1,19 +1,21 @@
-"""DSS: diagonal state spaces with eigenvalues shared by all channels, in three parametrisations of the kernel.
+"""DSS: diagonal state spaces whose eigenvalues all channels share, in three parametrisations of the kernel.
 
     dss-softmax:       K = Re(W Lambda^-1 row-softmax(P)),             Lambda = re + i im
     dss-exp:           K = Re(W Lambda^-1 (e^(Lambda dt) - 1) e^P),    Lambda = -exp(re) + i im
     dss-exp-no-scale:  K = Re(W e^P)                                   P[n, l] = Lambda_n dt l
 
-followed by a skip D u, GELU and a linear map. N complex eigenvalues, W [D, N], dt [D]. Source: DSS (Gupta et al.
-2022), proposition 1, sections 3.1 to 3.3; steps of dss-softmax by section 3.4.
+followed by a skip D u, GELU and a linear map. There are N complex eigenvalues, W is [D, N] and dt is [D].
+
+Source: DSS (Gupta et al. 2022), proposition 1 and sections 3.1 to 3.3; section 3.4 for the steps of dss-softmax.
 
 Departures from the paper:
-- dss-softmax normalizes over the task's max_length, not over the length of the batch at hand, so that a filter does
-  not change with the input and steps equal the whole. The two agree where all sequences have the full length, as in
-  the paper's tasks; longer inputs are refused.
-- Section 3.3 says that log(dt) is initialised as e^r, r uniform in the logs; what is meant, and done here, is r.
-- One dt a channel as in the paper's section 3.2; the authors' code can keep two, for real and imaginary parts.
-- The skip is a learned D with a standard normal start, as in S4's and the authors' code; the text says `residual`.
+- dss-softmax normalises over the task's max_length and not over the length of the batch, so that a filter does not
+  depend on the input, and decoding step by step equals the whole sequence. The two agree where all sequences have the
+  full length, as in the paper's tasks. Longer inputs are refused.
+- Section 3.3 says that log(dt) is initialised as e^r, with r uniform between the logarithms of its bounds. What is
+  meant, and done here, is r.
+- Every channel has one dt, as in section 3.2. The authors' code can keep two, for the real and the imaginary part.
+- The skip is a learned D that starts standard normal, as in S4's and the authors' code. The text says "residual".
 """
 
 from __future__ import annotations
@@ -35,15 +37,16 @@ Variant = Literal["dss-softmax", "dss-exp", "dss-exp-no-scale"]
 
 
 class DSS(Mixer):
-    """The state space part alone: x [B, T, D] to [B, T, D].
+    """The state space model alone: x [B, T, D] to [B, T, D].
 
-    State: h [B, D, N], complex; dss-softmax adds the clock [] that its rescaled state of section 3.4 needs.
-    At another sampling rate the normalization of dss-softmax covers as much time as before. dss-exp-no-scale has no
-    dt in its gain, so there its response grows with the rate.
+    Its state: h [B, D, N], complex. dss-softmax adds the number of positions seen [], which its rescaled state of
+    section 3.4 needs. At another sampling rate, the normalisation of dss-softmax covers as much time as before.
+    dss-exp-no-scale has no dt in its gain, so its response grows with the rate.
     """
 
     step_scale = 1.0
-    """Of dt, for inputs at another sampling rate than that trained at (`Backbone.at_rate`)."""
+    """Factor of dt, for inputs at another sampling rate than the one trained at (`Backbone.at_rate`)."""
+    operator = staticmethod(lti_ssm)
 
     def __init__(
         self,
@@ -86,7 +89,7 @@ class DSS(Mixer):
         return math.ceil(self.length / self.step_scale) if self.variant == "dss-softmax" else None
 
     def forward(self, x: Tensor) -> Tensor:
-        y = lti_ssm(
+        y = self.operator(
             x,
             *self._system(),
             D=self.D,
@@ -99,7 +102,10 @@ class DSS(Mixer):
         return y
 
     def kernel(self, length: int) -> Tensor:
-        """K [D, length] of the past, W[0] where there is one of the future too; dss-softmax has no more than its L."""
+        """The filter K [D, length] over the past. A bidirectional model has another one over the future, from W[1].
+
+        dss-softmax gives at most as many lags as it normalises over.
+        """
         eigenvalues, B, W, dt = self._system()
         W = W[0] if self.bidirectional else W
         whole = self._softmax_length
@@ -109,7 +115,7 @@ class DSS(Mixer):
         )
 
     def eigenvalues(self) -> Tensor:
-        """Lambda [N], shared by all channels."""
+        """The eigenvalues Lambda [N], shared by all channels."""
         return self._system()[0]
 
     def init_state(self, batch_size: int) -> State:
@@ -149,7 +155,7 @@ class DSS(Mixer):
 
 
 class DSSConfig(BackboneConfig):
-    """What the three variants share. Defaults are the paper's for LRA (appendix A.3): batch norm, no channel mixer."""
+    """Options of all three variants. The defaults are those of the paper's LRA models (appendix A.3)."""
 
     variant: ClassVar[Variant]
 
@@ -160,10 +166,10 @@ class DSSConfig(BackboneConfig):
     dt_max: float = 1e-1
     output: Literal["linear", "glu"] = "linear"
     bidirectional: bool = False
-    """Reads the future too; such a model has no step. The paper's models are unidirectional."""
+    """Whether the model reads the future too. Such a model has no step; the paper's models are unidirectional."""
     ssm_lr: float | None = 1e-3
     dt_lr: float | None = None
-    """Of log(dt); None: `ssm_lr`. Appendix A.3 uses 0.02 for ListOps and Text and 1e-4 for Path-X."""
+    """Learning rate of log(dt). None: `ssm_lr`. Appendix A.3 uses 0.02 for ListOps and Text and 1e-4 for Path-X."""
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
@@ -183,13 +189,13 @@ class DSSConfig(BackboneConfig):
 
 
 class DSSSoftmaxConfig(DSSConfig):
-    """DSS with the row-softmax kernel; Re(Lambda) is free."""
+    """DSS with the row-softmax kernel, whose Re(Lambda) may have any sign."""
 
     variant: ClassVar[Variant] = "dss-softmax"
 
 
 class DSSExpConfig(DSSConfig):
-    """DSS with Re(Lambda) = -exp."""
+    """DSS with Re(Lambda) = -exp(re), which is always negative."""
 
     variant: ClassVar[Variant] = "dss-exp"
 

@@ -1,10 +1,12 @@
-"""Gated linear attention: every key channel has its own data-dependent decay.
+"""Gated linear attention (GLA): every key channel has its own decay, which depends on the input.
 
     a_t = sigmoid(W_2 W_1 x_t + b)^(1/16),   S_t = diag(a_t) S_{t-1} + k_t^T v_t,   o_t = q_t S_t / sqrt(K)
     y_t = W_o (swish(W_g x_t) * norm_h(o_t))
 
-Source: Yang et al. 2023, section 4.4; GSA paper, section 2.3 and appendix C.1 (queries and keys half as wide as the
-values, head size of queries and keys 256, so 256 D numbers of state a layer).
+with q_t, k_t, v_t linear maps of x_t and norm_h an RMS norm of every head.
+
+Source: Yang et al. 2023, section 4.4; GSA paper, section 2.3 and appendix C.1: queries and keys are half as wide as the
+values and have a head size of 256, so the state of a layer has 256 D elements.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from suite.contracts import TaskSpec
 
 
 class GLA(Mixer):
-    """State [B, H, K, V]."""
+    """The mixer. Its state: [B, H, K, V]."""
+
+    operator = staticmethod(gated_linear_attention)
 
     def __init__(self, config: GLAConfig) -> None:
         super().__init__()
@@ -45,7 +49,7 @@ class GLA(Mixer):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v, log_decay, gate = self._project(x)
-        o = gated_linear_attention(q, k, v, log_decay)
+        o = self.operator(q, k, v, log_decay)
         assert isinstance(o, Tensor)
         return self._output(o, gate)
 
@@ -63,7 +67,7 @@ class GLA(Mixer):
 
 
 class GLAConfig(BackboneConfig):
-    """GLA in the layout of the GSA paper (RMS norms, SwiGLU)."""
+    """GLA in the network of the GSA paper: RMS norms and SwiGLU."""
 
     channel_mixer: ChannelMixerKind = "swiglu"
     mlp_ratio: float = 8 / 3
@@ -71,11 +75,11 @@ class GLAConfig(BackboneConfig):
     norm_eps: float = 1e-6
     num_heads: int = 4
     expand_k: float = 0.5
-    """Width of queries and keys over d_model."""
+    """Width of queries and keys, as a multiple of d_model."""
     damping: float = 16.0
-    """Root taken of the forget gate, which keeps it near one."""
+    """The forget gate is the sigmoid to the power 1 / damping, which keeps it near one."""
     decay_rank: int = 16
-    """Inner width of the map from x to the decays."""
+    """Inner width of the low-rank map from x to the decays."""
 
     @property
     def key_width(self) -> int:

@@ -1,10 +1,11 @@
-"""Gated slot attention: M memory slots a head, written with forget gates, read by a softmax over the slots.
+"""Gated slot attention (GSA): every head has M memory slots, written with forget gates and read by a softmax over them.
 
-    q, k, v = swish(W_q x), swish(W_k x), swish(W_v x),   a = sigmoid(W_a x)^(1/8)  [M] a head
+    q, k, v = swish(W_q x), swish(W_k x), swish(W_v x),   a = sigmoid(W_a x)^(1/8)  [M] per head
     K_t = diag(a_t) K_{t-1} + (1 - a_t)^T k_t,   V_t = diag(a_t) V_{t-1} + (1 - a_t)^T v_t
     o_t = softmax(K_t q_t) V_t,   y_t = W_o RMSNorm(swish(concat_h o_t))
 
-Source: GSA paper (Zhang et al. 2024), equations 6-9 and figure 2; M = 64, H = 4, damping 8: 128 D numbers of state.
+Source: GSA paper (Zhang et al. 2024), equations 6-9 and figure 2. With M = 64, H = 4 and damping 8 as there, the state
+of a layer has 128 D elements.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ State = tuple[Tensor, Tensor]
 
 
 class GSA(Mixer):
-    """State: key memories [B, H, K, M] and value memories [B, H, M, K]."""
+    """The mixer. Its state: key memories [B, H, K, M] and value memories [B, H, M, K]."""
+
+    operator = staticmethod(gated_slot_attention)
 
     def __init__(self, config: GSAConfig) -> None:
         super().__init__()
@@ -44,7 +47,7 @@ class GSA(Mixer):
         return self.out(self.norm(F.silu(o.flatten(-2))))
 
     def forward(self, x: Tensor) -> Tensor:
-        o = gated_slot_attention(*self._project(x), scale=1.0)
+        o = self.operator(*self._project(x), scale=1.0)
         assert isinstance(o, Tensor)
         return self._output(o)
 
@@ -64,7 +67,7 @@ class GSA(Mixer):
 
 
 class GSAConfig(BackboneConfig):
-    """GSA in the layout of its paper (RMS norms, SwiGLU)."""
+    """GSA in the network of its paper: RMS norms and SwiGLU."""
 
     channel_mixer: ChannelMixerKind = "swiglu"
     mlp_ratio: float = 8 / 3
@@ -72,7 +75,7 @@ class GSAConfig(BackboneConfig):
     num_heads: int = 4
     num_slots: int = 64
     damping: float = 8.0
-    """Root taken of the forget gate, which keeps it near one (tau of the paper)."""
+    """The forget gate is the sigmoid to the power 1 / damping, which keeps it near one (tau of the paper)."""
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)

@@ -1,12 +1,13 @@
-"""GSS: a gated unit around a state space model of reduced width.
+"""Gated state spaces (GSS): a gated unit around a state space model of reduced width.
 
     u = gelu(W_u x) [D / 4],   v = gelu(W_v x) [4 D],   y = W_o (W_y dss(u) * v)
 
-Source: Gated State Spaces (Mehta et al. 2022), section 3.2 and figure 1: SSM width D / 4, gate width 4 D, no separate
-MLP. H3 (Fu et al. 2023) compares it in table 2.
+Source: Mehta et al. 2022, section 3.2 and figure 1: the state space model is D / 4 wide, the gate 4 D, and there is no
+separate MLP. H3 (Fu et al. 2023) compares with it in table 2.
 
-Departures from the paper: the kernel is dss-exp with its dt and Skew-Hippo start, where the paper drops dt and draws
-the eigenvalues at random; d_state is 64 as for the other models of H3's table 2, where the paper uses 512.
+Departures from the paper: the kernel is dss-exp with its step sizes dt and its Skew-Hippo initialisation, where the
+paper drops dt and draws the eigenvalues at random. d_state is 64, as for the other models of H3's table 2, where the
+paper uses 512.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from suite.contracts import TaskSpec
 
 
 class GSS(Mixer):
-    """State: that of the state space model, [B, D / 4, N] complex."""
+    """The mixer. Its state: that of the state space model, [B, D / 4, N] complex."""
 
     def __init__(self, config: GSSConfig, length: int) -> None:
         super().__init__()
@@ -60,9 +61,9 @@ class GSSConfig(BackboneConfig):
     channel_mixer: ChannelMixerKind = "none"
     d_state: int = 64
     reduction: int = 4
-    """d_model over the width of the state space model."""
+    """d_model divided by the width of the state space model."""
     expand: float = 4.0
-    """Width of the gate over d_model."""
+    """Width of the gate, as a multiple of d_model."""
     dt_min: float = 1e-3
     dt_max: float = 1e-1
     ssm_lr: float | None = 1e-3

@@ -1,27 +1,27 @@
-"""H3: two state space models and two products, after linear attention.
+"""H3: linear attention whose sum over time is a state space model, with a second one for the keys.
 
     q, k, v = W_q x, W_k x, W_v x
-    k~ = SSM_shift(k),   S = SSM_diag(k~ v^T)  a head,   o = S q,   y = W_o o
+    k~ = SSM_shift(k),   S = SSM_diag(k~ v^T)  per head,   o = S q,   y = W_o o
 
-The shift model is a learned causal filter over the last M = d_state inputs plus a skip, the diagonal one is S4D. With
-head dimension one the products are pointwise: y = W_o (q * SSM_diag(k~ * v)). Source: H3 (Fu et al. 2023), section 3.2
-and algorithm 1; every channel has its shift model, every head its diagonal model.
+The shift model is a learned causal filter over the last M = d_state inputs plus a skip; every channel has its own. The
+diagonal model is S4D; every head has its own. With heads of one channel the products are pointwise:
+y = W_o (q * SSM_diag(k~ * v)).
 
-`inner` puts another sequence layer in the place of SSM_diag: the "H3" rows with Hyena and S6 of Mamba's table 1.
+Source: H3 (Fu et al. 2023), section 3.2 and algorithm 1. `inner` replaces SSM_diag by another sequence layer, as in the
+"H3" rows with Hyena and S6 of Mamba's table 1.
 
-Departures from the paper: B of the shift model is fixed to e_1, which it allows, and that of the diagonal model to
-one: only products with C enter. The authors' code learns both from these starts, which adds parameters but no
-functions; `train_B` does so too.
+Departures from the paper: B of the shift model is fixed to the first unit vector, which the paper allows, and B of the
+diagonal model to one, because only its product with C enters the output. The authors' code learns both from these
+initial values, which adds parameters but no functions; `train_B` does so too.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import SerializerFunctionWrapHandler, model_serializer
 from torch import Tensor, nn
 
 from kernels.fft_conv import fft_conv
@@ -34,9 +34,9 @@ from suite.contracts import TaskSpec
 
 
 class ShiftSSM(Mixer):
-    """y_t = sum_{m < M} k[m] x_{t-m} + D x_t in every channel. State: the last M - 1 inputs [B, D, M - 1].
+    """y_t = sum_{m < M} k[m] x_{t-m} + D x_t in every channel. Its state: the last M - 1 inputs [B, D, M - 1].
 
-    The filter k is C, or with `train_B` the response of a shift register that B writes and C reads,
+    The filter k is C. With `train_B` it is the response of a shift register that B writes and C reads,
     k[m] = sum_j B[j] C[j + m], where B starts as the first unit vector.
     """
 
@@ -49,7 +49,7 @@ class ShiftSSM(Mixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        # the start of a convolution over d_state inputs, as in the authors' code
+        # initialised as a convolution over d_state inputs, as in the authors' code
         bound = self.C.shape[1] ** -0.5
         nn.init.uniform_(self.C, -bound, bound)
         nn.init.normal_(self.D)
@@ -69,7 +69,7 @@ class ShiftSSM(Mixer):
         return fft_conv(x, self.taps(), D=self.D)
 
     def kernel(self, length: int) -> Tensor:
-        """k [D, length], zero from lag M on."""
+        """The filter k [D, length], zero from lag M on."""
         return F.pad(self.taps(), (0, length - self.C.shape[1]))
 
     def init_state(self, batch_size: int) -> State:
@@ -78,7 +78,7 @@ class ShiftSSM(Mixer):
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         inputs = at_least_float32(x_t)
-        # newest first, like the state vector of the paper
+        # the newest input comes first, as in the state vector of the paper
         window = torch.cat([inputs.unsqueeze(-1), state[0]], dim=-1)
         y = (window * self.taps()).sum(-1) + self.D * inputs
         return y.to(x_t.dtype), (window[..., :-1],)
@@ -91,7 +91,7 @@ class ShiftSSM(Mixer):
 
 
 class H3(Mixer):
-    """State: that of the shift model, then that of the inner model over head_dim^2 H channels."""
+    """The mixer. Its state: that of the shift model, then that of the inner model with head_dim^2 H channels."""
 
     def __init__(self, config: H3Config, length: int) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class H3(Mixer):
         if self.head_dim == 1:
             return self.out(self.inner(v, gate_in=k, gate_out=q))
         q, k, v = (m.unflatten(-1, (self.num_heads, self.head_dim)) for m in (q, k, v))
-        # [B, i, j, T, H]: entries of the outer product join the batch, heads are the channels
+        # [B, i, j, T, H]: the entries i, j of the outer product become part of the batch, heads become channels
         outer = torch.einsum("bthi,bthj->bijth", k, v)
         states = self.inner(outer.flatten(0, 2)).view_as(outer)
         return self.out(torch.einsum("bijth,bthi->bthj", states, q).flatten(-2))
@@ -156,26 +156,22 @@ class H3(Mixer):
 
 
 class H3Config(BackboneConfig):
-    """H3 in the layout of its synthetic experiments: layer norm, MLP of ratio 4."""
+    """H3 in the network of its synthetic experiments: layer norms, and an MLP four times as wide as the model."""
+
+    left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "train_B")
 
     d_state: int = 64
-    """M of the shift model and N of the diagonal one (N / 2 conjugate pairs); also N of an inner S6."""
+    """M of the shift model, N of the diagonal model (N / 2 conjugate pairs are kept) and N of an inner S6."""
     head_dim: int = 1
     init: Initialisation = "lin"
     dt_min: float = 1e-3
     dt_max: float = 1e-1
     discretization: Discretization = "bilinear"
-    """Of the diagonal model; the authors' code, like this, defaults to the bilinear rule."""
+    """Rule by which the diagonal model becomes discrete; the authors' code too uses the bilinear one by default."""
     inner: Literal["ssm", "hyena", "s6"] = "ssm"
     ssm_lr: float | None = 1e-3
     train_B: bool = False
     """Train B of the shift and the diagonal model, at `ssm_lr` and without decay, as H3's released code does."""
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # runs without these keep the id they had before there was a choice
-        values: dict[str, Any] = handler(self)
-        return {key: value for key, value in values.items() if value or key not in ("short_conv", "train_B")}
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)

@@ -1,14 +1,15 @@
-"""HGRN2: a gated linear RNN whose input gate is one minus its forget gate, expanded to a matrix state.
+"""HGRN2: a gated linear RNN with a matrix state, whose input gate is one minus its forget gate.
 
     f_t = lb + (1 - lb) sigmoid(W_f x_t),   S_t = diag(f_t) S_{t-1} + (1 - f_t)^T v_t,   o_t = swish(W_q x_t) S_t
     y_t = W_o norm(o_t)
 
-lb [D] is a lower bound of the forget gate that grows with depth: with one learned row g_l a layer,
-lb_l = sum_{1 <= i <= l} softmax_i(g)_i, zero in the first layer, so upper layers remember longer.
+lb [D] is a lower bound of the forget gate that grows with depth, so that upper layers remember longer: every layer l
+has one learned row g_l, and lb_l = sum_{1 <= i <= l} softmax_i(g)_i, which is zero in the first layer.
 
-Source: Qin et al. 2024, section 3; the lower bound is of HGRN (Qin et al. 2023), section 3.3. GSA paper, appendix C.1:
-head size 128 for keys and values, so 128 D numbers of state a layer. Departure: o is scaled by K^-0.5, which the norm
-takes out again except for its epsilon.
+Source: Qin et al. 2024, section 3; the lower bound is that of HGRN (Qin et al. 2023), section 3.3. In the GSA paper,
+appendix C.1, heads of keys and values have a size of 128, so the state of a layer has 128 D elements.
+
+Departure: o is scaled by K^-0.5. The norm that follows undoes this, except for the effect of its epsilon.
 """
 
 from __future__ import annotations
@@ -24,19 +25,21 @@ from suite.contracts import TaskSpec
 
 
 class LowerBounds(nn.Module):
-    """The lower bounds of all layers, one parameter [L, D] that the layers share."""
+    """The lower bounds of all layers, computed from one parameter [layers, D] that the layers share."""
 
     def __init__(self, num_layers: int, d_model: int) -> None:
         super().__init__()
         self.logits = nn.Parameter(torch.zeros(num_layers, d_model))
 
     def forward(self, layer: int) -> Tensor:
-        """[D], for layer >= 1; the first layer has none."""
+        """The lower bound [D] of a layer >= 1; the first layer (0) has none."""
         return self.logits.softmax(0)[1 : layer + 1].sum(0)
 
 
 class HGRN2(Mixer):
-    """State [B, H, K, K]."""
+    """The mixer. Its state: [B, H, K, K]."""
+
+    operator = staticmethod(gated_linear_attention)
 
     def __init__(self, config: HGRN2Config, layer: int, lower_bounds: LowerBounds | None) -> None:
         super().__init__()
@@ -51,18 +54,18 @@ class HGRN2(Mixer):
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         q, forget, v = self.proj(x).chunk(3, dim=-1)
         forget = at_least_float32(forget)
-        # log f and 1 - f from the logits, so that neither rounds to zero
+        # log f and 1 - f are computed from the logits, so that neither rounds to zero
         log_decay, k = F.logsigmoid(forget), torch.sigmoid(-forget)
         if self.lower_bounds is not None:
             bound = self.lower_bounds(self.layer)
             log_decay, k = torch.log(bound + (1 - bound) * torch.sigmoid(forget)), (1 - bound) * k
-        # in float32 it would take the products of the operator there
+        # one float32 operand would make the operator multiply in float32
         k = k.to(v.dtype)
         q, k, v, log_decay = (z.unflatten(-1, (self.num_heads, -1)) for z in (F.silu(q), k, v, log_decay))
         return q, k, v, log_decay
 
     def forward(self, x: Tensor) -> Tensor:
-        o = gated_linear_attention(*self._project(x))
+        o = self.operator(*self._project(x))
         assert isinstance(o, Tensor)
         return self.out(self.norm(o.flatten(-2)))
 
@@ -79,7 +82,7 @@ class HGRN2(Mixer):
 
 
 class HGRN2Config(BackboneConfig):
-    """HGRN2 in the layout of the GSA paper (RMS norms, SwiGLU)."""
+    """HGRN2 in the network of the GSA paper: RMS norms and SwiGLU."""
 
     channel_mixer: ChannelMixerKind = "swiglu"
     mlp_ratio: float = 8 / 3

@@ -1,4 +1,4 @@
-"""Hyena: long convolutions with filters written by a small network, between multiplicative gates.
+"""Hyena: long convolutions between multiplicative gates; a small network computes the filters.
 
     x^0, .., x^(o-1), v = short_conv(W_in x)          o = order, short filters of 3 taps
     v <- x^i * v, then v <- h^i conv v + D^i v         for i = o - 1 .. 1
@@ -7,10 +7,10 @@
 
 Source: Hyena (Poli et al. 2023), sections 3.1 to 3.4 and the authors' code (safari) for what the text leaves open:
 positional features (l / (L-1) and (emb_dim - 1) / 2 complex exponentials), decays from ln(100)/1.5 to ln(100)/0.3,
-three sine layers that share their learned frequencies, started at w = 10.
+three sine layers that share their learned frequencies, which start at w = 10.
 
-L is the task's max_length; longer inputs are refused. With `learn_positions` the features themselves are parameters:
-emb_dim 33 at L = 2^20 and two layers are the 69M parameters of Mamba's table 11.
+L is the task's max_length; longer inputs are refused. With `learn_positions` the positional features themselves are
+parameters: with emb_dim 33, L = 2^20 and two layers they are most of the 69M parameters in Mamba's table 11.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from suite.contracts import TaskSpec
 State = tuple[Tensor, ...]
 
 FAST_DECAY, SLOW_DECAY, DECAY_TARGET = 0.3, 1.5, 1e-2
-"""The fastest and the slowest channel reach DECAY_TARGET at these multiples of the length."""
+"""The decay of the fastest and of the slowest channel reaches DECAY_TARGET at these multiples of the length."""
 
 
 class Sine(nn.Module):
-    """sin(freq x), one learned frequency a unit."""
+    """sin(freq x), with one learned frequency per unit."""
 
     def __init__(self, width: int, start: float) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Sine(nn.Module):
 
 
 class ImplicitFilter(nn.Module):
-    """A filter [width, T] for any T <= length, from positional features [T, emb_dim]."""
+    """A filter [width, T] for any T <= length, computed from positional features [T, emb_dim]."""
 
     decay: Tensor
 
@@ -82,7 +82,7 @@ class ImplicitFilter(nn.Module):
                 f"hyena: its filters cover max_length={self.length}, got a sequence of {steps}; raise the task's "
                 "max_length."
             )
-        # in half precision neighbouring positions of a long filter would be one
+        # half precision cannot tell neighbouring positions of a long filter apart
         with torch.autocast(self.positions.device.type, enabled=False):
             taps = at_least_float32(self.layers(self.positions[:steps]))
         time = torch.arange(steps, device=taps.device, dtype=taps.dtype) * self.time_step
@@ -92,7 +92,7 @@ class ImplicitFilter(nn.Module):
 class LongConv(Mixer):
     """One implicit filter and a skip in every channel: x [B, T, D] to [B, T, D].
 
-    State: the inputs so far, [B, t, D]. No smaller one gives the same output.
+    Its state: the inputs so far, [B, t, D]. No smaller state gives the same output.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class LongConv(Mixer):
         return fft_conv(x, self.filter(x.shape[1]), D=self.D, gate_in=gate_in, gate_out=gate_out)
 
     def kernel(self, length: int) -> Tensor:
-        """h [D, length]."""
+        """The filter h [D, length]."""
         return self.filter(length)
 
     def init_state(self, batch_size: int) -> State:
@@ -142,7 +142,10 @@ class LongConv(Mixer):
 
 
 class Hyena(Mixer):
-    """State: the last inputs of the short filter [B, (order + 1) D, 2], and all inputs of every long convolution."""
+    """The mixer.
+
+    Its state: the last inputs of the short filter [B, (order + 1) D, 2], and all inputs of every long convolution.
+    """
 
     def __init__(self, config: HyenaConfig, length: int) -> None:
         super().__init__()
@@ -211,18 +214,18 @@ class Hyena(Mixer):
 
 
 class HyenaConfig(BackboneConfig):
-    """Hyena as in its authors' synthetic and DNA experiments: layer norm, MLP of ratio 4."""
+    """Hyena in the network of its synthetic and DNA experiments: layer norms, and an MLP four times as wide."""
 
     order: int = 2
     emb_dim: int = 5
     filter_order: int = 64
-    """Width of the network that writes the filters."""
+    """Width of the network that computes the filters."""
     w: float = 10.0
     short_filter: int = 3
     learn_positions: bool = False
-    """Positional features [max_length, emb_dim] as parameters (Mamba's table 11)."""
+    """Whether the positional features [max_length, emb_dim] are parameters (Mamba's table 11)."""
     ssm_lr: float | None = None
-    """Learning rate of the filter networks, which have no weight decay; None: the run's."""
+    """Learning rate of the filter networks, which have no weight decay. None: that of the run."""
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)

@@ -1,10 +1,12 @@
-"""Linear attention: a feature map in the place of the softmax.
+"""Linear attention: a feature map phi takes the place of the softmax.
 
     S_t = S_{t-1} + phi(k_t)^T v_t,   z_t = z_{t-1} + phi(k_t),   o_t = phi(q_t) S_t / (phi(q_t) z_t)
 
 Source: Katharopoulos et al. 2020, equations 8-12 and 18-20 (phi = elu + 1, normalised: the defaults); GSA paper,
-section 2.2, equation 5 (phi = identity, not normalised). Runs on `gated_linear_attention` without decay; the
-normaliser z is the state of a value channel that is always one.
+section 2.2, equation 5 (phi = identity, not normalised).
+
+It runs on `gated_linear_attention` without decay. The normaliser z is computed as the state of one more value channel,
+whose value is always one.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ FeatureMap = Literal["elu+1", "relu", "swish", "identity"]
 
 
 def feature_map(kind: FeatureMap, x: Tensor) -> Tensor:
-    """phi, element by element."""
+    """phi(x), element by element."""
     if kind == "elu+1":
         return F.elu(x) + 1
     if kind == "relu":
@@ -33,7 +35,9 @@ def feature_map(kind: FeatureMap, x: Tensor) -> Tensor:
 
 
 class LinearAttention(Mixer):
-    """State [B, H, K, V], with one more value channel where normalised."""
+    """The mixer. Its state: [B, H, K, V], with one more value channel where the output is normalised."""
+
+    operator = staticmethod(gated_linear_attention)
 
     def __init__(self, config: LinearAttentionConfig) -> None:
         super().__init__()
@@ -48,7 +52,7 @@ class LinearAttention(Mixer):
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(-3)
-        # an operand in float32 would take the products of the operator there
+        # one float32 operand would make the operator multiply in float32
         q, k = (feature_map(self.kind, at_least_float32(z)).to(v.dtype) for z in (q, k))
         if self.normalize:
             v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
@@ -57,12 +61,12 @@ class LinearAttention(Mixer):
     def _output(self, o: Tensor) -> Tensor:
         if self.normalize:
             o, z = at_least_float32(o).tensor_split([-1], dim=-1)
-            # with relu all features of a query may be zero
+            # with relu all features of a query may be zero, and then so is z
             o = o / (z + 1e-6)
         return self.out((o if self.norm is None else self.norm(o)).flatten(-2))
 
     def forward(self, x: Tensor) -> Tensor:
-        o = gated_linear_attention(*self._project(x))
+        o = self.operator(*self._project(x))
         assert isinstance(o, Tensor)
         return self._output(o)
 
@@ -81,14 +85,14 @@ class LinearAttention(Mixer):
 
 
 class LinearAttentionConfig(BackboneConfig):
-    """Linear attention in the layout of the other baselines (norm first, MLP)."""
+    """Linear attention in the network of the other baselines: norms before the branches, and an MLP."""
 
     num_heads: int = 4
     feature_map: FeatureMap = "elu+1"
     normalize: bool = True
-    """Divide by phi(q) z; needs features that cannot be negative."""
+    """Divide by phi(q) z. This needs features that cannot be negative."""
     output_norm: Literal["none", "rms"] = "none"
-    """RMS norm of every head's output, the replacement of the normaliser in later work (Qin et al. 2022)."""
+    """`rms`: an RMS norm of every head's output, which replaces the normaliser in later work (Qin et al. 2022)."""
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)

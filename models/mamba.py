@@ -4,15 +4,17 @@
     dt_raw, B, C = W_x x  [R, N, N];   dt = softplus(W_dt dt_raw + b_dt)
     h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t;   y_t = (C_t h_t + D x_t) * silu(z_t);   W_out y
 
-Source: Mamba (Gu & Dao 2023), section 3.4, algorithm 2 and appendix E; what the text leaves open (A = -(1 .. N) in
-every channel, start of dt, biases) is as in the authors' code (mamba_ssm). `inner` puts another sequence layer in the
-place of S6 and `gate=False` drops z, for the rows of the paper's table 1 ("No gate", "Mamba" with S4 or Hyena).
+with E the option `expand` and R `dt_rank`.
 
-Sizes: two layers of width 64 without embeddings have 65,472 parameters; the 74K of the paper's table 11 are met with
-128 embedding rows (73,664), not with the vocabulary of 16 it states (66,496).
+Source: Mamba (Gu & Dao 2023), section 3.4, algorithm 2 and appendix E. What the text leaves open (A = -(1 .. N) in
+every channel, the initialisation of dt, biases) is as in the authors' code (mamba_ssm). `inner` replaces S6 by another
+sequence layer and `gate=False` drops z, for the rows of the paper's table 1 ("No gate", and "Mamba" with S4 or Hyena).
 
-Departures from the paper: B is discretized by dt B (see `kernels.selective_scan`). For "No gate" with S4 the paper says
-no more than the words; here it is this block without z.
+Sizes: two layers of width 64 without embeddings have 65,472 parameters. The 74K of the paper's table 11 are reached
+with 128 embedding rows (73,664) and not with the vocabulary of 16 that it states (66,496).
+
+Departures from the paper: B is discretised as dt B (see `kernels.selective_scan`). The paper does not describe its
+"No gate" with S4 further; here it is this block without z.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ Inner = Literal["s6", "s4d", "hyena"]
 
 
 class S6(Mixer):
-    """The selective state space model alone: x [B, T, E] to [B, T, E]. State: h [B, E, N]."""
+    """The selective state space model alone: x [B, T, width] to [B, T, width]. Its state: h [B, width, N]."""
 
     def __init__(
         self, width: int, d_state: int, dt_rank: int, *, dt_min: float, dt_max: float, dt_floor: float = 1e-4
@@ -58,7 +60,7 @@ class S6(Mixer):
         nn.init.uniform_(self.dt_proj.weight, -bound, bound)
         dt = torch.empty_like(self.dt_bias).uniform_(math.log(self.dt_min), math.log(self.dt_max)).exp()
         dt = dt.clamp(min=self.dt_floor)
-        # softplus(dt_bias) = dt
+        # the inverse of softplus, so that softplus(dt_bias) = dt
         self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))
         n = torch.arange(1, self.d_state + 1, dtype=self.log_A.dtype, device=self.log_A.device)
         self.log_A.copy_(n.log().expand_as(self.log_A))
@@ -90,13 +92,13 @@ class S6(Mixer):
 
 
 class Mamba(Mixer):
-    """State: the short convolution's last inputs [B, E D, W - 1], then that of the inner sequence layer."""
+    """The mixer. Its state: the last inputs of the short convolution [B, E D, W - 1], then that of the inner layer."""
 
     def __init__(self, config: MambaConfig, length: int) -> None:
         super().__init__()
         d_model, width = config.d_model, config.expand * config.d_model
         self.gated = config.gate
-        # depth enters the start of what is written into the residual stream, as in GPT-2
+        # what is written into the residual stream starts smaller in deeper networks, as in GPT-2
         self.residual_scale = config.num_layers**-0.5 if config.init_residual == "scaled" else 1.0
         self.in_proj = nn.Linear(d_model, 2 * width if config.gate else width, bias=False)
         self.conv_weight = nn.Parameter(torch.empty(width, config.d_conv))
@@ -155,7 +157,7 @@ class Mamba(Mixer):
 
 
 def make_inner(kind: Inner, width: int, d_model: int, length: int, config: MambaConfig) -> Mixer:
-    """The sequence layer of a block."""
+    """The sequence layer inside a block."""
     if kind == "s6":
         dt_rank = config.dt_rank or math.ceil(d_model / 16)
         return S6(width, config.d_state, dt_rank, dt_min=config.dt_min, dt_max=config.dt_max)
@@ -165,7 +167,7 @@ def make_inner(kind: Inner, width: int, d_model: int, length: int, config: Mamba
 
 
 class MambaConfig(BackboneConfig):
-    """Mamba in its paper's layout: RMS norms, no channel mixer."""
+    """Mamba in the network of its paper: RMS norms and no channel mixer."""
 
     channel_mixer: ChannelMixerKind = "none"
     norm: NormKind = "rms"
@@ -173,7 +175,7 @@ class MambaConfig(BackboneConfig):
     d_conv: int = 4
     expand: int = 2
     dt_rank: int | None = None
-    """R; None: d_model / 16, rounded up."""
+    """R. None: d_model / 16, rounded up."""
     dt_min: float = 1e-3
     dt_max: float = 1e-1
     inner: Inner = "s6"

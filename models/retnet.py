@@ -1,11 +1,15 @@
-"""RetNet: linear attention with rotary queries and keys and one fixed decay a head.
+"""RetNet: linear attention with rotary queries and keys and one fixed decay per head.
 
     S_t = gamma_h S_{t-1} + k_t^T v_t,   o_t = q_t S_t / sqrt(K),   gamma_h = 1 - 2^(-5-h)
     y_t = W_o (swish(W_g x_t) * norm_h(o_t))
 
-Source: Sun et al. 2023, equations 5-8; GSA paper, section 2.3 and appendix C.1 (values expanded to 2 D, head size of
-queries and keys 256, so 512 D numbers of state a layer). Departures: the norm of a head is RMS instead of group norm
-and its denominators (section 2.1 there) are left out, as in the code that the GSA paper ran.
+with norm_h a norm of every head h = 0, 1, ...
+
+Source: Sun et al. 2023, equations 5-8; GSA paper, section 2.3 and appendix C.1: values are 2 D wide, and queries and
+keys have a head size of 256, so the state of a layer has 512 D elements.
+
+Departures: the norm of a head is an RMS norm instead of a group norm, and the denominators of section 2.1 of that paper
+are left out. Both are as in the code that the GSA paper ran.
 """
 
 from __future__ import annotations
@@ -23,9 +27,10 @@ State = tuple[Tensor, Tensor]
 
 
 class RetNet(Mixer):
-    """State [B, H, K, V] and the clock that the rotation needs."""
+    """The mixer. Its state: [B, H, K, V], and the number of positions seen [], which the rotation needs."""
 
     log_decay: Tensor
+    operator = staticmethod(gated_linear_attention)
 
     def __init__(self, config: RetNetConfig, max_length: int) -> None:
         super().__init__()
@@ -42,7 +47,7 @@ class RetNet(Mixer):
         self.register_buffer("log_decay", gamma.log().to(torch.get_default_dtype()), persistent=False)
 
     def _project(self, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """x [B, T, D] at the positions time [T]."""
+        """Queries, keys, values and gate of x [B, T, D] at the positions time [T]."""
         q, k, v, gate = self.proj(x).split(self.split, dim=-1)
         q, k = (z.unflatten(-1, (self.num_heads, self.key_dim)) for z in (q, k))
         q, k = self.rotary(q, k, time)
@@ -53,7 +58,7 @@ class RetNet(Mixer):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v, gate = self._project(x, torch.arange(x.shape[1], device=x.device))
-        o = gated_linear_attention(q, k, v, self.log_decay)
+        o = self.operator(q, k, v, self.log_decay)
         assert isinstance(o, Tensor)
         return self._output(o, gate)
 
@@ -73,7 +78,7 @@ class RetNet(Mixer):
 
 
 class RetNetConfig(BackboneConfig):
-    """RetNet in the layout of the GSA paper (RMS norms, SwiGLU); its wider values are paid for in the SwiGLU."""
+    """RetNet in the network of the GSA paper: RMS norms, and a narrow SwiGLU that makes up for the wide values."""
 
     channel_mixer: ChannelMixerKind = "swiglu"
     mlp_ratio: float = 4 / 3
@@ -82,7 +87,7 @@ class RetNetConfig(BackboneConfig):
     num_heads: int = 4
     """The GSA paper keeps d_model / num_heads at 256."""
     expand_v: int = 2
-    """Width of the values over d_model."""
+    """Width of the values, as a multiple of d_model."""
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)

@@ -1,9 +1,11 @@
-"""S4D: a diagonal, time-invariant state space model in every channel, then a position-wise map.
+"""S4D: a diagonal, time-invariant state space model in every channel, followed by a position-wise map.
 
     h_t = Abar h_{t-1} + Bbar x_t,   v_t = 2 Re(sum_n C_n h_t[n]) + D x_t,   y = W gelu(v) (through GLU by default)
 
-with N / 2 conjugate pairs a channel, Abar and Bbar by zero-order hold, A = -exp(log_A_real) + i A_imag. Source: S4D
-(Gu et al. 2022), section 4 and table 1 (initialisations); the layer around it is that of S4, as used in H3 table 2.
+with N / 2 conjugate pairs per channel, A = -exp(log_A_real) + i A_imag, and Abar and Bbar by zero-order hold.
+
+Source: S4D (Gu et al. 2022), section 4, and table 1 for the initialisations. The layer around it is that of S4, as used
+in H3's table 2.
 
 Departure from the authors' code: B is fixed to one, since only the product B C enters the output.
 """
@@ -30,10 +32,10 @@ State = tuple[Tensor, ...]
 
 
 def skew_hippo_frequencies(size: int) -> Tensor:
-    """The size / 2 positive imaginary parts, ascending, of the eigenvalues of HiPPO-LegS' normal part [size, size].
+    """The positive imaginary parts [size / 2], ascending, of the eigenvalues of the normal part of HiPPO-LegS.
 
-    That matrix is -1/2 on the diagonal and +-sqrt(2i + 1) sqrt(2j + 1) / 2 above and below it, so every eigenvalue has
-    real part -1/2 (DSS, section 3.3: `Skew-Hippo`; S4D, S4D-LegS).
+    That matrix [size, size] is -1/2 on the diagonal and +-sqrt(2i + 1) sqrt(2j + 1) / 2 above and below it, so the real
+    part of every eigenvalue is -1/2. DSS (section 3.3) calls this initialisation Skew-Hippo, S4D calls it S4D-LegS.
     """
     root = np.sqrt(2 * np.arange(size) + 1)
     skew = np.triu(np.outer(root, root) / 2, 1)
@@ -42,7 +44,10 @@ def skew_hippo_frequencies(size: int) -> Tensor:
 
 
 def initial_frequencies(kind: Initialisation, pairs: int) -> Tensor:
-    """Im(A) of S4D-Lin (pi n), S4D-Inv (N/pi (N / (2n + 1) - 1)) or S4D-LegS, N = 2 pairs; Re(A) is -1/2 in all."""
+    """Im(A) [pairs] of S4D-Lin (pi n), S4D-Inv (N/pi (N / (2n + 1) - 1)) or S4D-LegS, with N = 2 pairs.
+
+    Re(A) is -1/2 in all three.
+    """
     n = torch.arange(pairs, dtype=torch.float64)
     if kind == "lin":
         return math.pi * n
@@ -52,24 +57,27 @@ def initial_frequencies(kind: Initialisation, pairs: int) -> Tensor:
 
 
 def fill_log_uniform(parameter: Tensor, low: float, high: float) -> None:
-    """Logarithms of numbers between low and high, uniform."""
+    """Fills a parameter with the logarithms of values from low to high; the logarithms are uniform."""
     nn.init.uniform_(parameter, math.log(low), math.log(high))
 
 
 class DiagonalSSM(Mixer):
-    """The state space part alone, channel by channel: x [B, T, D] to v [B, T, D].
+    """The state space model alone, channel by channel: x [B, T, D] to v [B, T, D]. Its state: h [B, D, N / 2], complex.
 
-    State: h [B, D, N / 2], complex. `bidirectional` adds a second C that reads the future. `tie_A`: all channels share
-    the N / 2 eigenvalues. `unit_response`: C starts as the product of two complex normals (a C and the B that is not
-    kept), scaled so that the response to a constant has unit variance, as in the authors' stand-alone S4D.
-    `train_B`: B starts at one and is a parameter of its own, as in H3's released code. It adds no functions, since only
-    B C enters the output, but it changes the steps of the optimizer.
+    bidirectional: a second C reads the future.
+    tie_A: all channels share the N / 2 eigenvalues.
+    unit_response: C starts as the product of two complex normals (a C, and a B that is not kept), scaled so that the
+        response to a constant has unit variance, as in the authors' stand-alone S4D.
+    train_B: B starts at one and is a parameter of its own, as in H3's released code. This adds no functions, since only
+        B C enters the output, but it changes the steps of the optimizer.
+
     Only A, B and dt are trained at `ssm_lr` without weight decay; C and D decay like other weights, as in the authors'
     code.
     """
 
     step_scale = 1.0
-    """Of dt, for inputs at another sampling rate than that trained at (`Backbone.at_rate`)."""
+    """Factor of dt, for inputs at another sampling rate than the one trained at (`Backbone.at_rate`)."""
+    operator = staticmethod(lti_ssm)
 
     def __init__(
         self,
@@ -104,7 +112,7 @@ class DiagonalSSM(Mixer):
         fill_log_uniform(self.log_dt, self.dt_min, self.dt_max)
         self.log_A_real.fill_(math.log(0.5))
         self.A_imag.copy_(initial_frequencies(self.init, self.A_imag.shape[1]).expand_as(self.A_imag))
-        # a standard complex normal: real and imaginary part of variance one half
+        # a standard complex normal has real and imaginary parts of variance one half
         nn.init.normal_(self.C, std=0.5**0.5)
         if self.unit_response:
             A = torch.complex(-self.log_A_real.exp(), self.A_imag)
@@ -121,7 +129,7 @@ class DiagonalSSM(Mixer):
         return A, B, torch.view_as_complex(at_least_float32(self.C)), dt
 
     def forward(self, x: Tensor, gate_in: Tensor | None = None, gate_out: Tensor | None = None) -> Tensor:
-        y = lti_ssm(
+        y = self.operator(
             x,
             *self._system(),
             D=self.D,
@@ -134,12 +142,12 @@ class DiagonalSSM(Mixer):
         return y
 
     def kernel(self, length: int) -> Tensor:
-        """K [D, length] of the past, C[0] where there is one of the future too."""
+        """The filter K [D, length] over the past. A bidirectional model has another one over the future, from C[1]."""
         A, B, C, dt = self._system()
         return ssm_kernel(A, B, C[0] if self.bidirectional else C, dt, length, discretization=self.discretization)
 
     def eigenvalues(self) -> Tensor:
-        """A [D, N / 2], one of each conjugate pair."""
+        """The eigenvalues A [D, N / 2], one of each conjugate pair."""
         return self._system()[0]
 
     def init_state(self, batch_size: int) -> State:
@@ -172,7 +180,7 @@ class DiagonalSSM(Mixer):
 
 
 class SSMLayer(Mixer):
-    """A channel-wise state space model, GELU, and a position-wise map, D to D or D to 2 D through GLU."""
+    """A channel-wise state space model, GELU, and a position-wise map: D to D, or D to 2 D followed by GLU."""
 
     def __init__(self, d_model: int, ssm: Mixer, output: Literal["linear", "glu"]) -> None:
         super().__init__()
@@ -202,7 +210,7 @@ class SSMLayer(Mixer):
 
 
 def check_ssm(name: str, d_state: int, dt_min: float, dt_max: float, *, pairs: bool) -> None:
-    """Raises ValueError for a state size or time scales that cannot work."""
+    """Raises ValueError for a state size or time scales that cannot work; pairs: states come in conjugate pairs."""
     if d_state < 1 or (pairs and d_state % 2):
         kind = "an even number >= 2 (conjugate pairs)" if pairs else "at least 1"
         raise ValueError(f"{name}: d_state must be {kind}, got {d_state}.")
@@ -211,21 +219,21 @@ def check_ssm(name: str, d_state: int, dt_min: float, dt_max: float, *, pairs: b
 
 
 class S4DConfig(BackboneConfig):
-    """S4D in the layout of H3's synthetic experiments: layer norm, MLP of ratio 4."""
+    """S4D in the network of H3's synthetic experiments: layer norms, and an MLP four times as wide as the model."""
 
     d_state: int = 64
-    """N, of which N / 2 conjugate pairs are kept."""
+    """N, kept as N / 2 conjugate pairs."""
     init: Initialisation = "lin"
     dt_min: float = 1e-3
     dt_max: float = 1e-1
     discretization: Discretization = "zoh"
     tie_A: bool = False
-    """All channels share A."""
+    """Whether all channels share A."""
     unit_response: bool = False
-    """C starts scaled so that the response to a constant has unit variance."""
+    """Whether C starts scaled so that the response to a constant has unit variance."""
     output: Literal["linear", "glu"] = "glu"
     bidirectional: bool = False
-    """Reads the future too (S4's setting for LRA); such a model has no step."""
+    """Whether the model reads the future too, S4's setting for LRA. Such a model has no step."""
     ssm_lr: float | None = 1e-3
 
     def check(self, spec: TaskSpec) -> None:

@@ -1,4 +1,6 @@
-"""Transformer++: attention with the modern recipe, rotary positions, SwiGLU, RMS norms and no biases.
+"""Transformer++: attention with the modern recipe, which is rotary positions, SwiGLU, RMS norms and no biases.
+
+    o_t = sum_{j <= t} softmax_j(R_t q_t R_j k_j / sqrt(K)) v_j,   y_t = W_o concat_h(o_t)          R_t: rotation at t
 
 Source: Mamba paper (Gu and Dao 2023), section 4.2; GSA paper (Zhang et al. 2024), appendix C.1; Touvron et al. 2023.
 """
@@ -12,7 +14,7 @@ from models.blocks import ChannelMixerKind, NormKind
 
 
 class TransformerPPConfig(AttentionConfig):
-    """The mixer of `attention` in the layout of Llama."""
+    """The mixer of `attention` in the network of Llama."""
 
     channel_mixer: ChannelMixerKind = "swiglu"
     mlp_ratio: float = 8 / 3

@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from kernels import OPERATORS
+from kernels.versions import VERSIONS
 from models import MODELS
 from models.backbone import BackboneConfig
 from models.linear_attention import LinearAttentionConfig
@@ -112,7 +113,8 @@ def of_operator(name: str) -> Entry:
             values[f"{call.case}: {kind}, outputs"] = signature(outputs)
             if gradients:
                 values[f"{call.case}: {kind}, gradients"] = signature(balanced(gradients))
-    return Entry(1, values=values)
+    # a step is part of its operator
+    return Entry(VERSIONS[name.removesuffix("_step")], values=values)
 
 
 def of_networks(config: type[BackboneConfig], cases: Sequence[Network], **options: Any) -> Entry:

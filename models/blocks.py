@@ -42,7 +42,7 @@ class Mixer(nn.Module):
         return take_positions(self(x), positions)
 
     def init_state(self, batch_size: int) -> Any:
-        """The state before the first step: a tuple of floating tensors [B, ...], at times with a count of positions []."""
+        """The state before the first step: a tuple of floating tensors [B, ...], some with a count of positions []."""
         raise NotImplementedError
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:

@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,11 +119,16 @@ def files_in(folder: Path, *suffixes: str) -> list[Path]:
     return [folder / name for name in names]
 
 
-def folder_hash(base: Path, files: list[Path], *, fresh: bool = False) -> str:
-    """SHA-256 over the names below base, sizes and contents of files; the same wherever the folder lies.
+def folder_hash(
+    base: Path, files: list[Path], *, fresh: bool = False, hash_of: Callable[[Path], str] = file_hash
+) -> str:
+    """SHA-256 over names below base, sizes and contents of files; it does not depend on where the folder lies.
 
-    Contents are read once: names, sizes, times of change and inode numbers are remembered with the result.
-    fresh: read them whatever is remembered.
+    Contents are read once: the result is kept together with names, sizes, times of change and inode numbers, and is
+    used again while these stay the same.
+
+    fresh: read the contents again in any case.
+    hash_of: gives the hash of the content of one file.
     """
     look, listing = hashlib.sha256(), []
     start = len(str(base)) + 1
@@ -143,7 +148,7 @@ def folder_hash(base: Path, files: list[Path], *, fresh: bool = False) -> str:
     total = hashlib.sha256()
     for name, path, size in listing:
         try:
-            total.update(f"{name} {size} {file_hash(Path(path))}\n".encode())
+            total.update(f"{name} {size} {hash_of(Path(path))}\n".encode())
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror}); restore the file.") from None
     write_json(memory, {"base": str(base), "look": look.hexdigest(), "content": total.hexdigest()})

@@ -34,7 +34,9 @@ def _requests() -> Any:
     return requests
 
 
-def fetch(file: File, target: Path, progress: Progress = lambda done, total: None) -> dict[str, Any]:
+def fetch(
+    file: File, target: Path, progress: Progress = lambda done, total: None, *, delay_s: float = 2.0
+) -> dict[str, Any]:
     """Brings a file to target, continuing what an earlier call left in `<target>.part`, and returns its record.
 
     The record (`<target>.json`) holds URL, size and hashes. Hashes of the manifest are checked; where there are none,
@@ -53,7 +55,7 @@ def fetch(file: File, target: Path, progress: Progress = lambda done, total: Non
         if file.url.startswith("hf://"):
             from_hub(file.url, part)
         else:
-            _transfer(file, part, progress)
+            _transfer(file, part, progress, delay_s)
         record = check(part, file, recorded=known.get("sha256"))
         # the record first: a file with a final name always has one
         cache.write_json(record_path, record)
@@ -99,14 +101,14 @@ def _room(file: File, part: Path) -> None:
         )
 
 
-def _transfer(file: File, part: Path, progress: Progress) -> None:
+def _transfer(file: File, part: Path, progress: Progress, delay_s: float) -> None:
     """Fills part, trying again after a broken connection from where it broke."""
     requests = _requests()
     reason = ""
     with requests.Session() as session:
         for attempt in range(ATTEMPTS):
             if attempt:
-                time.sleep(min(2.0**attempt, 30.0) * DELAY)
+                time.sleep(delay_s * 2.0 ** (attempt - 1))
             try:
                 _one_transfer(session, file, part, progress)
                 return
@@ -116,10 +118,6 @@ def _transfer(file: File, part: Path, progress: Progress) -> None:
         f"{file.url}: cannot be reached or broke off {ATTEMPTS} times ({reason}); prepare again later to continue, "
         f"or fetch it yourself and give --from FILE."
     )
-
-
-DELAY = 1.0
-"""Scale of the waits between attempts."""
 
 
 def _one_transfer(session: requests.Session, file: File, part: Path, progress: Progress) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
@@ -17,6 +18,7 @@ HUB = r"hf://datasets/(?P<repository>[^/]+/[^/@]+)@(?P<revision>[0-9a-f]{40})/(?
 """A branch or tag may move, so the revision is a commit."""
 
 PATH = Path(__file__).with_name("sources.yaml")
+"""The manifest of this repository."""
 
 
 class File(Config):
@@ -56,13 +58,21 @@ class Source(Config):
     """The same set as a hub holds it, taken with `--from hub`."""
 
 
-@functools.cache
 def sources() -> dict[str, Source]:
-    """Name to source, in the order of the file."""
-    return {name: Source(**values) for name, values in yaml.safe_load(PATH.read_text()).items()}
+    """The sources by name, in the order of the manifest.
+
+    `SUBQUAD_SOURCES` names another manifest, such as one with the addresses of a mirror.
+    """
+    return _read(Path(os.environ.get("SUBQUAD_SOURCES") or PATH))
+
+
+@functools.cache
+def _read(path: Path) -> dict[str, Source]:
+    return {name: Source(**values) for name, values in yaml.safe_load(path.read_text()).items()}
 
 
 def source(name: str) -> Source:
+    """The source of this name; a DataError lists the names that exist."""
     if name not in sources():
         raise DataError(f"unknown source {name!r}{nearest(name, sources())}; there are: {', '.join(sources())}.")
     return sources()[name]

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 
 @pytest.fixture(autouse=True)
@@ -12,7 +13,20 @@ def cache_root(tmp_path_factory, monkeypatch):
     root = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("SUBQUAD_DATA", str(root))
     monkeypatch.delenv("SUBQUAD_OFFLINE", raising=False)
+    monkeypatch.delenv("SUBQUAD_SOURCES", raising=False)
     return root
+
+
+@pytest.fixture
+def use_manifest(tmp_path_factory, monkeypatch):
+    """`use_manifest({"imdb": source})`: from now on the test knows these sources and no others."""
+
+    def write(sources):
+        path = tmp_path_factory.mktemp("manifest") / "sources.yaml"
+        path.write_text(yaml.safe_dump({name: known.model_dump(mode="json") for name, known in sources.items()}))
+        monkeypatch.setenv("SUBQUAD_SOURCES", str(path))
+
+    return write
 
 
 @pytest.fixture

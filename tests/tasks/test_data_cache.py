@@ -102,15 +102,19 @@ def test_a_folders_hash_follows_names_and_contents_and_not_its_place(tmp_path):
     assert hash_of("two") not in (first, hash_of("one"))
 
 
-def test_contents_are_read_once_and_again_when_asked(tmp_path, monkeypatch):
+def test_contents_are_read_once_and_again_when_asked(tmp_path):
     (tmp_path / "a.txt").write_text("a")
     first = cache.folder_hash(tmp_path, [tmp_path / "a.txt"])
     read = []
-    monkeypatch.setattr(cache, "file_hash", lambda path, *rest: read.append(path) or "0")
-    assert cache.folder_hash(tmp_path, [tmp_path / "a.txt"]) == first
+
+    def hash_of(path):
+        read.append(path)
+        return "0"
+
+    assert cache.folder_hash(tmp_path, [tmp_path / "a.txt"], hash_of=hash_of) == first
     assert not read
-    assert cache.folder_hash(tmp_path, [tmp_path / "a.txt"], fresh=True) != first
-    assert read
+    assert cache.folder_hash(tmp_path, [tmp_path / "a.txt"], fresh=True, hash_of=hash_of) != first
+    assert read == [tmp_path / "a.txt"]
 
 
 def test_every_source_has_a_licence_an_address_and_a_task():
@@ -151,7 +155,7 @@ def archive(tmp_path):
 
 
 @pytest.fixture
-def source(archive, monkeypatch):
+def source(archive, use_manifest):
     content = archive.read_bytes()
     file = manifest.File(
         url="http://127.0.0.1:9/set.tar.gz",
@@ -159,8 +163,7 @@ def source(archive, monkeypatch):
         sha256=hashlib.sha256(content).hexdigest(),
         unpack=("set/train", "set/test"),
     )
-    known = {"set": manifest.Source(about="-", licence="-", homepage="-", used_by=("task",), files=(file,))}
-    monkeypatch.setattr(manifest, "sources", lambda: known)
+    use_manifest({"set": manifest.Source(about="-", licence="-", homepage="-", used_by=("task",), files=(file,))})
     return file
 
 

@@ -8,13 +8,13 @@ import shutil
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tasks.data import cache, download
-from tasks.data.download import fetch
 from tasks.data.faults import DataError
 from tasks.data.manifest import File
 
@@ -68,9 +68,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
+fetch = partial(download.fetch, delay_s=0.0)
+
+
 @pytest.fixture
-def server(monkeypatch):
-    monkeypatch.setattr(download, "DELAY", 0.0)
+def server():
     running = Server(("127.0.0.1", 0), Handler)
     running.breaks_after, running.asked = [], []
     thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})

@@ -82,16 +82,15 @@ def hub(monkeypatch):
 
 
 @pytest.fixture
-def imdb(hub, monkeypatch):
-    """The manifest with that set in the place of the hub's reviews: train with its hash, test without."""
+def imdb(hub, use_manifest):
+    """A manifest in which that set replaces the hub's reviews; train has a hash there and test has none."""
     files = []
     for path, content in hub.contents.items():
         digest = hashlib.sha256(content).hexdigest() if "train" in path else None
         url = f"hf://datasets/owner/reviews@{COMMIT}/plain_text/{path.rpartition('/')[2]}"
         files.append(manifest.File(url=url, bytes=len(content), sha256=digest))
     source = manifest.source("imdb").model_copy(update={"hub": tuple(files)})
-    for module in (manifest, data):
-        monkeypatch.setattr(module, "sources", lambda: {"imdb": source})
+    use_manifest({"imdb": source})
     return source
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tasks.data import source, tables
+from tasks.data import source
 from tasks.data.cache import file_hash
 from tasks.data.faults import DataError
 from tasks.lra.image import BATCHES, CLASSES, LRAImage, grey
@@ -118,7 +118,7 @@ def test_a_damaged_batch_is_named(official, damage):
         load(official, "train")
 
 
-def test_tables_as_the_hubs_give_the_arrays_of_the_batches_they_were_made_of(official, tmp_path_factory, monkeypatch):
+def test_tables_as_the_hubs_give_the_arrays_of_the_batches_they_were_made_of(official, tmp_path_factory, use_manifest):
     datasets = pytest.importorskip("datasets")
     hub = tmp_path_factory.mktemp("cifar10") / "plain_text"
     hub.mkdir()
@@ -138,7 +138,7 @@ def test_tables_as_the_hubs_give_the_arrays_of_the_batches_they_were_made_of(off
     assert LRAImage(data=hub).stand_in.endswith("other than the hub's cifar10")
     known = [file.model_copy(update={"sha256": file_hash(hub / file.filename)}) for file in source("cifar10").hub]
     edition = source("cifar10").model_copy(update={"hub": tuple(known)})
-    monkeypatch.setattr(tables, "source", {"cifar10": edition}.get)
+    use_manifest({"cifar10": edition})
     assert LRAImage(data=hub).stand_in == ""
 
 

@@ -166,10 +166,12 @@ def test_one_word_alone_has_an_inception_score_of_one_at_most_two(task):
     assert found["generated", "am_score"] > found["test", "am_score"]
 
 
-def test_the_judge_is_trained_once_and_kept(task, monkeypatch):
+def test_the_judge_is_trained_once_and_kept(task, cache_root):
     first = rows_of(task, "valid")
-    monkeypatch.setattr("tasks.judge.train", lambda *_: pytest.fail("the judge was trained again"))
+    (path,) = cache_root.rglob("judge.pt")
+    kept = path.stat()
     assert rows_of(task, "valid") == first
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (kept.st_ino, kept.st_mtime_ns), "it was trained again"
 
 
 def test_the_judge_is_the_same_every_time_and_touches_no_generator(task, cache_root, monkeypatch):

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from reports.render.marks import ONE_SEED, REDUCED, SELECTED, STAND_IN
+from reports.render.marks import MIXED, ONE_SEED, REDUCED, SELECTED, STAND_IN
 from reports.render.plan import Plan, Published
 from reports.render.rows import LOWER_IS_BETTER, StoredRun, Value
 from reports.render.units import shown
 from suite.bench.cases import spread
 from suite.config import TableSpec, lookup
+from suite.storage import operator_mix
 
 Verdict = Literal["", "agrees", "unclear", "better", "worse", "differs"]
 
@@ -41,6 +42,8 @@ class Cell:
     verdict: Verdict = ""
     chosen: str = ""
     """The values of `select.best_of`, e.g. `train.lr=0.001 (best of 4)`."""
+    mixed: str = ""
+    """What differs between the operators of the runs behind the mean; empty where nothing does."""
     run_ids: tuple[str, ...] = ()
 
     @property
@@ -60,11 +63,12 @@ def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], trie
         return Cell(row, column, published)
     ordered = sorted(runs, key=lambda run: (run.seed, run.run_id))
     found = [(run, measurement(plan.spec, column, run)) for run in ordered]
-    values, ends = [], []
+    values, ends, averaged = [], [], []
     for run, value in found:
         end = _ending(run, value)
         if end == "ok" and value is not None and value.value is not None:
             values.append(shown(value.value, value.unit, plan.spec.percent))
+            averaged.append(run)
         elif end:
             ends.append(end)
     samples = [value.samples for _, value in found if value is not None]
@@ -72,10 +76,12 @@ def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], trie
     sd = statistics.stdev(values) if len(values) > 1 else None
     stand_in = any(run.stand_in for run in runs)
     chosen = _chosen(plan, runs, tried)
+    mixed = operator_mix({"operators": run.operators} for run in averaged) or ""
     applies = {
         REDUCED: plan.reduced and bool(runs),
         ONE_SEED: len(values) == 1 and not plan.config.timed,
         STAND_IN: stand_in,
+        MIXED: bool(mixed),
         SELECTED: bool(chosen),
     }
     difference: float | None = None
@@ -102,6 +108,7 @@ def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], trie
         difference=difference,
         verdict=verdict,
         chosen=chosen,
+        mixed=mixed,
         run_ids=tuple(run.run_id for run in ordered),
     )
 

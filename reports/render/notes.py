@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from reports.render.cells import Cell
-from reports.render.marks import ONE_SEED, REDUCED, SELECTED, STAND_IN
+from reports.render.marks import MIXED, ONE_SEED, REDUCED, SELECTED, STAND_IN
 from reports.render.plan import Plan
 from reports.render.rows import StoredRun
 
@@ -25,9 +25,13 @@ def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> li
     if STAND_IN in used:
         reasons = "; ".join(sorted({run.stand_in for run in runs if run.stand_in}))
         notes.append(f"{STAND_IN} stand-in data, not comparable with the paper: {reasons}")
+    if MIXED in used:
+        mixes = "; ".join(f"{where}: {words}" for words, where in _places(cells, lambda cell: cell.mixed))
+        notes.append(f"{MIXED} mean over runs of different operators, which may not agree: {mixes}")
     if SELECTED in used and plan.config.select is not None:
         select = plan.config.select
-        notes.append(f"{SELECTED} chosen by {select.split} {select.by}, mean over seeds: {_choices(cells)}")
+        picks = "; ".join(f"{words}: {where}" for words, where in _places(cells, lambda cell: cell.chosen))
+        notes.append(f"{SELECTED} chosen by {select.split} {select.by}, mean over seeds: {picks}")
     if plan.config.timed:
         notes.append("median of raw samples; spread: half the distance between their quartiles over it")
     asked = [cell for cell in cells if cell.planned]
@@ -61,12 +65,13 @@ def _changes(plan: Plan) -> str:
     return ", ".join(changed)
 
 
-def _choices(cells: Sequence[Cell]) -> str:
-    picks: dict[str, list[str]] = {}
+def _places(cells: Sequence[Cell], text: Callable[[Cell], str]) -> list[tuple[str, str]]:
+    """Every text that a cell has, in order, and the cells that have it as `row / column, row / column`."""
+    places: dict[str, list[str]] = {}
     for cell in cells:
-        if cell.chosen:
-            picks.setdefault(cell.chosen, []).append(f"{cell.row} / {cell.column}")
-    return "; ".join(f"{chosen}: {', '.join(places)}" for chosen, places in sorted(picks.items()))
+        if text(cell):
+            places.setdefault(text(cell), []).append(f"{cell.row} / {cell.column}")
+    return [(words, ", ".join(where)) for words, where in sorted(places.items())]
 
 
 def provenance_of(runs: Sequence[StoredRun]) -> list[str]:

@@ -99,8 +99,9 @@ def build(config: ExperimentConfig, folder: Path, frame: pd.DataFrame, *, scale:
 def _name(frame: pd.DataFrame, folder: Path) -> str:
     if len(frame):
         return str(frame["experiment"].iloc[0])
-    parts = folder.resolve().parts
-    return "/".join(parts[parts.index("reports") + 1 :]) if "reports" in parts else folder.name
+    # the checkout itself may lie in a folder of that name, so the last one counts
+    above, _, name = folder.resolve().as_posix().rpartition("/reports/")
+    return name if above else folder.name
 
 
 def _source(source: Source | None) -> str:

@@ -53,6 +53,8 @@ class StoredRun:
     precision: str
     commit: str
     started_at: str
+    operators: str | None
+    """JSON: version and backend of every operator that the run used; None where a row has no record of them."""
 
     def find(self, metric: str, split: str = "", slice_name: str = "") -> Value | None:
         """The last measurement of that name, or None."""
@@ -114,6 +116,7 @@ def load_runs(frame: pd.DataFrame) -> list[StoredRun]:
                 precision=_text(head["precision"]),
                 commit=_text(head["commit"])[:10] + ("-dirty" if head["dirty"] is True or head["dirty"] == 1 else ""),
                 started_at=_text(head["started_at"]),
+                operators=_text(head["operators"]) or None,
             )
         )
     return runs

@@ -26,7 +26,7 @@ RESULT = re.compile(
     r"\| (?P<claims>[^|]+) \|$",
     re.MULTILINE,
 )
-OURS = re.compile(r"^(?P<mean>[\d.]+)(?: ± (?P<sd>[\d.]+))?(?P<marks>[†‡§*]*)$")
+OURS = re.compile(r"^(?P<mean>[\d.]+)(?: ± (?P<sd>[\d.]+))?(?P<marks>[†‡§¶*]*)$")
 RESULTS = [match.groupdict() for match in RESULT.finditer(README)]
 
 

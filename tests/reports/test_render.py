@@ -205,6 +205,38 @@ def test_output_is_byte_identical_to_the_kept_one(make, format, name):
     assert text == (GOLDEN / name).read_text(), "a wanted change: render the fixture again and read the difference"
 
 
+def used(version: int, backend: str) -> dict[str, Any]:
+    """The columns of a run that used one operator."""
+    return {"operators": json.dumps({"lti_ssm": {"version": version, "backend": backend}})}
+
+
+def runs_of_different_operators() -> list[list[dict[str, Any]]]:
+    """Cells whose runs used two versions, two backends, one of each, and runs with and without a record."""
+    return [
+        make_run("h3", "associative-recall", 0, 0.996, columns=used(1, "triton")),
+        make_run("h3", "associative-recall", 1, 0.998, columns=used(2, "triton")),
+        make_run("h3", "induction-heads", 0, 1.0, columns=used(2, "triton")),
+        make_run("h3", "induction-heads", 1, 0.99, columns=used(2, "torch")),
+        make_run("s4d", "associative-recall", 0, 0.86),
+        make_run("s4d", "associative-recall", 1, 0.87, columns=used(2, "triton")),
+        make_run("s4d", "induction-heads", 0, 0.36, columns=used(2, "triton")),
+        make_run("s4d", "induction-heads", 1, 0.35, columns=used(2, "triton")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("format", "name"), [("terminal", "operators.txt"), ("md", "operators.md"), ("latex", "operators.tex")]
+)
+def test_a_mean_over_different_operators_is_marked_and_explained(make, format, name):
+    text = render(make(*runs_of_different_operators()), format)
+    assert text == (GOLDEN / name).read_text(), "a wanted change: render the fixture again and read the difference"
+
+
+def test_operators_of_runs_that_gave_no_value_do_not_mark_a_cell(make):
+    runs = [make_run(seed=0, columns=used(1, "torch")), make_run(seed=1, status="diverged", columns=used(2, "triton"))]
+    assert cell(make(*runs), "H3", "AR").mixed == ""
+
+
 def test_output_does_not_depend_on_the_order_of_the_rows(make, tmp_path):
     runs = twenty_rows()
     expected = render(make(*runs), "terminal")

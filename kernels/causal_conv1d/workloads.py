@@ -46,7 +46,7 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
 
 
 def short(shape: Shape) -> Shape:
-    # multiples of 16 as the long ones are, so that the same kernel is judged, and no multiples of its tiles
+    # multiples of 16 as in the long shapes, so that the same kernel is judged, but not of its tiles
     return {**shape, "B": min(2, int(shape["B"])), "T": min(144, int(shape["T"])), "D": min(80, int(shape["D"]))}
 
 
@@ -76,7 +76,7 @@ def load_causal_conv1d_cuda() -> Callable[..., Tensor]:
 
 
 def time_last(inputs: Inputs) -> Inputs:
-    """The peer's order of the axes, on the same memory: it has a kernel for either."""
+    """x as the peer's [B, D, T], without a copy: it has a kernel for either layout."""
     return {**inputs, "x": inputs["x"].transpose(1, 2)}
 
 

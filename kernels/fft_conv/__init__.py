@@ -18,11 +18,10 @@ from kernels.fft_conv.chunked import fft_conv_chunked
 
 __all__ = ["fft_conv"]
 
-LEAST_LAGS, MOST_LAGS = 512, 16384
-LEAST_ROWS = 8192
-"""Of the batch and time together."""
-FEW_LAGS, LEAST_NUMBERS = 64, 2**21
-"""Filters like the shift model's of H3, without gates, and of how many numbers u must consist for them."""
+MIN_LAGS, MAX_LAGS, MIN_ROWS = 512, 16384, 8192
+"""The Triton path is faster for bfloat16 u with so many taps, where B T is at least MIN_ROWS."""
+FEW_LAGS, MIN_ELEMENTS = 64, 2**21
+"""It is faster for at most FEW_LAGS taps (as in H3's shift model) without gates, where u has MIN_ELEMENTS elements."""
 
 
 def fft_conv(
@@ -36,11 +35,13 @@ def fft_conv(
 ) -> Tensor:
     """The convolution of this module. u, gates [B, T, D]; filter [D, L] with any L; D [D]; returns y [B, T, D].
 
-    The transform is float32 at least, also for half-precision u and under autocast; y has the dtype of u.
+    y has the dtype of u. PyTorch's transforms are at least float32, also for half-precision u and under autocast.
 
     backend: the Triton path multiplies with Toeplitz matrices or, with many taps, transforms blocks by products with
-    small matrices, of bfloat16 u in half precision, see the README; y has time contiguous in memory. Filters too long
-    for it are transformed as elsewhere. `auto` takes it on a GPU where it is faster.
+        small matrices, which are in half precision for bfloat16 u (README); its y has time contiguous in memory. It
+        leaves filters that are too long for it to PyTorch's transforms. `auto` takes it on a GPU where it is faster.
+
+    Raises ValueError for shapes or options that do not fit.
     """
     _check(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
     tensors = (u, filter, D, gate_in, gate_out)
@@ -48,7 +49,7 @@ def fft_conv(
     if use_triton("fft_conv", backend, *tensors, is_faster=is_faster):
         from kernels.fft_conv.triton import fft_conv_triton
 
-        # meta tensors, for which launchers compute shapes, have no autocast
+        # autocast does not know meta tensors, for which launchers compute shapes
         with on_device_of(u), torch.autocast("cuda" if u.is_cuda else "cpu", enabled=False):
             return fft_conv_triton(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
     with torch.autocast(u.device.type, enabled=False):
@@ -56,14 +57,14 @@ def fft_conv(
 
 
 def _kernels_are_faster(u: Tensor, filter: Tensor, with_gates: bool) -> bool:
-    """Where they were measured to be faster than PyTorch's transforms, see the README."""
+    """Whether the kernels were measured to be faster than PyTorch's transforms (`LOG.md`)."""
     batch, steps, _ = u.shape
     lags = min(steps, filter.shape[1])
     if u.dtype != torch.bfloat16:
         return False
     if lags <= FEW_LAGS:
-        return u.numel() >= LEAST_NUMBERS and not with_gates
-    return LEAST_LAGS <= lags <= MOST_LAGS and batch * steps >= LEAST_ROWS
+        return u.numel() >= MIN_ELEMENTS and not with_gates
+    return MIN_LAGS <= lags <= MAX_LAGS and batch * steps >= MIN_ROWS
 
 
 def _check(u: Tensor, filter: Tensor, *, D: Tensor | None, gate_in: Tensor | None, gate_out: Tensor | None) -> None:

@@ -1,8 +1,8 @@
 """The long convolution by real FFTs of a fast length, at least T + L - 1 so that nothing wraps around.
 
-Gradients are correlations, so of each of the spectra X, H and G of inputs, taps and dy one transform serves both:
-dx = IFFT(conj(H) G), dtaps = IFFT(sum over sequences of conj(X) G). PyTorch's own derivative of a real transform takes
-a complex one of twice the size.
+Gradients are correlations: with X, H and G the spectra of inputs, taps and dy, dx = IFFT(conj(H) G) and dtaps =
+IFFT(sum over sequences of conj(X) G), so that G is transformed once for both. PyTorch's own derivative of a real
+transform is a complex transform of twice the size.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.autograd import needs_gradient
 from kernels.backend import on_device_of, use_triton
 
 
@@ -20,7 +21,7 @@ from kernels.backend import on_device_of, use_triton
 def fast_length(minimum: int) -> int:
     """The smallest even 2^a 3^b 5^c >= minimum, which FFT libraries transform without a fallback.
 
-    Or the power of two, where that is at most a sixteenth longer: cuFFT takes half the time (4096 for 4000).
+    A power of two that is at most a sixteenth longer is taken instead: cuFFT takes half the time (4096 for 4000).
     """
     best = 1 << max(1, (minimum - 1).bit_length())
     if 16 * best <= 17 * minimum:
@@ -40,14 +41,14 @@ def fast_length(minimum: int) -> int:
 
 def _transformed(v: Tensor, taps: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """The circular convolution [B, D, size] of v [B, D, <= size] and taps [D, <= size], and the spectra of both."""
-    # the factor 1 / n of the inverse, where it costs least
+    # the taps, which have the fewest elements, take the factor 1 / size of the inverse
     x_hat, h_hat = torch.fft.rfft(v, n=size), torch.fft.rfft(taps, n=size, norm="forward")
     return torch.fft.irfft(x_hat * h_hat, n=size, norm="forward"), x_hat, h_hat
 
 
 def correlated(x_hat: Tensor, g_hat: Tensor, size: int) -> Tensor:
-    """IFFT(sum over sequences of conj(X) G), [D, size], in the memory of G."""
-    # conj(sum of X conj(G)): the second conjugate is that of a sum, [D, size / 2 + 1]
+    """IFFT(sum over sequences of conj(X) G), [D, size]; G is overwritten."""
+    # computed as conj(sum of X conj(G)): the conjugate of the sum has only [D, size / 2 + 1] elements
     return torch.fft.irfft(g_hat.conj_physical_().mul_(x_hat).sum(0).conj(), n=size)
 
 
@@ -82,11 +83,10 @@ def circular_conv(v: Tensor, taps: Tensor, size: int) -> Tensor:
 
         with on_device_of(v):
             v = time_last(v)
-    # a function of autograd takes the host as long as a short transform
-    is_trained = torch.is_grad_enabled() and (v.requires_grad or taps.requires_grad)
     x = v.transpose(1, 2)
-    y = CircularConv.apply(x, taps, size) if is_trained else _transformed(x, taps, size)[0]
-    # not within the function: a view that it returns could not be changed in place
+    # without a gradient no autograd function, which takes the host as long as a short transform
+    y = CircularConv.apply(x, taps, size) if needs_gradient(v, taps) else _transformed(x, taps, size)[0]
+    # sliced outside of the function, because a view that it returns could not be changed in place
     return y[..., : v.shape[1]].transpose(1, 2)
 
 

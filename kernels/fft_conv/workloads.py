@@ -1,6 +1,7 @@
-"""What the benchmark runs of the long convolution: filters as long as the input, in float32.
+"""The benchmark's description of the long convolution: filters as long as the input, in float32.
 
-B 8, D 1024 is the sweep of H3's figure 2, the others are sizes of the long range arena. `gates` is `plain` or `gated`.
+The shapes with B 8 and D 1024 are the sweep of H3's figure 2, the others are sizes of the long range arena. `gates` is
+`plain` or `gated`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kernels.fft_conv.reference import fft_conv_reference
 from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic
 
 MIN_FFT, MAX_FFT, MANY_FFT = 256, 2**22, 2**15
-"""FlashFFTConv: transforms it has, and up to which it takes any D."""
+"""Sizes of FlashFFTConv's transforms, and the largest size for which it takes any D."""
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -52,7 +53,7 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
 
 
 def short(shape: Shape) -> Shape:
-    """From 512 steps on, as nearly every real shape: below, our own path is another. D 16 suits every kernel."""
+    """At most 512 steps, which take the same kernels as most longer ones, and D 16, which suits every kernel."""
     return {**shape, "B": min(2, int(shape["B"])), "T": min(512, int(shape["T"])), "D": min(16, int(shape["D"]))}
 
 
@@ -74,14 +75,15 @@ def load_triton() -> Callable[..., Any]:
 
 
 def has_products(shape: Shape, dtype: torch.dtype) -> str | None:
-    from kernels.fft_conv.triton import MAX_LAGS
+    """The reason why the Triton path would run PyTorch's FFT, or None."""
+    from kernels.fft_conv.triton.plan import TUNING
 
-    most = MAX_LAGS[dtype == torch.bfloat16]
+    most = TUNING.max_lags(dtype)
     return f"the Triton path transforms filters of more than {most} taps in {dtype}" if int(shape["T"]) > most else None
 
 
 def time_contiguous(inputs: Inputs) -> Inputs:
-    """u and gates as they are, [B, T, D], in memory [B, D, T]: the order that the kernels and every peer work in."""
+    """u and gates [B, T, D] with time contiguous, the layout that our kernels and every peer work in."""
     return {
         name: x if name == "filter" else x.transpose(1, 2).contiguous().transpose(1, 2) for name, x in inputs.items()
     }

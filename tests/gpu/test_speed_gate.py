@@ -36,7 +36,7 @@ def causal_conv1d_triton(*args, **kwargs):
 
 def planted_tree(folder: Path, cycles: int) -> Path:
     shutil.copytree(HOME / "kernels", folder / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
-    with open(folder / "kernels" / "causal_conv1d" / "triton.py", "a") as file:
+    with open(folder / "kernels" / "causal_conv1d" / "triton" / "__init__.py", "a") as file:
         file.write(PLANT.format(cycles=cycles))
     return folder
 

@@ -8,13 +8,31 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+pytest.importorskip("triton")
+from kernels.backend import use_triton
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.causal_conv1d.reference import causal_conv1d_reference
+from kernels.causal_conv1d.triton import causal_conv1d_triton
+from kernels.causal_conv1d.triton.plan import TUNING, Tuning
 from suite.accuracy import assert_close, assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TORCH = partial(causal_conv1d, return_final_state=True, backend="torch")
 TRITON = partial(causal_conv1d, return_final_state=True, backend="triton")
+
+
+def small_tiles(tiles):
+    """Tiles of 64 steps of two channels, two of them a program."""
+    return {key: tile._replace(block_d=2, groups=64 // tile.steps, tiles=2) for key, tile in tiles.items()}
+
+
+SMALL_TILES = Tuning(small_tiles(TUNING.forward), small_tiles(TUNING.backward))
+
+
+def in_small_tiles(x, weight, *, bias=None, activation=None, initial_state=None, return_final_state=True):
+    """The kernels with small tiles, so that short inputs have several."""
+    options = (activation, initial_state, return_final_state)
+    return causal_conv1d_triton(x, weight, bias, *options, tuning=SMALL_TILES)
 
 
 def make_inputs(length, taps=4, *, width=6, bias=True, initial_state=True, activation="silu"):
@@ -68,15 +86,6 @@ def in_memory(view, op):
     return lambda x, **rest: op(view(x), **rest)
 
 
-@pytest.fixture
-def small_tiles(monkeypatch):
-    """Tiles of 64 steps of two channels, two of them a program."""
-    impl = pytest.importorskip("kernels.causal_conv1d.triton")
-    for table in (impl.FORWARD, impl.BACKWARD):
-        for key, config in table.items():
-            monkeypatch.setitem(table, key, config._replace(block_d=2, groups=64 // config.steps, tiles=2))
-
-
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 500])
 @pytest.mark.parametrize("taps", [2, 3, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -87,9 +96,8 @@ def test_shifted_products_equal_the_loop(length, taps, dtype):
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 500])
 @pytest.mark.parametrize(("taps", "dtype"), [(2, torch.float32), (3, torch.bfloat16), (4, torch.bfloat16)])
 @pytest.mark.parametrize("memory", [channel_last, channel_first])
-@pytest.mark.usefixtures("small_tiles")
 def test_the_kernel_equals_the_loop(length, taps, dtype, memory):
-    op, inputs = in_memory(memory, TRITON), make_inputs(length, taps, width=3 if length < 100 else 2)
+    op, inputs = in_memory(memory, in_small_tiles), make_inputs(length, taps, width=3 if length < 100 else 2)
     assert_matches_reference(op, causal_conv1d_reference, inputs, dtype=dtype, device=DEVICE)
 
 
@@ -106,44 +114,41 @@ def test_the_kernel_as_configured_equals_the_loop(width, dtype, memory):
 
 @pytest.mark.parametrize("options", [{"bias": False}, {"initial_state": False}, {"activation": None}])
 @pytest.mark.parametrize("memory", [channel_last, channel_first])
-@pytest.mark.usefixtures("small_tiles")
 def test_every_option_of_the_kernel_may_be_left_out(options, memory):
     inputs = make_inputs(40, **options)
-    assert_matches_reference(in_memory(memory, TRITON), causal_conv1d_reference, inputs, device=DEVICE)
+    assert_matches_reference(in_memory(memory, in_small_tiles), causal_conv1d_reference, inputs, device=DEVICE)
 
 
 @pytest.mark.parametrize("view", [every_second_channel, every_second_step, half_of_a_projection, half_of_channel_first])
-@pytest.mark.usefixtures("small_tiles")
 def test_the_kernel_takes_any_view(view):
     def op(x, weight, **rest):
-        return TRITON(view(x), weight.t().contiguous().t(), **rest)
+        return in_small_tiles(view(x), weight.t().contiguous().t(), **rest)
 
     assert_matches_reference(op, causal_conv1d_reference, make_inputs(40), dtype=torch.bfloat16, device=DEVICE)
 
 
 @pytest.mark.parametrize("memory", [channel_last, channel_first])
-@pytest.mark.usefixtures("small_tiles")
 def test_result_and_gradient_have_the_memory_order_of_the_input(memory):
     inputs = on_device(make_inputs(40, initial_state=False))
     x = memory(inputs.pop("x")).requires_grad_()
-    y = causal_conv1d(x, **inputs, backend="triton")
+    y = in_small_tiles(x, **inputs, return_final_state=False)
     (dx,) = torch.autograd.grad(y.sum(), x)
     assert y.stride() == x.stride() == dx.stride()
 
 
 @pytest.mark.parametrize("memory", [channel_last, channel_first])
 @pytest.mark.parametrize("cotangent", [channel_last, channel_first, broadcast])
-@pytest.mark.usefixtures("small_tiles")
 def test_the_output_gradient_may_have_any_memory(memory, cotangent):
     inputs = on_device(make_inputs(40, initial_state=False))
     x, dy = memory(inputs.pop("x")).requires_grad_(), cotangent(torch.randn(2, 40, 6, device=DEVICE))
     expected = torch.autograd.grad(causal_conv1d(x, **inputs, backend="torch"), x, dy)
-    torch.testing.assert_close(torch.autograd.grad(causal_conv1d(x, **inputs, backend="triton"), x, dy), expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(in_small_tiles(x, **inputs, return_final_state=False), x, dy), expected
+    )
 
 
 @pytest.mark.parametrize("length", [1, 2, 40])
 @pytest.mark.parametrize("output", [0, 1], ids=["y", "final state"])
-@pytest.mark.usefixtures("small_tiles")
 def test_either_output_alone_has_the_right_gradients(length, output):
     def gradients(op, dtype):
         inputs = on_device(make_inputs(length), dtype)
@@ -154,15 +159,14 @@ def test_either_output_alone_has_the_right_gradients(length, output):
         return torch.autograd.grad(result, leaves, cotangent, allow_unused=True, materialize_grads=True)
 
     exact, plain = gradients(causal_conv1d_reference, torch.float64), gradients(causal_conv1d_reference, torch.float32)
-    for actual, e, p in zip(gradients(TRITON, torch.float32), exact, plain, strict=True):
+    for actual, e, p in zip(gradients(in_small_tiles, torch.float32), exact, plain, strict=True):
         assert_close(actual, e, torch.float32, plain=p)
 
 
-@pytest.mark.usefixtures("small_tiles")
 def test_parameters_keep_their_own_dtype():
     inputs = make_inputs(40, initial_state=False)
     keep = ("weight", "bias")
-    for op in (TORCH, TRITON):
+    for op in (TORCH, in_small_tiles):
         assert_matches_reference(op, causal_conv1d_reference, inputs, dtype=torch.bfloat16, keep=keep, device=DEVICE)
 
 
@@ -199,8 +203,7 @@ def test_gradients_agree_with_finite_differences():
 
 
 @pytest.mark.parametrize("split", [1, 2, 20])
-@pytest.mark.parametrize("op", [TORCH, TRITON], ids=["torch", "triton"])
-@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("op", [TORCH, in_small_tiles], ids=["torch", "triton"])
 def test_passing_the_state_equals_the_whole(split, op):
     inputs = on_device(make_inputs(70))
     whole, final = op(**inputs)
@@ -240,8 +243,7 @@ def test_a_wide_state_is_not_rounded(backend):
 
 
 @pytest.mark.parametrize("memory", [channel_last, channel_first])
-@pytest.mark.parametrize("op", [TORCH, TRITON], ids=["torch", "triton"])
-@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("op", [TORCH, in_small_tiles], ids=["torch", "triton"])
 def test_future_inputs_cannot_change_the_past(memory, op):
     inputs = on_device(make_inputs(70))
     changed = inputs["x"].clone()
@@ -253,8 +255,6 @@ def test_future_inputs_cannot_change_the_past(memory, op):
 
 
 def test_automatic_choice_is_triton_only_on_a_gpu_and_in_its_dtypes():
-    from kernels.backend import use_triton
-
     x = torch.zeros(1)
     assert not use_triton("op", "auto", x)
     assert not use_triton("op", "torch", x)

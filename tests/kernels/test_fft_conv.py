@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
-import kernels.fft_conv as impl
-from kernels.fft_conv import fft_conv
+pytest.importorskip("triton")
+from kernels.fft_conv import _kernels_are_faster, fft_conv
 from kernels.fft_conv.chunked import fast_length
 from kernels.fft_conv.reference import fft_conv_reference
+from kernels.fft_conv.triton import fft_conv_triton
+from kernels.fft_conv.triton.few_taps import few_taps_gradient
+from kernels.fft_conv.triton.plan import TUNING, takes_spectra
+from kernels.fft_conv.triton.taps_gradient import taps_gradient
+from kernels.transpose import time_last
 from suite.accuracy import assert_close, assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TRITON = partial(fft_conv, backend="triton")
+BF16 = torch.bfloat16
 
 
 def make_inputs(length, filter_length, *, gates=True, skip=True):
@@ -86,13 +93,21 @@ def test_wrong_arguments_are_named():
 
 @pytest.mark.parametrize(
     ("length", "dtype"),
-    [(1, torch.float32), (65, torch.float32), (65, torch.bfloat16), (65, torch.float16), (500, torch.float32)],
+    [
+        (1, torch.float32),
+        (65, torch.float32),
+        (65, torch.bfloat16),
+        (65, torch.float16),
+        pytest.param(500, torch.float32, marks=pytest.mark.slow),
+    ],
 )
 def test_the_kernel_equals_the_loop(length, dtype):
     assert_matches_reference(TRITON, fft_conv_reference, make_inputs(length, length), dtype=dtype, device=DEVICE)
 
 
-@pytest.mark.parametrize("filter_length", [1, 63, 64, 65, 130, 400])
+@pytest.mark.parametrize(
+    "filter_length", [1, 64, 65, *(pytest.param(n, marks=pytest.mark.slow) for n in (63, 130, 400))]
+)
 def test_the_kernel_takes_any_filter_length(filter_length):
     inputs = make_inputs(300, filter_length, gates=False, skip=False)
     assert_matches_reference(TRITON, fft_conv_reference, inputs, device=DEVICE)
@@ -126,30 +141,34 @@ def test_the_result_may_be_changed_in_place(backend):
 @pytest.mark.parametrize("by", ["products", "spectra"])
 @pytest.mark.parametrize(
     ("length", "filter_length", "gates", "memory"),
-    [(1000, 1000, True, "BTD"), (1040, 520, False, "BDT"), (513, 600, False, "BTD")],
+    [
+        (513, 600, True, "BDT"),
+        (513, 600, False, "BTD"),
+        pytest.param(1000, 1000, True, "BTD", marks=pytest.mark.slow),
+        pytest.param(1040, 520, False, "BDT", marks=pytest.mark.slow),
+    ],
 )
-def test_bfloat16_loses_no_more_than_in_the_transform(length, filter_length, gates, memory, by, monkeypatch):
+def test_bfloat16_loses_no_more_than_in_the_transform(length, filter_length, gates, memory, by):
     """Against the transform of the same rounded inputs, a stricter judge than a loop of bfloat16 sums."""
-    import kernels.fft_conv.triton as kernel
-
-    if by == "spectra":
-        monkeypatch.setattr(kernel, "SPECTRA_LAGS", 1)
-        monkeypatch.setattr(kernel, "SPECTRA_NUMBERS", 1)
+    least = {"products": length + 1, "spectra": 1}[by]
+    conv = partial(fft_conv_triton, tuning=replace(TUNING, spectra_lags=least, spectra_rows=1))
+    assert takes_spectra(2, length, BF16, min(length, filter_length), conv.keywords["tuning"]) == (by == "spectra")
     inputs = make_inputs(length, filter_length, gates=gates)
     inputs = {n: x.float() if n in ("filter", "D") else x.bfloat16() for n, x in inputs.items()}
     exact = results(partial(fft_conv, backend="torch"), {n: x.double() for n, x in inputs.items()})
     plain = results(partial(fft_conv, backend="torch"), inputs)
 
     def op(u, **rest):
-        return TRITON(u.transpose(1, 2).contiguous().transpose(1, 2) if memory == "BDT" else u, **rest)
+        return conv(u.transpose(1, 2).contiguous().transpose(1, 2) if memory == "BDT" else u, **rest)
 
-    monkeypatch.setattr(kernel, {"products": "conv_spectra", "spectra": "conv"}[by], None)
     actual = results(op, {name: x.to(DEVICE) for name, x in inputs.items()})
     for name, a, e, p in zip(["y", *inputs], actual, exact, plain, strict=True):
         assert_close(a, e, torch.bfloat16, plain=p, what=name)
 
 
-@pytest.mark.parametrize(("batch", "length", "filter_length"), [(2, 4500, 4500), (70, 600, 513)])
+@pytest.mark.parametrize(
+    ("batch", "length", "filter_length"), [(2, 4500, 4500), pytest.param(70, 600, 513, marks=pytest.mark.slow)]
+)
 def test_tiles_of_two_parts_and_several_groups_of_sequences(batch, length, filter_length):
     g = torch.Generator().manual_seed(batch)
     u = torch.randn(batch, length, 2, generator=g).bfloat16()
@@ -169,10 +188,10 @@ def test_tiles_of_two_parts_and_several_groups_of_sequences(batch, length, filte
         (2, 1, 3, False, "BTD"),
         (2, 31, 1, False, "BTD"),
         (2, 31, 64, False, "BTD"),
-        (70, 31, 3, False, "BTD"),
-        (3, 1000, 3, False, "BTD"),
+        pytest.param(70, 31, 3, False, "BTD", marks=pytest.mark.slow),
+        pytest.param(3, 1000, 3, False, "BTD", marks=pytest.mark.slow),
         (3, 1000, 64, False, "BTD"),
-        (9, 1040, 64, False, "BDT"),
+        pytest.param(9, 1040, 64, False, "BDT", marks=pytest.mark.slow),
         (2, 1000, 64, True, "BTD"),
         (2, 300, 129, False, "BTD"),
     ],
@@ -207,7 +226,7 @@ def test_what_rounding_leaves_of_a_tap_is_kept(skip):
     assert torch.equal(y[0, 1:, 0], torch.full_like(y[0, 1:, 0], 2.0**-9))
 
 
-@pytest.mark.parametrize("lags", [3, 64])
+@pytest.mark.parametrize("lags", [64, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_order_of_memory_changes_nothing(lags):
     g = torch.Generator().manual_seed(lags)
     wide = torch.randn(2, 100, 15, generator=g).bfloat16().to(DEVICE)
@@ -222,14 +241,12 @@ def test_the_order_of_memory_changes_nothing(lags):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 65, 130), (2, 200, 7)])
 def test_time_comes_last_in_memory_whatever_came_last_before(shape, dtype):
-    from kernels.transpose import time_last
-
     x = torch.randn(*shape[:2], 2 * shape[2], generator=torch.Generator().manual_seed(0)).to(DEVICE, dtype)
     for given in (x[..., : shape[2]], x[..., ::2], x[:, :, :1].expand(shape), x.sum().expand(shape)):
-        turned = time_last(given)
-        assert torch.equal(turned, given)
-        assert turned.stride(1) == 1 or shape[1] == 1
-    assert time_last(turned) is turned
+        transposed = time_last(given)
+        assert torch.equal(transposed, given)
+        assert transposed.stride(1) == 1 or shape[1] == 1
+    assert time_last(transposed) is transposed
 
 
 @pytest.mark.parametrize(("length", "filter_length", "gates"), [(100, 100, True), (600, 600, True), (100, 20, False)])
@@ -244,17 +261,14 @@ def test_the_future_cannot_change_the_past_of_the_kernel(length, filter_length, 
     assert (y[:, 40:] - whole[:, 40:]).abs().max() > 0.1
 
 
-def test_filters_too_long_for_the_kernel_are_transformed(monkeypatch):
-    import kernels.fft_conv.triton as impl
-
+def test_filters_too_long_for_the_kernel_are_transformed():
     inputs = {name: x.float().to(DEVICE) for name, x in make_inputs(70, 70).items()}
-    monkeypatch.setattr(impl, "MAX_LAGS", {False: 69, True: 69})
-    assert torch.equal(TRITON(**inputs), fft_conv(**inputs, backend="torch"))
-    monkeypatch.setattr(impl, "MAX_LAGS", {False: 70, True: 70})
-    assert not torch.equal(TRITON(**inputs), fft_conv(**inputs, backend="torch"))
+    for most, is_transformed in ((69, True), (70, False)):
+        y = fft_conv_triton(**inputs, tuning=replace(TUNING, max_lags_others=most))
+        assert torch.equal(y, fft_conv(**inputs, backend="torch")) == is_transformed
 
 
-@pytest.mark.parametrize("batch", [1, 3, 9, 70])
+@pytest.mark.parametrize("batch", [1, 3, 9, pytest.param(70, marks=pytest.mark.slow)])
 def test_any_batch_shares_tiles(batch):
     g = torch.Generator().manual_seed(batch)
     u, filters = torch.randn(batch, 150, 2, generator=g), torch.randn(2, 150, generator=g) / 12
@@ -264,14 +278,12 @@ def test_any_batch_shares_tiles(batch):
 
 def gradient_of_taps(x, g, lags):
     """From x, g [B, T, D], and what it should be."""
-    from kernels.fft_conv.spectra import taps_bwd
-
     x, g = (v.bfloat16().transpose(1, 2).contiguous().transpose(1, 2) for v in (x, g))
     length = x.shape[1]
     size = 2 * length
     x_hat, g_hat = (torch.fft.rfft(v.double().transpose(1, 2), n=size) for v in (x, g))
     exact = torch.fft.irfft((x_hat.conj() * g_hat).sum(0), n=size)[:, :lags]
-    return taps_bwd(x.to(DEVICE), g.to(DEVICE), length, lags).cpu(), exact
+    return taps_gradient(x.to(DEVICE), g.to(DEVICE), length, lags).cpu(), exact
 
 
 @pytest.mark.parametrize(
@@ -320,14 +332,12 @@ def test_the_gradient_of_taps_repeats_bitwise():
 
 def gradient_of_few_taps(x, g, lags):
     """From x, g [B, T, D], time contiguous or not, and what it should be."""
-    from kernels.fft_conv.diagonals import few_taps_bwd
-
     x, g = (v.bfloat16().transpose(1, 2).contiguous().transpose(1, 2) for v in (x, g))
     length = x.shape[1]
     exact = torch.zeros(x.shape[2], lags, dtype=torch.float64)
     for lag in range(min(lags, length)):
         exact[:, lag] = (x[:, : length - lag].double() * g[:, lag:].double()).sum((0, 1))
-    return few_taps_bwd(x.to(DEVICE), g.to(DEVICE), length, lags).cpu(), exact
+    return few_taps_gradient(x.to(DEVICE), g.to(DEVICE), length, lags).cpu(), exact
 
 
 @pytest.mark.parametrize(
@@ -369,6 +379,6 @@ def test_a_pair_of_impulses_reaches_its_lag_alone_among_few(first, second):
 def test_auto_takes_the_kernels_where_they_were_measured_to_be_faster(batch, length, width, lags, dtype, expected):
     u = torch.empty(batch, length, width, dtype=dtype, device="meta")
     filters = torch.empty(width, lags, device="meta")
-    assert impl._kernels_win(u, filters, False) is expected
-    # few taps and gates are products of float32 numbers
-    assert impl._kernels_win(u, filters, True) is (expected and lags > 64)
+    assert _kernels_are_faster(u, filters, False) is expected
+    # few taps with gates take products of float32 elements
+    assert _kernels_are_faster(u, filters, True) is (expected and lags > 64)

@@ -1,0 +1,72 @@
+"""The short causal convolution in Triton as differentiable functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.autograd import needs_gradient, save, saved
+from kernels.causal_conv1d.triton.backward import conv_bwd
+from kernels.causal_conv1d.triton.forward import conv_fwd
+from kernels.causal_conv1d.triton.plan import TUNING, Tuning, empty_in_layout, is_channel_first
+from kernels.causal_conv1d.triton.step import conv_step
+from kernels.layout import dense
+
+
+class CausalConv1d(torch.autograd.Function):
+    """(x, weight, bias, initial state) and options to (y, final state)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        initial_state: Tensor | None,
+        activation: str | None,
+        return_final_state: bool,
+        tuning: Tuning,
+    ) -> tuple[Tensor, Tensor | None]:
+        save(ctx, x, weight, bias, initial_state)
+        ctx.activation, ctx.tuning = activation, tuning
+        ctx.set_materialize_grads(False)
+        return conv_fwd(x, weight, bias, initial_state, activation, return_final_state, tuning)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, weight, bias, initial_state = saved(ctx)
+        channel_first = is_channel_first(x)
+        if dy is None:
+            dy = empty_in_layout(x, channel_first).zero_()
+        elif dy.stride(1 if channel_first else 2) != 1:
+            # one copy takes less than the kernel would lose on narrow loads
+            dy = empty_in_layout(x, channel_first).copy_(dy)
+        dfinal = None if dfinal is None else dfinal.contiguous()
+        gradients = conv_bwd(x, weight, bias, initial_state, ctx.activation, dy, dfinal, ctx.tuning)
+        return *gradients, None, None, None
+
+
+def causal_conv1d_triton(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    initial_state: Tensor | None,
+    return_final_state: bool,
+    tuning: Tuning = TUNING,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """y [B, T, D] in the layout of x and, on request, the final state [B, D, W - 1], both in the dtype of x."""
+    run = CausalConv1d.apply if needs_gradient(x, weight, bias, initial_state) else conv_fwd
+    bias, initial_state = dense(bias), dense(initial_state)
+    y, state = run(x, dense(weight), bias, initial_state, activation, return_final_state, tuning)
+    return y if state is None else (y, state)
+
+
+def causal_conv1d_step_triton(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, activation: str | None
+) -> Tensor:
+    """One step without gradients: x [B, D] to y [B, D]; state [B, D, W - 1] is updated in place."""
+    return conv_step(x, dense(weight), dense(bias), state, activation)

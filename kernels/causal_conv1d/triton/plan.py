@@ -1,0 +1,86 @@
+"""Tiles and layouts of the short causal convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.launch import CompileOptions, cdiv, power_of_2
+
+
+class Tile(NamedTuple):
+    """What a program computes: `tiles` tiles, one after another in time."""
+
+    block_d: int
+    """Channels of a tile."""
+    groups: int
+    """Groups of consecutive steps in a tile."""
+    steps: int
+    """Steps of a group: 4, 8 or 16; channel-first, as many as make 16 bytes."""
+    tiles: int
+    options: CompileOptions
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Tiles by (channel-first, bytes of an element of x)."""
+
+    forward: Mapping[tuple[bool, int], Tile]
+    backward: Mapping[tuple[bool, int], Tile]
+
+
+# as measured on an H200; backward, with eight channels a thread the kernel would run out of registers
+TUNING = Tuning(
+    forward={
+        (False, 2): Tile(128, 2, 16, 1, CompileOptions(num_warps=2)),
+        (False, 4): Tile(32, 16, 8, 1, CompileOptions(num_warps=4)),
+        (True, 2): Tile(1, 128, 8, 2, CompileOptions(num_warps=2)),
+        (True, 4): Tile(1, 256, 4, 1, CompileOptions(num_warps=4)),
+    },
+    backward={
+        (False, 2): Tile(64, 4, 8, 8, CompileOptions(num_warps=2)),
+        (False, 4): Tile(32, 16, 8, 4, CompileOptions(num_warps=4)),
+        (True, 2): Tile(1, 128, 8, 8, CompileOptions(num_warps=2)),
+        (True, 4): Tile(1, 256, 4, 4, CompileOptions(num_warps=4)),
+    },
+)
+
+
+class Cover(NamedTuple):
+    """How programs cover x [B, T, D]."""
+
+    rows: int
+    """Programs in B and T."""
+    programs: int
+    """Programs in all."""
+    block_d: int
+    num_tiles: int
+    """Tiles of a program."""
+
+
+def cover(x: Tensor, tile: Tile) -> Cover:
+    """Programs of a tile, which is made smaller where x is small."""
+    batch, length, width = x.shape
+    block_d = min(tile.block_d, power_of_2(width))
+    in_time = cdiv(length, tile.groups * tile.steps)
+    num_tiles = min(tile.tiles, in_time)
+    rows = batch * cdiv(in_time, num_tiles)
+    return Cover(rows, rows * cdiv(width, block_d), block_d, num_tiles)
+
+
+def is_channel_first(x: Tensor) -> bool:
+    """Whether x [B, T, D] has time contiguous; views without a contiguous axis count as channel-last."""
+    _, stride_t, stride_d = x.stride()
+    return stride_t == 1 and (stride_d != 1 or x.shape[2] == 1)
+
+
+def empty_in_layout(x: Tensor, channel_first: bool) -> Tensor:
+    """An empty dense tensor of the shape and dtype of x."""
+    batch, length, width = x.shape
+    if channel_first:
+        return torch.empty((batch, width, length), dtype=x.dtype, device=x.device).transpose(1, 2)
+    return torch.empty((batch, length, width), dtype=x.dtype, device=x.device)

@@ -1,0 +1,128 @@
+"""The long convolution in Triton as a differentiable function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.autograd import needs_gradient, save, saved
+from kernels.fft_conv.chunked import fft_conv_chunked
+from kernels.fft_conv.triton.epilogue import Epilogue, Outputs
+from kernels.fft_conv.triton.few_taps import few_taps_gradient
+from kernels.fft_conv.triton.gates import Gated, gated
+from kernels.fft_conv.triton.plan import TUNING, Tuning, num_terms, takes_spectra, toeplitz_plan
+from kernels.fft_conv.triton.products import ShiftedTaps, conv_products, shifted_taps
+from kernels.fft_conv.triton.spectra import TapsSpectra, conv_spectra, taps_spectra
+from kernels.fft_conv.triton.taps_gradient import taps_gradient
+from kernels.transpose import time_last
+
+Taps = ShiftedTaps | TapsSpectra
+"""The taps as one of the two algorithms takes them."""
+
+
+def prepare_taps(
+    source: Gated, filter: Tensor, skip: Tensor | None, lags: int, terms: int, tuning: Tuning = TUNING
+) -> Taps:
+    """The first `lags` taps of filter [D, L] for the algorithm that convolves `source`."""
+    batch, length, _ = source.x.shape
+    if takes_spectra(batch, source.product.shape[1], source.product.dtype, lags, tuning):
+        return taps_spectra(filter, length, lags)
+    return shifted_taps(filter, skip, lags, toeplitz_plan(batch, length, lags, terms))
+
+
+def convolve(source: Gated, taps: Taps, epilogue: Epilogue, reverse: bool) -> Outputs:
+    """The convolution (or with `reverse` the correlation) of `source` with the taps, and the outputs of `epilogue`."""
+    if isinstance(taps, TapsSpectra):
+        return conv_spectra(source, taps, epilogue, reverse)
+    return conv_products(source, taps, epilogue, reverse)
+
+
+class FftConv(torch.autograd.Function):
+    """(u, filter, skip, gate_in, gate_out) and a `Tuning` to y."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        u: Tensor,
+        filter: Tensor,
+        skip: Tensor | None,
+        gate_in: Tensor | None,
+        gate_out: Tensor | None,
+        tuning: Tuning,
+    ) -> Tensor:
+        (y, plain, _), source, taps = fft_conv_fwd(
+            u, filter, skip, gate_in, gate_out, tuning, with_plain=gate_out is not None
+        )
+        # a taps object is one tensor and facts, or two tensors and facts
+        ctx.kind, ctx.tuning, ctx.lags = type(taps), tuning, min(u.shape[1], filter.shape[1])
+        num_tensors = sum(isinstance(part, Tensor) for part in taps)
+        ctx.facts = taps[num_tensors:]
+        save(ctx, *source, plain, gate_out, filter, skip, *taps[:num_tensors])
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """With g = gate_out dy: dx = correlation of g with the taps, du = gate_in dx, dgate_in = u dx, and dgate_out =
+        dy conv; the gradients of taps and skip from x and g."""
+        x, u, gate_in, plain, gate_out, filter, skip, *tensors = saved(ctx)
+        taps, source = ctx.kind(*tensors, *ctx.facts), Gated(x, u, gate_in)
+        lags, length, with_gates = ctx.lags, dy.shape[1], gate_in is not None or gate_out is not None
+        # with rounded factors the gradient of the skip, that of a single lag, would lose too much
+        direct = source if skip is not None and with_gates else None
+        half = num_terms(u.dtype, lags, with_gates, ctx.tuning) > 0
+        g, dgate_out, dskip = gated(time_last(dy), gate_out, half, plain, direct)
+        epilogue = Epilogue(skip=skip, scale=gate_in, other=None if gate_in is None else u)
+        du, _, dgate_in = convolve(g, taps, epilogue, reverse=True)
+        dfilter = None
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            is_few = lags <= ctx.tuning.diagonal_lags and x.dtype == g.product.dtype == torch.bfloat16
+            dtaps = (few_taps_gradient if is_few else taps_gradient)(x, g.product, length, lags)
+            dfilter = dtaps.to(filter.dtype)
+            if lags < filter.shape[1]:
+                dfilter = torch.nn.functional.pad(dfilter, (0, filter.shape[1] - lags))
+            if skip is not None:
+                dskip = (dtaps[:, 0] if dskip is None else dskip).to(skip.dtype)
+        return du, dfilter, dskip, dgate_in, dgate_out, None
+
+
+def fft_conv_fwd(
+    u: Tensor,
+    filter: Tensor,
+    skip: Tensor | None,
+    gate_in: Tensor | None,
+    gate_out: Tensor | None,
+    tuning: Tuning,
+    with_plain: bool,
+) -> tuple[Outputs, Gated, Taps]:
+    """The outputs of the convolution, and the inputs and taps as the kernels took them."""
+    lags = min(u.shape[1], filter.shape[1])
+    terms = num_terms(u.dtype, lags, gate_in is not None or gate_out is not None, tuning)
+    source, _, _ = gated(u, gate_in, terms > 0)
+    taps = prepare_taps(source, filter, skip, lags, terms, tuning)
+    epilogue = Epilogue(skip=skip, scale=gate_out, with_plain=with_plain)
+    return convolve(source, taps, epilogue, reverse=False), source, taps
+
+
+def fft_conv_triton(
+    u: Tensor,
+    filter: Tensor,
+    *,
+    D: Tensor | None = None,
+    gate_in: Tensor | None = None,
+    gate_out: Tensor | None = None,
+    tuning: Tuning = TUNING,
+) -> Tensor:
+    """y [B, T, D] in the dtype of u, with time contiguous unless the filter has more taps than the kernels take."""
+    lags = min(u.shape[1], filter.shape[1])
+    if lags > tuning.max_lags(u.dtype):
+        return fft_conv_chunked(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
+    u = time_last(u)
+    gate_in, gate_out = (None if gate is None else time_last(gate) for gate in (gate_in, gate_out))
+    skip = None if D is None else D.contiguous()
+    tensors = (u, filter, skip, gate_in, gate_out)
+    if needs_gradient(*tensors):
+        return FftConv.apply(*tensors, tuning)
+    return fft_conv_fwd(*tensors, tuning, with_plain=False)[0].y

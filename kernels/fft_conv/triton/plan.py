@@ -1,0 +1,181 @@
+"""Which algorithm and which tiles the long convolution takes."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+
+from kernels.device import float32_products
+from kernels.launch import CompileOptions, cdiv, power_of_2
+
+
+class ToeplitzTile(NamedTuple):
+    """What one program of `products.py` computes at once. Lengths are in steps of time."""
+
+    chunk: int
+    """C: every row of a tile is a chunk of C consecutive steps."""
+    rows: int
+    parts: int
+    """Accumulators that share the rows; with two, the part nearer to the start of the sequence stops earlier."""
+    step: int
+    """K: steps of x that one product takes."""
+    copies: int
+    """SHIFTS: copies of the taps, each shifted by one more tap."""
+    options: CompileOptions
+
+
+# by the number of bfloat16 terms that make up a tap; 0 where products are of float32
+TOEPLITZ_TILES = MappingProxyType(
+    {
+        0: ToeplitzTile(64, 64, 1, 32, 1, CompileOptions(num_warps=4, num_stages=2)),
+        1: ToeplitzTile(128, 128, 2, 64, 4, CompileOptions(num_warps=4, num_stages=3)),
+        2: ToeplitzTile(64, 128, 1, 64, 4, CompileOptions(num_warps=4, num_stages=2)),
+    }
+)
+RADIX = 64
+"""R of all spectra: rows of the smallest matrix product. A block has R N steps."""
+GRADIENT_OPTIONS = MappingProxyType(
+    {16: CompileOptions(4, num_stages=2, max_registers=128), 32: CompileOptions(4, num_stages=3, max_registers=168)}
+)
+"""For the gradient of the taps, by N; with these registers four and three programs fit on a multiprocessor."""
+CONV_COLUMNS = (16, 32)
+"""N of the blocks that a convolution by spectra may have."""
+CONV_REGISTERS = MappingProxyType({2: 128, 4: 168, 8: 255})
+"""Registers a thread of a convolution by spectra may use, by how many blocks a sequence has at most: a program keeps
+the spectra of all of them."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Limits between the algorithms, as measured on an H200. `lags` are taps that meet the input: min(L, T)."""
+
+    max_lags_bfloat16: int = 16384
+    max_lags_others: int = 1024
+    """With more taps, inputs of a dtype take the FFT of `chunked.py`."""
+    averaging_lags: int = 512
+    """With fewer taps an output may be a sum of few products, whose rounding errors do not average out."""
+    spectra_lags: int = 1024
+    spectra_rows: int = 8192
+    """Spectra convolve from so many taps on, and from so many taps times sequences; below, products do."""
+    diagonal_lags: int = 128
+    """Up to so many taps, their gradient comes from products of chunks (`few_taps.py`)."""
+
+    def max_lags(self, dtype: torch.dtype) -> int:
+        """Most taps that the kernels take for u of a dtype."""
+        return self.max_lags_bfloat16 if dtype == torch.bfloat16 else self.max_lags_others
+
+
+TUNING = Tuning()
+
+
+class ToeplitzPlan(NamedTuple):
+    """How tiles of `rows` rows, of `batch` sequences each, cover the chunks of all sequences of a channel."""
+
+    terms: int
+    """bfloat16 numbers that make up a tap, or 0 where products are of float32."""
+    rows: int
+    parts: int
+    batch: int
+    batch_groups: int
+    num_groups: int
+    tile: ToeplitzTile
+
+    @property
+    def precision(self) -> str | None:
+        """Triton's `input_precision` of the products; None for those of bfloat16."""
+        return None if self.terms else float32_products()
+
+
+class SpectraPlan(NamedTuple):
+    """Blocks of RADIX N steps that cover a sequence and the taps."""
+
+    columns: int
+    """N."""
+    num_chunks: int
+    """Blocks of a sequence."""
+    num_k: int
+    """Blocks of the taps, and one more where the taps of the last reach into another block of the sequence."""
+
+    @property
+    def size(self) -> int:
+        """Steps of a block."""
+        return RADIX * self.columns
+
+
+def num_terms(dtype: torch.dtype, lags: int, with_gates: bool, tuning: Tuning) -> int:
+    """bfloat16 numbers that make up a tap where products convolve u of some dtype; 0 for float32 taps."""
+    if dtype != torch.bfloat16:
+        return 0
+    if lags >= tuning.averaging_lags:
+        return 1
+    # a gated input is no bfloat16 number, so few taps and gates are left to float32
+    return 0 if with_gates else 2
+
+
+def takes_spectra(batch: int, padded_length: int, dtype: torch.dtype, lags: int, tuning: Tuning) -> bool:
+    """Whether spectra convolve the inputs [B, padded_length, D] of a dtype, as `gates.gated` gives them."""
+    enough = lags >= tuning.spectra_lags and batch * lags >= tuning.spectra_rows
+    return enough and fits_spectra(padded_length, dtype, lags)
+
+
+def fits_spectra(padded_length: int, dtype: torch.dtype, lags: int) -> bool:
+    """Whether the registers of a program can hold the spectra of a sequence."""
+    return dtype == torch.bfloat16 and conv_plan(padded_length, lags).num_chunks <= max(CONV_REGISTERS)
+
+
+@functools.lru_cache(maxsize=1024)
+def toeplitz_plan(batch: int, length: int, lags: int, terms: int) -> ToeplitzPlan:
+    """The plan with the fewest products.
+
+    A tile with more sequences computes fewer products above the diagonal of its Toeplitz matrix, but may have rows
+    without a sequence.
+    """
+    tile = TOEPLITZ_TILES[terms]
+    chunks = cdiv(length, tile.chunk)
+    rows = min(tile.rows, max(64, power_of_2(batch * chunks)))
+    parts = tile.parts if rows == tile.rows else 1
+
+    def shared_by(sequences: int) -> tuple[int, ToeplitzPlan]:
+        """The number of products in units of K, and the plan, where a tile holds that many sequences."""
+        width = rows // parts // sequences
+        batch_groups, chunk_groups = cdiv(batch, sequences), cdiv(chunks, width * parts)
+        # a part multiplies all of its chunks as long as its last one needs
+        most = min(chunks * tile.chunk, lags + tile.chunk)
+        ends = [min((i + 1) * width * tile.chunk, most) for i in range(chunk_groups * parts)]
+        plan = ToeplitzPlan(terms, rows, parts, sequences, batch_groups, batch_groups * chunk_groups, tile)
+        return batch_groups * sum(ends), plan
+
+    sizes = [2**i for i in range((rows // parts).bit_length())]
+    return min((shared_by(size) for size in sizes if size < 2 * batch), key=lambda pair: pair[0])[1]
+
+
+def _spectra_plan(columns: int, length: int, lags: int) -> SpectraPlan:
+    chunks, blocks = cdiv(length, RADIX * columns), cdiv(lags, RADIX * columns)
+    return SpectraPlan(columns, chunks, blocks + (chunks > blocks))
+
+
+@functools.lru_cache(maxsize=1024)
+def conv_plan(length: int, lags: int) -> SpectraPlan:
+    """The plan of a convolution: the smaller blocks where one of them holds the sequence."""
+    columns = next((n for n in CONV_COLUMNS if length <= RADIX * n), max(CONV_COLUMNS))
+    return _spectra_plan(columns, length, lags)
+
+
+@functools.lru_cache(maxsize=1024)
+def gradient_plan(length: int, lags: int) -> SpectraPlan:
+    """The plan of the gradient of the taps: the one that transforms the fewest elements."""
+
+    def cost(plan: SpectraPlan) -> int:
+        return plan.columns * sum(plan.num_chunks - k for k in range(plan.num_k))
+
+    return min((_spectra_plan(columns, length, lags) for columns in GRADIENT_OPTIONS), key=cost)
+
+
+def conv_options(plan: SpectraPlan) -> dict[str, Any]:
+    """The options of `_conv_spectra_kernel`. With more stages all that is loaded would be kept in shared memory."""
+    registers = next(registers for chunks, registers in CONV_REGISTERS.items() if plan.num_chunks <= chunks)
+    return CompileOptions(4, num_stages=1, max_registers=registers).keywords()

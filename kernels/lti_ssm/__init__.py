@@ -4,16 +4,19 @@ v_t       = gate_in_t * u_t
 h_t[d, n] = Abar[d, n] h_{t-1}[d, n] + Bbar[d, n] v_t[d]
 y_t[d]    = gate_out_t[d] * (s Re(sum_n C[d, n] h_t[d, n]) + D[d] v_t[d])
 
-s = 2 where A holds one of each conjugate pair (`conj_pairs`), else 1. Abar and Bbar by `discretization`, see
-`kernels.ssm_kernel`. Sources: S4D (Gu et al. 2022), sections 2 and 3; DSS (Gupta et al. 2022), section 3.4; the gates
-are those of H3 (Fu et al. 2023), algorithm 1 with head dimension one.
+s = 2 where A holds one of each pair of conjugate eigenvalues (`conj_pairs`), else 1. `discretization` turns A, B and
+dt into Abar and Bbar; the formulas are in `kernels.ssm_kernel`. Sources: S4D (Gu et al. 2022), sections 2 and 3; DSS
+(Gupta et al. 2022), section 3.4; the gates are those of H3 (Fu et al. 2023), algorithm 1 with head dimension one.
 
-The state of dss-softmax: its Bbar depends on the L over which the filter is normalized (`length`) and, where
-Re(A) > 0, a plain state would overflow. It is kept as in the paper's section 3.4, with p = [Re(A) > 0],
+The state of dss-softmax: its Bbar depends on the length L over which the filter is normalized (`length`), and where
+Re(A) > 0 a state by the recurrence above would overflow. The state is kept as in section 3.4 of the paper, with
+p = [Re(A) > 0],
+
 h_k = exp(dt A (1 - p)) h_{k-1} + exp(-k dt A p) v_k,   x_k = h_k exp(dt A p (k - (L - 1))) scale,
-so whoever continues from a state must say at which `position` k it stands.
 
-Two-sided (`bidirectional`): C is [2, D, N]; C[0] sees inputs up to t, C[1] those after t, with lag zero at t + 1, the
+so a caller who continues from a state must give its time k (`position`).
+
+Two-sided (`bidirectional`): C is [2, D, N]; C[0] reads inputs up to t, C[1] those after t, with lag zero at t + 1, the
 convention of the S4 code.
 """
 
@@ -35,11 +38,11 @@ from kernels.ssm_kernel.discretize import discretize, split_softmax
 __all__ = ["lti_ssm", "lti_ssm_step"]
 
 MAX_TRITON_STATE = 64
-"""The states of a channel stay in registers."""
+"""Most states of a channel that the Triton path takes, because they stay in registers."""
 MOST_STATES_FLOAT32 = 32
-"""Beyond these, `auto` leaves float32 and float16 to the transform: products of float32 are three of tf32."""
+"""Most states for which `auto` takes the Triton path in float32 and float16, where a product costs three of tf32."""
 MOST_STEPS_FLOAT32 = 256
-"""In training, likewise."""
+"""Most steps for which `auto` takes the Triton path in float32 and float16 in training."""
 
 
 def lti_ssm(
@@ -61,17 +64,19 @@ def lti_ssm(
     position: int = 0,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The recurrence of this module over a sequence, computed as a convolution.
+    """The recurrence of this module over a sequence; returns y [B, T, D], and (y, state) with `return_final_state`.
 
     u, gates: [B, T, D]; A: [D, N] or [N]; B, C: [D, N], B = None stands for ones; dt: [D], positive; D: [D];
-    state: [B, D, N]. A complex A or C makes the state complex. Returns y [B, T, D] in the dtype of u and, on request,
-    the final state. Filters, transforms and states are float32 at least, also under autocast.
+    states: [B, D, N], complex where A, B or C is. y has the dtype of u. Filters, transforms and states are at least
+    float32, also under autocast.
 
-    length, position: for dss-softmax only, the L of its normalization (default T) and the time of u_0.
-    backend: the Triton path takes N <= 64 and every discretization but dss-softmax, see the README; its y has time
-    contiguous in memory, and so should u and the gates. `auto` takes it on a GPU where it can and is faster: in
-    float32 and float16 for N <= 32, and in training for T <= 256. Elsewhere it convolves with the filter, which
-    `ssm_kernel` and `fft_conv` make and apply by `auto` too.
+    length, position: for dss-softmax only, the L of its normalization (default T) and the time of the first input.
+    backend: the Triton path takes N <= 64 and every discretization but dss-softmax. It returns y with time contiguous
+    in memory and copies u and gates that are not. `auto` takes it on a GPU where it is faster: in bfloat16 always, in
+    float32 and float16 for N <= 32 and, in training, for T <= 256. Otherwise the sequence is convolved with the filter,
+    and `auto` holds for `ssm_kernel` and `fft_conv`, which make and apply it.
+
+    ValueError where shapes, options or the backend do not fit together.
     """
     if bidirectional and (C.ndim != 3 or C.shape[0] != 2):
         raise ValueError(f"lti_ssm: bidirectional=True needs C as [2, D, N], one for each side, got {list(C.shape)}.")
@@ -123,10 +128,10 @@ def lti_ssm_step(
     length: int | None = None,
     position: Tensor | int | None = None,
 ) -> Tensor:
-    """One step: u, gates [B, D] to y [B, D]; `state` [B, D, N] is updated in place.
+    """y [B, D] of one step with inputs u and gates [B, D]; `state` [B, D, N] is updated in place.
 
-    dss-softmax also needs `length`, the L of its normalization, and `position`, the time of this step (a tensor where
-    the step is captured in a graph).
+    dss-softmax also needs `length`, the L of its normalization, and `position`, the time of this step, as a tensor
+    where the step is captured in a CUDA graph.
     """
     record("lti_ssm_step", "torch")
     with torch.autocast(u.device.type, enabled=False):
@@ -134,7 +139,7 @@ def lti_ssm_step(
         v = u.to(real) if gate_in is None else gate_in.to(real) * u.to(real)
 
         def narrow(m: Tensor) -> Tensor:
-            # the logarithm of a negative Abar makes a real system complex on the way only
+            # a negative Abar has a complex logarithm, also in a real system
             return (m.real if m.is_complex() and not state.is_complex() else m).to(state.dtype)
 
         A, B, C, dt, _ = widen(A, B, C, dt)
@@ -198,7 +203,7 @@ def _use_triton(backend: str, discretization: str, u: Tensor, *others: Tensor | 
 
 
 def _kernels_win(u: Tensor, A: Tensor, *others: Tensor | None) -> bool:
-    """Where they were measured to be faster than transforms, see the README."""
+    """Whether the Triton path was measured to be faster than transforms (figures: LOG.md)."""
     if u.dtype == torch.bfloat16:
         return True
     trained = needs_gradient(u, A, *others)
@@ -206,15 +211,17 @@ def _kernels_win(u: Tensor, A: Tensor, *others: Tensor | None) -> bool:
 
 
 def _real(x: Tensor | None, u: Tensor) -> Tensor | None:
-    """The part of a complex tensor that has the dtype that counts; a view is made only where it may be wrong."""
+    """x, or the real part of a complex x, for the checks of dtype and device; None where both are known to be right.
+
+    Making the view of the real part takes the host longer than the check."""
     if x is None or not x.is_complex():
         return x
     return None if x.dtype == torch.complex64 and x.device == u.device else x.real
 
 
 def _without_autocast(u: Tensor) -> AbstractContextManager:
-    """To leave autocast takes the host as long as a short kernel, so only where it is on."""
-    # meta tensors, for which launchers compute shapes, have none
+    """A context without autocast, entered only where needed: that takes the host as long as a short kernel."""
+    # meta tensors, on which launches are recorded, have no autocast of their own
     kind = "cuda" if u.is_cuda else "cpu"
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 

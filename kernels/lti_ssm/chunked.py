@@ -1,8 +1,9 @@
-"""The state space model as a convolution with its materialized filter, plus terms for the states where asked.
+"""The state space model as a convolution with its filter, in plain PyTorch, plus terms for the states on request.
 
-The filter comes from `kernels.ssm_kernel` in O(D T) memory. Short sequences multiply with its Toeplitz matrix (two
-launches, no transform), longer ones go through `kernels.fft_conv`. An initial state adds the response
-Re(C Abar^(t+1) h), and the final state sums Abar^(T-1-t) Bbar v_t, both with two-level powers like the filter itself.
+The filter [D, T] comes from `kernels.ssm_kernel` in O(D T) memory. Short sequences are multiplied by its Toeplitz
+matrix (two launches, no transform), longer ones go through `kernels.fft_conv`. An initial state h adds the response
+Re(C Abar^(t+1) h), and the final state is the sum of Abar^(T-1-t) Bbar v_t; both use powers of Abar in two levels, like
+the filter itself.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kernels.ssm_kernel.chunked import vandermonde_product, widen
 from kernels.ssm_kernel.discretize import discretize, split_softmax
 
 TOEPLITZ_MAX_LENGTH = 128
-"""Up to this T a Toeplitz product is faster than two transforms, by measurement (see the README)."""
+"""Longest sequence for which a Toeplitz product is faster than two transforms (measurements: LOG.md)."""
 
 
 def lti_ssm_chunked(
@@ -44,10 +45,9 @@ def lti_ssm_chunked(
     backend: Literal["auto", "torch"] = "torch",
     toeplitz_max_length: int = TOEPLITZ_MAX_LENGTH,
 ) -> tuple[Tensor, Tensor | None]:
-    """y [B, T, D] in the dtype of u and, where asked, the final state [B, D, N].
+    """y [B, T, D] in the dtype of u and, on request, the final state [B, D, N], else None; see `lti_ssm`.
 
-    backend: that of the filter and of its convolution.
-    toeplitz_max_length: the longest sequence that is multiplied with a Toeplitz matrix.
+    backend: how the filter is made and applied.   toeplitz_max_length: longest sequence for a Toeplitz product.
     """
     dtype, steps = u.dtype, u.shape[1]
     wide = torch.promote_types(u.dtype, widen(A, B, C, dt)[-1])
@@ -77,7 +77,17 @@ def lti_ssm_chunked(
     state = None
     if with_states:
         states = _SoftmaxStates if discretization == "dss-softmax" else _States
-        system = states(A, B, C, dt, discretization, steps, length or steps, position, wide)
+        system = states(
+            A,
+            B,
+            C,
+            dt,
+            discretization=discretization,
+            steps=steps,
+            length=length or steps,
+            position=position,
+            real=wide,
+        )
         if initial_state is not None:
             initial_state = initial_state.to(system.dtype)
             y = y + (2.0 if conj_pairs else 1.0) * system.response(initial_state)
@@ -87,7 +97,7 @@ def lti_ssm_chunked(
 
 
 def _convolve(v: Tensor, forward: Tensor, backward: Tensor | None, toeplitz_max_length: int) -> Tensor:
-    """v [B, T, D] with forward [D, T] at lags 0, 1, ... and backward [D, T] at lags -1, -2, ..."""
+    """v [B, T, D] convolved with `forward` [D, T] at lags 0, 1, ... and `backward` [D, T] at lags -1, -2, ..."""
     steps = v.shape[1]
     if steps <= toeplitz_max_length:
         past = backward.flip(-1)[:, 1:] if backward is not None else forward.new_zeros(forward.shape[0], steps - 1)
@@ -102,7 +112,7 @@ def _convolve(v: Tensor, forward: Tensor, backward: Tensor | None, toeplitz_max_
     return circular_conv(v, taps, size)
 
 
-def _powers_sum(v: Tensor, z: Tensor) -> Tensor:
+def powers_sum(v: Tensor, z: Tensor) -> Tensor:
     """sum_t exp(z (T - 1 - t)) v_t: v [B, T, D], z [D, N] in float64, to [B, D, N]."""
     batch, steps, width = v.shape
     inner = math.isqrt(steps - 1) + 1
@@ -124,7 +134,11 @@ def _powers_sum(v: Tensor, z: Tensor) -> Tensor:
 
 
 class _States:
-    """Response to an initial state and the final state, for every discretization but dss-softmax."""
+    """Response to an initial state and the final state, for every discretization but dss-softmax.
+
+    steps: T.   length, position: those of `lti_ssm`, used by dss-softmax.   real: dtype of outputs and states, complex
+    states in the complex dtype of that precision.
+    """
 
     def __init__(
         self,
@@ -132,53 +146,46 @@ class _States:
         B: Tensor | None,
         C: Tensor,
         dt: Tensor,
+        *,
         discretization: str,
         steps: int,
         length: int,
         position: int,
         real: torch.dtype,
     ) -> None:
-        self.real, self.dtype = real, state_dtype(A, B, C, real)
+        self.steps, self.length, self.position, self.real = steps, length, position, real
+        self.dtype = state_dtype(A, B, C, real)
         A, B, C, dt, _ = widen(A, B, C, dt)
+        self._discretize(A, B, C, dt, discretization)
+
+    def _discretize(self, A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, discretization: str) -> None:
         self.log_abar, scale = discretize(A, dt, discretization)
-        self.steps, self.weight = steps, C
+        self.weight = C
         parts = [part for part in (scale, B) if part is not None]
         self.bbar = parts[0] * parts[1] if len(parts) == 2 else (parts[0] if parts else None)
 
     def response(self, state: Tensor) -> Tensor:
+        """What an initial state [B, D, N] adds to the outputs [B, T, D], without the factor of conjugate pairs."""
         weight = (self.weight * torch.exp(self.log_abar) * state).transpose(0, 1)
         return vandermonde_product(weight, self.log_abar, self.steps, self.real).permute(1, 2, 0)
 
     def final(self, v: Tensor, state: Tensor | None) -> Tensor:
-        total = _powers_sum(v, self.log_abar)
+        """The state [B, D, N] after inputs v [B, T, D] that follow an initial state (None: zeros)."""
+        total = powers_sum(v, self.log_abar)
         total = total if self.bbar is None else total * self.bbar
         if state is not None:
             total = total + torch.exp(self.log_abar * self.steps) * state
-        # the logarithm of a negative Abar makes a real system complex on the way only
+        # a negative Abar has a complex logarithm, also in a real system
         return (total.real if total.is_complex() and not self.dtype.is_complex else total).to(self.dtype)
 
 
 class _SoftmaxStates(_States):
-    """The same for dss-softmax, whose state is scaled as the package docstring says."""
+    """The same for dss-softmax, whose state is scaled as described in the docstring of `kernels.lti_ssm`."""
 
-    def __init__(
-        self,
-        A: Tensor,
-        B: Tensor | None,
-        C: Tensor,
-        dt: Tensor,
-        discretization: str,
-        steps: int,
-        length: int,
-        position: int,
-        real: torch.dtype,
-    ) -> None:
-        self.real, self.dtype = real, state_dtype(A, B, C, real)
-        A, B, C, dt, _ = widen(A, B, C, dt)
-        self.grows, self.z, scale = split_softmax(A, dt, length)
+    def _discretize(self, A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, discretization: str) -> None:
+        self.grows, self.z, scale = split_softmax(A, dt, self.length)
         weight = C if B is None else C * B
         self.weight = weight * scale
-        self.steps, self.length, self.position = steps, length, position
 
     def response(self, state: Tensor) -> Tensor:
         weight = (self.weight * state).transpose(0, 1)
@@ -191,13 +198,13 @@ class _SoftmaxStates(_States):
         return (falling + rising.flip(-1)).permute(1, 2, 0)
 
     def final(self, v: Tensor, state: Tensor | None) -> Tensor:
-        falling = _powers_sum(v, self.z)
-        rising = _powers_sum(v.flip(1), self.z) * torch.exp(self.z * self.position)
+        falling = powers_sum(v, self.z)
+        rising = powers_sum(v.flip(1), self.z) * torch.exp(self.z * self.position)
         if state is not None:
             falling, rising = falling + torch.exp(self.z * self.steps) * state, rising + state
         return torch.where(self.grows, rising, falling).to(self.dtype)
 
 
 def state_dtype(A: Tensor, B: Tensor | None, C: Tensor, real: torch.dtype) -> torch.dtype:
-    """Complex where any part of the system is."""
+    """dtype of the states: complex where any part of the system is, in the precision of `real`."""
     return real.to_complex() if any(m is not None and m.is_complex() for m in (A, B, C)) else real

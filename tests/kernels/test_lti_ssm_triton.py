@@ -11,7 +11,8 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.launch import Launch, form
+from kernels.launch import KeptLaunch
+from kernels.layout import spec
 from kernels.lti_ssm import lti_ssm
 from kernels.lti_ssm.reference import lti_ssm_reference
 from suite.accuracy import assert_close, assert_matches_reference
@@ -191,11 +192,11 @@ def test_segments_half_as_long_have_the_same_gradients(pieces, length):
 
 def test_only_long_plain_loops_are_halved():
     plan = cheapest_plan(8, 8192, 1024, False, 3 * 132, TUNING.narrow, TUNING)
-    half = backward_plan(plan, True, TUNING.tall_steps)
+    half = backward_plan(plan, True, TUNING)
     assert (half.rows, half.segments, half.steps) == (128, 16, 8)
-    assert backward_plan(plan, False, TUNING.tall_steps) == plan
+    assert backward_plan(plan, False, TUNING) == plan
     short = cheapest_plan(8, 1024, 1024, False, 3 * 132, TUNING.narrow, TUNING)
-    assert backward_plan(short, True, TUNING.tall_steps) == short
+    assert backward_plan(short, True, TUNING) == short
 
 
 def test_tiles_are_shared_so_that_programs_fill_the_chip():
@@ -228,18 +229,17 @@ def test_offsets_take_64_bits_where_32_are_too_few(length, wide):
     A = torch.empty(1024, 32, dtype=torch.complex64, device="meta")
     launches = []
 
-    def note(*args, **constants):
+    def note(kernel, grid, **constants):
         launches.append(constants)
-        return lambda *tensors: None
 
-    forms = [form(x) for x in (u, None, None, None, A, None, A, A[:, 0].real, None)]
+    specs = [spec(x) for x in (u, None, None, None, A, None, A, A[:, 0].real, None)]
     tuning = TUNING._replace(programs=3 * 132)
-    CallPlan(2.0, "zoh", False, False, *forms, tuning=tuning, launch_type=note).launch(None, u)
-    assert [constants["WIDE"] for constants in launches] == [wide]
+    _ = CallPlan(2.0, "zoh", False, False, *specs, tuning=tuning, make_launch=note).forward
+    assert [constants["INT64"] for constants in launches] == [wide]
 
 
 def test_64_bit_offsets_give_the_same():
-    assert_kernel_matches(make_kernel_inputs(300), op=kernel_with(SMALL_TILES._replace(wide_offsets=0)))
+    assert_kernel_matches(make_kernel_inputs(300), op=kernel_with(SMALL_TILES._replace(int64_elements=0)))
 
 
 @pytest.mark.parametrize("without", ["gates", "D", "B", "initial_state"])
@@ -367,17 +367,17 @@ def watched_launches():
     """A list of all launches, and a kind of launch that adds itself and asserts that its tensors keep their dtypes."""
     launches = []
 
-    class Watched(Launch):
+    class Watched(KeptLaunch):
         def __init__(self, *args, **constants):
             super().__init__(*args, **constants)
             self.dtypes, self.calls = None, 0
             launches.append(self)
 
-        def __call__(self, *tensors):
-            dtypes = [None if x is None else x.dtype for x in tensors]
+        def __call__(self, **tensors):
+            dtypes = [None if x is None else x.dtype for x in tensors.values()]
             assert self.dtypes in (None, dtypes)
             self.dtypes, self.calls = dtypes, self.calls + 1
-            super().__call__(*tensors)
+            super().__call__(**tensors)
 
     return launches, Watched
 
@@ -421,11 +421,11 @@ def test_inputs_of_another_kind_start_what_they_would_alone(programs):
         {"gate_out": half_of_a_projection(inputs["gate_out"])},
     ]
 
-    class Started(Launch):
-        def __call__(self, *tensors):
-            kinds = [x is not None and (x.dtype, x.shape) for x in tensors]
+    class Started(KeptLaunch):
+        def __call__(self, **tensors):
+            kinds = [x is not None and (x.dtype, x.shape) for x in tensors.values()]
             assert kinds == self.__dict__.setdefault("kinds", kinds)
-            started[-1].append((self.kernel, self.grid, self.scalars, self.named, kinds))
+            started[-1].append((self.kernel, self.grid, self.named, kinds))
 
     def start_all(planner):
         op = partial(lti_ssm_triton, planner=planner)
@@ -448,10 +448,10 @@ def test_inputs_of_another_kind_start_what_they_would_alone(programs):
         return list(started)
 
     started = []
-    expected = start_all(Planner(tuning, launch_type=Started))
+    expected = start_all(Planner(tuning, make_launch=Started))
     # forward, prepare, and backward, prepare; of pieces one more each
     assert max(map(len, expected)) == (4 if programs == 1 else 6)
-    planner = KeepingPlanner(tuning, launch_type=Started)
+    planner = KeepingPlanner(tuning, make_launch=Started)
     for _ in range(2):
         for index, (actual, e) in enumerate(zip(start_all(planner), expected, strict=True)):
             assert actual == e, list(changes[index // 4])
@@ -467,8 +467,8 @@ def test_launches_that_are_kept_give_the_same():
         return [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), outputs)]
 
     expected = results(SMALL)
-    launches, launch_type = watched_launches()
-    op = kernel_with(SMALL_TILES, KeepingPlanner, launch_type=launch_type)
+    launches, make_launch = watched_launches()
+    op = kernel_with(SMALL_TILES, KeepingPlanner, make_launch=make_launch)
     for _ in range(2):
         for index, (actual, e) in enumerate(zip(results(op), expected, strict=True)):
             assert torch.equal(actual, e), index
@@ -476,8 +476,8 @@ def test_launches_that_are_kept_give_the_same():
 
 
 def test_what_is_kept_holds_no_tensors():
-    launches, launch_type = watched_launches()
-    op = kernel_with(SMALL_TILES, KeepingPlanner, launch_type=launch_type)
+    launches, make_launch = watched_launches()
+    op = kernel_with(SMALL_TILES, KeepingPlanner, make_launch=make_launch)
     inputs = on_device(make_kernel_inputs(40))
     leaves = {name: x.requires_grad_() for name, x in inputs.items() if torch.is_tensor(x)}
     y, state = op(**inputs)

@@ -1,36 +1,54 @@
-"""The state space model in Triton: Toeplitz products inside chunks, states between them, all on matrix units.
+"""The state space model in Triton: Toeplitz products inside chunks, states passed between them, on matrix units.
 
-With chunks of C steps, v_r the inputs of chunk r, h_r the state before it and a = Abar^C, for one channel
+A sequence is cut into chunks of CHUNK steps. For one channel, with v_r [CHUNK] the inputs of chunk r, h_r [N] the state
+before it and a = Abar^CHUNK,
 
-    y_r = v_r K + Re(h_r O);   h_{r+1} = a h_r + v_r E
-    K[i, j] = taps[j - i],     E[i, n] = Bbar_n Abar_n^{C-1-i},     O[n, i] = c_n Abar_n^i,     c = s C Abar
+    y_r = v_r K + Re(h_r W);   h_{r+1} = a h_r + v_r E
+    K[i, j] = taps[j - i],     E[i, n] = Bbar_n Abar_n^{CHUNK-1-i},     W[n, i] = w_n Abar_n^i,     w = s C Abar
 
-No power but 0 .. C (and that of a segment) is ever formed, so nothing overflows where |Abar| <= 1. A program holds
-one channel. A row of its tiles is a segment of a sequence, and it goes through ROWS of them at once, chunk by chunk:
-products [ROWS, C] x [C, C], [ROWS, C] x [C, N] and [ROWS, N] x [N, C], states that are accumulators, nothing that
-crosses rows. Where rows are segments of one sequence, a first pass over all but the last gives the states they end in
-from zero, and one scan over rows where they start; that part of u is read twice. The filter, and matrices for a
-channel, exist in shared memory only: K is read from C taps, E and O are made from two short tables of powers
-(k = i J + j). `_prepare_kernel` computes taps, powers, Bbar and c from the parameters in float64, `_prepare_bwd_kernel`
-takes their gradients back. Where there are few sequences they are cut into pieces first: a launch (y=None) gives their
-ends from a zero start, PyTorch passes them on.
+Only the powers 0 .. CHUNK of Abar occur (and those of a segment and a piece, below), so nothing overflows where
+|Abar| <= 1.
 
-Backward, with g_r the gradient of y_r and H_r that of h_r (real part: of Re h, imaginary part: of Im h),
+Backward, with g_r the gradient of y_r and dh_r that of h_r (real part: of Re h, imaginary part: of Im h),
 
-    H_r = g_r conj(O) + conj(a) H_{r+1};   dv_r = g_r K^T + Re(H_{r+1} conj(E))
-    dK = sum v_r^T g_r;   dE = sum v_r^T H_{r+1};   dO = sum g_r^T conj(h_r);   da = sum H_{r+1} conj(h_r)
+    dh_r = g_r conj(W) + conj(a) dh_{r+1};   dv_r = g_r K^T + Re(dh_{r+1} conj(E))
+    dK = sum v_r^T g_r;   dE = sum v_r^T dh_{r+1};   dW = sum g_r^T conj(h_r);   da = sum dh_{r+1} conj(h_r)
 
-is the same in reverse; forward kept the state before each chunk (in bfloat16 as many bytes as u, at N = 32). At its end
-a program contracts dK to C taps, and dE, dO, da to the gradients of Bbar, c and z = log Abar (d Abar^k / dz =
-k Abar^k), one row of partial sums for each program.
+How the work is divided:
 
-Layout: time contiguous; u and the gates may be any view of that kind, others are copied into it. y and du have it too.
-float32: v, gates, sums, states, scans (of float32 inputs in float64). Decays are in two terms for float32 inputs, as
-rounding would add up from chunk to chunk. bfloat16 inputs meet bfloat16 matrices, as one or two terms (Config); float32
-and float16 inputs multiply in tf32x3. Deterministic: partial sums, no atomics. Limits: N <= 64; not dss-softmax, not
-two-sided. Numbers of B T D read or written: forward 3 (2 where a sequence is a row), one more to keep states;
-backward 5. Multiply-adds a step at N complex states: forward C + 6 N, backward 2 C + 10 N + 4 N^2 / C, and C more in
-each for the second term of taps (C + 4 N more in the backward pass with gate_out).
+- A program works on one channel, and its matrices are in shared memory only: K is read from CHUNK taps, E and W are
+  made from two short tables of powers (`tables.py`).
+- A *segment* is a run of consecutive chunks of one sequence. A *tile* has ROWS rows, each of them a segment, and the
+  program walks through all of its rows at once, chunk by chunk: products [ROWS, CHUNK] x [CHUNK, CHUNK], [ROWS,
+  CHUNK] x [CHUNK, N] and [ROWS, N] x [N, CHUNK], with states that are accumulators. Nothing crosses rows inside the
+  loop.
+- Where several rows are segments of one sequence, a first loop gives the state that each segment reaches from zero,
+  and one scan over rows gives the state in which each segment starts (`scan.py`); that part of u is read twice.
+- Where the batch has too few sequences to fill the GPU, a sequence is cut into *pieces* of several segments: a first
+  launch (y=None) gives the state that each piece reaches from zero, and PyTorch passes the states on.
+
+| module | what |
+| --- | --- |
+| `plan.py` | sizes of tiles, segments and pieces, from shapes and `Tuning` |
+| `prepare.py` | kernels from the parameters to the tables of a channel, and from their gradients back |
+| `products.py`, `tables.py`, `scan.py` | what both other kernels are made of |
+| `forward.py`, `backward.py` | the two kernels that go through time |
+| `calls.py` | what a call allocates and launches, kept for calls with equal shapes |
+| `autograd.py`, `operator.py` | the autograd function; the operator on one side and on both |
+
+Layout: time contiguous in memory. u and the gates may be any view of that kind, others are copied into one. y and du
+are contiguous as [B, D, T].
+
+Precision: the tables come from float64. float32: v, gates, sums, states, scans (float64 for float32 inputs). The
+decays a are in two terms where inputs are float32, as their rounding errors would add up from chunk to chunk.
+bfloat16 inputs are multiplied by bfloat16 matrices in one or two terms (`plan.Config`); float32 and float16 inputs
+multiply in tf32x3.
+
+Deterministic: partial sums, no atomics. Limits: N <= 64; dss-softmax is not supported; two sides are two calls.
+
+Elements read or written, in units of B T D: forward 3 (2 where a sequence is one row), one more to keep the states;
+backward 5. Multiply-adds a step with N complex states: forward CHUNK + 6 N, backward 2 CHUNK + 10 N + 4 N^2 / CHUNK,
+and CHUNK more in each for the second term of the taps (CHUNK + 4 N more backward with gate_out).
 """
 
 from __future__ import annotations

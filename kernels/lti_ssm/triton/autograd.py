@@ -7,13 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.launch import save, saved
-from kernels.lti_ssm.triton.calls import _dense, lti_bwd, lti_fwd, prepare, prepare_bwd
+from kernels.autograd import save, saved
+from kernels.layout import dense
+from kernels.lti_ssm.triton.calls import lti_bwd, lti_fwd, prepare, prepare_bwd
 from kernels.transpose import time_last
 
 
 class LtiSsm(torch.autograd.Function):
-    """(u, both gates, initial state, A, B, C, dt, D) and their `CallPlan` to y and the state before chunk T // C."""
+    """y and, where the call plan says so, the state before chunk T // CHUNK (see the package docstring).
+
+    Inputs: u, gate_in, gate_out, the initial state, A, B, C, dt, D, and the `CallPlan`.
+    """
 
     @staticmethod
     def forward(
@@ -25,19 +29,27 @@ class LtiSsm(torch.autograd.Function):
         *rest: Any,
     ) -> tuple[Tensor, Tensor | None]:
         *system, ctx.call = rest
-        small = prepare(ctx.call, *system)
-        y, end, states = lti_fwd(ctx.call, u, gate_in, gate_out, small, initial_state)
-        save(ctx, u, gate_in, gate_out, states, small, *system)
+        tables = prepare(ctx.call, *system)
+        y, end, states = lti_fwd(ctx.call, u, gate_in, gate_out, tables, initial_state)
+        save(ctx, u, gate_in, gate_out, states, tables, *system)
         ctx.set_materialize_grads(False)
         return y, end
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dend: Tensor | None) -> tuple[Tensor | None, ...]:
-        u, gate_in, gate_out, states, small, *system = saved(ctx)
+        u, gate_in, gate_out, states, tables, *system = saved(ctx)
         call, with_start = ctx.call, ctx.needs_input_grad[3]
         dy = u.new_empty_strided(u.shape, call.time_last).zero_() if dy is None else time_last(dy)
         du, dgate_in, dgate_out, partial, dstart = lti_bwd(
-            call, u, gate_in, gate_out, dy, small, states, _dense(dend), with_start
+            call,
+            u=u,
+            gate_in=gate_in,
+            gate_out=gate_out,
+            dy=dy,
+            tables=tables,
+            states=states,
+            dend=dense(dend),
+            with_start=with_start,
         )
         return du, dgate_in, dgate_out, dstart, *prepare_bwd(call, partial, *system), None

@@ -1,17 +1,15 @@
-"""The operator in Triton on one side and on both."""
+"""The operator in Triton, on one side and on both: what is done in PyTorch around the kernels."""
 
 from __future__ import annotations
-
-import functools
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.launch import form
-from kernels.lti_ssm.chunked import _powers_sum
+from kernels.autograd import needs_gradient
+from kernels.layout import dense, spec
+from kernels.lti_ssm.chunked import powers_sum
 from kernels.lti_ssm.triton.autograd import LtiSsm
-from kernels.lti_ssm.triton.calls import Planner, _dense, lti_fwd, prepare
+from kernels.lti_ssm.triton.calls import Planner, lti_fwd, prepare
 from kernels.ssm_kernel.chunked import widen
 from kernels.ssm_kernel.discretize import discretize
 from kernels.transpose import time_last
@@ -35,64 +33,70 @@ def lti_ssm_triton(
     return_final_state: bool = False,
     planner: Planner = PLANNER,
 ) -> tuple[Tensor, Tensor | None]:
-    """y [B, T, D] as u, time contiguous, and on request the final state [B, D, N] in float32 or complex64."""
+    """y [B, T, D] in the dtype of u with time contiguous, and on request the final state [B, D, N].
+
+    The state is float32, or complex64 where any part of the system is complex.   planner: makes the plan of this call.
+    """
     u = time_last(u)
     gate_in, gate_out = (None if gate is None else time_last(gate) for gate in (gate_in, gate_out))
     is_complex = A.is_complex() or C.is_complex() or (B is not None and B.is_complex())
     if initial_state is not None:
-        initial_state = _dense(initial_state.to(torch.complex64 if is_complex else torch.float32))
-    system = A, B, C, dt, D = _dense(A), _dense(B), _dense(C), _dense(dt), _dense(D)
+        initial_state = dense(initial_state.to(torch.complex64 if is_complex else torch.float32))
+    system = A, B, C, dt, D = dense(A), dense(B), dense(C), dense(dt), dense(D)
     tensors = (u, gate_in, gate_out, initial_state, *system)
-    trained = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-    max_pairs = planner.tuning.max_pairs
-    single = u.dtype == torch.bfloat16 and u.shape[1] >= planner.tuning.averaging_length
-    if trained and is_complex and A.shape[-1] > max_pairs and not single:
-        # a backward pass of all modes would take more shared memory than there is; y is a sum over modes
-        run = functools.partial(
-            lti_ssm_triton,
-            dt=dt,
-            conj_pairs=conj_pairs,
-            discretization=discretization,
-            gate_in=gate_in,
-            gate_out=gate_out,
-            return_final_state=return_final_state,
-            planner=planner,
-        )
-        (y, state), (others, state_of_others) = (
-            run(
+    trained = needs_gradient(*tensors)
+    tuning = planner.tuning
+    one_term = u.dtype == torch.bfloat16 and u.shape[1] >= tuning.averaging_length
+    if trained and is_complex and A.shape[-1] > tuning.max_pairs and not one_term:
+        # a backward pass of all modes would take more shared memory than there is, and y is a sum over modes
+        results = []
+        for modes, skip in ((slice(tuning.max_pairs), D), (slice(tuning.max_pairs, None), None)):
+            part = lti_ssm_triton(
                 u,
                 A[..., modes],
                 None if B is None else B[..., modes],
                 C[..., modes],
+                dt,
+                conj_pairs=conj_pairs,
                 D=skip,
+                discretization=discretization,
+                gate_in=gate_in,
+                gate_out=gate_out,
                 initial_state=None if initial_state is None else initial_state[..., modes],
+                return_final_state=return_final_state,
+                planner=planner,
             )
-            for modes, skip in ((slice(max_pairs), D), (slice(max_pairs, None), None))
-        )
+            results.append(part)
+        (y, state), (y_of_others, state_of_others) = results
         if state is not None and state_of_others is not None:
             state = torch.cat([state, state_of_others], -1)
-        return y + others, state
+        return y + y_of_others, state
     options = 2.0 if conj_pairs else 1.0, discretization, return_final_state, trained
-    call = planner(u.is_cuda, *options, *map(form, tensors))
+    call = planner(u.is_cuda, *options, *map(spec, tensors))
     if trained:
         y, state = LtiSsm.apply(*tensors, call)
     else:
         y, state, _ = lti_fwd(call, u, gate_in, gate_out, prepare(call, *system), initial_state)
-    if state is None:
-        return y, None
     rest = u.shape[1] % call.plan.chunk
-    if not rest:
+    if state is None or not rest:
         return y, state
-    # the last steps that are no whole chunk
-    A, B, _, dt, _ = widen(A, B, C, dt)
-    z, bbar = discretize(A, dt, discretization)
+    # the kernel gives the state before the last steps, which are no whole chunk
     v = u[:, -rest:].float() if gate_in is None else gate_in[:, -rest:].float() * u[:, -rest:].float()
-    added = _powers_sum(v, z)
-    for factor in (bbar, B):
+    return y, _pass_state(state, v, A, B, C, dt, discretization)
+
+
+def _pass_state(
+    state: Tensor, v: Tensor, A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, discretization: str
+) -> Tensor:
+    """The state after the inputs v [B, steps, D], from the state [B, D, N] before them, in its dtype."""
+    A, B, _, dt, _ = widen(A, B, C, dt)
+    log_abar, scale = discretize(A, dt, discretization)
+    added = powers_sum(v, log_abar)
+    for factor in (scale, B):
         added = added if factor is None else added * factor
-    state = torch.exp(z * rest) * state + added
-    # the logarithm of a negative Abar makes a real system complex on the way only
-    return y, (state if call.complex else state.real).to(call.state_dtype)
+    after = torch.exp(log_abar * v.shape[1]) * state + added
+    # a negative Abar has a complex logarithm, also in a real system
+    return (after if state.is_complex() else after.real).to(state.dtype)
 
 
 def lti_ssm_triton_bidirectional(
@@ -109,17 +113,32 @@ def lti_ssm_triton_bidirectional(
     gate_out: Tensor | None = None,
     planner: Planner = PLANNER,
 ) -> Tensor:
-    """y [B, T, D]: C[0] reads inputs up to t, C[1] those after it, as a causal run through reversed time."""
-    same: dict[str, Any] = {"conj_pairs": conj_pairs, "discretization": discretization, "planner": planner}
-    same |= {"initial_state": None, "return_final_state": False}
-    past, _ = lti_ssm_triton(u, A, B, C[0], dt, D=D, gate_in=gate_in, gate_out=gate_out, **same)
+    """y [B, T, D] from both sides: C[0] reads inputs up to t, C[1] those after it, by a causal run in reversed time."""
+
+    def one_side(u: Tensor, C: Tensor, D: Tensor | None, gate_in: Tensor | None, gate_out: Tensor | None) -> Tensor:
+        y, _ = lti_ssm_triton(
+            u,
+            A,
+            B,
+            C,
+            dt,
+            conj_pairs=conj_pairs,
+            D=D,
+            discretization=discretization,
+            gate_in=gate_in,
+            gate_out=gate_out,
+            planner=planner,
+        )
+        return y
+
+    past = one_side(u, C[0], D, gate_in, gate_out)
     if u.shape[1] == 1:
         return past
-    # without the first input the reversed run ends where the first output, which does not see its own input, begins
-    reverse = (None if x is None else x.transpose(1, 2)[..., 1:].flip(-1).transpose(1, 2) for x in (u, gate_in))
-    later, gate_later = reverse
-    gate = None if gate_out is None else gate_out.transpose(1, 2)[..., :-1].flip(-1).transpose(1, 2)
-    assert later is not None
-    future, _ = lti_ssm_triton(later, A, B, C[1], dt, D=None, gate_in=gate_later, gate_out=gate, **same)
+    # an output does not see its own input again: the reversed run goes from the last input to the second one, and its
+    # results belong to the outputs from the last but one to the first
+    u_reversed = u.transpose(1, 2)[..., 1:].flip(-1).transpose(1, 2)
+    in_reversed = None if gate_in is None else gate_in.transpose(1, 2)[..., 1:].flip(-1).transpose(1, 2)
+    out_reversed = None if gate_out is None else gate_out.transpose(1, 2)[..., :-1].flip(-1).transpose(1, 2)
+    future = one_side(u_reversed, C[1], None, in_reversed, out_reversed)
     future = future.transpose(1, 2).flip(-1)
     return past + torch.nn.functional.pad(future, (0, 1)).transpose(1, 2)

@@ -1,4 +1,7 @@
-"""How the kernels cover a batch of sequences, and what they are compiled with."""
+"""How the kernels cover a batch of sequences, and with which constants they are compiled.
+
+The words chunk, segment, tile and piece are those of the package docstring.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +9,59 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kernels.launch import cdiv, power_of_2
+from kernels.device import num_processors
+from kernels.launch import CompileOptions, cdiv, power_of_2
 
 
 class Config(NamedTuple):
-    """What a program takes at once.
-
-    chunk, rows:  C and ROWS.
-    gated, taps, maps, states: bfloat16 terms of gated v and g, of K, of E and O, of h and H.
-    store: the cache modifier of what is written.
-    warps, stages: forward, backward. A tile is asked for stages - 1 steps before it is needed.
-    """
+    """Sizes and compiler options of the kernels for one class of input dtypes."""
 
     chunk: int
+    """Steps of a chunk."""
     rows: int
-    gated: int
-    taps: int
-    maps: int
-    states: int
+    """Rows of a tile, each of them a segment."""
+    gated_terms: int
+    """bfloat16 terms whose sum stands for a gated input or gradient (v, g)."""
+    tap_terms: int
+    """The same for the Toeplitz matrix K."""
+    map_terms: int
+    """The same for the input map E and the output map W."""
+    state_terms: int
+    """The same for the states h and their gradients dh."""
     store: str
+    """Cache modifier of what the kernels write."""
     warps: tuple[int, int]
+    """Warps of a program, forward and backward."""
     stages: tuple[int, int]
+    """Pipeline stages, forward and backward: a tile is loaded stages - 1 steps before it is needed."""
 
 
 class Tuning(NamedTuple):
-    """Every choice of the launchers that comes from a measurement; tests pass others in through a `Planner`."""
+    """Every choice of the launchers that comes from a measurement; tests pass other values in through a `Planner`."""
 
-    narrow: Config = Config(64, 64, 1, 2, 1, 1, ".cs", (4, 4), (6, 3))
+    narrow: Config = Config(
+        chunk=64,
+        rows=64,
+        gated_terms=1,
+        tap_terms=2,
+        map_terms=1,
+        state_terms=1,
+        store=".cs",
+        warps=(4, 4),
+        stages=(6, 3),
+    )
     """For bfloat16 inputs."""
-    wide: Config = Config(32, 64, 1, 1, 1, 1, ".cs", (8, 8), (2, 2))
+    wide: Config = Config(
+        chunk=32,
+        rows=64,
+        gated_terms=1,
+        tap_terms=1,
+        map_terms=1,
+        state_terms=1,
+        store=".cs",
+        warps=(8, 8),
+        stages=(2, 2),
+    )
     """For float32 and float16 inputs."""
     averaging_length: int = 512
     """Sequences shorter than this get two bfloat16 terms of every factor: their outputs may be sums of a few products,
@@ -48,7 +75,7 @@ class Tuning(NamedTuple):
     pieces: int | None = None
     """Pieces that a sequence is cut into; None: as many as fill the device."""
     setup_steps: int = 5
-    """Cost of the setup of a program, in steps (one chunk of every row of a tile)."""
+    """Cost of the setup of a program, in steps of its loop (one chunk of every row of a tile)."""
     max_pairs: int = 32
     """Complex modes for which a backward pass in float32, or with states in two terms, has shared memory."""
     short_steps: int = 2
@@ -58,61 +85,79 @@ class Tuning(NamedTuple):
     """Registers that a thread of such a program may use, so that four programs fit."""
     tall_steps: int = 8
     """Shortest backward loop that is halved: twice the rows and warps, each row a segment of half the length."""
-    wide_offsets: int = 2**31
+    int64_elements: int = 2**31
     """Number of elements of a tensor from which on offsets are computed in 64 bits."""
+
+    def config(self, dtype: torch.dtype, length: int, is_complex: bool) -> Config:
+        """The configuration for inputs of a dtype and length and for a real or complex system."""
+        config = self.narrow if dtype == torch.bfloat16 else self.wide
+        if length < self.averaging_length:
+            return config._replace(gated_terms=2, tap_terms=2, map_terms=2, state_terms=2)
+        # the gradient of dt of slow modes is a small difference of large sums
+        return config if is_complex else config._replace(gated_terms=2)
+
+    def programs_on(self, device: torch.device) -> int:
+        """Programs that run at the same time on a device."""
+        return self.programs or self.programs_per_processor * num_processors(device)
 
 
 TUNING = Tuning()
 
 
 class Plan(NamedTuple):
-    """How the kernels cover [B, D, T]: a tile of `rows` rows holds `segments` segments, `steps` chunks each, of some
-    sequences of one channel; longer sequences have several `pieces` of segments."""
+    """How the tiles of one channel cover sequences [B, T]."""
 
-    chunk: int
     chunks: int
+    """Chunks of a sequence."""
     rows: int
+    """Rows of a tile."""
     segments: int
+    """Rows of a tile that belong to one sequence."""
     steps: int
+    """Chunks of a segment, which are the steps of a program's loop."""
     pieces: int
+    """Pieces of a sequence, each of them `segments` segments."""
     groups: int
-    """Of sequences, that share a tile."""
+    """Groups of sequences; those of a group share a tile."""
     config: Config
 
     @property
+    def chunk(self) -> int:
+        """Steps of a chunk."""
+        return self.config.chunk
+
+    @property
     def programs(self) -> int:
-        """For one channel."""
+        """Programs for one channel."""
         return self.groups * self.pieces
-
-
-def _padded(num_states: int, is_complex: bool) -> int:
-    """Tiles 64 wide: narrower ones are slower, and one of their kinds the compiler gets wrong."""
-    return max(32 if is_complex else 64, power_of_2(num_states))
-
-
-def _config(dtype: torch.dtype, length: int, is_complex: bool, tuning: Tuning) -> Config:
-    config = tuning.narrow if dtype == torch.bfloat16 else tuning.wide
-    if length < tuning.averaging_length:
-        return config._replace(gated=2, taps=2, maps=2, states=2)
-    # the gradient of dt of slow modes is a small difference of large sums
-    return config if is_complex else config._replace(gated=2)
 
 
 def cheapest_plan(
     batch: int, length: int, width: int, with_end: bool, programs: int, config: Config, tuning: Tuning
 ) -> Plan:
-    """The cheapest of all ways to share a tile, counted in steps of a program; `programs` run at the same time."""
+    """The forward plan of least cost, in steps of a program's loop, over all numbers of sequences that share a tile.
+
+    with_end: whether the final state is asked for.   programs: how many run at the same time.
+    """
     # the state after the last whole chunk stands before a chunk that may be empty
     chunks = length // config.chunk + 1 if with_end else cdiv(length, config.chunk)
 
     def shared_by(sequences: int) -> tuple[int, Plan]:
         segments, groups = config.rows // sequences, cdiv(batch, sequences)
-        # a piece costs a launch and another reading, so only where half of the chip would be idle
+        # pieces cost a launch and reading twice, so they are used only where half of the GPU would be idle
         pieces = tuning.pieces or max(1, programs // (groups * width))
         steps = cdiv(chunks, segments * pieces)
         pieces = cdiv(chunks, segments * steps)
-        plan = Plan(config.chunk, chunks, config.rows, segments, steps, pieces, groups, config)
-        # states come first, at about half the cost of outputs
+        plan = Plan(
+            chunks=chunks,
+            rows=config.rows,
+            segments=segments,
+            steps=steps,
+            pieces=pieces,
+            groups=groups,
+            config=config,
+        )
+        # a step that only passes states on costs about half of one that gives outputs
         cost = 2 * tuning.setup_steps + steps * (2 + (segments > 1) + (pieces > 1))
         return cdiv(plan.programs * width, programs) * cost, plan
 
@@ -122,59 +167,78 @@ def cheapest_plan(
     return min((shared_by(size) for size in sizes if size < 2 * batch), key=lambda pair: pair[0])[1]
 
 
-def backward_plan(plan: Plan, fits: bool, tall_steps: int) -> Plan:
-    """Long loops are halved where twice the rows fit into shared memory; the same sequences share a tile."""
-    single, whole = plan.config.maps == plan.config.states == 1, plan.steps % 2 == 0 or plan.pieces == 1
-    if not (fits and single and whole) or plan.steps < tall_steps or plan.segments == 1:
+def backward_plan(plan: Plan, fits: bool, tuning: Tuning) -> Plan:
+    """The backward plan for a forward plan: the same, or twice the rows with segments of half the length.
+
+    The same sequences share a tile either way. fits: whether twice the rows fit into shared memory.
+    """
+    one_term = plan.config.map_terms == plan.config.state_terms == 1
+    # half segments of a piece must end where the piece does
+    divisible = plan.steps % 2 == 0 or plan.pieces == 1
+    if not (fits and one_term and divisible) or plan.steps < tuning.tall_steps or plan.segments == 1:
         return plan
     return plan._replace(rows=2 * plan.rows, segments=2 * plan.segments, steps=cdiv(plan.steps, 2))
 
 
-def _inner(chunk: int) -> int:
+def padded_states(num_states: int, is_complex: bool) -> int:
+    """Width of a tile of states, in states, so that its real parts and imaginary parts are 64 columns or more.
+
+    Narrower tiles are slower, and for one kind of them the compiler gives wrong code.
+    """
+    return max(32 if is_complex else 64, power_of_2(num_states))
+
+
+def num_near(chunk: int) -> int:
+    """How many powers of Abar the near table of a chunk holds; the far table holds their multiples."""
     return int(2 ** (chunk.bit_length() // 2))
 
 
-def _constants(
+def kernel_constants(
     plan: Plan,
-    is_complex: bool,
     num_states: int,
+    *,
+    is_complex: bool,
     dtype: torch.dtype,
     gated: bool,
-    wide: bool,
+    int64: bool,
     backward: bool,
-    ptx: bool,
     tuning: Tuning,
 ) -> dict[str, Any]:
-    block = _padded(num_states, is_complex)
-    warps, stages = plan.config.warps[backward], plan.config.stages[backward]
-    halved = plan.rows > plan.config.rows
+    """Constexprs and compiler options of the forward or the backward kernel.
+
+    gated: whether there is any gate.   int64: whether offsets are computed in 64 bits.
+    """
+    config, bf16 = plan.config, dtype == torch.bfloat16
+    block = padded_states(num_states, is_complex)
+    warps, stages = config.warps[backward], config.stages[backward]
+    halved = plan.rows > config.rows
     if gated:
-        # three to five tiles a step
+        # a step loads three to five tiles
         stages = min(stages, 3)
     wide_state = block * (2 if is_complex else 1) > 64
-    short = dtype == torch.bfloat16 and not (backward or gated or wide_state) and plan.steps <= tuning.short_steps
+    short = bf16 and not (backward or gated or wide_state) and plan.steps <= tuning.short_steps
     if short:
         stages = min(stages, 2)
     if backward and (gated or halved or wide_state):
-        # four have no room for so many sums, or rows
+        # the accumulators do not fit into the registers of four warps
         warps = 8
     constants = {
         "COMPLEX": is_complex,
-        "HALF": dtype == torch.bfloat16,
-        "C": plan.chunk,
-        "J": _inner(plan.chunk),
+        "BF16": bf16,
+        "CHUNK": plan.chunk,
+        "NEAR": num_near(plan.chunk),
         "ROWS": plan.rows,
         "SEGMENTS": plan.segments,
-        "WIDE": wide,
+        "INT64": int64,
         "BLOCK_N": block,
-        "GATED_TERMS": plan.config.gated,
-        "TAP_TERMS": plan.config.taps,
-        "MAP_TERMS": plan.config.maps,
-        "STATE_TERMS": plan.config.states,
-        "STORE": plan.config.store,
+        "GATED_TERMS": config.gated_terms,
+        "TAP_TERMS": config.tap_terms,
+        "MAP_TERMS": config.map_terms,
+        "STATE_TERMS": config.state_terms,
+        "STORE": config.store,
         "NUM_STAGES": stages,
-        "num_warps": warps,
     }
     if backward:
         constants["HALVED"] = halved
-    return constants | {"maxnreg": tuning.short_registers} if short and ptx else constants
+    options = CompileOptions(warps, max_registers=tuning.short_registers if short else None)
+    return constants | options.keywords()

@@ -1,32 +1,35 @@
-"""The matrices of a channel, made from the tables that `_prepare_kernel` writes."""
+"""The matrices K, E and W of a channel, made from the tables that `_prepare_kernel` writes."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from kernels.lti_ssm.triton.products import _load_parts, _multiply
+from kernels.lti_ssm.triton.products import load_parts, multiply
 
 
 @triton.jit
-def _toeplitz(taps, C: tl.constexpr):
-    """K[i, j] = taps[j - i], zero where j < i."""
-    o_lag = tl.arange(0, C)[None, :] - tl.arange(0, C)[:, None]
+def load_toeplitz(taps, CHUNK: tl.constexpr):
+    """K[i, j] = taps[j - i], and zero where j < i."""
+    o_lag = tl.arange(0, CHUNK)[None, :] - tl.arange(0, CHUNK)[:, None]
     return tl.load(taps + o_lag, mask=o_lag >= 0, other=0.0)
 
 
 @triton.jit
-def _powers(powers, o_k, o_w, m_w, row, J: tl.constexpr, COMPLEX: tl.constexpr):
-    """Abar^k of one channel [k, N], from the powers below J and the multiples of J; `row` numbers are a power."""
+def load_powers(powers, o_k, o_w, m_w, row, NEAR: tl.constexpr, COMPLEX: tl.constexpr):
+    """Abar^k [k, N] of one channel, as products of a power below NEAR and a multiple of NEAR.
+
+    row: elements of one power in the table.   o_w, m_w: offsets and mask of the interleaved states.
+    """
     o_k = o_k[:, None]
-    near_re, near_im = _load_parts(powers, o_k % J * row + o_w, m_w, COMPLEX)
-    far_re, far_im = _load_parts(powers, (J + o_k // J) * row + o_w, m_w, COMPLEX)
-    return _multiply(near_re, near_im, far_re, far_im, COMPLEX)
+    near_re, near_im = load_parts(powers, o_k % NEAR * row + o_w, m_w, COMPLEX)
+    far_re, far_im = load_parts(powers, (NEAR + o_k // NEAR) * row + o_w, m_w, COMPLEX)
+    return multiply(near_re, near_im, far_re, far_im, COMPLEX)
 
 
 @triton.jit
-def _map(powers, factor, o_k, o_w, m_w, row, J: tl.constexpr, COMPLEX: tl.constexpr):
-    """factor Abar^k."""
-    p_re, p_im = _powers(powers, o_k, o_w, m_w, row, J, COMPLEX)
-    f_re, f_im = _load_parts(factor, o_w, m_w, COMPLEX)
-    return _multiply(p_re, p_im, f_re, f_im, COMPLEX)
+def load_map(powers, factor, o_k, o_w, m_w, row, NEAR: tl.constexpr, COMPLEX: tl.constexpr):
+    """factor Abar^k [k, N]: E with factor Bbar, W with factor c."""
+    p_re, p_im = load_powers(powers, o_k, o_w, m_w, row, NEAR, COMPLEX)
+    f_re, f_im = load_parts(factor, o_w, m_w, COMPLEX)
+    return multiply(p_re, p_im, f_re, f_im, COMPLEX)

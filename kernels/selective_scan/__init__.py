@@ -3,7 +3,7 @@
 h_t[d, n] = exp(dt_t[d] A[d, n]) h_{t-1}[d, n] + dt_t[d] B_t[n] x_t[d]
 y_t[d]    = Re(sum_n C_t[n] h_t[d, n]) + D[d] x_t[d],   times silu(z_t[d]) where z is given
 
-Source: Mamba (Gu & Dao 2023), section 3.2, Algorithm 2.
+Source: Mamba (Gu & Dao 2023), section 3.2, Algorithm 2. A, B, C and D are the paper's; shapes are given in words.
 
 Departures from the paper:
 - Equation 4 discretizes B by zero-order hold, (exp(dt A) - 1) / A * B. Ours is the Euler form dt * B, which is what the
@@ -25,7 +25,8 @@ from kernels.selective_scan.chunked import selective_scan_chunked
 
 __all__ = ["selective_scan", "selective_scan_step"]
 
-MAX_STATE_TRITON = 64
+MAX_STATES_TRITON = 64
+"""Largest N that the Triton kernels take."""
 
 
 def selective_scan(
@@ -45,13 +46,18 @@ def selective_scan(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The recurrence of this module over a sequence.
 
-    x, dt, z: [B, T, D]; A: [D, N], real or complex, Re(A) < 0; B, C: [B, T, N] (input dependent) or [D, N];
-    D, dt_bias: [D]; initial_state: [B, D, N]. The step size is dt + dt_bias, through softplus where asked.
-    Returns y [B, T, D] in the dtype of x and, on request, the final state [B, D, N]. The state, the decays and the
-    step size are float32 at least, also for half-precision x and under autocast.
+    x, dt, z:          [batch, length, width].
+    A:                 [width, N], real or complex, Re(A) < 0.
+    B, C:              [batch, length, N] where they depend on the input, else [width, N].
+    D, dt_bias:        [width]. The step size is dt + dt_bias, through softplus if dt_softplus.
+    initial_state:     [batch, width, N]; None for zero.
+    backend:           triton takes real float32, bfloat16 and float16 inputs on a CUDA device and N up to 64; it first
+                       copies x, dt and z unless their last axis is contiguous. auto takes Triton there and plain
+                       PyTorch elsewhere. Both are deterministic.
 
-    backend: triton takes real float32, bfloat16 and float16 inputs on a CUDA device and N up to 64, and copies x, dt, z
-    first where D is not contiguous; auto takes it there, else plain PyTorch. Both are deterministic.
+    Returns y [batch, length, width] in the dtype of x and, if return_final_state, the final state [batch, width, N].
+    States, decays and step sizes are at least float32, also for half-precision x and under autocast. ValueError for
+    shapes that do not fit together, and where backend="triton" cannot run.
     """
     _check(x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, initial_state=initial_state)
     if _use_triton("selective_scan", backend, x, dt, A, B, C, D, z, dt_bias, initial_state):
@@ -83,10 +89,11 @@ def selective_scan_step(
     dt_softplus: bool = False,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> Tensor:
-    """One step of the recurrence; `state` [B, D, N] is updated in place.
+    """One step of the recurrence; `state` [batch, width, N] is updated in place.
 
-    x, dt, z: [B, D]; B, C: [B, N] or, where they do not depend on the input, [1, D, N]. Returns y [B, D].
-    The Triton path has no gradient: auto takes it where none is recorded.
+    x, dt, z: [batch, width]; B, C: [batch, N] or, where they do not depend on the input, [1, width, N]; the rest as in
+    `selective_scan`. Returns y [batch, width] in the dtype of x. The Triton path has no gradient, so auto takes it only
+    where no gradient is recorded; ValueError where backend="triton" is asked for a gradient.
     """
     _check_step(x, dt, A, B, C, state, D=D, z=z, dt_bias=dt_bias)
     tensors = (x, dt, A, B, C, state, D, z, dt_bias)
@@ -96,7 +103,7 @@ def selective_scan_step(
         from kernels.selective_scan.triton import selective_scan_step_triton
 
         with on_device_of(x):
-            return selective_scan_step_triton(x, dt, A, B, C, state, D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus)
+            return selective_scan_step_triton(x, dt, A, B, C, state, skip=D, z=z, bias=dt_bias, softplus=dt_softplus)
     with torch.autocast(x.device.type, enabled=False):
         real = A.real.dtype
         step = dt.to(real) if dt_bias is None else dt.to(real) + dt_bias.to(real)
@@ -117,8 +124,8 @@ def selective_scan_step(
 def _use_triton(
     op: str, backend: str, x: Tensor, dt: Tensor, A: Tensor, *others: Tensor | None, obstacle: str | None = None
 ) -> bool:
-    if A.shape[1] > MAX_STATE_TRITON:
-        obstacle = f"takes N up to {MAX_STATE_TRITON}, got N={A.shape[1]}"
+    if A.shape[1] > MAX_STATES_TRITON:
+        obstacle = f"takes N up to {MAX_STATES_TRITON}, got N={A.shape[1]}"
     return use_triton(op, backend, x, dt, A, *others, obstacle=obstacle)
 
 
@@ -135,9 +142,9 @@ def _check(
     initial_state: Tensor | None,
 ) -> None:
     if x.ndim != 3 or x.shape[1] == 0:
-        raise ValueError(f"selective_scan: x must be [B, T, D] with T >= 1, got {list(x.shape)}.")
+        raise ValueError(f"selective_scan: x must be [batch, length, width] with length >= 1, got {list(x.shape)}.")
     if A.ndim != 2 or A.shape[0] != x.shape[2]:
-        raise ValueError(f"selective_scan: A must be [D, N] with D={x.shape[2]} as in x, got {list(A.shape)}.")
+        raise ValueError(f"selective_scan: A must be [width, N] with width {x.shape[2]}, got {list(A.shape)}.")
     batch, length, width = x.shape
     state = A.shape[1]
     maps = [(batch, length, state), (width, state)]
@@ -166,9 +173,9 @@ def _check_step(
     dt_bias: Tensor | None,
 ) -> None:
     if x.ndim != 2:
-        raise ValueError(f"selective_scan_step: x must be [B, D], got {list(x.shape)}.")
+        raise ValueError(f"selective_scan_step: x must be [batch, width], got {list(x.shape)}.")
     if A.ndim != 2 or A.shape[0] != x.shape[1]:
-        raise ValueError(f"selective_scan_step: A must be [D, N] with D={x.shape[1]} as in x, got {list(A.shape)}.")
+        raise ValueError(f"selective_scan_step: A must be [width, N] with width {x.shape[1]}, got {list(A.shape)}.")
     batch, width = x.shape
     num_states = A.shape[1]
     maps = [(batch, num_states), (1, width, num_states)]

@@ -77,7 +77,7 @@ def short_chunks(*, whole=False, **changes):
         enough_warps=0 if whole else 1000,
         busy_warps=1000,
         min_segment=1,
-        short=1,
+        uncut=1,
     )
     return partial(impl.selective_scan_triton, return_final_state=True, tuning=tuning)
 

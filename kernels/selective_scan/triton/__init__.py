@@ -1,31 +1,30 @@
-"""The selective scan in Triton: one pass over time, or two where there are too few channels to fill the chip.
+"""The selective scan in Triton.
 
-    h_t[n] = exp(dt_t A[n]) h_{t-1}[n] + dt_t x_t B_t[n];   y_t = (sum_n C_t[n] h_t[n] + D x_t) silu(z_t)
+    h_t[n] = exp(dt_t A[n]) h_{t-1}[n] + dt_t x_t B_t[n];   y_t = (sum_n C_t[n] h_t[n] + skip x_t) silu(z_t)
 
-LANES neighbouring threads own one channel d, N / LANES states each, and go through time; decays and states never
-leave their registers. What a step needs once for a channel (softplus, gate, loads, store) is done by one of the
-threads, each for another of LANES steps, and handed round. x, dt, z, y are channel-last, so a warp reads 32 / LANES
-neighbouring channels of a step, a group of steps ahead of their use. B and C are the same for all channels: a lane
-holds one 32-bit word of a row [B_t, C_t], two states of bfloat16 or one of float32, and hands it to the others when its
-step comes. They are read where they lie; what does not lie in such words is copied first (`_words_of`).
+for each channel, of which there are D; the paper calls skip D. dt is the step size after bias and softplus.
 
-Long sequences on few channels are cut into segments. Their ends from a zero start come first (`y=None`), with the sum
-of dt, from which follows the decay of a whole segment, exp(A sum dt); `_pass_kernel` turns the ends into starts; then
-all segments run side by side. That computes every exponential twice.
+LANES neighbouring threads own a channel, or CHANNELS of them, with NT = N / LANES states each, and go through time;
+decays and states stay in their registers. What a channel needs once a step (loads, softplus, gate, store) is divided
+among its lanes, each of which does it for one of LANES steps and hands the result to the others. A group of STEPS steps
+is loaded while the group before it is computed. x, dt, z and y have contiguous channels, so a warp reads 32 / LANES
+neighbouring channels of a step at once. B_t and C_t are the same for all channels: each lane of a warp loads one 32-bit
+word of them, two bfloat16 or one float32, and the others fetch it from that lane (`rows.py`).
 
-Backward, with g_t the gradient of h_t and r_t that of h_{t-1} through the decay (README),
+Where few channels leave the chip empty, time is cut into segments that run side by side (`segments.py`).
 
-    g_t = C_t dp_t + r_{t+1};   r_t = exp(dt_t A) g_t;   dp_t = dy_t silu(z_t)
+float32: states, decays, step sizes and sums. Decays of float32 inputs are precise exponentials; half-precision inputs
+take the hardware's 2^x, with a relative error of 2^-22. Results are deterministic: every sum has a fixed order, and
+every address has one writer. Limits: real A and N <= 64.
 
-goes through time in reverse, segments as before. Forward keeps the state every CHUNK steps; a chunk is first swept for
-the states before each of its groups of steps, kept in scratch memory, then a group at a time is computed again and
-taken back. dB and dC are sums over channels: over a warp by a butterfly in which each lane ends with the sum of one
-number of the row, over the warps of a program through shared memory, and over programs in `_add_parts_kernel`;
-those of dA, dbias and dskip over programs in `_add_totals_kernel`.
+Cost, for each element of x: forward N exponentials and 3 N multiply-adds, over segments 2 N exponentials and 5 N
+multiply-adds. Backward computes states twice and decays three times, over segments four times, and needs 4 N / chunk
+bytes besides the inputs.
 
-float32: states, decays, step sizes, sums. Deterministic: every sum has a fixed order, and what is added to in memory
-has one writer. Limits: real A, N <= 64.
-Kept for backward besides the inputs: 4 N / CHUNK bytes for each x.
+Letters: h state, g gradient of h, r gradient of h that goes back through the decay, u = dt x, v output before the gate;
+T steps, D channels, N states, and E threads of a program. Indices in kernels: i_b batch row, i_d block of channels,
+i_s segment, c channel of a thread, n state, q lane of a channel, t step, k group of LANES steps, j step of a group.
+Names: p_ pointer, o_ offset, m_ mask, b_ value of every thread.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The scan as a function of PyTorch, with its gradient."""
-
-# mypy: disable-error-code="assignment, misc"
+"""The scan as an operation of PyTorch with a gradient."""
 
 from __future__ import annotations
 
@@ -9,14 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.launch import save, saved
-from kernels.selective_scan.triton.backward import scan_bwd
-from kernels.selective_scan.triton.forward import scan_fwd
-from kernels.selective_scan.triton.plan import TUNING, Tuning, _channel_last, _padded
-from kernels.selective_scan.triton.rows import Maps, _maps
+from kernels.autograd import needs_gradient, save, saved
+from kernels.layout import dense
+from kernels.selective_scan.triton.backward import scan_backward
+from kernels.selective_scan.triton.forward import scan_forward
+from kernels.selective_scan.triton.inputs import ScanInputs, contiguous_channels, prepare_inputs
+from kernels.selective_scan.triton.plan import TUNING, Tuning
 
 
 class SelectiveScan(torch.autograd.Function):
+    """The scan of inputs whose memory the kernels can read; gradients for all tensors."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -33,12 +34,13 @@ class SelectiveScan(torch.autograd.Function):
         return_final_state: bool,
         tuning: Tuning,
     ) -> tuple[Tensor, Tensor | None]:
-        maps = _maps(B, C, _padded(A.shape[1]))
-        inputs = (skip, z, bias, softplus, initial_state, return_final_state)
-        y, final_state, chunks = scan_fwd(x, dt, A, maps, *inputs, save=True, tuning=tuning)
-        # words are views of B and C, or what would have to be made again
-        save(ctx, x, dt, A, maps.B, maps.C, skip, z, bias, chunks)
-        ctx.softplus, ctx.tuning, ctx.maps = softplus, tuning, maps[2:]
+        inputs = prepare_inputs(x, dt, A, B, C, skip, z, bias, softplus)
+        y, final_state, chunks = scan_forward(
+            inputs, initial_state, return_final_state=return_final_state, keep_chunks=True, tuning=tuning
+        )
+        # the words of B and C are views, or copies that backward would have to make again
+        save(ctx, *inputs.tensors, chunks)
+        ctx.layout, ctx.softplus, ctx.tuning = inputs.layout, softplus, tuning
         ctx.initial_dtype = None if initial_state is None else initial_state.dtype
         ctx.set_materialize_grads(False)
         return y, final_state
@@ -46,12 +48,15 @@ class SelectiveScan(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, dt, A, B, C, skip, z, bias, chunks = saved(ctx)
-        maps = Maps(B, C, *ctx.maps)
-        dy = torch.zeros_like(x) if dy is None else _channel_last(dy)
-        dfinal = None if dfinal is None else dfinal.contiguous()
-        gradients = scan_bwd(
-            x, dt, A, maps, skip, z, bias, ctx.softplus, chunks, dy, dfinal, ctx.initial_dtype, ctx.tuning
+        *tensors, chunks = saved(ctx)
+        inputs = ScanInputs._make((*tensors, ctx.layout, ctx.softplus))
+        gradients = scan_backward(
+            inputs,
+            chunks,
+            torch.zeros_like(inputs.x) if dy is None else contiguous_channels(dy),
+            dense(dfinal),
+            initial_dtype=ctx.initial_dtype,
+            tuning=ctx.tuning,
         )
         return *gradients, None, None, None
 
@@ -71,16 +76,21 @@ def selective_scan_triton(
     return_final_state: bool = False,
     tuning: Tuning = TUNING,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`selective_scan` for arguments that it has checked; y in the dtype of x, the final state in float32."""
-    wide = (None if m is None else _channel_last(m) for m in (x, dt, z))
-    small = (m if m is None or m.ndim == 3 else m.contiguous() for m in (A, B, C, D, dt_bias))
-    (x, dt, z), (A, B, C, skip, bias) = wide, small
-    initial_state = None if initial_state is None else initial_state.contiguous()
-    tensors = (x, dt, A, B, C, skip, z, bias, initial_state)
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        y, state = SelectiveScan.apply(*tensors, dt_softplus, return_final_state, tuning)
+    """`selective_scan` for arguments whose shapes were checked; y in the dtype of x, the final state in float32."""
+    x, dt = contiguous_channels(x), contiguous_channels(dt)
+    z = None if z is None else contiguous_channels(z)
+    # maps that depend on time are read with their strides
+    B, C = (m if m.ndim == 3 else dense(m) for m in (B, C))
+    tensors = (x, dt, dense(A), B, C, dense(D), z, dense(dt_bias))
+    initial_state = dense(initial_state)
+    if needs_gradient(*tensors, initial_state):
+        y, state = SelectiveScan.apply(*tensors, initial_state, dt_softplus, return_final_state, tuning)
     else:
-        maps = _maps(B, C, _padded(A.shape[1]))
-        options = (dt_softplus, initial_state, return_final_state)
-        y, state, _ = scan_fwd(x, dt, A, maps, skip, z, bias, *options, save=False, tuning=tuning)
+        y, state, _ = scan_forward(
+            prepare_inputs(*tensors, dt_softplus),
+            initial_state,
+            return_final_state=return_final_state,
+            keep_chunks=False,
+            tuning=tuning,
+        )
     return (y, state) if return_final_state else y

@@ -1,4 +1,9 @@
-"""Exchange between the threads of a warp and between the warps of a program."""
+"""Exchange of values between threads.
+
+Every tensor of the scan kernels has one element a thread, E elements in all. LANES neighbouring threads work on one
+channel; they are the lanes of the channel, and 32 neighbouring threads are the lanes of a warp. With PTX the exchange
+is done by shuffle instructions, else by operations on the whole tensor, which Triton's interpreter knows too.
+"""
 
 # mypy: disable-error-code="assignment, misc"
 
@@ -9,8 +14,8 @@ import triton.language as tl
 
 
 @triton.jit
-def _from_lane(b_x, o_lane, NUM_LANES: tl.constexpr, PTX: tl.constexpr):
-    """The number of lane o_lane of the NUM_LANES neighbours to which a lane belongs."""
+def from_lane(b_x, o_lane, NUM_LANES: tl.constexpr, PTX: tl.constexpr):
+    """The element of lane o_lane, counted among the NUM_LANES neighbours to which a thread belongs."""
     if PTX:
         return tl.inline_asm_elementwise(
             "shfl.sync.idx.b32 $0, $1, $2, $3, 0xffffffff;",
@@ -28,19 +33,19 @@ def _from_lane(b_x, o_lane, NUM_LANES: tl.constexpr, PTX: tl.constexpr):
 
 
 @triton.jit
-def _of_step(values, Q: tl.constexpr, LANES: tl.constexpr, PTX: tl.constexpr):
-    """What lane Q of a channel has, in all of its lanes."""
+def from_lane_each(values, Q: tl.constexpr, LANES: tl.constexpr, PTX: tl.constexpr):
+    """Each tensor of `values` with the element of lane Q of a channel in all lanes of that channel."""
     if LANES > 1:
-        of_step = ()
+        received = ()
         for c in tl.static_range(len(values)):
-            of_step += (_from_lane(values[c], Q, LANES, PTX),)
-        values = of_step
+            received += (from_lane(values[c], Q, LANES, PTX),)
+        values = received
     return values
 
 
 @triton.jit
-def _other_lane(b_x, MASK: tl.constexpr, PTX: tl.constexpr):
-    """The number of element e ^ MASK."""
+def from_partner(b_x, MASK: tl.constexpr, PTX: tl.constexpr):
+    """For thread e the element of thread e xor MASK, its partner."""
     if PTX:
         return tl.inline_asm_elementwise(
             "shfl.sync.bfly.b32 $0, $1, $2, 0x1f, 0xffffffff;",
@@ -57,77 +62,87 @@ def _other_lane(b_x, MASK: tl.constexpr, PTX: tl.constexpr):
 
 
 @triton.jit
-def _sum_lanes(b_x, LANES: tl.constexpr, PTX: tl.constexpr):
-    """The sum over the lanes of a channel, in each of them."""
+def sum_lanes(b_x, LANES: tl.constexpr, PTX: tl.constexpr):
+    """The sum over the lanes of a channel, in all of these lanes."""
     if LANES > 1:
-        b_x += _other_lane(b_x, 1, PTX)
+        b_x += from_partner(b_x, 1, PTX)
     if LANES > 2:
-        b_x += _other_lane(b_x, 2, PTX)
+        b_x += from_partner(b_x, 2, PTX)
     if LANES > 4:
-        b_x += _other_lane(b_x, 4, PTX)
+        b_x += from_partner(b_x, 4, PTX)
     return b_x
 
 
 @triton.jit
-def _fold(values, o_e, NUM: tl.constexpr, MASK: tl.constexpr, PTX: tl.constexpr):
-    """Sums with element e ^ MASK; of NUM values, each of the two goes on with one half."""
+def fold(values, o_e, NUM: tl.constexpr, MASK: tl.constexpr, PTX: tl.constexpr):
+    """One stage of a butterfly: adds the NUM values of two partners and leaves half of the sums with each of them.
+
+    A thread whose bit MASK is not set keeps the first half of the sums, its partner the second half. One value is added
+    and kept by both.
+    """
     folded = ()
     if NUM <= 1:
-        folded += (values[0] + _other_lane(values[0], MASK, PTX),)
+        folded += (values[0] + from_partner(values[0], MASK, PTX),)
     else:
         m_upper = (o_e & MASK) != 0
         for i in tl.static_range(NUM // 2):
             b_given = tl.where(m_upper, values[i], values[i + NUM // 2])
             b_kept = tl.where(m_upper, values[i + NUM // 2], values[i])
-            folded += (b_kept + _other_lane(b_given, MASK, PTX),)
+            folded += (b_kept + from_partner(b_given, MASK, PTX),)
     return folded
 
 
 @triton.jit
-def _to_lanes(values, c: tl.constexpr, CHANNELS: tl.constexpr, o_e, LANES: tl.constexpr, PTX: tl.constexpr):
-    """Sums over the lanes of channel c, of LANES steps; lane q is left with that of step q."""
+def sum_lanes_of_steps(values, c: tl.constexpr, CHANNELS: tl.constexpr, o_e, LANES: tl.constexpr, PTX: tl.constexpr):
+    """Sums over the lanes of channel c for LANES steps at once; lane q ends up with the sum of step q.
+
+    values: the terms of a thread, CHANNELS of them for each of the LANES steps.
+    """
     sums = ()
     for q in tl.static_range(LANES):
         sums += (values[q * CHANNELS + c],)
     if LANES > 4:
-        sums = _fold(sums, o_e, 8, 4, PTX)
+        sums = fold(sums, o_e, 8, 4, PTX)
     if LANES > 2:
-        sums = _fold(sums, o_e, 4, 2, PTX)
+        sums = fold(sums, o_e, 4, 2, PTX)
     if LANES > 1:
-        sums = _fold(sums, o_e, 2, 1, PTX)
+        sums = fold(sums, o_e, 2, 1, PTX)
     return sums[0]
 
 
 @triton.jit
-def _sum_channels(values, o_e, NUM: tl.constexpr, LANES: tl.constexpr, PTX: tl.constexpr):
-    """Sums of NUM values over the 32 / LANES channels of a warp, spread over its lanes (`_column`)."""
-    values = _fold(values, o_e, NUM, 16, PTX)
-    values = _fold(values, o_e, NUM // 2, 8, PTX)
+def sum_channels_of_warp(values, o_e, NUM: tl.constexpr, LANES: tl.constexpr, PTX: tl.constexpr):
+    """Sums of NUM values over the 32 / LANES channels of a warp, spread over its lanes as `column_of_sum` says."""
+    values = fold(values, o_e, NUM, 16, PTX)
+    values = fold(values, o_e, NUM // 2, 8, PTX)
     if LANES <= 4:
-        values = _fold(values, o_e, NUM // 4, 4, PTX)
+        values = fold(values, o_e, NUM // 4, 4, PTX)
     if LANES <= 2:
-        values = _fold(values, o_e, NUM // 8, 2, PTX)
+        values = fold(values, o_e, NUM // 8, 2, PTX)
     if LANES <= 1:
-        values = _fold(values, o_e, NUM // 16, 1, PTX)
+        values = fold(values, o_e, NUM // 16, 1, PTX)
     return values
 
 
 @triton.jit
-def _column(o_l, i, NUM: tl.constexpr, LEFT: tl.constexpr, NT: tl.constexpr, LANES: tl.constexpr):
-    """Where in a row [B_t, C_t] the i-th of the LEFT sums belongs that lane o_l holds after `_sum_channels`."""
-    o_value = o_l // LANES * NUM * LANES // 32
+def column_of_sum(o_lane, i, NUM: tl.constexpr, LEFT: tl.constexpr, NT: tl.constexpr, LANES: tl.constexpr):
+    """The column in [B_t, C_t] of the i-th of the LEFT sums that a lane of a warp holds after `sum_channels_of_warp`.
+
+    The NUM values of a thread were NT columns of B, NT of C or both.
+    """
+    o_value = o_lane // LANES * NUM * LANES // 32
     if LEFT > 1:
-        o_value = o_l // LANES * LEFT + i
-    return o_value // NT * (NT * LANES) + o_l % LANES * NT + o_value % NT
+        o_value = o_lane // LANES * LEFT + i
+    return o_value // NT * (NT * LANES) + o_lane % LANES * NT + o_value % NT
 
 
 @triton.jit
-def _side_by_side(steps, STEPS: tl.constexpr):
-    """STEPS (4 or 8) tensors [E] as one [E, STEPS]."""
+def join_steps(steps, STEPS: tl.constexpr):
+    """STEPS (4 or 8) tensors [E] as one tensor [E, STEPS]."""
     E: tl.constexpr = steps[0].shape[0]
     quads = ()
     for q in tl.static_range(STEPS // 4):
-        # steps q, q + STEPS / 4, ...
+        # a quad holds the steps q, q + STEPS / 4, q + STEPS / 2 and q + 3 STEPS / 4
         even = tl.join(steps[q], steps[q + STEPS // 2])
         odd = tl.join(steps[q + STEPS // 4], steps[q + 3 * STEPS // 4])
         quads += (tl.reshape(tl.join(even, odd), [E, 4]),)
@@ -138,8 +153,12 @@ def _side_by_side(steps, STEPS: tl.constexpr):
 
 
 @triton.constexpr_function
-def _over_warps_asm(steps, warps):
-    """Inputs: a number for each step, the thread, which of two buffers. Outputs: of some steps the sums over warps."""
+def _sum_warps_ptx(steps, warps):
+    """PTX that sums over the warps of a program through shared memory.
+
+    Inputs of a thread: its term of each step, its index in the program, and which of two buffers to use.
+    Outputs: the sums of max(1, steps / warps) steps, other steps in each warp.
+    """
     outputs = max(1, steps // warps)
     first, last = outputs, outputs + steps
     lines = [
@@ -150,7 +169,7 @@ def _over_warps_asm(steps, warps):
         f"mad.lo.u32 l, w, {steps * 128}, p;",
         *(f"st.shared.f32 [l+{j * 128}], ${first + j};" for j in range(steps)),
         "bar.sync 0;",
-        # more warps than steps: several do the same
+        # with more warps than steps, several warps compute the same sums
         f"rem.u32 w, w, {steps // outputs}; mad.lo.u32 p, w, {outputs * 128}, p;",
     ]
     for j in range(outputs):
@@ -162,16 +181,17 @@ def _over_warps_asm(steps, warps):
 
 
 @triton.jit
-def _over_warps(values, o_e, i_buffer, WARPS: tl.constexpr):
-    """Sums over the warps of a program, in a fixed order: of STEPS / WARPS steps in each warp, one at least.
+def sum_warps(values, o_e, i_buffer, WARPS: tl.constexpr):
+    """Sums over the warps of a program in a fixed order, by PTX. Each warp is left with the sums of some of the steps.
 
-    The two buffers are used in turns, so that one barrier is enough.
+    values: one term for each of STEPS steps. Warp w returns the sums of EACH = max(1, STEPS / WARPS) steps, from step
+    EACH (w mod (STEPS / EACH)) on. Calls alternate between i_buffer 0 and 1, so that one barrier a call is enough.
     """
     if WARPS > 1:
         STEPS: tl.constexpr = len(values)
         EACH: tl.constexpr = STEPS // WARPS if STEPS > WARPS else 1
         arguments = values + (o_e, i_buffer + 0 * o_e)  # noqa: RUF005
-        asm: tl.constexpr = _over_warps_asm(STEPS, WARPS)
+        asm: tl.constexpr = _sum_warps_ptx(STEPS, WARPS)
         if EACH == 1:
             values = (
                 tl.inline_asm_elementwise(
@@ -190,28 +210,28 @@ def _over_warps(values, o_e, i_buffer, WARPS: tl.constexpr):
 
 
 @triton.jit
-def _hidden(values, PTX: tl.constexpr):
-    """The values, but the compiler does not know: what follows is computed again instead of kept in registers."""
+def opaque_each(values, PTX: tl.constexpr):
+    """Identity that the compiler cannot see through, so that it recomputes instead of keeping registers."""
     if PTX:
-        hidden = ()
+        opaque = ()
         for i in tl.static_range(len(values)):
-            hidden += (
+            opaque += (
                 tl.inline_asm_elementwise(
                     "mov.b32 $0, $1;", "=f,f", [values[i]], dtype=tl.float32, is_pure=False, pack=1
                 ),
             )
-        values = hidden
+        values = opaque
     return values
 
 
 @triton.jit
-def _hidden_offsets(offsets, PTX: tl.constexpr):
-    """`_hidden` for integers: addresses made of them are not kept in registers from one chunk to the next."""
-    hidden = ()
+def opaque_int32_each(offsets, PTX: tl.constexpr):
+    """`opaque_each` for integers: addresses computed from them are not kept in registers from chunk to chunk."""
+    as_floats = ()
     for i in tl.static_range(len(offsets)):
-        hidden += (offsets[i].to(tl.float32, bitcast=True),)
-    hidden = _hidden(hidden, PTX)
-    shown = ()
+        as_floats += (offsets[i].to(tl.float32, bitcast=True),)
+    as_floats = opaque_each(as_floats, PTX)
+    opaque = ()
     for i in tl.static_range(len(offsets)):
-        shown += (hidden[i].to(tl.int32, bitcast=True),)
-    return shown
+        opaque += (as_floats[i].to(tl.int32, bitcast=True),)
+    return opaque

@@ -1,4 +1,8 @@
-"""Loads and stores of the scan kernels, and where a program stands in [batch, time, width]."""
+"""Loads and stores of the scan kernels, and the channels, segment and batch row on which a program works.
+
+Pointers are tensors with one address a thread. Tuples have one tensor for each channel of a thread (channels `o_d`,
+masks `m_d`), or one for each of its NT states of each channel, from state `o_n` on.
+"""
 
 # mypy: disable-error-code="assignment, misc"
 
@@ -7,12 +11,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.selective_scan.triton.lanes import _sum_lanes
+from kernels.selective_scan.triton.lanes import sum_lanes
 
 
 @triton.jit
-def _load1(p, PTX: tl.constexpr):
-    """tl.load(p), hidden from Triton's coalescing pass: for kernels like these it takes a minute instead of seconds."""
+def load(p, PTX: tl.constexpr):
+    """tl.load(p) as inline PTX, since Triton's coalescing pass takes a minute on these kernels if it sees the loads."""
     if PTX:
         if p.dtype.element_ty == tl.float32:
             return tl.inline_asm_elementwise(
@@ -28,8 +32,8 @@ def _load1(p, PTX: tl.constexpr):
 
 
 @triton.jit
-def _store1(p, b_x, m, PTX: tl.constexpr):
-    """tl.store(p, b_x, mask=m), hidden for the same reason."""
+def store(p, b_x, m, PTX: tl.constexpr):
+    """tl.store(p, b_x, mask=m) as inline PTX, for the same reason as in `load`; m is None where every thread stores."""
     b_x = b_x.to(p.dtype.element_ty)
     if PTX:
         if m is None:
@@ -64,8 +68,11 @@ def _store1(p, b_x, m, PTX: tl.constexpr):
 
 
 @triton.jit
-def _add1(p, b_x, m_more, m, PTX: tl.constexpr):
-    """*p = b_x, or where m_more *p += b_x; nobody else writes there, so the order is that of the program."""
+def store_or_add(p, b_x, m_more, m, PTX: tl.constexpr):
+    """Stores b_x, or adds it to what is stored where m_more holds.
+
+    Nothing else writes to these addresses, so the sums have the order of the program.
+    """
     if PTX:
         tl.inline_asm_elementwise(
             "{ .reg .pred p, q; setp.ne.b32 p, $4, 0; setp.ne.and.b32 q, $3, 0, p; setp.eq.and.b32 p, $3, 0, p;"
@@ -81,8 +88,8 @@ def _add1(p, b_x, m_more, m, PTX: tl.constexpr):
 
 
 @triton.jit
-def _at(p, o_t, stride_t, PTX: tl.constexpr):
-    """p + o_t stride_t, in one instruction; a stride has less than 2^31 bytes."""
+def at_step(p, o_t, stride_t, PTX: tl.constexpr):
+    """p + o_t stride_t in one PTX instruction, which takes strides below 2^31 bytes."""
     if PTX:
         p_t = tl.inline_asm_elementwise(
             "mad.wide.s32 $0, $1, $2, $3;",
@@ -99,8 +106,14 @@ def _at(p, o_t, stride_t, PTX: tl.constexpr):
 
 
 @triton.jit
-def _place(D, splits, BLOCK_D: tl.constexpr, NT: tl.constexpr, LANES: tl.constexpr, CHANNELS: tl.constexpr):
-    """Channel block, segment, batch row of a program; element, lane of a channel, first state, channels and masks."""
+def locate(D, splits, BLOCK_D: tl.constexpr, NT: tl.constexpr, LANES: tl.constexpr, CHANNELS: tl.constexpr):
+    """What a program and its threads work on.
+
+    i_d, i_s, i_b: block of BLOCK_D channels, segment of time and batch row of the program.
+    o_e:           the thread, 0 .. E - 1 with E = BLOCK_D / CHANNELS LANES.
+    o_q, o_n:      lane of a channel, and the first of its NT states.
+    o_d, m_d:      channels of the thread, and whether they exist; the last channel stands in for those that do not.
+    """
     APART: tl.constexpr = BLOCK_D // CHANNELS
     num_d = tl.cdiv(D, BLOCK_D)
     i_d = tl.program_id(0) % num_d
@@ -112,14 +125,14 @@ def _place(D, splits, BLOCK_D: tl.constexpr, NT: tl.constexpr, LANES: tl.constex
     m_d = ()
     for c in tl.static_range(CHANNELS):
         o_d = i_d * BLOCK_D + c * APART + o_e // LANES
-        # the last channel stands in for those that are missing
         channels += (tl.minimum(o_d, D - 1),)
         m_d += (o_d < D,)
     return i_d, i_s, i_b, o_e, o_q, o_q * NT, channels, m_d
 
 
 @triton.jit
-def _at_channels(p, o_d):
+def channel_pointers(p, o_d):
+    """p + o_d[c] for each channel."""
     pointers = ()
     for c in tl.static_range(len(o_d)):
         pointers += (p + o_d[c],)
@@ -127,80 +140,89 @@ def _at_channels(p, o_d):
 
 
 @triton.jit
-def _load_channels(p, o_d, E: tl.constexpr):
-    """Of each channel a number, zero where p is None."""
-    numbers = ()
+def load_channels(p, o_d, E: tl.constexpr):
+    """One parameter for each channel, p[o_d[c]] in float32; zeros if p is None."""
+    parameters = ()
     for c in tl.static_range(len(o_d)):
         if p is not None:
-            numbers += (tl.load(p + o_d[c]).to(tl.float32),)
+            parameters += (tl.load(p + o_d[c]).to(tl.float32),)
         else:
-            numbers += (tl.zeros([E], tl.float32),)
-    return numbers
+            parameters += (tl.zeros([E], tl.float32),)
+    return parameters
 
 
 @triton.jit
-def _in_time(p, stride_b, stride_t, i_b):
-    """(start of a batch row, stride of a step) of what depends on time, else nothing."""
+def batch_row(p, stride_b, stride_t, i_b):
+    """(pointer to a batch row, stride of a step of time) for a tensor that depends on time, else an empty tuple."""
     return (p + i_b * stride_b, stride_t) if stride_t is not None else ()
 
 
 @triton.jit
-def _load_steps(p, stride_t, t, t_last, o_q, STEPS: tl.constexpr, LANES: tl.constexpr, PTX: tl.constexpr):
-    """Of STEPS steps from t on those of this lane: o_q, o_q + LANES, ...; from t_last on the step before it.
+def load_steps(p, stride_t, t, t_last, o_q, STEPS: tl.constexpr, LANES: tl.constexpr, PTX: tl.constexpr):
+    """Every LANES-th of STEPS steps from t + o_q on, so that the lanes of a channel share the steps among them.
 
-    p: one pointer a channel; the channels of a step stand together.
+    p has one pointer to time 0 for each channel. Returns the channels of the first step, then those of the next, and so
+    on. Steps from t_last on are replaced by the last step before it; they are masked later.
     """
     steps = ()
     for k in tl.static_range(STEPS // LANES):
         o_t = tl.minimum(t + k * LANES + o_q, t_last - 1)
         for c in tl.static_range(len(p)):
-            steps += (_load1(_at(p[c], o_t, stride_t, PTX), PTX),)
+            steps += (load(at_step(p[c], o_t, stride_t, PTX), PTX),)
     return steps
 
 
 @triton.jit
-def _load_states(p, stride_d, stride_n, o_d, m_d, o_n, N: tl.constexpr, NT: tl.constexpr, PTX: tl.constexpr):
-    """States o_n .. o_n + NT - 1 of each channel in float32, zeros from N on; p is that of channel 0 and state 0."""
+def load_states(p, stride_d, stride_n, o_d, m_d, o_n, N: tl.constexpr, NT: tl.constexpr, PTX: tl.constexpr):
+    """States o_n .. o_n + NT - 1 of each channel in float32, zeros for states from N on and for missing channels.
+
+    p points to state 0 of channel 0; stride_d and stride_n lead to the next channel and the next state.
+    """
     states = ()
     for c in tl.static_range(len(o_d)):
         for n in tl.static_range(NT):
-            b_h = _load1(p + o_d[c] * stride_d + tl.minimum(o_n + n, N - 1) * stride_n, PTX).to(tl.float32)
+            b_h = load(p + o_d[c] * stride_d + tl.minimum(o_n + n, N - 1) * stride_n, PTX).to(tl.float32)
             states += (tl.where(m_d[c] & (o_n + n < N), b_h, 0.0),)
     return states
 
 
 @triton.jit
-def _store_states(p, stride_d, stride_n, states, o_d, m_d, o_n, N: tl.constexpr, NT: tl.constexpr, PTX: tl.constexpr):
+def store_states(p, stride_d, stride_n, states, o_d, m_d, o_n, N: tl.constexpr, NT: tl.constexpr, PTX: tl.constexpr):
+    """Stores the states that `load_states` would load."""
     for c in tl.static_range(len(o_d)):
         for n in tl.static_range(NT):
             p_h = p + o_d[c] * stride_d + (o_n + n) * stride_n
-            _store1(p_h, states[c * NT + n], m_d[c] & (o_n + n < N), PTX)
+            store(p_h, states[c * NT + n], m_d[c] & (o_n + n < N), PTX)
 
 
 @triton.jit
-def _add_states(p, stride_n, states, m_more, o_d, m_d, o_n, N: tl.constexpr, NT: tl.constexpr, PTX: tl.constexpr):
-    """Adds to what this lane has stored before, if it has (m_more)."""
+def store_or_add_states(
+    p, stride_n, states, m_more, o_d, m_d, o_n, N: tl.constexpr, NT: tl.constexpr, PTX: tl.constexpr
+):
+    """Stores states with neighbouring channels side by side, or adds them to those stored where m_more holds."""
     for c in tl.static_range(len(o_d)):
         for n in tl.static_range(NT):
-            _add1(p + o_d[c] + (o_n + n) * stride_n, states[c * NT + n], m_more, m_d[c] & (o_n + n < N), PTX)
+            store_or_add(p + o_d[c] + (o_n + n) * stride_n, states[c * NT + n], m_more, m_d[c] & (o_n + n < N), PTX)
 
 
 @triton.jit
-def _store_totals(p, sums, o_d, m_d, o_q, LANES: tl.constexpr, PTX: tl.constexpr):
-    """Of each channel the sum over its lanes."""
+def store_channel_sums(p, sums, o_d, m_d, o_q, LANES: tl.constexpr, PTX: tl.constexpr):
+    """Stores the sum over the lanes of each channel at p[o_d[c]]."""
     for c in tl.static_range(len(o_d)):
-        tl.store(p + o_d[c], _sum_lanes(sums[c], LANES, PTX), mask=m_d[c] & (o_q == 0))
+        tl.store(p + o_d[c], sum_lanes(sums[c], LANES, PTX), mask=m_d[c] & (o_q == 0))
 
 
 @triton.jit
-def _keep(p, values, E: tl.constexpr, PTX: tl.constexpr):
+def store_scratch(p, values, E: tl.constexpr, PTX: tl.constexpr):
+    """Stores values[i] at p + i E, where p has one address a thread."""
     for i in tl.static_range(len(values)):
-        _store1(p + i * E, values[i], None, PTX)
+        store(p + i * E, values[i], None, PTX)
 
 
 @triton.jit
-def _kept(p, NUM: tl.constexpr, E: tl.constexpr, PTX: tl.constexpr):
+def load_scratch(p, NUM: tl.constexpr, E: tl.constexpr, PTX: tl.constexpr):
+    """The NUM tensors that the same thread stored with `store_scratch`."""
     values = ()
     for i in tl.static_range(NUM):
-        values += (_load1(p + i * E, PTX),)
+        values += (load(p + i * E, PTX),)
     return values

@@ -1,4 +1,8 @@
-"""Choice of tiles and segments of time, and the strides that the kernels take."""
+"""How the kernels cover [batch, T, D]: tiles of channels and states, and segments of time.
+
+A program takes BLOCK_D channels of one batch row through one segment of time. Where few channels leave the chip empty,
+time is cut into several segments that run side by side.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from kernels.launch import cdiv, num_processors, power_of_2, speaks_ptx
+from kernels.device import num_processors, speaks_ptx
+from kernels.launch import CompileOptions, cdiv, power_of_2
 
 
 class Tile(NamedTuple):
-    """Work of one thread and the size of a program."""
+    """The work of one thread, and the options with which its kernel is compiled."""
 
     states: int
     """Maximum number of states of a channel that one thread holds."""
@@ -20,9 +25,8 @@ class Tile(NamedTuple):
     """Channels of a thread."""
     steps: int
     """Steps of time in one unrolled group; a group is loaded while the one before it is computed."""
-    num_warps: int
-    registers: int | None = None
-    """Maximum number of registers of a thread, so that more warps fit; the compiler spills the rest to local memory."""
+    options: CompileOptions
+    """num_warps is a maximum here: narrow inputs take fewer warps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,118 +37,123 @@ class Tuning:
     """
 
     forward: Tile
-    """Forward with a gate. Without one, this many registers make the compiler wait for loads too early."""
+    """Forward with a gate. Without a gate, so many registers make the compiler wait for loads too early."""
     forward_narrow: Tile
     """Forward where two channels a thread leave the chip half empty and one channel does not."""
     forward_segments: Tile
-    """Forward without a gate or over many segments of time: few registers, so that more warps run side by side."""
+    """Forward without a gate, or over many segments of time: few registers, so that more warps run side by side."""
     backward_ends: Tile
+    """The ends of the segments in backward."""
     backward: Tile
+    """The gradients."""
     backward_portable: Tile
-    """Backward on GPUs without PTX, where Triton takes minutes to compile a larger tile."""
+    """The gradients on GPUs without PTX, where Triton takes minutes to compile a larger tile."""
     chunk: int
-    """Steps between two states saved for backward."""
+    """Steps from one state that is kept for backward to the next."""
     enough_warps: int
-    """Warps for each multiprocessor below which time is cut into segments."""
+    """Warps a multiprocessor below which time is cut into segments."""
     busy_warps: int
-    """Warps for each multiprocessor that the segments aim at."""
+    """Warps a multiprocessor that the segments are to make."""
     min_segment: int
     """Minimum length of a segment."""
-    short: int
-    """Maximum length that is never cut, since cutting takes two more launches each way."""
+    uncut: int
+    """Maximum length that is never cut: segments take two more launches forward and two backward."""
 
 
 TUNING = Tuning(
-    forward=Tile(states=4, channels=2, steps=16, num_warps=1, registers=200),
-    forward_narrow=Tile(states=4, channels=1, steps=32, num_warps=1, registers=255),
-    forward_segments=Tile(states=4, channels=2, steps=16, num_warps=1, registers=128),
-    backward_ends=Tile(states=4, channels=2, steps=16, num_warps=1, registers=128),
-    backward=Tile(states=4, channels=2, steps=8, num_warps=8),
-    backward_portable=Tile(states=4, channels=1, steps=4, num_warps=4),
+    forward=Tile(states=4, channels=2, steps=16, options=CompileOptions(num_warps=1, max_registers=200)),
+    forward_narrow=Tile(states=4, channels=1, steps=32, options=CompileOptions(num_warps=1, max_registers=255)),
+    forward_segments=Tile(states=4, channels=2, steps=16, options=CompileOptions(num_warps=1, max_registers=128)),
+    backward_ends=Tile(states=4, channels=2, steps=16, options=CompileOptions(num_warps=1, max_registers=128)),
+    backward=Tile(states=4, channels=2, steps=8, options=CompileOptions(num_warps=8)),
+    backward_portable=Tile(states=4, channels=1, steps=4, options=CompileOptions(num_warps=4)),
     chunk=64,
     enough_warps=5,
     busy_warps=16,
     min_segment=64,
-    short=256,
+    uncut=256,
 )
+"""Chosen by measurements on one H200 (LOG.md)."""
+
+MAX_LANES = 8
+"""Threads that share a channel at most; the exchange between lanes goes no further."""
+SHARED_ROWS = 256
+"""Maximum product of warps and padded states, so that the sums over the warps of a program fit into 48 KiB."""
 
 
 class Plan(NamedTuple):
-    """How a kernel covers [B, T, D]: `splits` segments of `segment` steps, a multiple of the chunk length."""
+    """How one kernel covers [batch, T, D]."""
 
     segment: int
+    """Steps of a segment, a multiple of the chunk length."""
     splits: int
+    """Number of segments."""
     block_d: int
+    """Channels of a program."""
     programs: int
     constants: dict[str, Any]
-    """Of the kernel, as far as they follow from the plan."""
+    """The constexprs and compile options that follow from the plan, as keyword arguments of the launch."""
 
     @property
-    def warps(self) -> int:
+    def num_warps(self) -> int:
+        """Warps of all programs together."""
         return self.programs * int(self.constants["num_warps"])
 
 
-def _padded(state: int) -> int:
-    """States of a row of maps."""
-    return max(4, power_of_2(state))
+def padded_states(num_states: int) -> int:
+    """States in a row of B or C as the kernels read it: a power of two, at least 4."""
+    return max(4, power_of_2(num_states))
 
 
-def _plan(x: Tensor, state: int, *tiles: Tile, tuning: Tuning, splits: int | None = None) -> Plan:
-    """The first tile that fills the chip over whole sequences, or if none does, the last tile over segments of time."""
-    return _choose(x.shape, state, tiles, tuning, splits, num_processors(x.device), speaks_ptx())
+def choose_plan(x: Tensor, num_states: int, *tiles: Tile, tuning: Tuning, splits: int | None = None) -> Plan:
+    """The first tile that fills the chip over whole sequences, or if none does, the last tile over segments of time.
+
+    x: [batch, T, D].   splits: takes the last tile over that many segments.
+    """
+    return _choose(x.shape, num_states, tiles, tuning, splits, num_processors(x.device), speaks_ptx())
 
 
 @functools.lru_cache(1024)
 def _choose(
     shape: tuple[int, ...],
-    state: int,
+    num_states: int,
     tiles: tuple[Tile, ...],
     tuning: Tuning,
     splits: int | None,
     processors: int,
     ptx: bool,
 ) -> Plan:
+    cover = functools.partial(_cover, shape, num_states, chunk=tuning.chunk, ptx=ptx)
     if splits is None:
-        whole = [_cover(shape, state, tile, 1, tuning.chunk, ptx) for tile in tiles]
+        whole = [cover(tile, splits=1) for tile in tiles]
         for plan in whole:
-            if plan.warps >= tuning.enough_warps * processors:
+            if plan.num_warps >= tuning.enough_warps * processors:
                 return plan
-        most = 1 if shape[1] <= tuning.short else shape[1] // tuning.min_segment
-        splits = max(1, min(round(tuning.busy_warps * processors / whole[-1].warps), most))
-    return _cover(shape, state, tiles[-1], splits, tuning.chunk, ptx)
+        most = 1 if shape[1] <= tuning.uncut else shape[1] // tuning.min_segment
+        splits = max(1, min(round(tuning.busy_warps * processors / whole[-1].num_warps), most))
+    return cover(tiles[-1], splits=splits)
 
 
-def _cover(shape: tuple[int, ...], state: int, tile: Tile, splits: int, chunk: int, ptx: bool) -> Plan:
+def _cover(shape: tuple[int, ...], num_states: int, tile: Tile, *, splits: int, chunk: int, ptx: bool) -> Plan:
+    """Covers [batch, T, D] by programs of a tile, in at most `splits` segments."""
     assert chunk % tile.steps == 0
     batch, length, width = shape
-    padded = _padded(state)
-    # a lane of a channel has at least a step of each group
-    lanes = min(cdiv(padded, tile.states), tile.steps, 8)
-    # the sums over the warps of a program share 48 KiB
-    num_warps = min(tile.num_warps, power_of_2(cdiv(width * lanes, 32 * tile.channels)), 256 // padded)
+    padded = padded_states(num_states)
+    # each lane of a channel does the work of at least one step of a group
+    lanes = min(cdiv(padded, tile.states), tile.steps, MAX_LANES)
+    needed_warps = power_of_2(cdiv(width * lanes, 32 * tile.channels))
+    num_warps = min(tile.options.num_warps, needed_warps, SHARED_ROWS // padded)
+    options = tile.options._replace(num_warps=num_warps, max_registers=tile.options.max_registers if ptx else None)
     block_d = 32 * num_warps // lanes * tile.channels
-    num_d = cdiv(width, block_d)
     segment = cdiv(cdiv(length, splits), chunk) * chunk
     splits = cdiv(length, segment)
     constants = {
-        "N": state, "NT": padded // lanes, "LANES": lanes, "CHANNELS": tile.channels, "BLOCK_D": block_d,
-        "STEPS": tile.steps, "num_warps": num_warps,
-    }  # fmt: skip
-    if tile.registers and ptx:
-        constants["maxnreg"] = tile.registers
-    return Plan(segment, splits, block_d, batch * splits * num_d, constants)
-
-
-def _strides(tensor: Tensor | None) -> tuple[int, ...]:
-    if tensor is None:
-        return 0, 0
-    in_batch, in_time, _ = tensor.stride()
-    # what the stride of a single step is does not matter, and it may be anything
-    return in_batch, in_time if tensor.shape[1] > 1 else 0
-
-
-def _channel_last(tensor: Tensor) -> Tensor:
-    # the kernels count a stride in bytes of 32 bits
-    _, in_time, in_width = tensor.stride()
-    fits = in_width == 1 and in_time * tensor.element_size() < 2**31
-    return tensor if fits else tensor.contiguous()
+        "N": num_states,
+        "NT": padded // lanes,
+        "LANES": lanes,
+        "CHANNELS": tile.channels,
+        "BLOCK_D": block_d,
+        "STEPS": tile.steps,
+        **options.keywords(),
+    }
+    return Plan(segment, splits, block_d, batch * splits * cdiv(width, block_d), constants)

@@ -1,25 +1,27 @@
-"""The rows [B_t, C_t]: the layout in which the kernels read them, and how the lanes of a warp share them."""
+"""The rows [B_t, C_t] of the maps that depend on time: how a warp loads them and how its lanes share them.
+
+A row consists of 32-bit words, each one float32 or, if PACKED, two bfloat16: B_WORDS words of B_t, then C_WORDS words
+of C_t, WORDS in all. Every channel needs the whole row, so each lane of a warp loads a word and the others fetch it
+from that lane (SHUFFLE). A register of the 32 lanes holds a part of one row, or several short rows.
+"""
 
 # mypy: disable-error-code="assignment, misc"
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from kernels.launch import speaks_ptx
-from kernels.selective_scan.triton.lanes import _from_lane
-from kernels.selective_scan.triton.memory import _at, _load1
-from kernels.selective_scan.triton.plan import _strides
+from kernels.selective_scan.triton.lanes import from_lane
+from kernels.selective_scan.triton.memory import at_step, load
 
 
 @triton.jit
-def _hold(p_b, p_c, o_e, B_WORDS: tl.constexpr, C_WORDS: tl.constexpr):
-    """Which words of a row [B_t, C_t] a lane holds: (pointer at step 0, stride of a step) of each."""
+def word_pointers(p_b, p_c, o_e, B_WORDS: tl.constexpr, C_WORDS: tl.constexpr):
+    """For each word of a row that this lane loads: its pointer at time 0, then the stride of a step.
+
+    p_b, p_c: (pointer to the batch row, stride of a step) of B and C, or () for a map that does not depend on time.
+    """
     WORDS: tl.constexpr = B_WORDS + C_WORDS
     held = ()
     for i in tl.static_range(WORDS // 32 if WORDS > 32 else 1):
@@ -35,90 +37,60 @@ def _hold(p_b, p_c, o_e, B_WORDS: tl.constexpr, C_WORDS: tl.constexpr):
 
 
 @triton.jit
-def _load_held(p_held, o_e, t, t_last, WORDS: tl.constexpr, STEPS: tl.constexpr, PTX: tl.constexpr):
-    """The rows of STEPS steps from t on, a word in each lane of a warp: of one row, or of 32 / WORDS rows together."""
+def load_words(p_held, o_e, t, t_last, WORDS: tl.constexpr, STEPS: tl.constexpr, PTX: tl.constexpr):
+    """The rows of STEPS steps from t on, as registers of the 32 lanes, each with 32 / WORDS rows or a part of one.
+
+    Steps from t_last on are replaced by the last step before it.
+    """
     held = ()
     TOGETHER: tl.constexpr = (32 // WORDS if 32 // WORDS < STEPS else STEPS) if WORDS < 32 else 1
     for j in tl.static_range(0, STEPS, TOGETHER):
         o_t = tl.minimum(t + j + o_e % 32 // WORDS % TOGETHER, t_last - 1)
         for i in tl.static_range(len(p_held) // 2):
-            held += (_load1(_at(p_held[2 * i], o_t, p_held[2 * i + 1], PTX), PTX),)
+            held += (load(at_step(p_held[2 * i], o_t, p_held[2 * i + 1], PTX), PTX),)
     return held
 
 
 @triton.jit
-def _words(
+def words_at_step(
     held, p_map, t, t_last, j: tl.constexpr, o_w, FIRST: tl.constexpr,
     WORDS: tl.constexpr, STEPS: tl.constexpr, NUM: tl.constexpr, SHUFFLE: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """Words o_w .. o_w + NUM - 1 of a map at step t + j: from lanes that hold them behind FIRST, or from memory."""
+    """Words o_w .. o_w + NUM - 1 of a map at step t + j, from the lanes that hold them if SHUFFLE, else from memory.
+
+    held: the registers of `load_words`.   p_map: pointer to the batch row and stride of a step of this map.
+    FIRST: the word of a row [B_t, C_t] at which the map starts.
+    """
     words = ()
     if SHUFFLE:
         TOGETHER: tl.constexpr = (32 // WORDS if 32 // WORDS < STEPS else STEPS) if WORDS < 32 else 1
         PER_ROW: tl.constexpr = WORDS // 32 if WORDS > 32 else 1
         for n in tl.static_range(NUM):
             o_lane = j % TOGETHER * WORDS + FIRST % 32 + o_w + n
-            words += (_from_lane(held[j // TOGETHER * PER_ROW + FIRST // 32], o_lane, 32, PTX),)
+            words += (from_lane(held[j // TOGETHER * PER_ROW + FIRST // 32], o_lane, 32, PTX),)
     else:
-        p_row = _at(p_map[0], tl.minimum(t + j, t_last - 1), p_map[1], False) + o_w
+        p_row = at_step(p_map[0], tl.minimum(t + j, t_last - 1), p_map[1], False) + o_w
         for n in tl.static_range(NUM):
-            words += (_load1(p_row + n, PTX),)
+            words += (load(p_row + n, PTX),)
     return words
 
 
 @triton.jit
-def _row(
+def row_at_step(
     held, p_map, t, t_last, j: tl.constexpr, o_n, FIRST: tl.constexpr, PACKED: tl.constexpr, WORDS: tl.constexpr,
     STEPS: tl.constexpr, NT: tl.constexpr, CHANNELS: tl.constexpr, SHUFFLE: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """The numbers of a map at step t + j that belong to this lane's states, once for each channel."""
+    """The NT elements of a map at step t + j for the states o_n .. of this lane, repeated for each of its channels."""
     row = ()
     if PACKED:
-        words = _words(held, p_map, t, t_last, j, o_n // 2, FIRST, WORDS, STEPS, NT // 2, SHUFFLE, PTX)
+        words = words_at_step(held, p_map, t, t_last, j, o_n // 2, FIRST, WORDS, STEPS, NT // 2, SHUFFLE, PTX)
         for i in tl.static_range(NT // 2):
-            # a bfloat16 is the upper half of its float32
+            # a bfloat16 is the upper half of the float32 with the same value
             b_word = words[i].to(tl.int32, bitcast=True)
             row += ((b_word << 16).to(tl.float32, bitcast=True), (b_word & -65536).to(tl.float32, bitcast=True))
     else:
-        row = _words(held, p_map, t, t_last, j, o_n, FIRST, WORDS, STEPS, NT, SHUFFLE, PTX)
+        row = words_at_step(held, p_map, t, t_last, j, o_n, FIRST, WORDS, STEPS, NT, SHUFFLE, PTX)
     rows = ()
     for _ in tl.static_range(CHANNELS):
         rows += row
     return rows
-
-
-class Maps(NamedTuple):
-    """B and C as the kernels read them."""
-
-    B: Tensor
-    C: Tensor
-    dtypes: tuple[torch.dtype, torch.dtype]
-    """Of B and C as they were given."""
-    strides: tuple[int | None, ...]
-    """Of a batch row and of a step, in words, of B and of C; None where they do not depend on time."""
-    constants: dict[str, bool]
-
-    @property
-    def in_time(self) -> tuple[bool, bool]:
-        return self.strides[1] is not None, self.strides[3] is not None
-
-
-def _maps(B: Tensor, C: Tensor, padded: int) -> Maps:
-    ptx = speaks_ptx()
-    packed = all(m.ndim == 2 or m.dtype == torch.bfloat16 for m in (B, C)) and not B.ndim == C.ndim == 2
-    b, c = (m if m.ndim == 2 else _words_of(m, padded, packed) for m in (B, C))
-    b_strides, c_strides = ((None, None) if m.ndim == 2 else _strides(m) for m in (b, c))
-    # up to 32 a lane finds its words of a map in one register; the interpreter, which has no lanes, plays along
-    shuffle = (ptx or triton.knobs.runtime.interpret) and padded // (2 if packed else 1) <= 32
-    return Maps(b, c, (B.dtype, C.dtype), (*b_strides, *c_strides), {"PACKED": packed, "SHUFFLE": shuffle, "PTX": ptx})
-
-
-def _words_of(m: Tensor, padded: int, packed: bool) -> Tensor:
-    """[B, T, N] as 32-bit words behind each other, without a copy where it can be."""
-    dtype = torch.bfloat16 if packed else torch.float32
-    fits = m.dtype == dtype and m.shape[2] == padded and m.stride(2) == 1 and m.stride(1) * m.element_size() < 2**31
-    if not fits or (packed and any(i % 2 for i in (m.storage_offset(), m.stride(0), m.stride(1)))):
-        rows = torch.zeros((*m.shape[:2], padded), dtype=dtype, device=m.device)
-        rows[..., : m.shape[2]] = m
-        m = rows
-    return m.view(torch.float32)

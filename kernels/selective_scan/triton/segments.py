@@ -1,4 +1,9 @@
-"""The states at the starts of segments of time, from the ends of the segments before them."""
+"""From the ends of the segments of time, each from a zero start, to their true starts.
+
+With end_s the state at the end of segment s after a zero start,
+
+    start_{s+1} = exp(A sum_{t in s} dt_t) start_s + end_s
+"""
 
 # mypy: disable-error-code="assignment, misc"
 
@@ -16,9 +21,11 @@ from kernels.selective_scan.triton.arithmetic import LOG2E
 def _pass_kernel(
     A, total_dt, ends, first_state, D, splits, N: tl.constexpr, BLOCK_D: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """ends [B, splits, N, D]: from the end of each segment but the last after a zero start to each's true start.
+    """Replaces the ends [batch, splits, N, D] of the segments by their starts, in place.
 
-    In place. first_state: [B, D, N] or None. In reverse, starts are at later times, and the last is at the beginning.
+    total_dt:    [batch, splits, D], the sum of dt over each segment.
+    first_state: [batch, D, N], the start of the first segment, or None for zero.
+    REVERSE:     the recurrence of the gradients, which starts behind the last segment.
     """
     num_d = tl.cdiv(D, BLOCK_D)
     o_d = tl.program_id(0) % num_d * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -40,10 +47,21 @@ def _pass_kernel(
     tl.store(ends + (i_last * N + i_n) * D + o_d, b_h, mask=m_d)
 
 
-def _pass(A: Tensor, total_dt: Tensor, ends: Tensor, first: Tensor | None, *, reverse: bool) -> None:
-    batch, splits, state, width = ends.shape
-    block = min(128, power_of_2(width))
+def ends_to_starts(A: Tensor, total_dt: Tensor, ends: Tensor, first_state: Tensor | None, *, reverse: bool) -> None:
+    """Replaces `ends` by the starts of the segments in place; shapes as in `_pass_kernel`."""
+    batch, splits, num_states, width = ends.shape
+    block_d = min(128, power_of_2(width))
     launch(
-        _pass_kernel, batch * state * cdiv(width, block),
-        A, total_dt, ends, first, width, splits, N=state, BLOCK_D=block, REVERSE=reverse, num_warps=4,
-    )  # fmt: skip
+        _pass_kernel,
+        batch * num_states * cdiv(width, block_d),
+        A=A,
+        total_dt=total_dt,
+        ends=ends,
+        first_state=first_state,
+        D=width,
+        splits=splits,
+        N=num_states,
+        BLOCK_D=block_d,
+        REVERSE=reverse,
+        num_warps=4,
+    )

@@ -1,4 +1,4 @@
-"""One step of the recurrence, for decoding."""
+"""One step of the recurrence, for decoding: the state is read and written once, which bounds the time."""
 
 # mypy: disable-error-code="assignment, misc"
 
@@ -9,11 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import cdiv, launch, power_of_2, speaks_ptx
-from kernels.selective_scan.triton.arithmetic import LOG2E, _decay, _sigmoid, _step_size
+from kernels.device import speaks_ptx
+from kernels.launch import cdiv, launch, power_of_2
+from kernels.layout import dense
+from kernels.selective_scan.triton.arithmetic import LOG2E, exp_or_exp2, sigmoid, step_size
 
-STEP_BLOCK = 1024
-"""State elements of one program of the single step."""
+STATE_ELEMENTS = 1024
+"""Elements of the state on which one program works."""
 
 
 @triton.jit
@@ -23,7 +25,11 @@ def _step_kernel(
     b_stride_n, c_stride_n, s_stride_b, s_stride_d, s_stride_n,
     N: tl.constexpr, NP: tl.constexpr, BLOCK_D: tl.constexpr, SOFTPLUS: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """One step of this module's recurrence for BLOCK_D channels of one row; the state is updated in place."""
+    """One step for BLOCK_D channels of one batch row; the state [batch, D, N] is updated in place.
+
+    x, dt, z, y: [batch, D] with contiguous channels.   A: [D, N], skip, bias: [D], contiguous.
+    B, C:        any strides along batch, channels and states; NP is N rounded up to a power of two.
+    """
     num_d = tl.cdiv(D, BLOCK_D)
     i_b = (tl.program_id(0) // num_d).to(tl.int64)
     o_d = tl.program_id(0) % num_d * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -39,16 +45,17 @@ def _step_kernel(
     b_bias = 0.0
     if bias is not None:
         b_bias = tl.load(bias + o_d, mask=m_d, other=0.0).to(tl.float32)
-    # memory decides, so the precise exponentials are free
-    b_dt = _step_size(tl.load(dt + i_b * dt_stride_b + o_d, mask=m_d, other=0.0), b_bias, SOFTPLUS, PTX)
-    b_h = _decay(b_dt[:, None] * b_a * (1.0 if PTX else LOG2E), PTX) * b_h + (b_dt * b_x)[:, None] * b_b.to(tl.float32)
+    # the time is that of the memory traffic, so precise exponentials cost nothing
+    b_dt = step_size(tl.load(dt + i_b * dt_stride_b + o_d, mask=m_d, other=0.0), b_bias, SOFTPLUS, PTX)
+    b_decay = exp_or_exp2(b_dt[:, None] * b_a * (1.0 if PTX else LOG2E), PTX)
+    b_h = b_decay * b_h + (b_dt * b_x)[:, None] * b_b.to(tl.float32)
     tl.store(p_state, b_h.to(state.dtype.element_ty), mask=m)
     b_y = tl.sum(b_c.to(tl.float32) * b_h, 1)
     if skip is not None:
         b_y += tl.load(skip + o_d, mask=m_d, other=0.0).to(tl.float32) * b_x
     if z is not None:
         b_z = tl.load(z + i_b * z_stride_b + o_d, mask=m_d, other=0.0).to(tl.float32)
-        b_y *= b_z * _sigmoid(b_z, PTX)
+        b_y *= b_z * sigmoid(b_z, PTX)
     tl.store(y + i_b * D + o_d, b_y.to(y.dtype.element_ty), mask=m_d)
 
 
@@ -60,26 +67,63 @@ def selective_scan_step_triton(
     C: Tensor,
     state: Tensor,
     *,
-    D: Tensor | None = None,
+    skip: Tensor | None = None,
     z: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    dt_softplus: bool = False,
+    bias: Tensor | None = None,
+    softplus: bool = False,
 ) -> Tensor:
-    """`selective_scan_step` for arguments that it has checked, without gradients; the state is updated in place."""
+    """`selective_scan_step` without gradients, for arguments whose shapes were checked.
+
+    skip is the paper's D, bias is added to dt. Returns y [batch, D] in the dtype of x; the state [batch, D, N] is
+    updated in place and may have any strides.
+    """
     batch, width = x.shape
     num_states = A.shape[1]
     padded = power_of_2(num_states)
-    block_d = max(1, STEP_BLOCK // padded)
+    block_d = max(1, STATE_ELEMENTS // padded)
     y = torch.empty((batch, width), dtype=x.dtype, device=x.device)
     x, dt, z = (m if m is None or m.stride(1) == 1 else m.contiguous() for m in (x, dt, z))
-    A, skip, bias = (m if m is None else m.contiguous() for m in (A, D, dt_bias))
-    # [B, N] or [1, D, N]
-    b_b, b_d, b_n = (B.stride(0), 0, B.stride(1)) if B.ndim == 2 else (0, *B.stride()[1:])
-    c_b, c_d, c_n = (C.stride(0), 0, C.stride(1)) if C.ndim == 2 else (0, *C.stride()[1:])
+    b_stride_b, b_stride_d, b_stride_n = _map_strides(B)
+    c_stride_b, c_stride_d, c_stride_n = _map_strides(C)
+    s_stride_b, s_stride_d, s_stride_n = state.stride()
     launch(
-        _step_kernel, batch * cdiv(width, block_d),
-        x, dt, A, B, C, skip, z, bias, state, y,
-        width, x.stride(0), dt.stride(0), 0 if z is None else z.stride(0), b_b, c_b, b_d, c_d, b_n, c_n,
-        *state.stride(), N=num_states, NP=padded, BLOCK_D=block_d, SOFTPLUS=dt_softplus, PTX=speaks_ptx(), num_warps=4,
-    )  # fmt: skip
+        _step_kernel,
+        batch * cdiv(width, block_d),
+        x=x,
+        dt=dt,
+        A=dense(A),
+        B=B,
+        C=C,
+        skip=dense(skip),
+        z=z,
+        bias=dense(bias),
+        state=state,
+        y=y,
+        D=width,
+        x_stride_b=x.stride(0),
+        dt_stride_b=dt.stride(0),
+        z_stride_b=0 if z is None else z.stride(0),
+        b_stride_b=b_stride_b,
+        c_stride_b=c_stride_b,
+        b_stride_d=b_stride_d,
+        c_stride_d=c_stride_d,
+        b_stride_n=b_stride_n,
+        c_stride_n=c_stride_n,
+        s_stride_b=s_stride_b,
+        s_stride_d=s_stride_d,
+        s_stride_n=s_stride_n,
+        N=num_states,
+        NP=padded,
+        BLOCK_D=block_d,
+        SOFTPLUS=softplus,
+        PTX=speaks_ptx(),
+        num_warps=4,
+    )
     return y
+
+
+def _map_strides(rows: Tensor) -> tuple[int, int, int]:
+    """Strides along batch, channels and states of B or C, given as [batch, N] or, for all rows, [1, D, N]."""
+    if rows.ndim == 2:
+        return rows.stride(0), 0, rows.stride(1)
+    return 0, rows.stride(1), rows.stride(2)

@@ -1,0 +1,114 @@
+"""Backward: the sums of what the programs of the gradient kernel have left, in a fixed order."""
+
+# mypy: disable-error-code="assignment, misc"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.launch import cdiv, launch
+from kernels.selective_scan.triton.inputs import ScanInputs
+from kernels.selective_scan.triton.plan import padded_states
+from kernels.sums import COLUMNS, ROWS, column_sums
+
+
+@triton.jit(do_not_specialize=["rows", "num_d"])
+def _add_parts_kernel(
+    partial, dB, dC, rows, num_d, N: tl.constexpr, NP: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr
+):
+    """dB and dC [rows, N] as sums of the num_d parts in partial [num_d, rows, NP or 2 NP]; either may be None.
+
+    TOGETHER parts are loaded at once. The rows are those of batch and time.
+    """
+    o_r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
+    o_n = tl.arange(0, NP)
+    m = (o_r < rows)[:, None] & (o_n < N)[None, :]
+    WIDTH: tl.constexpr = NP * ((dB is not None) + (dC is not None))
+    p = partial + o_r[:, None] * WIDTH + o_n[None, :]
+    b_first = tl.zeros([BLOCK, NP], tl.float32)
+    b_second = tl.zeros([BLOCK, NP], tl.float32)
+    for i in range(0, num_d, TOGETHER):
+        for j in tl.static_range(TOGETHER):
+            m_j = m & (i + j + 0 * o_n < num_d)[None, :]
+            b_first += tl.load(p, mask=m_j, other=0.0)
+            if WIDTH > NP:
+                b_second += tl.load(p + NP, mask=m_j, other=0.0)
+            p += rows.to(tl.int64) * WIDTH
+    o_out = o_r[:, None] * N + o_n[None, :]
+    if dB is not None:
+        tl.store(dB + o_out, b_first.to(dB.dtype.element_ty), mask=m)
+    if dC is not None:
+        b_last = b_second if WIDTH > NP else b_first
+        tl.store(dC + o_out, b_last.to(dC.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def _add_totals_kernel(
+    totals, dA, dbias, dskip, rows, D, N: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr
+):  # fmt: skip
+    """dA [D, N], dbias [D] and dskip [D] as sums over the rows of totals [rows, N + 2, D]; the last two may be None."""
+    i_n = tl.program_id(0) % (N + 2)
+    o_d = tl.program_id(0) // (N + 2) * BLOCK_D + tl.arange(0, BLOCK_D)
+    m_d = o_d < D
+    b_sum = column_sums(totals, i_n * D + o_d, m_d, rows, (N + 2) * D, ROWS)
+    if i_n < N:
+        tl.store(dA + o_d * N + i_n, b_sum.to(dA.dtype.element_ty), mask=m_d)
+    elif i_n == N:
+        if dbias is not None:
+            tl.store(dbias + o_d, b_sum.to(dbias.dtype.element_ty), mask=m_d)
+    else:
+        if dskip is not None:
+            tl.store(dskip + o_d, b_sum.to(dskip.dtype.element_ty), mask=m_d)
+
+
+def add_parts(inputs: ScanInputs, parts: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """dB and dC [batch, T, N] of the maps that depend on time, from the sums over the channels of each program."""
+    batch, length, _ = inputs.x.shape
+    num_states = inputs.A.shape[1]
+    dB, dC = (
+        torch.empty((batch, length, num_states), dtype=dtype, device=inputs.x.device) if in_time else None
+        for dtype, in_time in zip(inputs.layout.dtypes, inputs.layout.in_time, strict=True)
+    )
+    if parts is not None:
+        padded = padded_states(num_states)
+        block = max(4, 512 // padded)
+        launch(
+            _add_parts_kernel,
+            cdiv(batch * length, block),
+            partial=parts,
+            dB=dB,
+            dC=dC,
+            rows=batch * length,
+            num_d=parts.shape[0],
+            N=num_states,
+            NP=padded,
+            BLOCK=block,
+            TOGETHER=4,
+            num_warps=4,
+        )
+    return dB, dC
+
+
+def add_totals(inputs: ScanInputs, totals: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """dA [D, N], dskip [D] and dbias [D] from the sums over each segment, totals [batch splits, N + 2, D]."""
+    width, num_states = inputs.A.shape
+    dA = torch.empty_like(inputs.A)
+    dskip, dbias = (None if m is None else torch.empty_like(m) for m in (inputs.skip, inputs.bias))
+    launch(
+        _add_totals_kernel,
+        (num_states + 2) * cdiv(width, COLUMNS),
+        totals=totals,
+        dA=dA,
+        dbias=dbias,
+        dskip=dskip,
+        rows=totals.shape[0],
+        D=width,
+        N=num_states,
+        ROWS=ROWS,
+        BLOCK_D=COLUMNS,
+        num_warps=4,
+    )
+    return dA, dskip, dbias

@@ -1,8 +1,12 @@
 """From stored rows to a report, and from a report to text, a figure or a page.
 
-report = build(load_experiment(folder / "grid.yaml"), folder, storage.read(storage.files(roots, name)))
-print(render(report, "terminal"))
-render(report, "png", Path("figure.png"))        # and figure.svg beside it
+    report = build(load_experiment(folder / "grid.yaml"), folder, storage.read(storage.files(roots, name)))
+    print(render(report, "terminal"))
+    render(report, "png", Path("figure.png"))        # and figure.svg beside it
+
+`rows` reads and selects runs. `plan` says what the table has to show; `cells`, `claims`, `figure`, `costs` and `notes`
+make one part of a report each, and `report` puts them together. `layout` turns a report into a `document` of strings,
+which `text`, `html` and `plots` print. `speed_history` makes the document of the operators' speed.
 """
 
 from __future__ import annotations
@@ -23,10 +27,10 @@ __all__ = ["Document", "Format", "Report", "build", "history", "render"]
 
 
 def render(report: Report | Document, format: Format, out: Path | None = None) -> str | Path:
-    """The report in one format: its text, or the path of the file where `out` names one.
+    """The report in one format: its text, or, where `out` names a file, the path of the file that was written.
 
-    `png` needs `out`, and writes an SVG of the same name beside it. ValueError for an unknown format, and for `png`
-    where there is nothing to draw.
+    `png` needs `out` and writes an SVG of the same name beside it. Raises ValueError for an unknown format, and for
+    `png` where there is nothing to draw.
     """
     if format not in get_args(Format):
         names = get_args(Format)

@@ -44,7 +44,7 @@ class Figure:
 
     spec: FigureSpec
     panels: tuple[tuple[str, tuple[Series, ...]], ...]
-    """Title and series of each panel; empty where the figure shows learnt kernels."""
+    """Title and series of each panel; empty where the figure shows learned kernels."""
     kernels: tuple[KernelPanel, ...] = ()
 
     @property
@@ -54,7 +54,7 @@ class Figure:
 
 
 def make_figure(plan: Plan, spec: FigureSpec, settled: Settled) -> Figure:
-    """The figure that `spec` asks for; a figure of learnt kernels shows those of the first seed."""
+    """The figure that `spec` asks for; a figure of learned kernels shows those of the first seed."""
     if spec.kind == "kernels":
         found = [kernel_panel(row, _runs_of(row, settled)) for row in plan.spec.rows]
         return Figure(spec, (), tuple(panel for panel in found if panel is not None))

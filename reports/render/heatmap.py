@@ -1,7 +1,7 @@
-"""Learnt kernels as a picture, after DSS (Gupta et al. 2022), figures 2 and 3: rows of pixels, and eigenvalues below.
+"""Learned kernels as a picture: rows of pixels, and eigenvalues below (DSS, Gupta et al. 2022, figures 2 and 3).
 
-A panel is one run. A row of pixels is one kernel, |K_k| over its largest value at any lag; lines part the layers. Below
-stand the eigenvalues of all layers at (Re, arcsinh(Im / 2)), in black those before the first step.
+A panel shows one run. A row of pixels is one kernel, |K_k| divided by its largest value at any lag; white lines
+separate the layers. Below are the eigenvalues of all layers at (Re, arcsinh(Im / 2)), in black those before the first step.
 """
 
 from __future__ import annotations
@@ -13,27 +13,28 @@ from typing import Any
 
 from reports.render.rows import StoredRun, slice_part
 
-LEARNT, INITIAL = "#0072b2", "#000000"
+LEARNED, INITIAL = "#0072b2", "#000000"
 
 
 @dataclass(frozen=True)
 class KernelPanel:
-    """What a run recorded of its kernels (`suite/learned_kernels.py`)."""
+    """The kernels and eigenvalues that one run recorded (`suite/learned_kernels.py`)."""
 
     title: str
     layers: tuple[int, ...]
-    """Of each kernel, ascending."""
+    """Layer of each kernel, ascending."""
     kernels: tuple[tuple[float, ...], ...]
-    """Points of each."""
+    """Points of each kernel."""
     span: int
-    """Lags of a point."""
+    """How many lags a point stands for."""
     eigenvalues: tuple[tuple[float, float], ...]
-    """Real and imaginary parts."""
+    """Real and imaginary parts after training."""
     initial: tuple[tuple[float, float], ...]
+    """Real and imaginary parts before the first step."""
 
 
 def kernel_panel(title: str, runs: Sequence[StoredRun]) -> KernelPanel | None:
-    """That of the first seed that recorded kernels, or None."""
+    """The panel of the first seed that recorded kernels, or None where none did."""
     for run in sorted((run for run in runs if run.status == "ok"), key=lambda run: (run.seed, run.run_id)):
         rows = [value for value in run.values if value.metric == "kernel" and value.samples]
         if not rows:
@@ -60,7 +61,7 @@ def _eigenvalues(run: StoredRun, start: bool) -> tuple[tuple[float, float], ...]
 
 
 def draw_kernels(canvas: Any, panels: Sequence[KernelPanel]) -> None:
-    """Pixels above, eigenvalues below where there are any, one column a panel."""
+    """Draws one column for each panel: pixels above, and eigenvalues below where there are any."""
     spectra = any(panel.eigenvalues for panel in panels)
     axes = canvas.subplots(1 + spectra, len(panels), squeeze=False, height_ratios=[2, 1][: 1 + spectra])
     image = None
@@ -97,7 +98,7 @@ def _pixels(ax: Any, panel: KernelPanel) -> Any:
 
 def _spectrum(ax: Any, panel: KernelPanel) -> None:
     for values, color, size, label in (
-        (panel.eigenvalues, LEARNT, 8, "λ after training"),
+        (panel.eigenvalues, LEARNED, 8, "λ after training"),
         (panel.initial, INITIAL, 3, "λ before"),
     ):
         x, y = [re for re, _ in values], [math.asinh(im / 2) for _, im in values]

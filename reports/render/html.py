@@ -1,4 +1,7 @@
-"""A document as one self-contained page: no script, no font, nothing fetched; a line's runs are in its tooltip."""
+"""A document as one self-contained HTML page, which loads no script, font or other file.
+
+The tooltip of a table line names the runs behind it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ VERDICTS = ("agrees", "worse", "better", "holds", "fails")
 
 
 def html(document: Document) -> str:
-    """The whole page."""
+    """The text of the page, with the figure as inline SVG."""
     title, where = escape(document.title), escape(document.where)
     out = [
         "<!doctype html>",

@@ -1,4 +1,4 @@
-"""The figure of a report, drawn with matplotlib's Agg and SVG backends. No window, no global state."""
+"""The figure of a report, drawn with matplotlib's Agg and SVG backends, without a window and without global state."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from reports.render.marks import REDUCED, STAND_IN
 from reports.render.report import Report
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c564b", "#7f7f7f", "#bcbd22")
-"""Okabe and Ito's palette, which readers with any colour vision can tell apart, and three more."""
+"""The palette of Okabe and Ito, whose colours readers with any colour vision can tell apart, and three more."""
 MARKERS = "osD^vP*XhX"
 MANY_TICKS = 8
-"""Bars beyond which the words below them no longer stand side by side."""
+"""With more ticks than this, the words below the bars are turned upright, because they no longer fit side by side."""
 STYLE: Any = {
     "svg.hashsalt": "subquad",
     "svg.fonttype": "none",
@@ -33,7 +33,7 @@ STYLE: Any = {
 
 
 def draw(report: Report) -> Canvas | None:
-    """The figure, or None where the experiment has none or nothing to show."""
+    """The figure of a report, or None where it has none or where there is nothing to show."""
     figure = report.figure
     if figure is None or figure.empty:
         return None
@@ -43,7 +43,7 @@ def draw(report: Report) -> Canvas | None:
         width = (
             4.6 if figure.spec.kind == "lines" else max(4.6, *(0.45 * len(_ticks(panel)) for _, panel in figure.panels))
         )
-        # words that stand upright below the bars take their height
+        # upright words below the bars need more height
         tall = figure.spec.kind == "bars" and any(len(_ticks(panel)) > MANY_TICKS for _, panel in figure.panels)
         size = 1.2 + width * len(figure.panels), 6.6 if tall else 3.6
         canvas = Canvas(figsize=size, layout="constrained")
@@ -81,7 +81,10 @@ def _kernels(report: Report, figure: Figure) -> Canvas:
 
 
 def _places(figure: Figure) -> dict[str, int]:
-    """Of the rows in all panels together, for a panel may lack some and the legend is one."""
+    """Row label to its place among the rows of all panels, which sets its colour.
+
+    All panels share one legend, and a panel may lack some rows.
+    """
     labels = dict.fromkeys(series.label for _, panel in figure.panels for series in panel)
     return {label: i for i, label in enumerate(labels)}
 
@@ -118,7 +121,7 @@ def _lines(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
 
 
 def _ticks(panel: tuple[Series, ...]) -> list[Any]:
-    """What stands below the bars."""
+    """The x of every group of bars, in order of appearance."""
     return list(dict.fromkeys(x for s in panel for x in (*(p.x for p in s.points), *(x for x, _ in s.published))))
 
 
@@ -164,7 +167,7 @@ def _legend(figure: Figure, axes: Any) -> tuple[list[Any], list[str]]:
 
 
 def svg(document: Document) -> str:
-    """The figure as SVG text, or nothing."""
+    """The figure as SVG text; empty where there is nothing to draw."""
     canvas = document.draw()
     if canvas is None:
         return ""
@@ -176,7 +179,7 @@ def svg(document: Document) -> str:
 
 
 def save(document: Document, path: Path) -> Path:
-    """Writes PNG at `path` and SVG beside it."""
+    """Writes the figure as PNG to `path` and as SVG beside it; ValueError where there is nothing to draw."""
     canvas = document.draw()
     if canvas is None:
         raise ValueError(f"{document.name}: nothing to draw; give its grid a figure, or run it first")

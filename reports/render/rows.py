@@ -1,7 +1,8 @@
-"""From stored rows to the runs that a report may show.
+"""From stored rows to the runs that a report shows.
 
-Rows become runs; runs of other settings than the grid's are set aside; of the values in `select.best_of` the best one
-stays. What was left out is said in a note, never dropped in silence.
+`load_runs` groups rows into runs, `on_grid` keeps those that the grid asks for, `one_device` those of one device,
+`select_best` those with the best value of `select.best_of`, and `settle` those of one setting in each cell. A note
+under the table counts the runs that are left out.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from suite.config import ExperimentConfig, Select, lookup
 
 LOWER_IS_BETTER = frozenset({"loss", "perplexity", "bits_per_byte", "peak_memory", "time", "peak_extra_memory"})
-"""Metrics of which less is better."""
+"""Metrics of which a smaller value is the better one."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class StoredRun:
         return max(found, key=lambda v: v.step) if found else None
 
     def setting(self, without: Iterable[str] = ()) -> str:
-        """Identity of the run's settings apart from the seed, where its data lie, and the dotted keys `without`."""
+        """The run's settings as text, without the seed, the folder of its data, and the dotted keys `without`."""
         config = copy.deepcopy(self.config)
         for key in ("seed", "task.data", *without):
             *sections, name = key.split(".")
@@ -80,6 +82,11 @@ def _number(value: Any) -> float | None:
     return None if value is None or math.isnan(value) else float(value)
 
 
+def _samples(value: Any) -> tuple[float, ...]:
+    # a null is None in a frame as it was read, and NaN where frames were joined
+    return tuple(float(sample) for sample in value) if isinstance(value, np.ndarray) else ()
+
+
 def load_runs(frame: pd.DataFrame) -> list[StoredRun]:
     """The runs of a frame of stored rows (`suite.storage.read`), in the order of their ids."""
     runs = []
@@ -93,12 +100,12 @@ def load_runs(frame: pd.DataFrame) -> list[StoredRun]:
                 step=int(_number(r["step"]) or 0),
                 unit=_text(r["unit"]),
                 value=_number(r["value"]),
-                samples=tuple(float(s) for s in r["samples"]) if hasattr(r["samples"], "__iter__") else (),
+                samples=_samples(r["samples"]),
                 status=_text(r["status"]),
             )
             for r in records
         )
-        # the row `run` says how it ended; a run without one was cut off
+        # the row `run` says how the run ended; a run without one was interrupted
         ended = next((r for r in records if r["metric"] == "run"), None)
         head = ended or records[0]
         runs.append(
@@ -123,7 +130,10 @@ def load_runs(frame: pd.DataFrame) -> list[StoredRun]:
 
 
 def slice_part(name: str, key: str) -> float | str | None:
-    """`length` of `length=512,num_kv_pairs=64`, as a number where it is one."""
+    """The value of one key of a slice name, as a number where it is one: 512 for `length` of `length=512,width=64`.
+
+    None where the name does not have the key.
+    """
     parts = dict(part.partition("=")[::2] for part in name.split(",") if part)
     if key not in parts:
         return None
@@ -135,7 +145,7 @@ def slice_part(name: str, key: str) -> float | str | None:
 
 
 def same(wanted: Any, found: Any) -> bool:
-    """Whether a value from a grid means the value of a resolved run (which has defaults filled in)."""
+    """Whether a value in a grid stands for the value of a resolved run, whose mappings also have defaults."""
     if isinstance(wanted, Mapping):
         return isinstance(found, Mapping) and all(same(value, found.get(key)) for key, value in wanted.items())
     if isinstance(wanted, (list, tuple)):
@@ -145,17 +155,20 @@ def same(wanted: Any, found: Any) -> bool:
             and all(same(a, b) for a, b in zip(wanted, found, strict=True))
         )
     if isinstance(wanted, str) and isinstance(found, (int, float)) and not isinstance(found, bool):
-        # YAML 1.1 reads `1e-3` as a word
+        # a YAML 1.1 reader takes `1e-3` for a string
         try:
             return float(wanted) == found
         except ValueError:
             return False
-    # true is not 1
+    # python has True == 1
     return isinstance(wanted, bool) == isinstance(found, bool) and bool(wanted == found)
 
 
 def matches(selector: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Whether a resolved run has every value that a selector names; keys without a dot are not about the run."""
+    """Whether a resolved run has every value that a selector names.
+
+    Keys without a dot (`slice`, `metric`, `split`) name a measurement and no setting of the run, so they are skipped.
+    """
     return all(same(value, lookup(config, key)) for key, value in selector.items() if "." in key)
 
 
@@ -182,10 +195,10 @@ def planned_seeds(config: ExperimentConfig, scale: str) -> int:
 
 
 def on_grid(runs: Sequence[StoredRun], points: Sequence[Mapping[str, Any]]) -> tuple[list[StoredRun], list[str]]:
-    """The runs that are points of the grid, and a note on the others.
+    """The runs that are points of the grid, and a note for each kind of the others.
 
-    Only what the grid states can be compared: a setting changed with `--set` that the grid leaves at its default is
-    told apart later, in `settle`.
+    Only values that the grid states are compared. A run whose setting was changed with `--set`, where the grid leaves
+    that setting at its default, counts as a point of the grid here; `settle` separates it.
     """
     kept = []
     strange: dict[str, int] = {}
@@ -208,7 +221,10 @@ def on_grid(runs: Sequence[StoredRun], points: Sequence[Mapping[str, Any]]) -> t
 
 
 def one_device(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], int]:
-    """The runs of the device that the newest one used, and how many of others: their times are never compared."""
+    """The runs of the device that the newest run used, and how many runs are of others.
+
+    Times of different devices are never compared.
+    """
     if not runs:
         return [], 0
     device = max(runs, key=lambda run: (run.started_at, run.run_id)).device
@@ -217,7 +233,11 @@ def one_device(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], int]:
 
 
 def score(run: StoredRun, select: Select) -> float | None:
-    """What a run is selected by, larger is better: on valid and train that of the weights the run kept."""
+    """The number that a run is selected by, larger is better; None where the run has none.
+
+    On valid and train it is that of the weights that the run kept: the best evaluation with `train.keep: best`, else
+    the last one.
+    """
     sign = -1.0 if select.by in LOWER_IS_BETTER else 1.0
     rows = [v for v in run.values if (v.metric, v.split, v.slice) == (select.by, select.split, "")]
     found = [(v.step, sign * v.value) for v in rows if v.value is not None]
@@ -229,10 +249,12 @@ def score(run: StoredRun, select: Select) -> float | None:
 
 
 def select_best(runs: Sequence[StoredRun], select: Select | None) -> tuple[list[StoredRun], dict[str, int]]:
-    """Of runs that differ in nothing but the seed and `best_of`, those of the best value; and run id to values tried.
+    """Of runs that differ only in the seed and in `select.best_of`, those with the best value.
 
-    Best is the mean score over seeds. A value with fewer failed runs goes first, so that the surviving seeds of a
-    setting that mostly diverges do not win.
+    The best value has the largest mean score over seeds. A value with fewer failed runs is preferred, so that the
+    surviving seeds of a setting that mostly diverges do not win.
+
+    Returns the runs, and run id to how many values were compared.
     """
     if select is None:
         return list(runs), {}
@@ -255,10 +277,10 @@ def select_best(runs: Sequence[StoredRun], select: Select | None) -> tuple[list[
 
 
 def settle(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], int]:
-    """The runs of one setting, and how many of other settings were set aside.
+    """The runs of the one setting that a cell shows, and how many runs of other settings there are.
 
-    Real data go before stand-ins, then the setting with the newest run: a raised version or a changed default leaves
-    its older runs in the store, and they must not be averaged with the new ones.
+    A setting with real data is preferred to one with stand-in data, and then the setting with the newest run. After a
+    raised version or a changed default the older runs are still stored, and they must not be averaged with new ones.
     """
     groups: dict[str, list[StoredRun]] = {}
     for run in runs:

@@ -1,6 +1,6 @@
-"""The history of kernel speed: the newest figure of every case, comparisons of revisions, and a plot over commits.
+"""The history of the operators' speed: the newest time of every case, comparisons of revisions, a plot over commits.
 
-Times of different runs stand beside each other and are never divided: a ratio comes from one run on one device only.
+Times of different runs are shown side by side and never divided: a ratio comes from one run on one device.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class Point:
     """One measured case of one run."""
 
     op: str
+    """Name of the operator."""
     case: str
     """`B8 T2048 D2048 W4 bfloat16`."""
     direction: str
@@ -37,7 +38,7 @@ class Point:
     status: str
     error: str
     others: dict[str, float]
-    """floor_time, peak_extra_memory, cold_start of the same case and run."""
+    """The metrics `floor_time`, `peak_extra_memory` and `cold_start` of the same case and run."""
 
     @property
     def key(self) -> tuple[str, str, str, str, str]:
@@ -47,7 +48,8 @@ class Point:
 def history(frame: pd.DataFrame) -> Document:
     """The document of stored benchmark rows (experiment `kernels`), of any devices, shapes and commits.
 
-    Rows of other sets than a benchmark's own, as those of the planted slowdown, are no speed of a revision.
+    Only the sets of shapes that `bench` offers are shown. Other rows, e.g. those of planted slowdowns, do not measure a
+    revision.
     """
     frame = frame[frame["scale"].isin(SETS)]
     points = sorted(_points(frame), key=lambda point: point.started_at)
@@ -55,7 +57,7 @@ def history(frame: pd.DataFrame) -> Document:
     counts: dict[tuple[str, ...], int] = {}
     for point in points:
         counts[point.key] = counts.get(point.key, 0) + (point.value is not None)
-    # in the order of the last benchmark, which is that of the operators' own tables
+    # sorting is stable, so cases keep the order of the newest benchmark, which is that of the operators' tables
     shown = sorted(newest.values(), key=lambda point: (point.device, point.op))
     header = ("operator", "case", "pass", "implementation", "median ms", "spread", "of floor", "extra MiB", "cold s")
     lines = tuple((*_line(point), point.commit[:10], str(counts[point.key])) for point in shown)
@@ -156,7 +158,7 @@ def _comparisons(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:
 
 
 def _draw(points: list[Point]) -> Any:
-    """Median time over commits on the device of the newest row: a row of panels an operator, a line a shape."""
+    """Median time over commits, on the device of the newest row: one row of panels an operator, one line a shape."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,7 +1,8 @@
 """Learned kernels as a picture: rows of pixels, and eigenvalues below (DSS, Gupta et al. 2022, figures 2 and 3).
 
 A panel shows one run. A row of pixels is one kernel, |K_k| divided by its largest value at any lag; white lines
-separate the layers. Below are the eigenvalues of all layers at (Re, arcsinh(Im / 2)), in black those before the first step.
+separate the layers. Below are the eigenvalues of all layers at (Re, arcsinh(Im / 2)), in black those before the first
+step.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ def make_inputs(length: int) -> dict:
     return {name: torch.randn(B, length, H, K, generator=generator, dtype=torch.float64) for name in "qkv"}
 
 
-@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 200])
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("scale", [None, 2.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fused_equals_the_loop(length, scale, dtype):

@@ -20,6 +20,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TORCH = partial(causal_conv1d, return_final_state=True, backend="torch")
 TRITON = partial(causal_conv1d, return_final_state=True, backend="triton")
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
+
 
 def small_tiles(tiles):
     """Tiles of 64 steps of two channels, two of them a program."""
@@ -93,15 +95,24 @@ def test_shifted_products_equal_the_loop(length, taps, dtype):
     assert_matches_reference(TORCH, causal_conv1d_reference, make_inputs(length, taps), dtype=dtype)
 
 
-@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 500])
-@pytest.mark.parametrize(("taps", "dtype"), [(2, torch.float32), (3, torch.bfloat16), (4, torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("length", "taps", "dtype"),
+    [
+        (2, 3, torch.bfloat16),
+        (65, 2, torch.float32),
+        (65, 4, torch.bfloat16),
+        *(slow(length, 2, torch.float32) for length in (1, 2, 63, 64, 500)),
+        *(slow(length, 3, torch.bfloat16) for length in (1, 63, 64, 65, 500)),
+        *(slow(length, 4, torch.bfloat16) for length in (1, 2, 63, 64, 500)),
+    ],
+)
 @pytest.mark.parametrize("memory", [channel_last, channel_first])
 def test_the_kernel_equals_the_loop(length, taps, dtype, memory):
     op, inputs = in_memory(memory, in_small_tiles), make_inputs(length, taps, width=3 if length < 100 else 2)
     assert_matches_reference(op, causal_conv1d_reference, inputs, dtype=dtype, device=DEVICE)
 
 
-@pytest.mark.parametrize("width", [1, 70])
+@pytest.mark.parametrize("width", [1, slow(70)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("memory", [channel_last, channel_first])
 def test_the_kernel_as_configured_equals_the_loop(width, dtype, memory):
@@ -112,14 +123,25 @@ def test_the_kernel_as_configured_equals_the_loop(width, dtype, memory):
     assert_matches_reference(op, causal_conv1d_reference, inputs, dtype=dtype, device=DEVICE)
 
 
-@pytest.mark.parametrize("options", [{"bias": False}, {"initial_state": False}, {"activation": None}])
-@pytest.mark.parametrize("memory", [channel_last, channel_first])
+@pytest.mark.parametrize(
+    ("options", "memory"),
+    [
+        ({"bias": False}, channel_last),
+        ({"initial_state": False}, channel_first),
+        ({"activation": None}, channel_last),
+        slow({"bias": False}, channel_first),
+        slow({"initial_state": False}, channel_last),
+        slow({"activation": None}, channel_first),
+    ],
+)
 def test_every_option_of_the_kernel_may_be_left_out(options, memory):
     inputs = make_inputs(40, **options)
     assert_matches_reference(in_memory(memory, in_small_tiles), causal_conv1d_reference, inputs, device=DEVICE)
 
 
-@pytest.mark.parametrize("view", [every_second_channel, every_second_step, half_of_a_projection, half_of_channel_first])
+@pytest.mark.parametrize(
+    "view", [every_second_step, half_of_a_projection, slow(every_second_channel), slow(half_of_channel_first)]
+)
 def test_the_kernel_takes_any_view(view):
     def op(x, weight, **rest):
         return in_small_tiles(view(x), weight.t().contiguous().t(), **rest)
@@ -136,8 +158,17 @@ def test_result_and_gradient_have_the_memory_order_of_the_input(memory):
     assert y.stride() == x.stride() == dx.stride()
 
 
-@pytest.mark.parametrize("memory", [channel_last, channel_first])
-@pytest.mark.parametrize("cotangent", [channel_last, channel_first, broadcast])
+@pytest.mark.parametrize(
+    ("memory", "cotangent"),
+    [
+        (channel_last, broadcast),
+        (channel_first, channel_last),
+        slow(channel_last, channel_last),
+        slow(channel_last, channel_first),
+        slow(channel_first, channel_first),
+        slow(channel_first, broadcast),
+    ],
+)
 def test_the_output_gradient_may_have_any_memory(memory, cotangent):
     inputs = on_device(make_inputs(40, initial_state=False))
     x, dy = memory(inputs.pop("x")).requires_grad_(), cotangent(torch.randn(2, 40, 6, device=DEVICE))
@@ -147,7 +178,7 @@ def test_the_output_gradient_may_have_any_memory(memory, cotangent):
     )
 
 
-@pytest.mark.parametrize("length", [1, 2, 40])
+@pytest.mark.parametrize("length", [2, slow(1), slow(40)])
 @pytest.mark.parametrize("output", [0, 1], ids=["y", "final state"])
 def test_either_output_alone_has_the_right_gradients(length, output):
     def gradients(op, dtype):
@@ -202,10 +233,10 @@ def test_gradients_agree_with_finite_differences():
         )
 
 
-@pytest.mark.parametrize("split", [1, 2, 20])
+@pytest.mark.parametrize("split", [2, slow(1), slow(20)])
 @pytest.mark.parametrize("op", [TORCH, in_small_tiles], ids=["torch", "triton"])
 def test_passing_the_state_equals_the_whole(split, op):
-    inputs = on_device(make_inputs(70))
+    inputs = on_device(make_inputs(70, width=2))
     whole, final = op(**inputs)
     first, state = op(**(inputs | {"x": inputs["x"][:, :split]}))
     second, state = op(**(inputs | {"x": inputs["x"][:, split:], "initial_state": state}))
@@ -213,9 +244,10 @@ def test_passing_the_state_equals_the_whole(split, op):
     assert torch.equal(state, final)
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize(
+    ("backend", "taps"), [*(("torch", taps) for taps in (2, 3, 4)), ("triton", 4), slow("triton", 2), slow("triton", 3)]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("taps", [2, 3, 4])
 def test_steps_equal_the_whole(backend, dtype, taps):
     inputs = on_device(make_inputs(12, taps), dtype)
     exact, final = causal_conv1d_reference(**on_device(inputs, torch.float64))
@@ -245,7 +277,7 @@ def test_a_wide_state_is_not_rounded(backend):
 @pytest.mark.parametrize("memory", [channel_last, channel_first])
 @pytest.mark.parametrize("op", [TORCH, in_small_tiles], ids=["torch", "triton"])
 def test_future_inputs_cannot_change_the_past(memory, op):
-    inputs = on_device(make_inputs(70))
+    inputs = on_device(make_inputs(70, width=2))
     changed = inputs["x"].clone()
     changed[:, 60:] += 1
     whole = op(**(inputs | {"x": memory(inputs["x"])}))[0]

@@ -17,8 +17,11 @@ import typer
 # torch, pandas and matplotlib take seconds to import: they are imported where they are first needed
 from kernels import OPERATORS
 from models import MODELS
-from suite.config import AnyRun, ExperimentConfig, Resolver, expand, find_experiments, load_experiment
+from suite.config import ExperimentConfig, find_experiments, load_experiment
+from suite.grid import expand
 from suite.registry import Entry, Registry, nearest
+from suite.resolver import Resolver
+from suite.runs import Run
 from tasks import TASKS
 
 WORKLOADS = Registry("operator", {name: Entry(*where) for name, where in OPERATORS.items()})
@@ -199,11 +202,11 @@ def run(
     console.print(f"done: {len(ended)} runs; now: python run_suite.py report {experiment}", highlight=False)
 
 
-def _print_plan(runs: list[AnyRun], stored: dict[str, str]) -> None:
+def _print_plan(runs: list[Run], stored: dict[str, str]) -> None:
     """Every run on one line: what differs between the runs in dotted keys, then what they share."""
     import json
 
-    from suite.config import iter_keys
+    from suite.grid import iter_keys
 
     flat = [{key: json.dumps(value) for key, value in iter_keys(item.resolved)} for item in runs]
     keys = list(dict.fromkeys(key for values in flat for key in values))
@@ -274,7 +277,7 @@ def show(
     from rich.table import Table
 
     from suite import storage
-    from suite.config import iter_keys
+    from suite.grid import iter_keys
 
     if not run_id or set(run_id) - set("0123456789abcdef"):
         raise ValueError(f"{run_id!r} is no run id: those are hexadecimal, as in the plan and the file names")
@@ -413,7 +416,7 @@ Workers = Annotated[int | None, typer.Option(min=1, help="Processes that generat
 
 def _data_task(name: str, data: Path | None, overrides: list[str] | None) -> Any:
     """The configured task; ValueError for a name, an option or a task without data."""
-    from suite.config import assignment, parse
+    from suite.parsing import assignment, parse
 
     cls = TASKS.load(name)
     if "data" not in cls.model_fields:
@@ -559,7 +562,7 @@ def data_rate(
     """Measure how fast rows come on the host, without a model, against the fastest model among the stored rows."""
     import os
 
-    from suite.config import assignment, parse
+    from suite.parsing import assignment, parse
     from tasks.data.rate import feed, measure
 
     values = dict(assignment(text.removeprefix("task."), "--set") for text in overrides or ())

@@ -1,32 +1,34 @@
-"""The words the folders share: what a task gives, what a model takes, what a mixer can do.
+"""Interfaces between the folders: Task, Model, Mixer, Batch, and the optional abilities of each.
 
-Legend: `B` batch, `T` time, `P` labelled positions a sequence, `D` model width, `C` channels of a signal.
-This module imports torch only for type checking, so the command line can list names without it.
+Letters: `B` batch, `T` time, `P` labelled positions of a sequence, `D` model width, `C` channels of a signal. An
+interface that only some tasks or models have is a protocol of its own, which `isinstance` checks. This module imports
+torch only for type checking, so the command line can list names without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from suite.strict import strict, wanted_by
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
+    from torch import Tensor, nn
 
 IGNORE = -100
-"""Target value that carries no label; such positions enter neither the loss nor a metric."""
+"""Target value of a position without a label, which enters neither the loss nor a metric."""
 
 
 class Config(BaseModel):
     """A frozen, strict set of options. An unknown key is an error, never ignored.
 
-    Every number is finite, because NaN and infinity have no JSON and so no identity. `true` and `false` are no
-    numbers, and a whole number may be written in any way that YAML has for it: `1000`, `1.0e3` or `1e3`.
+    Every number is finite, because NaN and infinity have no JSON and so no identity. `true` and `false` are not
+    numbers. A whole number may be written in any way that YAML has for it: `1000`, `1.0e3` or `1e3`.
     """
 
     model_config = ConfigDict(
@@ -46,8 +48,8 @@ class Batch:
 
     inputs:    [B, T] integer tokens, or [B, T, C] float signal.
     targets:   [B, P] integer classes, `IGNORE` where there is no label; [B] for one label a sequence.
-    positions: [B, P] integer time indices of the labels. For one label a sequence, read out by pooling: None, or
-               [B, towers], the last index of each sequence, behind which there is padding.
+    positions: [B, P] integer time indices of the labels. For one label a sequence, which is read out by pooling: None,
+               or [B, towers], the last index of each sequence, behind which there is padding.
     """
 
     inputs: Tensor
@@ -87,32 +89,41 @@ class TaskSpec:
     """Sequences a row: [B, towers * T] inputs are read one by one with the same weights and compared in the readout."""
 
 
-class Task(Protocol):
+class Options(Protocol):
+    """What tasks and models have from `Config`: their options as values, and a version."""
+
+    version: ClassVar[int]
+
+    def model_dump(self, *, mode: str = "python") -> dict[str, Any]: ...
+
+    def model_dump_json(self) -> str: ...
+
+
+@runtime_checkable
+class Task(Options, Protocol):
     """A task is its own strict configuration (a `Config`), frozen and hashable by content.
 
     Its data come from its own random streams (`suite.rng.numpy_generator(seed, purpose)`), so they do not depend on
-    the model. Splits are `train`, `valid` and `test`.
+    the model. Splits are `train`, `valid` and `test`. `version` is raised whenever the bytes of a split or the meaning
+    of a metric change.
     """
-
-    version: ClassVar[int]
-    """Raised whenever the bytes of a split or the meaning of a metric change."""
 
     @property
     def spec(self) -> TaskSpec: ...
 
     @property
     def fresh(self) -> bool:
-        """True where training data are drawn anew at every step (`block`) instead of from a finite split."""
+        """Whether training data are drawn anew at every step (`block`) instead of from a finite split."""
         ...
 
     @property
     def stand_in(self) -> str:
-        """Empty, or why these data stand in for the paper's (shown wherever a result is shown)."""
+        """Empty, or why these data stand in for the paper's, which is shown wherever a result is shown."""
         ...
 
     @property
     def split_policy(self) -> Literal["paper", "clean"]:
-        """`paper`: as the source selects, even on test; `clean`: a held-out validation split."""
+        """`paper`: select as the source does, even on test; `clean`: on a held-out validation split."""
         ...
 
     def fingerprint(self) -> str:
@@ -124,21 +135,92 @@ class Task(Protocol):
         ...
 
     def block(self, seed: int, index: int, num_rows: int) -> Segment:
-        """Rows `index * num_rows ...` of the endless training stream of a fresh task; depends on nothing else.
-
-        A task whose stream is a finite set in ever new order says how many rows that is: `epoch_rows`.
-        """
+        """Rows `index * num_rows ...` of the endless training stream of a fresh task; depends on nothing else."""
         ...
 
     def score(self, logits: Tensor, targets: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Metrics of a batch as (sum, count) pairs: a metric of a split is the ratio of its summed pairs.
+        """Metrics of a batch as (sum, count) pairs; a metric of a split is the ratio of its summed pairs.
 
         logits [..., num_classes] and targets [...] with `IGNORE` where there is no label.
         """
         ...
 
-    # a task whose models make sequences also has num_generated (how many), temperature, first_token (what they start
-    # from) and judge(tokens [R, T], device), which yields (split, metric, value)
+
+@runtime_checkable
+class EndlessEpochs(Protocol):
+    """A fresh task whose stream is a finite set in ever new order."""
+
+    @property
+    def epoch_rows(self) -> int | None:
+        """Rows of that set, which are an epoch."""
+        ...
+
+
+@runtime_checkable
+class Resizable(Protocol):
+    """A task whose rows can have another length; where `length` is an option, stages of growing length can set it."""
+
+    @property
+    def length(self) -> int: ...
+
+
+@runtime_checkable
+class HasExponentials(Protocol):
+    """A task with metrics that are no ratio of sums, such as the perplexity."""
+
+    @property
+    def exponentials(self) -> Mapping[str, str]:
+        """Name of a metric to the one of `score` that it is the exponential of."""
+        ...
+
+
+@runtime_checkable
+class Generating(Protocol):
+    """A task whose models also make sequences, which are judged."""
+
+    @property
+    def num_generated(self) -> int:
+        """Sequences to make after training; 0: none."""
+        ...
+
+    @property
+    def temperature(self) -> float:
+        """Divides the logits before a token is drawn."""
+        ...
+
+    @property
+    def first_token(self) -> int:
+        """What the model sees before the first token that it makes."""
+        ...
+
+    def judge(self, clips: Tensor, device: torch.device) -> Iterable[tuple[str, str, float]]:
+        """(split, metric, value) of generated tokens [R, T]."""
+        ...
+
+
+@runtime_checkable
+class Countable(Protocol):
+    """A task that can say how many rows its splits have."""
+
+    def counts(self) -> dict[str, int]: ...
+
+
+@runtime_checkable
+class Prepared(Countable, Protocol):
+    """A task whose rows are kept as arrays in a cache."""
+
+    @property
+    def sources(self) -> Sequence[str]:
+        """Names in the manifest of data; none where the rows are generated."""
+        ...
+
+    def arrays(self, workers: int = 1) -> Any:
+        """The arrays from the cache, made first where they are missing. workers: processes that make them."""
+        ...
+
+    def verify(self, workers: int = 1) -> None:
+        """Makes the arrays again and raises ValueError where the cache holds others."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -152,9 +234,11 @@ class ParamGroup:
 
 
 class Mixer(Protocol):
-    """A causal sequence mixer: [B, T, D] to [B, T, D]."""
+    """A causal sequence mixer: [B, T, D] to [B, T, D]. A torch module."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
 
     def init_state(self, batch_size: int) -> Any:
         """The state before the first step: a tuple of tensors."""
@@ -165,40 +249,57 @@ class Mixer(Protocol):
         ...
 
     def state_size(self, length: int) -> int:
-        """Numbers that must be kept, for one sequence, to continue after `length` steps (complex counts as two)."""
+        """Elements that must be kept, for one sequence, to continue after `length` steps (complex counts as two)."""
         ...
 
 
+@runtime_checkable
 class Convolution(Protocol):
     """A part of a mixer that convolves every channel with a filter of its own, y = K * x + D x, whatever x is."""
 
     def kernel(self, length: int) -> Tensor:
-        """K [D, length] at the lags 0, 1, ...: the response to an impulse, less the skip D at lag 0."""
+        """K [D, length] at the lags 0, 1, ...: the response to an impulse, without the skip D at lag 0."""
         ...
 
-    # a state space model also has eigenvalues(): those of its state matrix, complex [N] or [D, N], in units of 1 / dt
+
+@runtime_checkable
+class StateSpace(Protocol):
+    """A convolution whose filter is that of a linear state space model."""
+
+    def eigenvalues(self) -> Tensor:
+        """The eigenvalues of its state matrix, complex [N] or [D, N], in units of 1 / dt."""
+        ...
 
 
-class Model(Protocol):
+class Stepwise(Protocol):
+    """What can be evaluated one position after the other."""
+
+    def init_state(self, batch_size: int) -> Any:
+        """The state before the first position. ValueError for a model that reads the future."""
+        ...
+
+    def step(self, inputs_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """inputs_t [B] or [B, C] to logits [B, num_classes] of this position, and the next state."""
+        ...
+
+
+@runtime_checkable
+class Model(Stepwise, Protocol):
     """A task-ready network: encoder, mixer layers, readout. A torch module."""
 
     def __call__(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
         """Logits [B, P, num_classes] at `positions`, or [B, num_classes] for a sequence readout."""
         ...
 
-    def init_state(self, batch_size: int) -> Any: ...
-
-    def step(self, inputs_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """inputs_t [B] or [B, C] to logits [B, num_classes] of this position, and the next state."""
+    def state_size(self, length: int) -> int:
+        """Elements that the mixers keep for one sequence after `length` steps."""
         ...
-
-    def state_size(self, length: int) -> int: ...
 
     def at_rate(self, rate: float) -> AbstractContextManager[bool]:
-        """For inputs sampled at `rate` times the rate trained at; whether the model has a step size that follows."""
+        """A context for inputs sampled at `rate` times the rate trained at; gives whether any step size follows."""
         ...
 
-    def convolutions(self) -> dict[str, Convolution]:
+    def convolutions(self) -> Mapping[str, Convolution]:
         """Those of its layers, by the name of their slice: `layer=0,filter=ssm`."""
         ...
 
@@ -206,11 +307,48 @@ class Model(Protocol):
         """Groups covering every trainable parameter once; `no_decay` names kinds: `bias`, `norm`, `embedding`."""
         ...
 
+    # what every torch module has, as far as the harness calls it
 
-class ModelConfig(Protocol):
+    def to(self, device: torch.device) -> Self: ...
+
+    def train(self, mode: bool = True) -> Self: ...
+
+    def eval(self) -> Self: ...
+
+    def modules(self) -> Iterator[nn.Module]: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def buffers(self) -> Iterator[Tensor]: ...
+
+    def state_dict(self) -> Mapping[str, Tensor]: ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> Any: ...
+
+
+class HasWidth(Protocol):
+    """Options of a model of one width."""
+
+    @property
+    def d_model(self) -> int: ...
+
+
+@runtime_checkable
+class Layered(Protocol):
+    """A model that shows its sequence mixers and its width, so that one layer can be timed alone."""
+
+    @property
+    def mixers(self) -> Sequence[Mixer]:
+        """The first layer's mixer first."""
+        ...
+
+    @property
+    def config(self) -> HasWidth: ...
+
+
+@runtime_checkable
+class ModelConfig(Options, Protocol):
     """The strict configuration of a registered model. `version` is raised whenever its function changes."""
-
-    version: ClassVar[int]
 
     def check(self, spec: TaskSpec) -> None:
         """Raises ValueError where this model cannot serve that task; called before any run starts."""

@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from suite.contracts import Batch, Segment
+from suite.contracts import Batch, Segment, Task
 from suite.rng import numpy_generator
 
 BLOCK_TOKENS = 1 << 21
@@ -46,7 +46,7 @@ class Splits:
 _latest: dict[tuple[str, str, int], Splits] = {}
 
 
-def load_splits(task: Any, seed: int) -> Splits:
+def load_splits(task: Task, seed: int) -> Splits:
     """Training and validation rows. The latest are kept: neighbours in a grid mostly share a task and a seed."""
     key = (type(task).__qualname__, task.model_dump_json(), seed)
     if key not in _latest:
@@ -58,7 +58,7 @@ def load_splits(task: Any, seed: int) -> Splits:
     return _latest[key]
 
 
-def staged_digest(splits: Splits, stages: Sequence[Any], seed: int) -> str:
+def staged_digest(splits: Splits, stages: Sequence[Task], seed: int) -> str:
     """The digest of a run's rows with those of its stages, tasks at other lengths; that of splits where it has none."""
     if not stages:
         return splits.digest
@@ -119,7 +119,9 @@ class FiniteOrder:
     depends only on (seed, epoch). Not shuffled: stored order, the same every epoch.
     """
 
-    def __init__(self, segments: tuple[Segment, ...], batch_size: int, seed: int, shuffle: bool, device: Any) -> None:
+    def __init__(
+        self, segments: tuple[Segment, ...], batch_size: int, seed: int, shuffle: bool, device: torch.device
+    ) -> None:
         self.sources = [to_device(segment, device) for segment in segments]
         self.batch_size, self.seed, self.shuffle, self.device = batch_size, seed, shuffle, device
         self.epoch_steps = epoch_length(segments, batch_size)
@@ -153,7 +155,9 @@ class HostOrder(FiniteOrder):
 
     AHEAD = 4
 
-    def __init__(self, segments: tuple[Segment, ...], batch_size: int, seed: int, shuffle: bool, device: Any) -> None:
+    def __init__(
+        self, segments: tuple[Segment, ...], batch_size: int, seed: int, shuffle: bool, device: torch.device
+    ) -> None:
         super().__init__(segments, batch_size, seed, shuffle, torch.device("cpu"))
         self.target = torch.device(device)
         # one thread, so that the order of an epoch is arranged by nobody else
@@ -181,11 +185,21 @@ class HostOrder(FiniteOrder):
 
 
 def finite_order(
-    segments: tuple[Segment, ...], batch_size: int, seed: int, shuffle: bool, device: torch.device
+    segments: tuple[Segment, ...],
+    batch_size: int,
+    seed: int,
+    shuffle: bool,
+    device: torch.device,
+    *,
+    free_bytes: int | None = None,
 ) -> FiniteOrder:
-    """Rows that fit stay on the device: what takes no more than half of its free memory. The batches are the same."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else sys.maxsize
-    kind = FiniteOrder if sum(map(size_of, segments)) <= free // 2 else HostOrder
+    """The order that keeps the rows on the device where they take at most half of its free memory, else on the host.
+
+    free_bytes: free memory of the device; None asks the device, and a CPU always has enough. The batches are the same.
+    """
+    if free_bytes is None:
+        free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else sys.maxsize
+    kind = FiniteOrder if sum(map(size_of, segments)) <= free_bytes // 2 else HostOrder
     return kind(segments, batch_size, seed, shuffle, device)
 
 
@@ -235,7 +249,7 @@ class StagedOrder:
 class FreshOrder:
     """Batches of an endless stream, drawn in blocks by a thread one block ahead of the training."""
 
-    def __init__(self, task: Any, batch_size: int, seed: int, epoch_steps: int, device: Any) -> None:
+    def __init__(self, task: Task, batch_size: int, seed: int, epoch_steps: int, device: torch.device) -> None:
         self.task, self.batch_size, self.seed, self.device = task, batch_size, seed, device
         self.epoch_steps = epoch_steps
         length = task.block(seed, 0, 1).inputs.shape[1]

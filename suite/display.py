@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import (
@@ -16,14 +15,12 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from suite.config import AnyRun
 from suite.runner import Finished
+from suite.runs import Progress as RunProgress
+from suite.runs import Run
 
-if TYPE_CHECKING:
-    from suite.trainer import Progress as RunProgress
 
-
-def run_label(run: AnyRun) -> str:
+def run_label(run: Run) -> str:
     """`gsa on mqar, seed 0 [1f0c...]`, `attention torch, forward [9a70...]`."""
     return f"{run.title} [{run.run_id[:6]}]"
 
@@ -57,11 +54,11 @@ class GridDisplay:
     ) -> None:
         self.bars.stop()
 
-    def started(self, run: AnyRun) -> None:
+    def started(self, run: Run) -> None:
         """A run is now in hand."""
         self.tasks[run.run_id] = self.bars.add_task(run_label(run), total=None, note="preparing")
 
-    def progressed(self, run: AnyRun, progress: RunProgress) -> None:
+    def progressed(self, run: Run, progress: RunProgress) -> None:
         """A run in hand reports."""
         if run.run_id not in self.tasks:
             self.started(run)

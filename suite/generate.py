@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from suite.capture import record
+from suite.contracts import Stepwise
 
 
 def tensors(state: Any) -> Iterator[Tensor]:
@@ -26,7 +27,7 @@ def tensors(state: Any) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def generate(
-    model: Any,
+    model: Stepwise,
     num_rows: int,
     length: int,
     first: int,

@@ -30,8 +30,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from suite.config import KernelProbe
-from suite.contracts import Convolution
+from suite.contracts import Convolution, StateSpace
+from suite.train_config import KernelProbe
 
 EIGENVALUES = 256
 """Recorded eigenvalues of a filter at most, evenly spaced."""
@@ -57,7 +57,7 @@ def kernel_rows(
         behinds.append(size[:, probe.near :].mean(-1))
         if not start:
             yield from _curves(name, size, probe)
-        if hasattr(part, "eigenvalues"):
+        if isinstance(part, StateSpace):
             found = part.eigenvalues().detach().to(torch.complex128).flatten().cpu()
             values.append(found)
             kept = found[spaced(len(found), EIGENVALUES)]

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
-
-
-@contextlib.contextmanager
-def host_threads(count: int | None) -> Iterator[None]:
-    """Lets torch compute on that many CPU threads, and on as many as before afterwards. None changes nothing.
-
-    A sum over several threads is another sum, in the last bits, than that of one.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def synchronize(device: torch.device) -> None:

@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite import storage
-from suite.config import AnyRun, SpeedRun, TimingRun
+from suite.runs import Report, Run, RunEnded, Stop, never
 
 if TYPE_CHECKING:
     import torch
-
-    from suite.trainer import Progress
 
 ENDED = ("ok", "diverged", "oom")
 """How a run can end for good.
@@ -44,7 +42,7 @@ def no_operators() -> Iterator[Operators]:
 class Planned:
     """A run of the grid and how a stored one of the same identity ended (None: not stored)."""
 
-    run: AnyRun
+    run: Run
     stored: str | None
     older: tuple[str, ...] = ()
     """Operators that have a higher version today than the stored run used: `selective_scan 1 (now 2)`."""
@@ -58,7 +56,7 @@ class Planned:
 class Finished:
     """How a run ended."""
 
-    run: AnyRun
+    run: Run
     status: str
     error: str
     seconds: float
@@ -67,7 +65,7 @@ class Finished:
 
 
 def plan(
-    runs: Sequence[AnyRun], roots: Sequence[Path], *, force: bool = False, versions: Mapping[str, int] | None = None
+    runs: Sequence[Run], roots: Sequence[Path], *, force: bool = False, versions: Mapping[str, int] | None = None
 ) -> list[Planned]:
     """What is stored below any of the roots is done; with `force` nothing is.
 
@@ -102,12 +100,12 @@ def outdated(planned: Sequence[Planned]) -> str | None:
 
 
 def execute(
-    run: AnyRun,
+    run: Run,
     root: Path,
     device: torch.device,
     *,
-    report: Callable[[Progress], None] | None = None,
-    stop: Callable[[], bool] = lambda: False,
+    report: Report | None = None,
+    stop: Stop = never,
     fresh: bool = False,
     sharing: int = 1,
     threads: int = 1,
@@ -122,33 +120,18 @@ def execute(
     """
     import torch
 
-    from suite import measure
-    from suite.bench.measure import Unavailable
-    from suite.bench.models import ModelTimer
-    from suite.bench.series import Series, Timer
-    from suite.trainer import DivergedError, Trainer
+    from suite.numerics import host_threads
 
     checkpoint = storage.checkpoint_path(root, run.experiment, run.scale, run.run_id)
     if fresh:
         checkpoint.unlink(missing_ok=True)
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    worker: Series | Trainer
-    if isinstance(run, TimingRun):
-        worker = Timer(run, device, report=report, stop=stop)
-    elif isinstance(run, SpeedRun):
-        worker = ModelTimer(run, device, report=report, stop=stop)
-    else:
-        worker = Trainer(run, device, checkpoint=checkpoint, report=report, stop=stop)
+    worker = run.worker(device, checkpoint=checkpoint, report=report, stop=stop)
     status, error = "ok", ""
-    training = isinstance(worker, Trainer)
-    with measure.host_threads(threads if training else None), record() as operators:
+    with host_threads(None if run.takes_all_threads else threads), record() as operators:
         try:
             worker()
-        except KeyboardInterrupt:
-            raise
-        except DivergedError as reason:
-            status, error = "diverged", str(reason)
-        except Unavailable as reason:
+        except RunEnded as reason:
             status, error = reason.status, str(reason)
         except torch.OutOfMemoryError as reason:
             status, error = "oom", str(reason).splitlines()[0]
@@ -183,7 +166,7 @@ def _found(rows: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(words + [f"oom at {', '.join(oom)}"] * bool(oom))
 
 
-def _columns(run: AnyRun, device: torch.device, started_at: str, sharing: int) -> dict[str, Any]:
+def _columns(run: Run, device: torch.device, started_at: str, sharing: int) -> dict[str, Any]:
     from suite.environment import provenance
 
     facts = provenance(device)

@@ -13,12 +13,8 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-# cuBLAS reads it once, at its first use; deterministic runs need it, and it costs the others nothing
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
 import torch.nn.functional as F
@@ -26,8 +22,7 @@ from torch import Tensor
 
 from suite import measure
 from suite.capture import record
-from suite.config import Run, Stage, TrainConfig, epoch_rows, stage_of
-from suite.contracts import IGNORE, Batch, Segment
+from suite.contracts import IGNORE, Batch, Generating, HasExponentials, Model, Segment, Task
 from suite.data import (
     FreshOrder,
     Order,
@@ -41,44 +36,23 @@ from suite.data import (
 )
 from suite.generate import generate
 from suite.learned_kernels import kernel_rows
+from suite.numerics import autocast, numerics
 from suite.rng import torch_seed
+from suite.runs import Outcome, Progress, Report, RunEnded, Stop, never
 from suite.schedule import Plateau, lr_factor
+from suite.train_config import Stage
+from suite.training_run import TrainingRun, epoch_rows, stage_of
 
 REPORT_EVERY_S = 0.5
 CHECKPOINT_EVERY_S = 60.0
 
 
-class DivergedError(RuntimeError):
-    """The loss stopped being a number."""
+class DivergedError(RunEnded):
+    """The loss became NaN or infinite."""
 
     def __init__(self, step: int) -> None:
-        super().__init__(f"loss is not finite at step {step}")
+        super().__init__("diverged", f"loss is not finite at step {step}")
         self.step = step
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a run in hand tells its display."""
-
-    step: int
-    total_steps: int
-    note: str
-    """`loss 0.6931  accuracy 0.512  140 steps/s`."""
-
-
-@dataclass
-class Outcome:
-    """Rows of a run (without provenance), the step it reached and the digest of its data."""
-
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    step: int = 0
-    data_digest: str = ""
-    seconds: float = 0.0
-
-    def add(self, metric: str, unit: str, value: float | None, **columns: Any) -> None:
-        """One measurement."""
-        row = {"metric": metric, "unit": unit, "value": value, "split": "", "slice": "", "status": "ok", "error": ""}
-        self.rows.append(row | columns)
 
 
 UNITS = {
@@ -92,27 +66,6 @@ UNITS = {
 }
 
 
-@contextlib.contextmanager
-def numerics(train: TrainConfig) -> Iterator[None]:
-    """Sets matrix precision and determinism for a run, and puts them back."""
-    matmul = torch.get_float32_matmul_precision()
-    cudnn_tf32, cudnn_benchmark = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    torch.set_float32_matmul_precision("high" if train.precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = train.precision == "tf32"
-    torch.backends.cudnn.benchmark = False
-    torch.use_deterministic_algorithms(train.deterministic)
-    # memory-efficient and flash attention add gradients with atomics
-    backends = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
-    with backends if train.deterministic else contextlib.nullcontext():
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(matmul)
-            torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = cudnn_tf32, cudnn_benchmark
-            torch.use_deterministic_algorithms(deterministic)
-
-
 class Trainer:
     """Trains and measures one run.
 
@@ -123,12 +76,12 @@ class Trainer:
 
     def __init__(
         self,
-        run: Run,
+        run: TrainingRun,
         device: torch.device,
         *,
         checkpoint: Path | None = None,
-        report: Callable[[Progress], None] | None = None,
-        stop: Callable[[], bool] = lambda: False,
+        report: Report | None = None,
+        stop: Stop = never,
     ) -> None:
         self.run, self.device, self.train = run, device, run.train
         self.checkpoint, self.report, self.stop = checkpoint, report, stop
@@ -140,7 +93,7 @@ class Trainer:
         """The whole run: train, evaluate, measure."""
         with contextlib.ExitStack() as self.cleanup:
             self.cleanup.callback(self._clock)
-            self.cleanup.enter_context(numerics(self.train))
+            self.cleanup.enter_context(numerics(self.train.precision, deterministic=self.train.deterministic))
             if self.device.type == "cuda":
                 self.cleanup.enter_context(torch.cuda.device(self.device))
             self._prepare()
@@ -175,7 +128,7 @@ class Trainer:
         self.eval_steps = (train.eval_every or 0) * unit or max(1, self.total_steps // 10)
 
         torch.manual_seed(torch_seed(run.seed, "init"))
-        self.model: Any = run.model.build(run.task.spec).to(device)
+        self.model: Model = run.model.build(run.task.spec).to(device)
         self.loss = torch.compile(self._mean_loss, dynamic=False) if train.compile else self._mean_loss
         groups = self.model.param_groups(train.no_decay)
         self.base_lr = [group.lr or train.lr for group in groups]
@@ -215,7 +168,7 @@ class Trainer:
         self._pool = torch.cuda.graph_pool_handle() if graphs else None
         self._recorded: dict[Any, tuple[Callable[[], None], Batch]] = {}
 
-    def _fresh_order(self, task: Any, batch_size: int, steps: int) -> Order:
+    def _fresh_order(self, task: Task, batch_size: int, steps: int) -> Order:
         """steps: the length of an epoch where neither the run nor the task knows it."""
         rows = epoch_rows(task)
         per_epoch = self.train.epoch_steps or (steps if rows is None else -(-rows // batch_size))
@@ -238,14 +191,9 @@ class Trainer:
 
     # ---------------------------------------------------------------- one step
 
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.train.precision != "bf16":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
-
     def _logits(self, batch: Batch) -> Tensor:
         positions = None if batch.positions is None else batch.positions.long()
-        with self._autocast():
+        with autocast(self.train.precision, self.device):
             return self.model(batch.inputs, positions).float()
 
     def _mean_loss(self, batch: Batch) -> Tensor:
@@ -389,7 +337,8 @@ class Trainer:
         for metric, mean in means.items():
             self.outcome.add(metric, UNITS.get(metric, ""), mean, split=split, step=self.step)
         # a perplexity is no ratio of sums, so it cannot come out of `score`
-        for metric, of in getattr(self.run.task, "exponentials", {}).items():
+        task = self.run.task
+        for metric, of in task.exponentials.items() if isinstance(task, HasExponentials) else ():
             if of in means:
                 self.outcome.add(metric, "", math.exp(min(means[of], 700.0)), split=split, step=self.step)
         return means
@@ -458,18 +407,26 @@ class Trainer:
     def _generate(self) -> None:
         """For a task that has sequences made: what its judge says of them."""
         task = self.run.task
-        wanted = getattr(task, "num_generated", 0)
-        if not wanted:
+        if not (isinstance(task, Generating) and task.num_generated):
             return
         size = self.train.eval_batch_size or self.train.batch_size
         parts = []
         try:
-            with self._autocast():
-                for start, stop in chunks(wanted, size):
+            with autocast(self.train.precision, self.device):
+                for start, stop in chunks(task.num_generated, size):
                     seed = torch_seed(self.run.seed, "generate", start)
-                    options = {"temperature": task.temperature, "between": self._heed_stop}
-                    number, length, first = stop - start, task.spec.max_length, task.first_token
-                    parts.append(generate(self.model, number, length, first, self.device, seed, **options))
+                    parts.append(
+                        generate(
+                            self.model,
+                            stop - start,
+                            self.run.task.spec.max_length,
+                            task.first_token,
+                            self.device,
+                            seed,
+                            temperature=task.temperature,
+                            between=self._heed_stop,
+                        )
+                    )
         except ValueError as error:
             # a model that reads the future has no step
             self.outcome.add("generation", "", None, split="generated", step=self.step, status="n/a", error=str(error))

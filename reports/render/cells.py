@@ -13,7 +13,8 @@ from reports.render.plan import Plan, Published
 from reports.render.rows import LOWER_IS_BETTER, StoredRun, Value
 from reports.render.units import shown
 from suite.bench.cases import spread
-from suite.config import TableSpec, lookup
+from suite.grid import lookup
+from suite.report_spec import TableSpec
 from suite.storage import operator_mix
 
 Verdict = Literal["", "agrees", "unclear", "better", "worse", "differs"]

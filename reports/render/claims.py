@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from reports.render.cells import Cell
-from suite.config import TableSpec
 from suite.registry import nearest
+from suite.report_spec import TableSpec
 
 COMPARISONS: dict[str, Callable[[float, float, float], bool]] = {
     ">": lambda left, right, _: left > right,

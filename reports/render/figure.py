@@ -11,7 +11,8 @@ from reports.render.heatmap import KernelPanel, kernel_panel
 from reports.render.plan import Plan
 from reports.render.rows import StoredRun, Value, slice_part
 from reports.render.units import shown
-from suite.config import FigureSpec, lookup
+from suite.grid import lookup
+from suite.report_spec import FigureSpec
 
 Settled = Mapping[tuple[str, str], Sequence[StoredRun]]
 """(row, column) to the runs that its cell shows."""

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from reports.render.rows import StoredRun, grid_points, matches, planned_seeds, same, slice_part
-from suite.config import SECTIONS, ExperimentConfig, TableSpec
+from suite.config import SECTIONS, ExperimentConfig
 from suite.registry import nearest
+from suite.report_spec import TableSpec
 
 
 @dataclass(frozen=True)

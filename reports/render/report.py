@@ -21,7 +21,8 @@ from reports.render.notes import notes_of, provenance_of
 from reports.render.plan import make_plan, pick_scale
 from reports.render.rows import StoredRun, load_runs, on_grid, one_device, select_best, settle
 from reports.render.units import shared_unit
-from suite.config import ExperimentConfig, Source, TableSpec
+from suite.config import ExperimentConfig
+from suite.report_spec import Source, TableSpec
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from suite.config import ExperimentConfig, Select, lookup
+from suite.config import ExperimentConfig
+from suite.grid import lookup
+from suite.report_spec import Select
 
 LOWER_IS_BETTER = frozenset({"loss", "perplexity", "bits_per_byte", "peak_memory", "time", "peak_extra_memory"})
 """Metrics of which a smaller value is the better one."""

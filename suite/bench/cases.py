@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from suite.bench.contracts import Workload
 from suite.registry import nearest
 
 SETS = {"quick": ("quick",), "paper": ("paper",), "all": ("quick", "paper"), "short": ("short",)}
@@ -73,14 +74,14 @@ def check_names(names: Sequence[str], known: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names)) or known
 
 
-def shapes_of(workload: Any, sets: Sequence[str]) -> list[Mapping[str, int | str]]:
+def shapes_of(workload: Workload, sets: Sequence[str]) -> list[Mapping[str, int | str]]:
     """The shapes of several sets, each once."""
     named = {**workload.shapes, "short": [workload.short(shape) for shape in workload.shapes["quick"]]}
     found = {label(shape): shape for name in sets for shape in named.get(name, ())}
     return list(found.values())
 
 
-def cases(workload: Any, sets: Sequence[str], kinds: Sequence[str]) -> Iterator[Case]:
+def cases(workload: Workload, sets: Sequence[str], kinds: Sequence[str]) -> Iterator[Case]:
     """Every case of a workload; the implementations of one shape, dtype and pass stand together."""
     for shape in shapes_of(workload, sets):
         for dtype in workload.dtypes:
@@ -92,7 +93,7 @@ def cases(workload: Any, sets: Sequence[str], kinds: Sequence[str]) -> Iterator[
 
 
 def series(
-    workload: Any,
+    workload: Workload,
     implementation: str,
     shape: Mapping[str, int | str],
     lengths: Sequence[int],

@@ -20,18 +20,19 @@ from torch import Tensor
 
 from suite.accuracy import assert_matches_reference, outputs_of
 from suite.bench.cases import Case, label
+from suite.bench.contracts import Cost, Implementation, Workload
+from suite.runs import RunEnded
 
 SEED = 20
 COPY_BYTES = 2**30
 MATMUL_SIZE = 8192
 
 
-class Unavailable(Exception):
+class Unavailable(RunEnded):
     """Why a case has no time here: a missing peer, an unsupported shape, a wrong result, no memory."""
 
     def __init__(self, status: str, reason: object) -> None:
-        super().__init__(" ".join(str(reason).split())[:300])
-        self.status = status
+        super().__init__(status, " ".join(str(reason).split())[:300])
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Ceilings:
     exponentials: float | None = None
     """Of an NVIDIA GPU, a second: 16 a clock and multiprocessor at the highest clock, computed and not measured."""
 
-    def floor_ms(self, cost: Any, dtype: str) -> float:
+    def floor_ms(self, cost: Cost, dtype: str) -> float:
         """The time no implementation can go below: the largest of bytes, matrix flops and exponentials over rates."""
         seconds = cost.num_bytes / statistics.median(self.copy)
         if self.exponentials:
@@ -56,7 +57,7 @@ class Ceilings:
         return 1e3 * seconds
 
 
-def find(workload: Any, name: str) -> Any:
+def find(workload: Workload, name: str) -> Implementation:
     """The implementation of that name."""
     return next(found for found in workload.implementations if found.name == name)
 
@@ -97,7 +98,7 @@ def ceilings(device: torch.device) -> Ceilings:
     return Ceilings(copy, matmul, exponentials)
 
 
-def load(workload: Any, case: Case) -> Callable[..., Any]:
+def load(workload: Workload, case: Case) -> Callable[..., Any]:
     """The callable of a case; Unavailable where it cannot be had or cannot run this shape."""
     implementation = find(workload, case.implementation)
     try:
@@ -110,7 +111,7 @@ def load(workload: Any, case: Case) -> Callable[..., Any]:
     return call
 
 
-def gate(workload: Any, case: Case, device: torch.device) -> None:
+def gate(workload: Workload, case: Case, device: torch.device) -> None:
     """Unavailable("failed") where the implementation breaks the accuracy rule on the case's shape cut short."""
     call, implementation = load(workload, case), find(workload, case.implementation)
     generator = torch.Generator().manual_seed(SEED)
@@ -136,13 +137,13 @@ def gate(workload: Any, case: Case, device: torch.device) -> None:
         raise _broken(implementation, error) from None
 
 
-def _broken(implementation: Any, error: Exception) -> Unavailable:
+def _broken(implementation: Implementation, error: Exception) -> Unavailable:
     """What an implementation raised: a peer raises what it likes, ours only ValueError where it cannot run."""
     failed = implementation.kind == "ours" and not isinstance(error, ValueError)
     return Unavailable("failed" if failed else "n/a", f"{type(error).__name__}: {error}")
 
 
-def prepare(workload: Any, case: Case, device: torch.device) -> Callable[[], Any]:
+def prepare(workload: Workload, case: Case, device: torch.device) -> Callable[[], Any]:
     """A call without arguments that runs the case once, on inputs it owns."""
     function, implementation = load(workload, case), find(workload, case.implementation)
     dtype = getattr(torch, case.dtype)
@@ -178,7 +179,7 @@ def _differentiable(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def checked(workload: Any, case: Case, device: torch.device) -> Callable[[], Any]:
+def checked(workload: Workload, case: Case, device: torch.device) -> Callable[[], Any]:
     """The prepared call, run once at full size.
 
     Unavailable where it has no memory, fails, or gives numbers that are none.

@@ -18,6 +18,7 @@ import torch
 from suite import storage
 from suite.bench.cases import Case, spread
 from suite.bench.compare import SIDES, Comparison, compare
+from suite.bench.contracts import Workload
 from suite.bench.measure import Ceilings, Unavailable, checked, extra_memory, find, gate, sample
 from suite.bench.worker import ChildError, Worker, cold_start
 from suite.environment import provenance
@@ -59,7 +60,7 @@ class Clock:
         self.device = device
         self.judged: dict[tuple[Any, ...], tuple[str, str] | None] = {}
 
-    def time(self, workload: Any, case: Case) -> tuple[list[float], int | None]:
+    def time(self, workload: Workload, case: Case) -> tuple[list[float], int | None]:
         """Raw samples (ms), and the bytes beyond the inputs where the device tells. Raises Unavailable."""
         try:
             # before the gate: some peers tune themselves at their first call, which must not be one on a short shape
@@ -69,7 +70,7 @@ class Clock:
         except torch.OutOfMemoryError:
             raise Unavailable("oom", f"{case}: out of memory") from None
 
-    def _judge(self, workload: Any, case: Case) -> None:
+    def _judge(self, workload: Workload, case: Case) -> None:
         short = tuple(workload.short(dict(case.shape)).items())
         key = (case.op, case.implementation, short, case.dtype, case.backward)
         if key not in self.judged:
@@ -85,7 +86,7 @@ class Clock:
 
 def time_cases(
     cases: Iterable[Case],
-    load: Callable[[str], Any],
+    load: Callable[[str], Workload],
     targets: Mapping[str, str],
     device: torch.device,
     ceilings: Ceilings,
@@ -96,7 +97,7 @@ def time_cases(
     for case in cases:
         workload = load(case.op)
         cost = workload.cost(dict(case.shape), getattr(torch, case.dtype), case.backward)
-        counts = {
+        counts: dict[str, Any] = {
             "floor_ms": ceilings.floor_ms(cost, case.dtype),
             "num_bytes": cost.num_bytes,
             "num_flops": cost.num_flops,

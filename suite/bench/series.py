@@ -1,61 +1,58 @@
-"""A run of an experiment that times: one operator or model over its lengths, its rows like a training run's."""
+"""A run that times an operator or a model over its lengths. Its rows are like those of a training run."""
 
 from __future__ import annotations
 
 import gc
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Generic, TypeVar
 
 import torch
 
+from suite.bench.config import TimingRun
 from suite.bench.measure import Unavailable
 from suite.bench.run import Clock
-from suite.config import AnyRun
-from suite.trainer import Outcome, Progress
+from suite.runs import Outcome, Progress, Report, Run, Stop, never
+
+R = TypeVar("R", bound=Run)
 
 
-class Series:
+class Series(Generic[R]):
     """Times one run, as `suite.trainer.Trainer` trains one. A subclass says how one length is measured.
 
-    A length without a time (no memory, cannot run here, wrong result) is a row that says why, and the run goes on.
-    Where results were wrong, or no length could run here, Unavailable ends it.
-    report: called before each length. stop: asked there; True raises KeyboardInterrupt, and nothing is kept.
+    A length that cannot be timed (no memory, cannot run here, wrong result) becomes a row that says why, and the run
+    goes on. Where a result was wrong, or no length could run here, the run ends with Unavailable.
+
+    report: called before each length.
+    stop: asked before each length; once it is true, KeyboardInterrupt is raised and nothing is kept.
     """
 
-    def __init__(
-        self,
-        run: AnyRun,
-        device: torch.device,
-        *,
-        report: Callable[[Progress], None] | None = None,
-        stop: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.run: Any = run
+    def __init__(self, run: R, device: torch.device, *, report: Report | None = None, stop: Stop = never) -> None:
+        self.run = run
         self.device, self.report, self.stop = device, report, stop
         self.outcome = Outcome()
         self.began = time.perf_counter()
 
     def __call__(self) -> Outcome:
-        """The whole run."""
+        """Times all lengths."""
         with ExitStack() as stack:
-            stack.callback(self._clock)
+            stack.callback(self._take_time)
             if self.device.type == "cuda":
                 stack.enter_context(torch.cuda.device(self.device))
             self._time()
         return self.outcome
 
-    def _clock(self) -> None:
+    def _take_time(self) -> None:
         self.outcome.seconds = time.perf_counter() - self.began
 
     def _lengths(self) -> Sequence[int]:
-        """What the run goes through."""
+        """The lengths of the run, in order."""
         raise NotImplementedError
 
     def _measure(self, length: int, part: str) -> None:
-        """Adds the rows of one length, `time` among them. Raises Unavailable where there are none."""
+        """Adds the rows of one length, `time` among them, with `part` as their slice. May raise Unavailable."""
         raise NotImplementedError
 
     def _time(self) -> None:
@@ -73,7 +70,7 @@ class Series:
                 status, reason = error.status, str(error)
                 self.outcome.add("time", "ms", None, slice=part, status=status, error=reason)
                 reasons.setdefault(status, f"{part}: {reason}")
-            # only here is nothing left of the last length, not even in an error
+            # not in the except clause, where the error still keeps the tensors of this length alive
             gc.collect()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -83,8 +80,8 @@ class Series:
             raise Unavailable("n/a", reasons["n/a"])
 
 
-class Timer(Series):
-    """Of an operator in one implementation."""
+class OperatorTimer(Series[TimingRun]):
+    """Times an operator in one implementation."""
 
     def _lengths(self) -> Sequence[int]:
         self.clock = Clock(self.device)

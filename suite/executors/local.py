@@ -19,17 +19,16 @@ from typing import Any, Protocol
 
 import torch
 
-from suite.config import AnyRun
 from suite.runner import Finished, Recorder, execute, no_operators
-from suite.trainer import Progress
+from suite.runs import Progress, Run
 
 
 class Display(Protocol):
     """What an executor tells whoever watches."""
 
-    def started(self, run: AnyRun) -> None: ...
+    def started(self, run: Run) -> None: ...
 
-    def progressed(self, run: AnyRun, progress: Progress) -> None: ...
+    def progressed(self, run: Run, progress: Progress) -> None: ...
 
     def finished(self, finished: Finished) -> None: ...
 
@@ -56,7 +55,7 @@ def _interruptible(event: Any) -> Iterator[None]:
 
 
 def run_all(
-    runs: Sequence[AnyRun],
+    runs: Sequence[Run],
     root: Path,
     device: torch.device,
     display: Display,
@@ -95,7 +94,7 @@ def _start_worker(messages: Any, stop: Any, devices: Any, options: dict[str, Any
     _worker.update(messages=messages, stop=stop, device=torch.device(devices.get()), options=options)
 
 
-def _work(run: AnyRun, root: Path) -> Finished | None:
+def _work(run: Run, root: Path) -> Finished | None:
     messages, stop = _worker["messages"], _worker["stop"]
     if stop.is_set():
         return None
@@ -111,7 +110,7 @@ def _work(run: AnyRun, root: Path) -> Finished | None:
 
 
 def _run_parallel(
-    runs: Sequence[AnyRun], root: Path, device: torch.device, display: Display, jobs: int, options: dict[str, Any]
+    runs: Sequence[Run], root: Path, device: torch.device, display: Display, jobs: int, options: dict[str, Any]
 ) -> list[Finished]:
     context = multiprocessing.get_context("spawn")
     messages, stop, devices = context.Queue(), context.Event(), context.Queue()

@@ -33,7 +33,9 @@ from models import MODELS
 from suite import storage
 from suite.bench.cases import Case as KernelCase
 from suite.bench.measure import prepare
-from suite.config import ExperimentConfig, Resolver, expand
+from suite.config import ExperimentConfig
+from suite.grid import expand
+from suite.resolver import Resolver
 from suite.rng import numpy_generator
 from tasks import TASKS, base
 

@@ -5,7 +5,9 @@ import torch
 
 from models import MODELS
 from suite.bench import models as timed
-from suite.config import ExperimentConfig, Resolver, expand
+from suite.config import ExperimentConfig
+from suite.grid import expand
+from suite.resolver import Resolver
 from suite.runner import execute
 from suite.storage import files, read
 from tests.suite.toy import TASKS

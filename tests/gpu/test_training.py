@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from models import MODELS
-from suite.config import ExperimentConfig, Resolver, expand
+from suite.config import ExperimentConfig
+from suite.grid import expand
+from suite.resolver import Resolver
 from suite.trainer import Trainer
 from tasks import TASKS
 from tests.suite.toy import make_run

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from models import MODELS
 from models.backbone import Backbone
-from suite.config import KernelProbe
 from suite.contracts import TaskSpec
 from suite.learned_kernels import kernel_rows, rank_correlation, spaced
+from suite.train_config import KernelProbe
 
 LENGTH = 40
 OPTIONS = [

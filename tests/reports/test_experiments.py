@@ -16,7 +16,9 @@ from reports.render.claims import check_claims, read_claims
 from reports.render.plan import check_table, read_expected
 from reports.render.rows import grid_points, matches, same
 from run_suite import WORKLOADS
-from suite.config import Resolver, expand, find_experiments, load_experiment, lookup
+from suite.config import find_experiments, load_experiment
+from suite.grid import expand, lookup
+from suite.resolver import Resolver
 from suite.storage import SCHEMA
 from tasks import TASKS
 from tasks.lra.image import CLASSES

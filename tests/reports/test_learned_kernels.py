@@ -11,7 +11,9 @@ import pytest
 from reports.render import Report, build, render
 from reports.render.plots import draw
 from suite import storage
-from suite.config import ExperimentConfig, FigureSpec, parse
+from suite.config import ExperimentConfig
+from suite.parsing import parse
+from suite.report_spec import FigureSpec
 from tests.reports.test_render import PROVENANCE
 
 GRID = {

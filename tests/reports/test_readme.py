@@ -12,7 +12,10 @@ import yaml
 from models import MODELS
 from reports.render import Report, build
 from suite import storage
-from suite.config import ExperimentConfig, Resolver, expand, find_experiments, load_experiment, parse
+from suite.config import ExperimentConfig, find_experiments, load_experiment
+from suite.grid import expand
+from suite.parsing import parse
+from suite.resolver import Resolver
 from tasks import TASKS
 
 HOME = Path(__file__).resolve().parents[2]

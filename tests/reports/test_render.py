@@ -19,7 +19,8 @@ from reports.render.plots import draw
 from reports.render.rows import matches, same, slice_part
 from reports.render.units import amount, fixed
 from suite import storage
-from suite.config import ExperimentConfig, parse
+from suite.config import ExperimentConfig
+from suite.parsing import parse
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -9,7 +9,9 @@ import torch
 
 from models import MODELS
 from suite import storage
-from suite.config import ExperimentConfig, Resolver, expand
+from suite.config import ExperimentConfig
+from suite.grid import expand
+from suite.resolver import Resolver
 from suite.runner import execute
 from suite.trainer import Trainer
 from tests.suite.toy import TASKS

@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from models import MODELS
-from suite.config import ExperimentConfig, Resolver, expand
+from suite.config import ExperimentConfig
 from suite.data import FreshOrder, StagedOrder
+from suite.grid import expand
 from suite.registry import Entry, Registry
+from suite.resolver import Resolver
 from suite.trainer import Trainer
 from tests.suite.toy import TASKS as TOYS
 from tests.suite.toy import Parity
@@ -195,7 +197,8 @@ def test_a_schedule_in_epochs_goes_with_no_stages():
 
 
 def test_a_task_whose_rows_have_one_length_has_no_stages():
-    from suite.config import Stage, TrainConfig, stage_of
+    from suite.train_config import Stage, TrainConfig
+    from suite.training_run import stage_of
     from tasks.lra.image import LRAImage
 
     with pytest.raises(ValueError, match="no option `length`; leave the stages out"):

@@ -8,19 +8,13 @@ import pytest
 from pydantic import Field, ValidationError
 
 from models import MODELS
-from suite.config import (
-    BenchConfig,
-    ExperimentConfig,
-    SpeedConfig,
-    TrainConfig,
-    assignment,
-    expand,
-    load_experiment,
-    parse,
-    read_yaml,
-)
+from suite.bench.config import BenchConfig, SpeedConfig
+from suite.config import ExperimentConfig, load_experiment
 from suite.contracts import Config
+from suite.grid import expand
+from suite.parsing import assignment, parse, read_yaml
 from suite.strict import wanted_by
+from suite.train_config import TrainConfig
 from tasks import TASKS
 from tests.suite.toy import RESOLVER, make_run
 

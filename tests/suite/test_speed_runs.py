@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -9,8 +13,12 @@ from models import MODELS
 from reports.render import build, render
 from suite import storage
 from suite.bench import models as timed
-from suite.config import ExperimentConfig, Resolver, SpeedConfig, expand
+from suite.bench.config import SpeedConfig, SpeedRun
+from suite.config import ExperimentConfig
+from suite.grid import expand
+from suite.resolver import Resolver
 from suite.runner import execute, plan
+from suite.runs import never
 from tests.suite.toy import TASKS
 
 CPU = torch.device("cpu")
@@ -30,21 +38,29 @@ TABLE = {
 }
 
 
-@pytest.fixture(autouse=True)
-def little_time(monkeypatch):
-    monkeypatch.setattr(timed, "BUDGET_MS", dict.fromkeys(timed.BUDGET_MS, 1.0))
+@dataclass(frozen=True)
+class Brief(SpeedRun):
+    """A run that is given a millisecond for its samples, and may be given other steps to time."""
+
+    steps: Mapping[str, timed.MakeStep] = field(default_factory=lambda: timed.STEPS)
+
+    def worker(self, device, *, checkpoint=None, report=None, stop=never):
+        budget = dict.fromkeys(timed.BUDGET_MS, 1.0)
+        return timed.ModelTimer(self, device, report=report, stop=stop, steps=self.steps, budget_ms=budget)
 
 
 def one(model=None, **speed):
     """The one resolved run of a grid without a sweep."""
-    baseline = {"model": {**MODEL, **(model or {})}, "speed": {**SPEED, **speed}}
+    model = {key: value for key, value in {**MODEL, **(model or {})}.items() if value is not None}
+    baseline = {"model": model, "speed": {**SPEED, **speed}}
     (run,) = expand("demo/speed", ExperimentConfig(title="speed", baseline=baseline), Resolver(TASKS, MODELS))
     return run
 
 
-def measured(root, model=None, **speed):
+def measured(root, model=None, train_step=timed.train_step, **speed):
     """How a run ended, and its rows by metric and slice."""
-    finished = execute(one(model, **speed), root, CPU)
+    run = Brief(**vars(one(model, **speed)), steps={**timed.STEPS, "train": train_step})
+    finished = execute(run, root, CPU)
     rows = storage.read(storage.files([root], "demo/speed")).to_dict("records")
     return finished, {(row["metric"], row["slice"]): row for row in rows}
 
@@ -88,9 +104,7 @@ def test_a_layer_is_the_first_mixer_alone(monkeypatch):
 @pytest.mark.parametrize("name", ["transformer++", "mamba", "retnet", "gla", "hgrn2", "gsa"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_token_is_decoded_behind_the_whole_prefix(name, precision, tmp_path, monkeypatch):
-    model = {"name": name, "num_heads": 2} if name != "mamba" else {"name": name}
-    if name == "mamba":
-        monkeypatch.delitem(MODEL, "num_heads")
+    model = {"name": name, "num_heads": None if name == "mamba" else 2}
     run = one(model, measure="decode", lengths=[5], batch_size=2, tokens=None, precision=precision)
     network = run.model.build(run.speed.spec(5))
     step = timed.decode_step(network, run.speed, 5, CPU)
@@ -111,7 +125,7 @@ def test_a_token_is_decoded_behind_the_whole_prefix(name, precision, tmp_path, m
     assert rows["state_size", "length=5"]["value"] == network.state_size(5)
 
 
-def test_unfused_attention_forbids_the_fused_kernels(monkeypatch, tmp_path):
+def test_unfused_attention_forbids_the_fused_kernels(tmp_path):
     seen = {}
 
     def spy(model, speed, length, device):
@@ -124,48 +138,42 @@ def test_unfused_attention_forbids_the_fused_kernels(monkeypatch, tmp_path):
         seen[speed.attention] = allowed
         return lambda: None
 
-    monkeypatch.setattr(timed, "train_step", spy)
     for attention in ("fused", "unfused"):
-        assert measured(tmp_path / attention, attention=attention)[0].status == "ok"
+        assert measured(tmp_path / attention, train_step=spy, attention=attention)[0].status == "ok"
     assert seen == {"fused": (True, True, False), "unfused": (False, True, True)}
     assert not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
 
 
-def test_precision_is_that_of_the_run_and_is_put_back(monkeypatch, tmp_path):
+def test_precision_is_that_of_the_run_and_is_put_back(tmp_path):
     seen = []
 
     def spy(model, speed, length, device):
         seen.append(torch.get_float32_matmul_precision())
         return lambda: None
 
-    monkeypatch.setattr(timed, "train_step", spy)
     before = torch.get_float32_matmul_precision()
-    measured(tmp_path, precision="tf32", lengths=[16])
+    measured(tmp_path, train_step=spy, precision="tf32", lengths=[16])
     assert seen == ["high"]
     assert torch.get_float32_matmul_precision() == before
 
 
-def test_a_length_without_memory_is_a_row_and_the_series_goes_on(monkeypatch, tmp_path):
-    original = timed.train_step
-
+def test_a_length_without_memory_is_a_row_and_the_series_goes_on(tmp_path):
     def hungry(model, speed, length, device):
         if length == 16:
             raise torch.OutOfMemoryError("planted")
-        return original(model, speed, length, device)
+        return timed.train_step(model, speed, length, device)
 
-    monkeypatch.setattr(timed, "train_step", hungry)
-    finished, rows = measured(tmp_path)
+    finished, rows = measured(tmp_path, train_step=hungry)
     assert finished.status == "ok"
     assert rows["time", "length=16"]["status"] == "oom"
     assert rows["time", "length=32"]["status"] == "ok"
 
 
-def test_a_fault_of_the_model_fails_the_run_with_its_reason(monkeypatch, tmp_path):
+def test_a_fault_of_the_model_fails_the_run_with_its_reason(tmp_path):
     def broken(model, speed, length, device):
         raise RuntimeError("planted fault")
 
-    monkeypatch.setattr(timed, "train_step", broken)
-    finished, rows = measured(tmp_path)
+    finished, rows = measured(tmp_path, train_step=broken)
     assert finished.status == "failed"
     assert "planted fault" in rows["time", "length=16"]["error"]
     assert plan([one()], [tmp_path])[0].todo
@@ -236,13 +244,11 @@ def test_a_report_shows_thousands_of_tokens_and_gibibytes_and_no_seeds(tmp_path)
     config = ExperimentConfig(**grid)
     runs = expand("demo/speed", config, Resolver(TASKS, MODELS))
     for run in runs:
-        execute(run, tmp_path, CPU)
+        execute(Brief(**vars(run)), tmp_path, CPU)
         # a host tells no memory of its own
         path = storage.result_path(tmp_path, "demo/speed", "paper", run.run_id)
-        rows = storage.read([path]).to_dict("records")
+        rows = pq.read_table(path).to_pylist()
         memory = {**rows[-1], "metric": "peak_memory", "unit": "bytes", "value": 3 * 2.0**29, "slice": "length=16"}
-        for row in (*rows, memory):
-            row["value"] = None if row["value"] != row["value"] else row["value"]
         storage.write(path, [*rows, memory])
     frame = storage.read(storage.files([tmp_path], "demo/speed"))
     report = build(config, tmp_path, frame)

@@ -5,8 +5,10 @@ import torch
 
 from models import MODELS
 from suite import storage
-from suite.config import ExperimentConfig, Resolver, expand
+from suite.config import ExperimentConfig
 from suite.executors.local import run_all
+from suite.grid import expand
+from suite.resolver import Resolver
 from suite.runner import execute
 from tests.suite.toy import TASKS, make_run
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ import yaml
 import run_suite
 from kernels.workload import Cost, Implementation, Workload, normal, sizes, traffic
 from suite import storage
-from suite.bench.series import Timer
-from suite.config import ExperimentConfig, Resolver, expand
+from suite.bench.series import OperatorTimer
+from suite.config import ExperimentConfig
+from suite.grid import expand
 from suite.registry import Entry, Registry
+from suite.resolver import Resolver
 from suite.runner import execute, plan
 from tests.suite.toy import MODELS, TASKS
 
@@ -192,16 +195,15 @@ def test_an_interrupted_run_leaves_nothing_and_starts_anew(tmp_path):
 
 def test_progress_counts_lengths():
     seen = []
-    Timer(one(), CPU, report=seen.append)()
+    OperatorTimer(one(), CPU, report=seen.append)()
     assert [(p.step, p.total_steps, p.note) for p in seen] == [(i, 4, f"length={n}") for i, n in enumerate(LENGTHS)]
 
 
-def test_a_raised_version_of_the_workload_is_a_new_run(monkeypatch):
-    before = one().run_id
+def test_a_raised_version_of_the_workload_is_a_new_run():
+    run = one()
     # a default written out is the same run
-    assert one(backward=False).run_id == before
-    monkeypatch.setitem(vars(SUM), "version", 2)
-    assert one().run_id != before
+    assert one(backward=False).run_id == run.run_id
+    assert replace(run, workload=replace(SUM, version=2)).run_id != run.run_id
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.config import ExperimentConfig, Resolver, Run, expand
+from suite.config import ExperimentConfig
 from suite.contracts import IGNORE, Config, ParamGroup, Segment, TaskSpec
+from suite.grid import expand
 from suite.registry import Entry, Registry
+from suite.resolver import Resolver
 from suite.rng import numpy_generator
+from suite.training_run import TrainingRun
 
 
 class Parity(Config):
@@ -106,7 +109,9 @@ MODELS = Registry("model", {"toy": Entry("tests.suite.toy:ToyConfig", "two linea
 RESOLVER = Resolver(TASKS, MODELS)
 
 
-def make_run(task: dict | None = None, model: dict | None = None, train: dict | None = None, seed: int = 0) -> Run:
+def make_run(
+    task: dict | None = None, model: dict | None = None, train: dict | None = None, seed: int = 0
+) -> TrainingRun:
     """One resolved run on the toy task."""
     config = ExperimentConfig(
         title="toy",

@@ -178,7 +178,9 @@ def test_the_real_piano_loads_at_two_lengths_of_table_14(shared):
 
 def test_a_run_reports_bits_a_sample(folder):
     from models import MODELS
-    from suite.config import ExperimentConfig, Resolver, expand
+    from suite.config import ExperimentConfig
+    from suite.grid import expand
+    from suite.resolver import Resolver
     from suite.trainer import Trainer
     from tasks import TASKS
 

@@ -270,7 +270,9 @@ def test_without_pyfaidx_the_extra_is_named(folder, monkeypatch):
 
 def test_a_run_reports_bits_and_perplexity_a_base(folder):
     from models import MODELS
-    from suite.config import ExperimentConfig, Resolver, expand
+    from suite.config import ExperimentConfig
+    from suite.grid import expand
+    from suite.resolver import Resolver
     from suite.trainer import Trainer
     from tasks import TASKS
 
@@ -449,7 +451,9 @@ def test_the_real_encode_regions_of_five_species_load(shared):
 def test_epochs_of_a_warm_up_in_length_are_those_of_the_sources(folder, rule, steps):
     """With as many tokens a batch, Mamba's epochs have the same steps at every length, HyenaDNA's twice as many."""
     from models import MODELS
-    from suite.config import ExperimentConfig, Resolver, expand
+    from suite.config import ExperimentConfig
+    from suite.grid import expand
+    from suite.resolver import Resolver
     from suite.trainer import Trainer
     from tasks import TASKS
 

@@ -93,7 +93,9 @@ def test_a_run_trains_on_a_folder_and_is_known_by_its_content(folder):
     import torch
 
     from models import MODELS
-    from suite.config import ExperimentConfig, Resolver, expand
+    from suite.config import ExperimentConfig
+    from suite.grid import expand
+    from suite.resolver import Resolver
     from suite.trainer import Trainer
     from tasks import TASKS
 

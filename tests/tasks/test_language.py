@@ -193,7 +193,9 @@ def test_a_text_too_small_for_the_vocabulary_is_an_error(folder):
 
 def test_a_run_reports_perplexity_of_validation_and_test(folder):
     from models import MODELS
-    from suite.config import ExperimentConfig, Resolver, expand
+    from suite.config import ExperimentConfig
+    from suite.grid import expand
+    from suite.resolver import Resolver
     from suite.trainer import Trainer
     from tasks import TASKS
 

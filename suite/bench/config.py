@@ -1,0 +1,179 @@
+"""The sections `bench` and `speed` of a grid, and the runs that time: an operator, or a model, over its lengths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from suite.bench.cases import Case, series
+from suite.bench.contracts import Workload
+from suite.contracts import Config, ModelConfig, TaskSpec
+from suite.runs import Report, Run, Stop, Worker, never
+
+if TYPE_CHECKING:
+    import torch
+
+
+class BenchConfig(Config):
+    """The section `bench`: one implementation of an operator, timed over a sweep of lengths."""
+
+    op: str
+    implementation: str
+    shape: dict[str, int | str]
+    """Sizes by their letter and named variants, without T: `{B: 1, D: 1024, N: 16, form: core}`. The letters are
+    those of the workload's shapes."""
+    lengths: tuple[int, ...] = Field(min_length=1)
+    """Values of T; each is timed on its own."""
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    backward: bool = False
+    """Forward and backward together, as a training step pays for them."""
+
+
+class SpeedConfig(Config):
+    """The section `speed`: what is timed of a model over a sweep of lengths, on random inputs and without learning."""
+
+    measure: Literal["layer", "train", "decode"]
+    """`layer`: forward and backward of the first sequence mixer; `train`: a training step of the whole model; `decode`:
+    one more token behind a prefix of each length."""
+    lengths: tuple[int, ...] = Field(min_length=1)
+    batch_size: int | None = Field(default=None, ge=1)
+    tokens: int | None = Field(default=None, ge=1)
+    """Tokens of a batch over all its sequences, in place of batch_size."""
+    precision: Literal["fp32", "tf32", "bf16"] = "bf16"
+    """bf16: autocast with fp32 parameters; where tokens are decoded, bf16 weights of linear maps and embeddings."""
+    attention: Literal["fused", "unfused"] = "fused"
+    """`unfused`: torch's attention stores the matrix of all pairs, as transformers did before FlashAttention."""
+    input: Literal["tokens", "signal"] = "tokens"
+    vocab_size: int = Field(default=256, ge=1)
+    channels: int = Field(default=1, ge=1)
+    """Channels of a signal."""
+    readout: Literal["token", "sequence"] = "token"
+    num_classes: int | None = Field(default=None, ge=1)
+    """None: vocab_size."""
+
+    @model_validator(mode="after")
+    def _sizes(self) -> SpeedConfig:
+        if (self.batch_size is None) == (self.tokens is None):
+            raise ValueError(f"give one of batch_size and tokens, got {self.batch_size} and {self.tokens}")
+        if min(self.lengths) < 1 or len(set(self.lengths)) < len(self.lengths):
+            raise ValueError(f"lengths are 1 or more and different, got {', '.join(map(str, self.lengths))}")
+        for length in self.lengths:
+            if self.tokens is not None and self.tokens % length:
+                raise ValueError(f"tokens={self.tokens} is no multiple of the length {length}; change one of them")
+        if self.measure == "decode" and (self.input, self.readout) != ("tokens", "token"):
+            raise ValueError(f"measure=decode needs tokens in and out, got {self.input} and readout={self.readout}")
+        return self
+
+    def batch(self, length: int) -> int:
+        """Sequences of one length in a batch."""
+        if self.batch_size is not None:
+            return self.batch_size
+        assert self.tokens is not None
+        return self.tokens // length
+
+    def spec(self, length: int) -> TaskSpec:
+        """The task that a model is built for."""
+        return TaskSpec(
+            self.input,
+            num_classes=self.num_classes or self.vocab_size,
+            readout=self.readout,
+            # the decoded token follows the prefix
+            max_length=length + (self.measure == "decode"),
+            vocab_size=self.vocab_size if self.input == "tokens" else 0,
+            channels=self.channels if self.input == "signal" else 0,
+        )
+
+
+@dataclass(frozen=True)
+class TimingRun(Run):
+    """One resolved series of timings: an operator in one implementation over its lengths."""
+
+    experiment: str
+    scale: str
+    bench: BenchConfig
+    workload: Workload
+    seed: int = 0
+    """Always 0: inputs are the same in every run."""
+    takes_all_threads: ClassVar[bool] = True
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        return {"bench": {"version": self.workload.version, **self.bench.model_dump(mode="json")}}
+
+    @property
+    def cases(self) -> list[Case]:
+        """One case for each length. ValueError for what the operator does not have."""
+        bench = self.bench
+        return series(self.workload, bench.implementation, bench.shape, bench.lengths, bench.dtype, bench.backward)
+
+    @property
+    def title(self) -> str:
+        direction = "forward+backward" if self.bench.backward else "forward"
+        return f"{self.bench.op} {self.bench.implementation}, {direction}"
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        return {
+            "task": self.bench.op,
+            "task_version": self.workload.version,
+            "model": self.bench.implementation,
+            "stand_in": "",
+            "split_policy": "",
+            "precision": self.bench.dtype,
+        }
+
+    def worker(
+        self, device: torch.device, *, checkpoint: Path | None = None, report: Report | None = None, stop: Stop = never
+    ) -> Worker:
+        from suite.bench.series import OperatorTimer
+
+        return OperatorTimer(self, device, report=report, stop=stop)
+
+
+@dataclass(frozen=True)
+class SpeedRun(Run):
+    """One resolved series of timings of a model over its lengths."""
+
+    experiment: str
+    scale: str
+    model_name: str
+    model: ModelConfig
+    speed: SpeedConfig
+    seed: int = 0
+    """Always 0: inputs are random and their values do not matter."""
+    takes_all_threads: ClassVar[bool] = True
+    version: ClassVar[int] = 1
+    """Raised whenever something else is timed under the same options."""
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        return {
+            "model": {"name": self.model_name, "version": self.model.version, **self.model.model_dump(mode="json")},
+            "speed": {"version": self.version, **self.speed.model_dump(mode="json")},
+        }
+
+    @property
+    def title(self) -> str:
+        return f"{self.model_name}, {self.speed.measure}"
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        return {
+            "task": self.speed.measure,
+            "task_version": self.version,
+            "model": self.model_name,
+            "model_version": self.model.version,
+            "stand_in": "",
+            "split_policy": "",
+            "precision": self.speed.precision,
+        }
+
+    def worker(
+        self, device: torch.device, *, checkpoint: Path | None = None, report: Report | None = None, stop: Stop = never
+    ) -> Worker:
+        from suite.bench.models import ModelTimer
+
+        return ModelTimer(self, device, report=report, stop=stop)

@@ -1,0 +1,122 @@
+"""Interfaces of what is timed. The operators' workloads (`kernels/<op>/workloads.py`) have these attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+Shape = Mapping[str, int | str]
+"""Sizes by their letter, and named variants: `{"B": 8, "T": 2048, "D": 2048, "activation": "silu"}`."""
+
+
+class Cost(Protocol):
+    """The least that one call must do."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all inputs read once and all outputs written once."""
+        ...
+
+    @property
+    def num_flops(self) -> int: ...
+
+    @property
+    def matrix(self) -> bool:
+        """Whether `num_flops` counts matrix products."""
+        ...
+
+    @property
+    def num_exponentials(self) -> int: ...
+
+
+class Implementation(Protocol):
+    """One way to compute an operator."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kind(self) -> str:
+        """`ours`, `torch` or `peer`."""
+        ...
+
+    @property
+    def load(self) -> Callable[[], Callable[..., Any]]:
+        """Imports and returns the callable. Raises ImportError where it is not installed."""
+        ...
+
+    @property
+    def to_native(self) -> Callable[[dict[str, Any]], dict[str, Any]]:
+        """From our keyword arguments to its own; not part of what is timed."""
+        ...
+
+    @property
+    def from_native(self) -> Callable[[Any], Any]:
+        """From its results to ours; not part of what is timed."""
+        ...
+
+    @property
+    def supports(self) -> Callable[[Shape, torch.dtype], str | None]:
+        """The reason why it cannot run a shape in a dtype, or None."""
+        ...
+
+    @property
+    def cold_start(self) -> bool:
+        """Whether its first call compiles something, so that the time of that call is worth a row."""
+        ...
+
+
+class Workload(Protocol):
+    """An operator as the benchmark sees it."""
+
+    @property
+    def op(self) -> str: ...
+
+    @property
+    def version(self) -> int:
+        """Raised whenever the name of a shape comes to mean other inputs."""
+        ...
+
+    @property
+    def reference(self) -> Callable[..., Any]:
+        """The recurrence, by which every implementation is judged."""
+        ...
+
+    @property
+    def make_inputs(self) -> Callable[[Shape, torch.dtype, torch.Generator], dict[str, Any]]:
+        """Keyword arguments of a shape, drawn on the generator's device."""
+        ...
+
+    @property
+    def cost(self) -> Callable[[Shape, torch.dtype, bool], Cost]:
+        """What one call costs at least, given whether a backward pass follows."""
+        ...
+
+    @property
+    def short(self) -> Callable[[Shape], Shape]:
+        """A shape cut down to one that the reference can judge, with the sizes that choose a kernel kept."""
+        ...
+
+    @property
+    def implementations(self) -> Sequence[Implementation]: ...
+
+    @property
+    def shapes(self) -> Mapping[str, Sequence[Shape]]:
+        """Shapes by the name of their set, `quick` among them."""
+        ...
+
+    @property
+    def dtypes(self) -> Sequence[torch.dtype]: ...
+
+    @property
+    def keep(self) -> Sequence[str]:
+        """Inputs that stay float32 where the others are in half precision."""
+        ...
+
+    @property
+    def backward(self) -> bool:
+        """Whether gradients are asked for."""
+        ...

@@ -1,0 +1,196 @@
+"""A grid expanded: into points (what the grid says of every run) and into resolved runs (everything filled in).
+
+`run` and `report` expand a grid by the same function, `points`. Order of precedence: baseline, sweep, scale, `--set`.
+Every run is resolved and checked before the first one starts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from suite.config import ExperimentConfig, check_sections
+from suite.parsing import assignments
+from suite.registry import nearest
+from suite.resolver import Resolver
+from suite.runs import Run
+
+Point = dict[str, Any]
+"""Dotted keys (`train.lr`) and the values that the grid gives them."""
+
+
+def points(config: ExperimentConfig, scale: str) -> list[Point]:
+    """Every point of a grid at one of its scales, in grid order; each stands for a run per seed."""
+    overrides = _overrides(config, scale)
+    sweep = {**config.sweep, **overrides.pop("sweep", {})}
+    base = {f"{section}.{key}": value for section, tree in config.baseline.items() for key, value in tree.items()}
+    axes = [
+        [value if isinstance(value, Mapping) else {name: value} for value in values] for name, values in sweep.items()
+    ]
+    found = []
+    for changes in itertools.product(*axes):
+        point = dict(base)
+        for change in changes:
+            point.update(change)
+        found.append(point | overrides)
+    return found
+
+
+def _overrides(config: ExperimentConfig, scale: str) -> dict[str, Any]:
+    """What a scale changes, `sweep` included and `seeds` left out; nothing where there is no such scale."""
+    return {key: value for key, value in config.scales.get(scale, {}).items() if key != "seeds"}
+
+
+def seeds_of(config: ExperimentConfig, scale: str) -> tuple[int, ...]:
+    """The seeds of every point at one scale."""
+    return tuple(config.scales.get(scale, {}).get("seeds", config.seeds))
+
+
+def check_grid(config: ExperimentConfig, scale: str, where: str) -> None:
+    """Raises ValueError for an unknown scale, section, axis or first word of a dotted key."""
+    if scale not in config.scales:
+        raise ValueError(
+            f"{where}: unknown scale {scale!r}{nearest(scale, config.scales)}; there are: {', '.join(config.scales)}"
+        )
+    check_sections(config, where)
+    overrides = _overrides(config, scale)
+    narrowed = overrides.pop("sweep", {})
+    for axis in narrowed:
+        if axis not in config.sweep:
+            raise ValueError(f"{where}: scales.{scale}.sweep: unknown axis {axis!r}{nearest(axis, config.sweep)}")
+    for name, values in {**config.sweep, **narrowed}.items():
+        for value in values:
+            for key in value if isinstance(value, Mapping) else [name]:
+                _check_key(config, key, f"{where}: sweep")
+    for key in overrides:
+        _check_key(config, key, f"{where}: scales.{scale}")
+
+
+def _check_key(config: ExperimentConfig, key: str, where: str) -> None:
+    section, dot, _ = key.partition(".")
+    if section not in config.sections or not dot:
+        raise ValueError(
+            f"{where}: {key!r}: a dotted key starts with {', '.join(config.sections)}"
+            f"{nearest(section, config.sections)}"
+        )
+
+
+def expand(
+    name: str,
+    config: ExperimentConfig,
+    resolver: Resolver,
+    *,
+    scale: str | None = None,
+    only: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    num_seeds: int | None = None,
+    where: str = "grid.yaml",
+) -> list[Run]:
+    """All runs of an experiment at one scale, resolved and checked, in grid order, each once.
+
+    only: `key=value` filters on the resolved run; several of one key are alternatives.
+    overrides: `key=value` settings that win over the grid.
+    num_seeds: take the seeds 0, 1, ..., num_seeds - 1 instead of the grid's own.
+    where: the file's name, for messages.
+    """
+    scale = scale or next(iter(config.scales))
+    check_grid(config, scale, where)
+    seeds = seeds_of(config, scale) if num_seeds is None else tuple(range(num_seeds))
+    if config.timed and seeds != (0,):
+        raise ValueError(f"{where}: seeds: timings have none, their inputs are always the same; leave out --seeds")
+    settings = dict(assignments(overrides, "--set"))
+    for key in settings:
+        _check_key(config, key, "--set")
+    filters = _Filters(only)
+    runs = []
+    for point in points(config, scale):
+        tree: dict[str, dict[str, Any]] = {section: {} for section in config.sections}
+        for key, value in (point | settings).items():
+            section, _, option = key.partition(".")
+            tree[section][option] = value
+        # a run that is left out by its names is not resolved, because its data need not be here
+        if not filters.may_keep(tree):
+            continue
+        for seed in seeds:
+            run = resolver.resolve(name, scale, tree, seed, where)
+            if filters.keep(run.resolved):
+                runs.append(run)
+    filters.check()
+    if not runs:
+        raise ValueError(f"--only {' '.join(only)}: no run satisfies all of them")
+    return list({run.run_id: run for run in runs}.values())
+
+
+class _Filters:
+    """The filters of `--only`, and the values they met, for the message where one of them met nothing."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.wanted: dict[str, list[Any]] = {}
+        for key, value in assignments(texts, "--only"):
+            self.wanted.setdefault(key, []).append(value)
+        self.seen: dict[str, list[Any]] = {key: [] for key in self.wanted}
+
+    def may_keep(self, tree: Mapping[str, Any]) -> bool:
+        """Whether an unresolved run has a task and a model that are asked for."""
+        named = {key: lookup(tree, key) for key in ("task.name", "model.name") if key in self.wanted}
+        if all(found is None or found in self.wanted[key] for key, found in named.items()):
+            return True
+        for key, found in named.items():
+            self.seen[key].append(found)
+        return False
+
+    def keep(self, resolved: Mapping[str, Any]) -> bool:
+        """Whether a resolved run satisfies every filter."""
+        for key, found in self.seen.items():
+            found.append(lookup(resolved, key))
+        return all(any(same(value, self.seen[key][-1]) for value in wanted) for key, wanted in self.wanted.items())
+
+    def check(self) -> None:
+        """Raises ValueError for a value that no run has."""
+        for key, wanted in self.wanted.items():
+            for value in wanted:
+                if not any(same(value, found) for found in self.seen[key]):
+                    there_are = sorted(set(map(str, self.seen[key])))
+                    raise ValueError(
+                        f"--only {key}={value}: no run has it{nearest(str(value), there_are)}; "
+                        f"there are: {', '.join(there_are)}"
+                    )
+
+
+def lookup(resolved: Mapping[str, Any], key: str) -> Any:
+    """The value behind a dotted key (`train.lr`, `task.train.0.length`), or None where there is none."""
+    value: Any = resolved
+    for part in key.split("."):
+        if isinstance(value, Mapping):
+            value = value.get(part)
+        elif isinstance(value, (list, tuple)) and part.isdigit() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            return None
+    return value
+
+
+def same(wanted: Any, found: Any) -> bool:
+    """Whether a value from a grid or a filter means the value of a resolved run, which has defaults filled in.
+
+    A mapping means every mapping that has its keys and values; a list and a tuple are alike; `true` is not 1.
+    """
+    if isinstance(wanted, Mapping):
+        return isinstance(found, Mapping) and all(same(value, found.get(key)) for key, value in wanted.items())
+    if isinstance(wanted, (list, tuple)):
+        return (
+            isinstance(found, (list, tuple))
+            and len(wanted) == len(found)
+            and all(same(a, b) for a, b in zip(wanted, found, strict=True))
+        )
+    return isinstance(wanted, bool) == isinstance(found, bool) and bool(wanted == found)
+
+
+def iter_keys(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of a nested mapping."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from iter_keys(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

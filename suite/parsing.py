@@ -1,0 +1,86 @@
+"""Strict reading of settings: safe YAML, and every fault in one line that says where it stands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from suite.contracts import Config
+from suite.registry import nearest
+from suite.strict import check_finite
+
+C = TypeVar("C", bound=Config)
+T = TypeVar("T")
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader, with numbers as in YAML 1.2: `1e3` is a number, where YAML 1.1 reads a word."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
+
+
+def read_yaml(text: str) -> Any:
+    """The value that a YAML text stands for. Raises yaml.YAMLError."""
+    return yaml.load(text, Loader=_Loader)
+
+
+def parse(cls: type[C], values: Mapping[str, Any], where: str) -> C:
+    """`cls(**values)`; a fault is a ValueError of one line that begins with `where` and the key."""
+    try:
+        return cls(**values)
+    except ValidationError as error:
+        raise ValueError(f"{where}: {_problem(error, cls)}") from None
+    except TypeError as error:
+        raise ValueError(f"{where}: keys must be words: {error}") from None
+
+
+def _problem(error: ValidationError, cls: type[Config]) -> str:
+    """The first problem that pydantic found, in one line."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        names = cls.model_fields
+        return f"{key}: unknown key{nearest(str(first['loc'][-1]), names)}; there are: {', '.join(names)}"
+    if first["type"] == "missing":
+        return f"{key}: missing"
+    if first["type"] == "finite_number":
+        return f"{key}: expected a finite number, got {first['input']}"
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error":
+        return f"{key}: {message}" if key else message
+    return f"{key}: {message}, got {first['input']!r}"
+
+
+def assignment(text: str, flag: str) -> tuple[str, Any]:
+    """The dotted key and the YAML value of `train.lr=1e-3`, which was given behind `flag`."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ValueError(f"{flag} {text!r}: expected section.key=value, e.g. train.lr=1e-3")
+    try:
+        parsed = read_yaml(value)
+    except yaml.YAMLError:
+        raise ValueError(f"{flag} {text!r}: the value is not valid YAML") from None
+    check_finite(parsed, f"{flag} {text!r}: ")
+    return key.strip(), parsed
+
+
+def assignments(texts: Iterable[str], flag: str) -> list[tuple[str, Any]]:
+    """Several of them, in order."""
+    return [assignment(text, flag) for text in texts]
+
+
+def located(where: str, call: Callable[[], T]) -> T:
+    """The result of a call whose ValueError is passed on with `where` in front."""
+    try:
+        return call()
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None

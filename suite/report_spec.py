@@ -1,0 +1,67 @@
+"""What a grid says about its report: where the numbers were published, which runs are shown, the table, the figure."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from suite.contracts import Config
+
+
+class Select(Config):
+    """Which of several runs a table shows, e.g. the best learning rate by validation accuracy."""
+
+    best_of: tuple[str, ...]
+    by: str = "accuracy"
+    split: Literal["train", "valid", "test"] = "valid"
+
+
+class TableSpec(Config):
+    """How stored rows become the paper's table. A selector maps dotted keys of a run to the value they must have."""
+
+    rows: dict[str, dict[str, Any]]
+    """Row label, as in expected.csv, to a selector."""
+    columns: dict[str, dict[str, Any]]
+    """Column label to a selector; `slice`, `metric` and `split` may stand in it too."""
+    metric: str = "accuracy"
+    split: str = "test"
+    percent: bool = True
+    """Show fractions as percentages, as the papers do."""
+    decimals: int | None = Field(default=None, ge=0)
+    """None: as many as the paper prints, at least one."""
+    tolerance: float = Field(default=1.0, ge=0)
+    """A cell agrees with the paper if it differs by no more than this, in the shown unit."""
+
+
+class FigureSpec(Config):
+    """The figure the paper shows, drawn from the same rows as the table."""
+
+    kind: Literal["lines", "bars", "kernels"]
+    """`kernels`: what `train.record_kernels` recorded, a panel for every row of the table; it takes no other option."""
+    x: str = ""
+    """A dotted key (`model.d_model`), or `slice.length` for a part of the slice name, or `step`, or `column`."""
+    x_label: str = ""
+    x_log2: bool = False
+    y: str = "accuracy"
+    y_label: str = ""
+    y_log10: bool = False
+    split: str = "test"
+    percent: bool = True
+    panels: str | None = None
+    """A dotted key: one panel for each of its values."""
+
+    @model_validator(mode="after")
+    def _has_what_its_kind_needs(self) -> FigureSpec:
+        if (self.kind == "kernels") == bool(self.x):
+            raise ValueError(f"x: a figure of kind {self.kind} {'has none' if self.x else 'needs one'}, got {self.x!r}")
+        return self
+
+
+class Source(Config):
+    """Where the numbers were published."""
+
+    paper: str
+    table: str | int | None = None
+    figure: str | int | None = None
+    section: str | None = None

@@ -1,0 +1,107 @@
+"""From the sections of one point of a grid to a run whose every setting is checked and filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from suite.bench.config import BenchConfig, SpeedConfig, SpeedRun, TimingRun
+from suite.contracts import ModelConfig, Task, TaskSpec
+from suite.parsing import located, parse
+from suite.registry import Registry
+from suite.runs import Run
+from suite.train_config import TrainConfig
+from suite.training_run import TrainingRun, epoch_rows, stage_of
+
+
+def _no_operators() -> Registry:
+    return Registry("operator", {})
+
+
+@dataclass(frozen=True)
+class Resolver:
+    """Turns names into checked configurations, with the tables that it was given.
+
+    operators: names of operators to their workloads.
+    data: folder handed to every task that has an option `data`, instead of what the grid says.
+    """
+
+    tasks: Registry
+    models: Registry
+    operators: Registry = field(default_factory=_no_operators)
+    data: str | None = None
+    _facts: dict[str, tuple[TaskSpec, str]] = field(default_factory=dict)
+
+    def resolve(self, experiment: str, scale: str, tree: Mapping[str, Any], seed: int, where: str) -> Run:
+        """One run from its sections. Every fault is a ValueError that begins with `where`."""
+        if "bench" in tree:
+            return self._timing(experiment, scale, tree, where)
+        if "speed" in tree:
+            return self._speed(experiment, scale, tree, where)
+        return self._training(experiment, scale, tree, seed, where)
+
+    def _timing(self, experiment: str, scale: str, tree: Mapping[str, Any], where: str) -> TimingRun:
+        bench = parse(BenchConfig, tree["bench"], f"{where}: bench")
+        workload = located(f"{where}: bench.op", lambda: self.operators.load(bench.op))
+        run = TimingRun(experiment, scale, bench, workload)
+        located(f"{where}: bench", lambda: run.cases)
+        return run
+
+    def _speed(self, experiment: str, scale: str, tree: Mapping[str, Any], where: str) -> SpeedRun:
+        speed = parse(SpeedConfig, tree["speed"], f"{where}: speed")
+        name, model = self._model(tree, where)
+
+        def check() -> None:
+            for length in speed.lengths:
+                model.check(speed.spec(length))
+
+        located(where, check)
+        return SpeedRun(experiment, scale, name, model, speed)
+
+    def _training(self, experiment: str, scale: str, tree: Mapping[str, Any], seed: int, where: str) -> TrainingRun:
+        task_name, task = self._task(tree, where)
+        model_name, model = self._model(tree, where)
+        train = parse(TrainConfig, tree["train"], f"{where}: train")
+        spec, fingerprint = self._facts_of(task, where)
+        located(where, lambda: model.check(spec))
+        in_epochs = train.epochs is not None or any(stage.epochs is not None for stage in train.length_warmup)
+        if task.fresh and in_epochs and train.epoch_steps is None and epoch_rows(task) is None:
+            raise ValueError(f"{where}: train.epochs: {task_name} draws fresh data; give steps or epoch_steps")
+        if not task.fresh and train.epoch_steps is not None:
+            raise ValueError(f"{where}: train.epoch_steps: only for tasks with fresh data; {task_name} has none")
+        stages = train.length_warmup
+        located(f"{where}: train.length_warmup", lambda: [stage_of(task, train, stage) for stage in stages])
+        return TrainingRun(experiment, scale, task_name, model_name, task, model, train, seed, fingerprint)
+
+    def _task(self, tree: Mapping[str, Any], where: str) -> tuple[str, Task]:
+        given = {} if self.data is None else {"data": self.data}
+        return self._part("task", self.tasks, tree, where, given)
+
+    def _model(self, tree: Mapping[str, Any], where: str) -> tuple[str, ModelConfig]:
+        return self._part("model", self.models, tree, where, {})
+
+    def _part(
+        self,
+        kind: Literal["task", "model"],
+        registry: Registry,
+        tree: Mapping[str, Any],
+        where: str,
+        given: Mapping[str, Any],
+    ) -> tuple[str, Any]:
+        """Name and checked configuration of one section. given: options to set wherever they exist."""
+        values = {key: value for key, value in tree[kind].items() if key != "name"}
+        name = tree[kind].get("name")
+        if name is None:
+            raise ValueError(f"{where}: {kind}.name: missing; there are: {', '.join(registry)}")
+        cls = located(f"{where}: {kind}.name", lambda: registry.load(name))
+        values |= {key: value for key, value in given.items() if key in cls.model_fields}
+        return name, parse(cls, values, f"{where}: {kind} {name}")
+
+    def _facts_of(self, task: Task, where: str) -> tuple[TaskSpec, str]:
+        """Spec and data fingerprint of a task."""
+        # a grid repeats few tasks many times, and a fingerprint may read every file of a folder
+        key = task.model_dump_json() + type(task).__qualname__
+        if key not in self._facts:
+            self._facts[key] = located(where, lambda: (task.spec, task.fingerprint()))
+        return self._facts[key]

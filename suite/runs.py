@@ -1,0 +1,110 @@
+"""What all kinds of runs share: identity, what a row says of them, and who carries them out.
+
+A run is one point of a grid with every setting filled in. There are three kinds: training (`suite.training_run`),
+timing of an operator and timing of a model (`suite.bench.config`). This module imports no torch, so a plan is quick.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from suite.identity import identity
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is, for whoever watches it."""
+
+    step: int
+    total_steps: int
+    note: str
+    """A few words, e.g. `loss 0.6931  accuracy 0.512  140 steps/s`."""
+
+
+@dataclass
+class Outcome:
+    """What a run has measured so far: rows without provenance, steps done, digest of its data, wall time."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    step: int = 0
+    data_digest: str = ""
+    seconds: float = 0.0
+
+    def add(self, metric: str, unit: str, value: float | None, **columns: Any) -> None:
+        """Appends one measurement. columns: others than the defaults, e.g. `split`, `slice`, `samples`, `status`."""
+        row = {"metric": metric, "unit": unit, "value": value, "split": "", "slice": "", "status": "ok", "error": ""}
+        self.rows.append(row | columns)
+
+
+class RunEnded(Exception):
+    """A run that ended early for a reason that has a status of its own: `diverged`, `oom`, `n/a` or `failed`."""
+
+    def __init__(self, status: str, reason: object) -> None:
+        super().__init__(str(reason))
+        self.status = status
+
+
+class Worker(Protocol):
+    """Carries out one run. Whatever it raises, `outcome` holds what was measured until then."""
+
+    @property
+    def outcome(self) -> Outcome: ...
+
+    def __call__(self) -> Outcome: ...
+
+
+Report = Callable[[Progress], None]
+Stop = Callable[[], bool]
+
+
+def never() -> bool:
+    """The stop that never comes."""
+    return False
+
+
+class Run(ABC):
+    """One resolved run. Its subclasses are frozen dataclasses with these three fields and their own."""
+
+    experiment: str
+    scale: str
+    seed: int
+    takes_all_threads: ClassVar[bool] = False
+    """Whether the run computes on all CPU threads that torch has, as a timing does, or on those it is given."""
+
+    @property
+    @abstractmethod
+    def resolved(self) -> dict[str, Any]:
+        """All settings as JSON values, defaults filled in, with the versions of what is run: what identifies it."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """The run in a few words."""
+
+    @property
+    @abstractmethod
+    def columns(self) -> dict[str, Any]:
+        """What its rows say of it, besides its identity and how and where it ran."""
+
+    @abstractmethod
+    def worker(
+        self, device: torch.device, *, checkpoint: Path | None = None, report: Report | None = None, stop: Stop = never
+    ) -> Worker:
+        """Who carries it out.
+
+        checkpoint: where an interrupted run keeps what it needs to continue, if it can.
+        report: called now and then with the progress.
+        stop: asked now and then; once it is true, the worker saves what it can and raises KeyboardInterrupt.
+        """
+
+    @property
+    def run_id(self) -> str:
+        """16 hexadecimal digits, the same for the same resolved run."""
+        return identity(self.resolved)

@@ -1,4 +1,4 @@
-"""Table of contents: every registered task, where it is and what it is."""
+"""Table of contents: every registered task, where it is defined and what it asks for."""
 
 from suite.registry import Entry, Registry
 
@@ -24,9 +24,9 @@ TASKS = Registry(
             "tasks.audio:YouTubeMix", "the next sample of solo piano, mu-law at 8 bits, Mamba Figure 7"
         ),
         "recordings": Entry("tasks.audio:Recordings", "the next sample of any folder of recordings"),
-        "sc09": Entry("tasks.sc09:SC09", "the next sample of spoken digits, and clips made of nothing, Mamba Table 4"),
+        "sc09": Entry("tasks.sc09:SC09", "the next sample of spoken digits, and generated clips, Mamba Table 4"),
         "hg38": Entry("tasks.hg38:HG38", "the next base of the human genome, Mamba Figure 5"),
-        "species": Entry("tasks.species:Species", "which species a stretch of DNA is of, Mamba Figure 6"),
+        "species": Entry("tasks.species:Species", "the species that a stretch of DNA comes from, Mamba Figure 6"),
         "lra-listops": Entry("tasks.lra.listops:LRAListOps", "the value of a nested expression, LRA ListOps"),
         "lra-text": Entry("tasks.lra.text:LRAText", "sentiment of a film review, byte by byte, LRA Text"),
         "lra-retrieval": Entry("tasks.lra.retrieval:LRARetrieval", "does one paper cite the other, LRA Retrieval"),

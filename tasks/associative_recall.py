@@ -1,4 +1,4 @@
-"""Associative recall: the value that belongs to one queried key."""
+"""Associative recall: name the value that belongs to one queried key."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tasks.synthetic_language import SyntheticLanguage
 
 
 class AssociativeRecall(SyntheticLanguage):
-    """Single-query associative recall as in H3 Tables 2 and 12.
+    """Associative recall with a single query, as in H3 Tables 2 and 12.
 
         input   a  2  c  4  a  2  b  3  =>  c
         target  .  .  .  .  .  .  .  .  .   4         (evaluation; training labels every next token)
 
-    The first half of the ordinary tokens are keys, the second half values. Every sequence has a fresh map from keys
-    to values (values drawn with replacement) and `length // 2` pairs whose keys are drawn with replacement. The
-    queried key is uniform over the keys that occur, which is what the source's draw and redraw amounts to.
+    The first half of the ordinary tokens are keys, the second half values. Every sequence has its own map from keys to
+    values, which are drawn with replacement, and `length // 2` pairs whose keys are drawn with replacement. The queried
+    key is uniform over the keys that occur in the sequence; the source draws again until this holds.
 
-    Source: Fu et al. 2023 (H3), section 3.1, Tables 2 and 12; details as its released data loader. Two settings
-    exist: vocabulary 10 and length 20 (the default: its chance level, 1 of 4 values, is the paper's 25 % row) and
+    Source: Fu et al. 2023 (H3), section 3.1, Tables 2 and 12; details as in its released data loader. There are two
+    settings: vocabulary 10 and length 20 (the default; its chance level, one of four values, is the paper's 25 %), and
     vocabulary 20 and length 40. The source validates on the test rows.
     """
 
@@ -57,7 +57,7 @@ class AssociativeRecall(SyntheticLanguage):
         keys = rng.integers(0, self.num_keys, (num_rows, length // 2))
         occurs = np.zeros((num_rows, self.num_keys), dtype=bool)
         np.put_along_axis(occurs, keys, True, axis=1)
-        # the largest of independent uniform numbers falls on each key that occurs with the same probability
+        # the largest of independent uniform numbers falls on every key that occurs with the same probability
         query = np.where(occurs, rng.random(occurs.shape), -1.0).argmax(axis=1)[:, None]
         rows = np.empty((num_rows, length + 3), dtype=token_dtype(self.vocab_size))
         rows[:, 0:length:2] = keys

@@ -1,4 +1,4 @@
-"""Audio: the next sample of recorded music, mu-law encoded at 8 bits."""
+"""Audio: predict the next sample of recordings, encoded by the mu-law at 8 bits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tasks.data.stored import PlannedTask
 RATE = 16_000
 LEVELS = 256
 ZERO = LEVELS // 2
-"""The level of silence, which stands before the first sample."""
+"""The level of silence, which is the first input of every row."""
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
 
 
@@ -34,11 +34,11 @@ def _library(name: str, use: str) -> Any:
 
 
 def mu_law(wave: Array) -> Array:
-    """Floats in [-1, 1] to levels 0 ... 255.
+    """Encodes a wave in [-1, 1] as levels 0 ... 255, uint8.
 
         f(x) = sign(x) log(1 + 255 |x|) / log 256;    level = floor(((f + 1) / 2) (256 - e) + e / 2),  e = 0.01
 
-    Source: ITU-T G.711's curve as the SaShiMi code quantises it (Goel et al. 2022).
+    Source: the curve of ITU-T G.711, quantised as in the code of SaShiMi (Goel et al. 2022).
     """
     mu, margin = LEVELS - 1, 0.01
     bent = np.copysign(np.log1p(mu * np.abs(wave)) / math.log1p(mu), wave)
@@ -46,33 +46,36 @@ def mu_law(wave: Array) -> Array:
 
 
 def mu_law_decode(levels: Array) -> Array:
-    """The wave in [-1, 1] in the middle of each level, float64."""
+    """Decodes levels: the value in the middle of each level, a wave in [-1, 1], float64."""
     mu, margin = LEVELS - 1, 0.01
     bent = (levels.astype(np.float64) + (1 - margin) / 2) / (LEVELS - margin) * 2 - 1
     return np.copysign(np.expm1(np.abs(bent) * math.log1p(mu)) / mu, bent)
 
 
 def stretched(segment: Array) -> Array:
-    """int16 to floats whose least is -1 and whose greatest is 1, as the SaShiMi code scales every row by itself."""
+    """Scales int16 samples so that they reach from -1 to 1, as the SaShiMi code does for each row."""
     low, high = int(segment.min()), int(segment.max())
     return 2 * (segment.astype(np.float32) - low) / max(high - low, 1) - 1
 
 
 def natural(path: Path) -> list[tuple[int, int, str]]:
-    """Sorts out2 before out10."""
+    """Sort key by which `out2` comes before `out10`."""
     parts = re.findall(r"\d+|\D+", path.name)
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
 
 
 def read_recording(path: Path, resample: bool) -> Array:
-    """[frames] int16 at 16 kHz, the mean of the channels; what is not at 16 kHz is an error unless `resample`."""
+    """Reads the mean of the channels of a recording: [frames] int16 at 16 kHz.
+
+    Another sampling rate is an error unless `resample` is set. A DataError names the file and what is wrong with it.
+    """
     soundfile = _library("soundfile", "reading recordings")
     try:
         wave, rate = soundfile.read(path, dtype="float32", always_2d=True)
     except soundfile.LibsndfileError as error:
         reason = " ".join(str(error).split()).replace(str(path), "it")
         raise DataError(f"{path}: cannot be decoded ({reason}); fetch it again.") from None
-    # libsndfile reads what is there of a truncated WAV without a word
+    # libsndfile reads a truncated WAV file without an error
     if path.suffix.lower() == ".wav":
         with path.open("rb") as file:
             head = file.read(8)
@@ -93,27 +96,28 @@ def read_recording(path: Path, resample: bool) -> Array:
 
 
 class Recordings(PlannedTask):
-    """The next sample of any recordings.
+    """The next sample of the recordings in any folder.
 
         input   128 131 140 152    (levels of the mu-law; the first is silence, the rest the samples before)
         target  131 140 152 149    (the sample itself, everywhere)
 
-    Source: any folder of WAV, FLAC, OGG or MP3 files, by the protocol of `youtubemix` below; it stands for no
-    published number. Files in the order of their names, 2 before 10. Where there are 17 or more, the first 88 % train,
-    and 6 % each validate and test; where there are fewer, each recording is cut so.
+    Source: any folder of WAV, FLAC, OGG or MP3 files, by the protocol of `youtubemix` below. No published number
+    belongs to it. Files are taken in the order of their names, 2 before 10. Where there are 17 or more, the first 88 %
+    of them are for training and 6 % each for validation and testing. Where there are fewer, each recording is cut in
+    these proportions.
     """
 
     name: ClassVar[str] = "recordings"
     version: ClassVar[int] = 1
     exponentials: ClassVar[Mapping[str, str]] = {"perplexity": "loss"}
-    """Metrics that are exp of the mean of another."""
+    """Metrics that are the exponential of the mean of another one, by name."""
 
     length: int = Field(default=2**13, ge=2, le=2**20)
-    """Samples a row. Table 14 of Mamba: 8192, 16384, 30720, 61440, 120832, 239616, 479232, 958464."""
+    """Number of samples of a row. Mamba's Table 14: 8192, 16384, 30720, 61440, 120832, 239616, 479232, 958464."""
     scaling: Literal["segment", "unit"] = "segment"
-    """`segment`: each row stretched to [-1, 1] before the mu-law, as in the source; `unit`: full scale is 1."""
+    """`segment`: each row is stretched to [-1, 1] before the mu-law, as in the source. `unit`: full scale is 1."""
     resample: bool = False
-    """Whether recordings of another rate are resampled to 16 kHz (needs scipy)."""
+    """Whether recordings with another sampling rate are resampled to 16 kHz, which needs scipy."""
 
     @property
     def spec(self) -> TaskSpec:
@@ -136,7 +140,7 @@ class Recordings(PlannedTask):
         return {"resample": self.resample}
 
     def read(self, folder: Path) -> dict[str, Array]:
-        """All samples one recording after the other, int16 [N], and where each ends [R]."""
+        """The samples of all recordings, one after the other, int16 [N], and where each recording ends [R]."""
         parts = [read_recording(path, self.resample) for path in self.files(folder)]
         return {"samples": np.concatenate(parts), "ends": np.cumsum([len(part) for part in parts], dtype=np.int64)}
 
@@ -146,7 +150,7 @@ class Recordings(PlannedTask):
         return f"{len(arrays['ends'])} recordings, {len(arrays['samples']) / RATE:.0f} s, of the user's own"
 
     def _bounds(self, split: str, ends: Array) -> list[tuple[int, int]]:
-        """Start and stop of the stretches of a split."""
+        """Start and stop of the stretches of samples that belong to a split."""
         starts = np.concatenate([[0], ends[:-1]])
         low, high = {"train": (0, 88), "valid": (88, 94), "test": (94, 100)}[split]
         count = len(ends)
@@ -161,7 +165,7 @@ class Recordings(PlannedTask):
             self._starts(split)
 
     def _starts(self, split: str) -> list[int]:
-        """Where the rows of a split begin. What is left of a recording behind its last row is dropped."""
+        """The index at which each row of a split begins. The rest of a recording that fills no row is dropped."""
         bounds = self._bounds(split, self.arrays()["ends"])
         starts = [start for low, high in bounds for start in range(low, high - self.length + 1, self.length)]
         if not starts:
@@ -173,7 +177,7 @@ class Recordings(PlannedTask):
         return starts
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        """Recordings are no random draw: every seed has the same rows."""
+        """The rows of a split, which do not depend on the seed."""
         self.check_split(split)
         samples, starts = self.arrays()["samples"], self._starts(split)
         targets = np.empty((len(starts), self.length), dtype=np.uint8)
@@ -185,30 +189,32 @@ class Recordings(PlannedTask):
         yield Segment(inputs=torch.from_numpy(inputs), targets=torch.from_numpy(targets))
 
     def score(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Also bits a sample."""
+        """The metrics of every task, and bits per sample."""
         metrics = super().score(logits, targets)
         total, count = metrics["loss"]
         return metrics | {"bits_per_sample": (total / math.log(2), count)}
 
 
 MIN_FILES = 17
-"""Of fewer files, 6 % would be none."""
+"""With fewer files, 6 % of them would be no file."""
 HOURS = 3.5
 """YouTubeMix has about four."""
 
 
 class YouTubeMix(Recordings):
-    """The next sample of four hours of solo piano.
+    """The next sample of four hours of solo piano music.
 
         input   128 131 140 152    (levels of the mu-law; the first is silence, the rest the samples before)
         target  131 140 152 149    (the sample itself, everywhere)
 
-    Source: DeepSound 2017, as SaShiMi (Goel et al. 2022) and Mamba (Gu & Dao 2023, appendix E.4.1) train on it: 16 kHz,
-    clips of a minute, mu-law at 8 bits, rows that do not overlap, clips in the order of their names of which the first
-    88 % train. `length` and batch size by Mamba's Table 14: 8192 x 128, 16384 x 64, 30720 x 32, 61440 x 16, 120832 x 8,
-    239616 x 4, 479232 x 2, 958464 x 1. The rest of a clip that fills no row is dropped, as there.
+    Source: DeepSound 2017, as SaShiMi (Goel et al. 2022) and Mamba (Gu & Dao 2023, appendix E.4.1) train on it: clips
+    of one minute at 16 kHz, mu-law at 8 bits, and rows that do not overlap. Clips are taken in the order of their
+    names, and the first 88 % are for training. Mamba's Table 14 combines `length` and batch size as 8192 x 128, 16384 x
+    64, 30720 x 32, 61440 x 16, 120832 x 8, 239616 x 4, 479232 x 2 and 958464 x 1. The rest of a clip that fills no row
+    is dropped, as in the source.
 
-    Departure: the source adds 1e-8 to a sample before it bends it and 1e-6 to the range of a row; here neither.
+    Departure: the source adds 1e-8 to a sample before the mu-law and 1e-6 to the range of a row, which is left out
+    here.
     """
 
     name: ClassVar[str] = "youtubemix"

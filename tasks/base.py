@@ -1,4 +1,4 @@
-"""What the tasks share: defaults of the contract, the metrics of a labelled position, exact and fast sampling."""
+"""Parts that tasks share: their base classes, metrics of labelled positions, and fast exact sampling."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SPLITS = ("train", "valid", "test")
 
 
 class TaskBase(Config):
-    """The shared half of `suite.contracts.Task`; a task adds its options, `spec` and `segments`."""
+    """Base class of all tasks: it implements `suite.contracts.Task`, except for `spec`, `segments` and the options."""
 
     name: ClassVar[str]
-    """As in the table of contents; also the root of the task's random streams."""
+    """The name in the table of contents, with which the names of the task's random streams begin."""
     version: ClassVar[int]
 
     split_policy: Literal["paper", "clean"] = "clean"
-    """`paper`: validate as the source does, even on test; `clean`: on a split drawn or held out for it."""
+    """`paper`: validate as the source does, even on the test rows. `clean`: validate on rows set apart for it."""
 
     @property
     def spec(self) -> TaskSpec:
@@ -49,20 +49,20 @@ class TaskBase(Config):
         raise ValueError(f"{self.name}: the training split is finite and has no blocks; use segments('train', seed).")
 
     def score(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Accuracy and cross-entropy (nats) over the labelled positions, as (sum, count); never waits for the device.
+        """Accuracy and cross-entropy (nats) over the labelled positions, as (sum, count).
 
-        logits [..., C], targets [...] with `IGNORE` where there is no label.
+        logits [..., C], targets [...] with `IGNORE` where there is no label. No value is read back from the device.
         """
         logits = logits.reshape(-1, logits.shape[-1]).float()
         targets = targets.reshape(-1).long()
         count = (targets != IGNORE).sum()
         loss = F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="none").sum(dtype=torch.float64)
-        # no class has the number IGNORE
+        # positions without a label are never counted, because no class has the number IGNORE
         correct = (logits.argmax(-1) == targets).sum()
         return {"accuracy": (correct, count), "loss": (loss, count)}
 
     def drawn_split(self, split: str) -> str:
-        """The split whose rows `split` shows: under the policy `paper`, a source without a third split shows test."""
+        """The split whose rows are drawn for `split`: under the policy `paper`, validation uses the test rows."""
         if split not in SPLITS:
             raise ValueError(f"{self.name}: split={split!r}; there are: {', '.join(SPLITS)}.")
         if split == "train" and self.fresh:
@@ -71,15 +71,17 @@ class TaskBase(Config):
 
 
 CHUNK_ROWS = 256
-"""Rows drawn from one generator in an endless stream: enough to amortise it, few enough to waste little where a block
-begins or ends inside a chunk."""
+"""Number of rows of an endless stream that are drawn from one generator.
+
+Making a generator costs little beside so many rows, and little is wasted where a block begins or ends inside a chunk.
+"""
 
 
 class FreshTask(TaskBase):
     """A task whose training data are an endless stream of rows, drawn in chunks of `CHUNK_ROWS`.
 
-    Row i is the same whatever the size of the blocks it is read in. Blocks of a multiple of `CHUNK_ROWS` rows draw
-    nothing twice.
+    Row i does not depend on the size of the block that it is read in. Blocks of a multiple of `CHUNK_ROWS` rows draw no
+    row twice.
     """
 
     @property
@@ -87,7 +89,7 @@ class FreshTask(TaskBase):
         return True
 
     def chunk(self, seed: int, index: int) -> Segment:
-        """Rows `index * CHUNK_ROWS` up to `(index + 1) * CHUNK_ROWS` of the stream."""
+        """Rows `index * CHUNK_ROWS` to `(index + 1) * CHUNK_ROWS - 1` of the stream."""
         raise NotImplementedError
 
     def block(self, seed: int, index: int, num_rows: int) -> Segment:
@@ -111,12 +113,12 @@ class FreshTask(TaskBase):
 
 
 def token_dtype(num_values: int) -> type[np.signedinteger]:
-    """The smaller of int16 and int32 that holds 0 .. num_values - 1."""
+    """The smaller one of int16 and int32 that holds 0 .. num_values - 1."""
     return np.int16 if num_values <= 2**15 else np.int32
 
 
 def token_segment(inputs: Array, targets: Array, positions: Array, num_tokens: int, slice: str) -> Segment:
-    """Arrays inputs [R, T], targets [R, P], positions [R, P] as a segment of the smallest dtypes."""
+    """A segment of arrays inputs [R, T], targets [R, P] and positions [R, P], in their smallest dtypes."""
     dtype = token_dtype(num_tokens)
     return Segment(
         inputs=torch.from_numpy(np.ascontiguousarray(inputs, dtype=dtype)),
@@ -127,9 +129,9 @@ def token_segment(inputs: Array, targets: Array, positions: Array, num_tokens: i
 
 
 def language_segment(rows: Array, *, all_tokens: bool, num_tokens: int, slice: str) -> Segment:
-    """Rows [R, T + 1] of a language whose last token is the answer, as inputs [R, T] and next-token labels.
+    """A segment of rows [R, T + 1] whose last token is the answer: inputs [R, T] and labels of next tokens.
 
-    all_tokens: P = T labels, every next token; otherwise P = 1, the answer alone.
+    all_tokens: label every next token, P = T. Otherwise label the answer alone, P = 1.
     """
     num_rows, length = rows.shape[0], rows.shape[1] - 1
     first = 0 if all_tokens else length - 1
@@ -138,11 +140,12 @@ def language_segment(rows: Array, *, all_tokens: bool, num_tokens: int, slice: s
 
 
 def distinct(rng: np.random.Generator, num_rows: int, count: int, num_values: int) -> Array:
-    """[num_rows, count] integers below `num_values`, each row uniform over the ordered selections without repetition.
+    """[num_rows, count] integers below `num_values`; every row is uniform over ordered selections without repetition.
 
-    Draws with repetition and redraws whatever repeats an earlier entry of its row. That treats all values alike, so
-    all ordered selections are equally likely; the cost does not depend on `num_values`. Dense selections, where this
-    would need many rounds, take the ranks of random numbers instead.
+    The entries are drawn with repetition, and an entry that repeats an earlier one of its row is drawn again. This
+    treats all values alike, so all ordered selections are equally likely, and the cost does not depend on `num_values`.
+    Where more than half of all values are selected, that would take many rounds, and the order of random numbers is
+    used.
     """
     if 2 * count > num_values:
         return rng.random((num_rows, num_values)).argsort(axis=1)[:, :count].astype(np.int32)
@@ -150,7 +153,7 @@ def distinct(rng: np.random.Generator, num_rows: int, count: int, num_values: in
     rows = np.arange(num_rows)
     while rows.size:
         part = drawn[rows]
-        # a stable order puts equal entries side by side, the earliest first
+        # a stable sort puts equal entries side by side, the earliest first
         order = part.argsort(axis=1, kind="stable")
         ranked = np.take_along_axis(part, order, axis=1)
         repeats = np.zeros(part.shape, dtype=bool)
@@ -162,10 +165,10 @@ def distinct(rng: np.random.Generator, num_rows: int, count: int, num_values: in
 
 
 def weighted_distinct(rng: np.random.Generator, num_rows: int, count: int, weights: Array) -> Array:
-    """[num_rows, count] indices drawn one after the other without replacement, with probability ∝ weights.
+    """Indices [num_rows, count] drawn one by one without replacement, with probability proportional to `weights`.
 
-    A race: index i arrives after an exponential time of rate weights[i], and the first `count` arrivals in order are
-    distributed exactly as such draws (Efraimidis and Spirakis 2006; the Gumbel top-k trick).
+    Index i arrives after an exponential time of rate weights[i]. The first `count` arrivals, in their order, have
+    exactly the distribution of such draws (Efraimidis and Spirakis 2006; the Gumbel top-k trick).
     """
     arrival = -np.log1p(-rng.random((num_rows, len(weights)))) / weights
     first = arrival.argpartition(count - 1, axis=1)[:, :count]
@@ -174,9 +177,9 @@ def weighted_distinct(rng: np.random.Generator, num_rows: int, count: int, weigh
 
 
 def unique_rows(draw: Callable[[int], Array], num_rows: int, name: str) -> Array:
-    """The first `num_rows` different rows of the stream that `draw(n)` continues by n rows."""
+    """The first `num_rows` different rows of a stream; every call of `draw(n)` gives its next n rows."""
     rows = draw(num_rows)
-    # far more rounds than it takes to meet every one of num_rows sequences
+    # if this many rounds do not give enough different rows, there are not enough
     for _ in range(32):
         _, first = np.unique(rows, axis=0, return_index=True)
         if len(first) >= num_rows:

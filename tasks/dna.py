@@ -1,4 +1,4 @@
-"""What the tasks on DNA share: tokens, FASTA files that are never loaded whole, and intervals of bases."""
+"""Parts that the tasks on DNA share: tokens, FASTA files that are never loaded whole, and intervals of bases."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from tasks.data.stored import PlannedTask
 from tasks.data.unpack import unpack
 
 BASES = "ACGTN"
-"""Tokens 0 to 4. N, and every other letter of the IUPAC alphabet that leaves the base open, is the last."""
+"""Tokens 0 to 4. The last one, N, also stands for every other letter of the IUPAC alphabet that leaves the base
+open."""
 UNKNOWN = BASES.index("N")
 MASKED = 8
-"""Added to the token of a lower-case letter: a repeat, by the convention of soft-masking."""
+"""Added to the code of a lower-case letter, which marks a repeat by the convention of soft-masking."""
 BREAK, ODD = 254, 255
+"""Codes of the end of a line and of every character that FASTA does not allow."""
 
 
 def _codes() -> Array:
+    """The code of every byte: a token, with `MASKED` added in lower case, or `BREAK` or `ODD`."""
     table = np.full(256, ODD, dtype=np.uint8)
     for letter in BASES + "RYSWKMBDHV":
         code = BASES.find(letter) if letter in BASES else UNKNOWN
@@ -38,7 +41,7 @@ CODES = _codes()
 
 SUFFIXES = tuple(kind + packed for kind in (".fa", ".fna", ".fasta", ".fsa") for packed in ("", ".gz"))
 SCAN = 1 << 24
-"""Bytes looked at at a time."""
+"""Number of bytes that are checked at a time."""
 
 
 def _pyfaidx() -> Any:
@@ -50,7 +53,10 @@ def _pyfaidx() -> Any:
 
 
 def plain(path: Path, key: str) -> Path:
-    """The file itself, or what is in a .gz, unpacked once into the cache: only plain text has random access."""
+    """The path of a file with random access: the file itself, or the content of a .gz, unpacked once into the cache.
+
+    key: identifies the content of the folder that the file belongs to.
+    """
     if path.suffix != ".gz":
         return path
     name = f"fasta-{hashlib.sha256(f'{key} {path}'.encode()).hexdigest()[:16]}"
@@ -63,22 +69,24 @@ def plain(path: Path, key: str) -> Path:
 
 
 def _mapped(path: Path) -> Array:
+    """The bytes of a file [N], mapped and not read; the mapping is kept until the file changes."""
     seen = path.stat()
     return _map(path, seen.st_size, seen.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=4096)
 def _map(path: Path, size: int, changed: int) -> Array:
-    # an empty file cannot be mapped
-    # plain arrays: slicing a memmap costs as much as copying a thousand bytes
+    # an empty file cannot be mapped; plain arrays, because slicing a memmap costs as much as copying a thousand bytes
     return np.asarray(np.memmap(path, dtype=np.uint8, mode="r")) if size else np.empty(0, dtype=np.uint8)
 
 
 def index(path: Path, told: Path) -> dict[str, Array]:
-    """The records of a plain FASTA file, as pyfaidx indexes it, after a look at every letter.
+    """The records of a plain FASTA file, as pyfaidx indexes it. Every letter is checked.
 
-    name, about [R] text (the whole header); length [R] bases; offset [R], where in the file the first of them is;
-    bases, bytes [R] of a full line. told: the file to name in faults.
+    Gives arrays [R] by name: `name`; `about`, the whole header; `length`, the number of bases; `offset`, the place of
+    the first base in the file; `bases` and `bytes`, how many of either a full line has.
+
+    told: the file that a DataError names.
     """
     library = _pyfaidx()
     with tempfile.TemporaryDirectory() as folder:
@@ -108,7 +116,7 @@ def index(path: Path, told: Path) -> dict[str, Array]:
 
 
 def fasta_in(folder: Path) -> list[Path]:
-    """FASTA files, a plain one before its packed copy."""
+    """The FASTA files of a folder. A packed file is left out where the plain one lies beside it."""
     found = [path for path in cache.files_in(folder, *SUFFIXES) if path.is_file()] if folder.is_dir() else []
     names = {path.name for path in found}
     return [path for path in found if path.suffix != ".gz" or path.stem not in names]
@@ -120,10 +128,10 @@ def fasta_below(folder: Path) -> list[Path]:
 
 
 class DNATask(PlannedTask):
-    """What the tasks of this file share: FASTA files that are never loaded whole.
+    """Base class of tasks on FASTA files, which are never loaded whole.
 
-    The cache holds an index (`read`); rows are cut out of the mapped files when they are asked for, so memory is that
-    of the rows in hand. Training rows are an endless stream (`block`).
+    The cache holds an index (`read`). Rows are cut out of the mapped files when they are needed, so only the rows of a
+    batch are in memory. Training rows are an endless stream (`block`).
     """
 
     def fasta_files(self, folder: Path) -> list[Path]:
@@ -135,7 +143,7 @@ class DNATask(PlannedTask):
         return True
 
     def records(self, folder: Path) -> dict[str, Array]:
-        """The index of all files, with `file`, the number of each record's file."""
+        """The index of all files. Besides the arrays of `index` there is `file`, the number of each record's file."""
         key = cache.folder_hash(folder, self.files(folder))
         parts = []
         for number, path in enumerate(self.fasta_files(folder)):
@@ -144,13 +152,16 @@ class DNATask(PlannedTask):
         return {f"records.{name}": np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def opened(self) -> tuple[dict[str, Array], list[Array]]:
-        """The index and the mapped files, looked up once a process."""
+        """The index and the mapped files, which every process opens once."""
         folder = self.folder
         key = self.fingerprint()
         return _opened(self, key, folder)
 
     def stretches(self, records: Array, starts: Array, length: int) -> Array:
-        """uint8 [R, length]: tokens, `MASKED` added in lower case; N where a stretch leaves its record."""
+        """Codes, uint8 [R, length], of stretches that begin at starts [R] of records [R].
+
+        A code is a token, with `MASKED` added in lower case. Where a stretch leaves its record there is N.
+        """
         arrays, files = self.opened()
         letters = np.full((len(records), length), ord("N"), dtype=np.uint8)
         names = ("file", "length", "offset", "bases", "bytes")
@@ -166,26 +177,27 @@ class DNATask(PlannedTask):
         return codes.reshape(letters.shape)
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        """valid and test are one fixed set of rows; every seed has the same."""
+        """The rows of valid or test, which do not depend on the seed."""
         self.check_split(split)
         if split == "train":
             raise ValueError(f"{self.name}: training data are a stream; use block(seed, index, rows).")
         yield self.evaluation(split)
 
     def evaluation(self, split: str) -> Segment:
-        """The rows of valid or test."""
+        """The rows of the split `valid` or `test`."""
         raise NotImplementedError
 
 
 def _cut(content: Array, offset: int, num_bases: int, num_bytes: int, low: int, high: int) -> Array:
-    """The letters low to high of a record that begins at offset, in lines of num_bases letters and num_bytes bytes."""
+    """The letters low to high - 1 of a record that begins at offset, whose lines have num_bases letters in
+    num_bytes."""
     first, last = low // num_bases, (high - 1) // num_bases
     at = offset + first * num_bytes
     head, tail = low - first * num_bases, high - last * num_bases
     if first == last:
         return content[at + head : at + tail]
     end = offset + last * num_bytes
-    # all lines but the last, which may be short where the file ends, as one array whose view leaves out their ends
+    # all lines but the last, which may be short, as one strided array that leaves out the line ends
     lines = np.ndarray((last - first, num_bases), np.uint8, content, at, (num_bytes, 1))
     if last - first == 1:
         return np.concatenate([lines[0, head:], content[end : end + tail]])
@@ -199,7 +211,7 @@ def _opened(task: DNATask, key: str, folder: Path) -> tuple[dict[str, Array], li
 
 
 def covered(records: Array, starts: Array, ends: Array) -> int:
-    """Bases in the union of intervals."""
+    """Number of bases in the union of intervals, given by record, start and end."""
     total = 0
     for record in np.unique(records):
         here = records == record
@@ -211,7 +223,7 @@ def covered(records: Array, starts: Array, ends: Array) -> int:
 
 
 def shared_bases(intervals: Mapping[str, tuple[Array, Array, Array]]) -> dict[str, int]:
-    """Bases that the intervals (records, starts, ends) of two splits both hold."""
+    """Number of bases that the intervals (records, starts, ends) of two splits share, for every pair of splits."""
     result = {}
     for first, second in (("train", "valid"), ("train", "test"), ("valid", "test")):
         both = [np.concatenate(pair) for pair in zip(intervals[first], intervals[second], strict=True)]

@@ -1,11 +1,12 @@
-"""Automated metrics of generated samples, on what a classifier says of them.
+"""Metrics of generated samples, computed from the outputs of a classifier.
 
-log_p [R, K] are the logarithms of a classifier's probabilities p(y | x), features [R, F] what its last layer sees.
-Sources: Heusel et al. 2017 (FID), Salimans et al. 2016 (IS), Gurumurthy et al. 2017 (mIS), Zhou et al. 2018 (AM), as
+log_p [R, K] are the logarithms of the classifier's probabilities p(y | x) for R samples and K classes; features [R, F]
+are the inputs of its last layer.
+Sources: Heusel et al. 2017 (FID), Salimans et al. 2016 (IS), Gurumurthy et al. 2017 (mIS) and Zhou et al. 2018 (AM), as
 Kong et al. 2021 (DiffWave), Goel et al. 2022 (SaShiMi) and Mamba's Tables 4 and 5 use them on SC09.
 
-Departures: all rows and all pairs enter. The SaShiMi code shuffles with a fixed seed, takes IS between two halves and
-mIS over 10,000 drawn pairs.
+Departure: all rows and all pairs of rows are used. The SaShiMi code shuffles with a fixed seed, computes IS between two
+halves, and mIS over 10,000 random pairs.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from tasks.base import Array
 
 
 def frechet_distance(first: Array, second: Array) -> float:
-    """FID of two sets of features: |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)).
+    """FID of two sets of features with means m and covariances C: |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)).
 
-    tr (C1 C2)^(1/2) is the sum of the singular values of C1^(1/2) C2^(1/2).
+    tr (C1 C2)^(1/2) is computed as the sum of the singular values of C1^(1/2) C2^(1/2).
     """
     means = [features.mean(axis=0, dtype=np.float64) for features in (first, second)]
     spreads = [np.atleast_2d(np.cov(features.astype(np.float64), rowvar=False)) for features in (first, second)]
@@ -37,20 +38,29 @@ def _entropy(log_p: Array) -> Array:
 
 
 def inception_score(log_p: Array) -> float:
-    """IS = exp(E_x KL(p(y | x) || p(y))), from 1 to K: sure of every sample, and of all classes alike."""
+    """IS = exp(E_x KL(p(y | x) || p(y))), from 1 to K.
+
+    It is high where the classifier is certain about every sample and all classes occur equally often.
+    """
     mean = np.exp(log_p).mean(axis=0)
     seen = mean > 0
     return float(np.exp(-(mean[seen] * np.log(mean[seen])).sum() - _entropy(log_p).mean()))
 
 
 def modified_inception_score(log_p: Array) -> float:
-    """mIS = exp(E_x,x' KL(p(y | x) || p(y | x'))), over all pairs: also different within a class. At least 1."""
+    """mIS = exp(E_x,x' KL(p(y | x) || p(y | x'))) over all pairs of samples, at least 1.
+
+    It also measures how different the samples within a class are.
+    """
     across = -(np.exp(log_p).mean(axis=0) * log_p.mean(axis=0)).sum()
     return float(np.exp(across - _entropy(log_p).mean()))
 
 
 def am_score(log_p_data: Array, log_p: Array) -> float:
-    """AM = KL(p_data(y) || p(y)) + E_x H(p(y | x)), from 0: sure of every sample, classes as often as in the data."""
+    """AM = KL(p_data(y) || p(y)) + E_x H(p(y | x)), at least 0.
+
+    It is low where the classifier is certain about every sample and classes occur as often as in the data.
+    """
     data, mean = np.exp(log_p_data).mean(axis=0), np.exp(log_p).mean(axis=0)
     seen = data > 0
     with np.errstate(divide="ignore"):
@@ -59,7 +69,7 @@ def am_score(log_p_data: Array, log_p: Array) -> float:
 
 
 def scores(real: tuple[Array, Array], made: tuple[Array, Array]) -> dict[str, float]:
-    """All four of (features, log_p) of samples, against those of the training data."""
+    """All four metrics of generated samples; real and made are (features, log_p) of training data and of samples."""
     return {
         "fid": frechet_distance(real[0], made[0]),
         "inception_score": inception_score(made[1]),

@@ -20,7 +20,10 @@ from tasks.dna import BASES, MASKED, UNKNOWN, DNATask, fasta_in, shared_bases
 
 
 def _labels(soft_masked: bool) -> bytes:
-    """What each token is as a target, as the bytes of int8: none for N, and none for lower case unless it counts."""
+    """The target of every code, as a table of 256 bytes (int8).
+
+    N is no target, and neither is a lower-case letter unless `soft_masked` is set.
+    """
     table = np.full(256, IGNORE, dtype=np.int8)
     table[:UNKNOWN] = np.arange(UNKNOWN)
     if soft_masked:
@@ -30,9 +33,9 @@ def _labels(soft_masked: bool) -> bytes:
 
 LABELS = {"upper": _labels(True), "ignore": _labels(False)}
 HG38_CHR1 = 248_956_422
-"""Bases of chromosome 1 in GRCh38."""
+"""Number of bases of chromosome 1 in GRCh38, by which the real genome is recognised."""
 INTERVALS = {"train": 34_021, "valid": 2_213, "test": 1_937}
-"""Published intervals of 131,072 bases (Kelley 2020, Avsec et al. 2021)."""
+"""Number of published intervals of 131,072 bases (Kelley 2020, Avsec et al. 2021)."""
 
 
 class HG38(DNATask):
@@ -42,42 +45,46 @@ class HG38(DNATask):
         target  C G T T A G . A .    (the next one; none for N and behind the last)
 
     Source: Nguyen et al. 2023 (HyenaDNA) and Gu & Dao 2023 (Mamba), appendix E.3.1: 34,021 intervals of 131,072 bases
-    train, others validate and test (a BED file with a fourth column `train`, `valid` or `test`). Rows by `rule`:
+    are for training, and others for validation and testing. They come from a BED file whose fourth column is `train`,
+    `valid` or `test`. The option `rule` decides how intervals become rows:
 
-    `hyenadna`: one a interval. Shorter than the interval, its beginning; longer, the interval extended to both sides.
-    `mamba`: all of the interval, in pieces that do not overlap; longer than the interval, two, of which one begins
-    with it and one ends with it.
+    - `hyenadna`: every interval is one row. A row that is shorter than the interval is its beginning; a row that is
+      longer extends the interval to both sides.
+    - `mamba`: the whole interval, in pieces that do not overlap. Where a row is longer than the interval, there are two
+      rows, of which one begins with the interval and one ends with it.
 
-    What lies beyond a chromosome's end is N. An epoch is every row once, in an order by seed and epoch. HyenaDNA
-    selects on test (`split_policy: paper`). Sequence-length warm-up is the run's (`train.length_warmup`).
+    Beyond the end of a chromosome there is N. An epoch has every row once, in an order that depends on seed and epoch.
+    HyenaDNA selects on test (`split_policy: paper`). Warm-up of the sequence length is an option of the run
+    (`train.length_warmup`).
 
     N is a token but never a target, as in HyenaDNA; the other IUPAC letters count as N. Lower case (soft-masked
     repeats) is read as upper case, or is no target either (`soft_masked: ignore`).
 
-    Departures: 5 tokens in place of HyenaDNA's 12 (its special tokens do not occur) and no end mark behind a row.
-    Validation and test take all their intervals or an even choice (`eval_intervals`), by the same rule.
+    Departures: there are 5 tokens in place of HyenaDNA's 12, whose special tokens do not occur, and no end mark behind
+    a row. Validation and testing use all their intervals or an even choice of them (`eval_intervals`), by the same
+    rule.
 
-    `data` is a folder with one FASTA and one BED file; `fasta` and `bed` name any other two.
+    `data` is a folder with one FASTA and one BED file; `fasta` and `bed` name any other two files.
     """
 
     name: ClassVar[str] = "hg38"
     version: ClassVar[int] = 1
     source: ClassVar[str] = "hg38"
     exponentials: ClassVar[Mapping[str, str]] = {"perplexity": "loss"}
-    """Metrics that are exp of the mean of another."""
+    """Metrics that are the exponential of the mean of another one, by name."""
 
     fasta: Path | None = None
-    """Any genome, with `bed`, in place of the folder `data`."""
+    """A FASTA file with any genome, which together with `bed` replaces the folder `data`."""
     bed: Path | None = None
-    """Its intervals: chromosome, start, end, split."""
+    """A BED file with intervals of that genome: chromosome, start, end and split."""
     length: int = Field(default=1024, ge=2, le=2**20)
-    """Bases a row."""
+    """Number of bases of a row."""
     rule: Literal["hyenadna", "mamba"] = "mamba"
     """Which parts of an interval are rows."""
     soft_masked: Literal["upper", "ignore"] = "upper"
-    """`upper`: lower-case bases are bases; `ignore`: they are inputs but no targets."""
+    """`upper`: lower-case bases are like others. `ignore`: they are inputs but no targets."""
     eval_intervals: int | None = Field(default=None, ge=1)
-    """How many intervals of valid and of test are used, evenly chosen; default: all."""
+    """Number of intervals of valid and of test that are used, chosen evenly. None: all of them."""
 
     @property
     def spec(self) -> TaskSpec:
@@ -142,7 +149,7 @@ class HG38(DNATask):
             self.rows(split)
 
     def rows(self, split: str) -> tuple[Array, Array]:
-        """Records and starts of all rows of a split."""
+        """Record and start of every row of a split."""
         return _hg38_rows(self, self.fingerprint(), split)
 
     def _rows(self, split: str) -> tuple[Array, Array]:
@@ -174,7 +181,7 @@ class HG38(DNATask):
         return self._segment(*self.rows("test" if self.split_policy == "paper" else split))
 
     def block(self, seed: int, index: int, num_rows: int) -> Segment:
-        """Rows of the epochs one after the other, each in an order of its own."""
+        """Rows of one epoch after the other, each epoch in an order of its own."""
         records, starts = self.rows("train")
         wanted = np.arange(index * num_rows, (index + 1) * num_rows)
         epochs, places = np.divmod(wanted, len(records))
@@ -183,29 +190,29 @@ class HG38(DNATask):
 
     @property
     def epoch_rows(self) -> int:
-        """Rows of train that are seen once an epoch."""
+        """Number of training rows, each of which is seen once per epoch."""
         return len(self.rows("train")[0])
 
     def counts(self) -> dict[str, int]:
-        """Rows of every split; of train, in an epoch."""
+        """Number of rows of every split; for train, in an epoch."""
         return {split: len(self.rows(split)[0]) for split in SPLITS}
 
     def shared_rows(self) -> dict[str, int]:
-        """Bases that two splits share, in place of whole rows."""
+        """Number of bases that two splits share, for every pair of splits."""
         arrays, _ = self.opened()
         columns = [arrays[f"intervals.{name}"] for name in ("record", "start", "end")]
         parts = {split: arrays["intervals.split"] == i for i, split in enumerate(SPLITS)}
         return shared_bases({split: (columns[0][p], columns[1][p], columns[2][p]) for split, p in parts.items()})
 
     def score(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Also bits a base; perplexity a base is exp of the loss."""
+        """The metrics of every task, and bits per base. Perplexity per base is the exponential of the loss."""
         metrics = super().score(logits, targets)
         total, count = metrics["loss"]
         return metrics | {"bits_per_base": (total / math.log(2), count)}
 
 
 def _common(first: Path, second: Path) -> tuple[str, ...]:
-    """The parts of the folder above both files."""
+    """The parts of the path of the folder that contains both files."""
     shared = []
     for one, two in zip(first.parent.parts, second.parent.parts, strict=False):
         if one != two:
@@ -225,7 +232,10 @@ def _order(seed: int, epoch: int, count: int) -> Array:
 
 
 def read_intervals(bed: Path, genome: Path, names: Array, lengths: Array) -> dict[str, Array]:
-    """Record, start, end and split of the lines of a BED file; a fault names the line."""
+    """Record, start, end and split of every line of a BED file. A DataError names the line that is wrong.
+
+    names, lengths [R]: name and number of bases of the records of the genome.
+    """
     number = {name: i for i, name in enumerate(names.tolist())}
     twice = {name for name, count in zip(*np.unique(names, return_counts=True), strict=True) if count > 1}
     found = []

@@ -1,4 +1,4 @@
-"""What the pictures of any folder show, pixel by pixel."""
+"""Image folder: the class of the pictures in any folder, read pixel by pixel."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class ImageFolder(PlannedTask):
         target  frog                            (the folder that the picture lies in)
 
     Source: the folder `data` in the layout that `datasets` calls `imagefolder`, `{train,validation,test}/<class>/` with
-    PNG or JPEG files. Without `validation`, one training picture in ten is held out, under either policy. It stands for
-    no published number.
+    PNG or JPEG files. Where there is no `validation`, one training picture in ten is held out, under either policy. No
+    published number belongs to this task.
     """
 
     name: ClassVar[str] = "image-folder"
     version: ClassVar[int] = 1
 
     size: int = Field(default=32, ge=2, le=1024)
-    """Pixels of a side."""
+    """Number of pixels of a side."""
     resize: bool = False
-    """Whether pictures of another size are brought to this one, by Pillow's bicubic filter."""
+    """Whether pictures of another size are resized, by Pillow's bicubic filter."""
     pixels: Pixels = "centered"
-    """`centered`: [-1, 1], as `standard` here; `unit`: [0, 1]; `tokens`: 256 of them."""
+    """Range of the pixels. `centered` and `standard`: [-1, 1]. `unit`: [0, 1]. `tokens`: 256 tokens."""
 
     @property
     def folder(self) -> Path:
@@ -46,7 +46,7 @@ class ImageFolder(PlannedTask):
         return self.data
 
     def _split_files(self, folder: Path) -> dict[str, list[Path]]:
-        """The pictures of every split that is there, class by class."""
+        """The pictures of every split that the folder has, class by class."""
         found = {}
         for split in SPLITS:
             below = [folder / word for word in WORDS[split] if (folder / word).is_dir()]
@@ -63,7 +63,7 @@ class ImageFolder(PlannedTask):
     @property
     def spec(self) -> TaskSpec:
         length = self.size**2
-        # a task without data can be described and not run; no task has fewer classes
+        # without data the task can only be described; two classes are the least that any data have
         num_classes = 2 if self.data is None else len({path.parent.name for path in self.files(self.folder)})
         if num_classes < 2:
             raise DataError(f"{self.name}: {self.folder} has one class only; put each class in a folder of its own.")
@@ -98,7 +98,7 @@ class ImageFolder(PlannedTask):
         return arrays
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        """Pictures are no random draw: every seed has the same rows."""
+        """The rows of a split, which do not depend on the seed."""
         self.check_split(split)
         arrays = self.arrays()
         part = split if f"{split}.targets" in arrays else "train"

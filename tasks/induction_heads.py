@@ -1,4 +1,4 @@
-"""Induction heads: recall the token that followed the trigger."""
+"""Induction heads: repeat the token that followed the trigger."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tasks.synthetic_language import SyntheticLanguage
 def draw_induction(
     rng: np.random.Generator, num_rows: int, length: int, num_ordinary: int, trigger: int, place: int | None = None
 ) -> Array:
-    """[num_rows, length + 2] sequences: `length` tokens with one trigger inside, the trigger again, the answer.
+    """Sequences [num_rows, length + 2]: `length` tokens with one trigger among them, the trigger again, and the answer.
 
-    Ordinary tokens are uniform over 0 .. num_ordinary - 1. The first trigger stands at index `place` of every row, or,
-    where `place` is None, at an index drawn uniformly from 0 .. length - 3, so that the answer is never the token right
-    before the second trigger.
+    Ordinary tokens are uniform over 0 .. num_ordinary - 1. The first trigger stands at index `place` of every row.
+    Where `place` is None, its index is drawn uniformly from 0 .. length - 3, so that the answer is never the token
+    right before the second trigger.
     """
     rows = np.empty((num_rows, length + 2), dtype=token_dtype(trigger + 1))
     rows[:, :length] = rng.integers(0, num_ordinary, (num_rows, length), dtype=rows.dtype)

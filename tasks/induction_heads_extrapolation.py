@@ -1,4 +1,4 @@
-"""Induction heads trained at one length and tested at many, as in Mamba."""
+"""Induction heads that are trained at one length and tested at many, as in Mamba."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ class InductionHeadsExtrapolation(FreshTask):
         input   a  c  =>  b  d  a  =>        (length 7)
         target  .  .  .   .  .  .  b
 
-    Source: Gu and Dao 2023 (Mamba), section 4.1.2 and appendix E.1: train at 256 with 16 tokens on fresh data, batch
-    8, "epochs" of 8192 steps, fixed validation sets of each length 2^6 .. 2^20. No code was released. Open there and
-    options here:
+    Source: Gu and Dao 2023 (Mamba), section 4.1.2 and appendix E.1: training at length 256 with 16 tokens on fresh data
+    in batches of 8, "epochs" of 8192 steps, and fixed validation sets of every length 2^6 .. 2^20. No code was
+    released. The paper leaves open, and here are options:
 
-    - the language; here that of H3 Table 2, which the paper builds on, with the trigger as the last of the
-      `vocab_size` tokens and `length` counting all input tokens, the final trigger included;
-    - the place of the first trigger (`trigger_place`): uniform here. The one public script whose author reports zero
-      loss up to 2^20 (hrbigelow/mamba-recall at 90e591383f01089a5752fe006c6220236302ac9c, data.py) puts it at index 5
-      of every row, which also removes the need to search for it;
-    - the labels in training (`train_loss`): readers report that the task is not learned with all tokens labelled;
-    - the rows at each length (`num_test`): every accuracy of Table 11 is a multiple of 1/256, hence 256. Lengths
-      where that is more than `max_test_tokens` tokens have fewer rows.
+    - the language. Here it is that of H3 Table 2, which the paper builds on; the trigger is the last of the
+      `vocab_size` tokens, and `length` counts all input tokens, the final trigger included;
+    - the place of the first trigger (`trigger_place`). Here it is uniform. The one public script whose author reports
+      zero loss up to 2^20 (hrbigelow/mamba-recall at 90e591383f01089a5752fe006c6220236302ac9c, data.py) puts it at
+      index 5 of every row, which also removes the need to search for it;
+    - the labels in training (`train_loss`). Readers report that the task is not learned with all tokens labelled;
+    - the number of rows at each length (`num_test`). Every accuracy of Table 11 is a multiple of 1/256, hence 256.
+      Lengths at which that is more than `max_test_tokens` tokens have fewer rows.
 
-    `split_policy: paper` validates on the test rows of every length; `clean` on other rows, of the training length
-    only, so that selection sees no extrapolation.
+    `split_policy: paper` validates on the test rows of every length. `clean` validates on other rows, all of the
+    training length, so that the selection of a model sees no extrapolation.
     """
 
     name: ClassVar[str] = "induction-heads-extrapolation"
     version: ClassVar[int] = 1
 
     vocab_size: int = 16
-    """Counts the trigger."""
+    """Number of tokens, the trigger included."""
     length: int = 256
     test_lengths: tuple[int, ...] = tuple(2**k for k in range(6, 21))
     num_test: int = Field(default=256, ge=1)
     max_test_tokens: int = Field(default=2**25, ge=1)
-    """Bound on the tokens of one test length, and so on its memory (2 bytes each) and time: by default 256 rows up to
-    2^17, 128 at 2^18, 64 at 2^19, 32 at 2^20. 2^28 keeps 256 rows everywhere."""
+    """Largest number of tokens at one test length, which bounds its memory (2 bytes a token) and time. The default
+    gives 256 rows up to 2^17, 128 at 2^18, 64 at 2^19 and 32 at 2^20; with 2^28 there are 256 rows at every length."""
     train_loss: Literal["all-tokens", "answer-only"] = "answer-only"
     trigger_place: int | None = Field(default=None, ge=0)
-    """Index of the first trigger in every row; None: drawn uniformly for each row."""
+    """Index of the first trigger in every row. None: it is drawn uniformly for each row."""
 
     @model_serializer(mode="wrap")
     def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

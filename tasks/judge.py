@@ -1,9 +1,10 @@
-"""A classifier of short recordings whose features and probabilities judge generated ones.
+"""A classifier of short recordings. Its features and probabilities are used to judge generated ones.
 
     log mel spectrogram -> 3 x (convolution, batch norm, ReLU, pooling) -> mean and maximum over time -> linear
 
-It is trained here, by a fixed recipe, on the training clips of the task, and kept in the cache. Numbers by it compare
-with each other and not with the papers', whose judge is a ResNeXt (98.08 % on the digits' test set; features [1024]).
+It is trained here by a fixed recipe on the training clips of the task, and kept in the cache. Metrics computed with it
+can be compared with each other but not with those of the papers, whose classifier is a ResNeXt (98.08 % on the test set
+of the digits, features [1024]).
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ VERSION = 1
 WINDOW, HOP, BANDS = 512, 256, 40
 WIDTHS = (16, 32, 64)
 POOLS = ((2, 2), (2, 2), (2, 1))
-"""Of bands and of frames."""
+"""Pooling of (bands, frames) behind each convolution."""
 BATCH = 64
 SHIFT = 1600
-"""Clips are moved by up to so many samples in training."""
+"""In training, clips are shifted by up to this number of samples."""
 
 
 def mel_filters(bands: int, num_bins: int, rate: float) -> Array:
-    """[bands, num_bins] triangles, evenly spaced in mel = 2595 log10(1 + f / 700) from 0 to half the rate."""
+    """Triangular filters [bands, num_bins], evenly spaced in mel = 2595 log10(1 + f / 700) from 0 to half the rate."""
     top = 2595 * math.log10(1 + rate / 2 / 700)
     edges = 700 * (10 ** (np.linspace(0, top, bands + 2) / 2595) - 1)
     frequencies = np.linspace(0, rate / 2, num_bins)
@@ -67,7 +68,7 @@ class Judge(nn.Module):
 
 
 def train(waves: Tensor, targets: Tensor, num_classes: int, rate: int, steps: int) -> Judge:
-    """A judge by the recipe: AdamW at 3e-3 with a cosine to 0, random shifts in time; the same every time."""
+    """Trains a judge with AdamW at 3e-3, a cosine schedule to 0 and random shifts in time; the seed is fixed."""
     with torch.random.fork_rng(devices=[waves.device] if waves.is_cuda else []):
         torch.manual_seed(0)
         judge = Judge(num_classes, rate).to(waves.device).train()
@@ -96,7 +97,10 @@ def judged(judge: Judge, waves: Tensor) -> tuple[Array, Array]:
 
 
 def trained(content: str, waves: Tensor, targets: Tensor, num_classes: int, rate: int, steps: int) -> Judge:
-    """The judge of this content, out of the cache or trained now and kept."""
+    """The judge trained on this content: read from the cache, or else trained now and kept there.
+
+    content: identifies the clips. waves [R, T] and targets [R]: the training clips and their classes.
+    """
     facts = {"version": VERSION, "content": content, "rate": rate, "classes": num_classes, "steps": steps}
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     target = cache.place("prepared", f"judge-{key}")
@@ -107,7 +111,7 @@ def trained(content: str, waves: Tensor, targets: Tensor, num_classes: int, rate
                 with cache.new_folder(target) as temporary:
                     torch.save(made.state_dict(), temporary / "judge.pt")
                     cache.write_json(temporary / "facts.json", facts)
-    # its first weights are drawn and thrown away
+    # initial weights are drawn and then overwritten, which must not move the global generator
     with torch.random.fork_rng(devices=[]):
         judge = Judge(num_classes, rate).to(waves.device)
     try:

@@ -1,4 +1,4 @@
-"""Language modelling: the next byte or token of WikiText or of any text."""
+"""Language modelling: predict the next byte or token of WikiText or of any text."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tasks.data.stored import PlannedTask
 from tasks.data.tables import LOADERS, rows, split_tables
 
 SPACE = 0x20
-"""Marks the end of a word, and in WikiText of a line too: its tokens are as many as its spaces."""
+"""The space ends a word, and in WikiText a line too, so that a text has as many words as spaces."""
 
 COUNTS = {
     "wikitext-2": {"train": 2_088_628, "valid": 217_646, "test": 245_569},
     "wikitext-103": {"train": 103_227_021, "valid": 217_646, "test": 245_569},
 }
-"""Official numbers of words, one end mark a line included (Merity et al. 2016)."""
+"""Official numbers of words, where every line has an end mark that counts as a word (Merity et al. 2016)."""
 
 
 def _tokenizers() -> Any:
@@ -38,7 +38,10 @@ def _tokenizers() -> Any:
 
 
 def train_bpe(text: str, vocab_size: int) -> Any:
-    """Byte pairs merged by frequency within words (Sennrich et al. 2016) over bytes, as in GPT-2; no unknown token."""
+    """A tokenizer that merges byte pairs by frequency within words (Sennrich et al. 2016), over bytes as in GPT-2.
+
+    No token is unknown to it.
+    """
     library = _tokenizers()
     model = library.Tokenizer(library.models.BPE())
     model.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -50,7 +53,7 @@ def train_bpe(text: str, vocab_size: int) -> Any:
 
 
 def encode(model: Any, text: str) -> Array:
-    """Token numbers of a text, line by line."""
+    """The tokens of a text [N], int32, encoded line by line."""
     lines = text.splitlines(keepends=True)
     parts = [
         np.fromiter((i for line in model.encode_batch(lines[start : start + 4096]) for i in line.ids), dtype=np.int32)
@@ -60,20 +63,21 @@ def encode(model: Any, text: str) -> Array:
 
 
 class LanguageTask(PlannedTask):
-    """What the tasks of this file share: a text a split, as rows of `length` tokens of which each predicts the next.
+    """Base class of language modelling: each split is a text, cut into rows of `length` tokens that predict the next
+    one.
 
-    The last row of a split is padded with 0 and unlabelled there, so that every token but the first counts once.
+    The last row of a split is padded with 0, and the padding has no label, so every token but the first counts once.
     """
 
     vocabulary: Literal["bytes", "bpe"] = "bytes"
-    """`bpe`: byte pairs trained on the training text (needs `tokenizers`)."""
+    """`bpe`: byte pairs that are trained on the training text, which needs `tokenizers`."""
     vocab_size: int = Field(default=256, ge=256, le=2**20)
-    """Of `bpe`; 256 for bytes."""
+    """Number of tokens of `bpe`; 256 for bytes."""
     length: int = Field(default=1024, ge=2, le=2**20)
-    """Tokens a row."""
+    """Number of tokens of a row."""
 
     exponentials: ClassVar[Mapping[str, str]] = {"perplexity": "loss", "word_perplexity": "nats_per_word"}
-    """Metrics that are exp of the mean of another."""
+    """Metrics that are the exponential of the mean of another one, by name."""
 
     @property
     def spec(self) -> TaskSpec:
@@ -107,14 +111,14 @@ class LanguageTask(PlannedTask):
                     f"vocab_size={self.vocab_size}; lower it."
                 )
             streams = {split: encode(model, text).astype(token_dtype(self.vocab_size)) for split, text in words.items()}
-            # a character of a name stands for a byte, and this one for the space
+            # each character of a token's name stands for one byte, and this one for the space
             sizes = np.array([len(name) for name in names])
             spaces = np.array([name.count("Ġ") for name in names])
         tables = {"sizes": sizes.astype(np.int64), "spaces": spaces.astype(np.int64)}
         return {f"{split}.stream": stream for split, stream in streams.items()} | tables
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        """A text is no random draw: every seed has the same rows."""
+        """The rows of a split, which do not depend on the seed."""
         self.check_split(split)
         stream = self.arrays()[f"{split}.stream"]
         num_rows = -(-(len(stream) - 1) // self.length)
@@ -128,7 +132,7 @@ class LanguageTask(PlannedTask):
         )
 
     def score(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Also bits a byte and nats a word, which do not depend on how the text is cut into tokens."""
+        """The metrics of every task, and bits per byte and nats per word, which do not depend on the vocabulary."""
         metrics = super().score(logits, targets)
         targets = targets.reshape(-1).long()
         labelled = targets != IGNORE
@@ -143,7 +147,10 @@ _on_device: dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 def _tables(task: LanguageTask, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bytes and spaces of every token on the device, read once, so that recording a graph reads no file."""
+    """Number of bytes and of spaces of every token, on the device.
+
+    They are read once, so that no file is read while a CUDA graph is recorded.
+    """
     key = (task.model_dump_json() + task.name, str(device))
     if key not in _on_device:
         arrays = task.arrays()
@@ -153,7 +160,7 @@ def _tables(task: LanguageTask, device: torch.device) -> tuple[torch.Tensor, tor
 
 
 def _split_file(folder: Path, split: str) -> list[Path]:
-    """The text file of a split, or its tables."""
+    """The text file of a split in a list, or its tables."""
     for name in (f"wiki.{split}.tokens", f"wiki.{split}.raw", f"{split}.txt"):
         if (folder / name).is_file():
             return [folder / name]
@@ -161,7 +168,10 @@ def _split_file(folder: Path, split: str) -> list[Path]:
 
 
 def _text(paths: list[Path], column: str = "text", end: str = "", empty: str = "") -> bytes:
-    """A text file as it is, or the rows of tables, each with `end` behind it; `empty` for a row without letters."""
+    """The content of a text file, or the rows of tables in one text.
+
+    column: where a table has its text. end: what is written behind every row. empty: what replaces an empty row.
+    """
     if paths[0].suffix.lower() not in LOADERS:
         return paths[0].read_bytes()
     lines = []
@@ -179,9 +189,9 @@ class WikiText(LanguageTask):
         target  = _ H o m a r u s _ = _ \\n   (the next one, everywhere)
 
     Source: Merity et al. 2016, the word-level files with <unk> (`wiki.{train,valid,test}.tokens`), or the parquet files
-    of the hub, or `{train,valid,test}.txt`. Perplexity is per token; `word_perplexity` is what papers print for
-    word-level models, the same sum over the official number of words, and `bits_per_byte` compares vocabularies. The
-    set has a validation split of its own, which both policies use.
+    of the hub, or `{train,valid,test}.txt`. Perplexity is per token. `word_perplexity` is what papers print for
+    word-level models: the same sum, divided by the official number of words. `bits_per_byte` makes vocabularies
+    comparable. The data set has a validation split of its own, which both policies use.
     """
 
     name: ClassVar[str] = "wikitext"
@@ -209,7 +219,7 @@ class WikiText(LanguageTask):
         return found
 
     def texts(self, folder: Path) -> dict[str, bytes]:
-        # the hub's rows are lines with their breaks, but its copy made every blank line, " \n", an empty row
+        # rows of the hub are lines with their line breaks, except that a blank line, " \n", is an empty row there
         return {split: _text(_split_file(folder, split), empty=" \n") for split in SPLITS}
 
     def reading(self) -> Mapping[str, Any]:
@@ -227,22 +237,23 @@ class WikiText(LanguageTask):
 
 
 class TextFile(LanguageTask):
-    """The next byte or token of any text file.
+    """The next byte or token of any text.
 
         input   F i r s t _ C i t i z e    (1024 bytes or byte pairs a row)
         target  i r s t _ C i t i z e n    (the next one, everywhere)
 
-    Source: the file `data` names, or the one in that folder: *.txt as it is, or a table (*.parquet, *.csv, *.jsonl)
-    whose `column` holds a text a row, each ended by a line break. Its first 90 % train, 5 % validate, 5 % test, under
-    either policy; a folder with a file or table for each of `{train,valid,test}` is split so. It stands for no
-    published number.
+    Source: the file that `data` names, or the only one in the folder that it names. It is a text file (*.txt) or a
+    table (*.parquet, *.csv, *.jsonl) whose `column` holds one text per row; a line break is added behind every row.
+    Under either policy, the first 90 % are for training, and 5 % each for validation and testing. A folder with one
+    file or table for each of `{train,valid,test}` is split in that way instead. No published number belongs to this
+    task.
     """
 
     name: ClassVar[str] = "text-file"
     version: ClassVar[int] = 1
 
     column: str = "text"
-    """Of tables: where the text is."""
+    """The column of a table that holds the text."""
 
     @property
     def folder(self) -> Path:

@@ -1,4 +1,4 @@
-"""Multi-query associative recall (MQAR), in its two published protocols."""
+"""Multi-query associative recall (MQAR) in its two published protocols."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tasks.base import Array, TaskBase, distinct, token_dtype, token_segment, we
 
 
 class Shape(Config):
-    """Rows of one length and number of pairs."""
+    """Rows that share a length and a number of pairs."""
 
     length: int
     num_kv_pairs: int = Field(ge=1)
@@ -47,10 +47,10 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
         "non_queries": "random",
     },
 }
-"""What each published protocol sets; an option given by the user wins."""
+"""Options that each published protocol sets. An option that the user gives takes precedence."""
 
 BLOCK_ROWS = 2048
-"""Rows drawn at a time, which bounds the memory of the intermediate arrays."""
+"""Number of rows drawn at a time, which bounds the memory of intermediate arrays."""
 
 
 class MQAR(TaskBase):
@@ -59,24 +59,25 @@ class MQAR(TaskBase):
         input   k1 v1 k2 v2 0  0  k2 0  k1 0
         target  .  .  .  .  .  .  v2 .  v1 .
 
-    The first 2 `num_kv_pairs` tokens are pairs; keys are drawn without repetition from [1, V/2), values from
-    [V/2, V). Each key is queried once, at an even distance 2 g behind the pairs; key by key, g is drawn without
-    replacement from 0 .. (length - 2 num_kv_pairs) / 2 - 1 with probability proportional to (g + 1)^(power_a - 1).
-    The label at a query is the value of its key; nothing else is labelled, in training as in evaluation.
+    With V the size of the vocabulary, the first 2 `num_kv_pairs` tokens are pairs: keys are drawn without repetition
+    from [1, V/2), and values from [V/2, V). Each key is queried once, at an even distance 2 g behind the pairs. Key by
+    key, g is drawn without replacement from 0 .. (length - 2 num_kv_pairs) / 2 - 1, with probability proportional to (g
+    + 1)^(power_a - 1). The label at a query is the value of its key. Nothing else has a label, in training as in
+    evaluation.
 
-    Two published protocols share this language and nothing more; name the one you mean:
+    Two published protocols share this language and nothing more, so always name the one you mean:
 
-    - `zoology-fig2`: Arora et al. 2023 (Zoology), Figure 2. One shape, the same in train and test, zeros between
-      queries. Sweep `length` and `num_kv_pairs` together over (64, 4), (128, 8), (256, 16), (512, 64).
-    - `based-fig2`: Arora et al. 2024 (Based), Figure 2. Training mixes shapes, tests go to longer ones, and every
-      other place holds a random token. The shapes stand in `train` and `test` and may be replaced there.
+    - `zoology-fig2`: Arora et al. 2023 (Zoology), Figure 2. There is one shape, the same in train and test, with zeros
+      between queries. Sweep `length` and `num_kv_pairs` together over (64, 4), (128, 8), (256, 16), (512, 64).
+    - `based-fig2`: Arora et al. 2024 (Based), Figure 2. Training mixes shapes, tests include longer ones, and
+      every other place holds a random token. The options `train` and `test` hold the shapes and may be set.
 
-    Both validate on their test rows (`split_policy: paper`); `clean` draws other rows of the same shapes. Their
-    loader keeps shapes apart and never shuffles, so it sees the training shapes in order, an implicit curriculum;
-    the run's `train.shuffle` says which is wanted.
+    Both validate on their test rows (`split_policy: paper`); `clean` draws other rows of the same shapes. Their data
+    loader keeps shapes apart and never shuffles, so a model sees the training shapes in order, which is an implicit
+    curriculum. Here the option `train.shuffle` of the run decides.
 
-    Departure: random non-queries come from the task's own stream. In the released code they come from the global
-    one after the model is built, so that the data depend on the model.
+    Departure: random non-queries come from the task's own random stream. In the released code they come from the global
+    generator after the model is built, so that the data depend on the model.
     """
 
     name: ClassVar[str] = "mqar"
@@ -85,19 +86,20 @@ class MQAR(TaskBase):
     protocol: Literal["zoology-fig2", "based-fig2"] = "zoology-fig2"
     vocab_size: int = 8192
     length: int | None = None
-    """With num_kv_pairs, num_train and num_test: the single shape of zoology-fig2 (default 512, 64, 100000, 3000)."""
+    """With num_kv_pairs, num_train and num_test, the one shape of zoology-fig2 (default 512, 64, 100000 and 3000)."""
     num_kv_pairs: int | None = Field(default=None, ge=1)
     num_train: int | None = Field(default=None, ge=1)
     num_test: int | None = Field(default=None, ge=1)
-    """Rows of the test split, and of a clean validation split."""
+    """Number of rows of the test split, and of a clean validation split."""
     train: tuple[Shape, ...] = ()
-    """The shapes of based-fig2."""
+    """The training shapes of based-fig2."""
     test: tuple[Shape, ...] = ()
     power_a: float = Field(default=0.01, gt=0)
-    """Of the power law of the gaps; 1 is uniform, smaller asks sooner."""
+    """Exponent of the power law of gaps: 1 is uniform, and with smaller values queries come sooner."""
     non_queries: Literal["zeros", "random", "random-no-keys"]
-    """What fills the places that hold neither pair nor query: token 0, any token (as based-fig2, so by chance one of
-    the row's own keys, which looks like a query), or any token but the row's own keys. The protocol's by default."""
+    """What fills the places that hold neither a pair nor a query; the protocol decides by default. `zeros`: token 0.
+    `random`: any token, as in based-fig2; by chance it may be a key of the row, which then looks like a query.
+    `random-no-keys`: any token that is no key of the row."""
 
     @model_validator(mode="before")
     @classmethod
@@ -147,7 +149,7 @@ class MQAR(TaskBase):
             )
 
     def shapes(self, split: str) -> tuple[Shape, ...]:
-        """The segments of a drawn split."""
+        """The shapes of a drawn split, one per segment."""
         if self.protocol == "based-fig2":
             return self.train if split == "train" else self.test
         num_examples = self.num_train if split == "train" else self.num_test
@@ -181,7 +183,7 @@ class MQAR(TaskBase):
             yield token_segment(inputs, targets, positions, self.vocab_size, name)
 
     def _fill(self, rng: np.random.Generator, inputs: Array, num_pairs: int) -> tuple[Array, Array]:
-        """Writes rows of inputs [R, T]; returns their targets and positions [R, P], positions ascending."""
+        """Fills rows of inputs [R, T] and returns their targets and ascending positions [R, P]."""
         num_rows, length = inputs.shape
         context = 2 * num_pairs
         half = self.vocab_size // 2

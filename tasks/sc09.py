@@ -1,4 +1,4 @@
-"""SC09: spoken digits, sample by sample, and what is said of clips that a model makes of nothing."""
+"""SC09: predict spoken digits sample by sample, and judge the clips that a model generates."""
 
 from __future__ import annotations
 
@@ -28,48 +28,51 @@ from tasks.speech_commands import (
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 CLIPS = 31_158
-"""Of the ten digits in SC09, as in Mamba's sources."""
+"""Number of clips of the ten digits in SC09, as in Mamba's sources."""
 
 
 class SC09(SpokenWords):
-    """The next sample of a spoken digit; with `num_generated`, clips made from silence are judged too.
+    """The next sample of a spoken digit. With `num_generated`, clips that the model generates are judged too.
 
         input   128 131 140 152    (levels of the mu-law; the first is silence, the rest the samples before)
         target  131 140 152 149    (the sample itself, everywhere)
 
     Source: Donahue et al. 2019 (SC09), by the protocol of SaShiMi (Goel et al. 2022) as Mamba follows it (section
-    4.4.2, appendix E.4.2, Tables 4 and 5): 16,000 samples, mu-law at 8 bits, the official speaker-disjoint lists.
+    4.4.2, appendix E.4.2, Tables 4 and 5): 16,000 samples, mu-law at 8 bits, and the official lists, in which no
+    speaker is in two splits.
 
-    Generation: from silence, sample after sample by the model's recurrent step, each drawn from its distribution.
-    FID, IS, mIS and AM (`tasks.generation`) of the clips, and of the real test clips, against the training clips.
+    Generation begins with silence. The recurrent step of the model gives a distribution of the next sample, from which
+    one is drawn. FID, IS, mIS and AM (`tasks.generation`) compare the generated clips with the training clips, and also
+    the real test clips with the training clips.
 
-    Departures: the judge is our own small classifier, trained here on the training clips (`tasks.judge`), so its
-    numbers compare with each other and with no paper's. No clip is rejected; SaShiMi's listening tests choose. Clips
-    shorter than a second end in silence, which is predicted too, since what is generated has a second as well.
+    Departures: the judge is a small classifier that is trained here on the training clips (`tasks.judge`), so its
+    metrics can be compared with each other and not with those of papers. No clip is rejected, while SaShiMi chooses
+    clips for its listening tests. Clips shorter than a second end in silence, which is predicted too, since generated
+    clips last a second as well.
 
-    Folder: as for `speech-commands`. `words` takes others where the digits are missing, which is stand-in data.
+    Folder: as for `speech-commands`. Where the digits are missing, `words` may name others, which are stand-in data.
     """
 
     name: ClassVar[str] = "sc09"
     version: ClassVar[int] = 1
     source: ClassVar[str] = "sc09"
     exponentials: ClassVar[Mapping[str, str]] = {"perplexity": "loss"}
-    """Metrics that are exp of the mean of another."""
+    """Metrics that are the exponential of the mean of another one, by name."""
     first_token: ClassVar[int] = ZERO
-    """What generation starts from."""
+    """The token that a model sees before the first one that it generates."""
 
     words: tuple[str, ...] = DIGITS
-    """Of Speech Commands."""
+    """Words of Speech Commands."""
     length: int = Field(default=RATE, ge=1024, le=RATE)
-    """Samples of a row: the beginning of each clip, which may be longer."""
+    """Number of samples of a row, taken from the beginning of each clip."""
     scaling: Literal["segment", "unit"] = "segment"
-    """`segment`: each clip stretched to [-1, 1] before the mu-law, as in the source; `unit`: full scale is 1."""
+    """`segment`: each clip is stretched to [-1, 1] before the mu-law, as in the source. `unit`: full scale is 1."""
     num_generated: int = Field(default=0, ge=0)
-    """Clips to generate after training; the papers make 2048."""
+    """Number of clips to generate after training; the papers generate 2048."""
     temperature: float = Field(default=1.0, gt=0)
-    """Divides the logits before a sample is drawn."""
+    """The logits are divided by it before a sample is drawn."""
     judge_steps: int = Field(default=3000, ge=1)
-    """Of the judge's training, at 64 clips each."""
+    """Number of training steps of the judge, with 64 clips each."""
 
     @property
     def spec(self) -> TaskSpec:
@@ -85,7 +88,7 @@ class SC09(SpokenWords):
 
     @property
     def recordings(self) -> Recordings:
-        # the whole of Speech Commands holds the digits too
+        # Speech Commands contains the digits, so its folder will do where SC09 itself is not in the cache
         source = "speech-commands" if cached_folder(self.source) is None else self.source
         if self.data is None and cached_folder(source) is None:
             source = self.source
@@ -109,7 +112,7 @@ class SC09(SpokenWords):
         return {"words": self.words, "length": self.length, "scaling": self.scaling}
 
     def read(self, folder: Path) -> dict[str, Array]:
-        """Levels of the mu-law uint8 [R, length] and words [R], in the order of the recordings."""
+        """Levels of the mu-law, uint8 [R, length], and words [R], in the order of the recordings."""
         clips = self.recordings.clips
         levels = np.empty((len(clips), self.length), dtype=np.uint8)
         for row, clip in enumerate(clips):
@@ -128,7 +131,7 @@ class SC09(SpokenWords):
         return {split: np.array([number[clip] for clip in clips], dtype=np.int64) for split, clips in splits.items()}
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        """Recordings are no random draw: every seed has the same rows."""
+        """The rows of a split, which do not depend on the seed."""
         self.check_split(split)
         targets = self.arrays()["levels"][self._rows()[split]]
         inputs = np.empty_like(targets)
@@ -136,13 +139,14 @@ class SC09(SpokenWords):
         yield Segment(inputs=torch.from_numpy(inputs), targets=torch.from_numpy(targets))
 
     def score(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Also bits a sample."""
+        """The metrics of every task, and bits per sample."""
         metrics = super().score(logits, targets)
         total, count = metrics["loss"]
         return metrics | {"bits_per_sample": (total / math.log(2), count)}
 
     def judge(self, clips: torch.Tensor, device: torch.device) -> Iterator[tuple[str, str, float]]:
-        """(split, metric, value): of generated clips [R, length] of levels, of the real test clips, of the judge."""
+        """Metrics (split, metric, value) of generated clips [R, length] of levels, of real test clips and of the
+        judge."""
         from tasks.generation import scores
         from tasks.judge import judged, trained
 

@@ -1,4 +1,4 @@
-"""Selective copying: repeat, in order, the data tokens scattered among noise."""
+"""Selective copying: repeat the data tokens that are scattered among noise, in their order."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tasks.base import CHUNK_ROWS, FreshTask, distinct, token_dtype, token_segme
 
 
 class SelectiveCopying(FreshTask):
-    """Selective copying as in Mamba Table 1 (there after Jing et al. 2019, the denoising task).
+    """Selective copying as in Mamba Table 1, which follows the denoising task of Jing et al. 2019.
 
         input   _  a  _  _  c  b  _  ?  ?  ?
         target  .  .  .  .  .  .  .  a  c  b
 
-    `num_data` data tokens, drawn with repetition, stand at uniformly chosen places of a context of noise tokens `_`;
-    at `num_data` answer positions behind it they are to be emitted in order.
+    `num_data` data tokens, drawn with repetition, stand at uniformly chosen places of a context of noise tokens `_`. At
+    the `num_data` answer positions behind it, the model must repeat them in order.
 
-    Source: Gu and Dao 2023 (Mamba), section 4.1.1 and appendix E.1: length 4096, 16 tokens "including the white
-    noise token", 16 data tokens, batch 64, 400K steps. No code was released, and the rest is open. Options here:
-    what stands at the answer positions (`marker`), what the length counts (`length_rule`), the size of the
-    evaluation split (`num_test`). That training data are fresh at every step is stated for induction heads only and
-    taken over. Accuracy is per answer token.
+    Source: Gu and Dao 2023 (Mamba), section 4.1.1 and appendix E.1: length 4096, 16 tokens "including the white noise
+    token", 16 data tokens, batches of 64 and 400K steps. No code was released, and the rest is open. Options decide
+    what stands at the answer positions (`marker`), what the length counts (`length_rule`), and how large the evaluation
+    split is (`num_test`). Training data are fresh at every step here, which the paper states for induction heads only.
+    Accuracy is per answer token.
     """
 
     name: ClassVar[str] = "selective-copying"
@@ -34,18 +34,18 @@ class SelectiveCopying(FreshTask):
 
     length: int = 4096
     vocab_size: int = 16
-    """Noise (token 0) and data tokens, and the marker if it is `in-vocabulary`."""
+    """Number of tokens: noise (token 0), data tokens, and the marker if it is `in-vocabulary`."""
     num_data: int = Field(default=16, ge=1)
     marker: Literal["in-vocabulary", "additional", "none"] = "in-vocabulary"
     """What stands at the answer positions. `in-vocabulary`: a marker that is one of the `vocab_size` tokens, which
-    leaves vocab_size - 2 data symbols (14), as the public third-party code has it; `additional`: a marker beyond
-    them, vocab_size - 1 data symbols (15); `none`: noise, as the white cells of Mamba Figure 2, so that a model has
-    to count positions."""
+    leaves vocab_size - 2 data symbols (14), as in public third-party code. `additional`: a marker beyond these tokens,
+    which leaves vocab_size - 1 data symbols (15). `none`: noise, as in the white cells of Mamba Figure 2, so that a
+    model has to count positions."""
     length_rule: Literal["context", "total", "noise"] = "context"
-    """What `length` counts. `context`: noise and data tokens, T = length + num_data; `total`: T = length;
-    `noise`: noise tokens alone, T = length + 2 num_data (third-party code)."""
+    """What `length` counts. `context`: noise and data tokens, so T = length + num_data. `total`: all tokens, T =
+    length. `noise`: noise tokens alone, T = length + 2 num_data, as in public third-party code."""
     num_test: int = Field(default=1024, ge=1)
-    """Rows of the test split, and of a clean validation split."""
+    """Number of rows of the test split, and of a clean validation split."""
 
     @model_validator(mode="after")
     def _can_work(self) -> SelectiveCopying:
@@ -64,12 +64,12 @@ class SelectiveCopying(FreshTask):
 
     @property
     def num_symbols(self) -> int:
-        """Usable data symbols, tokens 1 .. num_symbols."""
+        """Number of data symbols, which are the tokens 1 .. num_symbols."""
         return self.vocab_size - 1 - (self.marker == "in-vocabulary")
 
     @property
     def context(self) -> int:
-        """Tokens before the first answer position."""
+        """Number of tokens before the first answer position."""
         return self.length + {"context": 0, "total": -self.num_data, "noise": self.num_data}[self.length_rule]
 
     @property

@@ -1,4 +1,4 @@
-"""Species: which species a stretch of DNA is of."""
+"""Species: which species a stretch of DNA comes from."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ GROUPS = {
 }
 VALID_CHROMOSOMES = frozenset(("1", "3", "12", "13"))
 TEST_CHROMOSOMES = frozenset(("5", "7", "9", "10", "11"))
-"""Of every species; all its other chromosomes train (HyenaDNA)."""
+"""The chromosomes of validation and of testing in every species; all others are for training (HyenaDNA)."""
 CHUNK = 256
-"""Places drawn from one generator."""
+"""Number of places that are drawn from one generator."""
 WHOLE_GENOME = 1_000_000_000
-"""A mammal has two to four times as many bases, so less is a part of one."""
+"""Number of bases below which a genome cannot be whole: a mammal has two to four times as many."""
 
 
 def chromosome(name: str, about: str, stem: str) -> str:
-    """Which chromosome a record is, e.g. `2A` or `X`: by its name, its header or (alone in a file) the file's name.
+    """The chromosome of a record, such as `2A` or `X`.
 
-    Empty for what is placed on none: mitochondria, scaffolds, patches.
+    It is found in the name of the record, in its header (`about`), or in the name of a file that holds no other record
+    (`stem`). Empty for what belongs to no chromosome: mitochondria, scaffolds and patches.
     """
     if found := re.fullmatch(r"(?:chr)?(\d{1,2}[AB]?|[XYZW])", name, re.IGNORECASE):
         return found[1].upper()
@@ -52,44 +53,47 @@ def _regions(task: Species, key: str, split: str) -> list[Array]:
 
 
 class Species(DNATask):
-    """Which species a stretch of DNA is of.
+    """Which species a stretch of DNA comes from.
 
         input   A C G T T A G N A    (1024 bases, from anywhere in a chromosome)
-        target  lemur                (one label a row; one of five species)
+        target  lemur                (one label per row: one of five species)
 
-    Source: Nguyen et al. 2023 (HyenaDNA), section 4.4: human, lemur, mouse, pig, hippo; Gu & Dao 2023 (Mamba),
-    section 4.3.3 and appendix E.3.4: the great apes (`group: great-apes`); `species` names any others. A row takes a
-    species, one of its chromosomes and a place in it, each uniformly. Training rows are an endless stream.
-    Chromosomes 1, 3, 12 and 13 validate, 5, 7, 9, 10 and 11 test, the others train, in every species
-    (`split_by: chromosome`); where there are few records, the first 80 % of each train, and a tenth each validates and
-    tests (`split_by: position`, of ours).
+    Source: Nguyen et al. 2023 (HyenaDNA), section 4.4, for human, lemur, mouse, pig and hippo; Gu & Dao 2023 (Mamba),
+    section 4.3.3 and appendix E.3.4, for the great apes (`group: great-apes`). `species` names any others. For every
+    row, a species, one of its chromosomes and a place in that chromosome are drawn uniformly. Training rows are an
+    endless stream.
 
-    N is a token; lower case is read as upper case; other IUPAC letters count as N. What is placed on no chromosome is
+    In every species, chromosomes 1, 3, 12 and 13 are for validation, 5, 7, 9, 10 and 11 for testing, and all others for
+    training (`split_by: chromosome`). Where there are few records, each record can be cut instead (`split_by:
+    position`, which no source does): the first 80 % are for training, and a tenth each for validation and testing.
+
+    N is a token, lower case is read as upper case, and other IUPAC letters count as N. What belongs to no chromosome is
     left out, and so are chromosomes shorter than a row.
 
-    Departures: HyenaDNA draws validation and test rows anew at every epoch; here `num_eval` rows are drawn once. It
-    cuts a row where the chromosome ends and pads it with N; here a row ends there at the latest. Mamba does not name
-    its assemblies of the apes: those of the manifest are UCSC's of 2018 to 2020.
+    Departures: HyenaDNA draws validation and test rows again in every epoch; here `num_eval` rows are drawn once.
+    HyenaDNA cuts a row where the chromosome ends and pads it with N; here every row lies inside its chromosome. Mamba
+    does not name its assemblies of the apes; those of the manifest are UCSC's of 2018 to 2020.
 
-    Folder: `<species>/` with FASTA files below it (one a chromosome or a whole genome), or files `<species>.*`.
+    Folder: `<species>/` with FASTA files in it, one per chromosome or the whole genome in one, or files `<species>.*`.
     """
 
     name: ClassVar[str] = "species"
     version: ClassVar[int] = 1
 
     group: Literal["five-species", "great-apes"] = "five-species"
-    """Whose set of species."""
+    """The set of species: `five-species` is HyenaDNA's, `great-apes` is Mamba's."""
     species: tuple[str, ...] = ()
-    """Any species, in the order of their classes; empty: those of `group`."""
+    """Any species, in the order of their classes. Empty: those of `group`."""
     length: int = Field(default=1024, ge=2, le=2**20)
-    """Bases a row."""
+    """Number of bases of a row."""
     split_by: Literal["chromosome", "position"] = "chromosome"
-    """`chromosome`: as HyenaDNA; `position`: each record is cut in three."""
+    """`chromosome`: each chromosome belongs to one split, as in HyenaDNA. `position`: each record is cut in three."""
     num_eval: int = Field(default=1000, ge=1)
-    """Rows of valid and of test."""
+    """Number of rows of valid and of test."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
+        """The species, in the order of their classes."""
         return self.species or GROUPS[self.group]
 
     @property
@@ -131,7 +135,7 @@ class Species(DNATask):
         )
 
     def _of(self, folder: Path, kind: str) -> list[Path]:
-        """The files of a species."""
+        """The FASTA files of a species."""
         base = cached_folder(f"species-{kind}") if self.data is None else folder / kind
         if base is not None and base.is_dir():
             return fasta_below(base)
@@ -188,7 +192,7 @@ class Species(DNATask):
             self.regions(split)
 
     def regions(self, split: str) -> list[Array]:
-        """[K, 3] record, start, end of each species: where rows of a split may lie."""
+        """The regions [K, 3] (record, start, end) of each species in which rows of a split may lie."""
         return _regions(self, self.fingerprint(), split)
 
     def _regions(self, split: str) -> list[Array]:
@@ -219,7 +223,7 @@ class Species(DNATask):
         return parts
 
     def _draw(self, rng: np.random.Generator, regions: list[Array], count: int) -> tuple[Array, Array, Array]:
-        """Classes, records and starts of rows."""
+        """Class, record and start of `count` random rows."""
         kinds = rng.integers(0, len(regions), count)
         which, where = rng.random(count), rng.random(count)
         counts = np.array([len(part) for part in regions])
@@ -237,7 +241,8 @@ class Species(DNATask):
         return self._segment(*self._draw(numpy_generator(0, f"species/{split}"), self.regions(split), self.num_eval))
 
     def block(self, seed: int, index: int, num_rows: int) -> Segment:
-        """Places are drawn `CHUNK` at a time, so that row i is the same whatever the size of the blocks."""
+        """Rows of the stream. Places are drawn `CHUNK` at a time, so that row i does not depend on the size of a
+        block."""
         regions = self.regions("train")
         start, stop = index * num_rows, (index + 1) * num_rows
         parts = [
@@ -251,10 +256,10 @@ class Species(DNATask):
         return self._segment(kinds, records, starts)
 
     def counts(self) -> dict[str, int]:
-        """Rows of valid and test; those of train are endless."""
+        """Number of rows of valid and of test; those of train are endless."""
         return {split: len(self.evaluation(split)) for split in SPLITS[1:]}
 
     def shared_rows(self) -> dict[str, int]:
-        """Bases that two splits share, in place of whole rows."""
+        """Number of bases that two splits share, for every pair of splits."""
         parts = {split: np.concatenate(self.regions(split)) for split in SPLITS}
         return shared_bases({split: (part[:, 0], part[:, 1], part[:, 2]) for split, part in parts.items()})

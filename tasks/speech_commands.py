@@ -1,4 +1,4 @@
-"""Speech Commands: which of ten or 35 words is spoken, from the raw waveform or its cepstrum."""
+"""Speech Commands: which of ten or 35 words is spoken, from the raw waveform or from its cepstrum."""
 
 from __future__ import annotations
 
@@ -32,10 +32,13 @@ ALL_WORDS = (
 RATE = 16_000
 
 PAPER_CLIPS = {10: 34_975, 35: 105_829}
-"""Version 0.02: clips of exactly one second of the ten words, as the papers' loader asserts, and all clips."""
+"""Number of clips in version 0.02.
+
+Of the ten words, clips that last exactly a second count, as the papers' loader asserts; of all 35 words, every clip.
+"""
 
 HOP, NUM_MELS, NUM_MFCC = 100, 64, 20
-"""The cepstrum of the papers' loaders: windows of 200 samples every 100, 64 mel bands, 20 coefficients."""
+"""The cepstrum of the papers' loaders: a window of 200 samples every 100 samples, 64 mel bands and 20 coefficients."""
 
 
 def _fault(message: str) -> DataError:
@@ -44,11 +47,11 @@ def _fault(message: str) -> DataError:
 
 @dataclass(frozen=True)
 class Recordings:
-    """The files of a folder: clips of each word, and the split lists that stand beside them."""
+    """The files of a folder: the clips of each word, and the lists of splits that lie beside them."""
 
     root: Path
     clips: tuple[str, ...]
-    """Paths below the root, class by class, sorted."""
+    """Paths relative to the root, class by class and sorted within a class."""
     lists: tuple[str, ...]
 
     words: tuple[str, ...] = WORDS
@@ -58,7 +61,7 @@ class Recordings:
         return "split_test.txt" in self.lists and "testing_list.txt" not in self.lists
 
     def listed(self, name: str) -> frozenset[str]:
-        """The clips of these words that a list names."""
+        """The clips of these words that are in a list; a DataError names one that is missing."""
         lines = {line.strip() for line in (self.root / name).read_text().splitlines()}
         named = {line for line in lines if line.partition("/")[0] in self.words}
         missing = sorted(named - set(self.clips))
@@ -90,17 +93,21 @@ def find_recordings(
 
 
 def speaker(clip: str) -> str:
-    """Whose voice it is: the part of the file name before `_nohash_`."""
+    """Identifies the speaker of a clip: the part of the file name before `_nohash_`."""
     return clip.partition("/")[2].partition("_nohash_")[0]
 
 
 def _held_out(clip: str) -> bool:
-    """One speaker in eight, by the hash of the name."""
+    """Whether the speaker of a clip is held out: one speaker in eight is, by the hash of the name."""
     return hashlib.sha256(f"valid/{speaker(clip)}".encode()).digest()[0] % 8 == 0
 
 
 def clean_splits(recordings: Recordings) -> dict[str, list[str]]:
-    """Speaker-disjoint: the lists decide on test, and on valid if they can; else valid is carved out of train."""
+    """Splits in which no speaker is in two of them.
+
+    The lists give the test split, and the validation split where they have one. Where they have none, speakers of the
+    training split are held out.
+    """
     tests = [name for name in ("testing_list.txt", "split_test.txt") if name in recordings.lists]
     if not tests:
         raise _fault(
@@ -127,7 +134,8 @@ def clean_splits(recordings: Recordings) -> dict[str, list[str]]:
 
 
 def _paper_splits(recordings: Recordings) -> dict[str, list[str]]:
-    """70/15/15 of every word at random, one fixed split for all seeds; a speaker may stand in several splits."""
+    """70, 15 and 15 % of the clips of every word at random, the same for all seeds; a speaker may be in several
+    splits."""
     splits: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
     for index, word in enumerate(recordings.words):
         clips = [clip for clip in recordings.clips if clip.startswith(f"{word}/")]
@@ -149,10 +157,11 @@ def _soundfile() -> Any:
 
 
 def read_clip(path: Path) -> Array:
-    """[frames] int16 of a complete 16 kHz mono 16-bit WAV file; anything else is an error that names the file."""
+    """Reads a complete WAV file with one channel of 16 bits at 16 kHz: [frames] int16. A DataError names any other
+    file."""
     soundfile = _soundfile()
     content = path.read_bytes()
-    # libsndfile reads what is there of a truncated file without a word, so hold the file against its header
+    # libsndfile reads a truncated file without an error, so its size is compared with its header
     if content[:4] != b"RIFF" or len(content) < 8 + int.from_bytes(content[4:8], "little"):
         raise _fault(f"{path} is truncated or not a WAV file ({len(content)} bytes); fetch it again.")
     try:
@@ -173,10 +182,10 @@ def read_clip(path: Path) -> Array:
 
 
 def why_no_mfcc() -> str | None:
-    """Why features=mfcc is not available here, or None."""
+    """The reason why features=mfcc is not available on this machine, or None."""
     try:
         import torchaudio.transforms  # noqa: F401
-    # a build for another torch fails while its library is loaded
+    # a torchaudio that was built for another torch fails while its library is loaded
     except (ImportError, OSError, RuntimeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         return f"torchaudio cannot be imported: {reason}"
@@ -184,7 +193,7 @@ def why_no_mfcc() -> str | None:
 
 
 def mfcc(signal: Array) -> Array:
-    """int16 [R, T] to float32 [R, T // 100 + 1, 20], the log-mel cepstrum of the papers' loaders."""
+    """The log-mel cepstrum of the papers' loaders: int16 [R, T] to float32 [R, T // 100 + 1, 20]."""
     import torchaudio.transforms
 
     transform = torchaudio.transforms.MFCC(
@@ -198,7 +207,7 @@ def mfcc(signal: Array) -> Array:
 
 
 def moments(values: Array) -> tuple[Array, Array]:
-    """Mean and deviation of each channel of [R, T, C], float64."""
+    """Mean and standard deviation of each channel of values [R, T, C], float64."""
     count = values.shape[0] * values.shape[1]
     mean = values.sum(axis=(0, 1), dtype=np.float64) / count
     square = np.einsum("rtc,rtc->c", values, values, dtype=np.float64) / count
@@ -206,11 +215,11 @@ def moments(values: Array) -> tuple[Array, Array]:
 
 
 _moments: dict[str, tuple[Array, Array]] = {}
-"""Of the training rows of the tasks this process has opened."""
+"""Moments of the training rows of every task that this process has opened."""
 
 
 class SpokenWords(PlannedTask):
-    """What the tasks on recordings of Speech Commands share."""
+    """Base class of the tasks on recordings of Speech Commands."""
 
     @property
     def recordings(self) -> Recordings:
@@ -231,24 +240,28 @@ class SpeechCommands(SpokenWords):
         input   0.01  0.03  -0.02  ...  0.00        (one second, 16000 samples; or 161 steps of 20 coefficients)
         target  "stop"                              (one label a sequence)
 
-    Source: Warden 2018 (data, version 0.02); the words and the preprocessing are those of the S4 and DSS code
-    (Gupta et al. 2022, Table 2), which goes back to Romero et al. 2021. Ten words: clips that are not one second long
-    are dropped (34,975 remain), 70/15/15 are split at random within each word, and every channel is standardised with
-    the training split. That is `split_policy: paper, short_clips: drop, scaling: standard`. 35 words: the official
-    lists under either policy, short clips padded (`short_clips: pad, scaling: standard`).
+    Source: Warden 2018 for the data (version 0.02). Words and preprocessing are those of the S4 and DSS code (Gupta et
+    al. 2022, Table 2), which goes back to Romero et al. 2021.
+
+    - Ten words: clips that do not last a second are dropped (34,975 remain), the clips of each word are split at random
+      into 70, 15 and 15 %, and every channel is standardised with the training split. The options for this are
+      `split_policy: paper, short_clips: drop, scaling: standard`.
+    - 35 words: the official lists under either policy, and short clips are padded
+      (`short_clips: pad, scaling: standard`).
 
     `half_rate` adds DSS's zero-shot change of resolution to the test split: a second slice, `rate=8000`, holds every
-    second sample of the rows of `rate=16000`. Its segment says so (`rate` 0.5), and linear time-invariant layers take
-    steps twice as large there (`Backbone.at_rate`); other layers see shorter rows, as they are. The test value over
-    both slices mixes them: read the slices.
+    second sample of the rows of `rate=16000`. Its segment has `rate` 0.5, and linear time-invariant layers take steps
+    twice as large there (`Backbone.at_rate`); other layers do not adapt. The test value over both slices mixes the two,
+    so read the slices.
 
-    Departures: the source's permutation comes from a library and the file system's order and is not repeated, only
-    its proportions; it drops short clips before it splits, here after. It lets a speaker be in train and test, so the
-    default, `clean`, follows the official speaker-disjoint lists. Full scale is 1 before the cepstrum is taken; the
-    source divides by 2^15 what its audio library returns, which newer versions of that have done already.
+    Departures: the permutation of the source depends on a library and on the order of the file system, so only its
+    proportions are reproduced. The source drops short clips before it splits, here they are dropped after. In the
+    source a speaker may be both in train and in test, so the default, `clean`, follows the official lists, which keep
+    speakers apart. Full scale is 1 before the cepstrum is computed; the source divides by 2^15 what its audio library
+    returns, although newer versions of that library have done so already.
 
-    Folders: the official one (`testing_list.txt`, `validation_list.txt`), or a sample that has `split_train.txt` and
-    `split_test.txt`. Where no list holds out a validation split, every eighth speaker of train, by hash, does.
+    Folders: the official one (`testing_list.txt`, `validation_list.txt`), or a sample of it that has `split_train.txt`
+    and `split_test.txt`. Where no list gives a validation split, one training speaker in eight is held out, by hash.
     """
 
     name: ClassVar[str] = "speech-commands"
@@ -256,17 +269,19 @@ class SpeechCommands(SpokenWords):
     source: ClassVar[str] = "speech-commands"
 
     classes: Literal[10, 35] = 10
-    """How many words."""
+    """Number of words."""
     features: Literal["raw", "mfcc"] = "raw"
-    """`mfcc`: 20 coefficients every 100 samples, 161 steps for one second; needs torchaudio."""
+    """`raw`: the waveform. `mfcc`: 20 coefficients every 100 samples, 161 steps for a second, which needs
+    torchaudio."""
     half_rate: bool = False
-    """Whether test has a second slice of every second sample (raw only)."""
+    """Whether the test split has a second slice with every second sample, for raw features only."""
     length: int = Field(default=RATE, ge=1)
-    """Samples of a row: longer clips lose their end, shorter ones are a matter of `short_clips`."""
+    """Number of samples of a row. Longer clips are cut; `short_clips` decides about shorter ones."""
     short_clips: Literal["pad", "drop"] = "pad"
-    """`pad`: zeros behind clips shorter than `length`; `drop`: such clips are left out, as in the source."""
+    """What happens to clips shorter than `length`. `pad`: zeros follow them. `drop`: they are left out, as in the
+    source."""
     scaling: Literal["unit", "standard"] = "unit"
-    """`unit`: full scale is 1; `standard`: less the mean, over the deviation, of each channel of train."""
+    """`unit`: full scale is 1. `standard`: each channel has mean 0 and standard deviation 1 on the training split."""
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -311,7 +326,8 @@ class SpeechCommands(SpokenWords):
         return {"classes": self.classes, "features": self.features, "length": self.length}
 
     def read(self, folder: Path) -> dict[str, Array]:
-        """Clips in the order of the words: signal int16 [R, length] or cepstrum float32, frames [R], targets [R]."""
+        """Rows (int16 [R, length] or the cepstrum in float32), frames [R] and targets [R], in the order of the
+        words."""
         clips = self.recordings.clips
         signal = np.zeros((len(clips), self.length), dtype=np.int16)
         frames = np.empty(len(clips), dtype=np.int32)
@@ -328,7 +344,7 @@ class SpeechCommands(SpokenWords):
         return _paper_splits(recordings) if own else clean_splits(recordings)
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        """Recordings are no random draw: every seed has the same rows."""
+        """The rows of a split, which do not depend on the seed."""
         # the source has a validation split of its own under either policy
         self.check_split(split)
         recordings, arrays = self.recordings, self.arrays()
@@ -350,7 +366,7 @@ class SpeechCommands(SpokenWords):
         values = signal(split)
         if self.scaling == "standard":
             key = f"{self.model_dump_json()} {self.fingerprint()}"
-            # validation and test come after train, whose rows it would take seconds to go through again
+            # kept for validation and test, because going through the training rows again would take seconds
             if key not in _moments:
                 _moments[key] = moments(values if split == "train" else signal("train"))
             mean, deviation = _moments[key]

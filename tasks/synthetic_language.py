@@ -1,4 +1,4 @@
-"""The frame of the two synthetic languages of H3: splits of unique sequences that end in their answer."""
+"""Base class of H3's two synthetic languages: splits of unique sequences, each with its answer at the end."""
 
 from __future__ import annotations
 
@@ -14,38 +14,40 @@ from tasks.base import Array, TaskBase, language_segment, unique_rows
 
 
 class SyntheticLanguage(TaskBase):
-    """Source: Fu et al. 2023 (H3), section 3.1; its released data loader fixes what the paper leaves open.
+    """A language whose sequences end in their answer.
 
-    Evaluation labels the last position only. Rows are unique within a split, as in the source; train and test come
-    from separate streams, so a sequence may by chance stand in both.
+    Source: Fu et al. 2023 (H3), section 3.1; its released data loader decides what the paper leaves open.
 
-    Departure: the source numbers its tokens in the order of their spelling (`.` first, `=>` last); here ordinary
-    tokens come first. Ids are arbitrary, since embeddings are learned.
+    In evaluation, only the last position has a label. Rows are unique within a split, as in the source. Train and test
+    come from separate random streams, so a sequence may by chance be in both.
+
+    Departure: the source numbers its tokens in the order of their spelling (`.` first, `=>` last); here ordinary tokens
+    come first. The numbers of tokens do not matter, since embeddings are learned.
     """
 
     vocab_size: int = 20
-    """Counts the two special tokens: the last id but one is the trigger `=>`, the last one the source's `.`, which
-    these languages never emit but which a model can predict."""
+    """Number of tokens, two special ones included: the last but one is the trigger `=>`. The last one is the source's
+    `.`, which never occurs in these languages, but which a model can predict."""
     length: int = 30
-    """Tokens before the final trigger, as the papers count."""
+    """Number of tokens before the final trigger, as the papers count."""
     test_lengths: tuple[int, ...] = ()
-    """Lengths of the test split where they are not the training length (H3 Table 12); one slice each."""
+    """Lengths of the test split, where it has others than the training length (H3 Table 12). Each has its own slice."""
     num_train: int = Field(default=5000, ge=1)
     num_test: int = Field(default=500, ge=1)
-    """Rows of the test split at each length, and of a clean validation split."""
+    """Number of rows of the test split at each length, and of a clean validation split."""
     train_loss: Literal["all-tokens", "answer-only"] = "all-tokens"
-    """Labels of the training split: every next token, as the source, or only the answer. The outcome depends on it."""
+    """Labels of the training split: every next token, as in the source, or the answer alone. Results depend on it."""
 
     @property
     def trigger(self) -> int:
         return self.vocab_size - 2
 
     def extra(self) -> int:
-        """Input tokens after the first `length`."""
+        """Number of input tokens after the first `length` ones."""
         raise NotImplementedError
 
     def draw(self, rng: np.random.Generator, num_rows: int, length: int) -> Array:
-        """[num_rows, length + extra() + 1] sequences with their answer at the end."""
+        """Sequences [num_rows, length + extra() + 1], each with its answer at the end."""
         raise NotImplementedError
 
     @property

@@ -1,7 +1,7 @@
-"""Data from outside: sources and their hashes, downloads that resume, safe unpacking, a cache (DESIGN section 2).
+"""Data from outside: sources and their hashes, downloads that resume, safe unpacking, and a cache.
 
-A task names its source. `obtain` brings it into the cache, `find` gives the folder that has the official layout: one
-the user named, or the cache's. `docs/data.md` is the user's page about it.
+A task names its source. `obtain` brings a source into the cache, and `find` gives the folder with the official layout,
+which the user has named or which is in the cache. `docs/data.md` describes this for users.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class Watch(Protocol):
-    """Whom to tell how far a long step is."""
+    """A function that is told how far a long step is: its name, how much is done, and how much there is in all."""
 
     def __call__(self, what: str, done: int, total: int | None) -> None: ...
 
@@ -44,7 +44,7 @@ def _silent(what: str, done: int, total: int | None) -> None:
 
 
 def state(name: str) -> dict[str, Any]:
-    """What the cache holds of a source: its folder and the records of its files; nothing where it is not prepared."""
+    """The folder of a source in the cache and the records of its files; empty where the source is not prepared."""
     kept = cache.read_json(cache.place("sources", f"{name}.json"))
     if kept and not cache.place("unpacked", str(kept.get("folder"))).is_dir():
         return {}
@@ -52,13 +52,13 @@ def state(name: str) -> dict[str, Any]:
 
 
 def taken_from(name: str, kept: dict[str, Any]) -> tuple[File, ...]:
-    """The files of the manifest that a state was made of."""
+    """The files of the manifest that a prepared source was made of; kept is its state."""
     from_hub = any(record.get("url", "").startswith("hf://") for record in kept.get("files", ()))
     return source(name).hub if from_hub else source(name).files
 
 
 def folder(name: str) -> Path | None:
-    """The unpacked source in the cache, or None."""
+    """The folder of an unpacked source in the cache, or None."""
     kept = state(name)
     return cache.place("unpacked", str(kept["folder"])) if kept else None
 
@@ -66,9 +66,10 @@ def folder(name: str) -> Path | None:
 def obtain(
     name: str, archives: Sequence[Path] = (), *, force: bool = False, watch: Watch = _silent
 ) -> tuple[Path, dict[str, Any]]:
-    """Downloads and unpacks a source, or takes archives that the user has; returns its folder and its state.
+    """Downloads and unpacks a source, or unpacks archives that the user has. Returns its folder and its state.
 
-    What is there is kept, unless archives or `force` ask for it anew. The archive `hub` is the source's edition there.
+    A source that is prepared is left as it is, unless there are archives or `force` is set. The archive `hub` stands
+    for the edition of the source on the hub.
     """
     wanted = source(name)
     with cache.lock(f"source-{name}"):
@@ -82,7 +83,7 @@ def obtain(
             taken = _fetched(name, wanted.hub, force, watch)
         else:
             taken = _given(wanted, archives) if archives else _fetched(name, wanted.files, force, watch)
-        # another choice of members must not find the folder of an older one
+        # the name depends on the chosen members, so that another choice does not find the folder of an older one
         text = "".join(f"{record['sha256']} {file.unpack}\n" for file, _, record in taken)
         target = f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         path = cache.place("unpacked", target)
@@ -94,11 +95,14 @@ def obtain(
 
 
 HUB = Path("hub")
+"""The archive that stands for the edition on the hub."""
 
 Taken = list[tuple[File, Path, dict[str, Any]]]
+"""Files of a source: the entry of the manifest, the file on this machine, and its record."""
 
 
 def _fetched(name: str, files: Sequence[File], force: bool, watch: Watch) -> Taken:
+    """The files of a source, downloaded into the cache."""
     taken: Taken = []
     for file in files:
         target = cache.place("files", name, file.filename)
@@ -113,7 +117,7 @@ def _fetched(name: str, files: Sequence[File], force: bool, watch: Watch) -> Tak
 
 
 def _given(wanted: Source, archives: Sequence[Path]) -> Taken:
-    """The user's own copies in the place of the files of a source; a copy may be another edition and says so."""
+    """Copies that the user has, in the order of the source's files; a record says whether a copy is official."""
     if len(archives) != len(wanted.files):
         names = ", ".join(file.filename for file in wanted.files)
         raise DataError(f"--from: {len(archives)} given, this source has {len(wanted.files)} ({names}); give all.")
@@ -128,13 +132,14 @@ def _given(wanted: Source, archives: Sequence[Path]) -> Taken:
 
 
 def _unpack(taken: Taken, target: Path, watch: Watch) -> None:
+    """Unpacks the files of a source into one new folder."""
     with cache.new_folder(target) as whole:
         for file, path, record in taken:
 
             def progress(files: int, what: str = path.name) -> None:
                 watch(f"unpack {what} (files)", files, None)
 
-            # a copy of the user's own may be arranged in another way, so everything in it is offered to the task
+            # a copy may have another layout than the official file, and then everything in it is unpacked
             attempts = [file.unpack] if record.get("official") or not file.unpack else [file.unpack, ("",)]
             if not file.unpack:
                 with disk_faults(whole):
@@ -156,7 +161,7 @@ def _unpack(taken: Taken, target: Path, watch: Watch) -> None:
 
 
 def verify_source(name: str) -> list[str]:
-    """Holds the downloads in the cache against manifest and records; what was found, a line a file."""
+    """Compares the downloads in the cache with the manifest and with their records. Returns one line per file."""
     found = []
     kept = state(name)
     for file in taken_from(name, kept):
@@ -178,9 +183,10 @@ def verify_source(name: str) -> list[str]:
 def find(
     task: str, data: Path | None, source_name: str, names: Sequence[str], holds: Callable[[Path], bool], layout: str
 ) -> Path:
-    """The folder with the official layout: data, or one below it by one of the usual names, else the cache's.
+    """The folder with the official layout: `data` or a folder below it with a usual name, or else the one in the cache.
 
-    holds: whether a folder has the layout. layout: what is looked for, in words.
+    holds: tells whether a folder has the layout.
+    layout: describes the layout in words, for messages.
     """
     base = data if data is not None else folder(source_name)
     if base is None:

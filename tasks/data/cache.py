@@ -1,12 +1,12 @@
-"""The cache of downloads and of prepared arrays: where it is, and how it stays whole under parallel workers.
+"""The cache of downloads and prepared arrays, which several processes may use at once.
 
-    <root>/v1/files/<source>/<name>         a download that is complete, and <name>.json with its size and hash
-    <root>/v1/unpacked/<source>-<sha256>/   what was taken out of it
+    <root>/v1/files/<source>/<name>         a complete download, and <name>.json with its size and hash
+    <root>/v1/unpacked/<source>-<sha256>/   what was unpacked from it
     <root>/v1/prepared/<task>-<key>/        arrays ready to train on; the key is a hash of content and options
-    <root>/v1/index/                        hashes of folders that were read, so that they are not read again
+    <root>/v1/index/                        hashes of folders, so that unchanged folders are not read again
 
-Everything is written under a temporary name and renamed, so what has its final name is whole; whoever writes holds a
-lock of the file system meanwhile. `v1` changes with the layout.
+Everything is written under a temporary name and then renamed, so that what has its final name is complete. A process
+that writes holds a file lock. `v1` changes when this layout does.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ VERSION = "v1"
 
 
 def root() -> Path:
-    """`SUBQUAD_DATA`, else `subquad` in the user's cache folder by the XDG rule."""
+    """The folder of the cache: `SUBQUAD_DATA`, or else `subquad` in the user's cache folder (XDG)."""
     if named := os.environ.get("SUBQUAD_DATA"):
         return Path(named).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # the rule says that a relative path is to be ignored
+    # the XDG specification says that a relative path must be ignored
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "subquad"
 
 
 def place(*parts: str) -> Path:
-    """A path in the cache of this version."""
+    """A path in the cache with the present layout."""
     return root() / VERSION / Path(*parts)
 
 
@@ -47,7 +47,7 @@ def offline() -> bool:
 
 @contextlib.contextmanager
 def lock(name: str) -> Iterator[None]:
-    """Holds a lock of this name against all processes that share the cache; it falls with its process."""
+    """Holds the lock of this name, which only one process can hold. It is released when its process ends."""
     from filelock import FileLock
 
     path = place("locks", f"{name.replace('/', '-')}.lock")
@@ -63,9 +63,9 @@ def lock(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A temporary folder beside target that takes its name if the block ends well, and vanishes otherwise.
+    """Gives a temporary folder that is renamed to target when the block ends, or removed when the block raises.
 
-    Whoever calls holds the lock of target, so temporary folders that lie there were left by a process that was killed.
+    The caller holds the lock of target, so temporary folders that are already there were left by a killed process.
     """
     with disk_faults(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all."""
+    """Writes a file completely or not at all."""
     with disk_faults(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
@@ -95,11 +95,12 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
+    """Writes values as JSON, completely or not at all."""
     write_bytes(path, json.dumps(values, indent=1, sort_keys=True).encode())
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The values, or nothing where there is no such file or it cannot be read."""
+    """The values in a JSON file; empty where the file is missing or cannot be read."""
     try:
         values = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -108,12 +109,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def file_hash(path: Path, algorithm: str = "sha256") -> str:
+    """The hash of the content of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 def files_in(folder: Path, *suffixes: str) -> list[Path]:
-    """Files of a folder with one of these endings, whatever their case, sorted by name; fast for 100,000 of them."""
+    """The files of a folder with one of these endings, in any case, sorted by name. It is fast for 100,000 files."""
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries if entry.name.lower().endswith(suffixes))
     return [folder / name for name in names]

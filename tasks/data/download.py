@@ -1,4 +1,4 @@
-"""Downloads that resume, and that have their final name only when size and hash are right."""
+"""Downloads that resume, and that get their final name only when size and hash are right."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     import requests
 
 Progress = Callable[[int, int | None], None]
-"""Called with the bytes that are there and, if known, those there will be."""
+"""A function that is called with the number of bytes so far and, if known, with the total."""
 
 ATTEMPTS = 5
 CHUNK = 1 << 16
-"""Bytes written at a time: what a broken connection loses of what it had brought."""
+"""Number of bytes written at a time, and so the most that is lost when a connection breaks."""
 TIMEOUT_S = (10.0, 60.0)
-"""To connect, and between two chunks."""
+"""Longest wait for a connection, and between two chunks."""
 
 
 def _requests() -> Any:
@@ -37,10 +37,12 @@ def _requests() -> Any:
 def fetch(
     file: File, target: Path, progress: Progress = lambda done, total: None, *, delay_s: float = 2.0
 ) -> dict[str, Any]:
-    """Brings a file to target, continuing what an earlier call left in `<target>.part`, and returns its record.
+    """Downloads a file to target and returns its record. It continues what an earlier call left in `<target>.part`.
 
-    The record (`<target>.json`) holds URL, size and hashes. Hashes of the manifest are checked; where there are none,
-    those of the first download are recorded, and a later download must agree with them.
+    The record (`<target>.json`) holds URL, size and hashes. Hashes in the manifest are checked. Where the manifest has
+    none, the hash of the first download is recorded, and later downloads must have the same.
+
+    delay_s: seconds to wait before the second attempt; every further attempt waits twice as long.
     """
     record_path = target.with_name(f"{target.name}.json")
     known = cache.read_json(record_path)
@@ -57,7 +59,7 @@ def fetch(
         else:
             _transfer(file, part, progress, delay_s)
         record = check(part, file, recorded=known.get("sha256"))
-        # the record first: a file with a final name always has one
+        # the record is written first, so that a file with its final name always has one
         cache.write_json(record_path, record)
         part.replace(target)
     _memory(part).unlink(missing_ok=True)
@@ -65,7 +67,10 @@ def fetch(
 
 
 def check(path: Path, file: File, recorded: str | None = None, *, remove: bool = True) -> dict[str, Any]:
-    """The record of a file that should be `file`; a wrong one is an error and, unless told otherwise, removed."""
+    """The record of the file at path, which should be `file`. Another file is a DataError and, with `remove`, removed.
+
+    recorded: the SHA-256 of an earlier download.
+    """
     size = path.stat().st_size
     record = {"url": file.url, "bytes": size, "sha256": cache.file_hash(path), "official": True}
     wanted = [("size", file.bytes, size), ("sha256", file.sha256 or recorded, record["sha256"])]
@@ -86,12 +91,12 @@ def check(path: Path, file: File, recorded: str | None = None, *, remove: bool =
 
 
 def _memory(part: Path) -> Path:
-    """Where the server's name for the version of a partial file is kept."""
+    """The file that keeps the server's version tag of a partial download."""
     return part.with_name(f"{part.name}.json")
 
 
 def _room(file: File, part: Path) -> None:
-    """Raises where the disk cannot hold what is missing."""
+    """Raises a DataError where the disk has no room for the missing bytes."""
     there = part.stat().st_size if part.exists() else 0
     free = shutil.disk_usage(part.parent).free
     if file.bytes is not None and file.bytes - there > free:
@@ -102,7 +107,7 @@ def _room(file: File, part: Path) -> None:
 
 
 def _transfer(file: File, part: Path, progress: Progress, delay_s: float) -> None:
-    """Fills part, trying again after a broken connection from where it broke."""
+    """Downloads to part. After a broken connection it tries again and continues where the connection broke."""
     requests = _requests()
     reason = ""
     with requests.Session() as session:
@@ -121,12 +126,13 @@ def _transfer(file: File, part: Path, progress: Progress, delay_s: float) -> Non
 
 
 def _one_transfer(session: requests.Session, file: File, part: Path, progress: Progress) -> None:
+    """One attempt to download what is missing in part."""
     there = part.stat().st_size if part.exists() else 0
     version = cache.read_json(_memory(part)).get("version", "")
-    # a partial file may only be continued with bytes of the same version, or if a hash decides in the end
+    # a partial file may be continued only with bytes of the same version, or where a hash is checked in the end
     if there and not (version or file.sha256 or file.md5):
         there = 0
-    # compressed on the way, offsets would mean nothing
+    # offsets would have no meaning in a compressed transfer
     headers = {"Accept-Encoding": "identity", "User-Agent": "subquad"}
     if there:
         headers["Range"] = f"bytes={there}-"
@@ -134,7 +140,7 @@ def _one_transfer(session: requests.Session, file: File, part: Path, progress: P
             headers["If-Range"] = version
     with session.get(file.url, headers=headers, stream=True, timeout=TIMEOUT_S) as answer:
         if answer.status_code == 416:
-            # it ends where we wanted to begin: all is there, or it is another file
+            # the requested range begins at or behind the end: the download is complete, or the file has changed
             if answer.headers.get("Content-Range", "") == f"bytes */{there}":
                 return
             part.unlink()
@@ -160,7 +166,7 @@ def _one_transfer(session: requests.Session, file: File, part: Path, progress: P
                 f"file (or a page about it). Fetch it from the homepage and give --from FILE."
             )
         found = answer.headers.get("ETag", "")
-        # a weak tag does not promise equal bytes
+        # equal weak tags do not mean equal bytes
         found = answer.headers.get("Last-Modified", "") if found.startswith("W/") or not found else found
         cache.write_json(_memory(part), {"url": file.url, "version": found})
         done = start

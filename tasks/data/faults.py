@@ -1,4 +1,4 @@
-"""Faults of data: one line that names the file, the reason and what to do; the command line exits with 2 on them."""
+"""Faults of data. Their message is one line with the file, the reason and what to do; the command line exits with 2."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 
 class DataError(ValueError):
-    """Data that are missing, damaged, out of reach, or not what they should be."""
+    """Data are missing, damaged, unreachable or not what they should be."""
 
 
 @contextlib.contextmanager
 def disk_faults(path: Path) -> Iterator[None]:
-    """Says what to do where the disk is full or a folder cannot be written."""
+    """Turns errors of a full disk or a read-only folder into a DataError that says what to do."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The manifest `sources.yaml` as checked values."""
+"""The manifest of data sources, `sources.yaml`, checked when it is read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from suite.registry import nearest
 from tasks.data.faults import DataError
 
 HUB = r"hf://datasets/(?P<repository>[^/]+/[^/@]+)@(?P<revision>[0-9a-f]{40})/(?P<path>.+)"
-"""A branch or tag may move, so the revision is a commit."""
+"""Pattern of a file on the hub. Its revision is a commit, because a branch or tag may move."""
 
 PATH = Path(__file__).with_name("sources.yaml")
 """The manifest of this repository."""
@@ -25,15 +25,15 @@ class File(Config):
     """One file of a source."""
 
     url: str = Field(pattern=rf"^(https?://|{HUB}$)")
-    """`hf://` is a file of the hub at one commit, which `datasets` brings."""
+    """`hf://` names a file of the hub at one commit, which is fetched by the hub's own client."""
     name: str = ""
-    """How it is called in the cache; empty: as in the URL."""
+    """Name of the file in the cache. Empty: the name in the URL."""
     bytes: int | None = Field(gt=0)
     sha256: str | None = Field(pattern=r"^[0-9a-f]{64}$")
     md5: str | None = Field(default=None, pattern=r"^[0-9a-f]{32}$")
     hash_source: str = ""
     unpack: tuple[str, ...] = ()
-    """What is taken out of an archive, as prefixes of the paths in it; empty: it is none."""
+    """Prefixes of the paths that are taken out of an archive. Empty: the file is no archive."""
 
     @property
     def filename(self) -> str:
@@ -41,12 +41,12 @@ class File(Config):
 
     @property
     def place(self) -> str:
-        """The name, and for a file of the hub its repository and commit."""
+        """The name of the file, with repository and commit for a file of the hub."""
         return self.url.removeprefix("hf://datasets/") if self.url.startswith("hf://") else self.filename
 
 
 class Source(Config):
-    """Where a set of data is published."""
+    """A data set and where it is published."""
 
     about: str
     licence: str
@@ -55,7 +55,7 @@ class Source(Config):
     note: str = ""
     files: tuple[File, ...] = Field(min_length=1)
     hub: tuple[File, ...] = ()
-    """The same set as a hub holds it, taken with `--from hub`."""
+    """The files of the same data set on the hub, which `--from hub` fetches instead."""
 
 
 def sources() -> dict[str, Source]:

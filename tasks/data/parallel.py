@@ -1,4 +1,4 @@
-"""Work spread over processes whose results come back in order, so that their number changes nothing but the time."""
+"""Work for several processes whose results come back in order, so that only the time depends on their number."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Result = TypeVar("Result")
 
 
 def in_order(function: Callable[..., Result], calls: Iterable[tuple[Any, ...]], workers: int) -> Iterator[Result]:
-    """`function(*call)` for every call, in order; with workers > 1, up to two calls a worker are under way ahead."""
-    # a process that is itself a worker may have no children
+    """`function(*call)` for every call, in order. Up to two calls per worker process are started ahead."""
+    # a daemonic process may not start processes
     if workers <= 1 or multiprocessing.current_process().daemon:
         yield from itertools.starmap(function, calls)
         return
-    # forked children of a process with threads may hang
+    # the forked child of a process with threads may hang
     context = multiprocessing.get_context("spawn")
     pending: collections.deque[Future[Result]] = collections.deque()
     with ProcessPoolExecutor(workers, mp_context=context) as pool:

@@ -1,4 +1,4 @@
-"""How fast a task's rows come on the host, without a model: whether loading could ever bound training."""
+"""How many rows per second the host draws from a task without a model, to see whether loading could limit training."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Feed:
-    """A task ready to be drawn from.
+    """An opened task.
 
-    `draw(i)` gives the rows of one draw: a block of a stream, as the trainer's thread draws them one ahead, or a batch
-    gathered by index from the rows in memory (on a GPU they lie on the device, so the host gathers none).
+    `draw(i)` gives the rows of draw i. For an endless stream this is a block, as a thread of the trainer draws it. For
+    a finite split it is a batch that is selected by index from the rows in memory; in training on a GPU the rows lie on
+    the device, so the host does not select any.
     """
 
     draw: Callable[[int], Batch]
     startup_s: float
-    """From the configured task to the first draw: training and validation rows at hand, and their digest."""
+    """Seconds from the configured task to the first draw: loading training and validation rows and their digest."""
     resident_bytes: int
-    """Training rows that stay on the device; 0 for a stream."""
+    """Bytes of the training rows that stay on the device; 0 for a stream."""
 
 
 @dataclass(frozen=True)
 class Rate:
-    """What `workers` threads drew together."""
+    """The rates at which `workers` threads together drew rows."""
 
     workers: int
     rows_per_s: float
@@ -44,7 +45,7 @@ class Rate:
 
 
 def feed(task: Any, batch_size: int, seed: int = 0) -> Feed:
-    """Opens a task as a run does."""
+    """Opens a task in the way a run does."""
     began = time.perf_counter()
     splits = load_splits(task, seed)
     draw: Callable[[int], Batch]
@@ -56,7 +57,7 @@ def feed(task: Any, batch_size: int, seed: int = 0) -> Feed:
             return task.block(seed, index, rows)
     else:
         order = FiniteOrder(splits.train, batch_size, seed, True, CPU)
-        # an order is arranged an epoch at a time, which threads would do for each other
+        # the order of an epoch is computed ahead, since threads would otherwise compute it for each other
         steps = [order.locate(step) for step in range(order.epoch_steps)]
 
         def draw(index: int) -> Batch:
@@ -67,10 +68,10 @@ def feed(task: Any, batch_size: int, seed: int = 0) -> Feed:
 
 
 def measure(source: Feed, workers: int, seconds: float = 2.0) -> Rate:
-    """Draws with this many threads for about so long."""
+    """Draws with `workers` threads for about `seconds`."""
     counter, lock = itertools.count(1), threading.Lock()
     threads = torch.get_num_threads()
-    # one core a worker
+    # every worker has one core
     torch.set_num_threads(1)
 
     def work(until: float) -> tuple[int, int, int]:

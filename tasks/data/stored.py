@@ -1,4 +1,4 @@
-"""Tasks whose rows lie in files: found, read once, and kept as arrays that open in a moment."""
+"""Tasks whose rows come from files, which are read once and then kept in the cache as arrays."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from tasks.data.faults import DataError
 
 
 class StoredTask(TaskBase):
-    """A task with one fixed set of rows: every seed of a run sees the same.
+    """A task with one fixed set of rows, which does not depend on the seed of a run.
 
-    A task gives `files` (what it reads below `folder`) and `read` (the arrays made of it); the arrays are kept in the
-    cache under a key of content and options, and `segments` cuts the splits out of them.
+    A derived task gives `files` (what it reads in `folder`) and `read` (the arrays made of them). The arrays are kept
+    in the cache under a key of content and options, and `segments` selects the rows of the splits from them.
     """
 
     source: ClassVar[str] = ""
-    """In the manifest; empty where the rows are generated."""
+    """Name of the source in the manifest; empty where the user must name a folder."""
     reader: ClassVar[int] = 1
     """Raised whenever `read` or `generate` makes other arrays of the same content."""
     data: Path | None = None
-    """A folder with the official layout, or one that has it below; default: the cache (`data prepare`)."""
+    """A folder with the official layout, or one above it. Default: the folder in the cache (`data prepare`)."""
 
     @property
     def generated(self) -> bool:
-        """Whether the rows are made here instead of read."""
+        """Whether the rows are generated instead of read."""
         return False
 
     @property
     def folder(self) -> Path:
-        """Where the files are; a DataError says what is missing."""
+        """The folder with the files. A DataError says what is missing."""
         raise NotImplementedError
 
     def files(self, folder: Path) -> list[Path]:
-        """What is read."""
+        """The files of this folder that are read."""
         raise NotImplementedError
 
     def read(self, folder: Path) -> dict[str, Array]:
-        """Arrays by name, in their smallest dtypes."""
+        """The arrays made of these files by name, in their smallest dtypes."""
         raise NotImplementedError
 
     def generate(self, workers: int) -> dict[str, Array]:
-        """The same, made here; the bytes do not depend on workers."""
+        """The generated arrays by name. Their bytes do not depend on the number of worker processes."""
         raise NotImplementedError
 
     def reading(self) -> Mapping[str, Any]:
-        """The options that `read` and `generate` depend on."""
+        """The options on which `read` and `generate` depend."""
         return {}
 
     def fingerprint(self) -> str:
@@ -63,7 +63,7 @@ class StoredTask(TaskBase):
         return cache.folder_hash(folder, self.files(folder))
 
     def arrays(self, workers: int = 1) -> dict[str, Array]:
-        """The arrays, out of the cache (mapped, not read) or made now and kept."""
+        """The arrays by name: mapped from the cache, or else made now and kept there."""
         facts = {
             "task": self.name,
             "reader": self.reader,
@@ -74,7 +74,7 @@ class StoredTask(TaskBase):
         target = cache.place("prepared", f"{self.name}-{key}")
         if not target.is_dir():
             with cache.lock(f"prepared-{self.name}-{key}"):
-                # another worker may have made it meanwhile
+                # another process may have made it while this one waited for the lock
                 if not target.is_dir():
                     made = self.generate(workers) if self.generated else self.read(self.folder)
                     with cache.new_folder(target) as temporary:
@@ -90,11 +90,11 @@ class StoredTask(TaskBase):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """What has to be in the cache where `data` names no folder."""
+        """The sources that must be in the cache; none where `data` names a folder or the rows are generated."""
         return () if self.generated or self.data is not None or not self.source else (self.source,)
 
     def verify(self, workers: int = 1) -> None:
-        """Reads everything again and holds the cache against it; a difference is an error."""
+        """Makes the arrays again and compares them with those in the cache. A difference is a DataError."""
         folder = None if self.generated else self.folder
         if folder is not None:
             before = self.fingerprint()
@@ -110,33 +110,34 @@ class StoredTask(TaskBase):
                 )
 
     def check_split(self, split: str) -> None:
+        """Raises ValueError for a split that does not exist."""
         if split not in SPLITS:
             raise ValueError(f"{self.name}: split={split!r}; there are: {', '.join(SPLITS)}.")
 
     def counts(self) -> dict[str, int]:
-        """Rows of every split."""
+        """Number of rows of every split."""
         return {split: sum(len(segment) for segment in self.segments(split, 0)) for split in SPLITS}
 
 
 _planned: set[str] = set()
-"""Contents, with options, that this process has found without fault."""
+"""Tasks, with their content, that this process has checked (`PlannedTask.plan`)."""
 
 
 class PlannedTask(StoredTask):
-    """A stored task whose files are read while runs are planned, so that a broken one is met before any run starts."""
+    """A stored task whose files are read while runs are planned, so that damage is found before any run starts."""
 
     def plan(self) -> None:
-        """Makes the arrays and looks for faults that content and options have together."""
+        """Makes the arrays. A derived task also checks that its options go with the content."""
         self.arrays()
 
     def fingerprint(self) -> str:
         content = super().fingerprint()
         key = f"{self.name} {self.model_dump_json()} {content} {cache.root()}"
         if key not in _planned:
-            # first, since whatever follows asks for the fingerprint
+            # added first, because what follows asks for the fingerprint itself
             _planned.add(key)
             try:
-                # options that contradict each other, or need what is not there
+                # raises where options contradict each other or need what is missing
                 _ = self.spec
                 self.plan()
             except BaseException:
@@ -146,6 +147,7 @@ class PlannedTask(StoredTask):
 
 
 def _row_hashes(segments: list[Segment]) -> list[bytes]:
+    """A hash of the inputs of every row."""
     return [
         hashlib.blake2b(np.ascontiguousarray(row).data, digest_size=16).digest()
         for segment in segments
@@ -154,10 +156,10 @@ def _row_hashes(segments: list[Segment]) -> list[bytes]:
 
 
 def leakage(task: TaskBase, seed: int = 0) -> dict[str, int]:
-    """Rows of a later split whose inputs stand exactly in an earlier one, and repeats within train.
+    """Number of rows of a later split whose inputs are also in an earlier one, and of rows that train repeats.
 
-    `{"train & valid": 3, ...}`: the number of rows of the second split, not of pairs. A task whose training rows are a
-    stream says itself what its splits share (`shared_rows`).
+    `{"train & valid": 3, ...}` counts rows of the second split, not pairs of rows. A task whose training rows are a
+    stream tells itself what its splits share (`shared_rows`).
     """
     if task.fresh:
         return task.shared_rows()  # type: ignore[attr-defined]

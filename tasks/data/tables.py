@@ -1,7 +1,7 @@
-"""Rows of tables and pictures that `datasets` reads: parquet, CSV, JSON lines, folders of pictures, files of the hub.
+"""Tables (parquet, CSV, JSON lines), folders of pictures and files of the hub, read by the library `datasets`.
 
-Files are read where they lie, in streams: `datasets` keeps no copy of them, and nothing here asks the network but
-`from_hub`, which brings one file of one pinned revision.
+Local files are read as streams, so that `datasets` keeps no copy of them. Nothing here uses the network except
+`from_hub`, which downloads one file of one fixed revision.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from tasks.data.faults import DataError, disk_faults
 from tasks.data.manifest import HUB, source
 
 LOADERS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json"}
-"""Endings of tables and what `datasets` calls their readers."""
+"""Endings of tables and the names of their readers in `datasets`."""
 
 WORDS = {"train": ("train",), "valid": ("validation", "valid"), "test": ("test",)}
-"""How files and folders of a split are named."""
+"""Names of the files and folders of a split."""
 
 
 def _datasets(use: str) -> Any:
     try:
         import datasets
-    # a build for another pyarrow fails while it is loaded
+    # a version for another pyarrow fails while it is loaded
     except (ImportError, OSError, AttributeError) as error:
         raise DataError(f"{use} needs datasets ({error}); install the extra: pip install -e '.[datasets]'.") from None
-    # it logs what it raises, and a fault is one line
+    # it also logs what it raises, and the message of a fault should be one line
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     return datasets
 
 
 def _streams(library: Any, kind: str, files: Any, **options: Any) -> Any:
-    """A stream of rows by split; the folder is for its locks, a stream keeps no rows."""
+    """Streams of rows by split. The cache folder only holds locks, since a stream keeps no rows."""
     place = str(cache.place("datasets"))
     return library.load_dataset(kind, data_files=files, streaming=True, cache_dir=place, **options)
 
@@ -56,18 +56,18 @@ def split_tables(folder: Path, split: str) -> list[Path]:
 
 
 def rows(paths: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """The values of these columns, row after row of table after table; pictures come decoded."""
+    """The values of these columns, for every row of every table in order. Pictures are decoded."""
     library = _datasets(f"reading {paths[0].name}")
     for path in paths:
         kind = LOADERS[path.suffix.lower()]
-        # a text may be the word NA
+        # without this, pandas would read the text NA as a missing value
         options = {"keep_default_na": False} if kind == "csv" else {}
         files = glob.escape(str(path.absolute()))
         try:
             table = _streams(library, kind, files, **options)["train"]
             for batch in table.select_columns(list(columns)).iter(batch_size=1000):
                 yield from zip(*(batch[name] for name in columns), strict=True)
-        # readers of three formats raise almost anything
+        # the readers of the three formats raise many kinds of errors
         except Exception as error:
             raise DataError(
                 f"{path}: cannot be read as {kind} with {', '.join(columns)} as columns ({_reason(error)}); "
@@ -76,7 +76,7 @@ def rows(paths: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[Any, .
 
 
 def labelled_texts(paths: Sequence[Path], classes: int) -> tuple[list[bytes], list[int]]:
-    """The columns `text` and `label` (0 ... classes - 1) of tables."""
+    """The columns `text` and `label` (0 ... classes - 1) of tables. A DataError names a row that has other values."""
     texts, labels = [], []
     for number, (text, label) in enumerate(rows(paths, ("text", "label")), start=1):
         if not isinstance(text, str) or label not in range(classes):
@@ -90,9 +90,10 @@ def labelled_texts(paths: Sequence[Path], classes: int) -> tuple[list[bytes], li
 
 
 def pictures(files: Mapping[str, Sequence[Path]]) -> dict[str, Iterator[tuple[Any, int]]]:
-    """(picture, class) of each split's files in their order.
+    """(picture, class) of the files of each split, in their order.
 
-    A class is the folder a file lies in; their order is the alphabet's over all splits, as `imagefolder` has it.
+    The class of a picture is the folder that it lies in. Classes are numbered in alphabetical order over all splits, as
+    `imagefolder` does.
     """
     library = _datasets("reading a folder of pictures")
     wanted = {split: [glob.escape(str(path.absolute())) for path in paths] for split, paths in files.items()}
@@ -111,12 +112,12 @@ def pictures(files: Mapping[str, Sequence[Path]]) -> dict[str, Iterator[tuple[An
 
 
 def from_hub(url: str, part: Path) -> None:
-    """Brings `hf://datasets/<owner>/<name>@<commit>/<path>` to part, continuing what an earlier call left.
+    """Downloads `hf://datasets/<owner>/<name>@<commit>/<path>` to part. It continues what an earlier call left.
 
-    By the client that `datasets` itself downloads with, so its settings hold: HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE.
+    This uses the client of `datasets` itself, so the settings HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE apply.
     """
     where = re.fullmatch(HUB, url)
-    assert where is not None, "the manifest lets no other in"
+    assert where is not None, "the manifest accepts no other URL"
     library = _datasets("fetching from the hub")
     import huggingface_hub
 
@@ -145,11 +146,12 @@ def from_hub(url: str, part: Path) -> None:
 
 
 def _reason(error: Exception) -> str:
+    """The kind and the message of an error, in one short line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
 def unpublished(paths: Sequence[Path], name: str) -> str:
-    """Which of these tables are not the files of the hub that the manifest has under name; empty where all are."""
+    """Says which of these tables are not the files of the hub in the manifest under this name; empty where all are."""
     known = {file.sha256 for file in source(name).hub}
     others = [path.name for path in paths if cache.file_hash(path) not in known]
     return f"{', '.join(others)}: other than the hub's {name}" if others else ""

@@ -1,7 +1,7 @@
-"""Takes files out of archives that nobody vouches for.
+"""Safe unpacking of archives that nobody has checked.
 
-Only plain files and folders below the target come out. A path that leads elsewhere, a link or a device refuses the
-whole archive, whichever part of it was asked for: nothing that we read needs one.
+Only plain files and folders below the target are written. An archive that contains a path out of the target, a link or
+a device is refused as a whole, even where that part is not wanted; no data set needs one.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tasks.data import cache
 from tasks.data.faults import DataError
 
 Progress = Callable[[int], None]
-"""Called with the number of files that are out."""
+"""A function that is called with the number of files unpacked so far."""
 
 
 def unpack(archive: Path, target: Path, wanted: Sequence[str] = ("",), progress: Progress = lambda files: None) -> int:
-    """Unpacks tar (also gz, bz2, xz), zip or a single gz into the new folder target; returns the number of files.
+    """Unpacks a tar (also gz, bz2, xz), a zip or a single gz into the new folder target. Returns the number of files.
 
-    wanted: prefixes of the paths inside that are taken.
+    wanted: prefixes of the paths in the archive that are unpacked.
     """
     with _readable(archive), cache.new_folder(target) as folder:
         members = _tar if tarfile.is_tarfile(archive) else _zip if zipfile.is_zipfile(archive) else _gzip
@@ -54,7 +54,7 @@ def unpack(archive: Path, target: Path, wanted: Sequence[str] = ("",), progress:
 
 
 Members = Iterator[tuple[str, IO[bytes] | None]]
-"""Path inside and content; None for a folder."""
+"""The path in the archive and the content of every member; the content of a folder is None."""
 
 
 def _tar(archive: Path) -> Members:
@@ -69,20 +69,20 @@ def _tar(archive: Path) -> Members:
 def _zip(archive: Path) -> Members:
     with zipfile.ZipFile(archive) as packed:
         for member in packed.infolist():
-            # the upper half holds the Unix mode: 0o10 is a plain file, 0o4 a folder, 0 unknown
+            # the upper half holds the Unix mode: 0o10 means a plain file, 0o4 a folder, 0 unknown
             if member.external_attr >> 28 not in (0, 0o4, 0o10):
                 raise DataError(f"{archive}: {member.filename!r} is a link or device, which is refused.")
             if member.is_dir():
                 yield member.filename, None
                 continue
-            # reading to the end checks the CRC
+            # the CRC is checked when the content has been read to its end
             with packed.open(member) as content:
                 yield member.filename, content
 
 
 def _gzip(archive: Path) -> Members:
     with archive.open("rb") as file:
-        # an empty file would pass for an empty archive
+        # otherwise an empty file would be accepted as an empty archive
         if file.read(2) != b"\x1f\x8b":
             raise gzip.BadGzipFile("it is no tar, zip or gz file")
     with gzip.open(archive) as content:
@@ -90,7 +90,7 @@ def _gzip(archive: Path) -> Members:
 
 
 def _inside(archive: Path, name: str) -> PurePosixPath:
-    """The path below the target; one that leads out of it is an error."""
+    """The path of a member below the target. A path that leads out of the target is a DataError."""
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or path.parts[:1] == () or ":" in path.parts[0] or "\0" in name:
         if path == PurePosixPath("."):
@@ -105,6 +105,7 @@ def _below(path: PurePosixPath, prefix: str) -> bool:
 
 @contextlib.contextmanager
 def _readable(archive: Path) -> Iterator[None]:
+    """Turns errors of a missing or damaged archive into a DataError."""
     try:
         yield
     except FileNotFoundError:

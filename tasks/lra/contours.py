@@ -1,24 +1,30 @@
-"""Pictures of two long dashed contours among short ones, with two dots that lie on one contour or on both.
+"""Pictures of two long dashed contours among short ones, with two dots on the same long contour or one on each.
 
-The procedure is that of the Pathfinder challenge (Linsley et al. 2018; Kim et al. 2020) with the settings that LRA
-names for contours of 14 dashes, written anew for many pictures at a time:
+The procedure is that of the Pathfinder challenge (Linsley et al. 2018; Kim et al. 2020), with the settings of LRA for
+contours of 14 dashes. It is written for many pictures at a time:
 
-1. Two contours start near the middle, `seed_distance` apart, and grow in turn, a dash at a time. The next dash lies on
-   a circle around the end of the last; its direction is drawn with probability ∝ cos²(min(continuity |turn|, π/2))
-   among the places that keep `margin` pixels from everything older. A pair that cannot grow to the end is given up.
-2. `num_distractors` short contours are put where there is room, five tries each.
-3. A dot marks the start of one contour, and one the end of the same (label 1) or of the other (label 0).
-4. Dashes are drawn at twice the resolution, reduced with a Lanczos filter, laid over each other by their maximum, and
+1. Two contours start near the middle, `seed_distance` apart, and grow in turn by one dash. The next dash ends on a
+circle
+   around the end of the last one. Its direction is drawn with probability proportional to
+   cos²(min(continuity |turn|, π/2)) among the places that keep `margin` pixels from everything older. A pair in which a
+   contour cannot grow to its full length is given up.
+2. `num_distractors` short contours are put where there is room, with five attempts each.
+3. One dot marks the start of a long contour. The other marks the end of the same contour (label 1) or of the other one
+   (label 0).
+4. Dashes are drawn at twice the resolution and reduced with a Lanczos filter. Where they overlap the maximum counts,
+and
    the picture is stretched to 0 ... 255.
 
-Everything that decides is integer arithmetic on tables, so a seed gives the same bytes on every machine.
+Every decision is made by integer arithmetic on tables, so that a seed gives the same bytes on every machine.
 
-Departures from the original: thick dashes are drawn as exact rectangles instead of by an image library; a picture is a
-member of a batch, so draws come in another order; the last dash of the first contour keeps distractors away too.
+Departures from the original: thick dashes are drawn as exact rectangles instead of by an image library. Pictures are
+drawn in batches, so random draws come in another order. Distractors also keep away from the last dash of the first
+contour.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from dataclasses import dataclass
@@ -29,43 +35,50 @@ from numpy.typing import NDArray
 
 from suite.rng import numpy_generator
 
-# not from tasks.base: a process that only generates starts at once without torch
+# not imported from tasks.base, so that a process that only generates starts without loading torch
 Array = NDArray[Any]
 
 FINE = 2
-"""Resolution at which dashes and dots are drawn."""
+"""Factor of the resolution at which dashes and dots are drawn, the fine resolution."""
 FULL = 255
+"""Value of a pixel that is fully covered."""
 OVERLAP = 459
-"""1.8 in units of `FULL`: two masks that sum to more cross."""
+"""Two masks overlap where their sum reaches this value, 1.8 in units of `FULL`."""
 OCCUPIED = 76
-"""0.3 in units of `FULL`: a mask above it leaves no room for a start."""
+"""A pixel is occupied where its mask is above this value, 0.3 in units of `FULL`."""
 TRIES, DISTRACTOR_TRIES = 3, 5
-"""Draws for one dash, and attempts for one short contour."""
+"""Number of draws for one dash, and of attempts for one short contour."""
 
 
 @dataclass(frozen=True)
 class Style:
-    """The settings of one size of picture. Contrasts are in common units of one marker's brightness."""
+    """The settings for one size of pictures. Lengths are in pixels; contrasts are relative to each other."""
 
     size: int
     margins: tuple[int, ...]
-    """Clearance of dashes in pixels, one of them drawn for every picture."""
+    """Clearances of dashes, of which one is drawn for every picture."""
     length: int
+    """Length of a dash."""
     thickness: int
-    """Of a dash, at the fine resolution."""
+    """Thickness of a dash, at the fine resolution."""
     radius: int
-    """Of a dot, at the fine resolution."""
+    """Radius of a dot, at the fine resolution."""
     seed_distance: int
+    """Distance between the starts of the two long contours."""
     continuity: float
+    """How much a contour avoids turns."""
     num_distractors: int
     contrasts: tuple[int, int, int]
-    """Of the two long contours, of the short ones, of the dots."""
+    """Contrasts of the two long contours, of the short ones and of the dots."""
     contour_length: int = 14
+    """Number of dashes of a long contour."""
     distractor_length: int = 4
+    """Number of dashes of a short contour."""
     padding: int = 1
+    """Width of the border that stays free."""
 
     def reach(self, margin: int) -> int:
-        """How far a dash with its clearance goes from its start."""
+        """How far a dash and its clearance reach from its start."""
         return self.length + math.ceil(self.thickness / FINE) + margin
 
 
@@ -93,22 +106,23 @@ STYLES = {
         contrasts=(9, 9, 10),
     ),
 }
-"""By the width of a picture: Pathfinder and Path-X."""
+"""The settings by the width of a picture: 32 for Pathfinder and 128 for Path-X."""
 
 BATCH = 1024
-"""Pairs of contours that are tried at a time: of 32 x 32 pixels one in 25 grows to the end, of 128 x 128 one in 60."""
+"""Number of pairs of contours that are tried at a time. One in 25 grows to its full length with 32 x 32 pixels, and one
+in 60 with 128 x 128."""
 
 
 def _displacement(angle: Array, distance: float) -> Array:
-    """[..., 2] (y, x), rounded up to whole pixels."""
+    """The displacement (y, x) [..., 2] over a distance at angles [...], rounded up to whole pixels."""
     exact = distance * np.stack([np.sin(angle), np.cos(angle)], axis=-1)
-    # whole numbers stay what they are, whatever the last digits of a sine
+    # the small number keeps whole numbers what they are, whatever the last digits of a sine
     return np.ceil(exact - 1e-9).astype(np.int64)
 
 
 @functools.cache
 def _lanczos(before: int, after: int) -> Array:
-    """Weights [after, before] of 2^-15 that reduce a row of pixels with a Lanczos filter of three lobes."""
+    """Weights [after, before], in units of 2^-15, that reduce a row of pixels with a Lanczos filter of three lobes."""
     scale = before / after
     centre = (np.arange(after) + 0.5) * scale
     x = (np.arange(before)[None, :] + 0.5 - centre[:, None]) / scale
@@ -118,19 +132,21 @@ def _lanczos(before: int, after: int) -> Array:
 
 
 def _reduce(picture: Array, after: int) -> Array:
-    """0 and `FULL` at the fine resolution to 0 ... `FULL` at the coarse one: along x first, rounded, then along y."""
+    """Reduces a picture from the fine resolution to `after` pixels a side: along x first, rounded, and then along y."""
     weights = _lanczos(picture.shape[0], after)
     rows = ((picture.astype(np.int64) @ weights.T + 2**14) >> 15).clip(0, FULL)
     return ((weights @ rows + 2**14) >> 15).clip(0, FULL).astype(np.uint8)
 
 
 def _dash(reach: int, end: Array, thickness: int) -> Array:
-    """A line from the centre of a fine picture to end (y, x) away: Bresenham's if it is one pixel thick, else a
-    rectangle."""
+    """A dash from the centre of a fine picture by the displacement end (y, x), 0 or `FULL`.
+
+    It is Bresenham's line where it is one pixel thick, and a rectangle otherwise.
+    """
     y, x = np.mgrid[-reach * FINE : reach * FINE + 1, -reach * FINE : reach * FINE + 1]
     dy, dx = int(end[0]), int(end[1])
     if thickness == 1:
-        # along the longer axis and across it, both counted in the direction of the line
+        # distances along the longer axis and across it, in the direction of the line
         y, x = y * (-1 if dy < 0 else 1), x * (-1 if dx < 0 else 1)
         (along, length), (across, rise) = (
             ((y, abs(dy)), (x, abs(dx))) if abs(dy) >= abs(dx) else ((x, abs(dx)), (y, abs(dy)))
@@ -144,13 +160,13 @@ def _dash(reach: int, end: Array, thickness: int) -> Array:
 
 
 def _disk(radius: int) -> Array:
-    """[P, 2] offsets of the pixels of a disk."""
+    """Offsets [P, 2] of the pixels of a disk from its centre."""
     y, x = np.mgrid[-radius : radius + 1, -radius : radius + 1]
     return np.argwhere(y**2 + x**2 <= radius**2) - radius
 
 
 def _dilate(pictures: Array, offsets: Array) -> Array:
-    """The maximum over shifts of [..., H, W]."""
+    """The maximum of pictures [..., height, width] over shifts by these offsets."""
     reach = int(np.abs(offsets).max())
     wide = np.pad(pictures, [(0, 0)] * (pictures.ndim - 2) + [(reach, reach)] * 2)
     height, width = pictures.shape[-2:]
@@ -162,40 +178,44 @@ def _dilate(pictures: Array, offsets: Array) -> Array:
 
 @dataclass(frozen=True)
 class _Tables:
-    """All that can be known before a picture. Directions: 0 to 359 are degrees less 180, then one a place of the
-    circle on which the next dash may end."""
+    """Everything that can be computed before any picture, indexed by direction.
+
+    Directions 0 to 359 are the degrees -180 to 179. Then there is one direction for every place of the circle on which
+    the next dash may end. A = 360 + K is the number of directions, K of places, S the side of a patch and m the margin.
+    """
 
     reach: int
     places: Array
-    """[K, 2]: the circle's pixels around a joint."""
+    """[K, 2]: the pixels of the circle, relative to a joint."""
     weights: Array
-    """[A, K]: of turning from a direction to a place, in 2^-12."""
+    """[A, K]: weight of turning from a direction to a place, in units of 2^-12."""
     joint: Array
-    """[A, 2]: from one joint to the next, along a direction."""
+    """[A, 2]: displacement from one joint to the next along a direction."""
     first_joint: Array
-    """[A, 2]: from the start of a contour to the joint behind it."""
+    """[A, 2]: displacement from the start of a contour to the joint behind it."""
     head: Array
-    """[A, 2]: from the start of a dash to its other end."""
+    """[A, 2]: displacement from the start of a dash to its other end."""
     dashes: Array
-    """[A, S, S]: how a dash looks from its outer end."""
+    """[A, S, S]: picture of a dash, centred at its outer end."""
     masks: Array
-    """[A, S, S]: what it and its clearance cover."""
+    """[A, S, S]: what a dash and its clearance cover."""
     wide_masks: Array
     """[A, S + 2 m, S + 2 m]: the same, widened by the margin."""
     start_needs: Array
-    """[360, P, 2]: pixels that must be free around a start; the first is repeated to fill up."""
+    """[360, P, 2]: pixels that must be free around a start. Where there are fewer than P, the first one is repeated."""
     starts: Array
-    """[360]: whether a contour may start in a direction."""
+    """[360]: whether a short contour may start in a direction."""
     first_directions: Array
-    """Those in which the first contour may."""
+    """Directions in which the first long contour may start."""
     start_places: tuple[Array, ...]
-    """For every degree, [n, 2]: where the first contour may start."""
+    """[n, 2] for every degree: places at which the first long contour may start."""
     around: Array
-    """[360, 2]: from the first start to the second."""
+    """[360, 2]: displacement from the start of the first long contour to that of the second."""
 
 
 @functools.cache
 def _tables(style: Style, margin: int) -> _Tables:
+    """The tables of one style and margin, computed once per process."""
     reach, length = style.reach(margin), style.length
     radius = length + margin
     samples = np.deg2rad(np.arange(0, 360, 180 / (np.pi * radius)))
@@ -209,7 +229,7 @@ def _tables(style: Style, margin: int) -> _Tables:
     turn = np.minimum(np.minimum(turn, 2 * np.pi - turn) * style.continuity, np.pi / 2)
     weights = np.rint(np.cos(turn) ** 2 * 2**12).astype(np.int64)
 
-    # a first dash is drawn from its start along its direction, a later one from its head back
+    # the first dash of a contour is drawn from its start along its direction, a later one from its head backwards
     drawn = np.concatenate([degrees, turned + np.pi])
     ends = _displacement(drawn, length * FINE)
     side = 2 * reach + 1
@@ -227,7 +247,7 @@ def _tables(style: Style, margin: int) -> _Tables:
     needs = [need if len(need) else np.zeros((1, 2), dtype=np.int64) for need in needs]
     start_needs = np.stack([np.concatenate([need, np.repeat(need[:1], most - len(need), axis=0)]) for need in needs])
 
-    # the original gives up where any pixel of the picture, its corners too, would find all that it looks at outside
+    # the original gives up where at any pixel, corners included, all the pixels that must be free are outside
     corners = [(1, 1), (1, -1), (-1, 1), (-1, -1)]
     starts = np.array([all((need * corner >= 0).all(axis=1).any() for corner in corners) for need in needs])
     border = 2 * style.seed_distance
@@ -260,7 +280,7 @@ def _tables(style: Style, margin: int) -> _Tables:
 
 
 class _Canvas:
-    """The masks of many pictures, with room around them so that no patch needs clipping."""
+    """The masks of many pictures, with a border wide enough that no patch needs clipping."""
 
     def __init__(self, style: Style, margin: int, count: int) -> None:
         self.style, self.tables = style, _tables(style, margin)
@@ -271,24 +291,30 @@ class _Canvas:
         mask[style.padding : -style.padding, style.padding : -style.padding] = 0
         wide = _dilate(mask, _disk(margin))
         self.mask = np.repeat(np.pad(mask, self.room)[None], count, axis=0)
-        """What is taken."""
+        """The pixels that dashes and their clearances cover."""
         self.wide = np.repeat(np.pad(wide, self.room)[None], count, axis=0)
-        """The same, widened by the margin: where no dash may end."""
+        """The same, widened by the margin: no dash may end here."""
+
+    def select(self, rows: Array) -> _Canvas:
+        """A canvas with copies of the pictures rows [n]."""
+        selected = copy.copy(self)
+        selected.mask, selected.wide = self.mask[rows], self.wide[rows]
+        return selected
 
     def patch(self, rows: Array, at: Array, side: int) -> tuple[Array, Array, Array]:
-        """Index of square patches around pixels at [n, 2] of pictures rows [n]."""
+        """The index of square patches around the pixels at [n, 2], in the pictures rows [n]."""
         span = np.arange(side) - side // 2 + self.room
         return rows[:, None, None], (at[:, :1] + span)[:, :, None], (at[:, 1:] + span)[:, None, :]
 
     def take(self, rows: Array, directions: Array, at: Array) -> None:
-        """Marks dashes as taken."""
+        """Adds dashes and their clearances to the masks."""
         for canvas, stamps in ((self.mask, self.tables.masks), (self.wide, self.tables.wide_masks)):
             where = self.patch(rows, at, stamps.shape[1])
             stamp = stamps[directions] * self.inside[where[1], where[2]]
             canvas[where] = np.maximum(canvas[where], stamp)
 
     def extend(self, rng: np.random.Generator, rows: Array, joints: Array, directions: Array) -> _Step:
-        """The next dash of one contour in every picture of rows: where its joint, head and direction are."""
+        """Draws the next dash of one contour in every picture of rows: its joint, head and direction."""
         tables, size = self.tables, self.style.size
         joints = joints + tables.joint[directions]
         places = joints[:, None] + tables.places
@@ -297,7 +323,7 @@ class _Canvas:
         free = FULL - self.wide[rows[:, None], places[..., 0] + self.room, places[..., 1] + self.room].astype(np.int64)
         cumulated = (tables.weights[directions] * free * reachable).cumsum(axis=1)
         total = cumulated[:, -1]
-        # the original's smallest sum of probabilities, 1e-4
+        # the smallest sum of probabilities that the original accepts, 1e-4, in the units used here
         found = np.zeros(len(rows), dtype=bool)
         able = total > 104
         chosen = np.zeros(len(rows), dtype=np.int64)
@@ -318,6 +344,8 @@ class _Canvas:
 
 @dataclass(frozen=True)
 class _Step:
+    """The next dash of one contour in many pictures, and whether a place was found for it."""
+
     found: Array
     joints: Array
     heads: Array
@@ -326,7 +354,7 @@ class _Step:
 
 @dataclass
 class _Dashes:
-    """Dashes of many pictures, to be drawn in the end: picture, pixel, direction."""
+    """The dashes of many pictures, to be drawn at the end: picture, pixel and direction."""
 
     rows: list[Array]
     at: list[Array]
@@ -343,13 +371,18 @@ class _Dashes:
 
 
 def _inside(style: Style, *points: Array) -> Array:
+    """Whether all of these points [n, 2] lie inside the picture: [n]."""
     return np.logical_and.reduce([((point >= 0) & (point < style.size)).all(axis=1) for point in points])
 
 
 def _two_contours(
     rng: np.random.Generator, canvas: _Canvas, count: int
 ) -> tuple[Array, list[list[tuple[Array, Array]]], Array, Array]:
-    """Pictures in which both grew to the end; heads and directions of every dash; starts and ends [count, 2, 2]."""
+    """Grows two long contours in every picture.
+
+    Gives the pictures in which both reached their full length, heads and directions of every dash of either contour,
+    and starts and ends [count, 2, 2].
+    """
     style, tables = canvas.style, canvas.tables
     directions = np.zeros((2, count), dtype=np.int64)
     directions[0] = tables.first_directions[rng.integers(0, len(tables.first_directions), count)]
@@ -384,12 +417,11 @@ def _two_contours(
 
 
 def _short_contours(rng: np.random.Generator, canvas: _Canvas, rows: Array, dashes: _Dashes) -> None:
-    """One short contour more in every picture of rows that has room for it."""
+    """Adds one short contour to every picture of rows that has room for it."""
     for _ in range(DISTRACTOR_TRIES):
         if not len(rows):
             return
-        trial = _Canvas.__new__(_Canvas)
-        trial.__dict__ = {**canvas.__dict__, "mask": canvas.mask[rows], "wide": canvas.wide[rows]}
+        trial = canvas.select(rows)
         done, parts = _short_contour(rng, trial)
         canvas.mask[rows[done]], canvas.wide[rows[done]] = trial.mask[done], trial.wide[done]
         for at, directions in parts:
@@ -398,7 +430,7 @@ def _short_contours(rng: np.random.Generator, canvas: _Canvas, rows: Array, dash
 
 
 def _short_contour(rng: np.random.Generator, canvas: _Canvas) -> tuple[Array, list[tuple[Array, Array]]]:
-    """One attempt in every picture: which have succeeded, and heads and directions of their dashes."""
+    """One attempt at a short contour in every picture: which succeeded, and heads and directions of their dashes."""
     style, tables, room = canvas.style, canvas.tables, canvas.room
     count, size = len(canvas.mask), canvas.style.size
     start, direction = np.zeros((count, 2), dtype=np.int64), np.zeros(count, dtype=np.int64)
@@ -440,25 +472,27 @@ def _short_contour(rng: np.random.Generator, canvas: _Canvas) -> tuple[Array, li
 
 @functools.cache
 def _dot(radius: int) -> Array:
-    """A dot, bright at its centre; its corner pixel is that of the fine picture."""
+    """A dot, bright at its centre. It is centred at the corner of a pixel, as in the fine picture."""
     reach = math.ceil(radius / FINE) + 3
     y, x = np.mgrid[-reach * FINE : (reach + 1) * FINE, -reach * FINE : (reach + 1) * FINE]
     return _reduce(np.where(y**2 + x**2 <= radius**2, FULL, 0), 2 * reach + 1)
 
 
 def _draw(canvas: _Canvas, picture: Array, dashes: _Dashes, contrast: int) -> None:
+    """Draws dashes into pictures, where the brighter value counts."""
     for rows, at, directions in zip(dashes.rows, dashes.at, dashes.directions, strict=True):
         where = canvas.patch(rows, at, canvas.tables.dashes.shape[1])
         picture[where] = np.maximum(picture[where], canvas.tables.dashes[directions].astype(np.int16) * contrast)
 
 
 def draw(seed: int, size: int, margin: int, index: int) -> tuple[Array, Array]:
-    """Pictures [R, size * size] and labels [R] of one batch of a stream; R is how many pairs grew to the end."""
+    """Pictures [R, size * size] and labels [R] of one batch of a stream; R pairs of contours reached their full
+    length."""
     style = STYLES[size]
     rng = numpy_generator(seed, f"contours/{size}/{margin}", index)
     canvas = _Canvas(style, margin, BATCH)
     rows, history, starts, ends = _two_contours(rng, canvas, BATCH)
-    canvas.mask, canvas.wide = canvas.mask[rows], canvas.wide[rows]
+    canvas = canvas.select(rows)
     starts, ends = starts[rows], ends[rows]
     long, short = _Dashes.none(), _Dashes.none()
     everyone = np.arange(len(rows))
@@ -479,5 +513,5 @@ def draw(seed: int, size: int, margin: int, index: int) -> tuple[Array, Array]:
     room = canvas.room
     flat = picture[:, room:-room, room:-room].reshape(len(rows), style.size**2).astype(np.int64)
     brightest = np.maximum(flat.max(axis=1, keepdims=True), 1)
-    # x / brightest * 255, halves up
+    # x / brightest * 255, with halves rounded up
     return ((flat * 2 * FULL + brightest) // (2 * brightest)).astype(np.uint8), labels.astype(np.int8)

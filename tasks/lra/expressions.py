@@ -1,7 +1,7 @@
-"""Nested expressions over digits: the language of ListOps, drawn many at a time.
+"""Nested expressions over digits, the language of ListOps, which are drawn many at a time.
 
-An expression is a tree whose nodes are digits or operators of 2 to `max_args` arguments. Trees are grown, measured,
-evaluated and written level by level, all of a chunk at once.
+An expression is a tree whose nodes are digits, or operators with 2 to `max_args` arguments. The trees of a chunk are
+drawn, measured, evaluated and written together, level by level.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from numpy.typing import NDArray
 
 from suite.rng import numpy_generator
 
-# not from tasks.base: a process that only generates starts at once without torch
+# not imported from tasks.base, so that a process that only generates starts without loading torch
 Array = NDArray[Any]
 
 TOKENS = ("<pad>", "<end>", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
 PAD, END, DIGIT, OPERATOR, CLOSE = 0, 1, 2, 12, 16
-"""Numbers of the marks, of digit 0, of the first operator and of the closing bracket."""
+"""Tokens of padding, of the end mark, of digit 0, of the first operator and of the closing bracket."""
 MIN, MAX, MED, SM = range(4)
 OPERATOR_RATE = 0.25
-"""How often a node that may be an operator is one."""
+"""Probability that a node is an operator where it may be one."""
 
 CHUNK = 2048
-"""Trees drawn at a time; about one in five has a length that is wanted."""
+"""Number of trees drawn at a time. About one in five has a length within the limits."""
 
 
 @dataclass(frozen=True)
 class Language:
-    """Which expressions there are."""
+    """The limits of expressions. Lengths, in tokens, lie strictly between min_length and max_length."""
 
     max_depth: int = 10
     max_args: int = 10
@@ -40,23 +40,23 @@ class Language:
 
 @dataclass
 class _Level:
-    """The nodes of one depth of many trees, tree after tree, siblings side by side."""
+    """The nodes of one depth of many trees: tree after tree, and siblings next to each other."""
 
     tree: Array
     parent: Array
-    """Index in the level above."""
+    """Index of the parent in the level above."""
     is_operator: Array
     symbol: Array
-    """The operator, or the digit."""
+    """The number of the operator, or the digit."""
     num_args: Array
-    """0 for a digit."""
+    """Number of arguments; 0 for a digit."""
 
 
 def _grow(rng: np.random.Generator, language: Language, num_trees: int) -> tuple[list[_Level], Array]:
-    """Levels and lengths of trees whose root is an operator.
+    """The levels of random trees whose root is an operator, and their lengths in tokens.
 
-    A node is an operator of 2 to max_args arguments at `OPERATOR_RATE`, else a digit; at the greatest depth it is a
-    digit. A tree that is too long stops growing; its length says so.
+    A node is an operator with 2 to max_args arguments with probability `OPERATOR_RATE`, and a digit otherwise. At the
+    greatest depth every node is a digit. A tree stops growing when it is too long, which its length shows.
     """
     levels: list[_Level] = []
     tree, parent = np.arange(num_trees), np.zeros(num_trees, dtype=np.int64)
@@ -68,13 +68,13 @@ def _grow(rng: np.random.Generator, language: Language, num_trees: int) -> tuple
         operators = rng.integers(0, 4, count)
         num_args = rng.integers(2, language.max_args + 1, count)
         if depth == 1:
-            # a digit alone is never long enough, so it need not be drawn
+            # a tree of a single digit is never long enough, so none is drawn
             is_operator[:] = True
         if depth == language.max_depth:
             is_operator[:] = False
         num_args[~is_operator] = 0
         symbol[is_operator] = operators[is_operator]
-        # an operator and its closing bracket, or a digit
+        # an operator has two tokens, itself and its closing bracket, and a digit has one
         size += np.bincount(tree, 1 + is_operator, minlength=num_trees).astype(np.int64)
         levels.append(_Level(tree, parent, is_operator, symbol, num_args))
         num_args[size[tree] >= language.max_length] = 0
@@ -86,7 +86,7 @@ def _grow(rng: np.random.Generator, language: Language, num_trees: int) -> tuple
 
 
 def _median(values: Array, owner: Array, counts: Array) -> Array:
-    """The median of each owner's values, halves rounded down; values belong to owners in order."""
+    """The median of the values of every owner, rounded down. Values are ordered by owner; counts: how many each has."""
     order = np.lexsort((values, owner))
     ranked = values[order]
     start = np.cumsum(counts) - counts
@@ -94,7 +94,7 @@ def _median(values: Array, owner: Array, counts: Array) -> Array:
 
 
 def _evaluate(levels: list[_Level]) -> tuple[list[Array], list[Array]]:
-    """Value and number of tokens of every node, level by level."""
+    """Value and number of tokens of every node, as one array per level."""
     values: list[Array] = [np.empty(0, dtype=np.int64)] * len(levels)
     sizes: list[Array] = [np.empty(0, dtype=np.int64)] * len(levels)
     for depth in range(len(levels) - 1, -1, -1):
@@ -120,7 +120,7 @@ def _evaluate(levels: list[_Level]) -> tuple[list[Array], list[Array]]:
 
 
 def draw(seed: int, index: int, language: Language) -> tuple[Array, Array, Array]:
-    """Expressions of one chunk of the stream: tokens [R, max_length] padded, lengths [R], values [R]."""
+    """The expressions of one chunk of a stream: padded tokens [R, max_length], lengths [R] and values [R]."""
     rng = numpy_generator(seed, "lra-listops/trees", index)
     levels, lengths = _grow(rng, language, CHUNK)
     values, sizes = _evaluate(levels)
@@ -130,7 +130,7 @@ def draw(seed: int, index: int, language: Language) -> tuple[Array, Array, Array
     place = np.zeros(CHUNK, dtype=np.int64)
     for depth, level in enumerate(levels):
         if depth:
-            # after the operator and the siblings before
+            # a node stands behind the operator of its parent and behind its earlier siblings
             size = sizes[depth]
             before = np.cumsum(size) - size
             first = np.flatnonzero(np.diff(level.parent, prepend=-1))
@@ -146,7 +146,7 @@ def draw(seed: int, index: int, language: Language) -> tuple[Array, Array, Array
 
 
 def evaluate(tokens: Array) -> int:
-    """The value of one expression, by a stack: the oracle."""
+    """The value of one expression, computed with a stack. It is the oracle that the tests use."""
     stack: list[list[int]] = []
     for token in tokens.tolist():
         if OPERATOR <= token < CLOSE:

@@ -1,4 +1,4 @@
-"""LRA Image: what a small grey picture shows, pixel by pixel."""
+"""LRA Image: the class of a small grey picture, read pixel by pixel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BATCHES = {
     "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
     "test_batch": "40351d587109b95175f43aff81a1287e",
 }
-"""The official files and their published md5."""
+"""The official files and their published MD5 hashes."""
 SIZES = {"train": 50_000, "test": 10_000}
 SUFFIXES = (".png", ".jpg", ".jpeg")
 
@@ -45,7 +45,7 @@ def _is_folder_of_images(folder: Path) -> bool:
 
 
 class _Arrays(pickle.Unpickler):
-    """Reads the official batches and nothing that runs code: a pickle may name these constructors only."""
+    """Reads the official batches without running code: a pickle may name only these constructors."""
 
     ALLOWED = frozenset(
         (module, name)
@@ -60,15 +60,20 @@ class _Arrays(pickle.Unpickler):
 
 
 def grey(colours: Array) -> Array:
-    """uint8 [..., 3] to grey [...], L = (19595 R + 38470 G + 7471 B + 2^15) / 2^16, the ITU-R 601-2 weights as Pillow
-    and thus torchvision's `Grayscale` round them."""
+    """Colours uint8 [..., 3] to grey [...]: L = (19595 R + 38470 G + 7471 B + 2^15) / 2^16, rounded down.
+
+    These are the ITU-R 601-2 weights as Pillow, and so torchvision's `Grayscale`, rounds them.
+    """
     parts = colours.astype(np.uint32)
     total = 19595 * parts[..., 0] + 38470 * parts[..., 1] + 7471 * parts[..., 2] + 0x8000
     return (total >> 16).astype(np.uint8)
 
 
 def signal_segment(pixels: Array, targets: Array, scale: Pixels, mean: float = 0.5, deviation: float = 0.5) -> Segment:
-    """Pixels uint8 [R, T] as tokens or as a signal in the wanted range, with one label a row."""
+    """A segment of pixels uint8 [R, T] as tokens or as a signal in the range `scale`, with one label per row.
+
+    mean, deviation: for the range `standard`.
+    """
     labels = torch.from_numpy(np.ascontiguousarray(targets, dtype=np.int16))
     values = torch.from_numpy(np.ascontiguousarray(pixels))
     if scale == "tokens":
@@ -86,13 +91,13 @@ class LRAImage(PlannedTask):
         input   0.61  0.59  0.62  ...  0.17     (32 x 32 pixels, row after row, 1024 steps)
         target  frog                            (one of ten classes)
 
-    Source: Tay et al. 2021, section 2.4; the preprocessing is that of the S4 and DSS code: Pillow's grey, then
+    Source: Tay et al. 2021, section 2.4. The preprocessing is that of the S4 and DSS code: Pillow's grey, then
     (x / 255 - 122.6 / 255) / (61 / 255) (`pixels: standard`). LRA itself reads pixels as tokens. Both policies validate
     on the 5,000 training pictures that `torch.utils.data.random_split` with seed 42 sets aside, as S4 and DSS do.
 
-    Folders: the official pickles (`data_batch_1` ... `test_batch`) or the hub's parquet files, either held against
-    published hashes; or pictures in `{train,test}/<class>/`, which are stand-in data, lossy or of unknown origin. Where
-    the order of the training pictures is another, the validation split is too.
+    Folders: the official pickles (`data_batch_1` ... `test_batch`) or the parquet files of the hub, which are compared
+    with published hashes. Pictures in `{train,test}/<class>/` are accepted as stand-in data, since they are lossy or of
+    unknown origin. Where the training pictures have another order, the validation split has other pictures.
     """
 
     name: ClassVar[str] = "lra-image"
@@ -100,7 +105,7 @@ class LRAImage(PlannedTask):
     source: ClassVar[str] = "cifar10"
 
     pixels: Pixels = "standard"
-    """`standard`: mean 122.6 and deviation 61 of 255; `unit`: [0, 1]; `centered`: [-1, 1]; `tokens`: 256 of them."""
+    """`standard`: mean 122.6 and deviation 61 of 255. `unit`: [0, 1]. `centered`: [-1, 1]. `tokens`: 256 tokens."""
 
     @property
     def spec(self) -> TaskSpec:
@@ -167,7 +172,7 @@ class LRAImage(PlannedTask):
                 labels = np.asarray(batch[b"labels"], dtype=np.int8)
                 if len(labels) != len(colours) or labels.min() < 0 or labels.max() > 9:
                     raise ValueError(f"{len(colours)} pictures and {len(labels)} labels")
-            # a damaged pickle raises almost anything
+            # a damaged pickle raises many kinds of errors
             except Exception as error:
                 reason = " ".join(str(error).split())[:120]
                 raise DataError(
@@ -203,7 +208,7 @@ class LRAImage(PlannedTask):
         return arrays
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        """Pictures are no random draw: every seed has the same rows."""
+        """The rows of a split, which do not depend on the seed."""
         self.check_split(split)
         arrays = self.arrays()
         part = "test" if split == "test" else "train"
@@ -217,7 +222,7 @@ class LRAImage(PlannedTask):
 
 
 def read_pictures(paths: list[Path], size: int) -> Array:
-    """Grey pictures [R, size * size] uint8; one that cannot be read or has another size is an error that names it."""
+    """Reads grey pictures: uint8 [R, size * size]. A DataError names a picture that is damaged or has another size."""
     from concurrent.futures import ThreadPoolExecutor
 
     from PIL import Image, UnidentifiedImageError
@@ -234,7 +239,7 @@ def read_pictures(paths: list[Path], size: int) -> Array:
         return pixels.reshape(-1)
 
     rows = np.empty((len(paths), size * size), dtype=np.uint8)
-    # decoding leaves Python's lock, opening 200,000 small files does not
+    # threads help because decoding releases the interpreter lock
     with ThreadPoolExecutor(max_workers=8) as threads:
         for index, pixels in enumerate(threads.map(one, paths, chunksize=256)):
             rows[index] = pixels

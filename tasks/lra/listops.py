@@ -31,15 +31,15 @@ class LRAListOps(StoredTask):
         input   [MAX 2 9 [MIN 4 7 ] 0 ] <end> <pad> <pad>    (500 to 2000 tokens, brackets without parentheses)
         target  9                                            (one digit an expression, read where it ends)
 
-    The language of LRA's generator: a node is an operator with probability 1/4, has 2 to `max_args` arguments and
-    stands at most at depth `max_depth`; an expression has more than `min_length` and fewer than `max_length` tokens;
-    the median of an even number of digits is the mean of the middle two, rounded down; no expression occurs twice.
-    Generated rows are other draws than the release's, of the same distribution.
+    The language is that of LRA's generator. A node is an operator with probability 1/4, with 2 to `max_args` arguments,
+    and no node is deeper than `max_depth`. An expression has more than `min_length` and fewer than `max_length` tokens.
+    The median of an even number of digits is the mean of the middle two, rounded down. No expression occurs twice.
+    Generated rows have the distribution of the released ones, but are other draws.
 
-    Source: Tay et al. 2021, section 2.1, and the release's generator; the S4 code drops the parentheses, as here.
-    Both policies use the validation split that the source has.
+    Source: Tay et al. 2021, section 2.1, and the generator of the release. Parentheses are dropped, as in the S4 code.
+    Both policies use the validation split of the source.
 
-    Departure: the S4 and DSS code pad to the longest row of a batch, here to `length`.
+    Departure: rows are padded to `length`, while the S4 and DSS code pad to the longest row of a batch.
     """
 
     name: ClassVar[str] = "lra-listops"
@@ -47,9 +47,9 @@ class LRAListOps(StoredTask):
     source: ClassVar[str] = "lra-release"
 
     rows: Literal["generated", "files"] = "generated"
-    """`generated`: made here; `files`: the tsv files of the release."""
+    """`generated`: expressions generated here. `files`: the tsv files of the release."""
     length: int = Field(default=2000, ge=8, le=2**15)
-    """Tokens of a row, the end mark included; longer expressions lose their end."""
+    """Number of tokens of a row, the end mark included. Longer expressions are cut."""
     max_depth: int = Field(default=10, ge=2)
     max_args: int = Field(default=10, ge=2)
     min_length: int = Field(default=500, ge=0)
@@ -58,7 +58,7 @@ class LRAListOps(StoredTask):
     num_valid: int = Field(default=2_000, ge=1)
     num_test: int = Field(default=2_000, ge=1)
     data_seed: int = Field(default=0, ge=0)
-    """Of the generated rows; the seed of a run does not change them, as it does not change the release."""
+    """Seed of the generated rows. The seed of a run does not change them, as it does not change the release."""
 
     @model_validator(mode="after")
     def _has_lengths(self) -> LRAListOps:
@@ -128,7 +128,7 @@ class LRAListOps(StoredTask):
                     f"tokens; change min_length, max_length, max_depth or max_args."
                 )
         tokens, lengths, values = (np.concatenate(column) for column in zip(*parts, strict=True))
-        # another draw than the trees', so that all splits have one distribution whatever the order of the stream
+        # a random order, so that all splits have the same distribution whatever the order of the stream
         order = numpy_generator(self.data_seed, "lra-listops/split").permutation(total)
         arrays: dict[str, Array] = {}
         start = 0
@@ -139,6 +139,7 @@ class LRAListOps(StoredTask):
         return arrays
 
     def _arrays(self, split: str, tokens: Array, lengths: Array, values: Array) -> dict[str, Array]:
+        """The arrays of a split: rows of `length` tokens with an end mark, where they end, and values."""
         rows = np.full((len(tokens), self.length), PAD, dtype=np.uint8)
         width = min(self.length, tokens.shape[1])
         rows[:, :width] = tokens[:, :width]
@@ -176,7 +177,7 @@ class LRAListOps(StoredTask):
         return arrays
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        """The rows are one fixed set: every seed has the same."""
+        """The rows of a split, which do not depend on the seed."""
         self.check_split(split)
         arrays = self.arrays()
         inputs, ends, targets = (np.array(arrays[f"{split}.{part}"]) for part in ("inputs", "ends", "targets"))
@@ -184,7 +185,7 @@ class LRAListOps(StoredTask):
 
 
 def _is_new(row: Array, seen: set[bytes]) -> bool:
-    """Whether this row was not met before; remembers it."""
+    """Whether this row was not seen before; the row is added to those seen."""
     key = hashlib.blake2b(row.data, digest_size=16).digest()
     if key in seen:
         return False

@@ -1,4 +1,4 @@
-"""LRA Pathfinder and Path-X: do two dots lie on one dashed contour."""
+"""LRA Pathfinder and Path-X: whether two dots lie on the same dashed contour."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from tasks.lra.contours import STYLES, draw
 from tasks.lra.image import Pixels, read_pictures, signal_segment
 
 LEVEL = "curv_contour_length_14"
-"""The folder of the hardest contours, the only one that LRA's numbers are about."""
+"""The folder with the hardest contours, the only ones that LRA reports."""
 PICTURES = 200_000
-"""In the release, of either size."""
+"""Number of pictures of each size in the release."""
 
 
 class LRAPathfinder(StoredTask):
-    """Whether two dots are joined by a dashed contour, from a picture pixel by pixel, LRA's `Pathfinder`.
+    """Whether a dashed contour joins two dots, read from a picture pixel by pixel, LRA's `Pathfinder`.
 
         input   0.00  0.00  0.69  ...  0.00    (32 x 32 pixels, row after row, 1024 steps)
         target  joined                         (one label a picture, half of them joined)
 
-    Source: Linsley et al. 2018 (the challenge), Tay et al. 2021, section 2.5; splits as in the S4 and DSS code,
-    80/10/10 by `torch.utils.data.random_split` with seed 42 over the pictures in the order of the metadata, under
-    either policy. S4's later code has pixels in [0, 1], DSS in [-1, 1] (`pixels`).
+    Source: Linsley et al. 2018 for the challenge; Tay et al. 2021, section 2.5. Under either policy, the splits are
+    those of the S4 and DSS code: `torch.utils.data.random_split` with seed 42 divides the pictures, in the order of the
+    metadata, into 80, 10 and 10 %. S4's later code has pixels in [0, 1], DSS in [-1, 1] (`pixels`).
 
-    Folders: the release's (`pathfinder32/curv_contour_length_14/{imgs,metadata}`; the one empty file that the S4 code
-    skips lies in another folder of it). `pictures: generated` draws them here (tasks/lra/contours.py): the same
-    procedure written anew, stand-in data.
+    Folders: those of the release (`pathfinder32/curv_contour_length_14/{imgs,metadata}`). The one empty file that the
+    S4 code skips lies in another folder of the release. `pictures: generated` draws pictures by the same procedure,
+    written again in tasks/lra/contours.py; they are stand-in data.
     """
 
     name: ClassVar[str] = "lra-pathfinder"
@@ -46,13 +46,13 @@ class LRAPathfinder(StoredTask):
     size: ClassVar[int] = 32
 
     pictures: Literal["files", "generated"] = "files"
-    """`files`: those of the release; `generated`: drawn here."""
+    """`files`: the pictures of the release. `generated`: pictures drawn here."""
     pixels: Pixels = "centered"
-    """`centered`: [-1, 1], as `standard` here; `unit`: [0, 1]; `tokens`: 256 of them."""
+    """Range of the pixels. `centered` and `standard`: [-1, 1]. `unit`: [0, 1]. `tokens`: 256 tokens."""
     num_pictures: int = Field(default=PICTURES, ge=10)
-    """Of generated ones, all splits together."""
+    """Number of generated pictures, all splits together."""
     data_seed: int = Field(default=0, ge=0)
-    """Of generated pictures; the seed of a run does not change them, as it does not change the release."""
+    """Seed of the generated pictures. The seed of a run does not change them, as it does not change the release."""
 
     @property
     def generated(self) -> bool:
@@ -70,7 +70,7 @@ class LRAPathfinder(StoredTask):
         name = f"pathfinder{self.size}"
         names = (name, f"lra_release/{name}", f"lra_release/lra_release/{name}", f"pathfinder/{name}")
         layout = f"{name}/{LEVEL}/{{imgs,metadata}}"
-        # a folder of the other size has the same layout, so the name of the level's parent decides
+        # pictures of the other size have the same layout, so the name of the folder decides
         return find(
             self.name,
             self.data,
@@ -81,12 +81,12 @@ class LRAPathfinder(StoredTask):
         )
 
     def _listing(self, folder: Path) -> list[tuple[Path, int]]:
-        """Pictures and labels in the order of the metadata: files by number, lines as they stand."""
+        """Pictures and labels in the order of the metadata: files by their number, then lines."""
         level = folder / LEVEL
         lists = [path for path in (level / "metadata").glob("*.npy") if path.stem.isdigit()]
         found = []
         for path in sorted(lists, key=lambda path: int(path.stem)):
-            # text in spite of the ending, as the release has it
+            # these files are text, in spite of their ending
             for number, line in enumerate(path.read_text().splitlines(), start=1):
                 words = line.split()
                 if len(words) < 4 or words[3] not in ("0", "1"):
@@ -134,7 +134,7 @@ class LRAPathfinder(StoredTask):
         return {"inputs": pictures, "targets": labels}
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        """The pictures are one fixed set: every seed has the same rows."""
+        """The rows of a split, which do not depend on the seed."""
         self.check_split(split)
         arrays = self.arrays()
         count = len(arrays["targets"])

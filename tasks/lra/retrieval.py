@@ -1,4 +1,4 @@
-"""LRA Retrieval: does one paper cite the other, from the bytes of both."""
+"""LRA Retrieval: whether one paper cites the other, read from the bytes of both."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from tasks.data.stored import StoredTask
 from tasks.lra.text import END, VOCAB_SIZE, pack, sequence_segment
 
 NAMES = {"train": "train", "valid": "eval", "test": "test"}
-"""Split to its word in the names of the release's files."""
+"""The word for each split in the file names of the release."""
 PAIRS = {"train": 147_086, "valid": 18_090, "test": 17_437}
-"""Of the release."""
+"""Number of pairs in the release."""
 ENDINGS = ("", ".gz")
 LABELS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
 
 
 def _path(folder: Path, split: str) -> Path | None:
+    """The file of a split in a folder, or None."""
     names = (f"new_aan_pairs.{NAMES[split]}.tsv{ending}" for ending in ENDINGS)
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
@@ -32,15 +33,15 @@ class LRARetrieval(StoredTask):
     """Whether two papers of the ACL Anthology Network are linked by a citation, LRA's `Retrieval`.
 
         input   P a p e r _ o n e ... <end> <pad> | A n o t h e r ... <end> <pad>    (2 x 4000 bytes, two towers)
-        target  linked                                                             (one label a pair)
+        target  linked                                                             (one label per pair)
 
-    The two texts stand side by side in a row of 2 x `length`; `spec.towers` = 2 tells the network to read them one by
-    one with the same weights and to compare what it found.
+    The two texts stand side by side in a row of 2 x `length`. `spec.towers` = 2 tells the network to read each of them
+    with the same weights and to compare the two summaries.
 
-    Source: Tay et al. 2021, section 2.3; five columns (label, id, id, text, text) without header or quoting. The
-    release has a validation split of its own, which both policies use.
+    Source: Tay et al. 2021, section 2.3. Files have five columns (label, id, id, text, text) without header or quoting.
+    The release has a validation split of its own, which both policies use.
 
-    Departure: S4 and DSS read characters (98 of them), here bytes.
+    Departure: rows are bytes; S4 and DSS read characters, 98 of them.
     """
 
     name: ClassVar[str] = "lra-retrieval"
@@ -48,7 +49,7 @@ class LRARetrieval(StoredTask):
     source: ClassVar[str] = "lra-release"
 
     length: int = Field(default=4000, ge=2, le=2**15)
-    """Bytes of each text, the end mark included."""
+    """Number of bytes of each text, the end mark included."""
 
     @property
     def spec(self) -> TaskSpec:
@@ -87,12 +88,13 @@ class LRARetrieval(StoredTask):
         return arrays
 
     def _pairs(self, path: Path) -> tuple[Array, Array, Array]:
+        """Rows [R, 2 length], ends [R, 2] and targets [R] of a file."""
         import pyarrow as pa
         from pyarrow import csv
 
         columns = ["label", "id_1", "id_2", "text_1", "text_2"]
         try:
-            # a block at a time: the texts of the release are gigabytes, of which we keep 4000 bytes a text
+            # read in blocks, because the release has gigabytes of text, of which 4000 bytes per text are kept
             with csv.open_csv(
                 path,
                 csv.ReadOptions(column_names=columns, block_size=1 << 26),
@@ -112,12 +114,13 @@ class LRARetrieval(StoredTask):
         return inputs, ends, targets
 
     def _block(self, path: Path, block: Any, line: int) -> tuple[Array, Array, Array]:
+        """The same of one block of the file at path, which begins at this line."""
         labels = np.array([LABELS.get(label, -1) for label in block["label"].to_pylist()], dtype=np.int8)
         bad = np.flatnonzero(labels < 0)
         if len(bad):
             label = block["label"][int(bad[0])].as_py()
             raise DataError(f"{path}: line {line + int(bad[0])} has the label {label!r}, not 0 or 1; fetch it again.")
-        # control characters would collide with the marks
+        # control characters become spaces, because two of them are the marks of padding and end
         table = bytes(b" "[0] if b <= END else b for b in range(256))
         sides = [
             pack([text.encode().translate(table) for text in block[name].to_pylist()], self.length)
@@ -126,7 +129,7 @@ class LRARetrieval(StoredTask):
         return np.concatenate([rows for rows, _ in sides], axis=1), np.stack([e for _, e in sides], axis=1), labels
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        """Pairs are no random draw: every seed has the same rows."""
+        """The rows of a split, which do not depend on the seed."""
         self.check_split(split)
         arrays = self.arrays()
         yield sequence_segment(*(np.array(arrays[f"{split}.{part}"]) for part in ("inputs", "ends", "targets")))

@@ -1,4 +1,4 @@
-"""LRA Text: is a film review positive, byte by byte."""
+"""LRA Text: whether a film review is positive, read byte by byte."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from tasks.data.stored import PlannedTask
 from tasks.data.tables import labelled_texts, split_tables, unpublished
 
 PAD, END = 0, 1
-"""Control characters, which no text holds, so that all other bytes stand for themselves."""
+"""Tokens of padding and of the end mark. These control characters occur in no text, so every byte is its own token."""
 
 VOCAB_SIZE = 256
 
 
 def pack(texts: Sequence[bytes], length: int) -> tuple[Array, Array]:
-    """Texts as rows [R, length] of bytes, cut to length - 1, ended by `END` and padded behind; and where they end [R].
+    """Texts as rows [R, length] of bytes, and the index of the end mark of each [R].
 
-    Source: the S4 and DSS loaders, which cut to l_max - 1 and append <eos>.
+    A text is cut to length - 1 bytes and followed by `END` and padding. Source: the S4 and DSS loaders, which cut to
+    l_max - 1 and append <eos>.
     """
     rows = np.full((len(texts), length), PAD, dtype=np.uint8)
     ends = np.empty(len(texts), dtype=token_dtype(length))
@@ -39,7 +40,7 @@ def pack(texts: Sequence[bytes], length: int) -> tuple[Array, Array]:
 
 
 def sequence_segment(inputs: Array, ends: Array, targets: Array) -> Segment:
-    """Padded rows with one label each; ends [R, towers] tells the readout where each sequence stops."""
+    """A segment of padded rows with one label each; ends [R, towers] are the last indices that a readout pools over."""
     return Segment(
         inputs=torch.from_numpy(np.ascontiguousarray(inputs)),
         targets=torch.from_numpy(np.ascontiguousarray(targets, dtype=np.int16)),
@@ -49,7 +50,7 @@ def sequence_segment(inputs: Array, ends: Array, targets: Array) -> Segment:
 
 FOLDERS = (("neg", 0), ("pos", 1))
 REVIEWS = 12_500
-"""In each of the four folders of the official set."""
+"""Number of reviews in each of the four folders of the official data set."""
 
 
 def _has_reviews(folder: Path) -> bool:
@@ -61,19 +62,19 @@ def _has_tables(folder: Path) -> bool:
 
 
 class LRAText(PlannedTask):
-    """Sentiment of a review from its bytes (IMDB), LRA's `Text`.
+    """The sentiment of a film review (IMDB) from its bytes, LRA's `Text`.
 
         input   T h i s _ f i l m _ w a s ... . <end> <pad> <pad>    (bytes, cut to 2048 or 4096)
-        target  positive                                             (one label a review, read where it ends)
+        target  positive                                             (one label per review, read where it ends)
 
-    Source: Tay et al. 2021, section 2.2; DSS (Gupta et al. 2022) cuts to 2048, S4's later configuration to 4096
-    (`length`). The papers have no validation split and select on test (`split_policy: paper`); `clean` holds out one
-    training review in ten.
+    Source: Tay et al. 2021, section 2.2. DSS (Gupta et al. 2022) cuts reviews to 2048 bytes, and S4's later
+    configuration to 4096 (`length`). The papers have no validation split and select on test (`split_policy: paper`);
+    `clean` holds out one training review in ten.
 
     Folders: the official one, or tables `{train,test}` (parquet as on the hub, CSV, JSON lines) with the columns `text`
-    and `label`. The hub's hold the same reviews in another order, so `clean` holds out others.
+    and `label`. The tables of the hub hold the same reviews in another order, so `clean` holds out others.
 
-    Departure: S4 and DSS read characters that occur 15 times or more (135 of them); here, as in LRA's paper, bytes.
+    Departure: rows are bytes, as in LRA's paper. S4 and DSS read characters that occur 15 times or more, 135 of them.
     """
 
     name: ClassVar[str] = "lra-text"
@@ -81,7 +82,7 @@ class LRAText(PlannedTask):
     source: ClassVar[str] = "imdb"
 
     length: int = Field(default=2048, ge=2, le=2**15)
-    """Bytes of a row, the end mark included: 2048 (DSS) or 4096 (S4)."""
+    """Number of bytes of a row, the end mark included: 2048 in DSS, 4096 in S4."""
 
     @property
     def spec(self) -> TaskSpec:
@@ -135,7 +136,7 @@ class LRAText(PlannedTask):
         return arrays
 
     def _reviews(self, folder: Path, split: str) -> tuple[Sequence[object], list[bytes], list[int]]:
-        """Where each review stands, its text and its class."""
+        """Places of the reviews, their texts and their classes; a place names a review in a message."""
         if not _has_reviews(folder):
             tables = split_tables(folder, split)
             texts, labels = labelled_texts(tables, 2)
@@ -145,7 +146,7 @@ class LRAText(PlannedTask):
         return paths, [path.read_bytes() for path in paths], [classes[path.parent.name] for path in paths]
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        """Reviews are no random draw: every seed has the same rows."""
+        """The rows of a split, which do not depend on the seed."""
         self.check_split(split)
         arrays = self.arrays()
         part = "test" if split == "test" or (split == "valid" and self.split_policy == "paper") else "train"

@@ -2,19 +2,21 @@
 
     pytest tests/benchmarks/test_kernels.py --benchmark-only --benchmark-autosave
 
-The samples are those of `suite.bench.measure` (device time, cache overwritten before each), handed over through the
-plugin's clock. Without `--benchmark-only` every case runs once through the accuracy rule. On a CPU the shapes are the
-short ones.
+The samples are those of `suite.bench.measure` (device time, with the cache overwritten before each), which the plugin
+receives through its clock. Without `--benchmark-only` every case goes through the accuracy rule once. On a CPU the
+shapes are the short ones, and Triton kernels are interpreted: the quick tier then runs them on tiny shapes instead.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
 
 from kernels import OPERATORS
 from suite.bench import measure
-from suite.bench.cases import cases
+from suite.bench.cases import Case, cases
 from suite.registry import Entry, Registry
 
 REGISTRY = Registry("operator", {name: Entry(*where) for name, where in OPERATORS.items()})
@@ -23,7 +25,7 @@ SHAPES = "quick" if DEVICE.type == "cuda" else "short"
 
 
 class Replay:
-    """A clock on which the k-th pair of readings is as far apart as the k-th sample."""
+    """A clock whose k-th pair of readings is as far apart as the k-th sample."""
 
     __name__ = "device time"
 
@@ -39,14 +41,30 @@ class Replay:
         return self.now
 
 
+def tiny(case: Case) -> Case:
+    """The case with one sequence and one channel of 17 steps; the other sizes choose the kernel and stay."""
+    most = {"B": 1, "T": 17, "D": 1, "H": 1}
+    return replace(case, shape=tuple((key, min(value, most.get(key, value))) for key, value in case.shape))
+
+
+def parameter(workload, case, *marks):
+    clock = Replay()
+    group = f"{case.op} {case.label} {case.dtype} {case.direction}"
+    benchmark = pytest.mark.benchmark(group=group, timer=clock)
+    return pytest.param(workload, case, clock, id=str(case).replace(" ", "-"), marks=[benchmark, *marks])
+
+
 def parameters():
     for name in REGISTRY:
         workload = REGISTRY.load(name)
+        seen = set()
         for case in cases(workload, [SHAPES], ["ours", "torch", "peer"]):
-            clock = Replay()
-            group = f"{case.op} {case.label} {case.dtype} {case.direction}"
-            marks = [pytest.mark.benchmark(group=group, timer=clock)]
-            yield pytest.param(workload, case, clock, id=str(case).replace(" ", "-"), marks=marks)
+            interpreted = DEVICE.type == "cpu" and measure.find(workload, case.implementation).cold_start
+            yield parameter(workload, case, *([pytest.mark.slow] if interpreted else []))
+            kind = case.implementation, case.dtype, case.direction
+            if interpreted and kind not in seen:
+                seen.add(kind)
+                yield parameter(workload, tiny(case))
 
 
 @pytest.mark.parametrize(("workload", "case", "clock"), list(parameters()))

@@ -1,4 +1,4 @@
-"""Every experiment's folder is whole: its grid resolves, its table is filled by it, its labels are the paper's."""
+"""Every experiment's folder is complete: its grid resolves and fills its table, and its labels are the paper's."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -86,6 +87,22 @@ def runs_of(name: str, scale: str, tmp_path: Path):
     return config, expand(name, config, Resolver(TASKS, MODELS, WORKLOADS), scale=scale, overrides=overrides)
 
 
+@pytest.fixture(scope="module")
+def resolved_runs(tmp_path_factory):
+    """Gives an experiment and the resolved runs of one scale as {run id: resolved}; equal runs are resolved once."""
+    found: dict[tuple[str, str], tuple[Any, dict[str, dict[str, Any]]]] = {}
+
+    def get(name: str, scale: str):
+        if (name, scale) not in found:
+            config, runs = runs_of(name, scale, tmp_path_factory.mktemp("data"))
+            resolved = {run.run_id: run.resolved for run in runs}
+            assert len(resolved) == len(runs), "two runs have one id"
+            found[name, scale] = config, resolved
+        return found[name, scale]
+
+    return get
+
+
 def setting(resolved, best_of):
     """What the runs of a cell must share, as text: all but the seed and the values that are selected from."""
     chosen = {section: dict(values) for section, values in resolved.items() if isinstance(values, dict)}
@@ -95,42 +112,40 @@ def setting(resolved, best_of):
 
 
 @pytest.mark.parametrize(("name", "scale"), SCALES)
-def test_every_grid_resolves_to_distinct_runs_that_are_its_own_points(name, scale, tmp_path):
-    config, runs = runs_of(name, scale, tmp_path)
+def test_every_grid_resolves_to_distinct_runs_that_are_its_own_points(name, scale, resolved_runs):
+    config, runs = resolved_runs(name, scale)
     points = grid_points(config, scale)
-    assert len({run.run_id for run in runs}) == len(runs)
-    for run in runs:
-        resolved = run.resolved
+    for run_id, resolved in runs.items():
         assert any(all(same(value, lookup(resolved, key)) for key, value in point.items()) for point in points), (
-            f"{run.title}: a report would leave this run out"
+            f"{run_id}: a report would leave this run out"
         )
 
 
 @pytest.mark.parametrize(("name", "scale"), SCALES)
-def test_every_run_stands_in_the_table_and_no_cell_mixes_settings(name, scale, tmp_path):
-    config, runs = runs_of(name, scale, tmp_path)
+def test_every_run_stands_in_the_table_and_no_cell_mixes_settings(name, scale, resolved_runs):
+    config, runs = resolved_runs(name, scale)
     assert config.table is not None
     placed = set()
     for row, row_selector in config.table.rows.items():
         for column, column_selector in config.table.columns.items():
             best_of = config.select.best_of if config.select else ()
             settings = set()
-            for run in runs:
-                if matches({**row_selector, **column_selector}, run.resolved):
-                    placed.add(run.run_id)
-                    settings.add(setting(run.resolved, best_of))
+            for run_id, resolved in runs.items():
+                if matches({**row_selector, **column_selector}, resolved):
+                    placed.add(run_id)
+                    settings.add(setting(resolved, best_of))
             assert len(settings) <= 1, f"{row} / {column} would average different settings"
-    assert placed == {run.run_id for run in runs}
+    assert placed == set(runs)
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if "paper" in load_experiment(EXPERIMENTS[name]).scales])
-def test_every_cell_of_the_table_has_a_run_at_the_first_scale(name, tmp_path):
-    config, runs = runs_of(name, next(iter(config_scales(name))), tmp_path)
+def test_every_cell_of_the_table_has_a_run_at_the_first_scale(name, resolved_runs):
+    config, runs = resolved_runs(name, next(iter(config_scales(name))))
     assert config.table is not None
     for row, row_selector in config.table.rows.items():
         for column, column_selector in config.table.columns.items():
             selector = {**row_selector, **column_selector}
-            assert any(matches(selector, run.resolved) for run in runs), f"{row} / {column} selects nothing"
+            assert any(matches(selector, run) for run in runs.values()), f"{row} / {column} selects nothing"
 
 
 def config_scales(name: str):
@@ -216,5 +231,5 @@ def test_the_readme_says_what_was_chosen_how_to_run_it_and_what_it_costs(name):
         assert heading in text
     for scale in config_scales(name):
         assert f"`{scale}`" in text
-    # no path of a machine
+    # a path of a machine means nothing to a reader
     assert not re.search(r"(?<![\w.])/(home|root|work|tmp)/", text)

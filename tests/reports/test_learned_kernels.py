@@ -152,6 +152,7 @@ def test_nothing_recorded_is_nothing_to_draw(make, tmp_path):
         render(make(), "png", tmp_path / "none.png")
 
 
+@pytest.mark.slow
 def test_the_picture_is_the_same_every_time(make, tmp_path):
     report = make(run("near"), run("far"))
     for name in ("a", "b"):

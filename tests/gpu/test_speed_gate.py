@@ -1,4 +1,4 @@
-"""The speed gate on a real device: a planted slowdown of 5 % is caught every time, an unchanged tree never accused."""
+"""The speed gate on a real device: it always finds a planted slowdown of 5 % and never accuses an unchanged tree."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ CASE = Case("causal_conv1d", "triton", (("B", 1), ("T", 131072), ("D", 1024), ("
 TRIES = 20
 PLANT = """
 
+import torch
+
 _unplanted = causal_conv1d_triton
 
 
@@ -35,6 +37,7 @@ def causal_conv1d_triton(*args, **kwargs):
 
 
 def planted_tree(folder: Path, cycles: int) -> Path:
+    """A copy of the kernels in which the convolution sleeps for some clock cycles of the GPU after each call."""
     shutil.copytree(HOME / "kernels", folder / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
     with open(folder / "kernels" / "causal_conv1d" / "triton" / "__init__.py", "a") as file:
         file.write(PLANT.format(cycles=cycles))
@@ -54,7 +57,7 @@ def block(process):
 
 @pytest.fixture
 def five_percent(tmp_path, request):
-    """A worker whose tree sleeps 5 % of the case's time, found by halving without going through the gate."""
+    """A worker whose tree sleeps for 5 % of the case's time; the cycles are found by bisection, without the gate."""
     device = torch.device("cuda")
     call = measure.prepare(WORKLOAD, CASE, device)
 

@@ -51,9 +51,9 @@ class CompileOptions(NamedTuple):
     max_registers: int | None = None
     """Most registers a thread may use, so that more programs fit on a multiprocessor; None leaves it to ptxas."""
 
-    def keywords(self) -> dict[str, int]:
+    def keywords(self) -> dict[str, Any]:
         """The keyword arguments of a launch. A limit of registers is left out where the GPU is not NVIDIA's."""
-        options = {"num_warps": self.num_warps}
+        options: dict[str, Any] = {"num_warps": self.num_warps}
         if self.num_stages is not None:
             options["num_stages"] = self.num_stages
         if self.max_registers is not None and speaks_ptx():

@@ -1,21 +1,28 @@
-"""Gated linear attention: linear attention whose state forgets, a channel or a head at a time.
+"""Gated linear attention: linear attention whose state decays, by channel or by head.
 
     S_t = diag(exp(log_decay_t)) S_{t-1} + k_t^T v_t,     o_t = scale q_t S_t
 
-Source: GSA paper (Zhang et al. 2024), section 2.3; Yang et al. 2023. Linear attention (no decay), RetNet (a number a
-head), GLA and HGRN2 (a number a key channel) are this operator; gated slot attention is two passes of it.
+Source: GSA paper (Zhang et al. 2024), section 2.3; Yang et al. 2023. Linear attention (no decay), RetNet (one decay for
+each head), GLA and HGRN2 (one for each key channel) are this operator; gated slot attention is two passes of it.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from kernels.autograd import needs_gradient
 from kernels.backend import NO_GRADIENT, on_device_of, use_triton
 from kernels.gated_linear_attention.chunked import gated_linear_attention_chunked
-from kernels.gated_linear_attention.packed import one_by_one, sequence_ends
+from kernels.gated_linear_attention.packed import (
+    filled_sequences,
+    has_empty,
+    one_by_one,
+    sequence_ends,
+    states_of_all,
+)
 from kernels.gated_linear_attention.reference import gated_linear_attention_reference, step
 
 __all__ = ["gated_linear_attention", "gated_linear_attention_reference", "gated_linear_attention_step"]
@@ -72,24 +79,39 @@ def gated_linear_attention(
     cu_seqlens: Tensor | None = None,
     backend: Literal["auto", "triton", "torch"] = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """o [B, T, H, V], and the final state [B, H, K, V] where asked for.
+    """Returns o [B, T, H, V] in the dtype of v, or (o, final state [B, H, K, V]) with `return_final_state`.
 
-    q, k: [B, T, H, K]; v: [B, T, H, V], any T >= 1, K and V may differ.
-    log_decay: at most 0; [B, T, H, K] (or [B, T, H, V] with decay_on="value"), [B, T, H], [H], or None for no decay.
-    scale: of the output, K^-0.5 where None.
-    initial_state: [B, H, K, V], zeros where None. States are float32 (float64 for float64 inputs).
-    cu_seqlens: [N + 1], 0 and where each of N sequences ends that are packed along time, B = 1; states are then
-        [N, H, K, V]. It is read on the host.
-    backend: "auto" takes the Triton kernels on a GPU and plain PyTorch elsewhere.
+    q, k:          [B, T, H, K]; v: [B, T, H, V]. T is at least 1; K and V may differ.
+    log_decay:     at most 0; [B, T, H, K] (with decay_on="value" [B, T, H, V]), [B, T, H], [H], or None for no decay.
+    scale:         factor of the output; None stands for K^-0.5.
+    initial_state: [B, H, K, V]; None stands for zeros. States are float32 (float64 for float64 inputs).
+    cu_seqlens:    [N + 1] integers, 0 and where each of N sequences ends, for sequences packed along time with B = 1.
+                   States are then [N, H, K, V]. Sequences may be empty: their final state is their initial state.
+                   The values are read on the host.
+    backend:       "auto" uses the Triton kernels on a GPU and plain PyTorch elsewhere.
 
     Raises ValueError for shapes or options that do not fit.
     """
     ends = _check(q, k, v, log_decay, decay_on, initial_state, cu_seqlens)
+    if ends is not None and has_empty(ends):
+        o, final = gated_linear_attention(
+            q,
+            k,
+            v,
+            log_decay,
+            decay_on=decay_on,
+            scale=scale,
+            initial_state=None if initial_state is None else initial_state[filled_sequences(ends)],
+            return_final_state=True,
+            cu_seqlens=torch.tensor(sorted(set(ends))),
+            backend=backend,
+        )
+        return (o, states_of_all(final, initial_state, ends)) if return_final_state else o
     if use_triton("gated_linear_attention", backend, q, k, v, log_decay, initial_state):
         from kernels.gated_linear_attention.triton import gated_linear_attention_triton
 
         with on_device_of(q):
-            return gated_linear_attention_triton(
+            o, final_state = gated_linear_attention_triton(
                 q,
                 k,
                 v,
@@ -98,8 +120,9 @@ def gated_linear_attention(
                 scale=scale,
                 initial_state=initial_state,
                 return_final_state=return_final_state,
-                packed=ends,
+                sequence_ends=ends,
             )
+        return o if final_state is None else (o, final_state)
 
     def run(time: slice, states: slice) -> tuple[Tensor, ...]:
         along_time = log_decay is not None and log_decay.dim() > 1
@@ -130,9 +153,11 @@ def gated_linear_attention_step(
     scale: float | None = None,
     backend: Literal["auto", "triton", "torch"] = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """One position: q, k [B, H, K], v [B, H, V], log_decay [B, H, K | V], [B, H], [H] or None, state [B, H, K, V].
+    """One position, for decoding: returns o [B, H, V] in the dtype of v and the next state in the dtype of `state`.
 
-    Gives o [B, H, V] in the dtype of v and the next state in the dtype of the state. The Triton path has no gradient.
+    q, k: [B, H, K]; v: [B, H, V]; log_decay: [B, H, K] (with decay_on="value" [B, H, V]), [B, H], [H] or None;
+    state: [B, H, K, V]. The Triton kernel has no gradient: "auto" uses PyTorch where a gradient is recorded, and
+    "triton" raises ValueError.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     tensors = (q, k, v, log_decay, state)

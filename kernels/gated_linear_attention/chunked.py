@@ -7,12 +7,12 @@ decay up to the middle and the decay after it,
                                                             prefix_i = sum_{l in (mid, i]} log a_l,
 
 so that the interaction is one matrix product of (q exp(prefix)) with (k exp(suffix)). Within a chunk of 64 positions
-this is done at h = 1, 2, 4, ..., 32; the diagonal has no decay. Above, chunks are summarised by their states [K, V],
+this is done at h = 1, 2, 4, ..., 32; the diagonal has no decay. Beyond it, chunks are summarised by states [K, V],
 which a second tree of depth log2(T / 64) turns into the state that enters every chunk.
 
 Only sums of log-decays are ever exponentiated, never a difference of two: with decays <= 1 no exponent is positive,
 and as nothing cancels, near terms keep full precision next to decays that underflow. The README derives the cost.
-A decay of one number a head needs no tree within the chunk: its [64, 64] matrix of decays is formed at once.
+A decay of a head needs no tree within the chunk: its [64, 64] matrix of decays between pairs is formed at once.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ CHUNK = 64
 
 
 def chunk_length(length: int) -> int:
-    """A power of two, at most `CHUNK`, that covers a short sequence at once."""
+    """The length of a chunk: `CHUNK`, or for a shorter sequence the smallest power of two that covers it."""
     return min(CHUNK, 1 << (length - 1).bit_length())
 
 
 def to_chunks(x: Tensor, size: int) -> Tensor:
-    """[B, T, H, X] to [B, H, T / size, size, X], zeros after the end."""
+    """x [B, T, H, X] as [B, H, chunks, size, X], with zeros after the end."""
     missing = -x.shape[1] % size
     if missing:
         x = F.pad(x, (0, 0, 0, 0, 0, missing))
@@ -42,7 +42,7 @@ def to_chunks(x: Tensor, size: int) -> Tensor:
 
 
 def from_chunks(x: Tensor, length: int) -> Tensor:
-    """The inverse of `to_chunks`."""
+    """The inverse of `to_chunks` for a sequence of this length."""
     return x.flatten(2, 3)[:, :, :length].transpose(1, 2)
 
 
@@ -53,7 +53,7 @@ def _halves(x: Tensor, half: int) -> tuple[Tensor, Tensor]:
 
 
 def _quadrant(matrix: Tensor, half: int) -> Tensor:
-    """The part of [..., C, C] where second halves (rows) look at first halves: a view [..., C / 2 half, half, half]."""
+    """The part of [..., C, C] with rows in second and columns in first halves: a view [..., C / 2 half, half, half]."""
     blocks = (-1, 2, half)
     diagonal = matrix.unflatten(-1, blocks).unflatten(-4, blocks).diagonal(dim1=-6, dim2=-3)
     return diagonal[..., 1, :, 0, :, :].movedim(-1, -3)
@@ -62,7 +62,7 @@ def _quadrant(matrix: Tensor, half: int) -> Tensor:
 def _levels(log_decay: Tensor) -> list[Tensor]:
     """For h = 1, 2, ..., C / 2 a tensor like log_decay [..., C, X]: exp(suffix) in first halves, exp(prefix) in second.
 
-    prefix_2h = (prefix_h, prefix_h + total_h of the first half), suffix_2h likewise from behind: sums only.
+    prefix_2h = (prefix_h, prefix_h + total_h of the first half), and suffix_2h likewise from the end: only sums.
     """
     prefix, suffix = log_decay.clone(), torch.zeros_like(log_decay)
     levels, half = [], 1
@@ -76,9 +76,10 @@ def _levels(log_decay: Tensor) -> list[Tensor]:
 
 
 def _levels_backward(grads: list[Tensor]) -> Tensor:
-    """The gradient of log_decay from those of the exponents behind `_levels` (laid out like them), from the top down.
+    """The gradient of log_decay from those of the exponents of `_levels`, in the same layout.
 
-    What reaches prefix_2h of a second half also reaches the total of the first half, its last prefix, and so on.
+    It runs from the largest halves down: what reaches prefix_2h of a second half also reaches the total of the first
+    half, which is its last prefix, and so on.
     """
     prefix, suffix = torch.zeros_like(grads[0]), torch.zeros_like(grads[0])
     half = prefix.shape[-2]
@@ -96,7 +97,7 @@ def _levels_backward(grads: list[Tensor]) -> Tensor:
 class _KeyScores(torch.autograd.Function):
     """[..., C, C]: A_ij = sum_x q_ix k_jx prod_{l in (j, i]} a_lx for j <= i, else 0, from [..., C, K] each.
 
-    levels are those of log_decay, formed without a gradient: backward gives all of it to log_decay.
+    levels are those of log_decay, computed without a gradient; backward returns all of it for log_decay.
     """
 
     @staticmethod
@@ -140,7 +141,7 @@ class _KeyScores(torch.autograd.Function):
 class _ValueReads(torch.autograd.Function):
     """[..., C, V]: o_ix = sum_{j <= i} A_ij prod_{l in (j, i]} a_lx v_jx, from A [..., C, C] and [..., C, V].
 
-    levels are those of log_decay, formed without a gradient: backward gives all of it to log_decay.
+    levels are those of log_decay, computed without a gradient; backward returns all of it for log_decay.
     """
 
     @staticmethod
@@ -177,21 +178,21 @@ class _ValueReads(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Decay:
-    """Decays within chunks, [B | 1, H, n, C, X] with X = 1 where a head has one."""
+    """Decays within chunks, [B or 1, H, chunks, C, X]; X is 1 for a decay of a head."""
 
     log: Tensor
     prefix: Tensor
-    """In [0, 1]: from the start of the chunk to the position, itself included."""
+    """Decay from the start of the chunk up to and including the position, in [0, 1]."""
     suffix: Tensor
-    """In [0, 1]: from after the position to the end of the chunk."""
+    """Decay from after the position to the end of the chunk, in [0, 1]."""
     log_total: Tensor
-    """[B | 1, H, n, X]: over the whole chunk."""
+    """Log-decay of the whole chunk, [B or 1, H, chunks, X]."""
     levels: list[Tensor]
-    """The factors of the tree, see `_levels`; none where X = 1."""
+    """The factors of the tree, see `_levels`; empty where X is 1."""
 
 
 def make_decay(log_decay: Tensor) -> Decay:
-    """log_decay [B | 1, H, n, C, X], summed from both ends so that nothing cancels."""
+    """From log_decay [B or 1, H, chunks, C, X], summed from both ends so that nothing cancels."""
     prefix = log_decay.cumsum(-2)
     suffix = F.pad(log_decay[..., 1:, :], (0, 0, 0, 1)).flip(-2).cumsum(-2).flip(-2)
     levels = _levels(log_decay.detach()) if log_decay.shape[-1] > 1 else []
@@ -199,14 +200,17 @@ def make_decay(log_decay: Tensor) -> Decay:
 
 
 def _decay_matrix(log_decay: Tensor) -> Tensor:
-    """One number a head, [..., C, 1] to [..., C, C]: from key j (column) to query i, sums only; 0 for j > i."""
+    """Decays of a head between key j (column) and query i, [..., C, C] from [..., C, 1]; 0 for j > i."""
     index = torch.arange(log_decay.shape[-2], device=log_decay.device)
     segments = torch.where(index[:, None] > index, log_decay, 0.0).cumsum(-2)
     return torch.where(index[:, None] >= index, segments.exp(), 0.0)
 
 
 def within_chunks(q: Tensor, k: Tensor, v: Tensor, decay: Decay | None, on_key: bool) -> Tensor:
-    """What a position reads of its own chunk: q, k [B, H, n, C, K], v [B, H, n, C, V] to [B, H, n, C, V]."""
+    """What positions read from their own chunk, [B, H, n, C, V], for q, k [B, H, n, C, K] and v [B, H, n, C, V].
+
+    on_key: whether the decays are those of key channels.
+    """
     if decay is None:
         return (q @ k.mT).tril() @ v
     if decay.log.shape[-1] == 1:
@@ -222,7 +226,8 @@ def entering_states(log_total: Tensor | None, states: Tensor, initial: Tensor) -
         E_{i+1} = exp(log_total_i) E_i + states_i,  E_0 = initial
 
     log_total [B, H, n, K, 1] (or [..., 1, V], or None for no decay), states [B, H, n, K, V], initial [B, H, K, V].
-    A tree: pairs of chunks are merged, the recurrence is solved for the pairs, the states between are filled in.
+    It is a tree: pairs of chunks are merged, the recurrence is solved for the pairs, and the states between the two
+    chunks of each pair are computed from that.
     """
     num_chunks = states.shape[2]
     if log_total is None:
@@ -244,7 +249,7 @@ def entering_states(log_total: Tensor | None, states: Tensor, initial: Tensor) -
 def attend_chunks(
     q: Tensor, k: Tensor, v: Tensor, decay: Decay | None, on_key: bool, initial: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The operator on chunks: q, k [B, H, n, C, K], v [B, H, n, C, V], initial [B, H, K, V] to o and the last state."""
+    """o and the final state for q, k [B, H, n, C, K], v [B, H, n, C, V] and the initial state [B, H, K, V]."""
     o = within_chunks(q, k, v, decay, on_key)
     if decay is None:
         entering, last = entering_states(None, k.mT @ v, initial)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def sequence_ends(op: str, cu_seqlens: Tensor | None, batch: int, length: int) -> list[int] | None:
-    """cu_seqlens as numbers (a GPU is waited for); ValueError where they do not fit [1, T, ...]."""
+    """cu_seqlens as a list, which waits for the GPU; ValueError where it does not fit inputs [batch, length, ...]."""
     if cu_seqlens is None:
         return None
     if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point():
@@ -18,13 +18,32 @@ def sequence_ends(op: str, cu_seqlens: Tensor | None, batch: int, length: int) -
     if batch != 1:
         raise ValueError(f"{op}: cu_seqlens needs all sequences packed along time, B=1, got B={batch}.")
     ends = [int(end) for end in cu_seqlens.tolist()]
-    if len(ends) < 2 or ends[0] != 0 or ends[-1] != length or any(a >= b for a, b in pairwise(ends)):
-        raise ValueError(f"{op}: cu_seqlens must rise from 0 to T={length} without empty sequences, got {ends}.")
+    if len(ends) < 2 or ends[0] != 0 or ends[-1] != length or any(a > b for a, b in pairwise(ends)):
+        raise ValueError(f"{op}: cu_seqlens must rise from 0 to T={length} and never fall, got {ends}.")
     return ends
 
 
+def has_empty(ends: list[int]) -> bool:
+    """Whether a sequence is empty; the ends of the others are then `sorted(set(ends))`."""
+    return len(set(ends)) < len(ends)
+
+
+def filled_sequences(ends: list[int]) -> list[int]:
+    """The indices of the sequences that are not empty."""
+    return [index for index, (start, end) in enumerate(pairwise(ends)) if start < end]
+
+
+def states_of_all(final: Tensor, initial: Tensor | None, ends: list[int]) -> Tensor:
+    """The final states of all N sequences [N, ...] from those of the sequences that are not empty.
+
+    The final state of an empty sequence is its initial state, or zero where no initial states [N, ...] are given.
+    """
+    before = final.new_zeros((len(ends) - 1, *final.shape[1:])) if initial is None else initial.to(final.dtype)
+    return before.index_copy(0, torch.tensor(filled_sequences(ends), device=final.device), final)
+
+
 def one_by_one(run: Callable[[slice, slice], tuple[Tensor, ...]], ends: list[int]) -> tuple[Tensor, ...]:
-    """run(of time, of states) for each sequence: outputs joined along time, final states along the batch."""
+    """Joins run(slice of time, slice of states) of each sequence: outputs along time, final states along the batch."""
     results = [run(slice(*pair), slice(i, i + 1)) for i, pair in enumerate(pairwise(ends))]
     o, *states = zip(*results, strict=True)
     return torch.cat(o, dim=1), *(torch.cat(state) for state in states)

@@ -16,7 +16,11 @@ from torch import Tensor
 def step(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor, *, decay_on: str, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """One step: q, k [B, H, K], v [B, H, V], log_decay [B, H, K | V] or [B, H] or [H], state [B, H, K, V]."""
+    """o [B, H, V] and the next state of one step.
+
+    q, k: [B, H, K]; v: [B, H, V]; log_decay: [B, H, K] or, on values, [B, H, V], or [B, H], [H], None;
+    state: [B, H, K, V].
+    """
     write = k[..., :, None] * v[..., None, :]
     if log_decay is None:
         state = state + write
@@ -40,7 +44,7 @@ def gated_linear_attention_reference(
     initial_state: Tensor | None = None,
     return_final_state: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """q, k [B, T, H, K], v [B, T, H, V] to o [B, T, H, V]; arguments as in the public operator."""
+    """o [B, T, H, V], with `return_final_state` also the final state; arguments as in the public operator."""
     batch, length, heads, key_dim = q.shape
     scale = key_dim**-0.5 if scale is None else scale
     state = q.new_zeros(batch, heads, key_dim, v.shape[-1]) if initial_state is None else initial_state

@@ -1,16 +1,16 @@
 """What the benchmark runs of gated linear attention, and of its one step for decoding.
 
-`decay` says what forgets, and with it which model a shape is of:
+`decay` names the log-decay of a shape, and with it the model that the shape belongs to:
 
-    none       nothing: linear attention
-    head       a fixed number a head, log(1 - 2^(-5-h)): RetNet
-    head-step  a number a head and position: simple GLA, Mamba-2
-    key        a number a key channel, logsigmoid(x) / 16: GLA
-    forget     a number a key channel, logsigmoid(x), and k = 1 - decay: HGRN2
-    value      a number a value channel, logsigmoid(x) / 8: the first pass of gated slot attention
+    none       no decay: linear attention
+    head       fixed for each head, log(1 - 2^(-5-h)): RetNet
+    head-step  for each head and position: simple GLA, Mamba-2
+    key        for each key channel, logsigmoid(x) / 16: GLA
+    forget     for each key channel, logsigmoid(x), and k = 1 - decay: HGRN2
+    value      for each value channel, logsigmoid(x) / 8: the first pass of gated slot attention
 
-The fixed decays are no tensor among the inputs, so no implementation is asked for their gradient. The others have the
-dtype of q, in which the peers were measured.
+The fixed decays are not among the input tensors, so no implementation is asked for their gradient. The other decays
+have the dtype of q, in which the peers were measured.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, norm
 CHUNK = 64
 FIXED = "1 - 2^(-5-h)"
 DAMPING = {"head-step": 16, "key": 16, "forget": 1, "value": 8}
-"""The root taken of sigmoid(x), as in the layers."""
+"""Which root of sigmoid(x) is the decay, as in the layers."""
 
 
 @lru_cache
 def fixed_log_decay(heads: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[H], RetNet's (models/retnet.py): made once, as a layer does."""
+    """RetNet's log-decays [H] (models/retnet.py), made once, as in a layer."""
     return (1 - 2.0 ** (-5 - torch.arange(heads, dtype=torch.float64))).log().to(device, dtype)
 
 
 def on_inputs(op: Callable[..., Any]) -> Callable[..., Any]:
-    """The operator for what `make_inputs` gives, FIXED replaced by its decays."""
+    """The operator as a function of the inputs of `make_inputs`, with FIXED replaced by its log-decays."""
 
     def run(
         q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | str | None, decay_on: str, state: Tensor | None = None
@@ -64,24 +64,24 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
         if decay == "forget":
             k = torch.sigmoid(logits.neg_())
     else:
-        # what is remembered for long must be small for sums to stay of order one
+        # what never decays must be small for sums to stay of order one
         k *= length**-0.5
     v = normal(generator, dtype, batch, length, heads, value_dim)
     return {"q": q, "k": k, "v": v, "log_decay": log_decay, "decay_on": "value" if decay == "value" else "key"}
 
 
 def products(key_dim: int, value_dim: int, backward: bool) -> int:
-    """Multiply-adds of matrix products, a position and head, in chunks of C = 64 computed in full.
+    """Multiply-adds of matrix products for one position of one head, in chunks of C = 64 that are computed in full.
 
     Forward: scores C K, their product with v C V, the state written and read 2 K V. Backward: C (3 K + 2 V) for the
-    scores again, dA, dq, dk, dv, and 5 K V: the state again, its gradient, and what dq, dk and dv read of the two.
+    scores again, dA, dq, dk and dv, and 5 K V for the state again, its gradient, and what dq, dk and dv read of both.
     """
     total = CHUNK * (key_dim + value_dim) + 2 * key_dim * value_dim
     return total + CHUNK * (3 * key_dim + 2 * value_dim) + 5 * key_dim * value_dim if backward else total
 
 
 def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
-    """The products of `products`. Fewer are possible with smaller chunks, at the price of more states."""
+    """The cost of `products`. Smaller chunks would need fewer products and more states."""
     batch, length, heads, key_dim, value_dim = sizes(shape, "BTHKV")
     channels = {"none": 0, "head": 0, "head-step": 1, "value": value_dim}.get(str(shape["decay"]), key_dim)
     positions = batch * length * heads
@@ -94,7 +94,7 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
 
 
 def short(shape: Shape) -> Shape:
-    """K and V as they are, so the batch is cut where the state is large."""
+    """K and V stay as they are, so the batch is reduced to one sequence where the state is large."""
     large = int(shape["K"]) * int(shape["V"]) > 2**14
     return {**shape, "B": 1 if large else min(2, int(shape["B"])), "T": min(130, int(shape["T"])), "H": 2}
 
@@ -123,7 +123,7 @@ def load_fla() -> Callable[..., Any]:
 
 
 def not_on_values(shape: Shape, dtype: torch.dtype) -> str | None:
-    return "decays of values are no operator of its own there" if shape["decay"] == "value" else None
+    return "it has no operator with decays of values" if shape["decay"] == "value" else None
 
 
 def first(result: Any) -> Any:
@@ -131,7 +131,7 @@ def first(result: Any) -> Any:
 
 
 def both_lengths(heads: int, key_dim: int, value_dim: int, decay: str) -> tuple[Shape, ...]:
-    """The sizes of one model, in many sequences and in one long."""
+    """The sizes of one model, for a batch of sequences and for one long sequence."""
     model: Shape = {"H": heads, "K": key_dim, "V": value_dim, "decay": decay}
     return {"B": 8, "T": 2048, **model}, {"B": 1, "T": 16384, **model}
 
@@ -181,11 +181,11 @@ def make_step_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generato
 
 
 def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
-    """As one position; the state is read, forgets, is written to, read out and written."""
+    """One position; the state is read, decayed, added to, multiplied with q, and written."""
     once = cost({**shape, "T": 1}, dtype, False)
     batch, heads, key_dim, value_dim = sizes(shape, "BHKV")
-    numbers = batch * heads * key_dim * value_dim
-    return Cost(num_bytes=once.num_bytes + 2 * numbers * max(4, dtype.itemsize), num_flops=5 * numbers)
+    elements = batch * heads * key_dim * value_dim
+    return Cost(num_bytes=once.num_bytes + 2 * elements * max(4, dtype.itemsize), num_flops=5 * elements)
 
 
 def load_triton_step() -> Callable[..., Any]:

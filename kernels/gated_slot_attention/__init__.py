@@ -11,12 +11,19 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from kernels.autograd import needs_gradient
 from kernels.backend import NO_GRADIENT, on_device_of, use_triton
 from kernels.gated_linear_attention import gated_linear_attention_step
-from kernels.gated_linear_attention.packed import one_by_one, sequence_ends
+from kernels.gated_linear_attention.packed import (
+    filled_sequences,
+    has_empty,
+    one_by_one,
+    sequence_ends,
+    states_of_all,
+)
 from kernels.gated_slot_attention.chunked import gated_slot_attention_chunked
 from kernels.gated_slot_attention.reference import State, gated_slot_attention_reference
 
@@ -74,26 +81,43 @@ def gated_slot_attention(
     cu_seqlens: Tensor | None = None,
     backend: Literal["auto", "triton", "torch"] = "auto",
 ) -> Tensor | tuple[Tensor, State]:
-    """o [B, T, H, V], and the final state ([B, H, K, M], [B, H, M, V]) where asked for.
+    """Returns o [B, T, H, V] in the dtype of v, or (o, final state) with `return_final_state`.
 
-    q, k: [B, T, H, K]; v: [B, T, H, V]; any T >= 1.
-    slots: [B, T, H, M], how strongly position t writes into each slot.
-    log_decay: [B, T, H, M], at most 0, how much of each slot is kept; None keeps all.
-    scale: of the logits, K^-0.5 where None.
-    initial_state: zeros where None. States are float32 (float64 for float64 inputs).
-    cu_seqlens: [N + 1], 0 and where each of N sequences ends that are packed along time, B = 1; states then have N for
-        B. It is read on the host.
-    backend: "auto" takes the Triton kernels on a GPU and plain PyTorch elsewhere.
+    q, k:          [B, T, H, K]; v: [B, T, H, V]; T is at least 1.
+    slots:         [B, T, H, M], how strongly each position writes into each slot.
+    log_decay:     [B, T, H, M], at most 0: the logarithm of the part of each slot that is kept; None keeps all.
+    scale:         factor of the logits; None stands for K^-0.5.
+    initial_state: ([B, H, K, M], [B, H, M, V]); None stands for zeros. States are float32 (float64 for float64 inputs).
+    cu_seqlens:    [N + 1] integers, 0 and where each of N sequences ends, for sequences packed along time with B = 1.
+                   States then have N in place of B. Sequences may be empty: their final state is their initial state.
+                   The values are read on the host.
+    backend:       "auto" uses the Triton kernels on a GPU and plain PyTorch elsewhere.
 
     Raises ValueError for shapes or options that do not fit.
     """
     ends = _check(q, k, v, slots, log_decay, initial_state, cu_seqlens)
-    states = () if initial_state is None else initial_state
-    if use_triton("gated_slot_attention", backend, q, k, v, slots, log_decay, *states):
+    keys, values = (None, None) if initial_state is None else initial_state
+    if ends is not None and has_empty(ends):
+        filled = filled_sequences(ends)
+        o, final = gated_slot_attention(
+            q,
+            k,
+            v,
+            slots,
+            log_decay,
+            scale=scale,
+            initial_state=None if initial_state is None else (initial_state[0][filled], initial_state[1][filled]),
+            return_final_state=True,
+            cu_seqlens=torch.tensor(sorted(set(ends))),
+            backend=backend,
+        )
+        final_state = states_of_all(final[0], keys, ends), states_of_all(final[1], values, ends)
+        return (o, final_state) if return_final_state else o
+    if use_triton("gated_slot_attention", backend, q, k, v, slots, log_decay, keys, values):
         from kernels.gated_slot_attention.triton import gated_slot_attention_triton
 
         with on_device_of(q):
-            return gated_slot_attention_triton(
+            o, last_state = gated_slot_attention_triton(
                 q,
                 k,
                 v,
@@ -102,8 +126,9 @@ def gated_slot_attention(
                 scale=scale,
                 initial_state=initial_state,
                 return_final_state=return_final_state,
-                packed=ends,
+                sequence_ends=ends,
             )
+        return o if last_state is None else (o, last_state)
 
     def run(time: slice, states: slice) -> tuple[Tensor, ...]:
         o, (keys, values) = gated_slot_attention_chunked(
@@ -133,10 +158,10 @@ def gated_slot_attention_step(
     scale: float | None = None,
     backend: Literal["auto", "triton", "torch"] = "auto",
 ) -> tuple[Tensor, State]:
-    """One position: q, k [B, H, K], v [B, H, V], slots and log_decay [B, H, M], state ([B, H, K, M], [B, H, M, V]).
+    """One position, for decoding: returns o [B, H, V] in the dtype of v and the next state in the dtype of `state`.
 
-    Gives o [B, H, V] in the dtype of v and the next state in the dtype of the state: two steps of gated linear
-    attention, joined by a softmax. The Triton path has no gradient.
+    q, k: [B, H, K]; v: [B, H, V]; slots, log_decay: [B, H, M]; state: ([B, H, K, M], [B, H, M, V]).
+    These are two steps of gated linear attention joined by a softmax; the Triton kernel has no gradient.
     """
     keys, values = state
     dtype = keys.dtype
@@ -144,7 +169,7 @@ def gated_slot_attention_step(
     obstacle = NO_GRADIENT if needs_gradient(*tensors) else None
     in_triton = use_triton("gated_slot_attention_step", backend, *tensors, obstacle=obstacle)
     write = partial(gated_linear_attention_step, backend="triton" if in_triton else "torch")
-    # with slots in the dtype of the state logits and weights have it too
+    # with slots in the dtype of the state, logits and weights have it too
     logits, keys = write(q, k, slots.to(dtype), log_decay, keys, decay_on="value", scale=scale)
     o, values = write(logits.softmax(-1), slots, v, log_decay, values, scale=1.0)
     return o, (keys, values)

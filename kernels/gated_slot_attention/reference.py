@@ -19,7 +19,10 @@ State = tuple[Tensor, Tensor]
 def step(
     q: Tensor, k: Tensor, v: Tensor, slots: Tensor, log_decay: Tensor | None, state: State, *, scale: float
 ) -> tuple[Tensor, State]:
-    """One step: q, k [B, H, K], v [B, H, V], slots, log_decay [B, H, M], state ([B, H, K, M], [B, H, M, V])."""
+    """o [B, H, V] and the next state of one step.
+
+    q, k: [B, H, K]; v: [B, H, V]; slots, log_decay: [B, H, M]; state: ([B, H, K, M], [B, H, M, V]).
+    """
     keys, values = state
     if log_decay is not None:
         decay = log_decay.exp()
@@ -41,7 +44,7 @@ def gated_slot_attention_reference(
     initial_state: State | None = None,
     return_final_state: bool = False,
 ) -> Tensor | tuple[Tensor, State]:
-    """q, k [B, T, H, K], v [B, T, H, V], slots, log_decay [B, T, H, M] to o [B, T, H, V]."""
+    """o [B, T, H, V], with `return_final_state` also the final state; arguments as in the public operator."""
     batch, length, heads, key_dim = q.shape
     scale = key_dim**-0.5 if scale is None else scale
     if initial_state is None:

@@ -2,42 +2,48 @@
 
     logits = GLA(q, k, slots; decay on values)   p = softmax(logits)   o = GLA(p, slots, v; decay on keys)
 
-The passes are those of `kernels/gated_linear_attention/triton/`, where layout, precision and cost stand. Both decay
-along the slots, so that slots exp(R) and exp(P_C) of a chunk are made once. Gradients: dp from the second pass,
+The passes are those of `kernels/gated_linear_attention/triton/`, whose docstring describes layout, precision and cost.
+Both decay along the slots, so slots exp(R) and exp(P_C) of every chunk are computed once for both. Gradients: the
+second pass gives dp, and
 
-    dlogits = p (dp - <p, dp>),
+    dlogits = p (dp - <p, dp>)
 
-which is the cotangent of the first; slots and log-decays take part in both passes and have the sum of the two.
+is the output gradient of the first pass. Slots and log-decays take part in both passes; their gradients are sums.
 
-float32: logits, dp and the two parts that are summed. p and dlogits have the dtype of operands of products.
-Kept for backward besides the inputs: p, the states before each chunk of both passes, M (K + V) / C numbers a position,
-and with a decay 2 M + C more.
+float32: logits, dp, and the two gradients that are summed. p and dlogits have the dtype of operands of matrix products.
+Saved for backward besides the inputs: p and the states before every chunk of both passes, M (K + V) / C elements for
+each position, and with a decay 2 M + C more.
 """
 
 # mypy: disable-error-code="assignment, misc"
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated_linear_attention.triton.autograd import recorded
-from kernels.gated_linear_attention.triton.passes import backward, forward
-from kernels.gated_linear_attention.triton.plan import Plan, make_plan, rows
+from kernels.autograd import needs_gradient, save, saved
+from kernels.gated_linear_attention.triton.passes import GradDtypes, backward, forward
+from kernels.gated_linear_attention.triton.plan import PLANNER, EndStates, Plan, Planner, dense_channels
+from kernels.gated_linear_attention.triton.scores import ChunkFactors
 from kernels.gated_slot_attention.reference import State
-from kernels.launch import cdiv, launch, power_of_2, save, saved
+from kernels.launch import cdiv, launch, power_of_2
+from kernels.layout import dense
 
-BLOCK = 4096
-"""Numbers of a program that takes a softmax."""
+SOFTMAX_ELEMENTS = 4096
+"""Elements of which a program of `_softmax_kernel` takes the softmax."""
 
 
 @triton.jit
 def _softmax_kernel(x, p, out, num_rows, M: tl.constexpr, BM: tl.constexpr, BR: tl.constexpr):
-    """Rows [num_rows, M]: out = softmax(x); with p, a softmax, out = p (x - <p, x>), the gradient behind x of p."""
+    """Rows [num_rows, M]: out = softmax(x) without p; with p, the softmax, out = p (x - <p, x>).
+
+    The latter is the gradient of the logits where x is the gradient of p.
+    """
     o_r = (tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR))[:, None]
     o_m = tl.arange(0, BM)[None, :]
     m_x = (o_r < num_rows) & (o_m < M)
@@ -53,14 +59,46 @@ def _softmax_kernel(x, p, out, num_rows, M: tl.constexpr, BM: tl.constexpr, BR: 
 
 
 def gsa_softmax(x: Tensor, p: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Over the last axis, see `_softmax_kernel`; x and p are dense."""
+    """Along the last axis in `dtype`, see `_softmax_kernel`; x and p are contiguous."""
     out = x.new_empty(x.shape, dtype=dtype)
     num_slots = x.shape[-1]
     num_rows = x.numel() // num_slots
     block_m = power_of_2(num_slots)
-    block_r = max(1, BLOCK // block_m)
-    launch(_softmax_kernel, cdiv(num_rows, block_r), x, p, out, num_rows, M=num_slots, BM=block_m, BR=block_r)
+    block_r = max(1, SOFTMAX_ELEMENTS // block_m)
+    launch(
+        _softmax_kernel,
+        cdiv(num_rows, block_r),
+        x=x,
+        p=p,
+        out=out,
+        num_rows=num_rows,
+        M=num_slots,
+        BM=block_m,
+        BR=block_r,
+    )
     return out
+
+
+class Options(NamedTuple):
+    """Arguments of the operator that are not tensors."""
+
+    scale: float
+    return_final_state: bool
+    sequence_ends: list[int] | None
+    """0 and where each packed sequence ends, or None."""
+    planner: Planner
+
+
+class Result(NamedTuple):
+    """What one call computes, and what its backward pass needs."""
+
+    o: Tensor
+    final_keys: Tensor | None
+    final_values: Tensor | None
+    plans: tuple[Plan, Plan]
+    """Of the first and of the second pass."""
+    saved: tuple[Tensor | None, ...]
+    """q, k, v, slots, g, p, the states before every chunk of both passes, and the chunk factors of the second."""
 
 
 def attend(
@@ -71,30 +109,51 @@ def attend(
     g: Tensor | None,
     keys: Tensor | None,
     values: Tensor | None,
-    scale: float,
-    return_final_state: bool,
-    packed: list[int] | None,
+    options: Options,
+    *,
     keep: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, tuple[Any, ...]]:
-    """o, the final states, and what backward needs if it is to be kept."""
-    q, k, v, slots = rows(q), rows(k), rows(v), rows(slots)
-    g = None if g is None else rows(g)
-    forms = q, k, v, slots, g, keys, values
-    first = make_plan(scale, *forms, ends=packed)
-    # the last None makes it one of its own
-    second = make_plan(1.0, *forms, None) if packed is None else first._replace(scale=1.0)
-    initial = [None if x is None else x.contiguous() for x in (keys, values)]
-    final: list[Tensor | None] = [None, None]
-    if return_final_state:
-        final = [torch.empty(shape, dtype=torch.float32, device=q.device) for shape in state_shapes(first, q, v, slots)]
-    logits, states_1, made = forward(first, q, k, slots, g, True, (initial[0], final[0]), torch.float32, keep)
+) -> Result:
+    """The operator without autograd; `keep` says whether a backward pass follows."""
+    q, k, v, slots = dense_channels(q), dense_channels(k), dense_channels(v), dense_channels(slots)
+    g = None if g is None else dense_channels(g)
+    inputs = q, k, v, slots, g, keys, values
+    first = options.planner(options.scale, *inputs, sequence_ends=options.sequence_ends)
+    # the additional None gives the second pass a plan of its own where both have the same scale
+    second = first._replace(scale=1.0) if options.sequence_ends else options.planner(1.0, *inputs, None)
+    final_keys = final_values = None
+    if options.return_final_state:
+        final_keys, final_values = (
+            torch.empty(shape, dtype=torch.float32, device=q.device) for shape in state_shapes(first, q, v, slots)
+        )
+    logits, states_1, factors = forward(
+        first,
+        q,
+        k,
+        slots,
+        g,
+        on_value=True,
+        boundary=EndStates(dense(keys), final_keys),
+        dtype=torch.float32,
+        keep=keep,
+    )
     p = gsa_softmax(logits, None, first.work)
-    outgoing = None if g is None else (made[0], made[1])
-    o, states_2, made = forward(second, p, slots, v, g, False, (initial[1], final[1]), v.dtype, keep, outgoing)
-    return o, final[0], final[1], (first, second, q, k, v, slots, g, p, states_1, states_2, *made)
+    o, states_2, factors = forward(
+        second,
+        p,
+        slots,
+        v,
+        g,
+        on_value=False,
+        boundary=EndStates(dense(values), final_values),
+        dtype=v.dtype,
+        keep=keep,
+        known=factors,
+    )
+    return Result(o, final_keys, final_values, (first, second), (q, k, v, slots, g, p, states_1, states_2, *factors))
 
 
 def state_shapes(plan: Plan, q: Tensor, v: Tensor, slots: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of the memories of keys [B, H, K, M] and of values [B, H, M, V]."""
     batch, heads, num_slots = plan.num_sequences(q), q.shape[2], slots.shape[-1]
     return (batch, heads, q.shape[-1], num_slots), (batch, heads, num_slots, v.shape[-1])
 
@@ -110,43 +169,62 @@ class GatedSlotAttention(torch.autograd.Function):
         g: Tensor | None,
         keys: Tensor | None,
         values: Tensor | None,
-        *options: Any,
+        options: Options,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        o, final_1, final_2, (first, second, *kept) = attend(q, k, v, slots, g, keys, values, *options, keep=True)
-        save(ctx, *kept)
-        ctx.options = first, second, [None if x is None else x.dtype for x in (keys, values)]
+        result = attend(q, k, v, slots, g, keys, values, options, keep=True)
+        save(ctx, *result.saved)
+        ctx.plans = result.plans
+        ctx.initial_dtypes = [None if x is None else x.dtype for x in (keys, values)]
         ctx.set_materialize_grads(False)
-        return o, final_1, final_2
+        return result.o, result.final_keys, result.final_values
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(
         ctx: Any, do: Tensor | None, dkeys: Tensor | None, dvalues: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        q, k, v, slots, g, p, states_1, states_2, *made = saved(ctx)
-        first, second, initial_dtypes = ctx.options
-        do = torch.zeros_like(v) if do is None else rows(do)
-        dinitial = [
+        q, k, v, slots, g, p, states_1, states_2, *rest = saved(ctx)
+        factors = ChunkFactors(*rest)
+        first, second = ctx.plans
+        do = torch.zeros_like(v) if do is None else dense_channels(do)
+        dinitial_keys, dinitial_values = (
             None if dtype is None else torch.empty(shape, dtype=dtype, device=q.device)
-            for shape, dtype in zip(state_shapes(first, q, v, slots), initial_dtypes, strict=True)
-        ]
-        dfinal = [None if x is None else x.contiguous() for x in (dkeys, dvalues)]
-        ends = tuple(zip(dfinal, dinitial, strict=True))
-
+            for shape, dtype in zip(state_shapes(first, q, v, slots), ctx.initial_dtypes, strict=True)
+        )
+        wants_dg = g is not None and ctx.needs_input_grad[4]
         wide = torch.float32
-        dg_dtype = wide if g is not None and ctx.needs_input_grad[4] else None
-        of_values = wide, wide, v.dtype, dg_dtype
-        dp, dslots, dv, dg = backward(second, p, slots, v, g, False, ends[1], do, states_2, tuple(made), of_values)
+        dp, dslots, dv, dg = backward(
+            second,
+            p,
+            slots,
+            v,
+            g,
+            do,
+            states=states_2,
+            factors=factors,
+            on_value=False,
+            boundary=EndStates(dense(dvalues), dinitial_values),
+            dtypes=GradDtypes(wide, wide, v.dtype, wide if wants_dg else None),
+        )
         dlogits = gsa_softmax(dp, p, first.work)
-        ends_1, kept = ends[0], tuple(made[:2])
+        # with a decay the last kernel of the first pass adds the gradients of the second to its own
+        dq, dk, dslots_1, dg_1 = backward(
+            first,
+            q,
+            k,
+            slots,
+            g,
+            dlogits,
+            states=states_1,
+            factors=ChunkFactors(factors.k_out, factors.decay),
+            on_value=True,
+            boundary=EndStates(dense(dkeys), dinitial_keys),
+            dtypes=GradDtypes(q.dtype, k.dtype, wide if g is None else slots.dtype, g.dtype if wants_dg else None),
+            more=(None, None) if g is None else (dslots, dg),
+        )
         if g is None:
-            dtypes = q.dtype, k.dtype, wide, None
-            dq, dk, other, _ = backward(first, q, k, slots, None, True, ends_1, dlogits, states_1, kept, dtypes)
-            dslots = dslots.add_(other).to(slots.dtype)
-        else:
-            dtypes, more = (q.dtype, k.dtype, slots.dtype, g.dtype if dg_dtype else None), (dslots, dg)
-            dq, dk, dslots, dg = backward(first, q, k, slots, g, True, ends_1, dlogits, states_1, kept, dtypes, more)
-        return dq, dk, dv, dslots, dg, dinitial[0], dinitial[1], None, None, None
+            dslots_1 = dslots.add_(dslots_1).to(slots.dtype)
+        return dq, dk, dv, dslots_1, dg_1, dinitial_keys, dinitial_values, None
 
 
 def gated_slot_attention_triton(
@@ -154,26 +232,29 @@ def gated_slot_attention_triton(
     k: Tensor,
     v: Tensor,
     slots: Tensor,
-    log_decay: Tensor | None,
+    log_decay: Tensor | None = None,
     *,
-    scale: float | None,
-    initial_state: State | None,
-    return_final_state: bool,
-    packed: list[int] | None,
-) -> Tensor | tuple[Tensor, State]:
-    """Arguments and results as in the public operator; `packed` is cu_seqlens."""
+    scale: float | None = None,
+    initial_state: State | None = None,
+    return_final_state: bool = False,
+    sequence_ends: list[int] | None = None,
+    planner: Planner = PLANNER,
+) -> tuple[Tensor, State | None]:
+    """Arguments as in the public operator; o, and the final state or None.
+
+    sequence_ends: 0 and where each packed sequence ends; none of them is empty.
+    planner:       holds the tuning.
+    """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if log_decay is None and q.dtype == k.dtype == v.dtype == torch.bfloat16:
-        # with a decay they are rounded where it is applied
+        # where there is a decay, the kernel that applies it rounds the slots
         slots = slots.to(q.dtype)
     keys, values = (None, None) if initial_state is None else initial_state
-    inputs, options = (q, k, v, slots, log_decay, keys, values), (scale, return_final_state, packed)
-    if recorded(*inputs):
-        o, keys, values = GatedSlotAttention.apply(*inputs, *options)
+    inputs = q, k, v, slots, log_decay, keys, values
+    options = Options(scale, return_final_state, sequence_ends, planner)
+    if needs_gradient(*inputs):
+        o, keys, values = GatedSlotAttention.apply(*inputs, options)
     else:
-        o, keys, values, _ = attend(*inputs, *options, keep=False)
-    if not return_final_state:
-        return o
-    assert keys is not None
-    assert values is not None
-    return o, (keys, values)
+        result = attend(*inputs, options, keep=False)
+        o, keys, values = result.o, result.final_keys, result.final_values
+    return o, None if keys is None or values is None or not return_final_state else (keys, values)

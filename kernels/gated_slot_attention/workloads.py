@@ -1,4 +1,4 @@
-"""What the benchmark runs of gated slot attention: the sizes of its paper (M 64, H 4) and those of the MQAR figure."""
+"""What the benchmark runs of gated slot attention: sizes of its paper (64 slots, 4 heads) and of the MQAR figure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ DAMPING = 8
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    """Decays sigmoid(x)^(1/8) and slots one minus them, as in the layer, in the dtype of q as the peer was measured."""
+    """Decays are sigmoid(x)^(1/8) and slots one minus the decays, as in the layer.
+
+    Both have the dtype of q, in which the peer was measured.
+    """
     batch, length, heads, key_dim, value_dim, num_slots = sizes(shape, "BTHKVM")
     positions = (batch, length, heads)
     q, k = (normal(generator, dtype, *positions, key_dim) for _ in "qk")

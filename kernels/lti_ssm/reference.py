@@ -1,4 +1,4 @@
-"""The recurrence of `kernels.lti_ssm`, in one loop over time."""
+"""The state space model as written: one loop over time (see the package docstring for equation and source)."""
 
 from __future__ import annotations
 

@@ -16,9 +16,8 @@ from kernels.gated_slot_attention import (
     gated_slot_attention_step,
 )
 from suite.accuracy import assert_close, assert_matches_reference
-from tests.kernels.test_gated_linear_attention import kept_launches_give_the_same
+from tests.kernels.gated import DEVICE, kept_launches_give_the_same, make_planner
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 B, H, K, V, M = 2, 3, 8, 12, 5
 
 
@@ -74,7 +73,14 @@ def random_state(seed: int = 7, B: int = B, H: int = H, K: int = K, V: int = V, 
 
 KEEP = ("slots", "log_decay", "state_k", "state_v")
 OP, REFERENCE = with_state(gated_slot_attention), with_state(gated_slot_attention_reference)
-TRITON = with_state(partial(gated_slot_attention, backend="triton"))
+
+
+def run_triton(planner=None, cu_seqlens=None, **inputs):
+    """`with_state(gated_slot_attention)` on the Triton kernels with the tuning of a planner."""
+    planner = make_planner() if planner is None else planner
+    impl = pytest.importorskip("kernels.gated_slot_attention.triton")
+    ends = None if cu_seqlens is None else cu_seqlens.tolist()
+    return with_state(partial(impl.gated_slot_attention_triton, sequence_ends=ends, planner=planner))(**inputs)
 
 
 @pytest.mark.parametrize("coupled", [True, False], ids=["gsa", "abc"])
@@ -214,18 +220,11 @@ def test_a_misfit_is_an_error_that_says_what_fits(change, message):
         gated_slot_attention(**(make_inputs(4) | change))
 
 
-@pytest.fixture(autouse=True)
-def narrow_tiles(monkeypatch):
-    """The interpreter computes what is masked, too; tiles of 64 are for a GPU's sake."""
-    if DEVICE == "cpu":
-        monkeypatch.setattr("kernels.gated_linear_attention.triton.plan.NARROWEST", 16)
-
-
 SMALL = {"B": 1, "K": 16, "V": 24, "M": 10}
 
 
 def equals_the_loop(inputs, dtype=torch.float32, keep=KEEP):
-    assert_matches_reference(TRITON, REFERENCE, inputs, dtype=dtype, keep=keep, device=DEVICE)
+    assert_matches_reference(run_triton, REFERENCE, inputs, dtype=dtype, keep=keep, device=DEVICE)
 
 
 @pytest.mark.parametrize("coupled", [True, False], ids=["gsa", "abc"])
@@ -253,7 +252,7 @@ def test_a_forward_without_gradients_takes_float32_slots_beside_bfloat16(coupled
     inputs |= {n: x.to(DEVICE) for n, x in rounded.items()}
     exact = with_state(gated_slot_attention_reference)(**inputs | {n: x.double() for n, x in rounded.items()})
     plain = with_state(gated_slot_attention_reference)(**inputs | rounded)
-    for name, a, e, p in zip(("o", "keys", "values"), TRITON(**inputs), exact, plain, strict=True):
+    for name, a, e, p in zip(("o", "keys", "values"), run_triton(**inputs), exact, plain, strict=True):
         assert_close(a, e, torch.bfloat16, plain=p, what=name)
 
 
@@ -275,13 +274,13 @@ def test_the_kernels_neither_overflow_nor_lose_the_near_terms(dtype):
 
 def test_the_kernels_split_in_time_equal_the_whole():
     inputs = {n: x.float().to(DEVICE) if isinstance(x, Tensor) else x for n, x in make_inputs(100, **SMALL).items()}
-    whole = TRITON(**inputs)
+    whole = run_triton(**inputs)
     parts = [
         {n: x[:, where] if isinstance(x, Tensor) else x for n, x in inputs.items()}
         for where in (slice(70), slice(70, None))
     ]
-    o_1, keys, values = TRITON(**parts[0])
-    o_2, keys, values = TRITON(**parts[1], state_k=keys, state_v=values)
+    o_1, keys, values = run_triton(**parts[0])
+    o_2, keys, values = run_triton(**parts[1], state_k=keys, state_v=values)
     for actual, exact in zip((torch.cat([o_1, o_2], dim=1), keys, values), whole, strict=True):
         assert_close(actual, exact.double(), torch.float32)
 
@@ -291,7 +290,7 @@ def test_the_future_cannot_change_the_past_of_the_kernels():
     changed = {n: x.clone() if isinstance(x, Tensor) else x for n, x in inputs.items()}
     for name in ("q", "k", "v", "slots", "log_decay"):
         changed[name][:, 77:] *= 0.5
-    before, after = TRITON(**inputs)[0], TRITON(**changed)[0]
+    before, after = run_triton(**inputs)[0], run_triton(**changed)[0]
     assert torch.equal(before[:, :77], after[:, :77])
     assert (before[:, 77:] - after[:, 77:]).abs().amax((0, 2, 3)).min() > 0
 
@@ -303,7 +302,7 @@ def test_packed_sequences_equal_separate_ones(backend, coupled):
     inputs = make_inputs(100, coupled=coupled, **sizes)
     inputs = {n: x.float().to(DEVICE) if isinstance(x, Tensor) else x for n, x in inputs.items()}
     states = {n: x.float().to(DEVICE) for n, x in random_state(**sizes | {"B": 3}).items()}
-    op = with_state(partial(gated_slot_attention, backend=backend))
+    op = OP if backend == "torch" else run_triton
 
     def gradients(outputs, leaves):
         cotangents = [torch.linspace(-1, 1, o.numel(), device=DEVICE).view_as(o) for o in outputs]
@@ -321,6 +320,21 @@ def test_packed_sequences_equal_separate_ones(backend, coupled):
         assert_close(a, e.double(), torch.float32)
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_an_empty_packed_sequence_ends_with_its_initial_state(backend):
+    ends, sizes = torch.tensor([0, 5, 5, 9]), SMALL | {"H": 1}
+    inputs = {n: x.float().to(DEVICE) if isinstance(x, Tensor) else x for n, x in make_inputs(9, **sizes).items()}
+    states = {n: x.float().to(DEVICE) for n, x in random_state(**sizes | {"B": 3}).items()}
+    op = with_state(partial(gated_slot_attention, backend=backend))
+    o, *final = op(**inputs, **states, cu_seqlens=ends)
+    some = {n: x[[0, 2]] for n, x in states.items()}
+    expected, *final_of_others = op(**inputs, **some, cu_seqlens=torch.tensor([0, 5, 9]))
+    assert torch.equal(o, expected)
+    for state, of_others, initial in zip(final, final_of_others, states.values(), strict=True):
+        assert torch.equal(state[[0, 2]], of_others)
+        assert torch.equal(state[1], initial[1])
+
+
 def test_gradients_that_are_not_asked_for_are_not_formed():
     inputs = {n: x.float().to(DEVICE) if isinstance(x, Tensor) else x for n, x in make_inputs(40, **SMALL).items()}
     inputs["q"].requires_grad_()
@@ -330,20 +344,21 @@ def test_gradients_that_are_not_asked_for_are_not_formed():
 
 
 @pytest.mark.parametrize("coupled", [True, False], ids=["gsa", "abc"])
-def test_launches_that_are_kept_belong_to_calls_of_one_kind(coupled, monkeypatch):
+def test_launches_that_are_kept_belong_to_calls_of_one_kind(coupled):
     """Both passes of one size and with the same scale."""
     sizes = {"B": 1, "K": 16, "V": 16, "M": 16}
     inputs = make_inputs(70, coupled=coupled, **sizes)
     inputs = {n: x.to(DEVICE, torch.bfloat16) if isinstance(x, Tensor) else x for n, x in inputs.items()}
     states = {n: x.float().to(DEVICE) for n, x in random_state(**sizes).items()}
 
-    def calls():
+    def calls(planner):
+        op = partial(run_triton, planner)
         leaves = {n: x.detach().requires_grad_() for n, x in (inputs | states).items() if isinstance(x, Tensor)}
-        outputs = TRITON(**{**inputs, **leaves}, scale=1.0)
-        yield from TRITON(**inputs, scale=1.0)
-        yield from TRITON(**inputs, **states)
+        outputs = op(**{**inputs, **leaves}, scale=1.0)
+        yield from op(**inputs, scale=1.0)
+        yield from op(**inputs, **states)
         yield from torch.autograd.grad(outputs, list(leaves.values()), outputs, retain_graph=True)
         yield from torch.autograd.grad(outputs[0].sum(), list(leaves.values()))
-        yield from torch.autograd.grad(TRITON(**{**inputs, "v": leaves["v"]})[0].sum(), [leaves["v"]])
+        yield from torch.autograd.grad(op(**{**inputs, "v": leaves["v"]})[0].sum(), [leaves["v"]])
 
-    kept_launches_give_the_same(calls, monkeypatch)
+    kept_launches_give_the_same(calls)

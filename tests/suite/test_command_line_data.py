@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from run_suite import HOUSE
-from suite.commands import main
+import run_suite
 
 HOME = Path(__file__).resolve().parents[2]
 
@@ -29,8 +28,9 @@ def call(tmp_path, monkeypatch, capsys):
         monkeypatch.setenv("SUBQUAD_DATA", str(tmp_path / "cache"))
         for name, value in settings.items():
             monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "argv", ["run_suite.py", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
-            main(HOUSE, [*map(str, arguments)])
+            run_suite.main()
         return Done(int(end.value.code or 0), *capsys.readouterr())
 
     return run

@@ -1,20 +1,28 @@
-"""Forward and backward pass."""
-
-# mypy: disable-error-code="assignment, misc"
+"""The forward and the backward pass as sequences of kernels, shared with gated slot attention."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernels.gated_linear_attention.triton.grads import gla_grads
-from kernels.gated_linear_attention.triton.plan import CHANNEL, Ends, Plan, decay_kind, make_plan, rows
+from kernels.gated_linear_attention.triton.plan import CHANNEL, EndStates, Plan, Planner, decay_kind, dense_channels
 from kernels.gated_linear_attention.triton.read import gla_read
-from kernels.gated_linear_attention.triton.scores import gla_scores
+from kernels.gated_linear_attention.triton.scores import NO_FACTORS, ChunkFactors, gla_scores
 from kernels.gated_linear_attention.triton.states import gla_states
-from kernels.gated_linear_attention.triton.walk import can_walk, gla_walk
+from kernels.gated_linear_attention.triton.walk import gla_walk
+from kernels.layout import dense
+
+
+class GradDtypes(NamedTuple):
+    """The dtypes of gradients; None for that of the log-decays where it is not wanted."""
+
+    q: torch.dtype
+    k: torch.dtype
+    v: torch.dtype
+    g: torch.dtype | None
 
 
 def forward(
@@ -23,33 +31,41 @@ def forward(
     k: Tensor,
     v: Tensor,
     g: Tensor | None,
+    *,
     on_value: bool,
-    ends: Ends,
+    boundary: EndStates,
     dtype: torch.dtype,
     keep: bool,
-    outgoing: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
-    """o in `dtype`, and what `backward` needs if it is to be kept: the states and what `gla_scores` gives.
+    known: ChunkFactors = NO_FACTORS,
+) -> tuple[Tensor, Tensor | None, ChunkFactors]:
+    """o in `dtype`, and what `backward` needs: the states before every chunk and the factors of the chunks.
 
-    With decays on values, v and k take the parts of k and v, and do and q those of q and do (module docstring).
-    `outgoing`: what the last result starts with, of the same k, g and chunks, if known.
+    With decays on values, v and k take the places of k and v, and do and q those of q and do (see the README).
+
+    boundary: the initial state, and memory for the final state.
+    keep:     whether a backward pass follows. Without one the states may stay in registers and are None.
+    known:    k_out and decay of the same k, g and chunks, if they were computed before.
     """
     kind = decay_kind(g)
     if g is not None and on_value and kind == CHANNEL:
-        v_out, decay = gla_scores(plan, None, v, g) if outgoing is None else outgoing
-        states = gla_states(plan, v_out, k, decay, kind, *_transposed(ends), False)
-        dtypes: dict[str, Any] = {"dq_dtype": dtype, "dk_dtype": None, "dg_dtype": None}
-        o, _, _ = gla_grads(plan, None, v, k, g, q, states, None, **dtypes)
-        return o, states, (v_out, decay)
-    made: tuple[Tensor, ...] = ()
-    x, y, decay, scores = q, k, None, None
-    if g is not None:
-        made = gla_scores(plan, q, k, g, outgoing)
-        y, decay, x, scores = made
-    if not keep and can_walk(plan, q.shape[-1]):
-        return gla_walk(plan, x, y, v, decay, scores, kind, *ends, dtype), None, made
-    states = gla_states(plan, y, v, decay, kind, *ends, False)
-    return gla_read(plan, x, y if scores is None else scores, v, states, kind, dtype, False), states, made
+        factors = gla_scores(plan, None, v, g) if known.k_out is None else known
+        assert factors.k_out is not None
+        states = gla_states(
+            plan, kind, x=factors.k_out, y=k, decay=factors.decay, boundary=boundary.transposed(), reverse=False
+        )
+        o, _, _ = gla_grads(plan, q=None, k=v, v=k, g=g, do=q, states=states, dstates=None, dq_dtype=dtype)
+        return o, states, factors
+    factors = NO_FACTORS if g is None else gla_scores(plan, q, k, g, known)
+    x = q if factors.q_in is None else factors.q_in
+    y = k if factors.k_out is None else factors.k_out
+    decay, scores = factors.decay, factors.scores
+    if not keep and q.shape[-1] <= plan.max_walk:
+        o = gla_walk(plan, kind, x=x, y=y, v=v, decay=decay, scores=scores, boundary=boundary, dtype=dtype)
+        return o, None, factors
+    states = gla_states(plan, kind, x=y, y=v, decay=decay, boundary=boundary, reverse=False)
+    y = k if scores is None else scores
+    o = gla_read(plan, kind, x=x, y=y, z=v, states=states, dtype=dtype, transposed=False)
+    return o, states, factors
 
 
 def backward(
@@ -58,65 +74,102 @@ def backward(
     k: Tensor,
     v: Tensor,
     g: Tensor | None,
-    on_value: bool,
-    ends: Ends,
     do: Tensor,
+    *,
     states: Tensor,
-    made: tuple[Tensor, ...],
-    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype, torch.dtype | None],
+    factors: ChunkFactors,
+    on_value: bool,
+    boundary: EndStates,
+    dtypes: GradDtypes,
     more: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, v, g in `dtypes` (None: not wanted); `ends` are those of the final and the initial state.
+    """Gradients of q, k, v and g.
 
-    `more`, for decays on values, is added to the gradients of v and g.
+    boundary: the gradient of the final state, and memory for that of the initial state.
+    more:     float32 tensors that are added to the gradients of v and g; only for decays on values.
     """
     kind = decay_kind(g)
-    dq_dtype, dk_dtype, dv_dtype, dg_dtype = dtypes
-    if g is None:
-        dstates = gla_states(plan, q, do, None, kind, *ends, True)
-        dv = gla_read(plan, k, q, do, dstates, kind, dv_dtype, True)
-    elif on_value and kind == CHANNEL:
-        v_out, decay, do_in, da = gla_scores(plan, do, v, g, (made[0], made[1]))
-        dstates = gla_states(plan, do_in, q, decay, kind, *_transposed(ends), True)
-        dq = gla_read(plan, do_in, da, k, states, kind, dq_dtype, False)
-        dk = gla_read(plan, v_out, da, q, dstates, kind, dk_dtype, True)
-        of_values: dict[str, Any] = {"dq_dtype": None, "dk_dtype": dv_dtype, "dg_dtype": dg_dtype}
-        _, dv, dg = gla_grads(plan, do, v, k, g, q, states, dstates, **of_values, more=more)
+    if g is not None and on_value and kind == CHANNEL:
+        factors = gla_scores(plan, do, v, g, factors)
+        do_in, v_out, scores = factors.q_in, factors.k_out, factors.scores
+        assert do_in is not None
+        assert v_out is not None
+        assert scores is not None
+        dstates = gla_states(
+            plan, kind, x=do_in, y=q, decay=factors.decay, boundary=boundary.transposed(), reverse=True
+        )
+        dq = gla_read(plan, kind, x=do_in, y=scores, z=k, states=states, dtype=dtypes.q, transposed=False)
+        dk = gla_read(plan, kind, x=v_out, y=scores, z=q, states=dstates, dtype=dtypes.k, transposed=True)
+        _, dv, dg = gla_grads(
+            plan,
+            q=do,
+            k=v,
+            v=k,
+            g=g,
+            do=q,
+            states=states,
+            dstates=dstates,
+            dk_dtype=dtypes.v,
+            dg_dtype=dtypes.g,
+            more=more,
+        )
         return dq, dk, dv, dg
-    else:
-        k_out, decay, q_in, scores = made
-        dstates = gla_states(plan, q_in, do, decay, kind, *ends, True)
-        dv = gla_read(plan, k_out, scores, do, dstates, kind, dv_dtype, True)
-    of_keys: dict[str, Any] = {"dq_dtype": dq_dtype, "dk_dtype": dk_dtype, "dg_dtype": dg_dtype}
-    dq, dk, dg = gla_grads(plan, q, k, v, g, do, states, dstates, **of_keys)
+    x = q if factors.q_in is None else factors.q_in
+    y = k if factors.k_out is None else factors.k_out
+    scores = q if factors.scores is None else factors.scores
+    dstates = gla_states(plan, kind, x=x, y=do, decay=factors.decay, boundary=boundary, reverse=True)
+    dv = gla_read(plan, kind, x=y, y=scores, z=do, states=dstates, dtype=dtypes.v, transposed=True)
+    dq, dk, dg = gla_grads(
+        plan,
+        q=q,
+        k=k,
+        v=v,
+        g=g,
+        do=do,
+        states=states,
+        dstates=dstates,
+        dq_dtype=dtypes.q,
+        dk_dtype=dtypes.k,
+        dg_dtype=dtypes.g,
+    )
     return dq, dk, dv, dg
 
 
-def _transposed(ends: Ends) -> Ends:
-    first, last = (None if end is None else end.transpose(-1, -2) for end in ends)
-    return first, last
+class Options(NamedTuple):
+    """Arguments of the operator that are not tensors."""
+
+    on_value: bool
+    scale: float
+    return_final_state: bool
+    sequence_ends: list[int] | None
+    """0 and where each packed sequence ends, or None."""
+    planner: Planner
+
+
+class Result(NamedTuple):
+    """What one call computes, and what its backward pass needs."""
+
+    o: Tensor
+    final_state: Tensor | None
+    plan: Plan
+    saved: tuple[Tensor | None, ...]
+    """q, k, v, g, the states before every chunk (None where they were not written) and the chunk factors."""
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    initial_state: Tensor | None,
-    on_value: bool,
-    scale: float,
-    return_final_state: bool,
-    packed: list[int] | None,
-    keep: bool,
-) -> tuple[Tensor, Tensor | None, tuple[Any, ...]]:
-    """o, the final state, and what backward needs if it is to be kept: the plan, the inputs as rows and `forward`'s."""
-    q, k, v = rows(q), rows(k), rows(v)
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, initial_state: Tensor | None, options: Options, *, keep: bool
+) -> Result:
+    """The operator without autograd; `keep` says whether a backward pass follows."""
+    q, k, v = dense_channels(q), dense_channels(k), dense_channels(v)
     if g is not None and g.dim() == 4:
-        g = rows(g)
-    common = make_plan(scale, q, k, v, g, initial_state, ends=packed)
-    first, final = None if initial_state is None else initial_state.contiguous(), None
-    if return_final_state:
-        shape = (common.num_sequences(q), *q.shape[2:], v.shape[3])
+        g = dense_channels(g)
+    plan = options.planner(options.scale, q, k, v, g, initial_state, sequence_ends=options.sequence_ends)
+    final = None
+    if options.return_final_state:
+        shape = (plan.num_sequences(q), *q.shape[2:], v.shape[3])
         final = q.new_empty(shape, dtype=torch.float32)
-    o, states, made = forward(common, q, k, v, g, on_value, (first, final), v.dtype, keep)
-    return o, final, (common, q, k, v, g, states, *made)
+    boundary = EndStates(dense(initial_state), final)
+    o, states, factors = forward(
+        plan, q, k, v, g, on_value=options.on_value, boundary=boundary, dtype=v.dtype, keep=keep
+    )
+    return Result(o, final, plan, (q, k, v, g, states, *factors))

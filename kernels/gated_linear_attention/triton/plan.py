@@ -1,95 +1,122 @@
-"""What the kernels of one call share: sizes of tiles, precision, kept launches."""
+"""What the kernels of one call share: tuning, precision, packed sequences and kept launches."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernels.launch import Form, Launch, cdiv, form, power_of_2
+from kernels.device import float32_products, interpreted, is_hopper
+from kernels.launch import CompileOptions, KeptLaunches, cdiv, power_of_2
+from kernels.layout import TensorSpec, spec, strides
 
 NONE, HEAD, CHANNEL = 0, 1, 2
-"""What decays: nothing, a head (constant or by step), a channel."""
-
-CHUNK = 64
+"""What has a log-decay of its own: nothing (there is no decay), a head, or a channel."""
 
 
-class Config(NamedTuple):
-    """Of a tile: channels of keys, of values."""
+def decay_kind(log_decay: Tensor | None) -> int:
+    """NONE, HEAD for log-decays [B, T, H], CHANNEL for [B, T, H, K] or [B, T, H, V]."""
+    return NONE if log_decay is None else HEAD if log_decay.dim() == 3 else CHANNEL
+
+
+class Tile(NamedTuple):
+    """Maximum width of a program's tiles in channels of keys and of values, and how the kernel is compiled."""
 
     block_k: int
     block_v: int
-    num_warps: int
-    num_stages: int
-    registers: int | None = None
-    """Of a thread at most; None leaves it to the compiler."""
+    options: CompileOptions
 
 
-NARROWEST = 64
-"""Numbers a tile is wide at least (module docstring)."""
-# by kind of decay
-SCORES = {HEAD: Config(64, 0, 4, 2), CHANNEL: Config(64, 0, 4, 2)}
-STATES = {NONE: Config(64, 128, 4, 3), HEAD: Config(64, 64, 4, 3), CHANNEL: Config(64, 64, 4, 3)}
-READ = {kind: Config(64, 128, 4, 3) for kind in (NONE, HEAD, CHANNEL)}
-GRADS = {NONE: Config(64, 64, 4, 3), HEAD: Config(64, 64, 4, 3), CHANNEL: Config(32, 64, 4, 3)}
-# by K, whose tile holds all of it
-WALK = {64: Config(64, 64, 4, 3), 128: Config(128, 128, 8, 3), 256: Config(256, 128, 8, 2)}
-FEW_STATES = 256, 512
-"""Programs of `_states_kernel`: fewer than the first number walk segments, up to as many as the second."""
-WARPS = 1024
-"""Those of programs of `_walk_kernel` at a time: eight a multiprocessor, all that its registers hold."""
-SHORTEST = 8
-"""Chunks of a segment, at least."""
+def _by_kind(none: Tile, head: Tile, channel: Tile) -> dict[int, Tile]:
+    return {NONE: none, HEAD: head, CHANNEL: channel}
 
 
-def decay_kind(g: Tensor | None) -> int:
-    return NONE if g is None else HEAD if g.dim() == 3 else CHANNEL
+@dataclass(frozen=True, eq=False)
+class Tuning:
+    """Choices that change speed and memory and, apart from rounding, no result. The defaults were measured on an H200.
 
+    `scores`, `states`, `read` and `grads` are the tiles of those kernels by kind of decay.
+    """
 
-def mild_limit(precision: str) -> float:
-    """How far from the middle of a chunk factors may grow: within float32's range, where its rounding is no matter."""
-    return 60.0 if precision == "tf32" else 2.0
-
-
-def block_size(block: int, size: int) -> int:
-    """No larger than a small size has use for."""
-    return max(NARROWEST, min(block, power_of_2(size)))
-
-
-def strides(x: Tensor | None) -> tuple[int, ...]:
-    """Of B, T, H."""
-    return (0, 0, 0) if x is None else x.stride()[:3]
-
-
-def rows(x: Tensor) -> Tensor:
-    """With dense channels, as every kernel reads them."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    chunk: int = 64
+    """Positions in a chunk, a power of two."""
+    min_width: int = 64
+    """Minimum tile width in elements. ptxas 12.8 miscompiles some kernels with narrower tiles (see LOG.md)."""
+    scores: Mapping[int, Tile] = field(
+        # tiles of scores have no channels of values
+        default_factory=lambda: dict.fromkeys((HEAD, CHANNEL), Tile(64, 0, CompileOptions(4, 2)))
+    )
+    states: Mapping[int, Tile] = field(
+        default_factory=lambda: _by_kind(
+            none=Tile(64, 128, CompileOptions(4, 3)),
+            head=Tile(64, 64, CompileOptions(4, 3)),
+            channel=Tile(64, 64, CompileOptions(4, 3)),
+        )
+    )
+    read: Mapping[int, Tile] = field(
+        default_factory=lambda: dict.fromkeys((NONE, HEAD, CHANNEL), Tile(64, 128, CompileOptions(4, 3)))
+    )
+    grads: Mapping[int, Tile] = field(
+        default_factory=lambda: _by_kind(
+            none=Tile(64, 64, CompileOptions(4, 3)),
+            head=Tile(64, 64, CompileOptions(4, 3)),
+            channel=Tile(32, 64, CompileOptions(4, 3)),
+        )
+    )
+    walk: Mapping[int, Tile] = field(
+        default_factory=lambda: {
+            64: Tile(64, 64, CompileOptions(4, 3)),
+            128: Tile(128, 128, CompileOptions(8, 3)),
+            256: Tile(256, 128, CompileOptions(8, 2)),
+        }
+    )
+    """By the number of key channels, padded to a power of two: a tile holds all of them. `_walk_kernel` is used on
+    Hopper in bfloat16; other GPUs have too little room for its state, or were not measured."""
+    few_programs: int = 256
+    """Below so many programs of `_states_kernel` time is cut into segments."""
+    enough_programs: int = 512
+    """Number of programs of `_states_kernel` that the segments aim at."""
+    walk_warps: int = 1024
+    """Warps of `_walk_kernel` that run at the same time: 8 on each multiprocessor, as many as its registers allow."""
+    min_segment: int = 8
+    """Minimum number of chunks in a segment."""
+    mild_half: float = 60.0
+    """Where each half of a chunk decays by less than exp(-mild_half), `_scores_kernel` and `_grads_kernel` factor the
+    decays about the middle of the chunk. Both factors must stay within the range of float32."""
+    mild_float32: float = 2.0
+    """The same for float32 inputs, where in addition the rounding of the exponents must not be visible."""
 
 
 class Plan(NamedTuple):
-    """What the kernels of one call have in common, and of calls on tensors of the same forms."""
+    """What the kernels of one call share. Calls with equal shapes, strides, dtypes and device share a plan."""
 
+    tuning: Tuning
     chunk: int
     scale: float
     work: torch.dtype
-    """Of operands of products and of kept states."""
+    """Of operands of matrix products and of states in memory."""
     precision: str
-    """Of products of float32 operands: half precision asks for no more than tf32."""
+    """Triton's `input_precision` for products of float32 operands. Inputs in half precision need only tf32."""
+    mild: float
+    """`Tuning.mild_half` or `Tuning.mild_float32`."""
     table: Tensor | None
-    """Of packed sequences, where each chunk starts and its sequence ends [chunks, 2]."""
+    """For packed sequences [chunks, 2]: where each chunk starts and where its sequence ends."""
     bounds: Tensor | None
-    """Of packed sequences, the first chunk of each, and their number [sequences + 1]."""
-    launches: dict[Any, Launch] | None
-    """By kernel, configuration, and what the forms of the inputs leave open; None keeps none."""
+    """For packed sequences [sequences + 1]: the first chunk of each sequence, and the number of all chunks."""
+    max_walk: int
+    """Maximum number of key channels for which `_walk_kernel` is used; 0 where it is not used."""
+    launches: KeptLaunches
+    """By kernel and whatever the inputs' shapes, strides and dtypes leave open. They are called with tensors by place,
+    in the order of the kernel's parameters: names would cost the host a microsecond for each launch."""
 
-    @property
-    def larger(self) -> int:
-        """How many times as large tiles are, whose operands stay in registers."""
-        return self.work.itemsize // 2
+    def more_warps(self, options: CompileOptions) -> CompileOptions:
+        """Twice as many warps, 8 at most, for float32 operands, which take twice as many registers."""
+        return options._replace(num_warps=min(8, options.num_warps * self.work.itemsize // 2))
 
     def num_chunks(self, length: int) -> int:
         return cdiv(length, self.chunk) if self.table is None else len(self.table)
@@ -97,44 +124,94 @@ class Plan(NamedTuple):
     def num_sequences(self, x: Tensor) -> int:
         return x.shape[0] if self.bounds is None else len(self.bounds) - 1
 
-    def launch(self, key: Any, arguments: Callable[[], tuple[Any, ...]], *tensors: Tensor | None) -> None:
-        """arguments: gives kernel, grid, numbers and constants of what `key` stands for in this plan."""
-        ready = None if self.launches is None else self.launches.get(key)
-        if ready is None:
-            kernel, grid, numbers, constants = arguments()
-            ready = Launch(kernel, grid, *numbers, **constants)
-            if self.launches is not None:
-                self.launches[key] = ready
-        ready(*tensors)
+    def width(self, block: int, size: int) -> int:
+        """Width of a tile over `size` channels: at most `block`, and no wider than needed."""
+        return max(self.tuning.min_width, min(block, power_of_2(size)))
 
 
-def make_plan(scale: float, *inputs: Tensor | None, ends: list[int] | None = None) -> Plan:
-    """For products of the first three of all inputs of an operator; `ends`: 0 and the end of each packed sequence."""
-    common = _plan(scale, CHUNK, *map(form, inputs))
-    if ends is None:
-        return common
-    pairs = [(start, stop) for a, stop in pairwise(ends) for start in range(a, stop, CHUNK)]
-    bounds = [0, *accumulate(cdiv(stop - a, CHUNK) for a, stop in pairwise(ends))]
-    device = next(x.device for x in inputs if x is not None)
-    table, firsts = (torch.tensor(x, dtype=torch.int32).to(device) for x in (pairs, bounds))
-    return common._replace(table=table, bounds=firsts, launches=None)
+class Planner:
+    """Makes plans with one tuning. For CUDA tensors it keeps the last 256 plans, and these keep their launches.
+
+    new_launches: called with whether launches may be kept.
+    keep_all:     whether plans for tensors of other devices are kept as well, which only tests need.
+    """
+
+    def __init__(
+        self,
+        tuning: Tuning,
+        new_launches: Callable[[bool], KeptLaunches] = KeptLaunches,
+        *,
+        keep_all: bool = False,
+    ) -> None:
+        self.tuning, self.new_launches, self.keep_all = tuning, new_launches, keep_all
+        self._kept = functools.lru_cache(256)(functools.partial(self._make, True))
+
+    def __call__(self, scale: float, *inputs: Tensor | None, sequence_ends: Sequence[int] | None = None) -> Plan:
+        """A plan for all inputs of an operator, the first of them given and the first three those of products.
+
+        sequence_ends: 0 and where each packed sequence ends. None of the sequences is empty.
+        """
+        first = inputs[0]
+        assert first is not None
+        if first.is_cuda or self.keep_all:
+            plan = self._kept(scale, *map(spec, inputs))
+        else:
+            plan = self._make(False, scale, spec(first), *map(spec, inputs[1:]))
+        if sequence_ends is None:
+            return plan
+        chunk = plan.chunk
+        pairs = [(start, stop) for begin, stop in pairwise(sequence_ends) for start in range(begin, stop, chunk)]
+        bounds = [0, *accumulate(cdiv(stop - begin, chunk) for begin, stop in pairwise(sequence_ends))]
+        table, firsts = (torch.tensor(x, dtype=torch.int32).to(first.device) for x in (pairs, bounds))
+        return plan._replace(table=table, bounds=firsts, launches=self.new_launches(False))
+
+    def _make(self, keep: bool, scale: float, first: TensorSpec, *others: TensorSpec | None) -> Plan:
+        tuning = self.tuning
+        dtypes = {x.dtype for x in (first, *others[:2]) if x is not None}
+        work = torch.bfloat16 if dtypes == {torch.bfloat16} else torch.float32
+        half = torch.float32 not in dtypes
+        return Plan(
+            tuning=tuning,
+            chunk=tuning.chunk,
+            scale=scale,
+            work=work,
+            precision="tf32" if half else float32_products(),
+            mild=tuning.mild_half if half else tuning.mild_float32,
+            table=None,
+            bounds=None,
+            max_walk=max(tuning.walk) if work == torch.bfloat16 and (interpreted() or is_hopper()) else 0,
+            launches=self.new_launches(keep),
+        )
 
 
-@functools.lru_cache(256)
-def _plan(scale: float, chunk: int, first: tuple[Any, ...], *others: Form) -> Plan:
-    dtypes = {x[2] for x in (first, *others[:2]) if x is not None}
-    work = torch.bfloat16 if dtypes == {torch.bfloat16} else torch.float32
-    precision = "tf32" if torch.float32 not in dtypes else "ieee" if torch.version.hip else "tf32x3"
-    # the interpreter is not in a hurry
-    launches: dict[Any, Launch] | None = {} if first[3].type == "cuda" else None
-    return Plan(chunk, scale, work, precision, None, None, launches)
+PLANNER = Planner(Tuning())
 
 
-def launch_options(config: Config, larger: int = 1) -> dict[str, int]:
-    """Of a tile so many times as large."""
-    options = {"num_warps": min(8, config.num_warps * larger), "num_stages": config.num_stages}
-    return options if config.registers is None else options | {"maxnreg": config.registers}
+class EndStates(NamedTuple):
+    """States [B, H, K, V] at the two ends of a walk over time."""
+
+    first: Tensor | None
+    """The state from which the walk starts; None stands for zeros."""
+    last: Tensor | None
+    """Empty memory for the state with which the walk ends; None where it is not wanted."""
+
+    def transposed(self) -> EndStates:
+        first, last = (None if state is None else state.transpose(-1, -2) for state in self)
+        return EndStates(first, last)
 
 
-Ends = tuple[Tensor | None, Tensor | None]
-"""States [B, H, K, V] at the two ends of time: the one that is given and the one to be written."""
+def dense_channels(x: Tensor) -> Tensor:
+    """x with neighbouring channels adjacent in memory, as every kernel reads them."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def position_strides(**tensors: Tensor | None) -> dict[str, Any]:
+    """The kernel arguments `x_stride_b`, `x_stride_t` and `x_stride_h` of every tensor [B, T, H, ...] called x.
+
+    They are zero for a tensor that is not given.
+    """
+    return {
+        f"{name}_stride_{axis}": stride
+        for name, x in tensors.items()
+        for axis, stride in zip("bth", strides(x, 0, 1, 2), strict=True)
+    }

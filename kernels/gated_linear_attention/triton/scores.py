@@ -1,10 +1,10 @@
-"""Scores of a chunk."""
+"""`_scores_kernel`: scores within a chunk, and queries and keys with the decays between them and the chunk's ends."""
 
 # mypy: disable-error-code="assignment, misc"
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import triton
@@ -23,16 +23,9 @@ from kernels.gated_linear_attention.triton.decays import (
     masked_sums,
     tree_level,
 )
-from kernels.gated_linear_attention.triton.plan import (
-    SCORES,
-    Plan,
-    block_size,
-    decay_kind,
-    launch_options,
-    mild_limit,
-    strides,
-)
+from kernels.gated_linear_attention.triton.plan import Plan, decay_kind, position_strides
 from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span, load_tile, store_tile
+from kernels.launch import KeptLaunch
 
 
 @triton.jit
@@ -66,9 +59,9 @@ def _scores_kernel(
     LIMIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Of one chunk: scores A [C, C], q_in = scale q exp(P), k_out = k exp(R) [C, K], decay = exp(P_C) [K].
+    """For one chunk: scores A [C, C], q_in = scale q exp(P), k_out = k exp(R) [C, K], decay = exp(P_C) [K].
 
-    Without q only k_out and decay; without k_out neither of the two.
+    Without q it writes only k_out and decay; without k_out it writes neither of the two.
     """
     i_t, i_bh = tl.program_id(0) % num_t, (tl.program_id(0) // num_t).to(tl.int64)
     i_b, i_h = i_bh // H, i_bh % H
@@ -78,105 +71,128 @@ def _scores_kernel(
     k += i_b * k_stride_b + i_h * k_stride_h
     g += i_b * g_stride_b + i_h * g_stride_h
     o_dense, o_scores = (i_b * T * H + i_h) * K, (i_b * T * H + i_h) * C
-    start, T = chunk_span(table, i_t, T, C)
+    start, end = chunk_span(table, i_t, T, C)
     o_t = start + o_c
     b_middle = from_middle(o_c, C)
-    b_a = tl.zeros([C, C], tl.float32)
+    b_scores = tl.zeros([C, C], tl.float32)
     if DECAY == HEAD_DECAY:
-        b_p, b_r = head_prefix_suffix(g, g_stride_t, o_t, o_c, T, C)
-        b_head = load_head_decays(g, g_stride_t, o_t, o_t < T)
-        b_in_head, b_out_head = exponential(b_p, PRECISION)[:, None], exponential(b_r, PRECISION)[:, None]
-        b_all = exponential(tl.sum(b_head, 0), PRECISION)
+        b_prefix, b_suffix = head_prefix_suffix(g, g_stride_t, o_t, o_c, end, C)
+        b_g_head = load_head_decays(g, g_stride_t, o_t, o_t < end)
+        b_in_head, b_out_head = exponential(b_prefix, PRECISION)[:, None], exponential(b_suffix, PRECISION)[:, None]
+        b_all = exponential(tl.sum(b_g_head, 0), PRECISION)
     for i_k in range(0, K, BK):
         o_k = i_k + tl.arange(0, BK)
         p_decay = decay + (i_bh * num_t + i_t) * K + o_k
-        b_k = load_tile(k, k_stride_t, o_t, o_k, T, K)
+        b_k = load_tile(k, k_stride_t, o_t, o_k, end, K)
         if q is not None:
-            b_q = load_tile(q + i_b * q_stride_b + i_h * q_stride_h, q_stride_t, o_t, o_k, T, K)
+            b_q = load_tile(q + i_b * q_stride_b + i_h * q_stride_h, q_stride_t, o_t, o_k, end, K)
         if DECAY == HEAD_DECAY:
             tl.store(p_decay, tl.zeros([BK], tl.float32) + b_all, mask=o_k < K)
             b_out, b_in = b_k.to(tl.float32) * b_out_head, b_q.to(tl.float32) * (b_in_head * scale)
-            store_tile(k_out + o_dense, H * K, o_t, o_k, T, K, as_operand(b_out, dtype, PRECISION))
-            store_tile(q_in + o_dense, H * K, o_t, o_k, T, K, as_operand(b_in, dtype, PRECISION))
-            b_a += tl.dot(b_q.to(dtype), tl.trans(b_k.to(dtype)), input_precision=PRECISION)
+            store_tile(k_out + o_dense, H * K, o_t, o_k, end, K, as_operand(b_out, dtype, PRECISION))
+            store_tile(q_in + o_dense, H * K, o_t, o_k, end, K, as_operand(b_in, dtype, PRECISION))
+            b_scores += tl.dot(b_q.to(dtype), tl.trans(b_k.to(dtype)), input_precision=PRECISION)
         else:
-            b_g = tl.maximum(load_tile(g, g_stride_t, o_t, o_k, T, K).to(tl.float32), LOWEST)
-            b_1, b_2 = half_totals(b_g, o_c, C)
+            b_g = tl.maximum(load_tile(g, g_stride_t, o_t, o_k, end, K).to(tl.float32), LOWEST)
+            b_first, b_second = half_totals(b_g, o_c, C)
             if k_out is not None:
-                tl.store(p_decay, exponential(b_1 + b_2, PRECISION), mask=o_k < K)
-            # asked for in any case, so that the matrix is laid out once
-            b_e = masked_sums(b_middle, b_g, NARROW, PRECISION)
-            if tl.min(tl.minimum(b_1, b_2), 0) > -LIMIT:
-                b_kf = b_k.to(tl.float32) * exponential(-b_e, PRECISION)
+                tl.store(p_decay, exponential(b_first + b_second, PRECISION), mask=o_k < K)
+            # outside of the branch, so that the matrix is moved to its layout once and not in every iteration
+            b_exponent = masked_sums(b_middle, b_g, NARROW, PRECISION)
+            if tl.min(tl.minimum(b_first, b_second), 0) > -LIMIT:
+                b_k_factored = b_k.to(tl.float32) * exponential(-b_exponent, PRECISION)
                 if k_out is not None:
-                    b_scaled = as_operand(b_kf * exponential(b_2, PRECISION)[None, :], dtype, PRECISION)
-                    store_tile(k_out + o_dense, H * K, o_t, o_k, T, K, b_scaled)
+                    b_scaled = as_operand(b_k_factored * exponential(b_second, PRECISION)[None, :], dtype, PRECISION)
+                    store_tile(k_out + o_dense, H * K, o_t, o_k, end, K, b_scaled)
                 if q is not None:
-                    b_right = tl.trans(as_operand(b_kf, dtype, PRECISION))
-                    b_qf = b_q.to(tl.float32) * (exponential(b_e, PRECISION) * scale)
-                    b_scaled = as_operand(b_qf * exponential(b_1, PRECISION)[None, :], dtype, PRECISION)
-                    store_tile(q_in + o_dense, H * K, o_t, o_k, T, K, b_scaled)
-                    b_pairs = tl.dot(as_operand(b_qf, dtype, PRECISION), b_right, input_precision=PRECISION)
-                    b_a += tl.where(o_c[:, None] >= o_c[None, :], b_pairs, 0.0)
+                    b_right = tl.trans(as_operand(b_k_factored, dtype, PRECISION))
+                    b_q_factored = b_q.to(tl.float32) * (exponential(b_exponent, PRECISION) * scale)
+                    b_scaled = as_operand(b_q_factored * exponential(b_first, PRECISION)[None, :], dtype, PRECISION)
+                    store_tile(q_in + o_dense, H * K, o_t, o_k, end, K, b_scaled)
+                    b_pairs = tl.dot(as_operand(b_q_factored, dtype, PRECISION), b_right, input_precision=PRECISION)
+                    b_scores += tl.where(o_c[:, None] >= o_c[None, :], b_pairs, 0.0)
             else:
                 b_k32 = b_k.to(tl.float32)
                 if k_out is not None:
-                    b_out = b_k32 * exponential(
-                        masked_sums(o_c[:, None] < o_c[None, :], b_g, NARROW, PRECISION), PRECISION
-                    )
-                    store_tile(k_out + o_dense, H * K, o_t, o_k, T, K, as_operand(b_out, dtype, PRECISION))
+                    b_suffix = masked_sums(o_c[:, None] < o_c[None, :], b_g, NARROW, PRECISION)
+                    b_out = b_k32 * exponential(b_suffix, PRECISION)
+                    store_tile(k_out + o_dense, H * K, o_t, o_k, end, K, as_operand(b_out, dtype, PRECISION))
                 if q is not None:
                     b_q32 = b_q.to(tl.float32) * scale
-                    b_in = b_q32 * exponential(
-                        masked_sums(o_c[:, None] >= o_c[None, :], b_g, NARROW, PRECISION), PRECISION
-                    )
-                    store_tile(q_in + o_dense, H * K, o_t, o_k, T, K, as_operand(b_in, dtype, PRECISION))
-                    b_a += tl.where(o_c[:, None] == o_c[None, :], tl.sum(b_q32 * b_k32, 1)[:, None], 0.0)
+                    b_prefix = masked_sums(o_c[:, None] >= o_c[None, :], b_g, NARROW, PRECISION)
+                    b_in = b_q32 * exponential(b_prefix, PRECISION)
+                    store_tile(q_in + o_dense, H * K, o_t, o_k, end, K, as_operand(b_in, dtype, PRECISION))
+                    b_scores += tl.where(o_c[:, None] == o_c[None, :], tl.sum(b_q32 * b_k32, 1)[:, None], 0.0)
                     for level in range(LEVELS):
-                        b_f, m_pair = tree_level(b_g, o_c, level, NARROW, PRECISION)
-                        b_left = as_operand(b_q32 * b_f, dtype, PRECISION)
-                        b_right = tl.trans(as_operand(b_k32 * b_f, dtype, PRECISION))
-                        b_a += tl.where(m_pair, tl.dot(b_left, b_right, input_precision=PRECISION), 0.0)
+                        b_factor, m_pair = tree_level(b_g, o_c, level, NARROW, PRECISION)
+                        b_left = as_operand(b_q32 * b_factor, dtype, PRECISION)
+                        b_right = tl.trans(as_operand(b_k32 * b_factor, dtype, PRECISION))
+                        b_scores += tl.where(m_pair, tl.dot(b_left, b_right, input_precision=PRECISION), 0.0)
     if q is not None:
         if DECAY == HEAD_DECAY:
-            b_a *= decay_matrix(b_head, b_p, o_c, PRECISION) * scale
-        store_tile(scores + o_scores, H * C, o_t, o_c, T, C, as_operand(b_a, dtype, PRECISION))
+            b_scores *= decay_matrix(b_g_head, b_prefix, o_c, PRECISION) * scale
+        store_tile(scores + o_scores, H * C, o_t, o_c, end, C, as_operand(b_scores, dtype, PRECISION))
 
 
-def gla_scores(
-    plan: Plan, q: Tensor | None, k: Tensor, g: Tensor, outgoing: tuple[Tensor, Tensor] | None = None
-) -> tuple[Tensor, ...]:
-    """k_out, decay, and with q also q_in and scores, see `_scores_kernel`; `outgoing` is k_out and decay if known."""
+class ChunkFactors(NamedTuple):
+    """What `_scores_kernel` writes; None where it is not computed. Without decay none of it is."""
+
+    k_out: Tensor | None = None
+    """Keys times the decay from after their position to the end of the chunk, [B, T, H, K]."""
+    decay: Tensor | None = None
+    """Decay over a whole chunk, [B, H, chunks, K], float32."""
+    q_in: Tensor | None = None
+    """Scaled queries times the decay from the start of the chunk to their position, [B, T, H, K]."""
+    scores: Tensor | None = None
+    """[B, T, H, C]: row i holds the scores of position i with all keys of its chunk."""
+
+
+NO_FACTORS = ChunkFactors()
+
+
+def gla_scores(plan: Plan, q: Tensor | None, k: Tensor, g: Tensor, known: ChunkFactors = NO_FACTORS) -> ChunkFactors:
+    """Factors of all chunks; q_in and scores only for a given q. `known` may hold k_out and decay of the same k and g.
+
+    q, k: [B, T, H, K], g: log-decays [B, T, H] or [B, T, H, K].
+    """
     batch, length, heads, key_dim = k.shape
-    kind = decay_kind(g)
-    config, limit, num_chunks = SCORES[kind], mild_limit(plan.precision), plan.num_chunks(length)
-    dense = batch, length, heads, key_dim
-    if q is None:
-        q_in, scores = None, None
-    else:
-        q_in, scores = k.new_empty(dense, dtype=plan.work), k.new_empty((*dense[:3], plan.chunk), dtype=plan.work)
-    if outgoing is None:
+    num_chunks = plan.num_chunks(length)
+    k_out, decay = known.k_out, known.decay
+    makes_k_out = k_out is None
+    if makes_k_out:
+        k_out = k.new_empty((batch, length, heads, key_dim), dtype=plan.work)
         decay = k.new_empty((batch, heads, num_chunks, key_dim), dtype=torch.float32)
-        k_out = k.new_empty(dense, dtype=plan.work)
-    else:
-        k_out, decay = outgoing
+    q_in = scores = None
+    if q is not None:
+        q_in = k.new_empty((batch, length, heads, key_dim), dtype=plan.work)
+        scores = k.new_empty((batch, length, heads, plan.chunk), dtype=plan.work)
 
-    def arguments() -> tuple[Any, ...]:
-        numbers = length, num_chunks, plan.scale, *strides(q), *strides(k), *strides(g)
-        constants = {
-            "H": heads,
-            "K": key_dim,
-            "C": plan.chunk,
-            "LEVELS": plan.chunk.bit_length() - 1,
-            "BK": block_size(config.block_k, key_dim),
-            "DECAY": kind,
-            "LIMIT": limit,
-            "PRECISION": plan.precision,
-            # of fp16, eight warps meet the error of ptxas 12.8, too (module docstring)
-            **launch_options(config, 1 if plan.precision == "tf32" else plan.larger),
-        }
-        return _scores_kernel, batch * heads * num_chunks, numbers, constants
+    def make() -> KeptLaunch:
+        kind = decay_kind(g)
+        tile = plan.tuning.scores[kind]
+        options = tile.options
+        if plan.precision != "tf32":
+            # with fp16 inputs and 8 warps ptxas 12.8 miscompiles the kernel (see LOG.md)
+            options = plan.more_warps(options)
+        return KeptLaunch(
+            _scores_kernel,
+            batch * heads * num_chunks,
+            T=length,
+            num_t=num_chunks,
+            scale=plan.scale,
+            **position_strides(q=q, k=k, g=g),
+            H=heads,
+            K=key_dim,
+            C=plan.chunk,
+            LEVELS=plan.chunk.bit_length() - 1,
+            BK=plan.width(tile.block_k, key_dim),
+            DECAY=kind,
+            LIMIT=plan.mild,
+            PRECISION=plan.precision,
+            **options.keywords(),
+        )
 
-    key = "scores", config, limit, outgoing is None, q if q is None else q.stride()
-    plan.launch(key, arguments, q, k, g, q_in, k_out if outgoing is None else None, decay, scores, plan.table)
-    return (k_out, decay) if q_in is None or scores is None else (k_out, decay, q_in, scores)
+    key = "scores", makes_k_out, None if q is None else q.stride()
+    tensors = q, k, g, q_in, k_out if makes_k_out else None, decay, scores, plan.table
+    plan.launches.get(key, make)(*tensors)
+    return ChunkFactors(k_out, decay, q_in, scores)

@@ -1,21 +1,18 @@
-"""States and outputs in one walk."""
+"""`_walk_kernel`: states and outputs in one walk over time, for calls without gradients; states are never written."""
 
 # mypy: disable-error-code="assignment, misc"
 
 from __future__ import annotations
-
-import functools
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated_linear_attention.triton.plan import CHUNK, WALK, WARPS, Plan, block_size, launch_options, strides
-from kernels.gated_linear_attention.triton.states import ENDS, launch_states, make_segments
+from kernels.gated_linear_attention.triton.plan import EndStates, Plan, position_strides
+from kernels.gated_linear_attention.triton.states import ENDS, cut_time, launch_states
 from kernels.gated_linear_attention.triton.tiles import chunk_span, load_tile, store_tile
-from kernels.launch import cdiv, power_of_2
+from kernels.launch import KeptLaunch, cdiv, power_of_2
 
 
 @triton.jit
@@ -53,16 +50,19 @@ def _walk_kernel(
     BV: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """o [C, BV] of one chunk after the other, the state of all K at hand: `_states_kernel` and `_read_kernel` in one.
+    """o [C, BV] of one chunk after the other, from a state of all K channels.
 
-    x = q_in, y = k_out; without decay (and scores) q and k. A segment starts from what those before it add up to.
-    The state is kept transposed, so that as the left operand of o^T = S^T q_in^T + v^T A^T it never leaves registers.
-    o of a chunk is written when the next one begins, so that tiles are asked for while the state is updated.
+    It is `_states_kernel` and `_read_kernel` in one.
+
+    x = q_in and y = k_out; without decay (and then without scores) q and k. A segment starts from the state that all
+    segments before it add up to, see `_states_kernel`.
+    The state is transposed: as the left operand of o^T = S^T q_in^T + v^T A^T it never leaves the registers.
+    The outputs of a chunk are stored when the next chunk begins, so that tiles are loaded while the state is updated.
     """
     num_v = tl.cdiv(V, BV)
     i_v, i_bh = tl.program_id(0) % num_v, (tl.program_id(0) // num_v).to(tl.int64)
     i_b, i_h = i_bh // H, i_bh % H
-    i_s, num_bh = tl.program_id(1), (tl.num_programs(0) // num_v).to(tl.int64)
+    i_segment, num_bh = tl.program_id(1), (tl.num_programs(0) // num_v).to(tl.int64)
     o_k, o_v, o_c = tl.arange(0, BK), i_v * BV + tl.arange(0, BV), tl.arange(0, C)
     if table is None:
         i_first, num_own, o_chunks = 0, num_t, i_bh * num_t
@@ -75,102 +75,116 @@ def _walk_kernel(
     v += i_b * v_stride_b + i_h * v_stride_h
     o += (i_b * T * H + i_h) * V
     dtype = x.dtype.element_ty
-    m_k, m_s = o_k < K, (o_v < V)[:, None] & (o_k < K)[None, :]
-    o_s = i_bh * K * V + o_k[None, :] * V + o_v[:, None]
-    b_s = tl.zeros([BV, BK], tl.float32)
+    m_k, m_state = o_k < K, (o_v < V)[:, None] & (o_k < K)[None, :]
+    o_state = i_bh * K * V + o_k[None, :] * V + o_v[:, None]
+    b_state = tl.zeros([BV, BK], tl.float32)
     if first is not None:
-        b_s += tl.load(first + o_s, mask=m_s, other=0.0).to(tl.float32)
+        b_state += tl.load(first + o_state, mask=m_state, other=0.0).to(tl.float32)
     if ends is not None:
-        for i in range(i_s):
+        for i in range(i_segment):
             if decay is not None:
-                b_s *= tl.load(end_decays + (i * num_bh + i_bh) * K + o_k, mask=m_k, other=0.0)[None, :]
-            b_s += tl.load(ends + i * num_bh * K * V + o_s, mask=m_s, other=0.0)
-    i_begin = i_first + i_s * num_walked
-    i_last = i_first + tl.minimum((i_s + 1) * num_walked, num_own) - 1
+                b_state *= tl.load(end_decays + (i * num_bh + i_bh) * K + o_k, mask=m_k, other=0.0)[None, :]
+            b_state += tl.load(ends + i * num_bh * K * V + o_state, mask=m_state, other=0.0)
+    i_begin = i_first + i_segment * num_walked
+    i_last = i_first + tl.minimum((i_segment + 1) * num_walked, num_own) - 1
     b_o = tl.zeros([BV, C], o.dtype.element_ty)
     if decay is not None:
         b_decay = tl.load(decay + (o_chunks + i_begin) * K + o_k, mask=m_k, other=0.0)
     for i_t in range(i_begin, i_last + 1):
-        o_start, o_end = chunk_span(table, tl.maximum(i_t - 1, i_begin), T, C)
-        store_tile(o, H * V, o_start + o_c, o_v, tl.where(i_t > i_begin, o_end, 0), V, tl.trans(b_o))
+        before_start, before_end = chunk_span(table, tl.maximum(i_t - 1, i_begin), T, C)
+        store_tile(o, H * V, before_start + o_c, o_v, tl.where(i_t > i_begin, before_end, 0), V, tl.trans(b_o))
         start, end = chunk_span(table, i_t, T, C)
         o_t = start + o_c
         b_x = tl.trans(load_tile(x, x_stride_t, o_t, o_k, end, K))
         b_y = load_tile(y, y_stride_t, o_t, o_k, end, K)
         b_v = tl.trans(load_tile(v, v_stride_t, o_t, o_v, end, V))
         if decay is not None:
-            b_a = tl.trans(load_tile(scores + (i_b * T * H + i_h) * C, H * C, o_t, o_c, end, C))
-            b_sum = tl.dot(b_v, b_a, input_precision=PRECISION)
-            b_sum = tl.dot(b_s.to(dtype), b_x, b_sum, input_precision=PRECISION)
-            b_s *= b_decay[None, :]
+            b_scores = tl.trans(load_tile(scores + (i_b * T * H + i_h) * C, H * C, o_t, o_c, end, C))
+            b_sum = tl.dot(b_v, b_scores, input_precision=PRECISION)
+            b_sum = tl.dot(b_state.to(dtype), b_x, b_sum, input_precision=PRECISION)
+            b_state *= b_decay[None, :]
             b_decay = tl.load(decay + (o_chunks + tl.minimum(i_t + 1, i_last)) * K + o_k, mask=m_k, other=0.0)
         else:
-            b_a = tl.dot(b_y, b_x, input_precision=PRECISION)
-            b_a = tl.where(o_c[:, None] <= o_c[None, :], b_a, 0.0).to(dtype)
-            b_sum = tl.dot(b_s.to(dtype), b_x, input_precision=PRECISION)
-            b_sum = tl.dot(b_v, b_a, b_sum, input_precision=PRECISION) * scale
-        b_s = tl.dot(b_v, b_y, b_s, input_precision=PRECISION)
+            b_scores = tl.dot(b_y, b_x, input_precision=PRECISION)
+            b_scores = tl.where(o_c[:, None] <= o_c[None, :], b_scores, 0.0).to(dtype)
+            b_sum = tl.dot(b_state.to(dtype), b_x, input_precision=PRECISION)
+            b_sum = tl.dot(b_v, b_scores, b_sum, input_precision=PRECISION) * scale
+        b_state = tl.dot(b_v, b_y, b_state, input_precision=PRECISION)
         b_o = b_sum.to(o.dtype.element_ty)
-    o_start, o_end = chunk_span(table, i_last, T, C)
-    store_tile(o, H * V, o_start + o_c, o_v, o_end, V, tl.trans(b_o))
+    before_start, before_end = chunk_span(table, i_last, T, C)
+    store_tile(o, H * V, before_start + o_c, o_v, before_end, V, tl.trans(b_o))
     if last is not None:
-        # of several segments, the last
-        o_walked = (i_s + 1) * num_walked + o_v * 0
-        tl.store(last + o_s, b_s, mask=m_s & (o_walked >= num_t)[:, None])
-
-
-def can_walk(plan: Plan, key_dim: int) -> bool:
-    """Whether a program of `_walk_kernel` fits: on Hopper; others hold less or have not been looked at."""
-    if plan.work != torch.bfloat16 or key_dim > max(WALK):
-        return False
-    return bool(triton.knobs.runtime.interpret) or _is_hopper(triton.runtime.driver.active)
-
-
-@functools.cache
-def _is_hopper(driver: Any) -> bool:
-    """Asking takes the host some microseconds."""
-    target = driver.get_current_target()
-    return bool(target.backend == "cuda" and target.arch == 90)
+        # only the last segment writes the final state
+        o_walked = (i_segment + 1) * num_walked + o_v * 0
+        tl.store(last + o_state, b_state, mask=m_state & (o_walked >= num_t)[:, None])
 
 
 def gla_walk(
     plan: Plan,
+    kind: int,
+    *,
     x: Tensor,
     y: Tensor,
     v: Tensor,
     decay: Tensor | None,
     scores: Tensor | None,
-    kind: int,
-    first: Tensor | None,
-    last: Tensor | None,
+    boundary: EndStates,
     dtype: torch.dtype,
 ) -> Tensor:
-    """o [B, T, H, V], see `_walk_kernel`; `first` is read, `last` written, both [B, H, K, V]."""
+    """o [B, T, H, V] in `dtype`, see `_walk_kernel`; kind is the kind of decay."""
     batch, length, heads, key_dim = x.shape
-    value_dim, config = v.shape[-1], WALK[max(CHUNK, power_of_2(key_dim))]
-    block_v = block_size(config.block_v, value_dim)
+    value_dim, tuning = v.shape[-1], plan.tuning
+    tile = tuning.walk[max(min(tuning.walk), power_of_2(key_dim))]
+    block_v = plan.width(tile.block_v, value_dim)
     o = v.new_empty((batch, length, heads, value_dim), dtype=dtype)
-    programs, at_once = plan.num_sequences(x) * heads * cdiv(value_dim, block_v), WARPS // config.num_warps
-    segments = make_segments(plan, x, v, decay, programs, at_once // 2, at_once)
+    num_programs = plan.num_sequences(x) * heads * cdiv(value_dim, block_v)
+    enough = tuning.walk_warps // tile.options.num_warps
+    segments = cut_time(plan, x, v, decay, num_programs=num_programs, few=enough // 2, enough=enough)
     if segments.ends is not None:
-        launch_states(plan, kind, ENDS, y, v, decay, None, segments, (None, None), False)
+        launch_states(
+            plan,
+            kind,
+            ENDS,
+            x=y,
+            y=v,
+            decay=decay,
+            states=None,
+            segments=segments,
+            boundary=EndStates(None, None),
+            reverse=False,
+        )
+    first, last = boundary
 
-    def arguments() -> tuple[Any, ...]:
-        numbers = length, plan.num_chunks(length), plan.scale, segments.num_walked
-        constants = {
-            "H": heads,
-            "K": key_dim,
-            "V": value_dim,
-            "C": plan.chunk,
-            "BK": block_size(config.block_k, key_dim),
-            "BV": block_v,
-            "PRECISION": plan.precision,
-            **launch_options(config),
-        }
-        numbers = *numbers, *strides(x), *strides(y), *strides(v)
-        return _walk_kernel, (programs, segments.count), numbers, constants
+    def make() -> KeptLaunch:
+        return KeptLaunch(
+            _walk_kernel,
+            (num_programs, segments.count),
+            T=length,
+            num_t=plan.num_chunks(length),
+            scale=plan.scale,
+            num_walked=segments.num_walked,
+            **position_strides(x=x, y=y, v=v),
+            H=heads,
+            K=key_dim,
+            V=value_dim,
+            C=plan.chunk,
+            BK=plan.width(tile.block_k, key_dim),
+            BV=block_v,
+            PRECISION=plan.precision,
+            **tile.options.keywords(),
+        )
 
-    key = "walk", config, dtype, segments[:2], x.stride(), y.stride(), v.stride(), first is None, last is None
+    key = (
+        "walk",
+        dtype,
+        segments.count,
+        segments.num_walked,
+        x.stride(),
+        y.stride(),
+        v.stride(),
+        first is None,
+        last is None,
+    )
     tensors = x, y, v, scores, decay, o, segments.ends, segments.decays, first, last, plan.table, plan.bounds
-    plan.launch(key, arguments, *tensors)
+    plan.launches.get(key, make)(*tensors)
     return o

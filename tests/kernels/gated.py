@@ -1,0 +1,80 @@
+"""What the tests of gated linear and gated slot attention share: planners for the interpreter, watched launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def make_planner(new_launches: Any = None, *, keep_all: bool = False, **tuning: Any) -> Any:
+    """A planner with these changes of the tuning.
+
+    The interpreter also computes masked elements, so there tiles are as narrow as the inputs; the minimum width of 64
+    is for the compiler of a GPU.
+    """
+    plan = pytest.importorskip("kernels.gated_linear_attention.triton.plan")
+    tuning = ({"min_width": 16} if DEVICE == "cpu" else {}) | tuning
+    launches = plan.KeptLaunches if new_launches is None else new_launches
+    return plan.Planner(plan.Tuning(**tuning), launches, keep_all=keep_all)
+
+
+def small_tiles() -> dict[str, Any]:
+    """Changes of the tuning: tiles of 16 channels, of which inputs have several."""
+    plan = pytest.importorskip("kernels.gated_linear_attention.triton.plan")
+    tuning = plan.Tuning()
+    return {
+        name: {kind: tile._replace(block_k=16, block_v=16) for kind, tile in getattr(tuning, name).items()}
+        for name in ("scores", "states", "read", "grads")
+    }
+
+
+def without_states() -> Any:
+    """Launches of a planner for which it is an error to write the states before every chunk."""
+    launch = pytest.importorskip("kernels.launch")
+    from kernels.gated_linear_attention.triton.states import ENDS
+
+    class WithoutStates(launch.KeptLaunches):
+        def get(self, key: Any, make: Callable[[], Any]) -> Any:
+            assert key[0] != "states" or key[1] == ENDS, "states were written"
+            return super().get(key, make)
+
+    return WithoutStates
+
+
+def kept_launches_give_the_same(calls: Callable[[Any], Iterator[Tensor]]) -> None:
+    """The results of `calls(planner)`, twice in a row, are those without kept launches.
+
+    A kept launch gets tensors of the same dtypes every time.
+    """
+    launch = pytest.importorskip("kernels.launch")
+    made = []
+
+    class Watched(launch.KeptLaunches):
+        def __init__(self, keep: bool) -> None:
+            super().__init__(keep)
+            self.dtypes: dict[Hashable, list[Any]] = {}
+            made.append(self)
+
+        def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
+            ready = super().get(key, make)
+
+            def watched(*tensors: Tensor | None) -> None:
+                dtypes = [None if x is None else x.dtype for x in tensors]
+                assert self.dtypes.setdefault(key, dtypes) == dtypes
+                ready(*tensors)
+
+            return watched
+
+    expected = list(calls(make_planner()))
+    planner = make_planner(Watched, keep_all=True)
+    for _ in range(2):
+        for index, (actual, e) in enumerate(zip(calls(planner), expected, strict=True)):
+            assert torch.equal(actual, e), index
+    assert made
+    assert all(launches.keep and launches.dtypes for launches in made)

@@ -40,7 +40,7 @@ def render(report: Report | Document, format: Format, out: Path | None = None) -
         from reports.render.plots import save
 
         if out is None:
-            raise ValueError("png: a picture needs a file to go to; give --out FILE.png")
+            raise ValueError("png: a figure is written to a file; give --out FILE.png")
         return save(shown, out.with_suffix(".png"))
     if format == "html":
         from reports.render.html import html

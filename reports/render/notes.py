@@ -31,9 +31,11 @@ def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> li
     if SELECTED in used and plan.config.select is not None:
         select = plan.config.select
         picks = "; ".join(f"{words}: {where}" for words, where in _places(cells, lambda cell: cell.chosen))
-        notes.append(f"{SELECTED} chosen by {select.split} {select.by}, mean over seeds: {picks}")
+        notes.append(f"{SELECTED} best by {select.by} on {select.split}, mean over seeds: {picks}")
     if plan.config.timed:
-        notes.append("median of raw samples; spread: half the distance between their quartiles over it")
+        notes.append(
+            "a value is the median of raw samples; spread: half the distance between their quartiles, over the median"
+        )
     asked = [cell for cell in cells if cell.planned]
     missing = sum(cell.missing for cell in asked)
     outside = sum(cell.missing and not plan.in_scale(cell.row, cell.column) for cell in asked)
@@ -43,8 +45,8 @@ def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> li
         unit = "" if not plan.spec.percent else " point" if plan.spec.tolerance == 1 else " points"
         tolerance = f"{plan.spec.tolerance:g}{unit}"
         notes.append(
-            f"verdict: agrees if |difference| <= {tolerance}, unclear if <= two standard errors of our mean; "
-            "none where a seed failed"
+            f"verdict: agrees if |difference| <= {tolerance}, unclear if <= two standard errors of our mean, "
+            "else better, worse or differs; no verdict where a seed failed"
         )
         sources = sorted({cell.published.source for cell in cells if cell.published})
         notes.append(f"paper's numbers from: {'; '.join(sources)}")

@@ -19,7 +19,7 @@ from reports.render.figure import Figure, make_figure
 from reports.render.marks import REDUCED
 from reports.render.notes import notes_of, provenance_of
 from reports.render.plan import make_plan, pick_scale
-from reports.render.rows import StoredRun, load_runs, on_grid, one_device, select_best, settle
+from reports.render.rows import StoredRun, counted, load_runs, on_grid, one_device, select_best, settle
 from reports.render.units import shared_unit
 from suite.config import ExperimentConfig
 from suite.report_spec import Source, TableSpec
@@ -65,7 +65,8 @@ def build(config: ExperimentConfig, folder: Path, frame: pd.DataFrame, *, scale:
     runs, left_out = on_grid([run for run in everything if run.scale == plan.scale], plan.points)
     if config.timed:
         runs, elsewhere = one_device(runs)
-        left_out += [f"left out, of another device than the newest run: {elsewhere} runs"] * bool(elsewhere)
+        if elsewhere:
+            left_out.append(f"left out: {counted(elsewhere)} on another device than that of the newest run")
     runs, tried = select_best(runs, config.select)
     settled: dict[tuple[str, str], list[StoredRun]] = {}
     stale: set[str] = set()
@@ -76,7 +77,7 @@ def build(config: ExperimentConfig, folder: Path, frame: pd.DataFrame, *, scale:
         stale |= {run.run_id for run in found} - {run.run_id for run in settled[row, column]}
         cells.append(make_cell(plan, row, column, settled[row, column], tried))
     if stale:
-        left_out.append(f"left out, of an older setting than the newest run of their cell: {len(stale)} runs")
+        left_out.append(f"left out: {counted(len(stale))} with an older setting than the newest run of their cell")
     shown = list({run.run_id: run for found in settled.values() for run in found}.values())
     marks = (REDUCED,) if plan.reduced else ()
     return Report(

@@ -216,10 +216,15 @@ def on_grid(runs: Sequence[StoredRun], points: Sequence[Mapping[str, Any]]) -> t
             text = ", ".join(f"{key}: {lookup(run.config, key)}" for key in nearest)
             strange[text] = strange.get(text, 0) + 1
     notes = [
-        f"left out, not a point of this grid: {count} run{'s' * (count > 1)} with {text}"
+        f"left out: {counted(count)} with {text}, which no point of this grid has"
         for text, count in sorted(strange.items())
     ]
     return kept, notes
+
+
+def counted(count: int) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{count} run{'s' * (count != 1)}"
 
 
 def one_device(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], int]:

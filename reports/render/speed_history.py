@@ -197,5 +197,5 @@ def _draw(points: list[Point]) -> Any:
             pair[0].set_ylabel("median ms")
         handles = [Line2D([], [], color=color, marker=marker, ms=4, lw=1) for color, marker in looks.values()]
         canvas.legend(handles, names, loc="outside right upper", frameon=False)
-        canvas.suptitle(f"kernel speed over commits, {device}; a line a shape", fontsize=10)
+        canvas.suptitle(f"speed of the operators over commits, {device}; one line for each shape", fontsize=10)
     return canvas

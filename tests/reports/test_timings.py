@@ -186,7 +186,7 @@ def test_times_of_two_devices_never_stand_in_one_report(make):
     assert cell(report, "Scan", "T=512").run_ids == ("scan-NVIDIA H200",)
     assert cell(report, "Attention", "T=512").missing
     assert verdicts(report) == [("not run", "")]
-    assert "left out, of another device than the newest run: 2 runs" in report.notes
+    assert "left out: 2 runs on another device than that of the newest run" in report.notes
     assert "device: NVIDIA H200" in report.provenance
 
 

@@ -42,7 +42,7 @@ $(VENV)/quickstart.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
-# Triton comes with torch's own build on a GPU machine; the pinned one is for machines without
+# on a GPU machine, Triton comes with torch's own build; the pinned version is for machines without a GPU
 $(VENV)/test.stamp: pyproject.toml constraints.txt constraints-cpu.txt $(VENV)/quickstart.stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
 	$(BIN)/python -c "import triton" 2>/dev/null \

@@ -1,7 +1,7 @@
-"""What a benchmark needs to know of an operator: its shapes, inputs, cost and implementations.
+"""How an operator describes itself to the benchmark: shapes, inputs, cost and implementations.
 
-Every operator describes itself in `kernels/<op>/workloads.py` as one `Workload`. Implementations import what they need
-when they are loaded, so a missing peer is a reason and not a failure.
+Every operator has one `Workload` in `kernels/<op>/workloads.py`. An implementation imports what it needs when it is
+loaded, so a peer that is not installed is a reason in a table and not a failure.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ Inputs = dict[str, Any]
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call must do at least: every input read once, every output written once, and the arithmetic."""
+    """The least that one call must do: read every input once, write every output once, and the arithmetic."""
 
     num_bytes: int
     num_flops: int
-    """Of the products that could run on matrix units, or else the scalar operations."""
+    """FLOPs of the products that could run on matrix units, or of the scalar operations where there are none."""
     matrix: bool = False
-    """Whether `num_flops` are those of matrix products."""
+    """Whether `num_flops` counts matrix products."""
     num_exponentials: int = 0
-    """A unit of their own computes them (on NVIDIA GPUs 16 a clock and multiprocessor), at times the bottleneck."""
+    """A unit of its own computes them (16 for each clock and multiprocessor on NVIDIA GPUs) and may be the limit."""
 
 
 @dataclass(frozen=True)
 class Implementation:
     """One way to compute the operator.
 
-    load:        imports and returns the callable. Raises ImportError with the reason where it is not to be had.
-    to_native, from_native: from our keyword arguments to its own, and from its results to ours; both differentiable
-                 and outside of what is timed (a peer is timed in the memory layout it likes best).
-    supports:    the reason why it cannot run a shape in a dtype, or None.
-    cold_start:  whether the first call compiles something that is worth a figure.
+    load:        imports and returns the callable. Raises ImportError with the reason where it cannot be imported.
+    to_native, from_native: convert our keyword arguments to its own, and its results to ours. Both are differentiable
+                 and not part of what is timed, so that a peer is timed in the layout that suits it best.
+    supports:    gives the reason why it cannot run a shape in a dtype, or None.
+    cold_start:  whether its first call compiles something, so that the time of a cold start is worth reporting.
     """
 
     name: str
@@ -57,12 +57,12 @@ class Implementation:
 class Workload:
     """An operator as the benchmark sees it.
 
-    reference:   the recurrence, giving what the operator returns for `make_inputs`; the judge of every implementation.
-    make_inputs: inputs of a shape, with outputs of order one, drawn from a generator on its device in a dtype.
-    cost:        floor of one call, given the shape, the dtype and whether a backward pass follows.
-    short:       the shape cut down to one that the reference can judge, with the sizes that choose a kernel kept.
+    reference:   the recurrence, with the results of the operator for `make_inputs`; it judges every implementation.
+    make_inputs: draws inputs of a shape and dtype from a generator, on its device, so that outputs are of order one.
+    cost:        the floor of one call, given the shape, the dtype and whether a backward pass follows.
+    short:       reduces a shape to one that the reference can judge, and keeps the sizes that choose a kernel.
     keep:        inputs that stay float32 where the others are in half precision.
-    backward:    whether gradients are asked for; a step of decoding has none.
+    backward:    whether gradients are measured; a step of decoding has none.
     """
 
     op: str
@@ -72,7 +72,7 @@ class Workload:
     short: Callable[[Shape], Shape]
     implementations: tuple[Implementation, ...]
     shapes: Mapping[str, tuple[Shape, ...]]
-    """By set: `paper` (those of the papers and peers), `quick` (one or two of them, seconds on a GPU)."""
+    """Shapes by set: `paper` has those of the papers and peers, `quick` one or two of them, seconds on a GPU."""
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,)
     keep: tuple[str, ...] = ()
     backward: bool = True
@@ -86,18 +86,18 @@ def sizes(shape: Shape, letters: str) -> tuple[int, ...]:
 
 
 def traffic(inputs: int, outputs: int, backward: bool) -> int:
-    """Bytes moved where forward reads inputs and writes outputs, once each.
+    """Bytes moved by a call that reads `inputs` bytes and writes `outputs` bytes, once each.
 
-    The backward pass reads inputs and output gradients again and writes input gradients, and nothing is kept for it.
+    A backward pass reads the inputs again and the output gradients, writes the input gradients, and keeps nothing else.
     """
     return 3 * inputs + 2 * outputs if backward else inputs + outputs
 
 
 def normal(generator: torch.Generator, dtype: torch.dtype, *size: int) -> Tensor:
-    """Standard normal numbers on the generator's device."""
+    """A tensor of standard normal values on the generator's device."""
     return torch.randn(size, generator=generator, device=generator.device, dtype=dtype)
 
 
 def uniform(generator: torch.Generator, dtype: torch.dtype, low: float, high: float, *size: int) -> Tensor:
-    """Numbers between low and high on the generator's device."""
+    """A tensor of values between low and high on the generator's device."""
     return torch.rand(size, generator=generator, device=generator.device, dtype=dtype) * (high - low) + low

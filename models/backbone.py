@@ -13,7 +13,7 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ from models.blocks import (
     ChannelMixerKind,
     Mixer,
     NormKind,
+    Rescalable,
     ResidualLinear,
     ShortConv,
     make_channel_mixer,
@@ -32,7 +33,7 @@ from models.blocks import (
     sinusoidal_table,
     take_positions,
 )
-from suite.contracts import Config, Convolution, ParamGroup, TaskSpec
+from suite.contracts import Config, Convolution, Model, ModelConfig, ParamGroup, TaskSpec
 
 NO_DECAY_KINDS = ("bias", "norm", "embedding")
 
@@ -119,6 +120,22 @@ class BackboneConfig(Config):
         """The network for one task, initialised from torch's global generator."""
         self.check(spec)
         return Backbone(self, spec)
+
+
+@runtime_checkable
+class HasSSMRate(Protocol):
+    """Options of a model with a learning rate for its state space parameters."""
+
+    @property
+    def ssm_lr(self) -> float | None: ...
+
+
+@runtime_checkable
+class HasStepSizeRate(Protocol):
+    """Options of a model with a learning rate for the step sizes of its state space models."""
+
+    @property
+    def dt_lr(self) -> float | None: ...
 
 
 def require_divides(model: str, **numbers: int) -> None:
@@ -368,7 +385,7 @@ class Backbone(nn.Module):
         """
         if not rate > 0:
             raise ValueError(f"{type(self.config).__name__}: at_rate needs a rate above 0, got {rate}.")
-        layers: list[Any] = [module for module in self.modules() if hasattr(module, "step_scale")]
+        layers = [module for module in self.modules() if isinstance(module, Rescalable)]
         before = [layer.step_scale for layer in layers]
         for layer in layers:
             layer.step_scale = layer.step_scale / rate
@@ -384,7 +401,7 @@ class Backbone(nn.Module):
             f"layer={i},filter={name or 'mixer'}": module
             for i, mixer in enumerate(self.mixers)
             for name, module in mixer.named_modules()
-            if hasattr(module, "kernel")
+            if isinstance(module, Convolution)
         }
 
     def param_groups(self, no_decay: tuple[str, ...] = ()) -> list[ParamGroup]:
@@ -398,7 +415,8 @@ class Backbone(nn.Module):
         if unknown:
             raise ValueError(f"no_decay: got {', '.join(unknown)}; allowed are {', '.join(NO_DECAY_KINDS)}.")
         kind: dict[int, str] = {}
-        ssm_lr, dt_lr = getattr(self.config, "ssm_lr", None), getattr(self.config, "dt_lr", None)
+        ssm_lr = self.config.ssm_lr if isinstance(self.config, HasSSMRate) else None
+        dt_lr = self.config.dt_lr if isinstance(self.config, HasStepSizeRate) else None
         for mixer in self.mixers:
             for name, parameter in mixer.ssm_parameters().items():
                 kind[id(parameter)] = "dt" if name == "log_dt" and dt_lr is not None else "ssm"
@@ -424,3 +442,12 @@ class Backbone(nn.Module):
             )
             for name, parameters in groups.items()
         ]
+
+
+if TYPE_CHECKING:
+    # the type checker compares the classes with the interfaces that they implement
+    def _config(config: BackboneConfig) -> ModelConfig:
+        return config
+
+    def _model(model: Backbone) -> Model:
+        return model

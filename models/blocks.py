@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -59,6 +59,14 @@ class Mixer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initialises the parameters that differ from the backbone's general initialisation."""
+
+
+@runtime_checkable
+class Rescalable(Protocol):
+    """A layer whose step sizes can follow the sampling rate of its inputs."""
+
+    step_scale: float
+    """Factor of its step sizes; 1 at the sampling rate trained at."""
 
 
 class ShortConv(Mixer):

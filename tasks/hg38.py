@@ -6,13 +6,13 @@ import functools
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 
-from suite.contracts import IGNORE, Segment, TaskSpec
+from suite.contracts import IGNORE, EndlessEpochs, Prepared, Segment, TaskSpec
 from suite.rng import numpy_generator
 from tasks.base import SPLITS, Array
 from tasks.data import DataError, cache, find
@@ -267,3 +267,12 @@ def read_intervals(bed: Path, genome: Path, names: Array, lengths: Array) -> dic
         raise DataError(f"{bed}: holds no intervals; fetch it again.")
     columns = np.array(found, dtype=np.int64).T
     return {f"intervals.{name}": columns[i] for i, name in enumerate(("record", "start", "end", "split"))}
+
+
+if TYPE_CHECKING:
+    # the type checker compares the class with the optional interfaces that it implements
+    def _endless_epochs(task: HG38) -> EndlessEpochs:
+        return task
+
+    def _prepared(task: HG38) -> Prepared:
+        return task

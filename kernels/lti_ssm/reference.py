@@ -1,4 +1,4 @@
-"""The state space model as written: one loop over time (see the package docstring for equation and source)."""
+"""The recurrence of `kernels.lti_ssm`, in one loop over time."""
 
 from __future__ import annotations
 

@@ -1,13 +1,11 @@
-"""What the benchmark runs of the time-invariant state space model: sizes of the long convolution, N conjugate pairs.
+"""The benchmark's workload: time-invariant state space models at the sizes of long convolutions, N conjugate pairs.
 
 `gates` is `plain` (S4D, DSS) or `gated` (H3). The system stays float32 (complex64) where u is in half precision.
+`triton` is timed on [B, T, D] views of memory [B, D, T], which is also the memory of the baselines.
 
-`triton` is timed on memory [B, D, T], as the baselines are, behind the same [B, T, D] view.
-
-Two baselines of PyTorch, both with transforms in float32 on memory [B, D, T]: `fft` forms the filter from all its
-powers and convolves, which is the whole operator; `fft-filter-given` is timed with the filter ready, the convolution
-alone (what a kernel that never forms a filter has to beat), so its time is a part of the operator's and leaves out the
-gradients of the system.
+There are two baselines in PyTorch, both with transforms in float32. `fft` computes the whole operator: the filter from
+all powers at once, and the convolution. `fft-filter-given` is the convolution alone with a filter computed in advance,
+without the gradients of the system: the part of the work that a kernel which forms no filter has to beat.
 """
 
 from __future__ import annotations
@@ -43,9 +41,9 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
 
 
 def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
-    """Products in chunks of C = 64: a position meets C taps, and writes and reads N complex states, 2 C + 8 N flops.
+    """Matrix products in chunks of CHUNK steps: 2 CHUNK FLOPs a step for the taps, and 8 N for N complex states.
 
-    Backward twice that: the same for du, and as much for the gradients of taps, states and maps.
+    Backward costs twice that: as much for du, and as much for the gradients of taps, states and maps.
     """
     batch, length, width, state = sizes(shape, "BTDN")
     sequence = batch * length * width * dtype.itemsize
@@ -59,13 +57,16 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
 
 
 def short(shape: Shape) -> Shape:
-    """From 512 steps on, as every real shape: below, our own paths are others. 656 is 16 times 41, as a real T
-    is a multiple of 16, and no multiple of a chunk."""
+    """The shape with few sequences and channels, and with at most 656 steps.
+
+    656 exceeds 512, below which the operator takes other paths than at real sizes. It is a multiple of 16, as real
+    lengths are, and no multiple of a chunk.
+    """
     return {**shape, "B": min(2, int(shape["B"])), "T": min(656, int(shape["T"])), "D": min(16, int(shape["D"]))}
 
 
 def with_skip(filters: Tensor, skip: Tensor) -> Tensor:
-    """[D, T]: the skip is the tap at lag zero."""
+    """Filters [D, T] with the skip [D] added to the tap at lag zero."""
     return torch.cat([filters[:, :1] + skip[:, None], filters[:, 1:]], dim=1)
 
 
@@ -76,7 +77,7 @@ def load_triton() -> Callable[..., Any]:
 
 
 def time_contiguous(inputs: Inputs) -> Inputs:
-    """u and gates as they are, [B, T, D], in memory [B, D, T]: the order that the kernels and every peer work in."""
+    """u and gates [B, T, D] in memory [B, D, T], the order in which the kernels and every peer work."""
     names = [name for name in SEQUENCES if name in inputs]
     return inputs | {name: inputs[name].transpose(1, 2).contiguous().transpose(1, 2) for name in names}
 
@@ -86,7 +87,7 @@ def fft(A: Tensor, B: None, C: Tensor, dt: Tensor, D: Tensor, **sequences: Any) 
 
 
 def sequences_first(inputs: Inputs) -> Inputs:
-    """u and gates as [B, D, T], the system as it is."""
+    """Inputs with u and gates as [B, D, T]."""
     return inputs | channel_first({name: inputs[name] for name in SEQUENCES if name in inputs})
 
 

@@ -1,18 +1,22 @@
-"""The selective scan in plain PyTorch, with its own gradient, holding [*, D, N] for one segment of time at a time.
+"""The selective scan in plain PyTorch with its own gradient; it holds the states of one segment of time at a time.
 
-Time is cut into segments that pass their state on. Inside a segment all decays are exponentiated at once and the
-recurrence h_t = a_t h_{t-1} + b_t runs in place, either step by step (host: one segment stays in cache) or in blocks
-(accelerator: O(sqrt(segment)) launches): every block is first reduced to its own decay and contribution, these are
-scanned over the blocks, and then all blocks run in parallel from their true start. Only exp(dt A) is ever formed, so
-with Re(A) < 0 nothing overflows, and products are those of the recurrence itself.
+Time is cut into segments that pass their state on. Inside a segment all decays a_t = exp(dt_t A) are computed at once,
+and the recurrence h_t = a_t h_{t-1} + b_t with b_t = dt_t x_t B_t runs in place. On a CPU it runs step by step, so that
+a segment stays in the cache. On an accelerator it runs in blocks, with O(sqrt(segment)) launches: each block is reduced
+to its own decay and contribution, these are scanned over the blocks, and then all blocks run in parallel from their
+true starts. Only exp(dt A) is ever formed, so with Re(A) < 0 nothing overflows.
 
-Backward keeps the state at segment starts and recomputes the rest. With r_t = conj(a_t) dL/dh_t,
-r_t = conj(a_t) r_{t+1} + conj(a_t C_t) dy_t
-is the same recurrence in reverse; the gradient of dt_t A is r_t conj(h_{t-1}), that of b_t is conj(C_t) dy_t + r_{t+1}.
+Backward keeps the states at the starts of segments and recomputes the others. With g_t the gradient of h_t and
+r_t = conj(a_t) g_t that of h_{t-1} through the decay,
+
+    g_t = conj(C_t) dy_t + r_{t+1};   r_t = conj(a_t) (conj(C_t) dy_t + r_{t+1})
+
+is the same recurrence in reversed time. The gradient of dt_t A is r_t conj(h_{t-1}), and that of b_t is g_t.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -66,12 +70,14 @@ def selective_scan_chunked(
     initial_state: Tensor | None = None,
     schedule: Schedule | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """y [B, T, D] and the final state [B, D, N]; half-precision arguments are computed in float32.
+    """y [batch, length, width] and the final state [batch, width, N]; the computation is at least in float32.
 
-    schedule: None takes HOST for CPU tensors and DEVICE for others.
+    Shapes are those of `selective_scan`. schedule: None takes HOST for CPU tensors and DEVICE for others.
     """
     real = torch.promote_types(torch.promote_types(x.dtype, A.real.dtype), torch.float32)
-    state_dtype = _promote(A, B, C, initial_state, real=real)
+    state_dtype = functools.reduce(
+        torch.promote_types, (m.dtype for m in (A, B, C, initial_state) if m is not None), real
+    )
     inputs, step = x.to(real), dt.to(real)
     if dt_bias is not None:
         step = step + dt_bias.to(real)
@@ -90,16 +96,11 @@ def selective_scan_chunked(
     return y.to(x.dtype), state
 
 
-def _promote(*tensors: Tensor | None, real: torch.dtype) -> torch.dtype:
-    dtype = real
-    for tensor in tensors:
-        if tensor is not None:
-            dtype = torch.promote_types(dtype, tensor.dtype)
-    return dtype
-
-
 def _scan_(decay: Tensor, value: Tensor, start: Tensor, block: int, *, reverse: bool = False) -> None:
-    """value_t <- decay_t value_{t-1} + value_t along axis 0, in place, from `start` (from the end where reversed)."""
+    """value_t <- decay_t value_{t-1} + value_t along axis 0, in place, with `start` before the first step.
+
+    reverse: time runs backward, with `start` behind the last step. The length is a multiple of `block`.
+    """
     num_blocks = value.shape[0] // block
     decays = decay.unflatten(0, (num_blocks, block)).unbind(1)
     values = value.unflatten(0, (num_blocks, block)).unbind(1)
@@ -124,7 +125,10 @@ def _scan_(decay: Tensor, value: Tensor, start: Tensor, block: int, *, reverse: 
 
 
 def _time_first(tensor: Tensor, begin: int, end: int, padded: int) -> Tensor:
-    """[B, T, ...] cut to a segment, [L, B, ...], zeros behind the end: with dt = 0 such a step changes nothing."""
+    """Steps begin .. end - 1 of [batch, length, ...] as contiguous [padded, batch, ...], with zeros behind the end.
+
+    Such a step has dt = 0 and changes no state.
+    """
     part = tensor[:, begin:end].transpose(0, 1)
     missing = padded - (end - begin)
     if missing:
@@ -132,12 +136,21 @@ def _time_first(tensor: Tensor, begin: int, end: int, padded: int) -> Tensor:
     return part.contiguous()
 
 
+def _with_padding(size: int, block: int) -> tuple[int, int]:
+    """Steps of a segment padded to whole blocks, and steps of its blocks. A segment of one block needs no padding."""
+    return (size, size) if block >= size else (-(-size // block) * block, block)
+
+
 def _real_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """The real part of a complex tensor if `like` is real, else the tensor."""
     return tensor.real if tensor.is_complex() and not like.is_complex() else tensor
 
 
 class _Scan(torch.autograd.Function):
-    """h_t = exp(dt_t A) h_{t-1} + u_t B_t, y_t = Re(C_t h_t); u, dt [B, T, D], the rest in the state's dtype."""
+    """h_t = exp(dt_t A) h_{t-1} + u_t B_t and y_t = Re(sum_n C_t h_t), from u = dt x and dt [batch, length, width].
+
+    A, B, C and the initial state have the dtype of the states.
+    """
 
     @staticmethod
     def forward(
@@ -148,9 +161,7 @@ class _Scan(torch.autograd.Function):
         outputs, starts, state = [], [], initial_state
         for begin in range(0, length, segment):
             end = min(begin + segment, length)
-            padded = -(-(end - begin) // block) * block
-            # on the host the last block may be short, no padding is needed
-            padded, this_block = (end - begin, end - begin) if block >= end - begin else (padded, block)
+            padded, this_block = _with_padding(end - begin, block)
             starts.append(state)
             part = _Segment(u, dt, A, B, C, begin, end, padded)
             states = part.states(state, this_block)[1:]
@@ -169,18 +180,18 @@ class _Scan(torch.autograd.Function):
 
 
 class _Segment:
-    """One segment of the arguments, time first, and its decays."""
+    """The arguments of one segment with time as their first axis, and its decays."""
 
     def __init__(
         self, u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, begin: int, end: int, padded: int
     ) -> None:
         self.u, self.dt = (_time_first(m, begin, end, padded) for m in (u, dt))
-        # [L, B, N], or [D, N] where they do not depend on the input
+        # [steps, batch, N], or [width, N] where they do not depend on the input
         self.B, self.C = (_time_first(m, begin, end, padded) if m.ndim == 3 else m for m in (B, C))
         self.decay = (self.dt.unsqueeze(-1) * A).exp_()
 
     def states(self, start: Tensor, block: int) -> Tensor:
-        """[L + 1, B, D, N]: the start, then the state after every step."""
+        """The start and the state after every step, [steps + 1, batch, width, N]."""
         states = start.new_empty(len(self.u) + 1, *start.shape)
         states[0] = start
         torch.mul(self.u.unsqueeze(-1), _over_width(self.B), out=states[1:])
@@ -189,11 +200,12 @@ class _Segment:
 
 
 def _over_width(m: Tensor) -> Tensor:
+    """A map with an axis for the channels: [steps, batch, 1, N] or [width, N]."""
     return m.unsqueeze(-2) if m.ndim == 3 else m
 
 
 def _contract(states: Tensor, m: Tensor) -> Tensor:
-    """sum_n states[l, b, d, n] m[l, b, n] (or m[d, n])."""
+    """sum_n states[..., d, n] m[..., n] for a map [steps, batch, N], or with m[d, n] for a map [width, N]."""
     if m.ndim == 3:
         return torch.matmul(states, m.unsqueeze(-1)).squeeze(-1)
     return (states * m).sum(-1)
@@ -211,6 +223,7 @@ def _backward(
     segment: int,
     block: int,
 ) -> tuple[Tensor, ...]:
+    """Gradients of the arguments of `_Scan` but the last, segment by segment in reversed time."""
     length = u.shape[1]
     du, ddt = torch.empty_like(u), torch.empty_like(dt)
     dA, dB, dC = torch.zeros_like(A), torch.zeros_like(B), torch.zeros_like(C)
@@ -220,7 +233,7 @@ def _backward(
         begin = index * segment
         end = min(begin + segment, length)
         size = end - begin
-        padded, this_block = (size, size) if block >= size else (-(-size // block) * block, block)
+        padded, this_block = _with_padding(size, block)
         part = _Segment(u, dt, A, B, C, begin, end, padded)
         states = part.states(starts[index], this_block)
         dy_part = _time_first(dy, begin, end, padded).to(A.dtype)
@@ -236,7 +249,7 @@ def _backward(
         dB_part += torch.einsum(f"lbd,{subscripts_c}->{subscripts_b}", u_part * dy_part, conj_c)
         du_part = _contract(reverse[1:], conj_b) + dy_part * (_over_width(conj_c) * _over_width(conj_b)).sum(-1)
         gradient = reverse[0].clone()
-        # reverse[t] conj(states[t - 1]) is the gradient of dt_t A
+        # r_t conj(h_{t-1}), the gradient of dt_t A
         exponent = reverse[:-1].mul_(states[:-1].conj())
         dA += torch.einsum("lbd,lbdn->dn", part.dt.to(A.dtype), exponent)
         ddt_part = (exponent * A.conj()).sum(-1)

@@ -1,4 +1,4 @@
-"""The selective scan as written: one loop over time (see the package docstring for equation and source)."""
+"""The recurrence of the selective scan as one loop over time; equation and source are in the package docstring."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ def selective_scan_reference(
     dt_softplus: bool = False,
     initial_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """y [B, T, D] and the final state [B, D, N], computed in the dtypes of the arguments."""
+    """y [batch, length, width] and the final state [batch, width, N], computed in the dtypes of the arguments.
+
+    Shapes are those of `selective_scan`.
+    """
     batch, length, width = x.shape
     step = dt if dt_bias is None else dt + dt_bias
     if dt_softplus:
         step = F.softplus(step)
-    # [B, T, 1, N] where they depend on the input, else [1, 1, D, N]
+    # maps that depend on the input become [batch, length, 1, N], the others [1, length, width, N]
     b, c = (m.unsqueeze(2) if m.ndim == 3 else m[None, None] for m in (B, C))
     b, c = (m.expand(-1, length, -1, -1) for m in (b, c))
     state = A.new_zeros(batch, width, A.shape[1]) if initial_state is None else initial_state

@@ -1,14 +1,16 @@
 """The selective scan as a parallel scan in PyTorch without kernel fusion: the baseline of Mamba's figure 8.
 
-Every tensor of the recurrence h_t = a_t h_{t-1} + b_t is materialised in [B, T, D, N]. Steps combine by the associative
+Every tensor of the recurrence h_t = a_t h_{t-1} + b_t is materialised as [batch, length, width, N]. Steps combine by
+
+the associative rule
 
 (a, b) o (a', b') = (a a', a' b + b')
 
 in the work-efficient scan that the paper builds on (section 3.3.2; Blelloch 1990): neighbours are paired, the sequence
-of pairs is scanned by the same rule, and the states in between follow with one more step each. That is 2 log2 T
-dependent passes over tensors that halve in length, three products for each element of [B, T, D, N] in all.
+of pairs is scanned by the same rule, and the states in between follow with one more step each. That is 2 log2(length)
+dependent passes over tensors that halve in length, with three products for each element of [batch, length, width, N].
 
-Source: Mamba (Gu & Dao 2023), appendices D and E.5, which name a standard parallel scan and no more of it.
+Source: Mamba (Gu & Dao 2023), appendices D and E.5, which say no more than that it is a standard parallel scan.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from torch import Tensor
 
 
 def scan(a: Tensor, b: Tensor) -> Tensor:
-    """h_t = a_t h_{t-1} + b_t along axis 1, from h = 0 before the first step."""
+    """h_t = a_t h_{t-1} + b_t along axis 1 of a and b, from h = 0 before the first step."""
     length = a.shape[1]
     if length == 1:
         return b
@@ -44,7 +46,10 @@ def selective_scan_unfused(
     dt_bias: Tensor | None = None,
     dt_softplus: bool = False,
 ) -> Tensor:
-    """y [B, T, D] in the dtype of x, from x, dt, z [B, T, D], A [D, N], B, C [B, T, N]; float32 at least inside."""
+    """y of `selective_scan` in the dtype of x, for real A and for B and C that depend on the input.
+
+    Shapes are those of `selective_scan`; the computation is at least in float32.
+    """
     wide = torch.promote_types(torch.promote_types(x.dtype, A.dtype), torch.float32)
     inputs, step = x.to(wide), dt.to(wide)
     if dt_bias is not None:

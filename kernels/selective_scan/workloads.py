@@ -1,7 +1,8 @@
-"""What the benchmark runs of the selective scan, and of its one step for decoding.
+"""Benchmark workloads of the selective scan and of one step of it for decoding.
 
-`form` is `gated` (z, D, dt_bias, softplus: all that Mamba's layer asks for) or `core` (the recurrence alone). Batch 1
-with D 1024 is the sweep of Mamba's figure 8.
+In the shapes B is the batch, T the length, D the width and N the number of states. `form` is `gated` (with z, D,
+dt_bias and softplus, which is what Mamba's layer uses) or `core` (the recurrence alone). The shapes with B 1 and D 1024
+are the sweep of Mamba's figure 8.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def log_uniform_dt(generator: torch.Generator, dtype: torch.dtype, *size: int) -
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    """Parameters as Mamba's layer starts with them: A = -(1 .. N), D = 1, step sizes log-uniform in 0.001 .. 0.1."""
+    """Parameters as Mamba initializes them: A = -(1 .. N), D = 1, step sizes log-uniform between 0.001 and 0.1."""
     batch, length, width, state = sizes(shape, "BTDN")
     wide = torch.promote_types(dtype, torch.float32)
     A = -torch.arange(1, state + 1, dtype=wide, device=generator.device).repeat(width, 1)
@@ -40,7 +41,7 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
         inputs[name] = normal(generator, dtype, batch, length, state)
     if shape["form"] == "core":
         return {**inputs, "dt": log_uniform_dt(generator, dtype, batch, length, width)}
-    # softplus(dt_bias) is log-uniform
+    # the inverse of softplus, so that softplus(dt_bias) is log-uniform
     dt_bias = log_uniform_dt(generator, wide, width).expm1().log()
     return {
         **inputs,
@@ -53,9 +54,10 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
 
 
 def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
-    """For each b, t, d, n: exp(dt A), dt A, dt B x, and multiply-adds into the state and the output, 6 operations.
+    """Each element of [B, T, D, N] takes 6 operations and one exponential: dt A, dt x B, and two multiply-adds.
 
-    Backward recomputes the state (4) and needs 16 more. Exponentials of softplus and gate, 2 in N, are left out.
+    Backward recomputes the state (4 operations and the exponential) and takes 16 operations more. The exponentials of
+    softplus and gate are left out: they are 2 for each element of [B, T, D].
     """
     batch, length, width, state = sizes(shape, "BTDN")
     gated = shape["form"] == "gated"
@@ -87,7 +89,7 @@ def load_mamba() -> Callable[..., Tensor]:
 
 
 def channel_first(inputs: Inputs) -> Inputs:
-    """The peer's names, and its memory: x, dt, z [B, D, T], B, C [B, N, T]."""
+    """The inputs by the peer's names and in its layout: x, dt, z as [B, D, T] and B, C as [B, N, T]."""
     names = ("x", "dt", "B", "C", "z")
     first: Inputs = {name: inputs[name].transpose(1, 2).contiguous() for name in names if name in inputs}
     native = {"u": first.pop("x"), "delta": first.pop("dt"), "A": inputs["A"], **first}
@@ -138,7 +140,7 @@ def step_reference(**inputs: Any) -> tuple[Tensor, Tensor]:
 
 
 def make_step_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    """One position of the gated form, and a state in float32."""
+    """The gated form at one position, and a state in float32."""
     inputs = make_inputs({**shape, "T": 1, "form": "gated"}, dtype, generator)
     now = {name: inputs[name].squeeze(1) for name in ("x", "dt", "B", "C", "z")}
     state = normal(generator, torch.promote_types(dtype, torch.float32), *sizes(shape, "BDN"))
@@ -146,7 +148,7 @@ def make_step_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generato
 
 
 def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
-    """As the scan of one position; the state is read and written."""
+    """The cost of the scan at one position, and of reading and writing the state."""
     once = {**shape, "T": 1, "form": "gated"}
     batch, width, state = sizes(shape, "BDN")
     terms = batch * width * state
@@ -175,7 +177,10 @@ def load_mamba_step() -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def updated(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """A step that also gives the state it has updated in place, so that it can be judged. Call after call goes on."""
+    """A step that also returns the state that it has updated in place, so that the state can be judged.
+
+    Every call continues from the state that the call before it left.
+    """
 
     def run(state: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
         return step(state=state, **inputs), state

@@ -2,7 +2,7 @@
 
 K[d, l] = s Re(sum_n C[d, n] Abar[d, n]^l Bbar[d, n]),   s = 2 where only one of each conjugate pair is given, else 1
 
-with Abar and Bbar by `discretization`:
+`discretization` gives Abar and Bbar:
 - zoh, dss-exp:      Abar = exp(dt A),                          Bbar = (exp(dt A) - 1) / A * B
 - bilinear:          Abar = (1 + dt A / 2) / (1 - dt A / 2),    Bbar = dt B / (1 - dt A / 2)
 - dss-exp-no-scale:  Abar = exp(dt A),                          Bbar = B
@@ -11,9 +11,9 @@ with Abar and Bbar by `discretization`:
 Sources: S4D (Gu et al. 2022), equations 3 to 6; DSS (Gupta et al. 2022), proposition 1, section 3.1 and appendix A.2.
 
 Departures from the papers:
-- The reciprocal in dss-softmax is the corrected one, conj(x) / (|x|^2 + 1e-7), applied to x = A (exp(L dt A) - 1) as
-  in the authors' figure 6; appendix A.2 states it for the sum of the row instead, which differs in the guard alone.
-- Where Re(A) > 0, dss-softmax is computed for -A in reversed time, which is the paper's subtraction of the maximum.
+- The reciprocal in dss-softmax is the guarded one, conj(x) / (|x|^2 + 1e-7), applied to x = A (exp(L dt A) - 1) as in
+  the authors' figure 6. Appendix A.2 states it for the sum of the row instead; the two differ in the guard alone.
+- Where Re(A) > 0, dss-softmax is computed for -A in reversed time, which equals the paper's subtraction of the maximum.
 """
 
 from __future__ import annotations
@@ -42,12 +42,15 @@ def ssm_kernel(
     normalize_over: int | None = None,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> Tensor:
-    """The filter K [D, length] of this module, float32 at least, in O(D length) memory.
+    """The filter K [D, length] of this module in O(D length) memory; at least float32, in Triton float32.
 
     A: [D, N] or [N], complex or real; B, C: [D, N], B = None stands for ones; dt: [D], positive. Re(A) must not be
-    positive, except with dss-softmax. `normalize_over`: for dss-softmax only, its L where that is more than `length`.
+    positive, except with dss-softmax.
 
-    backend: the Triton path gives float32. `auto` takes it on a GPU where it can.
+    normalize_over: for dss-softmax only, the L of its normalization where that is more than `length`.
+    backend: `auto` takes the Triton path on a GPU where all inputs are float32, float16 or bfloat16 (complex64).
+
+    ValueError where shapes, options or the backend do not fit together.
     """
     check_parameters("ssm_kernel", A, B, C, dt, conj_pairs=conj_pairs, discretization=discretization)
     if length < 1:
@@ -62,11 +65,11 @@ def ssm_kernel(
         "discretization": discretization,
         "normalize_over": normalize_over,
     }
-    # the parts of a complex tensor have the dtype that counts
+    # for a complex tensor, the dtype of its parts decides
     if use_triton("ssm_kernel", backend, dt, *(x if x is None else x.real for x in (A, B, C))):
         from kernels.ssm_kernel.triton import ssm_kernel_triton
 
-        # meta tensors, for which launchers compute shapes, have no autocast
+        # meta tensors, on which launches are recorded, have no autocast of their own
         with on_device_of(dt), torch.autocast("cuda" if dt.is_cuda else "cpu", enabled=False):
             return ssm_kernel_triton(A, B, C, dt, length, **options)
     with torch.autocast(A.device.type, enabled=False):

@@ -1,9 +1,9 @@
-"""The filter as a product of two small tables of powers.
+"""The filter as a product of two small tables of powers, in plain PyTorch.
 
-With l = i J + j the sum over the state is a matrix product, one for each channel:
-Re(sum_n w[n] exp(z[n] i J) exp(z[n] j)), tables [I, N] and [N, J] with I J >= L and J near sqrt(L).
-Nothing of size [D, N, L] is ever formed, forward or backward: the tables hold D N (I + J) numbers. They are small, so
-their exponents are computed in float64: in float32 the phase of exp(z l) would be off by |z l| roundings.
+With l = i J + j, the sum over the state is a matrix product for each channel,
+Re(sum_n w[n] exp(z[n] i J) exp(z[n] j)), of tables [I, N] and [N, J] with I J >= L and J near sqrt(L). Nothing of size
+[D, N, L] is ever formed, forward or backward; the tables have D N (I + J) elements. Their exponents are computed in
+float64, because in float32 the phase of exp(z l) would be wrong by |z l| rounding errors.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from kernels.ssm_kernel.discretize import discretize, split_softmax
 
 
 def vandermonde_product(w: Tensor, z: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """Re(sum_n w[d, m, n] exp(z[d, n] l)) for l = 0 .. length - 1: [D, M, length] in dtype.
+    """Re(sum_n w[d, m, n] exp(z[d, n] l)) for l = 0 .. length - 1, [D, M, length] in dtype.
 
-    w [D, M, N] and z [D, N], real or complex, z in float64; Re(z) <= 0, or growth over `length` steps fits the dtype.
+    w [D, M, N] and z [D, N] are real or complex, z in float64. Either Re(z) <= 0 or exp(z length) fits the dtype.
     """
     inner = math.isqrt(length - 1) + 1
     outer = -(-length // inner)
@@ -48,7 +48,7 @@ def ssm_kernel_chunked(
     discretization: str = "zoh",
     normalize_over: int | None = None,
 ) -> Tensor:
-    """K [D, length]; `normalize_over` is the L of dss-softmax where it is not `length`."""
+    """K [D, length]; arguments as those of `ssm_kernel`."""
     A, B, C, dt, dtype = widen(A, B, C, dt)
     weight = C if B is None else C * B
     factor = 2.0 if conj_pairs else 1.0
@@ -58,7 +58,7 @@ def ssm_kernel_chunked(
         weight = weight * scale
         zero = torch.zeros_like(weight)
         falling = vandermonde_product(torch.where(grows, zero, weight).unsqueeze(1), z, length, dtype)
-        # where time runs backwards the tap at lag l is the power L - 1 - l
+        # for modes in reversed time, the tap at lag l is the power L - 1 - l
         rest = torch.exp(z * (whole - length))
         rising = vandermonde_product((torch.where(grows, weight, zero) * rest).unsqueeze(1), z, length, dtype)
         return factor * (falling + rising.flip(-1)).squeeze(1)
@@ -71,7 +71,7 @@ def ssm_kernel_chunked(
 def widen(
     A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, torch.dtype]:
-    """The parameters in float64 (complex128 where complex), and the dtype of the filter: float32 at least."""
+    """A, B, C and dt in float64 (complex ones in complex128), and the dtype of the filter, at least float32."""
     dtype = torch.float32
     for tensor in (A, B, C, dt):
         if tensor is not None:

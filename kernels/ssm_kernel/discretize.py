@@ -1,6 +1,6 @@
-"""From the continuous diagonal system to powers that can be evaluated at any time.
+"""Discretization of a diagonal system in a form in which any power of Abar can be evaluated.
 
-`discretize` gives Abar as its logarithm, so Abar^l = exp(l log_abar), and Bbar as a factor of B.
+`discretize` gives the logarithm of Abar, so that Abar^l = exp(l log_abar), and the factor by which Bbar differs from B.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Discretization = Literal["zoh", "bilinear", "dss-softmax", "dss-exp", "dss-exp-n
 DISCRETIZATIONS: tuple[str, ...] = get_args(Discretization)
 
 SOFTMAX_EPS = 1e-7
-"""The guard of the complex reciprocal, DSS appendix A.2."""
+"""eps of the guarded reciprocal, DSS appendix A.2."""
 
 
 def expm1(z: Tensor) -> Tensor:
@@ -34,9 +34,9 @@ def reciprocal(x: Tensor) -> Tensor:
 
 
 def discretize(A: Tensor, dt: Tensor, discretization: str) -> tuple[Tensor, Tensor | None]:
-    """(log_abar, scale), both [D, N], with Bbar = scale * B; scale None stands for one. Not for dss-softmax.
+    """(log_abar, scale), both [D, N], with Bbar = scale B; None stands for a scale of one. Not for dss-softmax.
 
-    A [D, N] or [N], dt [D]. The result is complex for bilinear also where A is real: Abar may be negative.
+    A [D, N] or [N], dt [D]. With bilinear, log_abar is complex even if A is real, because Abar may be negative.
     """
     z = dt.unsqueeze(-1) * A
     if discretization == "dss-exp-no-scale":
@@ -52,7 +52,7 @@ def discretize(A: Tensor, dt: Tensor, discretization: str) -> tuple[Tensor, Tens
     abar = (1 + z / 2) / denominator
     if not abar.is_complex():
         abar = torch.complex(abar, torch.zeros_like(abar))
-    # dt A = -2 gives Abar = 0, whose logarithm is not finite
+    # dt A = -2 gives Abar = 0, whose logarithm is infinite
     tiny = torch.finfo(abar.real.dtype).tiny
     return torch.log(torch.where(abar.abs() < tiny, tiny, abar)), dt.unsqueeze(-1) / denominator
 
@@ -60,9 +60,9 @@ def discretize(A: Tensor, dt: Tensor, discretization: str) -> tuple[Tensor, Tens
 def split_softmax(A: Tensor, dt: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
     """(grows, z, scale) of dss-softmax, each [D, N].
 
-    grows: where Re(A) > 0, so that time runs backwards; z: dt A, negated where it grows, so Re(z) <= 0.
-    With q = l, or L - 1 - l where it grows, the filter is Re(sum_n C B scale exp(z q)) and
-    scale = (exp(z) - 1) / (A (exp(L z) - 1)), the reciprocal taken with its guard.
+    grows: True where Re(A) > 0; those modes are computed in reversed time. z: dt A, negated where `grows`, so that
+    Re(z) <= 0. With q = l, or q = L - 1 - l where `grows`, the filter is Re(sum_n C B scale exp(z q)) and
+    scale = (exp(z) - 1) / (A (exp(L z) - 1)), by the guarded reciprocal.
     """
     z = dt.unsqueeze(-1) * A
     grows = (z.real if z.is_complex() else z) > 0

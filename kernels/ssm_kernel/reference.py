@@ -1,4 +1,4 @@
-"""The filter as written: powers by repeated multiplication, or the row-softmax in full (see the package docstring)."""
+"""The filter by its definition: powers by repeated multiplication, or the softmax over a row of powers."""
 
 from __future__ import annotations
 

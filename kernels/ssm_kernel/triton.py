@@ -1,25 +1,27 @@
-"""The filter in Triton: both tables of powers are made where they are multiplied, nothing of them reaches memory.
+"""The filter in Triton: tables of powers are computed where they are multiplied and never written to memory.
 
-With l = i J + j, a = Abar and w = s C Bbar, for one channel and a tile of I values of i (equation: package docstring)
+The taps l = i COLUMNS + j of one channel are cut into tiles [ROWS, COLUMNS]. With a = Abar and w = s C Bbar (equation:
+package docstring), a tile is a product over the state,
 
-    K[i J + j] = Re(sum_n P[i, n] Q[n, j]);    P[i, n] = w_n a_n^{i J},    Q[n, j] = a_n^j
+    K[i COLUMNS + j] = Re(sum_n P[i, n] Q[n, j]);    P[i, n] = w_n a_n^{i COLUMNS},    Q[n, j] = a_n^j
 
-Both tables are products of two short ones, k = i FINE + j again: those come from float64 by squaring, so that the phase
-of a^k is exact, and are rounded to float32 once. Backward, with g the gradient of K,
+P and Q are themselves products of two short tables, a^k = a^{m FINE} a^r with k = m FINE + r. The short tables come
+from float64 by repeated squaring, so that the phase of a^k is exact, and are rounded to float32 once.
+
+Backward, with g the gradient of K,
 
     dw_n = sum_l g_l conj(a_n^l);    dlog(a_n) = conj(w_n) sum_l l g_l conj(a_n^l)
 
-where the sums over j are products with conj(Q) and j conj(Q), those over i are taken at their end. A program writes
-four numbers a state for its tile; one more kernel adds the tiles and goes on to A, B, C and dt.
+Sums over j are products with conj(Q) and j conj(Q); sums over i follow them. A program writes four real numbers for
+each state of its tile (`_ssm_kernel_bwd_kernel`), and one more kernel adds the tiles and goes on to A, B, C and dt.
 
-float64: Abar, Bbar, w, powers of the short tables, all of the last kernel. float32: tables, products in tf32x3, sums
-over a tile. Deterministic. Any N; real systems are taken as complex ones. dss-softmax is two filters of powers.
+float64: Abar, Bbar, w, the short tables, all of the last kernel. float32: long tables, products (tf32x3), sums over a
+tile. Deterministic. Any N; real systems are treated as complex ones. dss-softmax is the sum of two filters of powers.
 Bytes: 4 D L forward and backward. Multiply-adds: 2 N D L forward, 4 N D L backward.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -27,13 +29,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import cdiv, launch, power_of_2, save, saved
+from kernels.autograd import needs_gradient, save, saved
+from kernels.device import float32_products
+from kernels.launch import cdiv, launch, power_of_2
+from kernels.layout import as_pairs, dense
 from kernels.ssm_kernel.chunked import widen
 from kernels.ssm_kernel.discretize import split_softmax
 from kernels.ssm_kernel.system import (
     abar,
-    as_pairs,
-    channel_stride,
     entry,
     entry_gradient,
     load_sum,
@@ -44,18 +47,18 @@ from kernels.ssm_kernel.system import (
 )
 
 ROWS = 64
-"""I, values of i of a program."""
+"""Rows of a tile."""
 BLOCK_N = 32
-"""States at once."""
+"""States that a program takes at once."""
 FINE = 8
-"""Entries of the finer of two short tables."""
+"""Entries of the finer one of the two short tables."""
 
 
 @triton.jit
 def _table(a_re, a_im, f_re, f_im, SIZE: tl.constexpr, FINE: tl.constexpr):
     """f a^k for k < SIZE in float32, [SIZE, N], from float64 a and f [1, N]."""
     COARSE: tl.constexpr = SIZE // FINE
-    # no power is as high as these bits reach
+    # 3 and 7 bits hold every exponent, as FINE is 8 and SIZE at most 128
     near_re, near_im = power(a_re, a_im, tl.arange(0, FINE)[:, None], 3)
     far_re, far_im = power(a_re, a_im, FINE * tl.arange(0, COARSE)[:, None], 7)
     far_re, far_im = times(far_re, far_im, f_re, f_im)
@@ -71,7 +74,7 @@ def _ssm_kernel_fwd_kernel(
     B,
     C,
     dt,
-    kernel,
+    taps,
     N,
     L,
     A_stride_d,
@@ -82,16 +85,19 @@ def _ssm_kernel_fwd_kernel(
     A_COMPLEX: tl.constexpr,
     B_COMPLEX: tl.constexpr,
     C_COMPLEX: tl.constexpr,
-    I: tl.constexpr,
-    J: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     FINE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """K [D, L] at l = (i_tile I + i) J + j, one channel."""
+    """taps [D, L] receives K at l = (i_tile ROWS + i) COLUMNS + j, of one channel.
+
+    num_bits: bits of the first l of the last tile.
+    """
     i_d, i_tile = (tl.program_id(0) // num_tiles).to(tl.int64), tl.program_id(0) % num_tiles
     b_dt = tl.load(dt + i_d).to(tl.float64)
-    b_k = tl.zeros([I, J], tl.float32)
+    b_k = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(0, N, BLOCK_N):
         o_n = start + tl.arange(0, BLOCK_N)[None, :]
         m_n = o_n < N
@@ -106,22 +112,22 @@ def _ssm_kernel_fwd_kernel(
         if B is not None:
             x_re, x_im = load_wide(B, i_d * N + o_n, m_n, B_COMPLEX)
             w_re, w_im = times(w_re, w_im, x_re, x_im)
-        q_re, q_im = _table(a_re, a_im, 1.0 + 0 * a_re, 0 * a_re, J, FINE)
-        x_re, x_im = power(a_re, a_im, i_tile * (I * J) + 0 * o_n, num_bits)
+        q_re, q_im = _table(a_re, a_im, 1.0 + 0 * a_re, 0 * a_re, COLUMNS, FINE)
+        x_re, x_im = power(a_re, a_im, i_tile * (ROWS * COLUMNS) + 0 * o_n, num_bits)
         w_re, w_im = times(w_re, w_im, x_re, x_im)
-        a_re, a_im = power(a_re, a_im, J + 0 * o_n, 8)
-        p_re, p_im = _table(a_re, a_im, w_re, w_im, I, FINE)
+        a_re, a_im = power(a_re, a_im, COLUMNS + 0 * o_n, 8)
+        p_re, p_im = _table(a_re, a_im, w_re, w_im, ROWS, FINE)
         b_k = tl.dot(p_re, tl.trans(q_re), b_k, input_precision=PRECISION)
         b_k = tl.dot(p_im, tl.trans(-q_im), b_k, input_precision=PRECISION)
-    o_l = (i_tile * I + tl.arange(0, I)[:, None]) * J + tl.arange(0, J)[None, :]
-    tl.store(kernel + i_d * L + o_l, b_k, mask=o_l < L)
+    o_l = (i_tile * ROWS + tl.arange(0, ROWS)[:, None]) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    tl.store(taps + i_d * L + o_l, b_k, mask=o_l < L)
 
 
 @triton.jit(do_not_specialize=["A_stride_d", "num_bits"])
 def _ssm_kernel_bwd_kernel(
     A,
     dt,
-    dkernel,
+    dtaps,
     partial,
     D,
     N,
@@ -131,17 +137,20 @@ def _ssm_kernel_bwd_kernel(
     num_bits,
     RULE: tl.constexpr,
     A_COMPLEX: tl.constexpr,
-    I: tl.constexpr,
-    J: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     FINE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """sum g_l conj(a^l) and sum l g_l conj(a^l) over the l of one tile, in partial [tiles, D, 4, N] part by part."""
+    """Sums of g_l conj(a^l) and l g_l conj(a^l) over the taps l of one tile of one channel, g = dtaps [D, L].
+
+    partial [num_tiles, D, 4, N] receives real part, imaginary part of the first sum, then those of the second.
+    """
     i_d, i_tile = (tl.program_id(0) // num_tiles).to(tl.int64), tl.program_id(0) % num_tiles
-    o_i, o_j = tl.arange(0, I)[:, None], tl.arange(0, J)[None, :]
-    o_l = (i_tile * I + o_i) * J + o_j
-    b_g = tl.load(dkernel + i_d * L + o_l, mask=o_l < L, other=0.0)
+    o_i, o_j = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    o_l = (i_tile * ROWS + o_i) * COLUMNS + o_j
+    b_g = tl.load(dtaps + i_d * L + o_l, mask=o_l < L, other=0.0)
     b_dt = tl.load(dt + i_d).to(tl.float64)
     p_partial = partial + (i_tile.to(tl.int64) * D + i_d) * 4 * N
     for start in range(0, N, BLOCK_N):
@@ -149,17 +158,17 @@ def _ssm_kernel_bwd_kernel(
         m_n = o_n[None, :] < N
         z_re, z_im = load_wide(A, i_d * A_stride_d + o_n[None, :], m_n, A_COMPLEX)
         a_re, a_im = abar(b_dt * z_re, b_dt * z_im, RULE)
-        q_re, q_im = _table(a_re, a_im, 1.0 + 0 * a_re, 0 * a_re, J, FINE)
-        # real and imaginary parts by turns: one product of 64 columns, both parts of a number in one thread
-        q = tl.reshape(tl.join(q_re, -q_im), [J, 2 * BLOCK_N])
+        q_re, q_im = _table(a_re, a_im, 1.0 + 0 * a_re, 0 * a_re, COLUMNS, FINE)
+        # interleaved: one product of 64 columns, and both parts of a complex number in one thread
+        q = tl.reshape(tl.join(q_re, -q_im), [COLUMNS, 2 * BLOCK_N])
         b_sum = tl.dot(b_g, q, input_precision=PRECISION)
         b_later = tl.dot(b_g * o_j.to(tl.float32), q, input_precision=PRECISION)
-        x_re, x_im = power(a_re, a_im, i_tile * (I * J) + 0 * o_n[None, :], num_bits)
-        a_re, a_im = power(a_re, a_im, J + 0 * o_n[None, :], 8)
-        p_re, p_im = _table(a_re, a_im, x_re, x_im, I, FINE)
-        s_re, s_im = tl.split(tl.reshape(b_sum, [I, BLOCK_N, 2]))
-        t_re, t_im = tl.split(tl.reshape(b_later, [I, BLOCK_N, 2]))
-        o_first = ((i_tile * I + o_i) * J).to(tl.float32)
+        x_re, x_im = power(a_re, a_im, i_tile * (ROWS * COLUMNS) + 0 * o_n[None, :], num_bits)
+        a_re, a_im = power(a_re, a_im, COLUMNS + 0 * o_n[None, :], 8)
+        p_re, p_im = _table(a_re, a_im, x_re, x_im, ROWS, FINE)
+        s_re, s_im = tl.split(tl.reshape(b_sum, [ROWS, BLOCK_N, 2]))
+        t_re, t_im = tl.split(tl.reshape(b_later, [ROWS, BLOCK_N, 2]))
+        o_first = ((i_tile * ROWS + o_i) * COLUMNS).to(tl.float32)
         t_re, t_im = t_re + o_first * s_re, t_im + o_first * s_im
         s_re, s_im = times(s_re, s_im, p_re, -p_im)
         t_re, t_im = times(t_re, t_im, p_re, -p_im)
@@ -191,7 +200,7 @@ def _ssm_kernel_parameters_kernel(
     C_COMPLEX: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """From the sums of `_ssm_kernel_bwd_kernel` to the gradients of the system, one channel a program.
+    """Gradients of A, B, C and dt of one channel from the sums of `_ssm_kernel_bwd_kernel`.
 
     With Bbar = f B, f = dt g(z), z = dt A: w = s C f B, so dC = conj(s f B) dw, dB = conj(s f C) dw,
     df = conj(s C B) dw and dz = conj(dlog(a) / dz) dlog(a) + conj(dt dg / dz) df.
@@ -241,102 +250,114 @@ def _ssm_kernel_parameters_kernel(
         x_re, x_im = times(b_dt * dg_re, -b_dt * dg_im, df_re, df_im)
         dz_re, dz_im = dz_re + x_re, dz_im + x_im
     b_ddt += lam_re * dz_re + lam_im * dz_im
-    # beyond N the denominators of g are one and dw is zero
+    # lanes beyond N add zero, because dw is zero there and no denominator is
     tl.store(ddt + i_d, tl.sum(b_ddt, 0).to(ddt.dtype.element_ty))
     store_narrow(dA, o_out, b_dt * dz_re, b_dt * dz_im, m_n, A_COMPLEX)
 
 
 class Plan(NamedTuple):
-    """Tiles [ROWS, J] of a filter."""
+    """Tiles [ROWS, columns] of a filter."""
 
-    inner: int
-    tiles: int
+    columns: int
+    num_tiles: int
 
     @property
     def num_bits(self) -> int:
-        """Of the first l of a tile."""
-        return ((self.tiles - 1) * ROWS * self.inner).bit_length()
+        """Bits of the first tap of the last tile."""
+        return ((self.num_tiles - 1) * ROWS * self.columns).bit_length()
 
 
 def _plan(length: int, backward: bool) -> Plan:
-    # backward, wider tiles do not fit into registers
-    inner = 64 if backward or length <= ROWS * 64 else 128
-    return Plan(inner, cdiv(length, ROWS * inner))
+    # the backward pass would spill registers with wider tiles
+    columns = 64 if backward or length <= ROWS * 64 else 128
+    return Plan(columns, cdiv(length, ROWS * columns))
 
 
-def float32_products() -> str:
-    """How matrix units multiply float32."""
-    return "tf32x3" if triton.knobs.runtime.interpret else _float32_products(triton.runtime.driver.active)
+class System(NamedTuple):
+    """A diagonal system in contiguous tensors, and how it becomes a filter."""
+
+    A: Tensor
+    B: Tensor | None
+    C: Tensor
+    dt: Tensor
+    factor: float
+    """s of the equation: 2 where A holds one of each conjugate pair, else 1."""
+    rule: str
+    """The discretization: zoh, bilinear or dss-exp-no-scale."""
+
+    def pointers(self) -> dict[str, Tensor | None]:
+        """The kernels' first arguments."""
+        return {"A": as_pairs(self.A), "B": as_pairs(self.B), "C": as_pairs(self.C), "dt": self.dt}
+
+    @property
+    def A_stride_d(self) -> int:
+        """Elements of A from channel to channel."""
+        return self.A.shape[-1] if self.A.ndim == 2 else 0
+
+    def constants(self) -> dict[str, Any]:
+        return {
+            "RULE": self.rule,
+            "A_COMPLEX": self.A.is_complex(),
+            "B_COMPLEX": self.B is not None and self.B.is_complex(),
+            "C_COMPLEX": self.C.is_complex(),
+        }
 
 
-@functools.cache
-def _float32_products(driver: Any) -> str:
-    """Asking takes the host some microseconds."""
-    return "tf32x3" if driver.get_current_target().backend == "cuda" else "ieee"
+def _tile_constants(plan: Plan) -> dict[str, Any]:
+    return {
+        "ROWS": ROWS,
+        "COLUMNS": plan.columns,
+        "FINE": FINE,
+        "BLOCK_N": BLOCK_N,
+        "PRECISION": float32_products(),
+        "num_warps": 4,
+    }
 
 
-def ssm_kernel_fwd(A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, length: int, factor: float, rule: str) -> Tensor:
-    """K [D, length] in float32; all tensors contiguous."""
-    width, num_states = C.shape
+def ssm_kernel_fwd(system: System, length: int) -> Tensor:
+    """K [D, length] in float32."""
+    width, num_states = system.C.shape
     plan = _plan(length, False)
-    kernel = torch.empty((width, length), dtype=torch.float32, device=C.device)
+    taps = torch.empty((width, length), dtype=torch.float32, device=system.C.device)
     launch(
         _ssm_kernel_fwd_kernel,
-        width * plan.tiles,
-        as_pairs(A),
-        as_pairs(B),
-        as_pairs(C),
-        dt,
-        kernel,
-        num_states,
-        length,
-        channel_stride(A),
-        plan.tiles,
-        plan.num_bits,
-        factor,
-        RULE=rule,
-        A_COMPLEX=A.is_complex(),
-        B_COMPLEX=B is not None and B.is_complex(),
-        C_COMPLEX=C.is_complex(),
-        I=ROWS,
-        J=plan.inner,
-        FINE=FINE,
-        BLOCK_N=BLOCK_N,
-        PRECISION=float32_products(),
-        num_warps=4,
+        width * plan.num_tiles,
+        **system.pointers(),
+        taps=taps,
+        N=num_states,
+        L=length,
+        A_stride_d=system.A_stride_d,
+        num_tiles=plan.num_tiles,
+        num_bits=plan.num_bits,
+        factor=system.factor,
+        **system.constants(),
+        **_tile_constants(plan),
     )
-    return kernel
+    return taps
 
 
-def ssm_kernel_bwd(
-    A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, dkernel: Tensor, factor: float, rule: str
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """Gradients of A, B, C and dt."""
+def ssm_kernel_bwd(system: System, dtaps: Tensor) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """Gradients of A, B, C and dt in their dtypes, from that of K."""
+    A, B, C, dt = system[:4]
     width, num_states = C.shape
-    length = dkernel.shape[1]
-    plan = _plan(length, True)
-    partial = torch.empty((plan.tiles, width, 4, num_states), dtype=torch.float32, device=C.device)
+    plan = _plan(dtaps.shape[1], True)
+    partial = torch.empty((plan.num_tiles, width, 4, num_states), dtype=torch.float32, device=C.device)
     launch(
         _ssm_kernel_bwd_kernel,
-        width * plan.tiles,
-        as_pairs(A),
-        dt,
-        dkernel,
-        partial,
-        width,
-        num_states,
-        length,
-        channel_stride(A),
-        plan.tiles,
-        plan.num_bits,
-        RULE=rule,
+        width * plan.num_tiles,
+        A=as_pairs(A),
+        dt=dt,
+        dtaps=dtaps,
+        partial=partial,
+        D=width,
+        N=num_states,
+        L=dtaps.shape[1],
+        A_stride_d=system.A_stride_d,
+        num_tiles=plan.num_tiles,
+        num_bits=plan.num_bits,
+        RULE=system.rule,
         A_COMPLEX=A.is_complex(),
-        I=ROWS,
-        J=plan.inner,
-        FINE=FINE,
-        BLOCK_N=BLOCK_N,
-        PRECISION=float32_products(),
-        num_warps=4,
+        **_tile_constants(plan),
     )
     dA = torch.empty((width, num_states), dtype=A.dtype, device=A.device)
     dB = None if B is None else torch.empty_like(B)
@@ -344,24 +365,18 @@ def ssm_kernel_bwd(
     launch(
         _ssm_kernel_parameters_kernel,
         width,
-        as_pairs(A),
-        as_pairs(B),
-        as_pairs(C),
-        dt,
-        partial,
-        as_pairs(dA),
-        as_pairs(dB),
-        as_pairs(dC),
-        ddt,
-        width,
-        num_states,
-        channel_stride(A),
-        plan.tiles,
-        factor,
-        RULE=rule,
-        A_COMPLEX=A.is_complex(),
-        B_COMPLEX=B is not None and B.is_complex(),
-        C_COMPLEX=C.is_complex(),
+        **system.pointers(),
+        partial=partial,
+        dA=as_pairs(dA),
+        dB=as_pairs(dB),
+        dC=as_pairs(dC),
+        ddt=ddt,
+        D=width,
+        N=num_states,
+        A_stride_d=system.A_stride_d,
+        num_tiles=plan.num_tiles,
+        factor=system.factor,
+        **system.constants(),
         BLOCK_N=power_of_2(max(16, num_states)),
         num_warps=1,
     )
@@ -369,23 +384,21 @@ def ssm_kernel_bwd(
 
 
 class SsmKernel(torch.autograd.Function):
+    """K [D, length] from A, B, C, dt, the length, and factor and rule of `System`."""
+
     @staticmethod
     def forward(
         ctx: Any, A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, length: int, factor: float, rule: str
     ) -> Tensor:
         save(ctx, A, B, C, dt)
         ctx.options = factor, rule
-        return ssm_kernel_fwd(A, B, C, dt, length, factor, rule)
+        return ssm_kernel_fwd(System(A, B, C, dt, factor, rule), length)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dkernel: Tensor) -> tuple[Tensor | None, ...]:
-        A, B, C, dt = saved(ctx)
-        return *ssm_kernel_bwd(A, B, C, dt, dkernel.contiguous(), *ctx.options), None, None, None
-
-
-def _dense(x: Tensor) -> Tensor:
-    return x.resolve_conj().contiguous()
+    def backward(ctx: Any, dtaps: Tensor) -> tuple[Tensor | None, ...]:
+        system = System(*saved(ctx), *ctx.options)
+        return *ssm_kernel_bwd(system, dtaps.contiguous()), None, None, None
 
 
 def ssm_kernel_triton(
@@ -399,27 +412,27 @@ def ssm_kernel_triton(
     discretization: str,
     normalize_over: int | None = None,
 ) -> Tensor:
-    """K [D, length] in float32."""
+    """K [D, length] in float32; arguments as those of `ssm_kernel`."""
     factor = 2.0 if conj_pairs else 1.0
     if discretization == "dss-softmax":
-        return _softmax_kernel(A, B, C, dt, length, normalize_over or length, factor)
-    # one rule has two names
-    return _kernel(A, B, C, dt, length, factor, "zoh" if discretization == "dss-exp" else discretization)
+        return _softmax_filter(A, B, C, dt, length, normalize_over or length, factor)
+    # dss-exp is another name of zoh
+    return _filter(A, B, C, dt, length, factor, "zoh" if discretization == "dss-exp" else discretization)
 
 
-def _kernel(A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, length: int, factor: float, rule: str) -> Tensor:
-    A, B, C, dt = _dense(A), None if B is None else _dense(B), _dense(C), _dense(dt)
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in (A, B, C, dt)):
+def _filter(A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, length: int, factor: float, rule: str) -> Tensor:
+    A, B, C, dt = dense(A), dense(B), dense(C), dense(dt)
+    if needs_gradient(A, B, C, dt):
         return SsmKernel.apply(A, B, C, dt, length, factor, rule)
-    return ssm_kernel_fwd(A, B, C, dt, length, factor, rule)
+    return ssm_kernel_fwd(System(A, B, C, dt, factor, rule), length)
 
 
-def _softmax_kernel(
+def _softmax_filter(
     A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, length: int, whole: int, factor: float
 ) -> Tensor:
-    """Modes that decay, and in reversed time those that grow: two filters of powers of the same decays.
+    """The filter of dss-softmax, normalized over `whole` taps, as two filters of powers of the same decays.
 
-    Their weights are [D, N] numbers, in PyTorch.
+    One is of the modes that decay, the other, in reversed time, of those that grow. PyTorch computes their weights.
     """
     wide_A, wide_B, wide_C, wide_dt, _ = widen(A, B, C, dt)
     grows, z, scale = split_softmax(wide_A, wide_dt, whole)
@@ -427,10 +440,10 @@ def _softmax_kernel(
     zero = torch.zeros_like(weight)
     rising = torch.where(grows, weight * torch.exp(z * (whole - length)), zero)
     weights = torch.cat([torch.where(grows, zero, weight), rising])
-    # exact, as dt A in float32 would not be
+    # the kernel gets -A and dt, which are exact; dt A would be rounded to float32
     decays = torch.where(A.real > 0, -A, A)
     decays = decays if A.ndim == 1 else torch.cat([decays, decays])
-    kind = torch.complex64 if weights.is_complex() else torch.float32
-    both = _kernel(decays, None, weights.to(kind), torch.cat([dt, dt]), length, factor, "dss-exp-no-scale")
+    dtype = torch.complex64 if weights.is_complex() else torch.float32
+    both = _filter(decays, None, weights.to(dtype), torch.cat([dt, dt]), length, factor, "dss-exp-no-scale")
     falling, rising = both.chunk(2)
     return falling + rising.flip(-1)

@@ -1,4 +1,4 @@
-"""What the benchmark runs of the filter of a diagonal state space model: N pairs, zero-order hold, float32."""
+"""The benchmark's workload: filters of diagonal state space models with N conjugate pairs, zoh, float32."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DT_MIN, DT_MAX = 1e-3, 1e-1
 
 
 def make_system(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    """S4D-Lin: A = -1/2 + i pi n, B = 1, C complex normal, step sizes log-uniform in 0.001 .. 0.1; float32 at least."""
+    """S4D-Lin: A = -1/2 + i pi n, B = 1, C complex normal, dt log-uniform in 0.001 .. 0.1; at least float32."""
     width, state = sizes(shape, "DN")
     wide = torch.promote_types(dtype, torch.float32)
     frequencies = math.pi * torch.arange(state, dtype=wide, device=generator.device)
@@ -31,21 +31,21 @@ def make_system(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
 
 
 def system_bytes(shape: Shape, dtype: torch.dtype) -> int:
-    """A and C, complex, and dt."""
+    """Bytes of A and C, which are complex, and of dt."""
     width, state = sizes(shape, "DN")
     return width * (4 * state + 1) * max(4, dtype.itemsize)
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    """The system, its output map scaled so that taps are of order one for the middle step size."""
+    """The system, with C scaled so that the taps are of order one for the middle step size."""
     system = make_system(shape, dtype, generator)
     return {**system, "C": system["C"] / math.sqrt(DT_MIN * DT_MAX), "length": sizes(shape, "T")[0]}
 
 
 def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
-    """A real product of inner size 2 N a channel, its two factors (tables of 2 sqrt(T) powers) not counted.
+    """A real matrix product of inner size 2 N for each channel, and two of them more for a backward pass.
 
-    Backward: the two products that give the gradients of the factors.
+    Making the factors, two tables of sqrt(T) powers, is not counted.
     """
     length, width, state = sizes(shape, "TDN")
     flops = 4 * state * width * length
@@ -57,6 +57,7 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
 
 
 def short(shape: Shape) -> Shape:
+    """The shape with few taps and channels."""
     return {**shape, "T": min(130, int(shape["T"])), "D": min(24, int(shape["D"]))}
 
 
@@ -67,9 +68,10 @@ def load_triton() -> Callable[..., Any]:
 
 
 def vandermonde_kernel(A: Tensor, B: None, C: Tensor, dt: Tensor, length: int) -> Tensor:
-    """The filter [D, T] from all powers exp(dt A l) at once, [D, N, T] complex, as unfused PyTorch code has it.
+    """The filter [D, T] from all powers exp(dt A l) at once, [D, N, T] complex, as in unfused PyTorch code.
 
-    The phases are off by |dt A l| roundings of float32: harmless at the lengths the accuracy rule sees, 1e-2 at 16384.
+    The phases are wrong by |dt A l| rounding errors of float32: 1e-2 at T 16384, and little at the lengths for which
+    accuracy is checked.
     """
     z = dt[:, None] * A
     powers = torch.exp(z[..., None] * torch.arange(length, device=z.device))

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reports.render.rows import StoredRun, grid_points, matches, planned_seeds, same, slice_part
+from reports.render.rows import StoredRun, matches, same, slice_part
 from suite.config import SECTIONS, ExperimentConfig
+from suite.grid import points, seeds_of
 from suite.registry import nearest
 from suite.report_spec import TableSpec
 
@@ -48,7 +49,7 @@ class Plan:
     @property
     def num_seeds(self) -> int:
         """Seeds that the grid asks for."""
-        return planned_seeds(self.config, self.scale)
+        return len(seeds_of(self.config, self.scale))
 
     @property
     def decimals(self) -> int:
@@ -85,10 +86,10 @@ class Plan:
 
 def make_plan(config: ExperimentConfig, folder: Path, scale: str) -> Plan:
     """The plan of one experiment; `folder` is where expected.csv may lie."""
-    points = grid_points(config, scale)
-    spec = config.table or plain_table(config, points)
+    grid = points(config, scale)
+    spec = config.table or plain_table(config, grid)
     check_table(spec, str(folder), config.sections)
-    return Plan(config, spec, scale, points, read_expected(folder / "expected.csv"))
+    return Plan(config, spec, scale, grid, read_expected(folder / "expected.csv"))
 
 
 def pick_scale(config: ExperimentConfig, runs: Iterable[StoredRun], asked: str | None) -> str:
@@ -106,7 +107,7 @@ def pick_scale(config: ExperimentConfig, runs: Iterable[StoredRun], asked: str |
     return next((name for name in order if name in there), next(iter(config.scales)))
 
 
-def plain_table(config: ExperimentConfig, points: Sequence[Mapping[str, Any]]) -> TableSpec:
+def plain_table(config: ExperimentConfig, grid: Sequence[Mapping[str, Any]]) -> TableSpec:
     """The table of a grid that states none: a row for every point, named by what changes between points.
 
     It has the one column `accuracy`, or, where the grid times something, a column for every length.
@@ -114,17 +115,17 @@ def plain_table(config: ExperimentConfig, points: Sequence[Mapping[str, Any]]) -
     hidden = config.select.best_of if config.select else ()
     varying = [
         key
-        for key in dict.fromkeys(key for point in points for key in point)
-        if key not in hidden and len({str(point.get(key)) for point in points}) > 1
+        for key in dict.fromkeys(key for point in grid for key in point)
+        if key not in hidden and len({str(point.get(key)) for point in grid}) > 1
     ]
     rows = {
         ", ".join(f"{key}={point[key]}" for key in varying if key in point) or "all": {
             key: point[key] for key in varying if key in point
         }
-        for point in points
+        for point in grid
     }
     if config.timed:
-        lengths = dict.fromkeys(length for point in points for length in point.get("bench.lengths", ()))
+        lengths = dict.fromkeys(length for point in grid for length in point.get("bench.lengths", ()))
         columns: dict[str, dict[str, Any]] = {f"T={length}": {"slice": f"length={length}"} for length in lengths}
         return TableSpec(rows=rows, columns=columns, metric="time", split="", percent=False, decimals=4)
     return TableSpec(rows=rows, columns={"accuracy": {}})

@@ -8,7 +8,6 @@ under the table counts the runs that are left out.
 from __future__ import annotations
 
 import copy
-import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +17,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from suite.config import ExperimentConfig
 from suite.grid import lookup
 from suite.report_spec import Select
 
@@ -172,28 +170,6 @@ def matches(selector: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     Keys without a dot (`slice`, `metric`, `split`) name a measurement and no setting of the run, so they are skipped.
     """
     return all(same(value, lookup(config, key)) for key, value in selector.items() if "." in key)
-
-
-def grid_points(config: ExperimentConfig, scale: str) -> list[dict[str, Any]]:
-    """Every point of a grid at one scale, as dotted keys and the values the grid gives them."""
-    overrides = dict(config.scales.get(scale, {}))
-    sweep = {**config.sweep, **overrides.pop("sweep", {})}
-    overrides.pop("seeds", None)
-    axes = [[v if isinstance(v, Mapping) else {name: v} for v in values] for name, values in sweep.items()]
-    base = {f"{section}.{key}": value for section, tree in config.baseline.items() for key, value in tree.items()}
-    points = []
-    for changes in itertools.product(*axes):
-        point = dict(base)
-        for change in changes:
-            point.update(change)
-        point.update(overrides)
-        points.append(point)
-    return points
-
-
-def planned_seeds(config: ExperimentConfig, scale: str) -> int:
-    """How many seeds the grid asks for."""
-    return len(config.scales.get(scale, {}).get("seeds", config.seeds))
 
 
 def on_grid(runs: Sequence[StoredRun], points: Sequence[Mapping[str, Any]]) -> tuple[list[StoredRun], list[str]]:

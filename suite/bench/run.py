@@ -22,6 +22,7 @@ from suite.bench.contracts import Workload
 from suite.bench.measure import Ceilings, Unavailable, checked, extra_memory, find, gate, sample
 from suite.bench.worker import ChildError, Worker, cold_start
 from suite.environment import provenance
+from suite.runner import Recorder, no_operators
 
 EXPERIMENT = "kernels"
 BUDGET_MS = 200.0
@@ -43,6 +44,8 @@ class Timing:
     cold_start_s: float | None = None
     status: str = "ok"
     reason: str = ""
+    operators: str | None = None
+    """What the case called, as the column `operators`; None where it was not recorded."""
 
     @property
     def median_ms(self) -> float | None:
@@ -90,8 +93,15 @@ def time_cases(
     targets: Mapping[str, str],
     device: torch.device,
     ceilings: Ceilings,
+    *,
+    record: Recorder = no_operators,
 ) -> Iterator[Timing]:
-    """Times case after case. `load` gives the workload of an operator, `targets` where a fresh process finds it."""
+    """Times case after case.
+
+    load: gives the workload of an operator.
+    targets: where a fresh process finds it, as `module:attribute`.
+    record: tells which operators a case called.
+    """
     clock = Clock(device)
     started: set[tuple[str, str]] = set()
     for case in cases:
@@ -103,7 +113,9 @@ def time_cases(
             "num_flops": cost.num_flops,
         }
         try:
-            times, extra = clock.time(workload, case)
+            with record() as used:
+                times, extra = clock.time(workload, case)
+            counts["operators"] = None if record is no_operators else json.dumps(used, sort_keys=True)
             cold = None
             which = (case.op, case.implementation)
             if case.backward and find(workload, case.implementation).cold_start and which not in started:
@@ -189,6 +201,7 @@ class Rows:
         config: Mapping[str, Any] | None = None,
         commit: str | None = None,
         version: int | None = None,
+        operators: str | None = None,
     ) -> None:
         row = {
             "run_id": self.run_id,
@@ -209,6 +222,7 @@ class Rows:
             "split_policy": "",
             "config": json.dumps(config or {}),
             "precision": case.dtype if case else "",
+            "operators": operators,
             "started_at": self.started.isoformat(timespec="seconds"),
             **self.provenance,
         }
@@ -223,7 +237,7 @@ class Rows:
     def add_timing(self, timing: Timing, version: int) -> None:
         """time (ms), floor_time (ms), peak_extra_memory (bytes), cold_start (s)."""
         config = {"num_bytes": timing.num_bytes, "num_flops": timing.num_flops}
-        common: Any = {"case": timing.case, "version": version, "config": config}
+        common: Any = {"case": timing.case, "version": version, "config": config, "operators": timing.operators}
         self.add(
             "time",
             "ms",

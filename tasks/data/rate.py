@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from suite.contracts import Batch, Segment
+from suite.contracts import Batch, Segment, Task
 from suite.data import BLOCK_TOKENS, FiniteOrder, load_splits, size_of, take
 
 CPU = torch.device("cpu")
@@ -44,7 +43,7 @@ class Rate:
     bytes_per_s: float
 
 
-def feed(task: Any, batch_size: int, seed: int = 0) -> Feed:
+def feed(task: Task, batch_size: int, seed: int = 0) -> Feed:
     """Opens a task in the way a run does."""
     began = time.perf_counter()
     splits = load_splits(task, seed)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -155,14 +155,23 @@ def _row_hashes(segments: list[Segment]) -> list[bytes]:
     ]
 
 
+@runtime_checkable
+class TellsLeakage(Protocol):
+    """A task that tells itself what its splits share, because its training rows are an endless stream."""
+
+    def shared_rows(self) -> dict[str, int]:
+        """What every pair of splits shares, such as a number of bases."""
+        ...
+
+
 def leakage(task: TaskBase, seed: int = 0) -> dict[str, int]:
     """Number of rows of a later split whose inputs are also in an earlier one, and of rows that train repeats.
 
-    `{"train & valid": 3, ...}` counts rows of the second split, not pairs of rows. A task whose training rows are a
-    stream tells itself what its splits share (`shared_rows`).
+    `{"train & valid": 3, ...}` counts rows of the second split, not pairs of rows. A task that is
+    `TellsLeakage` gives its own counts.
     """
-    if task.fresh:
-        return task.shared_rows()  # type: ignore[attr-defined]
+    if isinstance(task, TellsLeakage):
+        return task.shared_rows()
     hashes = {split: _row_hashes(list(task.segments(split, seed))) for split in SPLITS}
     known = {split: set(found) for split, found in hashes.items()}
     result = {"repeats in train": len(hashes["train"]) - len(known["train"])}

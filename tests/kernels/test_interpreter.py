@@ -1,4 +1,4 @@
-"""The interpreter in which kernels are tested without a GPU does what a GPU does."""
+"""Triton's interpreter, in which kernels are tested without a GPU, rounds and multiplies as a GPU does."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def _dot_kernel(x, y, SIZE: tl.constexpr):
     tl.store(y + o, tl.dot(b_x, b_x))
 
 
-def test_a_product_of_bfloat16_matrices_is_one_of_their_numbers():
+def test_a_product_of_bfloat16_matrices_multiplies_their_values():
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = torch.randn(16, 16).to(device, torch.bfloat16)
     y = torch.empty(16, 16, device=device)

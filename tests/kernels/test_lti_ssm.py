@@ -14,7 +14,7 @@ from kernels.ssm_kernel import DISCRETIZATIONS, ssm_kernel
 from suite.accuracy import assert_matches_reference
 from tests.kernels.test_ssm_kernel import make_parameters
 
-LENGTHS = (1, 2, 63, 64, 65, 500)
+LENGTHS = (1, 2, 63, 64, 65, pytest.param(500, marks=pytest.mark.slow))
 PARAMETERS = ("A", "B", "C", "dt", "D", "initial_state")
 BATCH, WIDTH, STATE = 2, 3, 4
 
@@ -93,7 +93,10 @@ def test_without_options_equals_the_recurrence(convolution):
     assert_matches_reference(partial(convolution, return_final_state=True), lti_ssm_reference, inputs)
 
 
-@pytest.mark.parametrize("discretization", DISCRETIZATIONS)
+@pytest.mark.parametrize(
+    "discretization",
+    [name if name == "zoh" else pytest.param(name, marks=pytest.mark.slow) for name in DISCRETIZATIONS],
+)
 def test_gradients_agree_with_finite_differences(discretization):
     inputs = make_inputs(5, discretization=discretization)
     names = [name for name, value in inputs.items() if isinstance(value, torch.Tensor)]

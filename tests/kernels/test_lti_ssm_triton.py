@@ -31,6 +31,7 @@ from kernels.lti_ssm.triton import (
 )
 
 NUM_CHANNELS = 2
+SLOW = pytest.mark.slow
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TRITON = partial(lti_ssm, return_final_state=True, backend="triton")
 
@@ -88,55 +89,67 @@ def assert_kernel_matches(inputs, dtype=torch.float32, op=TRITON):
     assert_matches_reference(op, lti_ssm_reference, inputs, dtype=dtype, keep=keep, device=DEVICE)
 
 
-@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 300])
+@pytest.mark.parametrize("length", [*(pytest.param(n, marks=SLOW) for n in (1, 2, 15, 16, 300)), 17])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_kernel_equals_the_recurrence(length, dtype):
     assert_kernel_matches(make_kernel_inputs(length), dtype, SMALL)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "width"), [(torch.float32, 1), (torch.bfloat16, 1), (torch.float16, 1), (torch.bfloat16, 3)]
+    ("dtype", "width"),
+    [
+        pytest.param(torch.float32, 1, marks=SLOW),
+        pytest.param(torch.bfloat16, 1, marks=SLOW),
+        (torch.float16, 1),
+        pytest.param(torch.bfloat16, 3, marks=SLOW),
+    ],
 )
 def test_the_kernel_as_configured_equals_the_recurrence(dtype, width):
     assert_kernel_matches(make_kernel_inputs(150, width=width), dtype)
 
 
-@pytest.mark.parametrize("gates", [True, False])
-def test_the_kernel_in_bfloat16_equals_the_recurrence_over_several_chunks(gates):
-    assert_kernel_matches(make_kernel_inputs(1100, gates=gates, width=1), torch.bfloat16, kernel_with(tiles(rows=16)))
+@pytest.mark.parametrize(
+    ("length", "gates"), [(520, False), pytest.param(1100, True, marks=SLOW), pytest.param(1100, False, marks=SLOW)]
+)
+def test_the_kernel_in_bfloat16_equals_the_recurrence_over_several_chunks(length, gates):
+    assert_kernel_matches(make_kernel_inputs(length, gates=gates, width=1), torch.bfloat16, kernel_with(tiles(rows=16)))
 
 
-@pytest.mark.parametrize("discretization", ["bilinear", "dss-exp", "dss-exp-no-scale"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "discretization", ["bilinear", *(pytest.param(name, marks=SLOW) for name in ("dss-exp", "dss-exp-no-scale"))]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=SLOW)])
 def test_the_kernel_takes_other_discretizations(discretization, dtype):
     assert_kernel_matches(make_kernel_inputs(65, discretization), dtype, SMALL)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=SLOW), torch.bfloat16])
 def test_more_modes_than_a_backward_pass_has_room_for_are_summed_in_two_parts(dtype):
     op = kernel_with(SMALL_TILES._replace(max_pairs=STATE - 1), NotingPlanner)
-    assert_kernel_matches(make_kernel_inputs(65), dtype, op)
+    assert_kernel_matches(make_kernel_inputs(20, width=1), dtype, op)
     assert [call.num_states for call in op.keywords["planner"].calls[:2]] == [STATE - 1, 1]
 
 
 def test_the_result_may_be_changed_in_place():
-    inputs = on_device(make_kernel_inputs(20, initial_state=False))
+    inputs = on_device(make_kernel_inputs(20, initial_state=False, width=1))
     u = inputs.pop("u").requires_grad_()
     changed, kept = (torch.autograd.grad(op(SMALL(u, **inputs)[0]).sum(), u) for op in (torch.sin_, torch.sin))
     assert torch.equal(changed[0], kept[0])
 
 
-@pytest.mark.parametrize("discretization", ["zoh", "bilinear"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("discretization", [pytest.param("zoh", marks=SLOW), "bilinear"])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=SLOW)])
 def test_the_kernel_takes_real_systems(discretization, dtype):
     assert_kernel_matches(make_kernel_inputs(300, discretization, complex_=False), dtype, SMALL)
 
 
+@pytest.mark.slow
 def test_the_kernel_keeps_small_differences_of_long_real_systems():
     """The gradient of dt, where gated inputs as one term of bfloat16 lost more than the rule allows."""
     assert_kernel_matches(make_inputs(1000, discretization="zoh", complex_=False), torch.bfloat16)
 
 
+@pytest.mark.slow
 def test_the_kernel_takes_negative_decays():
     """bilinear with dt A < -2, whose Abar is negative and has no real logarithm."""
     inputs = make_kernel_inputs(65, "bilinear", complex_=False)
@@ -145,6 +158,7 @@ def test_the_kernel_takes_negative_decays():
     assert_kernel_matches(inputs, op=SMALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", [20, 64])
 def test_the_kernel_takes_as_many_states_as_fit(state):
     inputs = make_kernel_inputs(80, width=1, state=state)
@@ -152,11 +166,12 @@ def test_the_kernel_takes_as_many_states_as_fit(state):
     assert_kernel_matches(inputs)
 
 
+@pytest.mark.slow
 def test_pieces_equal_the_recurrence():
     assert_kernel_matches(make_kernel_inputs(600), op=kernel_with(PIECES))
 
 
-@pytest.mark.parametrize("tuning", [SMALL_TILES, PIECES], ids=["whole", "pieces"])
+@pytest.mark.parametrize("tuning", [pytest.param(SMALL_TILES, marks=SLOW), PIECES], ids=["whole", "pieces"])
 def test_the_rounding_of_decays_does_not_add_up(tuning):
     """A state that never fades, over 256 chunks, which are 16 or 32 segments in one or two pieces."""
     inputs = on_device(make_kernel_inputs(4096, gates=False, width=1))
@@ -169,6 +184,7 @@ def test_the_rounding_of_decays_does_not_add_up(tuning):
     assert_close(kernel_with(tuning)(**inputs)[1], exact_state, torch.float32, what="final state", floor=one_rounding)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sequences", [1, 4, 16])
 def test_any_share_of_a_tile_equals_the_recurrence(sequences):
     """Rows that are whole sequences or segments, of one or several chunks, and tiles that the batch does not fill."""
@@ -179,6 +195,7 @@ def test_any_share_of_a_tile_equals_the_recurrence(sequences):
     assert_kernel_matches(inputs, op=kernel_with(SMALL_TILES._replace(sequences=sequences, pieces=1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("length", [1000, 1300])
 def test_segments_half_as_long_have_the_same_gradients(pieces, length):
@@ -216,6 +233,7 @@ def test_tiles_are_shared_so_that_programs_fill_the_chip():
         assert plan.programs * width >= 0.8 * programs, plan
 
 
+@pytest.mark.slow
 def test_short_sequences_in_bfloat16_lose_next_to_nothing_in_the_state():
     inputs = on_device(make_kernel_inputs(300, gates=False, width=1))
     inputs["u"] = inputs["u"].bfloat16()
@@ -238,11 +256,14 @@ def test_offsets_take_64_bits_where_32_are_too_few(length, wide):
     assert [constants["INT64"] for constants in launches] == [wide]
 
 
+@pytest.mark.slow
 def test_64_bit_offsets_give_the_same():
     assert_kernel_matches(make_kernel_inputs(300), op=kernel_with(SMALL_TILES._replace(int64_elements=0)))
 
 
-@pytest.mark.parametrize("without", ["gates", "D", "B", "initial_state"])
+@pytest.mark.parametrize(
+    "without", ["B", *(pytest.param(name, marks=SLOW) for name in ("gates", "D", "initial_state"))]
+)
 def test_every_option_of_the_kernel_may_be_left_out(without):
     options = {without: False} if without in ("gates", "initial_state") else {}
     inputs = make_kernel_inputs(40, **options)
@@ -251,12 +272,14 @@ def test_every_option_of_the_kernel_may_be_left_out(without):
     assert_kernel_matches(inputs, op=SMALL)
 
 
+@pytest.mark.slow
 def test_shared_real_eigenvalues_meet_complex_maps():
     inputs = make_kernel_inputs(40)
     inputs |= {"A": inputs["A"][0].real.contiguous(), "conj_pairs": False}
     assert_kernel_matches(inputs, op=SMALL)
 
 
+@pytest.mark.slow
 def test_strong_decay_and_none_at_all_stay_finite():
     inputs = make_kernel_inputs(300, gates=False)
     inputs["A"] = torch.complex(inputs["A"].real * torch.tensor([0.0, 1.0, 1e3, 1e6]), inputs["A"].imag)
@@ -279,7 +302,9 @@ def every_second_step(x):
     return time_contiguous(x.repeat_interleave(2, dim=1))[:, ::2]
 
 
-@pytest.mark.parametrize("view", [channel_last, half_of_a_projection, every_second_step])
+@pytest.mark.parametrize(
+    "view", [*(pytest.param(view, marks=SLOW) for view in (channel_last, half_of_a_projection)), every_second_step]
+)
 def test_the_kernel_takes_any_view(view):
     def op(u, gate_in, gate_out, **rest):
         return SMALL(u=view(u), gate_in=channel_last(gate_in), gate_out=view(gate_out), **rest)
@@ -295,8 +320,8 @@ def test_time_is_contiguous_in_what_the_kernel_returns(view):
     assert y.stride() == (40 * NUM_CHANNELS, 1, 40)
 
 
-@pytest.mark.parametrize("length", [1, 40])
-@pytest.mark.parametrize("output", [0, 1], ids=["y", "final state"])
+@pytest.mark.parametrize("length", [1, pytest.param(40, marks=SLOW)])
+@pytest.mark.parametrize("output", [pytest.param(0, marks=SLOW), 1], ids=["y", "final state"])
 def test_either_output_alone_has_the_right_gradients(length, output):
     names = ("u", "gate_in", "A", "B", "dt", "initial_state")
     rounded = on_device(make_kernel_inputs(length))
@@ -315,7 +340,7 @@ def test_either_output_alone_has_the_right_gradients(length, output):
         assert_close(actual, exact, torch.float32, plain=torch_own, what=name)
 
 
-@pytest.mark.parametrize("split", [1, 16, 39])
+@pytest.mark.parametrize("split", [pytest.param(1, marks=SLOW), 16, pytest.param(39, marks=SLOW)])
 def test_passing_the_state_of_the_kernel_equals_the_whole(split):
     inputs = on_device(make_kernel_inputs(40))
     whole, final = SMALL(**inputs)
@@ -339,9 +364,9 @@ def test_future_inputs_cannot_change_the_past_of_the_kernel():
     assert (y[:, 40:] - whole[:, 40:]).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("length", [1, 2, 300])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("gates", [True, False])
+@pytest.mark.parametrize("length", [pytest.param(1, marks=SLOW), 2, pytest.param(300, marks=SLOW)])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=SLOW)])
+@pytest.mark.parametrize("gates", [pytest.param(True, marks=SLOW), False])
 def test_the_kernel_reads_both_sides(length, dtype, gates):
     inputs = make_kernel_inputs(length, bidirectional=True, gates=gates)
 
@@ -458,6 +483,7 @@ def test_inputs_of_another_kind_start_what_they_would_alone(programs):
     assert planner.kept.cache_info().hits
 
 
+@pytest.mark.slow
 def test_launches_that_are_kept_give_the_same():
     inputs = make_narrow_inputs(20)
     leaves = {name: x.detach().requires_grad_() for name, x in inputs.items() if torch.is_tensor(x)}
@@ -475,6 +501,7 @@ def test_launches_that_are_kept_give_the_same():
     assert [launch.calls for launch in launches] == [2] * 4
 
 
+@pytest.mark.slow
 def test_what_is_kept_holds_no_tensors():
     launches, make_launch = watched_launches()
     op = kernel_with(SMALL_TILES, KeepingPlanner, make_launch=make_launch)

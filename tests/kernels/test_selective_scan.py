@@ -19,6 +19,11 @@ WIDE = ("A", "D", "dt_bias", "initial_state")
 TRITON = partial(selective_scan, return_final_state=True, backend="triton")
 
 
+def slow(*values):
+    """Parameters that are left to `make test-all`."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def make_inputs(batch, length, width, state, *, complex_=False, constant=False, extras=True, initial_state=True):
     g = torch.Generator().manual_seed(length + 7 * state)
     real, kind = torch.float64, torch.complex128 if complex_ else torch.float64
@@ -62,8 +67,12 @@ def at_step(inputs, t):
     return in_time | maps | {n: inputs[n] for n in ("A", "D", "dt_bias", "dt_softplus") if n in inputs}
 
 
-def short_chunks(*, whole=False, **changes):
-    """The kernel with chunks of two groups of 8 or 16 steps, over segments of one chunk or over the whole sequence.
+TINY = {"chunk": 8, "steps": 4}
+"""Two groups of four steps a chunk: the interpreter takes as long for a group as its steps are many."""
+
+
+def short_chunks(*, chunk=16, whole=False, **changes):
+    """The kernel with chunks of a few groups of steps, over segments of one chunk or over the whole sequence.
 
     changes: new values for the fields of every tile.
     """
@@ -73,7 +82,7 @@ def short_chunks(*, whole=False, **changes):
     tuning = replace(
         impl.TUNING,
         **{name: tile._replace(**changes) for name, tile in tiles.items()},
-        chunk=16,
+        chunk=chunk,
         enough_warps=0 if whole else 1000,
         busy_warps=1000,
         min_segment=1,
@@ -120,8 +129,12 @@ def test_without_options_equals_the_recurrence():
     assert_matches_reference(partial(selective_scan, return_final_state=True), selective_scan_reference, inputs)
 
 
-@pytest.mark.parametrize("complex_", [False, True])
-def test_gradients_agree_with_finite_differences(complex_, scan):
+@pytest.mark.parametrize(
+    ("scan", "complex_"),
+    [("host", False), ("device", True), slow("host", True), slow("device", False)],
+    indirect=["scan"],
+)
+def test_gradients_agree_with_finite_differences(scan, complex_):
     inputs = make_inputs(1, 25, 2, 2, complex_=complex_)
     names = [name for name, value in inputs.items() if isinstance(value, torch.Tensor)]
     leaves = [inputs[name].requires_grad_() for name in names]
@@ -206,55 +219,77 @@ def test_states_and_decays_stay_float32_under_autocast():
     assert torch.equal(cast_state, state)
 
 
-@pytest.mark.parametrize("length", [1, 2, 16, 17, 35])
-def test_the_kernel_equals_the_recurrence(length):
-    kernel_matches(make_inputs(1, length, 3, 5), op=short_chunks())
+@pytest.mark.parametrize(
+    ("length", "changes"), [(9, TINY), slow(1, {}), slow(2, {}), slow(16, {}), slow(17, {}), slow(35, {})]
+)
+def test_the_kernel_equals_the_recurrence(length, changes):
+    kernel_matches(make_inputs(1, length, 3, 5), op=short_chunks(**changes))
 
 
-@pytest.mark.parametrize(("dtype", "length"), [(torch.bfloat16, 1), (torch.bfloat16, 18), (torch.float16, 18)])
-def test_the_kernel_equals_the_recurrence_in_half_precision(dtype, length):
-    kernel_matches(make_inputs(1, length, 3, 4), dtype, op=short_chunks())
+@pytest.mark.parametrize(
+    ("dtype", "length", "changes"),
+    [
+        (torch.bfloat16, 9, {**TINY, "channels": 2}),
+        (torch.float16, 9, TINY),
+        slow(torch.bfloat16, 1, {}),
+        slow(torch.bfloat16, 18, {}),
+        slow(torch.float16, 18, {}),
+    ],
+)
+def test_the_kernel_equals_the_recurrence_in_half_precision(dtype, length, changes):
+    kernel_matches(make_inputs(1, length, 3, 4), dtype, op=short_chunks(**changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "length", "width"), [(1, 35, 1), (2, 17, 9)])
 def test_one_segment_equals_the_recurrence(batch, length, width):
     kernel_matches(make_inputs(batch, length, width, 4), op=short_chunks(whole=True))
 
 
+@pytest.mark.slow
 def test_the_kernel_as_configured_equals_the_recurrence():
     kernel_matches(make_inputs(1, 33, 2, 16))
 
 
 @pytest.mark.parametrize(
-    ("state", "states"), [(1, 4), (16, 2), (16, 4), (16, 16), (24, 8), (24, 16), (64, 4), (64, 16)]
+    ("state", "states"),
+    [slow(1, 4), (16, 2), slow(16, 4), slow(16, 16), slow(24, 8), slow(24, 16), slow(64, 4), slow(64, 16)],
 )
 def test_a_channel_may_be_spread_over_several_lanes(state, states):
     kernel_matches(make_inputs(1, 9, 2, state), op=short_chunks(states=states))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("states", "channels"), [(4, 2), (16, 2), (8, 4)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_thread_may_own_several_channels(states, channels, dtype):
     kernel_matches(make_inputs(1, 18, 21, 16), dtype, op=short_chunks(states=states, channels=channels))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["D", "z", "dt_bias", "initial_state"])
 def test_every_option_of_the_kernel_may_be_left_out(missing):
     inputs = make_inputs(1, 18, 2, 4)
     kernel_matches({name: value for name, value in inputs.items() if name != missing}, op=short_chunks())
 
 
+@pytest.mark.slow
 def test_the_kernel_takes_step_sizes_as_they_are():
     inputs = make_inputs(1, 18, 2, 4, extras=False, initial_state=False)
     kernel_matches(inputs | {"dt": inputs["dt"].abs(), "dt_softplus": False}, op=short_chunks())
 
 
-@pytest.mark.parametrize("constant", [("B",), ("C",), ("B", "C")])
-def test_the_kernel_takes_maps_that_do_not_depend_on_time(constant):
-    fixed = make_inputs(1, 18, 2, 4, constant=True)
-    kernel_matches(make_inputs(1, 18, 2, 4) | {name: fixed[name] for name in constant}, op=short_chunks())
+@pytest.mark.parametrize(
+    ("constant", "length", "changes"),
+    [(("B", "C"), 9, TINY), slow(("B",), 18, {}), slow(("C",), 18, {}), slow(("B", "C"), 18, {})],
+)
+def test_the_kernel_takes_maps_that_do_not_depend_on_time(constant, length, changes):
+    fixed = make_inputs(1, length, 2, 4, constant=True)
+    inputs = make_inputs(1, length, 2, 4) | {name: fixed[name] for name in constant}
+    kernel_matches(inputs, op=short_chunks(**changes))
 
 
+@pytest.mark.slow
 def test_the_kernel_takes_any_view():
     scan = short_chunks()
 
@@ -268,6 +303,7 @@ def test_the_kernel_takes_any_view():
     kernel_matches(make_inputs(2, 12, 3, 4), torch.bfloat16, op)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cotangent", ["channel first", "broadcast"])
 def test_the_output_gradient_may_have_any_memory(cotangent):
     scan = short_chunks()
@@ -279,6 +315,7 @@ def test_the_output_gradient_may_have_any_memory(cotangent):
     torch.testing.assert_close(torch.autograd.grad(scan(**inputs)[0], x, dy), (expected,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", [0, 1], ids=["y", "final state"])
 def test_either_output_alone_has_the_right_gradients(output):
     scan = short_chunks()
@@ -302,6 +339,7 @@ def test_parameters_may_have_the_dtype_of_the_input():
     kernel_matches(make_inputs(1, 12, 3, 4), torch.bfloat16, keep=())
 
 
+@pytest.mark.slow
 def test_autocast_does_not_change_the_kernel():
     scan = short_chunks()
     inputs = on_device(make_inputs(1, 12, 3, 4))
@@ -316,10 +354,10 @@ def test_autocast_does_not_change_the_kernel():
         assert torch.equal(plain, under_autocast)
 
 
-@pytest.mark.parametrize("split", [1, 20])
-def test_passing_the_state_of_the_kernel_equals_the_whole(split):
-    scan = short_chunks()
-    inputs = on_device(make_inputs(1, 22, 3, 4))
+@pytest.mark.parametrize(("length", "split", "changes"), [(10, 9, TINY), slow(22, 1, {}), slow(22, 20, {})])
+def test_passing_the_state_of_the_kernel_equals_the_whole(length, split, changes):
+    scan = short_chunks(**changes)
+    inputs = on_device(make_inputs(1, length, 3, 4))
     in_time = ("x", "dt", "B", "C", "z")
     whole, final = scan(**inputs)
     first, state = scan(**{n: v[:, :split] if n in in_time else v for n, v in inputs.items()})
@@ -343,18 +381,20 @@ def test_steps_of_the_kernel_equal_the_whole(constant, dtype, width, state):
     assert_close(kept, final, torch.float32, plain=final.float())
 
 
-def test_future_inputs_cannot_change_the_past_of_the_kernel():
-    scan = short_chunks()
-    inputs = on_device(make_inputs(1, 20, 3, 4))
+@pytest.mark.parametrize(("length", "present", "changes"), [(6, 5, {**TINY, "whole": True}), slow(20, 17, {})])
+def test_future_inputs_cannot_change_the_past_of_the_kernel(length, present, changes):
+    scan = short_chunks(**changes)
+    inputs = on_device(make_inputs(1, length, 3, 4))
     whole = scan(**inputs)[0]
     for name in ("x", "dt", "B", "C", "z"):
         changed = inputs[name].clone()
-        changed[:, 17:] += 1
+        changed[:, present:] += 1
         y = scan(**(inputs | {name: changed}))[0]
-        assert torch.equal(y[:, :17], whole[:, :17])
-        assert not torch.equal(y[:, 17], whole[:, 17])
+        assert torch.equal(y[:, :present], whole[:, :present])
+        assert not torch.equal(y[:, present], whole[:, present])
 
 
+@pytest.mark.slow
 def test_the_kernel_neither_overflows_nor_loses_the_present_when_it_forgets_everything_at_once():
     scan = short_chunks()
     inputs = on_device(make_inputs(1, 18, 2, 4, extras=False)) | {"dt_softplus": False}
@@ -366,6 +406,7 @@ def test_the_kernel_neither_overflows_nor_loses_the_present_when_it_forgets_ever
     assert torch.isfinite(inputs["dt"].grad).all()
 
 
+@pytest.mark.slow
 def test_the_kernel_keeps_far_less_than_the_states_of_all_times():
     scan = short_chunks()
     inputs = on_device(make_inputs(1, 48, 4, 8))
@@ -383,6 +424,7 @@ def test_the_kernel_keeps_far_less_than_the_states_of_all_times():
     assert [numel for pointer, numel in kept.items() if pointer not in given] == [48 // 16 * 4 * 8]
 
 
+@pytest.mark.slow
 def test_what_is_saved_for_backward_may_come_back_in_other_memory():
     scan = short_chunks()
     inputs = on_device(make_inputs(1, 18, 2, 4), torch.bfloat16)

@@ -15,6 +15,12 @@ from suite.accuracy import assert_close, assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TRITON = partial(ssm_kernel, backend="triton")
+QUICK_TRITON_CASES = {
+    (65, True, "zoh"),
+    (65, False, "bilinear"),
+    (65, True, "dss-softmax"),
+    (65, False, "dss-exp-no-scale"),
+}
 
 
 def make_parameters(width, state, *, discretization, complex_=True, seed=0):
@@ -35,7 +41,7 @@ def make_parameters(width, state, *, discretization, complex_=True, seed=0):
 
 
 @pytest.mark.parametrize("discretization", DISCRETIZATIONS)
-@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 500])
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, pytest.param(500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("complex_", [True, False])
 def test_kernel_is_the_unrolled_recurrence(discretization, length, complex_):
     inputs = make_parameters(3, 4, discretization=discretization, complex_=complex_)
@@ -170,8 +176,14 @@ def test_wrong_arguments_are_named():
         ssm_kernel(**inputs, length=8, conj_pairs=False, backend="triton")
 
 
-@pytest.mark.parametrize("discretization", DISCRETIZATIONS)
-@pytest.mark.parametrize(("length", "complex_"), [(1, True), (65, True), (65, False), (500, True)])
+@pytest.mark.parametrize(
+    ("length", "complex_", "discretization"),
+    [
+        pytest.param(*case, name, marks=() if (*case, name) in QUICK_TRITON_CASES else pytest.mark.slow)
+        for case in ((1, True), (65, True), (65, False), (500, True))
+        for name in DISCRETIZATIONS
+    ],
+)
 def test_the_kernel_in_triton_is_the_unrolled_recurrence(discretization, length, complex_):
     inputs = make_parameters(3, 4, discretization=discretization, complex_=complex_)
     inputs |= {"length": length, "discretization": discretization, "conj_pairs": complex_}
@@ -190,6 +202,7 @@ def test_a_softmax_over_more_than_the_filter_begins_as_the_whole(backend):
     assert_close(part, whole[:, :40], whole.dtype)
 
 
+@pytest.mark.slow
 def test_several_tiles_and_blocks_of_states_in_triton():
     """Tiles end at 4096 taps backward and 8192 forward, blocks at 32 states."""
     inputs = make_parameters(2, 33, discretization="zoh")
@@ -213,6 +226,7 @@ def test_phases_in_triton_do_not_drift():
     assert_close(TRITON(**narrow, **options), ssm_kernel(**exact, **options, backend="torch"), torch.float32)
 
 
+@pytest.mark.slow
 def test_shared_eigenvalues_in_triton_broadcast():
     inputs = make_parameters(3, 4, discretization="zoh")
     inputs |= {"A": inputs["A"][0].clone(), "length": 30}

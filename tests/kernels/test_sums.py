@@ -1,4 +1,4 @@
-"""Sums of columns over more rows than are loaded at once."""
+"""Sums over the rows of a matrix, also over more rows than are loaded at once."""
 
 import pytest
 import torch

@@ -15,10 +15,10 @@ from models import MODELS
 from reports.render import build, render
 from reports.render.claims import check_claims, read_claims
 from reports.render.plan import check_table, read_expected
-from reports.render.rows import grid_points, matches, same
+from reports.render.rows import matches, same
 from run_suite import WORKLOADS
 from suite.config import find_experiments, load_experiment
-from suite.grid import expand, lookup
+from suite.grid import expand, lookup, points
 from suite.resolver import Resolver
 from suite.storage import SCHEMA
 from tasks import TASKS
@@ -43,7 +43,7 @@ def runs_of(name: str, scale: str, tmp_path: Path):
     """The resolved runs; data on disk are replaced by folders of made-up recordings, reviews and pictures."""
     config = load_experiment(EXPERIMENTS[name])
     overrides = []
-    tasks = {point.get("task.name") for point in grid_points(config, scale)}
+    tasks = {point.get("task.name") for point in points(config, scale)}
     made_up = {"lra-text": ("aclImdb", ("pos", "neg"), "0_7.txt"), "lra-image": ("cifar10", CLASSES, "0001.png")}
     for task in tasks & set(made_up):
         above, classes, file = made_up[task]
@@ -114,9 +114,9 @@ def setting(resolved, best_of):
 @pytest.mark.parametrize(("name", "scale"), SCALES)
 def test_every_grid_resolves_to_distinct_runs_that_are_its_own_points(name, scale, resolved_runs):
     config, runs = resolved_runs(name, scale)
-    points = grid_points(config, scale)
+    grid = points(config, scale)
     for run_id, resolved in runs.items():
-        assert any(all(same(value, lookup(resolved, key)) for key, value in point.items()) for point in points), (
+        assert any(all(same(value, lookup(resolved, key)) for key, value in point.items()) for point in grid), (
             f"{run_id}: a report would leave this run out"
         )
 

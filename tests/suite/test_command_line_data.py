@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
-import run_suite
+from run_suite import HOUSE
+from suite.commands import main
 
 HOME = Path(__file__).resolve().parents[2]
 
@@ -28,9 +29,8 @@ def call(tmp_path, monkeypatch, capsys):
         monkeypatch.setenv("SUBQUAD_DATA", str(tmp_path / "cache"))
         for name, value in settings.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(sys, "argv", ["run_suite.py", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
-            run_suite.main()
+            main(HOUSE, [*map(str, arguments)])
         return Done(int(end.value.code or 0), *capsys.readouterr())
 
     return run

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 import yaml
 
-import run_suite
 from kernels.workload import Cost, Implementation, Workload, normal, sizes, traffic
+from run_suite import HOUSE
 from suite import storage
 from suite.bench.series import OperatorTimer
+from suite.commands import main
 from suite.config import ExperimentConfig
 from suite.grid import expand
 from suite.registry import Entry, Registry
@@ -245,15 +245,12 @@ def call(tmp_path, monkeypatch, capsys):
     folder.mkdir(parents=True)
     (folder / "grid.yaml").write_text(yaml.safe_dump(GRID, sort_keys=False))
     (folder / "claims.csv").write_text(CLAIMS)
-    monkeypatch.setattr(run_suite, "REPORTS", tmp_path / "reports")
-    monkeypatch.setattr(run_suite, "WORKLOADS", OPERATORS)
     monkeypatch.setenv("COLUMNS", "200")
+    house = replace(HOUSE, reports=tmp_path / "reports", operators=OPERATORS)
 
     def run(*arguments):
-        wanted = [*map(str, arguments), "--results", str(tmp_path / "results")]
-        monkeypatch.setattr(sys, "argv", ["run_suite.py", *wanted])
         with pytest.raises(SystemExit) as end:
-            run_suite.main()
+            main(house, [*map(str, arguments), "--results", str(tmp_path / "results")])
         return end.value.code, "".join(capsys.readouterr())
 
     return run

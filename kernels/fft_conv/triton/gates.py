@@ -80,8 +80,8 @@ def gated(
     """gate x as `Gated`; before x; and the sums over B and T of gate x direct, float32 [D].
 
     The second result is None without `before`, the third without `direct`. x: [B, T, D] with time contiguous. The
-    product is x itself where there is no gate and loads of x are wide. half: whether products multiply bfloat16
-    numbers; if not, a gated product is float32.
+    product is x itself where there is no gate and loads of x are wide. half: whether convolutions multiply in
+    bfloat16; if not, a gated product is float32.
     """
     batch, length, width = x.shape
     stride_b, stride_d = strides(x, 0, 2)

@@ -76,7 +76,7 @@ class ToeplitzPlan(NamedTuple):
     """How tiles of `rows` rows, of `batch` sequences each, cover the chunks of all sequences of a channel."""
 
     terms: int
-    """bfloat16 numbers that make up a tap, or 0 where products are of float32."""
+    """How many bfloat16 numbers make up a tap, or 0 where products are of float32."""
     rows: int
     parts: int
     batch: int
@@ -107,7 +107,7 @@ class SpectraPlan(NamedTuple):
 
 
 def num_terms(dtype: torch.dtype, lags: int, with_gates: bool, tuning: Tuning) -> int:
-    """bfloat16 numbers that make up a tap where products convolve u of some dtype; 0 for float32 taps."""
+    """How many bfloat16 numbers make up a tap where products convolve u of some dtype; 0 for float32 taps."""
     if dtype != torch.bfloat16:
         return 0
     if lags >= tuning.averaging_lags:

@@ -124,6 +124,7 @@ def _scan_bwd_kernel(
     WIDTH: tl.constexpr = NP * ((b_stride_t is not None) + (c_stride_t is not None))
     STATES: tl.constexpr = CHANNELS * NT
     SLOTS: tl.constexpr = CHUNK // STEPS - 1
+    # terms of a row [dB_t, dC_t] in a thread, and how many sums of these a thread holds after summing over a warp
     NUM: tl.constexpr = WIDTH // LANES
     LEFT: tl.constexpr = NUM * LANES // 32 if NUM * LANES > 32 else 1
     i_d, i_s, i_b, o_e, o_q, o_n, o_d, m_d = locate(D, splits, BLOCK_D, NT, LANES, CHANNELS)
@@ -157,7 +158,7 @@ def _scan_bwd_kernel(
     b_bias = load_channels(bias, o_d, E)
     b_skip = load_channels(skip, o_d, E)
 
-    # every thread reads back only what it wrote itself, so no barrier is needed
+    # with PTX every thread reads back only what it wrote itself, so no barrier is needed
     p_scratch = scratch + tl.program_id(0).to(tl.int64) * (SLOTS * STATES * E) + o_e
     t_group = t_first + (t_last - 1 - t_first) // STEPS * STEPS
     sum_bias = zero_each(CHANNELS, E)
@@ -199,20 +200,14 @@ def _scan_bwd_kernel(
                             held, p_b, t, t_last, k * LANES + q, o_n, 0,
                             PACKED, WORDS, STEPS, NT, CHANNELS, HELD, PTX,
                         )  # fmt: skip
-                    h = next_state_each(
-                        h,
-                        a,
-                        from_lane_each(b_dt, q, LANES, PTX),
-                        from_lane_each(b_u, q, LANES, PTX),
-                        row_b,
-                        NT,
-                        PRECISE,
-                    )
+                    dt_q, u_q = from_lane_each(b_dt, q, LANES, PTX), from_lane_each(b_u, q, LANES, PTX)
+                    h = next_state_each(h, a, dt_q, u_q, row_b, NT, PRECISE)
 
         if not PTX:
+            # Triton may give loads another layout than stores, so that a thread reads what others wrote
             tl.debug_barrier()
         for i_g in range(num_groups):
-            # the state h_before the group that comes next, loaded while this one is computed
+            # the state before the next group in reversed time, loaded while this group is computed
             p_before = p_scratch + tl.maximum(num_groups - 2 - i_g, 0) * (STATES * E)
             next_h = load_scratch(p_before, STATES, E, PTX)
             steps_x = load_steps(p_x, x_stride_t, t_group, t_last, o_q, STEPS, LANES, PTX)
@@ -238,17 +233,11 @@ def _scan_bwd_kernel(
                             held, p_b, t_group, t_last, k * LANES + q, o_n, 0,
                             PACKED, WORDS, STEPS, NT, CHANNELS, HELD, PTX,
                         )  # fmt: skip
-                    h = next_state_each(
-                        h,
-                        a,
-                        from_lane_each(b_dt, q, LANES, PTX),
-                        from_lane_each(b_u, q, LANES, PTX),
-                        row_b,
-                        NT,
-                        PRECISE,
-                    )
+                    dt_q, u_q = from_lane_each(b_dt, q, LANES, PTX), from_lane_each(b_u, q, LANES, PTX)
+                    h = next_state_each(h, a, dt_q, u_q, row_b, NT, PRECISE)
                     states += h
 
+            # what the pass above computed from these is computed again below, since registers cannot hold it
             group_dt = opaque_each(group_dt, PTX)
             if HELD:
                 held = opaque_each(held, PTX)

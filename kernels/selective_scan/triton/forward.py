@@ -92,6 +92,7 @@ def _scan_fwd_kernel(
     t_last = tl.minimum(t_first + segment, T)
     p_x = channel_pointers(x + i_b * x_stride_b, o_d)
     p_dt = channel_pointers(dt + i_b * dt_stride_b, o_d)
+    # here and below, a variable that this variant does not use gets another one's value: Triton wants all defined
     p_y = p_x
     p_z = p_x
     if y is not None:
@@ -147,7 +148,7 @@ def _scan_fwd_kernel(
             b_dt = step_size_each(steps_dt[k * CHANNELS : (k + 1) * CHANNELS], b_bias, m_t, SOFTPLUS, PRECISE)
             b_u = multiply_each(b_dt, b_x)
             b_total = add_each(b_total, b_dt)
-            outputs = ()
+            v_terms = ()
             for q in tl.static_range(LANES):
                 if b_stride_t is not None:
                     row_b = row_at_step(
@@ -162,10 +163,10 @@ def _scan_fwd_kernel(
                             held, p_c, t, t_last, k * LANES + q, o_n, B_WORDS,
                             PACKED, WORDS, STEPS, NT, CHANNELS, HELD, PTX,
                         )  # fmt: skip
-                    outputs += dot_each(row_c, h, NT)
+                    v_terms += dot_each(row_c, h, NT)
             if y is not None:
                 for c in tl.static_range(CHANNELS):
-                    b_y = sum_lanes_of_steps(outputs, c, CHANNELS, o_e, LANES, PTX) + b_skip[c] * b_x[c]
+                    b_y = sum_lanes_of_steps(v_terms, c, CHANNELS, o_e, LANES, PTX) + b_skip[c] * b_x[c]
                     if z is not None:
                         b_z = steps_z[k * CHANNELS + c].to(tl.float32)
                         b_y *= b_z * sigmoid(b_z, PRECISE)

@@ -1,0 +1,46 @@
+"""The command line: one file a command. `run_suite.py` gives it the repository's tables and folders.
+
+Every fault of the caller's is one line on standard error and exit code 2, before anything is trained. A grid with runs
+that failed exits with 1, an interrupted one with 130. Modules that import torch, pandas or matplotlib, which takes
+seconds, are imported inside the commands that need them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from suite.commands.bench import bench
+from suite.commands.data import data_app
+from suite.commands.doctor import doctor
+from suite.commands.house import House
+from suite.commands.listing import list_names
+from suite.commands.report import report
+from suite.commands.run import run
+from suite.commands.show import show
+
+app = typer.Typer(
+    name="run_suite.py",
+    help="Benchmark and reproduction suite for sub-quadratic sequence models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("list")(list_names)
+app.command()(run)
+app.command()(report)
+app.command()(show)
+app.command()(bench)
+app.command()(doctor)
+app.add_typer(data_app, name="data")
+
+
+def main(house: House, arguments: Sequence[str] | None = None) -> None:
+    """Carries out one command and exits. arguments: those of the process unless given."""
+    try:
+        app(args=arguments, obj=house)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

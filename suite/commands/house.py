@@ -1,0 +1,79 @@
+"""What the commands are given by the composition root, and the options that several of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from suite.config import ExperimentConfig, find_experiments, load_experiment
+from suite.registry import Registry, nearest
+from suite.runner import Recorder
+
+LOCAL = Path("results/local")
+"""Where results go, below the folder in which the command is called."""
+KERNELS = "kernels"
+"""The experiment under which `bench` keeps its rows."""
+
+
+@dataclass(frozen=True)
+class House:
+    """The tables and folders of the repository. What is slow to import is behind a function that imports it."""
+
+    tasks: Registry
+    models: Registry
+    operators: Registry
+    """Names of operators to their workloads."""
+    reports: Path
+    """Folder of the experiments."""
+    reference: Path
+    """Folder of the committed results."""
+    versions: Callable[[], Mapping[str, int]]
+    """Today's version of every operator."""
+    recorder: Callable[[], Recorder]
+    """What records the operators that a run calls."""
+    rendering: Callable[[], Any]
+    """The module `reports.render`: build, history, render."""
+    data: Callable[[], Any]
+    """The module `tasks.data`: sources, what is in the cache, downloads."""
+    data_rate: Callable[[], Any]
+    """The module `tasks.data.rate`: how fast rows come."""
+    leakage: Callable[[Any], Mapping[str, int]]
+    """Pairs of splits of a task to the number of inputs that both have."""
+
+    def experiment(self, name: str) -> tuple[ExperimentConfig, Path]:
+        """An experiment and the path of its grid.yaml. ValueError for an unknown one."""
+        grids = find_experiments(self.reports)
+        if name not in grids:
+            raise ValueError(f"unknown experiment {name!r}{nearest(name, grids)}; there are: {', '.join(grids)}")
+        return load_experiment(grids[name]), grids[name]
+
+    def roots(self, results: Path | None) -> list[Path]:
+        """Where stored rows are looked for: the folder that was named, or else the user's own and the reference's."""
+        return [results] if results is not None else [LOCAL, self.reference]
+
+
+def house_of(context: typer.Context) -> House:
+    """The house that the composition root handed to the command line."""
+    house = context.find_object(House)
+    assert house is not None, "the command line was started without a House"
+    return house
+
+
+def shown(path: Path) -> str:
+    """A path as the user would write it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+ExperimentName = Annotated[
+    str, typer.Argument(help="Experiment, e.g. quickstart or h3/table2; see `list experiments`.")
+]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: a GPU if there is one.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Change a value: train.lr=1e-3; repeatable.")]
+Results = Annotated[Path, typer.Option("--results", help="Folder of results.")]
+StoredResults = Annotated[
+    Path | None, typer.Option("--results", help="Folder of results; default: yours, else the reference's.")
+]

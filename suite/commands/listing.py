@@ -1,0 +1,42 @@
+"""`list`: tasks, models and experiments."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from suite.commands.house import house_of
+from suite.config import find_experiments, load_experiment
+
+
+class Kind(StrEnum):
+    tasks = "tasks"
+    models = "models"
+    experiments = "experiments"
+
+
+def list_names(
+    context: typer.Context, kind: Annotated[Kind | None, typer.Argument(help="What to list; default: all.")] = None
+) -> None:
+    """List tasks, models and experiments."""
+    from rich.console import Console
+    from rich.table import Table
+
+    house = house_of(context)
+    table = Table("kind", "name", "summary", box=None)
+    for registry in (house.tasks, house.models):
+        if kind in (None, f"{registry.kind}s"):
+            for name, entry in registry.entries.items():
+                table.add_row(registry.kind, name, entry.summary)
+    if kind in (None, Kind.experiments):
+        for name, path in find_experiments(house.reports).items():
+            config = load_experiment(path)
+            table.add_row("experiment", name, f"{config.title} (scales: {', '.join(config.scales)})")
+    console = Console()
+    if console.is_terminal:
+        console.print(table)
+    else:
+        for row in zip(*(column.cells for column in table.columns), strict=True):
+            print("\t".join(str(cell) for cell in row))

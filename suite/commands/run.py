@@ -1,0 +1,111 @@
+"""`run`: carries out the runs of a grid that are not stored yet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from suite.commands.house import LOCAL, Device, ExperimentName, Results, Set, house_of, shown
+from suite.runs import Run
+
+
+def run(
+    context: typer.Context,
+    experiment: ExperimentName,
+    scale: Annotated[
+        str | None, typer.Option("--scale", help="Protocol size declared by the grid; default: its first.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Keep runs with this value: model.name=gsa; repeatable.")
+    ] = None,
+    overrides: Set = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Use seeds 0 to N-1 instead of the grid's.")] = None,
+    device: Device = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of data, for tasks that read one; default: the cache.")
+    ] = None,
+    results: Results = LOCAL,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; with cuda, spread over the visible GPUs.")] = 1,
+    threads: Annotated[
+        int, typer.Option(min=1, help="CPU threads of each training run; another number gives other last digits.")
+    ] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved plan and train nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Repeat runs that are already stored.")] = False,
+) -> None:
+    """Run a named grid, task x model or operators; what is stored is skipped, what was interrupted continues."""
+    from rich.console import Console
+
+    from suite.grid import expand
+    from suite.resolver import Resolver
+
+    house = house_of(context)
+    config, path = house.experiment(experiment)
+    if jobs > 1 and config.timed:
+        raise ValueError(
+            f"--jobs {jobs}: {experiment} times operators, and runs side by side would disturb each other; leave it out"
+        )
+    runs = expand(
+        experiment,
+        config,
+        Resolver(house.tasks, house.models, house.operators, None if data is None else str(data)),
+        scale=scale,
+        only=only or (),
+        overrides=overrides or (),
+        num_seeds=seeds,
+        where=shown(path),
+    )
+
+    from suite.environment import device_name, pick_device
+    from suite.runner import outdated, plan
+
+    target = pick_device(device)
+    planned = plan(runs, [results], force=force, versions=house.versions())
+    todo = [item.run for item in planned if item.todo]
+    console = Console()
+    if (line := outdated(planned)) is not None:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if dry_run:
+        _print_plan(runs, {item.run.run_id: item.stored or "to do" for item in planned})
+        console.print(
+            f"{len(runs)} runs, {len(todo)} to do, on {device_name(target)}; results in {results}", highlight=False
+        )
+        return
+    if len(todo) < len(runs):
+        console.print(f"{len(runs) - len(todo)} of {len(runs)} runs are already stored in {results}", highlight=False)
+
+    from suite.display import GridDisplay
+    from suite.executors.local import run_all
+
+    with GridDisplay(console, len(todo)) as display:
+        try:
+            ended = run_all(
+                todo, results, target, display, jobs=jobs, fresh=force, threads=threads, record=house.recorder()
+            )
+        except KeyboardInterrupt:
+            display.interrupted()
+            raise typer.Exit(130) from None
+    bad = [finished for finished in ended if finished.status not in ("ok", "n/a")]
+    if bad:
+        console.print(f"{len(bad)} of {len(ended)} runs ended with an error; their rows say why (`show RUN_ID`)")
+        raise typer.Exit(1)
+    console.print(f"done: {len(ended)} runs; now: python run_suite.py report {experiment}", highlight=False)
+
+
+def _print_plan(runs: Sequence[Run], stored: Mapping[str, str]) -> None:
+    """Prints every run on one line with the dotted keys in which the runs differ, then what all runs share."""
+    from suite.grid import iter_keys
+
+    flat = [{key: json.dumps(value) for key, value in iter_keys(item.resolved)} for item in runs]
+    keys = list(dict.fromkeys(key for values in flat for key in values))
+    varying = [key for key in keys if len({values.get(key, "") for values in flat}) > 1]
+    for item, values in zip(runs, flat, strict=True):
+        changes = "  ".join(f"{key}={values[key]}" for key in varying if key in values)
+        print(f"{item.run_id}  {stored[item.run_id]}  {changes}")
+    print("\nshared by all runs:")
+    for key in keys:
+        if key not in varying:
+            print(f"  {key} = {flat[0].get(key)}")

@@ -57,10 +57,13 @@ class Timing:
 
 
 class Clock:
-    """Times cases on one device, and remembers which kernels the accuracy rule has judged."""
+    """Times cases on one device, and remembers which kernels the accuracy rule has judged.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    budget_ms: time given to the samples of one case.
+    """
+
+    def __init__(self, device: torch.device, budget_ms: float = BUDGET_MS) -> None:
+        self.device, self.budget_ms = device, budget_ms
         self.judged: dict[tuple[Any, ...], tuple[str, str] | None] = {}
 
     def time(self, workload: Workload, case: Case) -> tuple[list[float], int | None]:
@@ -69,7 +72,7 @@ class Clock:
             # before the gate: some peers tune themselves at their first call, which must not be one on a short shape
             call = checked(workload, case, self.device)
             self._judge(workload, case)
-            return sample(call, self.device, BUDGET_MS), extra_memory(call, self.device)
+            return sample(call, self.device, self.budget_ms), extra_memory(call, self.device)
         except torch.OutOfMemoryError:
             raise Unavailable("oom", f"{case}: out of memory") from None
 

@@ -13,7 +13,7 @@ import torch
 
 from suite.bench.config import TimingRun
 from suite.bench.measure import Unavailable
-from suite.bench.run import Clock
+from suite.bench.run import BUDGET_MS, Clock
 from suite.runs import Outcome, Progress, Report, Run, Stop, never
 
 R = TypeVar("R", bound=Run)
@@ -81,10 +81,21 @@ class Series(Generic[R]):
 
 
 class OperatorTimer(Series[TimingRun]):
-    """Times an operator in one implementation."""
+    """Times an operator in one implementation. budget_ms: time given to the samples of each length."""
+
+    def __init__(
+        self,
+        run: TimingRun,
+        device: torch.device,
+        *,
+        report: Report | None = None,
+        stop: Stop = never,
+        budget_ms: float = BUDGET_MS,
+    ) -> None:
+        super().__init__(run, device, report=report, stop=stop)
+        self.clock = Clock(device, budget_ms)
 
     def _lengths(self) -> Sequence[int]:
-        self.clock = Clock(self.device)
         return self.run.bench.lengths
 
     def _measure(self, length: int, part: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -10,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,11 +18,13 @@ import torch
 from kernels import OPERATORS
 from kernels.causal_conv1d.workloads import WORKLOAD
 from kernels.workload import Implementation
+from run_suite import HOUSE
 from suite import storage
 from suite.bench import measure
 from suite.bench.cases import Case, cases, label
 from suite.bench.run import time_cases
 from suite.bench.worker import ChildError, Worker, tree_of
+from tests.suite import toy_operators
 
 HOME = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -40,7 +42,7 @@ def call(*arguments, home=HOME):
 def with_implementation(load):
     """One shape of the short convolution, with `planted` as its only implementation."""
     shapes = {"quick": WORKLOAD.shapes["quick"][:1]}
-    return dataclasses.replace(WORKLOAD, implementations=(Implementation("planted", "ours", load),), shapes=shapes)
+    return replace(WORKLOAD, implementations=(Implementation("planted", "ours", load),), shapes=shapes)
 
 
 def timings(workload):
@@ -102,14 +104,14 @@ def test_our_own_crash_is_a_failure_and_a_peers_is_not(kind, status):
 
     planted = with_implementation(lambda: crash)
     (implementation,) = planted.implementations
-    workload = dataclasses.replace(planted, implementations=(dataclasses.replace(implementation, kind=kind),))
+    workload = replace(planted, implementations=(replace(implementation, kind=kind),))
     limits = measure.Ceilings(copy=[1e10], matmul={"bfloat16": [1e11]})
     for timing in time_cases(cases(workload, ["short"], [kind]), lambda op: workload, TARGETS, CPU, limits):
         assert (timing.status, timing.reason) == (status, "RuntimeError: misaligned address")
 
 
 def test_a_result_that_is_not_finite_at_full_size_has_no_time():
-    workload = dataclasses.replace(
+    workload = replace(
         with_implementation(lambda: lambda **inputs: right(**inputs) / (inputs["x"].shape[1] != 300)),
         shapes={"quick": ({"B": 1, "T": 300, "D": 4, "W": 4},)},
     )
@@ -146,6 +148,7 @@ def slower_checkout(tmp_path):
     return home
 
 
+@pytest.mark.slow
 def test_a_worker_runs_the_operators_of_its_tree(slower_checkout, tmp_path):
     case = next(
         case for case in cases(WORKLOAD, ["short"], ["ours"]) if case.implementation == "torch" and not case.backward
@@ -167,6 +170,7 @@ def test_what_fails_in_a_worker_is_told_and_the_worker_lives_on():
                 worker.ask("prepare", case=case.to_json())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slower", "code", "word"), [("this", 1, "slower"), ("base", 0, "faster")])
 def test_compare_fails_only_where_this_tree_is_the_slower_one(slower_checkout, tmp_path, slower, code, word):
     home, base = (slower_checkout, HOME) if slower == "this" else (HOME, slower_checkout)
@@ -183,7 +187,34 @@ def test_compare_fails_only_where_this_tree_is_the_slower_one(slower_checkout, t
     assert set(frame["metric"]) == {"time", "ratio"}
 
 
-def test_bench_writes_rows_that_the_report_shows(tmp_path):
+def test_bench_writes_rows_that_the_report_shows(command_line, tmp_path):
+    house = replace(HOUSE, operators=toy_operators.OPERATORS)
+    done = command_line(
+        "bench", "running_sum", "--device", "cpu", "--against", "peers", "--results", tmp_path, house=house
+    )
+    # one of the implementations is wrong on purpose
+    assert done.returncode == 1, done.stderr
+    frame = storage.read(storage.files([tmp_path], "kernels"))
+    times = frame[(frame["metric"] == "time") & (frame["task"] == "running_sum")].set_index("model")["status"]
+    assert times.groupby("model").first().to_dict() == {
+        "absent": "n/a",
+        "cumsum": "ok",
+        "elsewhere": "n/a",
+        "hungry": "ok",
+        "late": "failed",
+    }
+    assert {"copy_bandwidth", "matmul_rate", "floor_time"} <= set(frame["metric"])
+    # these operators are none of the kernels folder
+    assert set(frame[frame["status"] == "ok"]["operators"].dropna()) == {"{}"}
+    measured = frame[(frame["metric"] == "time") & (frame["status"] == "ok")]
+    assert all(len(samples) >= 3 for samples in measured["samples"])
+    report = command_line("report", "kernels", "--results", tmp_path)
+    assert report.returncode == 0, report.stderr
+    assert f"{measured['value'].iloc[0]:.4f}" in report.stdout
+
+
+@pytest.mark.slow
+def test_bench_times_a_real_operator_beside_its_peers(tmp_path):
     done = call("bench", "causal_conv1d", "--device", "cpu", "--against", "peers", "--results", tmp_path)
     assert done.returncode == 0, done.stderr
     frame = storage.read(storage.files([tmp_path], "kernels"))
@@ -209,8 +240,8 @@ def test_bench_writes_rows_that_the_report_shows(tmp_path):
         (("--device", "cuda:99"), ["--device"]),
     ],
 )
-def test_a_wrong_argument_is_one_line_and_exit_code_2(tmp_path, arguments, words):
-    done = call("bench", *arguments, "--results", tmp_path)
+def test_a_wrong_argument_is_one_line_and_exit_code_2(command_line, tmp_path, arguments, words):
+    done = command_line("bench", *arguments, "--results", tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     (line,) = done.stderr.strip().splitlines()
     for word in words:

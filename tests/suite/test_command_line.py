@@ -1,29 +1,39 @@
 """The command line as a user meets it: fast to list, strict at second 0, safe to interrupt."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from run_suite import HOUSE
 from suite import storage
 
 HOME = Path(__file__).resolve().parents[2]
 TRAIN = ("--set", "train.steps=60", "--set", "train.eval_every=20")
 
 
-def call(*arguments, cwd=None, **options):
+def call(*arguments):
+    """A command in a process of its own, as a user has it."""
     command = [sys.executable, str(HOME / "run_suite.py"), *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=cwd or HOME, timeout=240, env=environment, **options
-    )
+    return subprocess.run(command, capture_output=True, text=True, cwd=HOME, timeout=240, env=environment)
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("list",), ("list", "models"), ("run", "--help")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--help",),
+        ("list",),
+        pytest.param(("list", "models"), marks=pytest.mark.slow),
+        pytest.param(("run", "--help"), marks=pytest.mark.slow),
+    ],
+)
 def test_help_and_list_do_not_import_torch(arguments):
     code = (
         "import sys, runpy\n"
@@ -36,8 +46,8 @@ def test_help_and_list_do_not_import_torch(arguments):
     assert done.returncode == 0, done.stderr
 
 
-def test_list_names_everything():
-    out = call("list").stdout
+def test_list_names_everything(command_line):
+    out = command_line("list").stdout
     for name in ("mqar", "transformer++", "dss-exp-no-scale", "h3/table2"):
         assert name in out
 
@@ -60,10 +70,10 @@ def test_list_names_everything():
         (("run", "speech-commands/sample", "--data", "nowhere"), ["nowhere"]),
     ],
 )
-def test_a_wrong_argument_is_one_line_and_exit_code_2(tmp_path, arguments, words):
+def test_a_wrong_argument_is_one_line_and_exit_code_2(command_line, tmp_path, arguments, words):
     if arguments[0] in ("run", "report"):
         arguments = (*arguments, "--results", tmp_path)
-    done = call(*arguments)
+    done = command_line(*arguments)
     assert done.returncode == 2, done.stdout + done.stderr
     (line,) = done.stderr.strip().splitlines()
     for word in words:
@@ -71,16 +81,16 @@ def test_a_wrong_argument_is_one_line_and_exit_code_2(tmp_path, arguments, words
     assert not list(tmp_path.rglob("*.parquet"))
 
 
-def test_heads_that_do_not_divide_are_refused_before_any_run(tmp_path):
+def test_heads_that_do_not_divide_are_refused_before_any_run(command_line, tmp_path):
     arguments = ("run", "quickstart", "--only", "model.name=gla", "--set", "model.num_heads=3", "--results", tmp_path)
-    done = call(*arguments)
+    done = command_line(*arguments)
     assert done.returncode == 2
     assert "num_heads=3" in done.stderr
     assert not list(tmp_path.iterdir())
 
 
-def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path):
-    done = call("run", "h3/table2", "--dry-run", "--results", tmp_path / "results")
+def test_a_dry_run_prints_the_plan_and_writes_nothing(command_line, tmp_path):
+    done = command_line("run", "h3/table2", "--dry-run", "--results", tmp_path / "results")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("to do") == 25
     assert "train.lr = 0.0005" in done.stdout
@@ -98,19 +108,42 @@ def rows(results):
     return frame[["run_id", "metric", "split", "slice", "step", "value"]].to_dict("records")
 
 
-@pytest.mark.slow
-def test_a_grid_runs_is_skipped_reported_and_shown(tmp_path):
-    done = call(*quick(tmp_path))
+@pytest.fixture
+def stored(command_line, tmp_path):
+    """The arguments of a run of a few steps, which is stored below tmp_path."""
+    few = ("train.steps=2", "train.eval_every=2", "train.batch_size=4", "task.num_train=8", "task.num_test=8")
+    asked = quick(tmp_path, "--only", "model.d_model=8", *(word for setting in few for word in ("--set", setting)))
+    done = command_line(*asked)
     assert done.returncode == 0, done.stderr
-    again = call(*quick(tmp_path))
-    assert "already stored" in again.stdout
-    report = call("report", "quickstart", "--results", tmp_path)
+    return asked
+
+
+def test_a_grid_runs_is_skipped_reported_and_shown(command_line, stored, tmp_path):
+    again = command_line(*stored)
+    assert "1 of 1 runs are already stored" in again.stdout
+    report = command_line("report", "quickstart", "--results", tmp_path)
     assert report.returncode == 0, report.stderr
     assert "Linear attention" in report.stdout
     run_id = rows(tmp_path)[0]["run_id"]
-    shown = call("show", run_id[:8], "--results", tmp_path)
+    shown = command_line("show", run_id[:8], "--results", tmp_path)
     assert run_id in shown.stdout
     assert "accuracy" in shown.stdout
+    assert re.search(r"threads +1 ", shown.stdout)
+    assert re.search(r'operators +{"[a-z_]+": {"backend": "torch", "version": [0-9]+}', shown.stdout)
+
+
+def test_a_stored_run_with_older_operators_is_named_and_repeated_only_by_force(command_line, stored):
+    today = HOUSE.versions()
+    later = replace(HOUSE, versions=lambda: {name: version + 1 for name, version in today.items()})
+    assert "older operators" not in command_line(*stored, "--dry-run").stdout
+    for more in (("--dry-run",), ()):
+        printed = command_line(*stored, *more, house=later).stdout
+        (line,) = (line for line in printed.splitlines() if "stored with older operators" in line)
+        assert re.search(r"\([a-z_]+ [0-9]+ \(now [0-9]+\).*: [0-9a-f]{16}\); --force repeats them", line)
+        assert "1 of 1 runs are already stored" in printed or "1 runs, 0 to do" in printed
+    printed = command_line(*stored, "--dry-run", "--force", house=later).stdout
+    assert "1 runs, 1 to do" in printed
+    assert "older operators" not in printed
 
 
 @pytest.mark.slow
@@ -129,6 +162,7 @@ def test_an_interrupted_grid_continues_with_the_same_numbers(tmp_path, number):
     assert rows(broken) == rows(whole)
 
 
+@pytest.mark.slow
 def test_runs_side_by_side_give_the_rows_of_runs_in_sequence(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     options = ("--set", "train.steps=3", "--set", "train.eval_every=3", "--set", "train.batch_size=4")
@@ -139,17 +173,17 @@ def test_runs_side_by_side_give_the_rows_of_runs_in_sequence(tmp_path):
     assert sorted(map(str, rows(one))) == sorted(map(str, rows(two)))
 
 
-def test_results_of_another_schema_are_refused_by_name(tmp_path):
+def test_results_of_another_schema_are_refused_by_name(command_line, tmp_path):
     path = tmp_path / "quickstart" / "paper" / "0123.parquet"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"not parquet")
-    done = call("report", "quickstart", "--results", tmp_path)
+    done = command_line("report", "quickstart", "--results", tmp_path)
     assert done.returncode == 2
     assert "0123.parquet" in done.stderr
 
 
-def test_doctor_says_what_works_and_why_the_rest_does_not():
-    done = call("doctor")
+def test_doctor_says_what_works_and_why_the_rest_does_not(command_line):
+    done = command_line("doctor")
     assert done.returncode == 0, done.stderr
     assert "torch" in done.stdout
     assert "GPU" in done.stdout

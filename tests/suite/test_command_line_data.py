@@ -5,33 +5,21 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-
-from run_suite import HOUSE
-from suite.commands import main
 
 HOME = Path(__file__).resolve().parents[2]
 
 
-class Done(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 @pytest.fixture
-def call(tmp_path, monkeypatch, capsys):
-    """The command line in this process, where torch is loaded already."""
+def call(tmp_path, monkeypatch, command_line):
+    """The command line with a cache of its own; settings are environment variables."""
 
     def run(*arguments, **settings):
         monkeypatch.setenv("SUBQUAD_DATA", str(tmp_path / "cache"))
         for name, value in settings.items():
             monkeypatch.setenv(name, value)
-        with pytest.raises(SystemExit) as end:
-            main(HOUSE, [*map(str, arguments)])
-        return Done(int(end.value.code or 0), *capsys.readouterr())
+        return command_line(*arguments)
 
     return run
 

@@ -3,88 +3,25 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 import yaml
 
-from kernels.workload import Cost, Implementation, Workload, normal, sizes, traffic
 from run_suite import HOUSE
 from suite import storage
+from suite.bench.config import TimingRun
 from suite.bench.series import OperatorTimer
-from suite.commands import main
 from suite.config import ExperimentConfig
 from suite.grid import expand
-from suite.registry import Entry, Registry
 from suite.resolver import Resolver
 from suite.runner import execute, plan
+from suite.runs import never
 from tests.suite.toy import MODELS, TASKS
+from tests.suite.toy_operators import BIG, OPERATORS, SUM
 
 CPU = torch.device("cpu")
-BIG = 64
-
-
-def running_sum(x):
-    total = torch.zeros_like(x[:, 0])
-    out = []
-    for t in range(x.shape[1]):
-        total = total + x[:, t]
-        out.append(total)
-    return torch.stack(out, 1)
-
-
-def short_of_memory(x):
-    if x.shape[1] >= BIG:
-        raise torch.OutOfMemoryError("planted")
-    return x.cumsum(1)
-
-
-def needs_another_device(x):
-    raise ValueError("needs a CUDA device")
-
-
-def missing():
-    raise ImportError("no module named 'peer'")
-
-
-def cost(shape, dtype, backward):
-    size = 4 * shape["B"] * shape["T"] * shape["D"]
-    return Cost(traffic(size, size, backward), size)
-
-
-SUM = Workload(
-    op="running_sum",
-    reference=running_sum,
-    make_inputs=lambda shape, dtype, generator: {"x": normal(generator, dtype, *sizes(shape, "BTD"))},
-    cost=cost,
-    short=lambda shape: {**shape, "T": min(16, shape["T"])},
-    implementations=(
-        Implementation("cumsum", "ours", lambda: lambda x: x.cumsum(1)),
-        Implementation("hungry", "ours", lambda: short_of_memory),
-        Implementation("late", "ours", lambda: lambda x: x.cumsum(1).roll(1, 1)),
-        Implementation("elsewhere", "ours", lambda: needs_another_device),
-        Implementation("absent", "peer", missing),
-    ),
-    shapes={"quick": ({"B": 2, "T": 16, "D": 3, "kind": "plain"},), "paper": ()},
-)
-STEP = Workload(
-    op="step",
-    reference=running_sum,
-    make_inputs=SUM.make_inputs,
-    cost=cost,
-    short=dict,
-    implementations=SUM.implementations[:1],
-    shapes={"quick": ({"B": 2, "D": 3},)},
-    backward=False,
-)
-OPERATORS = Registry(
-    "operator",
-    {
-        "running_sum": Entry("tests.suite.test_timing_runs:SUM", "sums"),
-        "step": Entry("tests.suite.test_timing_runs:STEP", "one step of it"),
-    },
-)
 SHAPE = {"B": 1, "D": 2, "kind": "plain"}
 LENGTHS = [16, 32, BIG, 128]
 GRID = {
@@ -123,13 +60,21 @@ def one(**bench):
     return run
 
 
+@dataclass(frozen=True)
+class Brief(TimingRun):
+    """A run that is given a few milliseconds for the samples of each length."""
+
+    def worker(self, device, *, checkpoint=None, report=None, stop=never):
+        return OperatorTimer(self, device, report=report, stop=stop, budget_ms=5.0)
+
+
 def rows(root):
     return storage.read(storage.files([root], "demo/sums")).to_dict("records")
 
 
 def timed(root, **bench):
     """How a run ended, and its rows by metric and slice."""
-    finished = execute(one(**bench), root, CPU)
+    finished = execute(Brief(**vars(one(**bench))), root, CPU)
     return finished, {(row["metric"], row["slice"]): row for row in rows(root)}
 
 
@@ -187,7 +132,7 @@ def test_backward_is_another_run_and_costs_more_than_forward(tmp_path):
 def test_an_interrupted_run_leaves_nothing_and_starts_anew(tmp_path):
     calls = iter(range(100))
     with pytest.raises(KeyboardInterrupt):
-        execute(one(), tmp_path, CPU, stop=lambda: next(calls) >= 2)
+        execute(Brief(**vars(one())), tmp_path, CPU, stop=lambda: next(calls) >= 2)
     assert not list(tmp_path.rglob("*.*"))
     _, found = timed(tmp_path)
     assert ("time", "length=16") in found
@@ -195,7 +140,7 @@ def test_an_interrupted_run_leaves_nothing_and_starts_anew(tmp_path):
 
 def test_progress_counts_lengths():
     seen = []
-    OperatorTimer(one(), CPU, report=seen.append)()
+    OperatorTimer(one(), CPU, report=seen.append, budget_ms=5.0)()
     assert [(p.step, p.total_steps, p.note) for p in seen] == [(i, 4, f"length={n}") for i, n in enumerate(LENGTHS)]
 
 
@@ -239,19 +184,17 @@ def test_a_grid_trains_or_times():
 
 
 @pytest.fixture
-def call(tmp_path, monkeypatch, capsys):
+def call(tmp_path, command_line):
     """The command line on a folder of experiments that holds only ours: (exit code, what it printed)."""
     folder = tmp_path / "reports" / "demo" / "sums"
     folder.mkdir(parents=True)
     (folder / "grid.yaml").write_text(yaml.safe_dump(GRID, sort_keys=False))
     (folder / "claims.csv").write_text(CLAIMS)
-    monkeypatch.setenv("COLUMNS", "200")
     house = replace(HOUSE, reports=tmp_path / "reports", operators=OPERATORS)
 
     def run(*arguments):
-        with pytest.raises(SystemExit) as end:
-            main(house, [*map(str, arguments), "--results", str(tmp_path / "results")])
-        return end.value.code, "".join(capsys.readouterr())
+        done = command_line(*arguments, "--results", tmp_path / "results", house=house)
+        return done.returncode, done.stdout + done.stderr
 
     return run
 

@@ -1,0 +1,29 @@
+"""The command line in the process of the tests, where torch is loaded already."""
+
+from typing import NamedTuple
+
+import pytest
+
+from run_suite import HOUSE
+from suite.commands import main
+
+
+class Done(NamedTuple):
+    """How a command ended and what it printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def command_line(monkeypatch, capsys):
+    """Calls a command, e.g. `command_line("run", "quickstart")`; `house` replaces the tables of the repository."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments, house=HOUSE):
+        with pytest.raises(SystemExit) as end:
+            main(house, [*map(str, arguments)])
+        return Done(int(end.value.code or 0), *capsys.readouterr())
+
+    return call

@@ -233,11 +233,15 @@ def test_bench_times_a_real_operator_beside_its_peers(tmp_path):
     ("arguments", "words"),
     [
         (("causal_conv",), ["unknown operator 'causal_conv'", "did you mean 'causal_conv1d'"]),
-        (("--compare", "no-such-branch"), ["'no-such-branch'", "neither a git revision", "folder"]),
-        (("--against", "peer"), ["'peer'", "neither a git revision"]),
+        pytest.param(
+            ("--compare", "no-such-branch"),
+            ["'no-such-branch'", "neither a git revision", "folder"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(("--against", "peer"), ["'peer'", "neither a git revision"], marks=pytest.mark.slow),
         (("--compare", "HEAD", "--against", "peers"), ["give one of them"]),
-        (("--update-budgets", "--shapes", "paper"), ["--update-budgets"]),
-        (("--device", "cuda:99"), ["--device"]),
+        pytest.param(("--update-budgets", "--shapes", "paper"), ["--update-budgets"], marks=pytest.mark.slow),
+        pytest.param(("--device", "cuda:99"), ["--device"], marks=pytest.mark.slow),
     ],
 )
 def test_a_wrong_argument_is_one_line_and_exit_code_2(command_line, tmp_path, arguments, words):

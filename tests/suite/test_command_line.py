@@ -56,16 +56,24 @@ def test_list_names_everything(command_line):
     ("arguments", "words"),
     [
         (("run", "h3/tabel2"), ["unknown experiment 'h3/tabel2'", "did you mean 'h3/table2'"]),
-        (("report", "quikstart"), ["unknown experiment 'quikstart'", "'quickstart'"]),
-        (("run", "quickstart", "--scale", "huge"), ["unknown scale 'huge'"]),
+        pytest.param(
+            ("report", "quikstart"), ["unknown experiment 'quikstart'", "'quickstart'"], marks=pytest.mark.slow
+        ),
+        pytest.param(("run", "quickstart", "--scale", "huge"), ["unknown scale 'huge'"], marks=pytest.mark.slow),
         (("run", "quickstart", "--set", "train.stepz=3"), ["stepz", "did you mean 'steps'"]),
-        (("run", "quickstart", "--set", "model.name=gsaa"), ["unknown model 'gsaa'", "'gsa'"]),
-        (("run", "quickstart", "--set", "task.num_kv_pairs=1000"), ["num_kv_pairs=1000", "length"]),
-        (("run", "quickstart", "--set", "task.length=sixty"), ["length", "sixty"]),
+        pytest.param(
+            ("run", "quickstart", "--set", "model.name=gsaa"), ["unknown model 'gsaa'", "'gsa'"], marks=pytest.mark.slow
+        ),
+        pytest.param(
+            ("run", "quickstart", "--set", "task.num_kv_pairs=1000"),
+            ["num_kv_pairs=1000", "length"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(("run", "quickstart", "--set", "task.length=sixty"), ["length", "sixty"], marks=pytest.mark.slow),
         (("run", "quickstart", "--set", "model.init_std=.nan"), ["--set", "model.init_std=.nan", "finite number"]),
         (("run", "quickstart", "--only", "model.name=rwkv"), ["--only model.name=rwkv", "no run has it"]),
         (("run", "quickstart", "--device", "tpu"), ["--device"]),
-        (("run", "quickstart", "--device", "cuda:99"), ["--device"]),
+        pytest.param(("run", "quickstart", "--device", "cuda:99"), ["--device"], marks=pytest.mark.slow),
         (("show", "ffffffff"), ["ffffffff"]),
         (("run", "speech-commands/sample", "--data", "nowhere"), ["nowhere"]),
     ],

@@ -58,6 +58,7 @@ def two_threads():
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_a_run_has_the_same_metrics_here_and_in_a_worker(tmp_path, two_threads):
     run, other = large(), large(seed=1)
     run_all([run], tmp_path / "alone", CPU, Silent(), jobs=1)

@@ -1,4 +1,4 @@
-"""Generation by a recorded step equals that by the step itself."""
+"""Generation with a step that is recorded as a CUDA graph."""
 
 import pytest
 import torch
@@ -29,14 +29,14 @@ SPEC = TaskSpec(input="tokens", num_classes=12, readout="token", max_length=64, 
     ],
 )
 @torch.no_grad()
-def test_the_recorded_step_makes_the_likeliest_sequence_of_the_parallel_form(name):
+def test_the_recorded_step_generates_the_likeliest_sequence_of_forward(name):
     torch.manual_seed(0)
     config = MODELS.load(name)(num_layers=2, d_model=32, init_std=0.5, tie_embeddings=False)
     model = config.build(SPEC).cuda().eval()
     made = generate(model, 5, 64, 3, torch.device("cuda"), 0, temperature=1e-4)
     seen = torch.cat([torch.full((5, 1), 3, device="cuda"), made[:, :-1]], dim=1)
     logits = model(seen).float()
-    # rounding may decide between two that are almost as likely
+    # rounding may decide between two tokens that are almost equally likely
     best = logits.amax(-1)
     chosen = logits.gather(-1, made[..., None])[..., 0]
     assert (best - chosen).max() < 1e-2 * (best - logits.amin(-1)).max()
@@ -50,6 +50,6 @@ def test_every_replay_draws_anew_and_the_seed_decides():
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert len(first.unique(dim=0)) == 64
-    # an untrained network is nearly undecided, so all tokens come up about as often
+    # an untrained network gives all tokens similar probabilities
     counts = first.flatten().bincount(minlength=12)
     assert counts.min() > 0.5 * counts.float().mean()

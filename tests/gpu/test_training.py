@@ -1,4 +1,4 @@
-"""The recorded step on a GPU: the numbers of the direct one, repeatable, resumable, for every model."""
+"""The training step recorded as a CUDA graph: equal to the direct one, repeatable and resumable, for every model."""
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ def test_bf16_training_follows_fp32(gpu, name):
 
 @pytest.mark.parametrize("task", [{}, {"endless": True}])
 @pytest.mark.parametrize("stop_at", [1, 7, 13])
-def test_an_interrupted_run_ends_with_the_numbers_of_an_uninterrupted_one(gpu, tmp_path, task, stop_at):
+def test_an_interrupted_run_ends_with_the_results_of_an_uninterrupted_one(gpu, tmp_path, task, stop_at):
     options = {"schedule": "cosine", "warmup_steps": 3, "keep": "best", "eval_every": 1, "clip": 0.5}
     options |= {"epoch_steps": 5} if task else {}
     run = make_run(task=task, train=options)
@@ -76,7 +76,7 @@ def test_an_interrupted_run_ends_with_the_numbers_of_an_uninterrupted_one(gpu, t
 
 
 def test_recording_leaves_no_trace(gpu):
-    """A run whose every batch shape is recorded anew still sees each row once and each random number once."""
+    """A run that records every batch shape again still uses each row once and each random number once."""
     run = make_run(train={"batch_size": 64, "epochs": 2, "eval_every": 1})
     short = make_run(train={"batch_size": 64, "epochs": 2, "eval_every": 1, "eval_batch_size": 7})
     assert torch.allclose(losses(Trainer(run, gpu)().rows), losses(Trainer(short, gpu)().rows), rtol=0, atol=0)

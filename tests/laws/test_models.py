@@ -1,4 +1,4 @@
-"""What every registered model must obey, at sizes that a CPU settles in a second."""
+"""Laws that every registered model must obey, at sizes that take a CPU a second."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from models import MODELS
 from suite.contracts import TaskSpec
 
-# crosses the boundary of a 64-position chunk
+# crosses the boundary of a chunk of 64 positions
 LENGTH = 70
 TOKENS = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=LENGTH, vocab_size=16)
 SIGNAL = TaskSpec(input="signal", num_classes=5, readout="sequence", max_length=LENGTH, channels=2)
 
 
 def build(name: str, spec: TaskSpec = TOKENS, *, dtype: torch.dtype = torch.float64, **options):
-    # a wider spread than the default makes every path of the small network count
+    # with larger weights than the default, every path of the small network contributes
     config = MODELS.load(name)(**{"num_layers": 2, "d_model": 32, "init_std": 0.2, **options})
     torch.manual_seed(0)
     default = torch.get_default_dtype()
@@ -47,7 +47,7 @@ def unroll(model, inputs: Tensor) -> tuple[Tensor, object]:
 
 
 def stored_floats(state: object) -> int:
-    """Floats in a nest of tuples, lists and dicts of tensors, complex as two; integer clocks are not counted."""
+    """Number of floating elements in nested tuples, lists and dicts of tensors; complex ones count as two."""
     if isinstance(state, Tensor):
         return state.numel() * (2 if state.is_complex() else int(state.is_floating_point()))
     if isinstance(state, dict):
@@ -179,7 +179,7 @@ def dtypes_of(state: object) -> set[torch.dtype]:
 
 @every_model
 def test_no_step_of_training_or_decoding_reads_a_tensor_value(name):
-    """A fake tensor has no values: `.item()`, a branch on a tensor or a shape from data would raise."""
+    """A fake tensor has no values, so `.item()`, a branch on a tensor or a shape that depends on data would raise."""
     with FakeTensorMode():
         model = build(name, dtype=torch.float32).train()
         model(torch.zeros(2, LENGTH, dtype=torch.int16)).sum().backward()

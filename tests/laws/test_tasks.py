@@ -1,4 +1,4 @@
-"""What every registered task promises, whatever it is about."""
+"""Laws that every registered task must obey."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def ordinary(rows, trigger):
 
 
 def solve(task, segment):
-    """Predictions [R, P] from inputs and positions alone, or -1 where the language has no determined next token."""
+    """Answers [R, P] computed from inputs and positions alone; -1 where the next token is not determined."""
     inputs, positions = segment.inputs.numpy(), segment.positions.numpy()
     answers = np.full(positions.shape, -1)
     if task.name in ("induction-heads", "induction-heads-extrapolation"):
@@ -49,7 +49,7 @@ def solve(task, segment):
 
 
 def test_every_task_that_draws_its_rows_is_tested():
-    # the others have one fixed set of rows, read or made; they are tested in files of their own
+    # the other tasks have one fixed set of rows and are tested in files of their own
     drawn = {name for name in TASKS if "data" not in TASKS.load(name).model_fields}
     assert {name for name, _ in INSTANCES.values()} == drawn
     assert set(STORED) == set(TASKS) - drawn

@@ -1,4 +1,4 @@
-"""What the papers state about attention and its linear relatives."""
+"""Statements of the papers about attention and linear attention."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def num_parameters(module: nn.Module) -> int:
     ids=lambda value: type(value).__name__ if not isinstance(value, int) else None,
 )
 def test_state_sizes_are_those_of_the_gsa_paper(config, per_channel):
-    """GSA paper, Table 1 and appendix C.1: multiples of the width, a layer."""
+    """GSA paper, Table 1 and appendix C.1: the state of a layer, as a multiple of the width."""
     assert mixer_of(config).state_size(4096) == per_channel * PAPER_WIDTH
 
 
@@ -65,7 +65,7 @@ def test_gsa_costs_an_eighth_of_a_square_more_than_attention():
 
 
 def test_gla_and_hgrn2_have_four_squares_of_parameters():
-    """GSA paper, appendix C.1; what exceeds 4 d^2 is GLA's low-rank decay, and norms and bounds of single rows."""
+    """GSA paper, appendix C.1. Beyond 4 d^2 there are GLA's low-rank decay, and the weights of norms."""
     gla = mixer_of(GLAConfig(d_model=PAPER_WIDTH))
     low_rank = 16 * PAPER_WIDTH + 16 * PAPER_WIDTH // 2 + PAPER_WIDTH // 2
     assert num_parameters(gla) == 4 * PAPER_WIDTH**2 + low_rank + PAPER_WIDTH // 4
@@ -151,7 +151,7 @@ def test_linear_attention_refuses_to_normalise_by_signed_features():
 
 
 def test_retnet_heads_forget_at_the_papers_rates():
-    """Sun et al. 2023, equation 8: 1/32, 1/64, 1/128, ... a step."""
+    """Sun et al. 2023, equation 8: heads forget 1/32, 1/64, 1/128, ... per step."""
     mixer = RetNetConfig(d_model=64, num_heads=4).mixers(SPEC)[0]
     torch.testing.assert_close(-torch.expm1(mixer.log_decay.double()), 2.0 ** -torch.arange(5.0, 9.0).double())
 
@@ -182,7 +182,7 @@ def test_hgrn2_decays_and_inputs_are_complementary():
 @torch.no_grad()
 @pytest.mark.parametrize("forget", ["none", "running-mean"])
 def test_abc_slots_are_cumulative_softmaxes(forget):
-    """GSA paper, equations 3 and 4, written out; and the variant whose slots are weighted means of the past."""
+    """GSA paper, equations 3 and 4, computed directly; and the variant whose slots are weighted means of the past."""
     torch.manual_seed(0)
     model = ABCConfig(d_model=8, num_heads=1, num_slots=5, init_std=0.5, forget=forget).build(SPEC).double()
     mixer = model.mixers[0]
@@ -200,7 +200,7 @@ def test_abc_slots_are_cumulative_softmaxes(forget):
 
 @torch.no_grad()
 def test_gsa_slots_are_exponential_moving_averages_read_by_a_softmax():
-    """GSA paper, equations 6 to 9, written out for one head."""
+    """GSA paper, equations 6 to 9, computed directly for one head."""
     torch.manual_seed(0)
     model = GSAConfig(d_model=8, num_heads=1, num_slots=5, init_std=0.5).build(SPEC).double()
     mixer = model.mixers[0]

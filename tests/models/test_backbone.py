@@ -15,7 +15,7 @@ TOKENS = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=32
 SIGNAL = TaskSpec(input="signal", num_classes=5, readout="sequence", max_length=32, channels=2)
 
 
-def test_embeddings_are_tied_exactly_where_the_vocabularies_are_one():
+def test_embeddings_are_tied_exactly_where_the_vocabularies_are_the_same():
     tied, untied = AttentionConfig().build(TOKENS), AttentionConfig(tie_embeddings=False).build(TOKENS)
     assert tied.head.weight is tied.encoder.weight
     assert untied.head.weight is not untied.encoder.weight
@@ -37,7 +37,7 @@ def test_projections_into_the_residual_stream_start_smaller_with_depth(channel_m
 @pytest.mark.parametrize("norm", ["layer", "rms", "batch"])
 @pytest.mark.parametrize("prenorm", [True, False], ids=["prenorm", "postnorm"])
 @torch.no_grad()
-def test_every_norm_and_order_steps_as_it_runs_in_parallel(norm, prenorm):
+def test_steps_equal_forward_with_every_norm_and_order(norm, prenorm):
     torch.manual_seed(0)
     model = GSAConfig(norm=norm, prenorm=prenorm, num_slots=8, init_std=0.2).build(SIGNAL).double()
     inputs = torch.randn(4, 20, 2, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Claims about the filters that models say they convolve with, and about the rows made of them."""
+"""The filters that models convolve with, and the rows of results that are made of them."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def test_the_kernel_of_a_layer_is_its_response_to_an_impulse_less_the_skip(name,
 
 
 @torch.no_grad()
-def test_eigenvalues_are_what_the_kernel_decays_and_turns_by():
-    # one mode alone: |K_k| falls as e^{Re(Lambda) dt k}, and K has the zeros of its cosine
+def test_eigenvalues_give_decay_and_rotation_of_the_kernel():
+    # with a single eigenvalue |K_k| falls as e^{Re(Lambda) dt k}, and K has the zeros of its cosine
     (part, *_) = build("dss-exp", d_state=1).convolutions().values()
     dt = part.log_dt.exp()
     (eigenvalue,) = part.eigenvalues()
@@ -80,7 +80,7 @@ def test_models_without_a_fixed_filter_have_none_and_say_so():
 
 
 class Part:
-    """Kernels and eigenvalues that were made up."""
+    """Kernels and eigenvalues with chosen values."""
 
     def __init__(self, kernel: Tensor, eigenvalues: Tensor | None = None) -> None:
         self.K = kernel
@@ -92,7 +92,7 @@ class Part:
 
 
 def spike(*lags: int, length: int = 64) -> Tensor:
-    """One kernel a lag: -2 there and 0 elsewhere."""
+    """One kernel for every lag, which is -2 at this lag and 0 elsewhere."""
     return -2.0 * torch.nn.functional.one_hot(torch.tensor(lags), length)
 
 
@@ -143,7 +143,7 @@ def test_sequences_shorter_than_the_lags_have_fewer_points_and_no_share_where_al
     assert {row["metric"] for row in rows} == {"kernel", "kernel_peak_p95"}
 
 
-def test_a_kernel_of_zeros_stays_one():
+def test_a_kernel_of_zeros_stays_zero():
     rows = rows_of({"layer=0,filter=ssm": Part(torch.zeros(1, 64))})
     assert rows[0]["samples"] == [0] * 8
 
@@ -168,7 +168,7 @@ def test_there_is_no_rank_correlation_where_all_real_parts_are_the_same():
 
 def test_ranks_of_equal_values_are_shared():
     x, y = torch.tensor([1.0, 2.0, 2.0, 9.0]), torch.tensor([10.0, 30.0, 20.0, 40.0])
-    # ranks 1, 2.5, 2.5, 4 and 1, 3, 2, 4
+    # the ranks are 1, 2.5, 2.5, 4 and 1, 3, 2, 4
     assert rank_correlation(x, y) == pytest.approx(4.5 / math.sqrt(4.5 * 5))
 
 

@@ -1,4 +1,4 @@
-"""How a network summarises sequences that end early, and pairs of them."""
+"""How a network summarises sequences that end early, and pairs of sequences."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ def tokens(rows, length=12):
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 @pytest.mark.parametrize("name", ["dss-exp", "mamba", "attention"])
-def test_what_stands_behind_the_end_changes_nothing(name, pooling):
+def test_padding_behind_the_end_changes_nothing(name, pooling):
     model = build(name, pooling=pooling)
     inputs, ends = tokens(4), torch.tensor([[11], [6], [0], [3]])
     logits = model(inputs, ends)
@@ -44,7 +44,7 @@ def test_a_full_row_needs_no_end():
     assert torch.allclose(model(inputs), model(inputs, torch.full((3, 1), 11)))
 
 
-def test_small_integers_are_read_as_any():
+def test_integers_of_any_width_are_accepted():
     model = build()
     ends = torch.tensor([[3], [9]])
     expected = model(tokens(2), ends)
@@ -57,7 +57,7 @@ def test_two_towers_have_the_same_weights_and_meet_in_the_readout():
     ends = torch.tensor([[5, 11], [9, 2]])
     logits = model(torch.cat([first, second], dim=1), ends)
     assert logits.shape == (2, 3)
-    # what each tower summarises, by the network of a single sequence
+    # the summary of each tower, computed by a network for single sequences
     single = build()
     single.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("head")}, strict=False)
     single.head = torch.nn.Identity()
@@ -86,7 +86,7 @@ def test_every_parameter_of_a_pair_network_learns():
     )
 
 
-def test_towers_that_cannot_be_are_refused():
+def test_impossible_towers_are_refused():
     for spec in (replace(SPEC, towers=3), replace(PAIR, readout="token")):
         with pytest.raises(ValueError, match=f"towers={spec.towers} and readout="):
             build(spec=spec)

@@ -24,7 +24,7 @@ BUILDERS = {
 
 
 def smooth(channels: int) -> torch.Tensor:
-    """[2, T, C] of periods above 256 samples, zero at both ends: no sample of it is lost at half the rate."""
+    """A signal [2, T, C] with periods above 256 samples and zero at both ends, so that half the rate loses nothing."""
     time = torch.arange(LENGTH, dtype=torch.float64) / LENGTH
     waves = torch.stack([torch.sin(2 * math.pi * (k * time + k / 7)) for k in range(1, 9)])
     mixture = torch.randn(2, channels, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -34,7 +34,7 @@ def smooth(channels: int) -> torch.Tensor:
 def layer(name: str) -> DiagonalSSM | DSS:
     torch.manual_seed(0)
     made = BUILDERS[name]().double()
-    # the skip repeats the input at any rate, so it would hide a difference
+    # the skip is removed, because it repeats the input at any rate and would hide a difference
     torch.nn.init.zeros_(made.D)
     return made
 
@@ -51,7 +51,7 @@ def test_twice_the_step_gives_the_same_output_sampled_at_half_the_rate(name):
     as_it_was = ssm(x[:, ::2])
     ssm.step_scale = 2.0
     assert distance(ssm(x[:, ::2]), wanted) < 0.02
-    # what the doubled step is for: without it the output is another
+    # without the doubled step size the output differs
     assert distance(as_it_was, wanted) > 0.1
 
 
@@ -98,7 +98,7 @@ def test_a_network_classifies_the_half_rate_signal_as_the_whole_one(name):
         resampled = model(x[:, ::2])
     assert distance(resampled, wanted) < 0.02
     assert distance(plain, wanted) > 2 * distance(resampled, wanted)
-    # afterwards everything is as before
+    # after the context everything is as before
     assert torch.equal(model(x), wanted)
 
 
@@ -122,7 +122,7 @@ def test_models_without_a_fixed_step_size_say_so_and_ignore_the_rate(name, optio
         assert torch.equal(model(x), before) == (not follows)
 
 
-def test_a_rate_that_is_no_rate_is_an_error():
+def test_a_rate_that_is_not_positive_is_an_error():
     with pytest.raises(ValueError, match="above 0, got 0"), build("s4d").at_rate(0):
         pass
 

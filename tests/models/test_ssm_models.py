@@ -1,4 +1,4 @@
-"""Claims about the state space models: their options, starts and sizes. The laws of all models are in tests/laws."""
+"""State space models: options, initial values and sizes. The laws of all models are in tests/laws."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_mamba_starts_as_its_authors_code():
     dt = torch.nn.functional.softplus(s6.dt_bias)
     assert 1e-3 * 0.999 <= dt.min() < dt.max() <= 1e-1 * 1.001
     torch.testing.assert_close(s6.log_A.exp(), torch.arange(1, 17, dtype=torch.float64).expand(128, 16))
-    # torch's own start, uniform up to 1 / sqrt(fan in), with the output scaled down by the depth
+    # the initialisation of torch is uniform up to 1 / sqrt(fan in); the output is scaled down with the depth
     assert 0.9 * 64**-0.5 < mixer.in_proj.weight.abs().max() <= 64**-0.5
     assert 0.9 * 128**-0.5 < mixer.out.weight.abs().max() * 2**0.5 <= 128**-0.5 * (1 + 1e-9)
 
@@ -224,7 +224,7 @@ def test_only_the_maps_of_channel_mixers_start_smaller_where_a_grid_says_so():
 
 
 def test_h3_has_the_authors_parameters_less_its_redundant_input_maps():
-    # learned B of the shift model [64, 64] and of the 32 complex modes would be 8192 more a layer: 142,464
+    # learned B of the shift model [64, 64] and of the 32 complex modes would add 8192 per layer: 142,464
     assert num_parameters(build("h3", d_model=64)) == 126_080
 
 

@@ -1,4 +1,4 @@
-"""A cache of its own for every test, and where the real data lie that some of them read."""
+"""Fixtures of the tests of tasks: an empty cache for every test, a manifest, and the real data that some tests read."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ import yaml
 
 @pytest.fixture(autouse=True)
 def cache_root(tmp_path_factory, monkeypatch):
-    """No test sees or fills the user's cache, or is bound by the user's settings."""
+    """An empty cache, so that no test reads or fills the user's cache or depends on the user's settings."""
     root = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("SUBQUAD_DATA", str(root))
     monkeypatch.delenv("SUBQUAD_OFFLINE", raising=False)
@@ -31,7 +31,8 @@ def use_manifest(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def shared():
-    """`shared("imdb/aclImdb_50k.tar.xz")`: a path among the real data, or the test is skipped."""
+    """`shared("imdb/aclImdb_50k.tar.xz")`: a path in the folder of real data. The test is skipped where it is
+    missing."""
     default = Path(__file__).parents[3] / "shared" / "data"
     base = Path(os.environ.get("SUBQUAD_TEST_DATA", default))
 

@@ -1,4 +1,4 @@
-"""Audio: mu-law levels, rows of recordings, bits a sample, and recordings that cannot be used."""
+"""Audio: levels of the mu-law, rows of recordings, bits per sample, and recordings that cannot be used."""
 
 import math
 
@@ -24,7 +24,7 @@ def write(path, wave, rate=RATE):
 
 @pytest.fixture
 def folder(tmp_path):
-    """20 clips named so that the order of the alphabet is another than that of the numbers."""
+    """20 clips whose names have another order by the alphabet than by their numbers."""
     for i in range(20):
         write(tmp_path / f"out{i}.wav", noise(i))
     return tmp_path
@@ -48,7 +48,7 @@ def test_levels_are_ordered_symmetric_and_fill_the_range():
     assert (levels.astype(int) + levels[::-1].astype(int))[levels != ZERO].tolist() == [255] * (levels != ZERO).sum()
 
 
-def test_decoding_ends_in_the_level_it_came_from_and_errs_least_near_silence():
+def test_decoded_levels_encode_to_themselves_and_errors_are_smallest_near_silence():
     levels = np.arange(LEVELS).astype(np.uint8)
     assert (mu_law(mu_law_decode(levels)) == levels).all()
     wave = np.linspace(-1, 1, 20_001)

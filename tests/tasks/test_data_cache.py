@@ -1,4 +1,4 @@
-"""The cache: where it is, whole or not there, right under parallel workers; the manifest; sources brought into it."""
+"""The cache: its place, complete or missing folders, parallel workers; the manifest; and sources in the cache."""
 
 import hashlib
 import io
@@ -84,7 +84,7 @@ def test_a_lock_holds_against_other_processes(tmp_path, cache_root):
     assert path.read_text() == "80"
 
 
-def test_a_folders_hash_follows_names_and_contents_and_not_its_place(tmp_path):
+def test_a_folders_hash_depends_on_names_and_contents_and_not_on_its_place(tmp_path):
     for place in ("one", "two"):
         (tmp_path / place / "sub").mkdir(parents=True)
         (tmp_path / place / "sub" / "a.txt").write_text("a")
@@ -188,7 +188,7 @@ def test_a_users_own_archive_is_taken_and_told_apart_from_another_edition(archiv
 
 def test_what_is_prepared_is_not_fetched_again(archive, source):
     folder, _ = data.obtain("set", [archive])
-    # the address of the source answers nobody
+    # no server answers at the address of the source, so a second download would fail
     assert data.obtain("set")[0] == folder
 
 

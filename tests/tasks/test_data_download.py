@@ -1,4 +1,5 @@
-"""Downloads against a server on this machine: resumed, checked, and never taken for whole before they are."""
+"""Downloads from a server on this machine: they are resumed and checked, and get their final name only when
+complete."""
 
 import errno
 import hashlib
@@ -25,7 +26,7 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves `content`, with the habits that a test asks for, and remembers what it was asked."""
+    """Serves `content`, behaves as a test wants it to, and remembers the ranges that were requested."""
 
     content = CONTENT
     ranges = True

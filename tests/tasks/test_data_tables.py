@@ -1,4 +1,4 @@
-"""What `datasets` brings: files of the hub at one commit, held against their hashes; local tables without a network."""
+"""The library `datasets`: files of the hub at one commit, compared with their hashes, and local tables offline."""
 
 import hashlib
 import http.server
@@ -31,7 +31,7 @@ def parquet(split):
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """The two questions that the hub's client asks of a file: its version, and its bytes."""
+    """Answers the two requests that the hub's client makes for a file: its version and its bytes."""
 
     def answer(self):
         content = self.server.contents.get(self.path)
@@ -61,7 +61,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(monkeypatch):
-    """A hub on this machine with one set of two tables."""
+    """A hub on this machine with one data set of two tables."""
     from huggingface_hub import constants
 
     running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -83,7 +83,7 @@ def hub(monkeypatch):
 
 @pytest.fixture
 def imdb(hub, use_manifest):
-    """A manifest in which that set replaces the hub's reviews; train has a hash there and test has none."""
+    """A manifest in which this data set replaces the hub's reviews; train has a hash there and test has none."""
     files = []
     for path, content in hub.contents.items():
         digest = hashlib.sha256(content).hexdigest() if "train" in path else None
@@ -104,14 +104,14 @@ def test_a_set_of_the_hub_comes_through_the_cache_and_is_read(hub, imdb, cache_r
     assert data.taken_from("imdb", kept) == imdb.hub
     task = LRAText(length=32)
     assert task.counts() == {"train": 18, "valid": 2, "test": 20}
-    # the unpublished hash of test was recorded, and does not make it official
+    # the hash of test is not published; recording it does not make the file official
     assert task.stand_in == "test-00000-of-00001.parquet: other than the hub's imdb"
     assert data.verify_source("imdb") == [
         "train-00000-of-00001.parquet: size and hash are those of the manifest",
         "test-00000-of-00001.parquet: size and hash are those of the first download",
     ]
     assert not list(cache_root.rglob(".hub"))
-    # nothing is asked again
+    # nothing is requested again
     count = len(hub.asked)
     assert data.obtain("imdb")[0] == folder
     data.obtain("imdb", [data.HUB])
@@ -158,7 +158,7 @@ def test_a_file_that_the_hub_does_not_have_says_what_to_do(hub, imdb):
 
 
 @pytest.mark.parametrize("whose", ["ours", "theirs"])
-def test_offline_asks_nobody(hub, imdb, monkeypatch, whose):
+def test_offline_nothing_is_requested(hub, imdb, monkeypatch, whose):
     if whose == "ours":
         monkeypatch.setenv("SUBQUAD_OFFLINE", "1")
     else:

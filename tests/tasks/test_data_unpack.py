@@ -1,4 +1,4 @@
-"""Archives: what is wanted comes out, what would leave the folder does not, damage is named."""
+"""Archives: wanted members are unpacked, members that would leave the folder are refused, and damage is named."""
 
 import errno
 import gzip
@@ -42,7 +42,7 @@ def make(kind, path):
 
 
 @pytest.mark.parametrize("kind", ["", "gz", "bz2", "xz", "zip"])
-def test_what_is_wanted_comes_out(tmp_path, kind):
+def test_wanted_members_are_unpacked(tmp_path, kind):
     archive = make(kind, tmp_path / "archive")
     assert unpack(archive, tmp_path / "all") == 3
     assert tree(tmp_path / "all") == FILES
@@ -52,7 +52,7 @@ def test_what_is_wanted_comes_out(tmp_path, kind):
         unpack(archive, tmp_path / "none", ["se"])
 
 
-def test_a_single_compressed_file_comes_out(tmp_path):
+def test_a_single_compressed_file_is_unpacked(tmp_path):
     with gzip.open(tmp_path / "genome.fa.gz", "wb") as file:
         file.write(b">chr1\nACGT\n")
     unpack(tmp_path / "genome.fa.gz", tmp_path / "out")
@@ -64,11 +64,11 @@ BAD_NAMES = ["../escaped.txt", "/tmp/escaped.txt", "set/../../escaped.txt", "..\
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 @pytest.mark.parametrize("kind", ["tar", "zip"])
-def test_a_path_that_leads_out_is_refused_and_nothing_comes_out(tmp_path, name, kind):
+def test_a_path_that_leads_out_is_refused_and_nothing_is_written(tmp_path, name, kind):
     files = {"set/a.txt": b"a", name: b"evil"}
     make_it = make_zip if kind == "zip" else make_tar
     archive = make_it(tmp_path / "archive", files=files)
-    # also where that member was not asked for
+    # the archive is also refused where this member is not wanted
     for wanted in ([""], ["set"]):
         with pytest.raises(DataError, match="leads out of its folder"):
             unpack(archive, tmp_path / "in" / "out", wanted)
@@ -116,7 +116,7 @@ def test_a_name_that_stands_twice_is_refused(tmp_path):
 
 @pytest.mark.parametrize("kind", ["", "gz", "bz2", "xz", "zip"])
 @pytest.mark.parametrize("damage", ["half", "flipped", "empty"])
-def test_a_damaged_archive_is_named_and_nothing_comes_out(tmp_path, kind, damage):
+def test_a_damaged_archive_is_named_and_nothing_is_written(tmp_path, kind, damage):
     archive = make(kind, tmp_path / "archive")
     content = bytearray(archive.read_bytes())
     middle = 600 if kind == "" else len(content) // 3
@@ -125,7 +125,7 @@ def test_a_damaged_archive_is_named_and_nothing_comes_out(tmp_path, kind, damage
     elif damage == "empty":
         content = bytearray()
     elif kind == "":
-        # a plain tar guards its headers only
+        # a plain tar has checksums of its headers only
         content[100:120] = b"\xff" * 20
     else:
         content[middle : middle + 40] = b"\xff" * 40

@@ -1,4 +1,4 @@
-"""DNA: rows cut out of genomes as the two papers cut them, and faults that name the file and what to do."""
+"""DNA: rows are cut out of genomes as in the two papers, and faults name the file and what to do."""
 
 import functools
 import gzip
@@ -72,7 +72,7 @@ def test_hyenadna_takes_the_beginning_of_an_interval_once(folder):
 
 def test_hyenadna_extends_a_short_interval_to_both_sides(folder):
     task = HG38(data=folder, rule="hyenadna", length=101)
-    # 37 bases more: 18 to the left, 19 to the right; chr2 begins at 0, so what is left of it is N
+    # the row has 37 more bases, 18 to the left and 19 to the right; chr2 begins at 0, so there is N before it
     assert rows(task, "train") == {CHR1[82:183], CHR1[282:383], "N" * 18 + CHR2[:83].upper()}
 
 
@@ -113,7 +113,7 @@ def test_soft_masked_bases_are_bases_or_no_targets(folder):
 def test_score_gives_bits_a_base(folder):
     task = HG38(data=folder, length=64)
     (segment,) = task.segments("valid", 0)
-    # certain that it is one of four bases and that N never is
+    # logits of a model that gives four bases the same probability, and N none
     logits = torch.tensor([0.0, 0, 0, 0, -100]).expand(*segment.targets.shape, 5)
     total, count = task.score(logits, segment.targets)["bits_per_base"]
     assert float(total / count) == pytest.approx(2, abs=1e-6)
@@ -136,7 +136,7 @@ def test_policy_paper_validates_on_test(folder):
     assert rows(HG38(data=folder, split_policy="paper"), "valid") == rows(HG38(data=folder), "test")
 
 
-def test_few_intervals_may_stand_for_all_of_valid_and_test(folder):
+def test_valid_and_test_may_use_few_of_their_intervals(folder):
     task = HG38(data=folder, length=16, eval_intervals=1, rule="hyenadna")
     assert task.counts() == {"train": 3, "valid": 1, "test": 1}
 
@@ -248,7 +248,7 @@ def test_a_damaged_packed_genome_is_named(folder):
         HG38(data=folder).fingerprint()
 
 
-def test_other_letters_that_leave_the_base_open_are_n(folder):
+def test_ambiguous_letters_are_read_as_n(folder):
     write_fasta(folder / "genome.fa", {"chr1": "RYKMSWBDHV" + CHR1[10:], "chr2": CHR2})
     (folder / "some.bed").write_text("chr1\t0\t16\ttest\nchr1\t0\t16\tvalid\nchr1\t0\t16\ttrain\n")
     assert rows(HG38(data=folder, length=16), "test") == ["N" * 10 + CHR1[10:16]]
@@ -311,7 +311,7 @@ def zoo(tmp_path):
 
 
 def origin(row, names, kinds=KINDS, length=300):
-    """(species, record) that a row was cut from."""
+    """The species and the record that a row was cut from."""
     sought = text(row)
     found = [
         (kind, name)
@@ -328,7 +328,7 @@ def whole(seed, names, length):
     return tuple(genome(seed, names, length).items())
 
 
-def test_rows_are_of_their_species_and_of_the_chromosomes_of_their_split(zoo):
+def test_rows_come_from_their_species_and_from_the_chromosomes_of_their_split(zoo):
     task = Species(data=zoo, length=40, num_eval=100)
     splits = {"train": task.block(0, 0, 300)} | {name: next(task.segments(name, 0)) for name in ("valid", "test")}
     expected = {
@@ -449,7 +449,8 @@ def test_the_real_encode_regions_of_five_species_load(shared):
 
 @pytest.mark.parametrize(("rule", "steps"), [("mamba", [6, 6, 6]), ("hyenadna", [2, 4, 6])])
 def test_epochs_of_a_warm_up_in_length_are_those_of_the_sources(folder, rule, steps):
-    """With as many tokens a batch, Mamba's epochs have the same steps at every length, HyenaDNA's twice as many."""
+    """With a fixed number of tokens per batch, an epoch of Mamba has the same number of steps at every length, while an
+    epoch of HyenaDNA has more steps at greater lengths."""
     from models import MODELS
     from suite.config import ExperimentConfig
     from suite.grid import expand
@@ -474,5 +475,5 @@ def test_epochs_of_a_warm_up_in_length_are_those_of_the_sources(folder, rule, st
     lengths, step = [], trainer._train_step
     trainer._train_step = lambda batch: (lengths.append(batch.inputs.shape[1]), step(batch))
     trainer()
-    # 3 intervals of 64 bases: 3 batches of 64 bases an epoch, or 3 rows at each length, 4, 2 and 1 a batch
+    # 3 intervals of 64 bases are 3 batches of 64 bases per epoch, or 3 rows at each length with 4, 2 and 1 per batch
     assert [lengths.count(length) for length in (8, 16, 32)] == steps

@@ -17,13 +17,13 @@ def random_log_p(rows, seed=1):
 
 
 def sure(labels, others=1e-12):
-    """log p of a classifier that is sure of these labels."""
+    """log p of a classifier that is certain of these labels."""
     p = np.full((len(labels), K), others)
     p[np.arange(len(labels)), labels] = 1 - (K - 1) * others
     return np.log(p)
 
 
-def test_fid_of_a_set_with_itself_is_zero_and_of_a_moved_one_the_square_of_the_move():
+def test_fid_is_zero_for_equal_sets_and_the_squared_shift_for_shifted_ones():
     x = RNG.normal(size=(500, 6)) @ RNG.normal(size=(6, 6))
     assert frechet_distance(x, x) == pytest.approx(0, abs=1e-8)
     move = np.array([1.0, 2, 0, 0, -1, 0.5])
@@ -33,7 +33,7 @@ def test_fid_of_a_set_with_itself_is_zero_and_of_a_moved_one_the_square_of_the_m
 def test_fid_of_scaled_axes_is_the_sum_of_squared_differences_of_deviations():
     x = RNG.normal(size=(400, 5))
     x -= x.mean(0)
-    # uncorrelated, of deviation one
+    # uncorrelated features with standard deviation one
     x = x @ np.linalg.inv(np.linalg.cholesky(np.cov(x, rowvar=False))).T
     spread = np.array([0.5, 1, 2, 3, 4])
     assert frechet_distance(x, x * spread) == pytest.approx(((spread - 1) ** 2).sum())
@@ -54,7 +54,7 @@ def test_fid_of_fewer_rows_than_features_is_finite_and_not_negative():
     assert frechet_distance(a, a) == pytest.approx(0, abs=1e-6)
 
 
-def test_inception_score_is_the_number_of_classes_that_are_surely_seen():
+def test_inception_score_is_the_number_of_classes_predicted_with_certainty():
     assert inception_score(sure(np.arange(K).repeat(7))) == pytest.approx(K, rel=1e-6)
     assert inception_score(sure(np.array([3, 3, 5, 5]))) == pytest.approx(2, rel=1e-6)
     assert inception_score(sure(np.array([3, 3, 3]))) == pytest.approx(1, rel=1e-6)
@@ -73,21 +73,21 @@ def test_modified_inception_score_is_exp_of_the_mean_divergence_of_all_pairs():
     pairs = [(np.exp(a) * (a - b)).sum() for a in log_p for b in log_p]
     assert modified_inception_score(log_p) == pytest.approx(math.exp(np.mean(pairs)))
     assert modified_inception_score(log_p[:1].repeat(5, 0)) == pytest.approx(1)
-    # two classes half the time each: half of the pairs diverge
+    # with two classes of equal frequency, half of all pairs differ in their class
     e = 1e-3
     two = np.log(np.array([[1 - e, e], [e, 1 - e]]))
     divergence = (1 - 2 * e) * math.log((1 - e) / e)
     assert modified_inception_score(two) == pytest.approx(math.exp(divergence / 2))
 
 
-def test_am_score_is_zero_for_sure_labels_as_often_as_in_the_data():
+def test_am_score_is_zero_for_certain_labels_as_frequent_as_in_the_data():
     labels = np.array([0, 0, 1, 2])
     assert am_score(sure(labels), sure(np.tile(labels, 3))) == pytest.approx(0, abs=1e-6)
-    # of two classes of the data, one is never made: the price grows with the classifier's certainty
+    # one of the two classes of the data is never generated; the score grows with the classifier's certainty
     assert am_score(sure(np.array([0, 1])), sure(np.array([0, 0]), 1e-6)) == pytest.approx(
         math.log(0.5) - 0.5 * math.log(1e-6), rel=1e-4
     )
-    # never sure, but classes as in the data: the entropy alone
+    # the classifier is never certain, but classes are as frequent as in the data, so the entropy alone remains
     assert am_score(sure(np.arange(K)), np.full((5, K), -math.log(K))) == pytest.approx(math.log(K))
 
 

@@ -14,7 +14,7 @@ CLASSES = ("ant", "bee", "cow")
 
 @pytest.fixture
 def folder(tmp_path):
-    """Ten training and two test pictures of every class, each with its own grey level, in a folder of an odd name."""
+    """Ten training and two test pictures of every class, each with its own grey level, in a folder with an odd name."""
     base = tmp_path / "my [odd] *pictures*"
     level = 0
     for split, count in (("train", 10), ("test", 2)):
@@ -51,7 +51,7 @@ def test_a_tenth_of_train_is_held_out_unless_there_is_a_validation_folder(folder
     Image.new("L", (8, 8), 99).save(folder / "test" / "bee" / "0.png")
     assert load(folder, "valid").inputs[:, 0].tolist() == list(range(30, 36))
     assert load(folder, "train").inputs[:, 0].tolist() == list(range(30))
-    # a split without some classes keeps the numbers of the others
+    # where a split lacks some classes, the others keep their numbers
     assert load(folder, "test").targets.tolist() == [1]
 
 

@@ -1,4 +1,4 @@
-"""Language modelling: rows that count every token once, byte pairs, perplexities that do not depend on the cut."""
+"""Language modelling: every token counts once, byte pairs, and perplexities that do not depend on the vocabulary."""
 
 import math
 
@@ -58,7 +58,7 @@ def test_byte_pairs_lose_nothing_and_cost_the_same_bits(folder):
     assert int(arrays["spaces"][stream].sum()) == TEXT[:401].count(" ")
     assert len(stream) < 401
     assert segment.inputs.max() < 280
-    # a uniform guess over bytes of a token costs 8 bits a byte, whatever the token
+    # a uniform guess over the bytes of a token costs 8 bits per byte, whatever the token is
     logits = torch.from_numpy(-np.array(arrays["sizes"]) * math.log(256.0)).float()
     guess = logits.expand(*segment.targets.shape, 280)
     kept = segment.targets != IGNORE
@@ -86,7 +86,7 @@ def test_words_are_counted_as_officially(folder):
 def test_the_official_word_counts_of_the_real_text(shared, tmp_path):
     for split in ("valid", "test"):
         (tmp_path / f"{split}.txt").symlink_to(shared(f"wikitext2/{split}.txt"))
-    # the training text is not at hand
+    # only validation and test text are among the real data
     (tmp_path / "train.txt").write_text(TEXT)
     arrays = WikiText(data=tmp_path).arrays()
     counts = {split: int(arrays["spaces"][arrays[f"{split}.stream"]].sum()) for split in ("valid", "test")}
@@ -100,7 +100,7 @@ def test_parquet_files_of_the_hub_are_read(folder, tmp_path_factory):
     other = tmp_path_factory.mktemp("hub")
     for split, word in (("train", "train"), ("valid", "validation"), ("test", "test")):
         lines = (folder / f"wiki.{split}.tokens").read_text().splitlines(keepends=True)
-        # as the hub has them
+        # the format of the hub
         lines = ["" if line == " \n" else line for line in lines]
         assert "" in lines
         pd.DataFrame({"text": lines}).to_parquet(other / f"{word}-00000-of-00001.parquet")
@@ -130,7 +130,7 @@ def test_a_table_with_the_hubs_blank_lines_has_the_official_counts(shared, tmp_p
         lines = shared(f"wikitext2/{word}.txt").read_text().splitlines(keepends=True)
         rows = ["" if not line.strip() else line for line in lines]
         pd.DataFrame({"text": rows}).to_parquet(tmp_path / f"{split}-00000-of-00001.parquet")
-    # rows and bytes of the text that the hub states for this split
+    # numbers of rows and bytes that the hub states for this split
     assert (len(rows), sum(len(row.encode()) for row in rows)) == (4358, 1_270_947 - 4 * 4358)
     arrays = WikiText(data=tmp_path).arrays()
     counts = {split: int(arrays["spaces"][arrays[f"{split}.stream"]].sum()) for split in ("valid", "test")}
@@ -141,7 +141,7 @@ def test_a_table_of_texts_is_a_text_with_a_row_a_line(tmp_path):
     pytest.importorskip("datasets")
     import pandas as pd
 
-    # as CSV, the line break, the quote and the word NA must come through
+    # in CSV, the line break, the quotation mark and the word NA must be kept
     lines = ['a "quoted", line', "two\nlines", "NA", "é"] * 40
     frame = pd.DataFrame({"number": range(len(lines)), "line": lines})
     frame.to_csv(tmp_path / "lines.csv", index=False)

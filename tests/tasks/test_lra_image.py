@@ -1,4 +1,4 @@
-"""LRA Image: official pickles, folders of pictures, grey as Pillow makes it, the split of S4 and DSS."""
+"""LRA Image: official pickles, folders of pictures, the grey of Pillow, and the split of S4 and DSS."""
 
 import os
 import pickle
@@ -30,7 +30,7 @@ def official(tmp_path):
 
 @pytest.fixture
 def pictures(tmp_path):
-    """Four pictures of every class in either split, class c with the grey level 20 c."""
+    """Four pictures of every class in either split; those of class c have the grey level 20 c."""
     for split in ("train", "test"):
         for number, name in enumerate(CLASSES):
             (tmp_path / split / name).mkdir(parents=True)
@@ -194,7 +194,7 @@ def test_lossless_pictures_of_the_real_set_come_out_of_an_official_batch(shared,
     expected = np.asarray(Image.fromarray(picture).convert("L"), dtype=np.float32).reshape(-1) / 255
     assert np.allclose(segment.inputs[0, :, 0].numpy(), expected, atol=1e-6)
     assert segment.targets[0] == known["labels"][500]
-    # the mean of all pictures is the constant of the standard scaling
+    # the standard scaling subtracts the mean of all pictures
     assert load(tmp_path, "train", pixels="tokens").inputs.float().mean().item() == pytest.approx(122.6, abs=6)
 
 

@@ -1,4 +1,4 @@
-"""LRA ListOps: the language, its distribution against rows of LRA's own generator, the release's files."""
+"""LRA ListOps: the language, its distribution compared with rows of LRA's own generator, and files of the release."""
 
 import hashlib
 import re
@@ -36,7 +36,7 @@ def test_expressions_have_the_values_of_the_language(expression, value):
 
 
 def depth_and_args(tokens):
-    """The greatest depth and the numbers of arguments of an expression."""
+    """The greatest depth of an expression, and the number of arguments of each of its operators."""
     deepest, open_lists, args = 0, [], []
     for token in tokens:
         if open_lists and token != CLOSE:
@@ -66,7 +66,7 @@ def test_generated_expressions_are_of_the_language_and_right():
 
 
 def test_a_chunk_is_pinned():
-    # a change here moves every number: raise `reader` and the task's version, and say so in CHANGELOG.md
+    # a change here changes the data: raise `reader` and the task's version, and say so in CHANGELOG.md
     digest = hashlib.sha256()
     for array in draw(0, 3, Language()):
         digest.update(np.ascontiguousarray(array).astype(np.int64).tobytes())
@@ -104,7 +104,7 @@ def test_the_seed_of_the_data_changes_them_and_that_of_a_run_does_not():
     assert task.stand_in == ""
 
 
-def test_lengths_that_cannot_be_are_refused():
+def test_impossible_lengths_are_refused():
     with pytest.raises(ValueError, match=r"no length lies between min_length=50 and max_length=51"):
         LRAListOps(min_length=50, max_length=51)
     with pytest.raises(ValueError, match=r"none has between 400 and 500 tokens"):
@@ -121,7 +121,7 @@ def test_generated_rows_are_distributed_as_those_of_lras_generator(shared):
     tokens, lengths, values = (
         np.concatenate(parts) for parts in zip(*(draw(1, index, Language()) for index in range(6)), strict=True)
     )
-    # two samples of 2,000 and 4,000: 4 standard errors of a difference of proportions
+    # four standard errors of a difference of proportions, for samples of 2,000 and 4,000
     for digit in range(10):
         expected, found = (targets == digit).mean(), (values == digit).mean()
         error = np.sqrt(expected * (1 - expected) * (1 / len(targets) + 1 / len(values)))
@@ -134,9 +134,9 @@ def test_generated_rows_are_distributed_as_those_of_lras_generator(shared):
     counts = pd.Series([word for row in words for word in row]).value_counts(normalize=True)
     ours = np.bincount(tokens[tokens >= DIGIT], minlength=len(TOKENS)) / (tokens >= DIGIT).sum()
     for number, word in enumerate(TOKENS[DIGIT:], start=DIGIT):
-        # words of a row hang together, so this is no sample of independent words
+        # the words of a row depend on each other, so they are not a sample of independent words
         assert ours[number] == pytest.approx(counts[word], rel=0.02)
-    # how many arguments an operator has
+    # the distribution of the number of arguments of an operator
     args = [
         np.bincount([n for row in rows for n in depth_and_args(row)[1]], minlength=11)[2:]
         for rows in (

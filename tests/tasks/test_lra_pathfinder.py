@@ -1,4 +1,4 @@
-"""Pathfinder and Path-X: the release's layout, the splits of S4 and DSS, our pictures against the original's."""
+"""Pathfinder and Path-X: the layout of the release, the splits of S4 and DSS, and generated pictures."""
 
 import hashlib
 import tarfile
@@ -37,7 +37,7 @@ def load(task, split):
 
 def test_the_release_is_split_as_in_the_source(folder):
     found = {split: load(LRAPathfinder(data=folder, pixels="tokens"), split) for split in ("train", "valid", "test")}
-    # metadata are read by number, 2 before 10, so the pictures come as 0, 1, 2, ...
+    # metadata are read in the order of their numbers, 2 before 10, so the pictures come as 0, 1, 2, ...
     parts = torch.utils.data.random_split(range(20), [16, 2, 2], generator=torch.Generator().manual_seed(42))
     for segment, part in zip(found.values(), parts, strict=True):
         assert segment.inputs[:, 0].tolist() == list(part)
@@ -62,7 +62,7 @@ def test_pictures_of_the_other_size_are_not_taken(folder):
         LRAPathX(data=folder).fingerprint()
 
 
-def test_few_pictures_stand_in_for_the_release_and_so_do_our_own(folder):
+def test_few_pictures_and_generated_ones_are_stand_in_data(folder):
     assert LRAPathfinder(data=folder).stand_in == "20 pictures; the release has 200000"
     assert LRAPathfinder(pictures="generated").stand_in == "200000 pictures of our own generator"
 
@@ -85,7 +85,7 @@ def test_damage_is_named(folder, damage, message):
         load(LRAPathfinder(data=folder), "train")
 
 
-def test_no_data_say_what_to_do():
+def test_missing_data_say_what_to_do():
     with pytest.raises(DataError, match="data prepare lra-pathx"):
         LRAPathX().fingerprint()
 
@@ -101,7 +101,7 @@ def test_any_number_of_workers_draws_the_same_bytes():
     assert (other["inputs"] != alone["inputs"]).any(axis=1).mean() > 0.99
 
 
-# a change here moves numbers: raise `reader` and the tasks' version, and say so in CHANGELOG.md
+# a change here changes the data: raise `reader` and the version of the tasks, and say so in CHANGELOG.md
 PINNED = {(32, 1): "742e19c2b2c26fce", (128, 2): "e72e64646eb72984"}
 
 
@@ -126,7 +126,7 @@ def ours():
 
 
 def dots(pictures):
-    """[R, 2, 2] of every 32 x 32 picture: where its two brightest places of 2 x 2 pixels are."""
+    """The two brightest places of 2 x 2 pixels of every 32 x 32 picture: [R, 2, 2]."""
     wide = pictures.reshape(-1, 32, 32).astype(int)
     block = np.minimum.reduce([wide[:, :-1, :-1], wide[:, 1:, :-1], wide[:, :-1, 1:], wide[:, 1:, 1:]])
     found = np.zeros((len(block), 2, 2), dtype=int)
@@ -138,14 +138,14 @@ def dots(pictures):
     return found
 
 
-def test_dots_of_a_joined_picture_hang_together_and_others_not_always():
+def test_dots_are_connected_in_a_joined_picture_and_not_always_in_others():
     ndimage = pytest.importorskip("scipy.ndimage")
     pictures, labels = (np.concatenate(p) for p in zip(*(draw(3, 128, 2, index) for index in range(3)), strict=True))
-    # dashes of a contour are four pixels apart, so thickening them by three closes it
+    # the dashes of a contour are four pixels apart, so thickening them by three pixels joins them
     y, x = np.mgrid[-3:4, -3:4]
     connected, known = [], []
     for picture, label in zip(pictures.reshape(-1, 128, 128), labels, strict=True):
-        # nothing but a dot is four pixels wide
+        # only a dot is four pixels wide
         found, count = ndimage.label(ndimage.minimum_filter(picture, 4) > 200)
         if count == 2:
             at = np.round(ndimage.center_of_mass(found > 0, found, [1, 2])).astype(int)
@@ -167,7 +167,7 @@ def test_labels_are_balanced_and_pictures_have_two_dots(ours):
 
 
 def statistics(pictures):
-    """Of every picture: its mean, the shares of pixels that are dark, grey and bright."""
+    """Statistics of every picture: its mean, and the shares of pixels above three levels of grey."""
     values = pictures.astype(float)
     return np.stack([values.mean(1), (values > 0).mean(1), (values > 100).mean(1), (values > 200).mean(1)], axis=1)
 
@@ -195,14 +195,14 @@ def test_our_pictures_are_distributed_as_the_originals(shared, tmp_path, ours):
     assert len(theirs) == 2500
     ours = ours[0]
     expected, found = statistics(theirs), statistics(ours)
-    # four standard errors of means of 2,500 and about 550 pictures, and 15 % for their spread
+    # four standard errors for the means of 2,500 and about 550 pictures, and 15 % for their standard deviations
     error = np.sqrt(expected.var(0) / len(expected) + found.var(0) / len(found))
     assert (np.abs(found.mean(0) - expected.mean(0)) < 4 * error).all(), (found.mean(0), expected.mean(0), error)
     assert np.abs(found.std(0) / expected.std(0) - 1).max() < 0.15
     for profile in ((2, 0), (2, 1)):
         wide = [(pictures.reshape(-1, 32, 32) > 100).mean(axis=(0, profile[1] + 1)) for pictures in (theirs, ours)]
         assert np.corrcoef(*wide)[0, 1] > 0.95, "contours lie elsewhere"
-    # one of the dots is near the middle, where contours start
+    # contours start near the middle, so one of the dots is there
     near = [(np.abs(dots(pictures[:600]) - 14.5).max(axis=2).min(axis=1) <= 2.5).mean() for pictures in (theirs, ours)]
     assert near[1] == pytest.approx(near[0], abs=0.12)
 
@@ -213,7 +213,7 @@ def test_a_dash_reaches_as_far_as_it_says():
             tables = contours._tables(style, margin)
             assert tables.dashes.shape[1:] == tables.masks.shape[1:]
             assert (tables.dashes.max(axis=(1, 2)) > 60).all()
-            # a dash lies on its mask
+            # the mask of a dash covers the dash
             assert (tables.masks[tables.dashes > 60] > 60).all()
             assert (tables.weights >= 0).all()
             assert (tables.weights.sum(axis=1) > 0).all()

@@ -1,4 +1,4 @@
-"""LRA Retrieval: two texts a row, the release's five columns, faults that name file and line."""
+"""LRA Retrieval: two texts per row, the five columns of the release, and faults that name file and line."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""LRA Text: bytes, cuts and ends; splits; the official layout; the full set where it is there."""
+"""LRA Text: bytes, cuts and ends; splits; the official layout; and real reviews where they are available."""
 
 import tarfile
 
@@ -144,7 +144,7 @@ def test_tables_of_reviews_give_the_same_rows_as_their_files(folder, tmp_path_fa
         ]
         frame = pd.DataFrame(rows)
         if ending == "parquet":
-            # in two shards, as a larger set on the hub
+            # in two parts, as the hub stores larger data sets
             frame[:11].to_parquet(other / f"{split}-00000-of-00002.parquet")
             frame[11:].to_parquet(other / f"{split}-00001-of-00002.parquet")
         elif ending == "csv":

@@ -1,4 +1,4 @@
-"""MQAR: the published protocols to the letter."""
+"""MQAR: the published protocols."""
 
 import numpy as np
 import pytest
@@ -86,7 +86,7 @@ def test_the_gap_of_the_first_pair_follows_the_power_law(power_a):
     task = MQAR(**{**SMALL, "num_train": 20_000, "power_a": power_a})
     segment = only(task, "train")
     rows, positions = segment.inputs.numpy(), segment.positions.numpy().astype(np.int64)
-    # pair by pair the gaps are drawn without replacement, so only the first one has the plain law
+    # gaps are drawn without replacement pair by pair, so only the first one follows the power law exactly
     asked = np.take_along_axis(rows, positions, axis=1)
     gap = (positions[asked == rows[:, :1]] - 16) // 2
     expected = np.arange(1, 25.0) ** (power_a - 1)
@@ -105,7 +105,7 @@ def test_random_non_queries_fill_every_gap_from_the_whole_vocabulary():
     assert stats.chisquare(np.bincount(rows[free], minlength=128)).pvalue > 1e-6
     own = (rows[:, 16:, None] == rows[:, None, 0:16:2]).any(-1) & free[:, 16:]
     assert own.any(), "noise may repeat keys, as in the source"
-    # the noise is drawn last, so pairs and queries of the first rows are those without noise
+    # the noise is drawn last, so the first rows have the same pairs and queries as without noise
     assert (noisy.inputs[:, :16] == zeros.inputs[:, :16]).all()
     assert (noisy.targets == zeros.targets).all()
 

@@ -1,4 +1,4 @@
-"""Feeding rates count what was really drawn, by as many threads as asked for."""
+"""Feeding rates: they count the rows that were drawn, by the requested number of threads."""
 
 import sys
 import time
@@ -25,7 +25,7 @@ def slow(index):
 @pytest.mark.parametrize("workers", [1, 4])
 def test_a_source_of_known_speed_is_measured_right(workers):
     rate = measure(Feed(slow, 0.0, 0), workers, seconds=0.6)
-    # no draw is faster than its pause; a busy machine may make it slower
+    # a draw takes at least as long as its pause, and longer on a busy machine
     assert 0.4 * workers * 250 < rate.rows_per_s <= workers * 250
     assert rate.tokens_per_s == pytest.approx(7 * rate.rows_per_s)
     assert rate.bytes_per_s == pytest.approx((7 + 1) * 2 * rate.rows_per_s)
@@ -84,7 +84,7 @@ def test_the_command_tells_rates_beside_the_fastest_model(monkeypatch, capsys, t
         row = {"metric": "train_throughput", "value": value, "model": "gla", "task": task, "device": "abacus"}
         storage.write(tmp_path / "any" / "paper" / f"{number}.parquet", [row])
     _, _, line, last = call()
-    # the task's own rows count, not another task's
+    # the rows of this task count and not those of another one
     assert last == "fastest model: 1,000 tokens/s, gla on associative-recall, abacus"
     values = dict(zip(columns.split("\t"), line.split("\t"), strict=True))
     tokens = float(values["tokens/s"].replace(",", ""))

@@ -1,4 +1,4 @@
-"""The samplers behind the generated tasks draw from exactly the distribution they state."""
+"""The samplers of generated tasks draw from exactly the distribution that they state."""
 
 import itertools
 
@@ -19,7 +19,7 @@ def counts(rows, outcomes):
 
 @pytest.mark.parametrize(("count", "num_values"), [(2, 6), (3, 6), (3, 5), (4, 4), (1, 2)])
 def test_distinct_is_uniform_over_ordered_selections(count, num_values):
-    # (2, 6) and (3, 6) are drawn by redrawing repeats, the denser ones by ranks
+    # (2, 6) and (3, 6) are drawn by drawing repeats again, the denser ones by the order of random numbers
     rows = distinct(np.random.default_rng(0), 60_000, count, num_values)
     outcomes = list(itertools.permutations(range(num_values), count))
     assert stats.chisquare(counts(rows, outcomes)).pvalue > SIGNIFICANCE

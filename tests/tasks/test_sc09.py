@@ -1,4 +1,4 @@
-"""SC09: clips as levels, and a judge that tells made clips from real ones."""
+"""SC09: clips as levels, and a judge that tells generated clips from real ones."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ SPEAKERS = [f"{i:08x}" for i in range(12)]
 
 
 def voice(word, speaker, frames=LENGTH):
-    """A tone a word, in a pitch and phase of the speaker's own."""
+    """A tone for every word, whose pitch and phase depend on the speaker."""
     rng = np.random.default_rng(100 * word + speaker)
     time = np.arange(frames) / RATE
     pitch = 300 * 1.35**word * (1 + 0.02 * rng.normal())
@@ -112,7 +112,7 @@ def test_mel_filters_are_triangles_that_cover_every_frequency_once():
     assert filters.shape == (40, 257)
     assert (filters >= 0).all()
     assert filters.max() <= 1
-    # between the first and the last peak, neighbours sum to one
+    # between the first and the last peak, neighbouring filters sum to one
     inside = slice(int(filters[0].argmax()) + 1, int(filters[-1].argmax()))
     np.testing.assert_allclose(filters.sum(0)[inside], 1, atol=1e-9)
     assert (np.diff(filters.argmax(1)) >= 0).all()
@@ -144,7 +144,7 @@ def test_the_judge_knows_the_words_and_real_clips_from_noise(task):
     }
     noise = torch.randint(0, 256, (20, LENGTH), generator=torch.Generator().manual_seed(0))
     made = {(s, m): value for s, m, value in task.judge(noise, CPU)}
-    # what is said of the real clips does not depend on the made ones
+    # the scores of the real clips do not depend on the generated ones
     assert {key: value for key, value in made.items() if key[0] == "test"} == {
         key: value for key, value in real.items() if key[0] == "test"
     }
@@ -153,7 +153,7 @@ def test_the_judge_knows_the_words_and_real_clips_from_noise(task):
     assert made["generated", "am_score"] > real["generated", "am_score"]
 
 
-def test_made_clips_that_are_the_test_clips_are_judged_as_these(task):
+def test_test_clips_given_as_generated_ones_get_the_same_scores(task):
     found = rows_of(task, "test")
     for metric in ("fid", "inception_score", "modified_inception_score", "am_score"):
         assert found["generated", metric] == pytest.approx(found["test", metric])

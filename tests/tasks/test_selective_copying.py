@@ -1,4 +1,4 @@
-"""Selective copying: what the paper fixes, and each option for what it leaves open."""
+"""Selective copying: what the paper states, and each option for what it leaves open."""
 
 import numpy as np
 import pytest

@@ -26,7 +26,7 @@ SPEAKERS = [f"{i:08x}" for i in range(24)]
 
 
 def tone(index, frames=RATE):
-    """A 16-bit waveform that tells its clip apart from all others."""
+    """A 16-bit waveform that no other clip has."""
     return np.round(8000 * np.sin(np.arange(1, frames + 1) * (index + 1) * 1e-3)).astype(np.int16)
 
 
@@ -41,7 +41,7 @@ def write(path, samples, rate=RATE):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Ten words by 24 speakers of one short clip each (100 samples), without split lists."""
+    """Ten words, each spoken once by 24 speakers in 100 samples, without lists of splits."""
     for i, word in enumerate(WORDS):
         for j, name in enumerate(SPEAKERS):
             write(tmp_path / word / f"{name}_nohash_0.wav", tone(24 * i + j, 100))
@@ -65,7 +65,7 @@ def load(folder, split, **options):
 
 
 def clips(folder, split, **options):
-    """Which clips a split holds, recognised by their waveform."""
+    """The clips of a split, recognised by their waveforms."""
     known = {unit(tone(24 * i + j, 100)).tobytes(): (i, j) for i in range(10) for j in range(24)}
     segment = load(folder, split, **options)
     found = [known[row.numpy().tobytes()] for row in segment.inputs]
@@ -171,7 +171,7 @@ def test_recordings_may_lie_below_speech_commands(official, tmp_path):
     assert above.fingerprint() == SpeechCommands(data=official).fingerprint()
 
 
-def test_fingerprint_follows_content_names_and_lists(official):
+def test_fingerprint_depends_on_content_names_and_lists(official):
     def fresh():
         return SpeechCommands(data=official, length=100).fingerprint()
 
@@ -213,7 +213,7 @@ def test_a_bad_recording_is_an_error_that_names_it(official, damage, message):
     damage(official / "left" / "00000003_nohash_0.wav")
     with pytest.raises(ValueError, match=r"left.00000003_nohash_0\.wav.*" + message):
         load(official, "test")
-    # planning meets it too, before any run starts
+    # planning finds it too, before any run starts
     with pytest.raises(ValueError, match=message):
         SpeechCommands(data=official).fingerprint()
 
@@ -269,7 +269,7 @@ def test_prepared_clips_are_not_decoded_again(official, monkeypatch):
 
 @pytest.fixture
 def all_words(tmp_path):
-    """35 words by three speakers: one each for test, valid and train."""
+    """35 words by three speakers, of whom one is in test, one in valid and one in train."""
     for i, word in enumerate(ALL_WORDS):
         for j, name in enumerate(SPEAKERS[:3]):
             write(tmp_path / word / f"{name}_nohash_0.wav", tone(3 * i + j, 100 - 10 * (i == 4)))
@@ -335,7 +335,7 @@ def test_a_run_reports_both_rates_and_whether_its_steps_followed(official, model
     found = {row["slice"]: row["value"] for row in rows if (row["split"], row["metric"]) == ("test", "loss")}
     assert set(found) == {"rate=16000", "rate=8000", ""}
     assert [(row["slice"], row["value"]) for row in rows if row["metric"] == "step_scale"] == [("rate=8000", scale)]
-    # the row of the half rate is that of the trained network with its steps so scaled
+    # the value at half the rate is that of the trained network with its step sizes scaled in this way
     _, half = run.task.segments("test", 0)
     with torch.no_grad(), trainer.model.at_rate(1 / scale):
         logits = trainer.model(half.inputs)

@@ -1,4 +1,4 @@
-"""The two languages of H3, and induction heads at Mamba's lengths."""
+"""The two synthetic languages of H3, and induction heads at the lengths of Mamba."""
 
 import numpy as np
 import pytest
@@ -61,7 +61,7 @@ def test_associative_recall_draws_fresh_maps_and_asks_uniformly_among_the_keys_t
     assert ((keys == query[:, None]).any(axis=1)).all()
     twice = keys[:, 0] == keys[:, 1]
     assert (values[twice, 0] == values[twice, 1]).all(), "one key, one value"
-    # duplicates were removed, so only the two-key rows are exactly uniform
+    # duplicates were removed, so only rows with two keys are exactly uniform
     first = (keys[:, 0] == query)[~twice]
     assert stats.binomtest(int(first.sum()), len(first), 0.5).pvalue > 1e-6
     same_value = (values[:, 0] == values[:, 1])[~twice]
@@ -126,7 +126,7 @@ def test_extrapolation_bounds_the_tokens_of_a_length_and_draws_lazily():
     segments = task.segments("test", 0)
     shapes = [tuple(segment.inputs.shape) for segment in segments]
     assert shapes == [(256, 64), (256, 256), (64, 1024), (1, 65536)]
-    # the first length is there without the last, of 2^40 tokens, having been drawn
+    # the first length is available before the last one, of 2^40 tokens, is drawn
     huge = InductionHeadsExtrapolation(test_lengths=(64, 2**30), max_test_tokens=2**40)
     assert next(huge.segments("test", 0)).slice == "length=64"
 

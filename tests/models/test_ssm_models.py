@@ -228,6 +228,7 @@ def test_h3_has_the_authors_parameters_less_its_redundant_input_maps():
     assert num_parameters(build("h3", d_model=64)) == 126_080
 
 
+@pytest.mark.slow
 def test_hyena_has_the_papers_69_million_parameters():
     spec = tokens(length=2**20)
     model = build("hyena", spec, dtype=torch.float32, d_model=64, emb_dim=33, learn_positions=True)

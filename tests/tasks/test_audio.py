@@ -176,6 +176,7 @@ def test_the_real_piano_loads_at_two_lengths_of_table_14(shared):
     assert 5 < entropy < 8
 
 
+@pytest.mark.slow
 def test_a_run_reports_bits_a_sample(folder):
     from models import MODELS
     from suite.config import ExperimentConfig

@@ -90,6 +90,7 @@ def test_missing_data_say_what_to_do():
         LRAPathX().fingerprint()
 
 
+@pytest.mark.slow
 def test_any_number_of_workers_draws_the_same_bytes():
     task = LRAPathfinder(pictures="generated", num_pictures=100)
     alone, together = task.generate(1), task.generate(2)
@@ -138,6 +139,7 @@ def dots(pictures):
     return found
 
 
+@pytest.mark.slow
 def test_dots_are_connected_in_a_joined_picture_and_not_always_in_others():
     ndimage = pytest.importorskip("scipy.ndimage")
     pictures, labels = (np.concatenate(p) for p in zip(*(draw(3, 128, 2, index) for index in range(3)), strict=True))

@@ -156,6 +156,7 @@ def test_the_smallest_vocabulary_that_is_allowed_works():
     assert (np.sort(only(task, "train").inputs[:, 0:16:2], axis=1) == np.arange(1, 9)).all()
 
 
+@pytest.mark.slow
 def test_the_published_size_is_drawn_and_small():
     (segment,) = MQAR().segments("train", 0)
     assert segment.inputs.shape == (100_000, 512)

@@ -174,6 +174,7 @@ def test_the_judge_is_trained_once_and_kept(task, cache_root):
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (kept.st_ino, kept.st_mtime_ns), "it was trained again"
 
 
+@pytest.mark.slow
 def test_the_judge_is_the_same_every_time_and_touches_no_generator(task, cache_root, monkeypatch):
     first = rows_of(task, "valid")
     torch.manual_seed(11)

@@ -12,7 +12,6 @@ the versions in TESTED_TRITON only; on every other version each launch is `kerne
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -67,6 +66,11 @@ def _is_profiled() -> bool:
     return bool(getattr(hook, "calls", hook))
 
 
+def _argument_names(kernel: Any) -> list[str]:
+    """Names of the kernel's parameters that are not constexprs."""
+    return [parameter.name for parameter in kernel.params if not parameter.is_constexpr]
+
+
 def _three_axes(grid: int | tuple[int, ...]) -> tuple[int, int, int]:
     first, second, third = (grid, 1, 1) if isinstance(grid, int) else (*grid, 1, 1)[:3]
     return first, second, third
@@ -98,7 +102,7 @@ class Launcher:
         self.relaunches = ".".join(version.split(".")[:2]) in TESTED_TRITON
         self.current_stream = current_stream or _current_stream
         self._compiled: dict[tuple[Any, ...], Relaunch] = {}
-        self._num_named: dict[tuple[Any, ...], int] = {}
+        self._num_arguments: dict[int, int] = {}
 
     def __call__(self, kernel: Any, grid: int | tuple[int, ...], *args: Any, **named: Any) -> Relaunch | None:
         """`kernel[grid](*args, **named)` on the current device; grid may be the number of programs.
@@ -110,17 +114,24 @@ class Launcher:
 
         Returns what relaunched the kernel, or None where Triton itself launched it.
         """
-        first = next(argument for argument in chain(args, named.values()) if argument is not None)
+        values = (*args, *named.values())
+        # a loop, because a generator takes the host half a microsecond
+        first: Any = None
+        for first in values:
+            if first is not None:
+                break
         if not (self.relaunches and first.is_cuda and torch.version.cuda):
             # the interpreter, tensors without data, GPUs of other makers, versions of Triton that were not tested
             kernel[(grid,) if isinstance(grid, int) else grid](*args, **named)
             return None
-        values, rest = args, tuple(named.values())
-        if num_named := self._count_named(kernel, len(args), named):
-            values, rest = (*args, *rest[:num_named]), rest[num_named:]
+        num_arguments = self._num_arguments.get(id(kernel))
+        if num_arguments is None:
+            num_arguments = self._num_arguments[id(kernel)] = len(_argument_names(kernel))
         device = first.device.index
-        parts: list[Any] = [id(kernel), device]
-        for value in values:
+        arguments = values[:num_arguments]
+        # with the names, so that a call which gives them in another order finds nothing and is refused
+        parts: list[Any] = [id(kernel), device, *named]
+        for value in arguments:
             kind = type(value)
             if kind is int:
                 # Triton compiles separately for 1, for multiples of 16 and for integers of 64 bits
@@ -130,17 +141,20 @@ class Launcher:
             else:
                 parts.append(value.dtype)
                 parts.append(value.data_ptr() & 15)
-        parts.extend(rest)
+        parts.extend(values[num_arguments:])
         key = tuple(parts)
         known = self._compiled.get(key)
         if known is None or _is_profiled():
+            expected, names = _argument_names(kernel)[len(args) :], list(named)
+            if names[: len(expected)] != expected:
+                raise TypeError(f"launch: a kernel's arguments come in the order {expected}, got {names}.")
             compiled = kernel[(grid,) if isinstance(grid, int) else grid](*args, **named)
-            constexprs = tuple(named[name] for name in kernel.arg_names[len(values) :])
+            constexprs = tuple(named[name] for name in kernel.arg_names[num_arguments:])
             self._compiled[key] = Relaunch(
-                compiled.run, compiled.function, compiled.packed_metadata, constexprs, len(values)
+                compiled.run, compiled.function, compiled.packed_metadata, constexprs, num_arguments
             )
             return None
-        self.start(known, _three_axes(grid), device, (*values, *known.constexprs))
+        self.start(known, _three_axes(grid), device, (*arguments, *known.constexprs))
         return known
 
     def start(self, known: Relaunch, axes: tuple[int, int, int], device: int, arguments: tuple[Any, ...]) -> None:
@@ -148,18 +162,6 @@ class Launcher:
         stream = self.current_stream(device)
         # no metadata of the launch and no hooks: nobody listens
         known.run(*axes, stream, known.function, known.metadata, None, None, None, *arguments)
-
-    def _count_named(self, kernel: Any, num_given: int, named: dict[str, Any]) -> int:
-        """How many entries of `named` are not constexprs or options. TypeError where those stand in another order."""
-        key = (id(kernel), num_given, *named)
-        count = self._num_named.get(key)
-        if count is None:
-            expected = [parameter.name for parameter in kernel.params if not parameter.is_constexpr][num_given:]
-            count = len(expected)
-            if list(named)[:count] != expected:
-                raise TypeError(f"launch: a kernel's arguments come in the order {expected}, got {list(named)}.")
-            self._num_named[key] = count
-        return count
 
 
 launch = Launcher()

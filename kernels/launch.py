@@ -17,18 +17,13 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from kernels.autograd import save, saved  # noqa: F401
-from kernels.device import num_processors, speaks_ptx  # noqa: F401
-from kernels.layout import TensorSpec, spec
+from kernels.device import speaks_ptx
 
 TESTED_TRITON = ("3.6", "3.9")
 """Versions of Triton, major and minor, on which relaunching through `CompiledKernel.run` was tested on a GPU."""
 
 INT32_END = 1 << 31
 """Triton passes integers in [-INT32_END, INT32_END) in 32 bits and others in 64."""
-
-Form = TensorSpec | None
-form = spec
 
 
 def cdiv(total: int, part: int) -> int:
@@ -213,9 +208,6 @@ class KeptLaunch:
         if names != expected:
             raise TypeError(f"launch: a kernel's tensors come in the order {expected}, got {names}.")
         self._names = names
-
-
-Launch = KeptLaunch
 
 
 class KeptLaunches:

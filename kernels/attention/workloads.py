@@ -1,6 +1,7 @@
-"""What the benchmark runs of causal softmax attention.
+"""The benchmark's description of causal softmax attention.
 
-H 16, K 64 stands beside the selective scan with D 1024 (Mamba, figure 8), K 128 beside linear attention.
+The shapes with H 16, K 64 are compared with the selective scan at D 1024 (Mamba, figure 8), those with K 128 with
+linear attention.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
 
 
 def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
-    """Of the T (T + 1) / 2 pairs that the mask leaves: two products forward, five backward, an exponential in each."""
+    """Each of the T (T + 1) / 2 pairs that the mask leaves takes two products forward, five backward, and one
+    exponential in each direction."""
     batch, length, heads, dim = sizes(shape, "BTHK")
     size = batch * length * heads * dim * dtype.itemsize
     pairs = batch * heads * length * (length + 1) // 2
@@ -40,7 +42,7 @@ def short(shape: Shape) -> Shape:
 
 
 def load_flash() -> Callable[..., Tensor]:
-    """torch's FlashAttention and no other of its kernels, on memory [B, H, T, K]."""
+    """PyTorch's FlashAttention and no other of its kernels, for q, k, v [B, H, T, K]."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     def flash(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 y_t[d] = act(sum_{w=0}^{W-1} weight[d, w] x_{t-(W-1)+w}[d] + bias[d]),   x_s = 0 before the start
 
-The last tap (w = W - 1) meets the current input, the layout of torch.nn.Conv1d. The state holds the last W - 1 inputs,
+The last tap (w = W - 1) meets the current input, as in torch.nn.Conv1d. The state holds the last W - 1 inputs,
 oldest first. Source: the `Conv` of Mamba (Gu & Dao 2023), figure 3 and section 3.4; Hyena (Poli et al. 2023) takes
 W = 3.
 """
@@ -22,6 +22,7 @@ from kernels.causal_conv1d.chunked import causal_conv1d_chunked
 __all__ = ["causal_conv1d", "causal_conv1d_step"]
 
 MAX_WIDTH = 4
+"""Most taps of a filter."""
 
 
 def causal_conv1d(
@@ -37,8 +38,8 @@ def causal_conv1d(
     """The convolution of this module. x [B, T, D], weight [D, W] with W in 2..4, bias [D], state [B, D, W - 1].
 
     Returns y [B, T, D] and, on request, the final state, both in the dtype of x; sums are float32 at least.
-    The memory of x may be in any order; the Triton path is fast where D or T is contiguous (channel-last or
-    channel-first) and gives y and the gradient of x the same order.
+    x may have any strides. The Triton path is fast where D or T is contiguous (channel-last or channel-first), and
+    gives y and the gradient of x the same layout. Raises ValueError for shapes or options that do not fit.
     """
     _check(x, weight, bias, activation, initial_state)
     if use_triton("causal_conv1d", backend, x, weight, bias, initial_state):

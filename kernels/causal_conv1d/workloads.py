@@ -1,6 +1,6 @@
-"""What the benchmark runs of the short causal convolution (the worked example for every other operator).
+"""The benchmark's description of the short causal convolution, the worked example for every other operator.
 
-A shape with memory=channel-first hands over x in memory [B, D, T]; else it lies as it is written, [B, T, D].
+In a shape with memory=channel-first, x has T contiguous; in the others it has D contiguous.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def load_triton() -> Callable[..., Any]:
 
 
 def load_torch_conv1d() -> Callable[..., Tensor]:
-    """torch's own depthwise convolution, on channel-first memory [B, D, T]."""
+    """PyTorch's own depthwise convolution, for x [B, D, T]."""
 
     def conv1d(x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
         y = F.conv1d(x, weight, bias, padding=weight.shape[-1] - 1, groups=weight.shape[0])[..., : x.shape[-1]]

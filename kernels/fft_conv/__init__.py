@@ -1,4 +1,4 @@
-"""Long causal convolution through the FFT, with optional gates.
+"""Long causal convolution with an optional skip and optional gates.
 
 v_t    = gate_in_t * u_t
 y_t[d] = gate_out_t[d] * (sum_{l=0}^{min(t, L-1)} filter[d, l] v_{t-l}[d] + D[d] v_t[d])
@@ -19,9 +19,9 @@ from kernels.fft_conv.chunked import fft_conv_chunked
 __all__ = ["fft_conv"]
 
 MIN_LAGS, MAX_LAGS, MIN_ROWS = 512, 16384, 8192
-"""The Triton path is faster for bfloat16 u with so many taps, where B T is at least MIN_ROWS."""
+"""The kernels are faster for bfloat16 u with MIN_LAGS to MAX_LAGS taps, where B T is at least MIN_ROWS."""
 FEW_LAGS, MIN_ELEMENTS = 64, 2**21
-"""It is faster for at most FEW_LAGS taps (as in H3's shift model) without gates, where u has MIN_ELEMENTS elements."""
+"""They are also faster for up to FEW_LAGS taps (H3's shift model) without gates, where u has MIN_ELEMENTS elements."""
 
 
 def fft_conv(

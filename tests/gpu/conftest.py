@@ -1,4 +1,4 @@
-"""Everything in this folder needs an accelerator; without one it is skipped with that reason."""
+"""The tests of this folder need an accelerator; without one they are skipped with that reason."""
 
 import pytest
 import torch

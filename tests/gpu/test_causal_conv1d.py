@@ -44,7 +44,7 @@ def half_of_a_projection(x):
 
 @functools.lru_cache(2)
 def cotangent(shape):
-    """The same for every path; kept, for nothing can be drawn while a graph is recorded."""
+    """The same gradient for every path; cached, because random numbers cannot be drawn while a graph is captured."""
     return torch.randn(shape, generator=torch.Generator("cuda").manual_seed(7), device="cuda")
 
 

@@ -18,7 +18,7 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
 def make_inputs(batch, length, width, dtype=BF16, gates="gated", skip=True):
-    """Filters as Hyena's, in float32, time contiguous."""
+    """Inputs with time contiguous and filters like Hyena's, in float32."""
     g = torch.Generator("cuda").manual_seed(length)
     inputs = described.make_inputs({"B": batch, "T": length, "D": width, "gates": gates}, dtype, g)
     inputs = described.time_contiguous(inputs)

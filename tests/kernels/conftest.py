@@ -1,4 +1,4 @@
-"""Every kernel test runs on poisoned memory."""
+"""In every kernel test `torch.empty` is filled with NaN."""
 
 import pytest
 

@@ -24,7 +24,7 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 def small_tiles(tiles):
-    """Tiles of 64 steps of two channels, two of them a program."""
+    """The same table with tiles of 64 steps and two channels, and two tiles a program."""
     return {key: tile._replace(block_d=2, groups=64 // tile.steps, tiles=2) for key, tile in tiles.items()}
 
 
@@ -84,7 +84,7 @@ def broadcast(x):
 
 
 def in_memory(view, op):
-    """The operator on x in the memory that `view` makes of it."""
+    """The operator on the view of x that `view` makes."""
     return lambda x, **rest: op(view(x), **rest)
 
 
@@ -117,7 +117,7 @@ def test_the_kernel_equals_the_loop(length, taps, dtype, memory):
 @pytest.mark.parametrize("memory", [channel_last, channel_first])
 def test_the_kernel_as_configured_equals_the_loop(width, dtype, memory):
     if memory is channel_first and width > 1 and DEVICE == "cpu":
-        width = 3  # a program a channel: slow in the interpreter
+        width = 3  # one program for each channel, which is slow in the interpreter
     inputs = make_inputs(150, width=width)
     op = in_memory(memory, TRITON)
     assert_matches_reference(op, causal_conv1d_reference, inputs, dtype=dtype, device=DEVICE)

@@ -197,7 +197,7 @@ def test_tiles_of_two_parts_and_several_groups_of_sequences(batch, length, width
     ],
 )
 def test_a_few_taps_lose_no_more_than_the_transform(batch, length, lags, gates, memory):
-    """With the skip, and batches that fill no tile."""
+    """With the skip D, also in batches that do not fill a tile."""
     g = torch.Generator().manual_seed(length)
     shapes = {"u": (batch, length, 3), "filter": (3, lags), "D": (3,)}
     if gates:
@@ -218,7 +218,7 @@ def test_a_few_taps_lose_no_more_than_the_transform(batch, length, lags, gates, 
 
 @pytest.mark.parametrize("skip", [None, 2.0**-9])
 def test_what_rounding_leaves_of_a_tap_is_kept(skip):
-    """A sum of taps that only the second of two terms has: one bfloat16 has no number between 1 and 1 + 2^-7."""
+    """The result is what only the second term of a tap holds: bfloat16 has no number between 1 and 1 + 2^-7."""
     u = torch.ones(1, 100, 1, dtype=torch.bfloat16, device=DEVICE)
     filter = torch.tensor([[1.0 if skip else 1.0 + 2.0**-9, -1.0]], device=DEVICE)
     D = None if skip is None else torch.tensor([skip], device=DEVICE)
@@ -251,7 +251,7 @@ def test_time_comes_last_in_memory_whatever_came_last_before(shape, dtype):
 
 @pytest.mark.parametrize(("length", "filter_length", "gates"), [(100, 100, True), (600, 600, True), (100, 20, False)])
 def test_the_future_cannot_change_the_past_of_the_kernel(length, filter_length, gates):
-    """Bitwise: what it multiplies the future with is zero."""
+    """Bitwise, because the kernel multiplies the future with zeros."""
     inputs = {
         name: x.bfloat16().to(DEVICE) for name, x in make_inputs(length, filter_length, width=2, gates=gates).items()
     }
@@ -279,7 +279,7 @@ def test_any_batch_shares_tiles(batch):
 
 
 def gradient_of_taps(x, g, lags):
-    """From x, g [B, T, D], and what it should be."""
+    """The gradient of the taps from x and g [B, T, D] by spectra, and the exact one."""
     x, g = (v.bfloat16().transpose(1, 2).contiguous().transpose(1, 2) for v in (x, g))
     length = x.shape[1]
     size = 2 * length
@@ -292,7 +292,7 @@ def gradient_of_taps(x, g, lags):
     ("batch", "length", "lags"), [(3, 16, 1), (2, 1024, 1024), (2, 2512, 100), slow(5, 1040, 600), slow(2, 6160, 6160)]
 )
 def test_spectra_lose_a_tenth_of_a_percent_of_the_gradient_of_taps(batch, length, lags):
-    """Over one block and several, as many lags as there are steps and fewer."""
+    """In one block and in several, with as many lags as steps and with fewer."""
     g = torch.Generator().manual_seed(length)
     x, dy = torch.randn(2, batch, length, 3, generator=g)
     actual, exact = gradient_of_taps(x, dy, lags)
@@ -301,7 +301,7 @@ def test_spectra_lose_a_tenth_of_a_percent_of_the_gradient_of_taps(batch, length
 
 @pytest.mark.parametrize(("first", "second"), [(0, 0), (0, 4095), (17, 16), (1023, 1024), (2047, 4000), (3000, 100)])
 def test_a_pair_of_impulses_reaches_its_lag_and_no_other(first, second):
-    """Nothing wraps around between blocks, nor from the future."""
+    """Nothing wraps around between blocks or from the future."""
     x, dy = torch.zeros(2, 1, 4096, 1)
     x[0, first], dy[0, second] = 1.0, 1.0
     actual, _ = gradient_of_taps(x, dy, 4096)
@@ -313,7 +313,7 @@ def test_a_pair_of_impulses_reaches_its_lag_and_no_other(first, second):
 
 @pytest.mark.parametrize("scale", [1e-18, 1e6, slow(1e-7), slow(1.0)])
 def test_the_size_of_gradients_does_not_matter(scale):
-    """Float16 would reach from 6e-8 to 7e4; sequences of one channel may differ as well."""
+    """Beyond the range of float16 (6e-8 to 7e4), and for sequences of one channel that differ in size."""
     g = torch.Generator().manual_seed(1)
     x, dy = torch.randn(2, 2, 1024, 2, generator=g)
     x[1] *= 1e-9
@@ -333,7 +333,7 @@ def test_the_gradient_of_taps_repeats_bitwise():
 
 
 def gradient_of_few_taps(x, g, lags):
-    """From x, g [B, T, D], time contiguous or not, and what it should be."""
+    """The gradient of the taps from x and g [B, T, D] by products of chunks, and the exact one."""
     x, g = (v.bfloat16().transpose(1, 2).contiguous().transpose(1, 2) for v in (x, g))
     length = x.shape[1]
     exact = torch.zeros(x.shape[2], lags, dtype=torch.float64)
@@ -347,7 +347,7 @@ def gradient_of_few_taps(x, g, lags):
     [(3, 16, 1), (2, 1000, 64), (1, 130, 100), slow(70, 31, 7), slow(6, 4200, 64), slow(5, 300, 128)],
 )
 def test_products_of_chunks_lose_a_hundred_thousandth_of_the_gradient_of_taps(batch, length, lags):
-    """Over several groups of chunks, of sequences and of lags, tiles that are not full, sums of several programs."""
+    """In several groups of chunks, sequences and lags, with tiles that are not full and sums over several programs."""
     g = torch.Generator().manual_seed(length)
     x, dy = torch.randn(2, batch, length, 2, generator=g)
     actual, exact = gradient_of_few_taps(x, dy, lags)

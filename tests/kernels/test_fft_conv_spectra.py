@@ -61,7 +61,7 @@ def conv(x, taps, reverse=False, direct_gate=None, **factors):
 )
 @pytest.mark.usefixtures("poisoned_memory")
 def test_spectra_lose_a_tenth_of_a_percent(batch, length, lags, reverse):
-    """Over one block and several, as many lags as there are steps and fewer."""
+    """In one block and in several, with as many lags as steps and with fewer."""
     x, taps = draw(batch, length, 3, lags)
     y, plain, _ = conv(x, taps, reverse)
     exact = exact_conv(x, taps, reverse)
@@ -79,7 +79,7 @@ def test_spectra_lose_a_tenth_of_a_percent(batch, length, lags, reverse):
     ids=["three places", "ten places"],
 )
 def test_an_impulse_reaches_its_lags_and_no_other(places, reverse):
-    """Nothing wraps around between blocks, nor from the future."""
+    """Nothing wraps around between blocks or from the future."""
     x, taps = torch.zeros(len(places), len(places), 6160), torch.zeros(len(places), 6160)
     expected = torch.zeros(len(places), 6160, len(places))
     for i, place in enumerate(places):
@@ -122,7 +122,7 @@ def test_the_future_changes_the_past_by_rounding_only():
 
 
 def test_sequences_and_channels_do_not_meet():
-    """Bitwise, also where sequences share a program."""
+    """Bitwise, also where several sequences share a program."""
     x, taps = draw(6, 2512, 4, 2512)
     _, whole, _ = conv(x, taps)
     changed = x.clone()
@@ -137,7 +137,7 @@ def test_sequences_and_channels_do_not_meet():
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("scale", [1e-18, 1e6, slow(1e-7)])
 def test_the_size_of_neither_matters(scale, reverse):
-    """Float16 would reach from 6e-8 to 7e4; sequences and channels may differ as well."""
+    """Beyond the range of float16 (6e-8 to 7e4), and for sequences and channels that differ in size."""
     x, taps = draw(2, 2512, 4, 2512)
     x, taps = (x.float() * scale).bfloat16(), taps.clone()
     x[1] *= 1e-6

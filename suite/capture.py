@@ -1,8 +1,8 @@
-"""CUDA graphs: a function of static tensors recorded once and replayed, so small models are not launch-bound.
+"""CUDA graphs: record a function of static tensors once and replay it, so that small models are not launch-bound.
 
-Recording runs the function a few times first (lazy initialisation must not happen while recording). Whatever it
-changes, parameters, optimizer state, accumulators, random state, is put back afterwards, so recording leaves no trace
-and a resumed run continues with the numbers of an uninterrupted one.
+The function runs a few times before it is recorded, because lazy initialisation must not happen during recording. What
+it changes (parameters, optimizer state, accumulators, random state) is put back afterwards. Recording therefore has no
+effect on results, and a resumed run gives the same values as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WARMUPS = 2
 
 @functools.cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    # one for the whole process: cuBLAS keeps a workspace of 32 MiB for every stream it has seen
+    # one stream for the whole process, because cuBLAS keeps a workspace of 32 MiB for every stream
     return torch.cuda.Stream(device)
 
 
@@ -28,8 +28,8 @@ def record(
 ) -> Callable[[], None]:
     """A replay of `function` on a CUDA device.
 
-    touched: every tensor the function changes in place, asked before and after the warm-up; one that first appears
-    during it (optimizer state) is taken to start from zero.
+    touched: gives every tensor that the function changes in place. It is called before and after the warm-up; a tensor
+    that first appears during the warm-up (optimizer state) is set to zero.
     """
     before = {id(tensor): (tensor, tensor.detach().clone()) for tensor in touched()}
     random_state = torch.cuda.get_rng_state(device)

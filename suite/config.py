@@ -104,14 +104,3 @@ def check_sections(config: ExperimentConfig, where: str) -> None:
             f"{where}: baseline.{section}: unknown section{nearest(section, (*SECTIONS, *BENCH, *SPEED))}; "
             f"there are: {', '.join(SECTIONS)}; or {' and '.join(SPEED)}; or {BENCH[0]} alone"
         )
-
-
-def __getattr__(name: str) -> object:
-    """Names that moved, for branches that were begun before."""
-    import importlib
-
-    for module in ("grid", "resolver", "parsing", "train_config", "training_run", "bench.config"):
-        found = vars(importlib.import_module(f"suite.{module}")).get(name)
-        if found is not None:
-            return found
-    raise AttributeError(name)

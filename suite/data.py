@@ -1,4 +1,4 @@
-"""A task's rows on their way to the device: digest, epoch order, batches, endless blocks."""
+"""How a task's rows reach the device: digests, the order of an epoch, batches, blocks of an endless stream."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from suite.contracts import Batch, Segment, Task
 from suite.rng import numpy_generator
 
 BLOCK_TOKENS = 1 << 21
-"""Tokens drawn at a time from an endless stream: large enough to amortise a draw, small enough to wait for."""
+"""Tokens of a block drawn from an endless stream: many enough to amortise a draw, few enough to wait for."""
 
 
 def digest(segments: Iterable[Segment]) -> str:
-    """SHA-256 over slice names, dtypes, shapes and bytes."""
+    """SHA-256 over slice names, dtypes, shapes and bytes of all segments."""
     sha = hashlib.sha256()
     for segment in segments:
         sha.update(segment.slice.encode())
@@ -47,7 +47,7 @@ _latest: dict[tuple[str, str, int], Splits] = {}
 
 
 def load_splits(task: Task, seed: int) -> Splits:
-    """Training and validation rows. The latest are kept: neighbours in a grid mostly share a task and a seed."""
+    """Training and validation rows. The latest stay in memory: most neighbours in a grid share task and seed."""
     key = (type(task).__qualname__, task.model_dump_json(), seed)
     if key not in _latest:
         _latest.clear()
@@ -59,7 +59,7 @@ def load_splits(task: Task, seed: int) -> Splits:
 
 
 def staged_digest(splits: Splits, stages: Sequence[Task], seed: int) -> str:
-    """The digest of a run's rows with those of its stages, tasks at other lengths; that of splits where it has none."""
+    """The digest of a run's rows together with those of its stages, which are tasks of other lengths."""
     if not stages:
         return splits.digest
     sha = hashlib.sha256(splits.digest.encode())
@@ -82,7 +82,7 @@ def take(segment: Segment, rows: Tensor) -> Batch:
 
 
 def size_of(batch: Batch) -> int:
-    """Bytes of its tensors."""
+    """Bytes of the tensors of a batch."""
     parts = (batch.inputs, batch.targets, batch.positions)
     return sum(part.numel() * part.element_size() for part in parts if part is not None)
 
@@ -94,29 +94,29 @@ def chunks(num_rows: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def epoch_length(segments: tuple[Segment, ...], batch_size: int) -> int:
-    """Batches an epoch, short last batches included."""
+    """Batches of an epoch, the short last batch of each segment included."""
     return sum(-(-len(segment) // batch_size) for segment in segments)
 
 
 class Order(Protocol):
-    """Which rows a step trains on. `epoch_steps` is the length of an epoch."""
+    """Tells which rows a step trains on. `epoch_steps` is the length of an epoch in steps."""
 
     epoch_steps: int
 
     def locate(self, step: int) -> tuple[Segment, Tensor]:
-        """The device segment and the rows in it of a step (0-based over the whole run)."""
+        """The segment of a step, on the device, and the rows of it. Steps count from 0 over the whole run."""
         ...
 
     def close(self) -> None:
-        """Ends whatever runs in the background."""
+        """Stops background threads."""
         ...
 
 
 class FiniteOrder:
-    """The batches of every epoch of a finite split. A batch never mixes segments, so it has one length.
+    """The batches of every epoch of a finite split. A batch never mixes segments, so its rows have one length.
 
-    Shuffled: rows are permuted within each segment, then the batches among each other, by a stream of their own that
-    depends only on (seed, epoch). Not shuffled: stored order, the same every epoch.
+    With shuffling, rows are permuted within each segment and then the batches are permuted, by a random stream that
+    depends only on (seed, epoch). Without, every epoch has the stored order.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class FiniteOrder:
 
 
 class HostOrder(FiniteOrder):
-    """The same batches of rows that stay in host memory, where a thread gathers them some steps ahead."""
+    """The same batches of rows that stay in host memory; a thread gathers them a few steps ahead."""
 
     AHEAD = 4
 
@@ -160,7 +160,7 @@ class HostOrder(FiniteOrder):
     ) -> None:
         super().__init__(segments, batch_size, seed, shuffle, torch.device("cpu"))
         self.target = torch.device(device)
-        # one thread, so that the order of an epoch is arranged by nobody else
+        # a single thread, because arranging the order of an epoch is not thread-safe
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="host-data")
         self._coming: dict[int, Future[Segment]] = {}
 
@@ -176,7 +176,7 @@ class HostOrder(FiniteOrder):
                 self._coming[ahead] = self._thread.submit(self._gather, ahead)
         for gone in [other for other in self._coming if other not in wanted]:
             del self._coming[gone]
-        # brought over here: another thread must not use the device while a graph is recorded
+        # copied by this thread, because no other may use the device while a CUDA graph is recorded
         segment = to_device(self._coming[step].result(), self.target)
         return segment, torch.arange(len(segment), device=self.target)
 
@@ -204,9 +204,10 @@ def finite_order(
 
 
 class StagedOrder:
-    """Stages one after the other, then the run proper. Like any order, a function of the step alone.
+    """The orders of several stages one after the other, and then that of the full length.
 
-    stages: for each, what opens its order and how long it lasts, given that order. Only the one at hand is open.
+    stages: for each, a function that opens its order, and one from that order to its number of steps. Only the order of
+    the current stage is open.
     """
 
     def __init__(self, stages: Sequence[tuple[Callable[[], Order], Callable[[Order], int]]], last: Order) -> None:
@@ -219,7 +220,7 @@ class StagedOrder:
 
     @property
     def stage_steps(self) -> int:
-        """Steps before the run proper."""
+        """Steps of all stages together."""
         return self._ends[-1] if self._ends else 0
 
     def _stage(self, number: int) -> Order:

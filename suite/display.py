@@ -1,4 +1,4 @@
-"""The progress of a grid and of the runs in hand, on a terminal; one line a finished run elsewhere."""
+"""Shows the progress of a grid and its current runs on a terminal; elsewhere, prints one line per finished run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run_label(run: Run) -> str:
 
 
 class GridDisplay:
-    """Context manager that shows a grid: a bar for the grid, one for each run in hand."""
+    """Context manager that shows a bar for the grid and one for each current run."""
 
     def __init__(self, console: Console, total: int, quiet: bool = False) -> None:
         self.console = console
@@ -55,11 +55,11 @@ class GridDisplay:
         self.bars.stop()
 
     def started(self, run: Run) -> None:
-        """A run is now in hand."""
+        """A run has started."""
         self.tasks[run.run_id] = self.bars.add_task(run_label(run), total=None, note="preparing")
 
     def progressed(self, run: Run, progress: RunProgress) -> None:
-        """A run in hand reports."""
+        """A run reports how far it is."""
         if run.run_id not in self.tasks:
             self.started(run)
         task = self.tasks[run.run_id]
@@ -79,5 +79,5 @@ class GridDisplay:
         self.bars.console.print(line, style=style, markup=False, highlight=False)
 
     def interrupted(self) -> None:
-        """The grid was stopped by hand."""
+        """The user stopped the grid."""
         self.bars.console.print("interrupted; the same command continues, a run that trains from its last checkpoint")

@@ -1,4 +1,4 @@
-"""What machine this is, which versions, which commit: the provenance of a row, and what works here (`doctor`)."""
+"""The machine, versions and commit that a row records, and what works on this machine (`doctor`)."""
 
 from __future__ import annotations
 

@@ -12,15 +12,15 @@ import torch
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits for the device, so that a host clock read after it is honest."""
+    """Waits until the device has finished, so that the host's clock includes its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Starts a new peak. The host has one peak a process, which cannot be reset."""
+    """Starts a new measurement of peak memory on a GPU. The peak of a host process cannot be reset."""
     if device.type == "cuda":
-        # a process that has not used CUDA yet knows no device to reset
+        # resetting fails in a process that has not initialised CUDA
         torch.cuda.init()
         torch.cuda.reset_peak_memory_stats(device)
 
@@ -34,7 +34,7 @@ def peak_memory(device: torch.device) -> tuple[str, int]:
 
 
 class Stopwatch:
-    """Rates of a loop over short windows, with whatever is not the loop (evaluation, recording) left out."""
+    """Rates of a loop over short windows. Evaluation and graph recording are left out."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -45,7 +45,7 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """Age of the open window, 0 where none is open."""
+        """Seconds since the open window began; 0 where none is open."""
         return 0.0 if self._start is None else time.perf_counter() - self._start
 
     def start(self) -> None:
@@ -60,7 +60,7 @@ class Stopwatch:
         self._tokens += tokens
 
     def cancel(self) -> None:
-        """Forgets the open window: something else than the loop ran in it."""
+        """Discards the open window, in which something other than the loop ran."""
         self._start = None
 
     def stop(self) -> None:
@@ -88,5 +88,5 @@ def rate(call: Callable[[], object], count: float, device: torch.device, *, budg
 
 
 def median(samples: list[float]) -> float | None:
-    """The median, or None of nothing."""
+    """The median, or None where there are no samples."""
     return statistics.median(samples) if samples else None

@@ -1,14 +1,14 @@
-"""A lazy table from a name to the place that implements it.
+"""A lazy table from names to the places that implement them.
 
-The table of contents of a folder is a dict of `Entry`; nothing is imported until a name is resolved, so listing is
-instant and a broken optional part cannot break the rest.
+A folder's table of contents is a dict of `Entry`. Nothing is imported until a name is loaded, so listing is instant,
+and an optional part that cannot be imported does not break the rest.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ class Registry:
     def __contains__(self, name: object) -> bool:
         return name in self.entries
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
 
     def load(self, name: str) -> Any:

@@ -21,15 +21,15 @@ class TableSpec(Config):
     """How stored rows become the paper's table. A selector maps dotted keys of a run to the value they must have."""
 
     rows: dict[str, dict[str, Any]]
-    """Row label, as in expected.csv, to a selector."""
+    """Row label, as in expected.csv, to the selector of its runs."""
     columns: dict[str, dict[str, Any]]
-    """Column label to a selector; `slice`, `metric` and `split` may stand in it too."""
+    """Column label to a selector, which may also name `slice`, `metric` and `split`."""
     metric: str = "accuracy"
     split: str = "test"
     percent: bool = True
     """Show fractions as percentages, as the papers do."""
     decimals: int | None = Field(default=None, ge=0)
-    """None: as many as the paper prints, at least one."""
+    """Decimals that are shown; None: as many as the paper prints, at least one."""
     tolerance: float = Field(default=1.0, ge=0)
     """A cell agrees with the paper if it differs by no more than this, in the shown unit."""
 
@@ -38,7 +38,7 @@ class FigureSpec(Config):
     """The figure the paper shows, drawn from the same rows as the table."""
 
     kind: Literal["lines", "bars", "kernels"]
-    """`kernels`: what `train.record_kernels` recorded, a panel for every row of the table; it takes no other option."""
+    """`kernels`: what `train.record_kernels` recorded, a panel for every row of the table, without other options."""
     x: str = ""
     """A dotted key (`model.d_model`), or `slice.length` for a part of the slice name, or `step`, or `column`."""
     x_label: str = ""
@@ -49,7 +49,7 @@ class FigureSpec(Config):
     split: str = "test"
     percent: bool = True
     panels: str | None = None
-    """A dotted key: one panel for each of its values."""
+    """A dotted key; the figure has one panel for each of its values."""
 
     @model_validator(mode="after")
     def _has_what_its_kind_needs(self) -> FigureSpec:

@@ -2,19 +2,15 @@
 
 stream(seed, purpose, *index) = PCG64(SeedSequence([seed, crc32(purpose), *index]))
 
-Streams of different purposes are independent, so drawing more numbers for one (a larger model, say) cannot move
-another (the data).
+Streams of different purposes are independent: drawing more for one purpose, as the initialisation of a larger model
+does, cannot change what another one draws, such as the data.
 """
 
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import torch
 
 
 def _sequence(seed: int, purpose: str, index: tuple[int, ...]) -> np.random.SeedSequence:
@@ -29,10 +25,3 @@ def numpy_generator(seed: int, purpose: str, *index: int) -> np.random.Generator
 def torch_seed(seed: int, purpose: str, *index: int) -> int:
     """A 63-bit seed for a torch generator, from the same tree of streams."""
     return int(_sequence(seed, purpose, index).generate_state(1, np.uint64)[0] >> 1)
-
-
-def torch_generator(seed: int, purpose: str, *index: int) -> torch.Generator:
-    """A host torch generator for one purpose."""
-    import torch
-
-    return torch.Generator().manual_seed(torch_seed(seed, purpose, *index))

@@ -1,4 +1,4 @@
-"""Plans a grid, skips what is done, carries out one run, and turns whatever happens into rows."""
+"""Plans the runs of a grid, carries out one run, and writes whatever happens as rows."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import torch
 
 ENDED = ("ok", "diverged", "oom")
-"""How a run can end for good.
+"""Statuses of runs that are not repeated.
 
-A failed one (an exception, a full disk) is tried again by the next call, and so is one that could not run here (`n/a`).
+A failed run (an exception, a full disk) is repeated by the next call, and so is one that could not run here (`n/a`).
 """
 
 
@@ -40,7 +40,7 @@ def no_operators() -> Iterator[Operators]:
 
 @dataclass(frozen=True)
 class Planned:
-    """A run of the grid and how a stored one of the same identity ended (None: not stored)."""
+    """A run of the grid, and how the stored run of the same identity ended (None: not stored)."""
 
     run: Run
     stored: str | None
@@ -61,7 +61,7 @@ class Finished:
     error: str
     seconds: float
     found: str
-    """Its result in a few words."""
+    """The result in a few words."""
 
 
 def plan(
@@ -171,7 +171,7 @@ def _columns(run: Run, device: torch.device, started_at: str, sharing: int) -> d
 
     facts = provenance(device)
     if sharing > 1:
-        # its speed is not that of a run by itself, and nobody shall read it as such
+        # its speed is not that of a run alone on the device, and the row must not claim so
         facts["device"] += f", {sharing} runs at a time"
     return {
         "run_id": run.run_id,

@@ -10,7 +10,7 @@ from suite.contracts import Config
 
 
 class EarlyStop(Config):
-    """Stop when validation `metric` reaches `threshold`, or has not improved for `patience` evaluations."""
+    """Stop when the validation `metric` reaches `threshold`, or has not improved for `patience` evaluations."""
 
     metric: str = "accuracy"
     threshold: float | None = None
@@ -24,15 +24,15 @@ class EarlyStop(Config):
 
 
 class Stage(Config):
-    """A part of the run on shorter rows, before the run proper. Exactly one of `steps` and `epochs` is given."""
+    """A part of the training on shorter rows, before the full length. Exactly one of `steps` and `epochs` is given."""
 
     length: int = Field(ge=1)
-    """The task's option `length` meanwhile."""
+    """Value of the task's option `length` during the stage."""
     steps: int | None = Field(default=None, ge=1)
     epochs: int | None = Field(default=None, ge=1)
-    """Every row of this length once; of a task without a number of rows, `epoch_steps` at every length."""
+    """An epoch is every row of this length once, or `epoch_steps` steps where the task has no number of rows."""
     batch_size: int | None = Field(default=None, ge=1)
-    """None: as many tokens a batch as at the full length."""
+    """None: so many that a batch has as many tokens as at the full length."""
 
     @model_validator(mode="after")
     def _one_budget(self) -> Stage:
@@ -44,17 +44,17 @@ class Stage(Config):
 class KernelProbe(Config):
     """What is recorded of the filters that a model's layers convolve with, before the first step and after the last.
 
-    Nothing of it changes the training. What is meant by each row stands in `suite/learned_kernels.py`.
+    Recording does not change the training. `suite/learned_kernels.py` defines every row.
     """
 
     lags: int = Field(default=1024, ge=1)
-    """Lags of a recorded kernel, from 0 on."""
+    """Number of lags of a recorded kernel, counted from lag 0."""
     points: int = Field(default=128, ge=1)
-    """Recorded values of a kernel, each the largest of lags / points neighbours."""
+    """Recorded values of a kernel; each is the largest of lags / points neighbours."""
     channels: int = Field(default=32, ge=1)
-    """Recorded kernels of a filter, evenly spaced over its channels; whatever is a share is one of all channels."""
+    """Kernels recorded of a filter, evenly spaced over its channels. Fractions of kernels count all channels."""
     near: int = Field(default=128, ge=1)
-    """Lags below this count as near. DSS, sections 4.1 and 4.2, cuts kernels there."""
+    """Lags below this count as near; DSS, sections 4.1 and 4.2, truncates kernels there."""
 
     @model_validator(mode="after")
     def _equal_spans(self) -> KernelProbe:
@@ -69,10 +69,10 @@ class TrainConfig(Config):
     steps: int | None = Field(default=None, ge=1)
     epochs: int | None = Field(default=None, ge=1)
     epoch_steps: int | None = Field(default=None, ge=1)
-    """Steps an epoch, for tasks with fresh data that do not say how many rows are one (a finite split sets its own)."""
+    """Steps of an epoch, for tasks with fresh data that have no number of rows. A finite split has its own."""
     length_warmup: tuple[Stage, ...] = ()
-    """Stages of growing length before `steps` or `epochs`, which are those at the full length. Schedule and warm-up of
-    the rate span all of them. Source: HyenaDNA (Nguyen et al. 2023), section 3.3; Mamba, appendix E.3.3."""
+    """Stages of growing length before the full length, whose budget is `steps` or `epochs`. Schedule and warm-up
+    of the learning rate span all stages. Source: HyenaDNA (Nguyen et al. 2023), section 3.3; Mamba, appendix E.3.3."""
     batch_size: int = Field(default=32, ge=1)
     eval_batch_size: int | None = Field(default=None, ge=1)
     """None: `batch_size`."""
@@ -83,35 +83,36 @@ class TrainConfig(Config):
     no_decay: tuple[Literal["bias", "norm", "embedding"], ...] = ()
     """Kinds of parameters without weight decay. State-space parameters never have any."""
     schedule: Literal["constant", "cosine", "linear", "plateau"] = "constant"
-    """After the warm-up: stay, cosine or line to `min_lr`, or times `plateau_factor` when validation stalls."""
+    """Learning rate after the warm-up: constant; on a cosine or a line to `min_lr`; or times `plateau_factor` whenever
+    validation stalls."""
     schedule_unit: Literal["step", "epoch"] = "step"
-    """`epoch`: the rate changes only between epochs, as where a scheduler is stepped once an epoch."""
+    """`epoch`: the learning rate changes only between epochs, as with a scheduler that is stepped once an epoch."""
     warmup_steps: int = Field(default=0, ge=0)
     warmup_fraction: float = Field(default=0.0, ge=0, lt=1)
-    """Of all steps; used where warmup_steps is 0."""
+    """Warm-up as a fraction of all steps; used where warmup_steps is 0."""
     warmup_from: float = Field(default=0.0, ge=0)
-    """The rate at step 0 of the warm-up, a linear ramp to `lr`."""
+    """Learning rate at step 0 of the warm-up, which is a linear ramp to `lr`."""
     min_lr: float = Field(default=0.0, ge=0)
     plateau_factor: float = Field(default=0.2, gt=0, lt=1)
     plateau_patience: int = Field(default=20, ge=1)
     plateau_metric: str = "accuracy"
     clip: float | None = Field(default=None, gt=0)
-    """Largest norm of the whole gradient."""
+    """Largest allowed norm of the gradient of all parameters together; None: no clipping."""
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     """bf16: autocast with fp32 parameters; tf32: fp32 with TF32 matrix products."""
     deterministic: bool = False
     compile: bool = False
-    """Fuse the forward and backward pass with torch.compile: tens of seconds once, fewer and longer kernels after."""
+    """Compile forward and backward pass with torch.compile, which takes tens of seconds once."""
     shuffle: bool = True
-    """False: rows in their stored order, segment by segment, the same every epoch."""
+    """False: every epoch takes the rows in their stored order, segment by segment."""
     eval_every: int | None = Field(default=None, ge=1)
-    """In epochs or steps, whichever sets the budget. None: ten times in a run."""
+    """Epochs or steps, whichever sets the budget, between two evaluations. None: ten evaluations a run."""
     early_stop: EarlyStop | None = None
     keep: Literal["last", "best"] = "last"
-    """Which weights the test split sees: those of the last step, or of the best validation `keep_metric`."""
+    """Weights that are tested: those of the last step, or those with the best validation `keep_metric`."""
     keep_metric: str = "accuracy"
     record_kernels: KernelProbe | None = None
-    """Record the filters that the layers have learnt."""
+    """Record the filters that the layers have learnt; None: record nothing."""
 
     @model_validator(mode="after")
     def _one_budget(self) -> TrainConfig:
@@ -130,6 +131,6 @@ class TrainConfig(Config):
 
     @model_serializer(mode="wrap")
     def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # runs without these keep the id they had before there were any
+        # runs without these options keep the ids they had before the options existed
         values: dict[str, Any] = handler(self)
         return {k: v for k, v in values.items() if v or k not in ("length_warmup", "record_kernels")}

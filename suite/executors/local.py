@@ -1,7 +1,7 @@
 """Runs on this machine: one after the other in this process, or several at a time in worker processes.
 
 With several jobs and `cuda`, workers are dealt out over all visible GPUs, several to a GPU where there are more jobs
-than GPUs. The first Ctrl-C lets every run in hand save a checkpoint between two steps; a second one ends at once.
+than GPUs. After the first Ctrl-C every current run saves a checkpoint between two steps; a second one ends at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from suite.runs import Progress, Run
 
 
 class Display(Protocol):
-    """What an executor tells whoever watches."""
+    """What an executor tells the display about its runs."""
 
     def started(self, run: Run) -> None: ...
 

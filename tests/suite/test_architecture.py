@@ -36,6 +36,36 @@ def test_a_folder_imports_only_what_it_may(folder):
         assert not wrong, f"{path.relative_to(HOME)} imports {sorted(wrong)}"
 
 
+def modules_imported(path: Path) -> set[str]:
+    """Modules of ours that a file imports when it is imported itself, imports inside functions left out."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_no_module_of_the_harness_imports_one_that_imports_it():
+    files = {".".join(path.relative_to(HOME).with_suffix("").parts): path for path in (HOME / "suite").rglob("*.py")}
+    above: dict[str, set[str]] = {name: modules_imported(path) & set(files) - {name} for name, path in files.items()}
+    while ready := [name for name, needs in above.items() if not needs]:
+        for name in ready:
+            del above[name]
+        for needs in above.values():
+            needs.difference_update(ready)
+    assert not above, f"these import each other: {sorted(above)}"
+
+
+def test_only_the_resolver_and_the_commands_know_what_is_timed():
+    """Everything else of the harness sees a run and its worker."""
+    for path in (HOME / "suite").rglob("*.py"):
+        name = str(path.relative_to(HOME / "suite"))
+        if not name.startswith(("bench/", "commands/")) and name != "resolver.py":
+            assert not {module for module in modules_imported(path) if module.startswith("suite.bench")}, name
+
+
 def test_reports_need_no_torch():
     for path in (HOME / "reports").rglob("*.py"):
         assert "torch" not in imports(path), path

@@ -113,7 +113,7 @@ class BackboneConfig(Config):
             raise ValueError(f"{name}: signal inputs need channels >= 1, got {spec.channels}; set it in the task.")
         if spec.towers not in (1, 2) or (spec.towers == 2 and spec.readout == "token"):
             raise ValueError(
-                f"{name}: towers={spec.towers} and readout={spec.readout!r}; allowed are 1, or 2 with one label a row."
+                f"{name}: towers={spec.towers} and readout={spec.readout!r}; allowed: 1, or 2 with one label per row."
             )
 
     def build(self, spec: TaskSpec) -> Backbone:
@@ -339,7 +339,9 @@ class Backbone(nn.Module):
     def init_state(self, batch_size: int) -> BackboneState:
         """The state before the first position."""
         if self.spec.towers > 1:
-            raise ValueError(f"{type(self.config).__name__}: a task of two sequences a row has no step; use forward.")
+            raise ValueError(
+                f"{type(self.config).__name__}: a task with two sequences per row has no step; use forward."
+            )
         weight = next(self.head.parameters())
         pooled = None
         if self.spec.readout == "sequence" and self.config.pooling == "mean":

@@ -41,7 +41,7 @@ INTERVALS = {"train": 34_021, "valid": 2_213, "test": 1_937}
 class HG38(DNATask):
     """The next base of the human genome.
 
-        input   A C G T T A G N A    (1024 bases a row, of one interval)
+        input   A C G T T A G N A    (1024 bases per row, all of one interval)
         target  C G T T A G . A .    (the next one; none for N and behind the last)
 
     Source: Nguyen et al. 2023 (HyenaDNA) and Gu & Dao 2023 (Mamba), appendix E.3.1: 34,021 intervals of 131,072 bases

@@ -185,7 +185,7 @@ def _text(paths: list[Path], column: str = "text", end: str = "", empty: str = "
 class WikiText(LanguageTask):
     """The next byte or token of Wikipedia articles.
 
-        input   _ = _ H o m a r u s _ = _    (1024 bytes or byte pairs a row)
+        input   _ = _ H o m a r u s _ = _    (1024 bytes or byte pairs per row)
         target  = _ H o m a r u s _ = _ \\n   (the next one, everywhere)
 
     Source: Merity et al. 2016, the word-level files with <unk> (`wiki.{train,valid,test}.tokens`), or the parquet files
@@ -239,7 +239,7 @@ class WikiText(LanguageTask):
 class TextFile(LanguageTask):
     """The next byte or token of any text.
 
-        input   F i r s t _ C i t i z e    (1024 bytes or byte pairs a row)
+        input   F i r s t _ C i t i z e    (1024 bytes or byte pairs per row)
         target  i r s t _ C i t i z e n    (the next one, everywhere)
 
     Source: the file that `data` names, or the only one in the folder that it names. It is a text file (*.txt) or a

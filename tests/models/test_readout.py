@@ -90,7 +90,7 @@ def test_impossible_towers_are_refused():
     for spec in (replace(SPEC, towers=3), replace(PAIR, readout="token")):
         with pytest.raises(ValueError, match=f"towers={spec.towers} and readout="):
             build(spec=spec)
-    with pytest.raises(ValueError, match="two sequences a row has no step"):
+    with pytest.raises(ValueError, match="two sequences per row has no step"):
         build(spec=PAIR).init_state(1)
 
 

@@ -78,10 +78,10 @@ def short_chunks(*, chunk=16, whole=False, **changes):
     """
     impl = pytest.importorskip("kernels.selective_scan.triton")
     tiles = {name: tile for name, tile in vars(impl.TUNING).items() if isinstance(tile, impl.Tile)}
-    tiles["forward_narrow"] = tiles["forward_narrow"]._replace(steps=16)
+    tiles["forward_narrow"] = replace(tiles["forward_narrow"], steps=16)
     tuning = replace(
         impl.TUNING,
-        **{name: tile._replace(**changes) for name, tile in tiles.items()},
+        **{name: replace(tile, **changes) for name, tile in tiles.items()},
         chunk=chunk,
         enough_warps=0 if whole else 1000,
         busy_warps=1000,

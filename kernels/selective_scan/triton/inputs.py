@@ -89,8 +89,10 @@ def _as_words(rows: Tensor, padded: int, packed: bool) -> Tensor:
     A view where the memory of `rows` allows it, else a copy with zeros from state N on.
     """
     dtype = torch.bfloat16 if packed else torch.float32
+    in_batch, in_time, _ = rows.stride()
     fits = rows.dtype == dtype and rows.shape[2] == padded and _has_contiguous_channels(rows)
-    if not fits or (packed and any(i % 2 for i in (rows.storage_offset(), rows.stride(0), rows.stride(1)))):
+    # pairs of bfloat16 begin at even offsets
+    if not fits or (packed and (rows.storage_offset() | in_batch | in_time) & 1):
         copy = torch.zeros((*rows.shape[:2], padded), dtype=dtype, device=rows.device)
         copy[..., : rows.shape[2]] = rows
         rows = copy
@@ -99,7 +101,8 @@ def _as_words(rows: Tensor, padded: int, packed: bool) -> Tensor:
 
 def _has_contiguous_channels(tensor: Tensor) -> bool:
     """Whether the last axis of [batch, T, channels] is contiguous and a step no further away than the kernels reach."""
-    return tensor.stride(2) == 1 and tensor.stride(1) * tensor.element_size() <= MAX_STRIDE_BYTES
+    _, in_time, in_width = tensor.stride()
+    return in_width == 1 and in_time * tensor.element_size() <= MAX_STRIDE_BYTES
 
 
 def contiguous_channels(tensor: Tensor) -> Tensor:

@@ -16,8 +16,12 @@ from kernels.device import num_processors, speaks_ptx
 from kernels.launch import CompileOptions, cdiv, power_of_2
 
 
-class Tile(NamedTuple):
-    """The work of one thread, and the options with which its kernel is compiled."""
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """The work of one thread, and the options with which its kernel is compiled.
+
+    Tiles, like tunings, are equal only if they are the same object, which makes them cheap keys of a cache.
+    """
 
     states: int
     """Maximum number of states of a channel that one thread holds."""
@@ -31,10 +35,7 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Tuning:
-    """Choices that change speed and memory and, apart from rounding, no result.
-
-    Two tunings are equal only if they are the same object, so a tuning is a cheap key of a cache.
-    """
+    """Choices that change speed and memory and, apart from rounding, no result."""
 
     forward: Tile
     """Forward with a gate. Without a gate, so many registers make the compiler wait for loads too early."""

@@ -16,7 +16,7 @@ IN_TIME = ("x", "dt", "z", "B", "C")
 
 
 def make_inputs(batch, length, width, state=16, dtype=torch.bfloat16, *, dt_min=1e-3, dt_max=1e-1, constant=False):
-    """Step sizes log-uniform in dt_min .. dt_max, as in Mamba's initialisation, moved by the input."""
+    """Inputs whose biases give step sizes between dt_min and dt_max, as Mamba's initialization does."""
     g = torch.Generator("cuda").manual_seed(length)
 
     def randn(*size):
@@ -41,12 +41,12 @@ def make_inputs(batch, length, width, state=16, dtype=torch.bfloat16, *, dt_min=
 
 @functools.lru_cache(2)
 def cotangent(shape):
-    """The same for every path; kept, for nothing can be drawn while a graph is recorded."""
+    """The same values for every path. They are cached, since nothing can be drawn while a graph is recorded."""
     return torch.randn(shape, generator=torch.Generator("cuda").manual_seed(7), device="cuda")
 
 
 def results(op, inputs):
-    """By name: y, the final state, and the gradient of every tensor."""
+    """y, the final state and the gradient of every tensor input, by name."""
     leaves = {name: t.detach().requires_grad_() for name, t in inputs.items() if torch.is_tensor(t)}
     outputs = op(**(inputs | leaves))
     cotangents = [cotangent(tuple(o.shape)).to(torch.bfloat16).to(o) for o in outputs]
@@ -59,8 +59,11 @@ def wide(inputs):
 
 
 APPROXIMATE = 2.0**-18
-"""Half-precision inputs take the hardware's 2^x for decays, off by 2^-22; the steps a state remembers add that up, 256
-of them by chance. What stays in float32 then (states, gradients of A and the like) may err by as much."""
+"""Allowed error of what stays in float32 (states, gradients of A and the like) where inputs are half-precision.
+
+Decays are then the hardware's 2^x, with a relative error of 2^-22, which adds up over the steps that a state remembers:
+sixteen times as much is the sum of 256 random errors.
+"""
 TORCH = partial(selective_scan, return_final_state=True, backend="torch")
 TRITON = partial(selective_scan, return_final_state=True, backend="triton")
 
@@ -91,7 +94,7 @@ def test_the_kernel_equals_the_recurrence(length):
 
 @pytest.mark.parametrize("length", [1, 65, 500])
 def test_channels_one_by_one_equal_the_recurrence(length):
-    """D = 1; eight calls, for the error of a single number is a matter of luck."""
+    """Width 1, in eight calls, because the error of a single element is a matter of luck."""
 
     def one_by_one(B, C, **rest):
         calls = []
@@ -156,7 +159,7 @@ def test_a_million_steps():
 
 
 def test_offsets_beyond_two_to_the_31():
-    """A view whose last step is more than 2^31 numbers behind its first."""
+    """A view whose last step is more than 2^31 elements behind its first."""
     storage = torch.zeros(2**31 + 2**20, dtype=torch.bfloat16, device="cuda")
     inputs = make_inputs(1, 9, 64)
     inputs["x"] = storage.as_strided((1, 9, 64), (0, 2**28, 1)).copy_(inputs["x"])
@@ -210,7 +213,7 @@ def test_a_recorded_training_step_gives_the_same_gradients():
 
 def test_training_takes_far_less_memory_than_the_states_of_all_times():
     inputs = make_inputs(1, 2**16, 256)
-    # compiled, and the random numbers drawn
+    # the first call compiles the kernels and draws the cotangents
     results(TRITON, inputs)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

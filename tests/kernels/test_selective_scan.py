@@ -373,7 +373,7 @@ def test_steps_of_the_kernel_equal_the_whole(constant, dtype, width, state):
     inputs = on_device(make_inputs(3, 8, width, state, constant=constant), dtype)
     wide = {n: v.double() if torch.is_tensor(v) else v for n, v in inputs.items()}
     exact, final = selective_scan_reference(**wide)
-    # kept in place, in memory of its own order
+    # the state is updated in place and has strides of its own
     kept = inputs["initial_state"].transpose(1, 2).contiguous().transpose(1, 2)
     for t in range(8):
         y = selective_scan_step(**at_step(inputs, t), state=kept, backend="triton")
@@ -420,7 +420,7 @@ def test_the_kernel_keeps_far_less_than_the_states_of_all_times():
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         scan(**inputs)
-    # the states before each chunk and nothing else
+    # the states before every chunk and nothing else
     assert [numel for pointer, numel in kept.items() if pointer not in given] == [48 // 16 * 4 * 8]
 
 
@@ -432,7 +432,7 @@ def test_what_is_saved_for_backward_may_come_back_in_other_memory():
     leaves = [inputs[n].requires_grad_() for n in names]
 
     def output():
-        # halves of wider tensors, as those of a projection are
+        # halves of wider tensors, as a projection returns them
         halves = {n: torch.cat([inputs[n], inputs[n]], -1)[..., : inputs[n].shape[-1]] for n in names}
         return scan(**inputs | halves)[0].sum()
 

@@ -29,7 +29,7 @@ MAX_OVER_RMS = 8.0
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
-    """A floating tensor in dtype, a complex one in the complex type of at least dtype; anything else as it is."""
+    """A floating tensor in dtype, a complex one in the complex type of at least dtype, anything else unchanged."""
     if not isinstance(value, Tensor):
         return value
     if value.is_complex():
@@ -125,7 +125,7 @@ def assert_matches_reference(
     device: str = "cpu",
     grad: bool = True,
 ) -> None:
-    """Checks outputs and gradients of op against reference by the rule of this module.
+    """Asserts that outputs and gradients of op follow the rule of this module.
 
     inputs: keyword arguments of both, tensors in float64 or complex128; they are rounded to dtype first, so that the
         exact result is that of the rounded inputs. Those named in `keep` are rounded to float32 at the coarsest.

@@ -1,4 +1,4 @@
-"""Sequences drawn from a model one token after the other, by its recurrent step."""
+"""Draws sequences from a model, one token after the other, with its recurrent step."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def generate(
 
         x_0 = first;   x_t ~ softmax(logits_t / temperature)
 
-    drawn as argmax(p / e) with e ~ Exp(1). On a GPU one step is a recorded graph, unless the state grows with time.
-    between: called now and then.
+    drawn as argmax(p / e) with e ~ Exp(1). On a GPU a step is a recorded graph, unless the state grows with time.
+    between: called every 256 steps; it may raise to interrupt.
     """
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)

@@ -1,13 +1,13 @@
-"""What the layers of a model convolve with, as rows: learnt filters K [D, L] and the eigenvalues of state spaces.
+"""Rows that record the filters of a model's layers: learnt kernels K [D, L] and eigenvalues of state space models.
 
-Curves, which stand in `samples`; `value` is their largest:
+Curves are stored in `samples`, with their largest element in `value`:
 
     kernel             fraction  |K_k| / max_{k < L} |K_k|, the largest of every `span` neighbours, three decimals
                                  slice layer=0,filter=ssm,channel=3,span=8
     eigenvalue_real    1/dt      slice layer=0,filter=ssm
     eigenvalue_imag    1/dt      the same, in the same order
 
-One number for the whole model, over all kernels of all layers and channels; L is the task's longest sequence:
+One value for the whole model, over all kernels of all layers and channels; L is the task's longest sequence:
 
     kernel_peak_p95    lags      95th percentile of argmax_{k < L} |K_k|; DSS, table 3
     kernels_near       fraction  of kernels whose mean |K| at lags below `near` is over twice that behind; section 4.2
@@ -34,7 +34,7 @@ from suite.contracts import Convolution, StateSpace
 from suite.train_config import KernelProbe
 
 EIGENVALUES = 256
-"""Recorded eigenvalues of a filter at most, evenly spaced."""
+"""Largest number of recorded eigenvalues of a filter; of more, evenly spaced ones are kept."""
 NEAR_RATIO = 2.0
 
 
@@ -42,7 +42,7 @@ NEAR_RATIO = 2.0
 def kernel_rows(
     parts: Mapping[str, Convolution], length: int, probe: KernelProbe, *, start: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Rows of a model for sequences of `length`; one that says so where no part of it is a fixed filter."""
+    """Rows of a model for sequences of `length`; where no part of it is a fixed filter, one row that says so."""
     if not parts:
         if not start:
             reason = "no layer of this model convolves with a fixed filter"

@@ -8,7 +8,7 @@ from suite.train_config import TrainConfig
 
 
 def lr_factor(train: TrainConfig, step: int, total_steps: int, epoch_steps: int) -> float:
-    """The rate of `step` (0-based) over `train.lr`; multiplies the rate of every parameter group.
+    """The learning rate of `step` (counted from 0) over `train.lr`; multiplies the rate of every parameter group.
 
     Warm-up: linear from `warmup_from` to `lr`. Then with p = (step - warmup) / (total - warmup):
     cosine: min + (lr - min) (1 + cos(pi p)) / 2;  linear: lr + (min - lr) p;  constant and plateau: lr.
@@ -39,7 +39,7 @@ class Plateau:
         self.stalled = 0
 
     def update(self, value: float) -> None:
-        """Takes the newest validation value, larger being better."""
+        """Takes the newest validation value; larger is better."""
         if value > self.best:
             self.best, self.stalled = value, 0
             return

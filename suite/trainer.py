@@ -1,9 +1,9 @@
 """One training loop for every task and model.
 
 The model's forward pass gives logits only where there is a label. On a GPU the whole step (forward, backward, clipping,
-AdamW) is one CUDA graph a batch shape, the rows stay on the device, and nothing is read back between two reports. A
-checkpoint holds parameters, optimizer, random state and history, so a run that was interrupted ends with the numbers of
-one that was not.
+AdamW) is one CUDA graph for each batch shape, the rows stay on the device, and the host reads nothing back between two
+reports. A checkpoint holds parameters, optimizer, random state and history, so an interrupted run ends with the same
+values as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ UNITS = {
 class Trainer:
     """Trains and measures one run.
 
-    checkpoint: where to keep what a later call needs to continue, or None.
-    report: called now and then with a `Progress`.
-    stop: asked between steps; True saves a checkpoint and raises KeyboardInterrupt.
+    checkpoint: file for what a later call needs to continue, or None.
+    report: called about twice a second with the progress.
+    stop: asked between steps; once it is true, a checkpoint is saved and KeyboardInterrupt raised.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Trainer:
         self.best_kept = -math.inf
         self.accuracy: float | None = None
         self.done = False
-        # on the device, so that the loop never waits: steps done, first bad step, summed loss, batches in the sum
+        # on the device, so that the loop never waits: steps, first step with a bad loss, sum of losses, their count
         self.counter = torch.zeros((), dtype=torch.int64, device=device)
         self.bad_step = torch.full((), -1, dtype=torch.int64, device=device)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
@@ -169,13 +169,13 @@ class Trainer:
         self._recorded: dict[Any, tuple[Callable[[], None], Batch]] = {}
 
     def _fresh_order(self, task: Task, batch_size: int, steps: int) -> Order:
-        """steps: the length of an epoch where neither the run nor the task knows it."""
+        """The order of a fresh task. steps: length of an epoch where neither the run nor the task has one."""
         rows = epoch_rows(task)
         per_epoch = self.train.epoch_steps or (steps if rows is None else -(-rows // batch_size))
         return FreshOrder(task, batch_size, self.run.seed, per_epoch, self.device)
 
     def _stage(self, stage: Stage) -> tuple[Callable[[], Order], Callable[[Order], int]]:
-        """What opens the order of a stage, and its steps."""
+        """A function that opens the order of a stage, and one from that order to the number of steps."""
         task, batch_size = stage_of(self.run.task, self.train, stage)
 
         def opened() -> Order:
@@ -223,7 +223,7 @@ class Trainer:
                 self.sums[metric][1] += count
 
     def _call(self, kind: str, function: Callable[[Batch], None], segment: Segment, rows: Tensor) -> None:
-        """`function` on the named rows: directly on a CPU, as a replayed graph on a GPU."""
+        """Calls `function` on the given rows: directly on a CPU, as a replayed graph on a GPU."""
         if self.device.type != "cuda":
             function(take(segment, rows))
             return
@@ -305,7 +305,7 @@ class Trainer:
             self.report(Progress(self.step, self.total_steps, note))
 
     def _evaluate(self, segment: Segment, kind: str | None) -> dict[str, tuple[float, float]]:
-        """(sum, count) of every metric over a segment. kind: record graphs under this name, or None: run directly."""
+        """(sum, count) of every metric over a segment. kind: name to record graphs under; None: no graphs."""
         for total in self.sums.values():
             total.zero_()
         size = self.train.eval_batch_size or self.train.batch_size
@@ -320,11 +320,11 @@ class Trainer:
         return {metric: (total, count) for metric, (total, count) in sums.items() if count}
 
     def _at_rate(self, segment: Segment) -> contextlib.AbstractContextManager[Any]:
-        """Step sizes by the segment's sampling rate."""
+        """A context in which the model's step sizes follow the segment's sampling rate."""
         return contextlib.nullcontext() if segment.rate == 1 else self.model.at_rate(segment.rate)
 
     def _record(self, split: str, parts: dict[str, dict[str, tuple[float, float]]]) -> dict[str, float]:
-        """Rows of a split: each named slice, then the whole as the ratio of the summed parts."""
+        """Adds the rows of a split: each named slice, then the whole split as the ratio of summed parts."""
         whole: dict[str, tuple[float, float]] = {}
         for part, metrics in parts.items():
             for metric, (total, count) in metrics.items():
@@ -336,7 +336,7 @@ class Trainer:
         means = {metric: total / count for metric, (total, count) in whole.items()}
         for metric, mean in means.items():
             self.outcome.add(metric, UNITS.get(metric, ""), mean, split=split, step=self.step)
-        # a perplexity is no ratio of sums, so it cannot come out of `score`
+        # a perplexity is not a ratio of sums, so `score` cannot give it
         task = self.run.task
         for metric, of in task.exponentials.items() if isinstance(task, HasExponentials) else ():
             if of in means:
@@ -363,7 +363,7 @@ class Trainer:
         self._consider(means)
 
     def _consider(self, means: dict[str, float]) -> None:
-        """What the validation metrics decide: the plateau, the best weights, the early stop."""
+        """Lets the validation metrics decide on the plateau, the best weights and the early stop."""
         train = self.train
         if train.schedule == "plateau":
             self.plateau.update(_quality(train.plateau_metric, means))
@@ -405,7 +405,7 @@ class Trainer:
         self._record("test", parts)
 
     def _generate(self) -> None:
-        """For a task that has sequences made: what its judge says of them."""
+        """Lets the model make sequences where the task asks for them, and adds what its judge says."""
         task = self.run.task
         if not (isinstance(task, Generating) and task.num_generated):
             return
@@ -435,7 +435,7 @@ class Trainer:
             self.outcome.add(metric, UNITS.get(metric, ""), value, split=split, step=self.step)
 
     def _record_kernels(self, start: bool = False) -> None:
-        """What the layers convolve with: before the first step, and with the weights that the test split saw."""
+        """Records the filters of the layers, at the start or with the weights that were tested."""
         probe = self.train.record_kernels
         if probe is None:
             return
@@ -502,7 +502,7 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         rates = [group["lr"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state["optimizer"]})
-        # loading replaces the rates, which recorded graphs read in place
+        # loading replaces the learning-rate tensors, which recorded graphs read in place
         for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = lr
         for mine, saved in zip(self.accumulators, state["accumulators"], strict=True):
@@ -520,7 +520,7 @@ class Trainer:
 
 
 def _signed(metric: str, value: float) -> float:
-    """The value with larger being better: losses are negated."""
+    """The value with its sign changed where smaller is better, so that larger is always better."""
     return -value if metric == "loss" else value
 
 

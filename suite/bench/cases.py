@@ -1,4 +1,4 @@
-"""The cases of a benchmark: operator x implementation x shape x dtype x pass, chosen by name from workloads."""
+"""The cases of a benchmark: operator x implementation x shape x dtype x pass, taken from the workloads by name."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Case:
 
 
 def spread(samples: Sequence[float]) -> float | None:
-    """Half the distance between the quartiles, relative to the median; None of less than two samples."""
+    """Half the interquartile range over the median; None for fewer than two samples."""
     if len(samples) < 2:
         return None
     low, middle, high = statistics.quantiles(samples, n=4)
@@ -66,7 +66,7 @@ def label(shape: Mapping[str, int | str]) -> str:
 
 
 def check_names(names: Sequence[str], known: Iterable[str]) -> list[str]:
-    """The operators asked for, all of them where none is named; ValueError for an unknown one."""
+    """The operators that were named, or all where none was; ValueError for an unknown one."""
     known = list(known)
     for name in names:
         if name not in known:

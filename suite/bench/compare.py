@@ -1,7 +1,7 @@
-"""Is this revision slower? Two revisions timed in turn, with the noise taken from the base against itself.
+"""Tells whether this revision is slower than another one; the noise is that of the other one against itself.
 
 A round times every process once: the base (A), this revision (B) and the base again in a process of its own (A', the
-control); the order rotates, so a drift of the clock hits all alike. With m the median of a round's samples,
+control). The order rotates, so a drift of the clock affects all alike. With m the median of a round's samples,
 
     ratio = median over rounds of  m_B / sqrt(m_A m_A'),      noise from  n = log(m_A' / m_A)  over the same rounds,
     noise = max(|median n|, 1.25 x 1.48 MAD(n) / sqrt(rounds)),
@@ -32,17 +32,17 @@ Sample = Callable[[str], list[float]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two revisions took for one case; all ratios are new over base."""
+    """The times of two revisions for one case. All ratios are new over base."""
 
     ratio: float
     low: float
     high: float
     noise: float
-    """Relative, of the ratio."""
+    """Relative noise of the ratio."""
     samples: dict[str, list[float]]
     """Raw milliseconds by side."""
     ratios: list[float]
-    """One a round."""
+    """The ratio of each round."""
 
     @property
     def limit(self) -> float:

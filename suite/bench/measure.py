@@ -1,8 +1,8 @@
-"""What one case costs on this device: time (raw samples), extra memory, and the device's own ceilings.
+"""Measures what one case costs on this device (time and extra memory), and the ceilings of the device itself.
 
-Times are those of `triton.testing.do_bench` on a GPU: device events around each call, the L2 cache overwritten before
-each, so a call pays for the host work that the device does not hide. On a CPU they are wall time. No time is taken of
-an implementation that fails the accuracy rule of `suite.accuracy` on the same kernel sizes.
+On a GPU, times are those of `triton.testing.do_bench`: device events around each call, with the L2 cache overwritten
+before each call. They include host work that the device does not hide. On a CPU they are wall time. An implementation
+that breaks the accuracy rule of `suite.accuracy` on the same kernel sizes is not timed.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class Unavailable(RunEnded):
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What this device can do at best: bytes/s of a copy (read and written) and flop/s of a product, both measured."""
+    """The best rates of this device: bytes/s of a copy (read and written) and flop/s of a product, both measured."""
 
     copy: list[float]
-    """Bytes/s, one a sample."""
+    """Samples, in bytes/s."""
     matmul: dict[str, list[float]]
-    """Flop/s by dtype, one a sample: `bfloat16` on matrix units, `float32` without TF32."""
+    """Samples by dtype, in flop/s: `bfloat16` on matrix units, `float32` without TF32."""
     exponentials: float | None = None
-    """Of an NVIDIA GPU, a second: 16 a clock and multiprocessor at the highest clock, computed and not measured."""
+    """Exponentials a second of an NVIDIA GPU, computed: 16 per clock and multiprocessor at the highest clock."""
 
     def floor_ms(self, cost: Cost, dtype: str) -> float:
-        """The time no implementation can go below: the largest of bytes, matrix flops and exponentials over rates."""
+        """Lower bound of any implementation's time (ms): the slowest of bytes, matrix products and exponentials."""
         seconds = cost.num_bytes / statistics.median(self.copy)
         if self.exponentials:
             seconds = max(seconds, cost.num_exponentials / self.exponentials)
@@ -63,7 +63,7 @@ def find(workload: Workload, name: str) -> Implementation:
 
 
 def sample(call: Callable[[], object], device: torch.device, budget_ms: float = 100.0) -> list[float]:
-    """Milliseconds of single calls, as many as fit into about `budget_ms`, at least three."""
+    """Times of single calls in ms, as many as fit into about `budget_ms`, at least three."""
     if device.type == "cuda":
         from triton.testing import do_bench
 
@@ -138,7 +138,7 @@ def gate(workload: Workload, case: Case, device: torch.device) -> None:
 
 
 def _broken(implementation: Implementation, error: Exception) -> Unavailable:
-    """What an implementation raised: a peer raises what it likes, ours only ValueError where it cannot run."""
+    """The status of an error: a peer may raise anything (n/a); ours may raise only ValueError where it cannot run."""
     failed = implementation.kind == "ours" and not isinstance(error, ValueError)
     return Unavailable("failed" if failed else "n/a", f"{type(error).__name__}: {error}")
 
@@ -182,7 +182,7 @@ def _differentiable(value: Any) -> bool:
 def checked(workload: Workload, case: Case, device: torch.device) -> Callable[[], Any]:
     """The prepared call, run once at full size.
 
-    Unavailable where it has no memory, fails, or gives numbers that are none.
+    Unavailable where it has no memory, fails, or returns NaN or infinity.
     """
     try:
         call = prepare(workload, case, device)
@@ -190,7 +190,7 @@ def checked(workload: Workload, case: Case, device: torch.device) -> Callable[[]
     except Unavailable:
         raise
     except Exception as error:
-        # the host has no error of its own for it
+        # running out of host memory has no exception of its own
         if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
             raise Unavailable("oom", f"{case}: out of memory") from None
         raise _broken(find(workload, case.implementation), error) from None

@@ -141,7 +141,7 @@ class ModelTimer(Series[SpeedRun]):
             with numerics(speed.precision), attention:
                 self._add_rows(length, part)
         except Exception as error:
-            # the host has no exception of its own for it
+            # running out of host memory has no exception of its own
             if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
                 raise Unavailable("oom", f"{self.run.title} at {part}: out of memory") from None
             raise Unavailable("failed", f"{type(error).__name__}: {error}") from None

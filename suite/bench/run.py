@@ -1,4 +1,4 @@
-"""A benchmark from cases to rows: every implementation at its speed, or two revisions against each other."""
+"""Carries out a benchmark, from cases to rows: times every implementation, or compares two revisions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXPERIMENT = "kernels"
 BUDGET_MS = 200.0
 """Time given to the samples of one case."""
 BLOCK_MS = 40.0
-"""Time given to one block of a comparison; a round has three."""
+"""Time given to one block of samples of a comparison; a round has three blocks."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Lines of a benchmark on a terminal, each as soon as it is measured: a kill or a crash takes none of them back."""
+"""Prints the lines of a benchmark, each as soon as it is measured, so that a crash loses none of them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class _Bench:
         return "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, self.columns.values(), strict=True))
 
     def _add(self, case: Case, cells: Sequence[str] | str, style: str = "") -> None:
-        """A line of cells under the headings, or of words where there is no number."""
+        """Prints a line of cells under the headings, or of words where there is no time."""
         if case.op != self.op:
             self.op = case.op
             self.bar.console.print()
@@ -73,7 +73,7 @@ class _Bench:
 
 
 class Timings(_Bench):
-    """How fast each implementation is, against the floor of this device."""
+    """Lines with the time of each implementation beside the lower bound on this device."""
 
     columns: ClassVar[dict[str, int]] = {
         "median ms": 10,
@@ -111,7 +111,7 @@ class Timings(_Bench):
 
 
 class Verdicts(_Bench):
-    """This revision against a base."""
+    """Lines that compare this revision with a base."""
 
     columns: ClassVar[dict[str, int]] = {
         "verdict": 7,

@@ -1,4 +1,4 @@
-"""A process that times cases of one tree: the operators of a revision, with the workloads and the clock of this one.
+"""A process that times cases of one revision's operators, with the workloads and the clock of this revision.
 
 Parent and child speak JSON lines over the child's standard input and output. Several workers live at once, one a
 revision, and the parent lets one work at a time, so that two revisions are timed in turn on one device.
@@ -52,7 +52,7 @@ class Worker:
         )
 
     def ask(self, what: str, **arguments: Any) -> Any:
-        """The answer of the child; ChildError where what it did failed there. A dead child is started again."""
+        """The child's answer; ChildError where the request failed. A child that has ended is started again."""
         if self.process.poll() is not None:
             self.process = self._start()
         assert self.process.stdin is not None
@@ -81,7 +81,7 @@ class Worker:
 
 
 class ChildError(Exception):
-    """What went wrong in a worker, and the status of a row that says so."""
+    """An error in a worker process, with the status for its row."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -133,7 +133,7 @@ def cold_start(targets: Mapping[str, str], device: str, case: Case) -> float:
 
 
 def _serve(setting: dict[str, Any]) -> None:
-    # the operators' own prints must not end up between two answers
+    # what operators print must not be mixed with the answers
     answers, sys.stdout = sys.stdout, sys.stderr
     if setting["tree"]:
         sys.path.insert(0, setting["tree"])

@@ -250,9 +250,9 @@ def test_offsets_take_64_bits_where_32_are_too_few(length, wide):
     def note(kernel, grid, **constants):
         launches.append(constants)
 
-    specs = [spec(x) for x in (u, None, None, None, A, None, A, A[:, 0].real, None)]
+    specs = tuple(spec(x) for x in (u, None, None, A, None, A))
     tuning = TUNING._replace(programs=3 * 132)
-    _ = CallPlan(2.0, "zoh", False, False, *specs, tuning=tuning, make_launch=note).forward
+    _ = CallPlan(2.0, "zoh", False, False, specs, tuning=tuning, make_launch=note).forward
     assert [constants["INT64"] for constants in launches] == [wide]
 
 
@@ -398,11 +398,11 @@ def watched_launches():
             self.dtypes, self.calls = None, 0
             launches.append(self)
 
-        def __call__(self, **tensors):
-            dtypes = [None if x is None else x.dtype for x in tensors.values()]
+        def __call__(self, *tensors, **by_name):
+            dtypes = [None if x is None else x.dtype for x in (*tensors, *by_name.values())]
             assert self.dtypes in (None, dtypes)
             self.dtypes, self.calls = dtypes, self.calls + 1
-            super().__call__(**tensors)
+            super().__call__(*tensors, **by_name)
 
     return launches, Watched
 
@@ -447,8 +447,8 @@ def test_inputs_of_another_kind_start_what_they_would_alone(programs):
     ]
 
     class Started(KeptLaunch):
-        def __call__(self, **tensors):
-            kinds = [x is not None and (x.dtype, x.shape) for x in tensors.values()]
+        def __call__(self, *tensors, **by_name):
+            kinds = [x is not None and (x.dtype, x.shape) for x in (*tensors, *by_name.values())]
             assert kinds == self.__dict__.setdefault("kinds", kinds)
             started[-1].append((self.kernel, self.grid, self.named, kinds))
 

@@ -7,13 +7,13 @@ and, on a GPU, keeps them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.launch import KeptLaunch, KeptLaunches, cdiv, power_of_2
+from kernels.launch import KeptLaunch, cdiv, power_of_2
 from kernels.layout import TensorSpec
 from kernels.lti_ssm.triton.backward import _lti_bwd_kernel
 from kernels.lti_ssm.triton.forward import _lti_fwd_kernel
@@ -37,7 +37,8 @@ class CallPlan:
 
     factor, rule: s and the discretization of `kernels.lti_ssm`.   with_end: whether the final state is asked for.
     trained: whether a backward pass may follow.
-    specs: of u, gate_in, gate_out, the initial state, A, B, C, dt and the skip D.
+    specs: of u, gate_in, gate_out, A, B and C.
+    others: what else tells launches apart: whether there is an initial state, and the dtypes of dt and of the skip D.
     """
 
     def __init__(
@@ -46,13 +47,14 @@ class CallPlan:
         rule: str,
         with_end: bool,
         trained: bool,
-        *specs: TensorSpec | None,
+        specs: tuple[TensorSpec | None, ...],
+        *others: Hashable,
         tuning: Tuning,
         make_launch: MakeLaunch = KeptLaunch,
     ) -> None:
         self.factor, self.with_end, self.trained = factor, with_end, trained
         self.tuning, self.make_launch = tuning, make_launch
-        u, gate_in, gate_out, _, A, B, C, _, _ = specs
+        u, gate_in, gate_out, A, B, C = specs
         assert u is not None
         assert A is not None
         (self.batch, self.length, self.width), self.dtype = u.shape, u.dtype
@@ -91,7 +93,7 @@ class CallPlan:
             "BLOCK_N": max(32, power_of_2(self.num_states)),
             "num_warps": 1,
         }
-        self._backward = KeptLaunches()
+        self._backward: dict[Hashable, KeptLaunch] = {}
 
     @functools.cached_property
     def backward_plan(self) -> Plan:
@@ -144,14 +146,14 @@ class CallPlan:
         """Launch of the forward kernel for the states after the pieces."""
         return self._sequence_launch(_lti_fwd_kernel, self.plan, {})
 
-    def backward(self, dy_strides: tuple[int, ...], key: tuple[bool, ...]) -> KeptLaunch:
-        """Launch of the backward kernel; key: which of the tensors that a call may leave out are given."""
-
-        def make() -> KeptLaunch:
+    def backward(self, dy_strides: tuple[int, ...], *others: bool) -> KeptLaunch:
+        """Launch of the backward kernel; others: whether it gives du, and whether dend and dstart are left out."""
+        key = dy_strides, others
+        ready = self._backward.get(key)
+        if ready is None:
             strides = {"dy_stride_b": dy_strides[0], "dy_stride_d": dy_strides[2]}
-            return self._sequence_launch(_lti_bwd_kernel, self.backward_plan, strides)
-
-        return self._backward.get((dy_strides, key), make)
+            ready = self._backward[key] = self._sequence_launch(_lti_bwd_kernel, self.backward_plan, strides)
+        return ready
 
     def _sequence_launch(self, kernel: Any, plan: Plan, dy_strides: dict[str, int]) -> KeptLaunch:
         strides = self.strides | dy_strides
@@ -219,7 +221,7 @@ class Planner:
 def prepare(call: CallPlan, A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, skip: Tensor | None) -> Tensor:
     """The tables of `_prepare_kernel` in float32, one row a channel."""
     tables = C.new_empty(call.tables_shape, dtype=torch.float32)
-    call.prepare(A=A, B=B, C=C, dt=dt, skip=skip, tables=tables)
+    call.prepare(A, B, C, dt, skip, tables)
     return tables
 
 
@@ -244,17 +246,18 @@ def lti_fwd(
     initial_state: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """y [B, T, D]; on request the state before chunk T // CHUNK; and, where trained, the states before all chunks."""
-    given = {"u": u, "gate_in": gate_in, "gate_out": gate_out, "tables": tables}
     start = initial_state
     if call.plan.pieces > 1:
         ends = u.new_empty((call.plan.pieces, *call.state_shape), dtype=call.state_dtype)
-        call.forward_ends(**given, start=None, y=None, states=None, end=ends)
+        call.forward_ends(
+            u=u, gate_in=gate_in, gate_out=gate_out, tables=tables, start=None, y=None, states=None, end=ends
+        )
         start = call.pass_on(ends, tables, initial_state, False)
     # not the transpose of something else: a view that a custom function returns may not be changed in place
     y = u.new_empty_strided(u.shape, call.time_last)
     states = u.new_empty(call.states_shape, dtype=call.states_dtype) if call.trained else None
     end = u.new_empty(call.state_shape, dtype=call.state_dtype) if call.with_end else None
-    call.forward(**given, start=start, y=y, states=states, end=end)
+    call.forward(u=u, gate_in=gate_in, gate_out=gate_out, tables=tables, start=start, y=y, states=states, end=end)
     return y, end, states
 
 
@@ -273,12 +276,25 @@ def lti_bwd(
 
     dend: the gradient of the state before chunk T // CHUNK.   with_start: whether the last result is asked for.
     """
-    given = {"u": u, "gate_in": gate_in, "gate_out": gate_out, "dy": dy, "tables": tables, "states": states}
     dy_strides, pieces, after = dy.stride(), call.plan.pieces, None
     if pieces > 1:
         starts = u.new_empty((pieces, *call.state_shape), dtype=call.state_dtype)
-        launch = call.backward(dy_strides, (False, dend is None))
-        launch(**given, after=None, dend=dend, du=None, dgate_in=None, dgate_out=None, dstart=starts, partial=None)
+        launch = call.backward(dy_strides, False, dend is None, False)
+        launch(
+            u=u,
+            gate_in=gate_in,
+            gate_out=gate_out,
+            dy=dy,
+            tables=tables,
+            states=states,
+            after=None,
+            dend=dend,
+            du=None,
+            dgate_in=None,
+            dgate_out=None,
+            dstart=starts,
+            partial=None,
+        )
         after = call.pass_on(starts, tables, None, True)
     shape, strides = u.shape, call.time_last
     du = u.new_empty_strided(shape, strides)
@@ -286,9 +302,14 @@ def lti_bwd(
     dgate_out = None if gate_out is None else gate_out.new_empty_strided(shape, strides)
     dstart = u.new_empty(call.state_shape, dtype=call.state_dtype) if with_start else None
     partial = u.new_empty(call.partial_shape, dtype=torch.float32)
-    launch = call.backward(dy_strides, (True, dend is None, with_start))
+    launch = call.backward(dy_strides, True, dend is None, not with_start)
     launch(
-        **given,
+        u=u,
+        gate_in=gate_in,
+        gate_out=gate_out,
+        dy=dy,
+        tables=tables,
+        states=states,
         after=after,
         dend=dend,
         du=du,

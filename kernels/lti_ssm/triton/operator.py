@@ -38,7 +38,8 @@ def lti_ssm_triton(
     The state is float32, or complex64 where any part of the system is complex.   planner: makes the plan of this call.
     """
     u = time_last(u)
-    gate_in, gate_out = (None if gate is None else time_last(gate) for gate in (gate_in, gate_out))
+    gate_in = None if gate_in is None else time_last(gate_in)
+    gate_out = None if gate_out is None else time_last(gate_out)
     is_complex = A.is_complex() or C.is_complex() or (B is not None and B.is_complex())
     if initial_state is not None:
         initial_state = dense(initial_state.to(torch.complex64 if is_complex else torch.float32))
@@ -71,8 +72,18 @@ def lti_ssm_triton(
         if state is not None and state_of_others is not None:
             state = torch.cat([state, state_of_others], -1)
         return y + y_of_others, state
-    options = 2.0 if conj_pairs else 1.0, discretization, return_final_state, trained
-    call = planner(u.is_cuda, *options, *map(spec, tensors))
+    specs = spec(u), spec(gate_in), spec(gate_out), spec(A), spec(B), spec(C)
+    call = planner(
+        u.is_cuda,
+        2.0 if conj_pairs else 1.0,
+        discretization,
+        return_final_state,
+        trained,
+        specs,
+        initial_state is None,
+        dt.dtype,
+        None if D is None else D.dtype,
+    )
     if trained:
         y, state = LtiSsm.apply(*tensors, call)
     else:

@@ -11,6 +11,24 @@ from torch import Tensor
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
+CHUNK = 64
+SMALL_CHUNK = pytest.param(16, id="chunk16")
+LARGE_CHUNK = pytest.param(CHUNK, id="chunk64", marks=pytest.mark.slow)
+in_chunks = pytest.mark.parametrize(
+    "chunk", [pytest.param(CHUNK, id="chunk64")] if DEVICE == "cuda" else [SMALL_CHUNK, LARGE_CHUNK]
+)
+"""Runs a test with chunks of 16 positions, which are quick in the interpreter, and with chunks of 64 as on a GPU."""
+
+
+def quick(values: list[str], *kept: str) -> list[Any]:
+    """Values of a parameter of which all but those in `kept` are left to `make test-all`."""
+    return [value if value in kept else pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+def scaled(length: int, chunk: int) -> int:
+    """A length of as many chunks of `chunk` positions as `length` has chunks of 64."""
+    return max(1, length * chunk // CHUNK)
+
 
 def make_planner(new_launches: Any = None, *, keep_all: bool = False, **tuning: Any) -> Any:
     """A planner with these changes of the tuning.
@@ -47,7 +65,7 @@ def without_states() -> Any:
     return WithoutStates
 
 
-def kept_launches_give_the_same(calls: Callable[[Any], Iterator[Tensor]]) -> None:
+def kept_launches_give_the_same(calls: Callable[[Any], Iterator[Tensor]], **tuning: Any) -> None:
     """The results of `calls(planner)`, twice in a row, are those without kept launches.
 
     A kept launch gets tensors of the same dtypes every time.
@@ -71,8 +89,8 @@ def kept_launches_give_the_same(calls: Callable[[Any], Iterator[Tensor]]) -> Non
 
             return watched
 
-    expected = list(calls(make_planner()))
-    planner = make_planner(Watched, keep_all=True)
+    expected = list(calls(make_planner(**tuning)))
+    planner = make_planner(Watched, keep_all=True, **tuning)
     for _ in range(2):
         for index, (actual, e) in enumerate(zip(calls(planner), expected, strict=True)):
             assert torch.equal(actual, e), index

@@ -16,7 +16,7 @@ from kernels.gated_slot_attention import (
     gated_slot_attention_step,
 )
 from suite.accuracy import assert_close, assert_matches_reference
-from tests.kernels.gated import DEVICE, kept_launches_give_the_same, make_planner
+from tests.kernels.gated import DEVICE, in_chunks, kept_launches_give_the_same, make_planner, scaled
 
 B, H, K, V, M = 2, 3, 8, 12, 5
 
@@ -85,7 +85,9 @@ def run_triton(planner=None, cu_seqlens=None, **inputs):
 
 @pytest.mark.parametrize("coupled", [True, False], ids=["gsa", "abc"])
 @pytest.mark.parametrize("state", [False, True], ids=["empty", "state"])
-@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 500])
+@pytest.mark.parametrize(
+    "length", [1, *(pytest.param(length, marks=pytest.mark.slow) for length in (2, 63, 64, 500)), 65]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_chunked_equals_recurrent(length, state, coupled, dtype):
     inputs = make_inputs(length, coupled=coupled) | (random_state() if state else {})
@@ -172,6 +174,7 @@ def test_the_future_cannot_change_the_past():
     assert (before[:, 77:] - after[:, 77:]).abs().amax((0, 2, 3)).min() > 0
 
 
+@pytest.mark.slow
 def test_extreme_decays_neither_overflow_nor_lose_the_near_terms():
     """Gates that erase a slot (exp(-50)) stand next to gates that keep all but 1e-4, over 2000 steps, in float32."""
     inputs = make_inputs(2000)
@@ -223,43 +226,65 @@ def test_a_misfit_is_an_error_that_says_what_fits(change, message):
 SMALL = {"B": 1, "K": 16, "V": 24, "M": 10}
 
 
-def equals_the_loop(inputs, dtype=torch.float32, keep=KEEP):
-    assert_matches_reference(run_triton, REFERENCE, inputs, dtype=dtype, keep=keep, device=DEVICE)
+QUICK = [(150, "bf16", "gsa"), (150, "fp32", "abc")]
+SLOW = [pytest.mark.slow]
 
 
-@pytest.mark.parametrize("coupled", [True, False], ids=["gsa", "abc"])
+def equals_the_loop(inputs, dtype=torch.float32, keep=KEEP, **tuning):
+    op = partial(run_triton, make_planner(**tuning))
+    assert_matches_reference(op, REFERENCE, inputs, dtype=dtype, keep=keep, device=DEVICE)
+
+
 @pytest.mark.parametrize(
-    ("length", "dtype"),
+    ("length", "dtype", "coupled"),
     [
-        (1, torch.float32),
-        (33, torch.float32),
-        (150, torch.float32),
-        (33, torch.bfloat16),
-        (150, torch.bfloat16),
-        (150, torch.float16),
+        pytest.param(
+            length,
+            dtype,
+            coupled,
+            id=f"{length}-{dtype_id}-{model}",
+            marks=[] if (length, dtype_id, model) in QUICK else SLOW,
+        )
+        for length, dtype, dtype_id in (
+            (1, torch.float32, "fp32"),
+            (33, torch.float32, "fp32"),
+            (150, torch.float32, "fp32"),
+            (33, torch.bfloat16, "bf16"),
+            (150, torch.bfloat16, "bf16"),
+            (150, torch.float16, "fp16"),
+        )
+        for coupled, model in ((True, "gsa"), (False, "abc"))
     ],
 )
-def test_the_kernels_equal_the_loop(length, dtype, coupled):
+@in_chunks
+def test_the_kernels_equal_the_loop(length, dtype, coupled, chunk):
     sizes = SMALL | ({"H": 8} if length == 1 else {})
     state = random_state(**sizes) if length != 33 else {}
-    equals_the_loop(make_inputs(length, coupled=coupled, **sizes) | state, dtype)
+    equals_the_loop(make_inputs(scaled(length, chunk), coupled=coupled, **sizes) | state, dtype, chunk=chunk)
 
 
-@pytest.mark.parametrize("coupled", [True, False], ids=["gsa", "abc"])
-def test_a_forward_without_gradients_takes_float32_slots_beside_bfloat16(coupled):
-    inputs = make_inputs(70, coupled=coupled, **SMALL)
+@in_chunks
+@pytest.mark.parametrize(
+    "coupled", [pytest.param(True, id="gsa"), pytest.param(False, id="abc", marks=pytest.mark.slow)]
+)
+def test_a_forward_without_gradients_takes_float32_slots_beside_bfloat16(coupled, chunk):
+    inputs = make_inputs(scaled(70, chunk), coupled=coupled, **SMALL)
     rounded = {n: x.to(torch.float32 if n in KEEP else torch.bfloat16) for n, x in inputs.items() if torch.is_tensor(x)}
     inputs |= {n: x.to(DEVICE) for n, x in rounded.items()}
     exact = with_state(gated_slot_attention_reference)(**inputs | {n: x.double() for n, x in rounded.items()})
     plain = with_state(gated_slot_attention_reference)(**inputs | rounded)
-    for name, a, e, p in zip(("o", "keys", "values"), run_triton(**inputs), exact, plain, strict=True):
+    for name, a, e, p in zip(
+        ("o", "keys", "values"), run_triton(make_planner(chunk=chunk), **inputs), exact, plain, strict=True
+    ):
         assert_close(a, e, torch.bfloat16, plain=p, what=name)
 
 
-def test_the_kernels_take_slots_and_decays_in_half_precision():
-    equals_the_loop(make_inputs(40, **SMALL), torch.bfloat16, keep=())
+@in_chunks
+def test_the_kernels_take_slots_and_decays_in_half_precision(chunk):
+    equals_the_loop(make_inputs(scaled(40, chunk), **SMALL), torch.bfloat16, keep=(), chunk=chunk)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_the_kernels_neither_overflow_nor_lose_the_near_terms(dtype):
     """Gates that erase a slot (exp(-50), or all of it) stand next to gates that keep all but 1e-4."""
@@ -272,37 +297,56 @@ def test_the_kernels_neither_overflow_nor_lose_the_near_terms(dtype):
     equals_the_loop(inputs, dtype, keep=[name for name in KEEP if name != "slots"])
 
 
-def test_the_kernels_split_in_time_equal_the_whole():
-    inputs = {n: x.float().to(DEVICE) if isinstance(x, Tensor) else x for n, x in make_inputs(100, **SMALL).items()}
-    whole = run_triton(**inputs)
+@in_chunks
+def test_the_kernels_split_in_time_equal_the_whole(chunk):
+    op, cut = partial(run_triton, make_planner(chunk=chunk)), scaled(70, chunk)
+    inputs = {
+        n: x.float().to(DEVICE) if isinstance(x, Tensor) else x
+        for n, x in make_inputs(scaled(100, chunk), **SMALL).items()
+    }
+    whole = op(**inputs)
     parts = [
         {n: x[:, where] if isinstance(x, Tensor) else x for n, x in inputs.items()}
-        for where in (slice(70), slice(70, None))
+        for where in (slice(cut), slice(cut, None))
     ]
-    o_1, keys, values = run_triton(**parts[0])
-    o_2, keys, values = run_triton(**parts[1], state_k=keys, state_v=values)
+    o_1, keys, values = op(**parts[0])
+    o_2, keys, values = op(**parts[1], state_k=keys, state_v=values)
     for actual, exact in zip((torch.cat([o_1, o_2], dim=1), keys, values), whole, strict=True):
         assert_close(actual, exact.double(), torch.float32)
 
 
-def test_the_future_cannot_change_the_past_of_the_kernels():
-    inputs = {n: x.float().to(DEVICE) if isinstance(x, Tensor) else x for n, x in make_inputs(100, **SMALL).items()}
+@in_chunks
+def test_the_future_cannot_change_the_past_of_the_kernels(chunk):
+    # factors about the middle of a chunk round with all of its decays, those of the tree with decays of the past alone
+    op, now = partial(run_triton, make_planner(chunk=chunk, mild_float32=0.0)), scaled(77, chunk)
+    inputs = {
+        n: x.float().to(DEVICE) if isinstance(x, Tensor) else x
+        for n, x in make_inputs(scaled(100, chunk), **SMALL).items()
+    }
     changed = {n: x.clone() if isinstance(x, Tensor) else x for n, x in inputs.items()}
     for name in ("q", "k", "v", "slots", "log_decay"):
-        changed[name][:, 77:] *= 0.5
-    before, after = run_triton(**inputs)[0], run_triton(**changed)[0]
-    assert torch.equal(before[:, :77], after[:, :77])
-    assert (before[:, 77:] - after[:, 77:]).abs().amax((0, 2, 3)).min() > 0
+        changed[name][:, now:] *= 0.5
+    before, after = op(**inputs)[0], op(**changed)[0]
+    assert torch.equal(before[:, :now], after[:, :now])
+    assert (before[:, now:] - after[:, now:]).abs().amax((0, 2, 3)).min() > 0
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-@pytest.mark.parametrize("coupled", [True, False], ids=["gsa", "abc"])
-def test_packed_sequences_equal_separate_ones(backend, coupled):
-    ends, sizes = [0, 1, 70, 100], SMALL | {"H": 2}
-    inputs = make_inputs(100, coupled=coupled, **sizes)
+@in_chunks
+@pytest.mark.parametrize(
+    ("backend", "coupled"),
+    [
+        pytest.param("torch", True, id="gsa-torch"),
+        pytest.param("triton", True, id="gsa-triton", marks=pytest.mark.slow),
+        pytest.param("torch", False, id="abc-torch"),
+        pytest.param("triton", False, id="abc-triton", marks=pytest.mark.slow),
+    ],
+)
+def test_packed_sequences_equal_separate_ones(backend, coupled, chunk):
+    ends, sizes = [0, 1, scaled(70, chunk), scaled(100, chunk)], SMALL | {"H": 2}
+    inputs = make_inputs(ends[-1], coupled=coupled, **sizes)
     inputs = {n: x.float().to(DEVICE) if isinstance(x, Tensor) else x for n, x in inputs.items()}
     states = {n: x.float().to(DEVICE) for n, x in random_state(**sizes | {"B": 3}).items()}
-    op = OP if backend == "torch" else run_triton
+    op = OP if backend == "torch" else partial(run_triton, make_planner(chunk=chunk))
 
     def gradients(outputs, leaves):
         cotangents = [torch.linspace(-1, 1, o.numel(), device=DEVICE).view_as(o) for o in outputs]
@@ -335,14 +379,19 @@ def test_an_empty_packed_sequence_ends_with_its_initial_state(backend):
         assert torch.equal(state[1], initial[1])
 
 
-def test_gradients_that_are_not_asked_for_are_not_formed():
-    inputs = {n: x.float().to(DEVICE) if isinstance(x, Tensor) else x for n, x in make_inputs(40, **SMALL).items()}
+@in_chunks
+def test_gradients_that_are_not_asked_for_are_not_formed(chunk):
+    inputs = {
+        n: x.float().to(DEVICE) if isinstance(x, Tensor) else x
+        for n, x in make_inputs(scaled(40, chunk), **SMALL).items()
+    }
     inputs["q"].requires_grad_()
-    gated_slot_attention(**inputs, backend="triton")[0].sum().backward()
+    run_triton(make_planner(chunk=chunk), **inputs)[0].sum().backward()
     assert inputs["q"].grad is not None
     assert inputs["log_decay"].grad is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coupled", [True, False], ids=["gsa", "abc"])
 def test_launches_that_are_kept_belong_to_calls_of_one_kind(coupled):
     """Both passes of one size and with the same scale."""

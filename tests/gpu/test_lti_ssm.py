@@ -1,4 +1,4 @@
-"""The state space model on a GPU: the laws of `tests/kernels/test_lti_ssm.py` at sizes of real use."""
+"""The state space model on a GPU: the claims of `tests/kernels/test_lti_ssm_triton.py` at realistic sizes."""
 
 from functools import partial
 
@@ -28,14 +28,14 @@ def make_inputs(batch, length, width, state=32, dtype=torch.bfloat16, gates="gat
 
 
 def cotangents_of(inputs):
-    """Of y and the final state, the same in every dtype."""
+    """Gradients of y and of the final state to start from, the same in every dtype."""
     g = torch.Generator("cuda").manual_seed(7)
     shapes = inputs["u"].shape, inputs["initial_state"].shape
     return [torch.randn(shape, generator=g, device="cuda").bfloat16() for shape in shapes]
 
 
 def results(op, inputs, cotangents=None):
-    """y, final state, and the gradient of every tensor."""
+    """y, the final state, and the gradient of every input tensor."""
     leaves = {name: x.detach().requires_grad_() for name, x in inputs.items() if torch.is_tensor(x)}
     outputs = op(**(inputs | leaves))
     pairs = zip(cotangents or cotangents_of(inputs), outputs, strict=True)
@@ -94,7 +94,7 @@ def test_where_the_kernel_does_not_go_the_filter_and_its_convolution_do(dtype, d
     inputs = make_inputs(*shape, state, dtype=dtype)
     del inputs["initial_state"]
     if discretization == "dss-softmax":
-        # the parameters of a softmax that is not narrow, some of its modes growing
+        # a softmax that is not narrow, with some growing modes
         inputs |= {"A": inputs["A"] * torch.where(torch.arange(state, device="cuda") % 3 == 0, -1.0, 1.0)}
     inputs |= {"discretization": discretization}
 

@@ -1,4 +1,4 @@
-"""The filter of a state space model on a GPU: the laws of `tests/kernels/test_ssm_kernel.py` at sizes of real use."""
+"""The filter of a state space model on a GPU: the claims of `tests/kernels/test_ssm_kernel.py` at realistic sizes."""
 
 from functools import partial
 
@@ -27,7 +27,7 @@ def wide(inputs):
 
 
 def results(op, inputs):
-    """K and the gradient of every tensor, for a cotangent that is the same in every dtype."""
+    """K and the gradient of every input tensor, from a gradient of K that is the same in every dtype."""
     leaves = {name: x.detach().requires_grad_() for name, x in inputs.items() if torch.is_tensor(x)}
     kernel = op(**(inputs | leaves))
     cotangent = torch.randn(kernel.shape, generator=torch.Generator("cuda").manual_seed(7), device="cuda")

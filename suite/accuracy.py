@@ -1,4 +1,4 @@
-"""The one comparison of a kernel with its reference.
+"""The comparison that every test and benchmark of a kernel with its reference uses.
 
 Rule: against the reference in float64, an implementation may err at most twice as much as plain PyTorch does, that is
 the reference run in the tested dtype on the same rounded inputs, plus a floor of a few roundings. The rule holds for
@@ -25,11 +25,14 @@ FLOOR = {
     torch.float16: torch.finfo(torch.float16).eps / 2,
 }
 MAX_OVER_RMS = 8.0
-"""The largest element may err this many floors where the root mean square may err one."""
+"""Floor of the error of the largest element, as a multiple of the floor of the root mean square error."""
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
-    """A floating tensor in dtype, a complex one in the complex type of at least dtype, anything else unchanged."""
+    """Casts a floating tensor to dtype and a complex one to a complex type of at least that precision.
+
+    Anything else is returned unchanged.
+    """
     if not isinstance(value, Tensor):
         return value
     if value.is_complex():
@@ -42,7 +45,7 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 
 def outputs_of(result: Any) -> list[Tensor]:
-    """The tensors among the outputs of an operator, None left out."""
+    """The tensors among the outputs of an operator, without those that are None."""
     return [part for part in (result if isinstance(result, (tuple, list)) else [result]) if part is not None]
 
 

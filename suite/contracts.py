@@ -74,7 +74,7 @@ class Segment(Batch):
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What a model must know of a task to be built for it."""
+    """Properties of a task that a model needs in order to be built for it."""
 
     input: Literal["tokens", "signal"]
     """`tokens`: inputs are [B, T] integers below `vocab_size`; `signal`: [B, T, channels] floats."""
@@ -82,7 +82,7 @@ class TaskSpec:
     readout: Literal["token", "sequence"]
     """`token`: logits at `positions`; `sequence`: one prediction a sequence."""
     max_length: int
-    """The longest T of any split: what learned positions and explicit long filters must cover."""
+    """The longest T of any split, which learned positions and explicit long filters must cover."""
     vocab_size: int = 0
     channels: int = 0
     towers: int = 1
@@ -90,7 +90,7 @@ class TaskSpec:
 
 
 class Options(Protocol):
-    """What tasks and models have from `Config`: their options as values, and a version."""
+    """Interface that tasks and models inherit from `Config`: their options as values, and a version."""
 
     version: ClassVar[int]
 
@@ -152,7 +152,7 @@ class EndlessEpochs(Protocol):
 
     @property
     def epoch_rows(self) -> int | None:
-        """Rows of that set, which are an epoch."""
+        """Number of rows of that set, which make up an epoch."""
         ...
 
 
@@ -176,21 +176,21 @@ class HasExponentials(Protocol):
 
 @runtime_checkable
 class Generating(Protocol):
-    """A task whose models also make sequences, which are judged."""
+    """A task whose models also generate sequences after training, which `judge` scores."""
 
     @property
     def num_generated(self) -> int:
-        """Sequences to make after training; 0: none."""
+        """Number of sequences to generate after training; 0: none."""
         ...
 
     @property
     def temperature(self) -> float:
-        """Divides the logits before a token is drawn."""
+        """Divisor of the logits before a token is drawn."""
         ...
 
     @property
     def first_token(self) -> int:
-        """What the model sees before the first token that it makes."""
+        """Input token of the model from which it generates its first token."""
         ...
 
     def judge(self, clips: Tensor, device: torch.device) -> Iterable[tuple[str, str, float]]:
@@ -211,7 +211,7 @@ class Prepared(Countable, Protocol):
 
     @property
     def sources(self) -> Sequence[str]:
-        """Names in the manifest of data; none where the rows are generated."""
+        """Names of the task's sources in the manifest of data; empty if the rows are generated."""
         ...
 
     def arrays(self, workers: int = 1) -> Any:
@@ -272,7 +272,7 @@ class StateSpace(Protocol):
 
 
 class Stepwise(Protocol):
-    """What can be evaluated one position after the other."""
+    """A module that can be evaluated one position after the other."""
 
     def init_state(self, batch_size: int) -> Any:
         """The state before the first position. ValueError for a model that reads the future."""
@@ -300,14 +300,14 @@ class Model(Stepwise, Protocol):
         ...
 
     def convolutions(self) -> Mapping[str, Convolution]:
-        """Those of its layers, by the name of their slice: `layer=0,filter=ssm`."""
+        """The convolutions of all layers, by the name of their slice: `layer=0,filter=ssm`."""
         ...
 
     def param_groups(self, no_decay: tuple[str, ...] = ()) -> list[ParamGroup]:
         """Groups covering every trainable parameter once; `no_decay` names kinds: `bias`, `norm`, `embedding`."""
         ...
 
-    # what every torch module has, as far as the harness calls it
+    # methods of every torch module that the harness calls
 
     def to(self, device: torch.device) -> Self: ...
 
@@ -339,7 +339,7 @@ class Layered(Protocol):
 
     @property
     def mixers(self) -> Sequence[Mixer]:
-        """The first layer's mixer first."""
+        """The sequence mixers in the order of their layers."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""How a task's rows reach the device: digests, the order of an epoch, batches, blocks of an endless stream."""
+"""Rows of a task on their way to the device: digests, order in an epoch, batches, blocks of an endless stream."""
 
 from __future__ import annotations
 

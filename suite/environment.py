@@ -126,7 +126,7 @@ def _package(name: str, purpose: str, extra: str) -> Capability:
 
 
 def capabilities() -> Iterator[Capability]:
-    """What works on this machine and why the rest does not."""
+    """Every optional part with its version on this machine, or with the reason why it does not work."""
     import torch
 
     yield Capability("python", "interpreter", platform.python_version(), "")

@@ -38,7 +38,7 @@ def points(config: ExperimentConfig, scale: str) -> list[Point]:
 
 
 def _overrides(config: ExperimentConfig, scale: str) -> dict[str, Any]:
-    """What a scale changes, `sweep` included and `seeds` left out; nothing where there is no such scale."""
+    """Options that a scale changes, with `sweep` but without `seeds`; empty if the grid has no such scale."""
     return {key: value for key, value in config.scales.get(scale, {}).items() if key != "seeds"}
 
 

@@ -1,4 +1,4 @@
-"""How a run computes: CPU threads, precision of matrix products, determinism, autocast."""
+"""Numerical settings of a run: CPU threads, precision of matrix products, determinism, autocast."""
 
 from __future__ import annotations
 

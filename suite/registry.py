@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a name is implemented (`module:attribute`) and one line on what it is."""
+    """Place where a name is implemented (`module:attribute`), and a description in one line."""
 
     target: str
     summary: str

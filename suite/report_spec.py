@@ -1,4 +1,4 @@
-"""What a grid says about its report: where the numbers were published, which runs are shown, the table, the figure."""
+"""Options of a grid for its report: source of the published values, selection of runs, table and figure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from suite.contracts import Config
 
 
 class Select(Config):
-    """Which of several runs a table shows, e.g. the best learning rate by validation accuracy."""
+    """Selection of the runs that a table shows, e.g. those with the best learning rate by validation accuracy."""
 
     best_of: tuple[str, ...]
     by: str = "accuracy"
@@ -18,7 +18,7 @@ class Select(Config):
 
 
 class TableSpec(Config):
-    """How stored rows become the paper's table. A selector maps dotted keys of a run to the value they must have."""
+    """Layout of the paper's table. A selector maps dotted keys of a run to the values that they must have."""
 
     rows: dict[str, dict[str, Any]]
     """Row label, as in expected.csv, to the selector of its runs."""
@@ -59,7 +59,7 @@ class FigureSpec(Config):
 
 
 class Source(Config):
-    """Where the numbers were published."""
+    """Publication from which the paper's values are taken."""
 
     paper: str
     table: str | int | None = None

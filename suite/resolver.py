@@ -1,4 +1,4 @@
-"""From the sections of one point of a grid to a run whose every setting is checked and filled in."""
+"""Turns the sections of one point of a grid into a run whose settings are all checked and filled in."""
 
 from __future__ import annotations
 

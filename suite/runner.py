@@ -29,12 +29,12 @@ A failed run (an exception, a full disk) is repeated by the next call, and so is
 Operators = Mapping[str, Mapping[str, object]]
 """Name of an operator to its `version` and `backend`."""
 Recorder = Callable[[], AbstractContextManager[Operators]]
-"""Opens a context whose value fills with the operators that are called in it. Worker processes get it by pickle."""
+"""Opens a context whose value fills with the operators that are called in it. It is pickled for worker processes."""
 
 
 @contextlib.contextmanager
 def no_operators() -> Iterator[Operators]:
-    """Records nothing."""
+    """A `Recorder` that records no operators."""
     yield {}
 
 
@@ -54,7 +54,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Finished:
-    """How a run ended."""
+    """A run that has ended, with its status."""
 
     run: Run
     status: str
@@ -67,7 +67,7 @@ class Finished:
 def plan(
     runs: Sequence[Run], roots: Sequence[Path], *, force: bool = False, versions: Mapping[str, int] | None = None
 ) -> list[Planned]:
-    """What is stored below any of the roots is done; with `force` nothing is.
+    """Every run with the status of its stored rows below any of the roots; with `force`, stored rows are ignored.
 
     versions: today's version of every operator, against which those of stored runs are held.
     """

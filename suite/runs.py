@@ -1,4 +1,4 @@
-"""What all kinds of runs share: identity, what a row says of them, and who carries them out.
+"""Common parts of all kinds of runs: their identity, their columns in a row, and the worker that carries them out.
 
 A run is one point of a grid with every setting filled in. There are three kinds: training (`suite.training_run`),
 timing of an operator and timing of a model (`suite.bench.config`). This module imports no torch, so a plan is quick.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is, for whoever watches it."""
+    """Progress of a run, for the display."""
 
     step: int
     total_steps: int
@@ -30,7 +30,7 @@ class Progress:
 
 @dataclass
 class Outcome:
-    """What a run has measured so far: rows without provenance, steps done, digest of its data, wall time."""
+    """Results of a run so far: rows without provenance, number of steps, digest of its data, wall time in seconds."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     step: int = 0
@@ -91,7 +91,7 @@ class Run(ABC):
     @property
     @abstractmethod
     def columns(self) -> dict[str, Any]:
-        """What its rows say of it, besides its identity and how and where it ran."""
+        """Columns of its rows that describe the run itself; identity, status and machine have columns elsewhere."""
 
     @abstractmethod
     def worker(

@@ -71,12 +71,12 @@ class SchemaError(ValueError):
 
 
 def result_path(root: Path, experiment: str, scale: str, run_id: str) -> Path:
-    """Where the rows of one run lie."""
+    """Path of the file with the rows of one run."""
     return root / experiment / scale / f"{run_id}.parquet"
 
 
 def checkpoint_path(root: Path, experiment: str, scale: str, run_id: str) -> Path:
-    """Where a run in hand keeps what it needs to continue; removed when its rows are written."""
+    """Path of the checkpoint from which an interrupted run continues; removed when its rows are written."""
     return root / experiment / scale / f"{run_id}.checkpoint"
 
 
@@ -131,7 +131,7 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a stored run ended: `ok`, `failed`, `diverged`, `oom` or `n/a`, and the operators it used."""
+    """Status of a stored run (`ok`, `failed`, `diverged`, `oom` or `n/a`), and the operators that it used."""
 
     status: str
     operators: dict[str, dict[str, Any]]
@@ -139,7 +139,7 @@ class Ending:
 
 
 def ending(path: Path) -> Ending | None:
-    """The end of a stored run; None where there is no file. A file without a last row is that of a failed run."""
+    """The ending of a stored run; None if there is no file. A file without a row `run` belongs to a failed run."""
     if not path.exists():
         return None
     check(path)
@@ -152,7 +152,7 @@ def ending(path: Path) -> Ending | None:
 
 
 def operator_mix(rows: Iterable[Mapping[str, Any]]) -> str | None:
-    """What differs between the operators behind several rows, in words; None where nothing does.
+    """Description of the operator versions and backends behind several rows if they differ; None if they are the same.
 
     rows: stored rows or the first row of each run; only the column `operators` is read. `selective_scan: version 1
     (torch), version 2 (triton)`. Rows without a record among rows with one are counted, because their versions are

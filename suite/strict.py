@@ -1,4 +1,4 @@
-"""What a number in a setting may be: finite, no `true` or `false`, and whole however it is written."""
+"""Rules for numbers in settings: they are finite, `true` and `false` are none, and `1e3` is the integer 1000."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the type of an option allows, wherever in a container it stands."""
+    """Kinds of values that the type of an option allows, at any depth of a container."""
 
     anything: bool
-    """The type says so, or holds a model, which checks its own options."""
+    """Whether any value is allowed, because the type is Any or contains a model, which checks its own options."""
     number: bool
     boolean: bool
     integer: bool
-    """Whole numbers, and no text that could be mistaken for one."""
+    """Whether integers are allowed, and text, which could be mistaken for one, is not."""
 
 
 @functools.cache
 def wanted_by(cls: type[BaseModel], field: str) -> Wanted:
-    """What one option of a model allows."""
+    """Kinds of values that one option of a pydantic model allows."""
     leaves = list(_leaves(cls.model_fields[field].annotation))
     types = [leaf if isinstance(leaf, type) else type(leaf) for leaf in leaves]
     return Wanted(

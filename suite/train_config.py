@@ -42,7 +42,7 @@ class Stage(Config):
 
 
 class KernelProbe(Config):
-    """What is recorded of the filters that a model's layers convolve with, before the first step and after the last.
+    """Options for recording the filters of a model's convolutions, before the first step and after the last one.
 
     Recording does not change the training. `suite/learned_kernels.py` defines every row.
     """
@@ -64,7 +64,7 @@ class KernelProbe(Config):
 
 
 class TrainConfig(Config):
-    """How AdamW optimises a run. Exactly one of `steps` and `epochs` sets the budget."""
+    """Options of the training with AdamW. Exactly one of `steps` and `epochs` sets the budget."""
 
     steps: int | None = Field(default=None, ge=1)
     epochs: int | None = Field(default=None, ge=1)

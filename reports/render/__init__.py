@@ -4,7 +4,7 @@
     print(render(report, "terminal"))
     render(report, "png", Path("figure.png"))        # and figure.svg beside it
 
-`rows` reads and selects runs. `plan` says what the table has to show; `cells`, `claims`, `figure`, `costs` and `notes`
+`rows` reads and selects runs. `plan` lists what the table has to show; `cells`, `claims`, `figure`, `costs` and `notes`
 make one part of a report each, and `report` puts them together. `layout` turns a report into a `document` of strings,
 which `text`, `html` and `plots` print. `speed_history` makes the document of the operators' speed.
 """

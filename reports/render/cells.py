@@ -44,7 +44,7 @@ class Cell:
     chosen: str = ""
     """The values of `select.best_of`, e.g. `train.lr=0.001 (best of 4)`."""
     mixed: str = ""
-    """What differs between the operators of the runs behind the mean; empty where nothing does."""
+    """Operator versions and backends of the runs behind the mean if they differ; empty if they are the same."""
     run_ids: tuple[str, ...] = ()
 
     @property
@@ -122,7 +122,7 @@ def measurement(spec: TableSpec, column: str, run: StoredRun) -> Value | None:
 
 
 def _ending(run: StoredRun, value: Value | None) -> str:
-    """How a run's measurement ended: `ok`, a failure, or empty where nothing was measured."""
+    """Status of a run's measurement: `ok`, a failure, or empty if nothing was measured."""
     if run.status != "ok":
         return run.status
     if value is None:

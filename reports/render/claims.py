@@ -35,7 +35,7 @@ class Claim:
     source: str
     verdict: Literal["holds", "fails", "not run"]
     detail: str
-    """How many columns hold, the ratios, or the values that refute the claim."""
+    """Number of columns in which the claim holds, the ratios, or the values that refute it."""
     marks: tuple[str, ...] = ()
 
 

@@ -1,4 +1,4 @@
-"""What each setting costs: parameters, state size, speeds and memory, as medians over its runs on one device."""
+"""Costs of each setting: parameters, state size, speeds and memory, as medians over its runs on one device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COST_METRICS = {
 
 @dataclass(frozen=True)
 class Cost:
-    """What one setting needs on one device."""
+    """Costs of one setting on one device."""
 
     label: str
     device: str

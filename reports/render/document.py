@@ -1,4 +1,4 @@
-"""What every format prints: tables of strings, notes and provenance. All formats print the same strings."""
+"""Content of a report in every format: tables of strings, notes and provenance. All formats print the same strings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 DASH = "—"
-"""What a cell shows where there is no value."""
+"""Text of a cell that has no value."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Grid:
     header: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
     num_words: int
-    """How many columns from the left hold words; the others hold numbers and are aligned to the right."""
+    """Number of columns, from the left, that hold words; the others hold numbers and are aligned to the right."""
     run_ids: tuple[tuple[str, ...], ...]
     """The runs behind each line."""
 
@@ -37,7 +37,7 @@ class Document:
     """The line below the title: source and scale, or device."""
     grids: tuple[Grid, ...]
     notes: tuple[str, ...]
-    """What stands under the first grid."""
+    """Lines under the first grid."""
     provenance: tuple[str, ...]
     draw: Callable[[], Canvas | None]
     """Draws the figure; gives None where there is nothing to draw. Only this call imports matplotlib."""

@@ -36,7 +36,7 @@ class Series:
     points: tuple[Point, ...]
     published: tuple[tuple[Any, float], ...] = ()
     ended: str = ""
-    """Why there is no point beyond the last one, e.g. `oom`."""
+    """The reason why there is no point beyond the last one, e.g. `oom`."""
 
 
 @dataclass(frozen=True)

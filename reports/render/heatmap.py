@@ -27,7 +27,7 @@ class KernelPanel:
     kernels: tuple[tuple[float, ...], ...]
     """Points of each kernel."""
     span: int
-    """How many lags a point stands for."""
+    """Number of lags that a point stands for."""
     eigenvalues: tuple[tuple[float, float], ...]
     """Real and imaginary parts after training."""
     initial: tuple[tuple[float, float], ...]

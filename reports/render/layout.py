@@ -1,4 +1,4 @@
-"""From a report to the document that the formats print: comparison, claims and costs as tables of strings."""
+"""Turns a report into the document that the formats print: comparison, claims and costs as tables of strings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands under a report's table: footnotes of marks, what is missing, the criterion, and the provenance."""
+"""Lines under a report's table: footnotes of marks, missing runs, the criterion, and the provenance."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> li
 
 
 def _changes(plan: Plan) -> str:
-    """What a reduced scale changes: `train.epochs: 20, model.d_model: [64]`."""
+    """Text of the options that a reduced scale changes: `train.epochs: 20, model.d_model: [64]`."""
     scale = dict(plan.config.scales.get(plan.scale, {}))
     sweep: Mapping[str, Sequence[Any]] = scale.pop("sweep", {})
     changed = [f"{key}: {value}" for key, value in scale.items()]

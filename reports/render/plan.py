@@ -1,4 +1,4 @@
-"""What a report has to show before any stored run is read: scale, grid points, rows, columns, published values."""
+"""Plan of a report, made before any stored run is read: scale, grid points, rows, columns, published values."""
 
 from __future__ import annotations
 

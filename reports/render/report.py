@@ -1,4 +1,4 @@
-"""A report as data: the paper's numbers beside ours, the claims, what it cost, and where every number comes from.
+"""A report as data: the paper's values beside ours, the claims, the costs, and the provenance of every value.
 
 `build` is pure: an experiment's folder (grid.yaml parsed, expected.csv, claims.csv) and stored rows in, a `Report` out.
 The formats only print what stands in it.
@@ -37,7 +37,7 @@ class Report:
     decimals: int
     cells: tuple[Cell, ...]
     notes: tuple[str, ...]
-    """What stands under the table: marks, what was selected, what is missing, the criterion."""
+    """Lines under the table: marks, selected runs, missing runs, the criterion."""
     claims: tuple[Claim, ...]
     costs: tuple[Cost, ...]
     provenance: tuple[str, ...]

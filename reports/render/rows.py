@@ -1,4 +1,4 @@
-"""From stored rows to the runs that a report shows.
+"""Selects, from stored rows, the runs that a report shows.
 
 `load_runs` groups rows into runs, `on_grid` keeps those that the grid asks for, `one_device` those of one device,
 `select_best` those with the best value of `select.best_of`, and `settle` those of one setting in each cell. A note

@@ -1,4 +1,4 @@
-"""How a stored value is shown: its unit, its factor and its digits."""
+"""Units in which stored values are shown, their factors, and the number of digits."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ def check(collection: Collection, path: Path = FILE) -> list[Violation]:
 
 
 def _exceeded(figures: Found, budget: Found) -> Iterator[str]:
-    """In words, each way in which the figures violate the budget."""
+    """One phrase for each way in which the figures violate the budget."""
     if isinstance(figures, str) or isinstance(budget, str):
         if isinstance(figures, str) and not isinstance(budget, str):
             yield f"cannot be compiled any more: {figures}"

@@ -11,14 +11,14 @@ from suite.bench.contracts import Workload
 from suite.registry import nearest
 
 SETS = {"quick": ("quick",), "paper": ("paper",), "all": ("quick", "paper"), "short": ("short",)}
-"""What `--shapes` takes, and the sets of a workload it stands for; `short` is its quick ones, cut down for a CPU."""
+"""Values of `--shapes` and the sets of a workload that each stands for; `short` has the quick ones, cut for a CPU."""
 KINDS = {"torch": ("ours", "torch"), "peers": ("ours", "torch", "peer")}
-"""What `--against` takes besides a revision, and the kinds of implementation it stands for."""
+"""Values of `--against` other than a revision, and the kinds of implementation that each stands for."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing that is timed. `backward` means forward and backward together, as a training step pays for them."""
+    """One call that is timed. `backward`: the forward and the backward pass are timed together, as in training."""
 
     op: str
     implementation: str
@@ -66,7 +66,7 @@ def label(shape: Mapping[str, int | str]) -> str:
 
 
 def check_names(names: Sequence[str], known: Iterable[str]) -> list[str]:
-    """The operators that were named, or all where none was; ValueError for an unknown one."""
+    """The operators that were named, or all operators if no name was given. ValueError for an unknown name."""
     known = list(known)
     for name in names:
         if name not in known:

@@ -27,7 +27,7 @@ ROUNDS = 9
 SIDES = ("A", "B", "control")
 
 Sample = Callable[[str], list[float]]
-"""Milliseconds of a few calls of one side (`A`, `B` or `control`), measured now."""
+"""Times a few calls of one side (`A`, `B` or `control`) now and returns their times in milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Comparison:
 
     @property
     def limit(self) -> float:
-        """The ratio beyond which this is a slowdown."""
+        """The ratio above which this revision counts as slower."""
         return 1.0 + max(SMALLEST, NOISES * self.noise)
 
     @property
@@ -83,10 +83,10 @@ def rounds(sample: Sample, count: int) -> Comparison:
 
 
 def compare(sample: Sample, count: int = ROUNDS) -> Comparison:
-    """One measurement where it quietly says `same`; else longer ones until two in a row agree, three at most.
+    """Measures once and, unless that clearly says `same`, again and longer until two in a row agree; thrice at most.
 
-    Where they do not agree, the ratio's change from one to the next is noise that the rounds did not show, and counts
-    as such.
+    If they do not agree, the change of the ratio from one measurement to the next is noise that the rounds did not
+    show, and it is added to the noise.
     """
     last = rounds(sample, count)
     if last.verdict == "same" and NOISES * last.noise <= SMALLEST:

@@ -1,4 +1,4 @@
-"""Interfaces of what is timed. The operators' workloads (`kernels/<op>/workloads.py`) have these attributes."""
+"""Interfaces of the workloads that are timed, which each operator defines in `kernels/<op>/workloads.py`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Shape = Mapping[str, int | str]
 
 
 class Cost(Protocol):
-    """The least that one call must do."""
+    """Minimum work of one call: bytes moved and operations."""
 
     @property
     def num_bytes(self) -> int:
@@ -50,22 +50,22 @@ class Implementation(Protocol):
 
     @property
     def to_native(self) -> Callable[[dict[str, Any]], dict[str, Any]]:
-        """From our keyword arguments to its own; not part of what is timed."""
+        """Converts our keyword arguments to those of the implementation. Its time is not measured."""
         ...
 
     @property
     def from_native(self) -> Callable[[Any], Any]:
-        """From its results to ours; not part of what is timed."""
+        """Converts the results of the implementation to ours. Its time is not measured."""
         ...
 
     @property
     def supports(self) -> Callable[[Shape, torch.dtype], str | None]:
-        """The reason why it cannot run a shape in a dtype, or None."""
+        """The reason why the implementation cannot run a shape in a dtype, or None if it can."""
         ...
 
     @property
     def cold_start(self) -> bool:
-        """Whether its first call compiles something, so that the time of that call is worth a row."""
+        """Whether the first call compiles something, so that its time gets a row of its own."""
         ...
 
 
@@ -77,12 +77,12 @@ class Workload(Protocol):
 
     @property
     def version(self) -> int:
-        """Raised whenever the name of a shape comes to mean other inputs."""
+        """Version of the inputs; raised whenever the inputs of a shape change."""
         ...
 
     @property
     def reference(self) -> Callable[..., Any]:
-        """The recurrence, by which every implementation is judged."""
+        """The reference (the recurrence) with which every implementation is compared."""
         ...
 
     @property
@@ -92,7 +92,7 @@ class Workload(Protocol):
 
     @property
     def cost(self) -> Callable[[Shape, torch.dtype, bool], Cost]:
-        """What one call costs at least, given whether a backward pass follows."""
+        """Function from a shape, a dtype and whether a backward pass follows to the minimum cost of one call."""
         ...
 
     @property
@@ -118,5 +118,5 @@ class Workload(Protocol):
 
     @property
     def backward(self) -> bool:
-        """Whether gradients are asked for."""
+        """Whether the backward pass is checked and timed, too."""
         ...

@@ -1,4 +1,4 @@
-"""What a compiled kernel costs, read from its machine code.
+"""Costs of a compiled kernel, read from its machine code.
 
 For NVIDIA GPUs, registers and stack are read from `cuobjdump -res-usage` and the rest from the SASS that `cuobjdump
 -sass` prints; Triton brings this program. For AMD GPUs, everything is read from the assembly text. An instruction
@@ -194,5 +194,5 @@ def _amd_load(opcode: str) -> str | None:
 
 
 def _tally(kinds: Iterable[str | None]) -> dict[str, int]:
-    """How often each kind occurs, without None."""
+    """Number of occurrences of each kind; None is not counted."""
     return dict(sorted(Counter(kind for kind in kinds if kind).items()))

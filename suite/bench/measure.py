@@ -1,4 +1,4 @@
-"""Measures what one case costs on this device (time and extra memory), and the ceilings of the device itself.
+"""Measures time and extra memory of one case on this device, and the best rates of the device itself.
 
 On a GPU, times are those of `triton.testing.do_bench`: device events around each call, with the L2 cache overwritten
 before each call. They include host work that the device does not hide. On a CPU they are wall time. An implementation
@@ -29,7 +29,7 @@ MATMUL_SIZE = 8192
 
 
 class Unavailable(RunEnded):
-    """Why a case has no time here: a missing peer, an unsupported shape, a wrong result, no memory."""
+    """Raised if a case cannot be timed here: a missing peer, an unsupported shape, a wrong result, or no memory."""
 
     def __init__(self, status: str, reason: object) -> None:
         super().__init__(status, " ".join(str(reason).split())[:300])

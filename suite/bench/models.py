@@ -1,4 +1,4 @@
-"""How fast a model is at a length: its sequence layer, a step of training, or one more token, on random inputs.
+"""Time of a model at each length: of its sequence layer, of a training step, or of decoding a token, on random inputs.
 
 On a GPU each is recorded as a CUDA graph and replayed, as the trainer does, so that the time of the host, which
 launches kernels, does not count. Memory is measured while the graph is recorded, which runs the same step first
@@ -25,7 +25,7 @@ from suite.numerics import autocast, numerics
 from suite.runs import Report, Stop, never
 
 MakeStep = Callable[[Model, SpeedConfig, int, torch.device], Callable[[], None]]
-"""From a model, what is timed of it, a length and a device to a call without arguments that is timed."""
+"""Function from a model, the options of its timing, a length and a device to the call that is timed."""
 
 
 @contextlib.contextmanager
@@ -110,13 +110,13 @@ def decode_step(model: Model, speed: SpeedConfig, length: int, device: torch.dev
 
 
 STEPS: Mapping[str, MakeStep] = {"layer": layer, "train": train_step, "decode": decode_step}
-"""What each `measure` of a SpeedConfig times."""
+"""Value of `measure` in a SpeedConfig to the function that makes the timed call."""
 BUDGET_MS: Mapping[str, float] = {"layer": 200.0, "train": 2000.0, "decode": 500.0}
 """Time given to the samples of one length."""
 
 
 class ModelTimer(Series[SpeedRun]):
-    """Times a model. steps and budget_ms: what is timed for each `measure`, and for how long."""
+    """Times a model. For each `measure`, steps makes the timed call, and budget_ms is the time spent on its samples."""
 
     def __init__(
         self,

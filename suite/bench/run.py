@@ -45,7 +45,7 @@ class Timing:
     status: str = "ok"
     reason: str = ""
     operators: str | None = None
-    """What the case called, as the column `operators`; None where it was not recorded."""
+    """The operators that the case called, as in the column `operators`; None if they were not recorded."""
 
     @property
     def median_ms(self) -> float | None:

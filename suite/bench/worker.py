@@ -27,7 +27,7 @@ HOME = Path(__file__).resolve().parents[2]
 
 
 class Worker:
-    """The parent's end. `targets` is the table of operators; `tree` holds the `kernels` to use instead of ours."""
+    """The parent's side. `targets` is the table of operators; `tree` is a folder whose `kernels` replace ours."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from suite.registry import Registry, nearest
 from suite.runner import Recorder
 
 LOCAL = Path("results/local")
-"""Where results go, below the folder in which the command is called."""
+"""Folder of new results, relative to the folder in which the command is called."""
 KERNELS = "kernels"
 """The experiment under which `bench` keeps its rows."""
 
@@ -40,9 +40,9 @@ class House:
     data: Callable[[], Any]
     """The module `tasks.data`: sources, what is in the cache, downloads."""
     data_rate: Callable[[], Any]
-    """The module `tasks.data.rate`: how fast rows come."""
+    """The module `tasks.data.rate`: rows per second that a task draws."""
     leakage: Callable[[Any], Mapping[str, int]]
-    """Pairs of splits of a task to the number of inputs that both have."""
+    """Function from a task to the number of inputs that each pair of its splits shares."""
 
     def experiment(self, name: str) -> tuple[ExperimentConfig, Path]:
         """An experiment and the path of its grid.yaml. ValueError for an unknown one."""
@@ -52,7 +52,7 @@ class House:
         return load_experiment(grids[name]), grids[name]
 
     def roots(self, results: Path | None) -> list[Path]:
-        """Where stored rows are looked for: the folder that was named, or else the user's own and the reference's."""
+        """Folders in which stored rows are searched: `results` if given, else the user's own and the committed ones."""
         return [results] if results is not None else [LOCAL, self.reference]
 
 

@@ -1,1 +1,1 @@
-"""Where runs are carried out. An executor takes runs and calls back; it knows nothing of what a run does."""
+"""Executors, which carry out runs and report their progress. An executor does not know what a run computes."""

@@ -24,7 +24,7 @@ from suite.runs import Progress, Run
 
 
 class Display(Protocol):
-    """What an executor tells the display about its runs."""
+    """Interface through which an executor reports the progress of its runs."""
 
     def started(self, run: Run) -> None: ...
 

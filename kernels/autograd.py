@@ -1,4 +1,4 @@
-"""What the operators' `torch.autograd.Function`s share: is a gradient recorded, and which strides were saved."""
+"""Helpers of the operators' `torch.autograd.Function`s: whether a gradient is recorded, and saved tensors."""
 
 from __future__ import annotations
 

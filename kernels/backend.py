@@ -21,7 +21,7 @@ TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Use(TypedDict):
-    """How an operator was used: its version (`kernels.versions`) and "triton", "torch" or "triton+torch"."""
+    """Version (`kernels.versions`) and backend of an operator that was used: "triton", "torch" or "triton+torch"."""
 
     version: int
     backend: str
@@ -32,7 +32,7 @@ _recorders: ContextVar[tuple[dict[str, Use], ...]] = ContextVar("recorders", def
 
 @contextlib.contextmanager
 def record_operators() -> Iterator[dict[str, Use]]:
-    """Within, the dictionary that is given lists every operator that this thread calls, by name.
+    """Context manager that yields a dictionary, which fills with every operator that this thread calls, by name.
 
     A step function counts as its operator. A recorder inside another one feeds both.
     """
@@ -45,7 +45,7 @@ def record_operators() -> Iterator[dict[str, Use]]:
 
 
 def record(op: str, backend: str) -> None:
-    """Tells the recorders that `op` runs on "triton" or "torch". What is no operator is left out."""
+    """Tells the recorders that `op` runs on "triton" or "torch". Names that are not operators are ignored."""
     recorders = _recorders.get()
     if not recorders:
         return

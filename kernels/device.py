@@ -1,4 +1,4 @@
-"""What the launchers ask about the GPU that Triton compiles for. Every answer is cached: asking takes microseconds.
+"""Properties of the GPU that Triton compiles for. They are cached, because querying the driver takes microseconds.
 
 The functions ask Triton's active driver and not `torch.cuda`, so that kernels can be compiled for a GPU that is not
 present (`suite.bench.compile`).

@@ -43,7 +43,7 @@ class CompileOptions(NamedTuple):
     num_stages: int | None = None
     """Depth of Triton's software pipelines; None leaves Triton's default."""
     max_registers: int | None = None
-    """Most registers a thread may use, so that more programs fit on a multiprocessor; None leaves it to ptxas."""
+    """Maximum number of registers of a thread, so that more programs fit on a multiprocessor; None: ptxas decides."""
 
     def keywords(self) -> dict[str, Any]:
         """The keyword arguments of a launch. A limit of registers is left out where the GPU is not NVIDIA's."""
@@ -82,9 +82,9 @@ class Relaunch(NamedTuple):
     function: Any
     metadata: Any
     constexprs: tuple[Any, ...]
-    """In the order of the kernel's parameters."""
+    """Values of the constexprs, in the order of the kernel's parameters."""
     num_arguments: int
-    """How many parameters of the kernel are not constexprs."""
+    """Number of the kernel's parameters that are not constexprs."""
 
 
 class Launcher:

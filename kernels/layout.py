@@ -1,4 +1,4 @@
-"""How tensors lie in memory: what launchers ask, and the copies they make where a kernel needs another layout."""
+"""Memory layout of tensors: strides for the launchers, and copies for kernels that need another layout."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How an operator describes itself to the benchmark: shapes, inputs, cost and implementations.
+"""Description of an operator for the benchmark: shapes, inputs, cost and implementations.
 
 Every operator has one `Workload` in `kernels/<op>/workloads.py`. An implementation imports what it needs when it is
-loaded, so a peer that is not installed is a reason in a table and not a failure.
+loaded, so a peer that is not installed appears in a table with this reason and is not a failure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Inputs = dict[str, Any]
 
 @dataclass(frozen=True)
 class Cost:
-    """The least that one call must do: read every input once, write every output once, and the arithmetic."""
+    """Minimum work of one call: every input is read once, every output is written once, and the arithmetic."""
 
     num_bytes: int
     num_flops: int
@@ -30,7 +30,8 @@ class Cost:
     matrix: bool = False
     """Whether `num_flops` counts matrix products."""
     num_exponentials: int = 0
-    """A unit of its own computes them (16 for each clock and multiprocessor on NVIDIA GPUs) and may be the limit."""
+    """Number of exponentials. A separate unit computes them, 16 for each clock and multiprocessor on NVIDIA GPUs, and
+    its rate may be the limit."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Implementation:
 
     load:        imports and returns the callable. Raises ImportError with the reason where it cannot be imported.
     to_native, from_native: convert our keyword arguments to its own, and its results to ours. Both are differentiable
-                 and not part of what is timed, so that a peer is timed in the layout that suits it best.
+                 and their time is not measured, so that a peer is timed in the layout that suits it best.
     supports:    gives the reason why it cannot run a shape in a dtype, or None.
     cold_start:  whether its first call compiles something, so that the time of a cold start is worth reporting.
     """
@@ -59,7 +60,7 @@ class Workload:
 
     reference:   the recurrence, with the results of the operator for `make_inputs`; it judges every implementation.
     make_inputs: draws inputs of a shape and dtype from a generator, on its device, so that outputs are of order one.
-    cost:        the floor of one call, given the shape, the dtype and whether a backward pass follows.
+    cost:        the minimum cost of one call, given the shape, the dtype and whether a backward pass follows.
     short:       reduces a shape to one that the reference can judge, and keeps the sizes that choose a kernel.
     keep:        inputs that stay float32 where the others are in half precision.
     backward:    whether gradients are measured; a step of decoding has none.
@@ -77,7 +78,7 @@ class Workload:
     keep: tuple[str, ...] = ()
     backward: bool = True
     version: int = 1
-    """Raised whenever a shape name comes to mean other inputs."""
+    """Version of the inputs; raised whenever the inputs of a shape change."""
 
 
 def sizes(shape: Shape, letters: str) -> tuple[int, ...]:

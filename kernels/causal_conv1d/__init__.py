@@ -22,7 +22,7 @@ from kernels.causal_conv1d.chunked import causal_conv1d_chunked
 __all__ = ["causal_conv1d", "causal_conv1d_step"]
 
 MAX_WIDTH = 4
-"""Most taps of a filter."""
+"""Maximum number of taps of a filter."""
 
 
 def causal_conv1d(

@@ -21,7 +21,7 @@ __all__ = ["fft_conv"]
 MIN_LAGS, MAX_LAGS, MIN_ROWS = 512, 16384, 8192
 """The kernels are faster for bfloat16 u with MIN_LAGS to MAX_LAGS taps, where B T is at least MIN_ROWS."""
 FEW_LAGS, MIN_ELEMENTS = 64, 2**21
-"""They are also faster for up to FEW_LAGS taps (H3's shift model) without gates, where u has MIN_ELEMENTS elements."""
+"""They are also faster for up to FEW_LAGS taps (H3's shift model) without gates if u has MIN_ELEMENTS elements."""
 
 
 def fft_conv(

@@ -207,7 +207,7 @@ def _decay_matrix(log_decay: Tensor) -> Tensor:
 
 
 def within_chunks(q: Tensor, k: Tensor, v: Tensor, decay: Decay | None, on_key: bool) -> Tensor:
-    """What positions read from their own chunk, [B, H, n, C, V], for q, k [B, H, n, C, K] and v [B, H, n, C, V].
+    """Outputs of each position from its own chunk, [B, H, n, C, V], for q, k [B, H, n, C, K] and v [B, H, n, C, V].
 
     on_key: whether the decays are those of key channels.
     """

@@ -1,4 +1,4 @@
-"""What the benchmark runs of gated linear attention, and of its one step for decoding.
+"""Benchmark workloads of gated linear attention, and of one step of it for decoding.
 
 `decay` names the log-decay of a shape, and with it the model that the shape belongs to:
 
@@ -30,7 +30,7 @@ from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, norm
 CHUNK = 64
 FIXED = "1 - 2^(-5-h)"
 DAMPING = {"head-step": 16, "key": 16, "forget": 1, "value": 8}
-"""Which root of sigmoid(x) is the decay, as in the layers."""
+"""Divisors of logsigmoid(x) that give the log-decay, as in the layers."""
 
 
 @lru_cache
@@ -64,7 +64,7 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
         if decay == "forget":
             k = torch.sigmoid(logits.neg_())
     else:
-        # what never decays must be small for sums to stay of order one
+        # keys that never decay must be small, so that sums stay of order one
         k *= length**-0.5
     v = normal(generator, dtype, batch, length, heads, value_dim)
     return {"q": q, "k": k, "v": v, "log_decay": log_decay, "decay_on": "value" if decay == "value" else "key"}

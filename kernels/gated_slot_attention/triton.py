@@ -35,7 +35,7 @@ from kernels.launch import cdiv, launch, power_of_2
 from kernels.layout import dense
 
 SOFTMAX_ELEMENTS = 4096
-"""Elements of which a program of `_softmax_kernel` takes the softmax."""
+"""Number of elements that one program of `_softmax_kernel` works on."""
 
 
 @triton.jit
@@ -85,12 +85,12 @@ class Options(NamedTuple):
     scale: float
     return_final_state: bool
     sequence_ends: list[int] | None
-    """0 and where each packed sequence ends, or None."""
+    """0 and the end of each packed sequence, or None."""
     planner: Planner
 
 
 class Result(NamedTuple):
-    """What one call computes, and what its backward pass needs."""
+    """Results of one call, and the tensors that its backward pass needs."""
 
     o: Tensor
     final_keys: Tensor | None
@@ -247,7 +247,7 @@ def gated_slot_attention_triton(
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if log_decay is None and q.dtype == k.dtype == v.dtype == torch.bfloat16:
-        # where there is a decay, the kernel that applies it rounds the slots
+        # with a decay, the kernel that applies it rounds the slots instead
         slots = slots.to(q.dtype)
     keys, values = (None, None) if initial_state is None else initial_state
     inputs = q, k, v, slots, log_decay, keys, values

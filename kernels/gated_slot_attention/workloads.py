@@ -1,4 +1,4 @@
-"""What the benchmark runs of gated slot attention: sizes of its paper (64 slots, 4 heads) and of the MQAR figure."""
+"""Benchmark workload of gated slot attention: sizes of its paper (64 slots, 4 heads) and of the MQAR figure."""
 
 from __future__ import annotations
 

@@ -38,11 +38,11 @@ from kernels.ssm_kernel.discretize import discretize, split_softmax
 __all__ = ["lti_ssm", "lti_ssm_step"]
 
 MAX_TRITON_STATE = 64
-"""Most states of a channel that the Triton path takes, because they stay in registers."""
+"""Maximum number of states of a channel on the Triton path, where they stay in registers."""
 MOST_STATES_FLOAT32 = 32
-"""Most states for which `auto` takes the Triton path in float32 and float16, where a product costs three of tf32."""
+"""Maximum number of states for which `auto` takes the Triton path in float32 and float16 (three tf32 products each)."""
 MOST_STEPS_FLOAT32 = 256
-"""Most steps for which `auto` takes the Triton path in float32 and float16 in training."""
+"""Maximum number of steps for which `auto` takes the Triton path in float32 and float16 in training."""
 
 
 def lti_ssm(

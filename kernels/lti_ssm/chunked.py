@@ -165,7 +165,7 @@ class _States:
         self.bbar = parts[0] * parts[1] if len(parts) == 2 else (parts[0] if parts else None)
 
     def response(self, state: Tensor) -> Tensor:
-        """What an initial state [B, D, N] adds to the outputs [B, T, D], without the factor of conjugate pairs."""
+        """Outputs [B, T, D] in response to an initial state [B, D, N], without the factor of conjugate pairs."""
         weight = (self.weight * torch.exp(self.log_abar) * state).transpose(0, 1)
         return vandermonde_product(weight, self.log_abar, self.steps, self.real).permute(1, 2, 0)
 

@@ -26,7 +26,7 @@ from kernels.selective_scan.chunked import selective_scan_chunked
 __all__ = ["selective_scan", "selective_scan_step"]
 
 MAX_STATES_TRITON = 64
-"""Largest N that the Triton kernels take."""
+"""Maximum N of the Triton kernels."""
 
 
 def selective_scan(

@@ -28,7 +28,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Schedule:
-    """How time is cut. It changes memory and speed and, apart from rounding, no result."""
+    """Division of time into segments. It changes memory and speed and, apart from rounding, no result."""
 
     segment_elements: int
     """Target number of elements of a [segment, batch, width, N] buffer."""

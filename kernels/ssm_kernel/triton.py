@@ -47,11 +47,11 @@ from kernels.ssm_kernel.system import (
 )
 
 ROWS = 64
-"""Rows of a tile."""
+"""Number of rows in a tile."""
 BLOCK_N = 32
-"""States that a program takes at once."""
+"""Number of states that a program processes at once."""
 FINE = 8
-"""Entries of the finer one of the two short tables."""
+"""Number of entries in the finer one of the two short tables."""
 
 
 @triton.jit
@@ -263,7 +263,7 @@ class Plan(NamedTuple):
 
     @property
     def num_bits(self) -> int:
-        """Bits of the first tap of the last tile."""
+        """Number of bits of the index of the last tile's first tap."""
         return ((self.num_tiles - 1) * ROWS * self.columns).bit_length()
 
 
@@ -291,7 +291,7 @@ class System(NamedTuple):
 
     @property
     def A_stride_d(self) -> int:
-        """Elements of A from channel to channel."""
+        """Stride of A along channels, in elements."""
         return self.A.shape[-1] if self.A.ndim == 2 else 0
 
     def constants(self) -> dict[str, Any]:

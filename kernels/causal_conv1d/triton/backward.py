@@ -78,7 +78,7 @@ def _conv_bwd_kernel(
     b_bias = 0.0
     if bias is not None:
         b_bias = tl.load(bias + o_d, mask=m_d, other=0.0).to(tl.float32)[:, None]
-    # of dw_0 .. dw_{W-1}, db
+    # partial sums of dw_0 .. dw_{W-1} and db
     sums = ()
     for _ in tl.static_range(W + 1):
         sums += (tl.zeros([BLOCK_D, GROUPS], tl.float32),)

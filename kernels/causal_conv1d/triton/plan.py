@@ -13,14 +13,14 @@ from kernels.launch import CompileOptions, cdiv, power_of_2
 
 
 class Tile(NamedTuple):
-    """What a program computes: `tiles` tiles, one after another in time."""
+    """Work of one program: `tiles` tiles, one after another in time."""
 
     block_d: int
-    """Channels of a tile."""
+    """Number of channels in a tile."""
     groups: int
-    """Groups of consecutive steps in a tile."""
+    """Number of groups of consecutive steps in a tile."""
     steps: int
-    """Steps of a group: 4, 8 or 16; channel-first, as many as make 16 bytes."""
+    """Number of steps in a group: 4, 8 or 16; channel-first, as many as make 16 bytes."""
     tiles: int
     options: CompileOptions
 
@@ -51,19 +51,19 @@ TUNING = Tuning(
 
 
 class Cover(NamedTuple):
-    """How programs cover x [B, T, D]."""
+    """Division of x [B, T, D] among programs."""
 
     rows: int
-    """Programs in B and T."""
+    """Number of programs along B and T."""
     programs: int
-    """Programs in all."""
+    """Number of all programs."""
     block_d: int
     num_tiles: int
-    """Tiles of a program."""
+    """Number of tiles that one program computes."""
 
 
 def cover(x: Tensor, tile: Tile) -> Cover:
-    """Programs of a tile, which is made smaller where x is small."""
+    """Divides x among programs of one tile size, which is made smaller if x is small."""
     batch, length, width = x.shape
     block_d = min(tile.block_d, power_of_2(width))
     in_time = cdiv(length, tile.groups * tile.steps)

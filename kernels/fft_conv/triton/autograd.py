@@ -19,7 +19,7 @@ from kernels.fft_conv.triton.taps_gradient import taps_gradient
 from kernels.transpose import time_last
 
 Taps = ShiftedTaps | TapsSpectra
-"""The taps as one of the two algorithms takes them."""
+"""The taps in the layout of one of the two algorithms."""
 
 
 def prepare_taps(
@@ -55,7 +55,7 @@ class FftConv(torch.autograd.Function):
         (y, plain, _), source, taps = fft_conv_fwd(
             u, filter, skip, gate_in, gate_out, tuning, with_plain=gate_out is not None
         )
-        # a taps object is one tensor and facts, or two tensors and facts
+        # the fields of a taps object are one or two tensors and then plain values
         ctx.kind, ctx.tuning, ctx.lags = type(taps), tuning, min(u.shape[1], filter.shape[1])
         num_tensors = sum(isinstance(part, Tensor) for part in taps)
         ctx.facts = taps[num_tensors:]

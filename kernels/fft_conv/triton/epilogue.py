@@ -1,10 +1,10 @@
-"""What follows the sum over taps in both convolutions, and is the same for them.
+"""Steps from the sum over taps to the outputs, which are the same in both convolutions.
 
 With conv = (sum over taps) + skip direct_gate direct,
 
     y = scale conv,    plain = conv in float32,    product = other conv
 
-where x of the convolution is direct_gate direct, rounded perhaps; the skip takes the factors as they were given.
+The input x of the convolution is direct_gate direct, which may be rounded; the skip uses the unrounded factors.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def finish(
 ):
     """Adds the skip to b_y, the sums over taps, and stores the outputs; see the module docstring.
 
-    b_y: one row for each sequence o_b and offset in time of o_t. m_t: which of its elements are steps of a sequence.
+    b_y: one row for each sequence o_b and offset in time of o_t. m_t: mask of the elements that are in a sequence.
     """
     o_y = (o_b * D + i_d)[:, None] * T + o_t
     if skip is not None:
@@ -72,7 +72,7 @@ def finish(
 
 
 class Epilogue(NamedTuple):
-    """Factors of the outputs, see the module docstring; None leaves out what they are factors of."""
+    """Factors of the outputs, see the module docstring; where a factor is None, its term is left out."""
 
     skip: Tensor | None = None
     """[D]."""

@@ -33,7 +33,7 @@ class ChunkTile(NamedTuple):
 
 TILE = ChunkTile(64, 64, CompileOptions(num_warps=4, num_stages=3))
 PROGRAMS_PER_PROCESSOR = 6
-"""Where there are fewer programs, several share a sum G_k."""
+"""Target number of programs for each multiprocessor; to reach it, several programs share a sum G_k."""
 
 
 @triton.jit(do_not_specialize=["B", "num_k", "num_tiles", "num_splits", "num_chunks", "chunk_bits"])

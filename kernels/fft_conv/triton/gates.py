@@ -14,9 +14,9 @@ from kernels.layout import strides
 from kernels.transpose import empty_time_last
 
 LINE = 16
-"""Elements. Lengths and strides that are multiples of it make loads 16 bytes wide."""
+"""Number of elements of which lengths and strides must be multiples, so that loads are 16 bytes wide."""
 GATE_BLOCK = 2048
-"""Most steps of one channel that a program of `_gate_kernel` takes."""
+"""Maximum number of steps of one channel that a program of `_gate_kernel` takes."""
 
 
 @triton.jit

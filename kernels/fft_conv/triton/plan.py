@@ -1,4 +1,4 @@
-"""Which algorithm and which tiles the long convolution takes."""
+"""Choice of the algorithm and of the tiles of the long convolution."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernels.launch import CompileOptions, cdiv, power_of_2
 
 
 class ToeplitzTile(NamedTuple):
-    """What one program of `products.py` computes at once. Lengths are in steps of time."""
+    """Tile of one program of `products.py`. Lengths are in steps of time."""
 
     chunk: int
     """C: every row of a tile is a chunk of C consecutive steps."""
@@ -37,7 +37,7 @@ TOEPLITZ_TILES = MappingProxyType(
     }
 )
 RADIX = 64
-"""R of all spectra: rows of the smallest matrix product. A block has R N steps."""
+"""R of all spectra: number of rows of the smallest matrix product. A block has R N steps."""
 GRADIENT_OPTIONS = MappingProxyType(
     {16: CompileOptions(4, num_stages=2, max_registers=128), 32: CompileOptions(4, num_stages=3, max_registers=168)}
 )
@@ -45,8 +45,8 @@ GRADIENT_OPTIONS = MappingProxyType(
 CONV_COLUMNS = (16, 32)
 """N of the blocks that a convolution by spectra may have."""
 CONV_REGISTERS = MappingProxyType({2: 128, 4: 168, 8: 255})
-"""Registers a thread of a convolution by spectra may use, by how many blocks a sequence has at most: a program keeps
-the spectra of all of them."""
+"""Maximum number of blocks of a sequence to the registers that a thread of a convolution by spectra may use. They
+grow with the blocks, because a program keeps the spectra of all of them."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,17 @@ class Tuning:
 
     max_lags_bfloat16: int = 16384
     max_lags_others: int = 1024
-    """With more taps, inputs of a dtype take the FFT of `chunked.py`."""
+    """Maximum number of taps for inputs of a dtype; longer filters take the FFT of `chunked.py`."""
     averaging_lags: int = 512
-    """With fewer taps an output may be a sum of few products, whose rounding errors do not average out."""
+    """Minimum number of taps for rounded operands; with fewer, the rounding errors of an output do not average out."""
     spectra_lags: int = 1024
     spectra_rows: int = 8192
-    """Spectra convolve from so many taps on, and from so many taps times sequences; below, products do."""
+    """Minimum number of taps, and of taps times sequences, for a convolution by spectra; below, products are used."""
     diagonal_lags: int = 128
-    """Up to so many taps, their gradient comes from products of chunks (`few_taps.py`)."""
+    """Maximum number of taps whose gradient comes from products of chunks (`few_taps.py`)."""
 
     def max_lags(self, dtype: torch.dtype) -> int:
-        """Most taps that the kernels take for u of a dtype."""
+        """Maximum number of taps that the kernels take for u of a dtype."""
         return self.max_lags_bfloat16 if dtype == torch.bfloat16 else self.max_lags_others
 
 
@@ -73,10 +73,10 @@ TUNING = Tuning()
 
 
 class ToeplitzPlan(NamedTuple):
-    """How tiles of `rows` rows, of `batch` sequences each, cover the chunks of all sequences of a channel."""
+    """Division of the chunks of all sequences of a channel into tiles of `rows` rows, of `batch` sequences each."""
 
     terms: int
-    """How many bfloat16 numbers make up a tap, or 0 where products are of float32."""
+    """Number of bfloat16 terms whose sum is a tap, or 0 if products are of float32."""
     rows: int
     parts: int
     batch: int
@@ -96,23 +96,23 @@ class SpectraPlan(NamedTuple):
     columns: int
     """N."""
     num_chunks: int
-    """Blocks of a sequence."""
+    """Number of blocks in a sequence."""
     num_k: int
-    """Blocks of the taps, and one more where the taps of the last reach into another block of the sequence."""
+    """Number of blocks of the taps, and one more if the taps of the last reach into another block of the sequence."""
 
     @property
     def size(self) -> int:
-        """Steps of a block."""
+        """Number of steps in a block."""
         return RADIX * self.columns
 
 
 def num_terms(dtype: torch.dtype, lags: int, with_gates: bool, tuning: Tuning) -> int:
-    """How many bfloat16 numbers make up a tap where products convolve u of some dtype; 0 for float32 taps."""
+    """Number of bfloat16 terms whose sum is a tap where products convolve u of some dtype; 0 for float32 taps."""
     if dtype != torch.bfloat16:
         return 0
     if lags >= tuning.averaging_lags:
         return 1
-    # a gated input is no bfloat16 number, so few taps and gates are left to float32
+    # a gated input is not exact in bfloat16, so few taps with gates are computed in float32
     return 0 if with_gates else 2
 
 

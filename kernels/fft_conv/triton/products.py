@@ -43,7 +43,7 @@ from kernels.fft_conv.triton.plan import ToeplitzPlan
 from kernels.launch import cdiv, launch
 
 TAP_BLOCK = 1024
-"""Taps that a program of `_taps_kernel` copies."""
+"""Number of taps that one program of `_taps_kernel` copies."""
 
 
 @triton.jit

@@ -40,11 +40,11 @@ from kernels.fft_conv.triton.tables import TABLES
 from kernels.launch import cdiv, launch
 
 LARGEST = 32768.0
-"""Scales keep every float16 number at or below it."""
+"""Upper bound of the magnitude of every float16 value, which the scales ensure."""
 SEQUENCES_PER_PROGRAM = 4
-"""Sequences that one program convolves one after the other, or fewer where there would be too few programs."""
+"""Number of sequences that one program convolves one after the other; fewer if there would be too few programs."""
 LEAST_PROGRAMS = 12
-"""Programs that each multiprocessor is to have."""
+"""Target number of programs for each multiprocessor."""
 
 
 @triton.jit
@@ -84,7 +84,7 @@ def _add_product(b_r, b_i, b_hr, b_hi, b_xr, b_xi, CONJUGATE: tl.constexpr):
 
 @triton.jit
 def _times_at_most(size, limit):
-    """The largest power of two that multiplies numbers up to `size` to at most `limit`."""
+    """The largest power of two whose product with `size` is at most `limit`."""
     return tl.exp2(tl.floor(tl.log2(limit / tl.maximum(size, 1e-30))))
 
 

@@ -26,9 +26,9 @@ from kernels.launch import cdiv, launch
 from kernels.layout import strides
 
 LAG_BLOCK = 1024
-"""Taps that a program of `_lags_kernel` finishes."""
+"""Number of taps that one program of `_lags_kernel` computes."""
 PROGRAMS_PER_PROCESSOR = 6
-"""Where there are fewer programs, several share a sum S_k."""
+"""Target number of programs for each multiprocessor; to reach it, several programs share a sum S_k."""
 
 
 @triton.jit

@@ -12,8 +12,8 @@ those after j, and D_ij the sum of those in (j, i].
     grads.py   _grads_kernel   dq, dk and the gradient of the log-decays from dA = do v^T, do S^T and v dS^T
     step.py    _step_kernel    one position, for decoding
 
-`passes.py` puts them in order, `autograd.py` joins the two passes, `plan.py` holds the tuning and what the kernels of
-one call share, `tiles.py` and `decays.py` hold device functions.
+`passes.py` launches them in order, `autograd.py` joins the two passes, `plan.py` holds the tuning and the settings that
+the kernels of one call share, `tiles.py` and `decays.py` hold device functions.
 
 Without decay `_scores_kernel` is not launched: q_in and k_out are q and k, and the kernels that need A compute it.
 Decays on values need no kernels of their own, since sum_ij A_ij <do_i, v_j> does not change when (q, k) and (do, v)

@@ -128,7 +128,7 @@ def _grads_kernel(
     if q is not None:
         b_q += load_tile(q + i_b * q_stride_b + i_h * q_stride_h, q_stride_t, o_t, o_k, end, K).to(tl.float32)
     m_past = o_c[:, None] > o_c[None, :]
-    # what arrives at a position less what leaves from it, from within the chunk
+    # for each position, the gradient that arrives at it minus the one that leaves from it, within the chunk
     b_net = tl.zeros([C, BK], tl.float32)
     if DECAY == CHANNEL_DECAY:
         NARROW: tl.constexpr = g.dtype.element_ty == tl.bfloat16
@@ -150,7 +150,7 @@ def _grads_kernel(
                 b_dk_factored = tl.dot(tl.trans(b_pairs), b_q_factored, input_precision=PRECISION)
                 b_dk *= exponential(b_second, PRECISION)[None, :]
                 if dg is not None:
-                    # what leaves the chunk from j < l: everything that leaves it, less what leaves from j >= l
+                    # the part that leaves the chunk from j < l is all that leaves it minus that from j >= l
                     b_leaving = b_k * b_inverse * b_dk
                     b_dg += tl.sum(b_leaving, 0)[None, :]
                     b_net += b_q_factored.to(tl.float32) * b_dq_factored - b_k_factored.to(tl.float32) * b_dk_factored

@@ -142,12 +142,12 @@ class Options(NamedTuple):
     scale: float
     return_final_state: bool
     sequence_ends: list[int] | None
-    """0 and where each packed sequence ends, or None."""
+    """0 and the end of each packed sequence, or None."""
     planner: Planner
 
 
 class Result(NamedTuple):
-    """What one call computes, and what its backward pass needs."""
+    """Results of one call, and the tensors that its backward pass needs."""
 
     o: Tensor
     final_state: Tensor | None

@@ -1,4 +1,4 @@
-"""What the kernels of one call share: tuning, precision, packed sequences and kept launches."""
+"""Plan that the kernels of one call share: tuning, precision, packed sequences and kept launches."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from kernels.launch import CompileOptions, KeptLaunches, cdiv, power_of_2
 from kernels.layout import TensorSpec, spec, strides
 
 NONE, HEAD, CHANNEL = 0, 1, 2
-"""What has a log-decay of its own: nothing (there is no decay), a head, or a channel."""
+"""Kinds of decay: none, one log-decay for each head, or one for each channel."""
 
 
 def decay_kind(log_decay: Tensor | None) -> int:
-    """NONE, HEAD for log-decays [B, T, H], CHANNEL for [B, T, H, K] or [B, T, H, V]."""
+    """NONE without log-decays, HEAD for log-decays [B, T, H], CHANNEL for [B, T, H, K] or [B, T, H, V]."""
     return NONE if log_decay is None else HEAD if log_decay.dim() == 3 else CHANNEL
 
 
@@ -78,7 +78,7 @@ class Tuning:
     """By the number of key channels, padded to a power of two: a tile holds all of them. `_walk_kernel` is used on
     Hopper in bfloat16; other GPUs have too little room for its state, or were not measured."""
     few_programs: int = 256
-    """Below so many programs of `_states_kernel` time is cut into segments."""
+    """Number of programs of `_states_kernel` below which time is cut into segments."""
     enough_programs: int = 512
     """Number of programs of `_states_kernel` that the segments aim at."""
     walk_warps: int = 1024
@@ -86,14 +86,14 @@ class Tuning:
     min_segment: int = 8
     """Minimum number of chunks in a segment."""
     mild_half: float = 60.0
-    """Where each half of a chunk decays by less than exp(-mild_half), `_scores_kernel` and `_grads_kernel` factor the
-    decays about the middle of the chunk. Both factors must stay within the range of float32."""
+    """Maximum sum of -log_decay over half a chunk for which `_scores_kernel` and `_grads_kernel` factor the decays
+    about the middle of the chunk. Both factors must stay within the range of float32."""
     mild_float32: float = 2.0
     """The same for float32 inputs, where in addition the rounding of the exponents must not be visible."""
 
 
 class Plan(NamedTuple):
-    """What the kernels of one call share. Calls with equal shapes, strides, dtypes and device share a plan."""
+    """Settings that the kernels of one call share. Calls with equal shapes, strides, dtypes and device share a plan."""
 
     tuning: Tuning
     chunk: int
@@ -105,7 +105,7 @@ class Plan(NamedTuple):
     mild: float
     """`Tuning.mild_half` or `Tuning.mild_float32`."""
     table: Tensor | None
-    """For packed sequences [chunks, 2]: where each chunk starts and where its sequence ends."""
+    """For packed sequences [chunks, 2]: the start of each chunk and the end of its sequence."""
     bounds: Tensor | None
     """For packed sequences [sequences + 1]: the first chunk of each sequence, and the number of all chunks."""
     max_walk: int

@@ -135,7 +135,7 @@ def _scores_kernel(
 
 
 class ChunkFactors(NamedTuple):
-    """What `_scores_kernel` writes; None where it is not computed. Without decay none of it is."""
+    """Outputs of `_scores_kernel`. Those that are not computed are None; without decay all of them are."""
 
     k_out: Tensor | None = None
     """Keys times the decay from after their position to the end of the chunk, [B, T, H, K]."""

@@ -20,7 +20,7 @@ from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span, 
 from kernels.launch import KeptLaunch, cdiv
 
 WHOLE, ENDS, REST = 0, 1, 2
-"""What a launch walks over: all of time, all segments but the last from zeros, or all segments from their states."""
+"""Parts that a launch walks over: all of time, all segments but the last from zeros, or all from their states."""
 _ENDS, _REST = tl.constexpr(ENDS), tl.constexpr(REST)
 
 
@@ -116,7 +116,7 @@ def _states_kernel(
     if PART == _ENDS:
         tl.store(ends + (i_segment * num_bh + i_bh) * K * V + o_dense, b_state, mask=m_state)
         if decay is not None:
-            # programs of other blocks of values write the same numbers
+            # programs of other blocks of values write the same values
             tl.store(end_decays + (i_segment * num_bh + i_bh) * K + o_k, b_walked, mask=o_k < K)
     elif last is not None:
         # only the last segment writes the final state
@@ -125,11 +125,11 @@ def _states_kernel(
 
 
 class Segments(NamedTuple):
-    """How time is cut into segments, and memory for the states with which all but the last of them end."""
+    """Segments of time, and memory for the states at the ends of all segments but the last."""
 
     count: int
     num_walked: int
-    """Chunks in a segment."""
+    """Number of chunks in a segment."""
     ends: Tensor | None
     """[segments - 1, B, H, K, V], float32; None where there is one segment."""
     decays: Tensor | None

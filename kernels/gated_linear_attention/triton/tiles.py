@@ -55,7 +55,7 @@ def load_state(p, o_k, o_v, K: tl.constexpr, V: tl.constexpr):
 
 @triton.jit
 def chunk_span(table, i_t, T, C: tl.constexpr):
-    """Where chunk i_t starts, and where the sequence that it belongs to ends; see `Plan.table`."""
+    """Start of chunk i_t, and end of the sequence that it belongs to; see `Plan.table`."""
     if table is None:
         start, end = i_t * C, T
     else:

@@ -1,4 +1,4 @@
-"""What one call of the operator allocates and launches.
+"""Allocations and launches of one call of the operator.
 
 `CallPlan` holds all of it that depends on shapes, strides, dtypes and the device only; `Planner` makes call plans
 and, on a GPU, keeps them.
@@ -68,7 +68,7 @@ class CallPlan:
         are_complex = [x is not None and x.dtype.is_complex for x in (A, B, C)]
         self.is_complex = any(are_complex)
         self.row = self.num_states * (2 if self.is_complex else 1)
-        """Real numbers in the states of one channel."""
+        """Number of real elements in the states of one channel."""
         self.state_dtype = torch.complex64 if self.is_complex else torch.float32
         config = tuning.config(self.dtype, self.length, self.is_complex)
         programs = tuning.programs_on(u.device)

@@ -1,4 +1,4 @@
-"""How the kernels cover a batch of sequences, and with which constants they are compiled.
+"""Division of a batch of sequences among programs, and the constants with which the kernels are compiled.
 
 The words chunk, segment, tile and piece are those of the package docstring.
 """
@@ -105,20 +105,20 @@ TUNING = Tuning()
 
 
 class Plan(NamedTuple):
-    """How the tiles of one channel cover sequences [B, T]."""
+    """Division of the sequences [B, T] of one channel into tiles."""
 
     chunks: int
-    """Chunks of a sequence."""
+    """Number of chunks in a sequence."""
     rows: int
-    """Rows of a tile."""
+    """Number of rows in a tile."""
     segments: int
-    """Rows of a tile that belong to one sequence."""
+    """Number of rows of a tile that belong to one sequence."""
     steps: int
-    """Chunks of a segment, which are the steps of a program's loop."""
+    """Number of chunks in a segment, which is the number of iterations of a program's loop."""
     pieces: int
-    """Pieces of a sequence, each of them `segments` segments."""
+    """Number of pieces in a sequence, each of which has `segments` segments."""
     groups: int
-    """Groups of sequences; those of a group share a tile."""
+    """Number of groups of sequences; the sequences of a group share a tile."""
     config: Config
 
     @property
@@ -189,7 +189,7 @@ def padded_states(num_states: int, is_complex: bool) -> int:
 
 
 def num_near(chunk: int) -> int:
-    """How many powers of Abar the near table of a chunk holds; the far table holds their multiples."""
+    """Number of powers of Abar in the near table of a chunk; the far table holds the powers at multiples of it."""
     return int(2 ** (chunk.bit_length() // 2))
 
 

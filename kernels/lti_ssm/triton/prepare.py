@@ -1,4 +1,4 @@
-"""From the parameters of the system to the tables that the other kernels read, and from their gradients back.
+"""Kernels that compute the tables of a channel from the system's parameters, and their gradients in reverse.
 
 A program is one warp and computes one channel in float64, with one state in each thread.
 """

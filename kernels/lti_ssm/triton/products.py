@@ -25,7 +25,7 @@ def multiply(a_re, a_im, b_re, b_im, COMPLEX: tl.constexpr):
 
 @triton.jit
 def interleave(b_re, b_im, COMPLEX: tl.constexpr):
-    """The interleaved tile [.., 2 N] of real and imaginary parts [.., N]; one thread holds both parts of a number."""
+    """The interleaved tile [.., 2 N] of real and imaginary parts [.., N]; one thread holds both parts of an element."""
     if COMPLEX:
         return tl.reshape(tl.join(b_re, b_im), [b_re.shape[0], 2 * b_re.shape[1]])
     else:  # noqa: RET505

@@ -1,4 +1,4 @@
-"""How states go on: through one chunk by its decay, and through the segments of a sequence by a scan over rows.
+"""Propagation of states: through one chunk by its decay, and through the segments of a sequence by a scan over rows.
 
 A decay is given in two terms, a (float32) and r, the rounding error of a. For float32 inputs both are used, because an
 error in a would be raised to the power of the number of chunks.

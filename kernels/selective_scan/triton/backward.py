@@ -237,7 +237,7 @@ def _scan_bwd_kernel(
                     h = next_state_each(h, a, dt_q, u_q, row_b, NT, PRECISE)
                     states += h
 
-            # what the pass above computed from these is computed again below, since registers cannot hold it
+            # below, the values of the pass above are computed again, because registers cannot hold them
             group_dt = opaque_each(group_dt, PTX)
             if HELD:
                 held = opaque_each(held, PTX)

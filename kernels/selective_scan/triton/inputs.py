@@ -15,12 +15,12 @@ MAX_STRIDE_BYTES = 2**31 - 1
 
 
 class MapLayout(NamedTuple):
-    """How the kernels read the input map B and the output map C."""
+    """Layout in which the kernels read the input map B and the output map C."""
 
     dtypes: tuple[torch.dtype, torch.dtype]
     """Dtypes of B and C as they were given."""
     strides: dict[str, int | None]
-    """By kernel argument: strides of a batch row and of a step in 32-bit words; None for a map without time."""
+    """Kernel argument to a stride, of a batch row or of a step, in 32-bit words; None for a map without time."""
     constants: dict[str, bool]
     """Constexprs. PACKED: words are pairs of bfloat16. SHUFFLE: the lanes of a warp share the words of a row."""
 

@@ -107,7 +107,7 @@ def at_step(p, o_t, stride_t, PTX: tl.constexpr):
 
 @triton.jit
 def locate(D, splits, BLOCK_D: tl.constexpr, NT: tl.constexpr, LANES: tl.constexpr, CHANNELS: tl.constexpr):
-    """What a program and its threads work on.
+    """Indices of the channels, states, segment and batch row on which a program and its threads work.
 
     i_d, i_s, i_b: block of BLOCK_D channels, segment of time and batch row of the program.
     o_e:           the thread, 0 .. E - 1 with E = BLOCK_D / CHANNELS LANES.

@@ -1,4 +1,4 @@
-"""How the kernels cover [batch, T, D]: tiles of channels and states, and segments of time.
+"""Division of [batch, T, D] among programs: tiles of channels and states, and segments of time.
 
 A program takes BLOCK_D channels of one batch row through one segment of time. Where few channels leave the chip empty,
 time is cut into several segments that run side by side.
@@ -26,7 +26,7 @@ class Tile:
     states: int
     """Maximum number of states of a channel that one thread holds."""
     channels: int
-    """Channels of a thread."""
+    """Number of channels of a thread."""
     steps: int
     """Steps of time in one unrolled group; a group is loaded while the one before it is computed."""
     options: CompileOptions
@@ -38,23 +38,23 @@ class Tuning:
     """Choices that change speed and memory and, apart from rounding, no result."""
 
     forward: Tile
-    """Forward with a gate. Without a gate, so many registers make the compiler wait for loads too early."""
+    """Forward pass with a gate. Without a gate, so many registers make the compiler wait for loads too early."""
     forward_narrow: Tile
-    """Forward where two channels a thread leave the chip half empty and one channel does not."""
+    """Forward pass where two channels for each thread leave the GPU half empty and one channel does not."""
     forward_segments: Tile
-    """Forward without a gate, or over many segments of time: few registers, so that more warps run side by side."""
+    """Forward pass without a gate, or over many segments of time: few registers, so that more warps run at once."""
     backward_ends: Tile
-    """The ends of the segments in backward."""
+    """Kernel of the ends of the segments in the backward pass."""
     backward: Tile
-    """The gradients."""
+    """Kernel of the gradients."""
     backward_portable: Tile
-    """The gradients on GPUs without PTX, where Triton takes minutes to compile a larger tile."""
+    """Kernel of the gradients on GPUs without PTX, where Triton takes minutes to compile a larger tile."""
     chunk: int
-    """Steps from one state that is kept for backward to the next."""
+    """Number of steps between two states that are kept for the backward pass."""
     enough_warps: int
-    """Warps a multiprocessor below which time is cut into segments."""
+    """Number of warps for each multiprocessor below which time is cut into segments."""
     busy_warps: int
-    """Warps a multiprocessor that the segments are to make."""
+    """Number of warps for each multiprocessor that the segments aim at."""
     min_segment: int
     """Minimum length of a segment."""
     uncut: int
@@ -77,20 +77,20 @@ TUNING = Tuning(
 """Chosen by measurements on one H200 (LOG.md)."""
 
 MAX_LANES = 8
-"""Threads that share a channel at most; the exchange between lanes goes no further."""
+"""Maximum number of threads that share a channel; the exchange between lanes supports no more."""
 SHARED_ROWS = 256
 """Maximum product of warps and padded states, so that the sums over the warps of a program fit into 48 KiB."""
 
 
 class Plan(NamedTuple):
-    """How one kernel covers [batch, T, D]."""
+    """Division of [batch, T, D] among the programs of one kernel."""
 
     segment: int
-    """Steps of a segment, a multiple of the chunk length."""
+    """Number of steps in a segment, a multiple of the chunk length."""
     splits: int
     """Number of segments."""
     block_d: int
-    """Channels of a program."""
+    """Number of channels of a program."""
     programs: int
     constants: dict[str, Any]
     """The constexprs and compile options that follow from the plan, as keyword arguments of the launch."""

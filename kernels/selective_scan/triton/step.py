@@ -15,7 +15,7 @@ from kernels.layout import dense
 from kernels.selective_scan.triton.arithmetic import LOG2E, exp_or_exp2, sigmoid, step_size
 
 STATE_ELEMENTS = 1024
-"""Elements of the state on which one program works."""
+"""Number of elements of the state on which one program works."""
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Table of contents: every registered model, where its configuration is defined and what it is.
+"""Table of contents: every registered model, the place of its configuration, and a description in one line.
 
 The names are those of the papers' tables.
 """

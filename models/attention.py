@@ -27,7 +27,7 @@ FEW = 4
 Measured in the shape of MQAR (B 128, P 64, T 512, K 128, float32, H200)."""
 
 XPOS_MAX_LENGTH = 65536
-"""Beyond this length, zeta^(t/512) overflows float32."""
+"""Maximum length with xpos; beyond it, zeta^(t/512) overflows float32."""
 
 
 class Attention(Mixer):

@@ -48,8 +48,8 @@ class BackboneConfig(Config):
 
     version: ClassVar[int] = 1
     left_out_when_off: ClassVar[tuple[str, ...]] = ("short_conv",)
-    """Options that are younger than some runs. Where they are off they are not part of the identity of a run, so that
-    older runs keep their ids."""
+    """Options that were added after some runs were stored. While an option is off, it is not part of the identity of a
+    run, so that older runs keep their ids."""
     positions: ClassVar[tuple[str, ...]] = ("none", "learned", "sinusoidal")
     """The values of `position` that this model supports."""
 
@@ -77,7 +77,7 @@ class BackboneConfig(Config):
     02220c69d247e5473616cd053a443ad99fd2559b), which rescales by parameter name and so leaves out the output maps of
     its H3 and S4D layers. `plain`: none does."""
     pooling: Literal["mean", "last"] = "mean"
-    """How a sequence readout summarises the time axis."""
+    """Summary of the time axis in a sequence readout."""
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         """The mixer of one layer."""
@@ -154,11 +154,11 @@ def require_divides(model: str, **numbers: int) -> None:
 
 @dataclass(frozen=True)
 class BackboneState:
-    """What a network keeps from one step to the next."""
+    """State of a network between two steps."""
 
     mixers: tuple[Any, ...]
     time: Tensor
-    """[], int64: how many positions the network has seen."""
+    """[], int64: number of positions that the network has seen."""
     pooled: Tensor | None
     """[B, D]: the sum of the final hidden states so far, where the readout takes their mean; else None."""
 

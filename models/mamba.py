@@ -98,7 +98,7 @@ class Mamba(Mixer):
         super().__init__()
         d_model, width = config.d_model, config.expand * config.d_model
         self.gated = config.gate
-        # what is written into the residual stream starts smaller in deeper networks, as in GPT-2
+        # the projection into the residual stream starts smaller in deeper networks, as in GPT-2
         self.residual_scale = config.num_layers**-0.5 if config.init_residual == "scaled" else 1.0
         self.in_proj = nn.Linear(d_model, 2 * width if config.gate else width, bias=False)
         self.conv_weight = nn.Parameter(torch.empty(width, config.d_conv))

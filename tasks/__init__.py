@@ -1,4 +1,4 @@
-"""Table of contents: every registered task, where it is defined and what it asks for."""
+"""Table of contents: every registered task, the place of its definition, and a description in one line."""
 
 from suite.registry import Entry, Registry
 

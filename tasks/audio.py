@@ -196,7 +196,7 @@ class Recordings(PlannedTask):
 
 
 MIN_FILES = 17
-"""With fewer files, 6 % of them would be no file."""
+"""Minimum number of files; 6 % of fewer files would round to none."""
 HOURS = 3.5
 """YouTubeMix has about four."""
 

@@ -113,7 +113,7 @@ class FreshTask(TaskBase):
 
 
 def token_dtype(num_values: int) -> type[np.signedinteger]:
-    """The smaller one of int16 and int32 that holds 0 .. num_values - 1."""
+    """The smallest of int16 and int32 that can hold 0 .. num_values - 1."""
     return np.int16 if num_values <= 2**15 else np.int32
 
 

@@ -97,7 +97,7 @@ class MQAR(TaskBase):
     power_a: float = Field(default=0.01, gt=0)
     """Exponent of the power law of gaps: 1 is uniform, and with smaller values queries come sooner."""
     non_queries: Literal["zeros", "random", "random-no-keys"]
-    """What fills the places that hold neither a pair nor a query; the protocol decides by default. `zeros`: token 0.
+    """Tokens at positions that hold neither a pair nor a query; the protocol sets the default. `zeros`: token 0.
     `random`: any token, as in based-fig2; by chance it may be a key of the row, which then looks like a query.
     `random-no-keys`: any token that is no key of the row."""
 

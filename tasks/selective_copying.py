@@ -37,12 +37,12 @@ class SelectiveCopying(FreshTask):
     """Number of tokens: noise (token 0), data tokens, and the marker if it is `in-vocabulary`."""
     num_data: int = Field(default=16, ge=1)
     marker: Literal["in-vocabulary", "additional", "none"] = "in-vocabulary"
-    """What stands at the answer positions. `in-vocabulary`: a marker that is one of the `vocab_size` tokens, which
+    """Input tokens at the answer positions. `in-vocabulary`: a marker that is one of the `vocab_size` tokens, which
     leaves vocab_size - 2 data symbols (14), as in public third-party code. `additional`: a marker beyond these tokens,
     which leaves vocab_size - 1 data symbols (15). `none`: noise, as in the white cells of Mamba Figure 2, so that a
     model has to count positions."""
     length_rule: Literal["context", "total", "noise"] = "context"
-    """What `length` counts. `context`: noise and data tokens, so T = length + num_data. `total`: all tokens, T =
+    """Tokens that `length` counts. `context`: noise and data tokens, so T = length + num_data. `total`: all tokens, T =
     length. `noise`: noise tokens alone, T = length + 2 num_data, as in public third-party code."""
     num_test: int = Field(default=1024, ge=1)
     """Number of rows of the test split, and of a clean validation split."""

@@ -278,7 +278,7 @@ class SpeechCommands(SpokenWords):
     length: int = Field(default=RATE, ge=1)
     """Number of samples of a row. Longer clips are cut; `short_clips` decides about shorter ones."""
     short_clips: Literal["pad", "drop"] = "pad"
-    """What happens to clips shorter than `length`. `pad`: zeros follow them. `drop`: they are left out, as in the
+    """Treatment of clips shorter than `length`. `pad`: zeros follow them. `drop`: they are left out, as in the
     source."""
     scaling: Literal["unit", "standard"] = "unit"
     """`unit`: full scale is 1. `standard`: each channel has mean 0 and standard deviation 1 on the training split."""

@@ -1,4 +1,4 @@
-"""What all tests share: Triton's interpreter where there is no GPU, memory full of NaN, and a limit for quick tests.
+"""Setup of all tests: Triton's interpreter without a GPU, memory full of NaN, and a time limit for quick tests.
 
 Triton decides when it is first imported whether kernels are compiled or interpreted, so this file decides before any
 test is collected.

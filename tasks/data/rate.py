@@ -1,4 +1,4 @@
-"""How many rows per second the host draws from a task without a model, to see whether loading could limit training."""
+"""Measures the rows per second that the host draws from a task without a model: could loading limit training?"""
 
 from __future__ import annotations
 

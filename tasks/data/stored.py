@@ -157,10 +157,10 @@ def _row_hashes(segments: list[Segment]) -> list[bytes]:
 
 @runtime_checkable
 class TellsLeakage(Protocol):
-    """A task that tells itself what its splits share, because its training rows are an endless stream."""
+    """A task with its own count of the data that its splits share, because its training rows are an endless stream."""
 
     def shared_rows(self) -> dict[str, int]:
-        """What every pair of splits shares, such as a number of bases."""
+        """Amount of data that each pair of splits shares, such as a number of bases."""
         ...
 
 

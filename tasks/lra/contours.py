@@ -66,7 +66,7 @@ class Style:
     seed_distance: int
     """Distance between the starts of the two long contours."""
     continuity: float
-    """How much a contour avoids turns."""
+    """Strength with which a contour avoids changes of direction."""
     num_distractors: int
     contrasts: tuple[int, int, int]
     """Contrasts of the two long contours, of the short ones and of the dots."""
@@ -78,7 +78,7 @@ class Style:
     """Width of the border that stays free."""
 
     def reach(self, margin: int) -> int:
-        """How far a dash and its clearance reach from its start."""
+        """Maximum distance of a dash, with its clearance, from its start."""
         return self.length + math.ceil(self.thickness / FINE) + margin
 
 

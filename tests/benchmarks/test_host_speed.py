@@ -88,7 +88,7 @@ BUDGETS_S = (0.3, 1.0, 2.0, 2.0)
 
 @dataclass(frozen=True)
 class Case:
-    """What is timed, and what its time is divided by; `against` says in words what the yardstick does."""
+    """A call that is timed, and the call by whose time it is divided; `against` describes the latter in words."""
 
     subject: Callable[[], Any]
     yardstick: Callable[[], Any]

@@ -25,7 +25,7 @@ SHAPES = "quick" if DEVICE.type == "cuda" else "short"
 
 
 class Replay:
-    """A clock whose k-th pair of readings is as far apart as the k-th sample."""
+    """A clock whose k-th pair of readings differs by the k-th sample."""
 
     __name__ = "device time"
 

@@ -41,7 +41,7 @@ def make_inputs(batch, length, heads, key_dim, value_dim, decay, dtype=torch.bfl
         if kept == "mixed":
             log_decay[torch.rand(size, generator=g, device="cuda") < 0.2] = -50.0
         log_decay = log_decay.float()
-    # what is never forgotten must be small for sums to stay of order one
+    # keys that never decay must be small, so that sums stay of order one
     k = randn(batch, length, heads, key_dim) * (length**-0.5 if decay == "none" else 1.0)
     return {
         "q": randn(batch, length, heads, key_dim).to(dtype),
@@ -116,7 +116,7 @@ def test_a_hundred_thousand_steps(decay):
 
 
 def test_offsets_beyond_two_to_the_31():
-    """A view whose last step is more than 2^31 numbers behind its first."""
+    """A view whose last step is more than 2^31 elements behind its first."""
     inputs = make_inputs(1, 70, 1, 64, 64, "key")
     exact = results(TORCH, wide(inputs))
     storage = torch.zeros(69 * 2**25 + 64, dtype=torch.bfloat16, device="cuda")

@@ -1,4 +1,4 @@
-"""What the tests of gated linear and gated slot attention share: planners for the interpreter, watched launches."""
+"""Helpers for the tests of gated linear and gated slot attention: planners with small tiles, and watched launches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ in_chunks = pytest.mark.parametrize(
 
 
 def quick(values: list[str], *kept: str) -> list[Any]:
-    """Values of a parameter of which all but those in `kept` are left to `make test-all`."""
+    """Parameters for these values; those that are not in `kept` are left to `make test-all`."""
     return [value if value in kept else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 

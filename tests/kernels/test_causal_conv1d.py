@@ -84,7 +84,7 @@ def broadcast(x):
 
 
 def in_memory(view, op):
-    """The operator on the view of x that `view` makes."""
+    """The operator applied to the view of x that `view` makes."""
     return lambda x, **rest: op(view(x), **rest)
 
 

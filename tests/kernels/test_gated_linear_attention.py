@@ -236,7 +236,7 @@ def test_ends_that_do_not_rise_from_0_to_t_are_an_error(ends):
 
 
 def small_inputs(length: int, decay: str, *, K: int = 16, V: int = 16, **options) -> dict:
-    """What Triton's interpreter gets through in a moment: one sequence."""
+    """Inputs with a single sequence, which are quick in Triton's interpreter."""
     return make_inputs(length, decay, B=1, K=K, V=V, **options)
 
 
@@ -269,7 +269,7 @@ def results(inputs, op=run_triton):
 )
 @in_chunks
 def test_the_kernels_equal_the_loop(length, key_dim, value_dim, dtype, decay, chunk):
-    # of one step there is one gradient a head, and few of them are no sample of rounding errors
+    # a single step has one gradient for each head, so more heads are needed to sample the rounding errors
     options = {"H": 16} if length == 1 else {}
     inputs = small_inputs(
         length if chunk == 64 else scaled(length + 64, chunk), decay, K=key_dim, V=value_dim, **options
@@ -548,7 +548,7 @@ def test_autocast_does_not_change_the_kernels(decay, chunk):
 @in_chunks
 @pytest.mark.parametrize("decay", quick(DECAYS, "key"))
 def test_launches_that_are_kept_belong_to_calls_of_one_kind(decay, chunk):
-    """Inputs of the same shapes, strides and dtypes, and calls that differ in everything else."""
+    """Inputs that share shapes, strides and dtypes, and calls that differ in everything else."""
     inputs = on_device(small_inputs(scaled(70, chunk), decay, H=1 if chunk < 64 else 3), torch.bfloat16)
     inputs["initial_state"] = inputs["initial_state"].float()
 

@@ -292,7 +292,7 @@ def test_the_kernels_neither_overflow_nor_lose_the_near_terms(dtype):
     drawn = torch.rand(inputs["log_decay"].shape, generator=torch.Generator().manual_seed(3))
     steps = torch.tensor([-50.0, -torch.inf, -1e-4], dtype=torch.float64)
     inputs["log_decay"] = steps[torch.bucketize(drawn, torch.tensor([0.1, 0.2]))]
-    # of their own, as slots of exactly one would round nowhere in plain PyTorch
+    # random slots, because slots of exactly one would have no rounding error in plain PyTorch
     inputs["slots"] = torch.rand(drawn.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     equals_the_loop(inputs, dtype, keep=[name for name in KEEP if name != "slots"])
 

@@ -389,7 +389,7 @@ def test_what_the_kernel_cannot_do_is_named():
 
 
 def watched_launches():
-    """A list of all launches, and a kind of launch that adds itself and asserts that its tensors keep their dtypes."""
+    """A list of all launches, and a class whose launches add themselves to it and assert that dtypes are constant."""
     launches = []
 
     class Watched(KeptLaunch):
@@ -415,7 +415,7 @@ def make_narrow_inputs(length):
 
 @pytest.mark.parametrize("programs", [1, 1000], ids=["whole", "pieces"])
 def test_inputs_of_another_kind_start_what_they_would_alone(programs):
-    """Inputs that differ from others in one thing; what would be started stands for results."""
+    """Inputs that differ from others in one property; instead of results, the launches are compared."""
     tuning = SMALL_TILES._replace(programs=programs)
     inputs = make_narrow_inputs(600)
     real = {name: inputs[name].real.contiguous() for name in ("A", "B", "C", "initial_state")}

@@ -68,7 +68,7 @@ def at_step(inputs, t):
 
 
 TINY = {"chunk": 8, "steps": 4}
-"""Two groups of four steps a chunk: the interpreter takes as long for a group as its steps are many."""
+"""Two groups of four steps in a chunk, because the interpreter's time grows with the steps of a group."""
 
 
 def short_chunks(*, chunk=16, whole=False, **changes):

@@ -34,7 +34,7 @@ from kernels.ssm_kernel.reference import ssm_kernel_reference
 from suite.contracts import TaskSpec
 
 LENGTH = 70
-"""Crosses the boundary of a chunk of 64 positions."""
+"""Length that crosses the boundary of a chunk of 64 positions."""
 
 Inputs = dict[str, Any]
 
@@ -261,7 +261,7 @@ def wide(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Network:
-    """A tiny network of a model: its options, and what its task gives and asks for."""
+    """A tiny network of a model: its options, and the properties of its task."""
 
     case: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -345,7 +345,7 @@ def build(config: type, network: Network, **options: Any) -> Any:
 
 
 def logits_and_gradients(model: Any, network: Network) -> tuple[Tensor, list[Tensor]]:
-    """Logits of a seeded batch of two rows, and the gradients that a seeded sum of them has."""
+    """Logits of a seeded batch of two rows, and the gradients of a seeded weighted sum of them."""
     draw = Draw(11)
     spec = SPECS[network.spec]
     tokens = spec.input == "tokens"

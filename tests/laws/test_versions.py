@@ -39,7 +39,7 @@ def model_entry(name="s4d", **options):
 
 
 def changed(key, found):
-    """Which kinds of results differ from the record."""
+    """The kinds of results that differ from the record."""
     return {name.rpartition(": ")[2] for name in changes(RECORD[key], found)}
 
 
@@ -145,7 +145,7 @@ def test_an_update_adds_and_removes_cases_under_the_same_version():
     more = Entry(3, digests={}, values={"logits": [1.0, 0.5 + 1e-9, -0.25], "gradients": [1.0, 2.0, 3.0]})
     assert "the cases gradients; rows are new or gone" in problem("model/x", OLD, more)
     record, refused = update({"a": OLD}, {"a": more})
-    # what was recorded keeps its digits
+    # recorded values keep their digits
     assert record == {"a": Entry(3, values={**OLD.values, "gradients": [1.0, 2.0, 3.0]})}
     assert refused == []
 

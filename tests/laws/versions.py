@@ -71,7 +71,7 @@ KEYS = (
 
 @dataclass(frozen=True)
 class Entry:
-    """What a component computes, and the version it says it has."""
+    """Results of a component, and its version."""
 
     version: int
     digests: dict[str, str] = field(default_factory=dict)
@@ -98,7 +98,7 @@ def balanced(parts: Sequence[Tensor]) -> list[Tensor]:
 
 
 def agree(first: list[float], second: list[float]) -> bool:
-    """Whether two signatures are those of one result, up to rounding."""
+    """Whether two signatures belong to the same result, up to rounding."""
     return len(first) == len(second) and all(
         abs(a - b) <= TOLERANCE * abs(first[0]) for a, b in zip(first, second, strict=True)
     )
@@ -143,7 +143,7 @@ def empty_folder() -> Iterator[Path]:
 
 
 def of_task(name: str) -> Entry:
-    """Rows of all splits of small instances, and what their metrics say of fixed logits."""
+    """Rows of all splits of small instances, and their metrics for fixed logits."""
     digests, values = {}, {}
     with empty_folder() as folder:
         for case, task in instances(name, folder):
@@ -167,7 +167,7 @@ def metrics_of(task: Any) -> dict[str, tuple[float, float]]:
 
 
 def compute(key: str) -> Entry:
-    """What a component computes now."""
+    """The results that a component computes now."""
     kind, _, name = key.partition("/")
     if kind == "operator":
         return of_operator(name)
@@ -197,7 +197,7 @@ def changes(recorded: Entry, found: Entry) -> list[str]:
 
 
 def problem(key: str, recorded: Entry | None, found: Entry) -> str | None:
-    """Why an entry of the record is not what is found, and what to do; None where it is."""
+    """The reason why an entry of the record differs from the result now, and what to do; None if they agree."""
     update = "python -m tests.laws.versions --update"
     if recorded is None:
         return f"{key}: has no entry in {PATH.name}; run `{update}`."

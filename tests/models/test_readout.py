@@ -1,4 +1,4 @@
-"""How a network summarises sequences that end early, and pairs of sequences."""
+"""Readout of sequences that end early, and of pairs of sequences."""
 
 from dataclasses import replace
 

@@ -104,7 +104,7 @@ def resolved_runs(tmp_path_factory):
 
 
 def setting(resolved, best_of):
-    """What the runs of a cell must share, as text: all but the seed and the values that are selected from."""
+    """Settings that the runs of a cell must share, as text: all but the seed and the values to select from."""
     chosen = {section: dict(values) for section, values in resolved.items() if isinstance(values, dict)}
     for section, _, key in (dotted.partition(".") for dotted in best_of):
         del chosen[section][key]

@@ -46,7 +46,7 @@ GRID = {
 
 
 def series(op, times, *, device="NVIDIA H200", started_at="2026-03-01T10:00:00", run_id="", **columns):
-    """The rows of one series: a time for each length, or a word why there is none."""
+    """The rows of one series: a time for each length, or the status that says why there is none."""
     bench = {**GRID["baseline"]["bench"], "op": op, "version": 1, "lengths": list(times), "dtype": "bfloat16"}
     shared = {
         "run_id": run_id or f"{op}-{device}",

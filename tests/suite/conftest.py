@@ -9,7 +9,7 @@ from suite.commands import main
 
 
 class Done(NamedTuple):
-    """How a command ended and what it printed."""
+    """Exit code and output of a command."""
 
     returncode: int
     stdout: str

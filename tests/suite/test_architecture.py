@@ -1,4 +1,4 @@
-"""Who may import whom (DESIGN section 2), read from the sources."""
+"""Allowed imports between the folders (DESIGN section 2), read from the sources."""
 
 import ast
 from pathlib import Path

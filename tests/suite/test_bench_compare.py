@@ -11,7 +11,7 @@ from suite.bench.compare import SIDES, compare, rounds
 
 
 class Device:
-    """A stub timer with what real ones show: jitter, outliers, a clock that drifts, processes that differ a little."""
+    """A stub timer with the noise of real ones: jitter, outliers, a drifting clock, small differences of processes."""
 
     def __init__(self, seed, slowdown=1.0, jitter=0.01, outliers=0.05, drift=0.03, process=0.002, burst=None):
         self.random = np.random.default_rng(seed)

@@ -119,7 +119,7 @@ def collect_from(folder, text, workloads, **options):
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """What the compiler makes of the operators as they are, and after the edits."""
+    """Compiled operators, as they are and after the edits."""
     folder, edited = tmp_path_factory.mktemp("compiled"), OPERATOR
     for old, new in EDITS.items():
         assert edited.count(old) == 1

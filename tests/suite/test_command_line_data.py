@@ -72,7 +72,7 @@ def test_prepare_verify_and_run_from_an_archive(call, reviews, tmp_path):
     # image has no data, and everything is checked first
     assert planned.returncode == 2
     assert "lra-image: no data" in planned.stderr
-    # what is left out by name needs none
+    # a task that is left out by name needs no data
     planned = call("run", "dss/table1-lra", "--only", "task.name=lra-text", "--scale", "tiny", "--dry-run")
     assert planned.returncode == 0, planned.stderr
     assert "2 runs, 2 to do" in planned.stdout

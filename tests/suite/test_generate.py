@@ -1,4 +1,4 @@
-"""What a model generates is drawn from its own distribution, one token after the other."""
+"""Generation draws one token after the other from the model's own distribution."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def build(name, **options):
 
 
 class Fixed(torch.nn.Module):
-    """Always the same distribution; its state counts the steps."""
+    """A model with a constant distribution, whose state counts the steps."""
 
     def __init__(self, logits):
         super().__init__()

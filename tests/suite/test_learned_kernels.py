@@ -37,14 +37,14 @@ def make(probe=PROBE, model="dss-softmax", **train):
 
 
 def recorded(rows):
-    """What was recorded of kernels."""
+    """The recorded rows of kernels and eigenvalues, as tuples."""
     keys = ("metric", "slice", "step", "value", "samples", "status")
     found = [row for row in rows if row["metric"].startswith(("kernel", "eigenvalue"))]
     return [tuple(row.get(key) for key in keys) for row in found]
 
 
 def learning(rows):
-    """What training gave."""
+    """The losses and accuracies of the training."""
     return [(r["metric"], r["split"], r["step"], r["value"]) for r in rows if r["metric"] in ("loss", "accuracy")]
 
 

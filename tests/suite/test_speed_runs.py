@@ -58,7 +58,7 @@ def one(model=None, **speed):
 
 
 def measured(root, model=None, train_step=timed.train_step, **speed):
-    """How a run ended, and its rows by metric and slice."""
+    """The finished run, and its rows by metric and slice."""
     run = Brief(**vars(one(model, **speed)), steps={**timed.STEPS, "train": train_step})
     finished = execute(run, root, CPU)
     rows = storage.read(storage.files([root], "demo/speed")).to_dict("records")

@@ -27,7 +27,7 @@ class Silent:
 
 
 def large(seed=0):
-    """A run with sums so long that two threads give other last digits than one (seen on two cores)."""
+    """A run with sums so long that two threads give other last digits than one thread (observed on two cores)."""
     config = ExperimentConfig(
         title="threads",
         baseline={
@@ -42,7 +42,7 @@ def large(seed=0):
 
 
 def metrics(root, run):
-    """What must not depend on where the run ran, bit by bit."""
+    """Values that must not depend, to the bit, on the process in which the run is carried out."""
     frame = storage.read([storage.result_path(root, run.experiment, run.scale, run.run_id)])
     frame = frame[~frame["metric"].isin(TIMED)]
     return frame[["metric", "split", "slice", "step", "value", "data_digest", "threads"]].to_dict("records")

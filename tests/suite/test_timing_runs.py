@@ -73,7 +73,7 @@ def rows(root):
 
 
 def timed(root, **bench):
-    """How a run ended, and its rows by metric and slice."""
+    """The finished run, and its rows by metric and slice."""
     finished = execute(Brief(**vars(one(**bench))), root, CPU)
     return finished, {(row["metric"], row["slice"]): row for row in rows(root)}
 

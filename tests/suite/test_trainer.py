@@ -18,7 +18,7 @@ TIMED = {"train_throughput", "train_steps", "inference_throughput", "peak_rss"}
 
 
 def numbers(rows):
-    """What two runs must agree on: everything that is not a time or a size of the process."""
+    """Rows in which two runs must agree: all but times and the memory of the process."""
     keys = ("metric", "split", "slice", "step", "value")
     return [tuple(row.get(key) for key in keys) for row in rows if row["metric"] not in TIMED]
 

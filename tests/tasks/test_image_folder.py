@@ -51,7 +51,7 @@ def test_a_tenth_of_train_is_held_out_unless_there_is_a_validation_folder(folder
     Image.new("L", (8, 8), 99).save(folder / "test" / "bee" / "0.png")
     assert load(folder, "valid").inputs[:, 0].tolist() == list(range(30, 36))
     assert load(folder, "train").inputs[:, 0].tolist() == list(range(30))
-    # where a split lacks some classes, the others keep their numbers
+    # if a split lacks some classes, the indices of the others do not change
     assert load(folder, "test").targets.tolist() == [1]
 
 

@@ -130,7 +130,7 @@ def test_a_table_with_the_hubs_blank_lines_has_the_official_counts(shared, tmp_p
         lines = shared(f"wikitext2/{word}.txt").read_text().splitlines(keepends=True)
         rows = ["" if not line.strip() else line for line in lines]
         pd.DataFrame({"text": rows}).to_parquet(tmp_path / f"{split}-00000-of-00001.parquet")
-    # numbers of rows and bytes that the hub states for this split
+    # the hub states these counts of rows and bytes for this split
     assert (len(rows), sum(len(row.encode()) for row in rows)) == (4358, 1_270_947 - 4 * 4358)
     arrays = WikiText(data=tmp_path).arrays()
     counts = {split: int(arrays["spaces"][arrays[f"{split}.stream"]].sum()) for split in ("valid", "test")}

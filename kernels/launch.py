@@ -166,8 +166,8 @@ class KeptLaunch:
     """A launch with its grid, scalars and constexprs fixed; calling it gives the tensors, the first parameters.
 
     Every call gives tensors of the same device and dtypes, with None in the same places. A kernel gets a complex tensor
-    as pairs of real numbers. Once Triton has compiled the kernel, tensors at multiples of 16 bytes are asked for
-    nothing but their addresses.
+    with a last axis of its real and imaginary parts. Once Triton has compiled the kernel, a call whose tensors all
+    begin at multiples of 16 bytes passes nothing but their addresses.
     """
 
     def __init__(

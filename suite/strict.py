@@ -61,7 +61,10 @@ def _leaves(annotation: Any) -> Iterator[Any]:
 
 
 def strict(value: Any, wanted: Wanted, where: str = "") -> Any:
-    """The value with whole numbers that were read as text as integers. ValueError for a number that is none."""
+    """The value, with integers such as `1e3` that were read as text converted.
+
+    ValueError for NaN, infinity, and `true` or `false` in place of a number.
+    """
     check_finite(value, where)
     if wanted.anything:
         return value

@@ -24,7 +24,7 @@ COUNTS = {
     "wikitext-2": {"train": 2_088_628, "valid": 217_646, "test": 245_569},
     "wikitext-103": {"train": 103_227_021, "valid": 217_646, "test": 245_569},
 }
-"""Official numbers of words, where every line has an end mark that counts as a word (Merity et al. 2016)."""
+"""Official word counts, in which the end mark of every line counts as a word (Merity et al. 2016)."""
 
 
 def _tokenizers() -> Any:

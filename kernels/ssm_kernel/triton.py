@@ -274,7 +274,7 @@ def _plan(length: int, backward: bool) -> Plan:
 
 
 class System(NamedTuple):
-    """A diagonal system in contiguous tensors, and how it becomes a filter."""
+    """A diagonal system in contiguous tensors, with its discretization and the factor of the filter."""
 
     A: Tensor
     B: Tensor | None

@@ -270,7 +270,7 @@ def serve(workloads: Mapping[str, str], targets: Sequence[str]) -> None:
     """The loop of the child process. `workloads` maps each operator to its workload as `module:attribute`."""
     from triton.runtime.driver import driver
 
-    # what an operator prints must not come between two answers
+    # prints of operators go to stderr, so that they do not mix with the answers
     answers, sys.stdout = sys.stdout, sys.stderr
     gpus = {name: AbsentGPU(name) for name in targets}
     unavailable = {name: reason for name, gpu in gpus.items() if (reason := gpu.reason())}

@@ -69,7 +69,7 @@ class Clock:
     def time(self, workload: Workload, case: Case) -> tuple[list[float], int | None]:
         """Raw samples (ms), and the bytes beyond the inputs where the device tells. Raises Unavailable."""
         try:
-            # before the gate: some peers tune themselves at their first call, which must not be one on a short shape
+            # called before the accuracy check, because some peers tune themselves to the shape of their first call
             call = checked(workload, case, self.device)
             self._judge(workload, case)
             return sample(call, self.device, self.budget_ms), extra_memory(call, self.device)
@@ -84,7 +84,7 @@ class Clock:
                 gate(workload, case, self.device)
                 self.judged[key] = None
             except Unavailable as error:
-                # not the error itself, whose traceback would keep the tensors of its caller
+                # the error itself is not kept, because its traceback would keep the tensors of its caller
                 self.judged[key] = error.status, str(error)
         if (verdict := self.judged[key]) is not None:
             raise Unavailable(*verdict)

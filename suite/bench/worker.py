@@ -133,7 +133,7 @@ def cold_start(targets: Mapping[str, str], device: str, case: Case) -> float:
 
 
 def _serve(setting: dict[str, Any]) -> None:
-    # what operators print must not be mixed with the answers
+    # prints of operators go to stderr, so that they do not mix with the answers
     answers, sys.stdout = sys.stdout, sys.stderr
     if setting["tree"]:
         sys.path.insert(0, setting["tree"])

@@ -67,7 +67,7 @@ def run_all(
 ) -> list[Finished]:
     """Carries out the runs and returns how they ended, in order of their ending. Options are those of `execute`.
 
-    threads: CPU threads of each training run, the same here and in a worker process, so that its numbers are too.
+    threads: CPU threads of each training run, the same here and in a worker process, so that its results are, too.
     """
     options: dict[str, Any] = {"fresh": fresh, "threads": threads, "record": record}
     if jobs > 1 and len(runs) > 1:

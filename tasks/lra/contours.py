@@ -116,7 +116,7 @@ in 60 with 128 x 128."""
 def _displacement(angle: Array, distance: float) -> Array:
     """The displacement (y, x) [..., 2] over a distance at angles [...], rounded up to whole pixels."""
     exact = distance * np.stack([np.sin(angle), np.cos(angle)], axis=-1)
-    # the small number keeps whole numbers what they are, whatever the last digits of a sine
+    # the small offset prevents that rounding errors in the last digits of a sine round an integer up
     return np.ceil(exact - 1e-9).astype(np.int64)
 
 

@@ -104,7 +104,7 @@ def seconds(call: Callable[[], Any], repeats: int, clock: Clock) -> float:
 
 
 def ratio(case: Case, budget_s: float, clock: Clock = time.perf_counter) -> float:
-    """The time of the subject divided by that of the yardstick, from slices of both by turns.
+    """The time of the subject divided by that of the yardstick, from alternating slices of both.
 
     The smaller of two estimates: the ratio of the fastest slices, and the median ratio of neighbouring slices. A slower
     subject raises both, and an interruption mostly raises one of them.

@@ -24,7 +24,7 @@ is a difference of two sums about the middle of the chunk, whose exponentials st
 gives all pairs. Otherwise blocks of 2h positions are halved, h = 1, 2, ..., C / 2: the factors of a query in the second
 half and of a key in the first half have exponents <= 0, and each level of this tree (that of `chunked.py`) takes one
 product. Exponents are products of log-decays with matrices of zeros and ones, so they are sums. They are differences
-only for a decay of a head in half precision and about the middle, where the numbers are small enough.
+only for a decay of a head in half precision and about the middle, where the sums are small enough.
 
 A long sequence with few heads is cut into segments that are walked at the same time. Packed sequences have a table of
 their chunks, none of which crosses the end of a sequence.

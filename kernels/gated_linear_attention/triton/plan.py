@@ -111,8 +111,8 @@ class Plan(NamedTuple):
     max_walk: int
     """Maximum number of key channels for which `_walk_kernel` is used; 0 where it is not used."""
     launches: KeptLaunches
-    """By kernel and whatever the inputs' shapes, strides and dtypes leave open. They are called with tensors by place,
-    in the order of the kernel's parameters: names would cost the host a microsecond for each launch."""
+    """Kept launches by kernel and by the choices that shapes, strides and dtypes of the inputs do not determine. Their
+    tensors are positional arguments: keywords would cost the host a microsecond for each launch."""
 
     def more_warps(self, options: CompileOptions) -> CompileOptions:
         """Twice as many warps, 8 at most, for float32 operands, which take twice as many registers."""

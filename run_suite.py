@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kernels import OPERATORS
 from models import MODELS
 from suite import commands
-from suite.commands.house import House
+from suite.commands.repository import Repository
 from suite.registry import Entry, Registry
 from suite.runner import Recorder
 from tasks import TASKS
@@ -94,7 +94,7 @@ def _leakage(task: Any) -> Mapping[str, int]:
 
 
 HOME = Path(__file__).resolve().parent
-HOUSE = House(
+REPOSITORY = Repository(
     tasks=TASKS,
     models=MODELS,
     operators=WORKLOADS,
@@ -111,7 +111,7 @@ HOUSE = House(
 
 def main() -> None:
     """Entry point of `run_suite.py` and `subquad`."""
-    commands.main(HOUSE)
+    commands.main(REPOSITORY)
 
 
 if __name__ == "__main__":

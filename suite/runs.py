@@ -97,7 +97,7 @@ class Run(ABC):
     def worker(
         self, device: torch.device, *, checkpoint: Path | None = None, report: Report | None = None, stop: Stop = never
     ) -> Worker:
-        """Who carries it out.
+        """The object that carries out this run when it is called.
 
         checkpoint: where an interrupted run keeps what it needs to continue, if it can.
         report: called now and then with the progress.

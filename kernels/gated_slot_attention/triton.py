@@ -96,7 +96,7 @@ class Result(NamedTuple):
     final_keys: Tensor | None
     final_values: Tensor | None
     plans: tuple[Plan, Plan]
-    """Of the first and of the second pass."""
+    """The plans of the first and of the second pass."""
     saved: tuple[Tensor | None, ...]
     """q, k, v, slots, g, p, the states before every chunk of both passes, and the chunk factors of the second."""
 
@@ -153,7 +153,7 @@ def attend(
 
 
 def state_shapes(plan: Plan, q: Tensor, v: Tensor, slots: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of the memories of keys [B, H, K, M] and of values [B, H, M, V]."""
+    """The shapes of the memories of keys [B, H, K, M] and of values [B, H, M, V]."""
     batch, heads, num_slots = plan.num_sequences(q), q.shape[2], slots.shape[-1]
     return (batch, heads, q.shape[-1], num_slots), (batch, heads, num_slots, v.shape[-1])
 

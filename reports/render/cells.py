@@ -31,7 +31,7 @@ class Cell:
     sd: float | None = None
     """Sample standard deviation over seeds; None where there is one seed."""
     spread: float | None = None
-    """Of the raw samples of a single run: half the distance between the quartiles, over the median."""
+    """Half the distance between the quartiles of the raw samples of a single run, over their median."""
     num_seeds: int = 0
     """Seeds that gave a value."""
     planned: int = 0

@@ -232,7 +232,7 @@ def score(run: StoredRun, select: Select) -> float | None:
 
 
 def select_best(runs: Sequence[StoredRun], select: Select | None) -> tuple[list[StoredRun], dict[str, int]]:
-    """Of runs that differ only in the seed and in `select.best_of`, those with the best value.
+    """The runs with the best value of `select.best_of`, among runs that differ only in it and in the seed.
 
     The best value has the largest mean score over seeds. A value with fewer failed runs is preferred, so that the
     surviving seeds of a setting that mostly diverges do not win.

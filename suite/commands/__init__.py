@@ -15,9 +15,9 @@ import typer
 from suite.commands.bench import bench
 from suite.commands.data import data_app
 from suite.commands.doctor import doctor
-from suite.commands.house import House
 from suite.commands.listing import list_names
 from suite.commands.report import report
+from suite.commands.repository import Repository
 from suite.commands.run import run
 from suite.commands.show import show
 
@@ -37,10 +37,10 @@ app.command()(doctor)
 app.add_typer(data_app, name="data")
 
 
-def main(house: House, arguments: Sequence[str] | None = None) -> None:
+def main(repository: Repository, arguments: Sequence[str] | None = None) -> None:
     """Carries out one command and exits. arguments: those of the process unless given."""
     try:
-        app(args=arguments, obj=house)
+        app(args=arguments, obj=repository)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from suite.commands.house import LOCAL, Device, Results, house_of, shown
+from suite.commands.repository import LOCAL, Device, Results, repository_of, shown
 
 
 class Shapes(StrEnum):
@@ -41,8 +41,8 @@ def bench(
 
     from suite.bench.cases import KINDS, SETS, cases, check_names
 
-    house = house_of(context)
-    operators = house.operators
+    repository = repository_of(context)
+    operators = repository.operators
     targets = {name: entry.target for name, entry in operators.entries.items()}
     names = check_names(ops or (), operators)
     # a file or a pipe has no width of its own, and a cut number is worse than a long line
@@ -85,7 +85,7 @@ def bench(
             limits = ceilings(target)
             rows.add_ceilings(limits)
             with show.Timings(console, wanted, limits) as timings:
-                for timing in time_cases(wanted, operators.load, targets, target, limits, record=house.recorder()):
+                for timing in time_cases(wanted, operators.load, targets, target, limits, record=repository.recorder()):
                     rows.add_timing(timing, workloads[timing.case.op].version)
                     timings.add(timing)
                     failed |= timing.status == "failed"

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from suite.commands.house import House, Set, StoredResults, house_of
+from suite.commands.repository import Repository, Set, StoredResults, repository_of
 from suite.contracts import Countable, Prepared
 
 data_app = typer.Typer(
@@ -23,22 +23,22 @@ DataFolder = Annotated[Path | None, typer.Option("--data", help="A folder you ha
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes that generate; default: one a core.")]
 
 
-def _configured(house: House, name: str, data: Path | None, overrides: list[str] | None) -> Any:
+def _configured(repository: Repository, name: str, data: Path | None, overrides: list[str] | None) -> Any:
     """The task with the options that were given. ValueError for an unknown name or option."""
     from suite.parsing import assignments, parse
 
-    cls = house.tasks.load(name)
+    cls = repository.tasks.load(name)
     values = dict(assignments([text.removeprefix("task.") for text in overrides or ()], "--set"))
     if data is not None and "data" in cls.model_fields:
         values["data"] = data
     return parse(cls, values, name)
 
 
-def _with_data(house: House, name: str, data: Path | None, overrides: list[str] | None) -> Any:
+def _with_data(repository: Repository, name: str, data: Path | None, overrides: list[str] | None) -> Any:
     """The same, of a task that reads data. ValueError for any other."""
-    if "data" not in house.tasks.load(name).model_fields:
+    if "data" not in repository.tasks.load(name).model_fields:
         raise ValueError(f"{name} makes its data as it runs; there is nothing to prepare or verify")
-    return _configured(house, name, data, overrides)
+    return _configured(repository, name, data, overrides)
 
 
 @data_app.command("list")
@@ -47,12 +47,12 @@ def list_sources(context: typer.Context) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    house = house_of(context)
-    store = house.data()
+    repository = repository_of(context)
+    store = repository.data()
     columns = ("source", "tasks", "bytes", "sha256", "cache", "licence")
     rows = []
     for name, source in store.sources().items():
-        tasks = ", ".join(task if task in house.tasks else f"{task} (planned)" for task in source.used_by)
+        tasks = ", ".join(task if task in repository.tasks else f"{task} (planned)" for task in source.used_by)
         for files in (source.files, source.hub):
             if not files:
                 continue
@@ -97,9 +97,9 @@ def prepare(
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    house = house_of(context)
-    store = house.data()
-    config = _with_data(house, task, data, overrides)
+    repository = repository_of(context)
+    store = repository.data()
+    config = _with_data(repository, task, data, overrides)
     stored = isinstance(config, Prepared)
     names = config.sources if stored else tuple(name for name, s in store.sources().items() if task in s.used_by)
     names = () if data is not None else names
@@ -148,17 +148,17 @@ def verify(
     workers: Workers = None,
 ) -> None:
     """Hold downloads against their hashes and the cache against its source, and count rows that two splits share."""
-    house = house_of(context)
-    config = _with_data(house, task, data, overrides)
+    repository = repository_of(context)
+    config = _with_data(repository, task, data, overrides)
     stored = isinstance(config, Prepared)
     if not stored:
         raise ValueError(f"{task} keeps nothing in the cache; its files are checked whenever a run is planned")
     for name in config.sources:
-        for line in house.data().verify_source(name):
+        for line in repository.data().verify_source(name):
             print(line)
     config.verify(workers or os.cpu_count() or 1)
     print(f"{task}: the arrays are those of the source; content {config.fingerprint()[:16]}; {_counts(config)}")
-    for pair, count in house.leakage(config).items():
+    for pair, count in repository.leakage(config).items():
         print(f"identical inputs, {pair}: {count:,}")
     print(f"stand-in data: {config.stand_in}" if config.stand_in else "not stand-in data")
 
@@ -177,14 +177,14 @@ def rate(
     results: StoredResults = None,
 ) -> None:
     """Measure how fast rows come on the host, without a model, against the fastest model among the stored rows."""
-    house = house_of(context)
-    rates = house.data_rate()
-    config = _configured(house, task, data, overrides)
+    repository = repository_of(context)
+    rates = repository.data_rate()
+    config = _configured(repository, task, data, overrides)
     source = rates.feed(config, batch_size)
     held = f"{source.resident_bytes / 1e6:,.0f} MB stay on the device" if source.resident_bytes else "a stream"
     print(f"{task}: first batch after {source.startup_s:.1f} s; training rows: {held}")
     cores = os.cpu_count() or 1
-    fastest, who = _fastest(task, house.roots(results))
+    fastest, who = _fastest(task, repository.roots(results))
     print("workers\trows/s\ttokens/s\tMB/s\ttimes the fastest model")
     for count in workers or sorted({*(1 << i for i in range(cores.bit_length()) if 1 << i <= cores), cores}):
         found = rates.measure(source, count, seconds)
@@ -209,7 +209,7 @@ def _fastest(task: str, roots: list[Path]) -> tuple[float, str]:
 @data_app.command("where")
 def where(context: typer.Context) -> None:
     """Print the folder of the cache (SUBQUAD_DATA) and what is in it."""
-    cache = house_of(context).data().cache
+    cache = repository_of(context).data().cache
     print(cache.root())
     for folder in sorted(path for path in cache.place().glob("*/*") if path.is_dir()):
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

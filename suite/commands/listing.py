@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from suite.commands.house import house_of
+from suite.commands.repository import repository_of
 from suite.config import find_experiments, load_experiment
 
 
@@ -24,14 +24,14 @@ def list_names(
     from rich.console import Console
     from rich.table import Table
 
-    house = house_of(context)
+    repository = repository_of(context)
     table = Table("kind", "name", "summary", box=None)
-    for registry in (house.tasks, house.models):
+    for registry in (repository.tasks, repository.models):
         if kind in (None, f"{registry.kind}s"):
             for name, entry in registry.entries.items():
                 table.add_row(registry.kind, name, entry.summary)
     if kind in (None, Kind.experiments):
-        for name, path in find_experiments(house.reports).items():
+        for name, path in find_experiments(repository.reports).items():
             config = load_experiment(path)
             table.add_row("experiment", name, f"{config.title} (scales: {', '.join(config.scales)})")
     console = Console()

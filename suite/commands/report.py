@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from suite.commands.house import KERNELS, LOCAL, ExperimentName, StoredResults, house_of, shown
+from suite.commands.repository import KERNELS, LOCAL, ExperimentName, StoredResults, repository_of, shown
 from suite.registry import nearest
 
 
@@ -33,20 +33,20 @@ def report(
     """Render an experiment (paper's number, ours, difference, seeds, verdict, figure), or the history of `kernels`."""
     from suite import storage
 
-    house = house_of(context)
+    repository = repository_of(context)
     # never a mixture: your own rows, or else those that were committed
-    paths = next((found for root in house.roots(results) if (found := storage.files([root], experiment))), [])
+    paths = next((found for root in repository.roots(results) if (found := storage.files([root], experiment))), [])
     rendered: Any
     if experiment == KERNELS:
-        rendering = house.rendering()
+        rendering = repository.rendering()
         rendered = rendering.history(storage.read([path for path in paths if scale in (None, path.parent.name)]))
     else:
-        config, path = house.experiment(experiment)
+        config, path = repository.experiment(experiment)
         if scale is not None and scale not in config.scales:
             raise ValueError(
                 f"unknown scale {scale!r}{nearest(scale, config.scales)}; there are: {', '.join(config.scales)}"
             )
-        rendering = house.rendering()
+        rendering = repository.rendering()
         rendered = rendering.build(config, path.parent, storage.read(paths), scale=scale)
     if out is None and format in (Format.png, Format.html):
         out = (results or LOCAL) / experiment / f"{'figure' if format is Format.png else 'report'}.{format}"

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from suite.commands.house import LOCAL, Device, ExperimentName, Results, Set, house_of, shown
+from suite.commands.repository import LOCAL, Device, ExperimentName, Results, Set, repository_of, shown
 from suite.runs import Run
 
 
@@ -42,8 +42,8 @@ def run(
     from suite.grid import expand
     from suite.resolver import Resolver
 
-    house = house_of(context)
-    config, path = house.experiment(experiment)
+    repository = repository_of(context)
+    config, path = repository.experiment(experiment)
     if jobs > 1 and config.timed:
         raise ValueError(
             f"--jobs {jobs}: {experiment} times operators, and runs side by side would disturb each other; leave it out"
@@ -51,7 +51,7 @@ def run(
     runs = expand(
         experiment,
         config,
-        Resolver(house.tasks, house.models, house.operators, None if data is None else str(data)),
+        Resolver(repository.tasks, repository.models, repository.operators, None if data is None else str(data)),
         scale=scale,
         only=only or (),
         overrides=overrides or (),
@@ -63,7 +63,7 @@ def run(
     from suite.runner import outdated, plan
 
     target = pick_device(device)
-    planned = plan(runs, [results], force=force, versions=house.versions())
+    planned = plan(runs, [results], force=force, versions=repository.versions())
     todo = [item.run for item in planned if item.todo]
     console = Console()
     if (line := outdated(planned)) is not None:
@@ -83,7 +83,7 @@ def run(
     with GridDisplay(console, len(todo)) as display:
         try:
             ended = run_all(
-                todo, results, target, display, jobs=jobs, fresh=force, threads=threads, record=house.recorder()
+                todo, results, target, display, jobs=jobs, fresh=force, threads=threads, record=repository.recorder()
             )
         except KeyboardInterrupt:
             display.interrupted()

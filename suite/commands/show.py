@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from suite.commands.house import StoredResults, house_of
+from suite.commands.repository import StoredResults, repository_of
 
 FACTS = (
     *("run_id", "experiment", "scale", "seed", "device", "threads", "torch", "triton", "cuda", "python", "commit"),
@@ -30,7 +30,7 @@ def show(
 
     if not run_id or set(run_id) - set("0123456789abcdef"):
         raise ValueError(f"{run_id!r} is no run id: those are hexadecimal, as in the plan and the file names")
-    roots = house_of(context).roots(results)
+    roots = repository_of(context).roots(results)
     paths = [path for root in roots for path in sorted(root.rglob(f"{run_id}*.parquet"))]
     if not paths:
         raise ValueError(f"no stored run begins with {run_id!r} below {', '.join(map(str, roots))}")

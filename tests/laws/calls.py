@@ -40,7 +40,7 @@ Inputs = dict[str, Any]
 
 
 class Draw:
-    """Numbers that do not depend on the machine: a stream of 53 random bits each."""
+    """A stream of random numbers that is the same on every machine, 53 bits each."""
 
     def __init__(self, seed: int) -> None:
         self.bits = np.random.PCG64(seed)

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pytest
 
-from run_suite import HOUSE
+from run_suite import REPOSITORY
 from suite.commands import main
 
 
@@ -18,12 +18,12 @@ class Done(NamedTuple):
 
 @pytest.fixture
 def command_line(monkeypatch, capsys):
-    """Calls a command, e.g. `command_line("run", "quickstart")`; `house` replaces the tables of the repository."""
+    """Calls a command, e.g. `command_line("run", "quickstart")`; `repository` replaces the tables of the repository."""
     monkeypatch.setenv("COLUMNS", "200")
 
-    def call(*arguments, house=HOUSE):
+    def call(*arguments, repository=REPOSITORY):
         with pytest.raises(SystemExit) as end:
-            main(house, [*map(str, arguments)])
+            main(repository, [*map(str, arguments)])
         return Done(int(end.value.code or 0), *capsys.readouterr())
 
     return call

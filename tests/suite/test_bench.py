@@ -18,7 +18,7 @@ import torch
 from kernels import OPERATORS
 from kernels.causal_conv1d.workloads import WORKLOAD
 from kernels.workload import Implementation
-from run_suite import HOUSE
+from run_suite import REPOSITORY
 from suite import storage
 from suite.bench import measure
 from suite.bench.cases import Case, cases, label
@@ -188,9 +188,9 @@ def test_compare_fails_only_where_this_tree_is_the_slower_one(slower_checkout, t
 
 
 def test_bench_writes_rows_that_the_report_shows(command_line, tmp_path):
-    house = replace(HOUSE, operators=toy_operators.OPERATORS)
+    repository = replace(REPOSITORY, operators=toy_operators.OPERATORS)
     done = command_line(
-        "bench", "running_sum", "--device", "cpu", "--against", "peers", "--results", tmp_path, house=house
+        "bench", "running_sum", "--device", "cpu", "--against", "peers", "--results", tmp_path, repository=repository
     )
     # one of the implementations is wrong on purpose
     assert done.returncode == 1, done.stderr

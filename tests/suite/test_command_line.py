@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from run_suite import HOUSE
+from run_suite import REPOSITORY
 from suite import storage
 
 HOME = Path(__file__).resolve().parents[2]
@@ -141,15 +141,15 @@ def test_a_grid_runs_is_skipped_reported_and_shown(command_line, stored, tmp_pat
 
 
 def test_a_stored_run_with_older_operators_is_named_and_repeated_only_by_force(command_line, stored):
-    today = HOUSE.versions()
-    later = replace(HOUSE, versions=lambda: {name: version + 1 for name, version in today.items()})
+    today = REPOSITORY.versions()
+    later = replace(REPOSITORY, versions=lambda: {name: version + 1 for name, version in today.items()})
     assert "older operators" not in command_line(*stored, "--dry-run").stdout
     for more in (("--dry-run",), ()):
-        printed = command_line(*stored, *more, house=later).stdout
+        printed = command_line(*stored, *more, repository=later).stdout
         (line,) = (line for line in printed.splitlines() if "stored with older operators" in line)
         assert re.search(r"\([a-z_]+ [0-9]+ \(now [0-9]+\).*: [0-9a-f]{16}\); --force repeats them", line)
         assert "1 of 1 runs are already stored" in printed or "1 runs, 0 to do" in printed
-    printed = command_line(*stored, "--dry-run", "--force", house=later).stdout
+    printed = command_line(*stored, "--dry-run", "--force", repository=later).stdout
     assert "1 runs, 1 to do" in printed
     assert "older operators" not in printed
 

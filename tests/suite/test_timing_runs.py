@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from run_suite import HOUSE
+from run_suite import REPOSITORY
 from suite import storage
 from suite.bench.config import TimingRun
 from suite.bench.series import OperatorTimer
@@ -190,10 +190,10 @@ def call(tmp_path, command_line):
     folder.mkdir(parents=True)
     (folder / "grid.yaml").write_text(yaml.safe_dump(GRID, sort_keys=False))
     (folder / "claims.csv").write_text(CLAIMS)
-    house = replace(HOUSE, reports=tmp_path / "reports", operators=OPERATORS)
+    repository = replace(REPOSITORY, reports=tmp_path / "reports", operators=OPERATORS)
 
     def run(*arguments):
-        done = command_line(*arguments, "--results", tmp_path / "results", house=house)
+        done = command_line(*arguments, "--results", tmp_path / "results", repository=repository)
         return done.returncode, done.stdout + done.stderr
 
     return run

@@ -99,7 +99,7 @@ class Plan(NamedTuple):
     chunk: int
     scale: float
     work: torch.dtype
-    """Of operands of matrix products and of states in memory."""
+    """The dtype of the operands of matrix products and of states in memory."""
     precision: str
     """Triton's `input_precision` for products of float32 operands. Inputs in half precision need only tf32."""
     mild: float

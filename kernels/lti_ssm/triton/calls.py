@@ -80,7 +80,7 @@ class CallPlan:
         self.states_shape = self.batch, self.width, plan.chunks, padded
         one_term = self.dtype == torch.bfloat16 and config.state_terms == 1
         self.states_dtype = torch.bfloat16 if one_term else torch.float32
-        """Of the states before each chunk, as the products of the backward pass take them."""
+        """The dtype in which the states before each chunk are kept, that of the products of the backward pass."""
         bits = plan.chunk.bit_length()
         self.system_constants = {
             # dss-exp is another name of zoh

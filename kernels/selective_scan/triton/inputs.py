@@ -41,7 +41,7 @@ class ScanInputs(NamedTuple):
     B: Tensor
     """[batch, T, words] as float32 words, zeros from state N on, or [D, N] in any dtype."""
     C: Tensor
-    """As B."""
+    """The same layouts as B."""
     skip: Tensor | None
     """[D], as bias: the weight of x in y, which the paper calls D."""
     z: Tensor | None

@@ -1,4 +1,4 @@
-"""What the commands are given by the composition root, and the options that several of them share."""
+"""The `Repository` that the composition root gives to every command, and the options that several commands share."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ KERNELS = "kernels"
 
 
 @dataclass(frozen=True)
-class House:
-    """The tables and folders of the repository. What is slow to import is behind a function that imports it."""
+class Repository:
+    """The tables and folders that commands work on. A module that is slow to import stands behind a function."""
 
     tasks: Registry
     models: Registry
@@ -34,7 +34,7 @@ class House:
     versions: Callable[[], Mapping[str, int]]
     """Today's version of every operator."""
     recorder: Callable[[], Recorder]
-    """What records the operators that a run calls."""
+    """Gives the function that records the operators that a run calls."""
     rendering: Callable[[], Any]
     """The module `reports.render`: build, history, render."""
     data: Callable[[], Any]
@@ -56,11 +56,11 @@ class House:
         return [results] if results is not None else [LOCAL, self.reference]
 
 
-def house_of(context: typer.Context) -> House:
-    """The house that the composition root handed to the command line."""
-    house = context.find_object(House)
-    assert house is not None, "the command line was started without a House"
-    return house
+def repository_of(context: typer.Context) -> Repository:
+    """The `Repository` that the composition root handed to the command line."""
+    repository = context.find_object(Repository)
+    assert repository is not None, "the command line was started without a Repository"
+    return repository
 
 
 def shown(path: Path) -> str:

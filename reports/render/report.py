@@ -73,7 +73,7 @@ def build(config: ExperimentConfig, folder: Path, frame: pd.DataFrame, *, scale:
     cells = []
     for row, column in plan.places():
         found = [run for run in runs if plan.selects(row, column, run)]
-        settled[row, column], _ = settle(found)
+        settled[row, column] = settle(found)
         stale |= {run.run_id for run in found} - {run.run_id for run in settled[row, column]}
         cells.append(make_cell(plan, row, column, settled[row, column], tried))
     if stale:

@@ -209,7 +209,7 @@ def one_device(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], int]:
     Times of different devices are never compared.
     """
     if not runs:
-        return [], 0
+        return []
     device = max(runs, key=lambda run: (run.started_at, run.run_id)).device
     kept = [run for run in runs if run.device == device]
     return kept, len(runs) - len(kept)
@@ -259,8 +259,8 @@ def select_best(runs: Sequence[StoredRun], select: Select | None) -> tuple[list[
     return sorted(kept, key=lambda run: run.run_id), tried
 
 
-def settle(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], int]:
-    """The runs of the one setting that a cell shows, and how many runs of other settings there are.
+def settle(runs: Sequence[StoredRun]) -> list[StoredRun]:
+    """The runs of the one setting that a cell shows.
 
     A setting with real data is preferred to one with stand-in data, and then the setting with the newest run. After a
     raised version or a changed default the older runs are still stored, and they must not be averaged with new ones.
@@ -269,9 +269,9 @@ def settle(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], int]:
     for run in runs:
         groups.setdefault(run.setting(), []).append(run)
     if not groups:
-        return [], 0
+        return []
     chosen = max(
         groups,
         key=lambda s: (not groups[s][0].stand_in, max(run.started_at for run in groups[s]), s),
     )
-    return groups[chosen], len(runs) - len(groups[chosen])
+    return groups[chosen]

@@ -14,8 +14,8 @@ from kernels import OPERATORS
 from models import MODELS
 from suite import commands
 from suite.commands.repository import Repository
+from suite.contracts import Recorder
 from suite.registry import Entry, Registry
-from suite.runner import Recorder
 from tasks import TASKS
 
 if TYPE_CHECKING:

@@ -7,18 +7,24 @@ torch only for type checking, so the command line can list names without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from suite.strict import strict, wanted_by
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+Operators = Mapping[str, Mapping[str, object]]
+"""Name of an operator to its `version` and `backend`."""
+Recorder = Callable[[], AbstractContextManager[Operators]]
+"""Opens a context whose value fills with the operators that are called in it. It is pickled for worker processes."""
 
 IGNORE = -100
 """Target value of a position without a label, which enters neither the loss nor a metric."""
@@ -35,11 +41,22 @@ class Config(BaseModel):
         extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
 
-    @field_validator("*", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _strict_numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        assert info.field_name is not None
-        return strict(value, wanted_by(cls, info.field_name))
+    def _strict_numbers(cls, values: Any) -> Any:
+        # one call for all options that are given: a validator of every field would take most of a grid's planning
+        if not isinstance(values, dict):
+            return values
+        checked = {}
+        for key, value in values.items():
+            try:
+                checked[key] = strict(value, wanted_by(cls, key))
+            except ValueError as error:
+                # an error that names the option, as that of a validator of this option would
+                reason = PydanticCustomError("value_error", "{reason}", {"reason": str(error)})
+                details = InitErrorDetails(type=reason, loc=(key,), input=value)
+                raise ValidationError.from_exception_data(cls.__name__, [details]) from None
+        return checked
 
 
 @dataclass(frozen=True, eq=False)

@@ -114,7 +114,8 @@ def expand(
             continue
         for seed in seeds:
             run = resolver.resolve(name, scale, tree, seed, where)
-            if filters.keep(run.resolved):
+            # resolved settings take most of the time of a large grid, so they are made only where they are filtered
+            if not filters.wanted or filters.keep(run.resolved):
                 runs.append(run)
     filters.check()
     if not runs:

@@ -7,13 +7,13 @@ import datetime
 import gc
 import json
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite import storage
+from suite.contracts import Operators, Recorder
 from suite.runs import Report, Run, RunEnded, Stop, never
 
 if TYPE_CHECKING:
@@ -24,12 +24,6 @@ ENDED = ("ok", "diverged", "oom")
 
 A failed run (an exception, a full disk) is repeated by the next call, and so is one that could not run here (`n/a`).
 """
-
-
-Operators = Mapping[str, Mapping[str, object]]
-"""Name of an operator to its `version` and `backend`."""
-Recorder = Callable[[], AbstractContextManager[Operators]]
-"""Opens a context whose value fills with the operators that are called in it. It is pickled for worker processes."""
 
 
 @contextlib.contextmanager

@@ -40,8 +40,9 @@ class Wanted:
 
 @functools.cache
 def wanted_by(cls: type[BaseModel], field: str) -> Wanted:
-    """Kinds of values that one option of a pydantic model allows."""
-    leaves = list(_leaves(cls.model_fields[field].annotation))
+    """Kinds of values that one option of a pydantic model allows; of a name that is no option, whatever is finite."""
+    option = cls.model_fields.get(field)
+    leaves = [Any] if option is None else list(_leaves(option.annotation))
     types = [leaf if isinstance(leaf, type) else type(leaf) for leaf in leaves]
     return Wanted(
         anything=Any in leaves or any(issubclass(kind, BaseModel) for kind in types),
@@ -65,6 +66,10 @@ def strict(value: Any, wanted: Wanted, where: str = "") -> Any:
 
     ValueError for NaN, infinity, and `true` or `false` in place of a number.
     """
+    kind = type(value)
+    if kind is int or (kind is float and math.isfinite(value)):
+        # most options are given such a value, which needs none of the checks below
+        return value
     check_finite(value, where)
     if wanted.anything:
         return value

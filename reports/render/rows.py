@@ -209,7 +209,7 @@ def one_device(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], int]:
     Times of different devices are never compared.
     """
     if not runs:
-        return []
+        return [], 0
     device = max(runs, key=lambda run: (run.started_at, run.run_id)).device
     kept = [run for run in runs if run.device == device]
     return kept, len(runs) - len(kept)

@@ -21,8 +21,9 @@ from suite.bench.compare import SIDES, Comparison, compare
 from suite.bench.contracts import Workload
 from suite.bench.measure import Ceilings, Unavailable, checked, extra_memory, find, gate, sample
 from suite.bench.worker import ChildError, Worker, cold_start
+from suite.contracts import Recorder
 from suite.environment import provenance
-from suite.runner import Recorder, no_operators
+from suite.runner import no_operators
 
 EXPERIMENT = "kernels"
 BUDGET_MS = 200.0

@@ -34,7 +34,7 @@ def report(
     from suite import storage
 
     repository = repository_of(context)
-    # never a mixture: your own rows, or else those that were committed
+    # rows of the two folders are never mixed: the user's own rows, or else the committed ones
     paths = next((found for root in repository.roots(results) if (found := storage.files([root], experiment))), [])
     rendered: Any
     if experiment == KERNELS:

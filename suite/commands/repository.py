@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from suite.config import ExperimentConfig, find_experiments, load_experiment
+from suite.contracts import Recorder
 from suite.registry import Registry, nearest
-from suite.runner import Recorder
 
 LOCAL = Path("results/local")
 """Folder of new results, relative to the folder in which the command is called."""

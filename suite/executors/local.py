@@ -19,7 +19,8 @@ from typing import Any, Protocol
 
 import torch
 
-from suite.runner import Finished, Recorder, execute, no_operators
+from suite.contracts import Recorder
+from suite.runner import Finished, execute, no_operators
 from suite.runs import Progress, Run
 
 

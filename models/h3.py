@@ -126,10 +126,12 @@ class H3(Mixer):
         if self.head_dim == 1:
             return self.out(self.inner(v, gate_in=k, gate_out=q))
         q, k, v = (m.unflatten(-1, (self.num_heads, self.head_dim)) for m in (q, k, v))
-        # [B, i, j, T, H]: the entries i, j of the outer product become part of the batch, heads become channels
-        outer = torch.einsum("bthi,bthj->bijth", k, v)
+        # [B, i, j, T, H]: the entries i, j of the outer product become part of the batch, heads become channels.
+        # not einsum, which would make a product of matrices with head_dim rows for every position and head
+        q, k, v = (m.permute(0, 3, 1, 2) for m in (q, k, v))
+        outer = k.unsqueeze(2) * v.unsqueeze(1)
         states = self.inner(outer.flatten(0, 2)).view_as(outer)
-        return self.out(torch.einsum("bijth,bthi->bthj", states, q).flatten(-2))
+        return self.out((states * q.unsqueeze(2)).sum(1).permute(0, 2, 3, 1).flatten(-2))
 
     def init_state(self, batch_size: int) -> State:
         return (*self.shift.init_state(batch_size), *self.inner.init_state(batch_size * self.head_dim**2))

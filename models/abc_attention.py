@@ -60,7 +60,7 @@ class ABC(Mixer):
         assert isinstance(o, Tensor)
         return self.out(o.flatten(-2))
 
-    def init_state(self, batch_size: int) -> State:
+    def init_state(self, batch_size: int, capacity: int) -> State:
         weight = at_least_float32(self.out.weight)
         return (
             weight.new_zeros(batch_size, self.num_heads, self.head_dim, self.num_slots),

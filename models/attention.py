@@ -11,6 +11,7 @@ Recurrent state: the keys and values of all positions so far, 2 T D elements per
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -30,8 +31,20 @@ XPOS_MAX_LENGTH = 65536
 """Maximum length with xpos; beyond it, zeta^(t/512) overflows float32."""
 
 
+@dataclass(frozen=True)
+class KeyValueCache:
+    """The state of attention: memory for a fixed number of positions, of which the first `count` are filled."""
+
+    keys: Tensor
+    """[B, capacity, H, K], rotated where the model has rotary positions. Positions from `count` on are finite."""
+    values: Tensor
+    """[B, capacity, H, K]."""
+    count: Tensor
+    """[B], int64: number of positions that each row has seen."""
+
+
 class Attention(Mixer):
-    """Multi-head causal attention. Its state: the cache of (rotated) keys and of values, [B, t, H, K] each."""
+    """Multi-head causal attention. Its state: a `KeyValueCache`."""
 
     def __init__(self, d_model: int, num_heads: int, dropout: float, bias: bool, rotary: Rotary | None) -> None:
         super().__init__()
@@ -55,10 +68,7 @@ class Attention(Mixer):
         return self.out(o.transpose(1, 2).flatten(2))
 
     def _attend_few(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attention by plain products, for few queries.
-
-        Decoding uses it too, because cuDNN would make a new plan for every length of the cache.
-        """
+        """Attention by plain products, for few queries."""
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         scores = q @ k.mT * self.head_dim**-0.5
         if mask is not None:
@@ -88,16 +98,21 @@ class Attention(Mixer):
             return self._attend(q, k, v, mask=seen)
         return self._attend_few(q, k, v, mask=seen)
 
-    def init_state(self, batch_size: int) -> tuple[Tensor, Tensor]:
-        empty = self.qkv.weight.new_zeros(batch_size, 0, self.num_heads, self.head_dim)
-        return empty, empty
+    def init_state(self, batch_size: int, capacity: int) -> KeyValueCache:
+        if self.rotary is not None:
+            self.rotary.check_capacity(capacity)
+        weight = self.qkv.weight
+        keys, values = (weight.new_zeros(batch_size, capacity, self.num_heads, self.head_dim) for _ in range(2))
+        return KeyValueCache(keys, values, torch.zeros(batch_size, dtype=torch.long, device=weight.device))
 
-    def step(self, x_t: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        keys, values = state
-        now = keys.shape[1]
-        q, k, v = self._project(x_t.unsqueeze(1), torch.arange(now, now + 1, device=x_t.device))
-        keys, values = torch.cat([keys, k.to(keys.dtype)], dim=1), torch.cat([values, v.to(values.dtype)], dim=1)
-        return self._attend_few(q, keys.to(q.dtype), values.to(q.dtype)).squeeze(1), (keys, values)
+    def step(self, x_t: Tensor, state: KeyValueCache) -> tuple[Tensor, KeyValueCache]:
+        keys, values, count = state.keys, state.values, state.count
+        q, k, v = self._project(x_t.unsqueeze(1), count.unsqueeze(1))
+        rows = torch.arange(len(count), device=count.device)
+        keys[rows, count], values[rows, count] = k.squeeze(1).to(keys.dtype), v.squeeze(1).to(values.dtype)
+        seen = torch.arange(keys.shape[1], device=count.device) <= count[:, None, None, None]
+        y = self._attend_few(q, keys.to(q.dtype), values.to(q.dtype), mask=seen).squeeze(1)
+        return y, KeyValueCache(keys, values, count + 1)
 
     def state_size(self, length: int) -> int:
         return 2 * length * self.num_heads * self.head_dim

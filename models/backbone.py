@@ -158,7 +158,7 @@ class BackboneState:
 
     mixers: tuple[Any, ...]
     time: Tensor
-    """[], int64: number of positions that the network has seen."""
+    """[B], int64: number of positions that each row has seen."""
     pooled: Tensor | None
     """[B, D]: the sum of the final hidden states so far, where the readout takes their mean; else None."""
 
@@ -286,10 +286,10 @@ class Backbone(nn.Module):
         return self.encoder(inputs.long() if self.spec.input == "tokens" else inputs)
 
     def _positions(self, time: Tensor) -> Tensor | None:
-        """The position embeddings [T, D] of the positions time [T], or None where the model has none."""
+        """The position embeddings [..., D] of the positions time [...], or None where the model has none."""
         if self.pos_embedding is not None:
             return self.pos_embedding(time)
-        return None if self.pos_table is None else self.pos_table.index_select(0, time)
+        return None if self.pos_table is None else F.embedding(time, self.pos_table)
 
     def forward(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
         """Logits [B, P, num_classes] at `positions` [B, P] (all T where None), or [B, num_classes].
@@ -303,11 +303,7 @@ class Backbone(nn.Module):
             inputs = inputs.reshape(batch * towers, inputs.shape[1] // towers, *inputs.shape[2:])
             positions = None if positions is None else positions.reshape(batch * towers, 1)
         length = inputs.shape[1]
-        if self.config.position in ("learned", "sinusoidal") and length > self.spec.max_length:
-            raise ValueError(
-                f"{type(self.config).__name__}: position={self.config.position!r} covers {self.spec.max_length} "
-                f"positions, got a sequence of {length}; raise the task's max_length or use another position."
-            )
+        self._check_length(length)
         x = self._encode(inputs)
         added = self._positions(torch.arange(length, device=inputs.device))
         x = self.embed_dropout(x if added is None else x + added)
@@ -327,6 +323,13 @@ class Backbone(nn.Module):
             x = self._summary(x, positions)
         return self.head(x)
 
+    def _check_length(self, length: int) -> None:
+        if self.config.position in ("learned", "sinusoidal") and length > self.spec.max_length:
+            raise ValueError(
+                f"{type(self.config).__name__}: position={self.config.position!r} covers {self.spec.max_length} "
+                f"positions, got a sequence of {length}; raise the task's max_length or use another position."
+            )
+
     def _summary(self, x: Tensor, ends: Tensor | None) -> Tensor:
         """Mean or last value of x [B, T, D] over time: [B, D]. ends [B, 1]: the last index that counts; None: T - 1."""
         if ends is None:
@@ -336,18 +339,23 @@ class Backbone(nn.Module):
         inside = torch.arange(x.shape[1], device=x.device) <= ends
         return (x * inside.unsqueeze(-1)).sum(dim=1) / (ends + 1)
 
-    def init_state(self, batch_size: int) -> BackboneState:
-        """The state before the first position."""
+    def init_state(self, batch_size: int, capacity: int | None = None) -> BackboneState:
+        """The state before the first position.
+
+        capacity: number of positions that a state which keeps all of them has room for; None: the task's max_length.
+        """
         if self.spec.towers > 1:
             raise ValueError(
                 f"{type(self.config).__name__}: a task with two sequences per row has no step; use forward."
             )
+        capacity = self.spec.max_length if capacity is None else capacity
+        self._check_length(capacity)
         weight = next(self.head.parameters())
         pooled = None
         if self.spec.readout == "sequence" and self.config.pooling == "mean":
             pooled = weight.new_zeros(batch_size, self.config.d_model)
-        time = torch.zeros((), dtype=torch.long, device=weight.device)
-        return BackboneState(tuple(mixer.init_state(batch_size) for mixer in self.mixers), time, pooled)
+        time = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
+        return BackboneState(tuple(mixer.init_state(batch_size, capacity) for mixer in self.mixers), time, pooled)
 
     def step(self, inputs_t: Tensor, state: BackboneState) -> tuple[Tensor, BackboneState]:
         """inputs_t [B] or [B, C] and the state to logits [B, num_classes] of this position and the next state.
@@ -355,7 +363,7 @@ class Backbone(nn.Module):
         The network must be in evaluation mode.
         """
         x = self._encode(inputs_t)
-        added = self._positions(state.time.view(1))
+        added = self._positions(state.time)
         x = self.embed_dropout(x if added is None else x + added)
         mixer_states = []
         for layer, mixer_state in zip(self.layers, state.mixers, strict=True):
@@ -366,7 +374,7 @@ class Backbone(nn.Module):
         time = state.time + 1
         pooled = None if state.pooled is None else state.pooled + x
         if pooled is not None:
-            x = pooled / time
+            x = pooled / time.unsqueeze(-1)
         return self.head(x), BackboneState(tuple(mixer_states), time, pooled)
 
     def state_size(self, length: int) -> int:

@@ -41,12 +41,19 @@ class Mixer(nn.Module):
         """
         return take_positions(self(x), positions)
 
-    def init_state(self, batch_size: int) -> Any:
-        """The state before the first step: a tuple of floating tensors [B, ...], some with a count of positions []."""
+    def init_state(self, batch_size: int, capacity: int) -> Any:
+        """The state before the first step: tensors [B, ...], some with the number [B] of positions that a row has seen.
+
+        capacity: number of positions that a state which keeps all of them has room for. Its shapes do not change from
+        step to step. ValueError where the mixer cannot see so many positions.
+        """
         raise NotImplementedError
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """x_t [B, D] and the state to y_t [B, D] and the next state. Step by step, this gives what `forward` gives."""
+        """x_t [B, D] and the state to y_t [B, D] and the next state. Step by step, this gives what `forward` gives.
+
+        The tensors of the state may be changed in place.
+        """
         raise NotImplementedError
 
     def state_size(self, length: int) -> int:
@@ -99,10 +106,10 @@ class ShortConv(Mixer):
     def forward_at(self, x: Tensor, positions: Tensor) -> Tensor:
         return self.mixer.forward_at(self._convolve(x), positions)
 
-    def init_state(self, batch_size: int) -> Any:
+    def init_state(self, batch_size: int, capacity: int) -> Any:
         weight = at_least_float32(self.weight)
         window = weight.new_zeros(batch_size, weight.shape[0], weight.shape[1] - 1)
-        return window, self.mixer.init_state(batch_size)
+        return window, self.mixer.init_state(batch_size, capacity)
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         window, after = state
@@ -222,6 +229,7 @@ class Rotary(nn.Module):
 
     def __init__(self, head_dim: int, max_length: int, *, xpos: bool = False) -> None:
         super().__init__()
+        self.max_length = max_length
         index = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
         time = torch.arange(max_length, dtype=torch.float64)[:, None]
         angle = time * 10000.0**-index
@@ -232,13 +240,20 @@ class Rotary(nn.Module):
         self.register_buffer("log_zeta", zeta.to(dtype) if xpos else None, persistent=False)
 
     def forward(self, q: Tensor, k: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-        """q and k [B, T, H, d] at the positions time [T], rotated; each keeps its dtype."""
-        cos, sin = (table.index_select(0, time).unsqueeze(1) for table in (self.cos, self.sin))
+        """q and k [B, T, H, d] at the positions time [T] or [B, T], rotated; each keeps its dtype."""
+        cos, sin = (F.embedding(time, table).unsqueeze(-2) for table in (self.cos, self.sin))
         if self.log_zeta is None:
             return self._rotate(q, cos, sin), self._rotate(k, cos, sin)
-        zeta = self.log_zeta.index_select(0, time).unsqueeze(1)
+        zeta = F.embedding(time, self.log_zeta).unsqueeze(-2)
         grow, shrink = zeta.exp(), (-zeta).exp()
         return self._rotate(q, cos * grow, sin * grow), self._rotate(k, cos * shrink, sin * shrink)
+
+    def check_capacity(self, capacity: int) -> None:
+        """Raises ValueError where there are no angles for so many positions."""
+        if capacity > self.max_length:
+            raise ValueError(
+                f"rotary positions cover max_length={self.max_length} positions, got {capacity}; raise max_length."
+            )
 
     @staticmethod
     def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -118,7 +118,7 @@ class DSS(Mixer):
         """The eigenvalues Lambda [N], shared by all channels."""
         return self._system()[0]
 
-    def init_state(self, batch_size: int) -> State:
+    def init_state(self, batch_size: int, capacity: int) -> State:
         weight = at_least_float32(self.log_dt)
         shape = (batch_size, self.log_dt.shape[0], self.Lambda_re.shape[0])
         state = weight.new_zeros(shape, dtype=weight.dtype.to_complex())

@@ -53,7 +53,7 @@ class GLA(Mixer):
         assert isinstance(o, Tensor)
         return self._output(o, gate)
 
-    def init_state(self, batch_size: int) -> tuple[Tensor]:
+    def init_state(self, batch_size: int, capacity: int) -> tuple[Tensor]:
         weight = at_least_float32(self.out.weight)
         return (weight.new_zeros(batch_size, self.num_heads, self.key_dim, self.value_dim),)
 

@@ -41,8 +41,8 @@ class GSS(Mixer):
     def forward(self, x: Tensor) -> Tensor:
         return self._output(x, self.ssm(F.gelu(self.ssm_in(x))))
 
-    def init_state(self, batch_size: int) -> State:
-        return self.ssm.init_state(batch_size)
+    def init_state(self, batch_size: int, capacity: int) -> State:
+        return self.ssm.init_state(batch_size, capacity)
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         y, state = self.ssm.step(F.gelu(self.ssm_in(x_t)), state)

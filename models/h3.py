@@ -72,7 +72,7 @@ class ShiftSSM(Mixer):
         """The filter k [D, length], zero from lag M on."""
         return F.pad(self.taps(), (0, length - self.C.shape[1]))
 
-    def init_state(self, batch_size: int) -> State:
+    def init_state(self, batch_size: int, capacity: int) -> State:
         C = at_least_float32(self.C)
         return (C.new_zeros(batch_size, C.shape[0], C.shape[1] - 1),)
 
@@ -133,8 +133,11 @@ class H3(Mixer):
         states = self.inner(outer.flatten(0, 2)).view_as(outer)
         return self.out((states * q.unsqueeze(2)).sum(1).permute(0, 2, 3, 1).flatten(-2))
 
-    def init_state(self, batch_size: int) -> State:
-        return (*self.shift.init_state(batch_size), *self.inner.init_state(batch_size * self.head_dim**2))
+    def init_state(self, batch_size: int, capacity: int) -> State:
+        return (
+            *self.shift.init_state(batch_size, capacity),
+            *self.inner.init_state(batch_size * self.head_dim**2, capacity),
+        )
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         window, *rest = state

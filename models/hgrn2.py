@@ -69,7 +69,7 @@ class HGRN2(Mixer):
         assert isinstance(o, Tensor)
         return self.out(self.norm(o.flatten(-2)))
 
-    def init_state(self, batch_size: int) -> tuple[Tensor]:
+    def init_state(self, batch_size: int, capacity: int) -> tuple[Tensor]:
         weight = at_least_float32(self.out.weight)
         return (weight.new_zeros(batch_size, self.num_heads, self.head_dim, self.head_dim),)
 

@@ -76,12 +76,16 @@ class ImplicitFilter(nn.Module):
             nn.Linear(filter_order, width, bias=False),
         )
 
-    def forward(self, steps: int) -> Tensor:
+    def check_length(self, steps: int) -> None:
+        """Raises ValueError where the filter is not defined for so many lags."""
         if steps > self.length:
             raise ValueError(
                 f"hyena: its filters cover max_length={self.length}, got a sequence of {steps}; raise the task's "
                 "max_length."
             )
+
+    def forward(self, steps: int) -> Tensor:
+        self.check_length(steps)
         # half precision cannot tell neighbouring positions of a long filter apart
         with torch.autocast(self.positions.device.type, enabled=False):
             taps = at_least_float32(self.layers(self.positions[:steps]))
@@ -92,7 +96,7 @@ class ImplicitFilter(nn.Module):
 class LongConv(Mixer):
     """One implicit filter and a skip in every channel: x [B, T, D] to [B, T, D].
 
-    Its state: the inputs so far, [B, t, D]. No smaller state gives the same output.
+    Its state: the inputs so far [B, capacity, D], the newest first, then zeros. No smaller state gives the same output.
     """
 
     def __init__(
@@ -122,16 +126,16 @@ class LongConv(Mixer):
         """The filter h [D, length]."""
         return self.filter(length)
 
-    def init_state(self, batch_size: int) -> State:
-        return (at_least_float32(self.D).new_zeros(batch_size, 0, self.D.shape[0]),)
+    def init_state(self, batch_size: int, capacity: int) -> State:
+        self.filter.check_length(capacity)
+        return (at_least_float32(self.D).new_zeros(batch_size, capacity, self.D.shape[0]),)
 
     def step(
         self, x_t: Tensor, state: State, gate_in: Tensor | None = None, gate_out: Tensor | None = None
     ) -> tuple[Tensor, State]:
         v = at_least_float32(x_t if gate_in is None else gate_in * x_t)
-        history = torch.cat([state[0], v.unsqueeze(1)], dim=1)
-        taps = self.filter(history.shape[1]).flip(-1).t()
-        y = (taps * history).sum(1) + self.D * v
+        history = torch.cat([v.unsqueeze(1), state[0][:, :-1]], dim=1)
+        y = (self.filter(history.shape[1]).t() * history).sum(1) + self.D * v
         return (y if gate_out is None else gate_out * y).to(x_t.dtype), (history,)
 
     def state_size(self, length: int) -> int:
@@ -182,10 +186,10 @@ class Hyena(Mixer):
             v = conv(v, gate_in=gates[-1 - i], gate_out=gates[0] if last else None)
         return self.out(v)
 
-    def init_state(self, batch_size: int) -> State:
+    def init_state(self, batch_size: int, capacity: int) -> State:
         weight = at_least_float32(self.short_weight)
         window = weight.new_zeros(batch_size, weight.shape[0], weight.shape[1] - 1)
-        return (window, *(conv.init_state(batch_size)[0] for conv in self._convs()))
+        return (window, *(conv.init_state(batch_size, capacity)[0] for conv in self._convs()))
 
     def _convs(self) -> list[LongConv]:
         return [conv for conv in self.convs if isinstance(conv, LongConv)]

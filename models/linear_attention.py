@@ -70,7 +70,7 @@ class LinearAttention(Mixer):
         assert isinstance(o, Tensor)
         return self._output(o)
 
-    def init_state(self, batch_size: int) -> tuple[Tensor]:
+    def init_state(self, batch_size: int, capacity: int) -> tuple[Tensor]:
         zeros = at_least_float32(self.out.weight).new_zeros(
             batch_size, self.num_heads, self.head_dim, self.head_dim + self.normalize
         )

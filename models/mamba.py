@@ -75,7 +75,7 @@ class S6(Mixer):
         assert isinstance(y, Tensor)
         return y
 
-    def init_state(self, batch_size: int) -> State:
+    def init_state(self, batch_size: int, capacity: int) -> State:
         return (at_least_float32(self.log_A).new_zeros(batch_size, *self.log_A.shape),)
 
     def step(self, x_t: Tensor, state: State, z: Tensor | None = None) -> tuple[Tensor, State]:
@@ -133,10 +133,10 @@ class Mamba(Mixer):
             y = y if z is None else y * F.silu(z)
         return self.out(y)
 
-    def init_state(self, batch_size: int) -> State:
+    def init_state(self, batch_size: int, capacity: int) -> State:
         weight = at_least_float32(self.conv_weight)
         window = weight.new_zeros(batch_size, weight.shape[0], weight.shape[1] - 1)
-        return (window, *self.inner.init_state(batch_size))
+        return (window, *self.inner.init_state(batch_size, capacity))
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         window, *rest = state

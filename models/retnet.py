@@ -27,7 +27,7 @@ State = tuple[Tensor, Tensor]
 
 
 class RetNet(Mixer):
-    """The mixer. Its state: [B, H, K, V], and the number of positions seen [], which the rotation needs."""
+    """The mixer. Its state: [B, H, K, V], and the number of positions seen [B], which the rotation needs."""
 
     log_decay: Tensor
     operator = staticmethod(gated_linear_attention)
@@ -47,7 +47,7 @@ class RetNet(Mixer):
         self.register_buffer("log_decay", gamma.log().to(torch.get_default_dtype()), persistent=False)
 
     def _project(self, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries, keys, values and gate of x [B, T, D] at the positions time [T]."""
+        """Queries, keys, values and gate of x [B, T, D] at the positions time [T] or [B, T]."""
         q, k, v, gate = self.proj(x).split(self.split, dim=-1)
         q, k = (z.unflatten(-1, (self.num_heads, self.key_dim)) for z in (q, k))
         q, k = self.rotary(q, k, time)
@@ -62,14 +62,15 @@ class RetNet(Mixer):
         assert isinstance(o, Tensor)
         return self._output(o, gate)
 
-    def init_state(self, batch_size: int) -> State:
+    def init_state(self, batch_size: int, capacity: int) -> State:
+        self.rotary.check_capacity(capacity)
         weight = at_least_float32(self.out.weight)
-        clock = torch.zeros((), dtype=torch.long, device=weight.device)
+        clock = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
         return weight.new_zeros(batch_size, self.num_heads, self.key_dim, self.value_dim), clock
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         memory, clock = state
-        q, k, v, gate = self._project(x_t.unsqueeze(1), clock.view(1))
+        q, k, v, gate = self._project(x_t.unsqueeze(1), clock.unsqueeze(1))
         o, memory = gated_linear_attention_step(q[:, 0], k[:, 0], v[:, 0], self.log_decay, memory)
         return self._output(o, gate[:, 0]), (memory, clock + 1)
 

@@ -150,7 +150,7 @@ class DiagonalSSM(Mixer):
         """The eigenvalues A [D, N / 2], one of each conjugate pair."""
         return self._system()[0]
 
-    def init_state(self, batch_size: int) -> State:
+    def init_state(self, batch_size: int, capacity: int) -> State:
         log_A = at_least_float32(self.log_A_real)
         shape = (batch_size, self.log_dt.shape[0], log_A.shape[1])
         return (log_A.new_zeros(shape, dtype=log_A.dtype.to_complex()),)
@@ -195,8 +195,8 @@ class SSMLayer(Mixer):
     def forward(self, x: Tensor) -> Tensor:
         return self._output(self.ssm(as_autocast(x)))
 
-    def init_state(self, batch_size: int) -> State:
-        return self.ssm.init_state(batch_size)
+    def init_state(self, batch_size: int, capacity: int) -> State:
+        return self.ssm.init_state(batch_size, capacity)
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         v, state = self.ssm.step(as_autocast(x_t), state)

@@ -257,8 +257,8 @@ class Mixer(Protocol):
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
-    def init_state(self, batch_size: int) -> Any:
-        """The state before the first step: a tuple of tensors."""
+    def init_state(self, batch_size: int, capacity: int) -> Any:
+        """The state before the first step. capacity: number of positions that a state which keeps all has room for."""
         ...
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -291,8 +291,11 @@ class StateSpace(Protocol):
 class Stepwise(Protocol):
     """A module that can be evaluated one position after the other."""
 
-    def init_state(self, batch_size: int) -> Any:
-        """The state before the first position. ValueError for a model that reads the future."""
+    def init_state(self, batch_size: int, capacity: int | None = None) -> Any:
+        """The state before the first position. ValueError for a model that reads the future.
+
+        capacity: number of positions that a state which keeps all of them has room for; None: the task's max_length.
+        """
         ...
 
     def step(self, inputs_t: Tensor, state: Any) -> tuple[Tensor, Any]:

@@ -41,38 +41,29 @@ def generate(
 
         x_0 = first;   x_t ~ softmax(logits_t / temperature)
 
-    drawn as argmax(p / e) with e ~ Exp(1). On a GPU a step is a recorded graph, unless the state grows with time.
+    drawn as argmax(p / e) with e ~ Exp(1). On a GPU a step is a recorded graph.
     between: called every 256 steps; it may raise to interrupt.
     """
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         token = torch.full((num_rows,), first, dtype=torch.long, device=device)
         out = torch.empty(num_rows, length, dtype=torch.long, device=device)
-        state = model.init_state(num_rows)
+        state = model.init_state(num_rows, length)
+        held = list(tensors(state))
 
-        def draw(state: Any) -> Any:
+        def step() -> None:
             logits, after = model.step(token, state)
             p = torch.softmax(logits.float() / temperature, dim=-1)
             token.copy_((p / torch.empty_like(p).exponential_()).argmax(-1))
-            return after
-
-        held = list(tensors(state))
-        shapes = [part.shape for part in held]
-        fixed = [part.shape for part in tensors(model.step(token, model.init_state(num_rows))[1])] == shapes
-
-        def step() -> None:
-            for old, new in zip(held, list(tensors(draw(state))), strict=True):
+            for old, new in zip(held, tensors(after), strict=True):
                 if new is not old:
                     old.copy_(new)
 
         advance: Callable[[], None] = step
-        if fixed and device.type == "cuda":
+        if device.type == "cuda":
             advance = record(step, lambda: (*held, token), device, None)
         for t in range(length):
-            if fixed:
-                advance()
-            else:
-                state = draw(state)
+            advance()
             out[:, t] = token
             if t % 256 == 0:
                 between()

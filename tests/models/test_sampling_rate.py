@@ -60,7 +60,7 @@ def test_the_steps_of_a_layer_follow_the_rate_too():
     for name in ("s4d", "dss-softmax", "dss-exp"):
         ssm, x = layer(name), smooth(8)[:, ::2]
         ssm.step_scale = 2.0
-        whole, state, steps = ssm(x), ssm.init_state(2), []
+        whole, state, steps = ssm(x), ssm.init_state(2, x.shape[1]), []
         for t in range(x.shape[1]):
             y_t, state = ssm.step(x[:, t], state)
             steps.append(y_t)

@@ -25,7 +25,7 @@ class Fixed(torch.nn.Module):
         super().__init__()
         self.logits = logits
 
-    def init_state(self, batch_size):
+    def init_state(self, batch_size, capacity=None):
         return (torch.zeros(batch_size, dtype=torch.long),)
 
     def step(self, token, state):

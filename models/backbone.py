@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from models.blocks import (
     NORM_MODULES,
+    BaseConv,
     ChannelMixerKind,
     Mixer,
     NormKind,
@@ -47,7 +48,7 @@ class BackboneConfig(Config):
     """
 
     version: ClassVar[int] = 1
-    left_out_when_off: ClassVar[tuple[str, ...]] = ("short_conv",)
+    left_out_when_off: ClassVar[tuple[str, ...]] = ("short_conv", "base_conv_layers")
     """Options that were added after some runs were stored. While an option is off, it is not part of the identity of a
     run, so that older runs keep their ids."""
     positions: ClassVar[tuple[str, ...]] = ("none", "learned", "sinusoidal")
@@ -65,6 +66,10 @@ class BackboneConfig(Config):
     """`learned` and `sinusoidal` are added to the input; `rope` and `xpos` act inside attention."""
     short_conv: int = 0
     """Number of taps of a causal depthwise convolution before every mixer, 2 to 4. 0: there is none."""
+    base_conv_layers: tuple[int, ...] = ()
+    """Layers, counted from 0, whose mixer is a `BaseConv` of three taps without `short_conv`. Zoology's grids of linear
+    attention alternate: even layers are BaseConv, odd ones the mixer of the model (HazyResearch/zoology at
+    d88d6f5474f36998d82d5c3bd58a190248d0a669, zoology/mixers/hybrid.py and zoology/experiments/models_repo.py)."""
     embed_dropout: float = 0.0
     resid_dropout: float = 0.0
     """Dropout on what a mixer or a channel mixer adds to the residual stream."""
@@ -104,6 +109,12 @@ class BackboneConfig(Config):
                 raise ValueError(f"{name}: {key} must be at least 1, got {getattr(self, key)}.")
         if self.short_conv not in (0, 2, 3, 4):
             raise ValueError(f"{name}: short_conv must be 0 or 2 to 4, got {self.short_conv}.")
+        for layer in self.base_conv_layers:
+            if not 0 <= layer < self.num_layers:
+                raise ValueError(
+                    f"{name}: base_conv_layers={list(self.base_conv_layers)}: there is no layer {layer}; "
+                    f"num_layers={self.num_layers} gives the layers 0 to {self.num_layers - 1}."
+                )
         for key in ("embed_dropout", "resid_dropout"):
             if not 0 <= getattr(self, key) < 1:
                 raise ValueError(f"{name}: {key} must lie in [0, 1), got {getattr(self, key)}.")
@@ -245,6 +256,8 @@ class Backbone(nn.Module):
         mixers = config.mixers(spec)
         if config.short_conv:
             mixers = [ShortConv(mixer, d_model, config.short_conv) for mixer in mixers]
+        for layer in config.base_conv_layers:
+            mixers[layer] = BaseConv(d_model)
         self.layers = nn.ModuleList(Layer(config, mixer) for mixer in mixers)
         self.final_norm = make_norm(config.norm, d_model, config.norm_eps) if config.prenorm else nn.Identity()
         self.head: nn.Module = nn.Linear(d_model, spec.num_classes, bias=spec.readout == "sequence")

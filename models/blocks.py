@@ -13,7 +13,7 @@ from kernels.backend import on_device_of, use_triton
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 
 NormKind = Literal["layer", "rms", "batch"]
-ChannelMixerKind = Literal["none", "mlp", "swiglu"]
+ChannelMixerKind = Literal["none", "identity", "mlp", "swiglu"]
 
 
 def take_positions(x: Tensor, positions: Tensor) -> Tensor:
@@ -123,6 +123,47 @@ class ShortConv(Mixer):
         return self.mixer.ssm_parameters()
 
 
+class BaseConv(Mixer):
+    """A short causal convolution gated by a linear map, y = conv(x) * (W x + b) + x, in every channel.
+
+    Its state: the last W - 1 inputs [B, D, W - 1] for W taps.
+
+    Source: Zoology (Arora et al. 2023), section 4.1, as released (HazyResearch/zoology at
+    d88d6f5474f36998d82d5c3bd58a190248d0a669, zoology/mixers/base_conv.py): the convolution has a bias and torch's
+    initialisation, and x itself is added inside the mixer.
+    """
+
+    def __init__(self, width: int, taps: int = 3) -> None:
+        super().__init__()
+        self.proj = nn.Linear(width, width)
+        self.conv_weight = nn.Parameter(torch.empty(width, taps))
+        self.conv_bias = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        # the initialisation of torch.nn.Conv1d
+        bound = self.conv_weight.shape[1] ** -0.5
+        nn.init.uniform_(self.conv_weight, -bound, bound)
+        nn.init.uniform_(self.conv_bias, -bound, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        convolved = causal_conv1d(x, self.conv_weight, self.conv_bias)
+        assert isinstance(convolved, Tensor)
+        return convolved * self.proj(x) + x
+
+    def init_state(self, batch_size: int, capacity: int) -> tuple[Tensor]:
+        weight = at_least_float32(self.conv_weight)
+        return (weight.new_zeros(batch_size, weight.shape[0], weight.shape[1] - 1),)
+
+    def step(self, x_t: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
+        y_t = causal_conv1d_step(x_t, self.conv_weight, self.conv_bias, state[0])
+        return y_t * self.proj(x_t) + x_t, state
+
+    def state_size(self, length: int) -> int:
+        return self.conv_weight.shape[0] * (self.conv_weight.shape[1] - 1)
+
+
 class ResidualLinear(nn.Linear):
     """A linear map that writes into the residual stream. Its initial weights may be smaller in deeper networks."""
 
@@ -204,9 +245,16 @@ class SwiGLU(nn.Module):
 
 
 def make_channel_mixer(kind: ChannelMixerKind, d_model: int, ratio: float) -> nn.Module | None:
-    """The position-wise network of a layer, or None for the kind `none`."""
+    """The position-wise network of a layer, or None for the kind `none`.
+
+    With `identity` the branch of the channel mixer stays and adds the normalised input itself, x + norm(x). Zoology's
+    block does so where its state mixer is `torch.nn.Identity`, as in all of its grids of associative recall
+    (HazyResearch/zoology at d88d6f5474f36998d82d5c3bd58a190248d0a669, zoology/model.py, class TransformerBlock).
+    """
     if kind == "none":
         return None
+    if kind == "identity":
+        return nn.Identity()
     return MLP(d_model, ratio) if kind == "mlp" else SwiGLU(d_model, ratio)
 
 

@@ -14,6 +14,8 @@ Departure: o is scaled by K^-0.5. The norm that follows undoes this, except for 
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -43,7 +45,7 @@ class HGRN2(Mixer):
 
     def __init__(self, config: HGRN2Config, layer: int, lower_bounds: LowerBounds | None) -> None:
         super().__init__()
-        d_model, self.num_heads = config.d_model, config.num_heads
+        d_model, self.num_heads = config.d_model, config.heads
         self.head_dim = d_model // self.num_heads
         self.layer = layer
         self.lower_bounds = lower_bounds
@@ -84,17 +86,32 @@ class HGRN2(Mixer):
 class HGRN2Config(BackboneConfig):
     """HGRN2 in the network of the GSA paper: RMS norms and SwiGLU."""
 
+    left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "expand_ratio")
+
     channel_mixer: ChannelMixerKind = "swiglu"
     mlp_ratio: float = 8 / 3
     norm: NormKind = "rms"
     norm_eps: float = 1e-6
     num_heads: int = 4
     """The GSA paper keeps d_model / num_heads, the expansion of the state, at 128."""
+    expand_ratio: int | None = None
+    """Size of a head at any width, but at most d_model; where given, `num_heads` is not used. HGRN2's authors set 128
+    on MQAR, which is 1, 1, 2 and 4 heads at the widths 64 to 512 (OpenNLPLab/Zoology at
+    2af2135f4e3649a44a78b7938c70eb7b244e8965, zoology/experiments/hgrn/hgrn2.py)."""
     lower_bound: bool = True
+
+    @property
+    def heads(self) -> int:
+        """Number of heads."""
+        return self.num_heads if self.expand_ratio is None else self.d_model // min(self.expand_ratio, self.d_model)
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
-        require_divides(type(self).__name__, num_heads=self.num_heads, d_model=self.d_model)
+        name = type(self).__name__
+        if self.expand_ratio is None:
+            require_divides(name, num_heads=self.num_heads, d_model=self.d_model)
+        elif self.expand_ratio < self.d_model:
+            require_divides(name, expand_ratio=self.expand_ratio, d_model=self.d_model)
 
     def mixers(self, spec: TaskSpec) -> list[Mixer]:
         shared = LowerBounds(self.num_layers, self.d_model) if self.lower_bound and self.num_layers > 1 else None

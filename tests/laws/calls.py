@@ -283,9 +283,10 @@ BACKBONE = (
     Network("only channel mixers scaled", {"init_residual": "scaled-mlp"}),
     *(Network(f"norm={norm}", {"norm": norm}) for norm in ("layer", "rms", "batch")),
     *(Network(f"position={position}", {"position": position}) for position in ("none", "learned", "sinusoidal")),
-    *(Network(f"channel_mixer={kind}", {"channel_mixer": kind}) for kind in ("none", "mlp", "swiglu")),
+    *(Network(f"channel_mixer={kind}", {"channel_mixer": kind}) for kind in ("none", "identity", "mlp", "swiglu")),
     Network("postnorm", {"prenorm": False}),
     Network("short convolution", {"short_conv": 3}),
+    Network("BaseConv below", {"base_conv_layers": [0]}),
 )
 """Options of the network around every mixer; they run with linear attention, the simplest mixer."""
 
@@ -296,7 +297,7 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
         Network("identity", {"feature_map": "identity", "normalize": False}),
         Network("swish, rms", {"feature_map": "swish", "normalize": False, "output_norm": "rms"}),
     ),
-    "hgrn2": (Network("no lower bound", {"lower_bound": False}),),
+    "hgrn2": (Network("no lower bound", {"lower_bound": False}), Network("expand ratio", {"expand_ratio": 8})),
     "abc": (Network("running mean", {"num_slots": 4, "forget": "running-mean"}),),
     "s4d": (
         Network("inv", {"init": "inv", "discretization": "bilinear"}),

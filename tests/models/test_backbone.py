@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from models.attention import AttentionConfig
-from models.blocks import ResidualLinear
+from models.blocks import BaseConv, ResidualLinear
 from models.gsa import GSAConfig
+from models.hgrn2 import HGRN2Config
 from suite.contracts import TaskSpec
 
 TOKENS = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=32, vocab_size=16)
@@ -173,3 +174,54 @@ def test_without_a_short_convolution_runs_keep_their_ids():
 def test_a_short_convolution_has_two_to_four_taps(taps):
     with pytest.raises(ValueError, match=f"short_conv must be 0 or 2 to 4, got {taps}"):
         GSAConfig(short_conv=taps).build(TOKENS)
+
+
+@torch.no_grad()
+def test_an_identity_channel_mixer_adds_the_normalised_input():
+    torch.manual_seed(0)
+    model = GSAConfig(norm="layer", channel_mixer="identity", num_slots=8, init_std=0.2).build(TOKENS).double().eval()
+    layer, x = model.layers[0], torch.randn(2, 20, 64, dtype=torch.float64)
+    assert layer.channel_norm is not layer.mixer_norm
+    layer.channel_norm.weight.normal_()
+    middle = x + layer.mixer(layer.mixer_norm(x))
+    torch.testing.assert_close(layer(x), middle + layer.channel_norm(middle))
+
+
+@torch.no_grad()
+def test_a_base_convolution_is_a_convolution_times_a_linear_map_plus_its_input():
+    torch.manual_seed(0)
+    mixer = BaseConv(6).double()
+    conv = nn.Conv1d(6, 6, 3, padding=2, groups=6, dtype=torch.float64)
+    conv.weight.copy_(mixer.conv_weight.unsqueeze(1))
+    conv.bias.copy_(mixer.conv_bias)
+    x = torch.randn(2, 20, 6, dtype=torch.float64)
+    expected = conv(x.mT)[..., :20].mT * mixer.proj(x) + x
+    torch.testing.assert_close(mixer(x), expected)
+    state = mixer.init_state(2, 20)
+    assert sum(part[0].numel() for part in state) == mixer.state_size(20) == 6 * 2
+    for t in range(20):
+        y_t, state = mixer.step(x[:, t], state)
+        torch.testing.assert_close(y_t, expected[:, t])
+
+
+@torch.no_grad()
+def test_named_layers_are_base_convolutions_and_steps_still_equal_forward():
+    model = HGRN2Config(base_conv_layers=(0,), short_conv=2, init_std=0.2).build(TOKENS).double().eval()
+    assert [type(mixer).__name__ for mixer in model.mixers] == ["BaseConv", "ShortConv"]
+    inputs = torch.randint(16, (2, 20))
+    logits, state = model(inputs), model.init_state(2)
+    for t in range(20):
+        logits_t, state = model.step(inputs[:, t], state)
+        torch.testing.assert_close(logits_t, logits[:, t])
+    assert "base_conv_layers" not in HGRN2Config().model_dump(mode="json")
+    with pytest.raises(ValueError, match="there is no layer 2; num_layers=2 gives the layers 0 to 1"):
+        HGRN2Config(base_conv_layers=(0, 2)).build(TOKENS)
+
+
+@pytest.mark.parametrize(("width", "heads"), [(64, 1), (128, 1), (256, 2)])
+def test_an_expand_ratio_sets_the_head_size_of_hgrn2_up_to_the_width(width, heads):
+    mixer = HGRN2Config(d_model=width, expand_ratio=128).build(TOKENS).mixers[1]
+    assert (mixer.num_heads, mixer.head_dim) == (heads, min(width, 128))
+    assert "expand_ratio" not in HGRN2Config().model_dump(mode="json")
+    with pytest.raises(ValueError, match="expand_ratio=96 does not divide d_model=128"):
+        HGRN2Config(d_model=128, expand_ratio=96).build(TOKENS)

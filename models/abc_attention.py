@@ -24,7 +24,15 @@ from torch import Tensor, nn
 
 from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
 from models.backbone import BackboneConfig, require_divides
-from models.blocks import ChannelMixerKind, Mixer, NormKind, ResidualLinear, at_least_float32
+from models.blocks import (
+    ChannelMixerKind,
+    LeftPadding,
+    Mixer,
+    NormKind,
+    ResidualLinear,
+    at_least_float32,
+    blank,
+)
 from suite.contracts import TaskSpec
 
 State = tuple[Tensor, Tensor, Tensor]
@@ -49,14 +57,19 @@ class ABC(Mixer):
         logits = at_least_float32(self.slots(x)).clamp(-32.0, 32.0)
         return q, k, v, logits.unflatten(-1, (self.num_heads, self.num_slots))
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v, logits = self._project(x)
+    def _slots(self, logits: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """phi, the logarithm of its decay and log sum_j e_j, all [B, T, H, M]."""
         total = logits.logcumsumexp(1)
         log_decay = None
         if self.running_mean:
             # the memory is empty before the first position, so any decay will do there
             log_decay = torch.cat([torch.zeros_like(total[:, :1]), total[:, :-1] - total[:, 1:]], dim=1)
-        o = self.operator(q, k, v, (logits - total).exp(), log_decay)
+        return (logits - total).exp(), log_decay, total
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v, logits = self._project(x)
+        slots, log_decay, _ = self._slots(logits)
+        o = self.operator(q, k, v, slots, log_decay)
         assert isinstance(o, Tensor)
         return self.out(o.flatten(-2))
 
@@ -76,6 +89,18 @@ class ABC(Mixer):
         slots = (logits - new_total).exp()
         o, (keys, values) = gated_slot_attention_step(q, k, v, slots, log_decay, (keys, values))
         return self.out(o.flatten(-2)), (keys, values, new_total)
+
+    def restart(self, state: State) -> None:
+        super().restart(state)
+        state[2].fill_(-torch.inf)
+
+    def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
+        q, k, v, logits = self._project(x)
+        slots, log_decay, total = self._slots(logits if padding is None else padding.fill(logits, -torch.inf))
+        if padding is not None and log_decay is not None:
+            log_decay = padding.fill(log_decay, 0.0, first=1)
+        o, (keys, values) = self.operator(q, k, v, blank(slots, padding), log_decay, return_final_state=True)
+        return self.out(o.flatten(-2)), (keys, values, total[:, -1])
 
     def state_size(self, length: int) -> int:
         return self.num_heads * self.num_slots * (2 * self.head_dim + 1)

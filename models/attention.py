@@ -11,7 +11,7 @@ Recurrent state: the keys and values of all positions so far, 2 T D elements per
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -19,7 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.backbone import BackboneConfig, require_divides
-from models.blocks import Mixer, ResidualLinear, Rotary, take_positions
+from models.blocks import (
+    LeftPadding,
+    Mixer,
+    ResidualLinear,
+    Rotary,
+    positions_seen,
+    take_positions,
+)
 from suite.contracts import TaskSpec
 
 FEW = 4
@@ -113,6 +120,23 @@ class Attention(Mixer):
         seen = torch.arange(keys.shape[1], device=count.device) <= count[:, None, None, None]
         y = self._attend_few(q, keys.to(q.dtype), values.to(q.dtype), mask=seen).squeeze(1)
         return y, KeyValueCache(keys, values, count + 1)
+
+    def restart(self, state: KeyValueCache) -> None:
+        # what lies behind the count is never read, and it may be many gigabytes
+        state.count.zero_()
+
+    def prefill(
+        self, x: Tensor, state: KeyValueCache, padding: LeftPadding | None = None
+    ) -> tuple[Tensor, KeyValueCache]:
+        steps, capacity = x.shape[1], state.keys.shape[1]
+        if steps > capacity:
+            raise ValueError(f"attention: its cache has room for {capacity} positions, got {steps}; raise capacity.")
+        # behind a row, padding can change nothing, and the positions of the cache are those of the row
+        x = x if padding is None else padding.to_front(x)
+        q, k, v = self._project(x, torch.arange(steps, device=x.device))
+        state.keys[:, :steps], state.values[:, :steps] = k, v
+        y = self._attend(q, k, v)
+        return y if padding is None else padding.to_back(y), replace(state, count=positions_seen(x, padding))
 
     def state_size(self, length: int) -> int:
         return 2 * length * self.num_heads * self.head_dim

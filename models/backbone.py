@@ -24,13 +24,16 @@ from models.blocks import (
     NORM_MODULES,
     BaseConv,
     ChannelMixerKind,
+    LeftPadding,
     Mixer,
     NormKind,
     Rescalable,
     ResidualLinear,
     ShortConv,
+    blank,
     make_channel_mixer,
     make_norm,
+    positions_seen,
     sinusoidal_table,
     take_positions,
 )
@@ -205,6 +208,11 @@ class Layer(nn.Module):
             return self._channel(take_positions(x, positions) + self.dropout(y))
         y = self.mixer.forward_at(x, positions)
         return self._channel(self.mixer_norm(take_positions(x, positions) + self.dropout(y)))
+
+    def prefill(self, x: Tensor, state: Any, padding: LeftPadding | None) -> tuple[Tensor, Any]:
+        y, state = self.mixer.prefill(self.mixer_norm(x) if self.prenorm else x, state, padding)
+        x = x + self.dropout(y)
+        return self._channel(x if self.prenorm else self.mixer_norm(x)), state
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         y_t, state = self.mixer.step(self.mixer_norm(x_t) if self.prenorm else x_t, state)
@@ -389,6 +397,53 @@ class Backbone(nn.Module):
         if pooled is not None:
             x = pooled / time.unsqueeze(-1)
         return self.head(x), BackboneState(tuple(mixer_states), time, pooled)
+
+    def restart(self, state: BackboneState) -> None:
+        """Sets a state back to that before the first position, in place."""
+        for mixer, mixer_state in zip(self.mixers, state.mixers, strict=True):
+            mixer.restart(mixer_state)
+        state.time.zero_()
+        if state.pooled is not None:
+            state.pooled.zero_()
+
+    def prefill(
+        self,
+        inputs: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        state: BackboneState | None = None,
+        capacity: int | None = None,
+    ) -> tuple[Tensor, BackboneState]:
+        """Logits [B, num_classes] of the last position of the inputs, and the state behind it.
+
+        inputs: [B, T] tokens or [B, T, C] signals. Where rows have unlike lengths, padding of any value stands in front
+            of the shorter ones, and logits and state are those of the rows without it.
+        lengths: [B], int64, 1 to T: positions of each row that are no padding. None: T.
+        state: one of `init_state` or after `restart`; its tensors may be changed in place. None: a new one with room
+            for `capacity` positions.
+        The network must be in evaluation mode.
+        """
+        batch, steps = inputs.shape[:2]
+        self._check_length(steps)
+        state = self.init_state(batch, capacity) if state is None else state
+        padding = None if lengths is None else LeftPadding.of(lengths, steps)
+        x = self._encode(inputs)
+        time = torch.arange(steps, device=x.device) if padding is None else padding.time.clamp(min=0)
+        added = self._positions(time)
+        x = self.embed_dropout(x if added is None else x + added)
+        mixer_states = []
+        for layer, mixer_state in zip(self.layers, state.mixers, strict=True):
+            assert isinstance(layer, Layer)
+            x, mixer_state = layer.prefill(x, mixer_state, padding)
+            mixer_states.append(mixer_state)
+        seen = positions_seen(x, padding)
+        pooled = state.pooled
+        if pooled is not None:
+            pooled = blank(self.final_norm(x), padding).sum(dim=1)
+            last = pooled / seen.unsqueeze(-1)
+        else:
+            last = self.final_norm(x[:, -1])
+        return self.head(last), BackboneState(tuple(mixer_states), seen, pooled)
 
     def state_size(self, length: int) -> int:
         """Number of elements that the mixers keep for one sequence after `length` steps; a complex one counts as two.

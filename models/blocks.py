@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from kernels.backend import on_device_of, use_triton
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from suite.state import map_tensors, tensors
 
 NormKind = Literal["layer", "rms", "batch"]
 ChannelMixerKind = Literal["none", "identity", "mlp", "swiglu"]
@@ -20,6 +22,53 @@ def take_positions(x: Tensor, positions: Tensor) -> Tensor:
     """x [B, T, D] at positions [B, P]: [B, P, D]. Its gradient is deterministic in torch's deterministic mode."""
     rows = torch.arange(x.shape[0], device=x.device)[:, None]
     return x[rows, positions]
+
+
+@dataclass(frozen=True)
+class LeftPadding:
+    """Padded positions in front of the rows of a batch, so that rows of unlike length end together."""
+
+    lengths: Tensor
+    """[B]: positions of each row that are no padding."""
+    time: Tensor
+    """[B, T]: index of a position within its row, zero for the first one behind the padding and negative before it."""
+
+    @classmethod
+    def of(cls, lengths: Tensor, steps: int) -> LeftPadding:
+        """The padding of rows with these lengths [B], padded to `steps` positions."""
+        time = torch.arange(steps, device=lengths.device) - (steps - lengths.unsqueeze(1))
+        return cls(lengths, time)
+
+    def fill(self, x: Tensor, value: float, first: int = 0) -> Tensor:
+        """x [B, T, ...] with a value in the padding and at the positions of each row before the one given."""
+        return x.masked_fill((self.time < first).view(*self.time.shape, *[1] * (x.ndim - 2)), value)
+
+    def to_front(self, x: Tensor) -> Tensor:
+        """x [B, T, D] with every row moved to the front and its padding behind it."""
+        steps = x.shape[1]
+        return take_positions(x, (torch.arange(steps, device=x.device) - self.lengths.unsqueeze(1)) % steps)
+
+    def to_back(self, x: Tensor) -> Tensor:
+        """The inverse of `to_front`."""
+        return take_positions(x, self.time % x.shape[1])
+
+
+def blank(x: Tensor, padding: LeftPadding | None) -> Tensor:
+    """x [B, T, ...] with zeros at padded positions, where there are any."""
+    return x if padding is None else padding.fill(x, 0.0)
+
+
+def positions_seen(x: Tensor, padding: LeftPadding | None) -> Tensor:
+    """[B], int64: number of positions of each row of x [B, T, D] that are no padding."""
+    if padding is not None:
+        return padding.lengths
+    return torch.full((x.shape[0],), x.shape[1], dtype=torch.long, device=x.device)
+
+
+def newest_first(x: Tensor, size: int) -> Tensor:
+    """The last inputs [B, size, D] of x [B, T, D] in reversed order, zeros where T is less than size."""
+    steps = x.shape[1]
+    return F.pad(x[:, max(steps - size, 0) :].flip(1), (0, 0, 0, max(size - steps, 0)))
 
 
 class Mixer(nn.Module):
@@ -56,6 +105,28 @@ class Mixer(nn.Module):
         """
         raise NotImplementedError
 
+    def restart(self, state: Any) -> None:
+        """Sets a state back to that before the first step, in place."""
+        for part in tensors(state):
+            part.zero_()
+
+    def prefill(self, x: Tensor, state: Any, padding: LeftPadding | None = None) -> tuple[Tensor, Any]:
+        """`forward` together with the state behind the last position: x [B, T, D] to y [B, T, D] and that state.
+
+        state: that before the first step; its tensors may be changed in place.
+        padding: positions of x in front of the rows that do not count; y has arbitrary finite values there.
+
+        This is done step by step here. A mixer whose operator returns its final state overrides it.
+        """
+        outputs = []
+        for t in range(x.shape[1]):
+            before = state if padding is None else map_tensors(torch.clone, state)
+            y_t, state = self.step(x[:, t], state)
+            if padding is not None:
+                state = _where(padding.time[:, t] >= 0, state, before)
+            outputs.append(y_t)
+        return torch.stack(outputs, dim=1), state
+
     def state_size(self, length: int) -> int:
         """Number of elements kept for one sequence after `length` steps. A complex one is two; counts are left out."""
         raise NotImplementedError
@@ -66,6 +137,18 @@ class Mixer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initialises the parameters that differ from the backbone's general initialisation."""
+
+
+def _where(rows: Tensor, first: Any, second: Any) -> Any:
+    """One state with the rows [B] of the first and the others of the second."""
+    others = tensors(second)
+
+    def choose(part: Tensor) -> Tensor:
+        other = next(others)
+        # a number that all rows share has no rows
+        return torch.where(rows.view(-1, *[1] * (part.ndim - 1)), part, other) if part.ndim else part
+
+    return map_tensors(choose, first)
 
 
 @runtime_checkable
@@ -115,6 +198,16 @@ class ShortConv(Mixer):
         window, after = state
         y_t, after = self.mixer.step(causal_conv1d_step(x_t, self.weight, None, window), after)
         return y_t, (window, after)
+
+    def restart(self, state: Any) -> None:
+        window, inner = state
+        window.zero_()
+        self.mixer.restart(inner)
+
+    def prefill(self, x: Tensor, state: Any, padding: LeftPadding | None = None) -> tuple[Tensor, Any]:
+        y, window = causal_conv1d(blank(x, padding), self.weight, return_final_state=True)
+        y, after = self.mixer.prefill(y, state[1], padding)
+        return y, (window.to(state[0].dtype), after)
 
     def state_size(self, length: int) -> int:
         return self.weight.shape[0] * (self.weight.shape[1] - 1) + self.mixer.state_size(length)

@@ -29,7 +29,14 @@ from torch import Tensor, nn
 from kernels.lti_ssm import lti_ssm, lti_ssm_step
 from kernels.ssm_kernel import ssm_kernel
 from models.backbone import BackboneConfig
-from models.blocks import ChannelMixerKind, Mixer, NormKind, at_least_float32
+from models.blocks import (
+    ChannelMixerKind,
+    LeftPadding,
+    Mixer,
+    NormKind,
+    at_least_float32,
+    blank,
+)
 from models.s4d import SSMLayer, State, check_ssm, fill_log_uniform, skew_hippo_frequencies
 from suite.contracts import TaskSpec
 
@@ -39,9 +46,9 @@ Variant = Literal["dss-softmax", "dss-exp", "dss-exp-no-scale"]
 class DSS(Mixer):
     """The state space model alone: x [B, T, D] to [B, T, D].
 
-    Its state: h [B, D, N], complex. dss-softmax adds the number of positions seen [], which its rescaled state of
-    section 3.4 needs. At another sampling rate, the normalisation of dss-softmax covers as much time as before.
-    dss-exp-no-scale has no dt in its gain, so its response grows with the rate.
+    Its state: h [B, D, N], complex. dss-softmax adds the number of positions seen [], padding included, which its
+    rescaled state of section 3.4 needs. At another sampling rate, the normalisation of dss-softmax covers as much time
+    as before. dss-exp-no-scale has no dt in its gain, so its response grows with the rate.
     """
 
     step_scale = 1.0
@@ -118,7 +125,16 @@ class DSS(Mixer):
         """The eigenvalues Lambda [N], shared by all channels."""
         return self._system()[0]
 
+    def _check_causal(self) -> None:
+        if self.bidirectional:
+            raise ValueError(f"{self.variant}: bidirectional=True reads the future and has no step; set it to False.")
+
     def init_state(self, batch_size: int, capacity: int) -> State:
+        if self._softmax_length is not None and capacity > self._softmax_length:
+            raise ValueError(
+                f"{self.variant}: normalises over max_length={self._softmax_length} positions, got {capacity}; raise "
+                "the task's max_length."
+            )
         weight = at_least_float32(self.log_dt)
         shape = (batch_size, self.log_dt.shape[0], self.Lambda_re.shape[0])
         state = weight.new_zeros(shape, dtype=weight.dtype.to_complex())
@@ -127,8 +143,7 @@ class DSS(Mixer):
         return state, torch.zeros((), dtype=torch.long, device=weight.device)
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
-        if self.bidirectional:
-            raise ValueError(f"{self.variant}: bidirectional=True reads the future and has no step; set it to False.")
+        self._check_causal()
         softmax = self.variant == "dss-softmax"
         y = lti_ssm_step(
             x_t,
@@ -141,6 +156,20 @@ class DSS(Mixer):
             position=state[1] if softmax else None,
         )
         return y, (state[0], state[1] + 1) if softmax else state
+
+    def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
+        self._check_causal()
+        y, after = self.operator(
+            blank(x, padding),
+            *self._system(),
+            D=self.D,
+            conj_pairs=False,
+            discretization=self.variant,
+            length=self._softmax_length,
+            return_final_state=True,
+        )
+        # padding counts as time here, which no output depends on
+        return y, (after,) if len(state) == 1 else (after, torch.full_like(state[1], x.shape[1]))
 
     def state_size(self, length: int) -> int:
         return 2 * self.log_dt.shape[0] * self.Lambda_re.shape[0]

@@ -16,7 +16,16 @@ from torch import Tensor, nn
 
 from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
 from models.backbone import BackboneConfig, require_divides
-from models.blocks import ChannelMixerKind, Mixer, NormKind, ResidualLinear, RMSNorm, at_least_float32
+from models.blocks import (
+    ChannelMixerKind,
+    LeftPadding,
+    Mixer,
+    NormKind,
+    ResidualLinear,
+    RMSNorm,
+    at_least_float32,
+    blank,
+)
 from suite.contracts import TaskSpec
 
 State = tuple[Tensor, Tensor]
@@ -60,6 +69,11 @@ class GSA(Mixer):
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         o, state = gated_slot_attention_step(*self._project(x_t), state, scale=1.0)
+        return self._output(o), state
+
+    def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
+        q, k, v, slots, log_decay = self._project(x)
+        o, state = self.operator(q, k, v, blank(slots, padding), log_decay, scale=1.0, return_final_state=True)
         return self._output(o), state
 
     def state_size(self, length: int) -> int:

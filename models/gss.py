@@ -16,7 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.backbone import BackboneConfig
-from models.blocks import ChannelMixerKind, Mixer, ResidualLinear
+from models.blocks import (
+    ChannelMixerKind,
+    LeftPadding,
+    Mixer,
+    ResidualLinear,
+)
 from models.dss import DSS
 from models.s4d import State, check_ssm
 from suite.contracts import TaskSpec
@@ -47,6 +52,10 @@ class GSS(Mixer):
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         y, state = self.ssm.step(F.gelu(self.ssm_in(x_t)), state)
         return self._output(x_t, y), state
+
+    def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
+        y, state = self.ssm.prefill(F.gelu(self.ssm_in(x)), state, padding)
+        return self._output(x, y), state
 
     def state_size(self, length: int) -> int:
         return self.ssm.state_size(length)

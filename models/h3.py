@@ -26,7 +26,14 @@ from torch import Tensor, nn
 
 from kernels.fft_conv import fft_conv
 from models.backbone import BackboneConfig, require_divides
-from models.blocks import Mixer, ResidualLinear, at_least_float32
+from models.blocks import (
+    LeftPadding,
+    Mixer,
+    ResidualLinear,
+    at_least_float32,
+    blank,
+    newest_first,
+)
 from models.hyena import LongConv
 from models.mamba import S6
 from models.s4d import DiagonalSSM, Discretization, Initialisation, State, check_ssm
@@ -83,6 +90,11 @@ class ShiftSSM(Mixer):
         y = (window * self.taps()).sum(-1) + self.D * inputs
         return y.to(x_t.dtype), (window[..., :-1],)
 
+    def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
+        x = blank(x, padding)
+        window = newest_first(at_least_float32(x), state[0].shape[-1]).mT
+        return self(x), (window.contiguous(),)
+
     def state_size(self, length: int) -> int:
         return self.C.shape[0] * (self.C.shape[1] - 1)
 
@@ -125,12 +137,19 @@ class H3(Mixer):
             return self.out(q * self.inner(k * v))
         if self.head_dim == 1:
             return self.out(self.inner(v, gate_in=k, gate_out=q))
-        q, k, v = (m.unflatten(-1, (self.num_heads, self.head_dim)) for m in (q, k, v))
+        q, k, v = self._heads_first(q, k, v)
         # [B, i, j, T, H]: the entries i, j of the outer product become part of the batch, heads become channels.
         # not einsum, which would make a product of matrices with head_dim rows for every position and head
-        q, k, v = (m.permute(0, 3, 1, 2) for m in (q, k, v))
         outer = k.unsqueeze(2) * v.unsqueeze(1)
         states = self.inner(outer.flatten(0, 2)).view_as(outer)
+        return self._read(states, q)
+
+    def _heads_first(self, *streams: Tensor) -> list[Tensor]:
+        """Streams [B, T, D] as [B, head_dim, T, H]."""
+        return [m.unflatten(-1, (self.num_heads, self.head_dim)).permute(0, 3, 1, 2) for m in streams]
+
+    def _read(self, states: Tensor, q: Tensor) -> Tensor:
+        """y [B, T, D] of states [B, i, j, T, H] and queries [B, i, T, H]."""
         return self.out((states * q.unsqueeze(2)).sum(1).permute(0, 2, 3, 1).flatten(-2))
 
     def init_state(self, batch_size: int, capacity: int) -> State:
@@ -151,6 +170,23 @@ class H3(Mixer):
         states, after = self.inner.step(outer.flatten(0, 2), tuple(rest))
         o = torch.einsum("bijh,bhi->bhj", states.view_as(outer), q)
         return self.out(o.flatten(-2)), (window, *after)
+
+    def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        k, window = self.shift.prefill(k, state[:1], padding)
+        # zeros as values are zeros as inputs of the inner model
+        v, rest = blank(v, padding), state[1:]
+        if isinstance(self.inner, S6):
+            y, after = self.inner.prefill(k * v, rest)
+            return self.out(q * y), (*window, *after)
+        if self.head_dim == 1:
+            assert isinstance(self.inner, (DiagonalSSM, LongConv))
+            y, after = self.inner.prefill(v, rest, gate_in=k, gate_out=q)
+            return self.out(y), (*window, *after)
+        q, k, v = self._heads_first(q, k, v)
+        outer = k.unsqueeze(2) * v.unsqueeze(1)
+        states, after = self.inner.prefill(outer.flatten(0, 2), rest)
+        return self._read(states.view_as(outer), q), (*window, *after)
 
     def state_size(self, length: int) -> int:
         return self.shift.state_size(length) + self.head_dim**2 * self.inner.state_size(length)

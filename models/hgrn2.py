@@ -22,7 +22,16 @@ from torch import Tensor, nn
 
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from models.backbone import BackboneConfig, require_divides
-from models.blocks import ChannelMixerKind, Mixer, NormKind, ResidualLinear, RMSNorm, at_least_float32
+from models.blocks import (
+    ChannelMixerKind,
+    LeftPadding,
+    Mixer,
+    NormKind,
+    ResidualLinear,
+    RMSNorm,
+    at_least_float32,
+    blank,
+)
 from suite.contracts import TaskSpec
 
 
@@ -77,6 +86,13 @@ class HGRN2(Mixer):
 
     def step(self, x_t: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
         o, new = gated_linear_attention_step(*self._project(x_t), state[0])
+        return self.out(self.norm(o.flatten(-2))), (new,)
+
+    def prefill(
+        self, x: Tensor, state: tuple[Tensor], padding: LeftPadding | None = None
+    ) -> tuple[Tensor, tuple[Tensor]]:
+        q, k, v, log_decay = self._project(x)
+        o, new = self.operator(q, blank(k, padding), v, log_decay, return_final_state=True)
         return self.out(self.norm(o.flatten(-2))), (new,)
 
     def state_size(self, length: int) -> int:

@@ -23,7 +23,14 @@ from torch import Tensor, nn
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.fft_conv import fft_conv
 from models.backbone import BackboneConfig
-from models.blocks import Mixer, ResidualLinear, at_least_float32
+from models.blocks import (
+    LeftPadding,
+    Mixer,
+    ResidualLinear,
+    at_least_float32,
+    blank,
+    newest_first,
+)
 from suite.contracts import TaskSpec
 
 State = tuple[Tensor, ...]
@@ -138,6 +145,18 @@ class LongConv(Mixer):
         y = (self.filter(history.shape[1]).t() * history).sum(1) + self.D * v
         return (y if gate_out is None else gate_out * y).to(x_t.dtype), (history,)
 
+    def prefill(
+        self,
+        x: Tensor,
+        state: State,
+        padding: LeftPadding | None = None,
+        gate_in: Tensor | None = None,
+        gate_out: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        x = blank(x, padding)
+        v = at_least_float32(x if gate_in is None else gate_in * x)
+        return self(x, gate_in, gate_out), (newest_first(v, state[0].shape[1]),)
+
     def state_size(self, length: int) -> int:
         return length * self.D.shape[0]
 
@@ -204,6 +223,20 @@ class Hyena(Mixer):
             v, (history,) = conv.step(v, (history,), gate_in=gates[-1 - i], gate_out=gates[0] if last else None)
             longer.append(history)
         return self.out(v), (window, *longer)
+
+    def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
+        streams, window = causal_conv1d(
+            blank(self.in_proj(x), padding), self.short_weight, self.short_bias, return_final_state=True
+        )
+        *gates, v = streams.chunk(self.num_streams, dim=-1)
+        histories = []
+        for i, conv in enumerate(self._convs()):
+            last = i == len(self.convs) - 1
+            v, (history,) = conv.prefill(
+                v, (state[1 + i],), padding, gate_in=gates[-1 - i], gate_out=gates[0] if last else None
+            )
+            histories.append(history)
+        return self.out(v), (window.to(state[0].dtype), *histories)
 
     def state_size(self, length: int) -> int:
         short = self.short_weight.shape[0] * (self.short_weight.shape[1] - 1)

@@ -19,7 +19,14 @@ from torch import Tensor, nn
 
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from models.backbone import BackboneConfig, require_divides
-from models.blocks import Mixer, ResidualLinear, RMSNorm, at_least_float32
+from models.blocks import (
+    LeftPadding,
+    Mixer,
+    ResidualLinear,
+    RMSNorm,
+    at_least_float32,
+    blank,
+)
 from suite.contracts import TaskSpec
 
 FeatureMap = Literal["elu+1", "relu", "swish", "identity"]
@@ -78,6 +85,13 @@ class LinearAttention(Mixer):
 
     def step(self, x_t: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
         o, new = gated_linear_attention_step(*self._project(x_t), None, state[0])
+        return self._output(o), (new,)
+
+    def prefill(
+        self, x: Tensor, state: tuple[Tensor], padding: LeftPadding | None = None
+    ) -> tuple[Tensor, tuple[Tensor]]:
+        q, k, v = self._project(x)
+        o, new = self.operator(q, blank(k, padding), v, return_final_state=True)
         return self._output(o), (new,)
 
     def state_size(self, length: int) -> int:

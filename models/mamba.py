@@ -29,7 +29,15 @@ from torch import Tensor, nn
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.selective_scan import selective_scan, selective_scan_step
 from models.backbone import BackboneConfig
-from models.blocks import ChannelMixerKind, Mixer, NormKind, ResidualLinear, at_least_float32
+from models.blocks import (
+    ChannelMixerKind,
+    LeftPadding,
+    Mixer,
+    NormKind,
+    ResidualLinear,
+    at_least_float32,
+    blank,
+)
 from models.hyena import LongConv
 from models.s4d import DiagonalSSM, State, check_ssm
 from suite.contracts import TaskSpec
@@ -83,6 +91,15 @@ class S6(Mixer):
             x_t, *self._select(x_t), state[0], D=self.D, z=z, dt_bias=self.dt_bias, dt_softplus=True
         )
         return y, state
+
+    def prefill(
+        self, x: Tensor, state: State, padding: LeftPadding | None = None, z: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        x = blank(x, padding)
+        y, after = selective_scan(
+            x, *self._select(x), D=self.D, z=z, dt_bias=self.dt_bias, dt_softplus=True, return_final_state=True
+        )
+        return y, (after,)
 
     def state_size(self, length: int) -> int:
         return self.log_A.numel()
@@ -148,6 +165,18 @@ class Mamba(Mixer):
             y, after = self.inner.step(x, tuple(rest))
             y = y if z is None else y * F.silu(z)
         return self.out(y), (window, *after)
+
+    def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
+        x, z = self._split(x)
+        convolved, window = causal_conv1d(
+            blank(x, padding), self.conv_weight, self.conv_bias, activation="silu", return_final_state=True
+        )
+        if isinstance(self.inner, S6):
+            y, after = self.inner.prefill(convolved, state[1:], padding, z)
+        else:
+            y, after = self.inner.prefill(convolved, state[1:], padding)
+            y = y if z is None else y * F.silu(z)
+        return self.out(y), (window.to(state[0].dtype), *after)
 
     def state_size(self, length: int) -> int:
         return self.conv_weight.shape[0] * (self.conv_weight.shape[1] - 1) + self.inner.state_size(length)

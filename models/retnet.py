@@ -20,7 +20,18 @@ from torch import Tensor, nn
 
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from models.backbone import BackboneConfig, require_divides
-from models.blocks import ChannelMixerKind, Mixer, NormKind, ResidualLinear, RMSNorm, Rotary, at_least_float32
+from models.blocks import (
+    ChannelMixerKind,
+    LeftPadding,
+    Mixer,
+    NormKind,
+    ResidualLinear,
+    RMSNorm,
+    Rotary,
+    at_least_float32,
+    blank,
+    positions_seen,
+)
 from suite.contracts import TaskSpec
 
 State = tuple[Tensor, Tensor]
@@ -73,6 +84,13 @@ class RetNet(Mixer):
         q, k, v, gate = self._project(x_t.unsqueeze(1), clock.unsqueeze(1))
         o, memory = gated_linear_attention_step(q[:, 0], k[:, 0], v[:, 0], self.log_decay, memory)
         return self._output(o, gate[:, 0]), (memory, clock + 1)
+
+    def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
+        # the rotation of a padded position is of no account
+        time = torch.arange(x.shape[1], device=x.device) if padding is None else padding.time.clamp(min=0)
+        q, k, v, gate = self._project(x, time)
+        o, memory = self.operator(q, blank(k, padding), v, self.log_decay, return_final_state=True)
+        return self._output(o, gate), (memory, positions_seen(x, padding))
 
     def state_size(self, length: int) -> int:
         return self.num_heads * self.key_dim * self.value_dim

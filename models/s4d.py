@@ -23,7 +23,14 @@ from torch import Tensor, nn
 from kernels.lti_ssm import lti_ssm, lti_ssm_step
 from kernels.ssm_kernel import ssm_kernel
 from models.backbone import BackboneConfig
-from models.blocks import Mixer, ResidualLinear, as_autocast, at_least_float32
+from models.blocks import (
+    LeftPadding,
+    Mixer,
+    ResidualLinear,
+    as_autocast,
+    at_least_float32,
+    blank,
+)
 from suite.contracts import TaskSpec
 
 Initialisation = Literal["lin", "inv", "legs"]
@@ -150,6 +157,10 @@ class DiagonalSSM(Mixer):
         """The eigenvalues A [D, N / 2], one of each conjugate pair."""
         return self._system()[0]
 
+    def _check_causal(self) -> None:
+        if self.bidirectional:
+            raise ValueError("s4d: bidirectional=True reads the future and has no step; set bidirectional=False.")
+
     def init_state(self, batch_size: int, capacity: int) -> State:
         log_A = at_least_float32(self.log_A_real)
         shape = (batch_size, self.log_dt.shape[0], log_A.shape[1])
@@ -158,8 +169,7 @@ class DiagonalSSM(Mixer):
     def step(
         self, x_t: Tensor, state: State, gate_in: Tensor | None = None, gate_out: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        if self.bidirectional:
-            raise ValueError("s4d: bidirectional=True reads the future and has no step; set bidirectional=False.")
+        self._check_causal()
         y = lti_ssm_step(
             x_t,
             *self._system(),
@@ -170,6 +180,26 @@ class DiagonalSSM(Mixer):
             gate_out=gate_out,
         )
         return y, state
+
+    def prefill(
+        self,
+        x: Tensor,
+        state: State,
+        padding: LeftPadding | None = None,
+        gate_in: Tensor | None = None,
+        gate_out: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        self._check_causal()
+        y, after = self.operator(
+            blank(x, padding),
+            *self._system(),
+            D=self.D,
+            discretization=self.discretization,
+            gate_in=gate_in,
+            gate_out=gate_out,
+            return_final_state=True,
+        )
+        return y, (after,)
 
     def state_size(self, length: int) -> int:
         return 2 * self.log_dt.shape[0] * self.A_imag.shape[1]
@@ -200,6 +230,10 @@ class SSMLayer(Mixer):
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         v, state = self.ssm.step(as_autocast(x_t), state)
+        return self._output(v), state
+
+    def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
+        v, state = self.ssm.prefill(as_autocast(x), state, padding)
         return self._output(v), state
 
     def state_size(self, length: int) -> int:

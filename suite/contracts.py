@@ -265,6 +265,10 @@ class Mixer(Protocol):
         """One step: x_t [B, D] and the state to y_t [B, D] and the next state."""
         ...
 
+    def restart(self, state: Any) -> None:
+        """Sets a state back to that before the first step, in place."""
+        ...
+
     def state_size(self, length: int) -> int:
         """Elements that must be kept, for one sequence, to continue after `length` steps (complex counts as two)."""
         ...
@@ -295,6 +299,20 @@ class Stepwise(Protocol):
         """The state before the first position. ValueError for a model that reads the future.
 
         capacity: number of positions that a state which keeps all of them has room for; None: the task's max_length.
+        """
+        ...
+
+    def restart(self, state: Any) -> None:
+        """Sets a state back to that before the first position, in place."""
+        ...
+
+    def prefill(
+        self, inputs: Tensor, lengths: Tensor | None = None, *, state: Any = None, capacity: int | None = None
+    ) -> tuple[Tensor, Any]:
+        """Logits [B, num_classes] of the last position of inputs [B, T] or [B, T, C], and the state behind it.
+
+        lengths: [B], 1 to T: positions of each row that are no padding, which stands in front. None: all.
+        state: one of `init_state` or after `restart`, changed in place; None: a new one of that capacity.
         """
         ...
 

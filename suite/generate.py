@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from suite.capture import record
 from suite.contracts import Stepwise
-
-
-def tensors(state: Any) -> Iterator[Tensor]:
-    """The tensors of a state, in a fixed order: tuples, lists and dataclasses of tensors or None."""
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, (tuple, list)):
-        for part in state:
-            yield from tensors(part)
-    elif is_dataclass(state):
-        for item in fields(state):
-            yield from tensors(getattr(state, item.name))
+from suite.state import copy_into, tensors
 
 
 @torch.no_grad()
@@ -55,9 +42,7 @@ def generate(
             logits, after = model.step(token, state)
             p = torch.softmax(logits.float() / temperature, dim=-1)
             token.copy_((p / torch.empty_like(p).exponential_()).argmax(-1))
-            for old, new in zip(held, tensors(after), strict=True):
-                if new is not old:
-                    old.copy_(new)
+            copy_into(state, after)
 
         advance: Callable[[], None] = step
         if device.type == "cuda":

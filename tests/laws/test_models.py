@@ -10,7 +10,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from models import MODELS
+from models.blocks import LeftPadding, Mixer
 from suite.contracts import TaskSpec
+from suite.state import tensors
 
 # crosses the boundary of a chunk of 64 positions
 LENGTH = 70
@@ -109,6 +111,125 @@ def test_stepping_through_a_signal_ends_in_the_sequence_readout(name, pooling):
 
 
 @every_model
+@pytest.mark.parametrize("cut", [1, 37, 66])
+@torch.no_grad()
+def test_prefill_then_steps_equal_the_parallel_form(name, cut):
+    model, inputs = build(name), make_inputs(TOKENS)
+    parallel = model(inputs)
+    logits, state = model.prefill(inputs[:, :cut])
+    got = [logits]
+    for t in range(cut, LENGTH):
+        logits, state = model.step(inputs[:, t], state)
+        got.append(logits)
+    scale = parallel.abs().max().item()
+    torch.testing.assert_close(torch.stack(got, 1), parallel[:, cut - 1 :], rtol=1e-9, atol=1e-9 * scale)
+
+
+@every_model
+@torch.no_grad()
+def test_prefill_ends_in_the_state_of_the_steps(name):
+    model, inputs = build(name, short_conv=3), make_inputs(TOKENS, 66)
+    _, expected = unroll(model, inputs)
+    used = model.init_state(3)
+    model.step(inputs[:, 0], used)
+    model.restart(used)
+    for state in (model.prefill(inputs)[1], model.prefill(inputs, state=used)[1]):
+        for got, wanted in zip(tensors(state), tensors(expected), strict=True):
+            assert got.dtype == wanted.dtype
+            torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+
+
+@every_model
+@torch.no_grad()
+def test_prefill_of_padded_rows_is_that_of_the_base_class(name):
+    mixer, padding = build(name, num_layers=1).mixers[0], LeftPadding.of(torch.tensor([9, 1, 5]), 9)
+    x = torch.randn(3, 9, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    wanted_y, wanted = Mixer.prefill(mixer, x, mixer.init_state(3, 12), padding)
+    y, state = mixer.prefill(x, mixer.init_state(3, 12), padding)
+    real = padding.time >= 0
+    assert torch.isfinite(y).all()
+    torch.testing.assert_close(y[real], wanted_y[real], rtol=1e-9, atol=1e-9)
+    # what a cache holds behind the positions of a row is not read
+    for got, expected in zip(tensors(state), tensors(wanted), strict=True):
+        if name in ("attention", "transformer++") and got.ndim == 4:
+            filled = torch.arange(12) < padding.lengths[:, None]
+            got, expected = got[filled], expected[filled]
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+
+
+@every_model
+@torch.no_grad()
+def test_rows_padded_on_the_left_are_read_as_they_would_be_alone(name):
+    position = "learned" if name == "attention" else None
+    model = build(name, short_conv=2, **({"position": position} if position else {}))
+    inputs, lengths, steps = make_inputs(TOKENS), torch.tensor([40, 2, 29]), 5
+    # the values of the padding are random too
+    logits, state = model.prefill(inputs[:, :40], lengths)
+    got = [logits]
+    for t in range(40, 40 + steps):
+        logits, state = model.step(inputs[:, t], state)
+        got.append(logits)
+    for row, length in enumerate(lengths.tolist()):
+        alone = model(inputs[row : row + 1, 40 - length : 40 + steps])[0, length - 1 :]
+        torch.testing.assert_close(torch.stack(got, 1)[row], alone, rtol=1e-9, atol=1e-9 * alone.abs().max().item())
+
+
+@every_model
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+@torch.no_grad()
+def test_prefill_of_a_signal_is_the_sequence_readout(name, pooling):
+    model, inputs = build(name, SIGNAL, pooling=pooling), make_inputs(SIGNAL)
+    torch.testing.assert_close(model.prefill(inputs)[0], model(inputs), rtol=1e-9, atol=1e-9)
+    lengths = torch.tensor([70, 11, 3])
+    logits, _ = model.prefill(inputs, lengths)
+    for row, length in enumerate(lengths.tolist()):
+        alone = model(inputs[row : row + 1, LENGTH - length :])[0]
+        torch.testing.assert_close(logits[row], alone, rtol=1e-9, atol=1e-9)
+
+
+@every_model
+@torch.no_grad()
+def test_the_state_of_a_recurrent_model_does_not_grow(name):
+    model = build(name)
+    grows = name in ("attention", "transformer++", "hyena")
+    assert (model.state_size(64) > model.state_size(1)) == grows
+    # tensors keep their shapes all the same, so that a step can be recorded
+    state = model.init_state(2, 64)
+    shapes = [part.shape for part in tensors(state)]
+    _, after = model.step(make_inputs(TOKENS, 1, 2)[:, 0], state)
+    assert [part.shape for part in tensors(after)] == shapes
+    assert [part.shape for part in tensors(model.prefill(make_inputs(TOKENS, 9, 2), capacity=64)[1])] == shapes
+
+
+@every_model
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.slow
+@torch.no_grad()
+def test_hundreds_of_steps_stay_near_the_parallel_form(name, precision):
+    length, cut = 576, 64
+    spec = dataclasses.replace(TOKENS, max_length=length)
+    exact = build(name, spec, init_std=0.05)
+    inputs = make_inputs(spec, length)
+    wanted = exact(inputs)
+    model = build(name, spec, dtype=torch.float32, init_std=0.05)
+    model.load_state_dict(exact.state_dict())
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+        parallel = model(inputs)
+        logits, state = model.prefill(inputs[:, :cut])
+        got = [logits]
+        for t in range(cut, length):
+            logits, state = model.step(inputs[:, t], state)
+            got.append(logits)
+    floor = {"fp32": 1e-5, "bf16": 1e-2}[precision] * wanted.square().mean().sqrt()
+    # twice what the parallel form loses in this precision, as for operators
+    lost_parallel, lost = (
+        (x.double() - wanted[:, cut - 1 :]).square().mean().sqrt()
+        for x in (parallel[:, cut - 1 :], torch.stack(got, dim=1))
+    )
+    assert lost <= 2 * lost_parallel + floor
+
+
+@every_model
 @torch.no_grad()
 def test_state_size_is_what_is_stored(name):
     batch, length = 2, 9
@@ -185,7 +306,8 @@ def test_no_step_of_training_or_decoding_reads_a_tensor_value(name):
         model(torch.zeros(2, LENGTH, dtype=torch.int16)).sum().backward()
         model.eval()
         with torch.no_grad():
-            state = model.init_state(2)
+            model.restart(model.init_state(2))
+            _, state = model.prefill(torch.zeros(2, 9, dtype=torch.int16), torch.ones(2, dtype=torch.long))
             for _ in range(3):
                 logits, state = model.step(torch.zeros(2, dtype=torch.int16), state)
     assert logits.shape == (2, TOKENS.num_classes)

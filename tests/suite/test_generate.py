@@ -5,7 +5,8 @@ import torch
 
 from models import MODELS
 from suite.contracts import TaskSpec
-from suite.generate import generate, tensors
+from suite.generate import generate
+from suite.state import tensors
 
 CPU = torch.device("cpu")
 SPEC = TaskSpec(input="tokens", num_classes=12, readout="token", max_length=24, vocab_size=12)

@@ -1,0 +1,39 @@
+"""The state of a model between two steps: tensors in nested tuples, lists and dataclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+
+def tensors(state: Any) -> Iterator[Tensor]:
+    """The tensors of a state, in a fixed order."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, (tuple, list)):
+        for part in state:
+            yield from tensors(part)
+    elif is_dataclass(state):
+        for item in fields(state):
+            yield from tensors(getattr(state, item.name))
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], state: Any) -> Any:
+    """The state with `function` applied to every tensor, in the order of `tensors`."""
+    if isinstance(state, Tensor):
+        return function(state)
+    if isinstance(state, (tuple, list)):
+        return type(state)(map_tensors(function, part) for part in state)
+    if is_dataclass(state) and not isinstance(state, type):
+        return replace(state, **{item.name: map_tensors(function, getattr(state, item.name)) for item in fields(state)})
+    return state
+
+
+def copy_into(old: Any, new: Any) -> None:
+    """Copies the values of a state into the tensors of another one, except where both share a tensor."""
+    for target, source in zip(tensors(old), tensors(new), strict=True):
+        if target is not source:
+            target.copy_(source)

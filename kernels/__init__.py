@@ -10,6 +10,10 @@ OPERATORS = {
     ),
     "gated_linear_attention_step": ("kernels.gated_linear_attention.workloads:STEP", "one step of it"),
     "gated_slot_attention": ("kernels.gated_slot_attention.workloads:WORKLOAD", "M gated slots, read by a softmax"),
+    "linear_cross_entropy": (
+        "kernels.linear_cross_entropy.workloads:WORKLOAD",
+        "readout and cross entropy, without the logits of all tokens",
+    ),
     "lti_ssm": ("kernels.lti_ssm.workloads:WORKLOAD", "diagonal time-invariant state space model: S4D, DSS, H3"),
     "selective_scan": ("kernels.selective_scan.workloads:WORKLOAD", "Mamba's input-dependent recurrence"),
     "selective_scan_step": ("kernels.selective_scan.workloads:STEP", "one step of it, state in place"),

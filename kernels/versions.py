@@ -10,6 +10,7 @@ VERSIONS = {
     "fft_conv": 1,
     "gated_linear_attention": 1,
     "gated_slot_attention": 1,
+    "linear_cross_entropy": 1,
     "lti_ssm": 1,
     "selective_scan": 1,
     "ssm_kernel": 1,

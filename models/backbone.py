@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 from torch import Tensor, nn
 
+from kernels.linear_cross_entropy import aligned_linear, linear_cross_entropy
 from models.blocks import (
     NORM_MODULES,
     BaseConv,
@@ -37,7 +38,7 @@ from models.blocks import (
     sinusoidal_table,
     take_positions,
 )
-from suite.contracts import Config, Convolution, Model, ModelConfig, ParamGroup, TaskSpec
+from suite.contracts import IGNORE, Config, Convolution, HasReadout, Model, ModelConfig, ParamGroup, TaskSpec
 
 NO_DECAY_KINDS = ("bias", "norm", "embedding")
 
@@ -313,7 +314,23 @@ class Backbone(nn.Module):
         return None if self.pos_table is None else F.embedding(time, self.pos_table)
 
     def forward(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Logits [B, P, num_classes] at `positions` [B, P] (all T where None), or [B, num_classes].
+        """Logits [B, P, num_classes] at `positions` [B, P] (all T where None), or [B, num_classes]; see `hidden`."""
+        return self.readout(self.hidden(inputs, positions))
+
+    def readout(self, hidden: Tensor) -> Tensor:
+        """Logits of the hidden states that `hidden` gives."""
+        if isinstance(self.head, nn.Linear):
+            return aligned_linear(hidden, self.head.weight, self.head.bias)
+        return self.head(hidden)
+
+    def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross entropy of `readout(hidden)` against integer targets, `IGNORE` where there is no label."""
+        if isinstance(self.head, nn.Linear):
+            return linear_cross_entropy(hidden, self.head.weight, targets, self.head.bias, ignore_index=IGNORE)
+        return F.cross_entropy(self.head(hidden).float(), targets, ignore_index=IGNORE)
+
+    def hidden(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Input of the readout: states [B, P, D] at `positions` [B, P] (all T where None), or summaries [B, D].
 
         inputs: [B, T] integers of any dtype, or [B, T, C] floats; with two towers [B, 2 T], one sequence after the
             other.
@@ -342,7 +359,7 @@ class Backbone(nn.Module):
             x = self.final_norm(last.forward_at(x, positions.long()))
         if self.spec.readout == "sequence":
             x = self._summary(x, positions)
-        return self.head(x)
+        return x
 
     def _check_length(self, length: int) -> None:
         if self.config.position in ("learned", "sinusoidal") and length > self.spec.max_length:
@@ -528,4 +545,7 @@ if TYPE_CHECKING:
         return config
 
     def _model(model: Backbone) -> Model:
+        return model
+
+    def _readout(model: Backbone) -> HasReadout:
         return model

@@ -364,6 +364,27 @@ class Model(Stepwise, Protocol):
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> Any: ...
 
 
+@runtime_checkable
+class HasReadout(Protocol):
+    """A model with a readout apart from its layers, so that no tensor need hold the logits of all positions.
+
+    `readout(hidden(inputs, positions))` is what the model gives. A model without these methods is trained on its
+    logits.
+    """
+
+    def hidden(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
+        """What the readout takes, [B, P, ...], or [...] with one or more rows a sequence for a sequence readout."""
+        ...
+
+    def readout(self, hidden: Tensor) -> Tensor:
+        """Logits [B, P, num_classes] or [B, num_classes]. For a token readout, each row depends on its own states."""
+        ...
+
+    def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross entropy of `readout(hidden)`, a float32 scalar; targets are `IGNORE` where there is no label."""
+        ...
+
+
 class HasWidth(Protocol):
     """Options of a model of one width."""
 

@@ -13,16 +13,16 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from suite import measure
 from suite.capture import record
-from suite.contracts import IGNORE, Batch, Generating, HasExponentials, Model, Segment, Task
+from suite.contracts import Batch, Generating, HasExponentials, Model, Segment, Task
 from suite.data import (
     FreshOrder,
     Order,
@@ -37,6 +37,7 @@ from suite.data import (
 from suite.generate import generate
 from suite.learned_kernels import kernel_rows
 from suite.numerics import autocast, numerics
+from suite.readout import logits_by_rows, mean_loss
 from suite.rng import torch_seed
 from suite.runs import Outcome, Progress, Report, RunEnded, Stop, never
 from suite.schedule import Plateau, lr_factor
@@ -191,14 +192,17 @@ class Trainer:
 
     # ---------------------------------------------------------------- one step
 
-    def _logits(self, batch: Batch) -> Tensor:
+    def _mean_loss(self, batch: Batch) -> Tensor:
         positions = None if batch.positions is None else batch.positions.long()
         with autocast(self.train.precision, self.device):
-            return self.model(batch.inputs, positions).float()
+            return mean_loss(self.model, batch.inputs, batch.targets.long(), positions)
 
-    def _mean_loss(self, batch: Batch) -> Tensor:
-        logits = self._logits(batch)
-        return F.cross_entropy(logits.flatten(0, -2), batch.targets.long().flatten(), ignore_index=IGNORE)
+    def _logits(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+        """Logits of a batch and their targets, a few rows at a time where there are many logits."""
+        positions = None if batch.positions is None else batch.positions.long()
+        num_classes = self.run.task.spec.num_classes
+        cast = partial(autocast, self.train.precision, self.device)
+        return logits_by_rows(self.model, batch.inputs, batch.targets.long(), positions, num_classes, cast)
 
     def _train_step(self, batch: Batch) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -216,11 +220,12 @@ class Trainer:
 
     def _eval_step(self, batch: Batch) -> None:
         with torch.no_grad():
-            for metric, (total, count) in self.run.task.score(self._logits(batch), batch.targets.long()).items():
-                if metric not in self.sums:
-                    self.sums[metric] = torch.zeros(2, dtype=torch.float64, device=self.device)
-                self.sums[metric][0] += total
-                self.sums[metric][1] += count
+            for logits, targets in self._logits(batch):
+                for metric, (total, count) in self.run.task.score(logits, targets).items():
+                    if metric not in self.sums:
+                        self.sums[metric] = torch.zeros(2, dtype=torch.float64, device=self.device)
+                    self.sums[metric][0] += total
+                    self.sums[metric][1] += count
 
     def _call(self, kind: str, function: Callable[[Batch], None], segment: Segment, rows: Tensor) -> None:
         """Calls `function` on the given rows: directly on a CPU, as a replayed graph on a GPU."""
@@ -459,7 +464,8 @@ class Trainer:
 
         def forward() -> None:
             with torch.no_grad():
-                self._logits(batch)
+                for _ in self._logits(batch):
+                    pass
 
         call: Callable[[], None] = forward
         if self.device.type == "cuda":

@@ -12,7 +12,6 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from suite.bench.config import SpeedConfig, SpeedRun
@@ -22,6 +21,7 @@ from suite.capture import record
 from suite.contracts import Layered, Model
 from suite.measure import reset_peak_memory
 from suite.numerics import autocast, numerics
+from suite.readout import mean_loss
 from suite.runs import Report, Stop, never
 
 MakeStep = Callable[[Model, SpeedConfig, int, torch.device], Callable[[], None]]
@@ -80,8 +80,8 @@ def train_step(model: Model, speed: SpeedConfig, length: int, device: torch.devi
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         with autocast(speed.precision, device):
-            logits = model(inputs).float()
-        F.cross_entropy(logits.flatten(0, -2), targets.flatten()).backward()
+            loss = mean_loss(model, inputs, targets)
+        loss.backward()
         optimizer.step()
 
     return step

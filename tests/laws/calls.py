@@ -25,6 +25,8 @@ from kernels.gated_linear_attention import gated_linear_attention, gated_linear_
 from kernels.gated_linear_attention.reference import gated_linear_attention_reference
 from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
 from kernels.gated_slot_attention.reference import gated_slot_attention_reference
+from kernels.linear_cross_entropy import linear_cross_entropy
+from kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
 from kernels.lti_ssm import lti_ssm, lti_ssm_step
 from kernels.lti_ssm.reference import lti_ssm_reference
 from kernels.selective_scan import selective_scan, selective_scan_step
@@ -166,6 +168,15 @@ def _system(draw: Draw, *, shared: bool = False) -> Inputs:
     }
 
 
+def _linear_cross_entropy(draw: Draw) -> Iterator[Call]:
+    inputs = {"x": draw(2, LENGTH, 3), "weight": draw(11, 3), "targets": draw.integers(11, 2, LENGTH)}
+    both = _pair(linear_cross_entropy, linear_cross_entropy_reference)
+    yield Call("plain", both, inputs)
+    targets = inputs["targets"].clone()
+    targets[0, ::2] = -1
+    yield Call("bias, not all labelled", both, inputs | {"bias": draw(11), "targets": targets, "ignore_index": -1})
+
+
 def _lti_ssm(draw: Draw) -> Iterator[Call]:
     u, gates, state = draw(2, LENGTH, 3), draw(2, 2, LENGTH, 3), draw.complex(2, 3, 4)
     both = _pair(lti_ssm, lti_ssm_reference, return_final_state=True)
@@ -227,6 +238,7 @@ OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
     "gated_linear_attention": _gated_linear_attention,
     "gated_linear_attention_step": _gated_linear_attention_step,
     "gated_slot_attention": _gated_slot_attention,
+    "linear_cross_entropy": _linear_cross_entropy,
     "lti_ssm": _lti_ssm,
     "selective_scan": _selective_scan,
     "selective_scan_step": _selective_scan_step,

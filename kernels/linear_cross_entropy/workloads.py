@@ -1,0 +1,90 @@
+"""The benchmark's description of the readout with its cross entropy. T is the number of tokens, of all sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.linear_cross_entropy import linear_cross_entropy
+from kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes
+
+
+def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    length, width = sizes(shape, "TD")
+    classes = int(shape["classes"])
+    device = generator.device
+    targets = torch.randint(classes, (length,), generator=generator, device=device)
+    # one token in eight has no label
+    unlabelled = torch.rand(length, generator=generator, device=device) < 0.125
+    return {
+        "x": normal(generator, dtype, length, width),
+        "weight": normal(generator, dtype, classes, width) * width**-0.5,
+        "targets": targets.masked_fill_(unlabelled, -100),
+    }
+
+
+def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """x, weight and targets are read once, and with a backward pass the gradients are written once; no logits."""
+    length, width = sizes(shape, "TD")
+    classes = int(shape["classes"])
+    tensors = (length + classes) * width * dtype.itemsize
+    return Cost(
+        num_bytes=(2 if backward else 1) * tensors + 8 * length,
+        num_flops=(3 if backward else 1) * 2 * length * width * classes,
+        matrix=True,
+        num_exponentials=(2 if backward else 1) * length * classes,
+    )
+
+
+def short(shape: Shape) -> Shape:
+    # the number of classes chooses the kernel
+    return {**shape, "T": min(72, int(shape["T"])), "D": min(64, int(shape["D"]))}
+
+
+def load_triton() -> Callable[..., Any]:
+    import triton  # noqa: F401
+
+    return partial(linear_cross_entropy, backend="triton")
+
+
+def plain(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(x, weight).float(), targets)
+
+
+def load_liger() -> Callable[..., Tensor]:
+    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+
+    def peer(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        loss: Tensor = LigerFusedLinearCrossEntropyFunction.apply(x, weight, targets)[0]
+        return loss
+
+    return peer
+
+
+PAPER: tuple[Shape, ...] = (
+    {"T": 16384, "D": 768, "classes": 50277},
+    {"T": 16384, "D": 2048, "classes": 32000},
+    {"T": 8192, "D": 128, "classes": 8192},
+)
+
+WORKLOAD = Workload(
+    op="linear_cross_entropy",
+    reference=linear_cross_entropy_reference,
+    make_inputs=make_inputs,
+    cost=cost,
+    short=short,
+    implementations=(
+        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation("torch", "ours", lambda: partial(linear_cross_entropy, backend="torch")),
+        Implementation("cross_entropy", "torch", lambda: plain),
+        Implementation("liger", "peer", load_liger, cold_start=True),
+    ),
+    shapes={"quick": (PAPER[0], PAPER[2]), "paper": PAPER},
+    dtypes=(torch.bfloat16,),
+)

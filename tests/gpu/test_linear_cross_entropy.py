@@ -1,0 +1,103 @@
+"""The readout with its cross entropy on the device: accuracy, memory, CUDA graphs, determinism."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kernels.linear_cross_entropy import aligned_linear, linear_cross_entropy
+from kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
+from kernels.linear_cross_entropy.triton import linear_cross_entropy_triton
+from suite.accuracy import assert_close, assert_matches_reference, run
+from tests.kernels.test_linear_cross_entropy import make_inputs
+
+SHAPES = [(300, 64, 32), (700, 8192, 128), (1000, 16385, 64), (600, 50277, 64), (5000, 256, 96)]
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(poisoned_memory):
+    pass
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_kernels_equal_the_reference(shape, dtype):
+    def op(x, weight, targets, bias):
+        return linear_cross_entropy_triton(x, weight, targets, bias, -100, chunk_bytes=1 << 24)
+
+    assert_matches_reference(op, linear_cross_entropy_reference, make_inputs(*shape), dtype=dtype, device="cuda")
+
+
+def on_device(inputs, dtype=torch.float32):
+    return {key: x.to("cuda", dtype) if x.is_floating_point() else x.cuda() for key, x in inputs.items()}
+
+
+@pytest.mark.parametrize("shape", SHAPES[1:4])
+def test_autocast_errs_at_most_twice_as_much_as_torch(shape):
+    inputs = on_device(make_inputs(*shape, bias=False))
+    exact_inputs = {key: x.double() if x.is_floating_point() else x for key, x in inputs.items()}
+
+    def plain(x, weight, targets):
+        return F.cross_entropy(F.linear(x, weight).float(), targets)
+
+    def results(op, values):
+        losses, gradients = run(op, values, [torch.ones((), device="cuda")])
+        return [losses[0], *gradients.values()]
+
+    exact = results(plain, exact_inputs)
+    with torch.autocast("cuda", torch.bfloat16):
+        plains, ours = results(plain, inputs), results(partial(linear_cross_entropy, backend="triton"), inputs)
+    for actual, other, expected in zip(ours, plains, exact, strict=True):
+        assert actual.dtype == torch.float32
+        assert_close(actual, expected, torch.bfloat16, plain=other)
+
+
+def test_the_logits_of_all_tokens_are_never_in_memory():
+    x = torch.randn(16384, 64, device="cuda", requires_grad=True)
+    weight = torch.randn(50277, 64, device="cuda", requires_grad=True)
+    targets = torch.randint(50277, (16384,), device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with torch.autocast("cuda", torch.bfloat16):
+        linear_cross_entropy(x, weight, targets).backward()
+    assert torch.cuda.max_memory_allocated() - before < 400 << 20
+
+
+def test_a_recorded_call_follows_its_inputs_and_is_bitwise_repeatable():
+    inputs = on_device(make_inputs(3000, 8200, 32, bias=False))
+    inputs["x"].requires_grad_()
+    inputs["weight"].requires_grad_()
+    wanted = [inputs["x"], inputs["weight"]]
+
+    def call():
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+            loss = linear_cross_entropy(**inputs)
+        return loss, *torch.autograd.grad(loss, wanted)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        recorded = call()
+    for seed in (1, 2):
+        with torch.no_grad():
+            for key, value in on_device(make_inputs(3000, 8200, 32, bias=False, seed=seed)).items():
+                inputs[key].copy_(value)
+        graph.replay()
+        first = [x.clone() for x in recorded]
+        graph.replay()
+        for replayed, before, direct in zip(recorded, first, call(), strict=True):
+            assert torch.equal(replayed, before)
+            assert torch.equal(replayed, direct)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_aligned_readout_equals_the_plain_one(dtype):
+    x, weight = torch.randn(600, 64, device="cuda", dtype=dtype), torch.randn(50277, 64, device="cuda", dtype=dtype)
+    logits = aligned_linear(x, weight)
+    assert logits.shape == (600, 50277)
+    exact = F.linear(x.double(), weight.double())
+    assert_close(logits, exact, dtype, plain=F.linear(x, weight))

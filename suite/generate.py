@@ -1,55 +1,190 @@
-"""Draws sequences from a model, one token after the other, with its recurrent step."""
+"""Continues sequences with a model: reads the prompts in parallel, then draws one token after the other.
+
+    state = prefill(prompt);   x_t ~ p_t = softmax(logits_t / temperature);   logits_{t+1}, state = step(x_t, state)
+
+A token is drawn as argmax(p / e) with e ~ Exp(1), all on the device. On a GPU a step is recorded once as a CUDA graph;
+states have a fixed capacity, so that no shape changes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from suite.capture import record
 from suite.contracts import Stepwise
-from suite.state import copy_into, tensors
+from suite.state import copy_into
+
+EVERY = 32
+"""Steps after which the host looks whether all rows have stopped."""
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class Sampling:
+    """Rule by which a token follows from logits."""
+
+    temperature: float = 1.0
+    """Divisor of the logits; 0: the likeliest token."""
+    top_k: int | None = None
+    """Draw from the k likeliest tokens only."""
+    top_p: float | None = None
+    """Draw from the fewest likeliest tokens whose probabilities add up to at least p."""
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise ValueError(f"generate: temperature must be at least 0, got {self.temperature}.")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"generate: top_k must be at least 1, got {self.top_k}.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"generate: top_p must lie in (0, 1], got {self.top_p}.")
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Tokens [B] of logits [B, num_classes]; random numbers are from torch's default generator."""
+        if self.temperature == 0:
+            return logits.argmax(-1)
+        p = torch.softmax(logits.float() / self.temperature, dim=-1)
+        if self.top_k is not None and self.top_k < p.shape[-1]:
+            p = p.where(p >= p.topk(self.top_k, dim=-1).values[:, -1:], 0.0)
+        if self.top_p is not None:
+            descending = p.sort(dim=-1, descending=True).values
+            # the sum of p before a token counts, so that the token with which it reaches top_p is kept
+            before = descending.cumsum(dim=-1) - descending
+            wanted = before < self.top_p * descending.sum(dim=-1, keepdim=True)
+            p = p.where(p >= descending.where(wanted, torch.inf).amin(dim=-1, keepdim=True), 0.0)
+        return (p / torch.empty_like(p).exponential_()).argmax(-1)
+
+
+class Decoder:
+    """A model with the memory to continue a batch of sequences, again and again.
+
+    capacity: number of positions that a sequence may have. It does not count the last token that is drawn, which the
+    model never reads.
+    stop: tokens after which a row repeats the token that stopped it.
+    """
+
+    def __init__(
+        self,
+        model: Stepwise,
+        batch_size: int,
+        capacity: int,
+        device: torch.device,
+        *,
+        sampling: Sampling = Sampling(),
+        stop: Collection[int] = (),
+    ) -> None:
+        self.model, self.sampling = model, sampling
+        self.token = torch.zeros(batch_size, dtype=torch.long, device=device)
+        """[B]: the last token of every row."""
+        self.stopped = torch.zeros(batch_size, dtype=torch.bool, device=device)
+        """[B]: whether a row has stopped."""
+        self._stop = torch.tensor(sorted(stop), device=device) if stop else None
+        self.state = model.init_state(batch_size, capacity)
+        self.advance: Callable[[], None] = self._step
+        """Reads `token` and draws the next one into it."""
+        if device.type == "cuda":
+            # the state is not put back afterwards: `start` does so without a copy of a large cache
+            self.advance = record(self._step, lambda: (self.token, self.stopped), device, None)
+
+    @torch.no_grad()
+    def start(self, prompts: Tensor, lengths: Tensor | None = None) -> bool:
+        """Reads prompts [B, P], and draws the first token unless P is 1. Gives whether there is a token already.
+
+        lengths: [B]: tokens of each row; what stands in front of shorter ones is not read.
+        """
+        self.model.restart(self.state)
+        self.stopped.zero_()
+        if prompts.shape[1] == 1:
+            self.token.copy_(prompts[:, 0])
+            return False
+        logits, after = self.model.prefill(prompts, lengths, state=self.state)
+        copy_into(self.state, after)
+        self._draw(logits)
+        return True
+
+    @torch.no_grad()
+    def _step(self) -> None:
+        logits, after = self.model.step(self.token, self.state)
+        copy_into(self.state, after)
+        self._draw(logits)
+
+    def _draw(self, logits: Tensor) -> None:
+        token = self.sampling(logits)
+        if self._stop is None:
+            self.token.copy_(token)
+        else:
+            self.token.copy_(torch.where(self.stopped, self.token, token))
+            self.stopped.copy_(torch.isin(self.token, self._stop) | self.stopped)
+
+
 def generate(
     model: Stepwise,
-    num_rows: int,
-    length: int,
-    first: int,
-    device: torch.device,
-    seed: int,
+    prompts: Tensor,
+    max_new_tokens: int,
     *,
+    lengths: Tensor | None = None,
     temperature: float = 1.0,
-    between: Callable[[], None] = lambda: None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop: Collection[int] = (),
+    seed: int = 0,
+    callback: Callable[[Tensor], None] | None = None,
+    every: int = EVERY,
 ) -> Tensor:
-    """Tokens [num_rows, length], int64, on the device; before the first of them the model sees `first`.
+    """Tokens [B, N], int64, that follow the prompts [B, P] on their device, where N is at most `max_new_tokens`.
 
-        x_0 = first;   x_t ~ softmax(logits_t / temperature)
+    The model must be in evaluation mode. torch's generators are left as they were.
 
-    drawn as argmax(p / e) with e ~ Exp(1). On a GPU a step is a recorded graph.
-    between: called every 256 steps; it may raise to interrupt.
+    lengths:  [B]: tokens of each prompt, which are its last ones; None: all P.
+    temperature, top_k, top_p: as in `Sampling`; 0 is greedy.
+    stop:     a row ends with the first of these tokens and repeats it to the length of the longest row.
+    callback: called with the new tokens [B, n] every `every` steps; it may raise to interrupt.
     """
+    _check(prompts, max_new_tokens, lengths)
+    device = prompts.device
+    parts: list[Tensor] = []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        token = torch.full((num_rows,), first, dtype=torch.long, device=device)
-        out = torch.empty(num_rows, length, dtype=torch.long, device=device)
-        state = model.init_state(num_rows, length)
-        held = list(tensors(state))
+        sampling = Sampling(temperature, top_k, top_p)
+        # the last token is drawn and not read
+        capacity = prompts.shape[1] + max_new_tokens - 1
+        decoder = Decoder(model, len(prompts), capacity, device, sampling=sampling, stop=stop)
+        drawn = decoder.start(prompts, lengths)
+        for begin in range(0, max_new_tokens, every):
+            size = min(every, max_new_tokens - begin)
+            part = torch.empty(len(prompts), size, dtype=torch.long, device=device)
+            for t in range(size):
+                if not drawn:
+                    decoder.advance()
+                drawn = False
+                part[:, t] = decoder.token
+            parts.append(part)
+            if callback is not None:
+                callback(part)
+            if stop and decoder.stopped.all():
+                break
+    made = torch.cat(parts, dim=1)
+    return made[:, : lengths_until(made, stop).max()] if stop else made
 
-        def step() -> None:
-            logits, after = model.step(token, state)
-            p = torch.softmax(logits.float() / temperature, dim=-1)
-            token.copy_((p / torch.empty_like(p).exponential_()).argmax(-1))
-            copy_into(state, after)
 
-        advance: Callable[[], None] = step
-        if device.type == "cuda":
-            advance = record(step, lambda: (*held, token), device, None)
-        for t in range(length):
-            advance()
-            out[:, t] = token
-            if t % 256 == 0:
-                between()
-    return out
+def lengths_until(tokens: Tensor, stop: Collection[int]) -> Tensor:
+    """[B]: tokens of each row of [B, N] up to its first stop token, which counts; N where there is none."""
+    hits = torch.isin(tokens, torch.tensor(sorted(stop), device=tokens.device))
+    first = hits.int().argmax(dim=1) + 1
+    return torch.where(hits.any(dim=1), first, tokens.shape[1])
+
+
+def _check(prompts: Tensor, max_new_tokens: int, lengths: Tensor | None) -> None:
+    if prompts.ndim != 2 or prompts.shape[1] < 1 or prompts.is_floating_point():
+        raise ValueError(f"generate: prompts must be tokens [B, P] with P >= 1, got {list(prompts.shape)}.")
+    if max_new_tokens < 1:
+        raise ValueError(f"generate: max_new_tokens must be at least 1, got {max_new_tokens}.")
+    if lengths is None:
+        return
+    if lengths.shape != prompts.shape[:1] or lengths.min() < 1 or lengths.max() > prompts.shape[1]:
+        raise ValueError(
+            f"generate: lengths must be [{len(prompts)}] with values from 1 to {prompts.shape[1]}, got "
+            f"{lengths.tolist()}."
+        )

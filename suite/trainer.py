@@ -423,13 +423,12 @@ class Trainer:
                     parts.append(
                         generate(
                             self.model,
-                            stop - start,
-                            self.run.task.spec.max_length,
-                            task.first_token,
-                            self.device,
-                            seed,
+                            torch.full((stop - start, 1), task.first_token, device=self.device),
+                            task.spec.max_length,
                             temperature=task.temperature,
-                            between=self._heed_stop,
+                            seed=seed,
+                            callback=lambda _: self._heed_stop(),
+                            every=256,
                         )
                     )
         except ValueError as error:

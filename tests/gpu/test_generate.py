@@ -26,6 +26,8 @@ SPEC = TaskSpec(input="tokens", num_classes=12, readout="token", max_length=64, 
         "abc",
         "gsa",
         "attention",
+        "transformer++",
+        "hyena",
     ],
 )
 @torch.no_grad()
@@ -33,7 +35,7 @@ def test_the_recorded_step_generates_the_likeliest_sequence_of_forward(name):
     torch.manual_seed(0)
     config = MODELS.load(name)(num_layers=2, d_model=32, init_std=0.5, tie_embeddings=False)
     model = config.build(SPEC).cuda().eval()
-    made = generate(model, 5, 64, 3, torch.device("cuda"), 0, temperature=1e-4)
+    made = generate(model, torch.full((5, 1), 3, device="cuda"), 64, temperature=1e-4)
     seen = torch.cat([torch.full((5, 1), 3, device="cuda"), made[:, :-1]], dim=1)
     logits = model(seen).float()
     # rounding may decide between two tokens that are almost equally likely
@@ -46,7 +48,8 @@ def test_the_recorded_step_generates_the_likeliest_sequence_of_forward(name):
 def test_every_replay_draws_anew_and_the_seed_decides():
     torch.manual_seed(0)
     model = MODELS.load("s4d")(num_layers=1, d_model=16).build(SPEC).cuda().eval()
-    first, again, other = (generate(model, 64, 64, 3, torch.device("cuda"), seed) for seed in (1, 1, 2))
+    prompt = torch.full((64, 1), 3, device="cuda")
+    first, again, other = (generate(model, prompt, 64, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert len(first.unique(dim=0)) == 64

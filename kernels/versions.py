@@ -12,6 +12,7 @@ VERSIONS = {
     "gated_slot_attention": 1,
     "linear_cross_entropy": 1,
     "lti_ssm": 1,
+    "norm": 1,
     "selective_scan": 1,
     "ssm_kernel": 1,
 }

@@ -31,6 +31,8 @@ from models.blocks import (
     Rescalable,
     ResidualLinear,
     ShortConv,
+    add_norm,
+    autocast_dtype,
     blank,
     make_channel_mixer,
     make_norm,
@@ -179,7 +181,11 @@ class BackboneState:
 
 
 class Layer(nn.Module):
-    """A mixer and an optional channel mixer, each in a residual branch with a norm of its own."""
+    """A mixer and an optional channel mixer, each in a residual branch with a norm of its own.
+
+    With norms before the branches a layer gives the residual stream and its last branch separately, because the norm
+    of the next layer adds them in the same pass over memory; `joined` adds them where there is none.
+    """
 
     def __init__(self, config: BackboneConfig, mixer: Mixer) -> None:
         super().__init__()
@@ -190,35 +196,53 @@ class Layer(nn.Module):
         self.channel_norm = None if self.channel is None else make_norm(config.norm, config.d_model, config.norm_eps)
         self.dropout = nn.Dropout(config.resid_dropout)
 
-    def _channel(self, x: Tensor) -> Tensor:
+    def _enter(self, norm: nn.Module, residual: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The input of a branch, in the dtype of its matrix products, and the residual stream."""
+        if not self.prenorm:
+            return residual, residual
+        # an identity has no matrix product, so its input is part of the residual stream
+        exact = norm is self.channel_norm and isinstance(self.channel, nn.Identity)
+        return add_norm(norm, branch, residual, None if exact else autocast_dtype(residual))
+
+    def _leave(self, norm: nn.Module, residual: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The residual stream and what is still to be added to it, given the result y of a branch."""
+        branch = self.dropout(y)
+        return (residual, branch) if self.prenorm else (add_norm(norm, branch, residual)[0], None)
+
+    def _channel(self, residual: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if self.channel is None or self.channel_norm is None:
-            return x
-        if self.prenorm:
-            return x + self.dropout(self.channel(self.channel_norm(x)))
-        return self.channel_norm(x + self.dropout(self.channel(x)))
+            return residual, branch
+        x, residual = self._enter(self.channel_norm, residual, branch)
+        return self._leave(self.channel_norm, residual, self.channel(x))
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.prenorm:
-            return self._channel(x + self.dropout(self.mixer(self.mixer_norm(x))))
-        return self._channel(self.mixer_norm(x + self.dropout(self.mixer(x))))
+    def forward(self, residual: Tensor, branch: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """The residual stream [B, T, D] before this layer and after it, each with what is still to be added to it."""
+        x, residual = self._enter(self.mixer_norm, residual, branch)
+        return self._channel(*self._leave(self.mixer_norm, residual, self.mixer(x)))
 
-    def forward_at(self, x: Tensor, positions: Tensor) -> Tensor:
+    def forward_at(self, residual: Tensor, branch: Tensor | None, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         """`forward` at `positions` [B, P] only, so that norms and channel mixer work on these alone: [B, P, D]."""
-        if self.prenorm:
-            y = self.mixer.forward_at(self.mixer_norm(x), positions)
-            return self._channel(take_positions(x, positions) + self.dropout(y))
+        x, residual = self._enter(self.mixer_norm, residual, branch)
         y = self.mixer.forward_at(x, positions)
-        return self._channel(self.mixer_norm(take_positions(x, positions) + self.dropout(y)))
+        return self._channel(*self._leave(self.mixer_norm, take_positions(residual, positions), y))
 
-    def prefill(self, x: Tensor, state: Any, padding: LeftPadding | None) -> tuple[Tensor, Any]:
-        y, state = self.mixer.prefill(self.mixer_norm(x) if self.prenorm else x, state, padding)
-        x = x + self.dropout(y)
-        return self._channel(x if self.prenorm else self.mixer_norm(x)), state
+    def prefill(
+        self, residual: Tensor, branch: Tensor | None, state: Any, padding: LeftPadding | None
+    ) -> tuple[Tensor, Tensor | None, Any]:
+        """`forward` from a state, and the state behind the inputs."""
+        x, residual = self._enter(self.mixer_norm, residual, branch)
+        y, state = self.mixer.prefill(x, state, padding)
+        return *self._channel(*self._leave(self.mixer_norm, residual, y)), state
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y_t, state = self.mixer.step(self.mixer_norm(x_t) if self.prenorm else x_t, state)
-        x_t = x_t + self.dropout(y_t)
-        return self._channel(x_t if self.prenorm else self.mixer_norm(x_t)), state
+        x, residual = self._enter(self.mixer_norm, x_t, None)
+        y_t, state = self.mixer.step(x, state)
+        return joined(*self._channel(*self._leave(self.mixer_norm, residual, y_t))), state
+
+
+def joined(residual: Tensor, branch: Tensor | None) -> Tensor:
+    """The residual stream with what is still to be added to it."""
+    return residual if branch is None else residual + branch
 
 
 class PairHead(nn.Module):
@@ -347,16 +371,17 @@ class Backbone(nn.Module):
         x = self.embed_dropout(x if added is None else x + added)
         last = self.layers[-1]
         assert isinstance(last, Layer)
+        branch = None
         for layer in self.layers[:-1]:
-            x = layer(x)
+            x, branch = layer(x, branch)
         # positions ascend strictly, so T of them are all positions and need no selection
         if self.spec.readout == "sequence" or positions is None or positions.shape[1] == length:
-            x = self.final_norm(last(x))
+            x = self._finish(*last(x, branch))
         elif self.config.norm == "batch":
             # the statistics of a batch norm are over all positions, so none may be left out before it
-            x = take_positions(self.final_norm(last(x)), positions.long())
+            x = take_positions(self._finish(*last(x, branch)), positions.long())
         else:
-            x = self.final_norm(last.forward_at(x, positions.long()))
+            x = self._finish(*last.forward_at(x, branch, positions.long()))
         if self.spec.readout == "sequence":
             x = self._summary(x, positions)
         return x
@@ -367,6 +392,14 @@ class Backbone(nn.Module):
                 f"{type(self.config).__name__}: position={self.config.position!r} covers {self.spec.max_length} "
                 f"positions, got a sequence of {length}; raise the task's max_length or use another position."
             )
+
+    def _finish(self, residual: Tensor, branch: Tensor | None) -> Tensor:
+        """The final norm of the residual stream and its last branch."""
+        if not self.config.prenorm:
+            return joined(residual, branch)
+        # a readout of every token is a matrix product, a summary over time needs float32
+        out_dtype = autocast_dtype(residual) if self.spec.readout == "token" else None
+        return add_norm(self.final_norm, branch, residual, out_dtype)[0]
 
     def _summary(self, x: Tensor, ends: Tensor | None) -> Tensor:
         """Mean or last value of x [B, T, D] over time: [B, D]. ends [B, 1]: the last index that counts; None: T - 1."""
@@ -448,11 +481,12 @@ class Backbone(nn.Module):
         time = torch.arange(steps, device=x.device) if padding is None else padding.time.clamp(min=0)
         added = self._positions(time)
         x = self.embed_dropout(x if added is None else x + added)
-        mixer_states = []
+        branch, mixer_states = None, []
         for layer, mixer_state in zip(self.layers, state.mixers, strict=True):
             assert isinstance(layer, Layer)
-            x, mixer_state = layer.prefill(x, mixer_state, padding)
+            x, branch, mixer_state = layer.prefill(x, branch, mixer_state, padding)
             mixer_states.append(mixer_state)
+        x = joined(x, branch)
         seen = positions_seen(x, padding)
         pooled = state.pooled
         if pooled is not None:

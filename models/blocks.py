@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from kernels.backend import on_device_of, use_triton
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from kernels.norm import Kind, norm
 from suite.state import map_tensors, tensors
 
 NormKind = Literal["layer", "rms", "batch"]
@@ -282,17 +283,30 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def as_autocast(x: Tensor) -> Tensor:
-    """x in the dtype that autocast gives to a linear map. Norms and the residual stream stay in float32 there."""
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """The dtype that autocast gives to a linear map on the device of x; without autocast that of x."""
     kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def as_autocast(x: Tensor) -> Tensor:
+    """x in the dtype that autocast gives to a linear map. The residual stream stays in float32 there."""
+    return x.to(autocast_dtype(x))
+
+
+class LayerNorm(nn.LayerNorm):
+    """(x - mean(x)) / std(x) * weight + bias over the last axis, in float32 or wider."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return norm(x, self.weight, self.bias, kind="layer", eps=self.eps, out_dtype=at_least_float32(x).dtype)
 
 
 class RMSNorm(nn.RMSNorm):
     """x / rms(x) * weight over the last axis, in float32 or wider; heads [..., H, V] are normalised one by one."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(at_least_float32(x))
+        assert self.eps is not None
+        return norm(x, self.weight, eps=self.eps, out_dtype=at_least_float32(x).dtype)
 
 
 NORM_MODULES = (nn.LayerNorm, nn.RMSNorm, nn.BatchNorm1d, nn.GroupNorm)
@@ -301,10 +315,30 @@ NORM_MODULES = (nn.LayerNorm, nn.RMSNorm, nn.BatchNorm1d, nn.GroupNorm)
 def make_norm(kind: NormKind, width: int, eps: float) -> nn.Module:
     """A norm over the last axis of [B, T, D] or [B, D]."""
     if kind == "layer":
-        return nn.LayerNorm(width, eps=eps)
+        return LayerNorm(width, eps=eps)
     if kind == "rms":
         return RMSNorm(width, eps=eps)
     return BatchNorm(width, eps=eps)
+
+
+def add_norm(
+    module: nn.Module, branch: Tensor | None, residual: Tensor, out_dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """(y, x) with x = residual + branch, the residual stream, and y = module(x), both [..., D]; None adds nothing.
+
+    out_dtype: the dtype of y; None stands for that of x, float32 at least. The sum is float32 where the residual is.
+    """
+    if not isinstance(module, (LayerNorm, RMSNorm)):
+        x = residual if branch is None else residual + branch
+        y = module(x)
+        return y if out_dtype is None else y.to(out_dtype), x
+    assert module.eps is not None
+    bias = module.bias if isinstance(module, LayerNorm) else None
+    kind: Kind = "layer" if isinstance(module, LayerNorm) else "rms"
+    dtype = out_dtype or at_least_float32(residual).dtype
+    if branch is None:
+        return norm(residual, module.weight, bias, kind=kind, eps=module.eps, out_dtype=dtype), residual
+    return norm(branch, module.weight, bias, kind=kind, eps=module.eps, residual=residual, out_dtype=dtype)
 
 
 class MLP(nn.Module):

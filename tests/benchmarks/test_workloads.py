@@ -151,7 +151,7 @@ PEERS = [(op, i.name) for op in OPERATORS for i in workload(op).implementations 
 def test_a_missing_peer_is_a_reason_and_not_a_failure(op, name, monkeypatch):
     class Refuse:
         def find_spec(self, fullname, path=None, target=None):
-            if fullname.partition(".")[0] in ("fla", "mamba_ssm", "causal_conv1d", "flashfftconv"):
+            if fullname.partition(".")[0] in ("fla", "mamba_ssm", "causal_conv1d", "flashfftconv", "liger_kernel"):
                 raise ModuleNotFoundError(f"No module named {fullname!r}")
 
     monkeypatch.setattr("sys.meta_path", [Refuse(), *sys.meta_path])

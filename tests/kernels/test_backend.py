@@ -13,6 +13,7 @@ from kernels.fft_conv import fft_conv
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
 from kernels.lti_ssm import lti_ssm, lti_ssm_step
+from kernels.norm import norm
 from kernels.selective_scan import selective_scan, selective_scan_step
 from kernels.ssm_kernel import ssm_kernel
 from kernels.versions import VERSIONS
@@ -43,6 +44,7 @@ CALLS = {
         lambda: lti_ssm(ones(1, 3, 2), *STATE, conj_pairs=False),
         lambda: lti_ssm_step(ones(1, 2), *STATE, ones(1, 2, 3), conj_pairs=False),
     ],
+    "norm": [lambda: norm(ones(2, 3), ones(3))],
     "selective_scan": [
         lambda: selective_scan(ones(1, 3, 2), ones(1, 3, 2), -ones(2, 4), ones(1, 3, 4), ones(1, 3, 4)),
         lambda: selective_scan_step(ones(1, 2), ones(1, 2), -ones(2, 4), ones(1, 4), ones(1, 4), ones(1, 2, 4)),

@@ -29,6 +29,8 @@ from kernels.linear_cross_entropy import linear_cross_entropy
 from kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
 from kernels.lti_ssm import lti_ssm, lti_ssm_step
 from kernels.lti_ssm.reference import lti_ssm_reference
+from kernels.norm import norm
+from kernels.norm.reference import norm_reference
 from kernels.selective_scan import selective_scan, selective_scan_step
 from kernels.selective_scan.reference import selective_scan_reference
 from kernels.ssm_kernel import ssm_kernel
@@ -204,6 +206,14 @@ def _scan(draw: Draw, *leading: int) -> Inputs:
     }
 
 
+def _norm(draw: Draw) -> Iterator[Call]:
+    x, residual, gate, weight, bias = draw(2, 5, 8), draw(2, 5, 8), draw(2, 5, 8), draw(8), draw(8)
+    both = _pair(norm, norm_reference)
+    yield Call("layer", both, {"x": x, "weight": weight, "bias": bias, "kind": "layer", "residual": residual})
+    yield Call("rms", both, {"x": x, "weight": weight, "residual": residual})
+    yield Call("gated", both, {"x": x, "weight": weight, "gate": gate, "activation": "silu", "eps": 1e-2})
+
+
 def _selective_scan(draw: Draw) -> Iterator[Call]:
     leading = (2, LENGTH)
     inputs = _scan(draw, *leading)
@@ -240,6 +250,7 @@ OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
     "gated_slot_attention": _gated_slot_attention,
     "linear_cross_entropy": _linear_cross_entropy,
     "lti_ssm": _lti_ssm,
+    "norm": _norm,
     "selective_scan": _selective_scan,
     "selective_scan_step": _selective_scan_step,
     "ssm_kernel": _ssm_kernel,

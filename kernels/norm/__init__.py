@@ -1,0 +1,122 @@
+"""Layer norm and RMS norm over the last axis, with the residual add before it and a gate behind it.
+
+s = x + residual,   u = act(s)
+y = ((u - m) / sqrt(v + eps) * weight + bias) * silu(gate)
+
+layer: m and v are mean and variance of the D elements of u (Ba et al. 2016, equation 4);   rms: m = 0 and v is the mean
+of u^2 (Zhang & Sennrich 2019, equation 4). act is the identity or silu. Without a residual s = x, without a gate the
+last factor is one. The gate is that of RetNet (Sun et al. 2023, equation 8).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from kernels.backend import on_device_of, use_triton
+from kernels.norm.chunked import norm_chunked
+
+__all__ = ["Kind", "norm"]
+
+Kind = Literal["layer", "rms"]
+MAX_WIDTH = 8192
+"""Maximum D of the Triton kernels, which hold whole rows in registers."""
+
+
+@overload
+def norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    kind: Kind = "rms",
+    eps: float = 1e-5,
+    residual: None = None,
+    gate: Tensor | None = None,
+    activation: Literal["silu"] | None = None,
+    out_dtype: torch.dtype | None = None,
+    backend: Literal["auto", "torch", "triton"] = "auto",
+) -> Tensor: ...
+@overload
+def norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    kind: Kind = "rms",
+    eps: float = 1e-5,
+    residual: Tensor,
+    gate: Tensor | None = None,
+    activation: Literal["silu"] | None = None,
+    out_dtype: torch.dtype | None = None,
+    backend: Literal["auto", "torch", "triton"] = "auto",
+) -> tuple[Tensor, Tensor]: ...
+def norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    kind: Kind = "rms",
+    eps: float = 1e-5,
+    residual: Tensor | None = None,
+    gate: Tensor | None = None,
+    activation: Literal["silu"] | None = None,
+    out_dtype: torch.dtype | None = None,
+    backend: Literal["auto", "torch", "triton"] = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The norm of this module. x, residual and gate [..., D], weight and bias [D].
+
+    Returns y, and (y, s) where a residual is given. y has the dtype `out_dtype`, by default that of x; s has the dtype
+    to which torch promotes x + residual, so that a residual stream in float32 stays there. Sums and statistics are
+    float32 at least, also for half-precision x and under autocast.
+
+    backend: the Triton path takes D up to 8192; it copies x and residual unless they are contiguous. `auto` takes it on
+    a GPU, but not inside `torch.compile`, which fuses the plain form. Both are deterministic.
+
+    Raises ValueError for shapes or options that do not fit.
+    """
+    _check(x, weight, bias, kind, residual, gate, activation)
+    out_dtype = out_dtype or x.dtype
+    if backend != "auto" or not torch.compiler.is_compiling():
+        obstacle = f"takes D up to {MAX_WIDTH}, got D={x.shape[-1]}" if x.shape[-1] > MAX_WIDTH else None
+        if use_triton("norm", backend, x, weight, bias, residual, gate, obstacle=obstacle):
+            from kernels.norm.triton import norm_triton
+
+            with on_device_of(x):
+                return norm_triton(x, weight, bias, kind, eps, residual, gate, activation, out_dtype)
+    return norm_chunked(
+        x,
+        weight,
+        bias,
+        kind=kind,
+        eps=eps,
+        residual=residual,
+        gate=gate,
+        activation=activation,
+        out_dtype=out_dtype,
+    )
+
+
+def _check(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    kind: str,
+    residual: Tensor | None,
+    gate: Tensor | None,
+    activation: str | None,
+) -> None:
+    if x.ndim == 0 or x.numel() == 0:
+        raise ValueError(f"norm: x must be [..., D] with at least one element, got {list(x.shape)}.")
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        if parameter is not None and parameter.shape != x.shape[-1:]:
+            raise ValueError(f"norm: {name} must be [{x.shape[-1]}], got {list(parameter.shape)}.")
+    for name, other in (("residual", residual), ("gate", gate)):
+        if other is not None and other.shape != x.shape:
+            raise ValueError(f"norm: {name} must be {list(x.shape)} as x, got {list(other.shape)}.")
+    if kind not in ("layer", "rms"):
+        raise ValueError(f"norm: kind={kind!r} is not one of 'layer', 'rms'.")
+    if activation not in (None, "silu"):
+        raise ValueError(f"norm: activation={activation!r} is not one of None, 'silu'.")

@@ -1,0 +1,32 @@
+"""The norm as its equation says; equation and sources are in the package docstring."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def norm_reference(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    kind: str = "rms",
+    eps: float = 1e-5,
+    residual: Tensor | None = None,
+    gate: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """y in the dtype of x, or (y, x + residual), computed in the dtypes of the arguments."""
+    total = x if residual is None else x + residual
+    u = F.silu(total) if activation == "silu" else total
+    if kind == "layer":
+        u = u - u.mean(-1, keepdim=True)
+    y = u / torch.sqrt(u.square().mean(-1, keepdim=True) + eps) * weight
+    if bias is not None:
+        y = y + bias
+    if gate is not None:
+        y = y * F.silu(gate)
+    y = y.to(x.dtype)
+    return y if residual is None else (y, total)

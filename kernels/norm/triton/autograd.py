@@ -1,0 +1,82 @@
+"""The norm in Triton as a differentiable function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.autograd import needs_gradient, save, saved
+from kernels.layout import dense
+from kernels.norm.triton.backward import norm_bwd
+from kernels.norm.triton.forward import Statistics, gate_rows, norm_fwd
+from kernels.norm.triton.plan import TUNING, Tuning
+
+
+class Norm(torch.autograd.Function):
+    """(x, residual, weight, bias, gate) and options to (y, sum); the sum is None without a residual."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        gate: Tensor | None,
+        kind: str,
+        eps: float,
+        activation: str | None,
+        out_dtype: torch.dtype,
+        tuning: Tuning,
+    ) -> tuple[Tensor, Tensor | None]:
+        y, values = norm_fwd(x, residual, weight, bias, gate, kind, eps, activation, out_dtype, tuning)
+        save(ctx, *values, weight, bias, gate)
+        ctx.kind, ctx.activation, ctx.tuning = kind, activation, tuning
+        ctx.x_dtype, ctx.residual_dtype = x.dtype, None if residual is None else residual.dtype
+        ctx.set_materialize_grads(False)
+        return y, None if residual is None else values.total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor | None, dtotal: Tensor | None) -> tuple[Tensor | None, ...]:
+        total, mean, scale, weight, bias, gate = saved(ctx)
+        dy = torch.zeros_like(total) if dy is None else dense(dy)
+        values = Statistics(total, mean, scale)
+        gradients = norm_bwd(
+            values,
+            weight,
+            bias,
+            gate,
+            ctx.kind,
+            ctx.activation,
+            dy,
+            dense(dtotal),
+            ctx.x_dtype,
+            ctx.residual_dtype,
+            ctx.tuning,
+        )
+        return *gradients, None, None, None, None, None
+
+
+def norm_triton(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    kind: str,
+    eps: float,
+    residual: Tensor | None,
+    gate: Tensor | None,
+    activation: str | None,
+    out_dtype: torch.dtype,
+    tuning: Tuning = TUNING,
+) -> Any:
+    """y, or (y, x + residual), for arguments whose shapes were checked."""
+    gate, _ = gate_rows(gate)
+    tensors = (dense(x), dense(residual), dense(weight), dense(bias), gate)
+    if needs_gradient(*tensors):
+        y, total = Norm.apply(*tensors, kind, eps, activation, out_dtype, tuning)
+    else:
+        y, (total, _, _) = norm_fwd(*tensors, kind, eps, activation, out_dtype, tuning)
+    return y if residual is None else (y, total)

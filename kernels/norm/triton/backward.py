@@ -1,0 +1,186 @@
+"""The backward kernels: all gradients in one pass over the rows.
+
+With n = uhat weight + bias, uhat = (u - m) scale, y = n silu(gate), and dn = dy silu(gate):
+
+    dgate = dy n silu'(gate),   dweight = sum over rows of dn uhat,   dbias = sum over rows of dn
+    du = scale (w - uhat mean(uhat w) - mean(w)),  w = dn weight     (the last term for the kind layer only)
+    ds = du act'(s) + the gradient of the sum s,   dx = dresidual = ds
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.launch import cdiv, launch
+from kernels.norm.triton.forward import Statistics, gate_rows
+from kernels.norm.triton.plan import TUNING, Tuning, backward_plan
+from kernels.sums import COLUMNS, column_sums
+
+SUM_ROWS = 128
+"""Rows of partial sums that are loaded at once."""
+
+
+@triton.jit
+def _norm_bwd_kernel(
+    total,
+    weight,
+    bias,
+    gate,
+    mean,
+    scale,
+    dy,
+    dtotal,
+    dx,
+    dresidual,
+    dgate,
+    partial,
+    R,
+    D,
+    gate_outer,
+    gate_inner,
+    HEADS: tl.constexpr,
+    LAYER: tl.constexpr,
+    SILU: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """The formulas of this module for every num_programs-th tile.
+
+    partial [programs, D or 2 D]: dweight and, where there is a bias, dbias, summed over the rows of each program.
+    """
+    i_p, num_programs = tl.program_id(0), tl.num_programs(0)
+    o_d = tl.arange(0, BLOCK_D)
+    m_d = o_d < D
+    b_weight = tl.load(weight + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]
+    b_bias = 0.0
+    if bias is not None:
+        b_bias = tl.load(bias + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]
+    b_dweight = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    b_dbias = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    for i in range(i_p, tl.cdiv(R, ROWS), num_programs):
+        o_r = (i * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        m_r = o_r < R
+        m = m_r[:, None] & m_d[None, :]
+        o = o_r[:, None] * D + o_d[None, :]
+        b_s = tl.load(total + o, mask=m, other=0.0).to(tl.float32)
+        b_dn = tl.load(dy + o, mask=m, other=0.0).to(tl.float32)
+        b_scale = tl.load(scale + o_r, mask=m_r, other=0.0)[:, None]
+        b_hat = b_s
+        if SILU:
+            b_sigmoid = tl.sigmoid(b_s)
+            b_hat = b_s * b_sigmoid
+        if LAYER:
+            b_hat -= tl.load(mean + o_r, mask=m_r, other=0.0)[:, None]
+        b_hat *= b_scale
+        if gate is not None:
+            o_g = (o_r // HEADS) * gate_outer + (o_r % HEADS) * gate_inner
+            b_g = tl.load(gate + o_g[:, None] + o_d[None, :], mask=m, other=0.0).to(tl.float32)
+            b_open = tl.sigmoid(b_g)
+            b_dgate = b_dn * (b_hat * b_weight + b_bias) * b_open * (1.0 + b_g * (1.0 - b_open))
+            tl.store(dgate + o, b_dgate.to(dgate.dtype.element_ty), mask=m)
+            b_dn *= b_g * b_open
+        b_dweight += b_dn * b_hat
+        if bias is not None:
+            b_dbias += b_dn
+        b_w = b_dn * b_weight
+        b_ds = b_w - b_hat * (tl.sum(b_hat * b_w, 1) / D)[:, None]
+        if LAYER:
+            b_ds -= (tl.sum(b_w, 1) / D)[:, None]
+        b_ds *= b_scale
+        if SILU:
+            b_ds *= b_sigmoid * (1.0 + b_s * (1.0 - b_sigmoid))
+        if dtotal is not None:
+            b_ds += tl.load(dtotal + o, mask=m, other=0.0).to(tl.float32)
+        tl.store(dx + o, b_ds.to(dx.dtype.element_ty), mask=m)
+        if dresidual is not None:
+            tl.store(dresidual + o, b_ds.to(dresidual.dtype.element_ty), mask=m)
+    p_partial = partial + i_p.to(tl.int64) * (D if bias is None else 2 * D) + o_d
+    tl.store(p_partial, tl.sum(b_dweight, 0), mask=m_d)
+    if bias is not None:
+        tl.store(p_partial + D, tl.sum(b_dbias, 0), mask=m_d)
+
+
+@triton.jit
+def _add_programs_kernel(partial, dweight, dbias, rows, D, total, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Sums over the rows of partial [rows, total]: the first D columns are dweight, the others dbias."""
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    b_sum = column_sums(partial, o, o < total, rows, total, ROWS)
+    tl.store(dweight + o, b_sum.to(dweight.dtype.element_ty), mask=o < D)
+    if dbias is not None:
+        tl.store(dbias + o - D, b_sum.to(dbias.dtype.element_ty), mask=(o >= D) & (o < total))
+
+
+def norm_bwd(
+    saved: Statistics,
+    weight: Tensor,
+    bias: Tensor | None,
+    gate: Tensor | None,
+    kind: str,
+    activation: str | None,
+    dy: Tensor,
+    dtotal: Tensor | None,
+    x_dtype: torch.dtype,
+    residual_dtype: torch.dtype | None,
+    tuning: Tuning = TUNING,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of x, residual, weight, bias and gate, given those of y and of the sum (or None), both contiguous.
+
+    residual_dtype: None where there was no residual.
+    """
+    total, width = saved.total, weight.shape[0]
+    rows = total.numel() // width
+    dx = torch.empty(total.shape, dtype=x_dtype, device=total.device)
+    dresidual = None
+    if residual_dtype is not None:
+        # one tensor for both where they have one dtype: the gradient of a sum is that of its terms
+        dresidual = dx if residual_dtype == x_dtype else torch.empty_like(total, dtype=residual_dtype)
+    dgate = None if gate is None else torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    _, place = gate_rows(gate)
+    plan = backward_plan(rows, width, total.device, tuning)
+    columns = width if bias is None else 2 * width
+    partial = torch.empty((plan.programs, columns), dtype=torch.float32, device=total.device)
+    launch(
+        _norm_bwd_kernel,
+        plan.programs,
+        total=total,
+        weight=weight,
+        bias=bias,
+        gate=gate,
+        mean=saved.mean,
+        scale=saved.scale,
+        dy=dy,
+        dtotal=dtotal,
+        dx=dx,
+        dresidual=None if dresidual is dx else dresidual,
+        dgate=dgate,
+        partial=partial,
+        R=rows,
+        D=width,
+        gate_outer=place.outer,
+        gate_inner=place.inner,
+        HEADS=place.heads,
+        LAYER=kind == "layer",
+        SILU=activation == "silu",
+        ROWS=plan.rows,
+        BLOCK_D=plan.block_d,
+        **plan.options.keywords(),
+    )
+    dweight = torch.empty_like(weight)
+    dbias = None if bias is None else torch.empty_like(bias)
+    launch(
+        _add_programs_kernel,
+        cdiv(columns, COLUMNS),
+        partial=partial,
+        dweight=dweight,
+        dbias=dbias,
+        rows=plan.programs,
+        D=width,
+        total=columns,
+        ROWS=SUM_ROWS,
+        BLOCK=COLUMNS,
+        num_warps=4,
+    )
+    return dx, dresidual, dweight, dbias, dgate

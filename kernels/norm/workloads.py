@@ -1,0 +1,90 @@
+"""The benchmark's description of the norm with its residual add, as it stands before every branch of a network.
+
+x has the dtype of the benchmark; residual, weight and bias are float32, as under autocast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.norm import norm
+from kernels.norm.reference import norm_reference
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic
+
+
+def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    rows, width = sizes(shape, "RD")
+    wide = torch.promote_types(dtype, torch.float32)
+    return {
+        "x": normal(generator, dtype, rows, width),
+        "residual": normal(generator, wide, rows, width),
+        "weight": normal(generator, wide, width),
+        "bias": normal(generator, wide, width) if shape["kind"] == "layer" else None,
+        "kind": shape["kind"],
+    }
+
+
+def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """Forward reads x and the residual and writes y and the sum; the backward pass reads what it needs of these."""
+    rows, width = sizes(shape, "RD")
+    wide, size = torch.promote_types(dtype, torch.float32).itemsize, rows * width
+    parameters = width * wide * (2 if shape["kind"] == "layer" else 1)
+    half = size * (dtype.itemsize + wide)
+    # the gradients of x and the residual are that of the sum, which stands in memory instead of both
+    return Cost(traffic(half + parameters, half, backward), (24 if backward else 8) * size)
+
+
+def short(shape: Shape) -> Shape:
+    return {**shape, "R": min(70, int(shape["R"])), "D": min(96, int(shape["D"]))}
+
+
+def load_triton() -> Callable[..., Any]:
+    import triton  # noqa: F401
+
+    return partial(norm, backend="triton")
+
+
+def load_liger() -> Callable[..., Any]:
+    """liger-kernel's norms. They have one dtype for branch, residual and result, so casts keep the residual exact."""
+    from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
+    from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+
+    def peer(
+        x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, kind: str, eps: float = 1e-5
+    ) -> tuple[Tensor, Tensor]:
+        if kind == "rms":
+            y, total = LigerFusedAddRMSNormFunction.apply(x.float(), residual, weight, eps, 0.0, "gemma", False)
+            return y.to(x.dtype), total
+        total = residual + x
+        return LigerLayerNormFunction.apply(total, weight, bias, eps).to(x.dtype), total
+
+    return peer
+
+
+PAPER: tuple[Shape, ...] = (
+    {"R": 16384, "D": 768, "kind": "rms"},
+    {"R": 16384, "D": 2048, "kind": "rms"},
+    {"R": 65536, "D": 64, "kind": "layer"},
+    {"R": 65536, "D": 128, "kind": "layer"},
+)
+
+WORKLOAD = Workload(
+    op="norm",
+    reference=norm_reference,
+    make_inputs=make_inputs,
+    cost=cost,
+    short=short,
+    implementations=(
+        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation("torch", "ours", lambda: partial(norm, backend="torch")),
+        Implementation("liger", "peer", load_liger, cold_start=True),
+    ),
+    shapes={"quick": (PAPER[0], PAPER[3]), "paper": PAPER},
+    dtypes=(torch.bfloat16, torch.float32),
+    keep=("residual", "weight", "bias"),
+)

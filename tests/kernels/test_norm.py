@@ -1,0 +1,165 @@
+"""Claims about the norm; the accuracy rule is that of `suite.accuracy`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton")
+from kernels.norm import norm
+from kernels.norm.reference import norm_reference
+from kernels.norm.triton import norm_triton
+from kernels.norm.triton.plan import Tuning
+from suite.accuracy import assert_matches_reference
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TORCH = partial(norm, backend="torch")
+SMALL_TILES = Tuning(forward=64, backward=32, programs_of_processor=3)
+
+slow = partial(pytest.param, marks=pytest.mark.slow)
+
+
+def in_small_tiles(
+    x, weight, bias=None, *, kind="rms", eps=1e-5, residual=None, gate=None, activation=None, out_dtype=None
+):
+    """The kernels with small tiles and few programs, so that short inputs have several of both."""
+    return norm_triton(x, weight, bias, kind, eps, residual, gate, activation, out_dtype or x.dtype, SMALL_TILES)
+
+
+def make_inputs(width, *, rows=(3, 7), kind="rms", residual=True, gate=False, bias=None, activation=None):
+    g = torch.Generator().manual_seed(width)
+
+    def randn(*size):
+        return torch.randn(*size, generator=g, dtype=torch.float64)
+
+    inputs = {"x": randn(*rows, width), "weight": randn(width), "kind": kind, "activation": activation}
+    if kind == "layer" if bias is None else bias:
+        inputs["bias"] = randn(width)
+    if residual:
+        inputs["residual"] = randn(*rows, width)
+    if gate:
+        inputs["gate"] = randn(*rows, width)
+    return inputs
+
+
+def on_device(inputs, dtype=torch.float32):
+    return {name: value.to(DEVICE, dtype) if torch.is_tensor(value) else value for name, value in inputs.items()}
+
+
+CASES = {
+    "rms with residual": {},
+    "layer with residual": {"kind": "layer"},
+    "rms alone": {"residual": False},
+    "layer alone": {"kind": "layer", "residual": False},
+    "gated heads": {"residual": False, "gate": True, "rows": (2, 3, 2)},
+    "silu before": {"residual": False, "activation": "silu"},
+    "everything": {"kind": "layer", "gate": True, "activation": "silu"},
+    "layer without bias": {"kind": "layer", "bias": False},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("op", [TORCH, in_small_tiles], ids=["torch", "triton"])
+def test_results_and_gradients_are_those_of_the_equation(op, case, dtype):
+    keep = ("weight", "bias", "residual")
+    inputs = make_inputs(12, **CASES[case])
+    assert_matches_reference(op, norm_reference, inputs, dtype=dtype, keep=keep, device=DEVICE)
+
+
+@pytest.mark.parametrize("width", [1, 16, 33, slow(64), slow(500), slow(1024)])
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_any_width(kind, width):
+    # a layer norm of one element has no gradient for x, and an RMS norm of one element nearly none
+    inputs = make_inputs(max(width, 2), kind=kind) if width > 1 else make_inputs(1, kind="rms", rows=(5,))
+    assert_matches_reference(in_small_tiles, norm_reference, inputs, device=DEVICE)
+
+
+@pytest.mark.parametrize("op", [TORCH, in_small_tiles], ids=["torch", "triton"])
+def test_the_residual_keeps_its_precision_and_the_result_gets_the_dtype_asked_for(op):
+    inputs = on_device(make_inputs(24))
+    inputs["x"] = inputs["x"].bfloat16()
+    y, total = op(**inputs)
+    assert (y.dtype, total.dtype) == (torch.bfloat16, torch.float32)
+    assert torch.equal(total, inputs["residual"] + inputs["x"])
+    wide, _ = op(**inputs, out_dtype=torch.float32)
+    assert wide.dtype == torch.float32
+    assert torch.equal(wide.bfloat16(), y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_branch_and_residual_are_equal(dtype):
+    inputs = on_device(make_inputs(24, kind="layer"))
+    x, residual = inputs["x"].to(dtype).requires_grad_(), inputs["residual"].requires_grad_()
+    y, total = in_small_tiles(**{**inputs, "x": x, "residual": residual})
+    dx, dresidual = torch.autograd.grad([y.sum() + (total * total).sum()], [x, residual])
+    assert (dx.dtype, dresidual.dtype) == (dtype, torch.float32)
+    assert torch.equal(dx, dresidual.to(dtype))
+
+
+@pytest.mark.parametrize("output", [0, 1], ids=["y", "sum"])
+def test_either_output_alone_has_the_right_gradients(output):
+    inputs = on_device(make_inputs(24, kind="layer"))
+    leaves = [inputs[name].requires_grad_() for name in ("x", "residual", "weight", "bias")]
+    cotangent = torch.randn(3, 7, 24, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    options = {"allow_unused": True, "materialize_grads": True}
+    expected = torch.autograd.grad(TORCH(**inputs)[output], leaves, cotangent, **options)
+    actual = torch.autograd.grad(in_small_tiles(**inputs)[output], leaves, cotangent, **options)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("place", ["part of a projection", "transposed", "broadcast"])
+def test_a_gate_may_lie_anywhere(place):
+    inputs = on_device(make_inputs(16, rows=(2, 5, 3), residual=False, gate=True))
+    gate = inputs["gate"]
+    if place == "part of a projection":
+        inputs["gate"] = torch.cat([gate.flatten(-2), gate.flatten(-2)], -1).chunk(2, -1)[1].unflatten(-1, (3, 16))
+    elif place == "transposed":
+        inputs["gate"] = gate.transpose(1, 2).contiguous().transpose(1, 2)
+    else:
+        inputs["gate"] = gate = gate[:, :1].expand_as(gate)
+    torch.testing.assert_close(in_small_tiles(**inputs), TORCH(**{**inputs, "gate": gate}), rtol=1e-5, atol=1e-5)
+
+
+def test_two_runs_are_bitwise_equal():
+    inputs = on_device(make_inputs(40, kind="layer", gate=True))
+    leaves = [inputs[name].requires_grad_() for name in ("x", "residual", "weight", "bias", "gate")]
+    runs = [torch.autograd.grad([o.sum() for o in in_small_tiles(**inputs)], leaves) for _ in range(2)]
+    assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_gradients_agree_with_finite_differences(kind):
+    inputs = make_inputs(5, rows=(3,), kind=kind, gate=True, activation="silu")
+    names = [name for name, value in inputs.items() if torch.is_tensor(value)]
+    leaves = [inputs[name].requires_grad_() for name in names]
+    for function in (TORCH, norm_reference):
+        assert torch.autograd.gradcheck(
+            lambda *given, f=function: f(**{**inputs, **dict(zip(names, given, strict=True))}), leaves
+        )
+
+
+def test_the_plain_path_is_the_norm_of_torch_bit_by_bit():
+    inputs = make_inputs(24, kind="layer")
+    y, total = norm(**inputs)
+    assert torch.equal(total, inputs["residual"] + inputs["x"])
+    assert torch.equal(y, F.layer_norm(total, (24,), inputs["weight"], inputs["bias"], 1e-5))
+    rms = make_inputs(24, residual=False)
+    assert torch.equal(norm(**rms), F.rms_norm(rms["x"], (24,), rms["weight"], 1e-5))
+
+
+def test_wrong_arguments_are_named():
+    x, weight = torch.ones(2, 4), torch.ones(4)
+    with pytest.raises(ValueError, match=r"weight must be \[4\], got \[3\]"):
+        norm(x, torch.ones(3))
+    with pytest.raises(ValueError, match=r"residual must be \[2, 4\] as x, got \[4\]"):
+        norm(x, weight, residual=weight)
+    with pytest.raises(ValueError, match="kind='batch' is not one of 'layer', 'rms'"):
+        norm(x, weight, kind="batch")
+    with pytest.raises(ValueError, match="activation='gelu' is not one of None, 'silu'"):
+        norm(x, weight, activation="gelu")
+    with pytest.raises(ValueError, match=r"takes D up to 8192, got D=8193; use backend='auto'"):
+        norm(torch.ones(1, 8193), torch.ones(8193), backend="triton")

@@ -248,7 +248,11 @@ class StagedOrder:
 
 
 class FreshOrder:
-    """Batches of an endless stream, drawn in blocks by a thread one block ahead of the training."""
+    """Batches of an endless stream, drawn in blocks by a thread one block ahead of the training.
+
+    The thread draws into host memory and the caller of `locate` copies to the device, because no other thread may use
+    the device while a CUDA graph is recorded.
+    """
 
     def __init__(self, task: Task, batch_size: int, seed: int, epoch_steps: int, device: torch.device) -> None:
         self.task, self.batch_size, self.seed, self.device = task, batch_size, seed, device
@@ -262,14 +266,13 @@ class FreshOrder:
         self._next: Future[Segment] | None = None
 
     def _draw(self, index: int) -> Segment:
-        segment = self.task.block(self.seed, index, self.block_steps * self.batch_size)
-        return to_device(segment, self.device)
+        return self.task.block(self.seed, index, self.block_steps * self.batch_size)
 
     def locate(self, step: int) -> tuple[Segment, Tensor]:
         index, position = divmod(step, self.block_steps)
         if index != self._index:
             ready = self._next if self._next is not None and index == self._index + 1 else None
-            self._block = ready.result() if ready is not None else self._draw(index)
+            self._block = to_device(ready.result() if ready is not None else self._draw(index), self.device)
             self._index = index
             self._next = self._thread.submit(self._draw, index + 1)
         assert self._block is not None

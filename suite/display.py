@@ -78,6 +78,18 @@ class GridDisplay:
         style = {"ok": "", "n/a": "dim"}.get(finished.status, "red")
         self.bars.console.print(line, style=style, markup=False, highlight=False)
 
+    def stopping(self, num_runs: int) -> None:
+        """The user asked for an end, and the current runs save what they have."""
+        runs = "run" if num_runs == 1 else "runs"
+        self.bars.console.print(f"saving {num_runs} {runs}, press again to end at once", highlight=False)
+
+    def repeated(self, run: Run, reason: str) -> None:
+        """A run is tried once more, because its worker did not survive it."""
+        if run.run_id in self.tasks:
+            self.bars.remove_task(self.tasks.pop(run.run_id))
+        line = f"again    {run_label(run)}  {reason}"
+        self.bars.console.print(line, style="yellow", markup=False, highlight=False)
+
     def interrupted(self) -> None:
         """The user stopped the grid."""
         self.bars.console.print("interrupted; the same command continues, a run that trains from its last checkpoint")

@@ -138,15 +138,32 @@ def execute(
         "duration_s": outcome.seconds,
         "operators": None if record is no_operators else json.dumps(operators, sort_keys=True),
     }
+    found = _found(outcome.rows)
     outcome.add("run", "", None, status=status, error=error)
     rows = [{"step": outcome.step, **columns, **row} for row in outcome.rows]
-    storage.write(storage.result_path(root, run.experiment, run.scale, run.run_id), rows)
-    checkpoint.unlink(missing_ok=True)
+    try:
+        storage.write(storage.result_path(root, run.experiment, run.scale, run.run_id), rows)
+    except OSError as reason:
+        # the checkpoint stays, so that the next call only has to finish the run
+        status, error = "failed", f"its rows could not be written ({reason}); make room and give the command again"
+    if status in ENDED:
+        checkpoint.unlink(missing_ok=True)
     del worker
     gc.collect()
     if device.type == "cuda":
-        torch.cuda.empty_cache()
-    return Finished(run, status, error, outcome.seconds, _found(outcome.rows))
+        # after a failed kernel this fails as well, and the reason of the failure is in the rows
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.empty_cache()
+    return Finished(run, status, error, outcome.seconds, found)
+
+
+def store_failure(run: Run, root: Path, device: torch.device, reason: str) -> Finished:
+    """Stores a run whose process ended without a word as `failed (reason)`. Its checkpoint stays."""
+    error = f"failed ({reason})"
+    columns = _columns(run, device, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), 1)
+    row = {"metric": "run", "unit": "", "value": None, "split": "", "slice": "", "status": "failed", "error": error}
+    storage.write(storage.result_path(root, run.experiment, run.scale, run.run_id), [{"step": 0, **columns, **row}])
+    return Finished(run, "failed", error, 0.0, "")
 
 
 def _found(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -7,9 +7,10 @@ any other file by name.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,10 +86,27 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     unknown = {key for row in rows for key in row} - set(SCHEMA.names)
     assert not unknown, f"columns not in the schema: {sorted(unknown)}"
     table = pa.Table.from_pylist([{"schema": SCHEMA_VERSION, **row} for row in rows], schema=SCHEMA)
+    with replacing(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path whose file takes the place of `path` at the end; after an error, nothing is left of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    pq.write_table(table, temporary, compression="zstd")
-    os.replace(temporary, path)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def probe(root: Path) -> None:
+    """Raises OSError unless files can be written below the folder, which is made if it is missing."""
+    with replacing(root / f".probe.{os.getpid()}") as temporary:
+        temporary.write_bytes(bytes(4096))
+    (root / f".probe.{os.getpid()}").unlink()
 
 
 def check(path: Path) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -41,6 +40,7 @@ from suite.readout import logits_by_rows, mean_loss
 from suite.rng import torch_seed
 from suite.runs import Outcome, Progress, Report, RunEnded, Stop, never
 from suite.schedule import Plateau, lr_factor
+from suite.storage import replacing
 from suite.train_config import Stage
 from suite.training_run import TrainingRun, epoch_rows, stage_of
 
@@ -89,6 +89,7 @@ class Trainer:
         self.outcome = Outcome()
         self.began = time.perf_counter()
         self.earlier_s = 0.0
+        self.unsaved = ""
 
     def __call__(self) -> Outcome:
         """The whole run: train, evaluate, measure."""
@@ -283,15 +284,15 @@ class Trainer:
                 if at_eval:
                     self._evaluate_valid()
                 if time.perf_counter() - saved_at > CHECKPOINT_EVERY_S:
-                    self._save()
+                    self._save_if_possible()
                     saved_at = time.perf_counter()
         self.outcome.step = self.step
         if self.earlier_s + time.perf_counter() - self.began > CHECKPOINT_EVERY_S:
-            self._save()
+            self._save_if_possible()
 
     def _heed_stop(self) -> None:
         if self.stop():
-            self._save()
+            self._save_if_possible()
             raise KeyboardInterrupt
 
     def _check_finite(self) -> None:
@@ -306,7 +307,7 @@ class Trainer:
             loss = float(self.loss_sum) / count if count else math.nan
             rate = self.watch.steps_per_s[-1] if self.watch.steps_per_s else 0.0
             accuracy = "" if self.accuracy is None else f"  accuracy {self.accuracy:.3f}"
-            note = f"loss {loss:.4f}{accuracy}  {rate:.0f} steps/s"
+            note = f"loss {loss:.4f}{accuracy}  {rate:.0f} steps/s{self.unsaved}"
             self.report(Progress(self.step, self.total_steps, note))
 
     def _evaluate(self, segment: Segment, kind: str | None) -> dict[str, tuple[float, float]]:
@@ -474,6 +475,15 @@ class Trainer:
 
     # ---------------------------------------------------------------- checkpoints
 
+    def _save_if_possible(self) -> None:
+        """Saves a checkpoint. If that fails, the last one stays, the training goes on, and the display says so."""
+        try:
+            self._save()
+            self.unsaved = ""
+        # torch raises RuntimeError where a file cannot be written to its end
+        except (OSError, RuntimeError) as error:
+            self.unsaved = f"  no checkpoint: {str(error).splitlines()[0][:60]}"
+
     def _save(self) -> None:
         if self.checkpoint is None:
             return
@@ -493,10 +503,8 @@ class Trainer:
             "rows": self.outcome.rows,
             "rates": [self.watch.tokens_per_s, self.watch.steps_per_s],
         }
-        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.checkpoint.with_name(f".{self.checkpoint.name}.{os.getpid()}.tmp")
-        torch.save(state, temporary)
-        os.replace(temporary, self.checkpoint)
+        with replacing(self.checkpoint) as temporary:
+            torch.save(state, temporary)
 
     def _restore(self) -> None:
         if self.checkpoint is None or not self.checkpoint.exists():

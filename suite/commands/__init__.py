@@ -7,7 +7,9 @@ seconds, are imported inside the commands that need them.
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 
 import typer
@@ -39,8 +41,22 @@ app.add_typer(data_app, name="data")
 
 def main(repository: Repository, arguments: Sequence[str] | None = None) -> None:
     """Carries out one command and exits. arguments: those of the process unless given."""
+    interrupted = threading.Event()
+
+    def interrupt(number: int, frame: object) -> None:
+        del number, frame
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, interrupt)
     try:
         app(args=arguments, obj=repository)
+    except SystemExit:
+        # the library of the command line exits with 1 after an interruption
+        if interrupted.is_set():
+            sys.exit(130)
+        raise
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -79,6 +79,14 @@ def run(
 
     from suite.display import GridDisplay
     from suite.executors.local import run_all
+    from suite.storage import probe
+
+    try:
+        probe(results)
+    except OSError as error:
+        raise ValueError(
+            f"--results {results}: nothing can be written there ({error.strerror}); name another folder or make room."
+        ) from None
 
     with GridDisplay(console, len(todo)) as display:
         try:

@@ -1,42 +1,32 @@
 """Runs on this machine: one after the other in this process, or several at a time in worker processes.
 
 With several jobs and `cuda`, workers are dealt out over all visible GPUs, several to a GPU where there are more jobs
-than GPUs. After the first Ctrl-C every current run saves a checkpoint between two steps; a second one ends at once.
+than GPUs. After the first Ctrl-C (or SIGTERM, or SIGHUP of a closed terminal) every current run saves a checkpoint
+between two steps; a second one ends at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import queue
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from suite.contracts import Recorder
+from suite.executors.workers import SIGNALS, Display, run_in_workers
 from suite.runner import Finished, execute, no_operators
-from suite.runs import Progress, Run
-
-
-class Display(Protocol):
-    """Interface through which an executor reports the progress of its runs."""
-
-    def started(self, run: Run) -> None: ...
-
-    def progressed(self, run: Run, progress: Progress) -> None: ...
-
-    def finished(self, finished: Finished) -> None: ...
+from suite.runs import Run
 
 
 @contextlib.contextmanager
-def _interruptible(event: Any) -> Iterator[None]:
-    """The first SIGINT or SIGTERM sets the event; the second raises KeyboardInterrupt."""
+def _interruptible(event: Any, announce: Callable[[], None]) -> Iterator[None]:
+    """The first of SIGNALS sets the event and calls `announce`; the second raises KeyboardInterrupt."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -46,8 +36,9 @@ def _interruptible(event: Any) -> Iterator[None]:
         if event.is_set():
             raise KeyboardInterrupt
         event.set()
+        announce()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
     try:
         yield
     finally:
@@ -75,7 +66,7 @@ def run_all(
         return _run_parallel(runs, root, device, display, min(jobs, len(runs)), options)
     stop = threading.Event()
     ended = []
-    with _interruptible(stop):
+    with _interruptible(stop, lambda: display.stopping(1)):
         for run in runs:
             display.started(run)
             report = partial(display.progressed, run)
@@ -86,64 +77,14 @@ def run_all(
     return ended
 
 
-_worker: dict[str, Any] = {}
-
-
-def _start_worker(messages: Any, stop: Any, devices: Any, options: dict[str, Any]) -> None:
-    # the parent decides what an interruption means
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _worker.update(messages=messages, stop=stop, device=torch.device(devices.get()), options=options)
-
-
-def _work(run: Run, root: Path) -> Finished | None:
-    messages, stop = _worker["messages"], _worker["stop"]
-    if stop.is_set():
-        return None
-    messages.put((run.run_id, None))
-
-    def report(progress: Progress) -> None:
-        messages.put((run.run_id, progress))
-
-    try:
-        return execute(run, root, _worker["device"], report=report, stop=stop.is_set, **_worker["options"])
-    except KeyboardInterrupt:
-        return None
-
-
 def _run_parallel(
     runs: Sequence[Run], root: Path, device: torch.device, display: Display, jobs: int, options: dict[str, Any]
 ) -> list[Finished]:
-    context = multiprocessing.get_context("spawn")
-    messages, stop, devices = context.Queue(), context.Event(), context.Queue()
     spread = torch.cuda.device_count() if device.type == "cuda" and device.index is None else 1
-    for worker in range(jobs):
-        devices.put(f"cuda:{worker % spread}" if spread > 1 else str(device))
-    by_id = {run.run_id: run for run in runs}
-
-    def forward_messages(block: bool) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                run_id, progress = messages.get(timeout=0.2 if block else 0.0)
-                if progress is None:
-                    display.started(by_id[run_id])
-                else:
-                    display.progressed(by_id[run_id], progress)
-
-    ended: list[Finished] = []
-    setup: tuple[Any, ...] = (messages, stop, devices, {**options, "sharing": -(-jobs // spread)})
-    with (
-        _interruptible(stop),
-        ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker, initargs=setup) as pool,
-    ):
-        waiting = [pool.submit(_work, run, root) for run in runs]
-        while waiting:
-            forward_messages(block=True)
-            for future in [future for future in waiting if future.done()]:
-                waiting.remove(future)
-                finished = future.result()
-                if finished is not None:
-                    ended.append(finished)
-                    display.finished(finished)
+    devices = [f"cuda:{worker % spread}" if spread > 1 else str(device) for worker in range(jobs)]
+    stop = multiprocessing.get_context("spawn").Event()
+    with _interruptible(stop, lambda: display.stopping(jobs)):
+        ended = run_in_workers(runs, root, devices, display, stop, {**options, "sharing": -(-jobs // spread)})
     if stop.is_set():
         raise KeyboardInterrupt
     return ended

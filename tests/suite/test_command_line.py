@@ -89,6 +89,14 @@ def test_a_wrong_argument_is_one_line_and_exit_code_2(command_line, tmp_path, ar
     assert not list(tmp_path.rglob("*.parquet"))
 
 
+def test_a_results_folder_that_cannot_be_written_is_refused_before_any_run(command_line, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    done = command_line("run", "quickstart", "--device", "cpu", "--results", file)
+    assert done.returncode == 2
+    assert "nothing can be written there" in done.stderr
+
+
 def test_heads_that_do_not_divide_are_refused_before_any_run(command_line, tmp_path):
     arguments = ("run", "quickstart", "--only", "model.name=gla", "--set", "model.num_heads=3", "--results", tmp_path)
     done = command_line(*arguments)
@@ -155,16 +163,18 @@ def test_a_stored_run_with_older_operators_is_named_and_repeated_only_by_force(c
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_grid_continues_with_the_same_numbers(tmp_path, number):
+@pytest.mark.parametrize(
+    ("number", "after_s"), [(signal.SIGINT, 6), (signal.SIGINT, 0.5), (signal.SIGHUP, 6), (signal.SIGKILL, 6)]
+)
+def test_an_interrupted_grid_continues_with_the_same_numbers(tmp_path, number, after_s):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert call(*quick(whole)).returncode == 0
     command = [sys.executable, str(HOME / "run_suite.py"), *map(str, quick(broken))]
     process = subprocess.Popen(command, cwd=HOME, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE)
-    time.sleep(6)
+    time.sleep(after_s)
     process.send_signal(number)
     process.wait(timeout=60)
-    if number == signal.SIGINT and not list(broken.rglob("*.parquet")):
+    if number != signal.SIGKILL and not list(broken.rglob("*.parquet")):
         assert process.returncode == 130
     assert call(*quick(broken)).returncode == 0
     assert rows(broken) == rows(whole)

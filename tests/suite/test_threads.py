@@ -25,6 +25,10 @@ class Silent:
 
     def finished(self, finished): ...
 
+    def stopping(self, num_runs): ...
+
+    def repeated(self, run, reason): ...
+
 
 def large(seed=0):
     """A run with sums so long that two threads give other last digits than one thread (observed on two cores)."""

@@ -263,15 +263,36 @@ def test_the_plateau_waits_and_then_lowers_the_rate():
     assert plateau.factor == 0.5
 
 
-def test_a_half_written_checkpoint_is_never_seen(tmp_path, monkeypatch):
+def test_a_checkpoint_that_cannot_be_written_leaves_the_last_good_one(tmp_path, monkeypatch):
     run = make_run()
     path = tmp_path / "a.checkpoint"
+    with pytest.raises(KeyboardInterrupt):
+        train(run, checkpoint=path, stop=lambda: True)
+    good = path.read_bytes()
 
     def broken(state, where):
         where.write_bytes(b"half")
         raise OSError("disk full")
 
     monkeypatch.setattr(trainer.torch, "save", broken)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(KeyboardInterrupt):
         train(run, checkpoint=path, stop=lambda: True)
-    assert not path.exists()
+    assert path.read_bytes() == good
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_run_keeps_its_checkpoint(tmp_path):
+    run = make_run(model={"fault": "error"})
+    path = storage.checkpoint_path(tmp_path, run.experiment, run.scale, run.run_id)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"of an earlier call")
+    assert execute(run, tmp_path, CPU).status == "failed"
+    assert path.read_bytes() == b"of an earlier call"
+
+
+def test_rows_that_cannot_be_written_are_a_failure_that_says_so(tmp_path):
+    run = make_run()
+    (tmp_path / "toy").write_bytes(b"a file where a folder is needed")
+    finished = execute(run, tmp_path, CPU)
+    assert finished.status == "failed"
+    assert "rows could not be written" in finished.error

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
@@ -66,7 +70,7 @@ class ToyModel(nn.Module):
 
     def __init__(self, config: ToyConfig, spec: TaskSpec) -> None:
         super().__init__()
-        self.fault = config.fault
+        self.fault, self.fault_file = config.fault, config.fault_file
         self.embed = nn.Embedding(spec.vocab_size, config.d_model)
         self.drop = nn.Dropout(config.dropout)
         self.hidden = nn.Linear(spec.max_length * config.d_model, 32)
@@ -75,6 +79,13 @@ class ToyModel(nn.Module):
     def forward(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
         if self.fault == "error":
             raise RuntimeError("planted fault")
+        if self.fault == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.fault == "killed once" and not Path(self.fault_file).exists():
+            Path(self.fault_file).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.fault == "slow":
+            time.sleep(0.2)
         if self.fault == "oom":
             raise torch.OutOfMemoryError("planted: out of memory")
         x = self.drop(self.embed(inputs.long())).flatten(1)
@@ -94,7 +105,9 @@ class ToyConfig(Config):
     version: ClassVar[int] = 1
     d_model: int = 4
     dropout: float = 0.1
-    fault: Literal["none", "error", "oom", "nan"] = "none"
+    fault: Literal["none", "error", "oom", "nan", "killed", "killed once", "slow"] = "none"
+    fault_file: str = ""
+    """A file that `killed once` makes before it dies; once it is there, the fault is over."""
 
     def check(self, spec: TaskSpec) -> None:
         if self.d_model > 64:

@@ -1,0 +1,112 @@
+"""A grid in worker processes loses no run, whatever happens to its workers and to its parent."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from suite import storage
+from suite.executors.local import run_all
+from suite.executors.workers import _Worker
+from tests.suite.toy import make_run
+
+CPU = torch.device("cpu")
+
+
+class Recording:
+    """A display that keeps what it is told."""
+
+    def __init__(self):
+        self.repeats, self.stops, self.ended = [], [], []
+
+    def started(self, run): ...
+
+    def progressed(self, run, progress): ...
+
+    def finished(self, finished):
+        self.ended.append(finished.run.run_id)
+
+    def stopping(self, num_runs):
+        self.stops.append(num_runs)
+
+    def repeated(self, run, reason):
+        self.repeats.append((run.run_id, reason))
+
+
+def ending(root, run):
+    """Status and error that a run stored."""
+    frame = storage.read([storage.result_path(root, run.experiment, run.scale, run.run_id)])
+    (row,) = frame[frame["metric"] == "run"].to_dict("records")
+    return row["status"], row["error"]
+
+
+@pytest.mark.slow
+def test_a_killed_worker_costs_one_try_of_one_run(tmp_path):
+    dies_once = make_run(model={"fault": "killed once", "fault_file": str(tmp_path / "died")})
+    dies, good = make_run(model={"fault": "killed"}), [make_run(seed=seed) for seed in range(3)]
+    display = Recording()
+    runs = [dies, dies_once, *good]
+    ended = run_all(runs, tmp_path, CPU, display, jobs=2)
+    assert (
+        sorted(finished.run.run_id for finished in ended) == sorted(run.run_id for run in runs) == sorted(display.ended)
+    )
+    assert {run_id for run_id, _ in display.repeats} == {dies.run_id, dies_once.run_id}
+    assert ending(tmp_path, dies) == ("failed", "failed (killed, signal 9)")
+    for run in (dies_once, *good):
+        assert ending(tmp_path, run)[0] == "ok"
+
+
+@pytest.mark.slow
+def test_workers_end_within_seconds_of_their_parent(tmp_path):
+    script = tmp_path / "grid.py"
+    script.write_text(
+        "import sys, torch; from pathlib import Path\n"
+        "from suite.executors.local import run_all\n"
+        "from tests.suite.test_workers import Recording; from tests.suite.toy import make_run\n"
+        "if __name__ == '__main__':\n"
+        "    runs = [make_run(model={'fault': 'slow'}, train={'epochs': 500}, seed=seed) for seed in range(2)]\n"
+        f"    run_all(runs, Path({str(tmp_path)!r}), torch.device('cpu'), Recording(), jobs=2)\n"
+    )
+    home = Path(__file__).resolve().parents[2]
+    parent = subprocess.Popen(
+        [sys.executable, str(script)], cwd=home, env={**os.environ, "PYTHONPATH": str(home), "OMP_NUM_THREADS": "1"}
+    )
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+    deadline = time.monotonic() + 60
+    workers: list[int] = []
+    while len(workers) < 3 and time.monotonic() < deadline:
+        time.sleep(0.5)
+        # the two workers and the process that tracks shared resources
+        workers = [int(pid) for pid in children.read_text().split()]
+    time.sleep(3)
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    alive = workers
+    while alive and time.monotonic() < deadline:
+        time.sleep(0.2)
+        alive = [pid for pid in alive if Path(f"/proc/{pid}").exists()]
+    for pid in alive:
+        os.kill(pid, signal.SIGKILL)
+    assert len(workers) >= 3
+    assert not alive
+
+
+def test_a_signal_to_all_processes_reaches_no_worker(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    stop = context.Event()
+    worker = _Worker(context, stop, "cpu", tmp_path, {})
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(worker.process.pid, number)
+    run = make_run()
+    worker.give(run)
+    worker.pipe.send(None)
+    worker.process.join(timeout=60)
+    assert worker.process.exitcode == 0
+    assert ending(tmp_path, run)[0] == "ok"

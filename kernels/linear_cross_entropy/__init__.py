@@ -50,6 +50,9 @@ def linear_cross_entropy(
     x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
     num_logits = len(x) * len(weight)
     obstacle = None if len(x) else "needs at least one token"
+    if torch.compiler.is_compiling():
+        # the compiler fuses the plain computation, and cannot trace launches
+        return _plain(x, weight, targets, bias, ignore_index)
     is_faster = num_logits >= MIN_LOGITS
     if use_triton("linear_cross_entropy", backend, x, weight, bias, obstacle=obstacle, is_faster=is_faster):
         from kernels.linear_cross_entropy.triton import linear_cross_entropy_triton
@@ -58,6 +61,10 @@ def linear_cross_entropy(
             return linear_cross_entropy_triton(x, weight, targets, bias, ignore_index)
     if num_logits * x.element_size() > PLAIN_BYTES:
         return linear_cross_entropy_chunked(x, weight, targets, bias, ignore_index)
+    return _plain(x, weight, targets, bias, ignore_index)
+
+
+def _plain(x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, ignore_index: int) -> Tensor:
     logits = F.linear(x, weight, bias)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits, targets.long(), ignore_index=ignore_index)

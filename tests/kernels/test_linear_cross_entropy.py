@@ -170,6 +170,13 @@ def test_on_a_cpu_the_operator_is_bitwise_what_torch_computes():
     assert all(torch.equal(a, b) for a, b in zip(ours, gradients(plain, inputs), strict=True))
 
 
+@pytest.mark.slow
+def test_torch_compile_takes_the_plain_computation():
+    inputs = {key: x.float() if x.is_floating_point() else x for key, x in make_inputs(40, 33).items()}
+    compiled = torch.compile(TRITON, backend="eager", dynamic=False, fullgraph=True)
+    assert torch.equal(compiled(**inputs), linear_cross_entropy(**inputs, backend="torch"))
+
+
 def test_losses_of_the_kernel_do_not_depend_on_the_gradient():
     g = torch.Generator().manual_seed(0)
     logits, targets = torch.randn(5, 128, generator=g).to(DEVICE), torch.tensor([3, -100, 0, 69, 17], device=DEVICE)

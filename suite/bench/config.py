@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from suite.bench.cases import Case, series
 from suite.bench.contracts import Workload
@@ -35,9 +35,10 @@ class BenchConfig(Config):
 class SpeedConfig(Config):
     """The section `speed`: what is timed of a model over a sweep of lengths, on random inputs and without learning."""
 
-    measure: Literal["layer", "train", "decode"]
+    measure: Literal["layer", "train", "decode", "generate"]
     """`layer`: forward and backward of the first sequence mixer; `train`: a training step of the whole model; `decode`:
-    one more token behind a prefix of each length."""
+    one more token behind a prefix of each length; `generate`: `new_tokens` behind a prompt of each length, which is
+    read in parallel."""
     lengths: tuple[int, ...] = Field(min_length=1)
     batch_size: int | None = Field(default=None, ge=1)
     tokens: int | None = Field(default=None, ge=1)
@@ -50,6 +51,8 @@ class SpeedConfig(Config):
     vocab_size: int = Field(default=256, ge=1)
     channels: int = Field(default=1, ge=1)
     """Channels of a signal."""
+    new_tokens: int | None = Field(default=None, ge=2)
+    """Tokens that `generate` draws, the greedy ones. Not part of the identity of other measures."""
     readout: Literal["token", "sequence"] = "token"
     num_classes: int | None = Field(default=None, ge=1)
     """None: vocab_size."""
@@ -63,9 +66,21 @@ class SpeedConfig(Config):
         for length in self.lengths:
             if self.tokens is not None and self.tokens % length:
                 raise ValueError(f"tokens={self.tokens} is no multiple of the length {length}; change one of them")
-        if self.measure == "decode" and (self.input, self.readout) != ("tokens", "token"):
-            raise ValueError(f"measure=decode needs tokens in and out, got {self.input} and readout={self.readout}")
+        draws = self.measure in ("decode", "generate")
+        if draws and (self.input, self.readout) != ("tokens", "token"):
+            raise ValueError(
+                f"measure={self.measure} needs tokens in and out, got {self.input} and readout={self.readout}"
+            )
+        if (self.measure == "generate") != (self.new_tokens is not None):
+            raise ValueError(f"new_tokens={self.new_tokens} with measure={self.measure}; only generate has new_tokens")
+        if self.measure == "generate" and min(self.lengths) < 2:
+            raise ValueError(f"measure=generate needs prompts of at least 2 tokens, got {min(self.lengths)}")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = handler(self)
+        return {key: value for key, value in values.items() if key != "new_tokens" or value is not None}
 
     def batch(self, length: int) -> int:
         """Sequences of one length in a batch."""
@@ -81,7 +96,7 @@ class SpeedConfig(Config):
             num_classes=self.num_classes or self.vocab_size,
             readout=self.readout,
             # the decoded token follows the prefix
-            max_length=length + (self.measure == "decode"),
+            max_length=length + (self.new_tokens or (self.measure == "decode")),
             vocab_size=self.vocab_size if self.input == "tokens" else 0,
             channels=self.channels if self.input == "signal" else 0,
         )

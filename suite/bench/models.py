@@ -1,8 +1,8 @@
-"""Time of a model at each length: of its sequence layer, of a training step, or of decoding a token, on random inputs.
+"""Time of a model at each length, on random inputs: of its sequence layer, a training step, a token or a generation.
 
 On a GPU each is recorded as a CUDA graph and replayed, as the trainer does, so that the time of the host, which
-launches kernels, does not count. Memory is measured while the graph is recorded, which runs the same step first
-without a graph.
+launches kernels, does not count; only the prompt of a generation is not. Memory is measured while the graph is
+recorded, which runs the same step first without a graph.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from suite.bench.config import SpeedConfig, SpeedRun
+from suite.bench.generation import lower_weights, time_generations
 from suite.bench.measure import SEED, Unavailable, sample
 from suite.bench.series import Series
 from suite.capture import record
@@ -89,18 +90,14 @@ def train_step(model: Model, speed: SpeedConfig, length: int, device: torch.devi
 
 @torch.no_grad()
 def decode_step(model: Model, speed: SpeedConfig, length: int, device: torch.device) -> Callable[[], None]:
-    """One token after a prefix, which is read token by token. Every call decodes the same position again."""
+    """One token after a prefix. Every call decodes the same position again."""
     model.eval()
     if speed.precision == "bf16":
-        # a step reads every weight once, so a cast within the step would cost more than the product
-        for module in model.modules():
-            if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
-                module.to(torch.bfloat16)
-    tokens = random_inputs(speed, device, speed.batch(length))
-    state = model.init_state(len(tokens))
-    for _ in range(length):
-        with autocast(speed.precision, device):
-            _, state = model.step(tokens, state)
+        lower_weights(model)
+    prefix = random_inputs(speed, device, speed.batch(length), length)
+    tokens = prefix[:, -1].clone()
+    with autocast(speed.precision, device):
+        _, state = model.prefill(prefix)
 
     def step() -> None:
         with torch.no_grad(), autocast(speed.precision, device):
@@ -111,7 +108,7 @@ def decode_step(model: Model, speed: SpeedConfig, length: int, device: torch.dev
 
 STEPS: Mapping[str, MakeStep] = {"layer": layer, "train": train_step, "decode": decode_step}
 """Value of `measure` in a SpeedConfig to the function that makes the timed call."""
-BUDGET_MS: Mapping[str, float] = {"layer": 200.0, "train": 2000.0, "decode": 500.0}
+BUDGET_MS: Mapping[str, float] = {"layer": 200.0, "train": 2000.0, "decode": 500.0, "generate": 2000.0}
 """Time given to the samples of one length."""
 
 
@@ -129,7 +126,7 @@ class ModelTimer(Series[SpeedRun]):
         budget_ms: Mapping[str, float] = BUDGET_MS,
     ) -> None:
         super().__init__(run, device, report=report, stop=stop)
-        self.make_step, self.budget_ms = steps[run.speed.measure], budget_ms[run.speed.measure]
+        self.steps, self.budget_ms = steps, budget_ms[run.speed.measure]
 
     def _lengths(self) -> Sequence[int]:
         return self.run.speed.lengths
@@ -156,9 +153,12 @@ class ModelTimer(Series[SpeedRun]):
         add = self.outcome.add
         if length == speed.lengths[0]:
             add("num_parameters", "count", sum(parameter.numel() for parameter in model.parameters()))
-            if speed.measure == "decode":
+            if speed.measure in ("decode", "generate"):
                 add("state_size", "numbers", model.state_size(length), slice=part)
-        call, peak = self._recorded(self.make_step(model, speed, length, self.device))
+        if speed.measure == "generate":
+            self._add_generations(model, length, part)
+            return
+        call, peak = self._recorded(self.steps[speed.measure](model, speed, length, self.device))
         samples = sample(call, self.device, self.budget_ms)
         add("time", "ms", statistics.median(samples), slice=part, samples=samples)
         if speed.measure != "layer":
@@ -168,6 +168,30 @@ class ModelTimer(Series[SpeedRun]):
             add(metric, "tokens/s", statistics.median(rates), slice=part, samples=rates)
         if peak is not None:
             add("peak_memory", "bytes", float(peak), slice=part)
+
+    def _add_generations(self, model: Model, length: int, part: str) -> None:
+        speed, new_tokens = self.run.speed, self.run.speed.new_tokens
+        assert new_tokens is not None
+        model.eval()
+        if speed.precision == "bf16":
+            lower_weights(model)
+        prompts = random_inputs(speed, self.device, speed.batch(length), length)
+        reset_peak_memory(self.device)
+        with autocast(speed.precision, self.device):
+            found = time_generations(model, prompts, new_tokens, self.budget_ms)
+
+        def add(metric: str, unit: str, samples: list[float]) -> None:
+            self.outcome.add(metric, unit, statistics.median(samples), slice=part, samples=samples)
+
+        add("time", "ms", found.total)
+        add("prefill_time", "ms", found.prefill)
+        # the prompt gives the first token
+        both = zip(found.total, found.prefill, strict=True)
+        add("decode_time", "ms", [(total - prefill) / (new_tokens - 1) for total, prefill in both])
+        add("generate_throughput", "tokens/s", [1e3 * len(prompts) * new_tokens / total for total in found.total])
+        if self.device.type == "cuda":
+            peak = float(torch.cuda.max_memory_allocated(self.device))
+            self.outcome.add("peak_memory", "bytes", peak, slice=part)
 
     def _recorded(self, step: Callable[[], None]) -> tuple[Callable[[], None], int | None]:
         """The call that is timed, and the bytes allocated at its peak, parameters and optimizer included."""

@@ -1,11 +1,15 @@
 """Generation with a step that is recorded as a CUDA graph."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from models import MODELS
+from suite.capture import record
 from suite.contracts import TaskSpec
 from suite.generate import generate
+from suite.state import copy_into, tensors
 
 pytestmark = pytest.mark.gpu
 SPEC = TaskSpec(input="tokens", num_classes=12, readout="token", max_length=64, vocab_size=12)
@@ -56,3 +60,47 @@ def test_every_replay_draws_anew_and_the_seed_decides():
     # an untrained network gives all tokens similar probabilities
     counts = first.flatten().bincount(minlength=12)
     assert counts.min() > 0.5 * counts.float().mean()
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@torch.no_grad()
+def test_prefill_then_recorded_steps_stay_near_the_parallel_form(name, precision):
+    length, cut = 640, 128
+    spec = dataclasses.replace(SPEC, max_length=length)
+    torch.manual_seed(0)
+    options = {"num_layers": 2, "d_model": 128, "init_std": 0.05}
+    exact = MODELS.load(name)(**options).build(spec).double().eval()
+    model = MODELS.load(name)(**options).build(spec).cuda().eval()
+    model.load_state_dict(exact.state_dict())
+    inputs = torch.randint(12, (3, length), generator=torch.Generator().manual_seed(1)).cuda()
+    lengths = torch.tensor([cut, 100, 3]).cuda()
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=precision == "bf16"):
+        wanted = exact.cuda()(inputs[:1]).double()[0, cut - 1 :] if precision == "fp32" else None
+        parallel = model(inputs[:1]).double()[0, cut - 1 :]
+        logits, state = model.prefill(inputs[:, :cut], lengths, capacity=length)
+        token, out = inputs[:, 0].clone(), torch.empty_like(logits)
+
+        def step():
+            found, after = model.step(token, state)
+            copy_into(state, after)
+            out.copy_(found)
+
+        advance = record(step, lambda: tensors(state), torch.device("cuda"), None)
+        got = [logits]
+        for t in range(cut, length):
+            token.copy_(inputs[:, t])
+            advance()
+            got.append(out.clone())
+        alone = [model(inputs[row : row + 1, cut - own :])[0, own - 1 :] for row, own in ((1, 100), (2, 3))]
+    made = torch.stack(got, dim=1).double()
+    scale = parallel.square().mean().sqrt()
+    floor = {"fp32": 1e-4, "bf16": 2e-2}[precision]
+
+    def error(x, y):
+        return (x.double() - y.double()).square().mean().sqrt() / scale
+
+    assert error(made[0], parallel) < floor
+    assert max(error(made[1], alone[0]), error(made[2], alone[1])) < floor
+    if wanted is not None:
+        assert error(made[0], wanted) < 2 * error(parallel, wanted) + floor / 10

@@ -269,3 +269,39 @@ def test_a_report_shows_thousands_of_tokens_and_gibibytes_and_no_seeds(tmp_path)
 def test_decoding_needs_tokens_in_and_out():
     with pytest.raises(ValueError, match="measure=decode needs tokens"):
         SpeedConfig(measure="decode", lengths=(4,), batch_size=1, readout="sequence")
+
+
+@pytest.mark.parametrize("name", ["transformer++", "mamba", "hyena"])
+def test_a_generation_is_timed_with_its_prompt(name, tmp_path):
+    model = {"name": name, "num_heads": 2 if name == "transformer++" else None}
+    options = {"measure": "generate", "lengths": [5], "batch_size": 2, "tokens": None, "new_tokens": 4}
+    finished, rows = measured(tmp_path, model, **options)
+    assert finished.status == "ok", finished.error
+    samples = {key: rows[key, "length=5"]["samples"] for key in ("time", "prefill_time", "decode_time")}
+    for total, prefill, token in zip(*samples.values(), strict=True):
+        assert 0 < prefill < total
+        assert total == pytest.approx(prefill + 3 * token)
+    rate = rows["generate_throughput", "length=5"]
+    assert rate["samples"] == pytest.approx([8e3 / ms for ms in samples["time"]])
+    run = one(model, **options)
+    network = run.model.build(run.speed.spec(5))
+    assert rows["state_size", "length=5"]["value"] == network.state_size(5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"measure": "generate"}, "new_tokens=None with measure=generate"),
+        ({"new_tokens": 4}, "only generate has new_tokens"),
+        ({"measure": "generate", "new_tokens": 4, "lengths": [1]}, "prompts of at least 2 tokens, got 1"),
+        ({"measure": "generate", "new_tokens": 4, "input": "signal"}, "needs tokens in and out"),
+    ],
+)
+def test_a_generation_that_cannot_be_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        one(**{"lengths": [16], **options})
+
+
+def test_new_tokens_are_no_part_of_the_identity_of_other_measures():
+    assert "new_tokens" not in one().resolved["speed"]
+    assert one(measure="generate", new_tokens=4).resolved["speed"]["new_tokens"] == 4

@@ -26,10 +26,10 @@ CHUNK_BYTES = 256 << 20
 CHUNK_MULTIPLE = 256
 """A chunk that is not the last has a multiple of this number of tokens, the rows of a tile in a matrix product."""
 
-SoftmaxGradient = Callable[[Tensor, Tensor, int, int, bool], Tensor]
-"""Function of (logits [M, P] of which the first V columns are classes, targets [M], V, ignore_index, gradient): gives
-the losses [M], zero without a label. With `gradient`, dl without the factor g/n replaces the logits; columns of padding
-stay finite."""
+SoftmaxGradient = Callable[[Tensor, Tensor, Tensor, int, int, bool], None]
+"""Function of (logits [M, P] of which the first V columns are classes, targets [M], losses [M], V, ignore_index,
+gradient): writes the losses, zero without a label. With `gradient`, dl without the factor g/n replaces the logits, and
+columns of padding stay finite."""
 
 
 class Plan(NamedTuple):
@@ -71,19 +71,20 @@ def product_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
-def softmax_gradient_(logits: Tensor, targets: Tensor, num_classes: int, ignore_index: int, gradient: bool) -> Tensor:
+def softmax_gradient_(
+    logits: Tensor, targets: Tensor, losses: Tensor, num_classes: int, ignore_index: int, gradient: bool
+) -> None:
     """`SoftmaxGradient` in plain PyTorch."""
     classes = logits[:, :num_classes]
     labelled = targets != ignore_index
     index = targets.where(labelled, 0).unsqueeze(1)
     wide = classes.to(torch.promote_types(logits.dtype, torch.float32))
     normaliser = wide.logsumexp(dim=1, keepdim=True)
-    losses = (normaliser - wide.gather(1, index)).squeeze(1).where(labelled, 0.0)
+    losses.copy_((normaliser - wide.gather(1, index)).squeeze(1).where(labelled, 0.0))
     if gradient:
         probabilities = (wide - normaliser).exp()
         probabilities.scatter_(1, index, probabilities.gather(1, index) - 1)
         classes.copy_(probabilities.where(labelled.unsqueeze(1), 0.0))
-    return losses
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
@@ -114,7 +115,7 @@ def loss_and_gradients(
     for start in range(0, len(x), plan.rows):
         part = slice(start, start + plan.rows)
         logits = F.linear(x[part], weight, bias)
-        losses[part] = plan.softmax_gradient(logits, targets[part], num_classes, plan.ignore_index, any(wanted))
+        plan.softmax_gradient(logits, targets[part], losses[part], num_classes, plan.ignore_index, any(wanted))
         if dx is not None:
             torch.mm(logits, weight, out=dx[part])
         if dweight is not None:

@@ -12,6 +12,7 @@ Bytes: 2 elements for each of M V. Exponentials: 2 for each of M V, 1 where a ro
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
@@ -103,14 +104,19 @@ def _softmax_gradient_kernel(
 
 
 def softmax_gradient(
-    logits: Tensor, targets: Tensor, num_classes: int, ignore_index: int, gradient: bool, tuning: Tuning = TUNING
-) -> Tensor:
+    logits: Tensor,
+    targets: Tensor,
+    losses: Tensor,
+    num_classes: int,
+    ignore_index: int,
+    gradient: bool,
+    tuning: Tuning = TUNING,
+) -> None:
     """`kernels.linear_cross_entropy.chunked.SoftmaxGradient` by the kernel."""
     assert logits.is_contiguous()
     block = power_of_2(logits.shape[1])
     whole = block <= tuning.whole
     block = block if whole else tuning.block
-    losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     launch(
         _softmax_gradient_kernel,
         len(logits),
@@ -125,7 +131,6 @@ def softmax_gradient(
         BLOCK=block,
         num_warps=min(tuning.max_warps, max(1, block // tuning.per_warp)),
     )
-    return losses
 
 
 def linear_cross_entropy_triton(
@@ -141,8 +146,5 @@ def linear_cross_entropy_triton(
     """The loss. x [N, D], targets [N]. chunk_bytes: largest size of the logits of a chunk."""
     dtype = product_dtype(x)
     rows = chunk_rows(len(x), len(weight), dtype.itemsize, chunk_bytes)
-
-    def pass_over(logits: Tensor, targets: Tensor, num_classes: int, ignore_index: int, gradient: bool) -> Tensor:
-        return softmax_gradient(logits, targets, num_classes, ignore_index, gradient, tuning)
-
-    return compute(x, weight, bias, targets.contiguous(), Plan(dtype, rows, ignore_index, pass_over))
+    plan = Plan(dtype, rows, ignore_index, partial(softmax_gradient, tuning=tuning))
+    return compute(x, weight, bias, targets.contiguous(), plan)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 
 import torch
 import torch.nn.functional as F
-from pydantic import SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from torch import Tensor, nn
 
 from kernels.linear_cross_entropy import aligned_linear, linear_cross_entropy
@@ -40,6 +40,7 @@ from models.blocks import (
     sinusoidal_table,
     take_positions,
 )
+from models.recompute import Recompute, recomputed_layer
 from suite.contracts import IGNORE, Config, Convolution, HasReadout, Model, ModelConfig, ParamGroup, TaskSpec
 
 NO_DECAY_KINDS = ("bias", "norm", "embedding")
@@ -90,6 +91,10 @@ class BackboneConfig(Config):
     pooling: Literal["mean", "last"] = "mean"
     """Summary of the time axis in a sequence readout."""
 
+    recompute: Recompute = Field(default="auto", exclude=True)
+    """What the backward pass computes again instead of keeping it. It changes no value, so it is not part of the
+    identity of a run."""
+
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         """The mixer of one layer."""
         raise NotImplementedError
@@ -113,6 +118,11 @@ class BackboneConfig(Config):
         for key in ("num_layers", "d_model"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{name}: {key} must be at least 1, got {getattr(self, key)}.")
+        if self.recompute == "layer" and self.norm == "batch":
+            raise ValueError(
+                f"{name}: recompute='layer' would count every batch twice in the statistics of a batch norm; set "
+                "recompute to 'auto' or 'never'."
+            )
         if self.short_conv not in (0, 2, 3, 4):
             raise ValueError(f"{name}: short_conv must be 0 or 2 to 4, got {self.short_conv}.")
         for layer in self.base_conv_layers:
@@ -124,6 +134,12 @@ class BackboneConfig(Config):
         for key in ("embed_dropout", "resid_dropout"):
             if not 0 <= getattr(self, key) < 1:
                 raise ValueError(f"{name}: {key} must lie in [0, 1), got {getattr(self, key)}.")
+        for key in ("resid_dropout", "attention_dropout"):
+            if self.recompute == "layer" and getattr(self, key, 0.0) > 0:
+                raise ValueError(
+                    f"{name}: recompute='layer' would draw another dropout in the backward pass; set {key} to 0 or "
+                    "recompute to 'auto' or 'never'."
+                )
         if spec.input == "tokens" and spec.vocab_size < 1:
             raise ValueError(f"{name}: token inputs need vocab_size >= 1, got {spec.vocab_size}; set it in the task.")
         if spec.input == "signal" and spec.channels < 1:
@@ -373,15 +389,17 @@ class Backbone(nn.Module):
         assert isinstance(last, Layer)
         branch = None
         for layer in self.layers[:-1]:
-            x, branch = layer(x, branch)
+            x, branch = recomputed_layer(self.config.recompute, layer, x, branch)
         # positions ascend strictly, so T of them are all positions and need no selection
         if self.spec.readout == "sequence" or positions is None or positions.shape[1] == length:
-            x = self._finish(*last(x, branch))
+            x = self._finish(*recomputed_layer(self.config.recompute, last, x, branch))
         elif self.config.norm == "batch":
             # the statistics of a batch norm are over all positions, so none may be left out before it
-            x = take_positions(self._finish(*last(x, branch)), positions.long())
+            x = self._finish(*recomputed_layer(self.config.recompute, last, x, branch))
+            x = take_positions(x, positions.long())
         else:
-            x = self._finish(*last.forward_at(x, branch, positions.long()))
+            at = positions.long()
+            x = self._finish(*recomputed_layer(self.config.recompute, last.forward_at, x, branch, at))
         if self.spec.readout == "sequence":
             x = self._summary(x, positions)
         return x

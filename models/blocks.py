@@ -271,6 +271,43 @@ class ResidualLinear(nn.Linear):
         return super().forward(x)
 
 
+class SplitLinear(torch.autograd.Function):
+    """(x [..., K], weight [D, K], sizes) to the parts of x weight^T along the last axis.
+
+    The gradient of `split` is a concatenation of the gradients of the parts, as large as the result. Here each of them
+    enters products with its rows of the weight.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x, weight)
+        ctx.sizes = sizes
+        ctx.set_materialize_grads(False)
+        return F.linear(x, weight).split(sizes, dim=-1)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rows = x.reshape(-1, x.shape[-1])
+        dx, dweight = None, torch.empty_like(weight)
+        for gradient, part, dpart in zip(gradients, weight.split(ctx.sizes), dweight.split(ctx.sizes), strict=True):
+            if gradient is None:
+                dpart.zero_()
+                continue
+            g = gradient.reshape(-1, gradient.shape[-1])
+            torch.mm(g.t(), rows, out=dpart)
+            dx = g @ part if dx is None else dx.addmm_(g, part)
+        return None if dx is None else dx.view(x.shape), dweight, None
+
+
+def split_linear(linear: nn.Linear, x: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """linear(x) split along its last axis; on a GPU without a concatenation in the backward pass. It has no bias."""
+    if not x.is_cuda or torch.compiler.is_compiling():
+        return linear(x).split(sizes, dim=-1)
+    return SplitLinear.apply(as_autocast(x), as_autocast(linear.weight), sizes)
+
+
 class BatchNorm(nn.BatchNorm1d):
     """Batch norm of x [..., D] over all positions of a batch. In training, its statistics include the future."""
 

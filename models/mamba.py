@@ -20,6 +20,7 @@ Departures from the paper: B is discretised as dt B (see `kernels.selective_scan
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -37,8 +38,10 @@ from models.blocks import (
     ResidualLinear,
     at_least_float32,
     blank,
+    split_linear,
 )
 from models.hyena import LongConv
+from models.recompute import Recomputing, at_once, spares
 from models.s4d import DiagonalSSM, State, check_ssm
 from suite.contracts import TaskSpec
 
@@ -74,12 +77,17 @@ class S6(Mixer):
         self.log_A.copy_(n.log().expand_as(self.log_A))
         self.D.fill_(1.0)
 
-    def _select(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _select(
+        self, x: Tensor, keep: Callable[[Callable[[], Tensor]], Tensor] = at_once
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dt, B, C = self.x_proj(x).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
-        return self.dt_proj(dt), -torch.exp(at_least_float32(self.log_A)), B, C
+        return keep(lambda: self.dt_proj(dt)), -torch.exp(at_least_float32(self.log_A)), B, C
 
-    def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
-        y = selective_scan(x, *self._select(x), D=self.D, z=z, dt_bias=self.dt_bias, dt_softplus=True)
+    def forward(
+        self, x: Tensor, z: Tensor | None = None, keep: Callable[[Callable[[], Tensor]], Tensor] = at_once
+    ) -> Tensor:
+        """y from x and the gate z [B, T, width]. keep: that of `Recomputing`, which then spares the step sizes."""
+        y = selective_scan(x, *self._select(x, keep), D=self.D, z=z, dt_bias=self.dt_bias, dt_softplus=True)
         assert isinstance(y, Tensor)
         return y
 
@@ -115,6 +123,7 @@ class Mamba(Mixer):
         super().__init__()
         d_model, width = config.d_model, config.expand * config.d_model
         self.gated = config.gate
+        self.recompute, self.num_layers = config.recompute, config.num_layers
         # the projection into the residual stream starts smaller in deeper networks, as in GPT-2
         self.residual_scale = config.num_layers**-0.5 if config.init_residual == "scaled" else 1.0
         self.in_proj = nn.Linear(d_model, 2 * width if config.gate else width, bias=False)
@@ -137,17 +146,26 @@ class Mamba(Mixer):
     def _split(self, u: Tensor) -> tuple[Tensor, Tensor | None]:
         if not self.gated:
             return self.in_proj(u), None
-        x, z = self.in_proj(u).chunk(2, dim=-1)
+        width = len(self.conv_bias)
+        x, z = split_linear(self.in_proj, u, (width, width))
         return x, z
 
     def forward(self, u: Tensor) -> Tensor:
         x, z = self._split(u)
-        convolved = causal_conv1d(x, self.conv_weight, self.conv_bias, activation="silu")
-        if isinstance(self.inner, S6):
-            y = self.inner(convolved, z)
-        else:
-            y = self.inner(convolved)
-            y = y if z is None else y * F.silu(z)
+
+        def convolve() -> Tensor:
+            y = causal_conv1d(x, self.conv_weight, self.conv_bias, activation="silu")
+            assert isinstance(y, Tensor)
+            return y
+
+        if not isinstance(self.inner, S6):
+            y = self.inner(convolve())
+            return self.out(y if z is None else y * F.silu(z))
+        # the scan keeps the convolved x and the step sizes, as large as x each
+        if not spares(self.recompute, 2 * self.num_layers * x.numel() * x.element_size(), x):
+            return self.out(self.inner(convolve(), z))
+        with Recomputing() as keep:
+            y = self.inner(keep(convolve), z, keep)
         return self.out(y)
 
     def init_state(self, batch_size: int, capacity: int) -> State:

@@ -1,0 +1,113 @@
+"""What is computed again in the backward pass has the same values, and is not kept meanwhile."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from models import MODELS
+from models.attention import AttentionConfig
+from models.blocks import SplitLinear, split_linear
+from models.gsa import GSAConfig
+from models.mamba import S6, MambaConfig
+from models.recompute import Recomputing, at_once
+from suite.contracts import TaskSpec
+
+TOKENS = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=40, vocab_size=16)
+
+
+def test_a_result_is_made_twice_and_not_kept():
+    calls = []
+    x, weight = torch.randn(5, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)
+
+    def make():
+        calls.append(torch.is_grad_enabled())
+        return x.sin()
+
+    with Recomputing() as keep:
+        y = keep(make)
+        alive = weakref.ref(y)
+        # two operations keep y, one of them as a view
+        z = (y.view(5, 1, 3) @ weight).sum() + (y * y).sum()
+        del y
+    assert alive() is None
+    gradients = torch.autograd.grad(z, [x, weight])
+    assert calls == [True, False]
+    y = x.sin()
+    expected = torch.autograd.grad((y @ weight).sum() + (y * y).sum(), [x, weight])
+    torch.testing.assert_close(gradients, expected)
+
+
+def test_a_second_backward_pass_makes_it_again():
+    x, made = torch.randn(4, requires_grad=True), []
+
+    def make():
+        made.append(x.exp())
+        return made[-1]
+
+    with Recomputing() as keep:
+        y = keep(make).square().sum()
+    first, second = torch.autograd.grad(y, x, retain_graph=True)[0], torch.autograd.grad(y, x)[0]
+    assert torch.equal(first, second)
+    assert len(made) == 3
+
+
+def test_a_selective_state_space_model_has_the_same_bits():
+    torch.manual_seed(0)
+    layer = S6(8, 4, 2, dt_min=1e-3, dt_max=1e-1)
+    u, z = torch.randn(2, 20, 8), torch.randn(2, 20, 8)
+    results = []
+    for recomputing in (False, True):
+        x = u.clone().requires_grad_()
+        if recomputing:
+            with Recomputing() as keep:
+                y = layer(keep(lambda x=x: x * 2), z, keep)
+        else:
+            y = layer(x * 2, z, at_once)
+        results.append([y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("name", ["mamba", "gsa", "h3", "transformer++"])
+@pytest.mark.parametrize("at", [None, [3, 17]])
+def test_a_network_that_recomputes_its_layers_has_the_same_bits(name, at):
+    tokens = torch.randint(16, (2, 40), generator=torch.Generator().manual_seed(0))
+    positions = None if at is None else torch.tensor(at).expand(2, 2)
+    results = []
+    for recompute in ("never", "layer"):
+        torch.manual_seed(0)
+        model = MODELS.load(name)(num_layers=2, d_model=16, recompute=recompute).build(TOKENS)
+        model(tokens, positions).square().sum().backward()
+        results.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_it_is_not_part_of_the_identity_of_a_run():
+    assert MambaConfig(recompute="layer").model_dump(mode="json") == MambaConfig().model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (GSAConfig(recompute="layer", resid_dropout=0.1), "set resid_dropout to 0"),
+        (AttentionConfig(recompute="layer", attention_dropout=0.1), "set attention_dropout to 0"),
+        (GSAConfig(recompute="layer", norm="batch"), "would count every batch twice"),
+    ],
+)
+def test_what_a_second_forward_pass_would_change_is_refused(config, reason):
+    with pytest.raises(ValueError, match=reason):
+        config.build(TOKENS)
+
+
+def test_gradients_of_a_split_linear_map_agree_with_finite_differences():
+    x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(6, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, w: SplitLinear.apply(x, w, (2, 4)), (x, weight))
+    # a part without a gradient
+    assert torch.autograd.gradcheck(lambda x, w: SplitLinear.apply(x, w, (2, 1, 3))[1], (x, weight))
+    linear = nn.Linear(5, 6, bias=False, dtype=torch.float64)
+    for part, other in zip(split_linear(linear, x, (2, 4)), SplitLinear.apply(x, linear.weight, (2, 4)), strict=True):
+        assert torch.equal(part, other)

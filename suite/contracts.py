@@ -216,6 +216,19 @@ class Generating(Protocol):
 
 
 @runtime_checkable
+class Textual(Protocol):
+    """A task whose tokens stand for text."""
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text. ValueError for text that has none."""
+        ...
+
+    def decode(self, tokens: list[int]) -> str:
+        """The text of tokens; what is no text yet is left out at the end."""
+        ...
+
+
+@runtime_checkable
 class Countable(Protocol):
     """A task that can say how many rows its splits have."""
 

@@ -74,6 +74,10 @@ class Resolver:
         located(f"{where}: train.length_warmup", lambda: [stage_of(task, train, stage) for stage in stages])
         return TrainingRun(experiment, scale, task_name, model_name, task, model, train, seed, fingerprint)
 
+    def trained(self, tree: Mapping[str, Any], where: str) -> tuple[Task, ModelConfig]:
+        """The task and the model of a run from their sections. Every fault is a ValueError that begins with `where`."""
+        return self._task(tree, where)[1], self._model(tree, where)[1]
+
     def _task(self, tree: Mapping[str, Any], where: str) -> tuple[str, Task]:
         given = {} if self.data is None else {"data": self.data}
         return self._part("task", self.tasks, tree, where, given)

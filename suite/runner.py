@@ -104,6 +104,7 @@ def execute(
     sharing: int = 1,
     threads: int = 1,
     record: Recorder = no_operators,
+    keep_weights: bool = False,
 ) -> Finished:
     """Trains and measures one run, or times it, and stores it. Failures become rows; only an interruption is passed on.
 
@@ -111,6 +112,7 @@ def execute(
     sharing: how many runs use this device at a time, itself included.
     threads: CPU threads that a run trains on. A run that times takes all that torch has.
     record: tells which operators the run used.
+    keep_weights: write the weights of a model that was trained beside its rows (`suite.weights`).
     """
     import torch
 
@@ -132,6 +134,11 @@ def execute(
         except Exception as reason:
             status, error = "failed", f"{type(reason).__name__}: {reason}\n{traceback.format_exc(limit=-4)}"
         columns = _columns(run, device, started_at, sharing)
+    if keep_weights and status == "ok":
+        from suite.weights import HasModel, save_weights
+
+        if isinstance(worker, HasModel):
+            save_weights(storage.weights_path(root, run.experiment, run.scale, run.run_id), run, worker.model)
     outcome = worker.outcome
     columns |= {
         "data_digest": outcome.data_digest,

@@ -81,6 +81,11 @@ def checkpoint_path(root: Path, experiment: str, scale: str, run_id: str) -> Pat
     return root / experiment / scale / f"{run_id}.checkpoint"
 
 
+def weights_path(root: Path, experiment: str, scale: str, run_id: str) -> Path:
+    """Path of the weights of a run that was asked to keep them."""
+    return root / experiment / scale / f"{run_id}.weights"
+
+
 def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes the rows of one run, whole or not at all. A missing column is null; an unknown one is an error."""
     unknown = {key for row in rows for key in row} - set(SCHEMA.names)

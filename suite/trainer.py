@@ -9,6 +9,7 @@ values as an uninterrupted one.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -489,6 +490,7 @@ class Trainer:
             return
         state = {
             "run_id": self.run.run_id,
+            "config": json.dumps(self.run.resolved),
             "data_digest": self.splits.digest,
             "step": self.step,
             "seconds": self.earlier_s + time.perf_counter() - self.began,

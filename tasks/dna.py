@@ -142,6 +142,17 @@ class DNATask(PlannedTask):
     def fresh(self) -> bool:
         return True
 
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a stretch of bases."""
+        codes = CODES[np.frombuffer(text.encode(), dtype=np.uint8)] & ~np.uint8(MASKED)
+        if (codes >= len(BASES)).any():
+            raise ValueError(f"{self.name}: {text!r} is no stretch of bases; give letters of {BASES}.")
+        return [int(code) for code in codes]
+
+    def decode(self, tokens: list[int]) -> str:
+        """The bases of tokens."""
+        return "".join(BASES[token] for token in tokens)
+
     def records(self, folder: Path) -> dict[str, Array]:
         """The index of all files. Besides the arrays of `index` there is `file`, the number of each record's file."""
         key = cache.folder_hash(folder, self.files(folder))

@@ -86,6 +86,19 @@ class LanguageTask(PlannedTask):
         size = self.vocab_size
         return TaskSpec("tokens", num_classes=size, readout="token", max_length=self.length, vocab_size=size)
 
+    def encode(self, text: str) -> list[int]:
+        self._check_bytes()
+        return list(text.encode())
+
+    def decode(self, tokens: list[int]) -> str:
+        self._check_bytes()
+        # a character of several bytes may not be complete yet
+        return bytes(tokens).decode("utf-8", errors="replace").rstrip("\N{REPLACEMENT CHARACTER}")
+
+    def _check_bytes(self) -> None:
+        if self.vocabulary != "bytes":
+            raise ValueError(f"{self.name}: vocabulary={self.vocabulary} keeps no tokenizer; give token ids and --ids.")
+
     def texts(self, folder: Path) -> dict[str, bytes]:
         """The text of each split."""
         raise NotImplementedError

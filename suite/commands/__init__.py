@@ -17,6 +17,7 @@ import typer
 from suite.commands.bench import bench
 from suite.commands.data import data_app
 from suite.commands.doctor import doctor
+from suite.commands.generate import generate
 from suite.commands.listing import list_names
 from suite.commands.report import report
 from suite.commands.repository import Repository
@@ -34,6 +35,7 @@ app.command("list")(list_names)
 app.command()(run)
 app.command()(report)
 app.command()(show)
+app.command()(generate)
 app.command()(bench)
 app.command()(doctor)
 app.add_typer(data_app, name="data")

@@ -34,6 +34,9 @@ def run(
         int, typer.Option(min=1, help="CPU threads of each training run; another number gives other last digits.")
     ] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved plan and train nothing.")] = False,
+    keep_weights: Annotated[
+        bool, typer.Option("--keep-weights", help="Keep the weights of trained models, for `generate`.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Repeat runs that are already stored.")] = False,
 ) -> None:
     """Run a named grid, task x model or operators; what is stored is skipped, what was interrupted continues."""
@@ -91,7 +94,15 @@ def run(
     with GridDisplay(console, len(todo)) as display:
         try:
             ended = run_all(
-                todo, results, target, display, jobs=jobs, fresh=force, threads=threads, record=repository.recorder()
+                todo,
+                results,
+                target,
+                display,
+                jobs=jobs,
+                fresh=force,
+                threads=threads,
+                record=repository.recorder(),
+                keep_weights=keep_weights,
             )
         except KeyboardInterrupt:
             display.interrupted()

@@ -56,12 +56,13 @@ def run_all(
     fresh: bool = False,
     threads: int = 1,
     record: Recorder = no_operators,
+    keep_weights: bool = False,
 ) -> list[Finished]:
     """Carries out the runs and returns how they ended, in order of their ending. Options are those of `execute`.
 
     threads: CPU threads of each training run, the same here and in a worker process, so that its results are, too.
     """
-    options: dict[str, Any] = {"fresh": fresh, "threads": threads, "record": record}
+    options: dict[str, Any] = {"fresh": fresh, "threads": threads, "record": record, "keep_weights": keep_weights}
     if jobs > 1 and len(runs) > 1:
         return _run_parallel(runs, root, device, display, min(jobs, len(runs)), options)
     stop = threading.Event()

@@ -1,0 +1,121 @@
+"""`generate`: continues prompts with a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from suite.commands.repository import Device, StoredResults, repository_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from suite.contracts import Task
+
+
+def generate(
+    context: typer.Context,
+    weights: Annotated[
+        str,
+        typer.Argument(help="Beginning of the id of a run with kept weights, or a file of weights."),
+    ],
+    prompts: Annotated[
+        list[str], typer.Option("--prompt", help="Text, or token ids where the task has no text; repeatable.")
+    ],
+    ids: Annotated[bool, typer.Option("--ids", help="Prompts and output are token ids.")] = False,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to draw.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Divisor of the logits; 0 is greedy.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k likeliest tokens only.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest tokens with this sum.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Ends a row, written as a prompt; repeatable.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    device: Device = None,
+    results: StoredResults = None,
+) -> None:
+    """Continue prompts with a trained model; one prompt is printed as it is drawn."""
+    from suite.generate import Sampling, lengths_until
+    from suite.generate import generate as continue_prompts
+    from suite.weights import find_weights, load_model
+
+    Sampling(temperature, top_k, top_p)
+    repository = repository_of(context)
+    path = find_weights(weights, repository.roots(results))
+
+    import torch
+
+    from suite.environment import pick_device
+    from suite.resolver import Resolver
+
+    target = pick_device(device)
+    task, model = load_model(path, Resolver(repository.tasks, repository.models), target)
+    spec = task.spec
+    if (spec.input, spec.readout) != ("tokens", "token") or spec.num_classes > spec.vocab_size:
+        raise ValueError(f"{path}: its task does not predict the next token, so its model continues nothing")
+    encode, decode = _text(task, ids)
+    rows = [_tokens(prompt, encode, spec.vocab_size) for prompt in prompts]
+    ends = sorted({_tokens(text, encode, spec.vocab_size)[-1] for text in stop or ()})
+    longest = max(map(len, rows))
+    padded = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=target)
+    lengths = torch.tensor([len(row) for row in rows], device=target)
+
+    printed: list[int] = []
+
+    def show(part: Tensor) -> None:
+        before = decode(printed)
+        printed.extend(part[0].tolist())
+        print(decode(printed)[len(before) :], end="", flush=True)
+
+    alone = len(rows) == 1
+    if alone:
+        print(prompts[0], end="" if decode is not _numbers else " ", flush=True)
+    made = continue_prompts(
+        model,
+        padded,
+        max_new_tokens,
+        lengths=None if alone or lengths.min() == longest else lengths,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        stop=ends,
+        seed=seed,
+        callback=show if alone else None,
+        every=4,
+    )
+    if alone:
+        print()
+        return
+    kept = lengths_until(made, ends) if ends else [made.shape[1]] * len(made)
+    for prompt, row, length in zip(prompts, made.tolist(), kept, strict=True):
+        print(prompt + (" " if decode is _numbers else "") + decode(row[: int(length)]))
+
+
+def _text(task: Task, ids: bool) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
+    """The functions from text to tokens and back."""
+    from suite.contracts import Textual
+
+    if ids or not isinstance(task, Textual):
+        return _parse_numbers, _numbers
+    return task.encode, task.decode
+
+
+def _parse_numbers(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.replace(",", " ").split()]
+    except ValueError:
+        raise ValueError(f"--prompt {text!r}: this task has no text; give token ids, such as '3 17 4'") from None
+
+
+def _numbers(tokens: list[int]) -> str:
+    return "".join(f"{token} " for token in tokens)
+
+
+def _tokens(text: str, encode: Callable[[str], list[int]], vocab_size: int) -> list[int]:
+    tokens = encode(text)
+    if not tokens:
+        raise ValueError("--prompt: empty; give at least one token")
+    wrong = [token for token in tokens if not 0 <= token < vocab_size]
+    if wrong:
+        raise ValueError(f"--prompt {text!r}: token {wrong[0]} is not in the vocabulary of 0 to {vocab_size - 1}")
+    return tokens

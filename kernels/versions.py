@@ -12,7 +12,9 @@ VERSIONS = {
     "gated_slot_attention": 1,
     "linear_cross_entropy": 1,
     "lti_ssm": 1,
+    "mamba_inner": 1,
     "norm": 1,
     "selective_scan": 1,
+    "skinny_linear": 1,
     "ssm_kernel": 1,
 }

@@ -24,6 +24,7 @@ from kernels.linear_cross_entropy import aligned_linear, linear_cross_entropy
 from models.blocks import (
     NORM_MODULES,
     BaseConv,
+    ChannelMixer,
     ChannelMixerKind,
     LeftPadding,
     Mixer,
@@ -38,6 +39,7 @@ from models.blocks import (
     make_norm,
     positions_seen,
     sinusoidal_table,
+    step_linear,
     take_positions,
 )
 from models.recompute import Recompute, recomputed_layer
@@ -251,9 +253,13 @@ class Layer(nn.Module):
         return *self._channel(*self._leave(self.mixer_norm, residual, y)), state
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        x, residual = self._enter(self.mixer_norm, x_t, None)
-        y_t, state = self.mixer.step(x, state)
-        return joined(*self._channel(*self._leave(self.mixer_norm, residual, y_t))), state
+        if not self.prenorm:
+            y_t, state = self.mixer.step(x_t, state)
+            return joined(*self._channel(*self._leave(self.mixer_norm, x_t, y_t))), state
+        x_t, state = self.mixer.branch_step(x_t, self.mixer_norm, state)
+        if isinstance(self.channel, ChannelMixer) and self.channel_norm is not None:
+            return self.channel.branch_step(x_t, self.channel_norm), state
+        return joined(*self._channel(x_t, None)), state
 
 
 def joined(residual: Tensor, branch: Tensor | None) -> Tensor:
@@ -459,8 +465,11 @@ class Backbone(nn.Module):
             assert isinstance(layer, Layer)
             x, mixer_state = layer.step(x, mixer_state)
             mixer_states.append(mixer_state)
-        x = self.final_norm(x)
         time = state.time + 1
+        if state.pooled is None and self.config.prenorm and isinstance(self.head, nn.Linear):
+            logits = step_linear(self.head, x, norm=self.final_norm)
+            return logits, BackboneState(tuple(mixer_states), time, None)
+        x = self.final_norm(x)
         pooled = None if state.pooled is None else state.pooled + x
         if pooled is not None:
             x = pooled / time.unsqueeze(-1)

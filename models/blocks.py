@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from kernels.backend import on_device_of, use_triton
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.norm import Kind, norm
+from kernels.skinny_linear import Activation, Norm, skinny_linear, skinny_linear_obstacle
 from suite.state import map_tensors, tensors
 
 NormKind = Literal["layer", "rms", "batch"]
@@ -105,6 +106,15 @@ class Mixer(nn.Module):
         The tensors of the state may be changed in place.
         """
         raise NotImplementedError
+
+    def branch_step(self, x_t: Tensor, norm: nn.Module, state: Any) -> tuple[Tensor, Any]:
+        """x_t + y_t and the next state, where y_t is the `step` of norm(x_t): a residual branch behind its norm.
+
+        A mixer that begins and ends with a linear map overrides this, because norm and sum then need no kernels of
+        their own (`step_linear`).
+        """
+        y_t, state = self.step(add_norm(norm, None, x_t, autocast_dtype(x_t))[0], state)
+        return x_t + y_t, state
 
     def restart(self, state: Any) -> None:
         """Sets a state back to that before the first step, in place."""
@@ -378,7 +388,54 @@ def add_norm(
     return norm(branch, module.weight, bias, kind=kind, eps=module.eps, residual=residual, out_dtype=dtype)
 
 
-class MLP(nn.Module):
+def fused_norm(module: nn.Module) -> Norm | None:
+    """The norm as an argument of `skinny_linear`; None for a module that is none of its norms."""
+    if isinstance(module, nn.RMSNorm) and module.eps is not None:
+        return Norm("rms", module.weight, None, module.eps)
+    if isinstance(module, nn.LayerNorm):
+        return Norm("layer", module.weight, module.bias, module.eps)
+    return None
+
+
+def step_linear(
+    linear: nn.Linear,
+    x: Tensor,
+    *,
+    norm: nn.Module | None = None,
+    gate: Tensor | None = None,
+    activation: Activation | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """residual + act(linear(norm(x) * silu(gate))) at one position, x [B, D]; each part besides linear is optional.
+
+    A norm narrower than D normalises groups of channels. On a GPU all of it is one kernel while B is small; elsewhere
+    it is the modules one after the other.
+    """
+    fused = None if norm is None else fused_norm(norm)
+    known = norm is None or fused is not None
+    if x.is_cuda and known and skinny_linear_obstacle(x, linear.weight, fused) is None:
+        return skinny_linear(
+            x, linear.weight, linear.bias, norm=fused, gate=gate, activation=activation, residual=residual
+        )
+    if fused is not None and norm is not None and fused.weight.shape[0] != x.shape[1]:
+        x = norm(x.unflatten(-1, (-1, fused.weight.shape[0]))).flatten(-2)
+    elif norm is not None:
+        x = add_norm(norm, None, x, autocast_dtype(x))[0]
+    y = linear(x if gate is None else x * F.silu(gate))
+    if activation is not None:
+        y = F.silu(y) if activation == "silu" else F.gelu(y, approximate="tanh")
+    return y if residual is None else residual + y
+
+
+class ChannelMixer(nn.Module):
+    """Base class of the position-wise networks of a layer."""
+
+    def branch_step(self, x: Tensor, norm: nn.Module) -> Tensor:
+        """x + self(norm(x)) at one position, x [B, D]."""
+        raise NotImplementedError
+
+
+class MLP(ChannelMixer):
     """y = W2 gelu(W1 x + b1) + b2 with W1 [ratio D, D]."""
 
     def __init__(self, d_model: int, ratio: float) -> None:
@@ -390,8 +447,11 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(x), approximate="tanh"))
 
+    def branch_step(self, x: Tensor, norm: nn.Module) -> Tensor:
+        return step_linear(self.down, step_linear(self.up, x, norm=norm, activation="gelu"), residual=x)
 
-class SwiGLU(nn.Module):
+
+class SwiGLU(ChannelMixer):
     """y = W2 (silu(Wg x) * W1 x) without biases; the inner width is ratio D, rounded up to a multiple of 8.
 
     Source: Shazeer 2020, GLU variants improve Transformer. Llama's 2/3 of 4 D is the ratio 8/3.
@@ -406,6 +466,10 @@ class SwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.down(F.silu(gate) * up)
+
+    def branch_step(self, x: Tensor, norm: nn.Module) -> Tensor:
+        gate, up = step_linear(self.gate_up, x, norm=norm).chunk(2, dim=-1)
+        return step_linear(self.down, up, gate=gate, residual=x)
 
 
 def make_channel_mixer(kind: ChannelMixerKind, d_model: int, ratio: float) -> nn.Module | None:

@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from kernels.mamba_inner import mamba_inner_step
 from kernels.selective_scan import selective_scan, selective_scan_step
 from models.backbone import BackboneConfig
 from models.blocks import (
@@ -39,6 +40,7 @@ from models.blocks import (
     at_least_float32,
     blank,
     split_linear,
+    step_linear,
 )
 from models.hyena import LongConv
 from models.recompute import Recomputing, at_once, spares
@@ -174,15 +176,35 @@ class Mamba(Mixer):
         return (window, *self.inner.init_state(batch_size, capacity))
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        return self._step(x_t, None, None, state)
+
+    def branch_step(self, x_t: Tensor, norm: nn.Module, state: State) -> tuple[Tensor, State]:
+        return self._step(x_t, norm, x_t, state)
+
+    def _step(self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: State) -> tuple[Tensor, State]:
         window, *rest = state
-        x, z = self._split(x_t)
-        x = causal_conv1d_step(x, self.conv_weight, self.conv_bias, window, activation="silu")
+        x = step_linear(self.in_proj, x_t, norm=norm)
+        z = None
+        if self.gated:
+            x, z = x.chunk(2, dim=-1)
         if isinstance(self.inner, S6):
-            y, after = self.inner.step(x, tuple(rest), z)
-        else:
-            y, after = self.inner.step(x, tuple(rest))
-            y = y if z is None else y * F.silu(z)
-        return self.out(y), (window, *after)
+            y = mamba_inner_step(
+                x,
+                z,
+                window,
+                rest[0],
+                conv_weight=self.conv_weight,
+                conv_bias=self.conv_bias,
+                x_proj=self.inner.x_proj.weight,
+                dt_proj=self.inner.dt_proj.weight,
+                dt_bias=self.inner.dt_bias,
+                log_A=self.inner.log_A,
+                D=self.inner.D,
+            )
+            return step_linear(self.out, y, residual=residual), state
+        x = causal_conv1d_step(x, self.conv_weight, self.conv_bias, window, activation="silu")
+        y, after = self.inner.step(x, tuple(rest))
+        return step_linear(self.out, y, gate=z, residual=residual), (window, *after)
 
     def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
         x, z = self._split(x)

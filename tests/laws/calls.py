@@ -29,10 +29,14 @@ from kernels.linear_cross_entropy import linear_cross_entropy
 from kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
 from kernels.lti_ssm import lti_ssm, lti_ssm_step
 from kernels.lti_ssm.reference import lti_ssm_reference
+from kernels.mamba_inner import mamba_inner_step
+from kernels.mamba_inner.reference import mamba_inner_step_reference
 from kernels.norm import norm
 from kernels.norm.reference import norm_reference
 from kernels.selective_scan import selective_scan, selective_scan_step
 from kernels.selective_scan.reference import selective_scan_reference
+from kernels.skinny_linear import Norm, skinny_linear
+from kernels.skinny_linear.reference import skinny_linear_reference
 from kernels.ssm_kernel import ssm_kernel
 from kernels.ssm_kernel.reference import ssm_kernel_reference
 from suite.contracts import TaskSpec
@@ -225,10 +229,37 @@ def _selective_scan(draw: Draw) -> Iterator[Call]:
     yield Call("complex, fixed maps", both, inputs | fixed)
 
 
+def _mamba_inner_step(draw: Draw) -> Iterator[Call]:
+    inputs = {
+        "x": draw(2, 3), "z": draw(2, 3), "window": draw(2, 3, 3), "state": draw(2, 3, 4), "conv_weight": draw(3, 4),
+        "conv_bias": draw(3), "x_proj": draw(10, 3), "dt_proj": draw(3, 2), "dt_bias": draw(3), "log_A": draw(3, 4),
+        "D": draw(3),
+    }  # fmt: skip
+
+    def torch_step(window: Tensor, state: Tensor, **rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+        y = mamba_inner_step(window=window, state=state, **rest, backend="torch")
+        return y, window, state
+
+    yield Call("gated", {"torch": torch_step, "reference": mamba_inner_step_reference}, inputs, gradients=False)
+
+
 def _selective_scan_step(draw: Draw) -> Iterator[Call]:
     inputs = _scan(draw, 2) | {"state": draw(2, 3, 4), "D": draw(3), "z": draw(2, 3), "dt_bias": draw(3)}
     torch_only = {"torch": partial(selective_scan_step, backend="torch")}
     yield Call("softplus", torch_only, inputs | {"dt_softplus": True}, ("state",), False)
+
+
+def _skinny_linear(draw: Draw) -> Iterator[Call]:
+    inputs = {"x": draw(3, 8), "weight": draw(5, 8), "bias": draw(5)}
+
+    def both(norm: Norm) -> dict[str, Callable[..., Any]]:
+        reference = partial(skinny_linear_reference, norm=norm)
+        return {"torch": partial(skinny_linear, norm=norm, backend="torch"), "reference": reference}
+
+    layer, groups = Norm("layer", draw(8), draw(8), 1e-2), Norm("rms", draw(4), None, 1e-2)
+    yield Call("layer norm", both(layer), inputs | {"activation": "gelu"}, gradients=False)
+    more = {"gate": draw(3, 8), "residual": draw(3, 5)}
+    yield Call("groups and gate", both(groups), inputs | more, gradients=False)
 
 
 def _ssm_kernel(draw: Draw) -> Iterator[Call]:
@@ -250,9 +281,11 @@ OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
     "gated_slot_attention": _gated_slot_attention,
     "linear_cross_entropy": _linear_cross_entropy,
     "lti_ssm": _lti_ssm,
+    "mamba_inner_step": _mamba_inner_step,
     "norm": _norm,
     "selective_scan": _selective_scan,
     "selective_scan_step": _selective_scan_step,
+    "skinny_linear": _skinny_linear,
     "ssm_kernel": _ssm_kernel,
 }
 

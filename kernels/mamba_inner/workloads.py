@@ -1,0 +1,94 @@
+"""The benchmark's description of the inner decoding step of a Mamba block, in the sizes of Mamba 1.4B and 130M."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.mamba_inner import mamba_inner_step
+from kernels.mamba_inner.reference import mamba_inner_step_reference
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, uniform
+
+TAPS = 4
+KEEP = ("window", "state", "conv_weight", "conv_bias", "dt_bias", "log_A", "D")
+
+
+def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """Step sizes between about 0.03 and 0.3."""
+    batch, width, states, rank = sizes(shape, "BDNR")
+    wide = torch.promote_types(dtype, torch.float32)
+    return {
+        "x": normal(generator, dtype, batch, width),
+        "z": normal(generator, dtype, batch, width),
+        "window": normal(generator, wide, batch, width, TAPS - 1),
+        "state": normal(generator, wide, batch, width, states),
+        "conv_weight": normal(generator, wide, width, TAPS) * TAPS**-0.5,
+        "conv_bias": normal(generator, wide, width),
+        "x_proj": normal(generator, dtype, rank + 2 * states, width) * width**-0.5,
+        "dt_proj": normal(generator, dtype, width, rank) * rank**-0.5,
+        "dt_bias": uniform(generator, wide, -3.5, -1.0, width),
+        "log_A": uniform(generator, wide, 0.0, 2.0, width, states),
+        "D": normal(generator, wide, width),
+    }
+
+
+def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """Weights, x and z once; the window and the state are read and written."""
+    batch, width, states, rank = sizes(shape, "BDNR")
+    size, wide = dtype.itemsize, max(4, dtype.itemsize)
+    kept = batch * width * (TAPS - 1 + states)
+    weights = width * (2 * rank + 2 * states)
+    return Cost(
+        num_bytes=(weights + 3 * batch * width) * size + (2 * kept + width * (TAPS + 3 + states)) * wide,
+        num_flops=2 * batch * weights + 6 * batch * width * states,
+        num_exponentials=batch * width * (states + 3),
+    )
+
+
+def short(shape: Shape) -> Shape:
+    return {**shape, "B": min(2, int(shape["B"])), "D": min(96, int(shape["D"])), "R": min(8, int(shape["R"]))}
+
+
+def half_only(shape: Shape, dtype: torch.dtype) -> str | None:
+    return None if dtype.itemsize == 2 else f"takes weights in half precision only, not in {dtype}"
+
+
+def with_state(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """A step that also returns the window and the state that it has updated in place, so that they can be judged."""
+
+    def run(window: Tensor, state: Tensor, **inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return step(window=window, state=state, **inputs), window, state
+
+    return run
+
+
+def load_triton() -> Callable[..., Any]:
+    import triton  # noqa: F401
+
+    return with_state(partial(mamba_inner_step, backend="triton"))
+
+
+STEP = Workload(
+    op="mamba_inner_step",
+    reference=mamba_inner_step_reference,
+    make_inputs=make_inputs,
+    cost=cost,
+    short=short,
+    implementations=(
+        Implementation("triton", "ours", load_triton, supports=half_only, cold_start=True),
+        Implementation("torch", "ours", lambda: with_state(partial(mamba_inner_step, backend="torch"))),
+    ),
+    shapes={
+        "quick": ({"B": 1, "D": 4096, "N": 16, "R": 128}, {"B": 64, "D": 4096, "N": 16, "R": 128}),
+        "paper": (
+            *({"B": batch, "D": 4096, "N": 16, "R": 128} for batch in (1, 4, 16, 64, 128)),
+            {"B": 1, "D": 1536, "N": 16, "R": 48},
+        ),
+    },
+    keep=KEEP,
+    backward=False,
+)

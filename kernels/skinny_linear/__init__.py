@@ -1,0 +1,143 @@
+"""A linear map of few rows, with what stands before and after it in a network that decodes one token at a time.
+
+    y = act(f(x) W^T + b) + r,     f(x) = norm(x) * silu(gate)
+
+Norm, gate, activation act, bias b and residual r are each optional. With few rows (one for each sequence of a batch)
+the time is that of reading W once, so everything else belongs into the same kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.autograd import needs_gradient
+from kernels.backend import NO_GRADIENT, on_device_of, use_triton
+
+__all__ = ["MAX_ROWS", "Norm", "skinny_linear", "skinny_linear_obstacle"]
+
+MAX_ROWS = 64
+"""Maximum number of rows of the Triton kernels. With more rows, products of cuBLAS are as fast."""
+
+MAX_GROUP = 512
+"""Maximum number of channels of a group in a norm of groups."""
+
+Activation = Literal["gelu", "silu"]
+
+
+class Norm(NamedTuple):
+    """A norm of the last axis. A weight shorter than that axis is shared by groups of channels, normalised one by one.
+
+    rms:   x / sqrt(mean(x^2) + eps) * weight
+    layer: (x - mean(x)) / sqrt(var(x) + eps) * weight + bias; one group only
+    """
+
+    kind: Literal["rms", "layer"]
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+
+
+def skinny_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    norm: Norm | None = None,
+    gate: Tensor | None = None,
+    activation: Activation | None = None,
+    residual: Tensor | None = None,
+    backend: Literal["auto", "triton", "torch"] = "auto",
+) -> Tensor:
+    """y [B, N] of x [B, K] and weight [N, K], the layout of `torch.nn.Linear`.
+
+    bias:       [N].   gate: [B, K].   residual: [B, N].
+    activation: gelu is the tanh approximation.
+    backend:    triton takes up to MAX_ROWS rows and weights in bfloat16 or float16 with contiguous rows on a CUDA
+                device. auto takes it there where no gradient is recorded, and plain PyTorch elsewhere.
+
+    f(x) is rounded to the dtype of the weight, sums are float32 or wider. y has the dtype of the weight, and that of
+    the residual where this one is wider. Raises ValueError for shapes or options that do not fit.
+    """
+    _check(x, weight, bias, norm, gate, activation, residual)
+    tensors = (weight, bias, gate, residual, *(() if norm is None else (norm.weight, norm.bias)))
+    obstacle = skinny_linear_obstacle(x, weight, norm)
+    if use_triton("skinny_linear", backend, x, *tensors, obstacle=obstacle):
+        from kernels.skinny_linear.triton import skinny_linear_triton
+
+        with on_device_of(x):
+            return skinny_linear_triton(x, weight, bias, norm=norm, gate=gate, activation=activation, residual=residual)
+    with torch.autocast(x.device.type, enabled=False):
+        wide = torch.promote_types(x.dtype, torch.float32)
+        f = x
+        if norm is not None:
+            f = _normalise(x.to(wide), norm)
+        if gate is not None:
+            f = f * F.silu(gate.to(wide))
+        y = F.linear(f.to(weight.dtype), weight, None if bias is None else bias.to(weight.dtype))
+        if activation is not None:
+            y = F.silu(y) if activation == "silu" else F.gelu(y, approximate="tanh")
+        return y if residual is None else residual + y
+
+
+def skinny_linear_obstacle(x: Tensor, weight: Tensor, norm: Norm | None = None) -> str | None:
+    """Why the Triton kernels cannot take these arguments, or None."""
+    if needs_gradient(x, weight):
+        return NO_GRADIENT
+    if x.shape[0] > MAX_ROWS:
+        return f"takes up to {MAX_ROWS} rows, got {x.shape[0]}"
+    if weight.dtype not in (torch.bfloat16, torch.float16):
+        return f"takes weights in bfloat16 or float16, got {weight.dtype}"
+    if weight.stride(1) != 1:
+        return "takes weights with contiguous rows"
+    if norm is not None and norm.weight.shape[0] != x.shape[1]:
+        size = norm.weight.shape[0]
+        if size & (size - 1) or size > MAX_GROUP:
+            return f"takes groups of a power of two up to {MAX_GROUP} channels, got {size}"
+    return None
+
+
+def _normalise(x: Tensor, norm: Norm) -> Tensor:
+    size = norm.weight.shape[0]
+    groups = x.unflatten(-1, (-1, size))
+    weight = norm.weight.to(x.dtype)
+    if norm.kind == "rms":
+        return F.rms_norm(groups, (size,), weight, norm.eps).flatten(-2)
+    bias = None if norm.bias is None else norm.bias.to(x.dtype)
+    return F.layer_norm(groups, (size,), weight, bias, norm.eps).flatten(-2)
+
+
+def _check(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: Norm | None,
+    gate: Tensor | None,
+    activation: str | None,
+    residual: Tensor | None,
+) -> None:
+    if x.ndim != 2 or weight.ndim != 2 or weight.shape[1] != x.shape[1]:
+        raise ValueError(
+            f"skinny_linear: x must be [B, K] and weight [N, K], got {list(x.shape)} and {list(weight.shape)}."
+        )
+    batch, width = x.shape
+    wanted = {"bias": (bias, (weight.shape[0],)), "gate": (gate, (batch, width))}
+    wanted["residual"] = residual, (batch, weight.shape[0])
+    for name, (tensor, shape) in wanted.items():
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise ValueError(f"skinny_linear: {name} must be {list(shape)}, got {list(tensor.shape)}.")
+    if activation not in (None, "gelu", "silu"):
+        raise ValueError(f"skinny_linear: activation={activation!r} is not one of None, 'gelu', 'silu'.")
+    if norm is None:
+        return
+    size = norm.weight.shape[0]
+    if norm.kind not in ("rms", "layer") or width % size or (norm.kind == "layer" and size != width):
+        raise ValueError(
+            f"skinny_linear: the norm must be 'rms' over groups that divide {width} channels or 'layer' over all of "
+            f"them, got {norm.kind!r} over {size}."
+        )
+    if norm.kind == "rms" and norm.bias is not None:
+        raise ValueError("skinny_linear: an 'rms' norm has no bias.")

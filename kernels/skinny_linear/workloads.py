@@ -1,0 +1,100 @@
+"""The benchmark's description of linear maps of few rows.
+
+D is the number of channels, O that of outputs. The forms are those of a layer: `norm` maps into it, behind an RMS norm;
+`residual` maps out of it, onto the residual stream; `swiglu` does so behind a gate. The sizes are those of Mamba 1.4B
+and of a transformer of the same width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.skinny_linear import Norm, skinny_linear
+from kernels.skinny_linear.reference import skinny_linear_reference
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, uniform
+
+
+def _with_norm(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The operator with the weight of its RMS norm as an argument of its own."""
+
+    def run(norm_weight: Tensor | None = None, **inputs: Any) -> Tensor:
+        norm = None if norm_weight is None else Norm("rms", norm_weight, None, 1e-5)
+        return op(**inputs, norm=norm)
+
+    return run
+
+
+def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    batch, width, outputs = sizes(shape, "BDO")
+    inputs: Inputs = {
+        "x": normal(generator, dtype, batch, width),
+        "weight": normal(generator, dtype, outputs, width) * width**-0.5,
+    }
+    if shape["form"] == "norm":
+        inputs["norm_weight"] = uniform(generator, torch.promote_types(dtype, torch.float32), 0.5, 1.5, width)
+    else:
+        inputs["residual"] = normal(generator, dtype, batch, outputs)
+    if shape["form"] == "swiglu":
+        inputs["gate"] = normal(generator, dtype, batch, width)
+    return inputs
+
+
+def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """The weights once, and the rows beside them."""
+    batch, width, outputs = sizes(shape, "BDO")
+    size, form = dtype.itemsize, shape["form"]
+    rows = batch * (width * (2 if form == "swiglu" else 1) + outputs * (1 if form == "norm" else 2))
+    norm = width * max(4, size) if form == "norm" else 0
+    return Cost(
+        num_bytes=(outputs * width + rows) * size + norm,
+        num_flops=2 * batch * outputs * width,
+        matrix=True,
+        num_exponentials=batch * width if form == "swiglu" else 0,
+    )
+
+
+def short(shape: Shape) -> Shape:
+    return {**shape, "B": min(2, int(shape["B"])), "D": min(160, int(shape["D"])), "O": min(48, int(shape["O"]))}
+
+
+def load_triton() -> Callable[..., Tensor]:
+    import triton  # noqa: F401
+
+    return _with_norm(partial(skinny_linear, backend="triton"))
+
+
+def half_only(shape: Shape, dtype: torch.dtype) -> str | None:
+    return None if dtype.itemsize == 2 else f"takes weights in half precision only, not in {dtype}"
+
+
+WORKLOAD = Workload(
+    op="skinny_linear",
+    reference=_with_norm(skinny_linear_reference),
+    make_inputs=make_inputs,
+    cost=cost,
+    short=short,
+    implementations=(
+        Implementation("triton", "ours", load_triton, supports=half_only, cold_start=True),
+        Implementation("torch", "ours", lambda: _with_norm(partial(skinny_linear, backend="torch"))),
+    ),
+    shapes={
+        "quick": ({"B": 1, "D": 2048, "O": 8192, "form": "norm"}, {"B": 16, "D": 2048, "O": 8192, "form": "norm"}),
+        "paper": tuple(
+            {"B": batch, "D": width, "O": outputs, "form": form}
+            for width, outputs, form in (
+                (2048, 8192, "norm"),
+                (4096, 2048, "residual"),
+                (5504, 2048, "swiglu"),
+                (2048, 50304, "norm"),
+            )
+            for batch in (1, 4, 16, 64)
+        ),
+    },
+    keep=("norm_weight",),
+    backward=False,
+)

@@ -1,0 +1,92 @@
+"""Decoding on a GPU: the fused kernels at sizes of real use, and whole models step by step."""
+
+import pytest
+import torch
+
+from kernels.mamba_inner import mamba_inner_step
+from kernels.mamba_inner.reference import mamba_inner_step_reference
+from kernels.mamba_inner.workloads import KEEP, make_inputs, with_state
+from kernels.skinny_linear import Norm, skinny_linear
+from kernels.skinny_linear.reference import skinny_linear_reference
+from models import MODELS
+from suite.accuracy import assert_matches_reference
+from suite.contracts import TaskSpec
+
+ROWS = (1, 4, 16, 33)
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("width", "outputs"), [(2048, 8192), (4096, 160), (5464, 2048), (100, 50)])
+@pytest.mark.parametrize("form", ["rms", "layer", "groups", "plain"])
+def test_linear_maps_equal_the_map_as_written(rows, width, outputs, form):
+    if form == "groups" and width % 256:
+        pytest.skip("groups of 256 channels")
+    g = torch.Generator().manual_seed(width)
+    inputs = {"x": torch.randn(rows, width, generator=g) + 0.3, "residual": torch.randn(rows, outputs, generator=g)}
+    inputs["weight"] = torch.randn(outputs, width, generator=g) * width**-0.5
+    if form in ("groups", "plain"):
+        inputs["gate"] = torch.randn(rows, width, generator=g)
+    if form != "plain":
+        inputs["norm_weight"] = torch.rand(256 if form == "groups" else width, generator=g) + 0.5
+
+    def with_norm(op):
+        def run(norm_weight=None, **rest):
+            kind = "layer" if form == "layer" else "rms"
+            return op(**rest, norm=None if norm_weight is None else Norm(kind, norm_weight, None, 1e-5))
+
+        return run
+
+    assert_matches_reference(
+        with_norm(lambda **rest: skinny_linear(**rest, backend="triton")),
+        with_norm(skinny_linear_reference),
+        {name: x.double() for name, x in inputs.items()},
+        dtype=torch.bfloat16,
+        keep=("norm_weight",),
+        device="cuda",
+        grad=False,
+    )
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("rows", [*ROWS, 80])
+@pytest.mark.parametrize(("width", "states", "rank"), [(4096, 16, 128), (1536, 16, 48), (200, 5, 7)])
+def test_the_inner_step_of_mamba_equals_the_step_as_written(rows, width, states, rank):
+    shape = {"B": rows, "D": width, "N": states, "R": rank}
+    inputs = make_inputs(shape, torch.float64, torch.Generator().manual_seed(rank))
+    step = with_state(lambda **given: mamba_inner_step(**given, backend="triton"))
+    assert_matches_reference(
+        step, mamba_inner_step_reference, inputs, dtype=torch.bfloat16, keep=KEEP, device="cuda", grad=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [1, 6])
+@pytest.mark.parametrize("name", ["mamba", "transformer++", "attention", "gla", "gsa", "retnet", "hgrn2", "h3", "abc"])
+def test_512_steps_of_a_model_in_bfloat16_equal_the_parallel_pass(name, rows):
+    """The steps may err twice as much as the parallel pass in the same precision does against float64."""
+    length, vocabulary = 512, 64
+    spec = TaskSpec(input="tokens", readout="token", vocab_size=vocabulary, num_classes=vocabulary, max_length=length)
+    torch.manual_seed(0)
+    model = MODELS.load(name)(num_layers=2, d_model=256).build(spec).cuda().eval()
+    for parameter in model.parameters():
+        # all paths see weights that bfloat16 can hold
+        parameter.data.copy_(parameter.data.bfloat16())
+    tokens = torch.randint(vocabulary, (rows, length), device="cuda")
+    with torch.no_grad():
+        exact = model.double()(tokens)
+        model.float()
+        with torch.autocast("cuda", torch.bfloat16):
+            parallel = model(tokens).double()
+        for module in model.modules():
+            if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
+                module.bfloat16()
+        state, logits = model.init_state(rows), []
+        with torch.autocast("cuda", torch.bfloat16):
+            for t in range(length):
+                logits_t, state = model.step(tokens[:, t], state)
+                logits.append(logits_t.double())
+    steps = torch.stack(logits, dim=1)
+    granted = (parallel - exact).square().mean().sqrt()
+    # the residual stream of a step has the dtype of the embedding, that of the parallel pass float32
+    assert (steps - exact).square().mean().sqrt() < 2 * granted + 2**-8 * exact.square().mean().sqrt()

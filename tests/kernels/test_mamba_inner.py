@@ -1,0 +1,63 @@
+"""The inner decoding step of a Mamba block: kernels and plain PyTorch against the step as written."""
+
+import pytest
+import torch
+
+from kernels.mamba_inner import mamba_inner_step
+from kernels.mamba_inner.reference import mamba_inner_step_reference
+from kernels.mamba_inner.workloads import KEEP, make_inputs, with_state
+from suite.accuracy import assert_close, assert_matches_reference
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def inputs(rows, width, states, rank, *, dtype=torch.float64, seed=3):
+    shape = {"B": rows, "D": width, "N": states, "R": rank}
+    return make_inputs(shape, dtype, torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("rows", "width", "states", "rank"), [(1, 100, 16, 5), (3, 72, 5, 20), (18, 40, 4, 3)])
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_it_equals_the_step_as_written(rows, width, states, rank, backend):
+    step = with_state(lambda **given: mamba_inner_step(**given, backend=backend))
+    assert_matches_reference(
+        step, mamba_inner_step_reference, inputs(rows, width, states, rank), dtype=torch.bfloat16, keep=KEEP,
+        device=DEVICE, grad=False,
+    )  # fmt: skip
+
+
+def test_plain_pytorch_is_exact_in_double_precision():
+    step = with_state(lambda **given: mamba_inner_step(**given, backend="torch"))
+    assert_matches_reference(step, mamba_inner_step_reference, inputs(2, 12, 4, 3), dtype=torch.float64, grad=False)
+
+
+@pytest.mark.parametrize("taps", [2, 3])
+def test_shorter_filters_and_no_gate(taps):
+    given = inputs(2, 24, 4, 3)
+    given |= {"conv_weight": given["conv_weight"][:, :taps], "window": given["window"][..., : taps - 1], "z": None}
+    step = with_state(lambda **more: mamba_inner_step(**more, backend="triton"))
+    assert_matches_reference(
+        step, mamba_inner_step_reference, given, dtype=torch.bfloat16, keep=KEEP, device=DEVICE, grad=False
+    )
+
+
+def test_steps_of_the_kernels_follow_the_recurrence():
+    given = {name: x.to(DEVICE) for name, x in inputs(2, 40, 8, 5, dtype=torch.bfloat16).items()}
+    exact = {name: x.double() for name, x in given.items()}
+    for seed in range(4):
+        now = {name: x.to(DEVICE) for name, x in inputs(2, 40, 8, 5, dtype=torch.bfloat16, seed=seed).items()}
+        xz = {"x": now["x"], "z": now["z"]}
+        y = mamba_inner_step(**(given | xz), backend="triton")
+        expected, *after = mamba_inner_step_reference(**(exact | {name: x.double() for name, x in xz.items()}))
+        exact |= dict(zip(("window", "state"), after, strict=True))
+        assert_close(y, expected, torch.bfloat16, plain=expected.bfloat16(), floor=2**-7, what=f"step {seed}")
+    assert_close(given["state"], exact["state"], torch.bfloat16, what="state")
+    assert torch.equal(given["window"].double(), exact["window"])
+
+
+def test_arguments_that_do_not_fit_are_refused():
+    given = inputs(2, 12, 4, 3)
+    with pytest.raises(ValueError, match=r"x_proj must be \[11, 12\], got \[10, 12\]"):
+        mamba_inner_step(**(given | {"x_proj": given["x_proj"][:-1]}))
+    with pytest.raises(ValueError, match=r"takes x_proj and dt_proj in bfloat16 or float16, got torch.float64"):
+        mamba_inner_step(**given, backend="triton")

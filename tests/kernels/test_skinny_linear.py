@@ -1,0 +1,131 @@
+"""Linear maps of few rows: the kernels and plain PyTorch against the map as written, with every norm and option."""
+
+import pytest
+import torch
+
+from kernels.skinny_linear import MAX_ROWS, Norm, skinny_linear
+from kernels.skinny_linear.reference import skinny_linear_reference
+from suite.accuracy import assert_matches_reference
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+KEEP = ("norm_weight", "norm_bias", "bias", "residual")
+
+
+def with_norm(op, kind):
+    def run(norm_weight=None, norm_bias=None, **inputs):
+        norm = None if norm_weight is None else Norm(kind, norm_weight, norm_bias, 1e-3)
+        return op(**inputs, norm=norm)
+
+    return run
+
+
+def inputs(rows, width, outputs, *, group=None, layer=False, **options):
+    """Arguments with x of mean 1/2; options name the tensors that are given, and the activation."""
+    g = torch.Generator().manual_seed(rows + width)
+
+    def normal(*size):
+        return torch.randn(*size, generator=g, dtype=torch.float64)
+
+    made = {"x": normal(rows, width) + 0.5, "weight": normal(outputs, width) * width**-0.5}
+    if group is not None:
+        made["norm_weight"] = normal(group) * 0.2 + 1
+    if layer:
+        made["norm_bias"] = normal(width)
+    sizes = {"bias": (outputs,), "gate": (rows, width), "residual": (rows, outputs)}
+    for name, wanted in options.items():
+        made[name] = normal(*sizes[name]) if wanted is True else wanted
+    return made
+
+
+CASES = {
+    "plain": ({"width": 48, "outputs": 20}, "rms"),
+    "rms": ({"width": 72, "outputs": 33, "group": 72, "residual": True}, "rms"),
+    "layer": ({"width": 50, "outputs": 18, "group": 50, "layer": True, "bias": True, "activation": "gelu"}, "layer"),
+    "groups and gate": ({"width": 64, "outputs": 17, "group": 16, "gate": True, "residual": True}, "rms"),
+    "swiglu": ({"width": 136, "outputs": 16, "gate": True, "residual": True}, "rms"),
+    "silu": ({"width": 32, "outputs": 5, "bias": True, "activation": "silu"}, "rms"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("rows", [1, 3, 18])
+def test_it_equals_the_map_as_written(case, backend, rows):
+    options, kind = CASES[case]
+    op = with_norm(lambda **given: skinny_linear(**given, backend=backend), kind)
+    assert_matches_reference(
+        op, with_norm(skinny_linear_reference, kind), inputs(rows, **options), dtype=torch.bfloat16, keep=KEEP,
+        device=DEVICE, grad=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_plain_pytorch_has_gradients_in_every_precision(dtype):
+    options, kind = CASES["groups and gate"]
+    assert_matches_reference(
+        with_norm(skinny_linear, kind), with_norm(skinny_linear_reference, kind), inputs(3, **options), dtype=dtype
+    )
+
+
+def test_a_mean_far_from_zero_does_not_cancel_in_a_layer_norm():
+    given = inputs(2, 96, 16, group=96, layer=True)
+    given["x"] += 200.0
+    op = with_norm(lambda **more: skinny_linear(**more, backend="triton"), "layer")
+    assert_matches_reference(
+        op, with_norm(skinny_linear_reference, "layer"), given, dtype=torch.bfloat16, keep=(*KEEP, "x"),
+        device=DEVICE, grad=False,
+    )  # fmt: skip
+
+
+def test_the_result_has_the_wider_dtype_of_weight_and_residual():
+    x, weight = torch.randn(2, 32, device=DEVICE), torch.randn(4, 32, device=DEVICE).bfloat16()
+    for backend in ("torch", "triton"):
+        assert skinny_linear(x, weight, backend=backend).dtype == torch.bfloat16
+        residual = torch.zeros(2, 4, device=DEVICE)
+        assert skinny_linear(x, weight, residual=residual, backend=backend).dtype == torch.float32
+
+
+def test_a_part_of_a_wider_tensor_is_read_in_place():
+    both = torch.randn(2, 96, device=DEVICE).bfloat16()
+    gate, up = both.chunk(2, dim=-1)
+    weight = torch.randn(16, 64, device=DEVICE).bfloat16()[:, :48]
+    whole = skinny_linear(up.contiguous(), weight.contiguous(), gate=gate.contiguous(), backend="triton")
+    assert torch.equal(skinny_linear(up, weight, gate=gate, backend="triton"), whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": torch.zeros(2, 3)}, r"x must be \[B, K\] and weight \[N, K\]"),
+        ({"bias": torch.zeros(3)}, r"bias must be \[4\], got \[3\]"),
+        ({"gate": torch.zeros(2, 4)}, r"gate must be \[2, 8\]"),
+        ({"activation": "relu"}, "activation='relu' is not one of"),
+        ({"norm": Norm("rms", torch.ones(3), None, 1e-5)}, "groups that divide 8 channels"),
+        ({"norm": Norm("layer", torch.ones(4), None, 1e-5)}, "'layer' over all of"),
+        ({"norm": Norm("rms", torch.ones(8), torch.ones(8), 1e-5)}, "has no bias"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        skinny_linear(**{"x": torch.zeros(2, 8), "weight": torch.zeros(4, 8), **change})
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "group", "message"),
+    [
+        (MAX_ROWS + 1, torch.bfloat16, None, "takes up to"),
+        (1, torch.float32, None, "bfloat16 or float16"),
+        (1, torch.bfloat16, 24, "groups of a power of two"),
+    ],
+)
+def test_the_kernels_say_what_they_cannot_take(rows, dtype, group, message):
+    x, weight = torch.zeros(rows, 48, device=DEVICE), torch.zeros(4, 48, device=DEVICE, dtype=dtype)
+    norm = None if group is None else Norm("rms", torch.ones(group, device=DEVICE), None, 1e-5)
+    with pytest.raises(ValueError, match=message):
+        skinny_linear(x, weight, norm=norm, backend="triton")
+
+
+def test_the_kernels_refuse_to_lose_a_gradient():
+    weight = torch.zeros(4, 8, dtype=torch.bfloat16, device=DEVICE, requires_grad=True)
+    with pytest.raises(ValueError, match="no gradient"):
+        skinny_linear(torch.zeros(1, 8, device=DEVICE), weight, backend="triton")

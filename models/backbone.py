@@ -57,7 +57,7 @@ class BackboneConfig(Config):
     """
 
     version: ClassVar[int] = 1
-    left_out_when_off: ClassVar[tuple[str, ...]] = ("short_conv", "base_conv_layers")
+    left_out_when_off: ClassVar[tuple[str, ...]] = ("short_conv", "base_conv_layers", "torch_init")
     """Options that were added after some runs were stored. While an option is off, it is not part of the identity of a
     run, so that older runs keep their ids."""
     positions: ClassVar[tuple[str, ...]] = ("none", "learned", "sinusoidal")
@@ -90,6 +90,10 @@ class BackboneConfig(Config):
     `scaled-mlp`: only those of the channel mixers do, as in H3's released code (HazyResearch/safari at
     02220c69d247e5473616cd053a443ad99fd2559b), which rescales by parameter name and so leaves out the output maps of
     its H3 and S4D layers. `plain`: none does."""
+    torch_init: bool = False
+    """Linear maps and embeddings of the network keep the initialisation of torch, weights and biases uniform within
+    1 / sqrt(inputs) and embeddings standard normal; `init_std` and `init_residual` have no effect. The released code of
+    DSS and S4 does so (ag1988/dss at 777084e777c27caba2e87eceecb3f49d1b761cd8)."""
     pooling: Literal["mean", "last"] = "mean"
     """Summary of the time axis in a sequence readout."""
 
@@ -330,7 +334,7 @@ class Backbone(nn.Module):
             scaled = set()
         elif self.config.init_residual == "scaled-mlp":
             scaled -= {module for mixer in self.mixers for module in mixer.modules()}
-        for module in self.modules():
+        for module in () if self.config.torch_init else self.modules():
             if isinstance(module, nn.Linear):
                 std = self.config.init_std / math.sqrt(branches) if module in scaled else self.config.init_std
                 nn.init.normal_(module.weight, std=std)

@@ -65,8 +65,10 @@ class DSS(Mixer):
         dt_min: float = 1e-3,
         dt_max: float = 1e-1,
         bidirectional: bool = False,
+        detach_maximum: bool = False,
     ) -> None:
         super().__init__()
+        self.detach_maximum = detach_maximum
         self.variant, self.length, self.bidirectional = variant, length, bidirectional
         self.dt_min, self.dt_max = dt_min, dt_max
         self.log_dt = nn.Parameter(torch.empty(width))
@@ -104,6 +106,7 @@ class DSS(Mixer):
             discretization=self.variant,
             bidirectional=self.bidirectional,
             length=self._softmax_length,
+            detach_maximum=self.detach_maximum,
         )
         assert isinstance(y, Tensor)
         return y
@@ -213,6 +216,7 @@ class DSSConfig(BackboneConfig):
             dt_min=self.dt_min,
             dt_max=self.dt_max,
             bidirectional=self.bidirectional,
+            detach_maximum=isinstance(self, DSSSoftmaxConfig) and self.detach_maximum,
         )
         return SSMLayer(self.d_model, ssm, self.output)
 
@@ -221,6 +225,12 @@ class DSSSoftmaxConfig(DSSConfig):
     """DSS with the row-softmax kernel, whose Re(Lambda) may have any sign."""
 
     variant: ClassVar[Variant] = "dss-softmax"
+    left_out_when_off: ClassVar[tuple[str, ...]] = (*DSSConfig.left_out_when_off, "detach_maximum")
+
+    detach_maximum: bool = False
+    """Where Re(Lambda) > 0, take the maximum of a row of the softmax for a constant in the backward pass, as the code
+    of the paper does (figure 6, and ag1988/dss at 777084e777c27caba2e87eceecb3f49d1b761cd8). The gradients of Lambda
+    and dt are then not those of the filter."""
 
 
 class DSSExpConfig(DSSConfig):

@@ -37,7 +37,7 @@ SCHEMA = pa.schema(
         ("model", pa.string()),
         ("model_version", pa.int32()),
         ("seed", pa.int64()),
-        ("split", pa.string()),  # train, valid, test; empty where the metric has none
+        ("split", pa.string()),  # train, valid, test, test-last; empty where the metric has none
         ("slice", pa.string()),  # part of a split, e.g. `length=512,num_kv_pairs=64`; empty for the whole
         ("step", pa.int64()),  # optimizer steps done
         ("metric", pa.string()),  # accuracy, loss, train_throughput, peak_memory, ...

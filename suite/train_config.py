@@ -111,6 +111,8 @@ class TrainConfig(Config):
     keep: Literal["last", "best"] = "last"
     """Weights that are tested: those of the last step, or those with the best validation `keep_metric`."""
     keep_metric: str = "accuracy"
+    test_last: bool = False
+    """With `keep: best`, test the weights of the last step too; their rows have the split `test-last`."""
     record_kernels: KernelProbe | None = None
     """Record the filters that the layers have learnt; None: record nothing."""
 
@@ -120,6 +122,8 @@ class TrainConfig(Config):
             raise ValueError(f"give exactly one of steps and epochs, got steps={self.steps}, epochs={self.epochs}")
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr={self.min_lr} is above lr={self.lr}; lower it")
+        if self.test_last and self.keep != "best":
+            raise ValueError(f"test_last has no meaning with keep={self.keep}, which tests the last weights; drop it")
         if self.warmup_steps and self.warmup_fraction:
             raise ValueError("give warmup_steps or warmup_fraction, not both")
         lengths = [stage.length for stage in self.length_warmup]
@@ -133,4 +137,4 @@ class TrainConfig(Config):
     def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # runs without these options keep the ids they had before the options existed
         values: dict[str, Any] = handler(self)
-        return {k: v for k, v in values.items() if v or k not in ("length_warmup", "record_kernels")}
+        return {k: v for k, v in values.items() if v or k not in ("length_warmup", "record_kernels", "test_last")}

@@ -392,24 +392,30 @@ class Trainer:
     # ---------------------------------------------------------------- after the last step
 
     def _test(self) -> None:
-        if self.best_weights is not None:
-            self.model.load_state_dict(self.best_weights)
         self.model.eval()
         self._recorded.clear()
+        if self.train.test_last:
+            self._test_as("test-last")
+        if self.best_weights is not None:
+            self.model.load_state_dict(self.best_weights)
+        self._test_as("test")
+
+    def _test_as(self, split: str) -> None:
+        """Tests the weights that the model has, and adds their rows under the name `split`."""
         parts: dict[str, dict[str, tuple[float, float]]] = {}
         for segment in self.run.task.segments("test", self.run.seed):
             self._heed_stop()
             if segment.rate != 1:
                 with self.model.at_rate(segment.rate) as follows:
                     scale = 1 / segment.rate if follows else 1.0
-                self.outcome.add("step_scale", "ratio", scale, split="test", slice=segment.slice, step=self.step)
+                self.outcome.add("step_scale", "ratio", scale, split=split, slice=segment.slice, step=self.step)
             try:
                 parts[segment.slice] = self._evaluate(to_device(segment, self.device), None)
             except torch.OutOfMemoryError as error:
-                columns = {"split": "test", "slice": segment.slice, "step": self.step}
+                columns = {"split": split, "slice": segment.slice, "step": self.step}
                 reason = str(error).splitlines()[0]
                 self.outcome.add("accuracy", "fraction", None, status="oom", error=reason, **columns)
-        self._record("test", parts)
+        self._record(split, parts)
 
     def _generate(self) -> None:
         """Lets the model make sequences where the task asks for them, and adds what its judge says."""

@@ -62,6 +62,7 @@ def lti_ssm(
     return_final_state: bool = False,
     length: int | None = None,
     position: int = 0,
+    detach_maximum: bool = False,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The recurrence of this module over a sequence; returns y [B, T, D], and (y, state) with `return_final_state`.
@@ -71,6 +72,8 @@ def lti_ssm(
     float32, also under autocast.
 
     length, position: for dss-softmax only, the L of its normalization (default T) and the time of the first input.
+    detach_maximum: for dss-softmax only, its gradient as in the authors' figure 6 (`ssm_kernel`); states have the
+        true one.
     backend: the Triton path takes N <= 64 and every discretization but dss-softmax. It returns y with time contiguous
     in memory and copies u and gates that are not. `auto` takes it on a GPU where it is faster: in bfloat16 always, in
     float32 and float16 for N <= 32 and, in training, for T <= 256. Otherwise the sequence is convolved with the filter,
@@ -103,6 +106,7 @@ def lti_ssm(
     else:
         options |= {"initial_state": initial_state, "return_final_state": return_final_state}
         options |= {"bidirectional": bidirectional, "length": length, "position": position}
+        options["detach_maximum"] = detach_maximum
         options["backend"] = backend
         with torch.autocast(u.device.type, enabled=False):
             y, state = lti_ssm_chunked(u, A, B, C, dt, **options)

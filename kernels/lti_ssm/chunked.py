@@ -42,6 +42,7 @@ def lti_ssm_chunked(
     return_final_state: bool = False,
     length: int | None = None,
     position: int = 0,
+    detach_maximum: bool = False,
     backend: Literal["auto", "torch"] = "torch",
     toeplitz_max_length: int = TOEPLITZ_MAX_LENGTH,
 ) -> tuple[Tensor, Tensor | None]:
@@ -62,6 +63,7 @@ def lti_ssm_chunked(
             conj_pairs=conj_pairs,
             discretization=discretization,
             normalize_over=length,
+            detach_maximum=detach_maximum,
             backend=backend,
         )
 

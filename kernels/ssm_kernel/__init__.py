@@ -40,6 +40,7 @@ def ssm_kernel(
     conj_pairs: bool = True,
     discretization: Discretization = "zoh",
     normalize_over: int | None = None,
+    detach_maximum: bool = False,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> Tensor:
     """The filter K [D, length] of this module in O(D length) memory; at least float32, in Triton float32.
@@ -48,6 +49,9 @@ def ssm_kernel(
     positive, except with dss-softmax.
 
     normalize_over: for dss-softmax only, the L of its normalization where that is more than `length`.
+    detach_maximum: for dss-softmax only, take the maximum that is subtracted from a row for a constant in the backward
+        pass, as the authors' figure 6 does (`torch.no_grad`). The filter is the same; where Re(A) > 0, the gradients of
+        A and dt are not those of the filter.
     backend: `auto` takes the Triton path on a GPU where all inputs are float32, float16 or bfloat16 (complex64).
 
     ValueError where shapes, options or the backend do not fit together.
@@ -60,10 +64,13 @@ def ssm_kernel(
             f"ssm_kernel: normalize_over={normalize_over} is for dss-softmax and at least length={length}, got "
             f"{discretization}; leave it out."
         )
+    if detach_maximum and discretization != "dss-softmax":
+        raise ValueError(f"ssm_kernel: detach_maximum is for dss-softmax, got {discretization}; leave it out.")
     options: dict[str, Any] = {
         "conj_pairs": conj_pairs,
         "discretization": discretization,
         "normalize_over": normalize_over,
+        "detach_maximum": detach_maximum,
     }
     # for a complex tensor, the dtype of its parts decides
     if use_triton("ssm_kernel", backend, dt, *(x if x is None else x.real for x in (A, B, C))):

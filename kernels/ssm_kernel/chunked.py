@@ -47,6 +47,7 @@ def ssm_kernel_chunked(
     conj_pairs: bool = True,
     discretization: str = "zoh",
     normalize_over: int | None = None,
+    detach_maximum: bool = False,
 ) -> Tensor:
     """K [D, length]; arguments as those of `ssm_kernel`."""
     A, B, C, dt, dtype = widen(A, B, C, dt)
@@ -54,7 +55,7 @@ def ssm_kernel_chunked(
     factor = 2.0 if conj_pairs else 1.0
     if discretization == "dss-softmax":
         whole = normalize_over or length
-        grows, z, scale = split_softmax(A, dt, whole)
+        grows, z, scale = split_softmax(A, dt, whole, detach_maximum=detach_maximum)
         weight = weight * scale
         zero = torch.zeros_like(weight)
         falling = vandermonde_product(torch.where(grows, zero, weight).unsqueeze(1), z, length, dtype)

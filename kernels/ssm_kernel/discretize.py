@@ -57,14 +57,20 @@ def discretize(A: Tensor, dt: Tensor, discretization: str) -> tuple[Tensor, Tens
     return torch.log(torch.where(abar.abs() < tiny, tiny, abar)), dt.unsqueeze(-1) / denominator
 
 
-def split_softmax(A: Tensor, dt: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
+def split_softmax(A: Tensor, dt: Tensor, length: int, *, detach_maximum: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """(grows, z, scale) of dss-softmax, each [D, N].
 
     grows: True where Re(A) > 0; those modes are computed in reversed time. z: dt A, negated where `grows`, so that
     Re(z) <= 0. With q = l, or q = L - 1 - l where `grows`, the filter is Re(sum_n C B scale exp(z q)) and
     scale = (exp(z) - 1) / (A (exp(L z) - 1)), by the guarded reciprocal.
+
+    detach_maximum: see `ssm_kernel`; scale gets the factor exp((L - 1) (z' - z)) of those modes, where z' is z as a
+    constant. It is one, and its derivative is that of the maximum which is not to be differentiated.
     """
     z = dt.unsqueeze(-1) * A
     grows = (z.real if z.is_complex() else z) > 0
     z = torch.where(grows, -z, z)
-    return grows, z, expm1(z) * reciprocal(expm1(length * z) * A)
+    scale = expm1(z) * reciprocal(expm1(length * z) * A)
+    if detach_maximum:
+        scale = torch.where(grows, scale * torch.exp((length - 1) * (z.detach() - z)), scale)
+    return grows, z, scale

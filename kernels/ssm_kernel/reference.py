@@ -15,6 +15,7 @@ def ssm_kernel_reference(
     *,
     conj_pairs: bool = True,
     discretization: str = "zoh",
+    detach_maximum: bool = False,
 ) -> Tensor:
     """K [D, length], computed in the dtypes of the arguments."""
     z = dt[:, None] * A
@@ -24,7 +25,8 @@ def ssm_kernel_reference(
         # figure 6 of the paper: subtract the entry of largest real part, then divide by the sum in closed form
         grows = z.real > 0
         powers = z[..., None] * torch.arange(length, device=z.device)
-        row = torch.exp(powers - torch.where(grows, z * (length - 1), 0 * z)[..., None])
+        maximum = torch.where(grows, z * (length - 1), 0 * z)
+        row = torch.exp(powers - (maximum.detach() if detach_maximum else maximum)[..., None])
         z_negative = torch.where(grows, -z, z)
         denominator = (torch.exp(z_negative * length) - 1) * A
         guarded = denominator.conj() / (denominator * denominator.conj() + 1e-7)

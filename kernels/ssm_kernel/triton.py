@@ -411,11 +411,12 @@ def ssm_kernel_triton(
     conj_pairs: bool,
     discretization: str,
     normalize_over: int | None = None,
+    detach_maximum: bool = False,
 ) -> Tensor:
     """K [D, length] in float32; arguments as those of `ssm_kernel`."""
     factor = 2.0 if conj_pairs else 1.0
     if discretization == "dss-softmax":
-        return _softmax_filter(A, B, C, dt, length, normalize_over or length, factor)
+        return _softmax_filter(A, B, C, dt, length, normalize_over or length, factor, detach_maximum)
     # dss-exp is another name of zoh
     return _filter(A, B, C, dt, length, factor, "zoh" if discretization == "dss-exp" else discretization)
 
@@ -428,14 +429,14 @@ def _filter(A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, length: int, fac
 
 
 def _softmax_filter(
-    A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, length: int, whole: int, factor: float
+    A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, length: int, whole: int, factor: float, detach_maximum: bool
 ) -> Tensor:
     """The filter of dss-softmax, normalized over `whole` taps, as two filters of powers of the same decays.
 
     One is of the modes that decay, the other, in reversed time, of those that grow. PyTorch computes their weights.
     """
     wide_A, wide_B, wide_C, wide_dt, _ = widen(A, B, C, dt)
-    grows, z, scale = split_softmax(wide_A, wide_dt, whole)
+    grows, z, scale = split_softmax(wide_A, wide_dt, whole, detach_maximum=detach_maximum)
     weight = (wide_C if wide_B is None else wide_C * wide_B) * scale
     zero = torch.zeros_like(weight)
     rising = torch.where(grows, weight * torch.exp(z * (whole - length)), zero)

@@ -132,6 +132,25 @@ def test_softmax_of_strongly_growing_modes_stays_finite():
     torch.testing.assert_close(kernel[0, 0], (1 / A[0, 1]).real.detach(), rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_detached_maximum_changes_the_gradient_of_growing_modes_alone(backend):
+    inputs = make_parameters(3, 4, discretization="dss-softmax")
+    inputs |= {"length": 65, "discretization": "dss-softmax", "conj_pairs": True}
+    op = partial(ssm_kernel, detach_maximum=True, backend=backend)
+    reference = partial(ssm_kernel_reference, detach_maximum=True)
+    assert_matches_reference(op, reference, inputs, device=DEVICE if backend == "triton" else "cpu")
+    if backend == "torch":
+        gradients = []
+        for detach in (False, True):
+            A = inputs["A"].clone().requires_grad_()
+            taps = ssm_kernel(**(inputs | {"A": A}), detach_maximum=detach)
+            gradients.append(torch.autograd.grad((taps * torch.linspace(-1, 1, 65)).sum(), A)[0])
+        differs = (gradients[0] - gradients[1]).abs() > 1e-3 * gradients[0].abs()
+        assert torch.equal(differs, inputs["A"].real > 0)
+    with pytest.raises(ValueError, match="detach_maximum is for dss-softmax, got zoh"):
+        ssm_kernel(**(inputs | {"discretization": "zoh"}), detach_maximum=True)
+
+
 def test_no_table_of_all_powers_is_kept():
     width, state, length = 8, 32, 4096
     A = torch.complex(-torch.rand(width, state), torch.randn(width, state)).requires_grad_()

@@ -270,6 +270,10 @@ def _ssm_kernel(draw: Draw) -> Iterator[Call]:
     yield Call("shared eigenvalues", both, {**shared, "length": LENGTH})
     longer = {"length": LENGTH, "discretization": "dss-softmax", "normalize_over": LENGTH + 7}
     yield Call("normalised over more", {"torch": both["torch"]}, {**_system(draw), **longer})
+    detached = {"length": LENGTH, "discretization": "dss-softmax", "detach_maximum": True}
+    growing = _system(draw)
+    growing["A"] = -growing["A"]
+    yield Call("maximum detached", both, {**growing, **detached})
 
 
 OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
@@ -341,6 +345,7 @@ BACKBONE = (
     *(Network(f"position={position}", {"position": position}) for position in ("none", "learned", "sinusoidal")),
     *(Network(f"channel_mixer={kind}", {"channel_mixer": kind}) for kind in ("none", "identity", "mlp", "swiglu")),
     Network("postnorm", {"prenorm": False}),
+    Network("initialisation of torch", {"torch_init": True}, "signal"),
     Network("short convolution", {"short_conv": 3}),
     Network("BaseConv below", {"base_conv_layers": [0]}),
 )

@@ -9,6 +9,7 @@ from torch import nn
 from models.attention import AttentionConfig
 from models.backbone import joined
 from models.blocks import BaseConv, ResidualLinear
+from models.dss import DSSSoftmaxConfig
 from models.gsa import GSAConfig
 from models.hgrn2 import HGRN2Config
 from suite.contracts import TaskSpec
@@ -226,3 +227,29 @@ def test_an_expand_ratio_sets_the_head_size_of_hgrn2_up_to_the_width(width, head
     assert "expand_ratio" not in HGRN2Config().model_dump(mode="json")
     with pytest.raises(ValueError, match="expand_ratio=96 does not divide d_model=128"):
         HGRN2Config(d_model=128, expand_ratio=96).build(TOKENS)
+
+
+def test_the_initialisation_of_torch_is_that_of_the_released_code_of_dss():
+    spec = TaskSpec(input="tokens", num_classes=10, readout="sequence", max_length=32, vocab_size=500)
+    torch.manual_seed(0)
+    model = DSSSoftmaxConfig(d_model=128, torch_init=True).build(spec)
+    maps = torch.stack([mixer.out.weight for mixer in model.mixers])
+    assert maps.std().item() == pytest.approx(0.051, rel=0.02)
+    assert maps.abs().max() <= 128**-0.5
+    assert model.encoder.weight.std().item() == pytest.approx(1.0, rel=0.02)
+    assert model.head.bias.abs().max() > 0
+    assert "torch_init" not in DSSSoftmaxConfig().model_dump(mode="json")
+    assert "detach_maximum" not in DSSSoftmaxConfig().model_dump(mode="json")
+
+
+def test_dss_softmax_hands_the_detached_maximum_to_its_operator():
+    gradients = []
+    for detach in (False, True):
+        torch.manual_seed(0)
+        model = DSSSoftmaxConfig(norm="layer", detach_maximum=detach).build(TOKENS).double()
+        for mixer in model.mixers:
+            mixer.ssm.Lambda_re.data.fill_(0.5)
+        logits = model(torch.arange(16).view(1, 16))
+        logits[..., 3].sum().backward()
+        gradients.append(model.mixers[0].ssm.Lambda_re.grad)
+    assert not torch.allclose(*gradients, rtol=0.1)

@@ -177,6 +177,22 @@ def test_keep_best_tests_the_weights_of_the_best_validation():
     assert again[0] / again[1] == max(valid)
 
 
+def test_the_last_weights_can_be_tested_beside_the_best():
+    options = {"epochs": 6, "eval_every": 1, "lr": 3.0}
+
+    def accuracy(split: str, **more) -> float:
+        rows = train(make_run(train=options | more, seed=3)).rows
+        return next(r["value"] for r in rows if (r["metric"], r["split"], r["slice"]) == ("accuracy", split, ""))
+
+    best, last = accuracy("test", keep="best"), accuracy("test", keep="last")
+    assert best != last
+    assert accuracy("test", keep="best", test_last=True) == best
+    assert accuracy("test-last", keep="best", test_last=True) == last
+    assert "test_last" not in TrainConfig(steps=1).model_dump()
+    with pytest.raises(ValueError, match="test_last has no meaning with keep=last"):
+        TrainConfig(steps=1, test_last=True)
+
+
 def test_rows_are_seen_once_an_epoch_and_never_mix_segments():
     segments = (
         *Parity(length=4, num_train=10).segments("train", 0),

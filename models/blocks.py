@@ -355,6 +355,14 @@ class RMSNorm(nn.RMSNorm):
         assert self.eps is not None
         return norm(x, self.weight, eps=self.eps, out_dtype=at_least_float32(x).dtype)
 
+    def before_product(
+        self, x: Tensor, gate: Tensor | None = None, *, activation: Literal["silu"] | None = None
+    ) -> Tensor:
+        """The norm of act(x), times silu(gate), rounded once, to the dtype of the matrix product that reads it."""
+        assert self.eps is not None
+        dtype = autocast_dtype(x)
+        return norm(x, self.weight, eps=self.eps, gate=gate, activation=activation, out_dtype=dtype)
+
 
 NORM_MODULES = (nn.LayerNorm, nn.RMSNorm, nn.BatchNorm1d, nn.GroupNorm)
 

@@ -54,7 +54,7 @@ class GLA(Mixer):
         return q, k, v.unflatten(-1, (self.num_heads, self.value_dim)), log_decay, gate
 
     def _output(self, o: Tensor, gate: Tensor) -> Tensor:
-        return self.out(self.norm(o).flatten(-2) * F.silu(gate))
+        return self.out(self.norm.before_product(o, gate.unflatten(-1, o.shape[-2:])).flatten(-2))
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v, log_decay, gate = self._project(x)

@@ -53,7 +53,7 @@ class GSA(Mixer):
         return q, k, v, -torch.expm1(log_decay), log_decay
 
     def _output(self, o: Tensor) -> Tensor:
-        return self.out(self.norm(F.silu(o.flatten(-2))))
+        return self.out(self.norm.before_product(o.flatten(-2), activation="silu"))
 
     def forward(self, x: Tensor) -> Tensor:
         o = self.operator(*self._project(x), scale=1.0)

@@ -78,7 +78,7 @@ class HGRN2(Mixer):
     def forward(self, x: Tensor) -> Tensor:
         o = self.operator(*self._project(x))
         assert isinstance(o, Tensor)
-        return self.out(self.norm(o.flatten(-2)))
+        return self.out(self.norm.before_product(o.flatten(-2)))
 
     def init_state(self, batch_size: int, capacity: int) -> tuple[Tensor]:
         weight = at_least_float32(self.out.weight)
@@ -86,14 +86,14 @@ class HGRN2(Mixer):
 
     def step(self, x_t: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
         o, new = gated_linear_attention_step(*self._project(x_t), state[0])
-        return self.out(self.norm(o.flatten(-2))), (new,)
+        return self.out(self.norm.before_product(o.flatten(-2))), (new,)
 
     def prefill(
         self, x: Tensor, state: tuple[Tensor], padding: LeftPadding | None = None
     ) -> tuple[Tensor, tuple[Tensor]]:
         q, k, v, log_decay = self._project(x)
         o, new = self.operator(q, blank(k, padding), v, log_decay, return_final_state=True)
-        return self.out(self.norm(o.flatten(-2))), (new,)
+        return self.out(self.norm.before_product(o.flatten(-2))), (new,)
 
     def state_size(self, length: int) -> int:
         return self.num_heads * self.head_dim**2

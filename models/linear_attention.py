@@ -70,7 +70,7 @@ class LinearAttention(Mixer):
             o, z = at_least_float32(o).tensor_split([-1], dim=-1)
             # with relu all features of a query may be zero, and then so is z
             o = o / (z + 1e-6)
-        return self.out((o if self.norm is None else self.norm(o)).flatten(-2))
+        return self.out((o if self.norm is None else self.norm.before_product(o)).flatten(-2))
 
     def forward(self, x: Tensor) -> Tensor:
         o = self.operator(*self._project(x))

@@ -15,7 +15,6 @@ are left out. Both are as in the code that the GSA paper ran.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
@@ -65,7 +64,7 @@ class RetNet(Mixer):
         return q, k, v.unflatten(-1, (self.num_heads, self.value_dim)), gate
 
     def _output(self, o: Tensor, gate: Tensor) -> Tensor:
-        return self.out(self.norm(o).flatten(-2) * F.silu(gate))
+        return self.out(self.norm.before_product(o, gate.unflatten(-1, o.shape[-2:])).flatten(-2))
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v, gate = self._project(x, torch.arange(x.shape[1], device=x.device))

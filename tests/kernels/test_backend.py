@@ -16,6 +16,7 @@ from kernels.lti_ssm import lti_ssm, lti_ssm_step
 from kernels.norm import norm
 from kernels.selective_scan import selective_scan, selective_scan_step
 from kernels.ssm_kernel import ssm_kernel
+from kernels.swiglu import swiglu
 from kernels.versions import VERSIONS
 
 
@@ -50,6 +51,7 @@ CALLS = {
         lambda: selective_scan_step(ones(1, 2), ones(1, 2), -ones(2, 4), ones(1, 4), ones(1, 4), ones(1, 2, 4)),
     ],
     "ssm_kernel": [lambda: ssm_kernel(*STATE, 3, conj_pairs=False)],
+    "swiglu": [lambda: swiglu(ones(2, 4))],
 }
 IN_TORCH = {"version": 1, "backend": "torch"}
 

@@ -42,6 +42,7 @@ from models.blocks import (
     step_linear,
     take_positions,
 )
+from models.casts import cast_once
 from models.recompute import Recompute, recomputed_layer
 from suite.contracts import IGNORE, Config, Convolution, HasReadout, Model, ModelConfig, ParamGroup, TaskSpec
 
@@ -395,24 +396,28 @@ class Backbone(nn.Module):
         x = self._encode(inputs)
         added = self._positions(torch.arange(length, device=inputs.device))
         x = self.embed_dropout(x if added is None else x + added)
+        with cast_once(self.layers, x.device):
+            x = self._run_layers(x, positions)
+        if self.spec.readout == "sequence":
+            x = self._summary(x, positions)
+        return x
+
+    def _run_layers(self, x: Tensor, positions: Tensor | None) -> Tensor:
+        """The normalised residual stream behind all layers, at `positions` where a token readout needs no others."""
         last = self.layers[-1]
         assert isinstance(last, Layer)
         branch = None
         for layer in self.layers[:-1]:
             x, branch = recomputed_layer(self.config.recompute, layer, x, branch)
         # positions ascend strictly, so T of them are all positions and need no selection
-        if self.spec.readout == "sequence" or positions is None or positions.shape[1] == length:
-            x = self._finish(*recomputed_layer(self.config.recompute, last, x, branch))
-        elif self.config.norm == "batch":
+        if self.spec.readout == "sequence" or positions is None or positions.shape[1] == x.shape[1]:
+            return self._finish(*recomputed_layer(self.config.recompute, last, x, branch))
+        if self.config.norm == "batch":
             # the statistics of a batch norm are over all positions, so none may be left out before it
             x = self._finish(*recomputed_layer(self.config.recompute, last, x, branch))
-            x = take_positions(x, positions.long())
-        else:
-            at = positions.long()
-            x = self._finish(*recomputed_layer(self.config.recompute, last.forward_at, x, branch, at))
-        if self.spec.readout == "sequence":
-            x = self._summary(x, positions)
-        return x
+            return take_positions(x, positions.long())
+        at = positions.long()
+        return self._finish(*recomputed_layer(self.config.recompute, last.forward_at, x, branch, at))
 
     def _check_length(self, length: int) -> None:
         if self.config.position in ("learned", "sinusoidal") and length > self.spec.max_length:

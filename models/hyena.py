@@ -54,6 +54,7 @@ class ImplicitFilter(nn.Module):
     """A filter [width, T] for any T <= length, computed from positional features [T, emb_dim]."""
 
     decay: Tensor
+    outside_autocast = True
 
     def __init__(
         self, width: int, length: int, *, emb_dim: int, filter_order: int, w: float, learn_positions: bool

@@ -83,7 +83,8 @@ class S6(Mixer):
         self, x: Tensor, keep: Callable[[Callable[[], Tensor]], Tensor] = at_once
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dt, B, C = self.x_proj(x).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
-        return keep(lambda: self.dt_proj(dt)), -torch.exp(at_least_float32(self.log_A)), B, C
+        weight = self.dt_proj.weight
+        return keep(lambda: F.linear(dt, weight)), -torch.exp(at_least_float32(self.log_A)), B, C
 
     def forward(
         self, x: Tensor, z: Tensor | None = None, keep: Callable[[Callable[[], Tensor]], Tensor] = at_once

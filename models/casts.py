@@ -1,0 +1,78 @@
+"""The weights of all linear maps in the dtype of autocast, cast once for a forward pass and in one launch.
+
+Autocast casts every weight where it is used, and every gradient of a weight back, in kernels that take less time than
+their launch: two for each matrix. Here all matrices of a network are cast by one call, and so are their gradients. The
+values are the same bits. Parameters, optimizer and checkpoints stay as they are: the casts live as long as the pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class CastAll(torch.autograd.Function):
+    """(dtype, tensors) to the same tensors in that dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.dtypes = [tensor.dtype for tensor in tensors]
+        results = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+        torch._foreach_copy_(results, list(tensors))
+        return tuple(results)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        pairs = [
+            (gradient, torch.empty_like(gradient, dtype=dtype))
+            for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
+            if gradient is not None
+        ]
+        if pairs:
+            torch._foreach_copy_([wide for _, wide in pairs], [gradient for gradient, _ in pairs])
+        wide = iter(pairs)
+        return None, *(None if gradient is None else next(wide)[1] for gradient in gradients)
+
+
+@contextlib.contextmanager
+def cast_once(modules: Iterable[nn.Module], device: torch.device) -> Iterator[None]:
+    """Within this context, the linear maps among the modules have weights and biases in the dtype of autocast.
+
+    It does nothing without autocast, and inside `torch.compile`, which fuses casts. A module whose parts multiply
+    outside of autocast says so with the attribute `outside_autocast`, and its parts are left as they are.
+    """
+    if torch.compiler.is_compiling() or not torch.is_autocast_enabled(device.type):
+        yield
+        return
+    dtype = torch.get_autocast_dtype(device.type)
+    places = [
+        (module, name, parameter)
+        for module in _linear_maps(modules)
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.dtype == torch.float32
+    ]
+    casts = CastAll.apply(dtype, *(parameter for _, _, parameter in places)) if places else ()
+    # as torch.func.functional_call does it: a module finds its parameters in this dictionary
+    table: dict[str, Any]
+    for (module, name, _), cast in zip(places, casts, strict=True):
+        table = module._parameters
+        table[name] = cast
+    try:
+        yield
+    finally:
+        for module, name, parameter in places:
+            module._parameters[name] = parameter
+
+
+def _linear_maps(modules: Iterable[nn.Module]) -> Iterator[nn.Linear]:
+    for module in modules:
+        if isinstance(module, nn.Linear):
+            yield module
+        elif not getattr(module, "outside_autocast", False):
+            yield from _linear_maps(module.children())

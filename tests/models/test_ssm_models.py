@@ -13,6 +13,7 @@ from models.backbone import Backbone
 from models.blocks import ResidualLinear
 from models.s4d import S4DConfig, initial_frequencies, skew_hippo_frequencies
 from suite.contracts import TaskSpec
+from suite.state import tensors
 
 LENGTH = 40
 OPTIONS = [
@@ -24,6 +25,7 @@ OPTIONS = [
     ("h3", {"head_dim": 2, "d_state": 8}),
     ("h3", {"head_dim": 8, "d_state": 16}),
     ("h3", {"train_B": True, "d_state": 8}),
+    ("h3", {"attention_layers": [1], "attention_heads": 2, "d_state": 8}),
     ("h3", {"inner": "hyena"}),
     ("h3", {"inner": "s6", "d_state": 8}),
     ("hyena", {"order": 3, "short_filter": 4}),
@@ -70,8 +72,34 @@ def test_steps_equal_forward_with_every_option(name, options):
         logits.append(logits_t)
     assert parallel.std() > 1e-2
     torch.testing.assert_close(torch.stack(logits, 1), parallel, rtol=1e-9, atol=1e-9 * parallel.abs().max().item())
-    stored = [part for mixer in state.mixers for part in mixer if part.is_floating_point() or part.is_complex()]
+    stored = [part for part in tensors(state.mixers) if part.is_floating_point() or part.is_complex()]
     assert sum(part.numel() * (2 if part.is_complex() else 1) for part in stored) == 2 * model.state_size(LENGTH)
+
+
+@every_option
+@torch.no_grad()
+def test_prefill_of_padded_rows_and_a_step_equal_forward_with_every_option(name, options):
+    model, inputs, cut, lengths = build(name, **options), make_inputs(), 20, torch.tensor([20, 7])
+    first, state = model.prefill(inputs[:, :cut], lengths)
+    second, _ = model.step(inputs[:, cut], state)
+    for row, length in enumerate(lengths.tolist()):
+        wanted = model(inputs[row : row + 1, cut - length : cut + 1])[0, -2:]
+        got = torch.stack([first[row], second[row]])
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9 * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention_layers": [1]}, "give both or neither"),
+        ({"attention_heads": 2}, "give both or neither"),
+        ({"attention_layers": [2], "attention_heads": 2}, "must lie in 0 to 1"),
+        ({"attention_layers": [1], "attention_heads": 3}, "attention_heads=3 does not divide d_model"),
+    ],
+)
+def test_a_hybrid_that_cannot_be_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        build("h3", num_layers=2, **options)
 
 
 @every_option

@@ -20,7 +20,12 @@ import pandas as pd
 from suite.grid import lookup
 from suite.report_spec import Select
 
-LOWER_IS_BETTER = frozenset({"loss", "perplexity", "bits_per_byte", "peak_memory", "time", "peak_extra_memory"})
+LOWER_IS_BETTER = frozenset(
+    {
+        *("loss", "perplexity", "bits_per_byte", "peak_memory", "peak_extra_memory"),
+        *("time", "prefill_time", "decode_time"),
+    }
+)
 """Metrics of which a smaller value is the better one."""
 
 

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 pytest.importorskip("triton")
 from kernels.backend import record_operators
@@ -168,6 +169,14 @@ def test_on_a_cpu_the_operator_is_bitwise_what_torch_computes():
         ours = gradients(partial(linear_cross_entropy, backend="torch"), inputs)
     assert used == {"linear_cross_entropy": {"version": 1, "backend": "torch"}}
     assert all(torch.equal(a, b) for a, b in zip(ours, gradients(plain, inputs), strict=True))
+
+
+def test_no_call_reads_a_tensor_value():
+    """A fake tensor has no values, so `.item()` or a branch on a tensor would raise; a CUDA graph allows neither."""
+    with FakeTensorMode():
+        x, weight = torch.zeros(20, 4, requires_grad=True), torch.zeros(33, 4, requires_grad=True)
+        CHUNKED(x, weight, torch.zeros(20, dtype=torch.long)).backward()
+    assert weight.grad.shape == weight.shape
 
 
 @pytest.mark.slow

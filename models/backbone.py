@@ -522,14 +522,13 @@ class Backbone(nn.Module):
             assert isinstance(layer, Layer)
             x, branch, mixer_state = layer.prefill(x, branch, mixer_state, padding)
             mixer_states.append(mixer_state)
-        x = joined(x, branch)
         seen = positions_seen(x, padding)
         pooled = state.pooled
         if pooled is not None:
-            pooled = blank(self.final_norm(x), padding).sum(dim=1)
+            pooled = blank(self.final_norm(joined(x, branch)), padding).sum(dim=1)
             last = pooled / seen.unsqueeze(-1)
         else:
-            last = self.final_norm(x[:, -1])
+            last = self.final_norm(joined(x[:, -1], None if branch is None else branch[:, -1]))
         return self.head(last), BackboneState(tuple(mixer_states), seen, pooled)
 
     def state_size(self, length: int) -> int:

@@ -1,7 +1,7 @@
 """Time of a model at each length, on random inputs: of its sequence layer, a training step, a token or a generation.
 
 On a GPU each is recorded as a CUDA graph and replayed, as the trainer does, so that the time of the host, which
-launches kernels, does not count; only the prompt of a generation is not. Memory is measured while the graph is
+launches kernels, does not count; only long prompts of a generation are not. Memory is measured while the graph is
 recorded, which runs the same step first without a graph.
 """
 

@@ -8,7 +8,7 @@ import torch
 from models import MODELS
 from suite.capture import record
 from suite.contracts import TaskSpec
-from suite.generate import generate
+from suite.generate import Decoder, Sampling, generate
 from suite.state import copy_into, tensors
 
 pytestmark = pytest.mark.gpu
@@ -46,6 +46,29 @@ def test_the_recorded_step_generates_the_likeliest_sequence_of_forward(name):
     best = logits.amax(-1)
     chosen = logits.gather(-1, made[..., None])[..., 0]
     assert (best - chosen).max() < 1e-2 * (best - logits.amin(-1)).max()
+
+
+@pytest.mark.parametrize("name", ["mamba", "transformer++", "h3", "gsa", "retnet"])
+@torch.no_grad()
+def test_prompts_are_read_alike_whether_recorded_or_not(name):
+    torch.manual_seed(0)
+    model = MODELS.load(name)(num_layers=2, d_model=64, init_std=0.5).build(SPEC).cuda().eval()
+    device = torch.device("cuda")
+    recorded = Decoder(model, 3, 64, device, sampling=Sampling(temperature=0), prompt_length=40)
+    plain = Decoder(model, 3, 64, device, sampling=Sampling(temperature=0))
+    for seed in (1, 2):
+        prompts = torch.randint(12, (3, 40), generator=torch.Generator().manual_seed(seed)).cuda()
+        made = []
+        for decoder in (recorded, plain):
+            decoder.start(prompts)
+            tokens = [decoder.token.clone()]
+            for _ in range(10):
+                decoder.advance()
+                tokens.append(decoder.token.clone())
+            made.append((torch.stack(tokens), [part.clone() for part in tensors(decoder.state)]))
+        assert torch.equal(made[0][0], made[1][0])
+        for first, second in zip(made[0][1], made[1][1], strict=True):
+            torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()

@@ -23,7 +23,8 @@ class TableSpec(Config):
     rows: dict[str, dict[str, Any]]
     """Row label, as in expected.csv, to the selector of its runs."""
     columns: dict[str, dict[str, Any]]
-    """Column label to a selector, which may also name `slice`, `metric` and `split`."""
+    """Column label to a selector, which may also name `slice`, `metric` and `split`. With `at: best` the column shows
+    the best evaluation of a run instead of its last one."""
     metric: str = "accuracy"
     split: str = "test"
     percent: bool = True

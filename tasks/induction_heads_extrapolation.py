@@ -33,8 +33,8 @@ class InductionHeadsExtrapolation(FreshTask):
     - the number of rows at each length (`num_test`). Every accuracy of Table 11 is a multiple of 1/256, hence 256.
       Lengths at which that is more than `max_test_tokens` tokens have fewer rows.
 
-    `split_policy: paper` validates on the test rows of every length. `clean` validates on other rows, all of the
-    training length, so that the selection of a model sees no extrapolation.
+    `split_policy: paper` validates on the test rows of every length. `clean` validates on other rows: of the training
+    length, so that the selection of a model sees no extrapolation, or of `valid_lengths`.
     """
 
     name: ClassVar[str] = "induction-heads-extrapolation"
@@ -44,7 +44,11 @@ class InductionHeadsExtrapolation(FreshTask):
     """Number of tokens, the trigger included."""
     length: int = 256
     test_lengths: tuple[int, ...] = tuple(2**k for k in range(6, 21))
+    valid_lengths: tuple[int, ...] = ()
+    """Lengths of the validation rows under `clean`; empty: the training length. With those of the test, the accuracy of
+    every length is followed during training on fixed rows, as in appendix E.1."""
     num_test: int = Field(default=256, ge=1)
+    """Number of rows of each test length, and of each validation length."""
     max_test_tokens: int = Field(default=2**25, ge=1)
     """Largest number of tokens at one test length, which bounds its memory (2 bytes a token) and time. The default
     gives 256 rows up to 2^17, 128 at 2^18, 64 at 2^19 and 32 at 2^20; with 2^28 there are 256 rows at every length."""
@@ -54,9 +58,10 @@ class InductionHeadsExtrapolation(FreshTask):
 
     @model_serializer(mode="wrap")
     def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # runs with a uniform place keep the id they had before there was a choice
+        # runs without these options keep the ids they had before the options existed
         values: dict[str, Any] = handler(self)
-        return {key: value for key, value in values.items() if value is not None or key != "trigger_place"}
+        off: dict[str, Any] = {"trigger_place": None, "valid_lengths": []}
+        return {key: value for key, value in values.items() if key not in off or value not in (off[key], ())}
 
     @model_validator(mode="after")
     def _can_work(self) -> InductionHeadsExtrapolation:
@@ -67,7 +72,12 @@ class InductionHeadsExtrapolation(FreshTask):
             )
         if not self.test_lengths:
             raise ValueError(f"{self.name}: test_lengths is empty; give at least one length.")
-        for length in (self.length, *self.test_lengths):
+        if self.valid_lengths and self.split_policy == "paper":
+            raise ValueError(
+                f"{self.name}: valid_lengths has no meaning with split_policy=paper, which validates on the test rows; "
+                f"drop it, or take split_policy: clean."
+            )
+        for length in (self.length, *self.test_lengths, *self.valid_lengths):
             if length < 4:
                 raise ValueError(f"{self.name}: length={length} has no room for two triggers and answer; needs >= 4.")
             if self.trigger_place is not None and self.trigger_place > length - 4:
@@ -88,13 +98,13 @@ class InductionHeadsExtrapolation(FreshTask):
             input="tokens",
             num_classes=self.vocab_size,
             readout="token",
-            max_length=max(self.length, *self.test_lengths),
+            max_length=max(self.length, *self.test_lengths, *self.valid_lengths),
             vocab_size=self.vocab_size,
         )
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         split = self.drawn_split(split)
-        for length in self.test_lengths if split == "test" else (self.length,):
+        for length in self.test_lengths if split == "test" else self.valid_lengths or (self.length,):
             rng = numpy_generator(seed, f"{self.name}/{split}", length)
             num_rows = min(self.num_test, self.max_test_tokens // length)
             yield self._rows(rng, num_rows, length, all_tokens=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from suite.contracts import Segment, TaskSpec
 from suite.rng import numpy_generator
@@ -146,6 +147,20 @@ def _paper_splits(recordings: Recordings) -> dict[str, list[str]]:
     return splits
 
 
+def _source_splits(clips: list[str]) -> dict[str, list[str]]:
+    """70, 15 and 15 % of these clips, stratified by word, as the released code of S4 and DSS draws them."""
+    try:
+        from sklearn.model_selection import train_test_split
+    except ImportError as error:
+        raise _fault(
+            f"paper_split=source needs scikit-learn ({error}); install the extra: pip install -e '.[audio]'."
+        ) from None
+    words = [clip.partition("/")[0] for clip in clips]
+    train, rest, _, words_of_rest = train_test_split(clips, words, train_size=0.7, random_state=0, stratify=words)
+    valid, test = train_test_split(rest, train_size=0.5, random_state=1, stratify=words_of_rest)
+    return {"train": train, "valid": valid, "test": test}
+
+
 def _soundfile() -> Any:
     try:
         import soundfile
@@ -206,12 +221,13 @@ def mfcc(signal: Array) -> Array:
     return torch.cat(parts).contiguous().numpy()
 
 
-def moments(values: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation of each channel of values [R, T, C], float64."""
-    count = values.shape[0] * values.shape[1]
-    mean = values.sum(axis=(0, 1), dtype=np.float64) / count
-    square = np.einsum("rtc,rtc->c", values, values, dtype=np.float64) / count
-    return mean, np.sqrt(square - mean**2)
+def moments(values: Array, *, each_step: bool = False) -> tuple[Array, Array]:
+    """Mean and standard deviation of each channel of values [R, T, C], or of each step and channel; float64."""
+    axes, kept = ((0,), "tc") if each_step else ((0, 1), "c")
+    count = math.prod(values.shape[axis] for axis in axes)
+    mean = values.sum(axis=axes, dtype=np.float64) / count
+    square = np.einsum(f"rtc,rtc->{kept}", values, values, dtype=np.float64) / count
+    return mean, np.sqrt(np.maximum(square - mean**2, 0))
 
 
 _moments: dict[str, tuple[Array, Array]] = {}
@@ -244,8 +260,10 @@ class SpeechCommands(SpokenWords):
     al. 2022, Table 2), which goes back to Romero et al. 2021.
 
     - Ten words: clips that do not last a second are dropped (34,975 remain), the clips of each word are split at random
-      into 70, 15 and 15 %, and every channel is standardised with the training split. The options for this are
-      `split_policy: paper, short_clips: drop, scaling: standard`.
+      into 70, 15 and 15 %, and rows are standardised with the training split: the cepstrum channel by channel, the raw
+      waveform sample by sample, because its channel is not the last axis there. The options for this are
+      `split_policy: paper, paper_split: source, short_clips: drop, scaling: standard-steps` (`standard` for the
+      cepstrum). They follow src/dataloaders/sc.py of state-spaces/s4 at a0c724aae456468a271d5e5fc7415185c83cde71.
     - 35 words: the official lists under either policy, and short clips are padded
       (`short_clips: pad, scaling: standard`).
 
@@ -254,8 +272,8 @@ class SpeechCommands(SpokenWords):
     twice as large there (`Backbone.at_rate`); other layers do not adapt. The test value over both slices mixes the two,
     so read the slices.
 
-    Departures: the permutation of the source depends on a library and on the order of the file system, so only its
-    proportions are reproduced. The source drops short clips before it splits, here they are dropped after. In the
+    Departures: the source splits the clips in the order of its file system, here they are sorted by name, so its very
+    splits cannot be had. `paper_split: own` has its proportions alone, and drops short clips after the split. In the
     source a speaker may be both in train and in test, so the default, `clean`, follows the official lists, which keep
     speakers apart. Full scale is 1 before the cepstrum is computed; the source divides by 2^15 what its audio library
     returns, although newer versions of that library have done so already.
@@ -273,6 +291,10 @@ class SpeechCommands(SpokenWords):
     features: Literal["raw", "mfcc"] = "raw"
     """`raw`: the waveform. `mfcc`: 20 coefficients every 100 samples, 161 steps for a second, which needs
     torchaudio."""
+    paper_split: Literal["own", "source"] = "own"
+    """The random split of ten words under `split_policy: paper`. `own`: of every word 70, 15 and 15 %, from a random
+    stream of ours. `source`: of the clips that last `length` samples, the calls of S4's code, scikit-learn's
+    `train_test_split` with the random states 0 and 1, stratified by word."""
     half_rate: bool = False
     """Whether the test split has a second slice with every second sample, for raw features only."""
     length: int = Field(default=RATE, ge=1)
@@ -280,8 +302,15 @@ class SpeechCommands(SpokenWords):
     short_clips: Literal["pad", "drop"] = "pad"
     """Treatment of clips shorter than `length`. `pad`: zeros follow them. `drop`: they are left out, as in the
     source."""
-    scaling: Literal["unit", "standard"] = "unit"
-    """`unit`: full scale is 1. `standard`: each channel has mean 0 and standard deviation 1 on the training split."""
+    scaling: Literal["unit", "standard", "standard-steps"] = "unit"
+    """`unit`: full scale is 1. `standard`: each channel has mean 0 and standard deviation 1 on the training split.
+    `standard-steps`: each step of each channel has, as in S4's code for the raw waveform."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # runs with the first kind of split keep the id they had before there was a choice
+        values: dict[str, Any] = handler(self)
+        return {key: value for key, value in values.items() if key != "paper_split" or value != "own"}
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -289,6 +318,11 @@ class SpeechCommands(SpokenWords):
 
     @property
     def spec(self) -> TaskSpec:
+        if self.paper_split == "source" and (self.split_policy != "paper" or self.classes != 10):
+            raise _fault(
+                f"paper_split=source is for ten classes and split_policy=paper, got {self.classes} and "
+                f"{self.split_policy}; set those, or paper_split: own."
+            )
         if self.half_rate and self.features == "mfcc":
             raise _fault("half_rate is for raw signals; set features: raw or half_rate: false.")
         length, channels = self.length, 1
@@ -340,8 +374,14 @@ class SpeechCommands(SpokenWords):
         return {"rows": rows, "frames": frames, "targets": targets}
 
     def _splits(self, recordings: Recordings) -> dict[str, list[str]]:
-        own = self.split_policy == "paper" and self.classes == 10
-        return _paper_splits(recordings) if own else clean_splits(recordings)
+        if self.split_policy != "paper" or self.classes != 10:
+            return clean_splits(recordings)
+        if self.paper_split == "own":
+            return _paper_splits(recordings)
+        frames = self.arrays()["frames"]
+        return _source_splits(
+            [clip for clip, count in zip(recordings.clips, frames, strict=True) if count == self.length]
+        )
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         """The rows of a split, which do not depend on the seed."""
@@ -364,11 +404,12 @@ class SpeechCommands(SpokenWords):
             return values if self.features == "mfcc" else np.divide(values, 2**15, dtype=np.float32)[:, :, None]
 
         values = signal(split)
-        if self.scaling == "standard":
+        if self.scaling != "unit":
             key = f"{self.model_dump_json()} {self.fingerprint()}"
             # kept for validation and test, because going through the training rows again would take seconds
             if key not in _moments:
-                _moments[key] = moments(values if split == "train" else signal("train"))
+                train = values if split == "train" else signal("train")
+                _moments[key] = moments(train, each_step=self.scaling == "standard-steps")
             mean, deviation = _moments[key]
             values -= mean.astype(np.float32)
             values /= (deviation + 1e-5).astype(np.float32)

@@ -118,7 +118,7 @@ def measurement(spec: TableSpec, column: str, run: StoredRun) -> Value | None:
     """The measurement of a run that a column shows, or None where the run has none."""
     choice = spec.columns[column]
     metric, split = choice.get("metric", spec.metric), choice.get("split", spec.split)
-    return run.find(metric, split, choice.get("slice", ""))
+    return run.find(metric, split, choice.get("slice", ""), best=choice.get("at") == "best")
 
 
 def _ending(run: StoredRun, value: Value | None) -> str:

@@ -134,7 +134,7 @@ def plain_table(config: ExperimentConfig, grid: Sequence[Mapping[str, Any]]) -> 
 def check_table(spec: TableSpec, where: str, sections: Sequence[str] = SECTIONS) -> None:
     """Raises ValueError for a selector key that is neither a dotted key of a run nor a name of a measurement."""
     for kind, selectors in (("rows", spec.rows), ("columns", spec.columns)):
-        words = ("slice", "metric", "split") if kind == "columns" else ()
+        words = ("slice", "metric", "split", "at") if kind == "columns" else ()
         for label, selector in selectors.items():
             for key in selector:
                 section, dot, _ = key.partition(".")

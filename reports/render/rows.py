@@ -63,9 +63,13 @@ class StoredRun:
     operators: str | None
     """JSON: version and backend of every operator that the run used; None where a row has no record of them."""
 
-    def find(self, metric: str, split: str = "", slice_name: str = "") -> Value | None:
-        """The last measurement of that name, or None."""
+    def find(self, metric: str, split: str = "", slice_name: str = "", *, best: bool = False) -> Value | None:
+        """The last measurement of that name, or the best one, or None."""
         found = [v for v in self.values if (v.metric, v.split, v.slice) == (metric, split, slice_name)]
+        measured = [v for v in found if v.value is not None]
+        if best and measured:
+            sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
+            return max(measured, key=lambda v: sign * (v.value or 0.0))
         return max(found, key=lambda v: v.step) if found else None
 
     def setting(self, without: Iterable[str] = ()) -> str:

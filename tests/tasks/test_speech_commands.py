@@ -121,6 +121,35 @@ def test_policy_paper_splits_every_word_70_15_15_for_all_seeds(official):
     assert torch.equal(first.inputs, second.inputs)
 
 
+def test_the_split_of_the_source_is_stratified_and_of_whole_clips_alone(folder):
+    pytest.importorskip("sklearn")
+    write(folder / "yes" / f"{SPEAKERS[0]}_nohash_0.wav", tone(0, 99))
+    options = {"split_policy": "paper", "paper_split": "source", "short_clips": "drop"}
+    parts = [clips(folder, split, **options) for split in ("train", "valid", "test")]
+    assert [len(part) for part in parts] == [167, 36, 36]
+    assert len(set.union(*parts)) == 239
+    for part, least in zip(parts, (16, 3, 3), strict=True):
+        counts = [sum(word == i for word, _ in part) for i in range(10)]
+        assert least <= min(counts) <= max(counts) <= least + 1
+    assert "paper_split" not in SpeechCommands().model_dump(mode="json")
+    with pytest.raises(ValueError, match="paper_split=source is for ten classes and split_policy=paper, got 10 and cl"):
+        load(folder, "train", paper_split="source")
+
+
+def test_steps_can_be_standardised_one_by_one_as_in_the_source(official):
+    train = load(official, "train", scaling="standard-steps").inputs.double()
+    assert train.mean(0).abs().max() < 1e-5
+    plain = load(official, "train").inputs.double()
+    moves = plain.std(0, correction=0) > 0.1
+    assert moves.sum() > 50
+    torch.testing.assert_close(
+        train.std(0, correction=0)[moves], torch.ones(int(moves.sum()), dtype=torch.float64), rtol=1e-3, atol=0
+    )
+    expected = (load(official, "test").inputs - plain.mean(0)) / (plain.std(0, correction=0) + 1e-5)
+    test = load(official, "test", scaling="standard-steps").inputs.double()
+    torch.testing.assert_close(test, expected, rtol=1e-3, atol=1e-3)
+
+
 def test_clean_without_lists_says_what_to_do(folder):
     with pytest.raises(ValueError, match=r"need testing_list.txt .* split_policy: paper"):
         load(folder, "train")

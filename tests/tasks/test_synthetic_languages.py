@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from tasks.associative_recall import AssociativeRecall
@@ -119,6 +120,19 @@ def test_extrapolation_tests_the_published_lengths():
     assert task.spec.max_length == 2**20
     assert task.spec.vocab_size == 16
     assert task.fresh
+
+
+def test_extrapolation_can_validate_every_length_on_rows_of_its_own():
+    lengths = (8, 16, 32)
+    task = InductionHeadsExtrapolation(length=16, test_lengths=lengths, valid_lengths=lengths, num_test=20)
+    parts = {split: list(task.segments(split, 0)) for split in ("valid", "test")}
+    assert [part.slice for part in parts["valid"]] == [f"length={n}" for n in lengths]
+    assert not torch.equal(parts["valid"][1].inputs, parts["test"][1].inputs)
+    alone = InductionHeadsExtrapolation(length=16, test_lengths=lengths, num_test=20)
+    assert torch.equal(next(alone.segments("valid", 0)).inputs, parts["valid"][1].inputs)
+    assert "valid_lengths" not in alone.model_dump(mode="json")
+    with pytest.raises(ValueError, match="valid_lengths has no meaning with split_policy=paper"):
+        InductionHeadsExtrapolation(valid_lengths=(64,), split_policy="paper")
 
 
 def test_extrapolation_bounds_the_tokens_of_a_length_and_draws_lazily():

@@ -447,6 +447,7 @@ class Backbone(nn.Module):
         """The state before the first position.
 
         capacity: number of positions that a state which keeps all of them has room for; None: the task's max_length.
+            The caller counts them: a step beyond the capacity of a cache cannot raise an error on a GPU.
         """
         if self.spec.towers > 1:
             raise ValueError(

@@ -154,9 +154,12 @@ class LongConv(Mixer):
         gate_in: Tensor | None = None,
         gate_out: Tensor | None = None,
     ) -> tuple[Tensor, State]:
+        steps, capacity = x.shape[1], state[0].shape[1]
+        if steps > capacity:
+            raise ValueError(f"hyena: its state has room for {capacity} positions, got {steps}; raise capacity.")
         x = blank(x, padding)
         v = at_least_float32(x if gate_in is None else gate_in * x)
-        return self(x, gate_in, gate_out), (newest_first(v, state[0].shape[1]),)
+        return self(x, gate_in, gate_out), (newest_first(v, capacity),)
 
     def state_size(self, length: int) -> int:
         return length * self.D.shape[0]

@@ -10,9 +10,9 @@ import time
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from suite.contracts import Model
+from suite.contracts import Model, ModelConfig, TaskSpec
 from suite.generate import Decoder, Sampling
 from suite.measure import synchronize
 
@@ -20,14 +20,31 @@ MIN_SAMPLES, MAX_SAMPLES = 3, 20
 """Generations that are timed at each length; the paper of Mamba has 3."""
 
 
-def lower_weights(model: Model) -> None:
-    """Casts the weights of linear maps and embeddings to bf16.
+def build_for_inference(config: ModelConfig, spec: TaskSpec, device: torch.device) -> Model:
+    """A model with random weights, those of linear maps and embeddings in bf16, state space parameters and others in
+    float32.
 
-    A step reads every weight once, so a cast within the step would cost more than the product.
+    A step reads every weight once, so a cast within the step would cost more than the product. Large weights never
+    exist in float32, which would take twice the memory of the model.
     """
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with device:
+            model = config.build(spec).to(device)
+    finally:
+        torch.set_default_dtype(usual)
+    # the networks that compute filters run in float32
+    precise = {id(p) for group in model.param_groups() if group.name in ("ssm", "dt") for p in group.parameters}
     for module in model.modules():
-        if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
-            module.to(torch.bfloat16)
+        matrix = isinstance(module, (nn.Linear, nn.Embedding))
+        for parameter in module.parameters(recurse=False):
+            if not matrix or id(parameter) in precise:
+                parameter.data = parameter.data.float()
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_floating_point():
+                setattr(module, name, buffer.float())
+    return model
 
 
 @dataclass

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from suite.bench.config import SpeedConfig, SpeedRun
-from suite.bench.generation import lower_weights, time_generations
+from suite.bench.generation import build_for_inference, time_generations
 from suite.bench.measure import SEED, Unavailable, sample
 from suite.bench.series import Series
 from suite.capture import record
@@ -92,8 +92,6 @@ def train_step(model: Model, speed: SpeedConfig, length: int, device: torch.devi
 def decode_step(model: Model, speed: SpeedConfig, length: int, device: torch.device) -> Callable[[], None]:
     """One token after a prefix. Every call decodes the same position again."""
     model.eval()
-    if speed.precision == "bf16":
-        lower_weights(model)
     prefix = random_inputs(speed, device, speed.batch(length), length)
     tokens = prefix[:, -1].clone()
     with autocast(speed.precision, device):
@@ -147,9 +145,12 @@ class ModelTimer(Series[SpeedRun]):
         speed = self.run.speed
         batch = speed.batch(length)
         torch.manual_seed(SEED)
-        # a billion parameters take a host half a minute to draw
-        with self.device:
-            model = self.run.model.build(speed.spec(length)).to(self.device)
+        if speed.precision == "bf16" and speed.measure in ("decode", "generate"):
+            model = build_for_inference(self.run.model, speed.spec(length), self.device)
+        else:
+            # a billion parameters take a host half a minute to draw
+            with self.device:
+                model = self.run.model.build(speed.spec(length)).to(self.device)
         add = self.outcome.add
         if length == speed.lengths[0]:
             add("num_parameters", "count", sum(parameter.numel() for parameter in model.parameters()))
@@ -173,8 +174,6 @@ class ModelTimer(Series[SpeedRun]):
         speed, new_tokens = self.run.speed, self.run.speed.new_tokens
         assert new_tokens is not None
         model.eval()
-        if speed.precision == "bf16":
-            lower_weights(model)
         prompts = random_inputs(speed, self.device, speed.batch(length), length)
         reset_peak_memory(self.device)
         with autocast(speed.precision, self.device):

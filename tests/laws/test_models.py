@@ -201,6 +201,15 @@ def test_the_state_of_a_recurrent_model_does_not_grow(name):
     assert [part.shape for part in tensors(model.prefill(make_inputs(TOKENS, 9, 2), capacity=64)[1])] == shapes
 
 
+@pytest.mark.parametrize(("name", "position"), [("attention", "learned"), ("transformer++", "rope"), ("hyena", "none")])
+def test_more_positions_than_there_is_room_for_are_refused(name, position):
+    model = build(name, position=position)
+    with pytest.raises(ValueError, match="room for 8 positions, got 9"):
+        model.prefill(make_inputs(TOKENS, 9), capacity=8)
+    with pytest.raises(ValueError, match=f"max_length=?.*{LENGTH + 1}|covers {LENGTH} positions"):
+        model.init_state(1, LENGTH + 1)
+
+
 @every_model
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from reports.render import build, render
 from suite import storage
 from suite.bench import models as timed
 from suite.bench.config import SpeedConfig, SpeedRun
+from suite.bench.generation import build_for_inference
 from suite.config import ExperimentConfig
 from suite.grid import expand
 from suite.resolver import Resolver
@@ -305,3 +306,22 @@ def test_a_generation_that_cannot_be_is_refused(options, message):
 def test_new_tokens_are_no_part_of_the_identity_of_other_measures():
     assert "new_tokens" not in one().resolved["speed"]
     assert one(measure="generate", new_tokens=4).resolved["speed"]["new_tokens"] == 4
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+@torch.no_grad()
+def test_a_model_built_for_inference_has_only_its_matrices_in_bf16(name):
+    spec = one(lengths=[16]).speed.spec(16)
+    model = build_for_inference(MODELS.load(name)(d_model=16, num_layers=2), spec, CPU).eval()
+    ssm = {id(parameter) for mixer in model.mixers for parameter in mixer.ssm_parameters().values()}
+    for module in model.modules():
+        matrix = isinstance(module, (torch.nn.Linear, torch.nn.Embedding))
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            low = matrix and id(tensor) not in ssm
+            assert not tensor.is_floating_point() or tensor.dtype == (torch.bfloat16 if low else torch.float32)
+    tokens = torch.randint(7, (2, 9), generator=torch.Generator().manual_seed(1))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, state = model.prefill(tokens)
+        logits, _ = model.step(tokens[:, 0], state)
+    assert torch.isfinite(logits).all()
+    assert torch.get_default_dtype() == torch.float32

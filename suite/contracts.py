@@ -30,6 +30,10 @@ IGNORE = -100
 """Target value of a position without a label, which enters neither the loss nor a metric."""
 
 
+class MissingDataError(ValueError):
+    """The data of a task are not there. A grid can be planned without them, but its runs have no identity yet."""
+
+
 class Config(BaseModel):
     """A frozen, strict set of options. An unknown key is an error, never ignored.
 

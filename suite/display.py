@@ -90,6 +90,6 @@ class GridDisplay:
         line = f"again    {run_label(run)}  {reason}"
         self.bars.console.print(line, style="yellow", markup=False, highlight=False)
 
-    def interrupted(self) -> None:
-        """The user stopped the grid."""
-        self.bars.console.print("interrupted; the same command continues, a run that trains from its last checkpoint")
+    def interrupted(self, reason: str = "interrupted") -> None:
+        """The grid ends before all its runs have ended."""
+        self.bars.console.print(f"{reason}; the same command continues, a run that trains from its last checkpoint")

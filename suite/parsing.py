@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -76,6 +77,18 @@ def assignment(text: str, flag: str) -> tuple[str, Any]:
 def assignments(texts: Iterable[str], flag: str) -> list[tuple[str, Any]]:
     """Several of them, in order."""
     return [assignment(text, flag) for text in texts]
+
+
+def seconds(text: str, flag: str) -> float:
+    """The seconds of a duration such as `90s`, `10m`, `1.5h`, which was given behind `flag`."""
+    number, unit = text[:-1], text[-1:]
+    try:
+        value = float(number) * {"s": 1.0, "m": 60.0, "h": 3600.0}[unit]
+    except (KeyError, ValueError):
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ValueError(f"{flag} {text!r}: expected a duration above zero, such as 90s, 10m or 2h")
+    return value
 
 
 def located(where: str, call: Callable[[], T]) -> T:

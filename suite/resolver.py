@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from suite.bench.config import BenchConfig, SpeedConfig, SpeedRun, TimingRun
-from suite.contracts import ModelConfig, Task, TaskSpec
+from suite.contracts import MissingDataError, ModelConfig, Task, TaskSpec
 from suite.parsing import located, parse
 from suite.registry import Registry
 from suite.runs import Run
 from suite.train_config import TrainConfig
-from suite.training_run import TrainingRun, epoch_rows, stage_of
+from suite.training_run import NO_DATA, TrainingRun, epoch_rows, stage_of
 
 
 def _no_operators() -> Registry:
@@ -31,7 +33,9 @@ class Resolver:
     models: Registry
     operators: Registry = field(default_factory=_no_operators)
     data: str | None = None
-    _facts: dict[str, tuple[TaskSpec, str]] = field(default_factory=dict)
+    without_data: bool = False
+    """Plan runs whose data are not there, instead of raising an error; see `Run.is_planned_only`."""
+    _facts: dict[str, tuple[TaskSpec | None, str]] = field(default_factory=dict)
 
     def resolve(self, experiment: str, scale: str, tree: Mapping[str, Any], seed: int, where: str) -> Run:
         """One run from its sections. Every fault is a ValueError that begins with `where`."""
@@ -64,7 +68,8 @@ class Resolver:
         model_name, model = self._model(tree, where)
         train = parse(TrainConfig, tree["train"], f"{where}: train")
         spec, fingerprint = self._facts_of(task, where)
-        located(where, lambda: model.check(spec))
+        if spec is not None:
+            located(where, partial(model.check, spec))
         in_epochs = train.epochs is not None or any(stage.epochs is not None for stage in train.length_warmup)
         if task.fresh and in_epochs and train.epoch_steps is None and epoch_rows(task) is None:
             raise ValueError(f"{where}: train.epochs: {task_name} draws fresh data; give steps or epoch_steps")
@@ -102,10 +107,21 @@ class Resolver:
         values |= {key: value for key, value in given.items() if key in cls.model_fields}
         return name, parse(cls, values, f"{where}: {kind} {name}")
 
-    def _facts_of(self, task: Task, where: str) -> tuple[TaskSpec, str]:
-        """Spec and data fingerprint of a task."""
+    def _facts_of(self, task: Task, where: str) -> tuple[TaskSpec | None, str]:
+        """Spec and data fingerprint of a task. Without data the fingerprint is NO_DATA, and the spec may be None."""
+
+        def facts() -> tuple[TaskSpec | None, str]:
+            try:
+                return task.spec, task.fingerprint()
+            except MissingDataError:
+                if not self.without_data:
+                    raise
+            with contextlib.suppress(MissingDataError):
+                return task.spec, NO_DATA
+            return None, NO_DATA
+
         # a grid repeats few tasks many times, and a fingerprint may read every file of a folder
         key = task.model_dump_json() + type(task).__qualname__
         if key not in self._facts:
-            self._facts[key] = located(where, lambda: (task.spec, task.fingerprint()))
+            self._facts[key] = located(where, facts)
         return self._facts[key]

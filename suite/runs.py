@@ -84,6 +84,11 @@ class Run(ABC):
         """All settings as JSON values, defaults filled in, with the versions of what is run: what identifies it."""
 
     @property
+    def is_planned_only(self) -> bool:
+        """Whether the run cannot start, because its data are not there; then its run id is not known either."""
+        return False
+
+    @property
     @abstractmethod
     def title(self) -> str:
         """The run in a few words."""

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     import torch
 
 
+NO_DATA = "missing"
+"""Fingerprint of data that are not there."""
+
+
 @dataclass(frozen=True)
 class TrainingRun(Run):
     """One resolved training run: everything that can move its numbers, and what was built from it."""
@@ -39,6 +43,10 @@ class TrainingRun(Run):
             "seed": self.seed,
             "data": self.fingerprint,
         }
+
+    @property
+    def is_planned_only(self) -> bool:
+        return self.fingerprint == NO_DATA
 
     @property
     def title(self) -> str:

@@ -15,7 +15,7 @@ from pydantic import Field
 from suite.contracts import Segment, TaskSpec
 from suite.rng import numpy_generator
 from tasks.base import SPLITS, Array
-from tasks.data import DataError, cache, find, sources
+from tasks.data import DataError, NoDataError, cache, find, sources
 from tasks.data import folder as cached_folder
 from tasks.dna import BASES, MASKED, DNATask, fasta_below, shared_bases
 
@@ -110,7 +110,7 @@ class Species(DNATask):
         names = tuple(f"species-{kind}" for kind in self.kinds)
         unknown = [kind for kind, name in zip(self.kinds, names, strict=True) if name not in sources()]
         if unknown:
-            raise DataError(
+            raise NoDataError(
                 f"{self.name}: no source is known for {unknown[0]!r}; give --data DIR with {unknown[0]}/*.fa."
             )
         return names

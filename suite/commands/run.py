@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from suite.commands.repository import LOCAL, Device, ExperimentName, Results, Set, repository_of, shown
+from suite.parsing import seconds
 from suite.runs import Run
 
 
@@ -37,6 +38,10 @@ def run(
     keep_weights: Annotated[
         bool, typer.Option("--keep-weights", help="Keep the weights of trained models, for `generate`.")
     ] = False,
+    within: Annotated[
+        str | None,
+        typer.Option(help="Time after which current runs save and no other starts: 90s, 10m, 2h; then exit code 3."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Repeat runs that are already stored.")] = False,
 ) -> None:
     """Run a named grid, task x model or operators; what is stored is skipped, what was interrupted continues."""
@@ -45,6 +50,7 @@ def run(
     from suite.grid import expand
     from suite.resolver import Resolver
 
+    within_s = None if within is None else seconds(within, "--within")
     repository = repository_of(context)
     config, path = repository.experiment(experiment)
     if jobs > 1 and config.timed:
@@ -54,7 +60,13 @@ def run(
     runs = expand(
         experiment,
         config,
-        Resolver(repository.tasks, repository.models, repository.operators, None if data is None else str(data)),
+        Resolver(
+            repository.tasks,
+            repository.models,
+            repository.operators,
+            None if data is None else str(data),
+            without_data=dry_run,
+        ),
         scale=scale,
         only=only or (),
         overrides=overrides or (),
@@ -62,7 +74,9 @@ def run(
         where=shown(path),
     )
 
+    from suite import storage
     from suite.environment import device_name, pick_device
+    from suite.estimate import estimate
     from suite.runner import outdated, plan
 
     target = pick_device(device)
@@ -72,20 +86,21 @@ def run(
     if (line := outdated(planned)) is not None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     if dry_run:
-        _print_plan(runs, {item.run.run_id: item.stored or "to do" for item in planned})
+        _print_plan(runs, [item.stored or "to do" for item in planned])
         console.print(
             f"{len(runs)} runs, {len(todo)} to do, on {device_name(target)}; results in {results}", highlight=False
         )
+        for line in estimate(todo, storage.files([results, repository.reference], experiment)):
+            console.print(line, highlight=False, soft_wrap=True)
         return
     if len(todo) < len(runs):
         console.print(f"{len(runs) - len(todo)} of {len(runs)} runs are already stored in {results}", highlight=False)
 
     from suite.display import GridDisplay
-    from suite.executors.local import run_all
-    from suite.storage import probe
+    from suite.executors.local import OutOfTimeError, run_all
 
     try:
-        probe(results)
+        storage.probe(results)
     except OSError as error:
         raise ValueError(
             f"--results {results}: nothing can be written there ({error.strerror}); name another folder or make room."
@@ -103,7 +118,11 @@ def run(
                 threads=threads,
                 record=repository.recorder(),
                 keep_weights=keep_weights,
+                within_s=within_s,
             )
+        except OutOfTimeError:
+            display.interrupted("the time is up")
+            raise typer.Exit(3) from None
         except KeyboardInterrupt:
             display.interrupted()
             raise typer.Exit(130) from None
@@ -114,16 +133,17 @@ def run(
     console.print(f"done: {len(ended)} runs; now: python run_suite.py report {experiment}", highlight=False)
 
 
-def _print_plan(runs: Sequence[Run], stored: Mapping[str, str]) -> None:
+def _print_plan(runs: Sequence[Run], stored: Sequence[str]) -> None:
     """Prints every run on one line with the dotted keys in which the runs differ, then what all runs share."""
     from suite.grid import iter_keys
 
     flat = [{key: json.dumps(value) for key, value in iter_keys(item.resolved)} for item in runs]
     keys = list(dict.fromkeys(key for values in flat for key in values))
     varying = [key for key in keys if len({values.get(key, "") for values in flat}) > 1]
-    for item, values in zip(runs, flat, strict=True):
+    for item, status, values in zip(runs, stored, flat, strict=True):
         changes = "  ".join(f"{key}={values[key]}" for key in varying if key in values)
-        print(f"{item.run_id}  {stored[item.run_id]}  {changes}")
+        # the data are part of the identity
+        print(f"{'-' * 16}  no data  {changes}" if item.is_planned_only else f"{item.run_id}  {status}  {changes}")
     print("\nshared by all runs:")
     for key in keys:
         if key not in varying:

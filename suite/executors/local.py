@@ -7,11 +7,10 @@ between two steps; a second one ends at once.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,25 +23,46 @@ from suite.runner import Finished, execute, no_operators
 from suite.runs import Run
 
 
-@contextlib.contextmanager
-def _interruptible(event: Any, announce: Callable[[], None]) -> Iterator[None]:
-    """The first of SIGNALS sets the event and calls `announce`; the second raises KeyboardInterrupt."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+class OutOfTimeError(Exception):
+    """The time that a grid was given is up; its current runs have saved a checkpoint."""
 
-    def handle(number: int, frame: object) -> None:
+
+class _Stop:
+    """A context in which SIGNALS, or the end of a given time, set an event that asks the current runs to save and end.
+
+    announce: called when the event is set. A second signal raises KeyboardInterrupt, which ends everything at once.
+    """
+
+    def __init__(self, event: Any, announce: Callable[[], None], within_s: float | None) -> None:
+        self.event, self.announce = event, announce
+        self.reason: type[BaseException] = OutOfTimeError
+        self.timer = None if within_s is None else threading.Timer(within_s, self._ask)
+        self.before: dict[signal.Signals, Any] = {}
+
+    def _ask(self) -> None:
+        if not self.event.is_set():
+            self.event.set()
+            self.announce()
+
+    def _handle(self, number: int, frame: object) -> None:
         del number, frame
-        if event.is_set():
+        if self.reason is KeyboardInterrupt:
             raise KeyboardInterrupt
-        event.set()
-        announce()
+        self.reason = KeyboardInterrupt
+        self._ask()
 
-    before = {number: signal.signal(number, handle) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+    def __enter__(self) -> _Stop:
+        if threading.current_thread() is threading.main_thread():
+            self.before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        if self.timer is not None:
+            self.timer.daemon = True
+            self.timer.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        for number, handler in self.before.items():
             signal.signal(number, handler)
 
 
@@ -57,35 +77,46 @@ def run_all(
     threads: int = 1,
     record: Recorder = no_operators,
     keep_weights: bool = False,
+    within_s: float | None = None,
 ) -> list[Finished]:
     """Carries out the runs and returns how they ended, in order of their ending. Options are those of `execute`.
 
     threads: CPU threads of each training run, the same here and in a worker process, so that its results are, too.
+    within_s: seconds after which the current runs are asked to save a checkpoint and no other starts.
+
+    Raises KeyboardInterrupt, or OutOfTimeError after `within_s`, unless all runs ended.
     """
     options: dict[str, Any] = {"fresh": fresh, "threads": threads, "record": record, "keep_weights": keep_weights}
-    if jobs > 1 and len(runs) > 1:
-        return _run_parallel(runs, root, device, display, min(jobs, len(runs)), options)
-    stop = threading.Event()
-    ended = []
-    with _interruptible(stop, lambda: display.stopping(1)):
-        for run in runs:
-            display.started(run)
-            report = partial(display.progressed, run)
-            ended.append(execute(run, root, device, report=report, stop=stop.is_set, **options))
-            display.finished(ended[-1])
-            if stop.is_set():
-                raise KeyboardInterrupt
+    jobs = min(jobs, len(runs))
+    event = multiprocessing.get_context("spawn").Event() if jobs > 1 else threading.Event()
+    with _Stop(event, lambda: display.stopping(max(1, jobs)), within_s) as stop:
+        if jobs > 1:
+            spread = torch.cuda.device_count() if device.type == "cuda" and device.index is None else 1
+            devices = [f"cuda:{worker % spread}" if spread > 1 else str(device) for worker in range(jobs)]
+            options["sharing"] = -(-jobs // spread)
+            ended = run_in_workers(runs, root, devices, display, event, options)
+        else:
+            ended = _run_in_sequence(runs, root, device, display, event, options)
+    if len(ended) < len(runs):
+        raise stop.reason
     return ended
 
 
-def _run_parallel(
-    runs: Sequence[Run], root: Path, device: torch.device, display: Display, jobs: int, options: dict[str, Any]
+def _run_in_sequence(
+    runs: Sequence[Run], root: Path, device: torch.device, display: Display, stop: Any, options: dict[str, Any]
 ) -> list[Finished]:
-    spread = torch.cuda.device_count() if device.type == "cuda" and device.index is None else 1
-    devices = [f"cuda:{worker % spread}" if spread > 1 else str(device) for worker in range(jobs)]
-    stop = multiprocessing.get_context("spawn").Event()
-    with _interruptible(stop, lambda: display.stopping(jobs)):
-        ended = run_in_workers(runs, root, devices, display, stop, {**options, "sharing": -(-jobs // spread)})
-    if stop.is_set():
-        raise KeyboardInterrupt
+    ended: list[Finished] = []
+    for run in runs:
+        if stop.is_set():
+            break
+        display.started(run)
+        try:
+            ended.append(
+                execute(run, root, device, report=partial(display.progressed, run), stop=stop.is_set, **options)
+            )
+        except KeyboardInterrupt:
+            if not stop.is_set():
+                raise
+            break
+        display.finished(ended[-1])
     return ended

@@ -14,13 +14,14 @@ from typing import Any, Protocol
 
 from tasks.data import cache
 from tasks.data.download import check, fetch
-from tasks.data.faults import DataError, disk_faults
+from tasks.data.faults import DataError, NoDataError, disk_faults
 from tasks.data.manifest import File, Source, source, sources
 from tasks.data.unpack import unpack
 
 __all__ = [
     "DataError",
     "File",
+    "NoDataError",
     "Source",
     "Watch",
     "find",
@@ -190,7 +191,7 @@ def find(
     """
     base = data if data is not None else folder(source_name)
     if base is None:
-        raise DataError(
+        raise NoDataError(
             f"{task}: no data; call `python run_suite.py data prepare {task}`, or give --data DIR ({layout})."
         )
     for name in ("", *names):

@@ -7,9 +7,15 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
+from suite.contracts import MissingDataError
+
 
 class DataError(ValueError):
     """Data are missing, damaged, unreachable or not what they should be."""
+
+
+class NoDataError(DataError, MissingDataError):
+    """No data are there: neither in the cache nor named by the user."""
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from suite import storage
-from suite.executors.local import run_all
+from suite.executors.local import OutOfTimeError, run_all
 from suite.executors.workers import _Worker
 from tests.suite.toy import make_run
 
@@ -60,6 +60,21 @@ def test_a_killed_worker_costs_one_try_of_one_run(tmp_path):
     assert ending(tmp_path, dies) == ("failed", "failed (killed, signal 9)")
     for run in (dies_once, *good):
         assert ending(tmp_path, run)[0] == "ok"
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_grid_whose_time_is_up_continues_later(tmp_path, jobs):
+    runs = [make_run(model={"fault": "slow"}, train={"epochs": 4}, seed=seed) for seed in range(3)]
+    display = Recording()
+    with pytest.raises(OutOfTimeError):
+        run_all(runs, tmp_path, CPU, display, jobs=jobs, within_s=1.0 if jobs == 1 else 6.0)
+    assert display.stops == [jobs]
+    assert len(display.ended) < 3
+    faultless = [run for run in runs if run.run_id not in display.ended]
+    assert len(list(tmp_path.rglob("*.checkpoint"))) <= jobs
+    ended = run_all(faultless, tmp_path, CPU, display, jobs=1)
+    assert len(display.ended) == 3
+    assert all(finished.status == "ok" for finished in ended)
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ class ToyModel(nn.Module):
             Path(self.fault_file).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         if self.fault == "slow":
-            time.sleep(0.2)
+            time.sleep(0.02)
         if self.fault == "oom":
             raise torch.OutOfMemoryError("planted: out of memory")
         x = self.drop(self.embed(inputs.long())).flatten(1)

@@ -60,11 +60,20 @@ def generate(
     padded = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=target)
     lengths = torch.tensor([len(row) for row in rows], device=target)
 
+    try:
+        # a model that has no more positions says so before anything is printed
+        model.init_state(1, longest + max_new_tokens - 1)
+    except ValueError as error:
+        raise ValueError(f"{error} A prompt of {longest} with --max-new-tokens {max_new_tokens} needs more.") from None
+
     printed: list[int] = []
 
     def show(part: Tensor) -> None:
         before = decode(printed)
-        printed.extend(part[0].tolist())
+        for token in part[0].tolist():
+            # a row repeats the token that stopped it
+            if not (printed and printed[-1] in ends):
+                printed.append(token)
         print(decode(printed)[len(before) :], end="", flush=True)
 
     alone = len(rows) == 1

@@ -12,7 +12,7 @@ from suite.grid import expand
 from suite.resolver import Resolver
 from suite.runner import execute
 from suite.trainer import Trainer
-from suite.weights import load_model
+from suite.weights import load_model, save_weights
 from tasks import TASKS
 
 CPU = torch.device("cpu")
@@ -48,6 +48,8 @@ def test_a_text_is_continued(kept, command_line):
     done = command_line("generate", run.run_id[:6], "--prompt", "abcdefgh ab", *greedy)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "abcdefgh abcdefgh abcde\n"
+    stopped = command_line("generate", run.run_id, "--prompt", "abcd", "--stop", "f", *greedy)
+    assert stopped.stdout == "abcdef\n"
     several = command_line("generate", run.run_id, "--prompt", "gh ab", "--prompt", "efgh abcd", "--stop", " ", *greedy)
     assert several.stdout == "gh abcdefgh \nefgh abcdefgh \n"
 
@@ -113,6 +115,15 @@ def test_weights_of_an_older_version_and_other_files_are_refused(kept, command_l
     (tmp_path / "other.weights").write_text("nothing")
     done = command_line("generate", tmp_path / "other.weights", "--prompt", "a", "--device", "cpu")
     assert (done.returncode, "holds no weights" in done.stderr) == (2, True)
+
+
+def test_more_tokens_than_a_model_has_positions_for_are_refused(tmp_path, command_line):
+    run = one({"name": "induction-heads", "length": 8}, model="attention")
+    save_weights(tmp_path / "a.weights", run, run.model.build(run.task.spec))
+    done = command_line("generate", tmp_path / "a.weights", "--prompt", "1 2 3", "--device", "cpu")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "positions" in done.stderr
+    assert "A prompt of 3 with --max-new-tokens 128 needs more." in done.stderr
 
 
 def test_a_model_that_gives_one_label_continues_nothing(tmp_path, command_line):

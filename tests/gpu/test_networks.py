@@ -1,0 +1,88 @@
+"""Whole networks on a GPU: their gradients in float32 and under bfloat16 are those of float64 on a CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from models import MODELS
+from suite.capture import record
+from suite.contracts import TaskSpec
+from suite.numerics import autocast, numerics
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+SPEC = TaskSpec(input="tokens", num_classes=64, readout="token", max_length=192, vocab_size=64)
+CASES = {
+    "mamba": {"num_layers": 2, "d_model": 64},
+    "gsa": {"num_layers": 2, "d_model": 64},
+    "gla": {"num_layers": 2, "d_model": 64},
+    "retnet": {"num_layers": 2, "d_model": 64},
+    "h3": {"num_layers": 2, "d_model": 64, "head_dim": 2},
+    "hyena": {"num_layers": 2, "d_model": 64},
+    "attention": {"num_layers": 2, "d_model": 64},
+    "transformer++": {"num_layers": 2, "d_model": 64},
+}
+LIMITS = {"fp32": 2e-4, "bf16": 3e-2}
+"""Largest root mean square error of all gradients together, relative to that of the gradients."""
+
+
+def tokens():
+    return torch.randint(64, (4, 192), generator=torch.Generator().manual_seed(1))
+
+
+def build(name, **options):
+    torch.manual_seed(0)
+    return MODELS.load(name)(**CASES[name], **options).build(SPEC)
+
+
+def gradients(model, precision, positions=None):
+    """Gradients of all parameters, one after another, in float64."""
+    device = next(model.parameters()).device
+    at = None if positions is None else positions.to(device)
+    with numerics("fp32" if precision == "fp64" else precision):
+        with autocast("fp32" if precision == "fp64" else precision, device):
+            logits = model(tokens().to(device), at)
+        logits.double().square().mean().backward()
+    return torch.cat([p.grad.double().cpu().flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("labels", ["everywhere", "some"])
+def test_gradients_are_those_of_float64(name, labels):
+    positions = None if labels == "everywhere" else torch.arange(0, 192, 7).expand(4, -1)
+    exact = gradients(build(name).double(), "fp64", positions)
+    for precision, limit in LIMITS.items():
+        found = gradients(build(name).cuda(), precision, positions)
+        error = (found - exact).norm() / exact.norm()
+        assert error < limit, f"{precision}: {error:.1e}"
+
+
+@pytest.mark.parametrize("recompute", ["auto", "layer"])
+@pytest.mark.parametrize("name", ["mamba", "gsa"])
+def test_what_is_computed_again_has_the_same_bits(name, recompute):
+    kept = gradients(build(name, recompute="never").cuda(), "bf16")
+    model = build(name, recompute=recompute).cuda()
+    for mixer in model.mixers:
+        # as many as would fill the memory, so that `auto` does not keep what it can compute again
+        mixer.num_layers = 10**9
+    assert torch.equal(gradients(model, "bf16"), kept)
+
+
+@pytest.mark.parametrize("recompute", ["never", "layer"])
+def test_a_recorded_step_has_the_same_gradients(recompute):
+    model, device = build("mamba", recompute=recompute).cuda(), torch.device("cuda")
+    inputs = tokens().cuda()
+    grads = [torch.zeros_like(parameter) for parameter in model.parameters()]
+
+    def step():
+        with autocast("bf16", device):
+            loss = model(inputs).float().square().mean()
+        for kept, grad in zip(grads, torch.autograd.grad(loss, list(model.parameters())), strict=True):
+            kept.copy_(grad)
+
+    replay = record(step, lambda: (), device, None)
+    replay()
+    with autocast("bf16", device):
+        loss = model(inputs).float().square().mean()
+    for kept, grad in zip(grads, torch.autograd.grad(loss, list(model.parameters())), strict=True):
+        assert torch.equal(kept, grad)

@@ -10,14 +10,17 @@ from typing import Literal
 
 from reports.render.marks import MIXED, ONE_SEED, REDUCED, SELECTED, STAND_IN
 from reports.render.plan import Plan, Published
-from reports.render.rows import LOWER_IS_BETTER, StoredRun, Value
+from reports.render.rows import StoredRun, Value
 from reports.render.units import shown
 from suite.bench.cases import spread
 from suite.grid import lookup
 from suite.report_spec import TableSpec
 from suite.storage import operator_mix
 
-Verdict = Literal["", "agrees", "unclear", "better", "worse", "differs"]
+Verdict = Literal["", "agrees", "unclear", "unstable", "better", "worse", "differs"]
+
+OUTRIGHT = 5
+"""A seed that is worse than the paper by more than this many tolerances has failed outright."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,9 @@ class Cell:
     mean: float | None = None
     sd: float | None = None
     """Sample standard deviation over seeds; None where there is one seed."""
+    median: float | None = None
+    successes: int | None = None
+    """Seeds within the tolerance of the paper's value, or better than it; None where there is no such value."""
     spread: float | None = None
     """Half the distance between the quartiles of the raw samples of a single run, over their median."""
     num_seeds: int = 0
@@ -86,21 +92,22 @@ def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], trie
         SELECTED: bool(chosen),
     }
     difference: float | None = None
+    successes: int | None = None
     verdict: Verdict = ""
     if mean is not None and published is not None and published.value is not None and not stand_in:
         difference = mean - published.value
-        # the mean over the seeds that survived says nothing about those that failed
-        if not plan.reduced and not ends:
-            lower = plan.spec.columns[column].get("metric", plan.spec.metric) in LOWER_IS_BETTER
-            verdict = judge(mean, sd, len(values), published.value, plan.spec.tolerance, lower)
-            if verdict in ("better", "worse") and not published.better:
-                verdict = "differs"
+        successes = sum(shortfall(v, published) <= plan.spec.tolerance + ROUNDING for v in values)
+        # a run that ran out of memory or was interrupted says nothing about its seed; one that diverged does
+        if not plan.reduced and all(end == "diverged" for end in ends):
+            verdict = judge(values, published, plan.spec.tolerance, diverged=len(ends))
     return Cell(
         row=row,
         column=column,
         published=None if stand_in else published,
         mean=mean,
         sd=sd,
+        median=statistics.median(values) if values else None,
+        successes=successes,
         spread=spread(samples[0]) if len(samples) == 1 else None,
         num_seeds=len(values),
         planned=max(plan.num_seeds, len(runs)),
@@ -132,16 +139,45 @@ def _ending(run: StoredRun, value: Value | None) -> str:
     return "ok"
 
 
-def judge(mean: float, sd: float | None, num_seeds: int, value: float, tolerance: float, lower: bool) -> Verdict:
-    """`agrees` within the tolerance, `unclear` within two standard errors of our mean, else `better` or `worse`."""
-    difference = mean - value
-    error = 0.0 if sd is None else sd / math.sqrt(num_seeds)
-    # a difference of exactly the tolerance must not hang on its last bit
-    if abs(difference) <= tolerance + 1e-9:
+ROUNDING = 1e-9
+"""A difference of exactly the tolerance must not hang on its last bit."""
+
+
+def shortfall(value: float, published: Published) -> float:
+    """By how much a value is worse than the paper's; negative where it is better.
+
+    Where the paper says of neither direction that it is better (`better` in expected.csv), any distance counts.
+    """
+    assert published.value is not None
+    difference = value - published.value
+    return {"higher": -difference, "lower": difference}.get(published.better, abs(difference))
+
+
+def judge(values: Sequence[float], published: Published, tolerance: float, *, diverged: int = 0) -> Verdict:
+    """The verdict on the seeds of a cell, which more variance cannot soften.
+
+    A seed fails outright where its run diverged or it is worse than the paper by more than `OUTRIGHT` tolerances. Then
+    the cell is `unstable` if another seed meets the paper, and else `worse` (or `differs`). Without such a seed, mean
+    or median decides, whichever is farther from the paper: `agrees` within the tolerance, `unclear` within two standard
+    errors of the mean but at most twice the tolerance, else `better` or `worse`.
+    """
+    assert published.value is not None
+    behind = [shortfall(value, published) for value in values]
+    if diverged or max(behind) > OUTRIGHT * tolerance + ROUNDING:
+        if min(behind) <= tolerance + ROUNDING:
+            return "unstable"
+        return "worse" if published.better else "differs"
+    target = published.value
+    centre = max(statistics.fmean(values), statistics.median(values), key=lambda x: abs(x - target))
+    distance = abs(centre - target)
+    if distance <= tolerance + ROUNDING:
         return "agrees"
-    if abs(difference) <= 2 * error:
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    if distance <= min(2 * error, 2 * tolerance):
         return "unclear"
-    return "better" if (difference < 0) == lower else "worse"
+    if not published.better:
+        return "differs"
+    return "worse" if shortfall(centre, published) > 0 else "better"
 
 
 def _chosen(plan: Plan, runs: Sequence[StoredRun], tried: Mapping[str, int]) -> str:

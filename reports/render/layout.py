@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from reports.render.cells import Cell
@@ -44,7 +44,7 @@ def grids(report: Report) -> Iterator[Grid]:
     """The comparison, the claims and the costs of a report, each where it has lines."""
     yield _comparison(report)
     if report.claims:
-        claims = tuple((_verdict(claim), claim.text, claim.formula, claim.source) for claim in report.claims)
+        claims = tuple((_verdict(claim), _sentence(claim), claim.formula, claim.source) for claim in report.claims)
         yield Grid("Claims", ("verdict", "claim", "checked as", "source"), claims, 4, ((),) * len(claims))
     if report.costs:
         names = [name for name in COST_METRICS if any(name in cost.values for cost in report.costs)]
@@ -55,19 +55,25 @@ def grids(report: Report) -> Iterator[Grid]:
 
 def _comparison(report: Report) -> Grid:
     unit = f" ({report.unit})" if report.unit else ""
-    seeds_or_spread = "spread" if report.timed else "seeds"
-    header: tuple[str, ...] = ("row", "column", f"ours{unit}", seeds_or_spread)
-    if report.has_published:
-        header = ("row", "column", f"paper{unit}", f"ours{unit}", seeds_or_spread, "difference", "verdict")
-    lines: list[tuple[str, ...]] = []
-    for cell in report.cells:
-        ours, seeds = _ours(cell, report.decimals), _spread(cell) if report.timed else _seeds(cell)
-        if report.has_published:
-            difference = "" if cell.difference is None else fixed(cell.difference, report.decimals, sign=True)
-            lines.append((cell.row, cell.column, _paper(cell), ours, seeds, difference, cell.verdict))
-        else:
-            lines.append((cell.row, cell.column, ours, seeds))
-    return Grid("", header, tuple(lines), 2, tuple(cell.run_ids for cell in report.cells))
+    columns: list[tuple[str, Callable[[Cell], str]]] = [
+        ("row", lambda cell: cell.row),
+        ("column", lambda cell: cell.column),
+        (f"paper{unit}", _paper),
+        (f"ours{unit}", lambda cell: _ours(cell, report.decimals)),
+        ("median", lambda cell: _median(cell, report.decimals)),
+        ("seeds", _seeds),
+        ("spread", _spread),
+        ("success", _success),
+        ("difference", lambda cell: _difference(cell, report.decimals)),
+        ("verdict", lambda cell: cell.verdict),
+    ]
+    unused = {"median", "seeds", "success"} if report.timed else {"spread"}
+    if not report.has_published:
+        unused |= {f"paper{unit}", "success", "difference", "verdict"}
+    columns = [(title, text) for title, text in columns if title not in unused]
+    lines = tuple(tuple(text(cell) for _, text in columns) for cell in report.cells)
+    header = tuple(title for title, _ in columns)
+    return Grid("", header, lines, 2, tuple(cell.run_ids for cell in report.cells))
 
 
 def _paper(cell: Cell) -> str:
@@ -89,6 +95,21 @@ def _ours(cell: Cell, decimals: int) -> str:
     return text + "".join(cell.marks)
 
 
+def _median(cell: Cell, decimals: int) -> str:
+    # of one seed, the median is the mean
+    return "" if cell.median is None or cell.num_seeds < 2 else fixed(cell.median, decimals)
+
+
+def _success(cell: Cell) -> str:
+    if cell.successes is None:
+        return ""
+    return f"{cell.successes} of {cell.num_seeds + sum(count for _, count in cell.failures)}"
+
+
+def _difference(cell: Cell, decimals: int) -> str:
+    return "" if cell.difference is None else fixed(cell.difference, decimals, sign=True)
+
+
 def _seeds(cell: Cell) -> str:
     if not cell.planned:
         return ""
@@ -103,6 +124,11 @@ def _spread(cell: Cell) -> str:
 def _verdict(claim: Claim) -> str:
     detail = f" ({claim.detail})" if claim.detail else ""
     return f"{claim.verdict}{''.join(claim.marks)}{detail}"
+
+
+def _sentence(claim: Claim) -> str:
+    note = f" [{claim.note}]" if claim.note else ""
+    return claim.text + note + (f" (not counted: follows from {claim.follows!r})" if claim.follows else "")
 
 
 def _cost(cost: Cost, name: str) -> str:

@@ -10,3 +10,6 @@ MIXED = "¶"
 """The runs behind the mean used different versions or backends of an operator."""
 SELECTED = "*"
 """The best one of several values of a setting is shown."""
+
+MARKS = (REDUCED, ONE_SEED, STAND_IN, MIXED, SELECTED)
+"""All marks, in the order in which they stand behind a value."""

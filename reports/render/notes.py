@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from reports.render.cells import Cell
+from reports.render.cells import OUTRIGHT, Cell
 from reports.render.marks import MIXED, ONE_SEED, REDUCED, SELECTED, STAND_IN
 from reports.render.plan import Plan
 from reports.render.rows import StoredRun
@@ -45,8 +45,10 @@ def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> li
         unit = "" if not plan.spec.percent else " point" if plan.spec.tolerance == 1 else " points"
         tolerance = f"{plan.spec.tolerance:g}{unit}"
         notes.append(
-            f"verdict: agrees if |difference| <= {tolerance}, unclear if <= two standard errors of our mean, "
-            "else better, worse or differs; no verdict where a seed failed"
+            f"success: seeds that are within {tolerance} of the paper or better; verdict: unstable if a seed succeeds "
+            f"and another diverged or is worse by more than {OUTRIGHT} times that; else by mean or median, whichever "
+            f"is farther: agrees within {tolerance}, unclear within two standard errors and twice that, better, worse "
+            "or differs; no verdict where a run is missing for another reason"
         )
         sources = sorted({cell.published.source for cell in cells if cell.published})
         notes.append(f"paper's numbers from: {'; '.join(sources)}")

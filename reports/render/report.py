@@ -16,7 +16,6 @@ from reports.render.cells import Cell, make_cell
 from reports.render.claims import Claim, check_claims, read_claims
 from reports.render.costs import Cost, costs_of
 from reports.render.figure import Figure, make_figure
-from reports.render.marks import REDUCED
 from reports.render.notes import notes_of, provenance_of
 from reports.render.plan import make_plan, pick_scale
 from reports.render.rows import StoredRun, counted, load_runs, on_grid, one_device, select_best, settle
@@ -79,7 +78,6 @@ def build(config: ExperimentConfig, folder: Path, frame: pd.DataFrame, *, scale:
     if stale:
         left_out.append(f"left out: {counted(len(stale))} with an older setting than the newest run of their cell")
     shown = list({run.run_id: run for found in settled.values() for run in found}.values())
-    marks = (REDUCED,) if plan.reduced else ()
     return Report(
         experiment=_name(frame, folder),
         title=config.title,
@@ -89,7 +87,7 @@ def build(config: ExperimentConfig, folder: Path, frame: pd.DataFrame, *, scale:
         decimals=plan.decimals,
         cells=tuple(cells),
         notes=tuple(notes_of(plan, cells, shown) + left_out),
-        claims=tuple(check_claims(read_claims(folder / "claims.csv"), cells, plan.spec, marks)),
+        claims=tuple(check_claims(read_claims(folder / "claims.csv"), cells, plan.spec)),
         costs=tuple(costs_of(settled)),
         provenance=tuple(provenance_of(shown)),
         figure=None if config.figure is None else make_figure(plan, config.figure, settled),

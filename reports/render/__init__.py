@@ -6,7 +6,8 @@
 
 `rows` reads and selects runs. `plan` lists what the table has to show; `cells`, `claims`, `figure`, `costs` and `notes`
 make one part of a report each, and `report` puts them together. `layout` turns a report into a `document` of strings,
-which `text`, `html` and `plots` print. `speed_history` makes the document of the operators' speed.
+which `text`, `html` and `plots` print. `speed_history` makes the document of the operators' speed, and `overview` that
+of all experiments.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Literal, get_args
 
 from reports.render.document import Document
 from reports.render.layout import document
+from reports.render.overview import overview
 from reports.render.report import Report, build
 from reports.render.speed_history import history
 from reports.render.text import latex, markdown, terminal
@@ -23,7 +25,7 @@ from suite.registry import nearest
 
 Format = Literal["terminal", "md", "latex", "png", "html"]
 
-__all__ = ["Document", "Format", "Report", "build", "history", "render"]
+__all__ = ["Document", "Format", "Report", "build", "history", "overview", "render"]
 
 
 def render(report: Report | Document, format: Format, out: Path | None = None) -> str | Path:

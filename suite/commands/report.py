@@ -8,7 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from suite.commands.repository import KERNELS, LOCAL, ExperimentName, StoredResults, repository_of, shown
+from suite.commands.repository import (
+    KERNELS,
+    LOCAL,
+    OptionalExperimentName,
+    Repository,
+    StoredResults,
+    repository_of,
+    shown,
+)
 from suite.registry import nearest
 
 
@@ -22,23 +30,31 @@ class Format(StrEnum):
 
 def report(
     context: typer.Context,
-    experiment: ExperimentName,
+    experiment: OptionalExperimentName = None,
     format: Annotated[
         Format, typer.Option(help="terminal, md and latex print; png and html write a file.")
     ] = Format.terminal,
     scale: Annotated[str | None, typer.Option(help="Show this scale; default: paper if it has rows.")] = None,
     results: StoredResults = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="All experiments on one page: cells that agree, differ, are empty.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="File to write; png also writes an SVG beside it.")] = None,
 ) -> None:
     """Render an experiment (paper's number, ours, difference, seeds, verdict, figure), or the history of `kernels`."""
     from suite import storage
 
     repository = repository_of(context)
-    # rows of the two folders are never mixed: the user's own rows, or else the committed ones
-    paths = next((found for root in repository.roots(results) if (found := storage.files([root], experiment))), [])
     rendered: Any
-    if experiment == KERNELS:
+    if every or experiment is None:
+        if not every or experiment is not None:
+            raise ValueError("report: name one experiment, or give --all for a page of all of them")
+        experiment = "overview"
         rendering = repository.rendering()
+        rendered = rendering.overview([_paper_report(repository, name, results) for name in repository.experiments()])
+    elif experiment == KERNELS:
+        rendering = repository.rendering()
+        paths = _files(repository, experiment, results)
         rendered = rendering.history(storage.read([path for path in paths if scale in (None, path.parent.name)]))
     else:
         config, path = repository.experiment(experiment)
@@ -47,8 +63,27 @@ def report(
                 f"unknown scale {scale!r}{nearest(scale, config.scales)}; there are: {', '.join(config.scales)}"
             )
         rendering = repository.rendering()
-        rendered = rendering.build(config, path.parent, storage.read(paths), scale=scale)
+        rendered = rendering.build(
+            config, path.parent, storage.read(_files(repository, experiment, results)), scale=scale
+        )
     if out is None and format in (Format.png, Format.html):
         out = (results or LOCAL) / experiment / f"{'figure' if format is Format.png else 'report'}.{format}"
     made = rendering.render(rendered, format.value, out)
     print(f"wrote {shown(made)}" if isinstance(made, Path) else made)
+
+
+def _files(repository: Repository, experiment: str, results: Path | None) -> list[Path]:
+    """Files with the rows of an experiment, of one folder: the user's own, or else the committed ones."""
+    from suite import storage
+
+    return next((found for root in repository.roots(results) if (found := storage.files([root], experiment))), [])
+
+
+def _paper_report(repository: Repository, experiment: str, results: Path | None) -> Any:
+    """The report of an experiment at its scale `paper`, or at its only scales where it has none of that name."""
+    from suite import storage
+
+    config, path = repository.experiment(experiment)
+    scale = "paper" if "paper" in config.scales else None
+    rows = storage.read(_files(repository, experiment, results))
+    return repository.rendering().build(config, path.parent, rows, scale=scale)

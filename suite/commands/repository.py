@@ -51,6 +51,10 @@ class Repository:
             raise ValueError(f"unknown experiment {name!r}{nearest(name, grids)}; there are: {', '.join(grids)}")
         return load_experiment(grids[name]), grids[name]
 
+    def experiments(self) -> list[str]:
+        """The names of all experiments."""
+        return list(find_experiments(self.reports))
+
     def roots(self, results: Path | None) -> list[Path]:
         """Folders in which stored rows are searched: `results` if given, else the user's own and the committed ones."""
         return [results] if results is not None else [LOCAL, self.reference]
@@ -70,6 +74,9 @@ def shown(path: Path) -> str:
 
 ExperimentName = Annotated[
     str, typer.Argument(help="Experiment, e.g. quickstart or h3/table2; see `list experiments`.")
+]
+OptionalExperimentName = Annotated[
+    str | None, typer.Argument(help="Experiment, e.g. quickstart or h3/table2; see `list experiments`.")
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: a GPU if there is one.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change a value: train.lr=1e-3; repeatable.")]

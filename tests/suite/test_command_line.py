@@ -223,3 +223,11 @@ def test_doctor_says_what_works_and_why_the_rest_does_not(command_line):
     assert done.returncode == 0, done.stderr
     assert "torch" in done.stdout
     assert "GPU" in done.stdout
+
+
+def test_report_takes_one_experiment_or_all(command_line):
+    assert "largest gap first" in command_line("report", "--all").stdout
+    for arguments in (("report",), ("report", "quickstart", "--all")):
+        done = command_line(*arguments)
+        assert done.returncode == 2
+        assert "name one experiment, or give --all" in done.stderr

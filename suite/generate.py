@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from suite.capture import record
+from suite.capture import WARMUPS, record
 from suite.contracts import Stepwise
 from suite.state import copy_into
 
@@ -91,7 +91,8 @@ class Decoder:
         self.advance: Callable[[], None] = self._step
         """Reads `token` and draws the next one into it."""
         self._prompts: Tensor | None = None
-        if device.type == "cuda":
+        # the warm-up before a recording fills positions, and must find room for them
+        if device.type == "cuda" and capacity >= WARMUPS:
             # the state is not put back afterwards: `start` does so without a copy of a large cache
             self.advance = record(self._step, lambda: (self.token, self.stopped), device, None)
             if prompt_length is not None and 1 < prompt_length <= MOST_RECORDED_TOKENS // batch_size:

@@ -128,3 +128,9 @@ def test_prefill_then_recorded_steps_stay_near_the_parallel_form(name, precision
     assert max(error(made[1], alone[0]), error(made[2], alone[1])) < floor
     if wanted is not None:
         assert error(made[0], wanted) < 2 * error(parallel, wanted) + floor / 10
+
+
+def test_one_token_behind_a_prompt_of_one_needs_no_more_room():
+    model = MODELS.load("attention")(num_layers=1, d_model=16).build(SPEC).cuda().eval()
+    made = generate(model, torch.full((2, 1), 3, device="cuda"), 1)
+    assert made.shape == (2, 1)

@@ -12,9 +12,12 @@ from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.fft_conv import fft_conv
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
+from kernels.linear_cross_entropy import linear_cross_entropy
 from kernels.lti_ssm import lti_ssm, lti_ssm_step
+from kernels.mamba_inner import mamba_inner_step
 from kernels.norm import norm
 from kernels.selective_scan import selective_scan, selective_scan_step
+from kernels.skinny_linear import skinny_linear
 from kernels.ssm_kernel import ssm_kernel
 from kernels.swiglu import swiglu
 from kernels.versions import VERSIONS
@@ -41,15 +44,34 @@ CALLS = {
         lambda: gated_slot_attention(*[ones(1, 3, 1, 2)] * 4),
         lambda: gated_slot_attention_step(*[ones(1, 1, 2)] * 4, None, (ones(1, 1, 2, 2), ones(1, 1, 2, 2))),
     ],
+    "linear_cross_entropy": [
+        lambda: linear_cross_entropy(ones(3, 2), ones(4, 2), torch.zeros(3, dtype=torch.long)),
+    ],
     "lti_ssm": [
         lambda: lti_ssm(ones(1, 3, 2), *STATE, conj_pairs=False),
         lambda: lti_ssm_step(ones(1, 2), *STATE, ones(1, 2, 3), conj_pairs=False),
+    ],
+    "mamba_inner": [
+        lambda: mamba_inner_step(
+            ones(1, 2),
+            None,
+            ones(1, 2, 1),
+            ones(1, 2, 3),
+            conv_weight=ones(2, 2),
+            conv_bias=ones(2),
+            x_proj=ones(7, 2),
+            dt_proj=ones(2, 1),
+            dt_bias=ones(2),
+            log_A=ones(2, 3),
+            D=ones(2),
+        ),
     ],
     "norm": [lambda: norm(ones(2, 3), ones(3))],
     "selective_scan": [
         lambda: selective_scan(ones(1, 3, 2), ones(1, 3, 2), -ones(2, 4), ones(1, 3, 4), ones(1, 3, 4)),
         lambda: selective_scan_step(ones(1, 2), ones(1, 2), -ones(2, 4), ones(1, 4), ones(1, 4), ones(1, 2, 4)),
     ],
+    "skinny_linear": [lambda: skinny_linear(ones(1, 2), ones(3, 2))],
     "ssm_kernel": [lambda: ssm_kernel(*STATE, 3, conj_pairs=False)],
     "swiglu": [lambda: swiglu(ones(2, 4))],
 }

@@ -111,6 +111,6 @@ class SideLinear(torch.autograd.Function):
 
 def side_linear(linear: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor]:
     """(x, linear(x)) for an x that is used again, without an addition of its gradients. It has no bias."""
-    if x.dtype != autocast_dtype(x) or not _on_gpu(x):
+    if not torch.is_grad_enabled() or x.dtype != autocast_dtype(x) or not _on_gpu(x):
         return x, linear(x)
     return SideLinear.apply(x, as_autocast(linear.weight))

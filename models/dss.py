@@ -14,7 +14,8 @@ Departures from the paper:
   full length, as in the paper's tasks. Longer inputs are refused.
 - Section 3.3 says that log(dt) is initialised as e^r, with r uniform between the logarithms of its bounds. What is
   meant, and done here, is r.
-- Every channel has one dt, as in section 3.2. The authors' code can keep two, for the real and the imaginary part.
+- Every channel has one dt, as in section 3.2. The authors' code keeps two by default, for the real and the imaginary
+  part of Lambda; `separate_dt` does so too.
 - The skip is a learned D that starts standard normal, as in S4's and the authors' code. The text says "residual".
 """
 
@@ -49,6 +50,8 @@ class DSS(Mixer):
     Its state: h [B, D, N], complex. dss-softmax adds the number of positions seen [], padding included, which its
     rescaled state of section 3.4 needs. At another sampling rate, the normalisation of dss-softmax covers as much time
     as before. dss-exp-no-scale has no dt in its gain, so its response grows with the rate.
+
+    separate_dt: log_dt is [D, 2], and P[n, l] = (re dt[0] + i im dt[1]) l, while the gain keeps Lambda^-1.
     """
 
     step_scale = 1.0
@@ -66,12 +69,13 @@ class DSS(Mixer):
         dt_max: float = 1e-1,
         bidirectional: bool = False,
         detach_maximum: bool = False,
+        separate_dt: bool = False,
     ) -> None:
         super().__init__()
-        self.detach_maximum = detach_maximum
+        self.detach_maximum, self.separate_dt = detach_maximum, separate_dt
         self.variant, self.length, self.bidirectional = variant, length, bidirectional
         self.dt_min, self.dt_max = dt_min, dt_max
-        self.log_dt = nn.Parameter(torch.empty(width))
+        self.log_dt = nn.Parameter(torch.empty(width, *([2] if separate_dt else [])))
         self.Lambda_re = nn.Parameter(torch.empty(d_state))
         self.Lambda_im = nn.Parameter(torch.empty(d_state))
         self.W = nn.Parameter(torch.empty(*([2] if bidirectional else []), width, d_state, 2))
@@ -81,6 +85,9 @@ class DSS(Mixer):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         fill_log_uniform(self.log_dt, self.dt_min, self.dt_max)
+        if self.separate_dt:
+            # both start as one, as in the authors' code
+            self.log_dt[:, 1] = self.log_dt[:, 0]
         self.Lambda_re.fill_(-0.5 if self.variant == "dss-softmax" else math.log(0.5))
         self.Lambda_im.copy_(skew_hippo_frequencies(2 * self.Lambda_im.shape[0]))
         nn.init.normal_(self.W)
@@ -89,9 +96,18 @@ class DSS(Mixer):
     def _system(self) -> tuple[Tensor, None, Tensor, Tensor]:
         real = at_least_float32(self.Lambda_re)
         real = real if self.variant == "dss-softmax" else -torch.exp(real)
-        eigenvalues = torch.complex(real, at_least_float32(self.Lambda_im))
+        imaginary = at_least_float32(self.Lambda_im)
+        eigenvalues = torch.complex(real, imaginary)
+        W = torch.view_as_complex(at_least_float32(self.W))
         dt = at_least_float32(self.log_dt).exp() * self.step_scale
-        return eigenvalues, None, torch.view_as_complex(at_least_float32(self.W)), dt
+        if not self.separate_dt:
+            return eigenvalues, None, W, dt
+        dt, dt_imaginary = dt.unbind(-1)
+        turned = imaginary * (dt_imaginary / dt).unsqueeze(-1)
+        stretched = torch.complex(real.expand_as(turned), turned)
+        # the operator divides by the eigenvalues that it is given
+        gain = 1 if self.variant == "dss-exp-no-scale" else stretched / eigenvalues
+        return stretched, None, W * gain, dt
 
     @property
     def _softmax_length(self) -> int | None:
@@ -125,7 +141,7 @@ class DSS(Mixer):
         )
 
     def eigenvalues(self) -> Tensor:
-        """The eigenvalues Lambda [N], shared by all channels."""
+        """The eigenvalues Lambda [N], shared by all channels; [D, N] with `separate_dt`, in units of dt[0]."""
         return self._system()[0]
 
     def _check_causal(self) -> None:
@@ -190,6 +206,7 @@ class DSSConfig(BackboneConfig):
     """Options of all three variants. The defaults are those of the paper's LRA models (appendix A.3)."""
 
     variant: ClassVar[Variant]
+    left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "separate_dt")
 
     channel_mixer: ChannelMixerKind = "none"
     norm: NormKind = "batch"
@@ -199,6 +216,9 @@ class DSSConfig(BackboneConfig):
     output: Literal["linear", "glu"] = "linear"
     bidirectional: bool = False
     """Whether the model reads the future too. Such a model has no step; the paper's models are unidirectional."""
+    separate_dt: bool = False
+    """Whether the real and the imaginary part of Lambda have a dt each, the default of the authors' code (ag1988/dss at
+    777084e777c27caba2e87eceecb3f49d1b761cd8, configs/model/layer/dss.yaml)."""
     ssm_lr: float | None = 1e-3
     dt_lr: float | None = None
     """Learning rate of log(dt). None: `ssm_lr`. Appendix A.3 uses 0.02 for ListOps and Text and 1e-4 for Path-X."""
@@ -217,6 +237,7 @@ class DSSConfig(BackboneConfig):
             dt_max=self.dt_max,
             bidirectional=self.bidirectional,
             detach_maximum=isinstance(self, DSSSoftmaxConfig) and self.detach_maximum,
+            separate_dt=self.separate_dt,
         )
         return SSMLayer(self.d_model, ssm, self.output)
 

@@ -375,7 +375,7 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
         Network("half the rate", {}, "signal", 0.5),
     ),
     "dss-softmax": (Network("glu", {"output": "glu", "d_state": 6}), Network("bidirectional", {"bidirectional": True})),
-    "dss-exp": (Network("half the rate", {}, "signal", 0.5),),
+    "dss-exp": (Network("half the rate", {}, "signal", 0.5), Network("two step sizes", {"separate_dt": True})),
     "gss": (Network("narrow", {"reduction": 8, "expand": 2.0, "d_state": 8}),),
     "h3": (
         Network("heads", {"head_dim": 2, "d_state": 8}),

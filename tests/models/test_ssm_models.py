@@ -22,6 +22,8 @@ OPTIONS = [
     ("s4d", {"init": "legs", "output": "linear", "d_state": 8}),
     ("dss-softmax", {"output": "glu", "d_state": 6}),
     ("dss-exp", {"d_state": 5}),
+    ("dss-softmax", {"separate_dt": True, "d_state": 6}),
+    ("dss-exp", {"separate_dt": True, "d_state": 5}),
     ("gss", {"reduction": 8, "expand": 2.0, "d_state": 8}),
     ("h3", {"head_dim": 2, "d_state": 8}),
     ("h3", {"head_dim": 8, "d_state": 16}),
@@ -192,6 +194,30 @@ def test_dss_variants_start_with_real_part_minus_one_half_and_the_shared_frequen
         torch.testing.assert_close(eigenvalues.imag, skew_hippo_frequencies(128))
         # 2N + D + 2DN real parameters (DSS, section 3.2)
         assert sum(p.numel() for p in ssm.ssm_parameters().values()) == 2 * 64 + 16 + 2 * 16 * 64
+
+
+@pytest.mark.parametrize("name", ["dss-softmax", "dss-exp", "dss-exp-no-scale"])
+@torch.no_grad()
+def test_two_step_sizes_scale_the_real_and_the_imaginary_part_as_in_the_released_code(name):
+    one = build(name, d_state=6).mixers[0].ssm
+    ssm = build(name, d_state=6, separate_dt=True).mixers[0].ssm
+    assert ssm.log_dt.shape == (16, 2)
+    ssm.load_state_dict({**one.state_dict(), "log_dt": one.log_dt.unsqueeze(-1).expand(-1, 2)})
+    torch.testing.assert_close(ssm.kernel(LENGTH), one.kernel(LENGTH))
+    ssm.log_dt[:, 1] += 0.7
+    Lambda = torch.complex(ssm.Lambda_re if name == "dss-softmax" else -ssm.Lambda_re.exp(), ssm.Lambda_im)
+    dt = ssm.log_dt.exp()
+    z = torch.complex(Lambda.real * dt[:, :1], Lambda.imag * dt[:, 1:])
+    gain = {
+        "dss-softmax": (z.exp() - 1) / (((LENGTH * z).exp() - 1) * Lambda),
+        "dss-exp": (z.exp() - 1) / Lambda,
+        "dss-exp-no-scale": torch.ones_like(z),
+    }[name]
+    powers = torch.exp(z.unsqueeze(-1) * torch.arange(LENGTH))
+    expected = torch.einsum("hn,hnl->hl", torch.view_as_complex(ssm.W) * gain, powers).real
+    # the guard of dss-softmax's reciprocal, 1e-7, is left out above
+    torch.testing.assert_close(ssm.kernel(LENGTH), expected, rtol=0, atol=1e-5)
+    assert "separate_dt" not in MODELS.load(name)().model_dump(mode="json")
 
 
 def test_dss_softmax_refuses_more_steps_than_it_is_normalized_over():

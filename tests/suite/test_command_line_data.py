@@ -68,14 +68,14 @@ def test_prepare_verify_and_run_from_an_archive(call, reviews, tmp_path):
     where = call("data", "where").stdout.splitlines()
     assert where[0] == str(tmp_path / "cache")
     assert any(line.startswith("v1/unpacked/imdb-") for line in where)
-    planned = call("run", "dss/table1-lra", "--scale", "tiny", "--dry-run")
-    # image has no data, and everything is checked first
-    assert planned.returncode == 2
-    assert "lra-image: no data" in planned.stderr
+    # image has no data, and everything is checked before the first run starts
+    started = call("run", "dss/table1-lra", "--scale", "tiny")
+    assert started.returncode == 2
+    assert "lra-image: no data" in started.stderr
     # a task that is left out by name needs no data
     planned = call("run", "dss/table1-lra", "--only", "task.name=lra-text", "--scale", "tiny", "--dry-run")
     assert planned.returncode == 0, planned.stderr
-    assert "2 runs, 2 to do" in planned.stdout
+    assert "4 runs, 4 to do" in planned.stdout
     wrong = call("run", "dss/table1-lra", "--only", "task.name=lra-txt", "--scale", "tiny", "--dry-run")
     assert wrong.returncode == 2
     assert "did you mean 'lra-text'" in wrong.stderr
@@ -117,4 +117,5 @@ def test_generated_rows_are_prepared_too(call):
     done = call("data", "prepare", "lra-listops", "--workers", 1, *arguments)
     assert done.returncode == 0, done.stderr
     assert "train 90, valid 5, test 5" in done.stdout
-    assert "not stand-in data" in call("data", "verify", "lra-listops", "--workers", 1, *arguments).stdout
+    verified = call("data", "verify", "lra-listops", "--workers", 1, *arguments).stdout
+    assert "stand-in data: expressions generated here" in verified

@@ -17,5 +17,4 @@ VERSIONS = {
     "selective_scan": 1,
     "skinny_linear": 1,
     "ssm_kernel": 1,
-    "swiglu": 1,
 }

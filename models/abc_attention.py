@@ -33,7 +33,6 @@ from models.blocks import (
     at_least_float32,
     blank,
 )
-from models.linear import side_linear
 from suite.contracts import TaskSpec
 
 State = tuple[Tensor, Tensor, Tensor]
@@ -54,9 +53,8 @@ class ABC(Mixer):
         self.out = ResidualLinear(d_model, d_model, bias=False)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        x, slots = side_linear(self.slots, x)
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(-3)
-        logits = at_least_float32(slots).clamp(-32.0, 32.0)
+        logits = at_least_float32(self.slots(x)).clamp(-32.0, 32.0)
         return q, k, v, logits.unflatten(-1, (self.num_heads, self.num_slots))
 
     def _slots(self, logits: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:

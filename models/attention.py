@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.backbone import BackboneConfig, require_divides
 from models.blocks import (
@@ -27,7 +27,6 @@ from models.blocks import (
     positions_seen,
     take_positions,
 )
-from models.linear import Linear
 from suite.contracts import TaskSpec
 
 FEW = 4
@@ -59,7 +58,7 @@ class Attention(Mixer):
         self.num_heads = num_heads
         self.head_dim = d_model // num_heads
         self.dropout = dropout
-        self.qkv = Linear(d_model, 3 * d_model, bias=bias)
+        self.qkv = nn.Linear(d_model, 3 * d_model, bias=bias)
         self.out = ResidualLinear(d_model, d_model, bias=bias)
         self.rotary = rotary
 

@@ -33,6 +33,7 @@ from models.blocks import (
     ResidualLinear,
     ShortConv,
     add_norm,
+    autocast_dtype,
     blank,
     make_channel_mixer,
     make_norm,
@@ -41,7 +42,7 @@ from models.blocks import (
     step_linear,
     take_positions,
 )
-from models.casts import autocast_dtype, cast_once
+from models.casts import cast_once
 from models.recompute import Recompute, recomputed_layer
 from suite.contracts import IGNORE, Config, Convolution, HasReadout, Model, ModelConfig, ParamGroup, TaskSpec
 

@@ -26,7 +26,6 @@ from models.blocks import (
     at_least_float32,
     blank,
 )
-from models.linear import side_linear
 from suite.contracts import TaskSpec
 
 
@@ -49,9 +48,8 @@ class GLA(Mixer):
         self.out = ResidualLinear(d_model, d_model, bias=False)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        x, decay = side_linear(self.decay_down, x)
         q, k, v, gate = self.proj(x).split(self.split, dim=-1)
-        log_decay = F.logsigmoid(at_least_float32(self.decay_up(decay))) / self.damping
+        log_decay = F.logsigmoid(at_least_float32(self.decay_up(self.decay_down(x)))) / self.damping
         q, k, log_decay = (z.unflatten(-1, (self.num_heads, self.key_dim)) for z in (q, k, log_decay))
         return q, k, v.unflatten(-1, (self.num_heads, self.value_dim)), log_decay, gate
 

@@ -26,7 +26,6 @@ from models.blocks import (
     at_least_float32,
     blank,
 )
-from models.linear import side_linear
 from suite.contracts import TaskSpec
 
 State = tuple[Tensor, Tensor]
@@ -48,9 +47,8 @@ class GSA(Mixer):
         self.out = ResidualLinear(d_model, d_model, bias=False)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        x, decay = side_linear(self.decay, x)
         q, k, v = F.silu(self.qkv(x)).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(-3)
-        log_decay = F.logsigmoid(at_least_float32(decay)) / self.damping
+        log_decay = F.logsigmoid(at_least_float32(self.decay(x))) / self.damping
         log_decay = log_decay.unflatten(-1, (self.num_heads, self.num_slots))
         return q, k, v, -torch.expm1(log_decay), log_decay
 

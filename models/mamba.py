@@ -39,10 +39,10 @@ from models.blocks import (
     ResidualLinear,
     at_least_float32,
     blank,
+    split_linear,
     step_linear,
 )
 from models.hyena import LongConv
-from models.linear import side_linear, split_linear
 from models.recompute import Recomputing, at_once, spares
 from models.s4d import DiagonalSSM, State, check_ssm
 from suite.contracts import TaskSpec
@@ -80,10 +80,9 @@ class S6(Mixer):
         self.D.fill_(1.0)
 
     def _select(
-        self, projected: Tensor, keep: Callable[[Callable[[], Tensor]], Tensor] = at_once
+        self, x: Tensor, keep: Callable[[Callable[[], Tensor]], Tensor] = at_once
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Step sizes, A, B and C from x_proj(x)."""
-        dt, B, C = projected.split([self.dt_rank, self.d_state, self.d_state], dim=-1)
+        dt, B, C = self.x_proj(x).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
         weight = self.dt_proj.weight
         return keep(lambda: F.linear(dt, weight)), -torch.exp(at_least_float32(self.log_A)), B, C
 
@@ -91,8 +90,7 @@ class S6(Mixer):
         self, x: Tensor, z: Tensor | None = None, keep: Callable[[Callable[[], Tensor]], Tensor] = at_once
     ) -> Tensor:
         """y from x and the gate z [B, T, width]. keep: that of `Recomputing`, which then spares the step sizes."""
-        x, projected = side_linear(self.x_proj, x)
-        y = selective_scan(x, *self._select(projected, keep), D=self.D, z=z, dt_bias=self.dt_bias, dt_softplus=True)
+        y = selective_scan(x, *self._select(x, keep), D=self.D, z=z, dt_bias=self.dt_bias, dt_softplus=True)
         assert isinstance(y, Tensor)
         return y
 
@@ -101,7 +99,7 @@ class S6(Mixer):
 
     def step(self, x_t: Tensor, state: State, z: Tensor | None = None) -> tuple[Tensor, State]:
         y = selective_scan_step(
-            x_t, *self._select(self.x_proj(x_t)), state[0], D=self.D, z=z, dt_bias=self.dt_bias, dt_softplus=True
+            x_t, *self._select(x_t), state[0], D=self.D, z=z, dt_bias=self.dt_bias, dt_softplus=True
         )
         return y, state
 
@@ -110,13 +108,7 @@ class S6(Mixer):
     ) -> tuple[Tensor, State]:
         x = blank(x, padding)
         y, after = selective_scan(
-            x,
-            *self._select(self.x_proj(x)),
-            D=self.D,
-            z=z,
-            dt_bias=self.dt_bias,
-            dt_softplus=True,
-            return_final_state=True,
+            x, *self._select(x), D=self.D, z=z, dt_bias=self.dt_bias, dt_softplus=True, return_final_state=True
         )
         return y, (after,)
 

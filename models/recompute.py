@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 Recompute = Literal["auto", "never", "layer"]
 """`auto`: what a layer can compute again in little time, where memory is short. `layer`: all of every layer."""
-AUTO_SHARE = 1 / 512
+AUTO_SHARE = 1 / 128
 """`auto` computes again where keeping would take more than this share of the memory of the device."""
 
 

@@ -39,8 +39,6 @@ from kernels.skinny_linear import Norm, skinny_linear
 from kernels.skinny_linear.reference import skinny_linear_reference
 from kernels.ssm_kernel import ssm_kernel
 from kernels.ssm_kernel.reference import ssm_kernel_reference
-from kernels.swiglu import swiglu
-from kernels.swiglu.reference import swiglu_reference
 from suite.contracts import TaskSpec
 
 LENGTH = 70
@@ -278,10 +276,6 @@ def _ssm_kernel(draw: Draw) -> Iterator[Call]:
     yield Call("maximum detached", both, {**growing, **detached})
 
 
-def _swiglu(draw: Draw) -> Iterator[Call]:
-    yield Call("plain", _pair(swiglu, swiglu_reference), {"x": draw(3, 5, 8)})
-
-
 OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
     "attention": _attention,
     "causal_conv1d": _causal_conv1d,
@@ -297,7 +291,6 @@ OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
     "selective_scan_step": _selective_scan_step,
     "skinny_linear": _skinny_linear,
     "ssm_kernel": _ssm_kernel,
-    "swiglu": _swiglu,
 }
 
 

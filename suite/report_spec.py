@@ -15,6 +15,9 @@ class Select(Config):
     best_of: tuple[str, ...]
     by: str = "accuracy"
     split: Literal["train", "valid", "test"] = "valid"
+    success: float | None = None
+    """Value of a cell, in the shown unit, from which on a run has succeeded. Where it is given, the report also counts
+    the runs that succeed at every value of `best_of`, not at the best one alone."""
 
 
 class TableSpec(Config):

@@ -10,6 +10,7 @@ from reports.render.claims import Claim
 from reports.render.costs import COST_METRICS, Cost
 from reports.render.document import DASH, Document, Grid
 from reports.render.report import Report
+from reports.render.sensitivity import text
 from reports.render.units import amount, fixed
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def grids(report: Report) -> Iterator[Grid]:
     if report.claims:
         claims = tuple((_verdict(claim), _sentence(claim), claim.formula, claim.source) for claim in report.claims)
         yield Grid("Claims", ("verdict", "claim", "checked as", "source"), claims, 4, ((),) * len(claims))
+    if report.sensitivity:
+        yield _sensitivity(report)
     if report.costs:
         names = [name for name in COST_METRICS if any(name in cost.values for cost in report.costs)]
         titles = ("model", *(COST_METRICS[name] for name in names), "device")
@@ -74,6 +77,17 @@ def _comparison(report: Report) -> Grid:
     lines = tuple(tuple(text(cell) for _, text in columns) for cell in report.cells)
     header = tuple(title for title, _ in columns)
     return Grid("", header, lines, 2, tuple(cell.run_ids for cell in report.cells))
+
+
+def _sensitivity(report: Report) -> Grid:
+    values = sorted({value for found in report.sensitivity for value, _, _ in found.tried})
+    lines = []
+    for found in report.sensitivity:
+        counts = {value: f"{successes} of {runs}" for value, successes, runs in found.tried}
+        total = "{} of {}".format(*found.rate)
+        lines.append((found.row, found.column, *(counts.get(value, DASH) for value in values), total, found.window))
+    header = ("row", "column", *map(text, values), "all", "window")
+    return Grid("Runs that succeed, by setting", header, tuple(lines), 2, ((),) * len(lines))
 
 
 def _paper(cell: Cell) -> str:

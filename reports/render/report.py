@@ -19,6 +19,7 @@ from reports.render.figure import Figure, make_figure
 from reports.render.notes import notes_of, provenance_of
 from reports.render.plan import make_plan, pick_scale
 from reports.render.rows import StoredRun, counted, load_runs, on_grid, one_device, select_best, settle
+from reports.render.sensitivity import Sensitivity, sensitivities
 from reports.render.units import shared_unit
 from suite.config import ExperimentConfig
 from suite.report_spec import Source, TableSpec
@@ -38,6 +39,8 @@ class Report:
     notes: tuple[str, ...]
     """Lines under the table: marks, selected runs, missing runs, the criterion."""
     claims: tuple[Claim, ...]
+    sensitivity: tuple[Sensitivity, ...]
+    """Successes at every value of a setting of which the table shows the best."""
     costs: tuple[Cost, ...]
     provenance: tuple[str, ...]
     figure: Figure | None
@@ -66,6 +69,7 @@ def build(config: ExperimentConfig, folder: Path, frame: pd.DataFrame, *, scale:
         runs, elsewhere = one_device(runs)
         if elsewhere:
             left_out.append(f"left out: {counted(elsewhere)} on another device than that of the newest run")
+    sensitivity = sensitivities(plan, runs)
     runs, tried = select_best(runs, config.select)
     settled: dict[tuple[str, str], list[StoredRun]] = {}
     stale: set[str] = set()
@@ -88,6 +92,7 @@ def build(config: ExperimentConfig, folder: Path, frame: pd.DataFrame, *, scale:
         cells=tuple(cells),
         notes=tuple(notes_of(plan, cells, shown) + left_out),
         claims=tuple(check_claims(read_claims(folder / "claims.csv"), cells, plan.spec)),
+        sensitivity=tuple(sensitivity),
         costs=tuple(costs_of(settled)),
         provenance=tuple(provenance_of(shown)),
         figure=None if config.figure is None else make_figure(plan, config.figure, settled),

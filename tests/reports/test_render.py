@@ -520,6 +520,27 @@ def test_selection_takes_the_mean_over_seeds_and_shuns_failures(make):
     assert found.failures == ()
 
 
+def test_sensitivity_counts_the_runs_that_succeed_at_every_value(make):
+    runs = [
+        make_run(seed=seed, test=test, train={"lr": lr}, valid={100: test}, columns={"run_id": f"{lr}-{seed}"})
+        for lr, tests in ((1e-3, (0.99, 0.2)), (1e-4, (0.99, 0.98)), (1e-2, (0.3, 0.1)))
+        for seed, test in enumerate(tests)
+    ]
+    runs.append(make_run(seed=2, train={"lr": 1e-4}, status="diverged", columns={"run_id": "diverged"}))
+    axis = {"sweep": {**grid().sweep, "train.lr": [1e-4, 1e-3, 1e-2]}}
+    report = make(*runs, config=grid(**axis, select={**SELECT, "by": "accuracy", "success": 95.0}))
+    (found,) = report.sensitivity
+    assert (found.row, found.column) == ("H3", "AR")
+    assert found.tried == ((1e-4, 2, 3), (1e-3, 1, 2), (1e-2, 0, 2))
+    assert (found.rate, found.window) == ((3, 7), "0.0001 to 0.001 (10 times)")
+    text = render(report, "terminal")
+    assert "Runs that succeed, by setting" in text
+    assert "2 of 3" in text
+    assert make(*runs, config=grid(**axis, select={**SELECT, "by": "accuracy"})).sensitivity == ()
+    none = make(*runs, config=grid(**axis, select={**SELECT, "by": "accuracy", "success": 101.0}))
+    assert none.sensitivity[0].window == "none"
+
+
 def test_selection_by_a_loss_takes_the_lowest(make):
     def with_loss(lr: float, loss: float, accuracy: float) -> list[dict[str, Any]]:
         rows = make_run(test=accuracy, train={"lr": lr})

@@ -2,6 +2,7 @@
 
 OPERATORS = {
     "attention": ("kernels.attention.workloads:WORKLOAD", "causal softmax attention, the quadratic yardstick"),
+    "attention_step": ("kernels.attention.workloads:STEP", "one step of it against a cache of keys and values"),
     "causal_conv1d": ("kernels.causal_conv1d.workloads:WORKLOAD", "short causal depthwise convolution, W 2 to 4"),
     "fft_conv": ("kernels.fft_conv.workloads:WORKLOAD", "long causal convolution with a filter as long as the input"),
     "gated_linear_attention": (

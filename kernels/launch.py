@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from kernels.device import speaks_ptx
+from kernels.device import is_hopper, speaks_ptx
 
 TESTED_TRITON = ("3.6", "3.9")
 """Versions of Triton, major and minor, on which relaunching through `CompiledKernel.run` was tested on a GPU."""
@@ -53,6 +53,16 @@ class CompileOptions(NamedTuple):
         if self.max_registers is not None and speaks_ptx():
             options["maxnreg"] = self.max_registers
         return options
+
+
+def overlap_options(rows: int) -> dict[str, bool]:
+    """The constexpr OVERLAP of a decoding kernel, and the option of its launch that goes with it.
+
+    With it a kernel starts while the one before it still runs, if that one allows it, reads what no kernel of a step
+    writes (weights), and then waits until that one has ended. NVIDIA calls it programmatic dependent launch; it needs
+    Hopper. It is measured to help with one row, where kernels are short, and to hurt with 16.
+    """
+    return {"OVERLAP": True, "launch_pdl": True} if rows == 1 and is_hopper() else {"OVERLAP": False}
 
 
 def _is_profiled() -> bool:

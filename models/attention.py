@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.attention import attention_step
 from models.backbone import BackboneConfig, require_divides
 from models.blocks import (
     LeftPadding,
@@ -25,6 +26,7 @@ from models.blocks import (
     ResidualLinear,
     Rotary,
     positions_seen,
+    step_linear,
     take_positions,
 )
 from suite.contracts import TaskSpec
@@ -113,13 +115,23 @@ class Attention(Mixer):
         return KeyValueCache(keys, values, torch.zeros(batch_size, dtype=torch.long, device=weight.device))
 
     def step(self, x_t: Tensor, state: KeyValueCache) -> tuple[Tensor, KeyValueCache]:
-        keys, values, count = state.keys, state.values, state.count
-        q, k, v = self._project(x_t.unsqueeze(1), count.unsqueeze(1))
-        rows = torch.arange(len(count), device=count.device)
-        keys[rows, count], values[rows, count] = k.squeeze(1).to(keys.dtype), v.squeeze(1).to(values.dtype)
-        seen = torch.arange(keys.shape[1], device=count.device) <= count[:, None, None, None]
-        y = self._attend_few(q, keys.to(q.dtype), values.to(q.dtype), mask=seen).squeeze(1)
-        return y, KeyValueCache(keys, values, count + 1)
+        return self._step(x_t, None, None, state)
+
+    def branch_step(self, x_t: Tensor, norm: nn.Module, state: KeyValueCache) -> tuple[Tensor, KeyValueCache]:
+        return self._step(x_t, norm, x_t, state)
+
+    def _step(
+        self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: KeyValueCache
+    ) -> tuple[Tensor, KeyValueCache]:
+        heads = step_linear(self.qkv, x_t, norm=norm).unflatten(-1, (3, self.num_heads, self.head_dim))
+        q, k, v = heads.unbind(1)
+        cos, sin = None, None
+        if self.rotary is not None and self.rotary.log_zeta is None:
+            cos, sin = self.rotary.cos, self.rotary.sin
+        elif self.rotary is not None:
+            q, k = (x.squeeze(1) for x in self.rotary(q.unsqueeze(1), k.unsqueeze(1), state.count.unsqueeze(1)))
+        o = attention_step(q, k, v, state.keys, state.values, state.count, cos=cos, sin=sin)
+        return step_linear(self.out, o.flatten(1), residual=residual), state
 
     def restart(self, state: KeyValueCache) -> None:
         # what lies behind the count is never read, and it may be many gigabytes
@@ -136,7 +148,9 @@ class Attention(Mixer):
         q, k, v = self._project(x, torch.arange(steps, device=x.device))
         state.keys[:, :steps], state.values[:, :steps] = k, v
         y = self._attend(q, k, v)
-        return y if padding is None else padding.to_back(y), replace(state, count=positions_seen(x, padding))
+        # of its own, because steps change it in place
+        count = positions_seen(x, padding).clone()
+        return y if padding is None else padding.to_back(y), replace(state, count=count)
 
     def state_size(self, length: int) -> int:
         return 2 * length * self.num_heads * self.head_dim

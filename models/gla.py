@@ -25,6 +25,8 @@ from models.blocks import (
     RMSNorm,
     at_least_float32,
     blank,
+    shared_norm,
+    step_linear,
 )
 from suite.contracts import TaskSpec
 
@@ -47,14 +49,16 @@ class GLA(Mixer):
         self.norm = RMSNorm(self.value_dim, eps=config.norm_eps)
         self.out = ResidualLinear(d_model, d_model, bias=False)
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        q, k, v, gate = self.proj(x).split(self.split, dim=-1)
-        log_decay = F.logsigmoid(at_least_float32(self.decay_up(self.decay_down(x)))) / self.damping
+    def _project(self, x: Tensor, norm: nn.Module | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        x, norm = shared_norm(norm, x)
+        q, k, v, gate = step_linear(self.proj, x, norm=norm).split(self.split, dim=-1)
+        decay = step_linear(self.decay_up, step_linear(self.decay_down, x, norm=norm))
+        log_decay = F.logsigmoid(at_least_float32(decay)) / self.damping
         q, k, log_decay = (z.unflatten(-1, (self.num_heads, self.key_dim)) for z in (q, k, log_decay))
         return q, k, v.unflatten(-1, (self.num_heads, self.value_dim)), log_decay, gate
 
-    def _output(self, o: Tensor, gate: Tensor) -> Tensor:
-        return self.out(self.norm.before_product(o, gate.unflatten(-1, o.shape[-2:])).flatten(-2))
+    def _output(self, o: Tensor, gate: Tensor, residual: Tensor | None = None) -> Tensor:
+        return step_linear(self.out, o.flatten(-2), norm=self.norm, gate=gate, residual=residual)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v, log_decay, gate = self._project(x)
@@ -67,9 +71,17 @@ class GLA(Mixer):
         return (weight.new_zeros(batch_size, self.num_heads, self.key_dim, self.value_dim),)
 
     def step(self, x_t: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
-        q, k, v, log_decay, gate = self._project(x_t)
-        o, new = gated_linear_attention_step(q, k, v, log_decay, state[0])
-        return self._output(o, gate), (new,)
+        return self._step(x_t, None, None, state)
+
+    def branch_step(self, x_t: Tensor, norm: nn.Module, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
+        return self._step(x_t, norm, x_t, state)
+
+    def _step(
+        self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: tuple[Tensor]
+    ) -> tuple[Tensor, tuple[Tensor]]:
+        q, k, v, log_decay, gate = self._project(x_t, norm)
+        o, new = gated_linear_attention_step(q, k, v, log_decay, state[0], in_place=True)
+        return self._output(o, gate, residual), (new,)
 
     def prefill(
         self, x: Tensor, state: tuple[Tensor], padding: LeftPadding | None = None

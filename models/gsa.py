@@ -25,6 +25,8 @@ from models.blocks import (
     RMSNorm,
     at_least_float32,
     blank,
+    shared_norm,
+    step_linear,
 )
 from suite.contracts import TaskSpec
 
@@ -46,14 +48,17 @@ class GSA(Mixer):
         self.norm = RMSNorm(d_model, eps=config.norm_eps)
         self.out = ResidualLinear(d_model, d_model, bias=False)
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        q, k, v = F.silu(self.qkv(x)).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(-3)
-        log_decay = F.logsigmoid(at_least_float32(self.decay(x))) / self.damping
+    def _project(self, x: Tensor, norm: nn.Module | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        x, norm = shared_norm(norm, x)
+        qkv = step_linear(self.qkv, x, norm=norm, activation="silu")
+        q, k, v = qkv.unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(-3)
+        log_decay = F.logsigmoid(at_least_float32(step_linear(self.decay, x, norm=norm))) / self.damping
         log_decay = log_decay.unflatten(-1, (self.num_heads, self.num_slots))
         return q, k, v, -torch.expm1(log_decay), log_decay
 
-    def _output(self, o: Tensor) -> Tensor:
-        return self.out(self.norm.before_product(o.flatten(-2), activation="silu"))
+    def _output(self, o: Tensor, residual: Tensor | None = None) -> Tensor:
+        o = self.norm.before_product(o.flatten(-2), activation="silu")
+        return step_linear(self.out, o, residual=residual)
 
     def forward(self, x: Tensor) -> Tensor:
         o = self.operator(*self._project(x), scale=1.0)
@@ -68,8 +73,14 @@ class GSA(Mixer):
         )
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
-        o, state = gated_slot_attention_step(*self._project(x_t), state, scale=1.0)
-        return self._output(o), state
+        return self._step(x_t, None, None, state)
+
+    def branch_step(self, x_t: Tensor, norm: nn.Module, state: State) -> tuple[Tensor, State]:
+        return self._step(x_t, norm, x_t, state)
+
+    def _step(self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: State) -> tuple[Tensor, State]:
+        o, state = gated_slot_attention_step(*self._project(x_t, norm), state, scale=1.0, in_place=True)
+        return self._output(o, residual), state
 
     def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
         q, k, v, slots, log_decay = self._project(x)

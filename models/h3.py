@@ -34,6 +34,7 @@ from models.blocks import (
     at_least_float32,
     blank,
     newest_first,
+    step_linear,
 )
 from models.hyena import LongConv
 from models.mamba import S6
@@ -160,17 +161,23 @@ class H3(Mixer):
         )
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        return self._step(x_t, None, None, state)
+
+    def branch_step(self, x_t: Tensor, norm: nn.Module, state: State) -> tuple[Tensor, State]:
+        return self._step(x_t, norm, x_t, state)
+
+    def _step(self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: State) -> tuple[Tensor, State]:
         window, *rest = state
-        q, k, v = self.qkv(x_t).chunk(3, dim=-1)
+        q, k, v = step_linear(self.qkv, x_t, norm=norm).chunk(3, dim=-1)
         k, (window,) = self.shift.step(k, (window,))
         if self.head_dim == 1:
             o, after = self.inner.step(k * v, tuple(rest))
-            return self.out(q * o), (window, *after)
+            return step_linear(self.out, q * o, residual=residual), (window, *after)
         q, k, v = (m.unflatten(-1, (self.num_heads, self.head_dim)) for m in (q, k, v))
         outer = torch.einsum("bhi,bhj->bijh", k, v)
         states, after = self.inner.step(outer.flatten(0, 2), tuple(rest))
         o = torch.einsum("bijh,bhi->bhj", states.view_as(outer), q)
-        return self.out(o.flatten(-2)), (window, *after)
+        return step_linear(self.out, o.flatten(-2), residual=residual), (window, *after)
 
     def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
         q, k, v = self.qkv(x).chunk(3, dim=-1)

@@ -31,6 +31,7 @@ from models.blocks import (
     RMSNorm,
     at_least_float32,
     blank,
+    step_linear,
 )
 from suite.contracts import TaskSpec
 
@@ -62,8 +63,8 @@ class HGRN2(Mixer):
         self.norm = RMSNorm(d_model, eps=config.norm_eps)
         self.out = ResidualLinear(d_model, d_model, bias=False)
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        q, forget, v = self.proj(x).chunk(3, dim=-1)
+    def _project(self, x: Tensor, norm: nn.Module | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        q, forget, v = step_linear(self.proj, x, norm=norm).chunk(3, dim=-1)
         forget = at_least_float32(forget)
         # log f and 1 - f are computed from the logits, so that neither rounds to zero
         log_decay, k = F.logsigmoid(forget), torch.sigmoid(-forget)
@@ -85,8 +86,16 @@ class HGRN2(Mixer):
         return (weight.new_zeros(batch_size, self.num_heads, self.head_dim, self.head_dim),)
 
     def step(self, x_t: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
-        o, new = gated_linear_attention_step(*self._project(x_t), state[0])
-        return self.out(self.norm.before_product(o.flatten(-2))), (new,)
+        return self._step(x_t, None, None, state)
+
+    def branch_step(self, x_t: Tensor, norm: nn.Module, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
+        return self._step(x_t, norm, x_t, state)
+
+    def _step(
+        self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: tuple[Tensor]
+    ) -> tuple[Tensor, tuple[Tensor]]:
+        o, new = gated_linear_attention_step(*self._project(x_t, norm), state[0], in_place=True)
+        return step_linear(self.out, o.flatten(-2), norm=self.norm, residual=residual), (new,)
 
     def prefill(
         self, x: Tensor, state: tuple[Tensor], padding: LeftPadding | None = None

@@ -173,7 +173,8 @@ class Mamba(Mixer):
 
     def init_state(self, batch_size: int, capacity: int) -> State:
         weight = at_least_float32(self.conv_weight)
-        window = weight.new_zeros(batch_size, weight.shape[0], weight.shape[1] - 1)
+        # neighbouring channels lie side by side, because a step takes one input of many channels at a time
+        window = weight.new_zeros(batch_size, weight.shape[1] - 1, weight.shape[0]).transpose(1, 2)
         return (window, *self.inner.init_state(batch_size, capacity))
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:

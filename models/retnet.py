@@ -30,6 +30,7 @@ from models.blocks import (
     at_least_float32,
     blank,
     positions_seen,
+    step_linear,
 )
 from suite.contracts import TaskSpec
 
@@ -58,13 +59,16 @@ class RetNet(Mixer):
 
     def _project(self, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Queries, keys, values and gate of x [B, T, D] at the positions time [T] or [B, T]."""
-        q, k, v, gate = self.proj(x).split(self.split, dim=-1)
+        return self._heads(self.proj(x), time)
+
+    def _heads(self, projected: Tensor, time: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        q, k, v, gate = projected.split(self.split, dim=-1)
         q, k = (z.unflatten(-1, (self.num_heads, self.key_dim)) for z in (q, k))
         q, k = self.rotary(q, k, time)
         return q, k, v.unflatten(-1, (self.num_heads, self.value_dim)), gate
 
-    def _output(self, o: Tensor, gate: Tensor) -> Tensor:
-        return self.out(self.norm.before_product(o, gate.unflatten(-1, o.shape[-2:])).flatten(-2))
+    def _output(self, o: Tensor, gate: Tensor, residual: Tensor | None = None) -> Tensor:
+        return step_linear(self.out, o.flatten(-2), norm=self.norm, gate=gate, residual=residual)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v, gate = self._project(x, torch.arange(x.shape[1], device=x.device))
@@ -79,10 +83,17 @@ class RetNet(Mixer):
         return weight.new_zeros(batch_size, self.num_heads, self.key_dim, self.value_dim), clock
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        return self._step(x_t, None, None, state)
+
+    def branch_step(self, x_t: Tensor, norm: nn.Module, state: State) -> tuple[Tensor, State]:
+        return self._step(x_t, norm, x_t, state)
+
+    def _step(self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: State) -> tuple[Tensor, State]:
         memory, clock = state
-        q, k, v, gate = self._project(x_t.unsqueeze(1), clock.unsqueeze(1))
-        o, memory = gated_linear_attention_step(q[:, 0], k[:, 0], v[:, 0], self.log_decay, memory)
-        return self._output(o, gate[:, 0]), (memory, clock + 1)
+        projected = step_linear(self.proj, x_t, norm=norm)
+        q, k, v, gate = self._heads(projected.unsqueeze(1), clock.unsqueeze(1))
+        o, memory = gated_linear_attention_step(q[:, 0], k[:, 0], v[:, 0], self.log_decay, memory, in_place=True)
+        return self._output(o, gate[:, 0], residual), (memory, clock + 1)
 
     def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
         # the rotation of a padded position is of no account

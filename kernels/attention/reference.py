@@ -14,3 +14,31 @@ def attention_reference(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None 
         logits = scale * (q[:, t, None] * k[:, : t + 1]).sum(-1, keepdim=True)
         outputs.append((logits.softmax(1) * v[:, : t + 1]).sum(1))
     return torch.stack(outputs, dim=1)
+
+
+def attention_step_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    count: Tensor,
+    *,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """o [B, H, K], and the keys and values with the new position, row by row; the arguments are left as they are."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    keys, values = keys.clone(), values.clone()
+    outputs = []
+    for b, n in enumerate(count.tolist()):
+        now = [q[b], k[b]]
+        if cos is not None and sin is not None:
+            halves = [x.chunk(2, dim=-1) for x in now]
+            rotated = [torch.cat([x * cos[n] - y * sin[n], y * cos[n] + x * sin[n]], dim=-1) for x, y in halves]
+            now = [x.to(q.dtype) for x in rotated]
+        keys[b, n], values[b, n] = now[1], v[b]
+        logits = scale * (now[0] * keys[b, : n + 1]).sum(-1, keepdim=True)
+        outputs.append((logits.softmax(0) * values[b, : n + 1]).sum(0))
+    return torch.stack(outputs), keys, values

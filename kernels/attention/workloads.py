@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.attention import attention
-from kernels.attention.reference import attention_reference
+from kernels.attention import attention, attention_step
+from kernels.attention.reference import attention_reference, attention_step_reference
 from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic
 
 
@@ -82,4 +82,66 @@ WORKLOAD = Workload(
             {"B": 1, "T": 16384, "H": 16, "K": 128},
         ),
     },
+)
+
+
+def make_step_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """A cache of T positions, of which all but the last are filled, and angles of every position."""
+    batch, length, heads, dim = sizes(shape, "BTHK")
+    wide = torch.promote_types(dtype, torch.float32)
+    time = torch.arange(length, device=generator.device, dtype=wide)[:, None]
+    angles = time * 10000.0 ** -(torch.arange(0, dim, 2, device=generator.device, dtype=wide) / dim)
+    now = {name: normal(generator, dtype, batch, heads, dim) for name in "qkv"}
+    cache = {name: normal(generator, dtype, batch, length, heads, dim) for name in ("keys", "values")}
+    return {**now, **cache, "cos": angles.cos(), "sin": angles.sin()}
+
+
+def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """The cache is read, one position of it is written."""
+    batch, length, heads, dim = sizes(shape, "BTHK")
+    position = batch * heads * dim
+    num_bytes = (2 * position * length + 4 * position) * dtype.itemsize + length * dim * max(4, dtype.itemsize)
+    return Cost(num_bytes=num_bytes, num_flops=4 * position * length, num_exponentials=batch * heads * length)
+
+
+def short_step(shape: Shape) -> Shape:
+    return {**shape, "B": min(2, int(shape["B"])), "T": min(144, int(shape["T"])), "H": min(2, int(shape["H"]))}
+
+
+def in_a_cache(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A step at the last position of the cache; every call writes that position again."""
+
+    def run(keys: Tensor, **inputs: Any) -> Tensor:
+        count = torch.full(keys.shape[:1], keys.shape[1] - 1, dtype=torch.long, device=keys.device)
+        return step(keys=keys, count=count, **inputs)
+
+    return run
+
+
+def step_reference(keys: Tensor, **inputs: Any) -> Tensor:
+    return attention_step_reference(keys=keys, count=torch.full(keys.shape[:1], keys.shape[1] - 1), **inputs)[0]
+
+
+def load_triton_step() -> Callable[..., Tensor]:
+    import triton  # noqa: F401
+
+    return in_a_cache(partial(attention_step, backend="triton"))
+
+
+STEP = Workload(
+    op="attention_step",
+    reference=step_reference,
+    make_inputs=make_step_inputs,
+    cost=step_cost,
+    short=short_step,
+    implementations=(
+        Implementation("triton", "ours", load_triton_step, cold_start=True),
+        Implementation("torch", "ours", lambda: in_a_cache(partial(attention_step, backend="torch"))),
+    ),
+    shapes={
+        "quick": ({"B": 16, "T": 2048, "H": 16, "K": 128},),
+        "paper": tuple({"B": batch, "T": 2048, "H": 16, "K": 128} for batch in (1, 16, 64, 128)),
+    },
+    keep=("cos", "sin"),
+    backward=False,
 )

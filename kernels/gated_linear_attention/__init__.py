@@ -151,13 +151,14 @@ def gated_linear_attention_step(
     *,
     decay_on: Literal["key", "value"] = "key",
     scale: float | None = None,
+    in_place: bool = False,
     backend: Literal["auto", "triton", "torch"] = "auto",
 ) -> tuple[Tensor, Tensor]:
     """One position, for decoding: returns o [B, H, V] in the dtype of v and the next state in the dtype of `state`.
 
     q, k: [B, H, K]; v: [B, H, V]; log_decay: [B, H, K] (with decay_on="value" [B, H, V]), [B, H], [H] or None;
-    state: [B, H, K, V]. The Triton kernel has no gradient: "auto" uses PyTorch where a gradient is recorded, and
-    "triton" raises ValueError.
+    state: [B, H, K, V]. in_place: the Triton kernel may overwrite the state. It has no gradient: "auto" uses PyTorch
+    where a gradient is recorded, and "triton" raises ValueError.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     tensors = (q, k, v, log_decay, state)
@@ -166,7 +167,9 @@ def gated_linear_attention_step(
         from kernels.gated_linear_attention.triton import gated_linear_attention_step_triton
 
         with on_device_of(q):
-            return gated_linear_attention_step_triton(q, k, v, log_decay, state, decay_on=decay_on, scale=scale)
+            return gated_linear_attention_step_triton(
+                q, k, v, log_decay, state, decay_on=decay_on, scale=scale, in_place=in_place
+            )
     dtype = state.dtype
     decay = None if log_decay is None else log_decay.to(dtype)
     o, state = step(q.to(dtype), k.to(dtype), v.to(dtype), decay, state, decay_on=decay_on, scale=scale)

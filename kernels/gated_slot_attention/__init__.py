@@ -156,19 +156,21 @@ def gated_slot_attention_step(
     state: State,
     *,
     scale: float | None = None,
+    in_place: bool = False,
     backend: Literal["auto", "triton", "torch"] = "auto",
 ) -> tuple[Tensor, State]:
     """One position, for decoding: returns o [B, H, V] in the dtype of v and the next state in the dtype of `state`.
 
     q, k: [B, H, K]; v: [B, H, V]; slots, log_decay: [B, H, M]; state: ([B, H, K, M], [B, H, M, V]).
-    These are two steps of gated linear attention joined by a softmax; the Triton kernel has no gradient.
+    These are two steps of gated linear attention joined by a softmax; the Triton kernel has no gradient, and in_place
+    lets it overwrite the state.
     """
     keys, values = state
     dtype = keys.dtype
     tensors = (q, k, v, slots, log_decay, *state)
     obstacle = NO_GRADIENT if needs_gradient(*tensors) else None
     in_triton = use_triton("gated_slot_attention_step", backend, *tensors, obstacle=obstacle)
-    write = partial(gated_linear_attention_step, backend="triton" if in_triton else "torch")
+    write = partial(gated_linear_attention_step, in_place=in_place, backend="triton" if in_triton else "torch")
     # with slots in the dtype of the state, logits and weights have it too
     logits, keys = write(q, k, slots.to(dtype), log_decay, keys, decay_on="value", scale=scale)
     o, values = write(logits.softmax(-1), slots, v, log_decay, values, scale=1.0)

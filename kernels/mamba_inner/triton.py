@@ -1,18 +1,17 @@
-"""`_select_kernel` and `_scan_kernel`: the inner step of a Mamba block in two kernels.
+"""`_scan_kernel`, behind the convolution and the product with W_x: the inner step of a Mamba block in three kernels.
 
-A program of `_select_kernel` owns a block of channels: it convolves them, shifts their window and multiplies them with
-its columns of W_x. Its product is a summand of (r, B, C), which it writes to its own row of `partial`. A program of
-`_scan_kernel` adds these rows in a fixed order, computes the step sizes of its channels and updates their states.
+    dt = softplus(W_dt r + b_dt),   h = exp(dt A) h + dt B u,   y = (C h + D u) * silu(z),   A = -exp(log_A)
 
-With many rows the summands would be as much traffic as the states. Then the convolution and the product with W_x are
-kernels of their own, and `partial` is the finished product.
+A program takes BLOCK_D channels of BLOCK_B rows. It computes their step sizes itself, by one product with its rows of
+W_dt, because their number is small: step sizes are never written, and their product needs no kernel of its own.
 
-Layout:  x, z [B, D] with contiguous channels; window [B, D, W - 1] and state [B, D, N] with any strides; partial
-         [S, B, R + 2 N]; weights contiguous.
-float32: everything but the operands of the product with W_x, which have its dtype as in `torch.nn.Linear`.
-Limits:  W up to 4, N up to 64, R up to 512.
-Cost:    reads W_x and W_dt, 2 D (2 R + 2 N) bytes in half precision, and log_A; reads and writes the window and the
-         state, 2 B D (W - 1 + N) elements. 2 B D (2 R + 5 N) FLOPs, B D N exponentials.
+Layout:  u, z, y [B, D] with contiguous channels; selected [B, R + 2 N], that is r, B and C; state [B, D, N] with any
+         strides; weights contiguous.
+float32: everything but the operands of the products of several rows, which have the dtype of their weights as in
+         `torch.nn.Linear`.
+Limits:  N up to 64, R up to 512.
+Cost:    reads W_dt, 2 D R bytes in half precision, and log_A for every BLOCK_B rows; reads and writes the state,
+         2 B D N elements. 2 B D (R + 3 N) FLOPs, B D N exponentials.
 """
 
 # mypy: disable-error-code="assignment, misc"
@@ -26,122 +25,80 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.causal_conv1d.triton import causal_conv1d_step_triton
 from kernels.device import speaks_ptx
-from kernels.launch import cdiv, launch, power_of_2
+from kernels.launch import cdiv, launch, overlap_options, power_of_2
 from kernels.layout import dense
 from kernels.selective_scan.triton.arithmetic import LOG2E, exp_or_exp2, sigmoid, step_size
-from kernels.skinny_linear import MAX_ROWS
 from kernels.skinny_linear.triton import skinny_linear_triton
-
-SELECT_ROWS = 16
-"""Maximum number of rows of `_select_kernel`, one tile of matrix units."""
 
 
 class Tuning(NamedTuple):
-    """Tiles of both kernels."""
+    """Tile of a program of `_scan_kernel`."""
 
-    select_d: int
-    """Channels of a program of `_select_kernel`."""
-    scan_d: int
-    """Channels of a program of `_scan_kernel`."""
-    scan_rows: int
-    """Rows that a program of `_scan_kernel` takes one after the other, with the same W_dt and A."""
-    select_warps: int = 8
-    scan_warps: int = 4
-
-
-@triton.jit
-def _select_kernel(
-    x, conv_weight, conv_bias, x_proj, window, convolved, partial,
-    B, D, M, x_stride_b, window_stride_b, window_stride_d, window_stride_w,
-    W: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, NUM_M: tl.constexpr,
-    PTX: tl.constexpr,
-):  # fmt: skip
-    """The convolution of BLOCK_D channels and their summand of the M = R + 2 N outputs of W_x, for all B rows."""
-    i_s = tl.program_id(0)
-    o_d = i_s * BLOCK_D + tl.arange(0, BLOCK_D)
-    o_b = tl.arange(0, BLOCK_B)
-    m_d, m_b = o_d < D, o_b < B
-    m = m_b[:, None] & m_d[None, :]
-    # the weights first: the compiler may not move these loads before the stores to the window
-    tiles = ()
-    for i in tl.static_range(NUM_M):
-        o_m = i * BLOCK_M + tl.arange(0, BLOCK_M)
-        # at most 640 rows: 32 bits suffice and take half the registers
-        p_w = x_proj + o_m[None, :] * D + o_d[:, None]
-        tiles += (tl.load(p_w, mask=m_d[:, None] & (o_m < M)[None, :], other=0.0),)
-    p_s = window + o_b.to(tl.int64)[:, None] * window_stride_b + o_d.to(tl.int64)[None, :] * window_stride_d
-    p_x = x + o_b.to(tl.int64)[:, None] * x_stride_b + o_d[None, :]
-    # x is rounded to the dtype of the window, so that the product is the one that later steps see
-    b_new = tl.load(p_x, mask=m, other=0.0).to(window.dtype.element_ty)
-    b_u = tl.zeros([BLOCK_B, BLOCK_D], tl.float32)
-    b_u += tl.load(conv_bias + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]
-    for i in tl.static_range(W):
-        b_w = tl.load(conv_weight + o_d * W + i, mask=m_d, other=0.0).to(tl.float32)
-        b_s = b_new
-        if i < W - 1:
-            b_s = tl.load(p_s + i * window_stride_w, mask=m, other=0.0)
-        if i > 0:
-            tl.store(p_s + (i - 1) * window_stride_w, b_s, mask=m)
-        b_u += b_w[None, :] * b_s.to(tl.float32)
-    b_u = (b_u * sigmoid(b_u, PTX)).to(convolved.dtype.element_ty)
-    tl.store(convolved + o_b.to(tl.int64)[:, None] * D + o_d[None, :], b_u, mask=m)
-    b_u = b_u.to(x_proj.dtype.element_ty)
-    p_partial = partial + (i_s * B + o_b).to(tl.int64)[:, None] * M
-    for i in tl.static_range(NUM_M):
-        o_m = i * BLOCK_M + tl.arange(0, BLOCK_M)
-        tl.store(p_partial + o_m[None, :], tl.dot(b_u, tiles[i]), mask=m_b[:, None] & (o_m < M)[None, :])
+    block_b: int
+    """Rows: 1, or at least 16, the smallest product on matrix units."""
+    block_d: int
+    """Channels."""
+    num_warps: int = 4
 
 
 @triton.jit
 def _scan_kernel(
-    convolved, z, partial, dt_proj, dt_bias, log_A, skip, state, y,
-    B, D, S, R, z_stride_b, s_stride_d, s_stride_n, partial_stride_s, partial_stride_b, s_stride_b,
-    N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
-    ROWS: tl.constexpr, PTX: tl.constexpr,
+    u, z, selected, dt_proj, dt_bias, log_A, skip, state, y,
+    B, D, R, z_stride_b, selected_stride_b, s_stride_b, s_stride_d, s_stride_n,
+    N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr,
+    PTX: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Step sizes, states and outputs of BLOCK_D channels, for ROWS rows one after the other."""
+    """Step sizes, states and outputs of BLOCK_D channels of BLOCK_B rows."""
     o_d = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
-    o_n, o_r, o_s = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_S)
-    m_d, m_n, m_s = o_d < D, o_n < N, o_s < S
-    m_r = o_r < R
-    m = m_d[:, None] & m_n[None, :]
-    p_w = dt_proj + o_d.to(tl.int64)[:, None] * R + o_r[None, :]
-    b_w = tl.load(p_w, mask=m_d[:, None] & m_r[None, :], other=0.0)
-    b_a = tl.load(log_A + o_d.to(tl.int64)[:, None] * N + o_n[None, :], mask=m, other=0.0).to(tl.float32)
+    o_b = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
+    o_n, o_r = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_R)
+    m_d, m_n, m_r, m_b = o_d < D, o_n < N, o_r < R, o_b < B
+    m_a, m_row = m_d[:, None] & m_n[None, :], m_b[:, None] & m_d[None, :]
+    o_wide = o_d.to(tl.int64)
+    if BLOCK_B == 1:
+        b_w = tl.load(dt_proj + o_wide[:, None] * R + o_r[None, :], mask=m_d[:, None] & m_r[None, :], other=0.0)
+    else:
+        b_w = tl.load(dt_proj + o_wide[None, :] * R + o_r[:, None], mask=m_d[None, :] & m_r[:, None], other=0.0)
+    b_a = tl.load(log_A + o_wide[:, None] * N + o_n[None, :], mask=m_a, other=0.0).to(tl.float32)
+    b_bias = tl.load(dt_bias + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]
+    b_skip = tl.load(skip + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    o_row = o_b.to(tl.int64)[:, None]
+    p_selected = selected + o_row * selected_stride_b
+    b_r = tl.load(p_selected + o_r[None, :], mask=m_b[:, None] & m_r[None, :], other=0.0)
+    b_b = tl.load(p_selected + R + o_n[None, :], mask=m_b[:, None] & m_n[None, :], other=0.0).to(tl.float32)
+    b_c = tl.load(p_selected + R + N + o_n[None, :], mask=m_b[:, None] & m_n[None, :], other=0.0).to(tl.float32)
+    b_u = tl.load(u + o_row * D + o_d[None, :], mask=m_row, other=0.0).to(tl.float32)
+    p_state = state + o_row[:, :, None] * s_stride_b + o_wide[None, :, None] * s_stride_d
+    p_state += o_n[None, None, :] * s_stride_n
+    m_state = m_b[:, None, None] & m_a[None, :, :]
+    b_h = tl.load(p_state, mask=m_state, other=0.0).to(tl.float32)
+    if BLOCK_B == 1:
+        b_dt = tl.sum(b_w.to(tl.float32) * b_r.to(tl.float32), 1)[None, :]
+    else:
+        b_dt = tl.dot(b_r.to(b_w.dtype), b_w)
+    b_dt = step_size(b_dt, b_bias, True, PTX)
     # the time is that of the memory traffic, so precise exponentials cost nothing
     b_a = -exp_or_exp2(b_a if PTX else b_a * LOG2E, PTX)
-    b_bias = tl.load(dt_bias + o_d, mask=m_d, other=0.0).to(tl.float32)
-    b_skip = tl.load(skip + o_d, mask=m_d, other=0.0).to(tl.float32)
-    p_state = state + o_d.to(tl.int64)[:, None] * s_stride_d + o_n[None, :] * s_stride_n
-    i_first = tl.program_id(1) * ROWS
-    for i in range(i_first, tl.minimum(i_first + ROWS, B)):
-        i_b = tl.cast(i, tl.int64)
-        b_h = tl.load(p_state + i_b * s_stride_b, mask=m, other=0.0).to(tl.float32)
-        p_row = partial + i_b * partial_stride_b + o_s.to(tl.int64)[:, None] * partial_stride_s
-        b_r = tl.load(p_row + o_r[None, :], mask=m_s[:, None] & m_r[None, :], other=0.0).to(tl.float32)
-        b_b = tl.load(p_row + R + o_n[None, :], mask=m_s[:, None] & m_n[None, :], other=0.0).to(tl.float32)
-        b_c = tl.load(p_row + R + N + o_n[None, :], mask=m_s[:, None] & m_n[None, :], other=0.0).to(tl.float32)
-        b_u = tl.load(convolved + i_b * D + o_d, mask=m_d, other=0.0).to(tl.float32)
-        b_dt = tl.sum(b_w.to(tl.float32) * tl.sum(b_r, 0)[None, :], 1)
-        b_dt = step_size(b_dt, b_bias, True, PTX)
-        b_decay = exp_or_exp2(b_dt[:, None] * b_a * (1.0 if PTX else LOG2E), PTX)
-        b_h = b_decay * b_h + (b_dt * b_u)[:, None] * tl.sum(b_b, 0)[None, :]
-        tl.store(p_state + i_b * s_stride_b, b_h.to(state.dtype.element_ty), mask=m)
-        b_y = tl.sum(b_h * tl.sum(b_c, 0)[None, :], 1) + b_skip * b_u
-        if z is not None:
-            b_z = tl.load(z + i_b * z_stride_b + o_d, mask=m_d, other=0.0).to(tl.float32)
-            b_y *= b_z * sigmoid(b_z, PTX)
-        tl.store(y + i_b * D + o_d, b_y.to(y.dtype.element_ty), mask=m_d)
+    b_decay = exp_or_exp2(b_dt[:, :, None] * b_a[None, :, :] * (1.0 if PTX else LOG2E), PTX)
+    b_h = b_decay * b_h + (b_dt * b_u)[:, :, None] * b_b[:, None, :]
+    tl.store(p_state, b_h.to(state.dtype.element_ty), mask=m_state)
+    b_y = tl.sum(b_h * b_c[:, None, :], 2) + b_skip * b_u
+    if z is not None:
+        b_z = tl.load(z + o_row * z_stride_b + o_d[None, :], mask=m_row, other=0.0).to(tl.float32)
+        b_y *= b_z * sigmoid(b_z, PTX)
+    tl.store(y + o_row * D + o_d[None, :], b_y.to(y.dtype.element_ty), mask=m_row)
 
 
 def tuning(rows: int) -> Tuning:
-    """The tiles for B rows. With one row there are few programs, so they are small; many rows share W_dt."""
-    if rows <= 2:
-        return Tuning(select_d=64, scan_d=32, scan_rows=1)
-    return Tuning(select_d=64, scan_d=64, scan_rows=1 if rows <= 4 else 2 if rows <= 16 else 4)
+    """The tile for B rows. A single row has few channels for each multiprocessor, and no use for matrix units."""
+    return Tuning(1, 32) if rows == 1 else Tuning(16, 16)
 
 
 def mamba_inner_step_triton(
@@ -162,54 +119,19 @@ def mamba_inner_step_triton(
     """`mamba_inner_step` for arguments whose shapes were checked; tile replaces the chosen one."""
     batch, width = x.shape
     num_states, rank = log_A.shape[1], dt_proj.shape[1]
-    outputs = rank + 2 * num_states
     tile = tile or tuning(batch)
-    x, z = (m if m is None or m.stride(1) == 1 else m.contiguous() for m in (x, z))
-    conv_weight, conv_bias, x_proj = dense(conv_weight), dense(conv_bias), dense(x_proj)
-    if batch <= SELECT_ROWS:
-        splits = cdiv(width, tile.select_d)
-        convolved = torch.empty((batch, width), dtype=x.dtype, device=x.device)
-        partial = torch.empty((splits, batch, outputs), dtype=torch.float32, device=x.device)
-        block_m = 32 if outputs <= 32 else 64
-        launch(
-            _select_kernel,
-            splits,
-            x=x,
-            conv_weight=conv_weight,
-            conv_bias=conv_bias,
-            x_proj=x_proj,
-            window=window,
-            convolved=convolved,
-            partial=partial,
-            B=batch,
-            D=width,
-            M=outputs,
-            x_stride_b=x.stride(0),
-            window_stride_b=window.stride(0),
-            window_stride_d=window.stride(1),
-            window_stride_w=window.stride(2),
-            W=conv_weight.shape[1],
-            BLOCK_B=16,
-            BLOCK_D=tile.select_d,
-            BLOCK_M=block_m,
-            NUM_M=cdiv(outputs, block_m),
-            PTX=speaks_ptx(),
-            num_warps=tile.select_warps,
-        )
-    else:
-        convolved = causal_conv1d_step_triton(x, conv_weight, conv_bias, window, "silu")
-        if batch <= MAX_ROWS:
-            partial = skinny_linear_triton(convolved, x_proj)
-        else:
-            partial = F.linear(convolved.to(x_proj.dtype), x_proj)
-        splits, partial = 1, partial.unsqueeze(0)
+    if z is not None and z.stride(1) != 1:
+        z = z.contiguous()
+    u = causal_conv1d_step_triton(x, dense(conv_weight), dense(conv_bias), window, "silu")
+    # several rows are as fast in cuBLAS
+    selected = skinny_linear_triton(u, x_proj) if batch == 1 else F.linear(u.to(x_proj.dtype), x_proj)
     y = torch.empty((batch, width), dtype=x.dtype, device=x.device)
     launch(
         _scan_kernel,
-        (cdiv(width, tile.scan_d), cdiv(batch, tile.scan_rows)),
-        convolved=convolved,
+        (cdiv(width, tile.block_d), cdiv(batch, tile.block_b)),
+        u=u,
         z=z,
-        partial=partial,
+        selected=selected,
         dt_proj=dense(dt_proj),
         dt_bias=dense(dt_bias),
         log_A=dense(log_A),
@@ -218,21 +140,19 @@ def mamba_inner_step_triton(
         y=y,
         B=batch,
         D=width,
-        S=splits,
         R=rank,
         z_stride_b=0 if z is None else z.stride(0),
+        selected_stride_b=selected.stride(0),
+        s_stride_b=state.stride(0),
         s_stride_d=state.stride(1),
         s_stride_n=state.stride(2),
-        partial_stride_s=partial.stride(0),
-        partial_stride_b=partial.stride(1),
-        s_stride_b=state.stride(0),
         N=num_states,
         BLOCK_N=power_of_2(num_states),
-        BLOCK_R=power_of_2(rank),
-        BLOCK_S=power_of_2(splits),
-        BLOCK_D=tile.scan_d,
-        ROWS=tile.scan_rows,
+        BLOCK_R=max(16, power_of_2(rank)),
+        BLOCK_B=tile.block_b,
+        BLOCK_D=tile.block_d,
         PTX=speaks_ptx(),
-        num_warps=tile.scan_warps,
+        **overlap_options(batch),
+        num_warps=tile.num_warps,
     )
     return y

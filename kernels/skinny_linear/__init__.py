@@ -17,10 +17,12 @@ from torch import Tensor
 from kernels.autograd import needs_gradient
 from kernels.backend import NO_GRADIENT, on_device_of, use_triton
 
-__all__ = ["MAX_ROWS", "Norm", "skinny_linear", "skinny_linear_obstacle"]
+__all__ = ["MAX_ROWS", "Norm", "skinny_linear", "skinny_linear_pays"]
 
 MAX_ROWS = 64
-"""Maximum number of rows of the Triton kernels. With more rows, products of cuBLAS are as fast."""
+"""Maximum number of rows of the Triton kernels."""
+FEW_OUTPUTS = 2048
+"""With several rows, cuBLAS is faster from more outputs on."""
 
 MAX_GROUP = 512
 """Maximum number of channels of a group in a norm of groups."""
@@ -56,16 +58,18 @@ def skinny_linear(
 
     bias:       [N].   gate: [B, K].   residual: [B, N].
     activation: gelu is the tanh approximation.
-    backend:    triton takes up to MAX_ROWS rows and weights in bfloat16 or float16 with contiguous rows on a CUDA
-                device. auto takes it there where no gradient is recorded, and plain PyTorch elsewhere.
+    backend:    triton takes up to MAX_ROWS rows, norms and gates of one row only, and weights in bfloat16 or float16
+                with contiguous rows. auto takes it on a CUDA device where no gradient is recorded and it is faster
+                than cuBLAS, and plain PyTorch elsewhere.
 
     f(x) is rounded to the dtype of the weight, sums are float32 or wider. y has the dtype of the weight, and that of
     the residual where this one is wider. Raises ValueError for shapes or options that do not fit.
     """
     _check(x, weight, bias, norm, gate, activation, residual)
     tensors = (weight, bias, gate, residual, *(() if norm is None else (norm.weight, norm.bias)))
-    obstacle = skinny_linear_obstacle(x, weight, norm)
-    if use_triton("skinny_linear", backend, x, *tensors, obstacle=obstacle):
+    obstacle = _obstacle(x, weight, norm, gate)
+    is_faster = len(x) == 1 or len(weight) <= FEW_OUTPUTS
+    if use_triton("skinny_linear", backend, x, *tensors, obstacle=obstacle, is_faster=is_faster):
         from kernels.skinny_linear.triton import skinny_linear_triton
 
         with on_device_of(x):
@@ -83,12 +87,21 @@ def skinny_linear(
         return y if residual is None else residual + y
 
 
-def skinny_linear_obstacle(x: Tensor, weight: Tensor, norm: Norm | None = None) -> str | None:
+def skinny_linear_pays(x: Tensor, weight: Tensor, norm: Norm | None = None, gate: Tensor | None = None) -> bool:
+    """Whether `skinny_linear` takes these arguments on a CUDA device and is faster than cuBLAS."""
+    if not x.is_cuda or x.ndim != 2 or not (len(x) == 1 or len(weight) <= FEW_OUTPUTS):
+        return False
+    return _obstacle(x, weight, norm, gate) is None
+
+
+def _obstacle(x: Tensor, weight: Tensor, norm: Norm | None, gate: Tensor | None) -> str | None:
     """Why the Triton kernels cannot take these arguments, or None."""
     if needs_gradient(x, weight):
         return NO_GRADIENT
     if x.shape[0] > MAX_ROWS:
         return f"takes up to {MAX_ROWS} rows, got {x.shape[0]}"
+    if x.shape[0] > 1 and (norm is not None or gate is not None):
+        return "takes norms and gates of one row only"
     if weight.dtype not in (torch.bfloat16, torch.float16):
         return f"takes weights in bfloat16 or float16, got {weight.dtype}"
     if weight.stride(1) != 1:

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from kernels.attention import attention_step
+from kernels.attention.reference import attention_step_reference
 from kernels.mamba_inner import mamba_inner_step
 from kernels.mamba_inner.reference import mamba_inner_step_reference
 from kernels.mamba_inner.workloads import KEEP, make_inputs, with_state
@@ -10,7 +12,9 @@ from kernels.skinny_linear import Norm, skinny_linear
 from kernels.skinny_linear.reference import skinny_linear_reference
 from models import MODELS
 from suite.accuracy import assert_matches_reference
+from suite.capture import record
 from suite.contracts import TaskSpec
+from suite.state import copy_into, tensors
 
 ROWS = (1, 4, 16, 33)
 
@@ -22,10 +26,12 @@ ROWS = (1, 4, 16, 33)
 def test_linear_maps_equal_the_map_as_written(rows, width, outputs, form):
     if form == "groups" and width % 256:
         pytest.skip("groups of 256 channels")
+    if rows > 1 and form != "plain":
+        pytest.skip("norms of one row only")
     g = torch.Generator().manual_seed(width)
     inputs = {"x": torch.randn(rows, width, generator=g) + 0.3, "residual": torch.randn(rows, outputs, generator=g)}
     inputs["weight"] = torch.randn(outputs, width, generator=g) * width**-0.5
-    if form in ("groups", "plain"):
+    if rows == 1 and form in ("groups", "plain"):
         inputs["gate"] = torch.randn(rows, width, generator=g)
     if form != "plain":
         inputs["norm_weight"] = torch.rand(256 if form == "groups" else width, generator=g) + 0.5
@@ -58,6 +64,68 @@ def test_the_inner_step_of_mamba_equals_the_step_as_written(rows, width, states,
     assert_matches_reference(
         step, mamba_inner_step_reference, inputs, dtype=torch.bfloat16, keep=KEEP, device="cuda", grad=False
     )
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize(("rows", "heads", "size"), [(1, 16, 128), (5, 3, 48), (64, 4, 64)])
+def test_a_step_of_attention_equals_the_step_as_written(rows, heads, size):
+    g = torch.Generator().manual_seed(size)
+    capacity = 700
+    inputs = {name: torch.randn(rows, heads, size, generator=g).double() for name in "qkv"}
+    inputs |= {name: torch.randn(rows, capacity, heads, size, generator=g).double() for name in ("keys", "values")}
+    angle = torch.arange(capacity)[:, None] * 1000.0 ** -(torch.arange(size // 2) / size * 2)
+    inputs |= {"cos": angle.cos().double(), "sin": angle.sin().double()}
+    count = torch.randint(capacity, (rows,), generator=g)
+
+    def step(keys, values, **rest):
+        now = count.cuda()
+        o = attention_step(keys=keys, values=values, count=now, **rest, backend="triton")
+        assert torch.equal(now.cpu(), count + 1)
+        return o, keys, values
+
+    assert_matches_reference(
+        step,
+        lambda **given: attention_step_reference(**given, count=count),
+        inputs,
+        dtype=torch.bfloat16,
+        keep=("cos", "sin"),
+        device="cuda",
+        grad=False,
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["mamba", "transformer++", "gla"])
+def test_recorded_steps_whose_kernels_overlap_give_the_same_bits(name):
+    """With one row, kernels of a step start while the one before them still runs."""
+    spec = TaskSpec(input="tokens", readout="token", vocab_size=64, num_classes=64, max_length=64)
+    torch.manual_seed(0)
+    model = MODELS.load(name)(num_layers=4, d_model=512).build(spec).cuda().eval()
+    for module in model.modules():
+        if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
+            module.bfloat16()
+    tokens, token = torch.randint(64, (40,), device="cuda"), torch.zeros(1, dtype=torch.long, device="cuda")
+    held, logits = model.init_state(1), torch.zeros(1, 64, dtype=torch.bfloat16, device="cuda")
+
+    def step():
+        with torch.autocast("cuda", torch.bfloat16):
+            found, after = model.step(token, held)
+        copy_into(held, after)
+        logits.copy_(found)
+
+    def run(advance):
+        model.restart(held)
+        rows = []
+        for t in range(len(tokens)):
+            token.copy_(tokens[t : t + 1])
+            advance()
+            torch.cuda.synchronize()
+            rows.append(logits.clone())
+        return torch.stack(rows)
+
+    one_by_one = run(step)
+    replay = record(step, lambda: (*tensors(held), logits), token.device, None)
+    assert torch.equal(run(replay), one_by_one)
 
 
 @pytest.mark.slow

@@ -123,6 +123,8 @@ def test_a_step_of_the_kernel_equals_plain_pytorch(decay, dtype, key_dim, value_
     assert_close(actual[0], exact[0], dtype, what="o")
     assert_close(actual[1], exact[1], torch.float32, what="state")
     assert torch.equal(arguments[4].cpu(), state)
+    gated_linear_attention_step(*arguments, decay_on=decay_on, in_place=True, backend="triton")
+    assert torch.equal(arguments[4], actual[1])
 
 
 def test_a_step_of_the_kernel_has_no_gradient():

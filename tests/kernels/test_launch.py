@@ -13,7 +13,7 @@ from kernels.autograd import save, saved
 from kernels.causal_conv1d import causal_conv1d
 from kernels.fft_conv import fft_conv
 from kernels.gated_linear_attention import gated_linear_attention
-from kernels.launch import CompileOptions, KeptLaunch, KeptLaunches, Launcher, cdiv, power_of_2
+from kernels.launch import CompileOptions, KeptLaunch, KeptLaunches, Launcher, cdiv, overlap_options, power_of_2
 from kernels.layout import spec
 from kernels.lti_ssm import lti_ssm
 from kernels.selective_scan import selective_scan
@@ -366,3 +366,8 @@ def test_a_hook_may_change_the_strides_of_what_is_saved_for_backward(op):
     actual = torch.autograd.grad(y.square().sum(), leaves)
     for a, e in zip(actual, expected, strict=True):
         assert torch.equal(a, e)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the answer depends on the GPU")
+def test_kernels_overlap_on_hopper_only():
+    assert overlap_options(1) == overlap_options(16) == {"OVERLAP": False}

@@ -52,6 +52,8 @@ CASES = {
 @pytest.mark.parametrize("rows", [1, 3, 18])
 def test_it_equals_the_map_as_written(case, backend, rows):
     options, kind = CASES[case]
+    if backend == "triton" and rows > 1 and ("group" in options or "gate" in options):
+        pytest.skip("the kernels take norms and gates of one row only")
     op = with_norm(lambda **given: skinny_linear(**given, backend=backend), kind)
     assert_matches_reference(
         op, with_norm(skinny_linear_reference, kind), inputs(rows, **options), dtype=torch.bfloat16, keep=KEEP,
@@ -68,7 +70,7 @@ def test_plain_pytorch_has_gradients_in_every_precision(dtype):
 
 
 def test_a_mean_far_from_zero_does_not_cancel_in_a_layer_norm():
-    given = inputs(2, 96, 16, group=96, layer=True)
+    given = inputs(1, 96, 16, group=96, layer=True)
     given["x"] += 200.0
     op = with_norm(lambda **more: skinny_linear(**more, backend="triton"), "layer")
     assert_matches_reference(
@@ -86,7 +88,7 @@ def test_the_result_has_the_wider_dtype_of_weight_and_residual():
 
 
 def test_a_part_of_a_wider_tensor_is_read_in_place():
-    both = torch.randn(2, 96, device=DEVICE).bfloat16()
+    both = torch.randn(1, 96, device=DEVICE).bfloat16()
     gate, up = both.chunk(2, dim=-1)
     weight = torch.randn(16, 64, device=DEVICE).bfloat16()[:, :48]
     whole = skinny_linear(up.contiguous(), weight.contiguous(), gate=gate.contiguous(), backend="triton")
@@ -113,6 +115,7 @@ def test_arguments_that_do_not_fit_are_refused(change, message):
 @pytest.mark.parametrize(
     ("rows", "dtype", "group", "message"),
     [
+        (2, torch.bfloat16, 48, "one row only"),
         (MAX_ROWS + 1, torch.bfloat16, None, "takes up to"),
         (1, torch.float32, None, "bfloat16 or float16"),
         (1, torch.bfloat16, 24, "groups of a power of two"),

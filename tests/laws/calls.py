@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.attention import attention
-from kernels.attention.reference import attention_reference
+from kernels.attention import attention, attention_step
+from kernels.attention.reference import attention_reference, attention_step_reference
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.causal_conv1d.reference import causal_conv1d_reference
 from kernels.fft_conv import fft_conv
@@ -99,6 +99,18 @@ def _attention(draw: Draw) -> Iterator[Call]:
     inputs = {"q": draw(*shape), "k": draw(*shape), "v": draw(*shape)}
     yield Call("plain", _pair(attention, attention_reference), inputs)
     yield Call("scaled", _pair(attention, attention_reference), inputs | {"scale": 0.3})
+
+
+def _attention_step(draw: Draw) -> Iterator[Call]:
+    inputs = {name: draw(2, 2, 4) for name in "qkv"} | {name: draw(2, 6, 2, 4) for name in ("keys", "values")}
+    inputs |= {"cos": draw(6, 2), "sin": draw(6, 2)}
+
+    def torch_step(keys: Tensor, values: Tensor, **rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+        o = attention_step(keys=keys, values=values, count=torch.tensor([0, 4]), **rest, backend="torch")
+        return o, keys, values
+
+    reference = partial(attention_step_reference, count=torch.tensor([0, 4]))
+    yield Call("rotated", {"torch": torch_step, "reference": reference}, inputs, gradients=False)
 
 
 def _causal_conv1d(draw: Draw) -> Iterator[Call]:
@@ -278,6 +290,7 @@ def _ssm_kernel(draw: Draw) -> Iterator[Call]:
 
 OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
     "attention": _attention,
+    "attention_step": _attention_step,
     "causal_conv1d": _causal_conv1d,
     "fft_conv": _fft_conv,
     "gated_linear_attention": _gated_linear_attention,

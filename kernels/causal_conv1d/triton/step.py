@@ -6,9 +6,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.causal_conv1d.triton.steps import _sigmoid
-from kernels.launch import cdiv, launch
+from kernels.launch import cdiv, launch, overlap_options
 
 BLOCK_D = 256
 """Channels of a program."""
@@ -30,6 +31,7 @@ def _conv_step_kernel(
     W: tl.constexpr,
     SILU: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """y = act(sum_i w_i s_i + w_{W-1} x + b), and the state s becomes (s_1 .. s_{W-2}, x) in place.
 
@@ -40,6 +42,9 @@ def _conv_step_kernel(
     o_d = tl.program_id(0) % num_d * BLOCK_D + tl.arange(0, BLOCK_D)
     m_d = o_d < D
     o_wide = o_d.to(tl.int64)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     p_s = state + i_b * state_stride_b + o_wide * state_stride_d
     # x is rounded to the dtype of the state, so that the product is the one that later steps see
     b_x = tl.load(x + i_b * stride_b + o_wide * stride_d, mask=m_d, other=0.0).to(state.dtype.element_ty)
@@ -81,6 +86,7 @@ def conv_step(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, act
         W=weight.shape[1],
         SILU=activation == "silu",
         BLOCK_D=BLOCK_D,
+        **overlap_options(batch),
         num_warps=4,
     )
     return y

@@ -77,7 +77,15 @@ STEP_ELEMENTS = 4096
 
 
 def gated_linear_attention_step_triton(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor, *, decay_on: str, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    state: Tensor,
+    *,
+    decay_on: str,
+    scale: float,
+    in_place: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """o [B, H, V] in the dtype of v and the next state [B, H, K, V] in that of the state; see the public operator."""
     batch, heads, key_dim = q.shape
@@ -90,7 +98,8 @@ def gated_linear_attention_step_triton(
             log_decay = dense_channels(log_decay)
         # a decay [H] is the same for the whole batch
         g_stride_b, g_stride_h = (0, log_decay.stride(0)) if log_decay.dim() == 1 else log_decay.stride()[:2]
-    o, new = torch.empty((batch, heads, value_dim), dtype=v.dtype, device=v.device), torch.empty_like(state)
+    o = torch.empty((batch, heads, value_dim), dtype=v.dtype, device=v.device)
+    new = state if in_place else torch.empty_like(state)
     block_k = power_of_2(key_dim)
     block_v = min(power_of_2(value_dim), max(4, STEP_ELEMENTS // block_k))
     launch(

@@ -1,6 +1,7 @@
 """The selective scan on a GPU: the laws of `tests/kernels/test_selective_scan.py` at sizes of real use."""
 
 import functools
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -83,6 +84,14 @@ def assert_equals_plain_pytorch_in_double_precision(inputs, dtype, op=TRITON):
 )
 def test_a_long_sequence_equals_plain_pytorch_in_double_precision(batch, length, width, state, dtype):
     assert_equals_plain_pytorch_in_double_precision(make_inputs(batch, length, width, state, dtype), dtype)
+
+
+@pytest.mark.parametrize("state", [13, 16])
+def test_the_kernels_without_matrix_units_equal_plain_pytorch_in_double_precision(state):
+    from kernels.selective_scan.triton import TUNING, selective_scan_triton
+
+    op = partial(selective_scan_triton, return_final_state=True, tuning=replace(TUNING, matrix=False))
+    assert_equals_plain_pytorch_in_double_precision(make_inputs(3, 515, 200, state), torch.bfloat16, op)
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 500])

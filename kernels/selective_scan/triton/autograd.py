@@ -34,13 +34,13 @@ class SelectiveScan(torch.autograd.Function):
         return_final_state: bool,
         tuning: Tuning,
     ) -> tuple[Tensor, Tensor | None]:
-        inputs = prepare_inputs(x, dt, A, B, C, skip, z, bias, softplus)
+        inputs = prepare_inputs(x, dt, A, B, C, skip, z, bias, softplus, tuning)
         y, final_state, chunks = scan_forward(
-            inputs, initial_state, return_final_state=return_final_state, keep_chunks=True, tuning=tuning
+            inputs, initial_state, return_final_state=return_final_state, keep_chunks=True
         )
         # the words of B and C are views, or copies that backward would have to make again
         save(ctx, *inputs.tensors, chunks)
-        ctx.layout, ctx.softplus, ctx.tuning = inputs.layout, softplus, tuning
+        ctx.call = inputs.call
         ctx.initial_dtype = None if initial_state is None else initial_state.dtype
         ctx.set_materialize_grads(False)
         return y, final_state
@@ -49,14 +49,13 @@ class SelectiveScan(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
         *tensors, chunks = saved(ctx)
-        inputs = ScanInputs._make((*tensors, ctx.layout, ctx.softplus))
+        inputs = ScanInputs._make((*tensors, ctx.call))
         gradients = scan_backward(
             inputs,
             chunks,
             torch.zeros_like(inputs.x) if dy is None else contiguous_channels(dy),
             dense(dfinal),
             initial_dtype=ctx.initial_dtype,
-            tuning=ctx.tuning,
         )
         return *gradients, None, None, None
 
@@ -87,10 +86,9 @@ def selective_scan_triton(
         y, state = SelectiveScan.apply(*tensors, initial_state, dt_softplus, return_final_state, tuning)
     else:
         y, state, _ = scan_forward(
-            prepare_inputs(*tensors, dt_softplus),
+            prepare_inputs(*tensors, dt_softplus, tuning),
             initial_state,
             return_final_state=return_final_state,
             keep_chunks=False,
-            tuning=tuning,
         )
     return (y, state) if return_final_state else y

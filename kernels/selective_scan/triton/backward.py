@@ -29,15 +29,12 @@ segment in registers and memory, and over segments and batch rows by `_add_total
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.device import speaks_ptx
-from kernels.launch import cdiv, launch
+from kernels.launch import KeptLaunch, cdiv
 from kernels.selective_scan.triton.arithmetic import (
     LOG2E,
     and_each,
@@ -53,6 +50,7 @@ from kernels.selective_scan.triton.arithmetic import (
     sum_channels_each,
     zero_each,
 )
+from kernels.selective_scan.triton.backward_matrix import _scan_bwd_matrix_kernel
 from kernels.selective_scan.triton.backward_segments import gradients_behind_segments
 from kernels.selective_scan.triton.backward_sums import add_parts, add_totals
 from kernels.selective_scan.triton.inputs import ScanInputs, time_strides
@@ -81,7 +79,6 @@ from kernels.selective_scan.triton.memory import (
     store_scratch,
     store_states,
 )
-from kernels.selective_scan.triton.plan import Tuning, choose_plan, padded_states
 from kernels.selective_scan.triton.rows import load_words, row_at_step, word_pointers
 
 
@@ -365,95 +362,61 @@ def _scan_bwd_kernel(
 
 
 def scan_backward(
-    inputs: ScanInputs,
-    chunks: Tensor,
-    dy: Tensor,
-    dfinal: Tensor | None,
-    *,
-    initial_dtype: torch.dtype | None,
-    tuning: Tuning,
+    inputs: ScanInputs, chunks: Tensor, dy: Tensor, dfinal: Tensor | None, *, initial_dtype: torch.dtype | None
 ) -> tuple[Tensor | None, ...]:
     """Gradients of x, dt, A, B, C, skip, z, bias and initial state; None for what was not given.
 
     chunks: the states that `scan_forward` kept.   dy: [batch, T, D] with contiguous channels.
     dfinal: gradient of the final state [batch, D, N], contiguous.   initial_dtype: None without an initial state.
     """
-    x, dt, A, z, layout = inputs.x, inputs.dt, inputs.A, inputs.z, inputs.layout
-    batch, length, width = x.shape
-    num_states = A.shape[1]
-    padded = padded_states(num_states)
-    tile = tuning.backward if speaks_ptx() else tuning.backward_portable
-    plan = choose_plan(x, num_states, tile, tuning=tuning)
-    new = partial(torch.empty, dtype=torch.float32, device=x.device)
-    after = dfinal
-    if plan.splits > 1:
-        after = gradients_behind_segments(inputs, dy, dfinal, plan.splits, tuning)
+    call = inputs.call
+    x, dt, A, B, C, skip, z, bias, _ = inputs
+    (batch, length, width), num_states, plan = call.shape, call.num_states, call.backward_plan
+    device, float32 = x.device, torch.float32
+    after = dfinal if plan.splits == 1 else gradients_behind_segments(inputs, dy, dfinal)
 
-    dx = torch.empty((batch, length, width), dtype=x.dtype, device=x.device)
-    ddt = torch.empty((batch, length, width), dtype=dt.dtype, device=x.device)
-    dz = None if z is None else torch.empty((batch, length, width), dtype=z.dtype, device=x.device)
-    totals = new((batch * plan.splits, num_states + 2, width))
+    dx = torch.empty((batch, length, width), dtype=x.dtype, device=device)
+    ddt = torch.empty((batch, length, width), dtype=dt.dtype, device=device)
+    dz = None if z is None else torch.empty((batch, length, width), dtype=z.dtype, device=device)
+    totals = torch.empty((batch * plan.splits, num_states + 2, width), dtype=float32, device=device)
     dB_totals, dC_totals = (
-        None if in_time else new((batch, plan.splits, num_states, width)) for in_time in layout.in_time
+        None if in_time else torch.empty((batch, plan.splits, num_states, width), dtype=float32, device=device)
+        for in_time in call.in_time
     )
     parts = None
-    if any(layout.in_time):
-        parts = new((cdiv(width, plan.block_d), batch * length, padded * sum(layout.in_time)))
+    if any(call.in_time):
+        columns = call.padded * sum(call.in_time)
+        parts = torch.empty((cdiv(width, plan.block_d), batch * length, columns), dtype=float32, device=device)
     dinitial = None
     if initial_dtype is not None:
-        dinitial = torch.empty((batch, width, num_states), dtype=initial_dtype, device=x.device)
-    scratch = new((plan.programs, tuning.chunk // plan.constants["STEPS"] - 1, padded * plan.block_d))
-    x_stride_b, x_stride_t = time_strides(x)
-    dt_stride_b, dt_stride_t = time_strides(dt)
-    z_stride_b, z_stride_t = time_strides(z)
-    dy_stride_b, dy_stride_t = time_strides(dy)
-    launch(
-        _scan_bwd_kernel,
-        plan.programs,
-        x=x,
-        dt=dt,
-        A=A,
-        B=inputs.B,
-        C=inputs.C,
-        skip=inputs.skip,
-        z=z,
-        bias=inputs.bias,
-        chunks=chunks,
-        dy=dy,
-        after=after,
-        dx=dx,
-        ddt=ddt,
-        dz=dz,
-        totals=totals,
-        dB=dB_totals,
-        dC=dC_totals,
-        partial=parts,
-        dinitial=dinitial,
-        scratch=scratch,
-        T=length,
-        D=width,
-        segment=plan.segment,
-        splits=plan.splits,
-        **layout.strides,
-        x_stride_b=x_stride_b,
-        x_stride_t=x_stride_t,
-        dt_stride_b=dt_stride_b,
-        dt_stride_t=dt_stride_t,
-        z_stride_b=z_stride_b,
-        z_stride_t=z_stride_t,
-        dy_stride_b=dy_stride_b,
-        dy_stride_t=dy_stride_t,
-        **plan.constants,
-        **layout.constants,
-        CHUNK=tuning.chunk,
-        SOFTPLUS=inputs.softplus,
-    )
+        dinitial = torch.empty((batch, width, num_states), dtype=initial_dtype, device=device)
+    dy_strides = time_strides(dy)
+    matrix = call.matrix and plan.fits_matrix and not (dy.data_ptr() & 3 or (dy_strides[0] | dy_strides[1]) & 1)
+    groups = call.tuning.chunk // plan.constants["STEPS"]
+    # floats that a group leaves for each channel
+    num_kept = groups * (call.padded + 8) if matrix else (groups - 1) * call.padded
+    scratch = torch.empty(plan.programs * plan.block_d * num_kept, dtype=float32, device=device)
+
+    def make() -> KeptLaunch:
+        arguments = call.sizes(plan, "x", "dt", "z") | {"dy_stride_b": dy_strides[0], "dy_stride_t": dy_strides[1]}
+        arguments |= {"CHUNK": call.tuning.chunk, "SOFTPLUS": call.softplus}
+        if matrix:
+            constants = plan.matrix_constants() | {"KEPT": call.tuning.kept_steps}
+            return KeptLaunch(_scan_bwd_matrix_kernel, plan.programs, **arguments, **constants)
+        return KeptLaunch(_scan_bwd_kernel, plan.programs, **arguments, **plan.constants, **call.map_constants)
+
+    others = (A, skip, bias, after, dinitial)
+    key = (scan_backward, matrix, dy_strides, *[None if m is None else m.dtype for m in others])
+    sums = (totals, parts) if matrix else (totals, dB_totals, dC_totals, parts)
+    call.launches.get(key, make)(
+        x, dt, A, B, C, skip, z, bias, chunks, dy, after, dx, ddt, dz, *sums, dinitial, scratch
+    )  # fmt: skip
     del scratch
 
     dB, dC = add_parts(inputs, parts)
     if dB_totals is not None:
-        dB = dB_totals.sum((0, 1)).t().to(layout.dtypes[0])
+        dB = dB_totals.sum((0, 1)).t().to(call.dtypes[0])
     if dC_totals is not None:
-        dC = dC_totals.sum((0, 1)).t().to(layout.dtypes[1])
+        dC = dC_totals.sum((0, 1)).t().to(call.dtypes[1])
     dA, dskip, dbias = add_totals(inputs, totals)
     return dx, ddt, dA, dB, dC, dskip, dz, dbias, dinitial

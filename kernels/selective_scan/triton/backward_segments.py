@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import launch
+from kernels.launch import KeptLaunch
 from kernels.selective_scan.triton.arithmetic import (
     LOG2E,
     add_each,
@@ -41,7 +41,6 @@ from kernels.selective_scan.triton.memory import (
     store_channel_sums,
     store_states,
 )
-from kernels.selective_scan.triton.plan import Tuning, choose_plan
 from kernels.selective_scan.triton.rows import load_words, row_at_step, word_pointers
 from kernels.selective_scan.triton.segments import ends_to_starts
 
@@ -139,45 +138,28 @@ def _bwd_ends_kernel(
     store_channel_sums(total_dt + (i_b * splits + i_s) * D, b_total, o_d, m_d, o_q, LANES, PTX)
 
 
-def gradients_behind_segments(
-    inputs: ScanInputs, dy: Tensor, dfinal: Tensor | None, splits: int, tuning: Tuning
-) -> Tensor:
+def gradients_behind_segments(inputs: ScanInputs, dy: Tensor, dfinal: Tensor | None) -> Tensor:
     """r behind each of several segments, [batch, splits, N, D]."""
-    dt, A, z, layout = inputs.dt, inputs.A, inputs.z, inputs.layout
-    batch, length, width = inputs.x.shape
-    num_states = A.shape[1]
-    plan = choose_plan(inputs.x, num_states, tuning.backward_ends, tuning=tuning, splits=splits)
-    ends = torch.empty((batch, splits, num_states, width), dtype=torch.float32, device=dt.device)
-    total_dt = torch.empty((batch, splits, width), dtype=torch.float32, device=dt.device)
-    dt_stride_b, dt_stride_t = time_strides(dt)
-    z_stride_b, z_stride_t = time_strides(z)
-    dy_stride_b, dy_stride_t = time_strides(dy)
-    launch(
-        _bwd_ends_kernel,
-        plan.programs,
-        dt=dt,
-        A=A,
-        B=inputs.B,
-        C=inputs.C,
-        z=z,
-        bias=inputs.bias,
-        dy=dy,
-        ends=ends,
-        total_dt=total_dt,
-        T=length,
-        D=width,
-        segment=plan.segment,
-        splits=plan.splits,
-        **layout.strides,
-        dt_stride_b=dt_stride_b,
-        dt_stride_t=dt_stride_t,
-        z_stride_b=z_stride_b,
-        z_stride_t=z_stride_t,
-        dy_stride_b=dy_stride_b,
-        dy_stride_t=dy_stride_t,
-        **plan.constants,
-        **layout.constants,
-        SOFTPLUS=inputs.softplus,
-    )
-    ends_to_starts(A, total_dt, ends, dfinal, reverse=True)
+    call, device = inputs.call, inputs.x.device
+    (batch, _, width), num_states, plan = call.shape, call.num_states, call.ends_plan
+    ends = torch.empty((batch, plan.splits, num_states, width), dtype=torch.float32, device=device)
+    total_dt = torch.empty((batch, plan.splits, width), dtype=torch.float32, device=device)
+    dy_strides = time_strides(dy)
+
+    def make() -> KeptLaunch:
+        return KeptLaunch(
+            _bwd_ends_kernel,
+            plan.programs,
+            **call.sizes(plan, "dt", "z"),
+            dy_stride_b=dy_strides[0],
+            dy_stride_t=dy_strides[1],
+            **plan.constants,
+            **call.map_constants,
+            SOFTPLUS=call.softplus,
+        )
+
+    _, dt, A, B, C, _, z, bias, _ = inputs
+    key = (_bwd_ends_kernel, dy_strides, A.dtype, None if bias is None else bias.dtype)
+    call.launches.get(key, make)(dt, A, B, C, z, bias, dy, ends, total_dt)
+    ends_to_starts(call, A, total_dt, ends, dfinal, reverse=True)
     return ends

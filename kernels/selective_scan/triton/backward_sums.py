@@ -9,9 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import cdiv, launch
+from kernels.launch import KeptLaunch, cdiv
 from kernels.selective_scan.triton.inputs import ScanInputs
-from kernels.selective_scan.triton.plan import padded_states
 from kernels.sums import COLUMNS, ROWS, column_sums
 
 
@@ -66,49 +65,51 @@ def _add_totals_kernel(
 
 def add_parts(inputs: ScanInputs, parts: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """dB and dC [batch, T, N] of the maps that depend on time, from the sums over the channels of each program."""
-    batch, length, _ = inputs.x.shape
-    num_states = inputs.A.shape[1]
+    call, device = inputs.call, inputs.x.device
+    (batch, length, _), num_states = call.shape, call.num_states
     dB, dC = (
-        torch.empty((batch, length, num_states), dtype=dtype, device=inputs.x.device) if in_time else None
-        for dtype, in_time in zip(inputs.layout.dtypes, inputs.layout.in_time, strict=True)
+        torch.empty((batch, length, num_states), dtype=dtype, device=device) if in_time else None
+        for dtype, in_time in zip(call.dtypes, call.in_time, strict=True)
     )
     if parts is not None:
-        padded = padded_states(num_states)
-        block = max(4, 512 // padded)
-        launch(
-            _add_parts_kernel,
-            cdiv(batch * length, block),
-            partial=parts,
-            dB=dB,
-            dC=dC,
-            rows=batch * length,
-            num_d=parts.shape[0],
-            N=num_states,
-            NP=padded,
-            BLOCK=block,
-            TOGETHER=4,
-            num_warps=4,
-        )
+
+        def make() -> KeptLaunch:
+            block = max(4, 512 // call.padded)
+            return KeptLaunch(
+                _add_parts_kernel,
+                cdiv(batch * length, block),
+                rows=batch * length,
+                num_d=parts.shape[0],
+                N=num_states,
+                NP=call.padded,
+                BLOCK=block,
+                TOGETHER=4,
+                num_warps=4,
+            )
+
+        call.launches.get(_add_parts_kernel, make)(parts, dB, dC)
     return dB, dC
 
 
 def add_totals(inputs: ScanInputs, totals: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """dA [D, N], dskip [D] and dbias [D] from the sums over each segment, totals [batch splits, N + 2, D]."""
-    width, num_states = inputs.A.shape
-    dA = torch.empty_like(inputs.A)
-    dskip, dbias = (None if m is None else torch.empty_like(m) for m in (inputs.skip, inputs.bias))
-    launch(
-        _add_totals_kernel,
-        (num_states + 2) * cdiv(width, COLUMNS),
-        totals=totals,
-        dA=dA,
-        dbias=dbias,
-        dskip=dskip,
-        rows=totals.shape[0],
-        D=width,
-        N=num_states,
-        ROWS=ROWS,
-        BLOCK_D=COLUMNS,
-        num_warps=4,
-    )
+    call, A, skip, bias = inputs.call, inputs.A, inputs.skip, inputs.bias
+    width, num_states = call.shape[2], call.num_states
+    dA = torch.empty_like(A)
+    dskip, dbias = (None if m is None else torch.empty_like(m) for m in (skip, bias))
+
+    def make() -> KeptLaunch:
+        return KeptLaunch(
+            _add_totals_kernel,
+            (num_states + 2) * cdiv(width, COLUMNS),
+            rows=totals.shape[0],
+            D=width,
+            N=num_states,
+            ROWS=ROWS,
+            BLOCK_D=COLUMNS,
+            num_warps=4,
+        )
+
+    key = (_add_totals_kernel, *[None if m is None else m.dtype for m in (A, skip, bias)])
+    call.launches.get(key, make)(totals, dA, dbias, dskip)
     return dA, dskip, dbias

@@ -8,14 +8,12 @@ Over segments the kernel runs twice. The first pass leaves the end of each segme
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import cdiv, launch
+from kernels.launch import KeptLaunch, cdiv
 from kernels.selective_scan.triton.arithmetic import (
     LOG2E,
     add_each,
@@ -29,7 +27,8 @@ from kernels.selective_scan.triton.arithmetic import (
     step_size_each,
     zero_each,
 )
-from kernels.selective_scan.triton.inputs import ScanInputs, time_strides
+from kernels.selective_scan.triton.forward_matrix import _scan_fwd_matrix_kernel
+from kernels.selective_scan.triton.inputs import ScanInputs
 from kernels.selective_scan.triton.lanes import from_lane_each, sum_lanes_of_steps
 from kernels.selective_scan.triton.memory import (
     at_step,
@@ -43,7 +42,6 @@ from kernels.selective_scan.triton.memory import (
     store_channel_sums,
     store_states,
 )
-from kernels.selective_scan.triton.plan import Tuning, choose_plan
 from kernels.selective_scan.triton.rows import load_words, row_at_step, word_pointers
 from kernels.selective_scan.triton.segments import ends_to_starts
 
@@ -183,67 +181,50 @@ def _scan_fwd_kernel(
 
 
 def scan_forward(
-    inputs: ScanInputs,
-    initial_state: Tensor | None,
-    *,
-    return_final_state: bool,
-    keep_chunks: bool,
-    tuning: Tuning,
+    inputs: ScanInputs, initial_state: Tensor | None, *, return_final_state: bool, keep_chunks: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """y [batch, T, D], the final state [batch, D, N], and the states before every chunk [batch, T / chunk, N, D].
 
     The states are float32, and None where they are not asked for. initial_state: [batch, D, N], contiguous.
     """
-    x, dt, z, layout = inputs.x, inputs.dt, inputs.z, inputs.layout
-    batch, length, width = x.shape
-    num_states = inputs.A.shape[1]
-    wide = tuning.forward if z is not None else tuning.forward_segments
-    plan = choose_plan(x, num_states, wide, tuning.forward_narrow, tuning.forward_segments, tuning=tuning)
-    new = partial(torch.empty, dtype=torch.float32, device=x.device)
-    y = torch.empty((batch, length, width), dtype=x.dtype, device=x.device)
-    final_state = new((batch, width, num_states)) if return_final_state else None
-    chunks = new((batch, cdiv(length, tuning.chunk), num_states, width)) if keep_chunks else None
-
-    x_stride_b, x_stride_t = time_strides(x)
-    dt_stride_b, dt_stride_t = time_strides(dt)
-    z_stride_b, z_stride_t = time_strides(z)
-    tensors = {
-        "x": x, "dt": dt, "A": inputs.A, "B": inputs.B, "C": inputs.C,
-        "skip": inputs.skip, "z": z, "bias": inputs.bias,
-    }  # fmt: skip
-    sizes_and_constants = {
-        "T": length, "D": width, "segment": plan.segment, "splits": plan.splits,
-        **layout.strides,
-        "x_stride_b": x_stride_b, "x_stride_t": x_stride_t,
-        "dt_stride_b": dt_stride_b, "dt_stride_t": dt_stride_t,
-        "z_stride_b": z_stride_b, "z_stride_t": z_stride_t,
-        **plan.constants, **layout.constants, "CHUNK": tuning.chunk, "SOFTPLUS": inputs.softplus,
-    }  # fmt: skip
+    call, device = inputs.call, inputs.x.device
+    (batch, length, width), num_states, splits = call.shape, call.num_states, call.forward_plan.splits
+    y = torch.empty((batch, length, width), dtype=inputs.x.dtype, device=device)
+    final_state = chunks = None
+    if return_final_state:
+        final_state = torch.empty((batch, width, num_states), dtype=torch.float32, device=device)
+    if keep_chunks:
+        num_chunks = cdiv(length, call.tuning.chunk)
+        chunks = torch.empty((batch, num_chunks, num_states, width), dtype=torch.float32, device=device)
     start = initial_state
-    if plan.splits > 1:
-        start = new((batch, plan.splits, num_states, width))
-        total_dt = new((batch, plan.splits, width))
-        launch(
-            _scan_fwd_kernel,
-            plan.programs,
-            **tensors,
-            start=None,
-            y=None,
-            end=start,
-            total_dt=total_dt,
-            chunks=None,
-            **sizes_and_constants,
-        )
-        ends_to_starts(inputs.A, total_dt, start, initial_state, reverse=False)
-    launch(
-        _scan_fwd_kernel,
-        plan.programs,
-        **tensors,
-        start=start,
-        y=y,
-        end=final_state,
-        total_dt=None,
-        chunks=chunks,
-        **sizes_and_constants,
-    )
+    if splits > 1:
+        start = torch.empty((batch, splits, num_states, width), dtype=torch.float32, device=device)
+        total_dt = torch.empty((batch, splits, width), dtype=torch.float32, device=device)
+        _scan(inputs, None, None, start, total_dt, None)
+        ends_to_starts(call, inputs.A, total_dt, start, initial_state, reverse=False)
+    _scan(inputs, start, y, final_state, None, chunks)
     return y, final_state, chunks
+
+
+def _scan(
+    inputs: ScanInputs,
+    start: Tensor | None,
+    y: Tensor | None,
+    end: Tensor | None,
+    total_dt: Tensor | None,
+    chunks: Tensor | None,
+) -> None:
+    """One pass of the forward kernel; arguments as in `_scan_fwd_kernel`."""
+    call = inputs.call
+
+    def make() -> KeptLaunch:
+        plan = call.forward_plan
+        arguments = call.sizes(plan, "x", "dt", "z") | {"CHUNK": call.tuning.chunk, "SOFTPLUS": call.softplus}
+        if call.matrix and plan.fits_matrix:
+            return KeptLaunch(_scan_fwd_matrix_kernel, plan.programs, **arguments, **plan.matrix_constants("STEPS"))
+        return KeptLaunch(_scan_fwd_kernel, plan.programs, **arguments, **plan.constants, **call.map_constants)
+
+    x, dt, A, B, C, skip, z, bias, _ = inputs
+    others = (A, skip, bias, start)
+    key = (_scan, y is None, end is None, chunks is None, *[None if m is None else m.dtype for m in others])
+    call.launches.get(key, make)(x, dt, A, B, C, skip, z, bias, start, y, end, total_dt, chunks)

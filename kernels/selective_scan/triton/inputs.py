@@ -2,32 +2,111 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernels.device import interpreted, speaks_ptx
-from kernels.selective_scan.triton.plan import padded_states
+from kernels.device import interpreted, num_processors, speaks_ptx
+from kernels.launch import KeptLaunches
+from kernels.selective_scan.triton.plan import Plan, Tuning, choose_plan, padded_states
 
 MAX_STRIDE_BYTES = 2**31 - 1
 """The kernels compute the byte offset of a step with a stride of 32 bits."""
 
+Layout = tuple[torch.dtype, tuple[int, ...]]
+"""Dtype and strides of a tensor [batch, T, D]."""
+Map = tuple[torch.dtype, int | None, int | None]
+"""Dtype of a map as it was given, and the strides of a batch row and of a step in words."""
 
-class MapLayout(NamedTuple):
-    """Layout in which the kernels read the input map B and the output map C."""
 
-    dtypes: tuple[torch.dtype, torch.dtype]
-    """Dtypes of B and C as they were given."""
-    strides: dict[str, int | None]
-    """Kernel argument to a stride, of a batch row or of a step, in 32-bit words; None for a map without time."""
-    constants: dict[str, bool]
-    """Constexprs. PACKED: words are pairs of bfloat16. SHUFFLE: the lanes of a warp share the words of a row."""
+class ScanCall:
+    """What calls of equal shapes, strides, dtypes and device share: how they are divided, and their kept launches.
 
-    @property
-    def in_time(self) -> tuple[bool, bool]:
+    tuning:   choices of the launchers.   softplus: whether step sizes go through softplus.
+    aligned:  whether x, dt and z begin at multiples of 4 bytes.
+    device:   of all tensors.   shape: of x.   num_states: N.
+    x, dt, z: dtype and strides of each; z may be None.
+    B, C:     dtype as given, then the strides of a batch row and of a step in 32-bit words, None for maps without time.
+    packed:   whether these words are pairs of bfloat16, else they are float32.
+    """
+
+    def __init__(
+        self,
+        tuning: Tuning,
+        softplus: bool,
+        aligned: bool,
+        device: torch.device,
+        shape: Sequence[int],
+        num_states: int,
+        x: Layout,
+        dt: Layout,
+        z: Layout | None,
+        B: Map,
+        C: Map,
+        packed: bool,
+    ) -> None:
+        self.tuning, self.softplus, self.device, self.shape, self.num_states = (
+            tuning,
+            softplus,
+            device,
+            shape,
+            num_states,
+        )
+        self.dtypes = B[0], C[0]
+        """Dtypes of B and C as they were given."""
+        self.in_time = B[2] is not None, C[2] is not None
         """Whether B and C depend on time."""
-        return self.strides["b_stride_t"] is not None, self.strides["c_stride_t"] is not None
+        length = shape[1]
+        self.map_strides: dict[str, int | None] = dict(
+            zip(("b_stride_b", "b_stride_t", "c_stride_b", "c_stride_t"), (*B[1:], *C[1:]), strict=True)
+        )
+        self.strides = {
+            f"{name}_stride_{axis}": stride
+            for name, given in (("x", x), ("dt", dt), ("z", z))
+            for axis, stride in zip("bt", _time_strides(given, length), strict=True)
+        }
+        self.padded = padded_states(num_states)
+        # a lane finds up to 32 words of a map in one register; the interpreter follows, so that tests cover this path
+        ptx = speaks_ptx()
+        shuffle = (ptx or interpreted()) and self.padded // (2 if packed else 1) <= 32
+        self.map_constants: dict[str, Any] = {"PACKED": packed, "SHUFFLE": shuffle, "PTX": ptx}
+        """Constexprs. PACKED: words are pairs of bfloat16. SHUFFLE: the lanes of a warp share the words of a row."""
+        narrow = all(given is None or given[0] == torch.bfloat16 for given in (x, dt, z))
+        even = not any(stride & 1 for stride in (shape[2], *self.strides.values()))
+        self.matrix = (
+            tuning.matrix
+            and ptx
+            and packed
+            and all(self.in_time)
+            and narrow
+            and aligned
+            and even
+            and z is not None
+            and 8 < num_states <= 16
+        )
+        """Whether the kernels on the matrix units (`matrix.py`) can read the inputs."""
+        choose = functools.partial(choose_plan, shape, num_states, num_processors(device), tuning=tuning)
+        gated = tuning.forward_matrix if self.matrix else tuning.forward
+        wide = gated if z is not None else tuning.forward_segments
+        self.forward_plan = choose(wide, tuning.forward_narrow, tuning.forward_segments)
+        self.backward_plan = choose(tuning.backward if ptx else tuning.backward_portable)
+        self.ends_plan = choose(tuning.backward_ends, splits=self.backward_plan.splits)
+        self.launches = KeptLaunches()
+
+    def sizes(self, plan: Plan, *names: str) -> dict[str, Any]:
+        """The sizes of a plan and the strides of B, C and the named inputs, as arguments of a launch."""
+        _, length, width = self.shape
+        return {
+            "T": length, "D": width, "segment": plan.segment, "splits": plan.splits, **self.map_strides,
+            **{key: self.strides[key] for name in names for key in (f"{name}_stride_b", f"{name}_stride_t")},
+        }  # fmt: skip
+
+
+kept_call = functools.lru_cache(256)(ScanCall)
+"""The `ScanCall` of calls on a GPU, since making one takes longer than a short kernel runs."""
 
 
 class ScanInputs(NamedTuple):
@@ -47,8 +126,7 @@ class ScanInputs(NamedTuple):
     z: Tensor | None
     bias: Tensor | None
     """Added to dt."""
-    layout: MapLayout
-    softplus: bool
+    call: ScanCall
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -65,22 +143,38 @@ def prepare_inputs(
     z: Tensor | None,
     bias: Tensor | None,
     softplus: bool,
+    tuning: Tuning,
 ) -> ScanInputs:
     """Inputs whose maps B and C [batch, T, N] are views as words where their memory allows it, else copies.
 
     x, dt and z have contiguous channels (`contiguous_channels`); all that does not depend on time is contiguous.
     """
-    padded = padded_states(A.shape[1])
-    packed = all(m.ndim == 2 or m.dtype == torch.bfloat16 for m in (B, C)) and not B.ndim == C.ndim == 2
-    b_words, c_words = (m if m.ndim == 2 else _as_words(m, padded, packed) for m in (B, C))
-    b_stride_b, b_stride_t = (None, None) if B.ndim == 2 else time_strides(b_words)
-    c_stride_b, c_stride_t = (None, None) if C.ndim == 2 else time_strides(c_words)
-    strides = {"b_stride_b": b_stride_b, "b_stride_t": b_stride_t, "c_stride_b": c_stride_b, "c_stride_t": c_stride_t}
-    # a lane finds up to 32 words of a map in one register; the interpreter follows, so that tests cover this path
-    ptx = speaks_ptx()
-    shuffle = (ptx or interpreted()) and padded // (2 if packed else 1) <= 32
-    layout = MapLayout((B.dtype, C.dtype), strides, {"PACKED": packed, "SHUFFLE": shuffle, "PTX": ptx})
-    return ScanInputs(x, dt, A, b_words, c_words, skip, z, bias, layout, softplus)
+    num_states = A.shape[1]
+    padded = padded_states(num_states)
+    b_in_time, c_in_time = B.ndim == 3, C.ndim == 3
+    packed = (
+        (b_in_time or c_in_time)
+        and (B.dtype == torch.bfloat16 or not b_in_time)
+        and (C.dtype == torch.bfloat16 or not c_in_time)
+    )
+    b_words = _as_words(B, padded, packed) if b_in_time else B
+    c_words = _as_words(C, padded, packed) if c_in_time else C
+    addresses = x.data_ptr() | dt.data_ptr() | (0 if z is None else z.data_ptr())
+    call = (kept_call if x.is_cuda else ScanCall)(
+        tuning,
+        softplus,
+        not addresses & 3,
+        x.device,
+        x.shape,
+        num_states,
+        (x.dtype, x.stride()),
+        (dt.dtype, dt.stride()),
+        None if z is None else (z.dtype, z.stride()),
+        (B.dtype, *time_strides(b_words)) if b_in_time else (B.dtype, None, None),
+        (C.dtype, *time_strides(c_words)) if c_in_time else (C.dtype, None, None),
+        packed,
+    )
+    return ScanInputs(x, dt, A, b_words, c_words, skip, z, bias, call)
 
 
 def _as_words(rows: Tensor, padded: int, packed: bool) -> Tensor:
@@ -110,12 +204,15 @@ def contiguous_channels(tensor: Tensor) -> Tensor:
     return tensor if _has_contiguous_channels(tensor) else tensor.contiguous()
 
 
-def time_strides(tensor: Tensor | None) -> tuple[int, int]:
-    """Strides of a batch row and of a step of [batch, T, D], in elements; zeros if there is no tensor.
+def time_strides(tensor: Tensor) -> tuple[int, int]:
+    """Strides of a batch row and of a step of [batch, T, D], in elements.
 
     The stride of a single step has no meaning and may be any number, so it is taken as zero.
     """
-    if tensor is None:
-        return 0, 0
     in_batch, in_time, _ = tensor.stride()
     return in_batch, in_time if tensor.shape[1] > 1 else 0
+
+
+def _time_strides(given: Layout | None, length: int) -> tuple[int, int]:
+    """`time_strides` of a tensor of this length, zeros if there is no tensor."""
+    return (0, 0) if given is None else (given[1][0], given[1][1] if length > 1 else 0)

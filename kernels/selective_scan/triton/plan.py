@@ -7,12 +7,11 @@ time is cut into several segments that run side by side.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
-from kernels.device import num_processors, speaks_ptx
+from kernels.device import speaks_ptx
 from kernels.launch import CompileOptions, cdiv, power_of_2
 
 
@@ -39,6 +38,8 @@ class Tuning:
 
     forward: Tile
     """Forward pass with a gate. Without a gate, so many registers make the compiler wait for loads too early."""
+    forward_matrix: Tile
+    """Forward pass on the matrix units."""
     forward_narrow: Tile
     """Forward pass where two channels for each thread leave the GPU half empty and one channel does not."""
     forward_segments: Tile
@@ -59,10 +60,15 @@ class Tuning:
     """Minimum length of a segment."""
     uncut: int
     """Maximum length that is never cut: segments take two more launches forward and two backward."""
+    matrix: bool = True
+    """Whether the kernels on the matrix units run where they can (`matrix.py`)."""
+    kept_steps: int = 6
+    """Steps of a group of eight whose decays these keep in registers in the backward pass."""
 
 
 TUNING = Tuning(
     forward=Tile(states=4, channels=2, steps=16, options=CompileOptions(num_warps=1, max_registers=200)),
+    forward_matrix=Tile(states=4, channels=2, steps=8, options=CompileOptions(num_warps=1, max_registers=168)),
     forward_narrow=Tile(states=4, channels=1, steps=32, options=CompileOptions(num_warps=1, max_registers=255)),
     forward_segments=Tile(states=4, channels=2, steps=16, options=CompileOptions(num_warps=1, max_registers=128)),
     backward_ends=Tile(states=4, channels=2, steps=16, options=CompileOptions(num_warps=1, max_registers=128)),
@@ -96,6 +102,18 @@ class Plan(NamedTuple):
     """The constexprs and compile options that follow from the plan, as keyword arguments of the launch."""
 
     @property
+    def fits_matrix(self) -> bool:
+        """Whether a thread has the channels, states and steps that the kernels on the matrix units expect."""
+        return [self.constants[name] for name in ("NT", "LANES", "CHANNELS")] == [4, 4, 2] and self.constants[
+            "STEPS"
+        ] >= 8
+
+    def matrix_constants(self, *more: str) -> dict[str, Any]:
+        """The part of `constants` that the kernels on the matrix units take."""
+        names = ("N", "BLOCK_D", *more, "num_warps", "num_stages", "maxnreg")
+        return {name: self.constants[name] for name in names if name in self.constants}
+
+    @property
     def num_warps(self) -> int:
         """Warps of all programs together."""
         return self.programs * int(self.constants["num_warps"])
@@ -106,25 +124,19 @@ def padded_states(num_states: int) -> int:
     return max(4, power_of_2(num_states))
 
 
-def choose_plan(x: Tensor, num_states: int, *tiles: Tile, tuning: Tuning, splits: int | None = None) -> Plan:
+def choose_plan(
+    shape: Sequence[int],
+    num_states: int,
+    processors: int,
+    *tiles: Tile,
+    tuning: Tuning,
+    splits: int | None = None,
+) -> Plan:
     """The first tile that fills the chip over whole sequences, or if none does, the last tile over segments of time.
 
-    x: [batch, T, D].   splits: takes the last tile over that many segments.
+    shape: [batch, T, D].   processors: of the GPU.   splits: takes the last tile over that many segments.
     """
-    return _choose(x.shape, num_states, tiles, tuning, splits, num_processors(x.device), speaks_ptx())
-
-
-@functools.lru_cache(1024)
-def _choose(
-    shape: tuple[int, ...],
-    num_states: int,
-    tiles: tuple[Tile, ...],
-    tuning: Tuning,
-    splits: int | None,
-    processors: int,
-    ptx: bool,
-) -> Plan:
-    cover = functools.partial(_cover, shape, num_states, chunk=tuning.chunk, ptx=ptx)
+    cover = functools.partial(_cover, shape, num_states, chunk=tuning.chunk, ptx=speaks_ptx())
     if splits is None:
         whole = [cover(tile, splits=1) for tile in tiles]
         for plan in whole:
@@ -135,7 +147,7 @@ def _choose(
     return cover(tiles[-1], splits=splits)
 
 
-def _cover(shape: tuple[int, ...], num_states: int, tile: Tile, *, splits: int, chunk: int, ptx: bool) -> Plan:
+def _cover(shape: Sequence[int], num_states: int, tile: Tile, *, splits: int, chunk: int, ptx: bool) -> Plan:
     """Covers [batch, T, D] by programs of a tile, in at most `splits` segments."""
     assert chunk % tile.steps == 0
     batch, length, width = shape

@@ -13,8 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import cdiv, launch, power_of_2
+from kernels.launch import KeptLaunch, cdiv, power_of_2
 from kernels.selective_scan.triton.arithmetic import LOG2E
+from kernels.selective_scan.triton.inputs import ScanCall
 
 
 @triton.jit(do_not_specialize=["splits"])
@@ -47,21 +48,24 @@ def _pass_kernel(
     tl.store(ends + (i_last * N + i_n) * D + o_d, b_h, mask=m_d)
 
 
-def ends_to_starts(A: Tensor, total_dt: Tensor, ends: Tensor, first_state: Tensor | None, *, reverse: bool) -> None:
-    """Replaces `ends` by the starts of the segments in place; shapes as in `_pass_kernel`."""
+def ends_to_starts(
+    call: ScanCall, A: Tensor, total_dt: Tensor, ends: Tensor, first: Tensor | None, *, reverse: bool
+) -> None:
+    """Replaces `ends` by the starts of the segments in place; first is `first_state` of `_pass_kernel`."""
     batch, splits, num_states, width = ends.shape
-    block_d = min(128, power_of_2(width))
-    launch(
-        _pass_kernel,
-        batch * num_states * cdiv(width, block_d),
-        A=A,
-        total_dt=total_dt,
-        ends=ends,
-        first_state=first_state,
-        D=width,
-        splits=splits,
-        N=num_states,
-        BLOCK_D=block_d,
-        REVERSE=reverse,
-        num_warps=4,
-    )
+
+    def make() -> KeptLaunch:
+        block_d = min(128, power_of_2(width))
+        return KeptLaunch(
+            _pass_kernel,
+            batch * num_states * cdiv(width, block_d),
+            D=width,
+            splits=splits,
+            N=num_states,
+            BLOCK_D=block_d,
+            REVERSE=reverse,
+            num_warps=4,
+        )
+
+    launch = call.launches.get((_pass_kernel, reverse, None if first is None else first.dtype), make)
+    launch(A, total_dt, ends, first)

@@ -14,8 +14,8 @@ word of them, two bfloat16 or one float32, and the others fetch it from that lan
 Where few channels leave the chip empty, time is cut into segments that run side by side (`segments.py`).
 
 The kernels of `forward.py` and `backward.py` take all dtypes and sizes. Those of `forward_matrix.py` and
-`backward_matrix.py` take bfloat16 with a gate and 8 < N <= 16 on NVIDIA GPUs: the matrix units make u_t B_t and add
-over states and channels, which takes the place of most shuffles (`matrix.py`).
+`backward_matrix.py` take bfloat16 with a gate, 8 < N <= 16 and D > 32 on NVIDIA GPUs: the matrix units make u_t B_t and
+add over states and channels, which takes the place of most shuffles (`matrix.py`).
 
 float32: states, decays, step sizes and sums. Decays of float32 inputs are precise exponentials; half-precision inputs
 take the hardware's 2^x, with a relative error of 2^-22. Results are deterministic: every sum has a fixed order, and

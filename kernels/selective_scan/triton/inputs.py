@@ -22,6 +22,13 @@ Map = tuple[torch.dtype, int | None, int | None]
 """Dtype of a map as it was given, and the strides of a batch row and of a step in words."""
 
 
+MATRIX_WIDTHS_FROM = 32
+"""Above this width the kernels on the matrix units have at least four warps for the gradients of a program.
+
+A draft with two warps gave a wrong gradient of x on an H200, and the reason is not known.
+"""
+
+
 class ScanCall:
     """What calls of equal shapes, strides, dtypes and device share: how they are divided, and their kept launches.
 
@@ -86,6 +93,7 @@ class ScanCall:
             and even
             and z is not None
             and 8 < num_states <= 16
+            and shape[2] > MATRIX_WIDTHS_FROM
         )
         """Whether the kernels on the matrix units (`matrix.py`) can read the inputs."""
         choose = functools.partial(choose_plan, shape, num_states, num_processors(device), tuning=tuning)

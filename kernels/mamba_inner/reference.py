@@ -26,10 +26,12 @@ def mamba_inner_step_reference(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y, and the next window and state, computed in the dtypes of the arguments."""
     u, window = causal_conv1d_reference(x.unsqueeze(1), conv_weight, conv_bias, activation="silu", initial_state=window)
-    r, B, C = F.linear(u, x_proj.to(u.dtype)).split([dt_proj.shape[1], log_A.shape[1], log_A.shape[1]], dim=-1)
+    # the convolution and the maps of a model give the dtype of x, whatever that of the filter is
+    u = u.to(x.dtype)
+    r, B, C = F.linear(u, x_proj).split([dt_proj.shape[1], log_A.shape[1], log_A.shape[1]], dim=-1)
     y, state = selective_scan_reference(
         u,
-        F.linear(r, dt_proj.to(r.dtype)),
+        F.linear(r, dt_proj),
         -torch.exp(log_A),
         B,
         C,

@@ -94,6 +94,13 @@ def test_the_kernels_without_matrix_units_equal_plain_pytorch_in_double_precisio
     assert_equals_plain_pytorch_in_double_precision(make_inputs(3, 515, 200, state), torch.bfloat16, op)
 
 
+@pytest.mark.parametrize("width", [16, 18, 32, 34, 64, 66])
+def test_few_channels_in_bfloat16_equal_plain_pytorch_in_double_precision(width):
+    # the number of warps of a program follows the width
+    inputs = make_inputs(2, 130, width, 16, torch.bfloat16)
+    assert_equals_plain_pytorch_in_double_precision(inputs, torch.bfloat16)
+
+
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 500])
 def test_the_kernel_equals_the_recurrence(length):
     inputs = {n: v.double().cpu() if torch.is_tensor(v) else v for n, v in make_inputs(2, length, 70, 24).items()}

@@ -134,7 +134,7 @@ class Attention(Mixer):
         return step_linear(self.out, o.flatten(1), residual=residual), state
 
     def restart(self, state: KeyValueCache) -> None:
-        # what lies behind the count is never read, and it may be many gigabytes
+        # the steps never read keys and values behind the count, and clearing them would write many gigabytes
         state.count.zero_()
 
     def prefill(

@@ -78,10 +78,10 @@ class GridDisplay:
         style = {"ok": "", "n/a": "dim"}.get(finished.status, "red")
         self.bars.console.print(line, style=style, markup=False, highlight=False)
 
-    def stopping(self, num_runs: int) -> None:
-        """The user asked for an end, and the current runs save what they have."""
-        runs = "run" if num_runs == 1 else "runs"
-        self.bars.console.print(f"saving {num_runs} {runs}, press again to end at once", highlight=False)
+    def stopping(self) -> None:
+        """The user asked for an end, or the time is up, and the current runs save what they have."""
+        runs = "run" if len(self.tasks) == 1 else "runs"
+        self.bars.console.print(f"saving {len(self.tasks)} {runs}, press again to end at once", highlight=False)
 
     def repeated(self, run: Run, reason: str) -> None:
         """A run is tried once more, because its worker did not survive it."""

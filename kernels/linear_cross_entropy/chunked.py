@@ -33,7 +33,7 @@ columns of padding stay finite."""
 
 
 class Plan(NamedTuple):
-    """How a call is computed."""
+    """Dtype, chunk size and kernel that one call computes with."""
 
     dtype: torch.dtype
     """Dtype of logits and products."""

@@ -89,7 +89,7 @@ def run_all(
     options: dict[str, Any] = {"fresh": fresh, "threads": threads, "record": record, "keep_weights": keep_weights}
     jobs = min(jobs, len(runs))
     event = multiprocessing.get_context("spawn").Event() if jobs > 1 else threading.Event()
-    with _Stop(event, lambda: display.stopping(max(1, jobs)), within_s) as stop:
+    with _Stop(event, display.stopping, within_s) as stop:
         if jobs > 1:
             spread = torch.cuda.device_count() if device.type == "cuda" and device.index is None else 1
             devices = [f"cuda:{worker % spread}" if spread > 1 else str(device) for worker in range(jobs)]

@@ -20,7 +20,7 @@ import os
 import signal
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,6 +36,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TRIES = 2
 """How often a run is tried on workers that do not survive it."""
 
+FaultOf = Callable[[torch.device], str | None]
+
 
 class Display(Protocol):
     """Interface through which an executor reports the progress of its runs."""
@@ -46,7 +48,7 @@ class Display(Protocol):
 
     def finished(self, finished: Finished) -> None: ...
 
-    def stopping(self, num_runs: int) -> None: ...
+    def stopping(self) -> None: ...
 
     def repeated(self, run: Run, reason: str) -> None: ...
 
@@ -69,7 +71,9 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _work(pipe: Connection, stop: Any, device_name: str, root: Path, options: dict[str, Any]) -> None:
+def _work(
+    pipe: Connection, stop: Any, device_name: str, root: Path, options: dict[str, Any], fault_of: FaultOf
+) -> None:
     """Body of a worker: carries out the runs that come through the pipe until None comes.
 
     It sends every `Progress`; after a run (Finished, fault of the device or None), or None for an interrupted run.
@@ -82,7 +86,7 @@ def _work(pipe: Connection, stop: Any, device_name: str, root: Path, options: di
         except KeyboardInterrupt:
             pipe.send(None)
             continue
-        fault = device_fault(device) if finished.status == "failed" else None
+        fault = fault_of(device) if finished.status == "failed" else None
         pipe.send((finished, fault))
         if fault is not None:
             # the exit handlers of CUDA libraries may hang on a broken device
@@ -92,11 +96,19 @@ def _work(pipe: Connection, stop: Any, device_name: str, root: Path, options: di
 class _Worker:
     """A worker as its parent sees it: the process, the pipe, its device, and the run that it carries out."""
 
-    def __init__(self, context: Any, stop: Any, device: str, root: Path, options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        context: Any,
+        stop: Any,
+        device: str,
+        root: Path,
+        options: dict[str, Any],
+        fault_of: FaultOf = device_fault,
+    ) -> None:
         self.device = device
         self.run: Run | None = None
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, stop, device, root, options), daemon=True)
+        self.process = context.Process(target=_work, args=(theirs, stop, device, root, options, fault_of), daemon=True)
         # a process inherits the mask, so a signal cannot reach the worker even while it imports its modules
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
@@ -133,11 +145,14 @@ def run_in_workers(
     display: Display,
     stop: Any,
     options: dict[str, Any],
+    *,
+    fault_of: FaultOf = device_fault,
 ) -> list[Finished]:
     """Carries out the runs in one worker for each of `devices`, and returns how they ended, in order of their ending.
 
     stop: an event of the context `spawn`; once it is set, the current runs save a checkpoint and no other starts.
     options: keyword arguments of `execute`.
+    fault_of: tells, after a failed run, why its worker can no longer use the device, or None.
     """
     context = multiprocessing.get_context("spawn")
     waiting, ended = deque(runs), list[Finished]()
@@ -152,7 +167,7 @@ def run_in_workers(
             worker.give(run)
 
     def begin(device: str) -> None:
-        workers.append(_Worker(context, stop, device, root, options))
+        workers.append(_Worker(context, stop, device, root, options, fault_of))
         hand_out(workers[-1])
 
     def keep(finished: Finished) -> None:
@@ -194,7 +209,8 @@ def run_in_workers(
     try:
         for device in devices:
             begin(device)
-        while any(worker.run is not None for worker in workers):
+        # a run that is put back waits for the worker that replaces the lost one
+        while any(worker.run is not None for worker in workers) or (waiting and not stop.is_set()):
             ready = wait([part for worker in workers for part in (worker.pipe, worker.process.sentinel)], timeout=0.2)
             for worker in list(workers):
                 if worker.pipe in ready or worker.process.sentinel in ready:

@@ -13,7 +13,7 @@ import torch
 
 from suite import storage
 from suite.executors.local import OutOfTimeError, run_all
-from suite.executors.workers import _Worker
+from suite.executors.workers import _Worker, run_in_workers
 from tests.suite.toy import make_run
 
 CPU = torch.device("cpu")
@@ -23,7 +23,7 @@ class Recording:
     """A display that keeps what it is told."""
 
     def __init__(self):
-        self.repeats, self.stops, self.ended = [], [], []
+        self.repeats, self.stops, self.ended = [], 0, []
 
     def started(self, run): ...
 
@@ -32,8 +32,8 @@ class Recording:
     def finished(self, finished):
         self.ended.append(finished.run.run_id)
 
-    def stopping(self, num_runs):
-        self.stops.append(num_runs)
+    def stopping(self):
+        self.stops += 1
 
     def repeated(self, run, reason):
         self.repeats.append((run.run_id, reason))
@@ -62,19 +62,51 @@ def test_a_killed_worker_costs_one_try_of_one_run(tmp_path):
         assert ending(tmp_path, run)[0] == "ok"
 
 
-@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_grid_whose_time_is_up_continues_later(tmp_path, jobs):
+def lost(device):
+    """A device that no process can use any more."""
+    return f"{device} is lost"
+
+
+@pytest.mark.slow
+def test_a_run_whose_device_is_lost_is_tried_again_even_if_it_is_the_last(tmp_path):
+    fails, good = make_run(model={"fault": "error"}), make_run()
+    display = Recording()
+    stop = multiprocessing.get_context("spawn").Event()
+    ended = run_in_workers([good, fails], tmp_path, ["cpu", "cpu"], display, stop, {}, fault_of=lost)
+    assert display.repeats == [(fails.run_id, "cpu is lost")]
+    assert {finished.run.run_id: finished.status for finished in ended} == {good.run_id: "ok", fails.run_id: "failed"}
+
+
+def test_a_grid_whose_time_is_up_continues_later(tmp_path):
     runs = [make_run(model={"fault": "slow"}, train={"epochs": 4}, seed=seed) for seed in range(3)]
     display = Recording()
     with pytest.raises(OutOfTimeError):
-        run_all(runs, tmp_path, CPU, display, jobs=jobs, within_s=1.0 if jobs == 1 else 6.0)
-    assert display.stops == [jobs]
+        run_all(runs, tmp_path, CPU, display, within_s=0.3)
+    assert display.stops == 1
     assert len(display.ended) < 3
-    faultless = [run for run in runs if run.run_id not in display.ended]
-    assert len(list(tmp_path.rglob("*.checkpoint"))) <= jobs
-    ended = run_all(faultless, tmp_path, CPU, display, jobs=1)
-    assert len(display.ended) == 3
-    assert all(finished.status == "ok" for finished in ended)
+    assert len(list(tmp_path.rglob("*.checkpoint"))) == 1
+    rest = [run for run in runs if run.run_id not in display.ended]
+    ended = run_all(rest, tmp_path, CPU, display)
+    assert [finished.status for finished in ended] == ["ok"] * len(rest)
+
+
+@pytest.mark.slow
+def test_workers_that_are_asked_to_stop_save_their_runs(tmp_path):
+    stop = multiprocessing.get_context("spawn").Event()
+
+    class Stopping(Recording):
+        """A display that asks for an end once both runs have trained."""
+
+        seen = frozenset()
+
+        def progressed(self, run, progress):
+            self.seen |= {run.run_id}
+            if len(self.seen) == 2:
+                stop.set()
+
+    runs = [make_run(model={"fault": "slow"}, train={"epochs": 400}, seed=seed) for seed in range(3)]
+    assert run_in_workers(runs, tmp_path, ["cpu", "cpu"], Stopping(), stop, {}) == []
+    assert {path.stem for path in tmp_path.rglob("*.checkpoint")} == {run.run_id for run in runs[:2]}
 
 
 @pytest.mark.slow

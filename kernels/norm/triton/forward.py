@@ -14,7 +14,7 @@ from kernels.norm.triton.plan import TUNING, Tuning, forward_plan
 
 
 class GateRows(NamedTuple):
-    """Where the rows of a gate [..., D] lie: row r at (r // heads) outer + (r % heads) inner, in elements."""
+    """Layout of a gate [..., D]: its row r begins at element (r // heads) outer + (r % heads) inner."""
 
     heads: int
     outer: int
@@ -102,7 +102,7 @@ def _norm_fwd_kernel(
 
 
 class Statistics(NamedTuple):
-    """What the backward pass needs of the forward pass."""
+    """Results of the forward pass that the backward pass reads."""
 
     total: Tensor
     """x + residual, or x itself."""

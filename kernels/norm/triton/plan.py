@@ -35,13 +35,13 @@ class Plan(NamedTuple):
 
 
 def forward_plan(rows: int, width: int, tuning: Tuning) -> Plan:
-    """One tile for each program."""
+    """The plan of the forward pass, in which every program computes one tile."""
     tile_rows, block_d, options = _tile(rows, width, tuning.forward, tuning)
     return Plan(tile_rows, block_d, cdiv(rows, tile_rows), options)
 
 
 def backward_plan(rows: int, width: int, device: torch.device, tuning: Tuning) -> Plan:
-    """As many programs as fit on the device at once, each with many tiles."""
+    """The plan of the backward pass, in which all programs run at once and compute many tiles each."""
     tile_rows, block_d, options = _tile(rows, width, tuning.backward, tuning)
     programs = min(cdiv(rows, tile_rows), tuning.programs_of_processor * num_processors(device))
     return Plan(tile_rows, block_d, programs, options)

@@ -22,15 +22,15 @@ Map = tuple[torch.dtype, int | None, int | None]
 """Dtype of a map as it was given, and the strides of a batch row and of a step in words."""
 
 
-MATRIX_WIDTHS_FROM = 32
-"""Above this width the kernels on the matrix units have at least four warps for the gradients of a program.
+MAX_NARROW_WIDTH = 32
+"""Largest width that is kept from the kernels on the matrix units; above it, their gradients take four warps or more.
 
 A draft with two warps gave a wrong gradient of x on an H200, and the reason is not known.
 """
 
 
 class ScanCall:
-    """What calls of equal shapes, strides, dtypes and device share: how they are divided, and their kept launches.
+    """The division into programs and the kept launches that calls of equal shapes, strides, dtypes and device share.
 
     tuning:   choices of the launchers.   softplus: whether step sizes go through softplus.
     aligned:  whether x, dt and z begin at multiples of 4 bytes.
@@ -93,7 +93,7 @@ class ScanCall:
             and even
             and z is not None
             and 8 < num_states <= 16
-            and shape[2] > MATRIX_WIDTHS_FROM
+            and shape[2] > MAX_NARROW_WIDTH
         )
         """Whether the kernels on the matrix units (`matrix.py`) can read the inputs."""
         choose = functools.partial(choose_plan, shape, num_states, num_processors(device), tuning=tuning)

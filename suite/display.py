@@ -83,6 +83,12 @@ class GridDisplay:
         runs = "run" if len(self.tasks) == 1 else "runs"
         self.bars.console.print(f"saving {len(self.tasks)} {runs}, press again to end at once", highlight=False)
 
+    def waiting(self, num_runs: int, holders: str) -> None:
+        """Other processes carry out all runs that are left."""
+        runs = "1 run" if num_runs == 1 else f"{num_runs} runs"
+        line = f"waiting for {runs} of {holders}; Ctrl-C leaves {'it' if num_runs == 1 else 'them'} there"
+        self.bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     def repeated(self, run: Run, reason: str) -> None:
         """A run is tried once more, because its worker did not survive it."""
         if run.run_id in self.tasks:

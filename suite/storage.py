@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +101,7 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path whose file takes the place of `path` at the end; after an error, nothing is left of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
     try:
         yield temporary
         os.replace(temporary, path)
@@ -109,9 +111,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def probe(root: Path) -> None:
     """Raises OSError unless files can be written below the folder, which is made if it is missing."""
-    with replacing(root / f".probe.{os.getpid()}") as temporary:
-        temporary.write_bytes(bytes(4096))
-    (root / f".probe.{os.getpid()}").unlink()
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=root) as file:
+        file.write(bytes(4096))
 
 
 def check(path: Path) -> None:

@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 
+from suite.claims import EXPIRY_S, Claims
 from suite.contracts import Recorder
-from suite.executors.workers import SIGNALS, Display, run_in_workers
+from suite.executors.queue import Display, RunQueue
+from suite.executors.workers import SIGNALS, run_in_workers
 from suite.runner import Finished, execute, no_operators
 from suite.runs import Run
 
@@ -78,45 +80,46 @@ def run_all(
     record: Recorder = no_operators,
     keep_weights: bool = False,
     within_s: float | None = None,
+    expiry_s: float = EXPIRY_S,
 ) -> list[Finished]:
     """Carries out the runs and returns how they ended, in order of their ending. Options are those of `execute`.
 
+    Other processes may work on the same runs and folder: each run is carried out by one of them.
+
     threads: CPU threads of each training run, the same here and in a worker process, so that its results are, too.
     within_s: seconds after which the current runs are asked to save a checkpoint and no other starts.
+    expiry_s: seconds after which another process may take over a run of this one, if this one ends without a word.
 
     Raises KeyboardInterrupt, or OutOfTimeError after `within_s`, unless all runs ended.
     """
     options: dict[str, Any] = {"fresh": fresh, "threads": threads, "record": record, "keep_weights": keep_weights}
     jobs = min(jobs, len(runs))
     event = multiprocessing.get_context("spawn").Event() if jobs > 1 else threading.Event()
-    with _Stop(event, display.stopping, within_s) as stop:
+    with _Stop(event, display.stopping, within_s) as stop, Claims(root, expiry_s=expiry_s) as claims:
+        queue = RunQueue(runs, root, claims, display, fresh=fresh)
         if jobs > 1:
             spread = torch.cuda.device_count() if device.type == "cuda" and device.index is None else 1
             devices = [f"cuda:{worker % spread}" if spread > 1 else str(device) for worker in range(jobs)]
             options["sharing"] = -(-jobs // spread)
-            ended = run_in_workers(runs, root, devices, display, event, options)
+            run_in_workers(queue, root, devices, event, options)
         else:
-            ended = _run_in_sequence(runs, root, device, display, event, options)
-    if len(ended) < len(runs):
+            _run_in_sequence(queue, root, device, event, options)
+    if len(queue.ended) < len(runs):
         raise stop.reason
-    return ended
+    return queue.ended
 
 
-def _run_in_sequence(
-    runs: Sequence[Run], root: Path, device: torch.device, display: Display, stop: Any, options: dict[str, Any]
-) -> list[Finished]:
-    ended: list[Finished] = []
-    for run in runs:
-        if stop.is_set():
-            break
-        display.started(run)
+def _run_in_sequence(queue: RunQueue, root: Path, device: torch.device, stop: Any, options: dict[str, Any]) -> None:
+    while not stop.is_set() and queue.left:
+        run = queue.next(str(device))
+        if run is None:
+            stop.wait(0.2)
+            continue
         try:
-            ended.append(
-                execute(run, root, device, report=partial(display.progressed, run), stop=stop.is_set, **options)
+            queue.end(
+                execute(run, root, device, report=partial(queue.display.progressed, run), stop=stop.is_set, **options)
             )
         except KeyboardInterrupt:
             if not stop.is_set():
                 raise
-            break
-        display.finished(ended[-1])
-    return ended
+            queue.leave(run)

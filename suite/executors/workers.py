@@ -19,15 +19,16 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from suite.runner import Finished, execute, store_failure
+from suite.executors.queue import RunQueue
+from suite.runner import execute, store_failure
 from suite.runs import Progress, Run
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -37,20 +38,6 @@ TRIES = 2
 """How often a run is tried on workers that do not survive it."""
 
 FaultOf = Callable[[torch.device], str | None]
-
-
-class Display(Protocol):
-    """Interface through which an executor reports the progress of its runs."""
-
-    def started(self, run: Run) -> None: ...
-
-    def progressed(self, run: Run, progress: Progress) -> None: ...
-
-    def finished(self, finished: Finished) -> None: ...
-
-    def stopping(self) -> None: ...
-
-    def repeated(self, run: Run, reason: str) -> None: ...
 
 
 def device_fault(device: torch.device) -> str | None:
@@ -107,6 +94,8 @@ class _Worker:
     ) -> None:
         self.device = device
         self.run: Run | None = None
+        self.lost = False
+        """Whether the process ends, because it can no longer use its device."""
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs, stop, device, root, options, fault_of), daemon=True)
         # a process inherits the mask, so a signal cannot reach the worker even while it imports its modules
@@ -139,78 +128,72 @@ class _Worker:
 
 
 def run_in_workers(
-    runs: Sequence[Run],
+    queue: RunQueue,
     root: Path,
     devices: Sequence[str],
-    display: Display,
     stop: Any,
     options: dict[str, Any],
     *,
     fault_of: FaultOf = device_fault,
-) -> list[Finished]:
-    """Carries out the runs in one worker for each of `devices`, and returns how they ended, in order of their ending.
+) -> None:
+    """Carries out the runs of a queue in one worker for each of `devices`, until all have ended.
 
     stop: an event of the context `spawn`; once it is set, the current runs save a checkpoint and no other starts.
     options: keyword arguments of `execute`.
     fault_of: tells, after a failed run, why its worker can no longer use the device, or None.
     """
     context = multiprocessing.get_context("spawn")
-    waiting, ended = deque(runs), list[Finished]()
+    free = list(devices)
     tries: Counter[str] = Counter()
     workers: list[_Worker] = []
 
-    def hand_out(worker: _Worker) -> None:
-        if waiting and not stop.is_set():
-            run = waiting.popleft()
+    def hand_out() -> None:
+        """Gives runs to the idle workers, and then to new ones on the free devices."""
+        for worker in workers:
+            if worker.run is None and not worker.lost and (run := queue.next(worker.device)):
+                tries[run.run_id] += 1
+                worker.give(run)
+        while free and (run := queue.next(free[0])):
             tries[run.run_id] += 1
-            display.started(run)
-            worker.give(run)
-
-    def begin(device: str) -> None:
-        workers.append(_Worker(context, stop, device, root, options, fault_of))
-        hand_out(workers[-1])
-
-    def keep(finished: Finished) -> None:
-        ended.append(finished)
-        display.finished(finished)
+            workers.append(_Worker(context, stop, free.pop(0), root, options, fault_of))
+            workers[-1].give(run)
 
     def repeat(run: Run, reason: str) -> bool:
         """Puts the run back into the queue unless it was tried often enough."""
         if tries[run.run_id] >= TRIES:
             return False
-        display.repeated(run, reason)
-        waiting.appendleft(run)
+        queue.repeat(run, reason)
         return True
 
     def read(worker: _Worker) -> None:
         for message in worker.messages():
             assert worker.run is not None
             if isinstance(message, Progress):
-                display.progressed(worker.run, message)
+                queue.display.progressed(worker.run, message)
                 continue
             run, worker.run = worker.run, None
-            if message is not None:
-                finished, fault = message
-                if fault is None or not repeat(run, fault):
-                    keep(finished)
-                if fault is not None:
-                    return
-            hand_out(worker)
+            if message is None:
+                queue.leave(run)
+                continue
+            finished, fault = message
+            worker.lost = fault is not None
+            if fault is None or not repeat(run, fault):
+                queue.end(finished)
 
     def bury(worker: _Worker) -> None:
-        """Replaces a dead worker, whose last messages have been read."""
+        """Makes room for another worker in place of a dead one, whose last messages have been read."""
         workers.remove(worker)
+        free.append(worker.device)
         reason = worker.death()
         if worker.run is not None and not repeat(worker.run, reason):
-            keep(store_failure(worker.run, root, torch.device(worker.device), reason))
-        if waiting and not stop.is_set():
-            begin(worker.device)
+            queue.end(store_failure(worker.run, root, torch.device(worker.device), reason))
 
     try:
-        for device in devices:
-            begin(device)
-        # a run that is put back waits for the worker that replaces the lost one
-        while any(worker.run is not None for worker in workers) or (waiting and not stop.is_set()):
+        while True:
+            if not stop.is_set():
+                hand_out()
+            if not any(worker.run is not None for worker in workers) and (stop.is_set() or not queue.left):
+                break
             ready = wait([part for worker in workers for part in (worker.pipe, worker.process.sentinel)], timeout=0.2)
             for worker in list(workers):
                 if worker.pipe in ready or worker.process.sentinel in ready:
@@ -225,4 +208,3 @@ def run_in_workers(
     finally:
         for worker in workers:
             worker.process.kill()
-    return ended

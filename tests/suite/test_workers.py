@@ -1,5 +1,6 @@
 """A grid in worker processes loses no run, whatever happens to its workers and to its parent."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -12,7 +13,9 @@ import pytest
 import torch
 
 from suite import storage
+from suite.claims import Claims
 from suite.executors.local import OutOfTimeError, run_all
+from suite.executors.queue import RunQueue
 from suite.executors.workers import _Worker, run_in_workers
 from tests.suite.toy import make_run
 
@@ -37,6 +40,15 @@ class Recording:
 
     def repeated(self, run, reason):
         self.repeats.append((run.run_id, reason))
+
+    def waiting(self, num_runs, holders): ...
+
+
+@contextlib.contextmanager
+def queue_of(runs, root, display):
+    """A queue of runs that this process alone works on."""
+    with Claims(root) as claims:
+        yield RunQueue(runs, root, claims, display, fresh=False)
 
 
 def ending(root, run):
@@ -72,9 +84,13 @@ def test_a_run_whose_device_is_lost_is_tried_again_even_if_it_is_the_last(tmp_pa
     fails, good = make_run(model={"fault": "error"}), make_run()
     display = Recording()
     stop = multiprocessing.get_context("spawn").Event()
-    ended = run_in_workers([good, fails], tmp_path, ["cpu", "cpu"], display, stop, {}, fault_of=lost)
+    with queue_of([good, fails], tmp_path, display) as queue:
+        run_in_workers(queue, tmp_path, ["cpu", "cpu"], stop, {}, fault_of=lost)
     assert display.repeats == [(fails.run_id, "cpu is lost")]
-    assert {finished.run.run_id: finished.status for finished in ended} == {good.run_id: "ok", fails.run_id: "failed"}
+    assert {finished.run.run_id: finished.status for finished in queue.ended} == {
+        good.run_id: "ok",
+        fails.run_id: "failed",
+    }
 
 
 def test_a_grid_whose_time_is_up_continues_later(tmp_path):
@@ -105,7 +121,9 @@ def test_workers_that_are_asked_to_stop_save_their_runs(tmp_path):
                 stop.set()
 
     runs = [make_run(model={"fault": "slow"}, train={"epochs": 400}, seed=seed) for seed in range(3)]
-    assert run_in_workers(runs, tmp_path, ["cpu", "cpu"], Stopping(), stop, {}) == []
+    with queue_of(runs, tmp_path, Stopping()) as queue:
+        run_in_workers(queue, tmp_path, ["cpu", "cpu"], stop, {})
+    assert queue.ended == []
     assert {path.stem for path in tmp_path.rglob("*.checkpoint")} == {run.run_id for run in runs[:2]}
 
 

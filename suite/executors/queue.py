@@ -1,0 +1,135 @@
+"""The runs of a grid that are left, shared with every other process that works on the same folder of results."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from suite import storage
+from suite.claims import Claims
+from suite.runner import ENDED, Finished
+from suite.runs import Progress, Run
+
+LOOK_EVERY_S = 1.0
+"""Seconds between two looks at the runs that other processes have."""
+
+
+class Display(Protocol):
+    """Interface through which an executor reports the progress of its runs."""
+
+    def started(self, run: Run) -> None: ...
+
+    def progressed(self, run: Run, progress: Progress) -> None: ...
+
+    def finished(self, finished: Finished) -> None: ...
+
+    def stopping(self) -> None: ...
+
+    def repeated(self, run: Run, reason: str) -> None: ...
+
+    def waiting(self, num_runs: int, holders: str) -> None: ...
+
+
+class RunQueue:
+    """Hands out runs to this process, each to one process at a time, and keeps how they ended.
+
+    A run that another process has claimed is left to it. Once no other run is left, the queue waits until that process
+    has stored the run, which then counts as ended, or until its claim has expired.
+
+    fresh: stored runs are repeated, except those that are stored by another process from now on.
+    """
+
+    def __init__(self, runs: Sequence[Run], root: Path, claims: Claims, display: Display, *, fresh: bool) -> None:
+        self.ended: list[Finished] = []
+        self.claims, self.display, self.fresh = claims, display, fresh
+        self._paths = {run.run_id: storage.result_path(root, run.experiment, run.scale, run.run_id) for run in runs}
+        self._before = {run_id: _stamp(path) for run_id, path in self._paths.items()}
+        self._waiting = deque(runs)
+        self._again: deque[Run] = deque()
+        self._elsewhere: dict[str, Run] = {}
+        self._current: set[str] = set()
+        self._look_at = 0.0
+        self._said: Counter[str] = Counter()
+
+    @property
+    def left(self) -> bool:
+        """Whether runs are left that are neither ended nor carried out here."""
+        return bool(self._waiting or self._again or self._elsewhere)
+
+    def next(self, place: str = "") -> Run | None:
+        """A run for this process, which holds its claim; None where others have all that are left."""
+        if self._again:
+            return self._start(self._again.popleft())
+        while self._waiting:
+            run = self._waiting.popleft()
+            if self._claimed(run, place) is None:
+                return self._start(run)
+        if self._elsewhere and time.monotonic() >= self._look_at:
+            holders: Counter[str] = Counter()
+            for run in list(self._elsewhere.values()):
+                holder = self._claimed(run, place)
+                if holder is None:
+                    return self._start(run)
+                if run.run_id in self._elsewhere:
+                    holders[holder] += 1
+            self._look_at = time.monotonic() + LOOK_EVERY_S
+            if holders and not self._current and holders.keys() != self._said.keys():
+                self._said = holders
+                self.display.waiting(holders.total(), "; ".join(sorted(holders)))
+        return None
+
+    def _start(self, run: Run) -> Run:
+        self._elsewhere.pop(run.run_id, None)
+        self._current.add(run.run_id)
+        self.display.started(run)
+        return run
+
+    def _claimed(self, run: Run, place: str) -> str | None:
+        """None if this process has the run now, else who has it or had it."""
+        holder = self.claims.take(run, place)
+        if holder is not None:
+            self._elsewhere[run.run_id] = run
+            return holder.holder
+        path = self._paths[run.run_id]
+        now = _stamp(path)
+        ending = storage.ending(path) if now is not None else None
+        changed = now != self._before[run.run_id]
+        if ending is None or not (changed or (not self.fresh and ending.status in ENDED)):
+            return None
+        self.claims.release(run)
+        self._elsewhere.pop(run.run_id, None)
+        self._keep(Finished(run, ending.status, "", 0.0, "stored by another process"))
+        return "another process"
+
+    def end(self, finished: Finished) -> None:
+        """Takes a run that was carried out here and whose rows are written."""
+        self._current.discard(finished.run.run_id)
+        self.claims.release(finished.run)
+        self._keep(finished)
+
+    def _keep(self, finished: Finished) -> None:
+        self.ended.append(finished)
+        self.display.finished(finished)
+
+    def repeat(self, run: Run, reason: str) -> None:
+        """Takes back a run that is to be tried once more; this process keeps its claim."""
+        self._current.discard(run.run_id)
+        self._again.append(run)
+        self.display.repeated(run, reason)
+
+    def leave(self, run: Run) -> None:
+        """Takes back a run that was interrupted, which any process may continue."""
+        self._current.discard(run.run_id)
+        self.claims.release(run)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """A value that changes whenever the file is replaced; None where there is none."""
+    try:
+        known = path.stat()
+    except FileNotFoundError:
+        return None
+    return known.st_mtime_ns, known.st_ino

@@ -1,0 +1,164 @@
+"""Any number of processes share a folder of results: every run is carried out once, and that of a lost one again."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from suite import storage
+from suite.claims import Claims, claim_path
+from suite.executors.local import OutOfTimeError, run_all
+from suite.executors.queue import RunQueue
+from suite.runner import Finished
+from tests.suite.test_workers import Recording, ending
+from tests.suite.toy import make_run
+
+CPU = torch.device("cpu")
+HOME = Path(__file__).resolve().parents[2]
+
+
+class Noting(Recording):
+    """A display that also keeps what was started here and for whom it waited."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun, self.waits, self.found = [], [], {}
+
+    def started(self, run):
+        self.begun.append(run.run_id)
+
+    def finished(self, finished):
+        super().finished(finished)
+        self.found[finished.run.run_id] = finished.found
+
+    def waiting(self, num_runs, holders):
+        self.waits.append((num_runs, holders))
+
+
+def store(run, root, status="ok"):
+    """The rows of a run, as another process writes them."""
+    row = {"run_id": run.run_id, "experiment": run.experiment, "scale": run.scale, "metric": "run", "status": status}
+    storage.write(storage.result_path(root, run.experiment, run.scale, run.run_id), [row])
+
+
+def test_runs_of_others_are_left_to_them_and_awaited(tmp_path):
+    runs = [make_run(seed=seed) for seed in range(3)]
+    display = Noting()
+    with Claims(tmp_path) as others:
+        others.take(runs[0])
+
+        def finish():
+            store(runs[0], tmp_path)
+            others.release(runs[0])
+
+        timer = threading.Timer(1.5, finish)
+        timer.start()
+        ended = run_all(runs, tmp_path, CPU, display)
+        timer.join()
+    assert display.begun == [run.run_id for run in runs[1:]]
+    assert [finished.run.run_id for finished in ended] == [run.run_id for run in (*runs[1:], runs[0])]
+    assert display.found[runs[0].run_id] == "stored by another process"
+    ((count, holder),) = display.waits
+    assert count == 1
+    assert f"process {os.getpid()}" in holder
+
+
+def test_runs_of_others_can_be_left(tmp_path):
+    run = make_run()
+    with Claims(tmp_path) as others:
+        others.take(run)
+        with pytest.raises(OutOfTimeError):
+            run_all([run], tmp_path, CPU, Noting(), within_s=0.3)
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+@pytest.mark.parametrize(("fresh", "status"), [(False, "ok"), (False, "failed"), (True, "ok")])
+def test_a_run_that_another_process_stored_since_is_not_repeated(tmp_path, fresh, status):
+    run = make_run()
+    display = Noting()
+    if fresh:
+        store(run, tmp_path)
+    with Claims(tmp_path) as claims:
+        queue = RunQueue([run], tmp_path, claims, display, fresh=fresh)
+        store(run, tmp_path, status)
+        assert queue.next() is None
+        assert not queue.left
+    assert queue.ended == [Finished(run, status, "", 0.0, "stored by another process")]
+    assert not list(tmp_path.rglob("*.claim"))
+
+
+def test_a_run_of_a_lost_machine_is_taken_over_once_its_claim_has_expired(tmp_path):
+    run = make_run()
+    path = claim_path(tmp_path, run.experiment, run.scale, run.run_id)
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"host": "node7", "pid": 1, "token": "t", "expiry_s": 1.0}))
+    display = Noting()
+    began = time.monotonic()
+    run_all([run], tmp_path, CPU, display)
+    assert 0.5 < time.monotonic() - began < 20
+    assert display.waits == [(1, "node7, process 1")]
+    assert ending(tmp_path, run)[0] == "ok"
+    assert not list(tmp_path.rglob("*.claim*"))
+
+
+def process(root, jobs=1, num_runs=20, epochs=2):
+    """A process that carries out a grid of slow runs and writes each one that it starts into a file of its own."""
+    script = root.parent / "grid.py"
+    script.write_text(
+        "import os, sys, torch; from pathlib import Path\n"
+        "from suite.executors.local import run_all\n"
+        "from tests.suite.test_shared_folder import Noting; from tests.suite.toy import make_run\n"
+        "class Writing(Noting):\n"
+        "    def started(self, run):\n"
+        "        with open(Path(sys.argv[1]).parent / f'{os.getpid()}.started', 'a') as file:\n"
+        "            file.write(run.run_id + '\\n')\n"
+        "if __name__ == '__main__':\n"
+        "    model, train = {'fault': 'slow'}, {'epochs': int(sys.argv[4])}\n"
+        "    runs = [make_run(model=model, train=train, seed=seed) for seed in range(int(sys.argv[3]))]\n"
+        "    ended = run_all(runs, Path(sys.argv[1]), torch.device('cpu'), Writing(), jobs=int(sys.argv[2]))\n"
+        "    sys.exit(len(ended) != len(runs))\n"
+    )
+    return subprocess.Popen(
+        [sys.executable, str(script), str(root), str(jobs), str(num_runs), str(epochs)],
+        cwd=HOME,
+        env={**os.environ, "PYTHONPATH": str(HOME), "OMP_NUM_THREADS": "1"},
+    )
+
+
+def started(root):
+    """The runs that each process began, by its id."""
+    return {int(path.stem): path.read_text().split() for path in root.parent.glob("*.started")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_two_processes_on_one_grid_carry_out_every_run_once(tmp_path, jobs):
+    root = tmp_path / "results"
+    both = [process(root, jobs) for _ in range(2)]
+    assert [one.wait(timeout=200) for one in both] == [0, 0]
+    begun = [run_id for runs in started(root).values() for run_id in runs]
+    assert len(begun) == len(set(begun)) == 20
+    assert len(started(root)) == 2
+    assert len(list(root.rglob("*.parquet"))) == 20
+    assert not list(root.rglob("*.claim*"))
+
+
+@pytest.mark.slow
+def test_the_run_of_a_killed_process_is_finished_by_the_other(tmp_path):
+    root = tmp_path / "results"
+    killed, other = (process(root, num_runs=4, epochs=20) for _ in range(2))
+    deadline = time.monotonic() + 60
+    while killed.pid not in started(root) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    killed.kill()
+    killed.wait()
+    assert other.wait(timeout=200) == 0
+    lost = started(root)[killed.pid][-1]
+    assert lost in started(root)[other.pid]
+    assert len(list(root.rglob("*.parquet"))) == 4

@@ -125,20 +125,25 @@ def assert_matches_reference(
     dtype: torch.dtype = torch.float32,
     keep: Sequence[str] = (),
     device: str = "cpu",
+    reference_device: str = "cpu",
     grad: bool = True,
 ) -> None:
     """Asserts that outputs and gradients of op follow the rule of this module.
 
     inputs: keyword arguments of both, tensors in float64 or complex128; they are rounded to dtype first, so that the
         exact result is that of the rounded inputs. Those named in `keep` are rounded to float32 at the coarsest.
+    device, reference_device: where op and where the reference runs. A loop of small operations is fastest on a CPU.
     """
+    inputs = {
+        name: value.to(reference_device) if isinstance(value, Tensor) else value for name, value in inputs.items()
+    }
     rounded = {name: cast(value, at_least_float32(dtype) if name in keep else dtype) for name, value in inputs.items()}
     exact_inputs = {name: cast(value, torch.float64) for name, value in rounded.items()}
     generator = torch.Generator().manual_seed(1234)
     exact_outputs, _ = run(reference, exact_inputs, None)
     cotangents = None
     if grad:
-        drawn = [torch.randn(o.shape, generator=generator, dtype=o.dtype) for o in exact_outputs]
+        drawn = [torch.randn(o.shape, generator=generator, dtype=o.dtype).to(o.device) for o in exact_outputs]
         # rounded once, so that all three runs see the same
         cotangents = [cast(cast(cotangent, dtype), torch.float64) for cotangent in drawn]
     _, exact_gradients = run(reference, exact_inputs, cotangents) if grad else (None, {})

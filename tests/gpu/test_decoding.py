@@ -50,6 +50,7 @@ def test_linear_maps_equal_the_map_as_written(rows, width, outputs, form):
         dtype=torch.bfloat16,
         keep=("norm_weight",),
         device="cuda",
+        reference_device="cuda",
         grad=False,
     )
 

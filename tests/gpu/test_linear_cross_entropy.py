@@ -26,7 +26,14 @@ def test_the_kernels_equal_the_reference(shape, dtype):
     def op(x, weight, targets, bias):
         return linear_cross_entropy_triton(x, weight, targets, bias, -100, chunk_bytes=1 << 24)
 
-    assert_matches_reference(op, linear_cross_entropy_reference, make_inputs(*shape), dtype=dtype, device="cuda")
+    assert_matches_reference(
+        op,
+        linear_cross_entropy_reference,
+        make_inputs(*shape),
+        dtype=dtype,
+        device="cuda",
+        reference_device="cuda",
+    )
 
 
 def on_device(inputs, dtype=torch.float32):

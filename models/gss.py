@@ -15,7 +15,6 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.backbone import BackboneConfig
 from models.blocks import (
     ChannelMixerKind,
     LeftPadding,
@@ -23,6 +22,7 @@ from models.blocks import (
     ResidualLinear,
 )
 from models.dss import DSS
+from models.hybrid import AttentionLayersConfig
 from models.s4d import State, check_ssm
 from suite.contracts import TaskSpec
 
@@ -64,7 +64,7 @@ class GSS(Mixer):
         return self.ssm.ssm_parameters()
 
 
-class GSSConfig(BackboneConfig):
+class GSSConfig(AttentionLayersConfig):
     """GSS with layer norms; the gated unit replaces the MLP."""
 
     channel_mixer: ChannelMixerKind = "none"

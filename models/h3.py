@@ -25,8 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.fft_conv import fft_conv
-from models.attention import Attention
-from models.backbone import BackboneConfig, require_divides
+from models.backbone import require_divides
 from models.blocks import (
     LeftPadding,
     Mixer,
@@ -36,6 +35,7 @@ from models.blocks import (
     newest_first,
     step_linear,
 )
+from models.hybrid import AttentionLayersConfig
 from models.hyena import LongConv
 from models.mamba import S6
 from models.s4d import DiagonalSSM, Discretization, Initialisation, State, check_ssm
@@ -204,15 +204,10 @@ class H3(Mixer):
         return {**self.inner.ssm_parameters(), **of_shift}
 
 
-class H3Config(BackboneConfig):
+class H3Config(AttentionLayersConfig):
     """H3 in the network of its synthetic experiments: layer norms, and an MLP four times as wide as the model."""
 
-    left_out_when_off: ClassVar[tuple[str, ...]] = (
-        *BackboneConfig.left_out_when_off,
-        "train_B",
-        "attention_layers",
-        "attention_heads",
-    )
+    left_out_when_off: ClassVar[tuple[str, ...]] = (*AttentionLayersConfig.left_out_when_off, "train_B")
 
     d_state: int = 64
     """M of the shift model, N of the diagonal model (N / 2 conjugate pairs are kept) and N of an inner S6."""
@@ -226,11 +221,6 @@ class H3Config(BackboneConfig):
     ssm_lr: float | None = 1e-3
     train_B: bool = False
     """Train B of the shift and the diagonal model, at `ssm_lr` and without decay, as H3's released code does."""
-    attention_layers: tuple[int, ...] = ()
-    """Layers, counted from 0, whose mixer is softmax attention without positions: the paper's hybrid models. The
-    released ones have two, e.g. 8 and 16 of 24."""
-    attention_heads: int | None = None
-    """Heads of these layers."""
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
@@ -241,20 +231,5 @@ class H3Config(BackboneConfig):
                 f"h3: inner={self.inner!r} is defined for head_dim=1, got {self.head_dim}; set head_dim=1."
             )
 
-        if bool(self.attention_layers) != (self.attention_heads is not None):
-            raise ValueError(
-                f"h3: attention_layers={list(self.attention_layers)} and attention_heads={self.attention_heads}; give "
-                "both or neither."
-            )
-        if self.attention_heads is not None:
-            require_divides("h3", attention_heads=self.attention_heads, d_model=self.d_model)
-        if not set(self.attention_layers) <= set(range(self.num_layers)):
-            raise ValueError(
-                f"h3: attention_layers={list(self.attention_layers)} must lie in 0 to {self.num_layers - 1}."
-            )
-
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
-        if layer in self.attention_layers:
-            assert self.attention_heads is not None
-            return Attention(self.d_model, self.attention_heads, dropout=0.0, bias=True, rotary=None)
         return H3(self, spec.max_length)

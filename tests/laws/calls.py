@@ -382,7 +382,20 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
     ),
     "dss-softmax": (Network("glu", {"output": "glu", "d_state": 6}), Network("bidirectional", {"bidirectional": True})),
     "dss-exp": (Network("half the rate", {}, "signal", 0.5), Network("two step sizes", {"separate_dt": True})),
-    "gss": (Network("narrow", {"reduction": 8, "expand": 2.0, "d_state": 8}),),
+    "gss": (
+        Network("narrow", {"reduction": 8, "expand": 2.0, "d_state": 8}),
+        Network("attention above", {"attention_layers": [1], "attention_heads": 2}),
+    ),
+    "hybrid": (
+        Network(
+            "four kinds of layers",
+            {
+                "num_layers": 4,
+                "layers": ["mamba", "base-conv", "attention", "hgrn2"],
+                "options": {"attention": {"position": "rope", "num_heads": 2}, "mamba": {"d_state": 4}},
+            },
+        ),
+    ),
     "h3": (
         Network("heads", {"head_dim": 2, "d_state": 8}),
         Network("trained B", {"train_B": True, "d_state": 8}),

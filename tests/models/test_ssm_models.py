@@ -24,6 +24,7 @@ OPTIONS = [
     ("dss-softmax", {"separate_dt": True, "d_state": 6}),
     ("dss-exp", {"separate_dt": True, "d_state": 5}),
     ("gss", {"reduction": 8, "expand": 2.0, "d_state": 8}),
+    ("gss", {"attention_layers": [0], "attention_heads": 2, "d_state": 8}),
     ("h3", {"head_dim": 2, "d_state": 8}),
     ("h3", {"head_dim": 8, "d_state": 16}),
     ("h3", {"train_B": True, "d_state": 8}),
@@ -88,20 +89,6 @@ def test_prefill_of_padded_rows_and_a_step_equal_forward_with_every_option(name,
         wanted = model(inputs[row : row + 1, cut - length : cut + 1])[0, -2:]
         got = torch.stack([first[row], second[row]])
         torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9 * wanted.abs().max().item())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"attention_layers": [1]}, "give both or neither"),
-        ({"attention_heads": 2}, "give both or neither"),
-        ({"attention_layers": [2], "attention_heads": 2}, "must lie in 0 to 1"),
-        ({"attention_layers": [1], "attention_heads": 3}, "attention_heads=3 does not divide d_model"),
-    ],
-)
-def test_a_hybrid_that_cannot_be_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        build("h3", num_layers=2, **options)
 
 
 @every_option

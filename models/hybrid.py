@@ -1,0 +1,148 @@
+"""Hybrids: networks whose layers have different mixers.
+
+`AttentionLayersConfig` adds softmax attention in some layers to a model with one other mixer, as in the hybrid models
+of H3 (Fu et al. 2023, section 3.3) and GSS. The model `hybrid` takes any list of registered models:
+
+    layers: [mamba, attention]                          repeated from the first layer to the last
+    options: {attention: {num_heads: 4, position: rope}}
+
+Mamba-MHA of Mamba's figure 9 (appendix E.2.2) is such a network; its Mamba-MLP is `mamba` with a channel mixer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import Field, model_validator
+
+from models import MODELS
+from models.attention import Attention
+from models.backbone import BackboneConfig, require_divides
+from models.blocks import BaseConv, Mixer
+from suite.contracts import TaskSpec
+
+BASE_CONV = "base-conv"
+"""Name of a layer that is a `BaseConv`, which is no model of its own."""
+OWN_POSITIONS = ("rope", "xpos")
+"""Positions that act inside a mixer, so that each mixer of a hybrid may have its own."""
+OF_THE_NETWORK = {*BackboneConfig.model_fields, "ssm_lr", "dt_lr"} - {"position"}
+"""Options that belong to the network and not to one of its mixers."""
+
+
+class AttentionLayersConfig(BackboneConfig):
+    """A model in which softmax attention without positions takes the place of the mixer in some layers."""
+
+    left_out_when_off: ClassVar[tuple[str, ...]] = (
+        *BackboneConfig.left_out_when_off,
+        "attention_layers",
+        "attention_heads",
+    )
+
+    attention_layers: tuple[int, ...] = ()
+    """Layers, counted from 0, whose mixer is softmax attention without positions. H3's paper has two, the second layer
+    and the one half the network later; its released 1.3B model has 8 and 16 of 24."""
+    attention_heads: int | None = None
+    """Heads of these layers."""
+
+    def check(self, spec: TaskSpec) -> None:
+        super().check(spec)
+        name = type(self).__name__.removesuffix("Config").lower()
+        if bool(self.attention_layers) != (self.attention_heads is not None):
+            raise ValueError(
+                f"{name}: attention_layers={list(self.attention_layers)} and attention_heads={self.attention_heads}; "
+                "give both or neither."
+            )
+        if self.attention_heads is not None:
+            require_divides(name, attention_heads=self.attention_heads, d_model=self.d_model)
+        if not set(self.attention_layers) <= set(range(self.num_layers)):
+            raise ValueError(
+                f"{name}: attention_layers={list(self.attention_layers)} must lie in 0 to {self.num_layers - 1}."
+            )
+
+    def _make(self, layer: int, spec: TaskSpec) -> Mixer:
+        if layer not in self.attention_layers:
+            return self.mixer(layer, spec)
+        assert self.attention_heads is not None
+        return Attention(self.d_model, self.attention_heads, dropout=0.0, bias=True, rotary=None)
+
+    def mixers(self, spec: TaskSpec) -> list[Mixer]:
+        return [self._make(layer, spec) for layer in range(self.num_layers)]
+
+
+class HybridConfig(BackboneConfig):
+    """A network whose layers have the mixers of any registered models.
+
+    Width, depth, norms, channel mixers and initialisation are those of this network, and the options of a mixer are
+    those that its own model adds. Options that are not given have the defaults of that model, which are written out in
+    `options`, together with the version of the model, so that both are part of the identity of a run.
+    """
+
+    layers: tuple[str, ...] = ("h3", "attention")
+    """Names of registered models, or `base-conv`, from the first layer on; repeated until every layer has a mixer."""
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Options of a mixer by the name of its model. `position` may be `rope` or `xpos` where the model has them."""
+    versions: dict[str, int] = Field(default_factory=dict)
+    """Versions of the models whose mixers are used. They are filled in; another version than today's is refused."""
+    ssm_lr: float | None = None
+    """Learning rate of the state space parameters of all mixers, which have no weight decay. None: that of the run."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        layers = values.get("layers", cls.model_fields["layers"].default)
+        given = values.get("options") or {}
+        if not isinstance(layers, (list, tuple)) or not layers:
+            raise ValueError(f"layers: expected a list of at least one name, got {layers!r}")
+        names = sorted({name for name in layers if name != BASE_CONV})
+        if "hybrid" in names:
+            raise ValueError("layers: a hybrid cannot be a layer of a hybrid")
+        if not isinstance(given, dict) or set(given) - set(names):
+            raise ValueError(f"options: got those of {', '.join(map(str, given))}; layers has {', '.join(names)}")
+        options, versions = {}, {}
+        for name in names:
+            kind = MODELS.load(name)
+            own = set(kind.model_fields) - OF_THE_NETWORK
+            mine = given.get(name) or {}
+            if strange := sorted(set(mine) - own):
+                raise ValueError(
+                    f"options: {name} has no option {', '.join(strange)} here; allowed are {', '.join(sorted(own))}"
+                )
+            options[name] = _own_options(kind, mine)
+            versions[name] = kind.version
+        stored = values.get("versions") or versions
+        if stored != versions:
+            raise ValueError(f"versions: the models are at {versions} now, got {stored}; train again")
+        return {**values, "options": options, "versions": versions}
+
+    def parts(self) -> dict[str, BackboneConfig]:
+        """The configurations of the models whose mixers are used, with the width and depth of this network."""
+        network = {key: getattr(self, key) for key in BackboneConfig.model_fields if key != "position"}
+        network |= {"short_conv": 0, "base_conv_layers": ()}
+        return {name: MODELS.load(name)(**network, **own) for name, own in self.options.items()}
+
+    def check(self, spec: TaskSpec) -> None:
+        super().check(spec)
+        for part in self.parts().values():
+            part.check(spec)
+
+    def mixers(self, spec: TaskSpec) -> list[Mixer]:
+        made: dict[str, list[Mixer]] = {name: part.mixers(spec) for name, part in self.parts().items()}
+        names = [self.layers[layer % len(self.layers)] for layer in range(self.num_layers)]
+        return [BaseConv(self.d_model) if name == BASE_CONV else made[name][i] for i, name in enumerate(names)]
+
+
+def _own_options(kind: type[BackboneConfig], given: dict[str, Any]) -> dict[str, Any]:
+    """The options that a model adds to those of the network, defaults written out."""
+    position = given.get("position", "none")
+    if position not in ("none", *OWN_POSITIONS):
+        raise ValueError(
+            f"options: position={position!r} belongs to the network; a mixer may have {' or '.join(OWN_POSITIONS)}"
+        )
+    resolved = kind(**{**given, "position": position}).model_dump(mode="json")
+    return {
+        key: value
+        for key, value in resolved.items()
+        if key not in OF_THE_NETWORK and (key != "position" or value != "none")
+    }

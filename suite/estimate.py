@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
+from suite import storage
 from suite.runs import Run
 
 Key = tuple[str, ...]
@@ -34,9 +33,8 @@ def estimate(runs: Sequence[Run], files: Sequence[Path]) -> list[str]:
     stored: dict[str, dict[Key, list[float]]] = defaultdict(lambda: defaultdict(list))
     for path in files:
         columns = ["metric", "status", "scale", "config", "device", "duration_s"]
-        rows = pq.read_table(path, columns=columns, filters=[("metric", "=", "run")]).to_pylist()
-        for row in rows:
-            if row["status"] != "ok":
+        for row in storage.load(path, columns).to_pylist():
+            if (row["metric"], row["status"]) != ("run", "ok"):
                 continue
             device, _, shared = row["device"].partition(", ")
             sharing = re.match(r"(\d+) runs", shared)

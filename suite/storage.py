@@ -1,8 +1,8 @@
 """Results as parquet: one tidy row a measurement, one file a run, written once.
 
 A file is written under a temporary name and renamed, so a reader never sees half of one, parallel workers never share
-one, and nothing is ever edited. Files of an older schema are read with null in the columns they lack; `read` refuses
-any other file by name.
+one, and nothing is ever edited. Readers verify the checksums of what they read. Files of an older schema are read with
+null in the columns they lack; any other file is refused by name.
 """
 
 from __future__ import annotations
@@ -116,22 +116,39 @@ def probe(root: Path) -> None:
         file.write(bytes(4096))
 
 
-def check(path: Path) -> None:
-    """Raises SchemaError, by name, for a file that is not a results file of this schema version."""
+def load(path: Path, columns: Sequence[str] = SCHEMA.names) -> pa.Table:
+    """Columns of one results file. Raises SchemaError, by name, for a damaged one and for one of another schema.
+
+    The checksum of every page that is read is verified. Columns that the file's schema version does not have are null.
+    """
     try:
-        schema = pq.read_schema(path)
-        version = None
-        if "schema" in schema.names:
-            versions = pq.read_table(path, columns=["schema"])["schema"].unique().to_pylist()
-            version = versions[0] if len(versions) == 1 else versions
-    except (pa.ArrowInvalid, OSError) as error:
-        raise SchemaError(f"{path}: not a parquet file ({' '.join(str(error).split())[:120]}); remove it") from None
-    columns = {name for name in SCHEMA.names if ADDED.get(name, 1) <= version} if isinstance(version, int) else set()
-    if version not in range(1, SCHEMA_VERSION + 1) or not columns <= set(schema.names):
+        # opening a named pipe would wait for a writer
+        if not path.is_file():
+            raise OSError("no regular file")
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            there = file.schema_arrow
+            table = file.read(columns=[name for name in dict.fromkeys(("schema", *columns)) if name in there.names])
+        versions = table["schema"].unique().to_pylist() if "schema" in there.names else [None]
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise SchemaError(f"{path}: damaged or not a parquet file ({reason}); remove it") from None
+    version = versions[0] if len(versions) == 1 else versions
+    wanted = [field for field in SCHEMA if isinstance(version, int) and ADDED.get(field.name, 1) <= version]
+    if version not in range(1, SCHEMA_VERSION + 1) or not all(_is_in(field, there) for field in wanted):
         raise SchemaError(
             f"{path}: results schema {version}, this version reads 1 to {SCHEMA_VERSION}; "
             "read it with the commit that wrote it, or move it away and run again"
         )
+    fields = [SCHEMA.field(name) for name in columns]
+    arrays = [
+        table[field.name] if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
+        for field in fields
+    ]
+    return pa.table(arrays, schema=pa.schema(fields))
+
+
+def _is_in(field: pa.Field, schema: pa.Schema) -> bool:
+    return field.name in schema.names and field.type == schema.field(field.name).type
 
 
 def files(roots: Iterable[Path], experiment: str) -> list[Path]:
@@ -147,11 +164,9 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
     """The rows of many files as one frame, in file order."""
     import pandas as pd
 
-    for path in paths:
-        check(path)
     if not paths:
         return pd.DataFrame(columns=SCHEMA.names)
-    return pa.concat_tables(pq.read_table(path, schema=SCHEMA) for path in paths).to_pandas()
+    return pa.concat_tables(load(path) for path in paths).to_pandas()
 
 
 @dataclass(frozen=True)
@@ -167,10 +182,7 @@ def ending(path: Path) -> Ending | None:
     """The ending of a stored run; None if there is no file. A file without a row `run` belongs to a failed run."""
     if not path.exists():
         return None
-    check(path)
-    columns = ["metric", "status", "operators"]
-    rows = pq.read_table(path, schema=pa.schema([SCHEMA.field(name) for name in columns])).to_pylist()
-    for row in rows:
+    for row in load(path, ["metric", "status", "operators"]).to_pylist():
         if row["metric"] == "run":
             return Ending(row["status"], json.loads(row["operators"] or "{}"))
     return Ending("failed", {})

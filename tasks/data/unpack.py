@@ -7,18 +7,27 @@ a device is refused as a whole, even where that part is not wanted; no data set 
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import lzma
 import shutil
+import struct
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Self
 
 from tasks.data import cache
 from tasks.data.faults import DataError
+
+DAMAGE = (
+    *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError, struct.error),
+    # of the libraries: a member that is encrypted or packed by an unknown method, a size that no file has
+    *(RuntimeError, OverflowError),
+)
+"""What reading a damaged archive raises."""
 
 Progress = Callable[[int], None]
 """A function that is called with the number of files unpacked so far."""
@@ -36,11 +45,7 @@ def unpack(archive: Path, target: Path, wanted: Sequence[str] = ("",), progress:
             path = _inside(archive, name)
             if content is None or not any(_below(path, prefix) for prefix in wanted):
                 continue
-            out = folder / path
-            out.parent.mkdir(parents=True, exist_ok=True)
-            if out.exists():
-                raise DataError(f"{archive}: holds {name!r} twice; fetch another copy.")
-            with out.open("wb") as file:
+            with _room_for(archive, name, folder / path) as file:
                 shutil.copyfileobj(content, file, 1 << 20)
             count += 1
             if count % 100 == 0:
@@ -57,13 +62,48 @@ Members = Iterator[tuple[str, IO[bytes] | None]]
 """The path in the archive and the content of every member; the content of a folder is None."""
 
 
+@contextlib.contextmanager
+def _room_for(archive: Path, name: str, path: Path) -> Iterator[IO[bytes]]:
+    """A new file for a member of an archive."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("xb")
+    except (FileExistsError, NotADirectoryError):
+        raise DataError(f"{archive}: holds {name!r} twice or below a file; fetch another copy.") from None
+    except OSError as error:
+        if error.errno not in (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL):
+            raise
+        raise DataError(f"{archive}: {name[:60]!r}... is no name of a file here ({error.strerror}).") from None
+    with file:
+        yield file
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose damaged header is an error. The library takes it for the end of the archive."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(tarfile_)
+        except tarfile.HeaderError as error:
+            # the end is a block of zeros
+            if isinstance(error, tarfile.EOFHeaderError):  # type: ignore[attr-defined]
+                raise
+            raise tarfile.ReadError(f"{error} at byte {tarfile_.offset}") from None
+
+
 def _tar(archive: Path) -> Members:
-    with tarfile.open(archive, "r:*") as tar:
+    with tarfile.open(archive, "r:*", tarinfo=_Member) as tar:
         for member in tar:
             if not (member.isfile() or member.isdir()):
                 kind = "link" if member.issym() or member.islnk() else "device"
                 raise DataError(f"{archive}: {member.name!r} is a {kind}, which is refused; fetch another copy.")
             yield member.name, tar.extractfile(member) if member.isfile() else None
+        assert tar.fileobj is not None
+        # a header that was overwritten with zeros looks like the end, but something follows it
+        while block := tar.fileobj.read(1 << 20):
+            if block.strip(b"\0"):
+                raise tarfile.ReadError("something follows its end")
 
 
 def _zip(archive: Path) -> Members:
@@ -110,6 +150,6 @@ def _readable(archive: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise DataError(f"{archive}: there is no such file.") from None
-    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
+    except DAMAGE as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{archive}: damaged or no archive ({reason}); remove it and fetch it again.") from None

@@ -1,7 +1,9 @@
 """Rows are written whole or not at all, and a file of another schema is refused by name."""
 
 import json
+import os
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -84,8 +86,36 @@ def test_rows_without_a_record_among_rows_with_one_are_counted():
 def test_a_file_that_is_not_parquet_is_refused_by_name(tmp_path, content):
     path = tmp_path / "half.parquet"
     path.write_bytes(content)
-    with pytest.raises(storage.SchemaError, match=r"half\.parquet: not a parquet file"):
+    with pytest.raises(storage.SchemaError, match=r"half\.parquet: damaged or not a parquet file"):
         storage.read([path])
+
+
+def test_a_flipped_bit_never_changes_a_value_unseen(tmp_path):
+    path, damaged = tmp_path / "whole.parquet", tmp_path / "damaged.parquet"
+    storage.write(path, [{**ROW, "metric": "loss", "value": 0.25 * step, "step": step} for step in range(40)])
+    content, whole = path.read_bytes(), storage.load(path)
+    refused = 0
+    for place in np.random.default_rng(0).integers(0, 8 * len(content), 500).tolist():
+        flipped = bytearray(content)
+        flipped[place // 8] ^= 1 << place % 8
+        damaged.write_bytes(flipped)
+        try:
+            found = storage.load(damaged)
+        except storage.SchemaError:
+            refused += 1
+        else:
+            # some bits of the description of the file mean nothing to a reader
+            assert found.equals(whole)
+    assert refused > 250
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("nowhere")])
+def test_what_is_no_file_is_refused_by_name_and_nobody_waits(tmp_path, make):
+    path = storage.result_path(tmp_path, "e", "paper", "ab")
+    path.parent.mkdir(parents=True)
+    make(path)
+    with pytest.raises(storage.SchemaError, match=r"ab\.parquet: .*no regular file"):
+        storage.read(storage.files([tmp_path], "e"))
 
 
 def test_of_a_run_stored_twice_the_first_root_wins(tmp_path):

@@ -135,6 +135,39 @@ def test_a_damaged_archive_is_named_and_nothing_is_written(tmp_path, kind, damag
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("kind", ["", "gz"])
+@pytest.mark.parametrize("header", range(1, 80, 13))
+@pytest.mark.parametrize("damage", [bytes(512), b"\xff" * 512, b"set/x"])
+def test_a_tar_with_a_damaged_header_in_the_middle_is_refused(tmp_path, kind, header, damage):
+    files = {f"set/{number}.txt": b"x" * 600 for number in range(80)}
+    content = bytearray(make_tar(tmp_path / "whole", "w:", files).read_bytes())
+    # a header and two blocks of content for every member
+    content[header * 1536 : header * 1536 + len(damage)] = damage
+    (tmp_path / "archive").write_bytes(gzip.compress(content, 1) if kind else content)
+    with pytest.raises(DataError, match=r"archive: damaged or no archive"):
+        unpack(tmp_path / "archive", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("blocks", [40 * 3, 40 * 3 + 1, 240])
+def test_a_tar_without_its_end_is_refused(tmp_path, blocks):
+    files = {f"set/{number}.txt": b"x" * 600 for number in range(80)}
+    content = make_tar(tmp_path / "whole", "w:", files).read_bytes()
+    (tmp_path / "archive").write_bytes(content[: 512 * blocks])
+    with pytest.raises(DataError, match=r"archive: damaged or no archive"):
+        unpack(tmp_path / "archive", tmp_path / "out")
+
+
+def test_a_name_that_no_file_can_have_is_refused(tmp_path):
+    for make_it in (make_zip, make_tar):
+        archive = make_it(tmp_path / "archive", files={"set/a.txt": b"a", f"set/{'x' * 256}": b"b"})
+        with pytest.raises(DataError, match="is no name of a file here"):
+            unpack(archive, tmp_path / "out")
+        archive = make_it(tmp_path / "archive", files={"set/a": b"a", "set/a/b": b"b"})
+        with pytest.raises(DataError, match="twice or below a file"):
+            unpack(archive, tmp_path / "out")
+
+
 def test_a_disk_that_fills_up_leaves_nothing(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -41,8 +41,10 @@ class TableSpec(Config):
 class FigureSpec(Config):
     """The figure the paper shows, drawn from the same rows as the table."""
 
-    kind: Literal["lines", "bars", "kernels"]
-    """`kernels`: what `train.record_kernels` recorded, a panel for every row of the table, without other options."""
+    kind: Literal["lines", "bars", "kernels", "successes"]
+    """`kernels`: what `train.record_kernels` recorded, a panel for every row of the table, without other options.
+    `successes`: share of the seeds that reach `select.success` at every value of `select.best_of`, a line for every
+    cell of the table; the only options are labels."""
     x: str = ""
     """A dotted key (`model.d_model`), or `slice.length` for a part of the slice name, or `step`, or `column`."""
     x_label: str = ""
@@ -57,7 +59,7 @@ class FigureSpec(Config):
 
     @model_validator(mode="after")
     def _has_what_its_kind_needs(self) -> FigureSpec:
-        if (self.kind == "kernels") == bool(self.x):
+        if (self.kind in ("kernels", "successes")) == bool(self.x):
             raise ValueError(f"x: a figure of kind {self.kind} {'has none' if self.x else 'needs one'}, got {self.x!r}")
         return self
 

@@ -1,4 +1,4 @@
-"""The data of a report's figure: mean and spread over seeds for every table row, panel by panel."""
+"""The data of a report's figure: the mean and every seed's value for every table row, panel by panel."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from reports.render.heatmap import KernelPanel, kernel_panel
 from reports.render.plan import Plan
 from reports.render.rows import StoredRun, Value, slice_part
+from reports.render.sensitivity import Sensitivity
 from reports.render.units import shown
 from suite.grid import lookup
 from suite.report_spec import FigureSpec
@@ -20,12 +21,15 @@ Settled = Mapping[tuple[str, str], Sequence[StoredRun]]
 
 @dataclass(frozen=True)
 class Point:
-    """A mean over seeds; `sd` is the sample standard deviation, 0 where there is one seed."""
+    """A mean over seeds, and the value of each of them.
+
+    A figure shows the values, because a standard deviation around the mean passes 100 % where one seed fails.
+    """
 
     x: Any
     y: float
-    sd: float
-    num_seeds: int
+    seeds: tuple[float, ...]
+    """Ascending; one value where there is one seed."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +49,22 @@ class Figure:
 
     spec: FigureSpec
     panels: tuple[tuple[str, tuple[Series, ...]], ...]
-    """Title and series of each panel; empty where the figure shows learned kernels."""
+    """Title and series of each panel; empty where the figure shows learned kernels or successes."""
     kernels: tuple[KernelPanel, ...] = ()
+    successes: tuple[Sensitivity, ...] = ()
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to draw."""
-        return not self.kernels and not any(s.points or s.published for _, panel in self.panels for s in panel)
+        return not (self.kernels or self.successes) and not any(
+            s.points or s.published for _, panel in self.panels for s in panel
+        )
 
 
-def make_figure(plan: Plan, spec: FigureSpec, settled: Settled) -> Figure:
+def make_figure(plan: Plan, spec: FigureSpec, settled: Settled, sensitivity: Sequence[Sensitivity] = ()) -> Figure:
     """The figure that `spec` asks for; a figure of learned kernels shows those of the first seed."""
+    if spec.kind == "successes":
+        return Figure(spec, (), successes=tuple(sensitivity))
     if spec.kind == "kernels":
         found = [kernel_panel(row, _runs_of(row, settled)) for row in plan.spec.rows]
         return Figure(spec, (), tuple(panel for panel in found if panel is not None))
@@ -70,9 +79,8 @@ def make_figure(plan: Plan, spec: FigureSpec, settled: Settled) -> Figure:
         for panel in points or ({"": {}} if published else {}):
             drawn = []
             for x, by_run in sorted(points.get(panel, {}).items(), key=lambda item: item[0]):
-                values = list(by_run.values())
-                sd = statistics.stdev(values) if len(values) > 1 else 0.0
-                drawn.append(Point(x, statistics.fmean(values), sd, len(values)))
+                values = tuple(sorted(by_run.values()))
+                drawn.append(Point(x, statistics.fmean(values), values))
             if spec.x == "column":
                 order = {column: i for i, column in enumerate(plan.spec.columns)}
                 drawn.sort(key=lambda point: order[point.x])

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from reports.render.document import Document
 from reports.render.figure import Figure, Series
 from reports.render.heatmap import draw_kernels
 from reports.render.marks import REDUCED, STAND_IN
 from reports.render.report import Report
+from reports.render.surface import draw_successes
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c564b", "#7f7f7f", "#bcbd22")
 """The palette of Okabe and Ito, whose colours readers with any colour vision can tell apart, and three more."""
@@ -39,6 +43,8 @@ def draw(report: Report) -> Canvas | None:
         return None
     if figure.kernels:
         return _kernels(report, figure)
+    if figure.successes:
+        return _successes(report, figure)
     with matplotlib.rc_context(STYLE):
         width = (
             4.6 if figure.spec.kind == "lines" else max(4.6, *(0.45 * len(_ticks(panel)) for _, panel in figure.panels))
@@ -80,6 +86,16 @@ def _kernels(report: Report, figure: Figure) -> Canvas:
     return canvas
 
 
+def _successes(report: Report, figure: Figure) -> Canvas:
+    rows = len(figure.successes)
+    with matplotlib.rc_context(STYLE):
+        canvas = Canvas(figsize=(6.6, 1.4 + 0.42 * rows), layout="constrained")
+        FigureCanvasAgg(canvas)
+        draw_successes(canvas, figure.successes, figure.spec.x_label, report.unit)
+        canvas.suptitle(_heading(report), fontsize=10)
+    return canvas
+
+
 def _places(figure: Figure) -> dict[str, int]:
     """Row label to its place among the rows of all panels, which sets its colour.
 
@@ -97,8 +113,8 @@ def _lines(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
         x = [point.x for point in series.points]
         y = [point.y for point in series.points]
         if x:
-            spread = [point.sd for point in series.points]
-            ax.errorbar(x, y, yerr=spread, color=color, marker=marker, ms=4, lw=1.4, capsize=2, label=series.label)
+            ax.plot(x, y, color=color, marker=marker, ms=4, lw=1.4, label=series.label)
+            _seeds(ax, x, series, color, "none")
             if series.ended:
                 ax.annotate(series.ended, (x[-1], y[-1]), (5, 0), textcoords="offset points", color=color, va="center")
         if series.published:
@@ -116,8 +132,46 @@ def _lines(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
             )
     if figure.spec.x_log2:
         ax.set_xscale("log", base=2)
+        found = sorted(
+            {x for series in panel for x in (*(p.x for p in series.points), *(x for x, _ in series.published))}
+        )
+        # every second one where there are many, the last one in any case
+        step = -(-len(found) // MANY_TICKS)
+        kept = found[::-1][::step][::-1]
+        ax.set_xticks(kept, [short(x) for x in kept])
+        ax.xaxis.set_minor_locator(NullLocator())
     if figure.spec.y_log10:
-        ax.set_yscale("log")
+        _log_y(ax)
+
+
+def _seeds(ax: Any, x: Sequence[float], series: Series, color: str, edge: str) -> None:
+    """A dot for every seed, where a mean stands for several."""
+    dots = [(at, value) for at, point in zip(x, series.points, strict=True) for value in point.seeds]
+    if len(dots) > len(series.points):
+        # seeds on the limit of an axis are shown whole
+        style = {
+            "s": 9,
+            "color": color,
+            "edgecolors": edge,
+            "linewidths": 0.5,
+            "alpha": 0.7,
+            "zorder": 3,
+            "clip_on": False,
+        }
+        ax.scatter(*zip(*dots, strict=True), **style)
+
+
+def _log_y(ax: Any) -> None:
+    ax.set_yscale("log")
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def short(number: float) -> str:
+    """A tick of an axis of powers of two: 8, 512, 16K, 1M, with K of 1024 and M of 1024 K."""
+    for size, name in ((2**20, "M"), (2**10, "K")):
+        if number >= 8192 and number >= size and number % size == 0:
+            return f"{number / size:g}{name}"
+    return f"{number:g}"
 
 
 def _ticks(panel: tuple[Series, ...]) -> list[Any]:
@@ -135,11 +189,10 @@ def _bars(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
                 [ticks.index(point.x) + offset for point in series.points],
                 [point.y for point in series.points],
                 width,
-                yerr=[point.sd for point in series.points],
                 color=color,
-                capsize=2,
                 label=series.label,
             )
+            _seeds(ax, [ticks.index(point.x) + offset for point in series.points], series, "white", "black")
         if series.published:
             ax.plot(
                 [ticks.index(x) + offset for x, _ in series.published],
@@ -155,7 +208,7 @@ def _bars(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
     if len(ticks) > MANY_TICKS:
         ax.tick_params(axis="x", labelrotation=90)
     if figure.spec.y_log10:
-        ax.set_yscale("log")
+        _log_y(ax)
 
 
 def _legend(figure: Figure, axes: Any) -> tuple[list[Any], list[str]]:
@@ -163,6 +216,8 @@ def _legend(figure: Figure, axes: Any) -> tuple[list[Any], list[str]]:
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
+    if any(len(point.seeds) > 1 for _, panel in figure.panels for series in panel for point in series.points):
+        found["one seed"] = Line2D([], [], ls="none", marker="o", ms=3, mfc="white", mec="black", mew=0.5)
     return list(found.values()), list(found)
 
 

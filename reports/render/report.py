@@ -95,7 +95,7 @@ def build(config: ExperimentConfig, folder: Path, frame: pd.DataFrame, *, scale:
         sensitivity=tuple(sensitivity),
         costs=tuple(costs_of(settled)),
         provenance=tuple(provenance_of(shown)),
-        figure=None if config.figure is None else make_figure(plan, config.figure, settled),
+        figure=None if config.figure is None else make_figure(plan, config.figure, settled, sensitivity),
         timed=config.timed,
         device=shown[0].device if config.timed and shown else "",
     )

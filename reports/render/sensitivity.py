@@ -5,6 +5,7 @@ Recurrent models recall in a narrow window of learning rates (arXiv 2508.19029),
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ class Sensitivity:
     column: str
     tried: tuple[tuple[Any, int, int], ...]
     """(value, successes, runs), in ascending order; a value of several settings is a tuple."""
+    medians: tuple[float, ...]
+    """Median of the cell's number at each of these values, in the shown unit; a run without a number counts as 0."""
 
     @property
     def rate(self) -> tuple[int, int]:
@@ -32,15 +35,29 @@ class Sensitivity:
 
     @property
     def window(self) -> str:
-        """The smallest and the largest value at which at least half of the runs succeed; `none` without one."""
-        working = [value for value, successes, runs in self.tried if 2 * successes >= runs]
-        if not working:
+        """The longest stretch of neighbouring values at which at least half of the runs succeed; `none` without one.
+
+        `or less` and `or more` say that it reaches the smallest or the largest value that was tried.
+        """
+        stretches = _stretches([2 * successes >= runs for _, successes, runs in self.tried])
+        if not stretches:
             return "none"
-        span = f"{text(working[0])} to {text(working[-1])}" if len(working) > 1 else text(working[0])
-        numbers = [value for value in working if isinstance(value, (int, float))]
-        if len(numbers) < 2 or numbers[0] <= 0:
+        first, last = max(stretches, key=lambda ends: ends[1] - ends[0])
+        low, high = self.tried[first][0], self.tried[last][0]
+        below, above = " or less" * (first == 0), " or more" * (last == len(self.tried) - 1)
+        if low == high:
+            return text(low) + below + above
+        span = f"{text(low)}{below} to {text(high)}{above}"
+        if not isinstance(low, (int, float)) or low <= 0:
             return span
-        return f"{span} ({numbers[-1] / numbers[0]:.3g} times)"
+        return f"{span} ({high / low:.3g} times)"
+
+
+def _stretches(working: Sequence[bool]) -> list[tuple[int, int]]:
+    """First and last index of every stretch of neighbours that are true."""
+    starts = [i for i, works in enumerate(working) if works and (i == 0 or not working[i - 1])]
+    ends = [i for i, works in enumerate(working) if works and (i == len(working) - 1 or not working[i + 1])]
+    return list(zip(starts, ends, strict=True))
 
 
 def text(value: Any) -> str:
@@ -60,23 +77,30 @@ def sensitivities(plan: Plan, runs: Sequence[StoredRun]) -> list[Sensitivity]:
         return []
     found = []
     for row, column in plan.places():
-        counts: dict[Any, list[bool]] = {}
+        results: dict[Any, list[float | None]] = {}
         metric = plan.spec.columns[column].get("metric", plan.spec.metric)
         for run in runs:
             if plan.selects(row, column, run):
                 values = tuple(lookup(run.config, key) for key in select.best_of)
-                counts.setdefault(values[0] if len(values) == 1 else values, []).append(
-                    _succeeds(plan, column, run, select.success, lower=metric in LOWER_IS_BETTER)
-                )
-        if counts:
-            tried = ((value, sum(ends), len(ends)) for value, ends in sorted(counts.items()))
-            found.append(Sensitivity(row, column, tuple(tried)))
+                results.setdefault(values[0] if len(values) == 1 else values, []).append(_number(plan, column, run))
+        if results:
+            sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
+            tried = [
+                (value, sum(_reaches(number, select.success, sign) for number in numbers), len(numbers))
+                for value, numbers in sorted(results.items())
+            ]
+            medians = (statistics.median(number or 0.0 for number in numbers) for _, numbers in sorted(results.items()))
+            found.append(Sensitivity(row, column, tuple(tried), tuple(medians)))
     return found
 
 
-def _succeeds(plan: Plan, column: str, run: StoredRun, threshold: float, *, lower: bool) -> bool:
+def _number(plan: Plan, column: str, run: StoredRun) -> float | None:
+    """The number of a cell from one run, in the shown unit; None for a run that did not end well or has none."""
     value = measurement(plan.spec, column, run)
     if run.status != "ok" or value is None or value.value is None:
-        return False
-    reached = shown(value.value, value.unit, plan.spec.percent)
-    return reached <= threshold if lower else reached >= threshold
+        return None
+    return shown(value.value, value.unit, plan.spec.percent)
+
+
+def _reaches(number: float | None, threshold: float, sign: float) -> bool:
+    return number is not None and sign * number >= sign * threshold

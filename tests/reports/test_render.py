@@ -19,6 +19,7 @@ from reports.render.claims import tally
 from reports.render.plan import Published
 from reports.render.plots import draw
 from reports.render.rows import matches, same, slice_part
+from reports.render.sensitivity import Sensitivity
 from reports.render.units import amount, fixed
 from suite import storage
 from suite.config import ExperimentConfig
@@ -532,7 +533,7 @@ def test_sensitivity_counts_the_runs_that_succeed_at_every_value(make):
     (found,) = report.sensitivity
     assert (found.row, found.column) == ("H3", "AR")
     assert found.tried == ((1e-4, 2, 3), (1e-3, 1, 2), (1e-2, 0, 2))
-    assert (found.rate, found.window) == ((3, 7), "0.0001 to 0.001 (10 times)")
+    assert (found.rate, found.window) == ((3, 7), "0.0001 or less to 0.001 (10 times)")
     text = render(report, "terminal")
     assert "Runs that succeed, by setting" in text
     assert "2 of 3" in text
@@ -668,7 +669,7 @@ def test_columns_of_slices_share_runs_and_keep_their_own_failures(make):
     assert line.count("oom") == 3  # the paper's, ours, the count
     assert report.figure is not None
     (_, (series,)), *_ = report.figure.panels
-    assert [(point.x, point.num_seeds) for point in series.points] == [(64, 3)]
+    assert [(point.x, len(point.seeds)) for point in series.points] == [(64, 3)]
     assert series.points[0].y == pytest.approx(90.0)
     assert series.published == ((64, 90.0),)
 
@@ -693,9 +694,7 @@ def test_a_row_has_one_colour_in_all_panels(make, kind):
     found = []
     for ax in canvas.axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            found.append(
-                (label, to_hex(handle.patches[0].get_facecolor() if kind == "bars" else handle[0].get_color()))
-            )
+            found.append((label, to_hex(handle.patches[0].get_facecolor() if kind == "bars" else handle.get_color())))
     colours = dict(found)
     assert [label for label, _ in found] == ["S4D", "H3", "H3"]
     assert colours["S4D"] != colours["H3"]
@@ -706,9 +705,65 @@ def test_bars_by_column_carry_spread_and_the_papers_number(make):
     report = make(*three())
     assert report.figure is not None
     series = next(s for s in dict(report.figure.panels)[""] if s.label == "H3")
-    assert [(p.x, p.num_seeds) for p in series.points] == [("AR", 3)]
-    assert series.points[0].sd == pytest.approx(0.2)
+    assert [(p.x, len(p.seeds)) for p in series.points] == [("AR", 3)]
+    assert series.points[0].seeds == pytest.approx((99.6, 99.8, 100.0))
     assert dict(series.published) == {"IH": 100.0, "AR": 99.8}
+
+
+@pytest.mark.parametrize("kind", ["lines", "bars"])
+def test_a_figure_shows_every_seed_and_nothing_beyond_what_was_measured(make, kind):
+    """One seed of three fails: a standard deviation around the mean would end above 100 %."""
+    config = grid(figure={"kind": kind, "x": "step", "split": "valid"})
+    runs = [make_run(seed=seed, valid={50: test, 100: test}) for seed, test in enumerate((1.0, 1.0, 0.1))]
+    canvas = draw(make(*runs, config=config))
+    (axes,) = canvas.axes
+    dots = {(float(x), float(y)) for found in axes.collections for x, y in found.get_offsets()}
+    assert {y for _, y in dots} == {10.0, 100.0}
+    assert len({x for x, _ in dots}) == 2
+    heights = [float(value) for line in axes.lines for value in line.get_ydata()]
+    heights += [patch.get_height() for patch in axes.patches]
+    assert heights == pytest.approx([70.0, 70.0])
+    assert "one seed" in [text.get_text() for text in canvas.legends[0].get_texts()]
+
+
+def test_ticks_are_numbers_and_no_powers(make):
+    lengths = [2**k for k in range(6, 21)]
+    columns = {f"len {n}": {"task.name": "associative-recall", "slice": f"length={n}"} for n in lengths}
+    config = grid(table={**LENGTHS, "columns": columns}, figure={"kind": "lines", "x": "slice.length", "x_log2": True})
+    run = make_run(slices={f"length={n}": 0.9 for n in lengths})
+    (axes,) = draw(make(run, config=config, claims="claim,left,comparison,right,source\n")).axes
+    ticks = [label.get_text() for label in axes.get_xticklabels()]
+    assert ticks == ["64", "256", "1024", "4096", "16K", "64K", "256K", "1M"]
+
+
+def test_the_window_is_a_stretch_of_neighbours_and_says_where_it_may_be_wider():
+    def window(*successes: int) -> str:
+        tried = tuple((10.0**i, count, 4) for i, count in enumerate(successes))
+        return Sensitivity("H3", "AR", tried, (50.0,) * len(tried)).window
+
+    assert window(0, 0, 1, 0) == "none"
+    assert window(0, 2, 4, 1) == "10 to 100 (10 times)"
+    assert window(4, 0, 2, 3, 0) == "100 to 1e+03 (10 times)"
+    assert window(0, 3, 0, 0) == "10"
+    assert window(0, 0, 0, 4) == "1e+03 or more"
+    assert window(4, 4, 4, 4) == "1 or less to 1e+03 or more (1e+03 times)"
+
+
+def test_successes_are_drawn_as_a_field_for_every_value(make):
+    runs = [
+        make_run(seed=seed, test=test, train={"lr": lr}, columns={"run_id": f"{lr}-{seed}"})
+        for lr, tests in ((1e-3, (0.99, 0.2)), (1e-4, (0.99, 0.98)))
+        for seed, test in enumerate(tests)
+    ]
+    runs.append(make_run(seed=2, train={"lr": 1e-4}, status="diverged", columns={"run_id": "diverged"}))
+    axis = {"sweep": {**grid().sweep, "train.lr": [1e-4, 1e-3]}}
+    figure = {"kind": "successes", "x_label": "learning rate"}
+    report = make(*runs, config=grid(**axis, figure=figure, select={**SELECT, "by": "accuracy", "success": 95.0}))
+    assert report.sensitivity[0].medians == pytest.approx((98.0, 59.5))
+    axes = draw(report).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["2/3", "98.0", "1/2", "59.5"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0.0001", "0.001"]
+    assert draw(make(*runs, config=grid(**axis, figure=figure))) is None
 
 
 def test_a_selector_that_selects_nothing_is_an_error(make):

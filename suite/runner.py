@@ -25,6 +25,9 @@ ENDED = ("ok", "diverged", "oom")
 A failed run (an exception, a full disk) is repeated by the next call, and so is one that could not run here (`n/a`).
 """
 
+FAILED = ("failed", "diverged", "oom")
+"""Statuses of runs that ended with an error."""
+
 
 @contextlib.contextmanager
 def no_operators() -> Iterator[Operators]:

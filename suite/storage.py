@@ -176,15 +176,17 @@ class Ending:
     status: str
     operators: dict[str, dict[str, Any]]
     """Name to `version` and `backend`; empty where they were not recorded."""
+    error: str = ""
+    """Why the run ended, where its status is not `ok`."""
 
 
 def ending(path: Path) -> Ending | None:
     """The ending of a stored run; None if there is no file. A file without a row `run` belongs to a failed run."""
     if not path.exists():
         return None
-    for row in load(path, ["metric", "status", "operators"]).to_pylist():
+    for row in load(path, ["metric", "status", "operators", "error"]).to_pylist():
         if row["metric"] == "run":
-            return Ending(row["status"], json.loads(row["operators"] or "{}"))
+            return Ending(row["status"], json.loads(row["operators"] or "{}"), row["error"] or "")
     return Ending("failed", {})
 
 

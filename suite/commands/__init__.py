@@ -23,6 +23,7 @@ from suite.commands.report import report
 from suite.commands.repository import Repository
 from suite.commands.run import run
 from suite.commands.show import show
+from suite.commands.status import status
 
 app = typer.Typer(
     name="run_suite.py",
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 app.command("list")(list_names)
 app.command()(run)
+app.command()(status)
 app.command()(report)
 app.command()(show)
 app.command()(generate)

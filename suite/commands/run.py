@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from suite.commands.repository import LOCAL, Device, ExperimentName, Results, Set, repository_of, shown
+from suite.commands.planning import Data, Only, Scale, Seeds, resolved_runs
+from suite.commands.repository import LOCAL, Device, ExperimentName, Results, Set, repository_of
 from suite.parsing import seconds
 from suite.runs import Run
 
@@ -17,20 +17,23 @@ from suite.runs import Run
 def run(
     context: typer.Context,
     experiment: ExperimentName,
-    scale: Annotated[
-        str | None, typer.Option("--scale", help="Protocol size declared by the grid; default: its first.")
-    ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Keep runs with this value: model.name=gsa; repeatable.")
-    ] = None,
+    scale: Scale = None,
+    only: Only = None,
     overrides: Set = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Use seeds 0 to N-1 instead of the grid's.")] = None,
+    seeds: Seeds = None,
     device: Device = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder of data, for tasks that read one; default: the cache.")
-    ] = None,
+    data: Data = None,
     results: Results = LOCAL,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; with cuda, spread over the visible GPUs.")] = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Runs at a time; default: 1 on this machine, as many as fit on a cluster."),
+    ] = None,
+    executor: Annotated[
+        str, typer.Option(help="What carries out the runs: local, or ray or slurm on a cluster (docs/grids.md).")
+    ] = "local",
+    executor_options: Annotated[
+        list[str] | None, typer.Option("--executor-options", help="Options of the executor: address=auto,gpus=0.25.")
+    ] = None,
     threads: Annotated[
         int, typer.Option(min=1, help="CPU threads of each training run; another number gives other last digits.")
     ] = 1,
@@ -43,61 +46,69 @@ def run(
         typer.Option(help="Time after which current runs save and no other starts: 90s, 10m, 2h; then exit code 3."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Repeat runs that are already stored.")] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Repeat the stored runs that ended with an error, and no others.")
+    ] = False,
 ) -> None:
     """Run a named grid, task x model or operators; what is stored is skipped, what was interrupted continues."""
     from rich.console import Console
 
-    from suite.grid import expand
-    from suite.resolver import Resolver
+    from suite.executors.contract import Settings, choose
 
     within_s = None if within is None else seconds(within, "--within")
+    if force and retry_failed:
+        raise ValueError("--force --retry-failed: the first repeats all runs, the second some of them; give one")
+    carry_out = choose(executor, executor_options or ())
     repository = repository_of(context)
-    config, path = repository.experiment(experiment)
-    if jobs > 1 and config.timed:
+    config, runs = resolved_runs(
+        repository,
+        experiment,
+        scale=scale,
+        only=only,
+        overrides=overrides,
+        seeds=seeds,
+        data=data,
+        without_data=dry_run,
+    )
+    if (jobs or 1) > 1 and config.timed:
         raise ValueError(
             f"--jobs {jobs}: {experiment} times operators, and runs side by side would disturb each other; leave it out"
         )
-    runs = expand(
-        experiment,
-        config,
-        Resolver(
-            repository.tasks,
-            repository.models,
-            repository.operators,
-            None if data is None else str(data),
-            without_data=dry_run,
-        ),
-        scale=scale,
-        only=only or (),
-        overrides=overrides or (),
-        num_seeds=seeds,
-        where=shown(path),
+    settings = Settings(
+        device=device,
+        jobs=1 if config.timed else jobs,
+        fresh=force or retry_failed,
+        threads=threads,
+        record=repository.recorder(),
+        keep_weights=keep_weights,
+        within_s=within_s,
     )
+    place = carry_out.check(settings)
 
     from suite import storage
-    from suite.environment import device_name, pick_device
     from suite.estimate import estimate
-    from suite.runner import outdated, plan
+    from suite.runner import FAILED, outdated, plan
 
-    target = pick_device(device)
     planned = plan(runs, [results], force=force, versions=repository.versions())
-    todo = [item.run for item in planned if item.todo]
+    if retry_failed:
+        planned = [item for item in planned if item.stored in FAILED]
+    todo = [item.run for item in planned if item.todo or retry_failed]
     console = Console()
     if (line := outdated(planned)) is not None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     if dry_run:
-        _print_plan(runs, [item.stored or "to do" for item in planned])
-        console.print(
-            f"{len(runs)} runs, {len(todo)} to do, on {device_name(target)}; results in {results}", highlight=False
-        )
+        _print_plan([item.run for item in planned], [item.stored or "to do" for item in planned])
+        console.print(f"{len(planned)} runs, {len(todo)} to do, on {place}; results in {results}", highlight=False)
         for line in estimate(todo, storage.files([results, repository.reference], experiment)):
             console.print(line, highlight=False, soft_wrap=True)
         return
-    if len(todo) < len(runs):
+    if retry_failed:
+        console.print(f"{len(todo)} of {len(runs)} runs in {results} ended with an error", highlight=False)
+    elif len(todo) < len(runs):
         console.print(f"{len(runs) - len(todo)} of {len(runs)} runs are already stored in {results}", highlight=False)
 
     from suite.display import GridDisplay
-    from suite.executors.local import OutOfTimeError, run_all
+    from suite.executors.local import OutOfTimeError
 
     try:
         storage.probe(results)
@@ -108,25 +119,14 @@ def run(
 
     with GridDisplay(console, len(todo)) as display:
         try:
-            ended = run_all(
-                todo,
-                results,
-                target,
-                display,
-                jobs=jobs,
-                fresh=force,
-                threads=threads,
-                record=repository.recorder(),
-                keep_weights=keep_weights,
-                within_s=within_s,
-            )
+            ended = carry_out(todo, results, display, settings)
         except OutOfTimeError:
             display.interrupted("the time is up")
             raise typer.Exit(3) from None
         except KeyboardInterrupt:
             display.interrupted()
             raise typer.Exit(130) from None
-    bad = [finished for finished in ended if finished.status not in ("ok", "n/a")]
+    bad = [finished for finished in ended if finished.status in FAILED]
     if bad:
         console.print(f"{len(bad)} of {len(ended)} runs ended with an error; their rows say why (`show RUN_ID`)")
         raise typer.Exit(1)
@@ -137,6 +137,8 @@ def _print_plan(runs: Sequence[Run], stored: Sequence[str]) -> None:
     """Prints every run on one line with the dotted keys in which the runs differ, then what all runs share."""
     from suite.grid import iter_keys
 
+    if not runs:
+        return
     flat = [{key: json.dumps(value) for key, value in iter_keys(item.resolved)} for item in runs]
     keys = list(dict.fromkeys(key for values in flat for key in values))
     varying = [key for key in keys if len({values.get(key, "") for values in flat}) > 1]

@@ -18,7 +18,9 @@ from typing import Any
 import torch
 
 from suite.claims import EXPIRY_S, Claims
-from suite.contracts import Recorder
+from suite.contracts import Config, Recorder
+from suite.environment import device_name, pick_device
+from suite.executors.contract import Settings
 from suite.executors.queue import Display, RunQueue
 from suite.executors.workers import SIGNALS, run_in_workers
 from suite.runner import Finished, execute, no_operators
@@ -29,7 +31,7 @@ class OutOfTimeError(Exception):
     """The time that a grid was given is up; its current runs have saved a checkpoint."""
 
 
-class _Stop:
+class StopSignals:
     """A context in which SIGNALS, or the end of a given time, set an event that asks the current runs to save and end.
 
     announce: called when the event is set. A second signal raises KeyboardInterrupt, which ends everything at once.
@@ -53,7 +55,7 @@ class _Stop:
         self.reason = KeyboardInterrupt
         self._ask()
 
-    def __enter__(self) -> _Stop:
+    def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             self.before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         if self.timer is not None:
@@ -95,7 +97,7 @@ def run_all(
     options: dict[str, Any] = {"fresh": fresh, "threads": threads, "record": record, "keep_weights": keep_weights}
     jobs = min(jobs, len(runs))
     event = multiprocessing.get_context("spawn").Event() if jobs > 1 else threading.Event()
-    with _Stop(event, display.stopping, within_s) as stop, Claims(root, expiry_s=expiry_s) as claims:
+    with StopSignals(event, display.stopping, within_s) as stop, Claims(root, expiry_s=expiry_s) as claims:
         queue = RunQueue(runs, root, claims, display, fresh=fresh)
         if jobs > 1:
             spread = torch.cuda.device_count() if device.type == "cuda" and device.index is None else 1
@@ -123,3 +125,24 @@ def _run_in_sequence(queue: RunQueue, root: Path, device: torch.device, stop: An
             if not stop.is_set():
                 raise
             queue.leave(run)
+
+
+class Local(Config):
+    """Runs on this machine. It has no options."""
+
+    def check(self, settings: Settings) -> str:
+        return device_name(pick_device(settings.device))
+
+    def __call__(self, runs: Sequence[Run], root: Path, display: Display, settings: Settings) -> list[Finished]:
+        return run_all(
+            runs,
+            root,
+            pick_device(settings.device),
+            display,
+            jobs=settings.jobs or 1,
+            fresh=settings.fresh,
+            threads=settings.threads,
+            record=settings.record,
+            keep_weights=settings.keep_weights,
+            within_s=settings.within_s,
+        )

@@ -1,0 +1,52 @@
+"""The runs that a command is about: options that choose them, and their resolution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from suite.commands.repository import Repository, shown
+from suite.config import ExperimentConfig
+from suite.runs import Run
+
+Scale = Annotated[str | None, typer.Option("--scale", help="Protocol size declared by the grid; default: its first.")]
+Only = Annotated[list[str] | None, typer.Option(help="Keep runs with this value: model.name=gsa; repeatable.")]
+Seeds = Annotated[int | None, typer.Option(min=1, help="Use seeds 0 to N-1 instead of the grid's.")]
+Data = Annotated[Path | None, typer.Option(help="Folder of data, for tasks that read one; default: the cache.")]
+
+
+def resolved_runs(
+    repository: Repository,
+    experiment: str,
+    *,
+    scale: str | None,
+    only: Sequence[str] | None,
+    overrides: Sequence[str] | None,
+    seeds: int | None,
+    data: Path | None,
+    without_data: bool = False,
+) -> tuple[ExperimentConfig, list[Run]]:
+    """An experiment and its runs. ValueError for a grid or an argument that cannot work.
+
+    without_data: plan runs whose data are not there, too.
+    """
+    from suite.grid import expand
+    from suite.resolver import Resolver
+
+    config, path = repository.experiment(experiment)
+    folder = None if data is None else str(data)
+    resolver = Resolver(repository.tasks, repository.models, repository.operators, folder, without_data=without_data)
+    runs = expand(
+        experiment,
+        config,
+        resolver,
+        scale=scale,
+        only=only or (),
+        overrides=overrides or (),
+        num_seeds=seeds,
+        where=shown(path),
+    )
+    return config, runs

@@ -1,0 +1,53 @@
+"""`status`: where every run of a grid stands."""
+
+from __future__ import annotations
+
+import typer
+
+from suite.commands.planning import Data, Only, Scale, Seeds, resolved_runs
+from suite.commands.repository import LOCAL, ExperimentName, Results, Set, repository_of
+
+STYLES = {"running": "green", "failed": "red", "diverged": "red", "oom": "red"}
+
+
+def status(
+    context: typer.Context,
+    experiment: ExperimentName,
+    scale: Scale = None,
+    only: Only = None,
+    overrides: Set = None,
+    seeds: Seeds = None,
+    data: Data = None,
+    results: Results = LOCAL,
+) -> None:
+    """Show which runs are done, running (where, since when), failed (why) or to do, and the time that is left."""
+    from rich.console import Console
+
+    from suite import storage
+    from suite.display import run_label
+    from suite.estimate import estimate
+    from suite.status import standings, summary
+
+    repository = repository_of(context)
+    _, runs = resolved_runs(
+        repository,
+        experiment,
+        scale=scale,
+        only=only,
+        overrides=overrides,
+        seeds=seeds,
+        data=data,
+        without_data=True,
+    )
+    found = standings(runs, results)
+    console = Console()
+    for standing in found:
+        if standing.state not in ("ok", "to do"):
+            line = f"{standing.state:11s}  {run_label(standing.run)}  {standing.detail}"
+            style = STYLES.get(standing.state, "")
+            console.print(line.rstrip(), style=style, highlight=False, markup=False, soft_wrap=True)
+    heading = f"{experiment}, scale {runs[0].scale}, in {results}: {len(runs)} runs, {summary(found)}"
+    console.print(heading, highlight=False, markup=False, soft_wrap=True)
+    left = [standing.run for standing in found if standing.state in ("running", "interrupted", "to do", "failed")]
+    for line in estimate(left, storage.files([results, repository.reference], experiment)):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,78 @@
+"""The contract of executors, and the table of them.
+
+An executor takes the runs of a grid, the folder of results, a display and settings, and returns how each run ended.
+Where a run is carried out is no part of its identity, so grids never mention an executor.
+
+Every executor holds the claim (`suite.claims`) of each run while it is carried out. So any number of executors, of
+any kind, can work on one grid and folder at a time.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+from suite.contracts import Recorder
+from suite.parsing import assignments, parse
+from suite.registry import Entry, Registry
+from suite.runner import Finished, no_operators
+from suite.runs import Run
+
+if TYPE_CHECKING:
+    from suite.executors.queue import Display
+
+EXECUTORS = Registry("executor", {"local": Entry("suite.executors.local:Local", "this machine")})
+
+PACKAGES: dict[str, tuple[str, str]] = {}
+"""Executor to the package that it needs, and the extra that installs the package."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the runs of one call are carried out, whichever executor does it."""
+
+    device: str | None = None
+    """`cpu`, `cuda` or `cuda:N`; None: a GPU if the machine that carries out the run has one."""
+    jobs: int | None = None
+    """Runs at a time; None: the executor's own number."""
+    fresh: bool = False
+    """Whether checkpoints are ignored and stored rows replaced."""
+    threads: int = 1
+    """CPU threads of each training run."""
+    record: Recorder = no_operators
+    """Tells which operators a run used."""
+    keep_weights: bool = False
+    within_s: float | None = None
+    """Seconds after which the current runs are asked to save a checkpoint and no other starts."""
+
+
+class Executor(Protocol):
+    """Carries out runs. An executor is a frozen configuration (`suite.contracts.Config`), its fields are options."""
+
+    def check(self, settings: Settings) -> str:
+        """Where the runs will be carried out, in a few words. ValueError for what cannot work here."""
+
+    def __call__(self, runs: Sequence[Run], root: Path, display: Display, settings: Settings) -> list[Finished]:
+        """Carries out the runs and returns how they ended, in order of their ending.
+
+        After the first signal that asks for an end, the current runs save checkpoints and no other starts. Raises
+        KeyboardInterrupt, or `OutOfTimeError` after `settings.within_s`, unless all runs ended.
+        """
+
+
+def choose(name: str, options: Iterable[str] = ()) -> Executor:
+    """The executor of this name. ValueError for an unknown one, a missing package, or a wrong option.
+
+    options: `key=value` pairs, several in one text separated by commas: `address=auto,gpus=0.25`.
+    """
+    flag = "--executor-options"
+    pairs = [pair for text in options for pair in text.split(",") if pair]
+    values = dict(assignments(pairs, flag))
+    if name in PACKAGES:
+        package, extra = PACKAGES[name]
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(f"--executor {name} needs {package}; install the extra: pip install -e '.[{extra}]'.")
+    return cast(Executor, parse(EXECUTORS.load(name), values, f"{flag} ({name})"))

@@ -1,0 +1,52 @@
+"""Where every run of a grid stands, read from its rows, claims and checkpoints in one folder of results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from suite import storage
+from suite.claims import Claim, find_claims
+from suite.runs import Run
+
+ORDER = ("running", "ok", "diverged", "oom", "failed", "n/a", "interrupted", "to do", "no data")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where one run stands."""
+
+    run: Run
+    state: str
+    """`running`, the status of its stored rows, `interrupted` (it has a checkpoint), `to do`, or `no data`."""
+    detail: str
+    """Who carries it out and since when, or why it failed."""
+
+
+def standings(runs: Sequence[Run], root: Path) -> list[Standing]:
+    """Where the runs of one experiment stand, in their order."""
+    claims = {(claim.scale, claim.run_id): claim for run in runs[:1] for claim in find_claims(root, run.experiment)}
+    return [_standing(run, root, claims) for run in runs]
+
+
+def _standing(run: Run, root: Path, claims: dict[tuple[str, str], Claim]) -> Standing:
+    if run.is_planned_only:
+        return Standing(run, "no data", "")
+    key = run.experiment, run.scale, run.run_id
+    claim = claims.get((run.scale, run.run_id))
+    # a stored run that is repeated has rows and a claim
+    if claim is not None and claim.live:
+        return Standing(run, "running", f"{claim.holder}, since {claim.since.removesuffix('+00:00')} UTC")
+    if (ending := storage.ending(storage.result_path(root, *key))) is not None:
+        return Standing(run, ending.status, ending.error.partition("\n")[0])
+    if storage.checkpoint_path(root, *key).exists():
+        return Standing(run, "interrupted", "continues from its checkpoint")
+    return Standing(run, "to do", "")
+
+
+def summary(found: Sequence[Standing]) -> str:
+    """`60 ok, 1 failed, 4 running, 7 to do`."""
+    counts = Counter(standing.state for standing in found)
+    return ", ".join(f"{counts[state]} {state}" for state in ORDER if counts[state])

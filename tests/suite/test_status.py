@@ -1,0 +1,87 @@
+"""`status` tells where every run stands, and `run --retry-failed` repeats those that ended with an error."""
+
+import pytest
+import torch
+
+from suite import storage
+from suite.claims import Claims, claim_path
+from suite.runner import execute
+from suite.status import standings, summary
+from tests.suite.toy import make_run
+
+CPU = torch.device("cpu")
+
+
+def test_every_run_has_one_state(tmp_path):
+    ok, failed, running, interrupted = (
+        make_run(),
+        make_run(model={"fault": "error"}),
+        make_run(seed=1),
+        make_run(seed=2),
+    )
+    to_do, abandoned = make_run(seed=3), make_run(seed=4)
+    runs = [ok, failed, running, interrupted, to_do, abandoned]
+    for run in (ok, failed):
+        execute(run, tmp_path, CPU)
+    with pytest.raises(KeyboardInterrupt):
+        execute(interrupted, tmp_path, CPU, stop=lambda: True)
+    # the claim of a process that ended long ago, on a machine that is not there any more
+    path = claim_path(tmp_path, abandoned.experiment, abandoned.scale, abandoned.run_id)
+    path.write_text('{"host": "node9", "pid": 1, "expiry_s": 0.0}')
+    with Claims(tmp_path) as claims:
+        assert claims.take(running, "cuda:1") is None
+        found = standings(runs, tmp_path)
+    assert [standing.state for standing in found] == ["ok", "failed", "running", "interrupted", "to do", "to do"]
+    assert found[1].detail == "RuntimeError: planted fault"
+    assert "cuda:1, since 20" in found[2].detail
+    assert summary(found) == "1 running, 1 ok, 1 failed, 1 interrupted, 2 to do"
+
+
+def test_a_repeated_run_is_running_although_it_is_stored(tmp_path):
+    run = make_run()
+    execute(run, tmp_path, CPU)
+    with Claims(tmp_path) as claims:
+        claims.take(run)
+        assert [standing.state for standing in standings([run], tmp_path)] == ["running"]
+    assert [standing.state for standing in standings([run], tmp_path)] == ["ok"]
+
+
+FEW = ("train.steps=2", "train.eval_every=2", "train.batch_size=4", "task.num_train=8", "task.num_test=8")
+ONE = ("quickstart", "--only", "model.name=linear-attention", "--only", "model.d_model=8", "--seeds", 2)
+
+
+def test_only_runs_that_failed_are_retried(command_line, tmp_path):
+    asked = (*ONE, *(word for setting in FEW for word in ("--set", setting)), "--results", tmp_path)
+    assert command_line("run", *asked, "--only", "seed=0", "--device", "cpu").returncode == 0
+    (path,) = tmp_path.rglob("*.parquet")
+    rows = storage.read([path]).to_dict("records")
+    (row,) = (row for row in rows if row["metric"] == "run")
+    row.update(samples=None, status="oom", error="planted: out of memory")
+    storage.write(path, [row])
+    shown = command_line("status", *asked).stdout
+    assert "2 runs, 1 oom, 1 to do" in shown
+    assert "planted: out of memory" in shown
+    planned = command_line("run", *asked, "--retry-failed", "--dry-run", "--device", "cpu").stdout
+    assert "1 runs, 1 to do" in planned
+    assert "1 of 2 runs" in command_line("run", *asked, "--retry-failed", "--device", "cpu").stdout
+    assert "2 runs, 1 ok, 1 to do" in command_line("status", *asked).stdout
+    again = command_line("run", *asked, "--retry-failed", "--device", "cpu")
+    assert again.returncode == 0
+    assert "0 of 2 runs" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--executor", "lokal"), ["unknown executor 'lokal'", "did you mean 'local'"]),
+        (("--executor-options", "gpus=0.5"), ["--executor-options (local)", "gpus"]),
+        (("--executor-options", "gpus"), ["--executor-options", "'gpus'"]),
+        (("--retry-failed", "--force"), ["--force --retry-failed"]),
+    ],
+)
+def test_a_wrong_executor_is_one_line_and_exit_code_2(command_line, tmp_path, arguments, words):
+    done = command_line("run", "quickstart", *arguments, "--results", tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    for word in words:
+        assert word in line

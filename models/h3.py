@@ -13,6 +13,9 @@ Source: H3 (Fu et al. 2023), section 3.2 and algorithm 1. `inner` replaces SSM_d
 Departures from the paper: B of the shift model is fixed to the first unit vector, which the paper allows, and B of the
 diagonal model to one, because only its product with C enters the output. The authors' code learns both from these
 initial values, which adds parameters but no functions; `train_B` does so too.
+
+`short_filter` replaces SSM_shift by short convolutions of q, k and v, as in Hyena. Mamba's H3+ (appendix E.2.2) is this
+with S4D in place of Hyena's filter, and its H3++ adds heads of 8 channels.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.fft_conv import fft_conv
 from models.backbone import require_divides
 from models.blocks import (
@@ -105,7 +109,9 @@ class ShiftSSM(Mixer):
 
 
 class H3(Mixer):
-    """The mixer. Its state: that of the shift model, then that of the inner model with head_dim^2 H channels."""
+    """The mixer. Its state: that of the shift model or the last inputs of the short filters [B, 3 D, W - 1], then that
+    of the inner model with head_dim^2 H channels.
+    """
 
     def __init__(self, config: H3Config, length: int) -> None:
         super().__init__()
@@ -113,7 +119,10 @@ class H3(Mixer):
         self.head_dim = config.head_dim
         self.num_heads = d_model // config.head_dim
         self.qkv = nn.Linear(d_model, 3 * d_model)
-        self.shift = ShiftSSM(d_model, config.d_state, train_B=config.train_B)
+        self.shift = None if config.short_filter else ShiftSSM(d_model, config.d_state, train_B=config.train_B)
+        if config.short_filter:
+            self.short_weight = nn.Parameter(torch.empty(3 * d_model, config.short_filter))
+            self.short_bias = nn.Parameter(torch.empty(3 * d_model))
         self.inner: Mixer
         if config.inner == "ssm":
             self.inner = DiagonalSSM(
@@ -131,10 +140,24 @@ class H3(Mixer):
             dt_rank = math.ceil(d_model / 16)
             self.inner = S6(d_model, config.d_state, dt_rank, dt_min=config.dt_min, dt_max=config.dt_max)
         self.out = ResidualLinear(d_model, d_model)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.shift is None:
+            # the initialisation of torch.nn.Conv1d
+            bound = self.short_weight.shape[1] ** -0.5
+            nn.init.uniform_(self.short_weight, -bound, bound)
+            nn.init.uniform_(self.short_bias, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).chunk(3, dim=-1)
-        k = self.shift(k)
+        streams = self.qkv(x)
+        if self.shift is None:
+            convolved = causal_conv1d(streams, self.short_weight, self.short_bias)
+            assert isinstance(convolved, Tensor)
+            q, k, v = convolved.chunk(3, dim=-1)
+        else:
+            q, k, v = streams.chunk(3, dim=-1)
+            k = self.shift(k)
         if isinstance(self.inner, S6):
             return self.out(q * self.inner(k * v))
         if self.head_dim == 1:
@@ -155,10 +178,11 @@ class H3(Mixer):
         return self.out((states * q.unsqueeze(2)).sum(1).permute(0, 2, 3, 1).flatten(-2))
 
     def init_state(self, batch_size: int, capacity: int) -> State:
-        return (
-            *self.shift.init_state(batch_size, capacity),
-            *self.inner.init_state(batch_size * self.head_dim**2, capacity),
-        )
+        rest = self.inner.init_state(batch_size * self.head_dim**2, capacity)
+        if self.shift is not None:
+            return (*self.shift.init_state(batch_size, capacity), *rest)
+        weight = at_least_float32(self.short_weight)
+        return (weight.new_zeros(batch_size, weight.shape[0], weight.shape[1] - 1), *rest)
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         return self._step(x_t, None, None, state)
@@ -168,8 +192,12 @@ class H3(Mixer):
 
     def _step(self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: State) -> tuple[Tensor, State]:
         window, *rest = state
-        q, k, v = step_linear(self.qkv, x_t, norm=norm).chunk(3, dim=-1)
-        k, (window,) = self.shift.step(k, (window,))
+        streams = step_linear(self.qkv, x_t, norm=norm)
+        if self.shift is None:
+            q, k, v = causal_conv1d_step(streams, self.short_weight, self.short_bias, window).chunk(3, dim=-1)
+        else:
+            q, k, v = streams.chunk(3, dim=-1)
+            k, (window,) = self.shift.step(k, (window,))
         if self.head_dim == 1:
             o, after = self.inner.step(k * v, tuple(rest))
             return step_linear(self.out, q * o, residual=residual), (window, *after)
@@ -180,8 +208,17 @@ class H3(Mixer):
         return step_linear(self.out, o.flatten(-2), residual=residual), (window, *after)
 
     def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
-        q, k, v = self.qkv(x).chunk(3, dim=-1)
-        k, window = self.shift.prefill(k, state[:1], padding)
+        streams = self.qkv(x)
+        window: State
+        if self.shift is None:
+            streams, last = causal_conv1d(
+                blank(streams, padding), self.short_weight, self.short_bias, return_final_state=True
+            )
+            q, k, v = streams.chunk(3, dim=-1)
+            window = (last.to(state[0].dtype),)
+        else:
+            q, k, v = streams.chunk(3, dim=-1)
+            k, window = self.shift.prefill(k, state[:1], padding)
         # zeros as values are zeros as inputs of the inner model
         v, rest = blank(v, padding), state[1:]
         if isinstance(self.inner, S6):
@@ -197,9 +234,16 @@ class H3(Mixer):
         return self._read(states.view_as(outer), q), (*window, *after)
 
     def state_size(self, length: int) -> int:
-        return self.shift.state_size(length) + self.head_dim**2 * self.inner.state_size(length)
+        of_window = (
+            self.short_weight.shape[0] * (self.short_weight.shape[1] - 1)
+            if self.shift is None
+            else (self.shift.state_size(length))
+        )
+        return of_window + self.head_dim**2 * self.inner.state_size(length)
 
     def ssm_parameters(self) -> dict[str, nn.Parameter]:
+        if self.shift is None:
+            return self.inner.ssm_parameters()
         of_shift = {f"shift.{name}": parameter for name, parameter in self.shift.ssm_parameters().items()}
         return {**self.inner.ssm_parameters(), **of_shift}
 
@@ -207,12 +251,14 @@ class H3(Mixer):
 class H3Config(AttentionLayersConfig):
     """H3 in the network of its synthetic experiments: layer norms, and an MLP four times as wide as the model."""
 
-    left_out_when_off: ClassVar[tuple[str, ...]] = (*AttentionLayersConfig.left_out_when_off, "train_B")
+    left_out_when_off: ClassVar[tuple[str, ...]] = (*AttentionLayersConfig.left_out_when_off, "train_B", "short_filter")
 
     d_state: int = 64
     """M of the shift model, N of the diagonal model (N / 2 conjugate pairs are kept) and N of an inner S6."""
     head_dim: int = 1
     init: Initialisation = "lin"
+    """First eigenvalues of the diagonal model, as in `s4d`: `lin` and `real` are S4 (complex) and S4 (real) of Mamba's
+    table 6."""
     dt_min: float = 1e-3
     dt_max: float = 1e-1
     discretization: Discretization = "bilinear"
@@ -221,10 +267,15 @@ class H3Config(AttentionLayersConfig):
     ssm_lr: float | None = 1e-3
     train_B: bool = False
     """Train B of the shift and the diagonal model, at `ssm_lr` and without decay, as H3's released code does."""
+    short_filter: int = 0
+    """Taps of causal convolutions with a bias of q, k and v in place of the shift model, 2 to 4; 0: the shift model.
+    Hyena has 3; with `head_dim: 1` such a model is Mamba's H3+, with `head_dim: 8` its H3++."""
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
-        check_ssm("h3", self.d_state, self.dt_min, self.dt_max, pairs=self.inner == "ssm")
+        check_ssm("h3", self.d_state, self.dt_min, self.dt_max, pairs=self.inner == "ssm" and self.init != "real")
+        if self.short_filter not in (0, 2, 3, 4):
+            raise ValueError(f"h3: short_filter must be 0 or 2 to 4, got {self.short_filter}.")
         require_divides("h3", head_dim=self.head_dim, d_model=self.d_model)
         if self.inner != "ssm" and self.head_dim != 1:
             raise ValueError(

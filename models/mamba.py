@@ -8,20 +8,24 @@ with E the option `expand` and R `dt_rank`.
 
 Source: Mamba (Gu & Dao 2023), section 3.4, algorithm 2 and appendix E. What the text leaves open (A = -(1 .. N) in
 every channel, the initialisation of dt, biases) is as in the authors' code (mamba_ssm). `inner` replaces S6 by another
-sequence layer and `gate=False` drops z, for the rows of the paper's table 1 ("No gate", and "Mamba" with S4 or Hyena).
+sequence layer and `gate=False` drops z, for the rows of the paper's tables 1 and 6 ("No gate", and "Mamba" with S4 or
+Hyena). `fixed` and `A_init` are the ablations of its tables 7 to 10: a step size, B or C that does not depend on the
+input, and other eigenvalues A, also complex ones.
 
 Sizes: two layers of width 64 without embeddings have 65,472 parameters. The 74K of the paper's table 11 are reached
 with 128 embedding rows (73,664) and not with the vocabulary of 16 that it states (66,496).
 
 Departures from the paper: B is discretised as dt B (see `kernels.selective_scan`). The paper does not describe its
-"No gate" with S4 further; here it is this block without z.
+"No gate" with S4 further; here it is this block without z. It does not say either how a complex S6 keeps its states.
+Here N / 2 complex states stand for N / 2 conjugate pairs, and B and C have N / 2 complex entries, so that state and
+parameters are as large as those of the real S6.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -44,47 +48,113 @@ from models.blocks import (
 )
 from models.hyena import LongConv
 from models.recompute import Recomputing, at_once, spares
-from models.s4d import DiagonalSSM, State, check_ssm
+from models.s4d import DiagonalSSM, Initialisation, State, check_ssm
 from suite.contracts import TaskSpec
 
-Inner = Literal["s6", "s4d", "hyena"]
+Inner = Literal["s6", "s4d", "s4d-real", "hyena"]
+Selected = Literal["dt", "B", "C"]
+AInit = Literal["half", "random", "complex"]
 
 
 class S6(Mixer):
-    """The selective state space model alone: x [B, T, width] to [B, T, width]. Its state: h [B, width, N]."""
+    """The selective state space model alone: x [B, T, width] to [B, T, width]. Its state: h [B, width, N].
+
+    fixed: those of dt, B and C that do not depend on x. The step size is then softplus(b_dt), and B and C are
+        parameters [width, N]; B starts at one and C standard normal, as in S4D.
+    A_init: A_n = -(n + 1) where None (S4D-Real); `half`: -1/2; `random`: -exp(r) with r standard normal; `complex`:
+        -1/2 + n i (S4D-Lin as the paper has it, without the factor pi), one of each pair of N / 2 conjugate pairs, with
+        complex B and C and a complex state [B, width, N / 2].
+    """
 
     def __init__(
-        self, width: int, d_state: int, dt_rank: int, *, dt_min: float, dt_max: float, dt_floor: float = 1e-4
+        self,
+        width: int,
+        d_state: int,
+        dt_rank: int,
+        *,
+        dt_min: float,
+        dt_max: float,
+        dt_floor: float = 1e-4,
+        fixed: tuple[Selected, ...] = (),
+        A_init: AInit | None = None,
     ) -> None:
         super().__init__()
-        self.d_state, self.dt_rank = d_state, dt_rank
+        self.A_init, self.is_complex = A_init, A_init == "complex"
         self.dt_min, self.dt_max, self.dt_floor = dt_min, dt_max, dt_floor
-        self.x_proj = nn.Linear(width, dt_rank + 2 * d_state, bias=False)
-        self.dt_proj = nn.Linear(dt_rank, width, bias=False)
+        num_states = d_state // 2 if self.is_complex else d_state
+        kept = (width, num_states, 2) if self.is_complex else (width, num_states)
+        # x_proj gives dt_raw, B and C, as far as they depend on x
+        self.sizes = tuple(
+            0 if name in fixed else size for name, size in (("dt", dt_rank), ("B", d_state), ("C", d_state))
+        )
+        self.dt_rank, self.d_state = self.sizes[0], d_state
+        self.x_proj = nn.Linear(width, sum(self.sizes), bias=False) if any(self.sizes) else None
+        self.dt_proj = None if "dt" in fixed else nn.Linear(dt_rank, width, bias=False)
         self.dt_bias = nn.Parameter(torch.empty(width))
-        self.log_A = nn.Parameter(torch.empty(width, d_state))
+        self.log_A = nn.Parameter(torch.empty(width, num_states))
+        self.A_imag = nn.Parameter(torch.empty(width, num_states)) if self.is_complex else None
+        self.B = nn.Parameter(torch.empty(kept)) if "B" in fixed else None
+        self.C = nn.Parameter(torch.empty(kept)) if "C" in fixed else None
         self.D = nn.Parameter(torch.empty(width))
         self.reset_parameters()
 
+    @property
+    def standard(self) -> bool:
+        """Whether this is the S6 of the paper, for which there is an operator of a whole step."""
+        return all(self.sizes) and not self.is_complex
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        self.x_proj.reset_parameters()
-        bound = self.dt_rank**-0.5
-        nn.init.uniform_(self.dt_proj.weight, -bound, bound)
+        if self.x_proj is not None:
+            self.x_proj.reset_parameters()
+        if self.dt_proj is not None:
+            bound = self.dt_rank**-0.5
+            nn.init.uniform_(self.dt_proj.weight, -bound, bound)
         dt = torch.empty_like(self.dt_bias).uniform_(math.log(self.dt_min), math.log(self.dt_max)).exp()
         dt = dt.clamp(min=self.dt_floor)
         # the inverse of softplus, so that softplus(dt_bias) = dt
         self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))
-        n = torch.arange(1, self.d_state + 1, dtype=self.log_A.dtype, device=self.log_A.device)
-        self.log_A.copy_(n.log().expand_as(self.log_A))
+        self._reset_A()
         self.D.fill_(1.0)
+        if self.B is not None:
+            self.B.copy_(torch.tensor([1.0, 0.0]) if self.is_complex else torch.ones(()))
+        if self.C is not None:
+            # a standard complex normal has real and imaginary parts of variance one half
+            nn.init.normal_(self.C, std=0.5**0.5 if self.is_complex else 1.0)
+
+    def _reset_A(self) -> None:
+        if self.A_init == "random":
+            nn.init.normal_(self.log_A)
+            return
+        n = torch.arange(self.log_A.shape[1], dtype=self.log_A.dtype, device=self.log_A.device)
+        real = n + 1 if self.A_init is None else torch.full_like(n, 0.5)
+        self.log_A.copy_(real.log().expand_as(self.log_A))
+        if self.A_imag is not None:
+            self.A_imag.copy_(n.expand_as(self.A_imag))
 
     def _select(
         self, x: Tensor, keep: Callable[[Callable[[], Tensor]], Tensor] = at_once
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        dt, B, C = self.x_proj(x).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
-        weight = self.dt_proj.weight
-        return keep(lambda: F.linear(dt, weight)), -torch.exp(at_least_float32(self.log_A)), B, C
+        """Step sizes before their bias [..., width], A [width, N], and B and C, each [..., N] or [width, N]."""
+        projected = x.new_empty(*x.shape[:-1], 0) if self.x_proj is None else self.x_proj(x)
+        dt, B, C = projected.split(self.sizes, dim=-1)
+        weight = None if self.dt_proj is None else self.dt_proj.weight
+        A = -torch.exp(at_least_float32(self.log_A))
+        if self.A_imag is not None:
+            A = torch.complex(A, at_least_float32(self.A_imag))
+        B, C = self._map(B, self.B), self._map(C, self.C)
+        # one complex state stands for a conjugate pair, whose response is twice the real part
+        C = 2 * C if self.is_complex else C
+        return keep(lambda: torch.zeros_like(x) if weight is None else F.linear(dt, weight)), A, B, C
+
+    def _map(self, selected: Tensor, parameter: Tensor | None) -> Tensor:
+        """B or C: the parameter where there is one, else what x selects; complex where A is."""
+        m = selected if parameter is None else parameter
+        if not self.is_complex:
+            return m
+        m = at_least_float32(m)
+        real, imaginary = (m.unflatten(-1, (-1, 2)) if parameter is None else m).unbind(-1)
+        return torch.complex(real, imaginary)
 
     def forward(
         self, x: Tensor, z: Tensor | None = None, keep: Callable[[Callable[[], Tensor]], Tensor] = at_once
@@ -95,12 +165,15 @@ class S6(Mixer):
         return y
 
     def init_state(self, batch_size: int, capacity: int) -> State:
-        return (at_least_float32(self.log_A).new_zeros(batch_size, *self.log_A.shape),)
+        log_A = at_least_float32(self.log_A)
+        dtype = log_A.dtype.to_complex() if self.is_complex else log_A.dtype
+        return (log_A.new_zeros(batch_size, *log_A.shape, dtype=dtype),)
 
     def step(self, x_t: Tensor, state: State, z: Tensor | None = None) -> tuple[Tensor, State]:
-        y = selective_scan_step(
-            x_t, *self._select(x_t), state[0], D=self.D, z=z, dt_bias=self.dt_bias, dt_softplus=True
-        )
+        dt, A, B, C = self._select(x_t)
+        # a map without a batch axis has one of size one in a step
+        B, C = (m.unsqueeze(0) if parameter is not None else m for m, parameter in ((B, self.B), (C, self.C)))
+        y = selective_scan_step(x_t, dt, A, B, C, state[0], D=self.D, z=z, dt_bias=self.dt_bias, dt_softplus=True)
         return y, state
 
     def prefill(
@@ -113,10 +186,12 @@ class S6(Mixer):
         return y, (after,)
 
     def state_size(self, length: int) -> int:
-        return self.log_A.numel()
+        return self.log_A.numel() * (2 if self.is_complex else 1)
 
     def ssm_parameters(self) -> dict[str, nn.Parameter]:
-        return {"log_A": self.log_A, "D": self.D, "dt_bias": self.dt_bias}
+        more = {"A_imag": self.A_imag, "B": self.B}
+        kept = {name: parameter for name, parameter in more.items() if parameter is not None}
+        return {"log_A": self.log_A, "D": self.D, "dt_bias": self.dt_bias, **kept}
 
 
 class Mamba(Mixer):
@@ -189,7 +264,9 @@ class Mamba(Mixer):
         z = None
         if self.gated:
             x, z = x.chunk(2, dim=-1)
-        if isinstance(self.inner, S6):
+        if isinstance(self.inner, S6) and self.inner.standard:
+            assert self.inner.x_proj is not None
+            assert self.inner.dt_proj is not None
             y = mamba_inner_step(
                 x,
                 z,
@@ -231,14 +308,30 @@ def make_inner(kind: Inner, width: int, d_model: int, length: int, config: Mamba
     """The sequence layer inside a block."""
     if kind == "s6":
         dt_rank = config.dt_rank or math.ceil(d_model / 16)
-        return S6(width, config.d_state, dt_rank, dt_min=config.dt_min, dt_max=config.dt_max)
-    if kind == "s4d":
-        return DiagonalSSM(width, config.d_state, dt_min=config.dt_min, dt_max=config.dt_max)
+        return S6(
+            width,
+            config.d_state,
+            dt_rank,
+            dt_min=config.dt_min,
+            dt_max=config.dt_max,
+            fixed=config.fixed,
+            A_init=config.A_init,
+        )
+    if kind in ("s4d", "s4d-real"):
+        init: Initialisation = "real" if kind == "s4d-real" else "lin"
+        return DiagonalSSM(width, config.d_state, init=init, dt_min=config.dt_min, dt_max=config.dt_max)
     return LongConv(width, length)
 
 
 class MambaConfig(BackboneConfig):
-    """Mamba in the network of its paper: RMS norms and no channel mixer."""
+    """Mamba in the network of its paper: RMS norms and no channel mixer.
+
+    The paper's ablations: `fixed` (table 7), `A_init` (table 8), `dt_rank` with `fixed: [dt]` for none (table 9),
+    `d_state` with `fixed: [B, C]` for constant maps (table 10), `inner` (table 6), and for figure 9 a `channel_mixer`
+    (Mamba-MLP) or the model `hybrid` (Mamba-MHA).
+    """
+
+    left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "fixed", "A_init")
 
     channel_mixer: ChannelMixerKind = "none"
     norm: NormKind = "rms"
@@ -250,12 +343,25 @@ class MambaConfig(BackboneConfig):
     dt_min: float = 1e-3
     dt_max: float = 1e-1
     inner: Inner = "s6"
+    """`s4d` is S4D-Lin with N / 2 conjugate pairs, `s4d-real` S4D-Real with N real states."""
     gate: bool = True
+    fixed: tuple[Selected, ...] = ()
+    """Those of the step size, B and C that do not depend on the input."""
+    A_init: AInit | None = None
+    """First eigenvalues: None for -(n + 1), `half` for -1/2, `random` for -exp(r) with r standard normal, `complex` for
+    -1/2 + n i with complex B and C. Complex scans run in plain PyTorch."""
     ssm_lr: float | None = None
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
-        check_ssm("mamba", self.d_state, self.dt_min, self.dt_max, pairs=self.inner == "s4d")
+        pairs = self.inner == "s4d" or self.A_init == "complex"
+        check_ssm("mamba", self.d_state, self.dt_min, self.dt_max, pairs=pairs)
+        if self.inner != "s6" and (self.fixed or self.A_init):
+            raise ValueError(
+                f"mamba: fixed and A_init are options of inner='s6', got inner={self.inner!r}; leave them out."
+            )
+        if len(set(self.fixed)) != len(self.fixed):
+            raise ValueError(f"mamba: fixed={list(self.fixed)} names one of dt, B and C twice; name it once.")
         if not 2 <= self.d_conv <= 4 or self.expand < 1:
             raise ValueError(f"mamba: needs d_conv in 2..4 and expand >= 1, got {self.d_conv} and {self.expand}.")
         if self.dt_rank is not None and self.dt_rank < 1:

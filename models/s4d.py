@@ -2,7 +2,9 @@
 
     h_t = Abar h_{t-1} + Bbar x_t,   v_t = 2 Re(sum_n C_n h_t[n]) + D x_t,   y = W gelu(v) (through GLU by default)
 
-with N / 2 conjugate pairs per channel, A = -exp(log_A_real) + i A_imag, and Abar and Bbar by zero-order hold.
+with N / 2 conjugate pairs per channel, A = -exp(log_A_real) + i A_imag, and Abar and Bbar by zero-order hold. S4D-Real
+(`init: real`) has N real states in their place, which start at A_n = -(n + 1), and no factor 2; its state and its
+parameters are as large.
 
 Source: S4D (Gu et al. 2022), section 4, and table 1 for the initialisations. The layer around it is that of S4, as used
 in H3's table 2.
@@ -33,7 +35,7 @@ from models.blocks import (
 )
 from suite.contracts import TaskSpec
 
-Initialisation = Literal["lin", "inv", "legs"]
+Initialisation = Literal["lin", "inv", "legs", "real", "random"]
 Discretization = Literal["zoh", "bilinear"]
 State = tuple[Tensor, ...]
 
@@ -60,6 +62,7 @@ def initial_frequencies(kind: Initialisation, pairs: int) -> Tensor:
         return math.pi * n
     if kind == "inv":
         return 2 * pairs / math.pi * (2 * pairs / (2 * n + 1) - 1)
+    assert kind == "legs"
     return skew_hippo_frequencies(2 * pairs)
 
 
@@ -69,7 +72,9 @@ def fill_log_uniform(parameter: Tensor, low: float, high: float) -> None:
 
 
 class DiagonalSSM(Mixer):
-    """The state space model alone, channel by channel: x [B, T, D] to v [B, T, D]. Its state: h [B, D, N / 2], complex.
+    """The state space model alone, channel by channel: x [B, T, D] to v [B, T, D].
+
+    Its state: h [B, D, N / 2], complex, or with init "real" h [B, D, N], real.
 
     bidirectional: a second C reads the future.
     tie_A: all channels share the N / 2 eigenvalues.
@@ -101,27 +106,35 @@ class DiagonalSSM(Mixer):
         train_B: bool = False,
     ) -> None:
         super().__init__()
-        pairs = d_state // 2
+        self.is_real = init == "real"
+        states, parts = (d_state, ()) if self.is_real else (d_state // 2, (2,))
         self.init, self.dt_min, self.dt_max, self.bidirectional = init, dt_min, dt_max, bidirectional
         self.discretization, self.unit_response = discretization, unit_response
         self.log_dt = nn.Parameter(torch.empty(width))
-        self.log_A_real = nn.Parameter(torch.empty(1 if tie_A else width, pairs))
-        self.A_imag = nn.Parameter(torch.empty(1 if tie_A else width, pairs))
-        self.C = nn.Parameter(torch.empty(*([2] if bidirectional else []), width, pairs, 2))
-        self.B = nn.Parameter(torch.empty(width, pairs, 2)) if train_B else None
+        self.log_A_real = nn.Parameter(torch.empty(1 if tie_A else width, states))
+        self.A_imag = None if self.is_real else nn.Parameter(torch.empty(1 if tie_A else width, states))
+        self.C = nn.Parameter(torch.empty(*([2] if bidirectional else []), width, states, *parts))
+        self.B = nn.Parameter(torch.empty(width, states, *parts)) if train_B else None
         self.D = nn.Parameter(torch.empty(width))
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         if self.B is not None:
-            self.B.copy_(torch.tensor([1.0, 0.0]))
+            self.B.copy_(torch.ones(()) if self.is_real else torch.tensor([1.0, 0.0]))
         fill_log_uniform(self.log_dt, self.dt_min, self.dt_max)
         self.log_A_real.fill_(math.log(0.5))
-        self.A_imag.copy_(initial_frequencies(self.init, self.A_imag.shape[1]).expand_as(self.A_imag))
+        if self.A_imag is None:
+            n = torch.arange(1, self.log_A_real.shape[1] + 1, dtype=self.log_A_real.dtype)
+            self.log_A_real.copy_(n.log().expand_as(self.log_A_real))
+        elif self.init == "random":
+            nn.init.normal_(self.A_imag).exp_()
+        else:
+            self.A_imag.copy_(initial_frequencies(self.init, self.A_imag.shape[1]).expand_as(self.A_imag))
         # a standard complex normal has real and imaginary parts of variance one half
-        nn.init.normal_(self.C, std=0.5**0.5)
+        nn.init.normal_(self.C, std=1.0 if self.is_real else 0.5**0.5)
         if self.unit_response:
+            assert self.A_imag is not None
             A = torch.complex(-self.log_A_real.exp(), self.A_imag)
             B = torch.view_as_complex(torch.empty_like(self.C[..., :1, :, :]).normal_(std=0.5**0.5))
             B = B / (2 * (B / A).abs().square().sum(-1, keepdim=True)).sqrt()
@@ -129,17 +142,24 @@ class DiagonalSSM(Mixer):
         nn.init.normal_(self.D)
 
     def _system(self) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-        A = torch.complex(-torch.exp(at_least_float32(self.log_A_real)), at_least_float32(self.A_imag))
-        A = A.expand(self.log_dt.shape[0], -1)
+        A = -torch.exp(at_least_float32(self.log_A_real))
+        if self.A_imag is not None:
+            A = torch.complex(A, at_least_float32(self.A_imag))
         dt = torch.exp(at_least_float32(self.log_dt)) * self.step_scale
-        B = None if self.B is None else torch.view_as_complex(at_least_float32(self.B))
-        return A, B, torch.view_as_complex(at_least_float32(self.C)), dt
+        B, C = None if self.B is None else self._map(self.B), self._map(self.C)
+        return A.expand(self.log_dt.shape[0], -1), B, C, dt
+
+    def _map(self, parameter: Tensor) -> Tensor:
+        """B or C [..., D, N] or, complex, [..., D, N / 2]."""
+        parameter = at_least_float32(parameter)
+        return parameter if self.is_real else torch.view_as_complex(parameter)
 
     def forward(self, x: Tensor, gate_in: Tensor | None = None, gate_out: Tensor | None = None) -> Tensor:
         y = self.operator(
             x,
             *self._system(),
             D=self.D,
+            conj_pairs=not self.is_real,
             discretization=self.discretization,
             bidirectional=self.bidirectional,
             gate_in=gate_in,
@@ -151,11 +171,13 @@ class DiagonalSSM(Mixer):
     def kernel(self, length: int) -> Tensor:
         """The filter K [D, length] over the past. A bidirectional model has another one over the future, from C[1]."""
         A, B, C, dt = self._system()
-        return ssm_kernel(A, B, C[0] if self.bidirectional else C, dt, length, discretization=self.discretization)
+        C = C[0] if self.bidirectional else C
+        return ssm_kernel(A, B, C, dt, length, conj_pairs=not self.is_real, discretization=self.discretization)
 
     def eigenvalues(self) -> Tensor:
-        """The eigenvalues A [D, N / 2], one of each conjugate pair."""
-        return self._system()[0]
+        """The eigenvalues A [D, N / 2], one of each conjugate pair; [D, N], complex too, where they are real."""
+        A = self._system()[0]
+        return A.to(A.dtype.to_complex())
 
     def _check_causal(self) -> None:
         if self.bidirectional:
@@ -164,7 +186,7 @@ class DiagonalSSM(Mixer):
     def init_state(self, batch_size: int, capacity: int) -> State:
         log_A = at_least_float32(self.log_A_real)
         shape = (batch_size, self.log_dt.shape[0], log_A.shape[1])
-        return (log_A.new_zeros(shape, dtype=log_A.dtype.to_complex()),)
+        return (log_A.new_zeros(shape, dtype=log_A.dtype if self.is_real else log_A.dtype.to_complex()),)
 
     def step(
         self, x_t: Tensor, state: State, gate_in: Tensor | None = None, gate_out: Tensor | None = None
@@ -175,6 +197,7 @@ class DiagonalSSM(Mixer):
             *self._system(),
             state[0],
             D=self.D,
+            conj_pairs=not self.is_real,
             discretization=self.discretization,
             gate_in=gate_in,
             gate_out=gate_out,
@@ -194,6 +217,7 @@ class DiagonalSSM(Mixer):
             blank(x, padding),
             *self._system(),
             D=self.D,
+            conj_pairs=not self.is_real,
             discretization=self.discretization,
             gate_in=gate_in,
             gate_out=gate_out,
@@ -202,11 +226,11 @@ class DiagonalSSM(Mixer):
         return y, (after,)
 
     def state_size(self, length: int) -> int:
-        return 2 * self.log_dt.shape[0] * self.A_imag.shape[1]
+        return (1 if self.is_real else 2) * self.log_dt.shape[0] * self.log_A_real.shape[1]
 
     def ssm_parameters(self) -> dict[str, nn.Parameter]:
-        trained = {"log_dt": self.log_dt, "log_A_real": self.log_A_real, "A_imag": self.A_imag}
-        return trained if self.B is None else {**trained, "B": self.B}
+        trained = {"log_dt": self.log_dt, "log_A_real": self.log_A_real, "A_imag": self.A_imag, "B": self.B}
+        return {name: parameter for name, parameter in trained.items() if parameter is not None}
 
 
 class SSMLayer(Mixer):
@@ -256,8 +280,11 @@ class S4DConfig(BackboneConfig):
     """S4D in the network of H3's synthetic experiments: layer norms, and an MLP four times as wide as the model."""
 
     d_state: int = 64
-    """N, kept as N / 2 conjugate pairs."""
+    """N, kept as N / 2 conjugate pairs, or as N real states with `init: real`."""
     init: Initialisation = "lin"
+    """First eigenvalues: those of table 1 of the paper (`lin`, `inv`, `legs`), N real ones (`real`, S4D-Real), or -1/2
+    with the random imaginary parts exp(r), r standard normal (`random`, the option `rand` of state-spaces/s4 at
+    070384aac428583d0b817c0e5393078bfef982f0, models/s4/s4.py, `dplr`)."""
     dt_min: float = 1e-3
     dt_max: float = 1e-1
     discretization: Discretization = "zoh"
@@ -272,7 +299,9 @@ class S4DConfig(BackboneConfig):
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
-        check_ssm("s4d", self.d_state, self.dt_min, self.dt_max, pairs=True)
+        check_ssm("s4d", self.d_state, self.dt_min, self.dt_max, pairs=self.init != "real")
+        if self.unit_response and self.init == "real":
+            raise ValueError("s4d: unit_response=True is defined for complex states; choose another init than 'real'.")
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         ssm = DiagonalSSM(

@@ -379,6 +379,8 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
         Network("unit response", {"unit_response": True, "tie_A": True}),
         Network("bidirectional", {"bidirectional": True}),
         Network("half the rate", {}, "signal", 0.5),
+        Network("real", {"init": "real", "d_state": 8}),
+        Network("random", {"init": "random", "d_state": 8}),
     ),
     "dss-softmax": (Network("glu", {"output": "glu", "d_state": 6}), Network("bidirectional", {"bidirectional": True})),
     "dss-exp": (Network("half the rate", {}, "signal", 0.5), Network("two step sizes", {"separate_dt": True})),
@@ -401,6 +403,8 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
         Network("trained B", {"train_B": True, "d_state": 8}),
         Network("hyena", {"inner": "hyena"}),
         Network("s6", {"inner": "s6", "d_state": 8}),
+        Network("short filters", {"short_filter": 3, "head_dim": 8, "d_state": 8}),
+        Network("real states", {"init": "real", "d_state": 8}),
     ),
     "hyena": (
         Network("order 3", {"order": 3, "short_filter": 4}),
@@ -411,6 +415,11 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
         Network("s4d", {"inner": "s4d"}),
         Network("hyena", {"inner": "hyena", "d_conv": 2, "expand": 1}),
         Network("small", {"dt_rank": 1, "d_state": 3}),
+        Network("nothing selective", {"fixed": ["dt", "B", "C"], "A_init": "half", "d_state": 4}),
+        Network("complex", {"A_init": "complex", "d_state": 8}),
+        Network("complex, fixed maps", {"A_init": "complex", "fixed": ["B", "C"], "d_state": 8}),
+        Network("random", {"A_init": "random", "fixed": ["dt"], "d_state": 3}),
+        Network("s4d-real", {"inner": "s4d-real", "d_state": 8}),
     ),
 }
 """Options of the mixers beyond their defaults."""

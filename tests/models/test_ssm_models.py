@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kernels.lti_ssm import lti_ssm
+from kernels.selective_scan.reference import selective_scan_reference
 from models import MODELS
 from models.backbone import Backbone
 from models.blocks import ResidualLinear
@@ -19,6 +20,8 @@ LENGTH = 40
 OPTIONS = [
     ("s4d", {"init": "inv"}),
     ("s4d", {"init": "legs", "output": "linear", "d_state": 8}),
+    ("s4d", {"init": "real", "d_state": 7}),
+    ("s4d", {"init": "random", "d_state": 8}),
     ("dss-softmax", {"output": "glu", "d_state": 6}),
     ("dss-exp", {"d_state": 5}),
     ("dss-softmax", {"separate_dt": True, "d_state": 6}),
@@ -30,6 +33,9 @@ OPTIONS = [
     ("h3", {"train_B": True, "d_state": 8}),
     ("h3", {"attention_layers": [1], "attention_heads": 2, "d_state": 8}),
     ("h3", {"inner": "hyena"}),
+    ("h3", {"init": "real", "d_state": 7}),
+    ("h3", {"short_filter": 3, "d_state": 8}),
+    ("h3", {"short_filter": 4, "head_dim": 8, "d_state": 8}),
     ("h3", {"inner": "s6", "d_state": 8}),
     ("hyena", {"order": 3, "short_filter": 4}),
     ("hyena", {"learn_positions": True, "emb_dim": 33}),
@@ -38,6 +44,15 @@ OPTIONS = [
     ("mamba", {"inner": "s4d"}),
     ("mamba", {"inner": "hyena", "d_conv": 2, "expand": 1}),
     ("mamba", {"dt_rank": 1, "d_state": 3}),
+    ("mamba", {"inner": "s4d-real", "d_state": 3}),
+    ("mamba", {"fixed": ["dt"], "d_state": 3}),
+    ("mamba", {"fixed": ["B"], "d_state": 3}),
+    ("mamba", {"fixed": ["C"], "d_state": 3}),
+    ("mamba", {"fixed": ["dt", "B", "C"], "A_init": "half", "d_state": 3}),
+    ("mamba", {"A_init": "random", "d_state": 3}),
+    ("mamba", {"A_init": "complex", "d_state": 6}),
+    ("mamba", {"A_init": "complex", "fixed": ["B", "C"], "d_state": 6}),
+    ("mamba", {"A_init": "complex", "fixed": ["dt"], "gate": False, "d_state": 2}),
 ]
 every_option = pytest.mark.parametrize(("name", "options"), OPTIONS, ids=[f"{n}-{o}" for n, o in OPTIONS])
 
@@ -228,6 +243,63 @@ def test_mamba_starts_as_its_authors_code():
     assert 0.9 * 128**-0.5 < mixer.out.weight.abs().max() * 2**0.5 <= 128**-0.5 * (1 + 1e-9)
 
 
+@torch.no_grad()
+def test_mamba_starts_as_in_its_ablations():
+    n = torch.arange(4, dtype=torch.float64)
+    for name, wanted in (("half", torch.full((4,), -0.5, dtype=torch.float64)), (None, -(n + 1))):
+        s6 = build("mamba", A_init=name, d_state=4).mixers[0].inner
+        torch.testing.assert_close(s6._select(torch.zeros(1, 32, dtype=torch.float64))[1], wanted.expand(32, 4))
+    s6 = build("mamba", A_init="complex", d_state=8, fixed=["B"]).mixers[0].inner
+    _, A, B, _ = s6._select(torch.zeros(1, 32, dtype=torch.float64))
+    torch.testing.assert_close(A, torch.complex(torch.full_like(n, -0.5), n).expand(32, 4))
+    torch.testing.assert_close(B, torch.ones_like(B))
+    s6 = build("mamba", A_init="random", d_state=64).mixers[0].inner
+    assert s6.log_A.mean().abs() < 0.1
+    assert s6.log_A.std().item() == pytest.approx(1, rel=0.1)
+
+
+@torch.no_grad()
+def test_an_s6_of_conjugate_pairs_is_the_scan_over_both_of_each_pair():
+    s6 = build("mamba", A_init="complex", d_state=6).mixers[0].inner
+    x = torch.randn(2, LENGTH, 32, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    dt, A, B, C = s6._select(x)
+    both = [torch.cat([m, m.conj()], dim=-1) for m in (A, B, C / 2)]
+    wanted, _ = selective_scan_reference(x, dt, *both, D=s6.D, dt_bias=s6.dt_bias, dt_softplus=True)
+    torch.testing.assert_close(s6(x), wanted, rtol=1e-10, atol=1e-10)
+
+
+@torch.no_grad()
+def test_a_selective_model_of_constant_maps_is_time_invariant():
+    """With nothing selective, S6 is a convolution: a later impulse has the same response."""
+    s6 = build("mamba", fixed=["dt", "B", "C"], d_state=4).mixers[0].inner
+    x = torch.zeros(1, LENGTH, 32, dtype=torch.float64)
+    x[:, 0] = 1.0
+    torch.testing.assert_close(s6(x)[:, : LENGTH - 7], s6(x.roll(7, dims=1))[:, 7:])
+    assert (s6(3 * x) - 3 * s6(x)).abs().max() < 1e-12
+
+
+@torch.no_grad()
+def test_s4d_real_is_the_sum_of_its_exponentials():
+    ssm = build("s4d", init="real", d_state=5).mixers[0].ssm
+    torch.testing.assert_close(ssm.log_A_real.exp(), torch.arange(1, 6, dtype=torch.float64).expand(16, 5))
+    A, dt = -ssm.log_A_real.exp(), ssm.log_dt.exp()[:, None]
+    powers = torch.exp(torch.einsum("dn,l->dnl", A * dt, torch.arange(9, dtype=torch.float64)))
+    wanted = torch.einsum("dn,dnl->dl", ssm.C * torch.expm1(A * dt) / A, powers)
+    torch.testing.assert_close(ssm.kernel(9), wanted)
+
+
+def test_h3_with_short_filters_and_hyena_differ_in_the_long_filter_only():
+    """Mamba's H3+ is its Hyena+ with S4D as the long convolution."""
+    h3, hyena = build("h3", short_filter=3), build("hyena")
+    of_filter = {id(p) for mixer in hyena.mixers for p in mixer.convs[0].filter.parameters()}
+    of_ssm = {id(p) for mixer in h3.mixers for name, p in mixer.inner.named_parameters() if name != "D"}
+    rest = [
+        sorted(tuple(p.shape) for p in model.parameters() if id(p) not in skipped)
+        for model, skipped in ((h3, of_ssm), (hyena, of_filter))
+    ]
+    assert rest[0] == rest[1]
+
+
 def test_mamba_has_the_papers_parameters_with_128_embedding_rows():
     assert num_parameters(build("mamba", tokens(vocab_size=16), d_model=64)) == 66_496
     assert num_parameters(build("mamba", tokens(vocab_size=128), d_model=64)) == 73_664
@@ -300,6 +372,11 @@ def test_ssm_parameters_have_their_own_rate_and_no_decay(name):
         ("hyena", {"emb_dim": 4}, "emb_dim must be odd"),
         ("hyena", {"order": 1}, "order must be at least 2"),
         ("mamba", {"d_conv": 5}, r"d_conv in 2\.\.4"),
+        ("mamba", {"inner": "s4d", "fixed": ["dt"]}, "options of inner='s6'"),
+        ("mamba", {"fixed": ["B", "B"]}, "name it once"),
+        ("mamba", {"A_init": "complex", "d_state": 3}, "even number >= 2"),
+        ("s4d", {"init": "real", "unit_response": True}, "defined for complex states"),
+        ("h3", {"short_filter": 5}, "short_filter must be 0 or 2 to 4"),
         ("gss", {"dt_min": 0.0}, "0 < dt_min <= dt_max"),
     ],
 )

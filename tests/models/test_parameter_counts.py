@@ -1,0 +1,86 @@
+"""Numbers of parameters and sizes of states against those that the papers print."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from models import MODELS
+from suite.contracts import TaskSpec
+
+GPT2, NEOX, BASES = 50257, 50280, 8
+"""Vocabularies: of GPT-2, of GPT-NeoX padded to a multiple of 8 as in Mamba's released models, and of DNA."""
+MEDIUM = {"num_layers": 48, "d_model": 1024}
+
+# (source, model, options, vocabulary, printed number of parameters in millions)
+PRINTED = [
+    ("Mamba table 9, static", "mamba", {**MEDIUM, "fixed": ["dt"]}, GPT2, "358.9"),
+    *(
+        (f"Mamba table 9, rank {rank}", "mamba", {**MEDIUM, "dt_rank": rank}, GPT2, printed)
+        for rank, printed in (
+            (1, "359.1"), (2, "359.3"), (4, "359.7"), (8, "360.5"), (16, "362.1"), (32, "365.2"), (64, "371.5")
+        )
+    ),
+    *(
+        (f"Mamba table 10, N {states}, fixed {fixed}", "mamba", {**MEDIUM, "d_state": states, "fixed": fixed}, GPT2, m)
+        for states, m in ((1, "367.1"), (2, "367.4"), (4, "368.0"), (8, "369.1"), (16, "371.5"))
+        for fixed in ([], ["B", "C"])
+    ),
+    *(
+        (f"Mamba E.3.2, {printed}M", "mamba", {"num_layers": 2 * blocks, "d_model": width}, BASES, printed)
+        for blocks, width, printed in (
+            (5, 96, "0.7"), (6, 128, "1.4"), (7, 192, "3.5"), (8, 256, "7.0"), (10, 384, "19.3"), (12, 512, "40.7")
+        )
+    ),
+    *(
+        (f"state-spaces/mamba-{name}", "mamba", {"num_layers": layers, "d_model": width}, NEOX, exact)
+        for name, layers, width, exact in (
+            ("130m", 24, 768, "129.135360"), ("370m", 48, 1024, "371.516416"), ("790m", 48, 1536, "793.204224"),
+            ("1.4b", 48, 2048, "1372.178432"), ("2.8b", 64, 2560, "2768.345600"),
+        )
+    ),
+    ("openai/gpt2", "attention", {"num_layers": 12, "d_model": 768, "num_heads": 12}, GPT2, "124.439808"),
+]  # fmt: skip
+"""The 0.25M of Mamba's E.3.2 are 0.26M here: its sizes are said to be approximate."""
+
+
+def build(name: str, vocab_size: int, **options):
+    spec = TaskSpec("tokens", num_classes=vocab_size, readout="token", max_length=1024, vocab_size=vocab_size)
+    with torch.device("meta"):
+        return MODELS.load(name)(**options).build(spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "vocab_size", "printed"), [row[1:] for row in PRINTED], ids=[row[0] for row in PRINTED]
+)
+def test_a_model_has_the_printed_number_of_parameters(name, options, vocab_size, printed):
+    count = sum(parameter.numel() for parameter in build(name, vocab_size, **options).parameters())
+    decimals = len(printed.partition(".")[2])
+    assert f"{count / 1e6:.{decimals}f}" == printed
+
+
+@pytest.mark.parametrize("kind", ["half", "random", "complex"])
+def test_another_start_of_a_does_not_change_the_size_of_mamba(kind):
+    """Mamba's table 8 compares models of one size."""
+    models = [build("mamba", GPT2, A_init=init, num_layers=2, d_model=64) for init in (None, kind)]
+    sizes = [(sum(p.numel() for p in model.parameters()), model.state_size(100)) for model in models]
+    assert sizes[0] == sizes[1]
+
+
+# GSA (Zhang et al. 2024), appendix C.1: elements of the state, in units of layers times width
+STATES = [
+    ("mamba", {"num_layers": 8}, 64),
+    ("hgrn2", {"num_heads": 4}, 128),
+    ("gsa", {"num_heads": 4}, 128),
+    ("gla", {"num_heads": 1, "expand_k": 0.5}, 256),
+    ("retnet", {"num_heads": 2, "expand_v": 2}, 512),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "printed"), STATES, ids=[row[0] for row in STATES])
+def test_a_state_has_the_printed_size(name, options, printed):
+    layers, width = 4, 512
+    size = build(name, 16, **{"num_layers": layers, "d_model": width, **options}).state_size(2048)
+    # the paper does not count the last inputs of Mamba's convolution, three in each of two channels for one of width
+    window = 2 * 2 * 3 if name == "mamba" else 0
+    assert size == (printed + window) * layers * width

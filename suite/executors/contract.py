@@ -24,9 +24,15 @@ from suite.runs import Run
 if TYPE_CHECKING:
     from suite.executors.queue import Display
 
-EXECUTORS = Registry("executor", {"local": Entry("suite.executors.local:Local", "this machine")})
+EXECUTORS = Registry(
+    "executor",
+    {
+        "local": Entry("suite.executors.local:Local", "this machine"),
+        "ray": Entry("suite.executors.ray:Ray", "a Ray cluster"),
+    },
+)
 
-PACKAGES: dict[str, tuple[str, str]] = {}
+PACKAGES = {"ray": ("ray", "ray")}
 """Executor to the package that it needs, and the extra that installs the package."""
 
 

@@ -1,10 +1,13 @@
 """`status` tells where every run stands, and `run --retry-failed` repeats those that ended with an error."""
 
+import re
+
 import pytest
 import torch
 
 from suite import storage
 from suite.claims import Claims, claim_path
+from suite.executors.contract import PACKAGES
 from suite.runner import execute
 from suite.status import standings, summary
 from tests.suite.toy import make_run
@@ -70,16 +73,38 @@ def test_only_runs_that_failed_are_retried(command_line, tmp_path):
     assert "0 of 2 runs" in again.stdout
 
 
+@pytest.fixture
+def without_clusters(monkeypatch):
+    """An environment in which the packages of the executors are not installed."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+
+@pytest.mark.parametrize("executor", PACKAGES)
+def test_a_missing_package_is_one_line_with_the_command_that_installs_it(command_line, without_clusters, executor):
+    done = command_line("run", "quickstart", "--executor", executor)
+    assert done.returncode == 2
+    assert re.fullmatch(
+        rf"error: --executor {executor} needs .* pip install -e '\.\[{executor}\]'\.", done.stderr.strip()
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("--executor", "lokal"), ["unknown executor 'lokal'", "did you mean 'local'"]),
         (("--executor-options", "gpus=0.5"), ["--executor-options (local)", "gpus"]),
         (("--executor-options", "gpus"), ["--executor-options", "'gpus'"]),
+        (("--executor", "ray", "--executor-options", "adress=auto"), ["adress", "did you mean 'address'"]),
+        (("--executor", "ray", "--executor-options", "gpus=2"), ["gpus", "less than or equal to 1"]),
+        (("--executor", "ray", "--executor-options", "address=here"), ["address=here", "host:port"]),
+        (("--executor", "ray", "--executor-options", "address=localhost:9"), ["no Ray cluster answers there"]),
+        (("--executor", "ray", "--device", "cuda:1"), ["--device cuda:1", "Ray chooses the GPU"]),
         (("--retry-failed", "--force"), ["--force --retry-failed"]),
     ],
 )
 def test_a_wrong_executor_is_one_line_and_exit_code_2(command_line, tmp_path, arguments, words):
+    if arguments[1] in PACKAGES:
+        pytest.importorskip(PACKAGES[arguments[1]][0])
     done = command_line("run", "quickstart", *arguments, "--results", tmp_path)
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()

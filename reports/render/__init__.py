@@ -7,7 +7,7 @@
 `rows` reads and selects runs. `plan` lists what the table has to show; `cells`, `claims`, `figure`, `costs` and `notes`
 make one part of a report each, and `report` puts them together. `layout` turns a report into a `document` of strings,
 which `text`, `html` and `plots` print. `speed_history` makes the document of the operators' speed, and `overview` that
-of all experiments.
+of all experiments. `quotes` and `sources` hold the numbers in documents to the committed rows.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from reports.render.document import Document
 from reports.render.layout import document
 from reports.render.overview import overview
 from reports.render.report import Report, build
+from reports.render.sources import update_documents
 from reports.render.speed_history import history
 from reports.render.text import latex, markdown, terminal
 from suite.registry import nearest
 
 Format = Literal["terminal", "md", "latex", "png", "html"]
 
-__all__ = ["Document", "Format", "Report", "build", "history", "overview", "render"]
+__all__ = ["Document", "Format", "Report", "build", "history", "overview", "render", "update_documents"]
 
 
 def render(report: Report | Document, format: Format, out: Path | None = None) -> str | Path:

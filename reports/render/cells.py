@@ -33,6 +33,8 @@ class Cell:
     mean: float | None = None
     sd: float | None = None
     """Sample standard deviation over seeds; None where there is one seed."""
+    values: tuple[float, ...] = ()
+    """The values behind the mean, in the order of their seeds."""
     median: float | None = None
     successes: int | None = None
     """Seeds within the tolerance of the paper's value, or better than it; None where there is no such value."""
@@ -106,6 +108,7 @@ def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], trie
         published=None if stand_in else published,
         mean=mean,
         sd=sd,
+        values=tuple(values),
         median=statistics.median(values) if values else None,
         successes=successes,
         spread=spread(samples[0]) if len(samples) == 1 else None,

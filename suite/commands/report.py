@@ -40,11 +40,18 @@ def report(
         bool, typer.Option("--all", help="All experiments on one page: cells that agree, differ, are empty.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="File to write; png also writes an SVG beside it.")] = None,
+    update_docs: Annotated[
+        bool, typer.Option("--update-docs", help="Write the numbers that documents quote again, from committed rows.")
+    ] = False,
 ) -> None:
     """Render an experiment (paper's number, ours, difference, seeds, verdict, figure), or the history of `kernels`."""
     from suite import storage
 
     repository = repository_of(context)
+    if update_docs:
+        for path in repository.rendering().update_documents(repository.reports):
+            print(f"updated {shown(path)}")
+        return
     rendered: Any
     if every or experiment is None:
         if not every or experiment is not None:

@@ -1,0 +1,149 @@
+"""Numbers in documents that are quoted from stored rows: a test compares them, `report --update-docs` rewrites them.
+
+A comment that begins with an equals sign says where the numbers before it come from. Readers of the page do not see it:
+
+    H3 reaches 99.5 ± 1.2 % (paper: 100.0).<!--= H3 | Induction Head acc | mean & sd & paper -->
+
+It belongs to as many numbers before it, of the same table line or paragraph, as its sources have values. Numbers in
+code spans do not count, nor do those that are part of a word, as in `T2048` or `2^20`. Sources are separated by `;`:
+
+- `row | column | what`: a cell of the report. `what` is `mean` (the default), `sd`, `median`, `paper`, `seeds` (the
+  value of every seed, in the order of the seeds), `count` (number of seeds) or `successes`. Several rows, columns or
+  `what` are joined by ` & `; the last one changes first.
+- `row | column / row | column`: the ratio of two means.
+- `claims`: how many claims hold, and how many are counted.
+- `runs key=value ...`: test accuracy (%) of the stored runs with these settings, seed by seed, probes included;
+  `seed=3` keeps one seed, `slice=length=512` takes a part of the test rows.
+- `bench operator | implementation | case | metric`: newest measurement of `bench --shapes paper`; the default is `time`,
+  in ms.
+- `peer operator | implementation | shape | column`: a line of `results/peers.csv`.
+
+`<!-- rows: experiment scale -->` says of which report the numbers below it are. In the README of an experiment they are
+of its scale `paper` until then.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Protocol
+
+SCOPE = re.compile(r"<!-- rows: (\S+) (\S+) -->")
+QUOTE = re.compile(r"<!--= (.*?) -->", re.DOTALL)
+NUMBER = re.compile(r"(?<![\w^.,/=-])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w^]|[.,/]\d)")
+CODE = re.compile(r"`[^`]*`|\]\([^)]*\)|<!--.*?-->", re.DOTALL)
+
+
+class Source(Protocol):
+    """Where the values come from; each method raises ValueError for what it does not have."""
+
+    def cell(self, experiment: str, scale: str, row: str, column: str, what: str) -> list[float]:
+        """The values of one cell in the shown unit."""
+
+    def claims(self, experiment: str, scale: str) -> tuple[int, int]:
+        """Claims that hold, and that are counted."""
+
+    def runs(self, experiment: str, scale: str, selector: dict[str, str]) -> list[float]:
+        """Test accuracy in % of stored runs, in the order of their seeds."""
+
+    def bench(self, operator: str, implementation: str, case: str, metric: str) -> float:
+        """A measurement of an operator."""
+
+    def peer(self, operator: str, implementation: str, shape: str, column: str) -> float:
+        """A measurement of another project's operator."""
+
+
+@dataclass(frozen=True)
+class Quote:
+    """One number of a document and the value that its source gives."""
+
+    start: int
+    end: int
+    text: str
+    value: float
+    query: str
+
+    @property
+    def current(self) -> str:
+        """The value with as many decimals, and with the separator of thousands, that the text has."""
+        decimals = len(self.text.partition(".")[2])
+        return f"{self.value:{',' if ',' in self.text else ''}.{decimals}f}"
+
+
+def quotes(text: str, source: Source, experiment: str = "", scale: str = "paper") -> list[Quote]:
+    """Every quoted number of a document, in order; ValueError where more values are named than numbers stand before."""
+    found: list[Quote] = []
+    used = 0
+    scopes = [(match.start(), match.group(1), match.group(2)) for match in SCOPE.finditer(text)]
+    hidden = [match.span() for match in CODE.finditer(text)]
+    numbers = [match for match in NUMBER.finditer(text) if not any(a <= match.start() < b for a, b in hidden)]
+    spans = [match.span() for match in CODE.finditer(text) if match.group().startswith("`")]
+    for comment in QUOTE.finditer(text):
+        if any(a < comment.start() < b for a, b in spans):
+            continue
+        name, size = experiment, scale
+        for at, *scope in scopes:
+            if at < comment.start():
+                name, size = scope
+        query = " ".join(comment.group(1).split())
+        values = list(_values(query, source, name, size))
+        begin = max(used, _block_start(text, comment.start()))
+        before = [number for number in numbers if begin <= number.start() < comment.start()]
+        if len(before) < len(values):
+            raise ValueError(f"{query!r} gives {len(values)} values, and only {len(before)} numbers stand before it")
+        for number, value in zip(before[len(before) - len(values) :], values, strict=True):
+            found.append(Quote(number.start(), number.end(), number.group(), value, query))
+        used = comment.end()
+    return found
+
+
+def unquoted(text: str, quoted: list[Quote]) -> list[str]:
+    """The numbers without a source that look measured: with a decimal point or a per cent sign, outside of code."""
+    known = {quote.start for quote in quoted}
+    hidden = [match.span() for match in CODE.finditer(text)]
+    return [
+        text[match.start() : match.end() + 20].split("\n")[0]
+        for match in NUMBER.finditer(text)
+        if match.start() not in known
+        and ("." in match.group() or text[match.end() : match.end() + 2] == " %")
+        and not any(a <= match.start() < b for a, b in hidden)
+    ]
+
+
+def updated(text: str, quoted: list[Quote]) -> str:
+    """The text with every quoted number as its source has it now."""
+    for quote in reversed(quoted):
+        text = text[: quote.start] + quote.current + text[quote.end :]
+    return text
+
+
+def _block_start(text: str, at: int) -> int:
+    """Start of the table line, or else of the paragraph, that holds a place."""
+    line = text.rfind("\n", 0, at) + 1
+    return line if text.startswith("|", line) else text.rfind("\n\n", 0, at) + 1
+
+
+def _values(query: str, source: Source, experiment: str, scale: str) -> Iterator[float]:
+    for term in query.split(";"):
+        yield from _term(term.strip(), source, experiment, scale)
+
+
+def _term(term: str, source: Source, experiment: str, scale: str) -> list[float]:
+    kind, _, rest = term.partition(" ")
+    parts = [part.strip() for part in rest.split("|")]
+    if term == "claims":
+        return [float(count) for count in source.claims(experiment, scale)]
+    if kind == "runs":
+        return source.runs(experiment, scale, dict(pair.partition("=")[::2] for pair in rest.split()))
+    measured: dict[str, Callable[[str, str, str, str], float]] = {"bench": source.bench, "peer": source.peer}
+    if kind in measured:
+        operator, implementation, case, *column = parts
+        return [measured[kind](operator, implementation, case, *(column or ["time"]))]
+    if " / " in term:
+        above, below = (_term(side.strip(), source, experiment, scale) for side in term.split(" / "))
+        return [above[0] / below[0]]
+    row, column, *what = (part.strip().split(" & ") for part in term.split("|"))
+    places = product(row, column, *(what or [["mean"]]))
+    return [value for place in places for value in source.cell(experiment, scale, *place)]

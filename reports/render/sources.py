@@ -1,0 +1,152 @@
+"""Committed rows as the source of the numbers that documents quote (`quotes`)."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+
+from reports.render.claims import tally
+from reports.render.quotes import Quote, quotes, updated
+from reports.render.report import Report, build
+from reports.render.rows import StoredRun, load_runs, same
+from reports.render.units import shown
+from suite import storage
+from suite.config import find_experiments, load_experiment
+from suite.grid import lookup
+
+
+class CommittedRows:
+    """A `quotes.Source` that reads the folder of committed results.
+
+    experiments: name to the path of its grid.yaml.
+    """
+
+    def __init__(self, results: Path, experiments: Mapping[str, Path]) -> None:
+        self.results, self.experiments = results, experiments
+        # a document quotes many cells of few reports
+        self.report = cache(self._report)
+        self.stored = cache(self._stored)
+        self.frame = cache(self._frame)
+        self.kernels = cache(self._kernels)
+
+    def _frame(self, experiment: str) -> pd.DataFrame:
+        return storage.read(storage.files([self.results / "reference"], experiment))
+
+    def _kernels(self) -> pd.DataFrame:
+        # beside the shapes of the papers lie sweeps of configurations, which measure no revision
+        files = storage.files([self.results / "reference"], "kernels")
+        return storage.read([path for path in files if path.parent.name == "paper"])
+
+    def _report(self, experiment: str, scale: str) -> Report:
+        if experiment not in self.experiments:
+            raise ValueError(f"there is no experiment {experiment!r}")
+        path = self.experiments[experiment]
+        return build(load_experiment(path), path.parent, self.frame(experiment), scale=scale)
+
+    def _stored(self, experiment: str, scale: str) -> list[StoredRun]:
+        reference = self.results / "reference"
+        probes = sorted((reference / "probes" / experiment).glob("*.parquet"))
+        rows = storage.read([*storage.files([reference], experiment), *probes])
+        return [run for run in load_runs(rows) if run.scale == scale]
+
+    def cell(self, experiment: str, scale: str, row: str, column: str, what: str) -> list[float]:
+        cells = self.report(experiment, scale).cells
+        found = next((cell for cell in cells if (cell.row, cell.column) == (row, column)), None)
+        if found is None:
+            known = " or ".join(sorted({cell.row for cell in cells} if row else {cell.column for cell in cells}))
+            raise ValueError(f"{experiment}, {scale}: no cell {row!r} | {column!r}; rows are {known}")
+        values: dict[str, float | None] = {
+            "mean": found.mean,
+            "sd": found.sd,
+            "median": found.median,
+            "paper": None if found.published is None else found.published.value,
+            "count": float(found.num_seeds),
+            "successes": None if found.successes is None else float(found.successes),
+        }
+        if what == "seeds":
+            return list(found.values)
+        if what not in values:
+            raise ValueError(f"{what!r} is not one of {', '.join([*values, 'seeds'])}")
+        value = values[what]
+        if value is None:
+            raise ValueError(f"{experiment}, {scale}: {row} | {column} has no {what}")
+        return [value]
+
+    def claims(self, experiment: str, scale: str) -> tuple[int, int]:
+        return tally(self.report(experiment, scale).claims)
+
+    def runs(self, experiment: str, scale: str, selector: dict[str, str]) -> list[float]:
+        wanted = dict(selector)
+        part = wanted.pop("slice", "")
+        split = wanted.pop("split", "test")
+        found = []
+        for run in self.stored(experiment, scale):
+            value = run.find("accuracy", split, part)
+            if (
+                run.status == "ok"
+                and value is not None
+                and value.value is not None
+                and all(same(json_value(text), lookup(run.config, key)) for key, text in wanted.items())
+            ):
+                found.append((run.seed, shown(value.value, value.unit, percent=True)))
+        if not found or len({seed for seed, _ in found}) < len(found):
+            raise ValueError(f"{experiment}, {scale}: {selector} selects {len(found)} runs, not one for every seed")
+        return [value for _, value in sorted(found)]
+
+    def bench(self, operator: str, implementation: str, case: str, metric: str) -> float:
+        rows = self.kernels()
+        wanted = {"task": operator, "model": implementation, "slice": case, "metric": metric, "status": "ok"}
+        for column, value in wanted.items():
+            rows = rows[rows[column] == value]
+        if rows.empty:
+            raise ValueError(f"no row of {wanted}")
+        return float(rows.sort_values("started_at")["value"].iloc[-1])
+
+    def peer(self, operator: str, implementation: str, shape: str, column: str) -> float:
+        with (self.results / "peers.csv").open(newline="") as file:
+            for line in csv.DictReader(file):
+                if (line["op"], line["implementation"], line["shape"]) == (operator, implementation, shape):
+                    return float(line[column])
+        raise ValueError(f"results/peers.csv has no {operator}, {implementation}, {shape}")
+
+
+def json_value(text: str) -> object:
+    """The value that a text stands for: `true`, a number, null, or the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def quoted(path: Path, home: Path, source: CommittedRows) -> list[Quote]:
+    """The quoted numbers of one document; that of an experiment quotes this experiment unless it says otherwise."""
+    folder = path.parent.relative_to(home).as_posix().removeprefix("reports/")
+    return quotes(path.read_text(), source, folder if folder in source.experiments else "")
+
+
+def documents(home: Path) -> list[Path]:
+    """The documents that quote numbers: those of the repository, of experiments and of operators."""
+    folders = ("docs", "kernels", "reports", "results")
+    return [*sorted(home.glob("*.md")), *(path for name in folders for path in sorted((home / name).rglob("*.md")))]
+
+
+def update_documents(reports: Path) -> list[Path]:
+    """Writes the quoted numbers of all documents again; gives those that changed.
+
+    reports: the folder of the experiments, in the home of the repository.
+    """
+    home = reports.resolve().parent
+    source = CommittedRows(home / "results", find_experiments(reports))
+    changed = []
+    for path in documents(home):
+        text = path.read_text()
+        new = updated(text, quoted(path, home, source))
+        if new != text:
+            path.write_text(new)
+            changed.append(path)
+    return changed

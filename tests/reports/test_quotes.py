@@ -1,0 +1,99 @@
+"""Numbers in documents: a quoted one is that of the rows, and a measured one without a source is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reports.render.quotes import quotes, unquoted, updated
+from reports.render.sources import CommittedRows, documents, quoted
+from suite.config import find_experiments
+
+HOME = Path(__file__).resolve().parents[2]
+SOURCE = CommittedRows(HOME / "results", find_experiments(HOME / "reports"))
+
+
+class Rows:
+    """Hand-made rows: the value of a cell says which cell it is."""
+
+    def cell(self, experiment, scale, row, column, what):
+        values = {("H3", "a"): 99.54, ("H3", "b"): 12.0, ("S4D", "a"): 2.0}
+        if what == "seeds":
+            return [1.04, 2.0, 3.5]
+        return [{"mean": values[row, column], "sd": 1.25, "paper": 100.0}[what] + (scale == "small")]
+
+    def claims(self, experiment, scale):
+        return 3, 5
+
+    def runs(self, experiment, scale, selector):
+        return [float(selector["seed"])]
+
+    def bench(self, operator, implementation, case, metric):
+        return 0.1234
+
+    def peer(self, operator, implementation, shape, column):
+        return 1234.5
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("H3 has 99.9 %.<!--= H3 | a -->", "H3 has 99.5 %.<!--= H3 | a -->"),
+        ("99 ± 1 (100.00)<!--= H3 | a | mean & sd & paper -->", "100 ± 1 (100.00)<!--= H3 | a | mean & sd & paper -->"),
+        ("at T2048, 7 and 8.0<!--= H3 | a & b -->", "at T2048, 100 and 12.0<!--= H3 | a & b -->"),
+        ("9, 9.0 and 9<!--= H3 | a | seeds -->", "1, 2.0 and 4<!--= H3 | a | seeds -->"),
+        ("7.0 times<!--= H3 | b / S4D | a -->", "6.0 times<!--= H3 | b / S4D | a -->"),
+        ("1 of 2 claims<!--= claims -->", "3 of 5 claims<!--= claims -->"),
+        ("4 at 2^20<!--= runs seed=6 -->", "6 at 2^20<!--= runs seed=6 -->"),
+        ("0.0 ms<!--= bench x | y | z -->", "0.1 ms<!--= bench x | y | z -->"),
+        ("1,000<!--= peer x | y | z | c -->", "1,234<!--= peer x | y | z | c -->"),
+        ("`0.5` 5.0<!--= H3 | b -->", "`0.5` 12.0<!--= H3 | b -->"),
+        ("<!-- rows: h3 small -->5.0<!--= H3 | b -->", "<!-- rows: h3 small -->13.0<!--= H3 | b -->"),
+        ("`5.0<!--= H3 | b -->`", "`5.0<!--= H3 | b -->`"),
+        ("| 1 | 2 |<!--= H3 | b; S4D | a -->", "| 12 | 2 |<!--= H3 | b; S4D | a -->"),
+    ],
+)  # fmt: skip
+def test_a_quoted_number_is_written_as_its_source_has_it(written, expected):
+    found = quotes(written, Rows(), "h3")
+    assert updated(written, found) == expected
+    assert updated(expected, quotes(expected, Rows(), "h3")) == expected
+
+
+def test_numbers_of_another_paragraph_or_line_are_out_of_reach():
+    with pytest.raises(ValueError, match="gives 2 values, and only 1 numbers stand before it"):
+        quotes("7.0\n\n8.0<!--= H3 | a & b -->", Rows())
+    with pytest.raises(ValueError, match="only 1"):
+        quotes("| 7.0 |\n| 8.0<!--= H3 | a & b --> |", Rows())
+
+
+def test_measured_numbers_without_a_source_are_found():
+    text = "It has 84.5 % and 70 % of 12 rows at `0.02`, rate 4.6e-3, version 2.<!--= H3 | a -->"
+    assert [found.split()[0] for found in unquoted(text, quotes(text, Rows()))] == ["84.5", "70"]
+    assert unquoted("99.5<!--= H3 | a -->", quotes("99.5<!--= H3 | a -->", Rows())) == []
+
+
+def measured_parts(path: Path) -> str:
+    """What of a document reports measurements: results.md, and the outcome of an experiment."""
+    text = path.read_text()
+    return text if path.name == "results.md" else text.partition("## Outcome")[2].partition("\n## ")[0]
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(HOME))
+
+
+@pytest.mark.parametrize("path", [p for p in documents(HOME) if "<!--= " in p.read_text()], ids=named)
+def test_quoted_numbers_are_those_of_the_committed_rows(path):
+    wrong = [
+        f"{quote.text} is {quote.current}: {quote.query}"
+        for quote in quoted(path, HOME, SOURCE)
+        if quote.text != quote.current
+    ]
+    assert wrong == [], "run `python run_suite.py report --update-docs`"
+
+
+@pytest.mark.parametrize("path", [HOME / "docs/results.md", *sorted((HOME / "reports").rglob("README.md"))], ids=named)
+def test_every_measured_number_has_a_source(path):
+    measured = set(unquoted(measured_parts(path), []))
+    assert [found for found in unquoted(path.read_text(), quoted(path, HOME, SOURCE)) if found in measured] == []

@@ -22,4 +22,5 @@ OPERATORS = {
     "selective_scan_step": ("kernels.selective_scan.workloads:STEP", "one step of it, state in place"),
     "skinny_linear": ("kernels.skinny_linear.workloads:WORKLOAD", "linear map of few rows with its norm and residual"),
     "ssm_kernel": ("kernels.ssm_kernel.workloads:WORKLOAD", "convolution filter of a diagonal state space model"),
+    "swiglu": ("kernels.swiglu.workloads:WORKLOAD", "gated linear unit of a channel mixer"),
 }

@@ -17,4 +17,5 @@ VERSIONS = {
     "selective_scan": 1,
     "skinny_linear": 1,
     "ssm_kernel": 1,
+    "swiglu": 1,
 }

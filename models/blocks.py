@@ -14,6 +14,7 @@ from kernels.backend import on_device_of, use_triton
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.norm import Kind, norm
 from kernels.skinny_linear import Activation, Norm, skinny_linear, skinny_linear_pays
+from kernels.swiglu import swiglu
 from suite.state import map_tensors, tensors
 
 NormKind = Literal["layer", "rms", "batch"]
@@ -483,8 +484,7 @@ class SwiGLU(ChannelMixer):
         self.down = ResidualLinear(inner, d_model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(swiglu(self.gate_up(x)))
 
     def branch_step(self, x: Tensor, norm: nn.Module) -> Tensor:
         gate, up = step_linear(self.gate_up, x, norm=norm).chunk(2, dim=-1)

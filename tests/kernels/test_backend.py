@@ -19,6 +19,7 @@ from kernels.norm import norm
 from kernels.selective_scan import selective_scan, selective_scan_step
 from kernels.skinny_linear import skinny_linear
 from kernels.ssm_kernel import ssm_kernel
+from kernels.swiglu import swiglu
 from kernels.versions import VERSIONS
 
 
@@ -72,6 +73,7 @@ CALLS = {
     ],
     "skinny_linear": [lambda: skinny_linear(ones(1, 2), ones(3, 2))],
     "ssm_kernel": [lambda: ssm_kernel(*STATE, 3, conj_pairs=False)],
+    "swiglu": [lambda: swiglu(ones(2, 4))],
 }
 IN_TORCH = {"version": 1, "backend": "torch"}
 

@@ -39,6 +39,8 @@ from kernels.skinny_linear import Norm, skinny_linear
 from kernels.skinny_linear.reference import skinny_linear_reference
 from kernels.ssm_kernel import ssm_kernel
 from kernels.ssm_kernel.reference import ssm_kernel_reference
+from kernels.swiglu import swiglu
+from kernels.swiglu.reference import swiglu_reference
 from suite.contracts import TaskSpec
 
 LENGTH = 70
@@ -288,6 +290,10 @@ def _ssm_kernel(draw: Draw) -> Iterator[Call]:
     yield Call("maximum detached", both, {**growing, **detached})
 
 
+def _swiglu(draw: Draw) -> Iterator[Call]:
+    yield Call("plain", _pair(swiglu, swiglu_reference), {"x": draw(3, 5, 8)})
+
+
 OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
     "attention": _attention,
     "attention_step": _attention_step,
@@ -304,6 +310,7 @@ OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
     "selective_scan_step": _selective_scan_step,
     "skinny_linear": _skinny_linear,
     "ssm_kernel": _ssm_kernel,
+    "swiglu": _swiglu,
 }
 
 

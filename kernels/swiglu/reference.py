@@ -1,0 +1,11 @@
+"""The unit as its equation says; equation and source are in the package docstring."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def swiglu_reference(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return gate * torch.sigmoid(gate) * up

@@ -1,0 +1,69 @@
+"""The benchmark's description of the gated linear unit, in the sizes of Transformer++ and GSA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.swiglu import swiglu
+from kernels.swiglu.reference import swiglu_reference
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic
+
+
+def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    rows, width = sizes(shape, "RF")
+    return {"x": normal(generator, dtype, rows, 2 * width)}
+
+
+def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """Forward reads x and writes y; the backward pass reads x and dy and writes dx."""
+    rows, width = sizes(shape, "RF")
+    size = rows * width
+    return Cost(
+        num_bytes=traffic(2 * size, size, backward) * dtype.itemsize,
+        num_flops=(15 if backward else 5) * size,
+        num_exponentials=(2 if backward else 1) * size,
+    )
+
+
+def short(shape: Shape) -> Shape:
+    return {**shape, "R": min(70, int(shape["R"])), "F": min(144, int(shape["F"]))}
+
+
+def load_triton() -> Callable[..., Any]:
+    import triton  # noqa: F401
+
+    return partial(swiglu, backend="triton")
+
+
+def load_liger() -> Callable[..., Tensor]:
+    """liger-kernel's unit takes the halves as two contiguous tensors; its gradients overwrite them."""
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+    def peer(x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return LigerSiLUMulFunction.apply(gate, up)
+
+    return peer
+
+
+PAPER: tuple[Shape, ...] = ({"R": 16384, "F": 2736}, {"R": 16384, "F": 5464})
+
+WORKLOAD = Workload(
+    op="swiglu",
+    reference=swiglu_reference,
+    make_inputs=make_inputs,
+    cost=cost,
+    short=short,
+    implementations=(
+        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation("torch", "ours", lambda: partial(swiglu, backend="torch")),
+        Implementation("liger", "peer", load_liger, cold_start=True),
+    ),
+    shapes={"quick": PAPER[:1], "paper": PAPER},
+    dtypes=(torch.bfloat16,),
+)

@@ -1,0 +1,41 @@
+"""Claims about the gated linear unit; the accuracy rule is that of `suite.accuracy`."""
+
+from functools import partial
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from kernels.swiglu import swiglu
+from kernels.swiglu.reference import swiglu_reference
+from suite.accuracy import assert_matches_reference
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def make_inputs(*size):
+    return {"x": torch.randn(*size, generator=torch.Generator().manual_seed(size[-1]), dtype=torch.float64)}
+
+
+@pytest.mark.parametrize("size", [(2, 3, 2), (5, 64), (300, 34), (9, 700)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_results_and_gradients_are_those_of_the_equation(backend, dtype, size):
+    op = partial(swiglu, backend=backend)
+    assert_matches_reference(op, swiglu_reference, make_inputs(*size), dtype=dtype, device=DEVICE)
+
+
+def test_inputs_may_have_any_memory():
+    x = make_inputs(4, 5, 12)["x"].float().to(DEVICE)
+    expected = swiglu(x, backend="torch")
+    strided = x.transpose(0, 1).contiguous().transpose(0, 1)
+    torch.testing.assert_close(swiglu(strided, backend="triton"), expected)
+    leaf = x.clone().requires_grad_()
+    (dx,) = torch.autograd.grad(swiglu(leaf, backend="triton").sum(), leaf)
+    (exact,) = torch.autograd.grad(swiglu(leaf, backend="torch").sum(), leaf)
+    torch.testing.assert_close(dx, exact)
+
+
+def test_an_axis_without_two_halves_is_refused():
+    with pytest.raises(ValueError, match=r"x must be \[..., 2 F\] with at least one element, got \[3, 5\]"):
+        swiglu(torch.ones(3, 5))

@@ -22,9 +22,38 @@ ChannelMixerKind = Literal["none", "identity", "mlp", "swiglu"]
 
 
 def take_positions(x: Tensor, positions: Tensor) -> Tensor:
-    """x [B, T, D] at positions [B, P]: [B, P, D]. Its gradient is deterministic in torch's deterministic mode."""
-    rows = torch.arange(x.shape[0], device=x.device)[:, None]
-    return x[rows, positions]
+    """x [B, T, D] at positions [B, P], of which no row has one twice: [B, P, D]."""
+    return TakePositions.apply(x, positions)
+
+
+class TakePositions(torch.autograd.Function):
+    """`take_positions`. The gradient of torch's indexing adds up rows, and so sorts all indices first."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, positions: Tensor) -> Tensor:
+        ctx.save_for_backward(positions)
+        ctx.shape = x.shape
+        return x[_rows(positions), positions]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (positions,) = ctx.saved_tensors
+        dx = gradient.new_zeros(ctx.shape)
+        return dx.index_put_((_rows(positions), positions), gradient), None
+
+
+def _rows(positions: Tensor) -> Tensor:
+    return torch.arange(positions.shape[0], device=positions.device)[:, None]
+
+
+def time_contiguous(x: Tensor) -> Tensor:
+    """x [B, T, D], on a GPU with time contiguous in memory."""
+    if not use_triton("transpose", "auto", x):
+        return x
+    from kernels.transpose import time_last
+
+    with on_device_of(x):
+        return time_last(x)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ with S4D in place of Hyena's filter, and its H3++ adds heads of 8 channels.
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,7 @@ from models.blocks import (
     blank,
     newest_first,
     step_linear,
+    time_contiguous,
 )
 from models.hybrid import AttentionLayersConfig
 from models.hyena import LongConv
@@ -108,6 +109,56 @@ class ShiftSSM(Mixer):
         return {} if self.B is None else {"B": self.B}
 
 
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    """a_i b_j, [B, i, j, H, T] of a [B, i, H, T] and b [B, j, H, T]."""
+    return a.unsqueeze(2) * b.unsqueeze(1)
+
+
+def _contract(m: Tensor, a: Tensor, axis: int) -> Tensor:
+    """sum_i m_ij a_i, [B, j, H, T] of m [B, i, j, H, T] and a [B, i, H, T]; with axis 2, sum_j m_ij a_j."""
+    # a sum over this axis by torch's reduction would write with strides
+    terms = zip(m.unbind(axis), a.unsqueeze(2).unbind(1), strict=True)
+    m_0, a_0 = next(terms)
+    total = m_0 * a_0
+    for m_i, a_i in terms:
+        total.addcmul_(m_i, a_i)
+    return total
+
+
+class Outer(torch.autograd.Function):
+    """(k, v) to the outer products k_i v_j of every head and position, with the shapes of `_outer`.
+
+    Neither this nor `Contraction` is an einsum, which would make a product of matrices with head_dim rows for each of
+    them, and their gradients keep time contiguous.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, k: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(k, v)
+        return _outer(k, v)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = ctx.saved_tensors
+        return _contract(gradient, v, 2), _contract(gradient, k, 1)
+
+
+class Contraction(torch.autograd.Function):
+    """(states, q) to o_j = sum_i states_ij q_i, with the shapes of `_contract`."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, q: Tensor) -> Tensor:
+        ctx.save_for_backward(states, q)
+        return _contract(states, q, 1)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        states, q = ctx.saved_tensors
+        return _outer(q, gradient), _contract(states, gradient, 2)
+
+
 class H3(Mixer):
     """The mixer. Its state: that of the shift model or the last inputs of the short filters [B, 3 D, W - 1], then that
     of the inner model with head_dim^2 H channels.
@@ -162,20 +213,22 @@ class H3(Mixer):
             return self.out(q * self.inner(k * v))
         if self.head_dim == 1:
             return self.out(self.inner(v, gate_in=k, gate_out=q))
-        q, k, v = self._heads_first(q, k, v)
-        # [B, i, j, T, H]: the entries i, j of the outer product become part of the batch, heads become channels.
-        # not einsum, which would make a product of matrices with head_dim rows for every position and head
-        outer = k.unsqueeze(2) * v.unsqueeze(1)
-        states = self.inner(outer.flatten(0, 2)).view_as(outer)
+        q, k, v = self._time_last(q, k, v)
+        outer = Outer.apply(k, v)
+        states = self.inner(outer.flatten(0, 2).transpose(1, 2))
         return self._read(states, q)
 
-    def _heads_first(self, *streams: Tensor) -> list[Tensor]:
-        """Streams [B, T, D] as [B, head_dim, T, H]."""
-        return [m.unflatten(-1, (self.num_heads, self.head_dim)).permute(0, 3, 1, 2) for m in streams]
+    def _time_last(self, *streams: Tensor) -> list[Tensor]:
+        """Streams [B, T, D] as dense [B, head_dim, H, T], the layout of the inner model's kernels."""
+        with_time_last = [time_contiguous(m).transpose(1, 2) for m in streams]
+        heads = (self.num_heads, self.head_dim)
+        return [m.unflatten(1, heads).transpose(1, 2).contiguous() for m in with_time_last]
 
     def _read(self, states: Tensor, q: Tensor) -> Tensor:
-        """y [B, T, D] of states [B, i, j, T, H] and queries [B, i, T, H]."""
-        return self.out((states * q.unsqueeze(2)).sum(1).permute(0, 2, 3, 1).flatten(-2))
+        """y [B, T, D] of the inner model's outputs [B i j, T, H] and queries [B, i, H, T]."""
+        states = states.transpose(1, 2).unflatten(0, (len(q), self.head_dim, self.head_dim))
+        o = Contraction.apply(states, q)
+        return self.out(o.transpose(1, 2).flatten(1, 2).transpose(1, 2))
 
     def init_state(self, batch_size: int, capacity: int) -> State:
         rest = self.inner.init_state(batch_size * self.head_dim**2, capacity)
@@ -228,10 +281,9 @@ class H3(Mixer):
             assert isinstance(self.inner, (DiagonalSSM, LongConv))
             y, after = self.inner.prefill(v, rest, gate_in=k, gate_out=q)
             return self.out(y), (*window, *after)
-        q, k, v = self._heads_first(q, k, v)
-        outer = k.unsqueeze(2) * v.unsqueeze(1)
-        states, after = self.inner.prefill(outer.flatten(0, 2), rest)
-        return self._read(states.view_as(outer), q), (*window, *after)
+        q, k, v = self._time_last(q, k, v)
+        states, after = self.inner.prefill(Outer.apply(k, v).flatten(0, 2).transpose(1, 2), rest)
+        return self._read(states, q), (*window, *after)
 
     def state_size(self, length: int) -> int:
         of_window = (

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from models import MODELS
+from models.blocks import take_positions
 from suite.contracts import TaskSpec
 
 SPEC = TaskSpec("tokens", num_classes=3, readout="sequence", max_length=12, vocab_size=20)
@@ -104,3 +105,11 @@ def test_time_steps_of_dss_may_have_a_rate_of_their_own():
     assert "dt" not in {group.name for group in build().param_groups()}
     everything = [p for group in groups.values() for p in group.parameters]
     assert len({id(p) for p in everything}) == len(everything) == len(list(model.parameters()))
+
+
+def test_positions_are_taken_with_the_gradient_of_an_index():
+    x = torch.randn(2, 7, 3, dtype=torch.float64, requires_grad=True)
+    positions = torch.tensor([[0, 2, 6], [1, 3, 4]])
+    y = take_positions(x, positions)
+    assert torch.equal(y, x[torch.arange(2)[:, None], positions])
+    assert torch.autograd.gradcheck(lambda x: take_positions(x, positions), x)

@@ -12,6 +12,7 @@ from kernels.selective_scan.reference import selective_scan_reference
 from models import MODELS
 from models.backbone import Backbone
 from models.blocks import ResidualLinear
+from models.h3 import Contraction, Outer
 from models.s4d import S4DConfig, initial_frequencies, skew_hippo_frequencies
 from suite.contracts import TaskSpec
 from suite.state import tensors
@@ -383,3 +384,13 @@ def test_ssm_parameters_have_their_own_rate_and_no_decay(name):
 def test_options_that_cannot_work_are_refused_at_once(name, options, message):
     with pytest.raises(ValueError, match=message):
         build(name, **options)
+
+
+def test_products_of_wide_heads_are_those_of_einsum():
+    """Of H3 with head_dim above 1, with their gradients."""
+    k, q = (torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True) for _ in "kq")
+    states = torch.randn(2, 3, 3, 4, 5, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(Outer.apply(k, q), torch.einsum("biht,bjht->bijht", k, q))
+    torch.testing.assert_close(Contraction.apply(states, q), torch.einsum("bijht,biht->bjht", states, q))
+    assert torch.autograd.gradcheck(Outer.apply, (k, q))
+    assert torch.autograd.gradcheck(Contraction.apply, (states, q))

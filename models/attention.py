@@ -29,6 +29,7 @@ from models.blocks import (
     step_linear,
     take_positions,
 )
+from models.linear import Linear
 from suite.contracts import TaskSpec
 
 FEW = 4
@@ -60,7 +61,7 @@ class Attention(Mixer):
         self.num_heads = num_heads
         self.head_dim = d_model // num_heads
         self.dropout = dropout
-        self.qkv = nn.Linear(d_model, 3 * d_model, bias=bias)
+        self.qkv = Linear(d_model, 3 * d_model, bias=bias)
         self.out = ResidualLinear(d_model, d_model, bias=bias)
         self.rotary = rotary
 

@@ -33,7 +33,6 @@ from models.blocks import (
     ResidualLinear,
     ShortConv,
     add_norm,
-    autocast_dtype,
     blank,
     make_channel_mixer,
     make_norm,
@@ -42,7 +41,7 @@ from models.blocks import (
     step_linear,
     take_positions,
 )
-from models.casts import cast_once
+from models.casts import autocast_dtype, cast_once
 from models.recompute import Recompute, recomputed_layer
 from suite.contracts import IGNORE, Config, Convolution, HasReadout, Model, ModelConfig, ParamGroup, TaskSpec
 

@@ -15,6 +15,8 @@ from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.norm import Kind, norm
 from kernels.skinny_linear import Activation, Norm, skinny_linear, skinny_linear_pays
 from kernels.swiglu import swiglu
+from models.casts import autocast_dtype
+from models.linear import Linear
 from suite.state import map_tensors, tensors
 
 NormKind = Literal["layer", "rms", "batch"]
@@ -298,7 +300,7 @@ class BaseConv(Mixer):
         return self.conv_weight.shape[0] * (self.conv_weight.shape[1] - 1)
 
 
-class ResidualLinear(nn.Linear):
+class ResidualLinear(Linear):
     """A linear map that writes into the residual stream. Its initial weights may be smaller in deeper networks."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -311,43 +313,6 @@ class ResidualLinear(nn.Linear):
         return super().forward(x)
 
 
-class SplitLinear(torch.autograd.Function):
-    """(x [..., K], weight [D, K], sizes) to the parts of x weight^T along the last axis.
-
-    The gradient of `split` is a concatenation of the gradients of the parts, as large as the result. Here each of them
-    enters products with its rows of the weight.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(x, weight)
-        ctx.sizes = sizes
-        ctx.set_materialize_grads(False)
-        return F.linear(x, weight).split(sizes, dim=-1)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        rows = x.reshape(-1, x.shape[-1])
-        dx, dweight = None, torch.empty_like(weight)
-        for gradient, part, dpart in zip(gradients, weight.split(ctx.sizes), dweight.split(ctx.sizes), strict=True):
-            if gradient is None:
-                dpart.zero_()
-                continue
-            g = gradient.reshape(-1, gradient.shape[-1])
-            torch.mm(g.t(), rows, out=dpart)
-            dx = g @ part if dx is None else dx.addmm_(g, part)
-        return None if dx is None else dx.view(x.shape), dweight, None
-
-
-def split_linear(linear: nn.Linear, x: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """linear(x) split along its last axis; on a GPU without a concatenation in the backward pass. It has no bias."""
-    if not x.is_cuda or torch.compiler.is_compiling():
-        return linear(x).split(sizes, dim=-1)
-    return SplitLinear.apply(as_autocast(x), as_autocast(linear.weight), sizes)
-
-
 class BatchNorm(nn.BatchNorm1d):
     """Batch norm of x [..., D] over all positions of a batch. In training, its statistics include the future."""
 
@@ -358,17 +323,6 @@ class BatchNorm(nn.BatchNorm1d):
 def at_least_float32(x: Tensor) -> Tensor:
     """x in float32 or wider. Under autocast, states, decays, step sizes and norms need this precision."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def autocast_dtype(x: Tensor) -> torch.dtype:
-    """The dtype that autocast gives to a linear map on the device of x; without autocast that of x."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-
-
-def as_autocast(x: Tensor) -> Tensor:
-    """x in the dtype that autocast gives to a linear map. The residual stream stays in float32 there."""
-    return x.to(autocast_dtype(x))
 
 
 class LayerNorm(nn.LayerNorm):
@@ -490,7 +444,7 @@ class MLP(ChannelMixer):
     def __init__(self, d_model: int, ratio: float) -> None:
         super().__init__()
         inner = round(ratio * d_model)
-        self.up = nn.Linear(d_model, inner)
+        self.up = Linear(d_model, inner)
         self.down = ResidualLinear(inner, d_model)
 
     def forward(self, x: Tensor) -> Tensor:

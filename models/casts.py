@@ -1,4 +1,4 @@
-"""The weights of all linear maps in the dtype of autocast, cast once for a forward pass and in one launch.
+"""The dtype of autocast, and the weights of all linear maps in it, cast once for a forward pass and in one launch.
 
 Autocast casts every weight where it is used, and every gradient of a weight back, in kernels that take less time than
 their launch: two for each matrix. Here all matrices of a network are cast by one call, and so are their gradients. The
@@ -13,6 +13,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """The dtype that autocast gives to a linear map on the device of x; without autocast that of x."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def as_autocast(x: Tensor) -> Tensor:
+    """x in the dtype that autocast gives to a linear map. The residual stream stays in float32 there."""
+    return x.to(autocast_dtype(x))
 
 
 class CastAll(torch.autograd.Function):

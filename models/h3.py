@@ -42,6 +42,7 @@ from models.blocks import (
 )
 from models.hybrid import AttentionLayersConfig
 from models.hyena import LongConv
+from models.linear import Linear
 from models.mamba import S6
 from models.s4d import DiagonalSSM, Discretization, Initialisation, State, check_ssm
 from suite.contracts import TaskSpec
@@ -169,7 +170,7 @@ class H3(Mixer):
         d_model = config.d_model
         self.head_dim = config.head_dim
         self.num_heads = d_model // config.head_dim
-        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.qkv = Linear(d_model, 3 * d_model)
         self.shift = None if config.short_filter else ShiftSSM(d_model, config.d_state, train_B=config.train_B)
         if config.short_filter:
             self.short_weight = nn.Parameter(torch.empty(3 * d_model, config.short_filter))

@@ -31,6 +31,7 @@ from models.blocks import (
     blank,
     newest_first,
 )
+from models.linear import Linear
 from suite.contracts import TaskSpec
 
 State = tuple[Tensor, ...]
@@ -178,7 +179,7 @@ class Hyena(Mixer):
         super().__init__()
         d_model = config.d_model
         self.num_streams = config.order + 1
-        self.in_proj = nn.Linear(d_model, self.num_streams * d_model)
+        self.in_proj = Linear(d_model, self.num_streams * d_model)
         self.short_weight = nn.Parameter(torch.empty(self.num_streams * d_model, config.short_filter))
         self.short_bias = nn.Parameter(torch.empty(self.num_streams * d_model))
         self.convs = nn.ModuleList(

@@ -43,10 +43,10 @@ from models.blocks import (
     ResidualLinear,
     at_least_float32,
     blank,
-    split_linear,
     step_linear,
 )
 from models.hyena import LongConv
+from models.linear import split_linear
 from models.recompute import Recomputing, at_once, spares
 from models.s4d import DiagonalSSM, Initialisation, State, check_ssm
 from suite.contracts import TaskSpec

@@ -29,10 +29,10 @@ from models.blocks import (
     LeftPadding,
     Mixer,
     ResidualLinear,
-    as_autocast,
     at_least_float32,
     blank,
 )
+from models.casts import as_autocast
 from suite.contracts import TaskSpec
 
 Initialisation = Literal["lin", "inv", "legs", "real", "random"]

@@ -24,3 +24,18 @@ def test_every_row_counts_once(rows):
     y = torch.empty(COLUMNS + 7, device=DEVICE)
     _sums_kernel[(2,)](x, y, rows, COLUMNS + 7, ROWS=ROWS, BLOCK=COLUMNS)
     assert torch.equal(y, x.sum(0))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (70, 3), (700, 200), (5000, 64)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_over_rows_are_added_in_float32(size, dtype):
+    x = torch.randn(size, generator=torch.Generator().manual_seed(size[0])).to(DEVICE, dtype)
+    exact = x.double().sum(0)
+    # the last bit of a float32 sum of random terms, and one rounding to the dtype
+    atol = 1e-6 * size[0] ** 0.5 + torch.finfo(dtype).eps * exact.abs()
+    # the alignment of rows decides how wide a load is, and so which terms a thread adds: not the same bits
+    strided = torch.cat([x, x + 1], 1)[:, : size[1]]
+    for y in (sums.row_sums(x), sums.row_sums(strided)):
+        assert y.dtype == dtype
+        assert ((y.double() - exact).abs() <= atol).all()
+    assert torch.equal(sums.row_sums(x), sums.row_sums(x.clone()))

@@ -33,7 +33,8 @@ def test_projections_into_the_residual_stream_start_smaller_with_depth(channel_m
         model = config.model_copy(update={"init_residual": "scaled" if scaled else "plain"}).build(TOKENS)
         weights = torch.cat([m.weight.flatten() for m in model.modules() if isinstance(m, ResidualLinear)])
         assert weights.std().item() == pytest.approx(expected, rel=0.02)
-        others = [m for m in model.layers.modules() if type(m) is nn.Linear]
+        linear = [m for m in model.layers.modules() if isinstance(m, nn.Linear)]
+        others = [m for m in linear if not isinstance(m, ResidualLinear)]
         assert torch.cat([m.weight.flatten() for m in others]).std().item() == pytest.approx(0.02, rel=0.02)
 
 

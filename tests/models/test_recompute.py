@@ -6,11 +6,9 @@ import weakref
 
 import pytest
 import torch
-from torch import nn
 
 from models import MODELS
 from models.attention import AttentionConfig
-from models.blocks import SplitLinear, split_linear
 from models.gsa import GSAConfig
 from models.mamba import S6, MambaConfig
 from models.recompute import Recomputing, at_once
@@ -100,14 +98,3 @@ def test_it_is_not_part_of_the_identity_of_a_run():
 def test_what_a_second_forward_pass_would_change_is_refused(config, reason):
     with pytest.raises(ValueError, match=reason):
         config.build(TOKENS)
-
-
-def test_gradients_of_a_split_linear_map_agree_with_finite_differences():
-    x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(6, 5, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x, w: SplitLinear.apply(x, w, (2, 4)), (x, weight))
-    # a part without a gradient
-    assert torch.autograd.gradcheck(lambda x, w: SplitLinear.apply(x, w, (2, 1, 3))[1], (x, weight))
-    linear = nn.Linear(5, 6, bias=False, dtype=torch.float64)
-    for part, other in zip(split_linear(linear, x, (2, 4)), SplitLinear.apply(x, linear.weight, (2, 4)), strict=True):
-        assert torch.equal(part, other)

@@ -1,0 +1,33 @@
+"""Linear maps with gradients of their own have those of torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("triton")
+from models.linear import Linear, LinearWithBias, SplitLinear, split_linear
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def test_gradients_of_a_split_linear_map_agree_with_finite_differences():
+    x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(6, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, w: SplitLinear.apply(x, w, (2, 4)), (x, weight))
+    # a part without a gradient
+    assert torch.autograd.gradcheck(lambda x, w: SplitLinear.apply(x, w, (2, 1, 3))[1], (x, weight))
+    linear = nn.Linear(5, 6, bias=False, dtype=torch.float64)
+    for part, other in zip(split_linear(linear, x, (2, 4)), SplitLinear.apply(x, linear.weight, (2, 4)), strict=True):
+        assert torch.equal(part, other)
+
+
+def test_a_linear_map_with_a_bias_has_the_gradients_of_torch():
+    x, linear = torch.randn(2, 3, 5, device=DEVICE, requires_grad=True), Linear(5, 4).to(DEVICE)
+    wanted = [x, linear.weight, linear.bias]
+    cotangent = torch.randn(2, 3, 4, device=DEVICE)
+    expected = torch.autograd.grad(nn.Linear.forward(linear, x), wanted, cotangent)
+    y = LinearWithBias.apply(x, linear.weight, linear.bias)
+    assert torch.equal(y, linear(x))
+    torch.testing.assert_close(torch.autograd.grad(y, wanted, cotangent), expected)

@@ -14,7 +14,7 @@ code spans do not count, nor do those that are part of a word, as in `T2048` or 
 - `claims`: how many claims hold, and how many are counted.
 - `runs key=value ...`: test accuracy (%) of the stored runs with these settings, seed by seed, probes included;
   `seed=3` keeps one seed, `slice=length=512` takes a part of the test rows.
-- `bench operator | implementation | case | metric`: newest measurement of `bench --shapes paper`; the default is `time`,
+- `bench operator | implementation | case | metric`: newest row of `bench --shapes paper`; the default is `time`,
   in ms.
 - `peer operator | implementation | shape | column`: a line of `results/peers.csv`.
 

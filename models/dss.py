@@ -38,6 +38,7 @@ from models.blocks import (
     at_least_float32,
     blank,
 )
+from models.finite_filter import FiniteFilter
 from models.s4d import SSMLayer, State, check_ssm, fill_log_uniform, skew_hippo_frequencies
 from suite.contracts import TaskSpec
 
@@ -52,6 +53,7 @@ class DSS(Mixer):
     as before. dss-exp-no-scale has no dt in its gain, so its response grows with the rate.
 
     separate_dt: log_dt is [D, 2], and P[n, l] = (re dt[0] + i im dt[1]) l, while the gain keeps Lambda^-1.
+    random_start: Lambda_re and Lambda_im start standard normal.
     """
 
     step_scale = 1.0
@@ -70,8 +72,10 @@ class DSS(Mixer):
         bidirectional: bool = False,
         detach_maximum: bool = False,
         separate_dt: bool = False,
+        random_start: bool = False,
     ) -> None:
         super().__init__()
+        self.random_start = random_start
         self.detach_maximum, self.separate_dt = detach_maximum, separate_dt
         self.variant, self.length, self.bidirectional = variant, length, bidirectional
         self.dt_min, self.dt_max = dt_min, dt_max
@@ -90,6 +94,9 @@ class DSS(Mixer):
             self.log_dt[:, 1] = self.log_dt[:, 0]
         self.Lambda_re.fill_(-0.5 if self.variant == "dss-softmax" else math.log(0.5))
         self.Lambda_im.copy_(skew_hippo_frequencies(2 * self.Lambda_im.shape[0]))
+        if self.random_start:
+            nn.init.normal_(self.Lambda_re)
+            nn.init.normal_(self.Lambda_im)
         nn.init.normal_(self.W)
         nn.init.normal_(self.D)
 
@@ -202,6 +209,31 @@ class DSS(Mixer):
         }
 
 
+class TruncatedDSS(FiniteFilter):
+    """A DSS whose filter ends after the M lags over which it is normalised: K_l = 0 from M on.
+
+    Its state is no longer that of a recurrence but the last M - 1 inputs [B, D, M - 1].
+    """
+
+    def __init__(self, ssm: DSS) -> None:
+        super().__init__()
+        self.ssm = ssm
+
+    def skip(self) -> Tensor:
+        return self.ssm.D
+
+    @property
+    def num_taps(self) -> int:
+        assert self.ssm._softmax_length is not None
+        return self.ssm._softmax_length
+
+    def taps(self) -> Tensor:
+        return self.ssm.kernel(self.num_taps)
+
+    def ssm_parameters(self) -> dict[str, nn.Parameter]:
+        return self.ssm.ssm_parameters()
+
+
 class DSSConfig(BackboneConfig):
     """Options of all three variants. The defaults are those of the paper's LRA models (appendix A.3)."""
 
@@ -228,30 +260,50 @@ class DSSConfig(BackboneConfig):
         check_ssm(self.variant, self.d_state, self.dt_min, self.dt_max, pairs=False)
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
+        softmax = self if isinstance(self, DSSSoftmaxConfig) else None
+        truncated = softmax.kernel_length if softmax else None
         ssm = DSS(
             self.d_model,
             self.d_state,
             self.variant,
-            length=spec.max_length,
+            length=min(truncated or spec.max_length, spec.max_length),
             dt_min=self.dt_min,
             dt_max=self.dt_max,
             bidirectional=self.bidirectional,
-            detach_maximum=isinstance(self, DSSSoftmaxConfig) and self.detach_maximum,
+            detach_maximum=softmax is not None and softmax.detach_maximum,
             separate_dt=self.separate_dt,
+            random_start=softmax is not None and softmax.random_start,
         )
-        return SSMLayer(self.d_model, ssm, self.output)
+        return SSMLayer(self.d_model, TruncatedDSS(ssm) if truncated else ssm, self.output)
 
 
 class DSSSoftmaxConfig(DSSConfig):
     """DSS with the row-softmax kernel, whose Re(Lambda) may have any sign."""
 
     variant: ClassVar[Variant] = "dss-softmax"
-    left_out_when_off: ClassVar[tuple[str, ...]] = (*DSSConfig.left_out_when_off, "detach_maximum")
+    left_out_when_off: ClassVar[tuple[str, ...]] = (
+        *DSSConfig.left_out_when_off,
+        "detach_maximum",
+        "random_start",
+        "kernel_length",
+    )
 
     detach_maximum: bool = False
     """Where Re(Lambda) > 0, take the maximum of a row of the softmax for a constant in the backward pass, as the code
     of the paper does (figure 6, and ag1988/dss at 777084e777c27caba2e87eceecb3f49d1b761cd8). The gradients of Lambda
     and dt are then not those of the filter."""
+    random_start: bool = False
+    """Whether the real and imaginary parts of Lambda start standard normal in place of Skew-Hippo (table 3)."""
+    kernel_length: int | None = None
+    """Lags after which the filter ends, and over which it is normalised (table 3 has 128). None: the whole sequence."""
+
+    def check(self, spec: TaskSpec) -> None:
+        super().check(spec)
+        if self.kernel_length is not None and (self.kernel_length < 2 or self.bidirectional):
+            raise ValueError(
+                f"dss-softmax: kernel_length={self.kernel_length} and bidirectional={self.bidirectional}; a truncated "
+                "filter has at least 2 lags and reads the past only."
+            )
 
 
 class DSSExpConfig(DSSConfig):

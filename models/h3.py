@@ -28,7 +28,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
-from kernels.fft_conv import fft_conv
 from models.backbone import require_divides
 from models.blocks import (
     LeftPadding,
@@ -36,10 +35,10 @@ from models.blocks import (
     ResidualLinear,
     at_least_float32,
     blank,
-    newest_first,
     step_linear,
     time_contiguous,
 )
+from models.finite_filter import FiniteFilter
 from models.hybrid import AttentionLayersConfig
 from models.hyena import LongConv
 from models.linear import Linear
@@ -48,7 +47,7 @@ from models.s4d import DiagonalSSM, Discretization, Initialisation, State, check
 from suite.contracts import TaskSpec
 
 
-class ShiftSSM(Mixer):
+class ShiftSSM(FiniteFilter):
     """y_t = sum_{m < M} k[m] x_{t-m} + D x_t in every channel. Its state: the last M - 1 inputs [B, D, M - 1].
 
     The filter k is C. With `train_B` it is the response of a shift register that B writes and C reads,
@@ -80,31 +79,16 @@ class ShiftSSM(Mixer):
         spectrum = torch.fft.rfft(B, n=size).conj() * torch.fft.rfft(C, n=size)
         return torch.fft.irfft(spectrum, n=size)[:, : C.shape[1]]
 
-    def forward(self, x: Tensor) -> Tensor:
-        return fft_conv(x, self.taps(), D=self.D)
+    def skip(self) -> Tensor:
+        return self.D
+
+    @property
+    def num_taps(self) -> int:
+        return self.C.shape[1]
 
     def kernel(self, length: int) -> Tensor:
         """The filter k [D, length], zero from lag M on."""
         return F.pad(self.taps(), (0, length - self.C.shape[1]))
-
-    def init_state(self, batch_size: int, capacity: int) -> State:
-        C = at_least_float32(self.C)
-        return (C.new_zeros(batch_size, C.shape[0], C.shape[1] - 1),)
-
-    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
-        inputs = at_least_float32(x_t)
-        # the newest input comes first, as in the state vector of the paper
-        window = torch.cat([inputs.unsqueeze(-1), state[0]], dim=-1)
-        y = (window * self.taps()).sum(-1) + self.D * inputs
-        return y.to(x_t.dtype), (window[..., :-1],)
-
-    def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
-        x = blank(x, padding)
-        window = newest_first(at_least_float32(x), state[0].shape[-1]).mT
-        return self(x), (window.contiguous(),)
-
-    def state_size(self, length: int) -> int:
-        return self.C.shape[0] * (self.C.shape[1] - 1)
 
     def ssm_parameters(self) -> dict[str, nn.Parameter]:
         return {} if self.B is None else {"B": self.B}

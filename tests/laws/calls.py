@@ -389,7 +389,12 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
         Network("real", {"init": "real", "d_state": 8}),
         Network("random", {"init": "random", "d_state": 8}),
     ),
-    "dss-softmax": (Network("glu", {"output": "glu", "d_state": 6}), Network("bidirectional", {"bidirectional": True})),
+    "dss-softmax": (
+        Network("glu", {"output": "glu", "d_state": 6}),
+        Network("bidirectional", {"bidirectional": True}),
+        Network("random start", {"random_start": True, "d_state": 6}),
+        Network("truncated", {"kernel_length": 9, "d_state": 6}),
+    ),
     "dss-exp": (Network("half the rate", {}, "signal", 0.5), Network("two step sizes", {"separate_dt": True})),
     "gss": (
         Network("narrow", {"reduction": 8, "expand": 2.0, "d_state": 8}),

@@ -24,6 +24,8 @@ OPTIONS = [
     ("s4d", {"init": "real", "d_state": 7}),
     ("s4d", {"init": "random", "d_state": 8}),
     ("dss-softmax", {"output": "glu", "d_state": 6}),
+    ("dss-softmax", {"random_start": True, "d_state": 6}),
+    ("dss-softmax", {"kernel_length": 9, "d_state": 6}),
     ("dss-exp", {"d_state": 5}),
     ("dss-softmax", {"separate_dt": True, "d_state": 6}),
     ("dss-exp", {"separate_dt": True, "d_state": 5}),
@@ -222,6 +224,29 @@ def test_two_step_sizes_scale_the_real_and_the_imaginary_part_as_in_the_released
     assert "separate_dt" not in MODELS.load(name)().model_dump(mode="json")
 
 
+@torch.no_grad()
+def test_a_truncated_dss_is_that_of_a_shorter_sequence_and_forgets():
+    """DSS table 3: the filter has 8 lags, as if sequences were no longer than that, and is zero behind them."""
+    truncated, short = build("dss-softmax", kernel_length=8), build("dss-softmax", tokens(8))
+    truncated.load_state_dict(
+        {k.replace("ssm.", "ssm.ssm.", 1): v for k, v in short.state_dict().items()}, strict=False
+    )
+    ssm, whole = truncated.mixers[0].ssm, short.mixers[0].ssm
+    torch.testing.assert_close(ssm.taps(), whole.kernel(8))
+    x = torch.randn(1, LENGTH, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    torch.testing.assert_close(ssm(x)[:, :8], whole(x[:, :8]))
+    changed = x.clone()
+    changed[:, 10] += 1
+    difference = (ssm(changed) - ssm(x)).abs().amax((0, 2))
+    assert difference[10:18].min() > 1e-6
+    assert difference[18:].max() < 1e-12
+    # the random start of the same table
+    random = build("dss-softmax", random_start=True, d_state=256).mixers[0].ssm
+    for part in (random.Lambda_re, random.Lambda_im):
+        assert part.mean().abs() < 0.2
+        assert part.std().item() == pytest.approx(1, rel=0.15)
+
+
 def test_dss_softmax_refuses_more_steps_than_it_is_normalized_over():
     with pytest.raises(ValueError, match="normalized over length=40, got 41 steps"):
         build("dss-softmax")(make_inputs(41))
@@ -374,6 +399,8 @@ def test_ssm_parameters_have_their_own_rate_and_no_decay(name):
         ("hyena", {"order": 1}, "order must be at least 2"),
         ("mamba", {"d_conv": 5}, r"d_conv in 2\.\.4"),
         ("mamba", {"inner": "s4d", "fixed": ["dt"]}, "options of inner='s6'"),
+        ("dss-softmax", {"kernel_length": 1}, "at least 2 lags"),
+        ("dss-softmax", {"kernel_length": 9, "bidirectional": True}, "reads the past only"),
         ("mamba", {"fixed": ["B", "B"]}, "name it once"),
         ("mamba", {"A_init": "complex", "d_state": 3}, "even number >= 2"),
         ("s4d", {"init": "real", "unit_response": True}, "defined for complex states"),

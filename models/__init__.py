@@ -18,6 +18,7 @@ MODELS = Registry(
         "hgrn2": Entry("models.hgrn2:HGRN2Config", "gated linear RNN with state expansion (Qin et al. 2024)"),
         "abc": Entry("models.abc_attention:ABCConfig", "attention with bounded memory control (Peng et al. 2022)"),
         "gsa": Entry("models.gsa:GSAConfig", "gated slot attention (Zhang et al. 2024)"),
+        "s4": Entry("models.s4:S4Config", "state space model, diagonal less low rank (Gu et al. 2022)"),
         "s4d": Entry("models.s4d:S4DConfig", "diagonal state space model (Gu et al. 2022)"),
         "dss-softmax": Entry("models.dss:DSSSoftmaxConfig", "diagonal state spaces, row-softmax (Gupta et al. 2022)"),
         "dss-exp": Entry("models.dss:DSSExpConfig", "diagonal state spaces, Re(A) = -exp (Gupta et al. 2022)"),

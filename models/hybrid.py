@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from models import MODELS
 from models.attention import Attention
@@ -86,35 +86,32 @@ class HybridConfig(BackboneConfig):
     ssm_lr: float | None = None
     """Learning rate of the state space parameters of all mixers, which have no weight decay. None: that of the run."""
 
-    @model_validator(mode="before")
+    @field_validator("layers")
     @classmethod
-    def _fill_in(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        layers = values.get("layers", cls.model_fields["layers"].default)
-        given = values.get("options") or {}
-        if not isinstance(layers, (list, tuple)) or not layers:
-            raise ValueError(f"layers: expected a list of at least one name, got {layers!r}")
-        names = sorted({name for name in layers if name != BASE_CONV})
-        if "hybrid" in names:
-            raise ValueError("layers: a hybrid cannot be a layer of a hybrid")
-        if not isinstance(given, dict) or set(given) - set(names):
-            raise ValueError(f"options: got those of {', '.join(map(str, given))}; layers has {', '.join(names)}")
-        options, versions = {}, {}
-        for name in names:
-            kind = MODELS.load(name)
-            own = set(kind.model_fields) - OF_THE_NETWORK
-            mine = given.get(name) or {}
-            if strange := sorted(set(mine) - own):
-                raise ValueError(
-                    f"options: {name} has no option {', '.join(strange)} here; allowed are {', '.join(sorted(own))}"
-                )
-            options[name] = _own_options(kind, mine)
-            versions[name] = kind.version
-        stored = values.get("versions") or versions
-        if stored != versions:
-            raise ValueError(f"versions: the models are at {versions} now, got {stored}; train again")
-        return {**values, "options": options, "versions": versions}
+    def _known_layers(cls, layers: tuple[str, ...]) -> tuple[str, ...]:
+        if not layers:
+            raise ValueError("expected at least one name")
+        if "hybrid" in layers:
+            raise ValueError("a hybrid cannot be a layer of a hybrid")
+        for name in _models(layers):
+            MODELS.load(name)
+        return layers
+
+    @field_validator("options")
+    @classmethod
+    def _resolved(cls, given: dict[str, dict[str, Any]], info: ValidationInfo) -> dict[str, dict[str, Any]]:
+        names = _models(info.data.get("layers", ()))
+        if "layers" in info.data and set(given) - set(names):
+            raise ValueError(f"got options of {', '.join(given)}; layers has {', '.join(names)}")
+        return {name: _own_options(name, given.get(name, {})) for name in names}
+
+    @field_validator("versions")
+    @classmethod
+    def _filled_in(cls, stored: dict[str, int], info: ValidationInfo) -> dict[str, int]:
+        versions = {name: MODELS.load(name).version for name in _models(info.data.get("layers", ()))}
+        if stored and stored != versions:
+            raise ValueError(f"the models are at {versions} now, got {stored}; train again")
+        return versions
 
     def parts(self) -> dict[str, BackboneConfig]:
         """The configurations of the models whose mixers are used, with the width and depth of this network."""
@@ -133,13 +130,20 @@ class HybridConfig(BackboneConfig):
         return [BaseConv(self.d_model) if name == BASE_CONV else made[name][i] for i, name in enumerate(names)]
 
 
-def _own_options(kind: type[BackboneConfig], given: dict[str, Any]) -> dict[str, Any]:
+def _models(layers: tuple[str, ...]) -> list[str]:
+    """The models among the names of layers, each once."""
+    return sorted({name for name in layers if name != BASE_CONV})
+
+
+def _own_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """The options that a model adds to those of the network, defaults written out."""
+    kind = MODELS.load(name)
+    own = set(kind.model_fields) - OF_THE_NETWORK
+    if strange := sorted(set(given) - own):
+        raise ValueError(f"{name} has no option {', '.join(strange)} here; allowed are {', '.join(sorted(own))}")
     position = given.get("position", "none")
     if position not in ("none", *OWN_POSITIONS):
-        raise ValueError(
-            f"options: position={position!r} belongs to the network; a mixer may have {' or '.join(OWN_POSITIONS)}"
-        )
+        raise ValueError(f"position={position!r} belongs to the network; a mixer may have {' or '.join(OWN_POSITIONS)}")
     resolved = kind(**{**given, "position": position}).model_dump(mode="json")
     return {
         key: value

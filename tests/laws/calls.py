@@ -380,6 +380,12 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
     ),
     "hgrn2": (Network("no lower bound", {"lower_bound": False}), Network("expand ratio", {"expand_ratio": 8})),
     "abc": (Network("running mean", {"num_slots": 4, "forget": "running-mean"}),),
+    "s4": (
+        Network("legt", {"init": "legt", "d_state": 8, "output": "linear"}),
+        Network("fout", {"init": "fout", "d_state": 8, "tie_A": True}),
+        Network("bidirectional", {"bidirectional": True, "d_state": 8}),
+        Network("half the rate", {"d_state": 8}, "signal", 0.5),
+    ),
     "s4d": (
         Network("inv", {"init": "inv", "discretization": "bilinear"}),
         Network("legs", {"init": "legs", "output": "linear", "d_state": 8}),

@@ -80,7 +80,7 @@ def test_options_of_a_mixer_reach_it_and_defaults_are_written_out():
         ({"layers": []}, "at least one name"),
         ({"layers": ["gsa", "atention"]}, "attention"),
         ({"layers": ["hybrid"]}, "a hybrid cannot be a layer of a hybrid"),
-        ({"layers": ["gsa"], "options": {"gla": {}}}, "got those of gla; layers has gsa"),
+        ({"layers": ["gsa"], "options": {"gla": {}}}, "got options of gla; layers has gsa"),
         ({"layers": ["gsa"], "options": {"gsa": {"heads": 4}}}, "gsa has no option heads here; .*num_heads"),
         ({"layers": ["gsa"], "options": {"gsa": {"d_model": 4}}}, "gsa has no option d_model here"),
         ({"layers": ["h3"], "options": {"h3": {"ssm_lr": 0.1}}}, "h3 has no option ssm_lr here"),

@@ -19,6 +19,8 @@ from suite.state import tensors
 
 LENGTH = 40
 OPTIONS = [
+    ("s4", {"init": "legt", "d_state": 8}),
+    ("s4", {"init": "fout", "d_state": 8, "tie_A": True, "output": "linear"}),
     ("s4d", {"init": "inv"}),
     ("s4d", {"init": "legs", "output": "linear", "d_state": 8}),
     ("s4d", {"init": "real", "d_state": 7}),

@@ -1,0 +1,333 @@
+"""S4: a time-invariant state space model in every channel, whose state matrix is diagonal less a matrix of low rank.
+
+    h' = A h + B u,   v = C h + D u,   A = Lambda - P P^*,   y = W gelu(v) (through GLU by default)
+
+with N / 2 conjugate pairs a channel; Lambda, P and B start as a HiPPO matrix (`models.hippo`), and the bilinear rule
+makes the system discrete:
+
+    Abar = (1 - dt/2 A)^-1 (1 + dt/2 A),   Bbar = (1 - dt/2 A)^-1 dt B
+
+Training convolves with the filter K_l = C Abar^l Bbar, l < L, which comes from its transform at the roots of unity
+z = exp(-i theta). With w = 2 i sin(theta/2), q = dt cos(theta/2) and R = (w - q Lambda)^-1,
+
+    sum_l K_l z^l = dt e^(i theta/2) (C~ R B - q C~ R P (1 + q P^* R P)^-1 P^* R B),   C~ = C (1 - Abar^L)
+
+Decoding applies Abar and Bbar to a state by the same identity for the inverse of a diagonal matrix plus one of low
+rank, in O(N) a channel.
+
+Source: S4 (Gu et al. 2022), sections 2 and 3, algorithm 1 and appendix C.3; the layer around it is that of the authors'
+code (state-spaces/s4 at 070384aac428583d0b817c0e5393078bfef982f0, models/s4/s4.py).
+
+Departures from the source:
+- C is the parameter. The authors learn C~ for one length L, which is the same function of other parameters. Here C~ is
+  made from C for the length at hand, so that a model has one filter whatever the length of its inputs.
+- The factor e^(i theta/2) taken out of 1 - z and 1 + z leaves nothing infinite at z = -1, and nothing to cancel at
+  small theta in float32.
+- The real part of Lambda is -exp(log_A_real) as in the code; that of LegT and FouT, zero, starts at -1e-4 as there.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from kernels.fft_conv import fft_conv
+from models.backbone import BackboneConfig
+from models.blocks import LeftPadding, Mixer, at_least_float32, blank
+from models.hippo import RANKS, Measure, diagonal_less_low_rank
+from models.s4d import SSMLayer, State, check_ssm, fill_log_uniform
+from suite.contracts import TaskSpec
+
+MIN_DECAY = 1e-4
+"""Least -Re(Lambda) at the start."""
+MOST_ELEMENTS = 1 << 24
+"""Elements of a [D, N / 2, frequencies] buffer; the transform is made of pieces that large, which backward repeats."""
+BLOCK = 64
+"""Inputs that a prefill takes at once."""
+
+
+class S4Kernel(Mixer):
+    """The state space model alone, channel by channel: x [B, T, D] to v [B, T, D]. Its state: h [B, D, N / 2], complex.
+
+    bidirectional: a second C reads the future, with lag zero at the next position.
+    tie_A: all channels share Lambda, P and B.
+
+    Lambda, P, B and dt are trained at `ssm_lr` without weight decay; C and D decay like other weights.
+    """
+
+    step_scale = 1.0
+    """Factor of dt, for inputs at another sampling rate than the one trained at (`Backbone.at_rate`)."""
+
+    def __init__(
+        self,
+        width: int,
+        d_state: int,
+        *,
+        init: Measure = "legs",
+        dt_min: float = 1e-3,
+        dt_max: float = 1e-1,
+        tie_A: bool = False,
+        bidirectional: bool = False,
+    ) -> None:
+        super().__init__()
+        pairs, systems = d_state // 2, 1 if tie_A else width
+        self.init: Measure = init
+        self.dt_min, self.dt_max, self.bidirectional = dt_min, dt_max, bidirectional
+        self.log_dt = nn.Parameter(torch.empty(width))
+        self.log_A_real = nn.Parameter(torch.empty(systems, pairs))
+        self.A_imag = nn.Parameter(torch.empty(systems, pairs))
+        self.P = nn.Parameter(torch.empty(RANKS[init], systems, pairs, 2))
+        self.B = nn.Parameter(torch.empty(systems, pairs, 2))
+        self.C = nn.Parameter(torch.empty(*([2] if bidirectional else []), width, pairs, 2))
+        self.D = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        fill_log_uniform(self.log_dt, self.dt_min, self.dt_max)
+        Lambda, P, B, _ = diagonal_less_low_rank(self.init, 2 * self.log_A_real.shape[1])
+        self.log_A_real.copy_((-Lambda.real).clamp(min=MIN_DECAY).log().expand_as(self.log_A_real))
+        self.A_imag.copy_(Lambda.imag.expand_as(self.A_imag))
+        self.P.copy_(torch.view_as_real(P).unsqueeze(1).expand_as(self.P))
+        self.B.copy_(torch.view_as_real(B).expand_as(self.B))
+        # a standard complex normal has real and imaginary parts of variance one half
+        nn.init.normal_(self.C, std=0.5**0.5)
+        nn.init.normal_(self.D)
+
+    def _system(self) -> System:
+        Lambda = torch.complex(-torch.exp(at_least_float32(self.log_A_real)), at_least_float32(self.A_imag))
+        P, B = (torch.view_as_complex(at_least_float32(m)) for m in (self.P, self.B))
+        dt = torch.exp(at_least_float32(self.log_dt)) * self.step_scale
+        return System(Lambda, P, B, dt)
+
+    def _maps(self) -> Tensor:
+        """C as [1 or 2, D, N / 2]: for the past and, in a bidirectional model, for the future."""
+        C = torch.view_as_complex(at_least_float32(self.C))
+        return C if self.bidirectional else C.unsqueeze(0)
+
+    def _kernels(self, length: int) -> Tensor:
+        """The filters K [1 or 2, D, length], one for each C."""
+        with torch.autocast(self.C.device.type, enabled=False):
+            return self._system().filters(self._maps(), length)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kernels = self._kernels(x.shape[1])
+        y = fft_conv(x, kernels[0], D=self.D)
+        if not self.bidirectional:
+            return y
+        # the first input that the second filter reads is the next one
+        later = F.pad(kernels[1], (1, 0))[:, :-1]
+        return y + fft_conv(x.flip(1), later).flip(1)
+
+    def kernel(self, length: int) -> Tensor:
+        """The filter K [D, length] over the past. A bidirectional model has another one over the future, from C[1]."""
+        return self._kernels(length)[0]
+
+    def _check_causal(self) -> None:
+        if self.bidirectional:
+            raise ValueError("s4: bidirectional=True reads the future and has no step; set bidirectional=False.")
+
+    def init_state(self, batch_size: int, capacity: int) -> State:
+        C = at_least_float32(self.C)
+        shape = (batch_size, *self.C.shape[-3:-1])
+        return (C.new_zeros(shape, dtype=C.dtype.to_complex()),)
+
+    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        self._check_causal()
+        with torch.autocast(x_t.device.type, enabled=False):
+            inputs = at_least_float32(x_t)
+            h = self._system().advance(state[0], inputs)
+            y = full_sum(self._maps()[0] * h) + self.D * inputs
+        return y.to(x_t.dtype), (h,)
+
+    def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
+        self._check_causal()
+        x = blank(x, padding)
+        with torch.autocast(x.device.type, enabled=False):
+            h = self._system().final_state(at_least_float32(x))
+        return self(x), (h.to(state[0].dtype),)
+
+    def state_size(self, length: int) -> int:
+        return 2 * self.log_dt.shape[0] * self.A_imag.shape[1]
+
+    def ssm_parameters(self) -> dict[str, nn.Parameter]:
+        return {
+            "log_dt": self.log_dt,
+            "log_A_real": self.log_A_real,
+            "A_imag": self.A_imag,
+            "P": self.P,
+            "B": self.B,
+        }
+
+
+def full_sum(x: Tensor) -> Tensor:
+    """The sum over all N states of x [..., N / 2], of which half are kept: that of each with its conjugate."""
+    return 2 * x.real.sum(-1)
+
+
+class System:
+    """A discrete state space model of every channel: Lambda and B [D or 1, N / 2], P [rank, D or 1, N / 2], dt [D]."""
+
+    def __init__(self, Lambda: Tensor, P: Tensor, B: Tensor, dt: Tensor) -> None:
+        width = len(dt)
+        self.Lambda, self.B, self.dt = Lambda.expand(width, -1), B.expand(width, -1), dt
+        self.P = P.expand(-1, width, -1)
+        half = dt / 2
+        self.E = 1 / (1 - half.unsqueeze(-1) * self.Lambda)
+        rank = len(P)
+        gram = torch.stack([full_sum(self.P[i].conj() * self.E * self.P[j]) for i in range(rank) for j in range(rank)])
+        eye = torch.eye(rank, dtype=dt.dtype, device=dt.device).unsqueeze(-1)
+        self.inner = half * small_inverse(eye + half * gram.unflatten(0, (rank, rank)))
+
+    def _project(self, h: Tensor) -> Tensor:
+        """P^* h, real [rank, ..., D]."""
+        return torch.stack([full_sum(P.conj() * h) for P in self.P])
+
+    def _along(self, weights: Tensor) -> Tensor:
+        """P w of real weights [rank, ..., D]: [..., D, N / 2]."""
+        return torch.stack([w.unsqueeze(-1) * P for w, P in zip(weights, self.P, strict=True)]).sum(0)
+
+    def advance(self, h: Tensor, u: Tensor | None) -> Tensor:
+        """Abar h + Bbar u for states h [..., D, N / 2] and inputs u [..., D]."""
+        half = (self.dt / 2).unsqueeze(-1)
+        v = h + half * (self.Lambda * h - self._along(self._project(h)))
+        if u is not None:
+            v = v + (self.dt * u).unsqueeze(-1) * self.B
+        v = self.E * v
+        weights = torch.einsum("ijd,j...d->i...d", self.inner, self._project(v))
+        return v - self.E * self._along(weights)
+
+    def dense(self) -> tuple[Tensor, Tensor]:
+        """Abar [D, N, N] and Bbar [D, N] of the real states (Re h, Im h)."""
+        pairs = self.Lambda.shape[1]
+        unit = torch.eye(pairs, dtype=self.Lambda.dtype, device=self.dt.device)
+        columns = self.advance(torch.cat([unit, 1j * unit]).unsqueeze(1).expand(-1, len(self.dt), -1), None)
+        Bbar = self.advance(torch.zeros_like(self.Lambda), torch.ones_like(self.dt))
+        return as_real(columns).permute(1, 2, 0), as_real(Bbar)
+
+    def filters(self, C: Tensor, length: int, piece: int | None = None) -> Tensor:
+        """K [c, D, length] of maps C [c, D, N / 2].
+
+        piece: frequencies at once, whose intermediate results backward makes again; None: as many as memory allows.
+        """
+        C = self._truncated(C, length)
+        left, right = torch.cat([C, self.P.conj()]), torch.cat([self.B.unsqueeze(0), self.P])
+        products = left.unsqueeze(1) * right.unsqueeze(0)
+        frequencies = length // 2 + 1
+        size = piece or max(1, MOST_ELEMENTS // self.Lambda.numel())
+        theta = torch.arange(frequencies, dtype=torch.float64, device=C.device) * (math.pi / length)
+        pieces = [self._piece(products, angles, frequencies > size) for angles in theta.split(size)]
+        return torch.fft.irfft(torch.cat(pieces, -1), n=length)
+
+    def _piece(self, products: Tensor, half_angle: Tensor, repeat: bool) -> Tensor:
+        if not (repeat and torch.is_grad_enabled()):
+            return self._transform(products, half_angle)
+        transform: Tensor = checkpoint(
+            self._transform, products, half_angle, use_reentrant=False, preserve_rng_state=False
+        )
+        return transform
+
+    def _truncated(self, C: Tensor, length: int) -> Tensor:
+        """C~ = C (1 - Abar^length), [c, D, N / 2]."""
+        matrix, _ = self.dense()
+        # a power of many steps loses what it is subtracted from in float32, and more on matrix units
+        matrix = matrix.double()
+        rows = as_real(C.conj()).transpose(0, 1).double()
+        whole = rows
+        while length:
+            if length & 1:
+                rows = rows @ matrix
+            length >>= 1
+            matrix = matrix @ matrix if length else matrix
+        real, imaginary = (whole - rows).transpose(0, 1).chunk(2, dim=-1)
+        return torch.complex(real, -imaginary).to(C.dtype)
+
+    def _transform(self, products: Tensor, half_angle: Tensor) -> Tensor:
+        """The transform of K [c, D, F] at angles 2 half_angle [F], of the products of (C~, P^*) with (B, P)."""
+        rank = len(self.P)
+        sine, cosine, phase = (x.to(self.dt.dtype) for x in (half_angle.sin(), half_angle.cos(), half_angle))
+        Lambda, dt = self.Lambda.unsqueeze(-1), self.dt[:, None, None]
+        # (w - q Lambda)(w - q conj Lambda), whose inverse both numbers of a pair share
+        size, w = dt * cosine * Lambda.abs(), 2 * sine
+        real, imaginary = (size - w) * (size + w), -2 * w * dt * cosine * Lambda.real
+        shared = torch.stack([real, -imaginary], dim=-1) / (real.square() + imaginary.square()).unsqueeze(-1)
+        # sum_n v / (w - q Lambda) + conj = (w sum_n 2 Re(v) - q sum_n 2 Re(v conj Lambda)) / shared denominator
+        weights = torch.stack([2 * products.real, 2 * (products * self.Lambda.conj()).real])
+        sums = weights.flatten(0, 2).transpose(0, 1) @ shared.flatten(-2)
+        sums = torch.view_as_complex(sums.unflatten(-1, (-1, 2))).transpose(0, 1).unflatten(0, weights.shape[:3])
+        q = self.dt[:, None] * cosine
+        U = 1j * w * sums[0] - q * sums[1]
+        inner, entry, read = U[-rank:, 1:], U[-rank:, 0], U[:-rank, 1:]
+        eye = torch.eye(rank, dtype=q.dtype, device=q.device)[..., None, None]
+        correction = torch.einsum("csdf,srdf,rdf->cdf", read, small_inverse(eye + q * inner), entry)
+        return self.dt[:, None] * torch.polar(torch.ones_like(phase), phase) * (U[:-rank, 0] - q * correction)
+
+    def final_state(self, x: Tensor) -> Tensor:
+        """The state h [B, D, N / 2] behind inputs x [B, T, D] from a state of zeros."""
+        power, Bbar = self.dense()
+        # columns Abar^(BLOCK - 1) Bbar, ..., Abar Bbar, Bbar
+        columns = Bbar.unsqueeze(-1)
+        while columns.shape[-1] < BLOCK:
+            columns = torch.cat([power @ columns, columns], dim=-1)
+            power = power @ power
+        blocks = F.pad(x, (0, 0, -x.shape[1] % BLOCK, 0)).unflatten(1, (-1, BLOCK)).permute(1, 3, 2, 0)
+        h = x.new_zeros(x.shape[2], columns.shape[1], x.shape[0])
+        for block in blocks:
+            h = power @ h + columns @ block
+        real, imaginary = h.permute(2, 0, 1).chunk(2, dim=-1)
+        return torch.complex(real, imaginary)
+
+
+def as_real(h: Tensor) -> Tensor:
+    """The real states (Re h, Im h) [..., N] of h [..., N / 2]."""
+    return torch.cat([h.real, h.imag], dim=-1)
+
+
+def small_inverse(m: Tensor) -> Tensor:
+    """The inverses of matrices [r, r, ...] with r one or two."""
+    if len(m) == 1:
+        return 1 / m
+    (a, b), (c, d) = m
+    return torch.stack([torch.stack([d, -b]), torch.stack([-c, a])]) / (a * d - b * c)
+
+
+class S4Config(BackboneConfig):
+    """S4 in the network of `s4d`: layer norms, and an MLP four times as wide as the model."""
+
+    d_state: int = 64
+    """N, kept as N / 2 conjugate pairs."""
+    init: Measure = "legs"
+    """HiPPO-LegS, -LegT (rank two) or -FouT."""
+    dt_min: float = 1e-3
+    dt_max: float = 1e-1
+    tie_A: bool = False
+    """Whether all channels share Lambda, P and B (`n_ssm: 1` of the authors' code)."""
+    output: Literal["linear", "glu"] = "glu"
+    bidirectional: bool = False
+    """Whether the model reads the future too, S4's setting for LRA. Such a model has no step."""
+    ssm_lr: float | None = 1e-3
+    dt_lr: float | None = None
+    """Learning rate of log(dt). None: `ssm_lr`."""
+
+    def check(self, spec: TaskSpec) -> None:
+        super().check(spec)
+        check_ssm("s4", self.d_state, self.dt_min, self.dt_max, pairs=True)
+        if self.d_state < 4:
+            raise ValueError(f"s4: d_state must be at least 4, got {self.d_state}.")
+
+    def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
+        ssm = S4Kernel(
+            self.d_model,
+            self.d_state,
+            init=self.init,
+            dt_min=self.dt_min,
+            dt_max=self.dt_max,
+            tie_A=self.tie_A,
+            bidirectional=self.bidirectional,
+        )
+        return SSMLayer(self.d_model, ssm, self.output)

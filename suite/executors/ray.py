@@ -15,6 +15,7 @@ All nodes need this checkout at the same path, and the folder of results.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -95,7 +96,7 @@ class Ray(Config):
             ray.init(
                 address=self.address or "local",
                 log_to_driver=False,
-                logging_level="ERROR",
+                logging_level=logging.ERROR,
                 runtime_env={"env_vars": {"PYTHONPATH": str(REPOSITORY)}},
                 **own,
             )

@@ -146,6 +146,7 @@ def capabilities() -> Iterator[Capability]:
     yield _package("datasets", "sets of the hub, tables, image-folder", "datasets")
     yield _package("pyfaidx", "hg38, species: random access to FASTA", "dna")
     yield _package("ray", "run --executor ray", "ray")
+    yield _package("submitit", "run --executor slurm", "slurm")
     sha, dirty = commit()
     state = " with uncommitted changes" if dirty else ""
     yield Capability("git", "commit in every row", f"{sha[:12]}{state}" if sha else "", "" if sha else "not a checkout")

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from suite import storage
 from suite.claims import Claim, find_claims
+from suite.jobs import Job, find_jobs, states
 from suite.runs import Run
 
-ORDER = ("running", "ok", "diverged", "oom", "failed", "n/a", "interrupted", "to do", "no data")
+ORDER = ("running", "queued", "ok", "diverged", "oom", "failed", "n/a", "interrupted", "to do", "no data")
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class Standing:
 
     run: Run
     state: str
-    """`running`, the status of its stored rows, `interrupted` (it has a checkpoint), `to do`, or `no data`."""
+    """`running`, `queued` (as a job), the status of its stored rows, `interrupted` (it has a checkpoint), `to do`, or
+    `no data`."""
     detail: str
     """Who carries it out and since when, or why it failed."""
 
@@ -28,22 +30,32 @@ class Standing:
 def standings(runs: Sequence[Run], root: Path) -> list[Standing]:
     """Where the runs of one experiment stand, in their order."""
     claims = {(claim.scale, claim.run_id): claim for run in runs[:1] for claim in find_claims(root, run.experiment)}
-    return [_standing(run, root, claims) for run in runs]
+    jobs = find_jobs(root, runs)
+    try:
+        words = states(jobs.values())
+    except OSError:
+        words = {job.job_id: "its scheduler cannot be asked here" for job in jobs.values()}
+    return [_standing(run, root, claims, jobs.get(run.run_id), words) for run in runs]
 
 
-def _standing(run: Run, root: Path, claims: dict[tuple[str, str], Claim]) -> Standing:
+def _standing(
+    run: Run, root: Path, claims: dict[tuple[str, str], Claim], job: Job | None, words: dict[str, str]
+) -> Standing:
     if run.is_planned_only:
         return Standing(run, "no data", "")
     key = run.experiment, run.scale, run.run_id
     claim = claims.get((run.scale, run.run_id))
-    # a stored run that is repeated has rows and a claim
+    # a stored run that is repeated has rows, and a claim or a job
     if claim is not None and claim.live:
         return Standing(run, "running", f"{claim.holder}, since {claim.since.removesuffix('+00:00')} UTC")
+    if job is not None and job.job_id in words:
+        return Standing(run, "queued", f"job {job.job_id}, {words[job.job_id].lower()}")
     if (ending := storage.ending(storage.result_path(root, *key))) is not None:
         return Standing(run, ending.status, ending.error.partition("\n")[0])
+    detail = "" if job is None else f"its job {job.job_id} has ended without rows"
     if storage.checkpoint_path(root, *key).exists():
-        return Standing(run, "interrupted", "continues from its checkpoint")
-    return Standing(run, "to do", "")
+        return Standing(run, "interrupted", detail or "continues from its checkpoint")
+    return Standing(run, "to do", detail)
 
 
 def summary(found: Sequence[Standing]) -> str:

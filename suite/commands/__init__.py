@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import typer
 
 from suite.commands.bench import bench
+from suite.commands.collect import collect
 from suite.commands.data import data_app
 from suite.commands.doctor import doctor
 from suite.commands.generate import generate
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.command("list")(list_names)
 app.command()(run)
 app.command()(status)
+app.command()(collect)
 app.command()(report)
 app.command()(show)
 app.command()(generate)

@@ -53,7 +53,7 @@ def run(
     """Run a named grid, task x model or operators; what is stored is skipped, what was interrupted continues."""
     from rich.console import Console
 
-    from suite.executors.contract import Settings, choose
+    from suite.executors.contract import LeftRunningError, Settings, choose
 
     within_s = None if within is None else seconds(within, "--within")
     if force and retry_failed:
@@ -123,6 +123,9 @@ def run(
         except OutOfTimeError:
             display.interrupted("the time is up")
             raise typer.Exit(3) from None
+        except LeftRunningError as left:
+            console.print(str(left), highlight=False, markup=False, soft_wrap=True)
+            raise typer.Exit(left.exit_code) from None
         except KeyboardInterrupt:
             display.interrupted()
             raise typer.Exit(130) from None

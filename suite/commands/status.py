@@ -42,12 +42,14 @@ def status(
     found = standings(runs, results)
     console = Console()
     for standing in found:
-        if standing.state not in ("ok", "to do"):
+        if standing.detail or standing.state not in ("ok", "to do"):
             line = f"{standing.state:11s}  {run_label(standing.run)}  {standing.detail}"
             style = STYLES.get(standing.state, "")
             console.print(line.rstrip(), style=style, highlight=False, markup=False, soft_wrap=True)
     heading = f"{experiment}, scale {runs[0].scale}, in {results}: {len(runs)} runs, {summary(found)}"
     console.print(heading, highlight=False, markup=False, soft_wrap=True)
-    left = [standing.run for standing in found if standing.state in ("running", "interrupted", "to do", "failed")]
+    left = [
+        standing.run for standing in found if standing.state in ("running", "queued", "interrupted", "to do", "failed")
+    ]
     for line in estimate(left, storage.files([results, repository.reference], experiment)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -29,11 +29,20 @@ EXECUTORS = Registry(
     {
         "local": Entry("suite.executors.local:Local", "this machine"),
         "ray": Entry("suite.executors.ray:Ray", "a Ray cluster"),
+        "slurm": Entry("suite.executors.slurm:Slurm", "jobs of a Slurm cluster"),
     },
 )
 
-PACKAGES = {"ray": ("ray", "ray")}
+PACKAGES = {"ray": ("ray", "ray"), "slurm": ("submitit", "slurm")}
 """Executor to the package that it needs, and the extra that installs the package."""
+
+
+class LeftRunningError(Exception):
+    """The command ends, and the runs go on without it."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,8 @@ class Executor(Protocol):
         """Carries out the runs and returns how they ended, in order of their ending.
 
         After the first signal that asks for an end, the current runs save checkpoints and no other starts. Raises
-        KeyboardInterrupt, or `OutOfTimeError` after `settings.within_s`, unless all runs ended.
+        KeyboardInterrupt, or `OutOfTimeError` after `settings.within_s`, unless all runs ended; or `LeftRunningError`
+        if they go on without this process.
         """
 
 

@@ -105,15 +105,22 @@ def run_all(
             options["sharing"] = -(-jobs // spread)
             run_in_workers(queue, root, devices, event, options)
         else:
-            _run_in_sequence(queue, root, device, event, options)
+            run_in_sequence(queue, root, device, event, options)
     if len(queue.ended) < len(runs):
         raise stop.reason
     return queue.ended
 
 
-def _run_in_sequence(queue: RunQueue, root: Path, device: torch.device, stop: Any, options: dict[str, Any]) -> None:
+def run_in_sequence(
+    queue: RunQueue, root: Path, device: torch.device, stop: Any, options: dict[str, Any], *, place: str = ""
+) -> None:
+    """Carries out the runs of a queue one after the other in this process, until all have ended or `stop` is set.
+
+    options: keyword arguments of `execute`.
+    place: what a claim says of the place of a run; the device unless given.
+    """
     while not stop.is_set() and queue.left:
-        run = queue.next(str(device))
+        run = queue.next(place or str(device))
         if run is None:
             stop.wait(0.2)
             continue

@@ -6,10 +6,9 @@ from collections import Counter
 import pytest
 import torch
 
-from suite import storage
 from suite.executors.contract import Settings, choose
 from suite.executors.local import OutOfTimeError, run_all
-from tests.suite.test_workers import Recording, ending
+from tests.suite.test_workers import Recording, ending, values
 from tests.suite.toy import make_run
 
 CPU = Settings(device="cpu")
@@ -17,16 +16,10 @@ CPU = Settings(device="cpu")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray; pip install -e '.[ray]'"),
+    pytest.mark.timeout(600),
     # Ray leaves sockets and files of its processes to the end of this one
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-
-
-def values(root, runs):
-    """What the runs measured, but for times."""
-    frame = storage.read([storage.result_path(root, run.experiment, run.scale, run.run_id) for run in runs])
-    frame = frame[frame["metric"].isin(["accuracy", "loss", "num_parameters"])]
-    return frame[["run_id", "metric", "split", "slice", "step", "value"]].to_dict("records")
 
 
 @pytest.fixture

@@ -58,6 +58,13 @@ def ending(root, run):
     return row["status"], row["error"]
 
 
+def values(root, runs):
+    """What the runs measured, but for times."""
+    frame = storage.read([storage.result_path(root, run.experiment, run.scale, run.run_id) for run in runs])
+    frame = frame[frame["metric"].isin(["accuracy", "loss", "num_parameters"])]
+    return frame[["run_id", "metric", "split", "slice", "step", "value"]].to_dict("records")
+
+
 @pytest.mark.slow
 def test_a_killed_worker_costs_one_try_of_one_run(tmp_path):
     dies_once = make_run(model={"fault": "killed once", "fault_file": str(tmp_path / "died")})

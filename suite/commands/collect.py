@@ -1,0 +1,42 @@
+"""`collect`: gives rows to the runs whose jobs ended without any."""
+
+from __future__ import annotations
+
+import typer
+
+from suite.commands.planning import Data, Only, Scale, Seeds, resolved_runs
+from suite.commands.repository import LOCAL, ExperimentName, Results, Set, repository_of
+
+
+def collect(
+    context: typer.Context,
+    experiment: ExperimentName,
+    scale: Scale = None,
+    only: Only = None,
+    overrides: Set = None,
+    seeds: Seeds = None,
+    data: Data = None,
+    results: Results = LOCAL,
+) -> None:
+    """Look after jobs whose command has ended: a run whose job ended without rows gets one that says so."""
+    from rich.console import Console
+
+    from suite.display import GridDisplay
+    from suite.executors.slurm import collect as collect_jobs
+    from suite.status import standings, summary
+
+    _, runs = resolved_runs(
+        repository_of(context), experiment, scale=scale, only=only, overrides=overrides, seeds=seeds, data=data
+    )
+    console = Console()
+    try:
+        ended = collect_jobs(runs, results)
+    except OSError as error:
+        raise ValueError(f"the scheduler cannot be asked ({error}); call this on a login node of the cluster") from None
+    display = GridDisplay(console, len(ended))
+    for finished in ended:
+        display.finished(finished)
+    heading = (
+        f"{experiment}, scale {runs[0].scale}, in {results}: {len(runs)} runs, {summary(standings(runs, results))}"
+    )
+    console.print(heading, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,242 @@
+"""Runs as an array of Slurm jobs, submitted by submitit. One job carries out one run and holds its claim.
+
+- A job that Slurm warns by SIGUSR2 (90 s before its time is up, or before it is preempted) saves a checkpoint between
+  two steps, and is put back into Slurm's queue.
+- After SIGTERM it saves and waits for what Slurm does: a preempted job is put back, a cancelled one ends.
+- Jobs go on when the terminal is gone. The same command waits for them again and submits none twice; `status` shows
+  them, and `collect` gives a row to a run whose job ended without one.
+
+All nodes need this checkout at the same path, and the folder of results.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+
+from suite.claims import Claims, claim_path, read_claim
+from suite.contracts import Config
+from suite.environment import REPOSITORY, pick_device
+from suite.executors.contract import LeftRunningError, Settings
+from suite.executors.local import StopSignals, run_in_sequence
+from suite.executors.queue import Display, RunQueue
+from suite.jobs import LATE_S, Job, find_jobs, forget_job, job_folder, keep_job, new_ending, row_stamp, states
+from suite.runner import Finished, store_failure
+from suite.runs import Run
+
+ARRAY_SIZE = 1000
+"""Most jobs in an array; Slurm takes 1001 by default."""
+WARNING_S = 90
+"""Seconds before the end of its time at which a job is warned."""
+GRACE_S = 300.0
+"""How long a job that has saved after SIGTERM waits for Slurm to end it."""
+REQUEUES, REQUEUES_OF_TIMINGS = 1000, 3
+"""How often a job may run out of time. A timing has no checkpoint and begins anew."""
+
+
+class Slurm(Config):
+    """Runs as Slurm jobs. What is not among the options can be given to sbatch by its variables (SBATCH_ACCOUNT)."""
+
+    partition: str | None = None
+    minutes: int = Field(default=60, ge=1)
+    """Time of a job, after which its run is saved and put back into the queue."""
+    gpus: int | None = Field(default=None, ge=0, le=1)
+    """GPUs of a run; None: 1 unless `--device cpu` is given."""
+    memory_gb: float | None = Field(default=None, gt=0)
+    """Host memory of a job; None: the cluster's default."""
+    wait: bool = True
+    """Whether the command waits for the jobs."""
+    cluster: Literal["slurm", "local"] = "slurm"
+    """`local` starts the jobs at once as processes of this machine, to try things out."""
+
+    def check(self, settings: Settings) -> str:
+        if settings.device not in (None, "cpu", "cuda"):
+            raise ValueError(f"--device {settings.device}: Slurm chooses the GPU of a job; expected cpu or cuda")
+        if settings.within_s is not None:
+            raise ValueError(
+                "--within: jobs go on without this command; give their time by --executor-options minutes=60"
+            )
+        if self.cluster == "slurm" and shutil.which("sbatch") is None:
+            raise ValueError("--executor slurm: there is no sbatch here; call this on a login node of the cluster")
+        return "Slurm" if self.cluster == "slurm" else "processes of this machine"
+
+    def __call__(self, runs: Sequence[Run], root: Path, display: Display, settings: Settings) -> list[Finished]:
+        root = root.resolve()
+        jobs = find_jobs(root, runs)
+        current = states(jobs.values())
+        jobs = {run_id: job for run_id, job in jobs.items() if job.job_id in current}
+        new = [run for run in runs if run.run_id not in jobs]
+        for start in range(0, len(new), ARRAY_SIZE):
+            jobs |= self._submit(new[start : start + ARRAY_SIZE], root, settings)
+        experiment = runs[0].experiment if runs else ""
+        hint = f"`status {experiment}` shows them, the same command waits for them"
+        if not self.wait:
+            raise LeftRunningError(f"{len(new)} jobs submitted, {len(jobs) - len(new)} were there; {hint}", 0)
+        event = threading.Event()
+        with StopSignals(event, lambda: None, None):
+            ended = _watch(runs, jobs, root, display, event, late_s=LATE_S if self.cluster == "slurm" else 2.0)
+        if len(ended) < len(runs):
+            raise LeftRunningError(f"{len(runs) - len(ended)} jobs go on; {hint}", 130)
+        return ended
+
+    def _submit(self, runs: Sequence[Run], root: Path, settings: Settings) -> dict[str, Job]:
+        import submitit
+
+        folder = job_folder(root)
+        # the jobs unpickle what stands there, so nobody else may write into it
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        requeues = REQUEUES_OF_TIMINGS if runs[0].takes_all_threads else REQUEUES
+        executor = submitit.AutoExecutor(folder, cluster=self.cluster, slurm_max_num_timeout=requeues)
+        gpus = self.gpus if self.gpus is not None else int(settings.device != "cpu")
+        slurm: dict[str, Any] = {
+            "partition": self.partition,
+            "array_parallelism": settings.jobs or len(runs),
+            "signal_delay_s": WARNING_S,
+            "setup": [f"export PYTHONPATH={REPOSITORY}${{PYTHONPATH:+:$PYTHONPATH}}"],
+        }
+        executor.update_parameters(
+            name=runs[0].experiment.replace("/", "-"),
+            timeout_min=self.minutes,
+            cpus_per_task=settings.threads,
+            **({"gpus_per_node": gpus} if gpus else {}),
+            **({} if self.memory_gb is None else {"mem_gb": self.memory_gb}),
+            **{f"slurm_{name}": value for name, value in slurm.items() if value is not None},
+        )
+        with executor.batch():
+            submitted = [executor.submit(_Job.of(run, root, settings)) for run in runs]
+        jobs = {}
+        for run, job in zip(runs, submitted, strict=True):
+            log = str(job.paths.stderr)
+            jobs[run.run_id] = Job(run.run_id, job.job_id, self.cluster, log, row_stamp(root, run))
+            keep_job(root, jobs[run.run_id])
+        return jobs
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What a job does: carries out one run as the local executor would."""
+
+    run: Run
+    root: Path
+    device: str | None
+    options: dict[str, Any]
+    repeat: bool
+    """Whether rows that are there already are replaced."""
+
+    @classmethod
+    def of(cls, run: Run, root: Path, settings: Settings) -> _Job:
+        options = {
+            "fresh": settings.fresh,
+            "threads": settings.threads,
+            "record": settings.record,
+            "keep_weights": settings.keep_weights,
+        }
+        return cls(run, root, settings.device, options, settings.fresh)
+
+    def __call__(self) -> None:
+        import submitit
+        from rich.console import Console
+
+        from suite.display import GridDisplay
+
+        stop, warned = threading.Event(), threading.Event()
+
+        def heed(number: int, frame: object) -> None:
+            del frame
+            if number == signal.SIGUSR2:
+                warned.set()
+            stop.set()
+
+        before = {number: signal.signal(number, heed) for number in (signal.SIGUSR2, signal.SIGTERM)}
+        place = f"job {submitit.JobEnvironment().job_id}"
+        with Claims(self.root) as claims, GridDisplay(Console(), 1) as display:
+            queue = RunQueue([self.run], self.root, claims, display, fresh=self.repeat)
+            run_in_sequence(queue, self.root, pick_device(self.device), stop, self.options, place=place)
+        if queue.ended:
+            return
+        warned.wait(GRACE_S)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if warned.is_set():
+            # submitit's handler puts the job back into the queue and ends this process
+            signal.raise_signal(signal.SIGUSR2)
+
+    def checkpoint(self) -> Any:
+        """What the job does when it starts again: it continues from the checkpoint."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(replace(self, options={**self.options, "fresh": False}))
+
+
+def _watch(
+    runs: Sequence[Run], jobs: dict[str, Job], root: Path, display: Display, stop: threading.Event, *, late_s: float
+) -> list[Finished]:
+    """Shows the runs of jobs until all have ended or `stop` is set. Returns how they ended."""
+    left = {run.run_id: run for run in runs}
+    shown: set[str] = set()
+    gone_since: dict[str, float] = {}
+    ended: list[Finished] = []
+    for look in itertools.count():
+        if not left or stop.is_set():
+            return ended
+        if look % 5 == 0:
+            current = states([jobs[run_id] for run_id in left])
+        for run in list(left.values()):
+            finished = _ending(run, jobs[run.run_id], root)
+            if finished is None and jobs[run.run_id].job_id not in current:
+                since = gone_since.setdefault(run.run_id, time.monotonic())
+                if time.monotonic() - since > late_s:
+                    finished = _lost(run, jobs[run.run_id], root)
+            if finished is not None:
+                del left[run.run_id]
+                forget_job(root, run.run_id)
+                ended.append(finished)
+                display.finished(finished)
+            elif run.run_id not in shown:
+                claim = read_claim(claim_path(root, run.experiment, run.scale, run.run_id))
+                if claim is not None and claim.live:
+                    shown.add(run.run_id)
+                    display.started(run)
+        stop.wait(1.0)
+    raise AssertionError("not reached")
+
+
+def _ending(run: Run, job: Job, root: Path) -> Finished | None:
+    """How the run of a job ended; None if it has not."""
+    ending = new_ending(root, run, job)
+    return None if ending is None else Finished(run, ending.status, ending.error, 0.0, f"job {job.job_id}")
+
+
+def _lost(run: Run, job: Job, root: Path) -> Finished:
+    """Stores a run whose job ended without rows as failed. Its checkpoint stays."""
+    return store_failure(run, root, torch.device("cpu"), f"its job {job.job_id} ended without rows; log: {job.log}")
+
+
+def collect(runs: Sequence[Run], root: Path, *, late_s: float = LATE_S) -> list[Finished]:
+    """Gives a row `failed` to every run whose job ended without rows, and returns how the runs of ended jobs ended.
+
+    Raises OSError where the scheduler cannot be asked.
+    """
+    root = root.resolve()
+    jobs = find_jobs(root, runs)
+    current = states(jobs.values())
+    over = [run for run in runs if run.run_id in jobs and jobs[run.run_id].job_id not in current]
+    deadline = time.monotonic() + late_s
+    while any(_ending(run, jobs[run.run_id], root) is None for run in over) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    found = []
+    for run in over:
+        job = jobs[run.run_id]
+        found.append(_ending(run, job, root) or _lost(run, job, root))
+        forget_job(root, run.run_id)
+    return found

@@ -1,0 +1,102 @@
+"""Records of the jobs that were given to a scheduler, so that a grid outlives the terminal that started it.
+
+The record of a run's job is a JSON file in the folder `.slurm` of the results, beside the job's logs. It stays until
+the run's rows are there.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import subprocess
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from suite import storage
+from suite.runs import Run
+
+LATE_S = 60.0
+"""Seconds for which a shared file system may hide rows that a job has just written."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as it was submitted."""
+
+    run_id: str
+    job_id: str
+    """`4711_3` for an element of an array, or the id of a process where there is no scheduler."""
+    cluster: str
+    """`slurm`, or `local` for processes of this machine."""
+    log: str
+    before: list[int] | None
+    """Stamp of the rows that were stored when the job was submitted, which are to be replaced."""
+
+
+def job_folder(root: Path) -> Path:
+    """The folder of the records and logs."""
+    return root / ".slurm"
+
+
+def keep_job(root: Path, job: Job) -> None:
+    """Writes the record of a job."""
+    with storage.replacing(job_folder(root) / f"{job.run_id}.json") as temporary:
+        temporary.write_text(json.dumps(asdict(job)))
+
+
+def forget_job(root: Path, run_id: str) -> None:
+    """Removes the record of a run's job."""
+    (job_folder(root) / f"{run_id}.json").unlink(missing_ok=True)
+
+
+def find_jobs(root: Path, runs: Iterable[Run]) -> dict[str, Job]:
+    """Run id to the last job of that run, of those runs that have a record."""
+    found = {}
+    if job_folder(root).is_dir():
+        for run in runs:
+            path = job_folder(root) / f"{run.run_id}.json"
+            if path.is_file():
+                found[run.run_id] = Job(**json.loads(path.read_text()))
+    return found
+
+
+def states(jobs: Iterable[Job]) -> dict[str, str]:
+    """Job id to the scheduler's word (`PENDING`, `RUNNING`) for each of the jobs that have not ended.
+
+    Raises OSError where the scheduler cannot be asked.
+    """
+    jobs = list(jobs)
+    found = {job.job_id: "RUNNING" for job in jobs if job.cluster == "local" and _runs_here(job.job_id)}
+    if any(job.cluster == "slurm" for job in jobs):
+        command = ["squeue", "--noheader", "--array", "--format=%i|%T", "--user", getpass.getuser()]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        except subprocess.SubprocessError as error:
+            raise OSError(f"squeue: {error}") from None
+        found |= dict(line.split("|", 1) for line in done.stdout.splitlines())
+    return found
+
+
+def _runs_here(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def row_stamp(root: Path, run: Run) -> list[int] | None:
+    """A value that changes whenever the rows of a run are replaced; None where there are none."""
+    try:
+        known = storage.result_path(root, run.experiment, run.scale, run.run_id).stat()
+    except FileNotFoundError:
+        return None
+    return [known.st_mtime_ns, known.st_ino]
+
+
+def new_ending(root: Path, run: Run, job: Job) -> Any:
+    """The ending of the rows that were stored since the job was submitted; None where there are none."""
+    if row_stamp(root, run) in (None, job.before):
+        return None
+    return storage.ending(storage.result_path(root, run.experiment, run.scale, run.run_id))

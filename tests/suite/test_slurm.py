@@ -1,0 +1,132 @@
+"""Jobs of a scheduler carry out every run once, also when they are preempted or their command is gone."""
+
+import contextlib
+import importlib.util
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from suite.claims import find_claims
+from suite.executors.contract import LeftRunningError, Settings, choose
+from suite.executors.local import run_all
+from suite.executors.slurm import collect
+from suite.jobs import find_jobs, states
+from suite.status import standings
+from tests.suite.one_node_slurm import missing, one_node_slurm
+from tests.suite.test_workers import Recording, ending, values
+from tests.suite.toy import make_run
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("submitit") is None, reason="needs submitit; pip install -e '.[slurm]'"
+)
+CPU = Settings(device="cpu")
+
+
+def wait_until(true, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def processes(*options):
+    return choose("slurm", ["cluster=local,minutes=5", *options])
+
+
+@pytest.mark.slow
+def test_jobs_go_on_without_the_command_and_are_submitted_once(tmp_path):
+    runs = [make_run(model={"fault": "slow"}, train={"epochs": 20}, seed=seed) for seed in range(2)]
+    with pytest.raises(LeftRunningError, match="2 jobs submitted, 0 were there") as left:
+        processes("wait=false")(runs, tmp_path, Recording(), CPU)
+    assert left.value.exit_code == 0
+    assert {standing.state for standing in standings(runs, tmp_path)} <= {"queued", "running"}
+    with pytest.raises(LeftRunningError, match="0 jobs submitted, 2 were there"):
+        processes("wait=false")(runs, tmp_path, Recording(), CPU)
+    display = Recording()
+    ended = processes()(runs, tmp_path, display, CPU)
+    assert sorted(display.ended) == sorted(run.run_id for run in runs)
+    assert [finished.status for finished in ended] == ["ok", "ok"]
+    assert not find_jobs(tmp_path, runs)
+
+
+@pytest.mark.slow
+def test_a_job_that_is_warned_saves_and_continues(tmp_path):
+    run = make_run(model={"fault": "slow"}, train={"epochs": 60})
+    with pytest.raises(LeftRunningError):
+        processes("wait=false")([run], tmp_path, Recording(), CPU)
+    job = find_jobs(tmp_path, [run])[run.run_id]
+    wait_until(lambda: standings([run], tmp_path)[0].state == "running")
+    time.sleep(1)
+    (claim,) = find_claims(tmp_path, run.experiment)
+    os.kill(claim.pid, signal.SIGUSR2)
+    wait_until(lambda: list(tmp_path.rglob("*.checkpoint")))
+    (finished,) = processes()([run], tmp_path, Recording(), CPU)
+    assert finished.status == "ok"
+    assert job.job_id in finished.found
+    logs = [path.read_text() for path in Path(job.log).parent.glob(f"{job.job_id}*log*")]
+    assert any("Requeued job" in log for log in logs)
+
+
+@pytest.mark.slow
+def test_a_run_whose_job_died_gets_a_row_by_collect(tmp_path):
+    run, good = make_run(model={"fault": "killed"}), make_run()
+    with pytest.raises(LeftRunningError):
+        processes("wait=false")([run, good], tmp_path, Recording(), CPU)
+    wait_until(lambda: not states(find_jobs(tmp_path, [run, good]).values()))
+    assert "has ended without rows" in standings([run], tmp_path)[0].detail
+    assert {finished.status for finished in collect([run, good], tmp_path, late_s=0.5)} == {"ok", "failed"}
+    status, error = ending(tmp_path, run)
+    assert status == "failed"
+    assert "ended without rows" in error
+    assert collect([run, good], tmp_path) == []
+
+
+def test_runs_that_another_process_stored_need_no_job(tmp_path):
+    assert processes()([], tmp_path, Recording(), CPU) == []
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """A one-node Slurm cluster."""
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    with contextlib.ExitStack() as stack:
+        try:
+            configuration = stack.enter_context(one_node_slurm(folder))
+        except RuntimeError as error:
+            pytest.skip(str(error))
+        monkeypatch.setenv("SLURM_CONF", str(configuration))
+        yield
+
+
+@pytest.mark.slow
+# Slurm lets a job that was put back wait for two minutes
+@pytest.mark.timeout(900)
+def test_a_preempted_job_of_a_real_cluster_saves_and_continues(slurm, tmp_path):
+    results = tmp_path / "results"
+    runs = [make_run(model={"fault": "slow"}, train={"epochs": 100}, seed=seed) for seed in range(2)]
+    runs.append(make_run(model={"fault": "error"}))
+    with pytest.raises(LeftRunningError, match="3 jobs submitted"):
+        choose("slurm", ["partition=low,minutes=10,wait=false"])(runs, results, Recording(), CPU)
+    wait_until(lambda: any(standing.state == "running" for standing in standings(runs, results)))
+    assert sum(standing.state == "queued" for standing in standings(runs, results)) == 2
+    (before,) = find_claims(results, runs[0].experiment)
+    time.sleep(1)
+    urgent = subprocess.Popen(["srun", "--partition=high", "--time=1", "sleep", "3"])
+    wait_until(lambda: list(results.rglob("*.checkpoint")))
+    assert urgent.wait(timeout=60) == 0
+    ended = choose("slurm", ["partition=low,minutes=10"])(runs, results, Recording(), CPU)
+    assert sorted(finished.status for finished in ended) == ["failed", "ok", "ok"]
+    assert ending(results, runs[-1])[0] == "failed"
+    assert {path.stem for path in results.rglob("*.parquet")} == {run.run_id for run in runs}
+    (preempted,) = (run for run in runs if run.run_id == before.run_id)
+    alone = tmp_path / "alone"
+    run_all([preempted], alone, torch.device("cpu"), Recording())
+    assert values(results, [preempted]) == values(alone, [preempted])

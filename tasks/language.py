@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -13,7 +15,7 @@ from pydantic import Field
 
 from suite.contracts import IGNORE, Segment, TaskSpec
 from tasks.base import SPLITS, Array, token_dtype
-from tasks.data import DataError, cache, find
+from tasks.data import DataError, NoDataError, cache, find
 from tasks.data.stored import PlannedTask
 from tasks.data.tables import LOADERS, rows, split_tables
 
@@ -249,6 +251,18 @@ class WikiText(LanguageTask):
         return f"{found[split]} words of {split}; {self.corpus} has {COUNTS[self.corpus][split]}"
 
 
+def _documents(folder: Path) -> list[Path]:
+    """The text files in those folders at or below this one that have no folders in them, in an order of their names."""
+    found = [
+        Path(place, name)
+        for place, folders, names in os.walk(folder)
+        if not folders
+        for name in names
+        if name.lower().endswith(".txt") and name != "SOURCE.txt"
+    ]
+    return sorted(found, key=lambda path: hashlib.sha256(str(path.relative_to(folder)).encode()).digest())
+
+
 class TextFile(LanguageTask):
     """The next byte or token of any text.
 
@@ -260,6 +274,10 @@ class TextFile(LanguageTask):
     Under either policy, the first 90 % are for training, and 5 % each for validation and testing. A folder with one
     file or table for each of `{train,valid,test}` is split in that way instead. No published number belongs to this
     task.
+
+    A folder of documents, such as that of the film reviews of LRA Text, is every text file in those of its folders that
+    have no folders in them. Documents are split whole, in an order that depends on their names alone and mixes the
+    folders.
     """
 
     name: ClassVar[str] = "text-file"
@@ -271,7 +289,7 @@ class TextFile(LanguageTask):
     @property
     def folder(self) -> Path:
         if self.data is None:
-            raise DataError(f"{self.name}: no data; give --data FILE, any text.")
+            raise NoDataError(f"{self.name}: no data; give --data FILE, any text.")
         return self.data.parent if self.data.is_file() else self.data
 
     def files(self, folder: Path) -> list[Path]:
@@ -282,8 +300,11 @@ class TextFile(LanguageTask):
             return [path for part in parts for path in part]
         endings = (".txt", *LOADERS)
         found = [p for p in cache.files_in(folder, *endings) if p.name != "SOURCE.txt"] if folder.is_dir() else []
+        documents = _documents(folder)
+        if len(documents) > 1:
+            return documents
         if len(found) != 1:
-            raise DataError(f"{self.name}: {folder} holds {len(found)} files of text; give --data FILE.")
+            raise DataError(f"{self.name}: {folder} holds no text; give --data FILE, or a folder of text files.")
         return found
 
     def reading(self) -> Mapping[str, Any]:
@@ -291,12 +312,19 @@ class TextFile(LanguageTask):
 
     def texts(self, folder: Path) -> dict[str, bytes]:
         files = self.files(folder)
-        if len(files) > 1:
+        if all(_split_file(folder, split) for split in SPLITS) and len(files) > 1:
             return {split: _text(_split_file(folder, split), self.column, "\n") for split in SPLITS}
+        if len(files) > 1:
+            first, second = round(0.90 * len(files)), round(0.95 * len(files))
+            parts = {"train": files[:first], "valid": files[first:second], "test": files[second:]}
+            return {split: b"".join(path.read_bytes() + b"\n" for path in part) for split, part in parts.items()}
         text = _text(files, self.column, "\n")
         first, second = round(0.90 * len(text)), round(0.95 * len(text))
         return {"train": text[:first], "valid": text[first:second], "test": text[second:]}
 
     @property
     def stand_in(self) -> str:
-        return f"the text {', '.join(path.name for path in self.files(self.folder))}"
+        files = self.files(self.folder)
+        if len(files) > len(SPLITS):
+            return f"{len(files)} documents of {self.folder.name}"
+        return f"the text {', '.join(path.name for path in files)}"

@@ -167,6 +167,24 @@ def test_a_folder_with_files_of_its_own_for_every_split_keeps_them(tmp_path):
     assert task.stand_in == "the text train.txt, valid.txt, test.txt"
 
 
+def test_a_folder_of_documents_is_split_by_whole_documents_in_an_order_of_their_names(tmp_path):
+    # as in the folder of the film reviews, where other files lie above the reviews
+    (tmp_path / "imdbEr.txt").write_text("no document")
+    for split in ("train", "test"):
+        for kind in ("neg", "pos"):
+            (tmp_path / split / kind).mkdir(parents=True)
+            for number in range(10):
+                (tmp_path / split / kind / f"{number}_7.txt").write_text(f"{split} {kind} {number}")
+    task = TextFile(data=tmp_path, length=16)
+    texts = {
+        split: bytes(task.arrays()[f"{split}.stream"]).decode().splitlines() for split in ("train", "valid", "test")
+    }
+    assert [len(texts[split]) for split in ("train", "valid", "test")] == [36, 2, 2]
+    assert len({text for part in texts.values() for text in part}) == 40
+    assert {text.split()[0] for text in texts["train"][:10]} == {"train", "test"}
+    assert task.stand_in == f"40 documents of {tmp_path.name}"
+
+
 def test_faults_say_what_to_do(folder, tmp_path, monkeypatch):
     with pytest.raises(DataError, match="data prepare wikitext"):
         WikiText().fingerprint()

@@ -23,6 +23,14 @@ or times models on random inputs (sections model and speed):
       speed: {measure: train, lengths: [2048], tokens: 16384}
 
 `suite.grid` expands it into runs.
+
+A scale that cannot run here (data that nobody may pass on, more than a few days of a GPU) is stated with its reason:
+
+    cannot_run:
+      paper: 300 billion tokens of the Pile, which is no longer distributed
+
+`run` refuses such a scale, `report` shows the paper's numbers and the reason. A grid of which no scale can run may
+leave out the baseline; its table is then the one of expected.csv.
 """
 
 from __future__ import annotations
@@ -31,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from suite.contracts import Config
 from suite.parsing import parse, read_yaml
@@ -51,8 +59,8 @@ class ExperimentConfig(Config):
 
     title: str
     source: Source | None = None
-    baseline: dict[str, dict[str, Any]]
-    """Section to options that all runs share."""
+    baseline: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Section to options that all runs share. Empty only where no scale can run."""
     sweep: dict[str, list[Any]] = Field(default_factory=dict)
     """Axis to its values; the runs are the product of all axes."""
     seeds: tuple[int, ...] = (0,)
@@ -60,8 +68,24 @@ class ExperimentConfig(Config):
     scales: dict[str, dict[str, Any]] = Field(default={"paper": {}})
     """Name of a protocol size to overrides by dotted key; `seeds` and `sweep` may stand there too. The first scale is
     the default, and every scale but `paper` is reduced."""
+    cannot_run: dict[str, str] = Field(default_factory=dict)
+    """Name of a scale that cannot run here to the reason."""
     table: TableSpec | None = None
     figure: FigureSpec | None = None
+
+    @model_validator(mode="after")
+    def _runs_or_says_why_not(self) -> ExperimentConfig:
+        for scale in self.cannot_run:
+            if scale not in self.scales:
+                raise ValueError(f"cannot_run: unknown scale {scale!r}{nearest(scale, self.scales)}")
+        if not self.baseline and self.runnable:
+            raise ValueError(f"baseline: missing, and cannot_run says nothing about {', '.join(self.runnable)}")
+        return self
+
+    @property
+    def runnable(self) -> tuple[str, ...]:
+        """The scales that can run here, in the order of the grid."""
+        return tuple(scale for scale in self.scales if scale not in self.cannot_run)
 
     @property
     def sections(self) -> tuple[str, ...]:

@@ -76,6 +76,14 @@ def _check_key(config: ExperimentConfig, key: str, where: str) -> None:
         )
 
 
+def refuse(config: ExperimentConfig, scale: str | None, where: str) -> None:
+    """Raises ValueError, with the reason, for a scale that cannot run here. None stands for the first scale."""
+    scale = scale or next(iter(config.scales))
+    if scale in config.cannot_run:
+        instead = f"; --scale {' or '.join(config.runnable)} runs" if config.runnable else ""
+        raise ValueError(f"{where}: scale {scale!r} cannot run here: {config.cannot_run[scale]}{instead}")
+
+
 def expand(
     name: str,
     config: ExperimentConfig,
@@ -96,6 +104,8 @@ def expand(
     """
     scale = scale or next(iter(config.scales))
     check_grid(config, scale, where)
+    if not config.baseline:
+        refuse(config, scale, where)
     seeds = seeds_of(config, scale) if num_seeds is None else tuple(range(num_seeds))
     if config.timed and seeds != (0,):
         raise ValueError(f"{where}: seeds: timings have none, their inputs are always the same; leave out --seeds")

@@ -7,7 +7,8 @@
 `rows` reads and selects runs. `plan` lists what the table has to show; `cells`, `claims`, `figure`, `costs` and `notes`
 make one part of a report each, and `report` puts them together. `layout` turns a report into a `document` of strings,
 which `text`, `html` and `plots` print. `speed_history` makes the document of the operators' speed, and `overview` that
-of all experiments. `quotes` and `sources` hold the numbers in documents to the committed rows.
+of all experiments. `quotes` and `sources` hold the numbers in documents to the committed rows, and `index` lists every
+table and figure of the papers with its experiment.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from reports.render.document import Document
+from reports.render.index import index, read_papers
 from reports.render.layout import document
 from reports.render.overview import overview
 from reports.render.report import Report, build
@@ -26,7 +28,18 @@ from suite.registry import nearest
 
 Format = Literal["terminal", "md", "latex", "png", "html"]
 
-__all__ = ["Document", "Format", "Report", "build", "history", "overview", "render", "update_documents"]
+__all__ = [
+    "Document",
+    "Format",
+    "Report",
+    "build",
+    "history",
+    "index",
+    "overview",
+    "read_papers",
+    "render",
+    "update_documents",
+]
 
 
 def render(report: Report | Document, format: Format, out: Path | None = None) -> str | Path:

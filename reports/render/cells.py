@@ -68,7 +68,7 @@ def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], trie
     tried: run id to how many values of `select.best_of` were compared (`rows.select_best`).
     """
     published = plan.published.get((row, column))
-    if row not in plan.spec.rows:
+    if row not in plan.spec.rows or (plan.cannot_run and not runs):
         return Cell(row, column, published)
     ordered = sorted(runs, key=lambda run: (run.seed, run.run_id))
     found = [(run, measurement(plan.spec, column, run)) for run in ordered]

@@ -71,6 +71,8 @@ def _comparison(report: Report) -> Grid:
         ("verdict", lambda cell: cell.verdict),
     ]
     unused = {"median", "seeds", "success"} if report.timed else {"spread"}
+    if not any(cell.planned for cell in report.cells):
+        unused |= {f"ours{unit}", "median", "seeds", "success", "difference", "verdict"}
     if not report.has_published:
         unused |= {f"paper{unit}", "success", "difference", "verdict"}
     columns = [(title, text) for title, text in columns if title not in unused]
@@ -96,7 +98,8 @@ def _paper(cell: Cell) -> str:
     if cell.published.value is not None:
         return fixed(cell.published.value, cell.published.decimals)
     word = cell.published.note.split(";")[0].split(" ")[0]
-    return UNPUBLISHED.get(word, "")
+    # a table of settings has words too: the norm of a model, the place of that norm
+    return word.removeprefix("value=") if word.startswith("value=") else UNPUBLISHED.get(word, "")
 
 
 def _ours(cell: Cell, decimals: int) -> str:

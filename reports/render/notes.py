@@ -41,6 +41,7 @@ def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> li
     outside = sum(cell.missing and not plan.in_scale(cell.row, cell.column) for cell in asked)
     within = f", {outside} of them not in scale {plan.scale}" if outside else ""
     notes.append(f"— not run: {missing} of {len(asked)} cells{within}")
+    notes += [f"scale {scale} cannot run here: {reason}" for scale, reason in plan.config.cannot_run.items()]
     if any(cell.published and cell.planned for cell in cells):
         unit = "" if not plan.spec.percent else " point" if plan.spec.tolerance == 1 else " points"
         tolerance = f"{plan.spec.tolerance:g}{unit}"
@@ -50,7 +51,8 @@ def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> li
             f"is farther: agrees within {tolerance}, unclear within two standard errors and twice that, better, worse "
             "or differs; no verdict where a run is missing for another reason"
         )
-        sources = sorted({cell.published.source for cell in cells if cell.published})
+    sources = sorted({cell.published.source for cell in cells if cell.published})
+    if sources and (plan.cannot_run or any(cell.published and cell.planned for cell in cells)):
         notes.append(f"paper's numbers from: {'; '.join(sources)}")
     return notes
 

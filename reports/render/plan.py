@@ -47,6 +47,11 @@ class Plan:
         return self.scale != "paper" and bool(self.config.source or self.config.scales.get(self.scale))
 
     @property
+    def cannot_run(self) -> bool:
+        """Whether this scale is one that cannot run here."""
+        return self.scale in self.config.cannot_run
+
+    @property
     def num_seeds(self) -> int:
         """Seeds that the grid asks for."""
         return len(seeds_of(self.config, self.scale))
@@ -60,6 +65,8 @@ class Plan:
 
     def places(self) -> list[tuple[str, str]]:
         """The (row, column) of every cell in table order; rows that only the paper has, e.g. chance, come first."""
+        if not self.config.baseline:
+            return list(self.published)
         known = [row for row, column in self.published if column in self.spec.columns and row not in self.spec.rows]
         only = [(r, c) for r in dict.fromkeys(known) for c in self.spec.columns if (r, c) in self.published]
         return only + [(row, column) for row in self.spec.rows for column in self.spec.columns]
@@ -87,13 +94,14 @@ class Plan:
 def make_plan(config: ExperimentConfig, folder: Path, scale: str) -> Plan:
     """The plan of one experiment; `folder` is where expected.csv may lie."""
     grid = points(config, scale)
-    spec = config.table or plain_table(config, grid)
+    published = read_expected(folder / "expected.csv")
+    spec = config.table or (plain_table(config, grid) if config.baseline else published_table(published))
     check_table(spec, str(folder), config.sections)
-    return Plan(config, spec, scale, grid, read_expected(folder / "expected.csv"))
+    return Plan(config, spec, scale, grid, published)
 
 
 def pick_scale(config: ExperimentConfig, runs: Iterable[StoredRun], asked: str | None) -> str:
-    """The scale asked for; without one, `paper` if it has runs, else the first that has, else the grid's first.
+    """The scale asked for; without one, `paper` if it has runs, else the first that has, else the first that can run.
 
     ValueError where the grid has no scale of the asked name.
     """
@@ -104,7 +112,7 @@ def pick_scale(config: ExperimentConfig, runs: Iterable[StoredRun], asked: str |
         return asked
     there = {run.scale for run in runs}
     order = sorted(config.scales, key=lambda name: name != "paper")
-    return next((name for name in order if name in there), next(iter(config.scales)))
+    return next((name for name in order if name in there), next(iter([*config.runnable, *config.scales])))
 
 
 def plain_table(config: ExperimentConfig, grid: Sequence[Mapping[str, Any]]) -> TableSpec:
@@ -129,6 +137,13 @@ def plain_table(config: ExperimentConfig, grid: Sequence[Mapping[str, Any]]) -> 
         columns: dict[str, dict[str, Any]] = {f"T={length}": {"slice": f"length={length}"} for length in lengths}
         return TableSpec(rows=rows, columns=columns, metric="time", split="", percent=False, decimals=4)
     return TableSpec(rows=rows, columns={"accuracy": {}})
+
+
+def published_table(published: Mapping[tuple[str, str], Published]) -> TableSpec:
+    """The table of a grid that has no runs: the rows and columns of expected.csv, which select nothing."""
+    rows: dict[str, dict[str, Any]] = {row: {} for row, _ in published}
+    columns: dict[str, dict[str, Any]] = {column: {} for _, column in published}
+    return TableSpec(rows=rows, columns=columns, percent={value.unit for value in published.values()} == {"%"})
 
 
 def check_table(spec: TableSpec, where: str, sections: Sequence[str] = SECTIONS) -> None:

@@ -46,7 +46,8 @@ def markdown(document: Document) -> str:
         out += [first, rule, *rest]
         if not grid.heading:
             out += ["", *(f"- {_starless(note)}" for note in document.notes)]
-    out += ["", "## Provenance", "", *(f"- {line}" for line in document.provenance)]
+    if document.provenance:
+        out += ["", "## Provenance", "", *(f"- {line}" for line in document.provenance)]
     return "\n".join(out) + "\n"
 
 

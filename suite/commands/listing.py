@@ -33,7 +33,8 @@ def list_names(
     if kind in (None, Kind.experiments):
         for name, path in find_experiments(repository.reports).items():
             config = load_experiment(path)
-            table.add_row("experiment", name, f"{config.title} (scales: {', '.join(config.scales)})")
+            scales = f"scales: {', '.join(config.runnable)}" if config.runnable else "cannot run here"
+            table.add_row("experiment", name, f"{config.title} ({scales})")
     console = Console()
     if console.is_terminal:
         console.print(table)

@@ -31,12 +31,14 @@ def resolved_runs(
 ) -> tuple[ExperimentConfig, list[Run]]:
     """An experiment and its runs. ValueError for a grid or an argument that cannot work.
 
-    without_data: plan runs whose data are not there, too.
+    without_data: plan runs whose data are not there, and scales that cannot run here, too.
     """
-    from suite.grid import expand
+    from suite.grid import expand, refuse
     from suite.resolver import Resolver
 
     config, path = repository.experiment(experiment)
+    if not without_data:
+        refuse(config, scale, shown(path))
     folder = None if data is None else str(data)
     resolver = Resolver(repository.tasks, repository.models, repository.operators, folder, without_data=without_data)
     runs = expand(

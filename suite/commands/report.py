@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ import typer
 from suite.commands.repository import (
     KERNELS,
     LOCAL,
+    TABLES,
     OptionalExperimentName,
     Repository,
     StoredResults,
@@ -44,7 +46,10 @@ def report(
         bool, typer.Option("--update-docs", help="Write the numbers that documents quote again, from committed rows.")
     ] = False,
 ) -> None:
-    """Render an experiment (paper's number, ours, difference, seeds, verdict, figure), or the history of `kernels`."""
+    """Render an experiment (paper's number, ours, difference, seeds, verdict, figure), or the history of `kernels`.
+
+    `tables` is a page of every table and figure of the papers, with what runs here and what has rows.
+    """
     from suite import storage
 
     repository = repository_of(context)
@@ -58,7 +63,11 @@ def report(
             raise ValueError("report: name one experiment, or give --all for a page of all of them")
         experiment = "overview"
         rendering = repository.rendering()
-        rendered = rendering.overview([_paper_report(repository, name, results) for name in repository.experiments()])
+        names = [name for name in repository.experiments() if repository.experiment(name)[0].runnable]
+        rendered = rendering.overview([_paper_report(repository, name, results) for name in names])
+    elif experiment == TABLES:
+        rendering = repository.rendering()
+        rendered = _tables(repository, rendering, format, out)
     elif experiment == KERNELS:
         rendering = repository.rendering()
         paths = _files(repository, experiment, results)
@@ -79,6 +88,23 @@ def report(
     print(f"wrote {shown(made)}" if isinstance(made, Path) else made)
 
 
+def _tables(repository: Repository, rendering: Any, format: Format, out: Path | None) -> Any:
+    """The page of every table and figure. Rows are the committed ones, since the page itself is committed."""
+    from suite import storage
+
+    names = repository.experiments()
+    papers = rendering.read_papers(repository.reports / "papers.yaml", names)
+    configs = {name: repository.experiment(name)[0] for name in names}
+    stored = {
+        name: dict.fromkeys(path.parent.name for path in storage.files([repository.reference], name)) for name in names
+    }
+    home = None
+    if format is Format.md:
+        above = Path.cwd() if out is None else out.resolve().parent
+        home = os.path.relpath(repository.reports.parent, above)
+    return rendering.index(papers, configs, stored, home=home)
+
+
 def _files(repository: Repository, experiment: str, results: Path | None) -> list[Path]:
     """Files with the rows of an experiment, of one folder: the user's own, or else the committed ones."""
     from suite import storage
@@ -87,10 +113,10 @@ def _files(repository: Repository, experiment: str, results: Path | None) -> lis
 
 
 def _paper_report(repository: Repository, experiment: str, results: Path | None) -> Any:
-    """The report of an experiment at its scale `paper`, or at its only scales where it has none of that name."""
+    """The report of an experiment at its scale `paper`, or at one of its others where that one cannot run."""
     from suite import storage
 
     config, path = repository.experiment(experiment)
-    scale = "paper" if "paper" in config.scales else None
+    scale = "paper" if "paper" in config.runnable else None
     rows = storage.read(_files(repository, experiment, results))
     return repository.rendering().build(config, path.parent, rows, scale=scale)

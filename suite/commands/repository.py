@@ -17,6 +17,8 @@ LOCAL = Path("results/local")
 """Folder of new results, relative to the folder in which the command is called."""
 KERNELS = "kernels"
 """The experiment under which `bench` keeps its rows."""
+TABLES = "tables"
+"""The name under which `report` shows every table and figure of the papers."""
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,8 @@ def run(
         console.print(f"{len(planned)} runs, {len(todo)} to do, on {place}; results in {results}", highlight=False)
         for line in estimate(todo, storage.files([results, repository.reference], experiment)):
             console.print(line, highlight=False, soft_wrap=True)
+        if reason := config.cannot_run.get(scale or next(iter(config.scales))):
+            console.print(f"cannot run here: {reason}", highlight=False, markup=False, soft_wrap=True)
         return
     if retry_failed:
         console.print(f"{len(todo)} of {len(runs)} runs in {results} ended with an error", highlight=False)

@@ -79,7 +79,9 @@ def test_the_readme_names_every_task_model_operator_and_experiment():
     missing = [name for registry in (TASKS, MODELS) for name in registry if f"`{name}`" not in README]
     operators = [path.parent.name for path in (HOME / "kernels").glob("*/reference.py")]
     missing += [name for name in operators if f"(kernels/{name}/)" not in README]
-    missing += [name for name in EXPERIMENTS if f"(reports/{name}/)" not in README]
+    # the experiments of the papers stand in a page of their own, which has them all
+    tables = (HOME / "docs" / "tables.md").read_text()
+    missing += [name for name in EXPERIMENTS if f"reports/{name}/)" not in README + tables]
     assert missing == []
 
 

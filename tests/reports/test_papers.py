@@ -1,0 +1,238 @@
+"""Every table and figure of the four papers has its place, and what cannot run here says so at once."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+from models import MODELS
+from reports.render import build, read_papers, render
+from reports.render.overview import overview
+from reports.render.plan import read_expected
+from run_suite import REPOSITORY, WORKLOADS
+from suite.commands import main
+from suite.config import ExperimentConfig, find_experiments, load_experiment
+from suite.contracts import TaskSpec
+from suite.grid import expand, points
+from suite.parsing import parse
+from suite.resolver import Resolver
+from suite.storage import SCHEMA
+from tasks import TASKS
+
+HOME = Path(__file__).resolve().parents[2]
+EXPERIMENTS = find_experiments(HOME / "reports")
+CONFIGS = {name: load_experiment(path) for name, path in EXPERIMENTS.items()}
+PAPERS = read_papers(HOME / "reports" / "papers.yaml", EXPERIMENTS)
+LISTED = [name for name, config in CONFIGS.items() if not config.baseline]
+
+
+def called(*arguments: str) -> int:
+    """The exit code of a command."""
+    with pytest.raises(SystemExit) as ended:
+        main(REPOSITORY, arguments)
+    return int(ended.value.code or 0)
+
+
+def test_the_experiments_of_an_item_name_its_paper():
+    for paper, items in PAPERS.items():
+        for name in (name for item in items for name in item.experiments):
+            source = CONFIGS[name].source
+            assert source is not None
+            assert source.paper == paper, f"{name} stands for a table of {paper}"
+
+
+def test_the_documents_of_an_item_exist():
+    missing = [
+        path for items in PAPERS.values() for item in items for path in item.documents if not (HOME / path).exists()
+    ]
+    assert missing == []
+
+
+def test_every_experiment_with_a_table_or_figure_of_the_four_papers_is_an_item():
+    placed = {name for items in PAPERS.values() for item in items for name in item.experiments}
+    sourced = {
+        name
+        for name, config in CONFIGS.items()
+        if config.source and config.source.paper in PAPERS and (config.source.table or config.source.figure)
+    }
+    assert sourced <= placed
+
+
+def test_the_page_of_all_tables_is_up_to_date(tmp_path, monkeypatch):
+    monkeypatch.chdir(HOME)
+    committed = (HOME / "docs" / "tables.md").read_text()
+    rendered = tmp_path / "tables.md"
+    assert called("report", "tables", "--format", "md", "--out", str(rendered)) == 0
+    text = rendered.read_text().replace(str(Path("..") / HOME.name), "..")
+    lines = [[cell.strip().partition("](")[0] for cell in line.split("|")] for line in text.splitlines()]
+    kept = [[cell.strip().partition("](")[0] for cell in line.split("|")] for line in committed.splitlines()]
+    assert lines == kept, "python run_suite.py report tables --format md --out docs/tables.md"
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_what_cannot_run_says_why_and_ends_with_2(name, capsys):
+    for extra in ((), ("--dry-run",)):
+        assert called("run", name, *extra) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert "cannot run here: " in said
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_the_report_of_what_cannot_run_has_the_papers_numbers(name):
+    report = build(CONFIGS[name], EXPERIMENTS[name].parent, pd.DataFrame(columns=SCHEMA.names))
+    assert report.cells
+    assert all(cell.published and not cell.planned for cell in report.cells)
+    assert any(note.startswith("scale paper cannot run here: ") for note in report.notes)
+    assert "ours" not in str(render(report, "terminal")).splitlines()[3]
+
+
+def test_a_scale_that_cannot_run_names_those_that_can(capsys):
+    assert called("run", "mamba/table6") == 2
+    assert "--scale small runs" in capsys.readouterr().err
+
+
+def test_a_plan_of_what_cannot_run_is_still_checked(capsys):
+    assert called("run", "mamba/table6", "--dry-run") == 0
+    assert "cannot run here: 7 billion tokens" in capsys.readouterr().out
+
+
+def test_a_grid_runs_or_says_why_not():
+    with pytest.raises(ValueError, match="baseline: missing, and cannot_run says nothing about paper"):
+        parse(ExperimentConfig, {"title": "nothing"}, "grid.yaml")
+    with pytest.raises(ValueError, match="cannot_run: unknown scale 'papr'"):
+        parse(ExperimentConfig, {"title": "nothing", "cannot_run": {"papr": "it is too large"}}, "grid.yaml")
+
+
+def test_an_item_without_a_place_and_an_unknown_experiment_are_errors(tmp_path):
+    path = tmp_path / "papers.yaml"
+    path.write_text(yaml.safe_dump({"h3": [{"item": "Table 1", "shows": "examples"}]}))
+    with pytest.raises(ValueError, match="Table 1: name its experiments or its documents"):
+        read_papers(path, EXPERIMENTS)
+    path.write_text(yaml.safe_dump({"h3": [{"item": "Table 2", "shows": "accuracy", "experiments": ["h3/tabel2"]}]}))
+    with pytest.raises(ValueError, match=r"unknown experiment 'h3/tabel2' .*h3/table2"):
+        read_papers(path, EXPERIMENTS)
+
+
+def test_the_overview_does_not_count_what_cannot_run():
+    report = build(CONFIGS["h3/table4"], EXPERIMENTS["h3/table4"].parent, pd.DataFrame(columns=SCHEMA.names))
+    (grid,) = overview([report]).grids
+    assert grid.lines[0][2:10] == ("0",) * 8
+
+
+def test_all_plans_together_take_less_than_ten_seconds():
+    start, faults = time.process_time(), []
+    for name, config in CONFIGS.items():
+        resolver = Resolver(TASKS, MODELS, WORKLOADS, without_data=True)
+        for scale in config.scales if config.baseline else ():
+            try:
+                assert expand(name, config, resolver, scale=scale)
+            except ValueError as error:
+                faults.append(f"{name} {scale}: {error}")
+    # a part of the environment may not be installed
+    assert [fault for fault in faults if " is n/a " not in fault] == []
+    assert time.process_time() - start < 10
+
+
+def published(name: str) -> dict[tuple[str, str], float]:
+    """The numbers of an experiment's expected.csv."""
+    found = read_expected(EXPERIMENTS[name].parent / "expected.csv")
+    return {key: value.value for key, value in found.items() if value.value is not None}
+
+
+def built(name: str, spec: TaskSpec, **options):
+    """A model without memory for its weights."""
+    with torch.device("meta"):
+        return MODELS.load(name)(**options).build(spec)
+
+
+def num_parameters(model) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+TEXT = TaskSpec("tokens", num_classes=32000, readout="token", max_length=2048, vocab_size=32000)
+STATES = {
+    "Mamba": ("mamba", {}, 2),
+    "RetNet": ("retnet", {"num_heads": 8}, 1),
+    "GLA": ("gla", {"num_heads": 4}, 1),
+    "HGRN2": ("hgrn2", {"num_heads": 16}, 1),
+    "GSA": ("gsa", {"num_heads": 4, "num_slots": 64}, 1),
+}
+"""Row of appendix C.1 of GSA to a model, its options at width 2048, and layers in place of one of the others."""
+
+
+@pytest.mark.parametrize("row", STATES)
+def test_states_are_as_large_as_appendix_c_of_gsa_says(row):
+    name, options, layers = STATES[row]
+    width = 2048
+    (layer,) = built(name, TEXT, num_layers=1, d_model=width, **options).layers
+    elements = layers * layer.mixer.state_size(2048)
+    if name == "mamba":
+        # the last three inputs of the short convolution, of twice the width, which the paper does not count
+        elements -= layers * 3 * 2 * width
+    assert elements == published("gsa/appendixC")[row, "recurrent state size"] * width
+
+
+DNA = TaskSpec("tokens", num_classes=5, readout="token", max_length=1024, vocab_size=5)
+
+
+@pytest.mark.parametrize("size", ["0.25M", "0.7M", "1.4M", "3.5M", "7.0M", "19.3M", "40.7M"])
+def test_dna_models_have_the_parameters_of_appendix_e32_of_mamba(size):
+    paper = {column: value for (row, column), value in published("mamba/appendixE32").items() if row == size}
+    blocks, width = int(paper["blocks"]), int(paper["model dimension"])
+    count = num_parameters(built("mamba", DNA, num_layers=2 * blocks, d_model=width))
+    assert count == pytest.approx(paper["params"] * 1e6, rel=0.15)
+
+
+def test_the_scaling_grid_has_the_sizes_and_budgets_of_table_12_of_mamba():
+    numbers = published("mamba/table12")
+    for size in ("125M", "350M", "760M", "1.3B"):
+        row = {column: value for (name, column), value in numbers.items() if name == size}
+        found = [p for p in points(CONFIGS["mamba/figure4"], "paper") if p["model.d_model"] == row["d_model"]]
+        assert len(found) == 12
+        for point in found:
+            assert point["train.steps"] == row["training steps"]
+            assert point["train.batch_size"] * point["task.length"] == 2**19
+            factor = 1 if point["model.name"] in ("hyena", "attention") else 5
+            assert point["train.lr"] == pytest.approx(factor * row["learning rate"])
+            layers = {"mamba": 2, "hyena": 1.5, "h3": 1.5}.get(point["model.name"], 1) * row["n_layers"]
+            assert point["model.num_layers"] == layers
+
+
+LRA = {"ListOps": "lra-listops", "Text": "lra-text", "Image": "lra-image", "Pathfinder": "lra-pathfinder"}
+LRA |= {"Path-X": "lra-pathx", "Speech Commands (Raw)": "speech-commands"}
+KEYS = {
+    "Depth": "model.num_layers",
+    "Features H": "model.d_model",
+    "Dropout": "model.resid_dropout",
+    "LR": "train.lr",
+    "Batch Size": "train.batch_size",
+    "Epochs": "train.epochs",
+    "WD": "train.weight_decay",
+    "Patience": "train.plateau_patience",
+    "state size N": "model.d_state",
+    "LR of DSS params (Lambda,W,log_dt)": "model.ssm_lr",
+}
+
+
+@pytest.mark.parametrize("experiment", ["dss/table1-lra", "dss/table3", "dss/kernels"])
+def test_the_grids_of_dss_have_the_settings_of_its_table_4(experiment):
+    paper = published("dss/table4")
+    # appendix A.3 lists where DSS departs from the table
+    for (row, column), value in list(paper.items()):
+        if column.endswith(" (DSS exception)") and column.removesuffix(" (DSS exception)") in KEYS:
+            paper[row, column.removesuffix(" (DSS exception)")] = value
+    norms = read_expected(EXPERIMENTS["dss/table4"].parent / "expected.csv")
+    for point in points(CONFIGS[experiment], "paper"):
+        (row,) = (name for name, task in LRA.items() if task == point["task.name"])
+        for column, key in KEYS.items():
+            assert point[key] == paper[row, column], f"{row}: {key}"
+        assert {"batch": "BN", "layer": "LN"}[point["model.norm"]] in norms[row, "Norm"].note
+        assert str(point["model.prenorm"]) in norms[row, "Pre-norm"].note
+        if (row, "LR of log_dt (DSS exception)") in paper:
+            assert point["model.dt_lr"] == paper[row, "LR of log_dt (DSS exception)"]

@@ -33,6 +33,7 @@ from models.blocks import (
     at_least_float32,
     blank,
 )
+from suite.bounds import Epsilon, Ratio, Width
 from suite.contracts import TaskSpec
 
 State = tuple[Tensor, Tensor, Tensor]
@@ -110,19 +111,17 @@ class ABCConfig(BackboneConfig):
     """ABC in the network of the GSA paper: RMS norms and SwiGLU."""
 
     channel_mixer: ChannelMixerKind = "swiglu"
-    mlp_ratio: float = 8 / 3
+    mlp_ratio: Ratio = 8 / 3
     norm: NormKind = "rms"
-    norm_eps: float = 1e-6
-    num_heads: int = 4
-    num_slots: int = 64
+    norm_eps: Epsilon = 1e-6
+    num_heads: Width = 4
+    num_slots: Width = 64
     forget: Literal["none", "running-mean"] = "none"
     """`none`: slots never decay, the papers' equation. `running-mean`: every slot holds a weighted mean of the past."""
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
         require_divides(type(self).__name__, num_heads=self.num_heads, d_model=self.d_model)
-        if self.num_slots < 1:
-            raise ValueError(f"{type(self).__name__}: num_slots must be at least 1, got {self.num_slots}.")
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         return ABC(self)

@@ -30,6 +30,7 @@ from models.blocks import (
     take_positions,
 )
 from models.linear import Linear
+from suite.bounds import Fraction, Width
 from suite.contracts import TaskSpec
 
 FEW = 4
@@ -163,8 +164,8 @@ class AttentionConfig(BackboneConfig):
     positions: ClassVar[tuple[str, ...]] = ("none", "learned", "sinusoidal", "rope", "xpos")
 
     position: Literal["none", "learned", "sinusoidal", "rope", "xpos"] = "learned"
-    num_heads: int = 1
-    attention_dropout: float = 0.0
+    num_heads: Width = 1
+    attention_dropout: Fraction = 0.0
     """Dropout on the attention weights."""
     bias: bool = True
     """Biases of the attention projections."""
@@ -173,8 +174,6 @@ class AttentionConfig(BackboneConfig):
         super().check(spec)
         name = type(self).__name__
         require_divides(name, num_heads=self.num_heads, d_model=self.d_model)
-        if not 0 <= self.attention_dropout < 1:
-            raise ValueError(f"{name}: attention_dropout must lie in [0, 1), got {self.attention_dropout}.")
         head_dim = self.d_model // self.num_heads
         if self.position in ("rope", "xpos") and head_dim % 2:
             raise ValueError(

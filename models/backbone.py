@@ -43,6 +43,7 @@ from models.blocks import (
 )
 from models.casts import autocast_dtype, cast_once
 from models.recompute import Recompute, recomputed_layer
+from suite.bounds import Count, Epsilon, Fraction, Layers, Positive, Ratio, Width
 from suite.contracts import IGNORE, Config, Convolution, HasReadout, Model, ModelConfig, ParamGroup, TaskSpec
 
 NO_DECAY_KINDS = ("bias", "norm", "embedding")
@@ -63,28 +64,28 @@ class BackboneConfig(Config):
     positions: ClassVar[tuple[str, ...]] = ("none", "learned", "sinusoidal")
     """The values of `position` that this model supports."""
 
-    num_layers: int = 2
-    d_model: int = 64
+    num_layers: Layers = 2
+    d_model: Width = 64
     channel_mixer: ChannelMixerKind = "mlp"
-    mlp_ratio: float = 4.0
+    mlp_ratio: Ratio = 4.0
     """Inner width of the channel mixer, as a multiple of d_model. A `swiglu` of 8/3 is as large as an `mlp` of 4."""
     norm: NormKind = "layer"
-    norm_eps: float = 1e-5
+    norm_eps: Epsilon = 1e-5
     prenorm: bool = True
     position: Literal["none", "learned", "sinusoidal", "rope", "xpos"] = "none"
     """`learned` and `sinusoidal` are added to the input; `rope` and `xpos` act inside attention."""
     short_conv: int = 0
     """Number of taps of a causal depthwise convolution before every mixer, 2 to 4. 0: there is none."""
-    base_conv_layers: tuple[int, ...] = ()
+    base_conv_layers: tuple[Count, ...] = ()
     """Layers, counted from 0, whose mixer is a `BaseConv` of three taps without `short_conv`. Zoology's grids of linear
     attention alternate: even layers are BaseConv, odd ones the mixer of the model (HazyResearch/zoology at
     d88d6f5474f36998d82d5c3bd58a190248d0a669, zoology/mixers/hybrid.py and zoology/experiments/models_repo.py)."""
-    embed_dropout: float = 0.0
-    resid_dropout: float = 0.0
+    embed_dropout: Fraction = 0.0
+    resid_dropout: Fraction = 0.0
     """Dropout on what a mixer or a channel mixer adds to the residual stream."""
     tie_embeddings: bool = True
     """Whether the readout shares the weights of the embedding, where input and output vocabulary are the same."""
-    init_std: float = 0.02
+    init_std: Positive = 0.02
     init_residual: Literal["scaled", "scaled-mlp", "plain"] = "scaled"
     """`scaled`: projections into the residual stream start 1/sqrt(number of residual branches) smaller (GPT-2).
     `scaled-mlp`: only those of the channel mixers do, as in H3's released code (HazyResearch/safari at
@@ -121,9 +122,6 @@ class BackboneConfig(Config):
             raise ValueError(
                 f"{name}: position={self.position!r} is not available, choose one of {', '.join(self.positions)}."
             )
-        for key in ("num_layers", "d_model"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{name}: {key} must be at least 1, got {getattr(self, key)}.")
         if self.recompute == "layer" and self.norm == "batch":
             raise ValueError(
                 f"{name}: recompute='layer' would count every batch twice in the statistics of a batch norm; set "
@@ -137,9 +135,6 @@ class BackboneConfig(Config):
                     f"{name}: base_conv_layers={list(self.base_conv_layers)}: there is no layer {layer}; "
                     f"num_layers={self.num_layers} gives the layers 0 to {self.num_layers - 1}."
                 )
-        for key in ("embed_dropout", "resid_dropout"):
-            if not 0 <= getattr(self, key) < 1:
-                raise ValueError(f"{name}: {key} must lie in [0, 1), got {getattr(self, key)}.")
         for key in ("resid_dropout", "attention_dropout"):
             if self.recompute == "layer" and getattr(self, key, 0.0) > 0:
                 raise ValueError(
@@ -184,7 +179,8 @@ def require_divides(model: str, **numbers: int) -> None:
     """
     (small_name, small), (large_name, large) = numbers.items()
     if small < 1 or large % small:
-        allowed = [n for n in range(1, large + 1) if large % n == 0]
+        low = [n for n in range(1, math.isqrt(large) + 1) if large % n == 0]
+        allowed = sorted({*low, *(large // n for n in low)})
         raise ValueError(
             f"{model}: {small_name}={small} does not divide {large_name}={large}; "
             f"choose {small_name} from {', '.join(map(str, allowed))} or change {large_name}."

@@ -40,6 +40,7 @@ from models.blocks import (
 )
 from models.finite_filter import FiniteFilter
 from models.s4d import SSMLayer, State, check_ssm, fill_log_uniform, skew_hippo_frequencies
+from suite.bounds import Positive, Width
 from suite.contracts import TaskSpec
 
 Variant = Literal["dss-softmax", "dss-exp", "dss-exp-no-scale"]
@@ -242,17 +243,17 @@ class DSSConfig(BackboneConfig):
 
     channel_mixer: ChannelMixerKind = "none"
     norm: NormKind = "batch"
-    d_state: int = 64
-    dt_min: float = 1e-3
-    dt_max: float = 1e-1
+    d_state: Width = 64
+    dt_min: Positive = 1e-3
+    dt_max: Positive = 1e-1
     output: Literal["linear", "glu"] = "linear"
     bidirectional: bool = False
     """Whether the model reads the future too. Such a model has no step; the paper's models are unidirectional."""
     separate_dt: bool = False
     """Whether the real and the imaginary part of Lambda have a dt each, the default of the authors' code (ag1988/dss at
     777084e777c27caba2e87eceecb3f49d1b761cd8, configs/model/layer/dss.yaml)."""
-    ssm_lr: float | None = 1e-3
-    dt_lr: float | None = None
+    ssm_lr: Positive | None = 1e-3
+    dt_lr: Positive | None = None
     """Learning rate of log(dt). None: `ssm_lr`. Appendix A.3 uses 0.02 for ListOps and Text and 1e-4 for Path-X."""
 
     def check(self, spec: TaskSpec) -> None:

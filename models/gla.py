@@ -28,6 +28,7 @@ from models.blocks import (
     shared_norm,
     step_linear,
 )
+from suite.bounds import Epsilon, Positive, Ratio, Width
 from suite.contracts import TaskSpec
 
 
@@ -98,15 +99,15 @@ class GLAConfig(BackboneConfig):
     """GLA in the network of the GSA paper: RMS norms and SwiGLU."""
 
     channel_mixer: ChannelMixerKind = "swiglu"
-    mlp_ratio: float = 8 / 3
+    mlp_ratio: Ratio = 8 / 3
     norm: NormKind = "rms"
-    norm_eps: float = 1e-6
-    num_heads: int = 4
-    expand_k: float = 0.5
+    norm_eps: Epsilon = 1e-6
+    num_heads: Width = 4
+    expand_k: Ratio = 0.5
     """Width of queries and keys, as a multiple of d_model."""
-    damping: float = 16.0
+    damping: Positive = 16.0
     """The forget gate is the sigmoid to the power 1 / damping, which keeps it near one."""
-    decay_rank: int = 16
+    decay_rank: Width = 16
     """Inner width of the low-rank map from x to the decays."""
 
     @property
@@ -118,10 +119,6 @@ class GLAConfig(BackboneConfig):
         name = type(self).__name__
         require_divides(name, num_heads=self.num_heads, d_model=self.d_model)
         require_divides(name, num_heads=self.num_heads, key_width=self.key_width)
-        if self.damping <= 0 or self.decay_rank < 1:
-            raise ValueError(
-                f"{name}: needs damping > 0 and decay_rank >= 1, got {self.damping} and {self.decay_rank}."
-            )
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         return GLA(self)

@@ -28,6 +28,7 @@ from models.blocks import (
     shared_norm,
     step_linear,
 )
+from suite.bounds import Positive, Ratio, Width
 from suite.contracts import TaskSpec
 
 State = tuple[Tensor, Tensor]
@@ -95,19 +96,16 @@ class GSAConfig(BackboneConfig):
     """GSA in the network of its paper: RMS norms and SwiGLU."""
 
     channel_mixer: ChannelMixerKind = "swiglu"
-    mlp_ratio: float = 8 / 3
+    mlp_ratio: Ratio = 8 / 3
     norm: NormKind = "rms"
-    num_heads: int = 4
-    num_slots: int = 64
-    damping: float = 8.0
+    num_heads: Width = 4
+    num_slots: Width = 64
+    damping: Positive = 8.0
     """The forget gate is the sigmoid to the power 1 / damping, which keeps it near one (tau of the paper)."""
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
-        name = type(self).__name__
-        require_divides(name, num_heads=self.num_heads, d_model=self.d_model)
-        if self.damping <= 0 or self.num_slots < 1:
-            raise ValueError(f"{name}: needs damping > 0 and num_slots >= 1, got {self.damping} and {self.num_slots}.")
+        require_divides(type(self).__name__, num_heads=self.num_heads, d_model=self.d_model)
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         return GSA(self)

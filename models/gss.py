@@ -24,6 +24,7 @@ from models.blocks import (
 from models.dss import DSS
 from models.hybrid import AttentionLayersConfig
 from models.s4d import State, check_ssm
+from suite.bounds import Factor, Positive, Ratio, Width
 from suite.contracts import TaskSpec
 
 
@@ -68,22 +69,20 @@ class GSSConfig(AttentionLayersConfig):
     """GSS with layer norms; the gated unit replaces the MLP."""
 
     channel_mixer: ChannelMixerKind = "none"
-    d_state: int = 64
-    reduction: int = 4
+    d_state: Width = 64
+    reduction: Factor = 4
     """d_model divided by the width of the state space model."""
-    expand: float = 4.0
+    expand: Ratio = 4.0
     """Width of the gate, as a multiple of d_model."""
-    dt_min: float = 1e-3
-    dt_max: float = 1e-1
-    ssm_lr: float | None = 1e-3
+    dt_min: Positive = 1e-3
+    dt_max: Positive = 1e-1
+    ssm_lr: Positive | None = 1e-3
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
         check_ssm("gss", self.d_state, self.dt_min, self.dt_max, pairs=False)
-        if self.reduction < 1 or self.expand * self.d_model < 1:
-            raise ValueError(
-                f"gss: needs reduction >= 1 and expand * d_model >= 1, got {self.reduction} and {self.expand}."
-            )
+        if self.expand * self.d_model < 1:
+            raise ValueError(f"gss: needs expand * d_model >= 1, got {self.expand} and {self.d_model}.")
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         return GSS(self, spec.max_length)

@@ -44,6 +44,7 @@ from models.hyena import LongConv
 from models.linear import Linear
 from models.mamba import S6
 from models.s4d import DiagonalSSM, Discretization, Initialisation, State, check_ssm
+from suite.bounds import Positive, Width
 from suite.contracts import TaskSpec
 
 
@@ -290,18 +291,18 @@ class H3Config(AttentionLayersConfig):
 
     left_out_when_off: ClassVar[tuple[str, ...]] = (*AttentionLayersConfig.left_out_when_off, "train_B", "short_filter")
 
-    d_state: int = 64
+    d_state: Width = 64
     """M of the shift model, N of the diagonal model (N / 2 conjugate pairs are kept) and N of an inner S6."""
-    head_dim: int = 1
+    head_dim: Width = 1
     init: Initialisation = "lin"
     """First eigenvalues of the diagonal model, as in `s4d`: `lin` and `real` are S4 (complex) and S4 (real) of Mamba's
     table 6."""
-    dt_min: float = 1e-3
-    dt_max: float = 1e-1
+    dt_min: Positive = 1e-3
+    dt_max: Positive = 1e-1
     discretization: Discretization = "bilinear"
     """Rule by which the diagonal model becomes discrete; the authors' code too uses the bilinear one by default."""
     inner: Literal["ssm", "hyena", "s6"] = "ssm"
-    ssm_lr: float | None = 1e-3
+    ssm_lr: Positive | None = 1e-3
     train_B: bool = False
     """Train B of the shift and the diagonal model, at `ssm_lr` and without decay, as H3's released code does."""
     short_filter: int = 0

@@ -33,6 +33,7 @@ from models.blocks import (
     blank,
     step_linear,
 )
+from suite.bounds import Epsilon, Ratio, Width
 from suite.contracts import TaskSpec
 
 
@@ -114,12 +115,12 @@ class HGRN2Config(BackboneConfig):
     left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "expand_ratio")
 
     channel_mixer: ChannelMixerKind = "swiglu"
-    mlp_ratio: float = 8 / 3
+    mlp_ratio: Ratio = 8 / 3
     norm: NormKind = "rms"
-    norm_eps: float = 1e-6
-    num_heads: int = 4
+    norm_eps: Epsilon = 1e-6
+    num_heads: Width = 4
     """The GSA paper keeps d_model / num_heads, the expansion of the state, at 128."""
-    expand_ratio: int | None = None
+    expand_ratio: Width | None = None
     """Size of a head at any width, but at most d_model; where given, `num_heads` is not used. HGRN2's authors set 128
     on MQAR, which is 1, 1, 2 and 4 heads at the widths 64 to 512 (OpenNLPLab/Zoology at
     2af2135f4e3649a44a78b7938c70eb7b244e8965, zoology/experiments/hgrn/hgrn2.py)."""

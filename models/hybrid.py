@@ -19,6 +19,7 @@ from models import MODELS
 from models.attention import Attention
 from models.backbone import BackboneConfig, require_divides
 from models.blocks import BaseConv, Mixer
+from suite.bounds import Count, Positive, Width
 from suite.contracts import TaskSpec
 
 BASE_CONV = "base-conv"
@@ -38,10 +39,10 @@ class AttentionLayersConfig(BackboneConfig):
         "attention_heads",
     )
 
-    attention_layers: tuple[int, ...] = ()
+    attention_layers: tuple[Count, ...] = ()
     """Layers, counted from 0, whose mixer is softmax attention without positions. H3's paper has two, the second layer
     and the one half the network later; its released 1.3B model has 8 and 16 of 24."""
-    attention_heads: int | None = None
+    attention_heads: Width | None = None
     """Heads of these layers."""
 
     def check(self, spec: TaskSpec) -> None:
@@ -83,7 +84,7 @@ class HybridConfig(BackboneConfig):
     """Options of a mixer by the name of its model. `position` may be `rope` or `xpos` where the model has them."""
     versions: dict[str, int] = Field(default_factory=dict)
     """Versions of the models whose mixers are used. They are filled in; another version than today's is refused."""
-    ssm_lr: float | None = None
+    ssm_lr: Positive | None = None
     """Learning rate of the state space parameters of all mixers, which have no weight decay. None: that of the run."""
 
     @field_validator("layers")

@@ -32,6 +32,7 @@ from models.blocks import (
     newest_first,
 )
 from models.linear import Linear
+from suite.bounds import Factor, Positive, Width
 from suite.contracts import TaskSpec
 
 State = tuple[Tensor, ...]
@@ -258,15 +259,15 @@ class Hyena(Mixer):
 class HyenaConfig(BackboneConfig):
     """Hyena in the network of its synthetic and DNA experiments: layer norms, and an MLP four times as wide."""
 
-    order: int = 2
-    emb_dim: int = 5
-    filter_order: int = 64
+    order: Factor = 2
+    emb_dim: Width = 5
+    filter_order: Width = 64
     """Width of the network that computes the filters."""
-    w: float = 10.0
-    short_filter: int = 3
+    w: Positive = 10.0
+    short_filter: Factor = 3
     learn_positions: bool = False
     """Whether the positional features [max_length, emb_dim] are parameters (Mamba's table 11)."""
-    ssm_lr: float | None = None
+    ssm_lr: Positive | None = None
     """Learning rate of the filter networks, which have no weight decay. None: that of the run."""
 
     def check(self, spec: TaskSpec) -> None:

@@ -27,6 +27,7 @@ from models.blocks import (
     at_least_float32,
     blank,
 )
+from suite.bounds import Width
 from suite.contracts import TaskSpec
 
 FeatureMap = Literal["elu+1", "relu", "swish", "identity"]
@@ -101,7 +102,7 @@ class LinearAttention(Mixer):
 class LinearAttentionConfig(BackboneConfig):
     """Linear attention in the network of the other baselines: norms before the branches, and an MLP."""
 
-    num_heads: int = 4
+    num_heads: Width = 4
     feature_map: FeatureMap = "elu+1"
     normalize: bool = True
     """Divide by phi(q) z. This needs features that cannot be negative."""

@@ -49,6 +49,7 @@ from models.hyena import LongConv
 from models.linear import split_linear
 from models.recompute import Recomputing, at_once, spares
 from models.s4d import DiagonalSSM, Initialisation, State, check_ssm
+from suite.bounds import Factor, Positive, Width
 from suite.contracts import TaskSpec
 
 Inner = Literal["s6", "s4d", "s4d-real", "hyena"]
@@ -335,13 +336,13 @@ class MambaConfig(BackboneConfig):
 
     channel_mixer: ChannelMixerKind = "none"
     norm: NormKind = "rms"
-    d_state: int = 16
-    d_conv: int = 4
-    expand: int = 2
-    dt_rank: int | None = None
+    d_state: Width = 16
+    d_conv: Factor = 4
+    expand: Factor = 2
+    dt_rank: Width | None = None
     """R. None: d_model / 16, rounded up."""
-    dt_min: float = 1e-3
-    dt_max: float = 1e-1
+    dt_min: Positive = 1e-3
+    dt_max: Positive = 1e-1
     inner: Inner = "s6"
     """`s4d` is S4D-Lin with N / 2 conjugate pairs, `s4d-real` S4D-Real with N real states."""
     gate: bool = True
@@ -350,7 +351,7 @@ class MambaConfig(BackboneConfig):
     A_init: AInit | None = None
     """First eigenvalues: None for -(n + 1), `half` for -1/2, `random` for -exp(r) with r standard normal, `complex` for
     -1/2 + n i with complex B and C. Complex scans run in plain PyTorch."""
-    ssm_lr: float | None = None
+    ssm_lr: Positive | None = None
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
@@ -362,10 +363,8 @@ class MambaConfig(BackboneConfig):
             )
         if len(set(self.fixed)) != len(self.fixed):
             raise ValueError(f"mamba: fixed={list(self.fixed)} names one of dt, B and C twice; name it once.")
-        if not 2 <= self.d_conv <= 4 or self.expand < 1:
-            raise ValueError(f"mamba: needs d_conv in 2..4 and expand >= 1, got {self.d_conv} and {self.expand}.")
-        if self.dt_rank is not None and self.dt_rank < 1:
-            raise ValueError(f"mamba: dt_rank must be at least 1 or None, got {self.dt_rank}.")
+        if not 2 <= self.d_conv <= 4:
+            raise ValueError(f"mamba: needs d_conv in 2..4, got {self.d_conv}.")
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         return Mamba(self, spec.max_length)

@@ -32,6 +32,7 @@ from models.blocks import (
     positions_seen,
     step_linear,
 )
+from suite.bounds import Epsilon, Factor, Ratio, Width
 from suite.contracts import TaskSpec
 
 State = tuple[Tensor, Tensor]
@@ -110,12 +111,12 @@ class RetNetConfig(BackboneConfig):
     """RetNet in the network of the GSA paper: RMS norms, and a narrow SwiGLU that makes up for the wide values."""
 
     channel_mixer: ChannelMixerKind = "swiglu"
-    mlp_ratio: float = 4 / 3
+    mlp_ratio: Ratio = 4 / 3
     norm: NormKind = "rms"
-    norm_eps: float = 1e-6
-    num_heads: int = 4
+    norm_eps: Epsilon = 1e-6
+    num_heads: Width = 4
     """The GSA paper keeps d_model / num_heads at 256."""
-    expand_v: int = 2
+    expand_v: Factor = 2
     """Width of the values, as a multiple of d_model."""
 
     def check(self, spec: TaskSpec) -> None:
@@ -126,8 +127,6 @@ class RetNetConfig(BackboneConfig):
                 f"{type(self).__name__}: the rotation needs an even head size, got d_model / num_heads = "
                 f"{self.d_model // self.num_heads}; change num_heads or d_model."
             )
-        if self.expand_v < 1:
-            raise ValueError(f"{type(self).__name__}: expand_v must be at least 1, got {self.expand_v}.")
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         return RetNet(self, spec.max_length)

@@ -33,6 +33,7 @@ from models.blocks import (
     blank,
 )
 from models.casts import as_autocast
+from suite.bounds import Positive, Width
 from suite.contracts import TaskSpec
 
 Initialisation = Literal["lin", "inv", "legs", "real", "random"]
@@ -269,24 +270,23 @@ class SSMLayer(Mixer):
 
 def check_ssm(name: str, d_state: int, dt_min: float, dt_max: float, *, pairs: bool) -> None:
     """Raises ValueError for a state size or time scales that cannot work; pairs: states come in conjugate pairs."""
-    if d_state < 1 or (pairs and d_state % 2):
-        kind = "an even number >= 2 (conjugate pairs)" if pairs else "at least 1"
-        raise ValueError(f"{name}: d_state must be {kind}, got {d_state}.")
-    if not 0 < dt_min <= dt_max:
-        raise ValueError(f"{name}: needs 0 < dt_min <= dt_max, got {dt_min} and {dt_max}.")
+    if pairs and d_state % 2:
+        raise ValueError(f"{name}: d_state must be an even number >= 2 (conjugate pairs), got {d_state}.")
+    if dt_min > dt_max:
+        raise ValueError(f"{name}: needs dt_min <= dt_max, got {dt_min} and {dt_max}.")
 
 
 class S4DConfig(BackboneConfig):
     """S4D in the network of H3's synthetic experiments: layer norms, and an MLP four times as wide as the model."""
 
-    d_state: int = 64
+    d_state: Width = 64
     """N, kept as N / 2 conjugate pairs, or as N real states with `init: real`."""
     init: Initialisation = "lin"
     """First eigenvalues: those of table 1 of the paper (`lin`, `inv`, `legs`), N real ones (`real`, S4D-Real), or -1/2
     with the random imaginary parts exp(r), r standard normal (`random`, the option `rand` of state-spaces/s4 at
     070384aac428583d0b817c0e5393078bfef982f0, models/s4/s4.py, `dplr`)."""
-    dt_min: float = 1e-3
-    dt_max: float = 1e-1
+    dt_min: Positive = 1e-3
+    dt_max: Positive = 1e-1
     discretization: Discretization = "zoh"
     tie_A: bool = False
     """Whether all channels share A."""
@@ -295,7 +295,7 @@ class S4DConfig(BackboneConfig):
     output: Literal["linear", "glu"] = "glu"
     bidirectional: bool = False
     """Whether the model reads the future too, S4's setting for LRA. Such a model has no step."""
-    ssm_lr: float | None = 1e-3
+    ssm_lr: Positive | None = 1e-3
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)

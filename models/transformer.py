@@ -11,14 +11,15 @@ from typing import Literal
 
 from models.attention import AttentionConfig
 from models.blocks import ChannelMixerKind, NormKind
+from suite.bounds import Ratio, Width
 
 
 class TransformerPPConfig(AttentionConfig):
     """The mixer of `attention` in the network of Llama."""
 
     channel_mixer: ChannelMixerKind = "swiglu"
-    mlp_ratio: float = 8 / 3
+    mlp_ratio: Ratio = 8 / 3
     norm: NormKind = "rms"
     position: Literal["none", "learned", "sinusoidal", "rope", "xpos"] = "rope"
-    num_heads: int = 4
+    num_heads: Width = 4
     bias: bool = False

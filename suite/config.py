@@ -36,13 +36,14 @@ leave out the baseline; its table is then the one of expected.csv.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_validator
 
+from suite.bounds import Seed
 from suite.contracts import Config
-from suite.parsing import parse, read_yaml
+from suite.parsing import parse, read_yaml, shortened
 from suite.registry import nearest
 from suite.report_spec import FigureSpec, Select, Source, TableSpec
 
@@ -54,6 +55,27 @@ SPEED = ("model", "speed")
 """Sections of a grid that times models."""
 
 
+Sweep = dict[str, Annotated[list[Any], Field(min_length=1)]]
+Seeds = Annotated[tuple[Seed, ...], Field(min_length=1)]
+
+
+def _checked_scale(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a scale, whose own seeds and sweep are of the same types as those of the grid."""
+    kinds: dict[str, TypeAdapter[Any]] = {"seeds": TypeAdapter(Seeds), "sweep": TypeAdapter(Sweep)}
+    for key, kind in kinds.items():
+        if key in options:
+            try:
+                kind.validate_python(options[key])
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(map(str, (key, *first["loc"])))
+                raise ValueError(f"{where}: {first['msg']}, got {shortened(first['input'])}") from None
+    return options
+
+
+Scale = Annotated[dict[str, Any], AfterValidator(_checked_scale)]
+
+
 class ExperimentConfig(Config):
     """One `grid.yaml`."""
 
@@ -61,11 +83,11 @@ class ExperimentConfig(Config):
     source: Source | None = None
     baseline: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Section to options that all runs share. Empty only where no scale can run."""
-    sweep: dict[str, list[Any]] = Field(default_factory=dict)
+    sweep: Sweep = Field(default_factory=dict)
     """Axis to its values; the runs are the product of all axes."""
-    seeds: tuple[int, ...] = (0,)
+    seeds: Seeds = (0,)
     select: Select | None = None
-    scales: dict[str, dict[str, Any]] = Field(default={"paper": {}})
+    scales: dict[str, Scale] = Field(default={"paper": {}}, min_length=1)
     """Name of a protocol size to overrides by dotted key; `seeds` and `sweep` may stand there too. The first scale is
     the default, and every scale but `paper` is reduced."""
     cannot_run: dict[str, str] = Field(default_factory=dict)
@@ -102,8 +124,13 @@ class ExperimentConfig(Config):
 
 def load_experiment(path: Path) -> ExperimentConfig:
     """Reads and checks one grid.yaml. Raises ValueError, in one line with the path, for what it must not hold."""
+    # opening a named pipe would wait for a writer
+    if not path.is_file():
+        raise ValueError(f"{path}: no regular file")
     try:
         values = read_yaml(path.read_text())
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):

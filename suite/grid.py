@@ -7,6 +7,7 @@ Every run is resolved and checked before the first one starts.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,10 @@ Point = dict[str, Any]
 """Dotted keys (`train.lr`) and the values that the grid gives them."""
 
 
+MAX_RUNS = 1_000_000
+"""More runs than that are not listed, because nobody can wait for them."""
+
+
 def points(config: ExperimentConfig, scale: str) -> list[Point]:
     """Every point of a grid at one of its scales, in grid order; each stands for a run per seed."""
     overrides = _overrides(config, scale)
@@ -28,6 +33,8 @@ def points(config: ExperimentConfig, scale: str) -> list[Point]:
     axes = [
         [value if isinstance(value, Mapping) else {name: value} for value in values] for name, values in sweep.items()
     ]
+    if math.prod(map(len, axes)) > MAX_RUNS:
+        raise ValueError(f"sweep: its axes have more than {MAX_RUNS:,} points together; shorten them")
     found = []
     for changes in itertools.product(*axes):
         point = dict(base)

@@ -29,9 +29,38 @@ _Loader.add_implicit_resolver(
 )
 
 
+MAX_VALUES = 100_000
+"""Values of a YAML text, with those of every alias counted again. Our largest grid has some hundreds."""
+
+
 def read_yaml(text: str) -> Any:
     """The value that a YAML text stands for. Raises yaml.YAMLError."""
-    return yaml.load(text, Loader=_Loader)
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        if _count(root, {}) > MAX_VALUES:
+            raise yaml.YAMLError(f"it stands for more than {MAX_VALUES} values, most of them by aliases")
+        return loader.construct_document(root)
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        # of the library: a number of too many digits, a date that does not exist, a tag for another kind of value
+        raise yaml.YAMLError(f"a value cannot be read ({error})") from None
+
+
+def _count(node: yaml.Node, known: dict[int, int]) -> int:
+    """The number of values that a node stands for; an alias shares the node of its anchor."""
+    if known.get(id(node)) == 0:
+        raise yaml.YAMLError("an alias contains itself")
+    if id(node) not in known:
+        # 0 marks a node whose values are being counted
+        known[id(node)] = 0
+        inside: list[Any] = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else []
+        inside = node.value if isinstance(node, yaml.SequenceNode) else inside
+        known[id(node)] = 1 + sum(_count(part, known) for part in inside)
+    return known[id(node)]
 
 
 def parse(cls: type[C], values: Mapping[str, Any], where: str) -> C:
@@ -58,7 +87,17 @@ def _problem(error: ValidationError, cls: type[Config]) -> str:
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return f"{key}: {message}" if key else message
-    return f"{key}: {message}, got {first['input']!r}"
+    return f"{key}: {message}, got {shortened(first['input'])}"
+
+
+def shortened(value: Any) -> str:
+    """A value for a message of one line, with its middle left out if it is long."""
+    try:
+        text = repr(value)
+    except ValueError:
+        # python writes no integer of more than 4300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 100 else f"{text[:70]} ... {text[-20:]}"
 
 
 def assignment(text: str, flag: str) -> tuple[str, Any]:
@@ -86,8 +125,9 @@ def seconds(text: str, flag: str) -> float:
         value = float(number) * {"s": 1.0, "m": 60.0, "h": 3600.0}[unit]
     except (KeyError, ValueError):
         value = math.nan
-    if not 0 < value < math.inf:
-        raise ValueError(f"{flag} {text!r}: expected a duration above zero, such as 90s, 10m or 2h")
+    # a year, because the system's timers have an end
+    if not 0 < value <= 366 * 86400:
+        raise ValueError(f"{flag} {text!r}: expected a duration above zero and below a year, such as 90s, 10m or 2h")
     return value
 
 

@@ -42,9 +42,10 @@ class Registry:
 
     def load(self, name: str) -> Any:
         """The object behind a name; an unknown name raises ValueError with the nearest one and the full list."""
-        if name not in self.entries:
+        # a name from a grid or the command line may be any value
+        if not isinstance(name, str) or name not in self.entries:
             raise ValueError(
-                f"unknown {self.kind} {name!r}{nearest(name, self.entries)}; there are: {', '.join(self.entries)}"
+                f"unknown {self.kind} {name!r}{nearest(str(name), self.entries)}; there are: {', '.join(self.entries)}"
             )
         module, attribute = self.entries[name].target.split(":")
         return getattr(importlib.import_module(module), attribute)

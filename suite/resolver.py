@@ -11,7 +11,7 @@ from typing import Any, Literal
 from suite.bench.config import BenchConfig, SpeedConfig, SpeedRun, TimingRun
 from suite.contracts import MissingDataError, ModelConfig, Task, TaskSpec
 from suite.parsing import located, parse
-from suite.registry import Registry
+from suite.registry import Registry, nearest
 from suite.runs import Run
 from suite.train_config import TrainConfig
 from suite.training_run import NO_DATA, TrainingRun, epoch_rows, stage_of
@@ -19,6 +19,13 @@ from suite.training_run import NO_DATA, TrainingRun, epoch_rows, stage_of
 
 def _no_operators() -> Registry:
     return Registry("operator", {})
+
+
+def metrics_of(task: Task, spec: TaskSpec) -> list[str]:
+    """Names of the metrics that a task gives for every validation row."""
+    import torch
+
+    return list(task.score(torch.zeros(1, spec.num_classes), torch.zeros(1, dtype=torch.long)))
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,13 @@ class Resolver:
         spec, fingerprint = self._facts_of(task, where)
         if spec is not None:
             located(where, partial(model.check, spec))
+            for key, metric in train.metrics.items():
+                measured = metrics_of(task, spec)
+                if metric not in measured:
+                    raise ValueError(
+                        f"{where}: train.{key}: {task_name} has no validation metric {metric!r}"
+                        f"{nearest(metric, measured)}; there are: {', '.join(measured)}"
+                    )
         in_epochs = train.epochs is not None or any(stage.epochs is not None for stage in train.length_warmup)
         if task.fresh and in_epochs and train.epoch_steps is None and epoch_rows(task) is None:
             raise ValueError(f"{where}: train.epochs: {task_name} draws fresh data; give steps or epoch_steps")

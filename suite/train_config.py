@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from suite.bounds import Count, Epsilon, Fraction, NonNegative, Positive, Size, Steps
 from suite.contracts import Config
 
 
@@ -14,7 +15,7 @@ class EarlyStop(Config):
 
     metric: str = "accuracy"
     threshold: float | None = None
-    patience: int | None = Field(default=None, ge=1)
+    patience: Size | None = None
 
     @model_validator(mode="after")
     def _has_a_rule(self) -> EarlyStop:
@@ -26,12 +27,12 @@ class EarlyStop(Config):
 class Stage(Config):
     """A part of the training on shorter rows, before the full length. Exactly one of `steps` and `epochs` is given."""
 
-    length: int = Field(ge=1)
+    length: Size
     """Value of the task's option `length` during the stage."""
-    steps: int | None = Field(default=None, ge=1)
-    epochs: int | None = Field(default=None, ge=1)
+    steps: Steps | None = None
+    epochs: Steps | None = None
     """An epoch is every row of this length once, or `epoch_steps` steps where the task has no number of rows."""
-    batch_size: int | None = Field(default=None, ge=1)
+    batch_size: Size | None = None
     """None: so many that a batch has as many tokens as at the full length."""
 
     @model_validator(mode="after")
@@ -47,13 +48,13 @@ class KernelProbe(Config):
     Recording does not change the training. `suite/learned_kernels.py` defines every row.
     """
 
-    lags: int = Field(default=1024, ge=1)
+    lags: Size = 1024
     """Number of lags of a recorded kernel, counted from lag 0."""
-    points: int = Field(default=128, ge=1)
+    points: Size = 128
     """Recorded values of a kernel; each is the largest of lags / points neighbours."""
-    channels: int = Field(default=32, ge=1)
+    channels: Size = 32
     """Kernels recorded of a filter, evenly spaced over its channels. Fractions of kernels count all channels."""
-    near: int = Field(default=128, ge=1)
+    near: Size = 128
     """Lags below this count as near; DSS, sections 4.1 and 4.2, truncates kernels there."""
 
     @model_validator(mode="after")
@@ -66,20 +67,20 @@ class KernelProbe(Config):
 class TrainConfig(Config):
     """Options of the training with AdamW. Exactly one of `steps` and `epochs` sets the budget."""
 
-    steps: int | None = Field(default=None, ge=1)
-    epochs: int | None = Field(default=None, ge=1)
-    epoch_steps: int | None = Field(default=None, ge=1)
+    steps: Steps | None = None
+    epochs: Steps | None = None
+    epoch_steps: Steps | None = None
     """Steps of an epoch, for tasks with fresh data that have no number of rows. A finite split has its own."""
     length_warmup: tuple[Stage, ...] = ()
     """Stages of growing length before the full length, whose budget is `steps` or `epochs`. Schedule and warm-up
     of the learning rate span all stages. Source: HyenaDNA (Nguyen et al. 2023), section 3.3; Mamba, appendix E.3.3."""
-    batch_size: int = Field(default=32, ge=1)
-    eval_batch_size: int | None = Field(default=None, ge=1)
+    batch_size: Size = 32
+    eval_batch_size: Size | None = None
     """None: `batch_size`."""
-    lr: float = Field(default=1e-3, gt=0)
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
+    lr: Positive = 1e-3
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    eps: Epsilon = 1e-8
+    weight_decay: NonNegative = 0.0
     no_decay: tuple[Literal["bias", "norm", "embedding"], ...] = ()
     """Kinds of parameters without weight decay. State-space parameters never have any."""
     schedule: Literal["constant", "cosine", "linear", "plateau"] = "constant"
@@ -87,14 +88,14 @@ class TrainConfig(Config):
     validation stalls."""
     schedule_unit: Literal["step", "epoch"] = "step"
     """`epoch`: the learning rate changes only between epochs, as with a scheduler that is stepped once an epoch."""
-    warmup_steps: int = Field(default=0, ge=0)
-    warmup_fraction: float = Field(default=0.0, ge=0, lt=1)
+    warmup_steps: Count = 0
+    warmup_fraction: Fraction = 0.0
     """Warm-up as a fraction of all steps; used where warmup_steps is 0."""
-    warmup_from: float = Field(default=0.0, ge=0)
+    warmup_from: NonNegative = 0.0
     """Learning rate at step 0 of the warm-up, which is a linear ramp to `lr`."""
-    min_lr: float = Field(default=0.0, ge=0)
+    min_lr: NonNegative = 0.0
     plateau_factor: float = Field(default=0.2, gt=0, lt=1)
-    plateau_patience: int = Field(default=20, ge=1)
+    plateau_patience: Size = 20
     plateau_metric: str = "accuracy"
     clip: float | None = Field(default=None, gt=0)
     """Largest allowed norm of the gradient of all parameters together; None: no clipping."""
@@ -105,7 +106,7 @@ class TrainConfig(Config):
     """Compile forward and backward pass with torch.compile, which takes tens of seconds once."""
     shuffle: bool = True
     """False: every epoch takes the rows in their stored order, segment by segment."""
-    eval_every: int | None = Field(default=None, ge=1)
+    eval_every: Steps | None = None
     """Epochs or steps, whichever sets the budget, between two evaluations. None: ten evaluations a run."""
     early_stop: EarlyStop | None = None
     keep: Literal["last", "best"] = "last"
@@ -120,6 +121,11 @@ class TrainConfig(Config):
     def _one_budget(self) -> TrainConfig:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(f"give exactly one of steps and epochs, got steps={self.steps}, epochs={self.epochs}")
+        if self.lr * self.weight_decay >= 1:
+            raise ValueError(
+                f"weight_decay={self.weight_decay} with lr={self.lr} takes a weight to the other side of zero in one "
+                "step; lower one of them"
+            )
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr={self.min_lr} is above lr={self.lr}; lower it")
         if self.test_last and self.keep != "best":
@@ -132,6 +138,16 @@ class TrainConfig(Config):
         if lengths and self.schedule_unit == "epoch":
             raise ValueError("length_warmup: its epochs differ in length; take schedule_unit: step")
         return self
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """Options that name a validation metric which decides something, and the metric."""
+        named = {"early_stop.metric": self.early_stop.metric} if self.early_stop is not None else {}
+        for key, used in (("keep_metric", self.keep == "best"), ("plateau_metric", self.schedule == "plateau")):
+            # a name that was given is meant, even where nothing asks for it
+            if used or getattr(self, key) != type(self).model_fields[key].default:
+                named[key] = getattr(self, key)
+        return named
 
     @model_serializer(mode="wrap")
     def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

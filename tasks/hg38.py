@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from suite.bounds import Size
 from suite.contracts import IGNORE, EndlessEpochs, Prepared, Segment, TaskSpec
 from suite.rng import numpy_generator
 from tasks.base import SPLITS, Array
@@ -83,7 +84,7 @@ class HG38(DNATask):
     """Which parts of an interval are rows."""
     soft_masked: Literal["upper", "ignore"] = "upper"
     """`upper`: lower-case bases are like others. `ignore`: they are inputs but no targets."""
-    eval_intervals: int | None = Field(default=None, ge=1)
+    eval_intervals: Size | None = None
     """Number of intervals of valid and of test that are used, chosen evenly. None: all of them."""
 
     @property

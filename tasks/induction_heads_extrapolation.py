@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from suite.bounds import Count, Size
 from suite.contracts import Segment, TaskSpec
 from suite.rng import numpy_generator
 from tasks.base import CHUNK_ROWS, FreshTask, language_segment
@@ -40,20 +41,20 @@ class InductionHeadsExtrapolation(FreshTask):
     name: ClassVar[str] = "induction-heads-extrapolation"
     version: ClassVar[int] = 1
 
-    vocab_size: int = 16
+    vocab_size: Size = 16
     """Number of tokens, the trigger included."""
-    length: int = 256
-    test_lengths: tuple[int, ...] = tuple(2**k for k in range(6, 21))
-    valid_lengths: tuple[int, ...] = ()
+    length: Size = 256
+    test_lengths: tuple[Size, ...] = tuple(2**k for k in range(6, 21))
+    valid_lengths: tuple[Size, ...] = ()
     """Lengths of the validation rows under `clean`; empty: the training length. With those of the test, the accuracy of
     every length is followed during training on fixed rows, as in appendix E.1."""
-    num_test: int = Field(default=256, ge=1)
+    num_test: Size = 256
     """Number of rows of each test length, and of each validation length."""
-    max_test_tokens: int = Field(default=2**25, ge=1)
+    max_test_tokens: Size = 2**25
     """Largest number of tokens at one test length, which bounds its memory (2 bytes a token) and time. The default
     gives 256 rows up to 2^17, 128 at 2^18, 64 at 2^19 and 32 at 2^20; with 2^28 there are 256 rows at every length."""
     train_loss: Literal["all-tokens", "answer-only"] = "answer-only"
-    trigger_place: int | None = Field(default=None, ge=0)
+    trigger_place: Count | None = None
     """Index of the first trigger in every row. None: it is drawn uniformly for each row."""
 
     @model_serializer(mode="wrap")

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
+from suite.bounds import Size
 from suite.contracts import Config, Segment, TaskSpec
 from suite.rng import numpy_generator
 from tasks.base import Array, TaskBase, distinct, token_dtype, token_segment, weighted_distinct
@@ -16,9 +17,9 @@ from tasks.base import Array, TaskBase, distinct, token_dtype, token_segment, we
 class Shape(Config):
     """Rows that share a length and a number of pairs."""
 
-    length: int
-    num_kv_pairs: int = Field(ge=1)
-    num_examples: int = Field(ge=1)
+    length: Size
+    num_kv_pairs: Size
+    num_examples: Size
 
 
 def _shapes(*shapes: tuple[int, int, int]) -> list[dict[str, int]]:
@@ -84,12 +85,12 @@ class MQAR(TaskBase):
     version: ClassVar[int] = 1
 
     protocol: Literal["zoology-fig2", "based-fig2"] = "zoology-fig2"
-    vocab_size: int = 8192
-    length: int | None = None
+    vocab_size: Size = 8192
+    length: Size | None = None
     """With num_kv_pairs, num_train and num_test, the one shape of zoology-fig2 (default 512, 64, 100000 and 3000)."""
-    num_kv_pairs: int | None = Field(default=None, ge=1)
-    num_train: int | None = Field(default=None, ge=1)
-    num_test: int | None = Field(default=None, ge=1)
+    num_kv_pairs: Size | None = None
+    num_train: Size | None = None
+    num_test: Size | None = None
     """Number of rows of the test split, and of a clean validation split."""
     train: tuple[Shape, ...] = ()
     """The training shapes of based-fig2."""

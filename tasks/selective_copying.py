@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
+from suite.bounds import Size
 from suite.contracts import Segment, TaskSpec
 from suite.rng import numpy_generator
 from tasks.base import CHUNK_ROWS, FreshTask, distinct, token_dtype, token_segment
@@ -32,10 +33,10 @@ class SelectiveCopying(FreshTask):
     name: ClassVar[str] = "selective-copying"
     version: ClassVar[int] = 1
 
-    length: int = 4096
-    vocab_size: int = 16
+    length: Size = 4096
+    vocab_size: Size = 16
     """Number of tokens: noise (token 0), data tokens, and the marker if it is `in-vocabulary`."""
-    num_data: int = Field(default=16, ge=1)
+    num_data: Size = 16
     marker: Literal["in-vocabulary", "additional", "none"] = "in-vocabulary"
     """Input tokens at the answer positions. `in-vocabulary`: a marker that is one of the `vocab_size` tokens, which
     leaves vocab_size - 2 data symbols (14), as in public third-party code. `additional`: a marker beyond these tokens,
@@ -44,7 +45,7 @@ class SelectiveCopying(FreshTask):
     length_rule: Literal["context", "total", "noise"] = "context"
     """Tokens that `length` counts. `context`: noise and data tokens, so T = length + num_data. `total`: all tokens, T =
     length. `noise`: noise tokens alone, T = length + 2 num_data, as in public third-party code."""
-    num_test: int = Field(default=1024, ge=1)
+    num_test: Size = 1024
     """Number of rows of the test split, and of a clean validation split."""
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from suite.bounds import Size
 from suite.contracts import Segment, TaskSpec
 from suite.rng import numpy_generator
 from tasks.base import SPLITS, Array
@@ -88,7 +89,7 @@ class Species(DNATask):
     """Number of bases of a row."""
     split_by: Literal["chromosome", "position"] = "chromosome"
     """`chromosome`: each chromosome belongs to one split, as in HyenaDNA. `position`: each record is cut in three."""
-    num_eval: int = Field(default=1000, ge=1)
+    num_eval: Size = 1000
     """Number of rows of valid and of test."""
 
     @property

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
 
+from suite.bounds import Size
 from suite.contracts import Segment, TaskSpec
 from suite.rng import numpy_generator
 from tasks.base import Array, TaskBase, language_segment, unique_rows
@@ -25,15 +25,15 @@ class SyntheticLanguage(TaskBase):
     come first. The numbers of tokens do not matter, since embeddings are learned.
     """
 
-    vocab_size: int = 20
+    vocab_size: Size = 20
     """Number of tokens, two special ones included: the last but one is the trigger `=>`. The last one is the source's
     `.`, which never occurs in these languages, but which a model can predict."""
-    length: int = 30
+    length: Size = 30
     """Number of tokens before the final trigger, as the papers count."""
-    test_lengths: tuple[int, ...] = ()
+    test_lengths: tuple[Size, ...] = ()
     """Lengths of the test split, where it has others than the training length (H3 Table 12). Each has its own slice."""
-    num_train: int = Field(default=5000, ge=1)
-    num_test: int = Field(default=500, ge=1)
+    num_train: Size = 5000
+    num_test: Size = 500
     """Number of rows of the test split at each length, and of a clean validation split."""
     train_loss: Literal["all-tokens", "answer-only"] = "all-tokens"
     """Labels of the training split: every next token, as in the source, or the answer alone. Results depend on it."""

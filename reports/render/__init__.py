@@ -45,8 +45,8 @@ __all__ = [
 def render(report: Report | Document, format: Format, out: Path | None = None) -> str | Path:
     """The report in one format: its text, or, where `out` names a file, the path of the file that was written.
 
-    `png` needs `out` and writes an SVG of the same name beside it. Raises ValueError for an unknown format, and for
-    `png` where there is nothing to draw.
+    `png` needs `out`, a PNG or an SVG, and writes the other one beside it. Raises ValueError for an unknown format, and
+    for `png` where there is nothing to draw.
     """
     if format not in get_args(Format):
         names = get_args(Format)
@@ -57,7 +57,8 @@ def render(report: Report | Document, format: Format, out: Path | None = None) -
 
         if out is None:
             raise ValueError("png: a figure is written to a file; give --out FILE.png")
-        return save(shown, out.with_suffix(".png"))
+        save(shown, out.with_suffix(".png"))
+        return out
     if format == "html":
         from reports.render.html import html
 

@@ -121,11 +121,11 @@ def load_runs(frame: pd.DataFrame) -> list[StoredRun]:
             StoredRun(
                 run_id=str(run_id),
                 scale=_text(head["scale"]),
-                seed=int(head["seed"]),
+                seed=int(_number(head["seed"]) or 0),
                 status=_text(ended["status"]) if ended else "failed",
                 error=_text(head["error"]) if ended else "no final row",
                 stand_in=_text(head["stand_in"]),
-                config=json.loads(head["config"]),
+                config=json.loads(_text(head["config"]) or "{}"),
                 values=values,
                 device=_text(head["device"]),
                 torch=_text(head["torch"]),

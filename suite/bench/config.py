@@ -10,6 +10,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from suite.bench.cases import Case, series
 from suite.bench.contracts import Workload
+from suite.bounds import Size
 from suite.contracts import Config, ModelConfig, TaskSpec
 from suite.runs import Report, Run, Stop, Worker, never
 
@@ -25,7 +26,7 @@ class BenchConfig(Config):
     shape: dict[str, int | str]
     """Sizes by their letter and named variants, without T: `{B: 1, D: 1024, N: 16, form: core}`. The letters are
     those of the workload's shapes."""
-    lengths: tuple[int, ...] = Field(min_length=1)
+    lengths: tuple[Size, ...] = Field(min_length=1)
     """Values of T; each is timed on its own."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     backward: bool = False
@@ -39,30 +40,30 @@ class SpeedConfig(Config):
     """`layer`: forward and backward of the first sequence mixer; `train`: a training step of the whole model; `decode`:
     one more token behind a prefix of each length; `generate`: `new_tokens` behind a prompt of each length, which is
     read in parallel."""
-    lengths: tuple[int, ...] = Field(min_length=1)
-    batch_size: int | None = Field(default=None, ge=1)
-    tokens: int | None = Field(default=None, ge=1)
+    lengths: tuple[Size, ...] = Field(min_length=1)
+    batch_size: Size | None = None
+    tokens: Size | None = None
     """Tokens of a batch over all its sequences, in place of batch_size."""
     precision: Literal["fp32", "tf32", "bf16"] = "bf16"
     """bf16: autocast with fp32 parameters; where tokens are decoded, bf16 weights of linear maps and embeddings."""
     attention: Literal["fused", "unfused"] = "fused"
     """`unfused`: torch's attention stores the matrix of all pairs, as transformers did before FlashAttention."""
     input: Literal["tokens", "signal"] = "tokens"
-    vocab_size: int = Field(default=256, ge=1)
-    channels: int = Field(default=1, ge=1)
+    vocab_size: Size = 256
+    channels: Size = 1
     """Channels of a signal."""
     new_tokens: int | None = Field(default=None, ge=2)
     """Tokens that `generate` draws, the greedy ones. Not part of the identity of other measures."""
     readout: Literal["token", "sequence"] = "token"
-    num_classes: int | None = Field(default=None, ge=1)
+    num_classes: Size | None = None
     """None: vocab_size."""
 
     @model_validator(mode="after")
     def _sizes(self) -> SpeedConfig:
         if (self.batch_size is None) == (self.tokens is None):
             raise ValueError(f"give one of batch_size and tokens, got {self.batch_size} and {self.tokens}")
-        if min(self.lengths) < 1 or len(set(self.lengths)) < len(self.lengths):
-            raise ValueError(f"lengths are 1 or more and different, got {', '.join(map(str, self.lengths))}")
+        if len(set(self.lengths)) < len(self.lengths):
+            raise ValueError(f"lengths are different, got {', '.join(map(str, self.lengths))}")
         for length in self.lengths:
             if self.tokens is not None and self.tokens % length:
                 raise ValueError(f"tokens={self.tokens} is no multiple of the length {length}; change one of them")

@@ -32,9 +32,13 @@ def list_names(
                 table.add_row(registry.kind, name, entry.summary)
     if kind in (None, Kind.experiments):
         for name, path in find_experiments(repository.reports).items():
-            config = load_experiment(path)
-            scales = f"scales: {', '.join(config.runnable)}" if config.runnable else "cannot run here"
-            table.add_row("experiment", name, f"{config.title} ({scales})")
+            try:
+                config = load_experiment(path)
+                scales = f"scales: {', '.join(config.runnable)}" if config.runnable else "cannot run here"
+                summary = f"{config.title} ({scales})"
+            except ValueError as error:
+                summary = f"cannot be read: {error}"
+            table.add_row("experiment", name, summary)
     console = Console()
     if console.is_terminal:
         console.print(table)

@@ -14,7 +14,7 @@ from suite.runs import Run
 
 Scale = Annotated[str | None, typer.Option("--scale", help="Protocol size declared by the grid; default: its first.")]
 Only = Annotated[list[str] | None, typer.Option(help="Keep runs with this value: model.name=gsa; repeatable.")]
-Seeds = Annotated[int | None, typer.Option(min=1, help="Use seeds 0 to N-1 instead of the grid's.")]
+Seeds = Annotated[int | None, typer.Option(min=1, max=100_000, help="Use seeds 0 to N-1 instead of the grid's.")]
 Data = Annotated[Path | None, typer.Option(help="Folder of data, for tasks that read one; default: the cache.")]
 
 

@@ -34,14 +34,15 @@ def report(
     context: typer.Context,
     experiment: OptionalExperimentName = None,
     format: Annotated[
-        Format, typer.Option(help="terminal, md and latex print; png and html write a file.")
-    ] = Format.terminal,
+        Format | None,
+        typer.Option(help="terminal, md and latex print; png and html write a file. Default: by --out, or terminal."),
+    ] = None,
     scale: Annotated[str | None, typer.Option(help="Show this scale; default: paper if it has rows.")] = None,
     results: StoredResults = None,
     every: Annotated[
         bool, typer.Option("--all", help="All experiments on one page: cells that agree, differ, are empty.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="File to write; png also writes an SVG beside it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; a figure is a PNG and an SVG of one name.")] = None,
     update_docs: Annotated[
         bool, typer.Option("--update-docs", help="Write the numbers that documents quote again, from committed rows.")
     ] = False,
@@ -57,6 +58,9 @@ def report(
         for path in repository.rendering().update_documents(repository.reports):
             print(f"updated {shown(path)}")
         return
+    if results is not None and not results.is_dir():
+        raise ValueError(f"--results {results}: there is no such folder")
+    chosen = _format(format, out)
     rendered: Any
     if every or experiment is None:
         if not every or experiment is not None:
@@ -67,7 +71,7 @@ def report(
         rendered = rendering.overview([_paper_report(repository, name, results) for name in names])
     elif experiment == TABLES:
         rendering = repository.rendering()
-        rendered = _tables(repository, rendering, format, out)
+        rendered = _tables(repository, rendering, chosen, out)
     elif experiment == KERNELS:
         rendering = repository.rendering()
         paths = _files(repository, experiment, results)
@@ -82,10 +86,27 @@ def report(
         rendered = rendering.build(
             config, path.parent, storage.read(_files(repository, experiment, results)), scale=scale
         )
-    if out is None and format in (Format.png, Format.html):
-        out = (results or LOCAL) / experiment / f"{'figure' if format is Format.png else 'report'}.{format}"
-    made = rendering.render(rendered, format.value, out)
+    if out is None and chosen in (Format.png, Format.html):
+        out = (results or LOCAL) / experiment / f"{'figure' if chosen is Format.png else 'report'}.{chosen}"
+    try:
+        made = rendering.render(rendered, chosen.value, out)
+    except OSError as error:
+        raise ValueError(f"--out {out}: cannot be written ({error.strerror})") from None
     print(f"wrote {shown(made)}" if isinstance(made, Path) else made)
+
+
+SUFFIXES = {".png": Format.png, ".svg": Format.png, ".html": Format.html, ".md": Format.md, ".tex": Format.latex}
+"""Endings of `--out`, and the format that each asks for."""
+
+
+def _format(format: Format | None, out: Path | None) -> Format:
+    """The format that was asked for, by name or by the name of the file."""
+    of_file = None if out is None else SUFFIXES.get(out.suffix)
+    if out is not None and Format.png in (format, of_file) and out.suffix not in (".png", ".svg"):
+        raise ValueError(f"--out {out}: a figure is a .png with a .svg beside it; name one of them")
+    if format is not None and of_file not in (None, format):
+        raise ValueError(f"--out {out} --format {format}: the two do not agree; leave one out")
+    return format or of_file or Format.terminal
 
 
 def _tables(repository: Repository, rendering: Any, format: Format, out: Path | None) -> Any:

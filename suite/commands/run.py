@@ -26,7 +26,7 @@ def run(
     results: Results = LOCAL,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Runs at a time; default: 1 on this machine, as many as fit on a cluster."),
+        typer.Option(min=1, max=4096, help="Runs at a time; default: 1 on this machine, as many as fit on a cluster."),
     ] = None,
     executor: Annotated[
         str, typer.Option(help="What carries out the runs: local, or ray or slurm on a cluster (docs/grids.md).")
@@ -35,7 +35,8 @@ def run(
         list[str] | None, typer.Option("--executor-options", help="Options of the executor: address=auto,gpus=0.25.")
     ] = None,
     threads: Annotated[
-        int, typer.Option(min=1, help="CPU threads of each training run; another number gives other last digits.")
+        int,
+        typer.Option(min=1, max=1024, help="CPU threads of each training run; another number gives other last digits."),
     ] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved plan and train nothing.")] = False,
     keep_weights: Annotated[

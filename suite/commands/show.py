@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ FACTS = (
     *("dirty", "operators", "stand_in", "split_policy", "data_digest", "started_at", "duration_s"),
 )
 """Columns that are the same in all rows of a run."""
+
+COLUMNS = ("metric", "split", "slice", "step", "value", "unit", "status")
+"""Columns of a measurement."""
 
 
 def show(
@@ -36,19 +39,24 @@ def show(
         raise ValueError(f"no stored run begins with {run_id!r} below {', '.join(map(str, roots))}")
     if len({path.stem for path in paths}) > 1:
         raise ValueError(f"{run_id!r} is ambiguous: {', '.join(path.stem for path in paths)}")
-    frame = storage.read(paths[:1])
-    first = frame.iloc[0]
+    stored = storage.load(paths[0]).to_pylist()
+    if not stored:
+        raise ValueError(f"{paths[0]}: holds no rows; remove it")
     console = Console()
     facts = Table("", "", box=None, show_header=False)
     for column in FACTS:
-        facts.add_row(column, str(first[column]))
-    for key, value in iter_keys(json.loads(first["config"])):
+        facts.add_row(column, _text(stored[0][column]))
+    for key, value in iter_keys(json.loads(stored[0]["config"] or "{}")):
         facts.add_row(key, json.dumps(value))
     console.print(facts, markup=False, highlight=False)
-    rows = Table("metric", "split", "slice", "step", "value", "unit", "status", box=None)
-    for row in frame.to_dict("records"):
-        value = "" if row["value"] is None or row["value"] != row["value"] else f"{row['value']:.6g}"
-        rows.add_row(row["metric"], row["split"], row["slice"], str(row["step"]), value, row["unit"], row["status"])
+    rows = Table(*COLUMNS, box=None)
+    for row in stored:
+        rows.add_row(*(f"{row[name]:.6g}" if name == "value" and row[name] else _text(row[name]) for name in COLUMNS))
     console.print(rows, markup=False, highlight=False)
-    for error in dict.fromkeys(error for error in frame["error"] if error):
+    for error in dict.fromkeys(row["error"] for row in stored if row["error"]):
         console.print(error, style="red", markup=False, highlight=False)
+
+
+def _text(value: Any) -> str:
+    """A stored value, where null is no text."""
+    return "" if value is None else str(value)

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field, model_validator
 
+from suite.bounds import Count, Size
 from suite.contracts import Segment, TaskSpec
 from suite.rng import numpy_generator
 from tasks.base import SPLITS, Array, token_dtype
@@ -52,11 +53,11 @@ class LRAListOps(StoredTask):
     """Number of tokens of a row, the end mark included. Longer expressions are cut."""
     max_depth: int = Field(default=10, ge=2)
     max_args: int = Field(default=10, ge=2)
-    min_length: int = Field(default=500, ge=0)
-    max_length: int = Field(default=2000, ge=4)
-    num_train: int = Field(default=96_000, ge=1)
-    num_valid: int = Field(default=2_000, ge=1)
-    num_test: int = Field(default=2_000, ge=1)
+    min_length: Count = 500
+    max_length: Size = Field(default=2000, ge=4)
+    num_train: Size = 96_000
+    num_valid: Size = 2_000
+    num_test: Size = 2_000
     data_seed: int = Field(default=0, ge=0)
     """Seed of the generated rows. The seed of a run does not change them, as it does not change the release."""
 

@@ -75,6 +75,8 @@ def test_list_names_everything(command_line):
         (("run", "quickstart", "--device", "tpu"), ["--device"]),
         pytest.param(("run", "quickstart", "--device", "cuda:99"), ["--device"], marks=pytest.mark.slow),
         (("show", "ffffffff"), ["ffffffff"]),
+        (("run", "quickstart", "--set", "model.name=7"), ["unknown model 7"]),
+        (("run", "quickstart", "--set", "train.keep_metric=loss2"), ["train.keep_metric", "did you mean 'loss'"]),
         (("run", "speech-commands/sample", "--data", "nowhere"), ["nowhere"]),
     ],
 )
@@ -108,7 +110,54 @@ def test_a_plan_needs_no_data_and_says_how_long_it_takes(command_line, tmp_path,
     assert "no data; call" in done.stderr
 
 
-@pytest.mark.parametrize("text", ["8x", "m", "-1m", "nan", "0s"])
+@pytest.mark.parametrize("option", ["--seeds", "--threads", "--jobs"])
+def test_a_number_without_bounds_is_refused(command_line, option):
+    assert command_line("run", "quickstart", option, 10**40).returncode == 2
+
+
+def test_a_report_of_a_folder_that_does_not_exist_is_refused(command_line, tmp_path):
+    done = command_line("report", "quickstart", "--results", tmp_path / "typo")
+    assert done.returncode == 2
+    assert "there is no such folder" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["", "report.jpg", "file/report.md"])
+def test_a_report_that_cannot_be_written_is_one_line(command_line, tmp_path, name):
+    (tmp_path / "file").touch()
+    more = ("--format", "png") if name.endswith("jpg") else ()
+    done = command_line("report", "quickstart", *more, "--out", tmp_path / name)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --out ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_name_of_the_file_says_the_format(command_line, tmp_path):
+    assert command_line("report", "h3/table2", "--out", tmp_path / "x.svg").stdout == f"wrote {tmp_path / 'x.svg'}\n"
+    assert (tmp_path / "x.svg").read_text().startswith("<?xml")
+    command_line("report", "h3/table2", "--out", tmp_path / "x.html")
+    assert (tmp_path / "x.html").read_text().startswith("<!doctype html>")
+    done = command_line("report", "h3/table2", "--format", "md", "--out", tmp_path / "x.html")
+    assert "the two do not agree" in done.stderr
+
+
+def test_a_damaged_grid_does_not_hide_the_others(command_line, tmp_path):
+    for name, text in (("good", "title: whole\nbaseline: {task: {}}\n"), ("bad", "title: [")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "grid.yaml").write_text(text)
+    done = command_line("list", "experiments", repository=replace(REPOSITORY, reports=tmp_path))
+    assert done.returncode == 0
+    assert "whole (scales: paper)" in done.stdout
+    assert re.search("bad.*cannot be read: .*not valid YAML", done.stdout)
+
+
+def test_rows_with_null_columns_are_shown_and_reported(command_line, tmp_path):
+    path = storage.result_path(tmp_path, "quickstart", "paper", "ab")
+    storage.write(path, [{"run_id": "ab"}, {"run_id": "ab", "metric": "loss", "value": 0.5}])
+    assert "loss" in command_line("show", "ab", "--results", tmp_path).stdout
+    assert command_line("report", "quickstart", "--results", tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("text", ["1e30h", "8x", "m", "-1m", "nan", "0s"])
 def test_a_duration_that_is_none_is_refused(command_line, text):
     done = command_line("run", "quickstart", "--within", text)
     assert done.returncode == 2

@@ -1,10 +1,12 @@
 """A grid is parsed strictly, expanded in order, and every fault is one line that says where and what to do."""
 
+import os
 from dataclasses import replace
 from typing import ClassVar
 
 import pytest
 
+from models import MODELS
 from suite.config import ExperimentConfig, load_experiment
 from suite.grid import expand, lookup
 from suite.parsing import parse
@@ -74,6 +76,26 @@ def test_only_keeps_the_runs_that_have_the_value():
         ({}, {"only": ["nonsense"]}, ["--only 'nonsense'", "section.key=value"]),
         ({}, {"overrides": ["train.batchsize=3"]}, ["batchsize: unknown key", "batch_size"]),
         ({}, {"overrides": ["lr=3"]}, ["--set", "'lr'"]),
+        ({}, {"overrides": ["model.name=7"]}, ["unknown model 7"]),
+        ({}, {"overrides": ["model.name=[a]"]}, ["unknown model ['a']"]),
+        ({}, {"overrides": ["train.betas=[2, 3]"]}, ["train: betas.0", "less than 1"]),
+        ({}, {"overrides": ["train.eps=.inf"]}, ["train.eps=.inf", "finite"]),
+        (
+            {},
+            {"overrides": [f"train.batch_size=1{'0' * 40}"]},
+            ["train: batch_size", "less than or equal to 2147483647"],
+        ),
+        ({}, {"overrides": ["train.batch_size=1e30"]}, ["train: batch_size", "1e+30"]),
+        ({}, {"overrides": [f"train.batch_size=1{'0' * 5000}"]}, ["not valid YAML"]),
+        ({}, {"overrides": ["train.lr=10", "train.weight_decay=0.5"]}, ["weight_decay=0.5 with lr=10.0"]),
+        ({}, {"overrides": ["train.early_stop={metric: acuracy, patience: 1}"]}, ["early_stop.metric", "'accuracy'"]),
+        ({}, {"overrides": ["train.keep_metric=perplexity"]}, ["train.keep_metric", "accuracy, loss"]),
+        ({}, {"overrides": ["train.schedule=plateau", "train.plateau_metric=los"]}, ["plateau_metric", "'loss'"]),
+        (
+            {"sweep": {f"train.{axis}": [1] * 100 for axis in ("lr", "clip", "eps", "steps")}},
+            {},
+            ["sweep", "1,000,000"],
+        ),
     ],
 )
 def test_a_fault_is_one_line_with_what_is_allowed(changes, options, words):
@@ -92,13 +114,59 @@ def test_a_grid_file_with_an_unknown_key_is_refused_by_name(tmp_path):
         load_experiment(path)
 
 
-@pytest.mark.parametrize("text", ["a: [", "- 1\n- 2\n", "title: x\nbaseline: 3\n"])
+def bomb(template):
+    """Aliases of aliases that stand for 9^12 values."""
+    lines = (f"a{i}: &a{i} {template.format(', '.join([f'*a{i - 1}'] * 9))}\n" for i in range(1, 12))
+    return "a0: &a0 {x: 1}\n" + "".join(lines)
+
+
+BAD_FILES = [
+    *("a: [", "- 1\n- 2\n", "title: x\nbaseline: 3\n", "", "\0", "7", "&a [*a]", "&a {title: *a}", "[" * 2000),
+    *(
+        f"title: x\nbaseline: {{task: {{}}}}\n{more}\n"
+        for more in ("scales: {}", "sweep: [1]", "sweep: {a: []}", "sweep: {1: [2]}", "3: 4")
+    ),
+    *(
+        f"title: x\nbaseline: {{task: {{}}}}\nscales: {{paper: {more}}}\n"
+        for more in ("3", "[1]", "{seeds: abc}", "{seeds: []}", "{seeds: [-1]}", "{sweep: [1]}", "{sweep: {a: 3}}")
+    ),
+    *("title: 2020-99-99", "title: !!int ''", "title: !!timestamp x", f"title: {'9' * 5000}", "seeds: [1e40]"),
+    *(bomb("[{}]"), bomb("{{<<: [{}]}}"), bomb("{{k: [{}]}}")),
+]
+
+
+@pytest.mark.parametrize("text", BAD_FILES)
 def test_a_file_that_is_not_a_grid_is_refused_in_one_line(tmp_path, text):
     path = tmp_path / "grid.yaml"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"grid.yaml: ") as caught:
         load_experiment(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_pipe_in_place_of_a_grid_does_not_hang(tmp_path):
+    os.mkfifo(tmp_path / "grid.yaml")
+    with pytest.raises(ValueError, match=r"grid.yaml: no regular file"):
+        load_experiment(tmp_path / "grid.yaml")
+
+
+@pytest.mark.parametrize(
+    ("model", "option", "value"),
+    [
+        *(("gsa", "init_std", value) for value in (-1, 0, 1e30)),
+        *(("gla", "expand_k", value) for value in (0, -0.5)),
+        *(("gsa", option, 10**30) for option in ("d_model", "num_layers", "num_heads", "num_slots", "mlp_ratio")),
+        *(
+            ("gsa", option, 0)
+            for option in ("d_model", "num_layers", "num_heads", "num_slots", "mlp_ratio", "norm_eps")
+        ),
+        *(("attention", option, 1) for option in ("embed_dropout", "resid_dropout", "attention_dropout")),
+        *(("mamba", option, -1) for option in ("d_state", "dt_min", "dt_max", "ssm_lr", "expand", "dt_rank")),
+    ],
+)
+def test_a_model_that_cannot_work_is_refused(model, option, value):
+    with pytest.raises(ValueError, match=f"here: {option}: Input should be (greater|less)"):
+        parse(MODELS.load(model), {option: value}, "here")
 
 
 def test_yaml_with_code_in_it_is_not_run(tmp_path):

@@ -21,7 +21,18 @@ CASES = {
     "hyena": {"num_layers": 2, "d_model": 64},
     "attention": {"num_layers": 2, "d_model": 64},
     "transformer++": {"num_layers": 2, "d_model": 64},
+    "s4": {"num_layers": 2, "d_model": 64},
+    "s4, legt": {"num_layers": 2, "d_model": 64, "init": "legt", "bidirectional": True},
+    "s4d, real": {"num_layers": 2, "d_model": 64, "init": "real"},
+    "hybrid": {"num_layers": 3, "d_model": 64, "layers": ["mamba", "attention", "base-conv"]},
+    "mamba, complex": {"num_layers": 2, "d_model": 64, "A_init": "complex"},
+    "mamba, nothing selective": {"num_layers": 2, "d_model": 64, "fixed": ["dt", "B", "C"]},
+    "h3, short filters": {"num_layers": 2, "d_model": 64, "head_dim": 8, "short_filter": 3},
+    "gsa, relu": {"num_layers": 2, "d_model": 64, "readout": "relu"},
+    "gsa, constant": {"num_layers": 2, "d_model": 64, "gate": "constant"},
+    "dss-softmax, truncated": {"num_layers": 2, "d_model": 64, "kernel_length": 32},
 }
+"""Options by the name of a model and, behind a comma, what is special about them."""
 LIMITS = {"fp32": 2e-4, "bf16": 3e-2}
 """Largest root mean square error of all gradients together, relative to that of the gradients."""
 
@@ -32,7 +43,7 @@ def tokens():
 
 def build(name, **options):
     torch.manual_seed(0)
-    return MODELS.load(name)(**CASES[name], **options).build(SPEC)
+    return MODELS.load(name.partition(",")[0])(**CASES[name], **options).build(SPEC)
 
 
 def gradients(model, precision, positions=None):

@@ -379,6 +379,11 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
         Network("swish, rms", {"feature_map": "swish", "normalize": False, "output_norm": "rms"}),
     ),
     "hgrn2": (Network("no lower bound", {"lower_bound": False}), Network("expand ratio", {"expand_ratio": 8})),
+    "gsa": (
+        Network("constant gate", {"gate": "constant", "num_slots": 8}),
+        Network("decay of RetNet", {"gate": "retnet", "num_slots": 8}),
+        *(Network(f"readout {f}", {"readout": f, "num_slots": 8}) for f in ("identity", "swish", "relu", "relu2")),
+    ),
     "abc": (Network("running mean", {"num_slots": 4, "forget": "running-mean"}),),
     "s4": (
         Network("legt", {"init": "legt", "d_state": 8, "output": "linear"}),

@@ -14,7 +14,7 @@ from models.abc_attention import ABCConfig
 from models.attention import AttentionConfig
 from models.blocks import Rotary
 from models.gla import GLAConfig
-from models.gsa import GSAConfig
+from models.gsa import FUNCTIONS, GSAConfig
 from models.hgrn2 import HGRN2Config, LowerBounds
 from models.linear_attention import LinearAttentionConfig
 from models.retnet import RetNetConfig
@@ -29,6 +29,9 @@ CONFIGS = [
     RetNetConfig(),
     LinearAttentionConfig(),
     GSAConfig(num_slots=8),
+    GSAConfig(num_slots=8, gate="constant"),
+    GSAConfig(num_slots=8, gate="retnet"),
+    GSAConfig(num_slots=8, readout="relu2"),
     ABCConfig(num_slots=8),
 ]
 
@@ -215,6 +218,44 @@ def test_gsa_slots_are_exponential_moving_averages_read_by_a_softmax():
     o = F.silu(torch.stack(rows))
     o = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + 1e-5) * mixer.norm.weight
     torch.testing.assert_close(mixer(x[None])[0], mixer.out(o))
+
+
+ABLATIONS = [{"gate": "constant"}, {"gate": "retnet"}, *({"readout": f} for f in FUNCTIONS)]
+
+
+@pytest.mark.parametrize("options", ABLATIONS, ids=[str(options) for options in ABLATIONS])
+def test_an_ablation_of_gsa_is_its_recurrence_and_steps_equal_it(options):
+    """GSA's table 2: the slots of every head are averages, read by the softmax or another function."""
+    torch.manual_seed(0)
+    config = GSAConfig(d_model=16, num_heads=2, num_slots=5, **options)
+    gsa = config.mixer(0, SPEC).double()
+    x = torch.randn(2, 70, 16, dtype=torch.float64)
+    q, k, v, slots, log_decay = gsa._project(x)
+    keys, values, outputs = torch.zeros(2, 2, 8, 5).double(), torch.zeros(2, 2, 5, 8).double(), []
+    for t in range(70):
+        a, s = log_decay[:, t].exp(), slots[:, t]
+        keys = keys * a.unsqueeze(2) + k[:, t].unsqueeze(-1) * s.unsqueeze(2)
+        values = values * a.unsqueeze(-1) + s.unsqueeze(-1) * v[:, t].unsqueeze(2)
+        read = torch.einsum("bhk,bhkm->bhm", q[:, t], keys)
+        read = FUNCTIONS[config.readout](read) if config.readout else read.softmax(-1)
+        outputs.append(torch.einsum("bhm,bhmv->bhv", read, values))
+    wanted = gsa._output(torch.stack(outputs, 1))
+    torch.testing.assert_close(gsa(x), wanted, rtol=1e-9, atol=1e-9)
+    with torch.no_grad():
+        y, state = gsa.prefill(x[:, :65], gsa.init_state(2, 70))
+        for t in range(65, 70):
+            y_t, state = gsa.step(x[:, t], state)
+            torch.testing.assert_close(y_t, wanted[:, t], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(y, wanted[:, :65], rtol=1e-9, atol=1e-9)
+    if config.gate == "constant":
+        assert (log_decay == log_decay[:1, :1]).all()
+        # no two slots of a head decay alike
+        assert log_decay[0, 0].diff(dim=-1).min() > 0
+    if config.gate == "retnet":
+        torch.testing.assert_close(log_decay.exp()[0, 0, :, 0], torch.tensor([1 - 2.0**-5, 1 - 2.0**-6]).double())
+    loss = gsa(x).square().sum()
+    assert all(g.abs().max() > 0 for g in torch.autograd.grad(loss, list(gsa.parameters())))
+    assert {"gate", "readout"} & set(GSAConfig().model_dump(mode="json")) == set()
 
 
 @pytest.mark.parametrize("name", ["gla", "hgrn2", "retnet", "linear_attention", "gsa", "abc_attention"])

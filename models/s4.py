@@ -7,10 +7,11 @@ makes the system discrete:
 
     Abar = (1 - dt/2 A)^-1 (1 + dt/2 A),   Bbar = (1 - dt/2 A)^-1 dt B
 
-Training convolves with the filter K_l = C Abar^l Bbar, l < L, which comes from its transform at the roots of unity
-z = exp(-i theta). With w = 2 i sin(theta/2), q = dt cos(theta/2) and R = (w - q Lambda)^-1,
+Training convolves with the filter K_l = C Abar^l Bbar, l < L, which comes from its transform on a circle a little
+inside the unit circle, at z = exp(-2 s) with 2 s = (DAMPING + 2 pi i k) / L. With w = 2 sinh(s), q = dt cosh(s) and
+R = (w - q Lambda)^-1,
 
-    sum_l K_l z^l = dt e^(i theta/2) (C~ R B - q C~ R P (1 + q P^* R P)^-1 P^* R B),   C~ = C (1 - Abar^L)
+    sum_l K_l z^l = dt e^s (C~ R B - q C~ R P (1 + q P^* R P)^-1 P^* R B),   C~ = C (1 - e^-DAMPING Abar^L)
 
 Decoding applies Abar and Bbar to a state by the same identity for the inverse of a diagonal matrix plus one of low
 rank, in O(N) a channel.
@@ -21,8 +22,9 @@ code (state-spaces/s4 at 070384aac428583d0b817c0e5393078bfef982f0, models/s4/s4.
 Departures from the source:
 - C is the parameter. The authors learn C~ for one length L, which is the same function of other parameters. Here C~ is
   made from C for the length at hand, so that a model has one filter whatever the length of its inputs.
-- The factor e^(i theta/2) taken out of 1 - z and 1 + z leaves nothing infinite at z = -1, and nothing to cancel at
-  small theta in float32.
+- The authors take the roots of unity themselves. There R has entries of 1 / (dt Re(Lambda)), whose differences are all
+  that is left; with the small Re(Lambda) of LegT and FouT, gradients in float32 were then worth nothing. The factor
+  e^s taken out of 1 - z and 1 + z leaves nothing infinite at z = -1.
 - The real part of Lambda is -exp(log_A_real) as in the code; that of LegT and FouT, zero, starts at -1e-4 as there.
 """
 
@@ -45,6 +47,9 @@ from suite.contracts import TaskSpec
 
 MIN_DECAY = 1e-4
 """Least -Re(Lambda) at the start."""
+DAMPING = 2.0
+"""The circle of the transform is so far inside that K_L there has the weight e^-DAMPING. Dividing by the weights again
+makes rounding errors of the last taps larger by e^DAMPING."""
 MOST_ELEMENTS = 1 << 24
 """Elements of a [D, N / 2, frequencies] buffer; the transform is made of pieces that large, which backward repeats."""
 BLOCK = 64
@@ -199,7 +204,8 @@ class System:
         if u is not None:
             v = v + (self.dt * u).unsqueeze(-1) * self.B
         v = self.E * v
-        weights = torch.einsum("ijd,j...d->i...d", self.inner, self._project(v))
+        projected = self._project(v)
+        weights = torch.stack([sum(a * p for a, p in zip(row, projected, strict=True)) for row in self.inner])
         return v - self.E * self._along(weights)
 
     def dense(self) -> tuple[Tensor, Tensor]:
@@ -220,20 +226,20 @@ class System:
         products = left.unsqueeze(1) * right.unsqueeze(0)
         frequencies = length // 2 + 1
         size = piece or max(1, MOST_ELEMENTS // self.Lambda.numel())
-        theta = torch.arange(frequencies, dtype=torch.float64, device=C.device) * (math.pi / length)
-        pieces = [self._piece(products, angles, frequencies > size) for angles in theta.split(size)]
-        return torch.fft.irfft(torch.cat(pieces, -1), n=length)
+        time = torch.arange(max(frequencies, length), dtype=torch.float64, device=C.device)
+        exponents = torch.complex(torch.full_like(time, DAMPING / 2), math.pi * time)[:frequencies] / length
+        pieces = [self._piece(products, s, frequencies > size) for s in exponents.split(size)]
+        weights = torch.exp(time[:length] * (DAMPING / length)).to(self.dt.dtype)
+        return torch.fft.irfft(torch.cat(pieces, -1), n=length) * weights
 
-    def _piece(self, products: Tensor, half_angle: Tensor, repeat: bool) -> Tensor:
+    def _piece(self, products: Tensor, s: Tensor, repeat: bool) -> Tensor:
         if not (repeat and torch.is_grad_enabled()):
-            return self._transform(products, half_angle)
-        transform: Tensor = checkpoint(
-            self._transform, products, half_angle, use_reentrant=False, preserve_rng_state=False
-        )
+            return self._transform(products, s)
+        transform: Tensor = checkpoint(self._transform, products, s, use_reentrant=False, preserve_rng_state=False)
         return transform
 
     def _truncated(self, C: Tensor, length: int) -> Tensor:
-        """C~ = C (1 - Abar^length), [c, D, N / 2]."""
+        """C~ = C (1 - e^-DAMPING Abar^length), [c, D, N / 2]."""
         matrix, _ = self.dense()
         # a power of many steps loses what it is subtracted from in float32, and more on matrix units
         matrix = matrix.double()
@@ -244,39 +250,43 @@ class System:
                 rows = rows @ matrix
             length >>= 1
             matrix = matrix @ matrix if length else matrix
-        real, imaginary = (whole - rows).transpose(0, 1).chunk(2, dim=-1)
+        real, imaginary = (whole - math.exp(-DAMPING) * rows).transpose(0, 1).chunk(2, dim=-1)
         return torch.complex(real, -imaginary).to(C.dtype)
 
-    def _transform(self, products: Tensor, half_angle: Tensor) -> Tensor:
-        """The transform of K [c, D, F] at angles 2 half_angle [F], of the products of (C~, P^*) with (B, P)."""
-        rank = len(self.P)
-        sine, cosine, phase = (x.to(self.dt.dtype) for x in (half_angle.sin(), half_angle.cos(), half_angle))
-        Lambda, dt = self.Lambda.unsqueeze(-1), self.dt[:, None, None]
-        # (w - q Lambda)(w - q conj Lambda), whose inverse both numbers of a pair share
-        size, w = dt * cosine * Lambda.abs(), 2 * sine
-        real, imaginary = (size - w) * (size + w), -2 * w * dt * cosine * Lambda.real
-        shared = torch.stack([real, -imaginary], dim=-1) / (real.square() + imaginary.square()).unsqueeze(-1)
-        # sum_n v / (w - q Lambda) + conj = (w sum_n 2 Re(v) - q sum_n 2 Re(v conj Lambda)) / shared denominator
+    def _transform(self, products: Tensor, s: Tensor) -> Tensor:
+        """The transform of K [c, D, F] at exp(-2 s), s [F], of the products of (C~, P^*) with (B, P)."""
+        rank, kind = len(self.P), self.Lambda.dtype
+        w, q, outer = ((2 * s.sinh()).to(kind), self.dt[:, None] * s.cosh().to(kind), s.exp().to(kind))
+        Lambda, at = self.Lambda.unsqueeze(-1), q.unsqueeze(1)
+        # sum_n v / (w - q Lambda) + conj v / (w - q conj Lambda) is (w sum 2 Re(v) - q sum 2 Re(v conj Lambda)) over a
+        # denominator that both numbers of a pair share, so a product of real matrices makes all sums
+        shared = torch.view_as_real(1 / ((w - at * Lambda) * (w - at * Lambda.conj())))
         weights = torch.stack([2 * products.real, 2 * (products * self.Lambda.conj()).real])
-        sums = weights.flatten(0, 2).transpose(0, 1) @ shared.flatten(-2)
-        sums = torch.view_as_complex(sums.unflatten(-1, (-1, 2))).transpose(0, 1).unflatten(0, weights.shape[:3])
-        q = self.dt[:, None] * cosine
-        U = 1j * w * sums[0] - q * sums[1]
+        # the products cancel too far for TF32
+        exact = self.dt.dtype if torch.get_float32_matmul_precision() == "highest" else torch.float64
+        sums = weights.to(exact).flatten(0, 2).transpose(0, 1) @ shared.to(exact).flatten(-2)
+        sums = (
+            torch.view_as_complex(sums.to(self.dt.dtype).unflatten(-1, (-1, 2)))
+            .transpose(0, 1)
+            .unflatten(0, weights.shape[:3])
+        )
+        U = w * sums[0] - q * sums[1]
         inner, entry, read = U[-rank:, 1:], U[-rank:, 0], U[:-rank, 1:]
-        eye = torch.eye(rank, dtype=q.dtype, device=q.device)[..., None, None]
-        correction = torch.einsum("csdf,srdf,rdf->cdf", read, small_inverse(eye + q * inner), entry)
-        return self.dt[:, None] * torch.polar(torch.ones_like(phase), phase) * (U[:-rank, 0] - q * correction)
+        eye = torch.eye(rank, dtype=kind, device=q.device)[..., None, None]
+        correction = ((read.unsqueeze(2) * small_inverse(eye + q * inner)).sum(1) * entry).sum(1)
+        return self.dt[:, None] * outer * (U[:-rank, 0] - q * correction)
 
     def final_state(self, x: Tensor) -> Tensor:
         """The state h [B, D, N / 2] behind inputs x [B, T, D] from a state of zeros."""
-        power, Bbar = self.dense()
+        # in float64, as in `_truncated`
+        power, Bbar = (m.double() for m in self.dense())
         # columns Abar^(BLOCK - 1) Bbar, ..., Abar Bbar, Bbar
         columns = Bbar.unsqueeze(-1)
         while columns.shape[-1] < BLOCK:
             columns = torch.cat([power @ columns, columns], dim=-1)
             power = power @ power
-        blocks = F.pad(x, (0, 0, -x.shape[1] % BLOCK, 0)).unflatten(1, (-1, BLOCK)).permute(1, 3, 2, 0)
-        h = x.new_zeros(x.shape[2], columns.shape[1], x.shape[0])
+        blocks = F.pad(x.double(), (0, 0, -x.shape[1] % BLOCK, 0)).unflatten(1, (-1, BLOCK)).permute(1, 3, 2, 0)
+        h = columns.new_zeros(x.shape[2], columns.shape[1], x.shape[0])
         for block in blocks:
             h = power @ h + columns @ block
         real, imaginary = h.permute(2, 0, 1).chunk(2, dim=-1)

@@ -26,9 +26,7 @@ import json
 import os
 import socket
 import stat
-import tempfile
 import threading
-import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +34,7 @@ from types import TracebackType
 from typing import Any
 
 from suite.runs import Run
+from suite.target import create, is_remote, make_folder, renew, replacing, time_at
 
 EXPIRY_S = 180.0
 """A shared file system may show a renewal a minute late."""
@@ -94,12 +93,12 @@ def find_claims(root: Path, experiment: str) -> list[Claim]:
 def read_claim(path: Path) -> Claim | None:
     """The claim in a file; None if there is no file. Of a file that holds none, only the age is known."""
     try:
-        known = path.lstat()
+        known = path.stat() if is_remote(path) else path.lstat()
         # a claim that is being written is empty, and what is no file must not be opened
         values = _values(path) if stat.S_ISREG(known.st_mode) else {}
     except FileNotFoundError:
         return None
-    age_s = max(0.0, _file_system_time(path.parent) - known.st_mtime)
+    age_s = max(0.0, time_at(path.parent) - known.st_mtime)
     return Claim(
         path,
         host=str(values.get("host", "unknown host")),
@@ -119,15 +118,6 @@ def _values(path: Path) -> dict[str, Any]:
         return values if isinstance(values, dict) and isinstance(values.get("pid"), int) else {}
     except (ValueError, OSError):
         return {}
-
-
-def _file_system_time(folder: Path) -> float:
-    """The time that the file system gives to a new file, or that of this machine where nothing can be written."""
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            return os.fstat(file.fileno()).st_mtime
-    except OSError:
-        return time.time()
 
 
 def _process(pid: int) -> str:
@@ -190,11 +180,11 @@ class Claims:
             "place": place,
             "expiry_s": self.expiry_s,
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         found: Claim | None = None
         # between the two calls of a round another process may have given the run up
         while found is None:
-            if _create(path, json.dumps(values)):
+            if create(path, json.dumps(values)):
                 break
             found = read_claim(path)
         if found is not None and (found.live or not _take_over(found, json.dumps(values))):
@@ -222,17 +212,7 @@ class Claims:
             for path, token in held:
                 with contextlib.suppress(OSError):
                     if _values(path).get("token") == token:
-                        os.utime(path)
-
-
-def _create(path: Path, text: str) -> bool:
-    """Creates a file, which only one process can do. Returns whether this one did."""
-    try:
-        with path.open("x") as file:
-            file.write(text)
-    except FileExistsError:
-        return False
-    return True
+                        renew(path)
 
 
 def _take_over(claim: Claim, text: str) -> bool:
@@ -242,7 +222,7 @@ def _take_over(claim: Claim, text: str) -> bool:
     claim a moment ago would replace that of another which has just taken the run over.
     """
     guard = claim.path.with_name(f".{claim.path.name}.taken-over")
-    if not _create(guard, text):
+    if not create(guard, text):
         found = read_claim(guard)
         if found is not None and found.age_s > GUARD_S:
             # its process was killed between two system calls
@@ -252,9 +232,8 @@ def _take_over(claim: Claim, text: str) -> bool:
         found = read_claim(claim.path)
         if found is None or found.token != claim.token or found.live:
             return False
-        temporary = guard.with_name(f"{guard.name}.tmp")
-        temporary.write_text(text)
-        os.replace(temporary, claim.path)
+        with replacing(claim.path) as temporary:
+            temporary.write_text(text)
     except OSError:
         return False
     finally:

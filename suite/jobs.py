@@ -16,6 +16,7 @@ from typing import Any
 
 from suite import storage
 from suite.runs import Run
+from suite.target import replacing, stamp
 
 LATE_S = 60.0
 """Seconds for which a shared file system may hide rows that a job has just written."""
@@ -31,7 +32,7 @@ class Job:
     cluster: str
     """`slurm`, or `local` for processes of this machine."""
     log: str
-    before: list[int] | None
+    before: list[str] | None
     """Stamp of the rows that were stored when the job was submitted, which are to be replaced."""
 
 
@@ -42,7 +43,7 @@ def job_folder(root: Path) -> Path:
 
 def keep_job(root: Path, job: Job) -> None:
     """Writes the record of a job."""
-    with storage.replacing(job_folder(root) / f"{job.run_id}.json") as temporary:
+    with replacing(job_folder(root) / f"{job.run_id}.json") as temporary:
         temporary.write_text(json.dumps(asdict(job)))
 
 
@@ -86,13 +87,10 @@ def _runs_here(pid: str) -> bool:
         return False
 
 
-def row_stamp(root: Path, run: Run) -> list[int] | None:
+def row_stamp(root: Path, run: Run) -> list[str] | None:
     """A value that changes whenever the rows of a run are replaced; None where there are none."""
-    try:
-        known = storage.result_path(root, run.experiment, run.scale, run.run_id).stat()
-    except FileNotFoundError:
-        return None
-    return [known.st_mtime_ns, known.st_ino]
+    found = stamp(storage.result_path(root, run.experiment, run.scale, run.run_id))
+    return None if found is None else list(found)
 
 
 def new_ending(root: Path, run: Run, job: Job) -> Any:

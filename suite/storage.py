@@ -7,18 +7,16 @@ null in the columns they lack; any other file is refused by name.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import socket
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from suite.target import is_remote, readable, replacing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,25 +95,6 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
 
 
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path whose file takes the place of `path` at the end; after an error, nothing is left of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def probe(root: Path) -> None:
-    """Raises OSError unless files can be written below the folder, which is made if it is missing."""
-    root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=root) as file:
-        file.write(bytes(4096))
-
-
 def load(path: Path, columns: Sequence[str] = SCHEMA.names) -> pa.Table:
     """Columns of one results file. Raises SchemaError, by name, for a damaged one and for one of another schema.
 
@@ -123,9 +102,9 @@ def load(path: Path, columns: Sequence[str] = SCHEMA.names) -> pa.Table:
     """
     try:
         # opening a named pipe would wait for a writer
-        if not path.is_file():
+        if not is_remote(path) and not path.is_file():
             raise OSError("no regular file")
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with pq.ParquetFile(readable(path), page_checksum_verification=True) as file:
             there = file.schema_arrow
             table = file.read(columns=[name for name in dict.fromkeys(("schema", *columns)) if name in there.names])
         versions = table["schema"].unique().to_pylist() if "schema" in there.names else [None]

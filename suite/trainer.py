@@ -41,7 +41,7 @@ from suite.readout import logits_by_rows, mean_loss
 from suite.rng import torch_seed
 from suite.runs import Outcome, Progress, Report, RunEnded, Stop, never
 from suite.schedule import Plateau, lr_factor
-from suite.storage import replacing
+from suite.target import readable, replacing
 from suite.train_config import Stage
 from suite.training_run import TrainingRun, epoch_rows, stage_of
 
@@ -517,7 +517,7 @@ class Trainer:
     def _restore(self) -> None:
         if self.checkpoint is None or not self.checkpoint.exists():
             return
-        state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
+        state = torch.load(readable(self.checkpoint), map_location=self.device, weights_only=True)
         if state["run_id"] != self.run.run_id or state["data_digest"] != self.splits.digest:
             raise ValueError(f"{self.checkpoint}: belongs to another run; remove it")
         self.model.load_state_dict(state["model"])

@@ -12,7 +12,7 @@ import torch
 from suite.contracts import Model, Task
 from suite.resolver import Resolver
 from suite.runs import Run
-from suite.storage import replacing
+from suite.target import readable, replacing
 
 ENDINGS = (".weights", ".checkpoint")
 """Files that hold weights: those of a run that ended (`run --keep-weights`), and of one that was interrupted."""
@@ -59,7 +59,7 @@ def load_model(path: Path, resolver: Resolver, device: torch.device) -> tuple[Ta
     ValueError where it is none, or where the model or the task has changed since.
     """
     try:
-        stored = torch.load(path, map_location=device, weights_only=True)
+        stored = torch.load(readable(path), map_location=device, weights_only=True)
         config, weights = json.loads(stored["config"]), stored["model"]
     except Exception as error:
         reason = " ".join(str(error).split())[:120]

@@ -12,6 +12,7 @@ import typer
 from suite.config import ExperimentConfig, find_experiments, load_experiment
 from suite.contracts import Recorder
 from suite.registry import Registry, nearest
+from suite.target import target
 
 LOCAL = Path("results/local")
 """Folder of new results, relative to the folder in which the command is called."""
@@ -74,6 +75,11 @@ def shown(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
+def _place(text: Any) -> Any:
+    """The place of this name. A ValueError of a callback reaches the user in one line, that of a parser does not."""
+    return None if text is None else target(text)
+
+
 ExperimentName = Annotated[
     str, typer.Argument(help="Experiment, e.g. quickstart or h3/table2; see `list experiments`.")
 ]
@@ -82,7 +88,12 @@ OptionalExperimentName = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: a GPU if there is one.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change a value: train.lr=1e-3; repeatable.")]
-Results = Annotated[Path, typer.Option("--results", help="Folder of results.")]
+Results = Annotated[
+    Path, typer.Option("--results", parser=str, callback=_place, help="Folder of results; also s3://bucket/folder.")
+]
 StoredResults = Annotated[
-    Path | None, typer.Option("--results", help="Folder of results; default: yours, else the reference's.")
+    Path | None,
+    typer.Option(
+        "--results", parser=str, callback=_place, help="Folder of results; default: yours, or else the reference."
+    ),
 ]

@@ -112,12 +112,14 @@ def run(
 
     from suite.display import GridDisplay
     from suite.executors.local import OutOfTimeError
+    from suite.target import probe
 
     try:
-        storage.probe(results)
+        probe(results)
     except OSError as error:
+        reason = error.strerror or str(error)
         raise ValueError(
-            f"--results {results}: nothing can be written there ({error.strerror}); name another folder or make room."
+            f"--results {results}: nothing can be written there ({reason}); name another folder or make room."
         ) from None
 
     with GridDisplay(console, len(todo)) as display:

@@ -12,6 +12,7 @@ from suite import storage
 from suite.claims import Claims
 from suite.runner import ENDED, Finished
 from suite.runs import Progress, Run
+from suite.target import stamp
 
 LOOK_EVERY_S = 1.0
 """Seconds between two looks at the runs that other processes have."""
@@ -46,7 +47,7 @@ class RunQueue:
         self.ended: list[Finished] = []
         self.claims, self.display, self.fresh = claims, display, fresh
         self._paths = {run.run_id: storage.result_path(root, run.experiment, run.scale, run.run_id) for run in runs}
-        self._before = {run_id: _stamp(path) for run_id, path in self._paths.items()}
+        self._before = {run_id: stamp(path) for run_id, path in self._paths.items()}
         self._waiting = deque(runs)
         self._again: deque[Run] = deque()
         self._elsewhere: dict[str, Run] = {}
@@ -94,7 +95,7 @@ class RunQueue:
             self._elsewhere[run.run_id] = run
             return holder.holder
         path = self._paths[run.run_id]
-        now = _stamp(path)
+        now = stamp(path)
         ending = storage.ending(path) if now is not None else None
         changed = now != self._before[run.run_id]
         if ending is None or not (changed or (not self.fresh and ending.status in ENDED)):
@@ -124,12 +125,3 @@ class RunQueue:
         """Takes back a run that was interrupted, which any process may continue."""
         self._current.discard(run.run_id)
         self.claims.release(run)
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """A value that changes whenever the file is replaced; None where there is none."""
-    try:
-        known = path.stat()
-    except FileNotFoundError:
-        return None
-    return known.st_mtime_ns, known.st_ino

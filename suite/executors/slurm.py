@@ -33,6 +33,7 @@ from suite.executors.queue import Display, RunQueue
 from suite.jobs import LATE_S, Job, find_jobs, forget_job, job_folder, keep_job, new_ending, row_stamp, states
 from suite.runner import Finished, store_failure
 from suite.runs import Run
+from suite.target import is_remote
 
 ARRAY_SIZE = 1000
 """Most jobs in an array; Slurm takes 1001 by default."""
@@ -71,6 +72,8 @@ class Slurm(Config):
         return "Slurm" if self.cluster == "slurm" else "processes of this machine"
 
     def __call__(self, runs: Sequence[Run], root: Path, display: Display, settings: Settings) -> list[Finished]:
+        if is_remote(root):
+            raise ValueError(f"--results {root}: the records of Slurm jobs need a folder that the nodes share")
         root = root.resolve()
         jobs = find_jobs(root, runs)
         current = states(jobs.values())

@@ -1,0 +1,158 @@
+"""Places of results: a folder, or any place that fsspec can write to, by its address (`s3://bucket/folder`).
+
+A place that is not a folder of this machine is a `UPath` of universal_pathlib, which has the methods of
+`pathlib.Path`. What the two do not share stands here: files that appear whole, that only one process can create, and
+that are renewed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import socket
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "memory")
+"""Protocols of object stores, which have no folders to be made."""
+
+
+def target(text: str | Path) -> Path:
+    """The place of this name. ValueError for an address that cannot be used here."""
+    if isinstance(text, Path) or "://" not in str(text):
+        return Path(text)
+    address = str(text)
+    try:
+        from upath import UPath
+
+        # a listing that was kept would not show what other machines write
+        place = UPath(address, use_listings_cache=False)
+        _ = place.fs
+    except ImportError as error:
+        raise ValueError(f"{address} needs {error.name or error}; install the extra: pip install -e '.[s3]'.") from None
+    except ValueError as error:
+        raise ValueError(f"{address}: {error}") from None
+    return cast(Path, place)
+
+
+def is_remote(path: Path) -> bool:
+    """Whether a path is none of this machine's file system."""
+    return not isinstance(path, Path)
+
+
+@contextlib.contextmanager
+def _as_oserror(path: Path) -> Iterator[None]:
+    """Errors of a remote place as OSError, as those of a folder are; each library has its own."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{path}: {' '.join(str(error).split())[:200]}") from error
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder and those above it, where there are folders."""
+    if not (is_remote(folder) and _protocol(folder) in STORES):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def _protocol(path: Path) -> str:
+    return str(cast(Any, path).protocol)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path whose file takes the place of `path` at the end; after an error, nothing is left of it."""
+    if is_remote(path):
+        with tempfile.TemporaryDirectory() as folder:
+            temporary = Path(folder, path.name)
+            yield temporary
+            with _as_oserror(path):
+                make_folder(path.parent)
+                cast(Any, path).fs.put_file(str(temporary), cast(Any, path).path)
+        return
+    make_folder(path.parent)
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def probe(root: Path) -> None:
+    """Raises OSError unless files can be written below the place; a folder is made if it is missing."""
+    if not is_remote(root):
+        make_folder(root)
+        with tempfile.TemporaryFile(dir=root) as file:
+            file.write(bytes(4096))
+        return
+    with _as_oserror(root):
+        path = root / f".probe.{uuid.uuid4().hex}"
+        make_folder(root)
+        path.write_bytes(bytes(16))
+        path.unlink()
+
+
+def readable(path: Path) -> Path | BinaryIO:
+    """The path of a file, or its bytes where it is remote, for libraries that read either."""
+    if not is_remote(path):
+        return path
+    with _as_oserror(path):
+        return io.BytesIO(path.read_bytes())
+
+
+def create(path: Path, text: str) -> bool:
+    """Creates a file, which only one process can do. Returns whether this one did."""
+    try:
+        if is_remote(path):
+            with _as_oserror(path):
+                cast(Any, path).fs.pipe_file(cast(Any, path).path, text.encode(), mode="create")
+        else:
+            with path.open("x") as file:
+                file.write(text)
+    except FileExistsError:
+        return False
+    return True
+
+
+def renew(path: Path) -> None:
+    """Sets the time of a file to now."""
+    if is_remote(path):
+        with _as_oserror(path):
+            path.write_bytes(path.read_bytes())
+    else:
+        os.utime(path)
+
+
+def time_at(folder: Path) -> float:
+    """The time that a new file gets there, or that of this machine where nothing can be written."""
+    try:
+        if is_remote(folder):
+            with _as_oserror(folder):
+                path = folder / f".time.{uuid.uuid4().hex}"
+                path.write_bytes(b"")
+                known = path.stat().st_mtime
+                path.unlink()
+                return known
+        with tempfile.TemporaryFile(dir=folder) as file:
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return time.time()
+
+
+def stamp(path: Path) -> tuple[str, ...] | None:
+    """A value that changes whenever a file is replaced; None where there is none."""
+    try:
+        if is_remote(path):
+            return (str(cast(Any, path).fs.ukey(cast(Any, path).path)),)
+        known = path.stat()
+    except FileNotFoundError:
+        return None
+    return str(known.st_mtime_ns), str(known.st_ino)

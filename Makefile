@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PARALLEL := -n auto --dist worksteal
 
-.PHONY: quickstart test test-all lint types clean
+.PHONY: quickstart test test-all test-gpu lint types clean
 
 quickstart: $(VENV)/quickstart.stamp
 	$(BIN)/python run_suite.py run quickstart --jobs 2
@@ -22,6 +22,10 @@ test: lint types
 test-all: test
 	$(PYTEST) $(PARALLEL) -m "slow and not timing"
 	$(PYTEST) -m timing
+
+# The tests that need a GPU. Nearly all of their time is the compilation of kernels, which the workers share.
+test-gpu: $(VENV)/test.stamp
+	$(PYTEST) -n 16 --dist worksteal tests/gpu
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff format --check .

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+Gradients = tuple[Tensor | None, ...]
+
 
 def needs_gradient(*tensors: Tensor | None) -> bool:
     """Whether autograd records what is computed from these tensors; None stands for an input that is not given."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def once_differentiable(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
+    """`torch.autograd.function.once_differentiable`, which costs the host nothing where no gradient is recorded.
+
+    Gradients of gradients are refused with an error. Only then is backward called while gradients are recorded.
+    """
+    refusing: Callable[..., Gradients] = torch.autograd.function.once_differentiable(backward)
+
+    @functools.wraps(backward)
+    def either(ctx: Any, *gradients: Tensor | None) -> Gradients:
+        return (refusing if torch.is_grad_enabled() else backward)(ctx, *gradients)
+
+    return either
 
 
 def save(ctx: Any, *tensors: Tensor | None) -> None:
@@ -21,9 +39,11 @@ def save(ctx: Any, *tensors: Tensor | None) -> None:
 
 def saved(ctx: Any) -> list[Any]:
     """The tensors of `save` with their original strides, which a saved-tensor hook may have changed."""
+    tensors = list(ctx.saved_tensors)
+    if [None if x is None else x.stride() for x in tensors] == ctx.saved_strides:
+        return tensors
     return [
-        x if x is None else _with_strides(x, strides)
-        for x, strides in zip(ctx.saved_tensors, ctx.saved_strides, strict=True)
+        x if x is None else _with_strides(x, strides) for x, strides in zip(tensors, ctx.saved_strides, strict=True)
     ]
 
 

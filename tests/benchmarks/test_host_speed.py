@@ -68,6 +68,7 @@ MEASURED = {
     "gated_slot_attention": 0.112,
     "lti_ssm": 0.081,
     "selective_scan": 0.124,
+    "selective_scan/launches": 3.52,
     "ssm_kernel": 0.149,
 }
 """The time of the subject divided by that of its yardstick."""
@@ -263,6 +264,49 @@ def operator(op: str, **shape: int | str) -> Callable[[Path], Case]:
     return case
 
 
+def scan_launches(folder: Path) -> Case:
+    """The host's part of the scan in Triton over segments of time, forward and backward; no kernel starts."""
+    pytest.importorskip("triton")
+    from kernels.launch import Launcher, Relaunch
+    from kernels.selective_scan.triton import TUNING, selective_scan_triton
+
+    class Idle(Launcher):
+        def __init__(self) -> None:
+            super().__init__(current_stream=lambda device: 0)
+
+        def __call__(self, kernel: Any, grid: int | tuple[int, ...], *args: Any, **named: Any) -> Relaunch:
+            return Relaunch(lambda *given: None, None, None, (), len(args) + len(named))
+
+    class Nothing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *tensors: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(*tensors)
+            return torch.empty_like(tensors[0])
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            return ctx.saved_tensors
+
+    B, T, D, N = 1, 256, 64, 16
+    half, single = {"dtype": torch.bfloat16, "requires_grad": True}, {"requires_grad": True}
+    x, dt, z = (torch.rand(B, T, D, **half) for _ in range(3))
+    maps = {name: torch.rand(B, T, N, **half) for name in "BC"}
+    channels = {"A": torch.rand(D, N, **single), "D": torch.rand(D, **single), "dt_bias": torch.rand(D, **single)}
+    gradient = torch.rand(B, T, D, dtype=torch.bfloat16)
+    given = [x, dt, z, *maps.values(), *channels.values()]
+    tuning = replace(TUNING, uncut=0, enough_warps=10**6, busy_warps=10**6, launcher=Idle())
+
+    def ours() -> None:
+        y = selective_scan_triton(x, dt, **maps, **channels, z=z, dt_softplus=True, tuning=tuning)
+        torch.autograd.grad(y, given, gradient)
+
+    return Case(
+        ours,
+        lambda: torch.autograd.grad(Nothing.apply(*given), given, gradient),
+        "a function of as many tensors that computes nothing",
+    )
+
+
 WITHOUT_LOOP = {"linear_cross_entropy", "norm"}
 """Operators whose reference has no loop over time to which their plain PyTorch path could be compared."""
 
@@ -282,6 +326,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "gated_linear_attention": operator("gated_linear_attention", B=2, T=256, H=2, K=32, V=32, decay="key"),
     "gated_slot_attention": operator("gated_slot_attention", B=2, T=256, H=2, K=32, V=32, M=16),
     "lti_ssm": operator("lti_ssm", B=4, T=256, D=32, N=16, gates="gated"),
+    "selective_scan/launches": scan_launches,
     "selective_scan": operator("selective_scan", B=2, T=256, D=32, N=16, form="gated"),
     "ssm_kernel": operator("ssm_kernel", T=256, D=64, N=16),
 }

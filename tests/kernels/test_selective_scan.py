@@ -443,6 +443,38 @@ def test_what_is_saved_for_backward_may_come_back_in_other_memory():
         assert torch.equal(a, e)
 
 
+def test_a_pass_over_segments_takes_seven_launches_and_few_operations():
+    """Every launch and every operation of PyTorch takes the host microseconds, more than a short sequence computes."""
+    pytest.importorskip("triton")
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from kernels.launch import Launcher
+    from kernels.selective_scan.triton import TUNING, selective_scan_triton
+
+    class Counting(Launcher):
+        def __call__(self, kernel, grid, *args, **named):
+            launched.append(kernel)
+
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            operations.append(func)
+            return func(*args, **(kwargs or {}))
+
+    launched, operations = [], []
+    inputs = on_device(make_inputs(1, 256, 64, 16, initial_state=False), torch.bfloat16)
+    leaves = {n: v.requires_grad_() if torch.is_tensor(v) else v for n, v in inputs.items()}
+    tensors = [v for v in leaves.values() if torch.is_tensor(v)]
+    cotangent = torch.ones_like(inputs["x"])
+    with Operations():
+        y = selective_scan_triton(
+            **leaves, tuning=replace(TUNING, uncut=0, enough_warps=10**6, busy_warps=10**6, launcher=Counting())
+        )
+        torch.autograd.grad(y, tensors, cotangent)
+    assert len(launched) == 7
+    # y, eight gradients, three buffers forward, one backward that is cut into parts, and twice two for views of B and C
+    assert len(operations) <= 18, operations
+
+
 def test_wrong_arguments_are_named():
     inputs = make_inputs(2, 8, 6, 5)
     with pytest.raises(ValueError, match=r"selective_scan: C must be \[2, 8, 5\] or \[6, 5\]"):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, save, saved
+from kernels.autograd import needs_gradient, once_differentiable, save, saved
 from kernels.layout import dense
 from kernels.selective_scan.triton.backward import scan_backward
 from kernels.selective_scan.triton.forward import scan_forward
@@ -46,7 +46,7 @@ class SelectiveScan(torch.autograd.Function):
         return y, final_state
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
         *tensors, chunks = saved(ctx)
         inputs = ScanInputs._make((*tensors, ctx.call))

@@ -21,8 +21,8 @@ Over segments a first kernel computes r at the start of each segment from zero b
 from these the true r behind each segment.
 
 dB and dC are sums over channels: over those of a warp by a butterfly of shuffles, over the warps of a program through
-shared memory, and over programs by `_add_parts_kernel`. dA, dbias and dskip are sums over time and batch: over a
-segment in registers and memory, and over segments and batch rows by `_add_totals_kernel`. Every sum has a fixed order.
+shared memory, and over programs by `_add_sums_kernel`. dA, dbias and dskip are sums over time and batch: over a
+segment in registers and memory, and over segments and batch rows by the same kernel. Every sum has a fixed order.
 """
 
 # mypy: disable-error-code="assignment, misc"
@@ -34,7 +34,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import KeptLaunch, cdiv
+from kernels.launch import KeptLaunch
 from kernels.selective_scan.triton.arithmetic import (
     LOG2E,
     and_each,
@@ -52,7 +52,7 @@ from kernels.selective_scan.triton.arithmetic import (
 )
 from kernels.selective_scan.triton.backward_matrix import _scan_bwd_matrix_kernel
 from kernels.selective_scan.triton.backward_segments import gradients_behind_segments
-from kernels.selective_scan.triton.backward_sums import add_parts, add_totals
+from kernels.selective_scan.triton.backward_sums import add_sums
 from kernels.selective_scan.triton.inputs import ScanInputs, time_strides
 from kernels.selective_scan.triton.lanes import (
     column_of_sum,
@@ -361,6 +361,11 @@ def _scan_bwd_kernel(
         store_states(dinitial + i_b * D * N, N, 1, r, o_d, m_first, o_n, N, NT, PTX)
 
 
+def _empty_dense(x: Tensor) -> Tensor:
+    """An empty contiguous tensor like x."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 def scan_backward(
     inputs: ScanInputs, chunks: Tensor, dy: Tensor, dfinal: Tensor | None, *, initial_dtype: torch.dtype | None
 ) -> tuple[Tensor | None, ...]:
@@ -371,52 +376,46 @@ def scan_backward(
     """
     call = inputs.call
     x, dt, A, B, C, skip, z, bias, _ = inputs
-    (batch, length, width), num_states, plan = call.shape, call.num_states, call.backward_plan
+    (batch, _, width), num_states, plan = call.shape, call.num_states, call.backward_plan
     device, float32 = x.device, torch.float32
-    after = dfinal if plan.splits == 1 else gradients_behind_segments(inputs, dy, dfinal)
+    dy_strides = time_strides(dy)
+    matrix = call.matrix and plan.fits_matrix and not (dy.data_ptr() & 3 or (dy_strides[0] | dy_strides[1]) & 1)
+    # one allocation, because each takes the host microseconds
+    ends, total_dt, totals, sums, scratch = call.workspace(matrix)
+    parts = sums if any(call.in_time) else None
+    after = dfinal
+    if plan.splits > 1:
+        gradients_behind_segments(inputs, dy, dfinal, ends, total_dt)
+        after = ends
 
-    dx = torch.empty((batch, length, width), dtype=x.dtype, device=device)
-    ddt = torch.empty((batch, length, width), dtype=dt.dtype, device=device)
-    dz = None if z is None else torch.empty((batch, length, width), dtype=z.dtype, device=device)
-    totals = torch.empty((batch * plan.splits, num_states + 2, width), dtype=float32, device=device)
-    dB_totals, dC_totals = (
+    dx, ddt = _empty_dense(x), _empty_dense(dt)
+    dz = None if z is None else _empty_dense(z)
+    dB_totals, dC_totals = [
         None if in_time else torch.empty((batch, plan.splits, num_states, width), dtype=float32, device=device)
         for in_time in call.in_time
-    )
-    parts = None
-    if any(call.in_time):
-        columns = call.padded * sum(call.in_time)
-        parts = torch.empty((cdiv(width, plan.block_d), batch * length, columns), dtype=float32, device=device)
+    ]
     dinitial = None
     if initial_dtype is not None:
         dinitial = torch.empty((batch, width, num_states), dtype=initial_dtype, device=device)
-    dy_strides = time_strides(dy)
-    matrix = call.matrix and plan.fits_matrix and not (dy.data_ptr() & 3 or (dy_strides[0] | dy_strides[1]) & 1)
-    groups = call.tuning.chunk // plan.constants["STEPS"]
-    # floats that a group leaves for each channel
-    num_kept = groups * (call.padded + 8) if matrix else (groups - 1) * call.padded
-    scratch = torch.empty(plan.programs * plan.block_d * num_kept, dtype=float32, device=device)
 
     def make() -> KeptLaunch:
         arguments = call.sizes(plan, "x", "dt", "z") | {"dy_stride_b": dy_strides[0], "dy_stride_t": dy_strides[1]}
         arguments |= {"CHUNK": call.tuning.chunk, "SOFTPLUS": call.softplus}
         if matrix:
             constants = plan.matrix_constants() | {"KEPT": call.tuning.kept_steps}
-            return KeptLaunch(_scan_bwd_matrix_kernel, plan.programs, **arguments, **constants)
-        return KeptLaunch(_scan_bwd_kernel, plan.programs, **arguments, **plan.constants, **call.map_constants)
+            return call.launch_of(_scan_bwd_matrix_kernel, plan.programs, **arguments, **constants)
+        return call.launch_of(_scan_bwd_kernel, plan.programs, **arguments, **plan.constants, **call.map_constants)
 
     others = (A, skip, bias, after, dinitial)
     key = (scan_backward, matrix, dy_strides, *[None if m is None else m.dtype for m in others])
-    sums = (totals, parts) if matrix else (totals, dB_totals, dC_totals, parts)
+    partials = (totals, parts) if matrix else (totals, dB_totals, dC_totals, parts)
     call.launches.get(key, make)(
-        x, dt, A, B, C, skip, z, bias, chunks, dy, after, dx, ddt, dz, *sums, dinitial, scratch
+        x, dt, A, B, C, skip, z, bias, chunks, dy, after, dx, ddt, dz, *partials, dinitial, scratch
     )  # fmt: skip
-    del scratch
 
-    dB, dC = add_parts(inputs, parts)
+    dA, dB, dC, dskip, dbias = add_sums(inputs, parts, totals)
     if dB_totals is not None:
         dB = dB_totals.sum((0, 1)).t().to(call.dtypes[0])
     if dC_totals is not None:
         dC = dC_totals.sum((0, 1)).t().to(call.dtypes[1])
-    dA, dskip, dbias = add_totals(inputs, totals)
     return dx, ddt, dA, dB, dC, dskip, dz, dbias, dinitial

@@ -12,7 +12,6 @@ ends the true r behind each segment.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -138,16 +137,15 @@ def _bwd_ends_kernel(
     store_channel_sums(total_dt + (i_b * splits + i_s) * D, b_total, o_d, m_d, o_q, LANES, PTX)
 
 
-def gradients_behind_segments(inputs: ScanInputs, dy: Tensor, dfinal: Tensor | None) -> Tensor:
-    """r behind each of several segments, [batch, splits, N, D]."""
-    call, device = inputs.call, inputs.x.device
-    (batch, _, width), num_states, plan = call.shape, call.num_states, call.ends_plan
-    ends = torch.empty((batch, plan.splits, num_states, width), dtype=torch.float32, device=device)
-    total_dt = torch.empty((batch, plan.splits, width), dtype=torch.float32, device=device)
+def gradients_behind_segments(
+    inputs: ScanInputs, dy: Tensor, dfinal: Tensor | None, ends: Tensor, total_dt: Tensor
+) -> None:
+    """Fills `ends` with r behind each of several segments; `total_dt` is for the sums of dt over the segments."""
+    call, plan = inputs.call, inputs.call.ends_plan
     dy_strides = time_strides(dy)
 
     def make() -> KeptLaunch:
-        return KeptLaunch(
+        return call.launch_of(
             _bwd_ends_kernel,
             plan.programs,
             **call.sizes(plan, "dt", "z"),
@@ -161,5 +159,4 @@ def gradients_behind_segments(inputs: ScanInputs, dy: Tensor, dfinal: Tensor | N
     _, dt, A, B, C, _, z, bias, _ = inputs
     key = (_bwd_ends_kernel, dy_strides, A.dtype, None if bias is None else bias.dtype)
     call.launches.get(key, make)(dt, A, B, C, z, bias, dy, ends, total_dt)
-    ends_to_starts(call, A, total_dt, ends, dfinal, reverse=True)
-    return ends
+    ends_to_starts(call, plan.splits, A, total_dt, ends, dfinal, reverse=True)

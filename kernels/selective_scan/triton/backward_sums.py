@@ -14,15 +14,15 @@ from kernels.selective_scan.triton.inputs import ScanInputs
 from kernels.sums import COLUMNS, ROWS, column_sums
 
 
-@triton.jit(do_not_specialize=["rows", "num_d"])
-def _add_parts_kernel(
-    partial, dB, dC, rows, num_d, N: tl.constexpr, NP: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr
+@triton.jit
+def _add_parts(
+    partial, dB, dC, i_r, rows, num_d, N: tl.constexpr, NP: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr
 ):
-    """dB and dC [rows, N] as sums of the num_d parts in partial [num_d, rows, NP or 2 NP]; either may be None.
+    """BLOCK rows of dB and dC [rows, N] as sums of the num_d parts in partial [num_d, rows, NP or 2 NP].
 
-    TOGETHER parts are loaded at once. The rows are those of batch and time.
+    Either may be None. TOGETHER parts are loaded at once. The rows are those of batch and time.
     """
-    o_r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
+    o_r = i_r * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
     o_n = tl.arange(0, NP)
     m = (o_r < rows)[:, None] & (o_n < N)[None, :]
     WIDTH: tl.constexpr = NP * ((dB is not None) + (dC is not None))
@@ -45,14 +45,14 @@ def _add_parts_kernel(
 
 
 @triton.jit
-def _add_totals_kernel(
-    totals, dA, dbias, dskip, rows, D, N: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr
+def _add_totals(
+    totals, dA, dbias, dskip, i_p, num_totals, D, N: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr
 ):  # fmt: skip
-    """dA [D, N], dbias [D] and dskip [D] as sums over the rows of totals [rows, N + 2, D]; the last two may be None."""
-    i_n = tl.program_id(0) % (N + 2)
-    o_d = tl.program_id(0) // (N + 2) * BLOCK_D + tl.arange(0, BLOCK_D)
+    """A block of dA [D, N], dbias [D] or dskip [D], from totals [num_totals, N + 2, D]; the last two may be None."""
+    i_n = i_p % (N + 2)
+    o_d = i_p // (N + 2) * BLOCK_D + tl.arange(0, BLOCK_D)
     m_d = o_d < D
-    b_sum = column_sums(totals, i_n * D + o_d, m_d, rows, (N + 2) * D, ROWS)
+    b_sum = column_sums(totals, i_n * D + o_d, m_d, num_totals, (N + 2) * D, ROWS)
     if i_n < N:
         tl.store(dA + o_d * N + i_n, b_sum.to(dA.dtype.element_ty), mask=m_d)
     elif i_n == N:
@@ -63,53 +63,58 @@ def _add_totals_kernel(
             tl.store(dskip + o_d, b_sum.to(dskip.dtype.element_ty), mask=m_d)
 
 
-def add_parts(inputs: ScanInputs, parts: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """dB and dC [batch, T, N] of the maps that depend on time, from the sums over the channels of each program."""
-    call, device = inputs.call, inputs.x.device
-    (batch, length, _), num_states = call.shape, call.num_states
-    dB, dC = (
+@triton.jit(do_not_specialize=["rows", "num_d", "num_totals"])
+def _add_sums_kernel(
+    partial, totals, dB, dC, dA, dbias, dskip, rows, num_d, num_totals, D,
+    N: tl.constexpr, NP: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """The first programs add `totals`, the others `partial`, which may be None; see `_add_totals` and `_add_parts`."""
+    num_programs = tl.cdiv(D, BLOCK_D) * (N + 2)
+    i_p = tl.program_id(0)
+    if i_p < num_programs:
+        _add_totals(totals, dA, dbias, dskip, i_p, num_totals, D, N, ROWS, BLOCK_D)
+    elif partial is not None:
+        _add_parts(partial, dB, dC, i_p - num_programs, rows, num_d, N, NP, BLOCK, TOGETHER)
+
+
+def add_sums(
+    inputs: ScanInputs, parts: Tensor | None, totals: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """dA [D, N], dB and dC [batch, T, N] of the maps that depend on time, dskip [D] and dbias [D].
+
+    parts:  the sums over the channels of each program, None where no map depends on time.
+    totals: the sums over each segment [batch splits, N + 2, D].
+    """
+    call, A, skip, bias = inputs.call, inputs.A, inputs.skip, inputs.bias
+    (batch, length, width), num_states, device = call.shape, call.num_states, A.device
+    dB, dC = [
         torch.empty((batch, length, num_states), dtype=dtype, device=device) if in_time else None
         for dtype, in_time in zip(call.dtypes, call.in_time, strict=True)
-    )
-    if parts is not None:
-
-        def make() -> KeptLaunch:
-            block = max(4, 512 // call.padded)
-            return KeptLaunch(
-                _add_parts_kernel,
-                cdiv(batch * length, block),
-                rows=batch * length,
-                num_d=parts.shape[0],
-                N=num_states,
-                NP=call.padded,
-                BLOCK=block,
-                TOGETHER=4,
-                num_warps=4,
-            )
-
-        call.launches.get(_add_parts_kernel, make)(parts, dB, dC)
-    return dB, dC
-
-
-def add_totals(inputs: ScanInputs, totals: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """dA [D, N], dskip [D] and dbias [D] from the sums over each segment, totals [batch splits, N + 2, D]."""
-    call, A, skip, bias = inputs.call, inputs.A, inputs.skip, inputs.bias
-    width, num_states = call.shape[2], call.num_states
+    ]
     dA = torch.empty_like(A)
-    dskip, dbias = (None if m is None else torch.empty_like(m) for m in (skip, bias))
+    dskip = None if skip is None else torch.empty_like(skip)
+    dbias = None if bias is None else torch.empty_like(bias)
 
     def make() -> KeptLaunch:
-        return KeptLaunch(
-            _add_totals_kernel,
-            (num_states + 2) * cdiv(width, COLUMNS),
-            rows=totals.shape[0],
+        block = max(4, 512 // call.padded)
+        blocks = 0 if parts is None else cdiv(batch * length, block)
+        return call.launch_of(
+            _add_sums_kernel,
+            (num_states + 2) * cdiv(width, COLUMNS) + blocks,
+            rows=batch * length,
+            num_d=cdiv(width, call.backward_plan.block_d),
+            num_totals=batch * call.backward_plan.splits,
             D=width,
             N=num_states,
+            NP=call.padded,
+            BLOCK=block,
+            TOGETHER=4,
             ROWS=ROWS,
             BLOCK_D=COLUMNS,
             num_warps=4,
         )
 
-    key = (_add_totals_kernel, *[None if m is None else m.dtype for m in (A, skip, bias)])
-    call.launches.get(key, make)(totals, dA, dbias, dskip)
-    return dA, dskip, dbias
+    key = (_add_sums_kernel, *[None if m is None else m.dtype for m in (A, skip, bias)])
+    call.launches.get(key, make)(parts, totals, dB, dC, dA, dbias, dskip)
+    return dA, dB, dC, dskip, dbias

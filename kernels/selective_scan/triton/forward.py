@@ -201,7 +201,7 @@ def scan_forward(
         start = torch.empty((batch, splits, num_states, width), dtype=torch.float32, device=device)
         total_dt = torch.empty((batch, splits, width), dtype=torch.float32, device=device)
         _scan(inputs, None, None, start, total_dt, None)
-        ends_to_starts(call, inputs.A, total_dt, start, initial_state, reverse=False)
+        ends_to_starts(call, splits, inputs.A, total_dt, start, initial_state, reverse=False)
     _scan(inputs, start, y, final_state, None, chunks)
     return y, final_state, chunks
 
@@ -221,8 +221,8 @@ def _scan(
         plan = call.forward_plan
         arguments = call.sizes(plan, "x", "dt", "z") | {"CHUNK": call.tuning.chunk, "SOFTPLUS": call.softplus}
         if call.matrix and plan.fits_matrix:
-            return KeptLaunch(_scan_fwd_matrix_kernel, plan.programs, **arguments, **plan.matrix_constants("STEPS"))
-        return KeptLaunch(_scan_fwd_kernel, plan.programs, **arguments, **plan.constants, **call.map_constants)
+            return call.launch_of(_scan_fwd_matrix_kernel, plan.programs, **arguments, **plan.matrix_constants("STEPS"))
+        return call.launch_of(_scan_fwd_kernel, plan.programs, **arguments, **plan.constants, **call.map_constants)
 
     x, dt, A, B, C, skip, z, bias, _ = inputs
     others = (A, skip, bias, start)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.device import interpreted, num_processors, speaks_ptx
-from kernels.launch import KeptLaunches
+from kernels.launch import KeptLaunch, KeptLaunches, cdiv
 from kernels.selective_scan.triton.plan import Plan, Tuning, choose_plan, padded_states
 
 MAX_STRIDE_BYTES = 2**31 - 1
@@ -104,6 +104,42 @@ class ScanCall:
         self.ends_plan = choose(tuning.backward_ends, splits=self.backward_plan.splits)
         self.launches = KeptLaunches()
 
+    @functools.cached_property
+    def _workspaces(self) -> dict[bool, tuple[int, ...]]:
+        """By whether backward runs on the matrix units: floats of each tensor of `workspace`, multiples of four."""
+        batch, length, width = self.shape
+        plan, num_states = self.backward_plan, self.num_states
+        segments = batch * plan.splits
+        ends = segments * width if plan.splits > 1 else 0
+        columns = self.padded * sum(self.in_time)
+        parts = cdiv(width, plan.block_d) * batch * length * columns
+        groups = self.tuning.chunk // plan.constants["STEPS"]
+        floats = {}
+        for matrix in (False, True):
+            # what a group leaves for each channel
+            kept = groups * (self.padded + 8) if matrix else (groups - 1) * self.padded
+            scratch = plan.programs * plan.block_d * kept
+            counts = (ends * num_states, ends, segments * (num_states + 2) * width, parts, scratch)
+            # every tensor begins at a multiple of 16 bytes
+            floats[matrix] = tuple([cdiv(count, 4) * 4 for count in counts])
+        return floats
+
+    def workspace(self, matrix: bool) -> tuple[Tensor, ...]:
+        """Empty float32 tensors of one allocation for the backward pass, without their shapes.
+
+        ends [batch, splits, N, D] and the sums of dt over segments [batch, splits, D], both without elements where
+        there is one segment; the sums over each segment [batch splits, N + 2, D]; the sums over the channels of each
+        program [programs of channels, batch T, rows of B and C]; the scratch memory of the kernel of the gradients.
+        """
+        floats = self._workspaces[matrix]
+        whole = torch.empty(sum(floats), dtype=torch.float32, device=self.device)
+        # not `split`, whose results know each other as views, which takes longer
+        return torch.unsafe_split_with_sizes(whole, floats)
+
+    def launch_of(self, kernel: Any, programs: int, **named: Any) -> KeptLaunch:
+        """A launch of a kernel that calls like this one keep; its named arguments are those behind the tensors."""
+        return KeptLaunch(kernel, programs, launcher=self.tuning.launcher, **named)
+
     def sizes(self, plan: Plan, *names: str) -> dict[str, Any]:
         """The sizes of a plan and the strides of B, C and the named inputs, as arguments of a launch."""
         _, length, width = self.shape
@@ -114,7 +150,7 @@ class ScanCall:
 
 
 kept_call = functools.lru_cache(256)(ScanCall)
-"""The `ScanCall` of calls on a GPU, since making one takes longer than a short kernel runs."""
+"""The `ScanCall` of equal calls, since making one takes longer than a short kernel runs."""
 
 
 class ScanInputs(NamedTuple):
@@ -168,7 +204,8 @@ def prepare_inputs(
     b_words = _as_words(B, padded, packed) if b_in_time else B
     c_words = _as_words(C, padded, packed) if c_in_time else C
     addresses = x.data_ptr() | dt.data_ptr() | (0 if z is None else z.data_ptr())
-    call = (kept_call if x.is_cuda else ScanCall)(
+    # meta tensors stand for several GPUs (`suite.bench.compile`), and each has plans of its own
+    call = (ScanCall if x.is_meta else kept_call)(
         tuning,
         softplus,
         not addresses & 3,

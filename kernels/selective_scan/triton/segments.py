@@ -49,14 +49,14 @@ def _pass_kernel(
 
 
 def ends_to_starts(
-    call: ScanCall, A: Tensor, total_dt: Tensor, ends: Tensor, first: Tensor | None, *, reverse: bool
+    call: ScanCall, splits: int, A: Tensor, total_dt: Tensor, ends: Tensor, first: Tensor | None, *, reverse: bool
 ) -> None:
     """Replaces `ends` by the starts of the segments in place; first is `first_state` of `_pass_kernel`."""
-    batch, splits, num_states, width = ends.shape
+    (batch, _, width), num_states = call.shape, call.num_states
 
     def make() -> KeptLaunch:
         block_d = min(128, power_of_2(width))
-        return KeptLaunch(
+        return call.launch_of(
             _pass_kernel,
             batch * num_states * cdiv(width, block_d),
             D=width,

@@ -121,7 +121,7 @@ class Species(DNATask):
         if self.data is None:
             for name in self.sources:
                 if cached_folder(name) is None:
-                    raise DataError(
+                    raise NoDataError(
                         f"{self.name}: {name} is not in the cache; call `python run_suite.py data prepare "
                         f"{self.name}`, or give --data DIR (a folder of FASTA files a species)."
                     )

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
 import yaml
 
 from models import MODELS
@@ -17,7 +16,6 @@ from reports.render.plan import read_expected
 from run_suite import REPOSITORY, WORKLOADS
 from suite.commands import main
 from suite.config import ExperimentConfig, find_experiments, load_experiment
-from suite.contracts import TaskSpec
 from suite.grid import expand, points
 from suite.parsing import parse
 from suite.resolver import Resolver
@@ -143,50 +141,6 @@ def published(name: str) -> dict[tuple[str, str], float]:
     """The numbers of an experiment's expected.csv."""
     found = read_expected(EXPERIMENTS[name].parent / "expected.csv")
     return {key: value.value for key, value in found.items() if value.value is not None}
-
-
-def built(name: str, spec: TaskSpec, **options):
-    """A model without memory for its weights."""
-    with torch.device("meta"):
-        return MODELS.load(name)(**options).build(spec)
-
-
-def num_parameters(model) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-TEXT = TaskSpec("tokens", num_classes=32000, readout="token", max_length=2048, vocab_size=32000)
-STATES = {
-    "Mamba": ("mamba", {}, 2),
-    "RetNet": ("retnet", {"num_heads": 8}, 1),
-    "GLA": ("gla", {"num_heads": 4}, 1),
-    "HGRN2": ("hgrn2", {"num_heads": 16}, 1),
-    "GSA": ("gsa", {"num_heads": 4, "num_slots": 64}, 1),
-}
-"""Row of appendix C.1 of GSA to a model, its options at width 2048, and layers in place of one of the others."""
-
-
-@pytest.mark.parametrize("row", STATES)
-def test_states_are_as_large_as_appendix_c_of_gsa_says(row):
-    name, options, layers = STATES[row]
-    width = 2048
-    (layer,) = built(name, TEXT, num_layers=1, d_model=width, **options).layers
-    elements = layers * layer.mixer.state_size(2048)
-    if name == "mamba":
-        # the last three inputs of the short convolution, of twice the width, which the paper does not count
-        elements -= layers * 3 * 2 * width
-    assert elements == published("gsa/appendixC")[row, "recurrent state size"] * width
-
-
-DNA = TaskSpec("tokens", num_classes=5, readout="token", max_length=1024, vocab_size=5)
-
-
-@pytest.mark.parametrize("size", ["0.25M", "0.7M", "1.4M", "3.5M", "7.0M", "19.3M", "40.7M"])
-def test_dna_models_have_the_parameters_of_appendix_e32_of_mamba(size):
-    paper = {column: value for (row, column), value in published("mamba/appendixE32").items() if row == size}
-    blocks, width = int(paper["blocks"]), int(paper["model dimension"])
-    count = num_parameters(built("mamba", DNA, num_layers=2 * blocks, d_model=width))
-    assert count == pytest.approx(paper["params"] * 1e6, rel=0.15)
 
 
 def test_the_scaling_grid_has_the_sizes_and_budgets_of_table_12_of_mamba():

@@ -35,11 +35,13 @@ LOWEST = tl.constexpr(-1e30)
 class Tuning(NamedTuple):
     """Tile of a program."""
 
-    tile: int = 4096
+    tile: int = 2048
     """Elements of the keys that a program loads at once."""
-    programs: int = 2048
+    programs: int = 4096
     """Number of programs from which the positions of a head are not split further."""
-    num_warps: int = 4
+    num_warps: int = 2
+    num_stages: int = 4
+    """Tiles in work: one is computed while the others are on their way from memory."""
 
 
 @triton.jit
@@ -60,7 +62,7 @@ def _attend_kernel(
     q, k, v, keys, values, count, cos, sin, sums, maxima,
     scale, H, capacity, q_stride_b, q_stride_h, k_stride_b, k_stride_h, v_stride_b, v_stride_h,
     cache_stride_b, cache_stride_t, cache_stride_h,
-    K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexpr, SPLITS: tl.constexpr,
+    K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One of SPLITS parts of the positions of one head."""
     i_row = tl.program_id(0).to(tl.int64)
@@ -91,7 +93,7 @@ def _attend_kernel(
         b_sum = tl.where(m_first[:, None], b_v.to(tl.float32)[None, :], b_sum)
     span = tl.cdiv(tl.cdiv(n, SPLITS), BLOCK_T) * BLOCK_T
     end = tl.minimum((i_s + 1) * span, n)
-    for t in range(i_s * span, end, BLOCK_T):
+    for t in tl.range(i_s * span, end, BLOCK_T, num_stages=STAGES):
         o_now = t + o_t
         m_t = o_now < end
         m = m_t[:, None] & m_k[None, :]
@@ -184,6 +186,7 @@ def attention_step_triton(
         BLOCK_K=block_k,
         BLOCK_T=block_t,
         SPLITS=splits,
+        STAGES=tuning.num_stages,
         num_warps=tuning.num_warps,
     )
     launch(

@@ -98,7 +98,7 @@ def _scan_kernel(
 
 def tuning(rows: int) -> Tuning:
     """The tile for B rows. A single row has few channels for each multiprocessor, and no use for matrix units."""
-    return Tuning(1, 32) if rows == 1 else Tuning(16, 16)
+    return Tuning(1, 32) if rows == 1 else Tuning(16, 8, 2)
 
 
 def mamba_inner_step_triton(

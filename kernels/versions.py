@@ -8,6 +8,7 @@ VERSIONS = {
     "attention": 1,
     "causal_conv1d": 1,
     "fft_conv": 1,
+    "float32_matmul": 1,
     "gated_linear_attention": 1,
     "gated_slot_attention": 1,
     "linear_cross_entropy": 1,

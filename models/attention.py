@@ -29,7 +29,7 @@ from models.blocks import (
     step_linear,
     take_positions,
 )
-from models.linear import Linear
+from models.linear import Linear, linear
 from suite.bounds import Fraction, Width
 from suite.contracts import TaskSpec
 
@@ -102,8 +102,8 @@ class Attention(Mixer):
             weight_q, weight_kv = self.qkv.weight.tensor_split([self.out.in_features])
             bias_q, bias_kv = (None, None) if self.qkv.bias is None else self.qkv.bias.tensor_split([len(weight_q)])
             heads = (self.num_heads, self.head_dim)
-            q = F.linear(take_positions(x, positions), weight_q, bias_q).unflatten(-1, heads)
-            k, v = F.linear(x, weight_kv, bias_kv).unflatten(-1, (2, *heads)).unbind(-3)
+            q = linear(take_positions(x, positions), weight_q, bias_q).unflatten(-1, heads)
+            k, v = linear(x, weight_kv, bias_kv).unflatten(-1, (2, *heads)).unbind(-3)
         seen = time <= positions[:, None, :, None]
         if positions.shape[1] * FEW > x.shape[1]:
             return self._attend(q, k, v, mask=seen)

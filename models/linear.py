@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.backend import on_device_of, use_triton
-from models.casts import as_autocast
+from kernels.float32_matmul import float32_matmul
+from models.casts import as_autocast, autocast_dtype
 
 
 def _on_gpu(x: Tensor) -> bool:
@@ -24,33 +25,53 @@ def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-class LinearWithBias(torch.autograd.Function):
-    """(x [..., K], weight [D, K], bias [D]) to x weight^T + bias. torch's sum for the gradient of the bias is slow."""
+def _multiply(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """a b + bias; float32 matrices are multiplied on matrix units, where that is faster."""
+    if a.dtype == torch.float32:
+        return float32_matmul(a, b, bias)
+    return a @ b if bias is None else torch.addmm(bias, a, b)
+
+
+class LinearMap(torch.autograd.Function):
+    """(x [..., K], weight [D, K], bias [D] or None) to x weight^T + bias.
+
+    torch's sum for the gradient of a bias is slow, and so are its products of float32 matrices.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return F.linear(x, weight, bias)
+        return _multiply(_rows(x), weight.t(), bias).view(*x.shape[:-1], len(weight))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         from kernels.sums import row_sums
 
         x, weight = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
         g = _rows(gradient)
-        dx = (g @ weight).view(x.shape) if ctx.needs_input_grad[0] else None
+        dx = _multiply(g, weight).view(x.shape) if wanted[0] else None
+        dweight = _multiply(g.t(), _rows(x)) if wanted[1] else None
         with on_device_of(g):
-            return dx, g.t() @ _rows(x), row_sums(g)
+            return dx, dweight, row_sums(g) if wanted[2] else None
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [..., K] to x weight^T + bias, with weight [D, K] and bias [D]."""
+    if not _on_gpu(x):
+        return F.linear(x, weight, bias)
+    dtype = autocast_dtype(x)
+    if dtype != torch.float32 and (bias is None or not torch.is_grad_enabled()):
+        return F.linear(x, weight, bias)
+    return LinearMap.apply(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
 
 
 class Linear(nn.Linear):
     """A linear map, by default with a bias."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.bias is None or not torch.is_grad_enabled() or not _on_gpu(x):
-            return super().forward(x)
-        return LinearWithBias.apply(as_autocast(x), as_autocast(self.weight), as_autocast(self.bias))
+        return linear(x, self.weight, self.bias)
 
 
 class SplitLinear(torch.autograd.Function):
@@ -65,7 +86,7 @@ class SplitLinear(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.sizes = sizes
         ctx.set_materialize_grads(False)
-        return F.linear(x, weight).split(sizes, dim=-1)
+        return _multiply(_rows(x), weight.t()).view(*x.shape[:-1], len(weight)).split(sizes, dim=-1)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -77,8 +98,11 @@ class SplitLinear(torch.autograd.Function):
                 dpart.zero_()
                 continue
             g = _rows(gradient)
-            torch.mm(g.t(), _rows(x), out=dpart)
-            dx = g @ part if dx is None else dx.addmm_(g, part)
+            if g.dtype == torch.float32:
+                float32_matmul(g.t(), _rows(x), out=dpart)
+            else:
+                torch.mm(g.t(), _rows(x), out=dpart)
+            dx = _multiply(g, part) if dx is None else dx.addmm_(g, part)
         return None if dx is None else dx.view(x.shape), dweight, None
 
 

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.autograd import needs_gradient
+from kernels.float32_matmul import float32_matmul
 from kernels.linear_cross_entropy.padding import padded, padded_size
 
 CHUNK_BYTES = 256 << 20
@@ -90,12 +90,21 @@ def softmax_gradient_(
 def add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
     """total += a b, or total = a b where `first`; total may be float32 where a and b are in half precision."""
     beta = 0 if first else 1
-    if a.dtype == total.dtype:
+    if first and total.dtype == a.dtype == torch.float32:
+        float32_matmul(a, b, out=total)
+    elif a.dtype == total.dtype:
         torch.addmm(total, a, b, beta=beta, out=total)
     elif a.is_cuda:
         torch.addmm(total, a, b, out_dtype=total.dtype, beta=beta, out=total)
     else:
         torch.addmm(total, a.to(total.dtype), b.to(total.dtype), beta=beta, out=total)
+
+
+def _product(a: Tensor, b: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
+    """a b + bias; float32 matrices are multiplied on matrix units, where that is faster."""
+    if a.dtype == torch.float32:
+        return float32_matmul(a, b, bias, out=out)
+    return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
 
 
 def loss_and_gradients(
@@ -114,10 +123,10 @@ def loss_and_gradients(
     dbias = torch.zeros_like(bias, dtype=wide) if bias is not None and wanted[2] else None
     for start in range(0, len(x), plan.rows):
         part = slice(start, start + plan.rows)
-        logits = F.linear(x[part], weight, bias)
+        logits = _product(x[part], weight.t(), bias)
         plan.softmax_gradient(logits, targets[part], losses[part], num_classes, plan.ignore_index, any(wanted))
         if dx is not None:
-            torch.mm(logits, weight, out=dx[part])
+            _product(logits, weight, out=dx[part])
         if dweight is not None:
             add_product(dweight, logits.t(), x[part], first=start == 0)
         if dbias is not None:

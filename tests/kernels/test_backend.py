@@ -10,6 +10,7 @@ from kernels.attention import attention
 from kernels.backend import record, record_operators, triton_missing, use_triton
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.fft_conv import fft_conv
+from kernels.float32_matmul import float32_matmul
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
 from kernels.linear_cross_entropy import linear_cross_entropy
@@ -36,6 +37,7 @@ CALLS = {
         lambda: causal_conv1d_step(ones(1, 2).requires_grad_(), ones(2, 2), None, ones(1, 2, 1)),
     ],
     "fft_conv": [lambda: fft_conv(ones(1, 3, 2), ones(2, 3))],
+    "float32_matmul": [lambda: float32_matmul(ones(2, 3), ones(3, 4))],
     "gated_linear_attention": [
         lambda: gated_linear_attention(*[ones(1, 3, 1, 2)] * 3),
         lambda: gated_linear_attention_step(*[ones(1, 1, 2)] * 3, None, ones(1, 1, 2, 2)),

@@ -21,6 +21,8 @@ from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.causal_conv1d.reference import causal_conv1d_reference
 from kernels.fft_conv import fft_conv
 from kernels.fft_conv.reference import fft_conv_reference
+from kernels.float32_matmul import float32_matmul
+from kernels.float32_matmul.reference import float32_matmul_reference
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from kernels.gated_linear_attention.reference import gated_linear_attention_reference
 from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
@@ -134,6 +136,11 @@ def _fft_conv(draw: Draw) -> Iterator[Call]:
 
 def _qkv(draw: Draw, *leading: int) -> Inputs:
     return {"q": draw(*leading, 2, 4), "k": draw(*leading, 2, 4), "v": draw(*leading, 2, 3)}
+
+
+def _float32_matmul(draw: Draw) -> Iterator[Call]:
+    inputs = {"a": draw(3, 8), "b": draw(8, 5), "bias": draw(5)}
+    yield Call("plain", _pair(float32_matmul, float32_matmul_reference), inputs, gradients=False)
 
 
 def _gated_linear_attention(draw: Draw) -> Iterator[Call]:
@@ -299,6 +306,7 @@ OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
     "attention_step": _attention_step,
     "causal_conv1d": _causal_conv1d,
     "fft_conv": _fft_conv,
+    "float32_matmul": _float32_matmul,
     "gated_linear_attention": _gated_linear_attention,
     "gated_linear_attention_step": _gated_linear_attention_step,
     "gated_slot_attention": _gated_slot_attention,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 pytest.importorskip("triton")
-from models.linear import Linear, LinearWithBias, SplitLinear, split_linear
+from models.linear import Linear, LinearMap, SplitLinear, split_linear
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -28,6 +28,6 @@ def test_a_linear_map_with_a_bias_has_the_gradients_of_torch():
     wanted = [x, linear.weight, linear.bias]
     cotangent = torch.randn(2, 3, 4, device=DEVICE)
     expected = torch.autograd.grad(nn.Linear.forward(linear, x), wanted, cotangent)
-    y = LinearWithBias.apply(x, linear.weight, linear.bias)
+    y = LinearMap.apply(x, linear.weight, linear.bias)
     assert torch.equal(y, linear(x))
     torch.testing.assert_close(torch.autograd.grad(y, wanted, cotangent), expected)

@@ -1,0 +1,67 @@
+"""Float32 products on a GPU at sizes of real use: as exact as cuBLAS, and taken where they should be."""
+
+import pytest
+import torch
+
+from kernels.backend import record_operators
+from kernels.float32_matmul import float32_matmul
+from suite.accuracy import assert_close
+from suite.numerics import numerics
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+
+def operands(rows, columns, depth, layout):
+    g = torch.Generator("cuda").manual_seed(rows + depth)
+
+    def randn(*size):
+        return torch.randn(*size, generator=g, device="cuda")
+
+    a = randn(depth, rows).t() if layout == "weight" else randn(rows, depth)
+    b = randn(columns, depth).t() if layout == "map" else randn(depth, columns)
+    return a, b * depth**-0.5
+
+
+@pytest.mark.parametrize("layout", ["map", "input", "weight"])
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth"),
+    [(65536, 384, 128), (4096, 8192, 64), (8192, 128, 8192), (384, 128, 65536), (1001, 333, 777)],
+)
+def test_products_err_at_most_twice_as_much_as_torch(rows, columns, depth, layout):
+    a, b = operands(rows, columns, depth, layout)
+    found = float32_matmul(a, b, backend="triton")
+    assert_close(found, a.double() @ b.double(), torch.float32, plain=a @ b)
+    assert torch.equal(found, float32_matmul(a, b, backend="triton"))
+
+
+def test_large_and_small_numbers_keep_their_digits():
+    a, b = operands(256, 256, 512, "map")
+    # every row and column has a scale of its own, so each element is compared with its own size
+    a = a * torch.logspace(-15, 15, 256, device="cuda")[:, None]
+    b = b * torch.logspace(12, -12, 256, device="cuda")
+    size = a.double().abs() @ b.double().abs()
+    exact = a.double() @ b.double()
+    errors = [((c.double() - exact) / size).abs() for c in (float32_matmul(a, b, backend="triton"), a @ b)]
+    assert errors[0].max() <= 2 * errors[1].max() + 1e-7
+
+
+def test_infinities_and_nan_stay():
+    a, b = operands(128, 64, 96, "map")
+    a[3, 5], a[7, 11] = torch.inf, torch.nan
+    found, expected = float32_matmul(a, b, backend="triton"), a @ b
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.isinf(), expected.isinf())
+
+
+def test_more_than_two_to_the_31_elements():
+    a, b = torch.randn(2**18 + 1, 16, device="cuda"), torch.randn(16, 2**13, device="cuda")
+    last = float32_matmul(a, b, backend="triton")[-1]
+    torch.testing.assert_close(last.double(), a[-1].double() @ b.double(), rtol=1e-5, atol=1e-5)
+
+
+def test_the_automatic_choice_follows_size_and_precision():
+    a, b = operands(4096, 512, 512, "map")
+    for precision, rows, backend in (("fp32", 4096, "triton"), ("fp32", 8, "torch"), ("tf32", 4096, "torch")):
+        with numerics(precision), record_operators() as used:
+            float32_matmul(a[:rows], b)
+        assert used["float32_matmul"]["backend"] == backend

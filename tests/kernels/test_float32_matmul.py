@@ -1,0 +1,81 @@
+"""Products of float32 matrices: the kernel against the product as written, in every layout."""
+
+from functools import partial
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from kernels.float32_matmul import float32_matmul
+from kernels.float32_matmul.reference import float32_matmul_reference
+from kernels.float32_matmul.triton import TF32, Tuning, float32_matmul_triton
+from kernels.launch import CompileOptions
+from suite.accuracy import assert_matches_reference
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SMALL = Tuning(16, 16, 16, TF32, CompileOptions(num_warps=4), min_span=16)
+
+
+def make_inputs(rows, columns, depth, *, a_columns=False, b_columns=False, bias=False):
+    g = torch.Generator().manual_seed(rows + depth)
+
+    def normal(*size):
+        return torch.randn(*size, generator=g, dtype=torch.float64)
+
+    a = normal(depth, rows).t() if a_columns else normal(rows, depth)
+    b = normal(columns, depth).t() if b_columns else normal(depth, columns)
+    made = {"a": a, "b": b * depth**-0.5}
+    # multiplication by a number keeps the layout of a dense matrix
+    return made | ({"bias": normal(columns)} if bias else {})
+
+
+def keeping_layout(op, inputs):
+    """op with copies of the inputs in the layout of the originals; the comparison makes dense ones."""
+    strides = {name: x.stride() for name, x in inputs.items()}
+
+    def run(**given):
+        laid = {
+            name: x.new_empty(0).set_(x.new_empty(x.numel()).untyped_storage(), 0, x.shape, strides[name])
+            for name, x in given.items()
+        }
+        return op(**{name: laid[name].copy_(x) for name, x in given.items()})
+
+    return run
+
+
+@pytest.mark.parametrize("a_columns", [False, True])
+@pytest.mark.parametrize("b_columns", [False, True])
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(1, 1, 1), (33, 40, 70), (100, 17, 200)])
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_products_are_those_of_the_equation_in_every_layout(backend, rows, columns, depth, a_columns, b_columns):
+    inputs = make_inputs(rows, columns, depth, a_columns=a_columns, b_columns=b_columns, bias=True)
+    op = float32_matmul if backend == "torch" else partial(float32_matmul_triton, tile=SMALL)
+    assert_matches_reference(keeping_layout(op, inputs), float32_matmul_reference, inputs, device=DEVICE, grad=False)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 5])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_sum_may_be_split_and_written_into_a_given_tensor(splits, bias):
+    inputs = make_inputs(20, 35, 130, bias=bias)
+
+    def op(**given):
+        out = torch.full((20, 35), torch.nan, device=DEVICE)
+        found = float32_matmul_triton(**given, out=out, tile=SMALL, splits=splits)
+        assert found.data_ptr() == out.data_ptr()
+        return found
+
+    assert_matches_reference(op, float32_matmul_reference, inputs, device=DEVICE, grad=False)
+
+
+def test_what_does_not_fit_is_refused():
+    x = torch.ones(3, 4)
+    with pytest.raises(ValueError, match=r"a is \[M, K\] and b \[K, N\], got \[3, 4\] and \[3, 4\]"):
+        float32_matmul(x, x)
+    with pytest.raises(ValueError, match=r"bias must be \[3\], got \[4\]"):
+        float32_matmul(x, x.t(), torch.ones(4))
+    with pytest.raises(ValueError, match=r"out must be \[3, 3\], got \[3, 4\]"):
+        float32_matmul(x, x.t(), out=x)
+    with pytest.raises(ValueError, match="has no gradient"):
+        float32_matmul(x.requires_grad_(), x.t(), backend="triton")
+    with pytest.raises(ValueError, match=r"takes float32, got torch\.bfloat16"):
+        float32_matmul(torch.ones(2, 2).bfloat16(), torch.ones(2, 2).bfloat16(), backend="triton")

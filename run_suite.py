@@ -5,6 +5,13 @@ The commands are in `suite/commands`; they get the tables and folders of the rep
 
 from __future__ import annotations
 
+import os
+import signal
+
+if __name__ == "__main__":
+    # until the command line handles it, which takes a second of imports, Ctrl-C ends the process without a traceback
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
+
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

@@ -35,6 +35,7 @@ leave out the baseline; its table is then the one of expected.csv.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -122,7 +123,35 @@ class ExperimentConfig(Config):
         return self.sections != SECTIONS
 
 
-def load_experiment(path: Path) -> ExperimentConfig:
+PLUGINS = "plugins"
+"""Value of `model.name` or `task.name` in a sweep that stands for the names that plugins define."""
+PluginNames = Mapping[str, Sequence[str]]
+"""`model.name` and `task.name` to the names that plugins define."""
+NO_PLUGINS: PluginNames = {"model.name": (), "task.name": ()}
+
+
+def name_plugins(config: ExperimentConfig, names: PluginNames) -> ExperimentConfig:
+    """The experiment with the names of plugins in place of the word `plugins`; without plugins, that value goes."""
+
+    def named(axis: str, value: Any) -> list[Any]:
+        if axis in names and value == PLUGINS:
+            return list(names[axis])
+        for key, found in names.items():
+            if isinstance(value, Mapping) and value.get(key) == PLUGINS:
+                return [{**value, key: name} for name in found]
+        return [value]
+
+    def with_names(sweep: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+        return {axis: [new for value in values for new in named(axis, value)] for axis, values in sweep.items()}
+
+    scales = {
+        scale: {**values, "sweep": with_names(values["sweep"])} if isinstance(values.get("sweep"), Mapping) else values
+        for scale, values in config.scales.items()
+    }
+    return config.model_copy(update={"sweep": with_names(config.sweep), "scales": scales})
+
+
+def load_experiment(path: Path, plugins: PluginNames = NO_PLUGINS) -> ExperimentConfig:
     """Reads and checks one grid.yaml. Raises ValueError, in one line with the path, for what it must not hold."""
     # opening a named pipe would wait for a writer
     if not path.is_file():
@@ -135,7 +164,7 @@ def load_experiment(path: Path) -> ExperimentConfig:
         raise ValueError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected a mapping with title, baseline, ...; got {type(values).__name__}")
-    return parse(ExperimentConfig, values, str(path))
+    return name_plugins(parse(ExperimentConfig, values, str(path)), plugins)
 
 
 def find_experiments(folder: Path) -> dict[str, Path]:

@@ -135,6 +135,10 @@ def expand(
             if not filters.wanted or filters.keep(run.resolved):
                 runs.append(run)
     filters.check()
+    if not runs and not only:
+        raise ValueError(
+            f"{where}: sweep: an axis has only `plugins`, and there are none; give --plugin FILE_OR_MODULE"
+        )
     if not runs:
         raise ValueError(f"--only {' '.join(only)}: no run satisfies all of them")
     return list({run.run_id: run for run in runs}.values())

@@ -15,10 +15,20 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Entry:
-    """Place where a name is implemented (`module:attribute`), and a description in one line."""
+    """Place where a name is implemented, and a description in one line."""
 
     target: str
+    """`module:attribute`, or `module:DICTIONARY[key]` for a value of a dictionary."""
     summary: str
+    plugin: str = ""
+    """Identity of the plugin that defines the name; empty for a name of this repository."""
+
+    def load(self) -> Any:
+        """The object behind the place."""
+        module, attribute = self.target.split(":")
+        name, bracket, key = attribute.partition("[")
+        found = getattr(importlib.import_module(module), name)
+        return found[key.removesuffix("]")] if bracket else found
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -47,5 +57,11 @@ class Registry:
             raise ValueError(
                 f"unknown {self.kind} {name!r}{nearest(str(name), self.entries)}; there are: {', '.join(self.entries)}"
             )
-        module, attribute = self.entries[name].target.split(":")
-        return getattr(importlib.import_module(module), attribute)
+        return self.entries[name].load()
+
+    def extended(self, entries: Mapping[str, Entry], by: str) -> Registry:
+        """This table with the names of `by` beside its own. ValueError for a name that is there already."""
+        for name in entries:
+            if name in self.entries:
+                raise ValueError(f"{by}: there is a {self.kind} {name!r} already; choose another name")
+        return Registry(self.kind, {**self.entries, **entries})

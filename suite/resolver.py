@@ -11,10 +11,14 @@ from typing import Any, Literal
 from suite.bench.config import BenchConfig, SpeedConfig, SpeedRun, TimingRun
 from suite.contracts import MissingDataError, ModelConfig, Task, TaskSpec
 from suite.parsing import located, parse
-from suite.registry import Registry, nearest
+from suite.registry import Entry, Registry, nearest
 from suite.runs import Run
 from suite.train_config import TrainConfig
 from suite.training_run import NO_DATA, TrainingRun, epoch_rows, stage_of
+
+
+def _plugins(**entries: Entry) -> dict[str, str]:
+    return {kind: entry.plugin for kind, entry in entries.items() if entry.plugin}
 
 
 def _no_operators() -> Registry:
@@ -55,7 +59,8 @@ class Resolver:
     def _timing(self, experiment: str, scale: str, tree: Mapping[str, Any], where: str) -> TimingRun:
         bench = parse(BenchConfig, tree["bench"], f"{where}: bench")
         workload = located(f"{where}: bench.op", lambda: self.operators.load(bench.op))
-        run = TimingRun(experiment, scale, bench, workload)
+        plugins = _plugins(operator=self.operators.entries[bench.op])
+        run = TimingRun(experiment, scale, bench, workload, plugins=plugins)
         located(f"{where}: bench", lambda: run.cases)
         return run
 
@@ -68,7 +73,8 @@ class Resolver:
                 model.check(speed.spec(length))
 
         located(where, check)
-        return SpeedRun(experiment, scale, name, model, speed)
+        plugins = _plugins(model=self.models.entries[name])
+        return SpeedRun(experiment, scale, name, model, speed, plugins=plugins)
 
     def _training(self, experiment: str, scale: str, tree: Mapping[str, Any], seed: int, where: str) -> TrainingRun:
         task_name, task = self._task(tree, where)
@@ -91,7 +97,8 @@ class Resolver:
             raise ValueError(f"{where}: train.epoch_steps: only for tasks with fresh data; {task_name} has none")
         stages = train.length_warmup
         located(f"{where}: train.length_warmup", lambda: [stage_of(task, train, stage) for stage in stages])
-        return TrainingRun(experiment, scale, task_name, model_name, task, model, train, seed, fingerprint)
+        plugins = _plugins(task=self.tasks.entries[task_name], model=self.models.entries[model_name])
+        return TrainingRun(experiment, scale, task_name, model_name, task, model, train, seed, fingerprint, plugins)
 
     def trained(self, tree: Mapping[str, Any], where: str) -> tuple[Task, ModelConfig]:
         """The task and the model of a run from their sections. Every fault is a ValueError that begins with `where`."""

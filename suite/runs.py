@@ -7,7 +7,7 @@ timing of an operator and timing of a model (`suite.bench.config`). This module 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -69,12 +69,19 @@ def never() -> bool:
     return False
 
 
+def with_plugins(resolved: dict[str, Any], plugins: Mapping[str, str]) -> dict[str, Any]:
+    """The settings of a run with the identities of the plugins that it uses, where it uses any."""
+    return {**resolved, "plugins": dict(plugins)} if plugins else resolved
+
+
 class Run(ABC):
-    """One resolved run. Its subclasses are frozen dataclasses with these three fields and their own."""
+    """One resolved run. Its subclasses are frozen dataclasses with these four fields and their own."""
 
     experiment: str
     scale: str
     seed: int
+    plugins: Mapping[str, str]
+    """`task`, `model` or `operator` to the identity of the plugin that defines it; nothing for those of the suite."""
     takes_all_threads: ClassVar[bool] = False
     """Whether the run computes on all CPU threads that torch has, as a timing does, or on those it is given."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.contracts import Config, EndlessEpochs, ModelConfig, Resizable, Task
 from suite.parsing import parse
-from suite.runs import Report, Run, Stop, Worker, never
+from suite.runs import Report, Run, Stop, Worker, never, with_plugins
 from suite.train_config import Stage, TrainConfig
 
 if TYPE_CHECKING:
@@ -33,16 +34,18 @@ class TrainingRun(Run):
     seed: int
     fingerprint: str
     """Identity of the task's data when the run was planned."""
+    plugins: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def resolved(self) -> dict[str, Any]:
-        return {
+        resolved = {
             "task": {"name": self.task_name, "version": self.task.version, **self.task.model_dump(mode="json")},
             "model": {"name": self.model_name, "version": self.model.version, **self.model.model_dump(mode="json")},
             "train": self.train.model_dump(mode="json"),
             "seed": self.seed,
             "data": self.fingerprint,
         }
+        return with_plugins(resolved, self.plugins)
 
     @property
     def is_planned_only(self) -> bool:

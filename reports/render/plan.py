@@ -126,12 +126,13 @@ def plain_table(config: ExperimentConfig, grid: Sequence[Mapping[str, Any]]) -> 
         for key in dict.fromkeys(key for point in grid for key in point)
         if key not in hidden and len({str(point.get(key)) for point in grid}) > 1
     ]
-    rows = {
-        ", ".join(f"{key}={point[key]}" for key in varying if key in point) or "all": {
-            key: point[key] for key in varying if key in point
-        }
-        for point in grid
-    }
+
+    def label(point: Mapping[str, Any]) -> str:
+        if len(varying) == 1:
+            return str(point[varying[0]])
+        return ", ".join(f"{key}={point[key]}" for key in varying if key in point) or "all"
+
+    rows = {label(point): {key: point[key] for key in varying if key in point} for point in grid}
     if config.timed:
         lengths = dict.fromkeys(length for point in grid for length in point.get("bench.lengths", ()))
         columns: dict[str, dict[str, Any]] = {f"T={length}": {"slice": f"length={length}"} for length in lengths}

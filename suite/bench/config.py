@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -12,7 +13,7 @@ from suite.bench.cases import Case, series
 from suite.bench.contracts import Workload
 from suite.bounds import Size
 from suite.contracts import Config, ModelConfig, TaskSpec
-from suite.runs import Report, Run, Stop, Worker, never
+from suite.runs import Report, Run, Stop, Worker, never, with_plugins
 
 if TYPE_CHECKING:
     import torch
@@ -113,11 +114,13 @@ class TimingRun(Run):
     workload: Workload
     seed: int = 0
     """Always 0: inputs are the same in every run."""
+    plugins: Mapping[str, str] = field(default_factory=dict)
     takes_all_threads: ClassVar[bool] = True
 
     @property
     def resolved(self) -> dict[str, Any]:
-        return {"bench": {"version": self.workload.version, **self.bench.model_dump(mode="json")}}
+        resolved = {"bench": {"version": self.workload.version, **self.bench.model_dump(mode="json")}}
+        return with_plugins(resolved, self.plugins)
 
     @property
     def cases(self) -> list[Case]:
@@ -160,16 +163,18 @@ class SpeedRun(Run):
     speed: SpeedConfig
     seed: int = 0
     """Always 0: inputs are random and their values do not matter."""
+    plugins: Mapping[str, str] = field(default_factory=dict)
     takes_all_threads: ClassVar[bool] = True
     version: ClassVar[int] = 1
     """Raised whenever something else is timed under the same options."""
 
     @property
     def resolved(self) -> dict[str, Any]:
-        return {
+        resolved = {
             "model": {"name": self.model_name, "version": self.model.version, **self.model.model_dump(mode="json")},
             "speed": {"version": self.version, **self.speed.model_dump(mode="json")},
         }
+        return with_plugins(resolved, self.plugins)
 
     @property
     def title(self) -> str:

@@ -6,7 +6,6 @@ revision, and the parent lets one work at a time, so that two revisions are time
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from suite.bench.cases import Case
+from suite.registry import Entry
 
 HOME = Path(__file__).resolve().parents[2]
 
@@ -37,7 +37,12 @@ class Worker:
         tree: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.setting = {"targets": dict(targets), "device": device, "tree": None if tree is None else str(tree)}
+        self.setting = {
+            "targets": dict(targets),
+            "device": device,
+            "tree": None if tree is None else str(tree),
+            "path": sys.path,
+        }
         self.environment = {**os.environ, **(environment or {})}
         self.process = self._start()
 
@@ -135,6 +140,8 @@ def cold_start(targets: Mapping[str, str], device: str, case: Case) -> float:
 def _serve(setting: dict[str, Any]) -> None:
     # prints of operators go to stderr, so that they do not mix with the answers
     answers, sys.stdout = sys.stdout, sys.stderr
+    # the folders of plugins are behind those of the suite
+    sys.path.extend(folder for folder in setting["path"] if folder not in sys.path)
     if setting["tree"]:
         sys.path.insert(0, setting["tree"])
     import torch
@@ -145,9 +152,8 @@ def _serve(setting: dict[str, Any]) -> None:
     calls: dict[Case, Callable[[], Any]] = {}
 
     def workload(case: Case) -> Any:
-        module, attribute = setting["targets"][case.op].split(":")
         try:
-            return getattr(importlib.import_module(module), attribute)
+            return Entry(setting["targets"][case.op], "").load()
         except ImportError as error:
             raise measure.Unavailable("n/a", error) from None
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import typer
 
 from suite.commands.bench import bench
+from suite.commands.check import check
 from suite.commands.collect import collect
 from suite.commands.data import data_app
 from suite.commands.doctor import doctor
@@ -40,6 +41,7 @@ app.command()(collect)
 app.command()(report)
 app.command()(show)
 app.command()(generate)
+app.command()(check)
 app.command()(bench)
 app.command()(doctor)
 app.add_typer(data_app, name="data")

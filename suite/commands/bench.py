@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from suite.commands.repository import LOCAL, Device, Results, repository_of, shown
+from suite.commands.repository import LOCAL, Device, Plugins, Results, repository_of, shown
 
 
 class Shapes(StrEnum):
@@ -30,6 +30,7 @@ def bench(
     compare: Annotated[
         str | None, typer.Option(metavar="REV", help="As --against REV, and exit with 1 where this tree is slower.")
     ] = None,
+    plugins: Plugins = None,
     device: Device = None,
     results: Results = LOCAL,
     update_budgets: Annotated[
@@ -41,7 +42,7 @@ def bench(
 
     from suite.bench.cases import KINDS, SETS, cases, check_names
 
-    repository = repository_of(context)
+    repository = repository_of(context, plugins)
     operators = repository.operators
     targets = {name: entry.target for name, entry in operators.entries.items()}
     names = check_names(ops or (), operators)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import typer
 
 from suite.commands.planning import Data, Only, Scale, Seeds, resolved_runs
-from suite.commands.repository import LOCAL, ExperimentName, Results, Set, repository_of
+from suite.commands.repository import LOCAL, ExperimentName, Plugins, Results, Set, repository_of
 
 
 def collect(
     context: typer.Context,
     experiment: ExperimentName,
+    plugins: Plugins = None,
     scale: Scale = None,
     only: Only = None,
     overrides: Set = None,
@@ -25,8 +26,14 @@ def collect(
     from suite.executors.slurm import collect as collect_jobs
     from suite.status import standings, summary
 
-    _, runs = resolved_runs(
-        repository_of(context), experiment, scale=scale, only=only, overrides=overrides, seeds=seeds, data=data
+    (experiment, _, _), runs = resolved_runs(
+        repository_of(context, plugins),
+        experiment,
+        scale=scale,
+        only=only,
+        overrides=overrides,
+        seeds=seeds,
+        data=data,
     )
     console = Console()
     try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from suite.commands.repository import Device, StoredResults, repository_of
+from suite.commands.repository import Device, Plugins, StoredResults, repository_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +31,7 @@ def generate(
     top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest tokens with this sum.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Ends a row, written as a prompt; repeatable.")] = None,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    plugins: Plugins = None,
     device: Device = None,
     results: StoredResults = None,
 ) -> None:
@@ -40,7 +41,7 @@ def generate(
     from suite.weights import find_weights, load_model
 
     Sampling(temperature, top_k, top_p)
-    repository = repository_of(context)
+    repository = repository_of(context, plugins)
     path = find_weights(weights, repository.roots(results))
 
     import torch

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from suite.commands.repository import repository_of
+from suite.commands.repository import Plugins, repository_of
 from suite.config import find_experiments, load_experiment
 
 
@@ -18,13 +18,15 @@ class Kind(StrEnum):
 
 
 def list_names(
-    context: typer.Context, kind: Annotated[Kind | None, typer.Argument(help="What to list; default: all.")] = None
+    context: typer.Context,
+    kind: Annotated[Kind | None, typer.Argument(help="What to list; default: all.")] = None,
+    plugins: Plugins = None,
 ) -> None:
     """List tasks, models and experiments."""
     from rich.console import Console
     from rich.table import Table
 
-    repository = repository_of(context)
+    repository = repository_of(context, plugins)
     table = Table("kind", "name", "summary", box=None)
     for registry in (repository.tasks, repository.models):
         if kind in (None, f"{registry.kind}s"):

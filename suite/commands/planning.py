@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from suite.commands.repository import Repository, shown
-from suite.config import ExperimentConfig
+from suite.commands.repository import Experiment, Repository, shown
 from suite.runs import Run
 
 Scale = Annotated[str | None, typer.Option("--scale", help="Protocol size declared by the grid; default: its first.")]
@@ -28,7 +27,7 @@ def resolved_runs(
     seeds: int | None,
     data: Path | None,
     without_data: bool = False,
-) -> tuple[ExperimentConfig, list[Run]]:
+) -> tuple[Experiment, list[Run]]:
     """An experiment and its runs. ValueError for a grid or an argument that cannot work.
 
     without_data: plan runs whose data are not there, and scales that cannot run here, too.
@@ -36,19 +35,19 @@ def resolved_runs(
     from suite.grid import expand, refuse
     from suite.resolver import Resolver
 
-    config, path = repository.experiment(experiment)
+    found = repository.experiment(experiment)
     if not without_data:
-        refuse(config, scale, shown(path))
+        refuse(found.config, scale, shown(found.path))
     folder = None if data is None else str(data)
     resolver = Resolver(repository.tasks, repository.models, repository.operators, folder, without_data=without_data)
     runs = expand(
-        experiment,
-        config,
+        found.name,
+        found.config,
         resolver,
         scale=scale,
         only=only or (),
         overrides=overrides or (),
         num_seeds=seeds,
-        where=shown(path),
+        where=shown(found.path),
     )
-    return config, runs
+    return found, runs

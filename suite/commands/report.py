@@ -14,6 +14,7 @@ from suite.commands.repository import (
     LOCAL,
     TABLES,
     OptionalExperimentName,
+    Plugins,
     Repository,
     StoredResults,
     repository_of,
@@ -33,6 +34,7 @@ class Format(StrEnum):
 def report(
     context: typer.Context,
     experiment: OptionalExperimentName = None,
+    plugins: Plugins = None,
     format: Annotated[
         Format | None,
         typer.Option(help="terminal, md and latex print; png and html write a file. Default: by --out, or terminal."),
@@ -53,7 +55,7 @@ def report(
     """
     from suite import storage
 
-    repository = repository_of(context)
+    repository = repository_of(context, plugins)
     if update_docs:
         for path in repository.rendering().update_documents(repository.reports):
             print(f"updated {shown(path)}")
@@ -67,7 +69,7 @@ def report(
             raise ValueError("report: name one experiment, or give --all for a page of all of them")
         experiment = "overview"
         rendering = repository.rendering()
-        names = [name for name in repository.experiments() if repository.experiment(name)[0].runnable]
+        names = [name for name in repository.experiments() if repository.experiment(name).config.runnable]
         rendered = rendering.overview([_paper_report(repository, name, results) for name in names])
     elif experiment == TABLES:
         rendering = repository.rendering()
@@ -77,7 +79,7 @@ def report(
         paths = _files(repository, experiment, results)
         rendered = rendering.history(storage.read([path for path in paths if scale in (None, path.parent.name)]))
     else:
-        config, path = repository.experiment(experiment)
+        experiment, config, path = repository.experiment(experiment)
         if scale is not None and scale not in config.scales:
             raise ValueError(
                 f"unknown scale {scale!r}{nearest(scale, config.scales)}; there are: {', '.join(config.scales)}"
@@ -115,7 +117,7 @@ def _tables(repository: Repository, rendering: Any, format: Format, out: Path | 
 
     names = repository.experiments()
     papers = rendering.read_papers(repository.reports / "papers.yaml", names)
-    configs = {name: repository.experiment(name)[0] for name in names}
+    configs = {name: repository.experiment(name).config for name in names}
     stored = {
         name: dict.fromkeys(path.parent.name for path in storage.files([repository.reference], name)) for name in names
     }
@@ -137,7 +139,7 @@ def _paper_report(repository: Repository, experiment: str, results: Path | None)
     """The report of an experiment at its scale `paper`, or at one of its others where that one cannot run."""
     from suite import storage
 
-    config, path = repository.experiment(experiment)
+    _, config, path = repository.experiment(experiment)
     scale = "paper" if "paper" in config.runnable else None
     rows = storage.read(_files(repository, experiment, results))
     return repository.rendering().build(config, path.parent, rows, scale=scale)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from suite.config import ExperimentConfig, find_experiments, load_experiment
 from suite.contracts import Recorder
+from suite.plugins import load_plugins
 from suite.registry import Registry, nearest
 from suite.target import target
 
@@ -20,6 +21,16 @@ KERNELS = "kernels"
 """The experiment under which `bench` keeps its rows."""
 TABLES = "tables"
 """The name under which `report` shows every table and figure of the papers."""
+
+
+class Experiment(NamedTuple):
+    """One experiment."""
+
+    name: str
+    """Its folder below `reports`, or the last part of its path if it lies elsewhere."""
+    config: ExperimentConfig
+    path: Path
+    """Its grid.yaml."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +58,40 @@ class Repository:
     leakage: Callable[[Any], Mapping[str, int]]
     """Function from a task to the number of inputs that each pair of its splits shares."""
 
-    def experiment(self, name: str) -> tuple[ExperimentConfig, Path]:
-        """An experiment and the path of its grid.yaml. ValueError for an unknown one."""
+    def with_plugins(self, names: Iterable[str]) -> Repository:
+        """This repository with the tasks, models and operators of plugins beside its own (`suite.plugins`)."""
+        found = self
+        for plugin in load_plugins(names):
+            by = f"--plugin {plugin.name}"
+            found = replace(
+                found,
+                tasks=found.tasks.extended(plugin.entries["task"], by),
+                models=found.models.extended(plugin.entries["model"], by),
+                operators=found.operators.extended(plugin.entries["operator"], by),
+            )
+        return found
+
+    def experiment(self, name: str) -> Experiment:
+        """An experiment by its name, or by the path of a folder that holds a grid.yaml. ValueError for an unknown one.
+
+        The word `plugins` among the values of `model.name` or `task.name` in a sweep stands for the names of plugins.
+        """
         grids = find_experiments(self.reports)
+        path = grids.get(name, Path(name, "grid.yaml"))
+        if not path.is_file():
+            raise ValueError(
+                f"unknown experiment {name!r}{nearest(name, grids)}, and no folder with a grid.yaml; "
+                f"there are: {', '.join(grids)}"
+            )
         if name not in grids:
-            raise ValueError(f"unknown experiment {name!r}{nearest(name, grids)}; there are: {', '.join(grids)}")
-        return load_experiment(grids[name]), grids[name]
+            name = next((known for known, grid in grids.items() if grid.samefile(path)), path.resolve().parent.name)
+            if name in grids and not grids[name].samefile(path):
+                raise ValueError(f"{path}: its rows would mix with those of the experiment {name!r}; rename the folder")
+        plugins = {
+            f"{registry.kind}.name": [key for key, entry in registry.entries.items() if entry.plugin]
+            for registry in (self.tasks, self.models)
+        }
+        return Experiment(name, load_experiment(path, plugins), path)
 
     def experiments(self) -> list[str]:
         """The names of all experiments."""
@@ -63,11 +102,11 @@ class Repository:
         return [results] if results is not None else [LOCAL, self.reference]
 
 
-def repository_of(context: typer.Context) -> Repository:
-    """The `Repository` that the composition root handed to the command line."""
+def repository_of(context: typer.Context, plugins: Iterable[str] | None = None) -> Repository:
+    """The `Repository` that the composition root handed to the command line, with the names of plugins added."""
     repository = context.find_object(Repository)
     assert repository is not None, "the command line was started without a Repository"
-    return repository
+    return repository.with_plugins(plugins or ())
 
 
 def shown(path: Path) -> str:
@@ -80,11 +119,14 @@ def _place(text: Any) -> Any:
     return None if text is None else target(text)
 
 
-ExperimentName = Annotated[
-    str, typer.Argument(help="Experiment, e.g. quickstart or h3/table2; see `list experiments`.")
-]
-OptionalExperimentName = Annotated[
-    str | None, typer.Argument(help="Experiment, e.g. quickstart or h3/table2; see `list experiments`.")
+_EXPERIMENT = typer.Argument(help="Experiment, e.g. h3/table2 (see `list experiments`), or a folder with a grid.yaml.")
+ExperimentName = Annotated[str, _EXPERIMENT]
+OptionalExperimentName = Annotated[str | None, _EXPERIMENT]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin", metavar="FILE_OR_MODULE", help="Python file or module with models, tasks, operators; repeatable."
+    ),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: a GPU if there is one.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change a value: train.lr=1e-3; repeatable.")]

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from suite.commands.planning import Data, Only, Scale, Seeds, resolved_runs
-from suite.commands.repository import LOCAL, Device, ExperimentName, Results, Set, repository_of
+from suite.commands.repository import LOCAL, Device, ExperimentName, Plugins, Results, Set, repository_of
 from suite.parsing import seconds
 from suite.runs import Run
 
@@ -17,6 +17,7 @@ from suite.runs import Run
 def run(
     context: typer.Context,
     experiment: ExperimentName,
+    plugins: Plugins = None,
     scale: Scale = None,
     only: Only = None,
     overrides: Set = None,
@@ -60,8 +61,8 @@ def run(
     if force and retry_failed:
         raise ValueError("--force --retry-failed: the first repeats all runs, the second some of them; give one")
     carry_out = choose(executor, executor_options or ())
-    repository = repository_of(context)
-    config, runs = resolved_runs(
+    repository = repository_of(context, plugins)
+    (experiment, config, _), runs = resolved_runs(
         repository,
         experiment,
         scale=scale,

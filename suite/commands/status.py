@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from suite.commands.planning import Data, Only, Scale, Seeds, resolved_runs
-from suite.commands.repository import LOCAL, ExperimentName, Results, Set, repository_of
+from suite.commands.repository import LOCAL, ExperimentName, Plugins, Results, Set, repository_of
 
 STYLES = {"running": "green", "failed": "red", "diverged": "red", "oom": "red"}
 
@@ -13,6 +13,7 @@ STYLES = {"running": "green", "failed": "red", "diverged": "red", "oom": "red"}
 def status(
     context: typer.Context,
     experiment: ExperimentName,
+    plugins: Plugins = None,
     scale: Scale = None,
     only: Only = None,
     overrides: Set = None,
@@ -28,8 +29,8 @@ def status(
     from suite.estimate import estimate
     from suite.status import standings, summary
 
-    repository = repository_of(context)
-    _, runs = resolved_runs(
+    repository = repository_of(context, plugins)
+    (experiment, _, _), runs = resolved_runs(
         repository,
         experiment,
         scale=scale,

@@ -12,71 +12,22 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from models import MODELS
 from models.attention import Attention
 from models.blocks import LeftPadding, Mixer
-from suite.contracts import TaskSpec
+from suite import laws
+from suite.laws import LENGTH, SIGNAL, TOKENS, make_inputs, unroll
 from suite.state import tensors
 
-# crosses the boundary of a chunk of 64 positions
-LENGTH = 70
-TOKENS = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=LENGTH, vocab_size=16)
-SIGNAL = TaskSpec(input="signal", num_classes=5, readout="sequence", max_length=LENGTH, channels=2)
 
-
-def build(name: str, spec: TaskSpec = TOKENS, *, dtype: torch.dtype = torch.float64, **options):
-    # with larger weights than the default, every path of the small network contributes
-    config = MODELS.load(name)(**{"num_layers": 2, "d_model": 32, "init_std": 0.2, **options})
-    torch.manual_seed(0)
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        return config.build(spec).eval()
-    finally:
-        torch.set_default_dtype(default)
-
-
-def make_inputs(spec: TaskSpec, length: int = LENGTH, batch: int = 3) -> Tensor:
-    generator = torch.Generator().manual_seed(1)
-    if spec.input == "tokens":
-        return torch.randint(spec.vocab_size, (batch, length), generator=generator, dtype=torch.int16)
-    return torch.randn(batch, length, spec.channels, generator=generator, dtype=torch.float64)
-
-
-def unroll(model, inputs: Tensor) -> tuple[Tensor, object]:
-    state = model.init_state(len(inputs))
-    logits = []
-    for t in range(inputs.shape[1]):
-        logits_t, state = model.step(inputs[:, t], state)
-        logits.append(logits_t)
-    return torch.stack(logits, dim=1), state
-
-
-def stored_floats(state: object) -> int:
-    """Number of floating elements in nested tuples, lists and dicts of tensors; complex ones count as two."""
-    if isinstance(state, Tensor):
-        return state.numel() * (2 if state.is_complex() else int(state.is_floating_point()))
-    if isinstance(state, dict):
-        state = tuple(state.values())
-    if isinstance(state, (tuple, list)):
-        return sum(stored_floats(part) for part in state)
-    if dataclasses.is_dataclass(state):
-        return sum(stored_floats(getattr(state, field.name)) for field in dataclasses.fields(state))
-    assert state is None or isinstance(state, int), f"what is {type(state)} in a state?"
-    return 0
+def build(name: str, *arguments, **options):
+    return laws.build(MODELS.load(name), *arguments, **options)
 
 
 every_model = pytest.mark.parametrize("name", list(MODELS))
 
 
 @every_model
-@torch.no_grad()
-def test_future_tokens_cannot_change_the_past(name):
-    model, inputs = build(name), make_inputs(TOKENS)
-    cut = 37
-    changed = inputs.clone()
-    changed[:, cut:] = (changed[:, cut:] + 1) % TOKENS.vocab_size
-    before, after = model(inputs), model(changed)
-    scale = before.abs().max()
-    assert (before - after)[:, :cut].abs().max() < 1e-11 * scale
-    assert (before - after)[:, cut].abs().amax(-1).min() > 1e-3 * scale
+@pytest.mark.parametrize("law", laws.LAWS, ids=lambda law: law.__name__)
+def test_a_model_obeys_the_law(name, law):
+    law(MODELS.load(name))
 
 
 @every_model
@@ -91,16 +42,6 @@ def test_every_earlier_token_reaches_the_last_position(name):
 
 
 @every_model
-@torch.no_grad()
-def test_step_by_step_equals_parallel(name):
-    model, inputs = build(name), make_inputs(TOKENS)
-    parallel = model(inputs)
-    recurrent, _ = unroll(model, inputs)
-    assert parallel.std() > 1e-2
-    torch.testing.assert_close(recurrent, parallel, rtol=1e-9, atol=1e-9 * parallel.abs().max().item())
-
-
-@every_model
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 @torch.no_grad()
 def test_stepping_through_a_signal_ends_in_the_sequence_readout(name, pooling):
@@ -109,21 +50,6 @@ def test_stepping_through_a_signal_ends_in_the_sequence_readout(name, pooling):
     recurrent, _ = unroll(model, inputs)
     assert parallel.shape == (3, SIGNAL.num_classes)
     torch.testing.assert_close(recurrent[:, -1], parallel, rtol=1e-9, atol=1e-9)
-
-
-@every_model
-@pytest.mark.parametrize("cut", [1, 37, 66])
-@torch.no_grad()
-def test_prefill_then_steps_equal_the_parallel_form(name, cut):
-    model, inputs = build(name), make_inputs(TOKENS)
-    parallel = model(inputs)
-    logits, state = model.prefill(inputs[:, :cut])
-    got = [logits]
-    for t in range(cut, LENGTH):
-        logits, state = model.step(inputs[:, t], state)
-        got.append(logits)
-    scale = parallel.abs().max().item()
-    torch.testing.assert_close(torch.stack(got, 1), parallel[:, cut - 1 :], rtol=1e-9, atol=1e-9 * scale)
 
 
 @every_model
@@ -159,20 +85,10 @@ def test_prefill_of_padded_rows_is_that_of_the_base_class(name):
 
 
 @every_model
-@torch.no_grad()
-def test_rows_padded_on_the_left_are_read_as_they_would_be_alone(name):
-    position = "learned" if name == "attention" else None
-    model = build(name, short_conv=2, **({"position": position} if position else {}))
-    inputs, lengths, steps = make_inputs(TOKENS), torch.tensor([40, 2, 29]), 5
-    # the values of the padding are random too
-    logits, state = model.prefill(inputs[:, :40], lengths)
-    got = [logits]
-    for t in range(40, 40 + steps):
-        logits, state = model.step(inputs[:, t], state)
-        got.append(logits)
-    for row, length in enumerate(lengths.tolist()):
-        alone = model(inputs[row : row + 1, 40 - length : 40 + steps])[0, length - 1 :]
-        torch.testing.assert_close(torch.stack(got, 1)[row], alone, rtol=1e-9, atol=1e-9 * alone.abs().max().item())
+def test_padding_is_not_read_by_short_convolutions_and_positions_either(name):
+    laws.padding_is_not_read(
+        MODELS.load(name), short_conv=2, **({"position": "learned"} if name == "attention" else {})
+    )
 
 
 @every_model
@@ -237,30 +153,6 @@ def test_hundreds_of_steps_stay_near_the_parallel_form(name, precision):
         for x in (parallel[:, cut - 1 :], torch.stack(got, dim=1))
     )
     assert lost <= 2 * lost_parallel + floor
-
-
-@every_model
-@torch.no_grad()
-def test_state_size_is_what_is_stored(name):
-    batch, length = 2, 9
-    spec = dataclasses.replace(TOKENS, max_length=length)
-    model = build(name, spec)
-    _, state = unroll(model, make_inputs(spec, length, batch))
-    assert stored_floats(state.mixers) == batch * model.state_size(length) > 0
-
-
-@every_model
-@pytest.mark.parametrize("spec", [TOKENS, SIGNAL], ids=["tokens", "signal"])
-def test_every_parameter_has_a_finite_gradient(name, spec):
-    model = build(name, spec).train()
-    logits = model(make_inputs(spec))
-    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2), dtype=logits.dtype)
-    (logits * weights).sum().backward()
-    for key, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            assert parameter.grad is not None, f"{key} has no gradient"
-            assert torch.isfinite(parameter.grad).all(), f"the gradient of {key} is not finite"
-            assert parameter.grad.abs().max() > 0, f"the gradient of {key} is zero"
 
 
 @every_model

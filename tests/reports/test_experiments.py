@@ -135,10 +135,10 @@ def test_every_grid_resolves_to_distinct_runs_that_are_its_own_points(name, scal
 @pytest.mark.parametrize(("name", "scale"), SCALES)
 def test_every_run_stands_in_the_table_and_no_cell_mixes_settings(name, scale, resolved_runs):
     config, runs = resolved_runs(name, scale)
-    assert config.table is not None
     placed = set()
-    for row, row_selector in config.table.rows.items():
-        for column, column_selector in config.table.columns.items():
+    table = table_of(name)
+    for row, row_selector in table.rows.items():
+        for column, column_selector in table.columns.items():
             best_of = config.select.best_of if config.select else ()
             settings = set()
             for run_id, resolved in runs.items():
@@ -155,9 +155,9 @@ def test_every_run_stands_in_the_table_and_no_cell_mixes_settings(name, scale, r
 def test_every_cell_of_the_table_has_a_run(name, resolved_runs):
     # a column may belong to a reduced scale alone, where the sizes of a figure are smaller there
     config, runs = resolved_runs(name, next(iter(config_scales(name))))
-    assert config.table is not None
-    for row, row_selector in config.table.rows.items():
-        for column, column_selector in config.table.columns.items():
+    table = table_of(name)
+    for row, row_selector in table.rows.items():
+        for column, column_selector in table.columns.items():
             selector = {**row_selector, **column_selector}
             found = any(matches(selector, run) for run in runs.values())
             found = found or any(

@@ -8,7 +8,7 @@ def reports():
     rendering = REPOSITORY.rendering()
     made = []
     for name in ("h3/table2", "mamba/table15", "quickstart"):
-        config, path = REPOSITORY.experiment(name)
+        _, config, path = REPOSITORY.experiment(name)
         scale = "paper" if "paper" in config.scales else None
         made.append(
             rendering.build(config, path.parent, storage.read(storage.files([REPOSITORY.reference], name)), scale=scale)

@@ -1,0 +1,213 @@
+"""Laws that every model must obey, as functions that `check model NAME` and the tests call.
+
+Each takes the class of the model's configuration and options, builds small networks of it in float64 on the CPU, and
+raises AssertionError where the law is broken. Together they hold that the network is causal, that its steps compute
+what its parallel form computes, that it keeps as much as it says, and that its gradients are its slopes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from suite.contracts import Model, TaskSpec
+from suite.state import tensors
+
+LENGTH = 70
+"""Positions of the test sequences: more than a chunk of 64, which many operators compute by."""
+TOKENS = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=LENGTH, vocab_size=16)
+SIGNAL = TaskSpec(input="signal", num_classes=5, readout="sequence", max_length=LENGTH, channels=2)
+SMALL = {"num_layers": 2, "d_model": 32, "init_std": 0.2}
+"""Options of the test networks, where a model has them. With weights larger than the default, every path of so small a
+network contributes to its output."""
+
+
+@contextmanager
+def _floats(dtype: torch.dtype) -> Iterator[None]:
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+def build(config: Any, spec: TaskSpec = TOKENS, *, dtype: torch.dtype = torch.float64, **options: Any) -> Any:
+    """A small network in evaluation mode, the same at every call. config: the class of its configuration."""
+    sizes = {name: value for name, value in SMALL.items() if name in config.model_fields}
+    torch.manual_seed(0)
+    with _floats(dtype):
+        return config(**{**sizes, **options}).build(spec).eval()
+
+
+def make_inputs(spec: TaskSpec, length: int = LENGTH, batch: int = 3) -> Tensor:
+    """Random tokens [B, T], or a random signal [B, T, C] in float64; the same at every call."""
+    generator = torch.Generator().manual_seed(1)
+    if spec.input == "tokens":
+        return torch.randint(spec.vocab_size, (batch, length), generator=generator, dtype=torch.int16)
+    return torch.randn(batch, length, spec.channels, generator=generator, dtype=torch.float64)
+
+
+def unroll(model: Model, inputs: Tensor) -> tuple[Tensor, Any]:
+    """Logits [B, T, num_classes] of one step after the other, and the last state."""
+    state = model.init_state(len(inputs))
+    logits = []
+    for t in range(inputs.shape[1]):
+        logits_t, state = model.step(inputs[:, t], state)
+        logits.append(logits_t)
+    return torch.stack(logits, dim=1), state
+
+
+def stored_floats(state: Any) -> int:
+    """Number of floating elements in nested tuples, lists and dicts of tensors; complex ones count as two."""
+    return sum(
+        part.numel() * (2 if part.is_complex() else 1)
+        for part in tensors(state)
+        if part.is_complex() or part.is_floating_point()
+    )
+
+
+def assert_near(found: Tensor, wanted: Tensor, what: str) -> None:
+    """Both are equal to rounding in float64: to 1e-9 of the largest element."""
+    assert found.shape == wanted.shape, f"{what}: shape {tuple(found.shape)} in place of {tuple(wanted.shape)}"
+    assert torch.isfinite(found).all(), f"{what}: not finite"
+    error = ((found - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30)).item()
+    assert error < 1e-9, f"{what}: the largest difference is {error:.1e} of the largest value"
+
+
+@torch.no_grad()
+def is_causal(config: Any, **options: Any) -> None:
+    """Later tokens do not change earlier outputs, and a token changes the output at its own position."""
+    model, inputs = build(config, **options), make_inputs(TOKENS)
+    cut = 37
+    changed = inputs.clone()
+    changed[:, cut:] = (changed[:, cut:] + 1) % TOKENS.vocab_size
+    before, after = model(inputs), model(changed)
+    scale = before.abs().max()
+    early = ((before - after)[:, :cut].abs().max() / scale).item()
+    assert early < 1e-11, f"tokens from position {cut} on change earlier outputs, by {early:.1e} of the largest"
+    own = ((before - after)[:, cut].abs().amax(-1).min() / scale).item()
+    assert own > 1e-3, f"another token at position {cut} changes the output there by only {own:.1e} of the largest"
+
+
+@torch.no_grad()
+def steps_equal_parallel(config: Any, **options: Any) -> None:
+    """One step after the other gives what the parallel form gives."""
+    model, inputs = build(config, **options), make_inputs(TOKENS)
+    parallel = model(inputs)
+    assert parallel.std() > 1e-2, f"the outputs are nearly constant (s.d. {parallel.std():.1e}), so nothing is compared"
+    assert_near(unroll(model, inputs)[0], parallel, "steps against the parallel form")
+
+
+@torch.no_grad()
+def prefill_equals_parallel(config: Any, **options: Any) -> None:
+    """A prompt that is read at once, and the steps behind it, give what the parallel form gives."""
+    model, inputs = build(config, **options), make_inputs(TOKENS)
+    parallel = model(inputs)
+    for cut in (1, 37, 66):
+        logits, state = model.prefill(inputs[:, :cut])
+        got = [logits]
+        for t in range(cut, LENGTH):
+            logits, state = model.step(inputs[:, t], state)
+            got.append(logits)
+        assert_near(torch.stack(got, 1), parallel[:, cut - 1 :], f"a prompt of {cut} and steps against parallel")
+
+
+@torch.no_grad()
+def padding_is_not_read(config: Any, **options: Any) -> None:
+    """Prompts of unlike length in one batch, padded on the left, are read as they would be alone."""
+    model, inputs = build(config, **options), make_inputs(TOKENS)
+    prompt, lengths, steps = 40, torch.tensor([40, 2, 29]), 5
+    logits, state = model.prefill(inputs[:, :prompt], lengths)
+    got = [logits]
+    for t in range(prompt, prompt + steps):
+        logits, state = model.step(inputs[:, t], state)
+        got.append(logits)
+    for row, length in enumerate(lengths.tolist()):
+        alone = model(inputs[row : row + 1, prompt - length : prompt + steps])[0, length - 1 :]
+        assert_near(torch.stack(got, 1)[row], alone, f"a padded prompt of {length} against the same alone")
+
+
+@torch.no_grad()
+def states_keep_their_shapes(config: Any, **options: Any) -> None:
+    """A state has the same shapes after every step, and `restart` sets it back to the beginning."""
+    model, inputs = build(config, **options), make_inputs(TOKENS, 9, 2)
+    state = model.init_state(2, 64)
+    shapes = [part.shape for part in tensors(state)]
+    first, state = model.step(inputs[:, 0], state)
+    assert [part.shape for part in tensors(state)] == shapes, "the state has other shapes after a step"
+    model.restart(state)
+    again, _ = model.step(inputs[:, 0], state)
+    assert_near(again, first, "the first step after `restart`")
+
+
+@torch.no_grad()
+def state_size_is_what_is_stored(config: Any, **options: Any) -> None:
+    """`state_size` counts the floating elements that the mixers keep for one sequence."""
+    batch, length = 2, 9
+    spec = dataclasses.replace(TOKENS, max_length=length)
+    model = build(config, spec, **options)
+    _, state = unroll(model, make_inputs(spec, length, batch))
+    # a network may keep more beside the states of its mixers, such as the positions it has seen
+    stored = stored_floats(getattr(state, "mixers", state))
+    said = batch * model.state_size(length)
+    assert stored == said, f"{batch} sequences keep {stored} elements, and state_size({length}) says {said}"
+
+
+def gradients_reach_every_parameter(config: Any, **options: Any) -> None:
+    """Every trainable parameter has a finite gradient that is not zero, for tokens and for a signal."""
+    for spec in (TOKENS, SIGNAL):
+        model = build(config, spec, **options).train()
+        logits = model(make_inputs(spec))
+        weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2), dtype=logits.dtype)
+        (logits * weights).sum().backward()
+        for key, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                assert parameter.grad is not None, f"{key} has no gradient ({spec.input})"
+                assert torch.isfinite(parameter.grad).all(), f"the gradient of {key} is not finite ({spec.input})"
+                assert parameter.grad.abs().max() > 0, f"the gradient of {key} is zero ({spec.input})"
+
+
+def gradients_are_slopes(config: Any, **options: Any) -> None:
+    """The derivative along random directions of all parameters is that of finite differences."""
+    model, inputs = build(config, **options), make_inputs(TOKENS, batch=2)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    generator = torch.Generator().manual_seed(3)
+    weights = torch.randn(2, LENGTH, TOKENS.num_classes, generator=generator, dtype=torch.float64)
+
+    def value() -> Tensor:
+        return (model(inputs) * weights).sum()
+
+    gradients = torch.autograd.grad(value(), parameters)
+    step = 1e-7
+    for _ in range(2):
+        directions = [torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.dtype) for p in parameters]
+        # the gradient of a complex parameter is that of its real and imaginary parts as two real ones
+        slope = sum((g.conj() * d).real.sum().item() for g, d in zip(gradients, directions, strict=True))
+        ends = []
+        with torch.no_grad():
+            for sign in (1, -2, 1):
+                for parameter, direction in zip(parameters, directions, strict=True):
+                    parameter.add_(direction, alpha=sign * step)
+                ends.append(value().item())
+        measured = (ends[0] - ends[1]) / (2 * step)
+        size = max(abs(measured), abs(slope), 1e-12)
+        assert abs(measured - slope) < 1e-4 * size, f"slope {measured:.6g} by differences, {slope:.6g} by gradients"
+
+
+LAWS: tuple[Callable[..., None], ...] = (
+    is_causal,
+    steps_equal_parallel,
+    prefill_equals_parallel,
+    padding_is_not_read,
+    states_keep_their_shapes,
+    state_size_is_what_is_stored,
+    gradients_reach_every_parameter,
+    gradients_are_slopes,
+)
+"""All laws, in the order in which `check model` tries them."""

@@ -1,0 +1,128 @@
+"""Models, tasks and operators from outside this repository.
+
+A plugin is a Python file or an importable module with one or more of these dictionaries:
+
+    MODELS = {"my-mixer": MyMixerConfig}      # name to configuration class, a `suite.contracts.ModelConfig`
+    TASKS = {"my-task": MyTask}               # name to class, a `suite.contracts.Task`
+    OPERATORS = {"my_op": WORKLOAD}           # name to `kernels.workload.Workload`
+
+It is named by `--plugin`, or by an installed package through the entry points `subquad.plugins`. Its names stand beside
+those of the suite in every command. The resolved settings of a run that uses a name of a plugin have the plugin's
+identity in them, so a changed plugin makes new runs instead of passing for the old ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from suite.registry import Entry
+
+GROUP = "subquad.plugins"
+"""Group of the entry points with which an installed package offers a plugin."""
+TABLES = {"model": "MODELS", "task": "TASKS", "operator": "OPERATORS"}
+"""Kind of a name to the dictionary of the plugin that defines it."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """One loaded plugin."""
+
+    name: str
+    """Path or module as the user gave it, for messages."""
+    identity: str
+    """`my_mixer.py sha256 0123456789abcdef`, or `my-package 1.2` for a module of an installed distribution."""
+    entries: Mapping[str, Mapping[str, Entry]]
+    """Kind (`model`, `task`, `operator`) to its names and their places."""
+
+
+def load_plugins(names: Iterable[str]) -> list[Plugin]:
+    """The plugins that installed packages offer and those of these names. ValueError for one that cannot be loaded."""
+    offered = [entry.value for entry in importlib.metadata.entry_points(group=GROUP)]
+    return [load_plugin(name) for name in dict.fromkeys([*offered, *names])]
+
+
+def load_plugin(name: str) -> Plugin:
+    """The plugin in a file (`examples/my_mixer.py`) or a module (`my_package.mixers`).
+
+    The folder of a file is appended to `sys.path`, where worker processes find the module again.
+    """
+    path = Path(name)
+    is_file = path.suffix == ".py" or path.exists()
+    module = _import_file(path) if is_file else _import_module(name)
+    identity = _identity(module)
+    entries: dict[str, dict[str, Entry]] = {}
+    for kind, table in TABLES.items():
+        found = getattr(module, table, {})
+        if not isinstance(found, Mapping):
+            raise ValueError(f"--plugin {name}: {table} must be a dictionary of names, got {type(found).__name__}")
+        entries[kind] = {key: _entry(name, identity, module, table, key, value) for key, value in found.items()}
+    if not any(entries.values()):
+        raise ValueError(f"--plugin {name}: it defines none of {', '.join(TABLES.values())}, so it adds nothing")
+    return Plugin(name, identity, entries)
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file() or path.suffix != ".py":
+        raise ValueError(f"--plugin {path}: no such file of Python; name a .py file or an importable module")
+    stem, path = path.stem, path.resolve()
+    if not stem.isidentifier():
+        raise ValueError(f"--plugin {path}: a module cannot be called {stem!r}; rename the file, e.g. my_mixer.py")
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    # an earlier module of this name would be imported in its place, here and in every worker process
+    spec = None if stem in sys.modules else importlib.util.find_spec(stem)
+    found = getattr(sys.modules.get(stem), "__file__", None) if spec is None else spec.origin
+    if found is None or Path(found).resolve() != path:
+        raise ValueError(f"--plugin {path}: there is another module {stem!r} ({found}); rename the file")
+    return _import(stem, str(path))
+
+
+def _import_module(name: str) -> ModuleType:
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        raise ValueError(f"--plugin {name}: no such file, and no module of this name can be imported")
+    return _import(name, name)
+
+
+def _import(module: str, shown: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(last.filename).name}:{last.lineno}"
+        raise ValueError(f"--plugin {shown}: cannot be imported: {type(error).__name__}: {error} ({place})") from None
+
+
+def _entry(plugin: str, identity: str, module: ModuleType, table: str, key: object, value: Any) -> Entry:
+    if not isinstance(key, str) or not key:
+        raise ValueError(f"--plugin {plugin}: {table}: a name must be a word, got {key!r}")
+    lines = (getattr(value, "__doc__", None) or "").strip().splitlines()
+    # the dictionary itself is the place, because a value need not have a name of its own in the module
+    return Entry(f"{module.__name__}:{table}[{key}]", lines[0] if lines else f"from {plugin}", identity)
+
+
+def _identity(module: ModuleType) -> str:
+    """Name and version of the distribution that installed the module, else name and digest of its source files."""
+    distributions = importlib.metadata.packages_distributions().get(module.__name__.partition(".")[0], [])
+    file = Path(module.__file__ or "")
+    if distributions and "site-packages" in file.parts:
+        return f"{distributions[0]} {importlib.metadata.version(distributions[0])}"
+    digest = hashlib.sha256()
+    files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+    for source in files:
+        digest.update(source.relative_to(file.parent).as_posix().encode() + b"\0" + source.read_bytes() + b"\0")
+    return f"{module.__name__} sha256 {digest.hexdigest()[:16]}"

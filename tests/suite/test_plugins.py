@@ -1,0 +1,216 @@
+"""Models, tasks and operators from files and packages outside the repository."""
+
+import dataclasses
+import json
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from run_suite import REPOSITORY
+from suite import storage
+from suite.config import ExperimentConfig, name_plugins
+from suite.plugins import load_plugin
+
+HOME = Path(__file__).resolve().parents[2]
+EXAMPLE = HOME / "examples" / "my_mixer.py"
+GRID = """
+title: a grid of my own
+baseline:
+  task: {name: mqar, vocab_size: 32, length: 16, num_kv_pairs: 2, num_train: 64, num_test: 20}
+  model: {num_layers: 1, d_model: 16, channel_mixer: none}
+  train: {steps: 2, batch_size: 8, eval_batch_size: 20, lr: 1.0e-3, eval_every: 2}
+sweep:
+  model.name: [linear-attention, plugins]
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path, request):
+    """Writes a plugin whose module nobody else has."""
+    name = f"plugin_{abs(hash(request.node.nodeid)) % 10**8}"
+
+    def write(text, name=name):
+        path = tmp_path / f"{name}.py"
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    yield write
+    sys.modules.pop(name, None)
+    sys.path[:] = [folder for folder in sys.path if folder != str(tmp_path)]
+
+
+@pytest.fixture
+def grid(tmp_path):
+    (tmp_path / "my-grid").mkdir()
+    (tmp_path / "my-grid" / "grid.yaml").write_text(GRID)
+    return tmp_path / "my-grid"
+
+
+MODEL = """
+    from models.linear_attention import LinearAttentionConfig
+
+    class Mine(LinearAttentionConfig):
+        \"\"\"A model of mine.\"\"\"
+
+    MODELS = {NAME: Mine}
+"""
+
+
+def test_names_of_a_plugin_stand_beside_those_of_the_suite(plugin):
+    path = plugin(MODEL.replace("NAME", "'mine'"))
+    repository = REPOSITORY.with_plugins([str(path)])
+    assert set(repository.models) == {*REPOSITORY.models, "mine"}
+    assert repository.models.entries["mine"].summary == "A model of mine."
+    assert repository.models.load("mine").__name__ == "Mine"
+    assert "mine" not in REPOSITORY.models
+
+
+def test_a_name_that_is_taken_is_an_error(plugin, command_line):
+    done = command_line("list", "--plugin", plugin(MODEL.replace("NAME", "'gla'")))
+    assert done.returncode == 2
+    assert "there is a model 'gla' already" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import nonexistent_module_of_nobody", ["cannot be imported", "ModuleNotFoundError", ".py:1"]),
+        ("MODEL = {}", ["it defines none of MODELS, TASKS, OPERATORS"]),
+        ("MODELS = [1]", ["MODELS must be a dictionary", "list"]),
+        ("MODELS = {3: int}", ["a name must be a word, got 3"]),
+    ],
+)
+def test_what_is_no_plugin_is_refused(plugin, command_line, text, words):
+    done = command_line("list", "--plugin", plugin(text))
+    assert done.returncode == 2
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_files_that_cannot_be_modules_are_refused(plugin, command_line, tmp_path):
+    for path, words in (
+        (tmp_path / "none.py", "no such file"),
+        ("nonexistent_package.part", "no module of this name"),
+        (plugin("MODELS = {}", "my-mixer"), "rename the file"),
+        (plugin("MODELS = {}", "models"), "another module 'models'"),
+    ):
+        done = command_line("list", "--plugin", path)
+        assert done.returncode == 2
+        assert words in done.stderr
+
+
+def test_another_text_is_another_identity(plugin):
+    first = load_plugin(str(plugin(MODEL.replace("NAME", "'mine'")))).identity
+    path = plugin(MODEL.replace("NAME", "'mine'") + "\n# changed\n")
+    second = load_plugin(str(path)).identity
+    assert first != second
+    assert first.split()[:2] == second.split()[:2] == [path.stem, "sha256"]
+
+
+def test_the_word_plugins_stands_for_their_names():
+    config = ExperimentConfig(
+        title="t",
+        baseline={"task": {"name": "t"}},
+        sweep={"model.name": ["a", "plugins"], "models": [{"model.name": "plugins", "model.d_model": 8}]},
+        scales={"x": {"sweep": {"task.name": ["plugins"]}}},
+    )
+    named = name_plugins(config, {"model.name": ["b", "c"], "task.name": []})
+    assert named.sweep == {
+        "model.name": ["a", "b", "c"],
+        "models": [{"model.name": "b", "model.d_model": 8}, {"model.name": "c", "model.d_model": 8}],
+    }
+    assert named.scales == {"x": {"sweep": {"task.name": []}}}
+
+
+def test_a_grid_in_any_folder_runs_a_plugin(grid, plugin, command_line, tmp_path):
+    path = plugin(MODEL.replace("NAME", "'mine'"))
+    results = ("--results", tmp_path / "results")
+    done = command_line("run", grid, "--plugin", path, *results)
+    assert done.returncode == 0, done.stderr
+    files = sorted((tmp_path / "results" / "my-grid" / "paper").glob("*.parquet"))
+    configs = [json.loads(storage.read([file])["config"][0]) for file in files]
+    assert {config["model"]["name"]: config.get("plugins") for config in configs} == {
+        "linear-attention": None,
+        "mine": {"model": load_plugin(str(path)).identity},
+    }
+    done = command_line("report", grid, "--plugin", path, *results)
+    assert "\nmine " in done.stdout
+    # without the plugin its run is no point of the grid
+    assert "left out: 1 run with model.name: mine" in command_line("report", grid, *results).stdout
+    assert "already stored" in command_line("run", grid, "--plugin", path, *results).stdout
+
+
+@pytest.mark.slow
+def test_worker_processes_load_the_plugin(grid, plugin, command_line, tmp_path):
+    path = plugin(MODEL.replace("NAME", "'mine'"))
+    done = command_line("run", grid, "--plugin", path, "--jobs", 2, "--results", tmp_path / "results")
+    assert done.returncode == 0, done.stderr
+    assert "done: 2 runs" in done.stdout
+
+
+def test_an_axis_of_plugins_alone_needs_one(grid, command_line):
+    (grid / "grid.yaml").write_text(GRID.replace("linear-attention, plugins", "plugins"))
+    done = command_line("run", grid, "--dry-run")
+    assert done.returncode == 2
+    assert "give --plugin" in done.stderr
+
+
+def test_a_folder_with_the_name_of_an_experiment_is_refused(tmp_path, command_line):
+    (tmp_path / "quickstart").mkdir()
+    (tmp_path / "quickstart" / "grid.yaml").write_text(GRID)
+    done = command_line("run", tmp_path / "quickstart", "--dry-run")
+    assert done.returncode == 2
+    assert "rename the folder" in done.stderr
+
+
+def test_the_path_of_an_experiment_is_its_name():
+    assert REPOSITORY.experiment(str(HOME / "reports" / "h3" / "table2")).name == "h3/table2"
+
+
+def test_the_example_obeys_the_laws(command_line):
+    done = command_line("check", "model", "my-mixer", "--plugin", EXAMPLE)
+    assert done.returncode == 0, done.stdout
+    assert "my-mixer obeys all 8 laws" in done.stdout
+    assert len(EXAMPLE.read_text().splitlines()) < 60
+
+
+def test_a_broken_law_is_named(plugin, command_line):
+    path = plugin(
+        """
+        from models.linear_attention import LinearAttention, LinearAttentionConfig
+
+        class Reversed(LinearAttention):
+            def forward(self, x):
+                return super().forward(x.flip(1)).flip(1)
+
+        class Mine(LinearAttentionConfig):
+            def mixer(self, layer, spec):
+                return Reversed(self)
+
+        MODELS = {"reversed": Mine}
+        """
+    )
+    done = command_line("check", "model", "reversed", "--plugin", path)
+    assert done.returncode == 1
+    assert "broken  Later tokens do not change earlier outputs" in done.stdout
+    assert "ok      Every trainable parameter has a finite gradient" in done.stdout
+
+
+def test_options_that_do_not_go_together_break_no_law(command_line):
+    done = command_line("check", "model", "gla", "--set", "num_heads=3")
+    assert done.returncode == 2
+    assert "num_heads=3 does not divide" in done.stderr
+
+
+def test_an_operator_of_a_plugin_is_timed(plugin, command_line, tmp_path):
+    path = plugin(
+        """
+        import dataclasses
+        from kernels.causal_conv1d.workloads import WORKLOAD as CONV
+
+        OPERATORS = {"my_conv": dataclasses.replace(CONV, op="my_conv")}
+        """
+    )
+    repository = REPOSITORY.with_plugins([str(path)])
+    assert dataclasses.is_dataclass(repository.operators.load("my_conv"))

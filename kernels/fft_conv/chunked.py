@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.autograd import needs_gradient
+from kernels.autograd import needs_gradient, once_differentiable
 from kernels.backend import on_device_of, use_triton
 
 
@@ -63,7 +63,7 @@ class CircularConv(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x_hat, h_hat = ctx.saved_tensors
         g_hat = torch.fft.rfft(dy, n=ctx.size)

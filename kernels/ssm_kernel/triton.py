@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, save, saved
+from kernels.autograd import needs_gradient, once_differentiable, save, saved
 from kernels.device import float32_products
 from kernels.launch import cdiv, launch, power_of_2
 from kernels.layout import as_pairs, dense
@@ -395,7 +395,7 @@ class SsmKernel(torch.autograd.Function):
         return ssm_kernel_fwd(System(A, B, C, dt, factor, rule), length)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, dtaps: Tensor) -> tuple[Tensor | None, ...]:
         system = System(*saved(ctx), *ctx.options)
         return *ssm_kernel_bwd(system, dtaps.contiguous()), None, None, None

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.autograd import save, saved
+from kernels.autograd import once_differentiable, save, saved
 from kernels.layout import dense
 from kernels.lti_ssm.triton.calls import lti_bwd, lti_fwd, prepare, prepare_bwd
 from kernels.transpose import time_last
@@ -36,7 +36,7 @@ class LtiSsm(torch.autograd.Function):
         return y, end
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dend: Tensor | None) -> tuple[Tensor | None, ...]:
         u, gate_in, gate_out, states, tables, *system = saved(ctx)
         call, with_start = ctx.call, ctx.needs_input_grad[3]

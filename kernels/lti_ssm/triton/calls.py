@@ -229,10 +229,11 @@ def prepare_bwd(
     call: CallPlan, partial: Tensor, A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, skip: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor | None]:
     """Gradients of A, B, C, dt and the skip, in their dtypes."""
-    shape = C.shape
-    dA, dC, ddt = C.new_empty(shape, dtype=call.A_dtype), C.new_empty(shape), dt.new_empty(dt.shape)
-    dB = None if B is None else B.new_empty(shape)
-    dskip = None if skip is None else skip.new_empty(skip.shape)
+    # `empty_like` takes the host two thirds of the time of `new_empty`
+    dA = C.new_empty(C.shape, dtype=call.A_dtype) if call.A_shared else torch.empty_like(A)
+    dC, ddt = torch.empty_like(C), torch.empty_like(dt)
+    dB = None if B is None else torch.empty_like(B)
+    dskip = None if skip is None else torch.empty_like(skip)
     call.prepare_backward(A=A, B=B, C=C, dt=dt, partial=partial, dA=dA, dB=dB, dC=dC, ddt=ddt, dskip=dskip)
     return dA.sum(0) if call.A_shared else dA, dB, dC, ddt, dskip
 

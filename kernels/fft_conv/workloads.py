@@ -76,10 +76,14 @@ def load_triton() -> Callable[..., Any]:
 
 def has_products(shape: Shape, dtype: torch.dtype) -> str | None:
     """The reason why the Triton path would run PyTorch's FFT, or None."""
-    from kernels.fft_conv.triton.plan import TUNING
+    from kernels.fft_conv.triton.plan import has_kernels
 
-    most = TUNING.max_lags(dtype)
-    return f"the Triton path transforms filters of more than {most} taps in {dtype}" if int(shape["T"]) > most else None
+    steps = int(shape["T"])
+    return (
+        None
+        if has_kernels(steps, dtype, steps)
+        else f"the Triton path has no kernels for filters of {steps} taps in {dtype}"
+    )
 
 
 def time_contiguous(inputs: Inputs) -> Inputs:

@@ -14,7 +14,7 @@ from kernels.fft_conv.chunked import fast_length
 from kernels.fft_conv.reference import fft_conv_reference
 from kernels.fft_conv.triton import fft_conv_triton
 from kernels.fft_conv.triton.few_taps import few_taps_gradient
-from kernels.fft_conv.triton.plan import TUNING, takes_spectra
+from kernels.fft_conv.triton.plan import TUNING, takes_long, takes_spectra
 from kernels.fft_conv.triton.taps_gradient import taps_gradient
 from kernels.transpose import time_last
 from suite.accuracy import assert_close, assert_matches_reference
@@ -138,7 +138,7 @@ def test_the_result_may_be_changed_in_place(backend):
     assert torch.equal(changed[0], kept[0])
 
 
-@pytest.mark.parametrize("by", ["products", "spectra"])
+@pytest.mark.parametrize("by", ["products", "spectra", slow("whole sequences")])
 @pytest.mark.parametrize(
     ("length", "filter_length", "gates", "memory"),
     [
@@ -150,9 +150,15 @@ def test_the_result_may_be_changed_in_place(backend):
 )
 def test_bfloat16_loses_no_more_than_in_the_transform(length, filter_length, gates, memory, by):
     """Against the transform of the same rounded inputs, a stricter judge than a loop of bfloat16 sums."""
-    least = {"products": length + 1, "spectra": 1}[by]
-    conv = partial(fft_conv_triton, tuning=replace(TUNING, spectra_lags=least, spectra_rows=1))
-    assert takes_spectra(2, length, BF16, min(length, filter_length), conv.keywords["tuning"]) == (by == "spectra")
+    never, lags = length + 1, min(length, filter_length)
+    tuning = {
+        "products": replace(TUNING, spectra_lags=never),
+        "spectra": replace(TUNING, spectra_lags=1, spectra_rows=1),
+        "whole sequences": replace(TUNING, spectra_lags=never, long_steps=1, long_lags=1, long_gradient_lags=1),
+    }[by]
+    assert takes_spectra(2, length, BF16, lags, tuning) == (by == "spectra")
+    assert takes_long(length, BF16, lags, tuning) == (by == "whole sequences")
+    conv = partial(fft_conv_triton, tuning=tuning)
     inputs = make_inputs(length, filter_length, width=2, gates=gates)
     inputs = {n: x.float() if n in ("filter", "D") else x.bfloat16() for n, x in inputs.items()}
     exact = results(partial(fft_conv, backend="torch"), {n: x.double() for n, x in inputs.items()})

@@ -5,14 +5,16 @@ gates.py          inputs as the kernels read them: gate times x, with wide loads
 epilogue.py       from a sum over taps to outputs: skip, output gate, further outputs
 products.py       up to 1023 taps: y and dx from products with Toeplitz matrices, without a transform
 spectra.py        more taps: y and dx from short transforms, which are products with small matrices
+outer_stage.py    most taps: transforms of whole sequences through memory, to rows and back
+inner_stage.py    the rows: convolution and gradients of each by itself
 tables.py         the matrices of these transforms
 taps_gradient.py  the gradient of the taps from spectra of x and dy
 few_taps.py       the gradient of up to 128 taps from products of chunks
 autograd.py       the operator, forward and backward
 
 Layout: time contiguous; y and the gradients are as well. Inputs in another layout are transposed
-(`kernels.transpose.time_last`). float32: sums, gates, the skip. Deterministic: no atomics. Limits: `Tuning.max_lags`
-taps; longer filters take the FFT of `chunked.py`.
+(`kernels.transpose.time_last`). float32: sums, gates, the skip. Deterministic: no atomics. Limits: `has_kernels` in
+`plan.py`; longer filters take the FFT of `chunked.py`.
 """
 
 from kernels.fft_conv.triton.autograd import fft_conv_triton

@@ -7,19 +7,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, save, saved
+from kernels.autograd import needs_gradient, once_differentiable, save, saved
 from kernels.fft_conv.chunked import fft_conv_chunked
 from kernels.fft_conv.triton.epilogue import Epilogue, Outputs
 from kernels.fft_conv.triton.few_taps import few_taps_gradient
 from kernels.fft_conv.triton.gates import Gated, gated
-from kernels.fft_conv.triton.plan import TUNING, Tuning, num_terms, takes_spectra, toeplitz_plan
+from kernels.fft_conv.triton.inner_stage import LongTaps, conv_long, conv_long_backward, long_taps
+from kernels.fft_conv.triton.plan import (
+    TUNING,
+    Tuning,
+    has_kernels,
+    num_terms,
+    takes_long,
+    takes_long_gradient,
+    takes_spectra,
+    toeplitz_plan,
+)
 from kernels.fft_conv.triton.products import ShiftedTaps, conv_products, shifted_taps
 from kernels.fft_conv.triton.spectra import TapsSpectra, conv_spectra, taps_spectra
 from kernels.fft_conv.triton.taps_gradient import taps_gradient
 from kernels.transpose import time_last
 
-Taps = ShiftedTaps | TapsSpectra
-"""The taps in the layout of one of the two algorithms."""
+Taps = ShiftedTaps | TapsSpectra | LongTaps
+"""The taps in the layout of one of the three algorithms."""
 
 
 def prepare_taps(
@@ -29,6 +39,8 @@ def prepare_taps(
     batch, length, _ = source.x.shape
     if takes_spectra(batch, source.product.shape[1], source.product.dtype, lags, tuning):
         return taps_spectra(filter, length, lags)
+    if takes_long(length, source.product.dtype, lags, tuning):
+        return long_taps(filter, length, lags)
     return shifted_taps(filter, skip, lags, toeplitz_plan(batch, length, lags, terms))
 
 
@@ -36,6 +48,8 @@ def convolve(source: Gated, taps: Taps, epilogue: Epilogue, reverse: bool) -> Ou
     """The convolution (or with `reverse` the correlation) of `source` with the taps, and the outputs of `epilogue`."""
     if isinstance(taps, TapsSpectra):
         return conv_spectra(source, taps, epilogue, reverse)
+    if isinstance(taps, LongTaps):
+        return conv_long(source, taps, epilogue, reverse)
     return conv_products(source, taps, epilogue, reverse)
 
 
@@ -63,7 +77,7 @@ class FftConv(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """With g = gate_out dy: dx = correlation of g with the taps, du = gate_in dx, dgate_in = u dx, and dgate_out =
         dy conv; the gradients of taps and skip from x and g."""
@@ -75,11 +89,19 @@ class FftConv(torch.autograd.Function):
         half = num_terms(u.dtype, lags, with_gates, ctx.tuning) > 0
         g, dgate_out, dskip = gated(time_last(dy), gate_out, half, plain, direct)
         epilogue = Epilogue(skip=skip, scale=gate_in, other=None if gate_in is None else u)
-        du, _, dgate_in = convolve(g, taps, epilogue, reverse=True)
-        dfilter = None
-        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            is_few = lags <= ctx.tuning.diagonal_lags and x.dtype == g.product.dtype == torch.bfloat16
-            dtaps = (few_taps_gradient if is_few else taps_gradient)(x, g.product, length, lags)
+        needs_taps = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
+        is_half = x.dtype == g.product.dtype == torch.bfloat16
+        dfilter, dtaps = None, None
+        if needs_taps and is_half and takes_long_gradient(length, lags, ctx.tuning):
+            if not isinstance(taps, LongTaps):
+                taps = long_taps(filter, length, lags)
+            (du, _, dgate_in), dtaps = conv_long_backward(x, g, taps, epilogue, lags)
+        else:
+            du, _, dgate_in = convolve(g, taps, epilogue, reverse=True)
+            if needs_taps:
+                is_few = is_half and lags <= ctx.tuning.diagonal_lags
+                dtaps = (few_taps_gradient if is_few else taps_gradient)(x, g.product, length, lags)
+        if dtaps is not None:
             dfilter = dtaps.to(filter.dtype)
             if lags < filter.shape[1]:
                 dfilter = torch.nn.functional.pad(dfilter, (0, filter.shape[1] - lags))
@@ -116,8 +138,8 @@ def fft_conv_triton(
     tuning: Tuning = TUNING,
 ) -> Tensor:
     """y [B, T, D] in the dtype of u, with time contiguous unless the filter has more taps than the kernels take."""
-    lags = min(u.shape[1], filter.shape[1])
-    if lags > tuning.max_lags(u.dtype):
+    length, lags = u.shape[1], min(u.shape[1], filter.shape[1])
+    if not has_kernels(length, u.dtype, lags, tuning):
         return fft_conv_chunked(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
     u = time_last(u)
     gate_in, gate_out = (None if gate is None else time_last(gate) for gate in (gate_in, gate_out))

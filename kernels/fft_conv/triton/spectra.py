@@ -35,7 +35,7 @@ from kernels.fft_conv.triton.epilogue import (
     tensor_arguments,
 )
 from kernels.fft_conv.triton.gates import Gated
-from kernels.fft_conv.triton.plan import RADIX, SpectraPlan, conv_options, conv_plan
+from kernels.fft_conv.triton.plan import SpectraPlan, conv_options, conv_plan
 from kernels.fft_conv.triton.tables import TABLES
 from kernels.launch import cdiv, launch
 
@@ -58,7 +58,7 @@ def _spectrum(b_x, b_re, b_im, b_cos, b_sin, b_wr, b_wi, b_minus_wi):
 
 
 @triton.jit
-def _load_part(p_spectra, R: tl.constexpr, N: tl.constexpr):
+def load_part(p_spectra, R: tl.constexpr, N: tl.constexpr):
     """One part of a spectrum [R, N], which lies in memory as threads hold the result of a product, so that no element
     moves between threads."""
     b_part = tl.load(p_spectra + tl.arange(0, R * N))
@@ -67,8 +67,8 @@ def _load_part(p_spectra, R: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def _store_part(p_spectra, b_part, R: tl.constexpr, N: tl.constexpr):
-    """Stores one part of a spectrum in the order of `_load_part`."""
+def store_part(p_spectra, b_part, R: tl.constexpr, N: tl.constexpr):
+    """Stores one part of a spectrum in the order of `load_part`."""
     b_part = tl.permute(tl.reshape(b_part, [R // 16, 2, 8, N // 16, 2, 4, 2]), (3, 0, 2, 5, 1, 4, 6))
     tl.store(p_spectra + tl.arange(0, R * N), tl.reshape(b_part, [R * N]))
 
@@ -83,7 +83,7 @@ def _add_product(b_r, b_i, b_hr, b_hi, b_xr, b_xi, CONJUGATE: tl.constexpr):
 
 
 @triton.jit
-def _times_at_most(size, limit):
+def times_at_most(size, limit):
     """The largest power of two whose product with `size` is at most `limit`."""
     return tl.exp2(tl.floor(tl.log2(limit / tl.maximum(size, 1e-30))))
 
@@ -104,7 +104,7 @@ def _taps_spectra_kernel(
     N: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
-    """spectra [D, num_k, 2, R N]: both parts of W_k divided by a scale, in the order of `_store_part`.
+    """spectra [D, num_k, 2, R N]: both parts of W_k divided by a scale, in the order of `store_part`.
 
     factors [D, 2]: the inverse of the largest sum over k of |W_k|, at most N; and the factor that undoes the scale and
     the normalization of the inverse transform.
@@ -119,7 +119,7 @@ def _taps_spectra_kernel(
         o_l = k * SIZE + tl.arange(0, SIZE)
         b_sums += tl.abs(tl.load(p_filter + o_l * stride_l, mask=o_l < lags, other=0.0).to(tl.float32))
     # no element of a spectrum exceeds the sum of magnitudes
-    b_times = _times_at_most(tl.sum(b_sums, 0), LARGEST)
+    b_times = times_at_most(tl.sum(b_sums, 0), LARGEST)
     p_inner = inner + (o_r[:, None] * R + o_r[None, :])
     b_re, b_im = tl.load(p_inner), tl.load(p_inner + R * R)
     b_cos, b_sin = tl.load(turns + o_t), tl.load(turns + SIZE + o_t)
@@ -137,8 +137,8 @@ def _taps_spectra_kernel(
         b_before_r, b_before_i = b_r, b_i
         b_total += tl.sqrt(b_hr * b_hr + b_hi * b_hi)
         p_spectra = spectra + (i_d * num_k + k) * (2 * SIZE)
-        _store_part(p_spectra, b_hr.to(tl.float16), R, N)
-        _store_part(p_spectra + SIZE, b_hi.to(tl.float16), R, N)
+        store_part(p_spectra, b_hr.to(tl.float16), R, N)
+        store_part(p_spectra + SIZE, b_hi.to(tl.float16), R, N)
     most = tl.max(tl.max(b_total, 1), 0)
     tl.store(factors + 2 * i_d, tl.minimum(1.0 / tl.maximum(most, 1e-30), N))
     tl.store(factors + 2 * i_d + 1, 2.0 * LARGEST / SIZE / b_times)
@@ -205,7 +205,7 @@ def _conv_spectra_kernel(
         for i in tl.static_range(NUM_CHUNKS):
             b_sums += tl.abs(tl.load(p_x + i * SIZE + o_s, mask=i * SIZE + o_s < x_T, other=0.0).to(tl.float32))
         # no element of a spectrum exceeds the sum of magnitudes; the inverse multiplies by N at most
-        times = _times_at_most(tl.sum(b_sums, 0), factor * (LARGEST / N))
+        times = times_at_most(tl.sum(b_sums, 0), factor * (LARGEST / N))
         past_r, past_i = (), ()
         o_x = (NUM_CHUNKS - 1) * SIZE + o_t if REVERSE else o_t
         b_next = tl.load(p_x + o_x, mask=o_x < x_T, other=0.0)
@@ -216,13 +216,13 @@ def _conv_spectra_kernel(
             if i + 1 < NUM_CHUNKS:
                 o_next = ((NUM_CHUNKS - 2 - i) if REVERSE else i + 1) * SIZE + o_t
                 b_next = tl.load(p_x + o_next, mask=o_next < x_T, other=0.0)
-            b_hr, b_hi = _load_part(p_spectra, R, N), _load_part(p_spectra + SIZE, R, N)
+            b_hr, b_hi = load_part(p_spectra, R, N), load_part(p_spectra + SIZE, R, N)
             b_xr, b_xi = _spectrum(b_x, b_re, b_im, b_cos, b_sin, b_wr, b_wi, b_minus_wi)
             b_pr, b_pi = _add_product(b_zero, b_zero, b_hr, b_hi, b_xr, b_xi, REVERSE)
             for k in tl.static_range(1, NUM_K):
                 if k <= i:
                     p_k = p_spectra + k * (2 * SIZE)
-                    b_hr, b_hi = _load_part(p_k, R, N), _load_part(p_k + SIZE, R, N)
+                    b_hr, b_hi = load_part(p_k, R, N), load_part(p_k + SIZE, R, N)
                     b_pr, b_pi = _add_product(b_pr, b_pi, b_hr, b_hi, past_r[k - 1], past_i[k - 1], REVERSE)
             # Triton does not support unpacking in a tuple
             past_r, past_i = (b_xr,) + past_r, (b_xi,) + past_i  # type: ignore[assignment]  # noqa: RUF005
@@ -269,7 +269,7 @@ class TapsSpectra(NamedTuple):
 def taps_spectra(filter: Tensor, length: int, lags: int) -> TapsSpectra:
     """The spectra of the first `lags` taps of filter [D, L], for sequences of some length."""
     plan = conv_plan(length, lags)
-    width, tables = filter.shape[0], TABLES.get(plan.columns, filter.device)
+    width, tables = filter.shape[0], TABLES.get((plan.radix, plan.columns), filter.device)
     spectra = torch.empty((width, plan.num_k, 2, plan.size), dtype=torch.float16, device=filter.device)
     factors = torch.empty((width, 2), dtype=torch.float32, device=filter.device)
     stride_d, stride_l = filter.stride()
@@ -286,10 +286,10 @@ def taps_spectra(filter: Tensor, length: int, lags: int) -> TapsSpectra:
         num_k=plan.num_k,
         stride_d=stride_d,
         stride_l=stride_l,
-        R=RADIX,
+        R=plan.radix,
         N=plan.columns,
         LARGEST=LARGEST,
-        num_warps=4,
+        num_warps=plan.num_warps,
     )
     return TapsSpectra(spectra, factors, plan)
 
@@ -301,7 +301,7 @@ def conv_spectra(source: Gated, taps: TapsSpectra, epilogue: Epilogue, reverse: 
     """
     x, plan = source.product, taps.plan
     batch, length, width = source.x.shape
-    outputs, tables = empty_outputs(source.x, epilogue), TABLES.get(plan.columns, x.device)
+    outputs, tables = empty_outputs(source.x, epilogue), TABLES.get((plan.radix, plan.columns), x.device)
     most = width * batch // (LEAST_PROGRAMS * num_processors(x.device))
     per_group = max(1, min(SEQUENCES_PER_PROGRAM, most))
     num_groups = cdiv(batch, per_group)
@@ -323,7 +323,7 @@ def conv_spectra(source: Gated, taps: TapsSpectra, epilogue: Epilogue, reverse: 
         per_group=per_group,
         **stride_arguments(source, epilogue),
         REVERSE=reverse,
-        R=RADIX,
+        R=plan.radix,
         N=plan.columns,
         NUM_CHUNKS=plan.num_chunks,
         NUM_K=plan.num_k,

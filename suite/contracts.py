@@ -309,6 +309,14 @@ class StateSpace(Protocol):
         ...
 
 
+@runtime_checkable
+class HasStepSizes(Protocol):
+    """A state space model with learned step sizes dt."""
+
+    log_dt: Tensor
+    """Logarithms of the step sizes, of any shape."""
+
+
 class Stepwise(Protocol):
     """A module that can be evaluated one position after the other."""
 

@@ -15,6 +15,8 @@ One value for the whole model, over all kernels of all layers and channels; L is
     eigenvalue_max     1/dt      the largest real part
     eigenvalue_ranks   ratio     rank correlation (Spearman) of real and imaginary parts; none while one of them is
                                  the same everywhere
+    log_dt_median      ratio     median of the logarithms of all step sizes; DSS, figure 5
+    log_dt_max         ratio     the largest of them
 
 The paper calls kernels local where the first 128 positions are `significantly higher than the later positions`; twice
 the mean is our reading. Rows from before the first step begin their slice with `at=start`; they have no `kernel`.
@@ -30,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from suite.contracts import Convolution, StateSpace
+from suite.contracts import Convolution, HasStepSizes, StateSpace
 from suite.train_config import KernelProbe
 
 EIGENVALUES = 256
@@ -49,7 +51,7 @@ def kernel_rows(
             yield {"metric": "kernel", "unit": "fraction", "value": None, "status": "n/a", "error": reason}
         return
     at = ("at=start",) if start else ()
-    peaks, nears, behinds, values = [], [], [], []
+    peaks, nears, behinds, values, steps = [], [], [], [], []
     for name, part in parts.items():
         size = part.kernel(length).detach().abs().double().cpu()
         peaks.append(size.argmax(-1))
@@ -57,6 +59,8 @@ def kernel_rows(
         behinds.append(size[:, probe.near :].mean(-1))
         if not start:
             yield from _curves(name, size, probe)
+        if isinstance(part, HasStepSizes):
+            steps.append(part.log_dt.detach().double().flatten().cpu())
         if isinstance(part, StateSpace):
             found = part.eigenvalues().detach().to(torch.complex128).flatten().cpu()
             values.append(found)
@@ -80,6 +84,9 @@ def kernel_rows(
         correlation = rank_correlation(found.real, found.imag)
         if not math.isnan(correlation):
             yield whole("eigenvalue_ranks", "ratio", correlation)
+    if steps:
+        yield whole("log_dt_median", "ratio", float(torch.cat(steps).median()))
+        yield whole("log_dt_max", "ratio", float(torch.cat(steps).max()))
 
 
 def _curves(name: str, size: Tensor, probe: KernelProbe) -> Iterator[dict[str, Any]]:

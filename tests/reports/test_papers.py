@@ -36,6 +36,22 @@ def called(*arguments: str) -> int:
     return int(ended.value.code or 0)
 
 
+def test_every_table_and_figure_of_the_four_papers_has_a_place():
+    assert {paper: len(items) for paper, items in PAPERS.items()} == {"h3": 25, "gsa": 10, "dss": 9, "mamba": 22}
+    for paper, tables in (("h3", 20), ("gsa", 4), ("dss", 4), ("mamba", 15)):
+        named = " ".join(item.item for item in PAPERS[paper])
+        missing = [number for number in range(1, tables + 1) if f"Table {number}" not in named]
+        assert missing == [], f"{paper}: no place for tables {missing}"
+
+
+def test_most_tables_and_figures_can_run_at_some_scale():
+    items = [item for items in PAPERS.values() for item in items]
+    runs = [item for item in items if any(CONFIGS[name].runnable for name in item.experiments)]
+    tested = [item for item in items if not item.experiments]
+    assert len(runs) >= 38
+    assert len(tested) == 5
+
+
 def test_the_experiments_of_an_item_name_its_paper():
     for paper, items in PAPERS.items():
         for name in (name for item in items for name in item.experiments):

@@ -60,6 +60,16 @@ def test_recording_changes_nothing_that_is_learnt():
     assert recorded(without.rows) == []
 
 
+def test_step_sizes_are_recorded_before_and_after_training_where_there_are_any():
+    rows = Trainer(make(), CPU)().rows
+    found = {(r["metric"], r["slice"]): r["value"] for r in rows if r["metric"].startswith("log_dt")}
+    assert set(found) == {(metric, at) for metric in ("log_dt_median", "log_dt_max") for at in ("", "at=start")}
+    # they start log-uniform between 0.001 and 0.1, and are learnt
+    assert -6.91 < found["log_dt_median", "at=start"] < found["log_dt_max", "at=start"] < -2.30
+    assert found["log_dt_max", ""] != found["log_dt_max", "at=start"]
+    assert not [r for r in Trainer(make(model="attention"), CPU)().rows if r["metric"].startswith("log_dt")]
+
+
 def test_there_are_rows_from_before_the_first_step_and_from_after_the_last():
     rows = recorded(Trainer(make(), CPU)().rows)
     before = {metric for metric, part, step, *_ in rows if part.startswith("at=start") and step == 0}

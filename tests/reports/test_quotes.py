@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,12 @@ def test_quoted_numbers_are_those_of_the_committed_rows(path):
 def test_every_measured_number_has_a_source(path):
     measured = set(unquoted(measured_parts(path), []))
     assert [found for found in unquoted(path.read_text(), quoted(path, HOME, SOURCE)) if found in measured] == []
+
+
+@pytest.mark.parametrize("path", sorted((HOME / "kernels").glob("*/README.md")), ids=named)
+def test_a_measured_time_in_an_operators_readme_stands_in_its_log(path):
+    """The log has version and device of every measurement. `ms at 4.24 TB/s` or `ms at the peak` is computed."""
+    log = path.with_name("LOG.md")
+    known = set(re.findall(r"\d+(?:\.\d+)?", log.read_text())) if log.exists() else set()
+    text = re.sub(r"[\d., and]+ ms at (?:[\d.]+ TB/s|the peak)", "", path.read_text())
+    assert [found for found in re.findall(r"(\d+(?:\.\d+)?) ms", text) if found not in known] == []

@@ -39,6 +39,8 @@ from suite.target import create, is_remote, make_folder, renew, replacing, time_
 EXPIRY_S = 180.0
 """A shared file system may show a renewal a minute late."""
 RENEWAL_S = 20.0
+LONGEST_S = 86400.0
+"""A longer expiry is none that a process of ours has written."""
 GUARD_S = 60.0
 """Age of a file that guards the replacement of a claim, which takes milliseconds, from which on it is a left-over."""
 
@@ -115,9 +117,11 @@ def read_claim(path: Path) -> Claim | None:
 def _values(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_bytes())
-        return values if isinstance(values, dict) and isinstance(values.get("pid"), int) else {}
-    except (ValueError, OSError):
+    except (ValueError, OSError, RecursionError):
         return {}
+    holds = isinstance(values, dict) and isinstance(values.get("pid"), int)
+    expiry_s = values.get("expiry_s") if holds else None
+    return values if isinstance(expiry_s, (int, float)) and 0 <= expiry_s <= LONGEST_S else {}
 
 
 def _process(pid: int) -> str:

@@ -56,7 +56,16 @@ SPEED = ("model", "speed")
 """Sections of a grid that times models."""
 
 
-Sweep = dict[str, Annotated[list[Any], Field(min_length=1)]]
+def _checked_axis(values: list[Any]) -> list[Any]:
+    """The values of an axis, of which a mapping has dotted keys."""
+    for value in values:
+        for key in value if isinstance(value, Mapping) else ():
+            if not isinstance(key, str):
+                raise ValueError(f"expected a dotted key such as train.lr, got {shortened(key)}")
+    return values
+
+
+Sweep = dict[str, Annotated[list[Any], Field(min_length=1), AfterValidator(_checked_axis)]]
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1)]
 
 

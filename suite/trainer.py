@@ -515,11 +515,22 @@ class Trainer:
             torch.save(state, temporary)
 
     def _restore(self) -> None:
-        if self.checkpoint is None or not self.checkpoint.exists():
+        # opening a named pipe would wait for a writer
+        if self.checkpoint is None or not self.checkpoint.is_file():
             return
-        state = torch.load(readable(self.checkpoint), map_location=self.device, weights_only=True)
+        try:
+            state = torch.load(readable(self.checkpoint), map_location=self.device, weights_only=True)
+            self._take(state)
+        except (RunEnded, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split())[:120]
+            raise RunEnded("failed", f"{self.checkpoint}: cannot be continued from ({reason}); remove it") from None
+
+    def _take(self, state: Any) -> None:
+        """Continues from a state that `_save` wrote."""
         if state["run_id"] != self.run.run_id or state["data_digest"] != self.splits.digest:
-            raise ValueError(f"{self.checkpoint}: belongs to another run; remove it")
+            raise RunEnded("failed", f"{self.checkpoint}: belongs to another run; remove it")
         self.model.load_state_dict(state["model"])
         rates = [group["lr"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state["optimizer"]})

@@ -150,6 +150,9 @@ def _readable(archive: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise DataError(f"{archive}: there is no such file.") from None
-    except DAMAGE as error:
+    except (OSError, *DAMAGE) as error:
+        # a damaged archive leads to places that it does not have; any other fault of the system is none of it
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{archive}: damaged or no archive ({reason}); remove it and fetch it again.") from None

@@ -9,6 +9,7 @@ import torch
 from suite import storage, trainer
 from suite.data import FiniteOrder, FreshOrder, HostOrder, digest, finite_order
 from suite.runner import execute, outdated, plan
+from suite.runs import RunEnded
 from suite.schedule import Plateau, lr_factor
 from suite.train_config import TrainConfig
 from tests.suite.toy import Parity, make_run
@@ -68,7 +69,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     path = tmp_path / "a.checkpoint"
     with pytest.raises(KeyboardInterrupt):
         train(make_run(), checkpoint=path, stop=lambda: True)
-    with pytest.raises(ValueError, match="belongs to another run"):
+    with pytest.raises(RunEnded, match="belongs to another run"):
         train(make_run(seed=1), checkpoint=path)
 
 

@@ -110,6 +110,10 @@ class BackboneConfig(Config):
         """The mixers of all layers. A model whose layers share parameters overrides this."""
         return [self.mixer(layer, spec) for layer in range(self.num_layers)]
 
+    def layer(self, mixer: Mixer) -> Layer:
+        """The layer around a mixer."""
+        return Layer(self, mixer)
+
     @model_serializer(mode="wrap")
     def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = handler(self)
@@ -313,7 +317,7 @@ class Backbone(nn.Module):
             mixers = [ShortConv(mixer, d_model, config.short_conv) for mixer in mixers]
         for layer in config.base_conv_layers:
             mixers[layer] = BaseConv(d_model)
-        self.layers = nn.ModuleList(Layer(config, mixer) for mixer in mixers)
+        self.layers = nn.ModuleList(config.layer(mixer) for mixer in mixers)
         self.final_norm = make_norm(config.norm, d_model, config.norm_eps) if config.prenorm else nn.Identity()
         self.head: nn.Module = nn.Linear(d_model, spec.num_classes, bias=spec.readout == "sequence")
         if spec.towers == 2:

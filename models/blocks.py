@@ -166,7 +166,7 @@ class Mixer(nn.Module):
             before = state if padding is None else map_tensors(torch.clone, state)
             y_t, state = self.step(x[:, t], state)
             if padding is not None:
-                state = _where(padding.time[:, t] >= 0, state, before)
+                state = choose_rows(padding.time[:, t] >= 0, state, before)
             outputs.append(y_t)
         return torch.stack(outputs, dim=1), state
 
@@ -182,7 +182,7 @@ class Mixer(nn.Module):
         """Initialises the parameters that differ from the backbone's general initialisation."""
 
 
-def _where(rows: Tensor, first: Any, second: Any) -> Any:
+def choose_rows(rows: Tensor, first: Any, second: Any) -> Any:
     """One state with the rows [B] of the first and the others of the second."""
     others = tensors(second)
 

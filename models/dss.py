@@ -295,7 +295,7 @@ class DSSSoftmaxConfig(DSSConfig):
     and dt are then not those of the filter."""
     random_start: bool = False
     """Whether the real and imaginary parts of Lambda start standard normal in place of Skew-Hippo (table 3)."""
-    kernel_length: int | None = None
+    kernel_length: Width | None = None
     """Lags after which the filter ends, and over which it is normalised (table 3 has 128). None: the whole sequence."""
 
     def check(self, spec: TaskSpec) -> None:

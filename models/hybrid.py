@@ -104,15 +104,12 @@ class HybridConfig(BackboneConfig):
         names = _models(info.data.get("layers", ()))
         if "layers" in info.data and set(given) - set(names):
             raise ValueError(f"got options of {', '.join(given)}; layers has {', '.join(names)}")
-        return {name: _own_options(name, given.get(name, {})) for name in names}
+        return {name: own_options(name, given.get(name, {})) for name in names}
 
     @field_validator("versions")
     @classmethod
     def _filled_in(cls, stored: dict[str, int], info: ValidationInfo) -> dict[str, int]:
-        versions = {name: MODELS.load(name).version for name in _models(info.data.get("layers", ()))}
-        if stored and stored != versions:
-            raise ValueError(f"the models are at {versions} now, got {stored}; train again")
-        return versions
+        return today(stored, _models(info.data.get("layers", ())))
 
     def parts(self) -> dict[str, BackboneConfig]:
         """The configurations of the models whose mixers are used, with the width and depth of this network."""
@@ -136,10 +133,22 @@ def _models(layers: tuple[str, ...]) -> list[str]:
     return sorted({name for name in layers if name != BASE_CONV})
 
 
-def _own_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The options that a model adds to those of the network, defaults written out."""
+def today(stored: dict[str, int], names: list[str]) -> dict[str, int]:
+    """The versions of models. ValueError where others are stored."""
+    versions = {name: MODELS.load(name).version for name in names}
+    if stored and stored != versions:
+        raise ValueError(f"the models are at {versions} now, got {stored}; train again")
+    return versions
+
+
+def own_options(name: str, given: dict[str, Any], *, of_blocks: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The options that a model adds to those of the network, defaults written out.
+
+    of_blocks: options of networks that this one leaves to its parts.
+    """
     kind = MODELS.load(name)
-    own = set(kind.model_fields) - OF_THE_NETWORK
+    network = OF_THE_NETWORK - set(of_blocks)
+    own = set(kind.model_fields) - network
     if strange := sorted(set(given) - own):
         raise ValueError(f"{name} has no option {', '.join(strange)} here; allowed are {', '.join(sorted(own))}")
     position = given.get("position", "none")
@@ -147,7 +156,5 @@ def _own_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"position={position!r} belongs to the network; a mixer may have {' or '.join(OWN_POSITIONS)}")
     resolved = kind(**{**given, "position": position}).model_dump(mode="json")
     return {
-        key: value
-        for key, value in resolved.items()
-        if key not in OF_THE_NETWORK and (key != "position" or value != "none")
+        key: value for key, value in resolved.items() if key not in network and (key != "position" or value != "none")
     }

@@ -43,6 +43,7 @@ from models.backbone import BackboneConfig
 from models.blocks import LeftPadding, Mixer, at_least_float32, blank
 from models.hippo import RANKS, Measure, diagonal_less_low_rank
 from models.s4d import SSMLayer, State, check_ssm, fill_log_uniform
+from suite.bounds import Positive, Width
 from suite.contracts import TaskSpec
 
 MIN_DECAY = 1e-4
@@ -309,19 +310,19 @@ def small_inverse(m: Tensor) -> Tensor:
 class S4Config(BackboneConfig):
     """S4 in the network of `s4d`: layer norms, and an MLP four times as wide as the model."""
 
-    d_state: int = 64
+    d_state: Width = 64
     """N, kept as N / 2 conjugate pairs."""
     init: Measure = "legs"
     """HiPPO-LegS, -LegT (rank two) or -FouT."""
-    dt_min: float = 1e-3
-    dt_max: float = 1e-1
+    dt_min: Positive = 1e-3
+    dt_max: Positive = 1e-1
     tie_A: bool = False
     """Whether all channels share Lambda, P and B (`n_ssm: 1` of the authors' code)."""
     output: Literal["linear", "glu"] = "glu"
     bidirectional: bool = False
     """Whether the model reads the future too, S4's setting for LRA. Such a model has no step."""
-    ssm_lr: float | None = 1e-3
-    dt_lr: float | None = None
+    ssm_lr: Positive | None = 1e-3
+    dt_lr: Positive | None = None
     """Learning rate of log(dt). None: `ssm_lr`."""
 
     def check(self, spec: TaskSpec) -> None:

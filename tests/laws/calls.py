@@ -419,6 +419,7 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
         Network("narrow", {"reduction": 8, "expand": 2.0, "d_state": 8}),
         Network("attention above", {"attention_layers": [1], "attention_heads": 2}),
     ),
+    "sashimi": (Network("mamba outside", {"outer": "mamba", "center": "attention", "pool": [3, 2], "d_model": 8}),),
     "hybrid": (
         Network(
             "four kinds of layers",

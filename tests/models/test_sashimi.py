@@ -1,0 +1,122 @@
+"""The U-Net over time. The laws of all models are in tests/laws."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from models import MODELS
+from models.attention import Attention
+from models.mamba import Mamba
+from models.s4 import S4Kernel
+from models.sashimi import SashimiConfig, UNet
+from suite.contracts import TaskSpec
+from suite.state import tensors
+
+TOKENS = TaskSpec("tokens", num_classes=16, readout="token", max_length=40, vocab_size=16)
+SMALL = {"num_layers": 1, "d_model": 8, "pool": (3, 2)}
+
+
+def make(**options) -> UNet:
+    torch.manual_seed(0)
+    model = SashimiConfig(**{**SMALL, **options}).build(TOKENS).double().eval()
+    assert isinstance(model.mixers[0], UNet)
+    return model.mixers[0]
+
+
+@torch.no_grad()
+def test_the_stages_are_joined_as_in_the_released_code():
+    net = make()
+    x = torch.randn(2, 12, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    d_1 = net.down[0](x.reshape(2, 4, 24))
+    d_2 = net.down[1](d_1.reshape(2, 2, 32))
+    y = net.stages[2](d_2)
+    for i, skip in ((1, d_1), (0, x)):
+        sent = net.up[i](y)
+        sent = F.pad(sent[:, :-1], (0, 0, 1, 0)).reshape(skip.shape)
+        y = net.stages[i](sent + skip)
+    torch.testing.assert_close(net(x), y)
+    assert [stage.blocks[0].mixer.out.in_features for stage in net.stages] == [8, 16, 32]
+    # the blocks of a stage have a skip around all of them
+    stage = net.stages[2]
+    residual, branch = stage.blocks[0](d_2, None)
+    torch.testing.assert_close(stage(d_2), d_2 + residual + branch)
+
+
+@torch.no_grad()
+def test_groups_that_are_not_full_do_not_change_the_past():
+    net = make()
+    x = torch.randn(1, 12, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for steps in range(1, 12):
+        torch.testing.assert_close(net(x[:, :steps]), net(x)[:, :steps])
+
+
+@pytest.mark.parametrize("outer", ["s4", "mamba", "attention"])
+@pytest.mark.parametrize("center", ["s4", "mamba", "attention"])
+@torch.no_grad()
+def test_steps_of_any_blocks_equal_the_parallel_form(outer, center):
+    """The nine pairs of which Mamba's table 5 has six."""
+    net = make(outer=outer, center=center)
+    kinds = {"s4": S4Kernel, "mamba": Mamba, "attention": Attention}
+    for stage, name in zip(net.stages, (outer, outer, center), strict=True):
+        mixer = stage.blocks[0].mixer
+        assert isinstance(mixer.ssm if name == "s4" else mixer, kinds[name])
+    x = torch.randn(2, 20, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    wanted, state = net(x), net.init_state(2, 40)
+    for t in range(20):
+        y_t, state = net.step(x[:, t], state)
+        torch.testing.assert_close(y_t, wanted[:, t], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 5, 6, 7, 12])
+@torch.no_grad()
+def test_a_prompt_of_any_length_ends_in_the_state_of_its_steps(cut):
+    net = make(outer="mamba")
+    x = torch.randn(2, cut, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    wanted = net.init_state(2, 20)
+    for t in range(cut):
+        _, wanted = net.step(x[:, t], wanted)
+    y, state = net.prefill(x, net.init_state(2, 20))
+    torch.testing.assert_close(y, net(x))
+    for got, expected in zip(tensors(state), tensors(wanted), strict=True):
+        assert got.dtype == expected.dtype
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_blocks_have_the_channel_mixers_of_the_paper():
+    """Mamba, appendix E.4.2: every kind of block has about 6 D^2 parameters."""
+    for name in ("s4", "attention", "mamba", "transformer++"):
+        with torch.device("meta"):
+            block = make(outer=name, center=name, d_model=256).stages[0].blocks[0]
+        large = sum(p.numel() for p in block.parameters() if p.ndim == 2 and min(p.shape) >= 128)
+        assert large == pytest.approx(6 * 256**2, rel=0.02)
+
+
+def test_options_of_blocks_are_written_out():
+    config = SashimiConfig(outer="mamba", options={"mamba": {"d_state": 4}, "s4": {"mlp_ratio": 1.0}})
+    stored = config.model_dump(mode="json")
+    assert stored["options"]["mamba"]["d_state"] == 4
+    assert (stored["options"]["s4"]["channel_mixer"], stored["options"]["s4"]["mlp_ratio"]) == ("mlp", 1.0)
+    assert stored["versions"] == {name: MODELS.load(name).version for name in ("mamba", "s4")}
+    assert SashimiConfig(**stored) == config
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"outer": "hybrid"}, "cannot be a block"),
+        ({"center": "s5"}, "s5"),
+        ({"options": {"mamba": {}}}, "got options of mamba; the blocks are s4"),
+        ({"options": {"s4": {"d_model": 3}}}, "s4 has no option d_model here"),
+        ({"channel_mixer": "mlp"}, "belong to the blocks"),
+        ({"base_conv_layers": [0]}, "belong to the blocks"),
+        ({"pool": []}, "pooling factors of at least 2"),
+        ({"pool": [4, 1]}, "pooling factors of at least 2"),
+        ({"options": {"s4": {"d_state": 7}}}, "even number"),
+        ({"versions": {"s4": 0}}, "train again"),
+    ],
+)
+def test_a_network_that_cannot_be_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        SashimiConfig(**options).check(TOKENS)

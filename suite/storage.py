@@ -120,14 +120,23 @@ def load(path: Path, columns: Sequence[str] = SCHEMA.names) -> pa.Table:
         )
     fields = [SCHEMA.field(name) for name in columns]
     arrays = [
-        table[field.name] if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
+        table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
         for field in fields
     ]
     return pa.table(arrays, schema=pa.schema(fields))
 
 
 def _is_in(field: pa.Field, schema: pa.Schema) -> bool:
-    return field.name in schema.names and field.type == schema.field(field.name).type
+    """Whether a file has a column, of its type or of one that pandas writes in its place."""
+    if field.name not in schema.names:
+        return False
+    found = schema.field(field.name).type
+    return (
+        found == field.type
+        or (pa.types.is_string(field.type) and pa.types.is_large_string(found))
+        or (pa.types.is_integer(field.type) and pa.types.is_float64(found))
+        or (pa.types.is_list(field.type) and pa.types.is_list(found) and pa.types.is_null(found.value_type))
+    )
 
 
 def files(roots: Iterable[Path], experiment: str) -> list[Path]:

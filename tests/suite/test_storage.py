@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from run_suite import HOME
 from suite import storage
 
 ROW = {"run_id": "ab", "experiment": "e", "scale": "paper", "metric": "run", "status": "ok", "seed": 3}
@@ -90,12 +91,27 @@ def test_a_file_that_is_not_parquet_is_refused_by_name(tmp_path, content):
         storage.read([path])
 
 
+def test_a_file_that_pandas_wrote_is_read(tmp_path):
+    path = tmp_path / "of-pandas.parquet"
+    storage.write(path, [{**ROW, "value": 0.5}])
+    whole = storage.load(path)
+    others = {pa.string(): pa.large_string(), pa.int64(): pa.float64()}
+    fields = [pa.field(field.name, others.get(field.type, field.type)) for field in storage.SCHEMA]
+    pq.write_table(whole.cast(pa.schema(fields)), path)
+    assert storage.load(path).equals(whole)
+
+
+def test_every_committed_file_is_read():
+    paths = sorted((HOME / "results" / "reference").rglob("*.parquet"))
+    assert sum(storage.load(path, ["run_id"]).num_rows > 0 for path in paths) == len(paths) > 0
+
+
 def test_a_flipped_bit_never_changes_a_value_unseen(tmp_path):
     path, damaged = tmp_path / "whole.parquet", tmp_path / "damaged.parquet"
     storage.write(path, [{**ROW, "metric": "loss", "value": 0.25 * step, "step": step} for step in range(40)])
     content, whole = path.read_bytes(), storage.load(path)
     refused = 0
-    for place in np.random.default_rng(0).integers(0, 8 * len(content), 500).tolist():
+    for place in np.random.default_rng(0).integers(0, 8 * len(content), 200).tolist():
         flipped = bytearray(content)
         flipped[place // 8] ^= 1 << place % 8
         damaged.write_bytes(flipped)
@@ -106,7 +122,7 @@ def test_a_flipped_bit_never_changes_a_value_unseen(tmp_path):
         else:
             # some bits of the description of the file mean nothing to a reader
             assert found.equals(whole)
-    assert refused > 250
+    assert refused > 100
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("nowhere")])

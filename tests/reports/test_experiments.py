@@ -79,6 +79,9 @@ def runs_of(name: str, scale: str, tmp_path: Path):
                 recordings.write(tmp_path / word / f"{speaker:08x}_nohash_0.wav", [0.0] * 16000, 16000)
         (tmp_path / "split_test.txt").write_text("".join(f"{w}/00000000_nohash_0.wav\n" for w in ("yes", "no")))
         overrides = [f"task.data={tmp_path}"]
+    if "youtubemix" in tasks and max(point["task.length"] for point in points(config, scale)) > 2**15:
+        # a grid of longer pieces is planned without them
+        tasks -= {"youtubemix"}
     if tasks & {"sc09", "youtubemix"}:
         recordings = pytest.importorskip("soundfile")
         for word in DIGITS if "sc09" in tasks else ():

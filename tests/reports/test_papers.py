@@ -48,7 +48,7 @@ def test_most_tables_and_figures_can_run_at_some_scale():
     items = [item for items in PAPERS.values() for item in items]
     runs = [item for item in items if any(CONFIGS[name].runnable for name in item.experiments)]
     tested = [item for item in items if not item.experiments]
-    assert len(runs) >= 38
+    assert len(runs) >= 40
     assert len(tested) == 5
 
 
@@ -172,6 +172,17 @@ def test_the_scaling_grid_has_the_sizes_and_budgets_of_table_12_of_mamba():
             assert point["train.lr"] == pytest.approx(factor * row["learning rate"])
             layers = {"mamba": 2, "hyena": 1.5, "h3": 1.5}.get(point["model.name"], 1) * row["n_layers"]
             assert point["model.num_layers"] == layers
+
+
+def test_the_piano_grid_has_the_lengths_and_batches_of_table_14_of_mamba():
+    batches = {
+        int(row.removeprefix("length ")): value
+        for (row, column), value in published("mamba/figure7").items()
+        if column == "batch size"
+    }
+    found = {point["task.length"]: point["train.batch_size"] for point in points(CONFIGS["mamba/figure7"], "paper")}
+    assert found == batches
+    assert len(found) == 8
 
 
 LRA = {"ListOps": "lra-listops", "Text": "lra-text", "Image": "lra-image", "Pathfinder": "lra-pathfinder"}

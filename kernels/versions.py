@@ -15,6 +15,7 @@ VERSIONS = {
     "lti_ssm": 1,
     "mamba_inner": 1,
     "norm": 1,
+    "rotary": 1,
     "selective_scan": 1,
     "skinny_linear": 1,
     "ssm_kernel": 1,

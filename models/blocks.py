@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from kernels.backend import on_device_of, use_triton
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.norm import Kind, norm
+from kernels.rotary import rotary
 from kernels.skinny_linear import Activation, Norm, skinny_linear, skinny_linear_pays
 from kernels.swiglu import swiglu
 from models.casts import autocast_dtype
@@ -519,9 +520,9 @@ class Rotary(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
         """q and k [B, T, H, d] at the positions time [T] or [B, T], rotated; each keeps its dtype."""
-        cos, sin = (F.embedding(time, table).unsqueeze(-2) for table in (self.cos, self.sin))
         if self.log_zeta is None:
-            return self._rotate(q, cos, sin), self._rotate(k, cos, sin)
+            return rotary(q, k, self.cos, self.sin, time)
+        cos, sin = (F.embedding(time, table).unsqueeze(-2) for table in (self.cos, self.sin))
         zeta = F.embedding(time, self.log_zeta).unsqueeze(-2)
         grow, shrink = zeta.exp(), (-zeta).exp()
         return self._rotate(q, cos * grow, sin * grow), self._rotate(k, cos * shrink, sin * shrink)

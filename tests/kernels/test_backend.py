@@ -17,6 +17,7 @@ from kernels.linear_cross_entropy import linear_cross_entropy
 from kernels.lti_ssm import lti_ssm, lti_ssm_step
 from kernels.mamba_inner import mamba_inner_step
 from kernels.norm import norm
+from kernels.rotary import rotary
 from kernels.selective_scan import selective_scan, selective_scan_step
 from kernels.skinny_linear import skinny_linear
 from kernels.ssm_kernel import ssm_kernel
@@ -69,6 +70,7 @@ CALLS = {
         ),
     ],
     "norm": [lambda: norm(ones(2, 3), ones(3))],
+    "rotary": [lambda: rotary(ones(1, 2, 1, 4), ones(1, 2, 1, 4), ones(3, 2), ones(3, 2), torch.arange(2))],
     "selective_scan": [
         lambda: selective_scan(ones(1, 3, 2), ones(1, 3, 2), -ones(2, 4), ones(1, 3, 4), ones(1, 3, 4)),
         lambda: selective_scan_step(ones(1, 2), ones(1, 2), -ones(2, 4), ones(1, 4), ones(1, 4), ones(1, 2, 4)),

@@ -35,6 +35,8 @@ from kernels.mamba_inner import mamba_inner_step
 from kernels.mamba_inner.reference import mamba_inner_step_reference
 from kernels.norm import norm
 from kernels.norm.reference import norm_reference
+from kernels.rotary import rotary
+from kernels.rotary.reference import rotary_reference
 from kernels.selective_scan import selective_scan, selective_scan_step
 from kernels.selective_scan.reference import selective_scan_reference
 from kernels.skinny_linear import Norm, skinny_linear
@@ -239,6 +241,16 @@ def _norm(draw: Draw) -> Iterator[Call]:
     yield Call("gated", both, {"x": x, "weight": weight, "gate": gate, "activation": "silu", "eps": 1e-2})
 
 
+def _rotary(draw: Draw) -> Iterator[Call]:
+    heads = {"q": draw(2, 3, 2, 4), "k": draw(2, 3, 2, 4)}
+    cos, sin, time = draw(5, 2), draw(5, 2), torch.tensor([[0, 1, 2], [4, 2, 3]])
+
+    def with_tables(op: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda q, k: op(q, k, cos.to(q), sin.to(q), time)
+
+    yield Call("plain", {name: with_tables(op) for name, op in _pair(rotary, rotary_reference).items()}, heads)
+
+
 def _selective_scan(draw: Draw) -> Iterator[Call]:
     leading = (2, LENGTH)
     inputs = _scan(draw, *leading)
@@ -314,6 +326,7 @@ OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
     "lti_ssm": _lti_ssm,
     "mamba_inner_step": _mamba_inner_step,
     "norm": _norm,
+    "rotary": _rotary,
     "selective_scan": _selective_scan,
     "selective_scan_step": _selective_scan_step,
     "skinny_linear": _skinny_linear,

@@ -1,0 +1,71 @@
+"""The benchmark's description of rotary positions, in the sizes of Transformer++ and RetNet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.rotary import rotary
+from kernels.rotary.reference import rotary_reference
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes
+
+
+def _with_tables(op: Callable[..., Any]) -> Callable[..., Any]:
+    """The operator with its tables and positions 0 .. T - 1, as a function of queries and keys."""
+
+    def run(q: Tensor, k: Tensor, angle: Tensor) -> Any:
+        angle = angle.detach()
+        return op(q, k, angle.cos(), angle.sin(), torch.arange(q.shape[1], device=q.device))
+
+    return run
+
+
+def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    batch, length, heads, size = sizes(shape, "BTHK")
+    time = torch.arange(length, device=generator.device, dtype=torch.promote_types(dtype, torch.float32))
+    channels = torch.arange(size // 2, device=generator.device) / size * 2
+    return {
+        "q": normal(generator, dtype, batch, length, heads, size),
+        "k": normal(generator, dtype, batch, length, heads, size),
+        "angle": time[:, None] * 10000.0**-channels,
+    }
+
+
+def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """Both tensors are read once and written once, with the angles; a backward pass does so with their gradients."""
+    batch, length, heads, size = sizes(shape, "BTHK")
+    both = 2 * batch * length * heads * size
+    passes = 2 if backward else 1
+    angles = length * size // 2 * max(4, dtype.itemsize)
+    return Cost(num_bytes=passes * 2 * both * dtype.itemsize + angles, num_flops=passes * 3 * both)
+
+
+def short(shape: Shape) -> Shape:
+    return {**shape, "B": min(2, int(shape["B"])), "T": min(70, int(shape["T"])), "H": min(2, int(shape["H"]))}
+
+
+def load_triton() -> Callable[..., Any]:
+    import triton  # noqa: F401
+
+    return _with_tables(partial(rotary, backend="triton"))
+
+
+PAPER: tuple[Shape, ...] = ({"B": 8, "T": 2048, "H": 16, "K": 128}, {"B": 8, "T": 2048, "H": 8, "K": 256})
+
+WORKLOAD = Workload(
+    op="rotary",
+    reference=_with_tables(rotary_reference),
+    make_inputs=make_inputs,
+    cost=cost,
+    short=short,
+    implementations=(
+        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation("torch", "ours", lambda: _with_tables(partial(rotary, backend="torch"))),
+    ),
+    shapes={"quick": PAPER[:1], "paper": PAPER},
+    keep=("angle",),
+)

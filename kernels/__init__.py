@@ -6,6 +6,7 @@ OPERATORS = {
     "causal_conv1d": ("kernels.causal_conv1d.workloads:WORKLOAD", "short causal depthwise convolution, W 2 to 4"),
     "fft_conv": ("kernels.fft_conv.workloads:WORKLOAD", "long causal convolution with a filter as long as the input"),
     "float32_matmul": ("kernels.float32_matmul.workloads:WORKLOAD", "product of float32 matrices on matrix units"),
+    "forget_gate": ("kernels.forget_gate.workloads:WORKLOAD", "forget gate in log space with its complement"),
     "gated_linear_attention": (
         "kernels.gated_linear_attention.workloads:WORKLOAD",
         "linear attention with decays: RetNet, GLA, HGRN2",

@@ -9,6 +9,7 @@ VERSIONS = {
     "causal_conv1d": 1,
     "fft_conv": 1,
     "float32_matmul": 1,
+    "forget_gate": 1,
     "gated_linear_attention": 1,
     "gated_slot_attention": 1,
     "linear_cross_entropy": 1,

@@ -11,9 +11,9 @@ values and have a head size of 256, so the state of a layer has 256 D elements.
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.forget_gate import forget_gate
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from models.backbone import BackboneConfig, require_divides
 from models.blocks import (
@@ -54,7 +54,7 @@ class GLA(Mixer):
         x, norm = shared_norm(norm, x)
         q, k, v, gate = step_linear(self.proj, x, norm=norm).split(self.split, dim=-1)
         decay = step_linear(self.decay_up, step_linear(self.decay_down, x, norm=norm))
-        log_decay = F.logsigmoid(at_least_float32(decay)) / self.damping
+        log_decay, _ = forget_gate(decay, damping=self.damping, complement=False)
         q, k, log_decay = (z.unflatten(-1, (self.num_heads, self.key_dim)) for z in (q, k, log_decay))
         return q, k, v.unflatten(-1, (self.num_heads, self.value_dim)), log_decay, gate
 

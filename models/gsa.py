@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.forget_gate import forget_gate
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
 from models.backbone import BackboneConfig, require_divides
@@ -94,9 +95,11 @@ class GSA(Mixer):
         if self.decay is not None:
             logits = step_linear(self.decay, x, norm=norm).unflatten(-1, (self.num_heads, self.num_slots))
         assert logits is not None
-        log_gate = (F.logsigmoid(at_least_float32(logits)) / self.damping).expand(*q.shape[:-1], -1)
-        log_decay = log_gate if self.log_decay is None else self.log_decay.expand_as(log_gate)
-        return q, k, v, -torch.expm1(log_gate), log_decay
+        log_gate, slots = forget_gate(logits, damping=self.damping)
+        assert slots is not None
+        slots = slots.expand(*q.shape[:-1], -1)
+        log_decay = log_gate if self.log_decay is None else self.log_decay
+        return q, k, v, slots, log_decay.expand_as(slots)
 
     def _mix(
         self, q: Tensor, k: Tensor, v: Tensor, slots: Tensor, log_decay: Tensor, final: bool = False

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.forget_gate import forget_gate
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from models.backbone import BackboneConfig, require_divides
 from models.blocks import (
@@ -44,9 +45,11 @@ class LowerBounds(nn.Module):
         super().__init__()
         self.logits = nn.Parameter(torch.zeros(num_layers, d_model))
 
-    def forward(self, layer: int) -> Tensor:
-        """The lower bound [D] of a layer >= 1; the first layer (0) has none."""
-        return self.logits.softmax(0)[1 : layer + 1].sum(0)
+    def forward(self, forget: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """log f and 1 - f of a layer >= 1 from its logits [..., D]; the first layer (0) has no bound."""
+        log_f, rest = forget_gate(forget, self.logits, layer=layer)
+        assert rest is not None
+        return log_f, rest
 
 
 class HGRN2(Mixer):
@@ -66,12 +69,12 @@ class HGRN2(Mixer):
 
     def _project(self, x: Tensor, norm: nn.Module | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         q, forget, v = step_linear(self.proj, x, norm=norm).chunk(3, dim=-1)
-        forget = at_least_float32(forget)
         # log f and 1 - f are computed from the logits, so that neither rounds to zero
-        log_decay, k = F.logsigmoid(forget), torch.sigmoid(-forget)
-        if self.lower_bounds is not None:
-            bound = self.lower_bounds(self.layer)
-            log_decay, k = torch.log(bound + (1 - bound) * torch.sigmoid(forget)), (1 - bound) * k
+        if self.lower_bounds is None:
+            forget = at_least_float32(forget)
+            log_decay, k = F.logsigmoid(forget), torch.sigmoid(-forget)
+        else:
+            log_decay, k = self.lower_bounds(forget, self.layer)
         # one float32 operand would make the operator multiply in float32
         k = k.to(v.dtype)
         q, k, v, log_decay = (z.unflatten(-1, (self.num_heads, -1)) for z in (F.silu(q), k, v, log_decay))

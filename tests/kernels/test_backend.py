@@ -11,6 +11,7 @@ from kernels.backend import record, record_operators, triton_missing, use_triton
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.fft_conv import fft_conv
 from kernels.float32_matmul import float32_matmul
+from kernels.forget_gate import forget_gate
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
 from kernels.linear_cross_entropy import linear_cross_entropy
@@ -39,6 +40,7 @@ CALLS = {
     ],
     "fft_conv": [lambda: fft_conv(ones(1, 3, 2), ones(2, 3))],
     "float32_matmul": [lambda: float32_matmul(ones(2, 3), ones(3, 4))],
+    "forget_gate": [lambda: forget_gate(ones(2, 3))],
     "gated_linear_attention": [
         lambda: gated_linear_attention(*[ones(1, 3, 1, 2)] * 3),
         lambda: gated_linear_attention_step(*[ones(1, 1, 2)] * 3, None, ones(1, 1, 2, 2)),

@@ -23,6 +23,8 @@ from kernels.fft_conv import fft_conv
 from kernels.fft_conv.reference import fft_conv_reference
 from kernels.float32_matmul import float32_matmul
 from kernels.float32_matmul.reference import float32_matmul_reference
+from kernels.forget_gate import forget_gate
+from kernels.forget_gate.reference import forget_gate_reference
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from kernels.gated_linear_attention.reference import gated_linear_attention_reference
 from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
@@ -143,6 +145,12 @@ def _qkv(draw: Draw, *leading: int) -> Inputs:
 def _float32_matmul(draw: Draw) -> Iterator[Call]:
     inputs = {"a": draw(3, 8), "b": draw(8, 5), "bias": draw(5)}
     yield Call("plain", _pair(float32_matmul, float32_matmul_reference), inputs, gradients=False)
+
+
+def _forget_gate(draw: Draw) -> Iterator[Call]:
+    both = _pair(forget_gate, forget_gate_reference)
+    yield Call("damped", both, {"x": draw(3, 4), "damping": 8.0})
+    yield Call("bounded", both, {"x": draw(3, 4), "logits": draw(5, 4), "layer": 2})
 
 
 def _gated_linear_attention(draw: Draw) -> Iterator[Call]:
@@ -319,6 +327,7 @@ OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
     "causal_conv1d": _causal_conv1d,
     "fft_conv": _fft_conv,
     "float32_matmul": _float32_matmul,
+    "forget_gate": _forget_gate,
     "gated_linear_attention": _gated_linear_attention,
     "gated_linear_attention_step": _gated_linear_attention_step,
     "gated_slot_attention": _gated_slot_attention,

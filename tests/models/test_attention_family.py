@@ -167,7 +167,9 @@ def test_hgrn2_lower_bounds_start_at_zero_and_grow_with_depth():
     assert shared[1] is shared[2] is shared[3]
     bounds = LowerBounds(4, 16)
     nn.init.normal_(bounds.logits)
-    rows = torch.stack([bounds(layer) for layer in (1, 2, 3)])
+    # a gate whose logits are very negative forgets as much as its bound lets it
+    closed = torch.full((16,), -1e4)
+    rows = torch.stack([bounds(closed, layer)[0].exp() for layer in (1, 2, 3)])
     assert (rows[0] > 0).all()
     assert (rows.diff(dim=0) > 0).all()
     assert (rows < 1).all()

@@ -1,0 +1,79 @@
+"""The benchmark's description of forget gates, in the sizes of HGRN2 and GSA of 1.3B parameters.
+
+O is the number of layers whose logits make the bounds of a `bounded` gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.forget_gate import forget_gate
+from kernels.forget_gate.reference import forget_gate_reference
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes
+
+
+def _with_layer(op: Callable[..., Any]) -> Callable[..., Any]:
+    """The operator in its last layer, or damped by 8 where there are no bounds."""
+
+    def run(x: Tensor, logits: Tensor | None = None) -> Any:
+        return op(x, damping=8.0) if logits is None else op(x, logits, layer=len(logits) - 1)
+
+    return run
+
+
+def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    rows, width, layers = sizes(shape, "RDO")
+    inputs: Inputs = {"x": normal(generator, dtype, rows, width)}
+    if shape["gate"] == "bounded":
+        inputs["logits"] = normal(generator, torch.promote_types(dtype, torch.float32), layers, width)
+    return inputs
+
+
+def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """x and the logits once, and both results in float32."""
+    rows, width, layers = sizes(shape, "RDO")
+    layers *= shape["gate"] == "bounded"
+    size = rows * width
+    return Cost(
+        num_bytes=size * (dtype.itemsize + 8) + 4 * layers * width,
+        num_flops=10 * size,
+        num_exponentials=2 * size + layers * width,
+    )
+
+
+def short(shape: Shape) -> Shape:
+    return {**shape, "R": min(70, int(shape["R"])), "D": min(144, int(shape["D"]))}
+
+
+def load_triton() -> Callable[..., Any]:
+    import triton  # noqa: F401
+
+    return _with_layer(partial(forget_gate, backend="triton"))
+
+
+PAPER: tuple[Shape, ...] = (
+    {"R": 1, "D": 2048, "O": 24, "gate": "bounded"},
+    {"R": 16384, "D": 2048, "O": 24, "gate": "bounded"},
+    {"R": 1, "D": 256, "O": 1, "gate": "damped"},
+    {"R": 16384, "D": 256, "O": 1, "gate": "damped"},
+)
+
+WORKLOAD = Workload(
+    op="forget_gate",
+    reference=_with_layer(forget_gate_reference),
+    make_inputs=make_inputs,
+    cost=cost,
+    short=short,
+    implementations=(
+        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation("torch", "ours", lambda: _with_layer(partial(forget_gate, backend="torch"))),
+    ),
+    shapes={"quick": PAPER[:1], "paper": PAPER},
+    keep=("logits",),
+    backward=False,
+)

@@ -471,7 +471,10 @@ class SwiGLU(ChannelMixer):
         return self.down(swiglu(self.gate_up(x)))
 
     def branch_step(self, x: Tensor, norm: nn.Module) -> Tensor:
-        gate, up = step_linear(self.gate_up, x, norm=norm).chunk(2, dim=-1)
+        both = step_linear(self.gate_up, x, norm=norm)
+        if len(x) > 1:
+            return step_linear(self.down, swiglu(both), residual=x)
+        gate, up = both.chunk(2, dim=-1)
         return step_linear(self.down, up, gate=gate, residual=x)
 
 

@@ -6,6 +6,7 @@ Every run is resolved and checked before the first one starts.
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -99,22 +100,23 @@ def expand(
     scale: str | None = None,
     only: Sequence[str] = (),
     overrides: Sequence[str] = (),
-    num_seeds: int | None = None,
+    seeds: Sequence[int] | None = None,
     where: str = "grid.yaml",
 ) -> list[Run]:
     """All runs of an experiment at one scale, resolved and checked, in grid order, each once.
 
-    only: `key=value` filters on the resolved run; several of one key are alternatives.
+    only: `key=value` filters on the resolved run. Values of one key, in one text or several, are alternatives
+        (`model.name=gsa,gla`), and a word may be a pattern (`model.name=dss-*`).
     overrides: `key=value` settings that win over the grid.
-    num_seeds: take the seeds 0, 1, ..., num_seeds - 1 instead of the grid's own.
+    seeds: take these instead of the grid's own.
     where: the file's name, for messages.
     """
     scale = scale or next(iter(config.scales))
     check_grid(config, scale, where)
     if not config.baseline:
         refuse(config, scale, where)
-    seeds = seeds_of(config, scale) if num_seeds is None else tuple(range(num_seeds))
-    if config.timed and seeds != (0,):
+    seeds = seeds_of(config, scale) if seeds is None else seeds
+    if config.timed and tuple(seeds) != (0,):
         raise ValueError(f"{where}: seeds: timings have none, their inputs are always the same; leave out --seeds")
     settings = dict(assignments(overrides, "--set"))
     for key in settings:
@@ -149,14 +151,16 @@ class _Filters:
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.wanted: dict[str, list[Any]] = {}
-        for key, value in assignments(texts, "--only"):
+        for key, value in assignments([part for text in texts for part in _alternatives(text)], "--only"):
             self.wanted.setdefault(key, []).append(value)
         self.seen: dict[str, list[Any]] = {key: [] for key in self.wanted}
 
     def may_keep(self, tree: Mapping[str, Any]) -> bool:
         """Whether an unresolved run has a task and a model that are asked for."""
         named = {key: lookup(tree, key) for key in ("task.name", "model.name") if key in self.wanted}
-        if all(found is None or found in self.wanted[key] for key, found in named.items()):
+        if all(
+            found is None or any(_meets(found, value) for value in self.wanted[key]) for key, found in named.items()
+        ):
             return True
         for key, found in named.items():
             self.seen[key].append(found)
@@ -166,18 +170,33 @@ class _Filters:
         """Whether a resolved run satisfies every filter."""
         for key, found in self.seen.items():
             found.append(lookup(resolved, key))
-        return all(any(same(value, self.seen[key][-1]) for value in wanted) for key, wanted in self.wanted.items())
+        return all(any(_meets(self.seen[key][-1], value) for value in wanted) for key, wanted in self.wanted.items())
 
     def check(self) -> None:
         """Raises ValueError for a value that no run has."""
         for key, wanted in self.wanted.items():
             for value in wanted:
-                if not any(same(value, found) for found in self.seen[key]):
+                if not any(_meets(found, value) for found in self.seen[key]):
                     there_are = sorted(set(map(str, self.seen[key])))
                     raise ValueError(
                         f"--only {key}={value}: no run has it{nearest(str(value), there_are)}; "
                         f"there are: {', '.join(there_are)}"
                     )
+
+
+def _alternatives(text: str) -> list[str]:
+    """`key=a` and `key=b` for the filter `key=a,b`. A list in brackets is one value and stays whole."""
+    key, equals, values = text.partition("=")
+    if values.strip().startswith(("[", "{", '"', "'")):
+        return [text]
+    return [f"{key}{equals}{value}" for value in values.split(",")]
+
+
+def _meets(found: Any, wanted: Any) -> bool:
+    """Whether the value of a run is the wanted one, or, where that is a word, fits it as a pattern with `*` and `?`."""
+    if isinstance(found, str) and isinstance(wanted, str):
+        return fnmatch.fnmatchcase(found, wanted)
+    return same(wanted, found)
 
 
 def lookup(resolved: Mapping[str, Any], key: str) -> Any:

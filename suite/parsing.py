@@ -15,6 +15,7 @@ from suite.registry import nearest
 from suite.strict import check_finite
 
 C = TypeVar("C", bound=Config)
+MOST_SEEDS = 100_000
 T = TypeVar("T")
 
 
@@ -116,6 +117,21 @@ def assignment(text: str, flag: str) -> tuple[str, Any]:
 def assignments(texts: Iterable[str], flag: str) -> list[tuple[str, Any]]:
     """Several of them, in order."""
     return [assignment(text, flag) for text in texts]
+
+
+def seeds_in(text: str, flag: str) -> tuple[int, ...]:
+    """The seeds of `5`, which means 0 to 4, or of a list such as `3,7` or `3,`, which was given behind `flag`."""
+    parts = text.split(",")
+    listed = [int(part) for part in parts if part.strip().isascii() and part.strip().isdigit()]
+    if len(parts) == 1 and listed and 1 <= listed[0] <= MOST_SEEDS:
+        return tuple(range(listed[0]))
+    given = parts[:-1] if parts[-1].strip() == "" else parts
+    different = bool(listed) and len(set(listed)) == len(listed) == len(given)
+    if len(parts) > 1 and different and max(listed) < 2**63:
+        return tuple(listed)
+    raise ValueError(
+        f"{flag} {shortened(text)}: expected a number of seeds up to {MOST_SEEDS}, or different seeds such as 3,7"
+    )
 
 
 def seconds(text: str, flag: str) -> float:

@@ -9,11 +9,18 @@ from typing import Annotated
 import typer
 
 from suite.commands.repository import Experiment, Repository, shown
+from suite.parsing import seeds_in
 from suite.runs import Run
 
 Scale = Annotated[str | None, typer.Option("--scale", help="Protocol size declared by the grid; default: its first.")]
-Only = Annotated[list[str] | None, typer.Option(help="Keep runs with this value: model.name=gsa; repeatable.")]
-Seeds = Annotated[int | None, typer.Option(min=1, max=100_000, help="Use seeds 0 to N-1 instead of the grid's.")]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(help="Keep runs with one of these values: model.name=gsa,gla or model.name=dss-*; repeatable."),
+]
+Seeds = Annotated[
+    str | None,
+    typer.Option(metavar="N|A,B", help="Use seeds 0 to N-1, or those of a list (3,7 or 3,), not the grid's."),
+]
 Data = Annotated[Path | None, typer.Option(help="Folder of data, for tasks that read one; default: the cache.")]
 
 
@@ -24,7 +31,7 @@ def resolved_runs(
     scale: str | None,
     only: Sequence[str] | None,
     overrides: Sequence[str] | None,
-    seeds: int | None,
+    seeds: str | None,
     data: Path | None,
     without_data: bool = False,
 ) -> tuple[Experiment, list[Run]]:
@@ -47,7 +54,7 @@ def resolved_runs(
         scale=scale,
         only=only or (),
         overrides=overrides or (),
-        num_seeds=seeds,
+        seeds=None if seeds is None else seeds_in(seeds, "--seeds"),
         where=shown(found.path),
     )
     return found, runs

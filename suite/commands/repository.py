@@ -121,6 +121,7 @@ def _place(text: Any) -> Any:
 
 _EXPERIMENT = typer.Argument(help="Experiment, e.g. h3/table2 (see `list experiments`), or a folder with a grid.yaml.")
 ExperimentName = Annotated[str, _EXPERIMENT]
+ExperimentNames = Annotated[list[str], _EXPERIMENT]
 OptionalExperimentName = Annotated[str | None, _EXPERIMENT]
 Plugins = Annotated[
     list[str] | None,

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from suite.commands.planning import Data, Only, Scale, Seeds, resolved_runs
-from suite.commands.repository import LOCAL, Device, ExperimentName, Plugins, Results, Set, repository_of
+from suite.commands.repository import LOCAL, Device, ExperimentNames, Plugins, Results, Set, repository_of
 from suite.parsing import seconds
 from suite.runs import Run
 
 
 def run(
     context: typer.Context,
-    experiment: ExperimentName,
+    experiments: ExperimentNames,
     plugins: Plugins = None,
     scale: Scale = None,
     only: Only = None,
@@ -52,7 +52,7 @@ def run(
         bool, typer.Option("--retry-failed", help="Repeat the stored runs that ended with an error, and no others.")
     ] = False,
 ) -> None:
-    """Run a named grid, task x model or operators; what is stored is skipped, what was interrupted continues."""
+    """Run named grids, task x model or operators; what is stored is skipped, what was interrupted continues."""
     from rich.console import Console
 
     from suite.executors.contract import LeftRunningError, Settings, choose
@@ -62,23 +62,17 @@ def run(
         raise ValueError("--force --retry-failed: the first repeats all runs, the second some of them; give one")
     carry_out = choose(executor, executor_options or ())
     repository = repository_of(context, plugins)
-    (experiment, config, _), runs = resolved_runs(
-        repository,
-        experiment,
-        scale=scale,
-        only=only,
-        overrides=overrides,
-        seeds=seeds,
-        data=data,
-        without_data=dry_run,
-    )
-    if (jobs or 1) > 1 and config.timed:
+    choice: dict[str, Any] = {"scale": scale, "only": only, "overrides": overrides, "seeds": seeds, "data": data}
+    found = [resolved_runs(repository, name, **choice, without_data=dry_run) for name in dict.fromkeys(experiments)]
+    runs = [run for _, part in found for run in part]
+    timed = [experiment.name for experiment, _ in found if experiment.config.timed]
+    if (jobs or 1) > 1 and timed:
         raise ValueError(
-            f"--jobs {jobs}: {experiment} times operators, and runs side by side would disturb each other; leave it out"
+            f"--jobs {jobs}: {timed[0]} times operators, and runs side by side would disturb each other; leave it out"
         )
     settings = Settings(
         device=device,
-        jobs=1 if config.timed else jobs,
+        jobs=1 if timed else jobs,
         fresh=force or retry_failed,
         threads=threads,
         record=repository.recorder(),
@@ -101,10 +95,13 @@ def run(
     if dry_run:
         _print_plan([item.run for item in planned], [item.stored or "to do" for item in planned])
         console.print(f"{len(planned)} runs, {len(todo)} to do, on {place}; results in {results}", highlight=False)
-        for line in estimate(todo, storage.files([results, repository.reference], experiment)):
+        roots = [results, repository.reference]
+        for line in estimate(todo, [file for experiment, _ in found for file in storage.files(roots, experiment.name)]):
             console.print(line, highlight=False, soft_wrap=True)
-        if reason := config.cannot_run.get(scale or next(iter(config.scales))):
-            console.print(f"cannot run here: {reason}", highlight=False, markup=False, soft_wrap=True)
+        for experiment, _ in found:
+            config = experiment.config
+            if reason := config.cannot_run.get(scale or next(iter(config.scales))):
+                console.print(f"cannot run here: {reason}", highlight=False, markup=False, soft_wrap=True)
         return
     if retry_failed:
         console.print(f"{len(todo)} of {len(runs)} runs in {results} ended with an error", highlight=False)
@@ -139,7 +136,8 @@ def run(
     if bad:
         console.print(f"{len(bad)} of {len(ended)} runs ended with an error; their rows say why (`show RUN_ID`)")
         raise typer.Exit(1)
-    console.print(f"done: {len(ended)} runs; now: python run_suite.py report {experiment}", highlight=False)
+    reports = "; ".join(f"python run_suite.py report {experiment.name}" for experiment, _ in found)
+    console.print(f"done: {len(ended)} runs; now: {reports}", highlight=False, soft_wrap=True)
 
 
 def _print_plan(runs: Sequence[Run], stored: Sequence[str]) -> None:

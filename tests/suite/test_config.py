@@ -9,7 +9,7 @@ import pytest
 from models import MODELS
 from suite.config import ExperimentConfig, load_experiment
 from suite.grid import expand, lookup
-from suite.parsing import parse
+from suite.parsing import parse, seeds_in
 from suite.train_config import TrainConfig
 from tests.suite.toy import RESOLVER, ToyConfig, make_run
 
@@ -41,7 +41,7 @@ def test_a_scale_overrides_values_and_narrows_axes_and_seeds():
 
 
 def test_set_wins_over_everything_and_seeds_replace_the_grids():
-    found = runs(scale="small", overrides=["train.lr=1e-3", "train.epochs=9"], num_seeds=2)
+    found = runs(scale="small", overrides=["train.lr=1e-3", "train.epochs=9"], seeds=(0, 1))
     assert {(run.train.lr, run.train.epochs) for run in found} == {(0.001, 9)}
     assert [run.seed for run in found] == [0, 1, 0, 1]
 
@@ -49,6 +49,21 @@ def test_set_wins_over_everything_and_seeds_replace_the_grids():
 def test_only_keeps_the_runs_that_have_the_value():
     assert {run.model.d_model for run in runs(only=["model.d_model=3", "train.lr=0.1"])} == {3}
     assert len(runs(only=["model.d_model=3", "model.d_model=2"])) == 8
+    assert len(runs(only=["model.d_model=3,2"])) == 8
+    assert len(runs(only=["model.name=t*", "task.name=p?rity,parity"])) == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"), [("1", (0,)), ("3", (0, 1, 2)), ("3,7", (3, 7)), ("3,", (3,)), (" 4, 2 ", (4, 2))]
+)
+def test_seeds_are_a_number_or_a_list(text, wanted):
+    assert seeds_in(text, "--seeds") == wanted
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "a", "1,a", "1,1", ",", "1,,2", "1.5", "100001", f"1,{2**63}", "٣"])
+def test_other_seeds_are_refused(text):
+    with pytest.raises(ValueError, match=r"--seeds .*expected a number of seeds"):
+        seeds_in(text, "--seeds")
 
 
 @pytest.mark.parametrize(
@@ -73,6 +88,8 @@ def test_only_keeps_the_runs_that_have_the_value():
         ({"sweep": {"model.d_model": [65]}}, {}, ["d_model=65 is above 64; lower it"]),
         ({}, {"scale": "papr"}, ["unknown scale 'papr'", "did you mean 'paper'"]),
         ({}, {"only": ["model.d_model=4"]}, ["--only model.d_model=4", "2, 3"]),
+        ({}, {"only": ["model.name=toy,tyo"]}, ["--only model.name=tyo", "did you mean 'toy'"]),
+        ({}, {"only": ["model.name=[toy]"]}, ["--only model.name=['toy']"]),
         ({}, {"only": ["nonsense"]}, ["--only 'nonsense'", "section.key=value"]),
         ({}, {"overrides": ["train.batchsize=3"]}, ["batchsize: unknown key", "batch_size"]),
         ({}, {"overrides": ["lr=3"]}, ["--set", "'lr'"]),

@@ -149,6 +149,20 @@ def test_worker_processes_load_the_plugin(grid, plugin, command_line, tmp_path):
     assert "done: 2 runs" in done.stdout
 
 
+def test_several_grids_run_in_one_call(grid, command_line, tmp_path):
+    other = tmp_path / "other-grid"
+    other.mkdir()
+    (other / "grid.yaml").write_text(GRID.replace("d_model: 16", "d_model: 8"))
+    done = command_line("run", grid, other, grid, "--seeds", "3,7", "--results", tmp_path / "results")
+    assert done.returncode == 0, done.stderr
+    assert "done: 4 runs; now: python run_suite.py report my-grid; python run_suite.py report other-grid" in done.stdout
+    frames = [storage.read([file]) for file in (tmp_path / "results").rglob("*.parquet")]
+    assert sorted((frame["experiment"][0], int(frame["seed"][0])) for frame in frames) == [
+        *(("my-grid", 3), ("my-grid", 7)),
+        *(("other-grid", 3), ("other-grid", 7)),
+    ]
+
+
 def test_an_axis_of_plugins_alone_needs_one(grid, command_line):
     (grid / "grid.yaml").write_text(GRID.replace("linear-attention, plugins", "plugins"))
     done = command_line("run", grid, "--dry-run")

@@ -32,6 +32,8 @@ NonNegative = Annotated[float, Field(ge=0, le=1e6)]
 """A penalty, or a rate that may be zero."""
 Epsilon = Annotated[float, Field(gt=0, le=1)]
 """What is added to a denominator."""
+Score = Annotated[float, Field(ge=-1e6, le=1e6)]
+"""A value of a metric."""
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 """A dropout, or the memory of a moving average."""
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63)]

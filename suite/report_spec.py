@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from suite.bounds import NonNegative, Score
 from suite.contracts import Config
 
 
@@ -15,7 +16,7 @@ class Select(Config):
     best_of: tuple[str, ...]
     by: str = "accuracy"
     split: Literal["train", "valid", "test"] = "valid"
-    success: float | None = None
+    success: Score | None = None
     """Value of a cell, in the shown unit, from which on a run has succeeded. Where it is given, the report also counts
     the runs that succeed at every value of `best_of`, not at the best one alone."""
 
@@ -32,9 +33,9 @@ class TableSpec(Config):
     split: str = "test"
     percent: bool = True
     """Show fractions as percentages, as the papers do."""
-    decimals: int | None = Field(default=None, ge=0)
+    decimals: int | None = Field(default=None, ge=0, le=15)
     """Decimals that are shown; None: as many as the paper prints, at least one."""
-    tolerance: float = Field(default=1.0, ge=0)
+    tolerance: NonNegative = 1.0
     """A cell agrees with the paper if it differs by no more than this, in the shown unit."""
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from suite.bounds import Count, Epsilon, Fraction, NonNegative, Positive, Size, Steps
+from suite.bounds import Count, Epsilon, Fraction, NonNegative, Positive, Score, Size, Steps
 from suite.contracts import Config
 
 
@@ -14,7 +14,7 @@ class EarlyStop(Config):
     """Stop when the validation `metric` reaches `threshold`, or has not improved for `patience` evaluations."""
 
     metric: str = "accuracy"
-    threshold: float | None = None
+    threshold: Score | None = None
     patience: Size | None = None
 
     @model_validator(mode="after")
@@ -97,7 +97,7 @@ class TrainConfig(Config):
     plateau_factor: float = Field(default=0.2, gt=0, lt=1)
     plateau_patience: Size = 20
     plateau_metric: str = "accuracy"
-    clip: float | None = Field(default=None, gt=0)
+    clip: Positive | None = None
     """Largest allowed norm of the gradient of all parameters together; None: no clipping."""
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     """bf16: autocast with fp32 parameters; tf32: fp32 with TF32 matrix products."""

@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import model_validator
 
+from suite.bounds import Size
 from tasks.base import Array, token_dtype
 from tasks.synthetic_language import SyntheticLanguage
 
@@ -29,8 +30,8 @@ class AssociativeRecall(SyntheticLanguage):
     name: ClassVar[str] = "associative-recall"
     version: ClassVar[int] = 1
 
-    vocab_size: int = 10
-    length: int = 20
+    vocab_size: Size = 10
+    length: Size = 20
 
     @model_validator(mode="after")
     def _can_work(self) -> AssociativeRecall:

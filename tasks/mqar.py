@@ -95,7 +95,7 @@ class MQAR(TaskBase):
     train: tuple[Shape, ...] = ()
     """The training shapes of based-fig2."""
     test: tuple[Shape, ...] = ()
-    power_a: float = Field(default=0.01, gt=0)
+    power_a: float = Field(default=0.01, gt=0, le=16)
     """Exponent of the power law of gaps: 1 is uniform, and with smaller values queries come sooner."""
     non_queries: Literal["zeros", "random", "random-no-keys"]
     """Tokens at positions that hold neither a pair nor a query; the protocol sets the default. `zeros`: token 0.

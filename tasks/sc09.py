@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from suite.bounds import Count, Positive, Steps
 from suite.contracts import Generating, HasExponentials, Segment, TaskSpec
 from tasks.audio import LEVELS, ZERO, mu_law, mu_law_decode, stretched
 from tasks.base import Array
@@ -67,11 +68,11 @@ class SC09(SpokenWords):
     """Number of samples of a row, taken from the beginning of each clip."""
     scaling: Literal["segment", "unit"] = "segment"
     """`segment`: each clip is stretched to [-1, 1] before the mu-law, as in the source. `unit`: full scale is 1."""
-    num_generated: int = Field(default=0, ge=0)
+    num_generated: Count = 0
     """Number of clips to generate after training; the papers generate 2048."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: Positive = 1.0
     """The logits are divided by it before a sample is drawn."""
-    judge_steps: int = Field(default=3000, ge=1)
+    judge_steps: Steps = 3000
     """Number of training steps of the judge, with 64 clips each."""
 
     @property

@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
+from suite.bounds import Size
 from suite.contracts import Segment, TaskSpec
 from suite.rng import numpy_generator
 from tasks.base import Array
@@ -297,7 +298,7 @@ class SpeechCommands(SpokenWords):
     `train_test_split` with the random states 0 and 1, stratified by word."""
     half_rate: bool = False
     """Whether the test split has a second slice with every second sample, for raw features only."""
-    length: int = Field(default=RATE, ge=1)
+    length: Size = RATE
     """Number of samples of a row. Longer clips are cut; `short_clips` decides about shorter ones."""
     short_clips: Literal["pad", "drop"] = "pad"
     """Treatment of clips shorter than `length`. `pad`: zeros follow them. `drop`: they are left out, as in the

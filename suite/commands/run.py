@@ -113,7 +113,8 @@ def run(
     from suite.target import probe
 
     try:
-        probe(results)
+        for folder in {results / run.experiment / run.scale for run in todo} or {results}:
+            probe(folder)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ValueError(

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field, model_validator
 
-from suite.bounds import Count, Size
+from suite.bounds import Count, Seed, Size
 from suite.contracts import Segment, TaskSpec
 from suite.rng import numpy_generator
 from tasks.base import SPLITS, Array, token_dtype
@@ -51,14 +51,14 @@ class LRAListOps(StoredTask):
     """`generated`: expressions generated here. `files`: the tsv files of the release."""
     length: int = Field(default=2000, ge=8, le=2**15)
     """Number of tokens of a row, the end mark included. Longer expressions are cut."""
-    max_depth: int = Field(default=10, ge=2)
-    max_args: int = Field(default=10, ge=2)
+    max_depth: int = Field(default=10, ge=2, le=100)
+    max_args: int = Field(default=10, ge=2, le=1000)
     min_length: Count = 500
     max_length: Size = Field(default=2000, ge=4)
     num_train: Size = 96_000
     num_valid: Size = 2_000
     num_test: Size = 2_000
-    data_seed: int = Field(default=0, ge=0)
+    data_seed: Seed = 0
     """Seed of the generated rows. The seed of a run does not change them, as it does not change the release."""
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from suite.bounds import LARGEST, Seed
 from suite.contracts import Segment, TaskSpec
 from suite.rng import numpy_generator
 from tasks.base import Array
@@ -49,9 +50,9 @@ class LRAPathfinder(StoredTask):
     """`files`: the pictures of the release. `generated`: pictures drawn here."""
     pixels: Pixels = "centered"
     """Range of the pixels. `centered` and `standard`: [-1, 1]. `unit`: [0, 1]. `tokens`: 256 tokens."""
-    num_pictures: int = Field(default=PICTURES, ge=10)
+    num_pictures: int = Field(default=PICTURES, ge=10, le=LARGEST)
     """Number of generated pictures, all splits together."""
-    data_seed: int = Field(default=0, ge=0)
+    data_seed: Seed = 0
     """Seed of the generated pictures. The seed of a run does not change them, as it does not change the release."""
 
     @property

@@ -147,7 +147,7 @@ class _Actor:
         import ray
 
         gpus = ", ".join(f"GPU {gpu}" for gpu in ray.get_gpu_ids())
-        words = f"{socket.gethostname()}, process {os.getpid()}" + f", {gpus}" * bool(gpus)
+        words = f"node {socket.gethostname()}, process {os.getpid()}" + f", {gpus}" * bool(gpus)
         return words, ray.get_runtime_context().get_node_id()
 
     def progress(self) -> Progress | None:

@@ -68,10 +68,16 @@ def plan(
 
     versions: today's version of every operator, against which those of stored runs are held.
     """
+    stored: dict[str, storage.Ending] = {}
+    for root in () if force else roots:
+        missing = [run for run in runs if run.run_id not in stored]
+        paths = [storage.result_path(root, run.experiment, run.scale, run.run_id) for run in missing]
+        for run, ending in zip(missing, storage.endings(paths), strict=True):
+            if ending is not None:
+                stored[run.run_id] = ending
     planned = []
     for run in runs:
-        paths = (storage.result_path(root, run.experiment, run.scale, run.run_id) for root in roots)
-        found = None if force else next((ending for path in paths if (ending := storage.ending(path))), None)
+        found = stored.get(run.run_id)
         if found is None:
             planned.append(Planned(run, None))
             continue

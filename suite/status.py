@@ -35,25 +35,27 @@ def standings(runs: Sequence[Run], root: Path) -> list[Standing]:
         words = states(jobs.values())
     except OSError:
         words = {job.job_id: "its scheduler cannot be asked here" for job in jobs.values()}
-    return [_standing(run, root, claims, jobs.get(run.run_id), words) for run in runs]
+    paths = [storage.result_path(root, run.experiment, run.scale, run.run_id) for run in runs]
+    return [
+        _standing(run, root, ending, claims.get((run.scale, run.run_id)), jobs.get(run.run_id), words)
+        for run, ending in zip(runs, storage.endings(paths), strict=True)
+    ]
 
 
 def _standing(
-    run: Run, root: Path, claims: dict[tuple[str, str], Claim], job: Job | None, words: dict[str, str]
+    run: Run, root: Path, ending: storage.Ending | None, claim: Claim | None, job: Job | None, words: dict[str, str]
 ) -> Standing:
     if run.is_planned_only:
         return Standing(run, "no data", "")
-    key = run.experiment, run.scale, run.run_id
-    claim = claims.get((run.scale, run.run_id))
     # a stored run that is repeated has rows, and a claim or a job
     if claim is not None and claim.live:
         return Standing(run, "running", f"{claim.holder}, since {claim.since.removesuffix('+00:00')} UTC")
     if job is not None and job.job_id in words:
         return Standing(run, "queued", f"job {job.job_id}, {words[job.job_id].lower()}")
-    if (ending := storage.ending(storage.result_path(root, *key))) is not None:
+    if ending is not None:
         return Standing(run, ending.status, ending.error.partition("\n")[0])
     detail = "" if job is None else f"its job {job.job_id} has ended without rows"
-    if storage.checkpoint_path(root, *key).exists():
+    if storage.checkpoint_path(root, run.experiment, run.scale, run.run_id).exists():
         return Standing(run, "interrupted", detail or "continues from its checkpoint")
     return Standing(run, "to do", detail)
 

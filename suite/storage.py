@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,7 +107,9 @@ def load(path: Path, columns: Sequence[str] = SCHEMA.names) -> pa.Table:
             raise OSError("no regular file")
         with pq.ParquetFile(readable(path), page_checksum_verification=True) as file:
             there = file.schema_arrow
-            table = file.read(columns=[name for name in dict.fromkeys(("schema", *columns)) if name in there.names])
+            names = [name for name in dict.fromkeys(("schema", *columns)) if name in there.names]
+            # a file is small, and threads would take longer to start than to read
+            table = file.read(columns=names, use_threads=False)
         versions = table["schema"].unique().to_pylist() if "schema" in there.names else [None]
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:120]
@@ -176,6 +179,12 @@ def ending(path: Path) -> Ending | None:
         if row["metric"] == "run":
             return Ending(row["status"], json.loads(row["operators"] or "{}"), row["error"] or "")
     return Ending("failed", {})
+
+
+def endings(paths: Iterable[Path]) -> list[Ending | None]:
+    """The endings of many stored runs, several at a time, because a remote place takes long to answer."""
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(ending, paths))
 
 
 def operator_mix(rows: Iterable[Mapping[str, Any]]) -> str | None:

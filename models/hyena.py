@@ -257,7 +257,12 @@ class Hyena(Mixer):
 
 
 class HyenaConfig(BackboneConfig):
-    """Hyena in the network of its synthetic and DNA experiments: layer norms, and an MLP four times as wide."""
+    """Hyena in the network of its synthetic and DNA experiments: layer norms, and an MLP four times as wide.
+
+    HyenaDNA (Nguyen et al. 2023) is this model with these defaults, `embed_dropout: 0.1` and `tie_embeddings: false`:
+    2 layers of width 128 in the released LongSafari/hyenadna-tiny-1k-seqlen-hf (config.json at
+    6d3bcdb38248068b1a4822f88176ad019115948b), 8 of width 256 in hyenadna-large-1m-seqlen-hf.
+    """
 
     order: Factor = 2
     emb_dim: Width = 5

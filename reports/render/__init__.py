@@ -8,7 +8,7 @@
 make one part of a report each, and `report` puts them together. `layout` turns a report into a `document` of strings,
 which `text`, `html` and `plots` print. `speed_history` makes the document of the operators' speed, and `overview` that
 of all experiments. `quotes` and `sources` hold the numbers in documents to the committed rows, and `index` lists every
-table and figure of the papers with its experiment.
+table and figure of the papers with its experiment. `grouping` shows stored runs by any of their settings.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from reports.render.document import Document
+from reports.render.grouping import grouped
 from reports.render.index import index, read_papers
 from reports.render.layout import document
 from reports.render.overview import overview
@@ -33,6 +34,7 @@ __all__ = [
     "Format",
     "Report",
     "build",
+    "grouped",
     "history",
     "index",
     "overview",

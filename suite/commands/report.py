@@ -41,6 +41,10 @@ def report(
     ] = None,
     scale: Annotated[str | None, typer.Option(help="Show this scale; default: paper if it has rows.")] = None,
     results: StoredResults = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(help="Show every stored run by this setting, on the grid or not: train.lr; repeatable."),
+    ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="All experiments on one page: cells that agree, differ, are empty.")
     ] = False,
@@ -63,6 +67,8 @@ def report(
     if results is not None and not results.is_dir():
         raise ValueError(f"--results {results}: there is no such folder")
     chosen = _format(format, out)
+    if by and (every or experiment in (None, TABLES, KERNELS)):
+        raise ValueError("report --by: name the experiment whose runs to show")
     rendered: Any
     if every or experiment is None:
         if not every or experiment is not None:
@@ -85,9 +91,11 @@ def report(
                 f"unknown scale {scale!r}{nearest(scale, config.scales)}; there are: {', '.join(config.scales)}"
             )
         rendering = repository.rendering()
-        rendered = rendering.build(
-            config, path.parent, storage.read(_files(repository, experiment, results)), scale=scale
-        )
+        frame = storage.read(_files(repository, experiment, results))
+        if by:
+            rendered = rendering.grouped(config, path.parent, experiment, frame, by, scale)
+        else:
+            rendered = rendering.build(config, path.parent, frame, scale=scale)
     if out is None and chosen in (Format.png, Format.html):
         out = (results or LOCAL) / experiment / f"{'figure' if chosen is Format.png else 'report'}.{chosen}"
     try:

@@ -115,6 +115,12 @@ def test_a_number_without_bounds_is_refused(command_line, option):
     assert command_line("run", "quickstart", option, 10**40).returncode == 2
 
 
+def test_by_needs_an_experiment(command_line):
+    done = command_line("report", "--all", "--by", "train.lr")
+    assert done.returncode == 2
+    assert "name the experiment" in done.stderr
+
+
 def test_a_report_of_a_folder_that_does_not_exist_is_refused(command_line, tmp_path):
     done = command_line("report", "quickstart", "--results", tmp_path / "typo")
     assert done.returncode == 2

@@ -20,6 +20,8 @@ __all__ = ["fft_conv"]
 
 MIN_LAGS, MAX_LAGS, MIN_ROWS = 512, 16384, 8192
 """The kernels are faster for bfloat16 u with MIN_LAGS to MAX_LAGS taps, where B T is at least MIN_ROWS."""
+MAX_STEPS = 2**18
+"""Maximum number of steps for filters of more than MAX_LAGS taps."""
 FEW_LAGS, MIN_ELEMENTS = 64, 2**21
 """They are also faster for up to FEW_LAGS taps (H3's shift model) without gates if u has MIN_ELEMENTS elements."""
 
@@ -64,7 +66,7 @@ def _kernels_are_faster(u: Tensor, filter: Tensor, with_gates: bool) -> bool:
         return False
     if lags <= FEW_LAGS:
         return u.numel() >= MIN_ELEMENTS and not with_gates
-    return MIN_LAGS <= lags <= MAX_LAGS and batch * steps >= MIN_ROWS
+    return lags >= MIN_LAGS and (lags <= MAX_LAGS or steps <= MAX_STEPS) and batch * steps >= MIN_ROWS
 
 
 def _check(u: Tensor, filter: Tensor, *, D: Tensor | None, gate_in: Tensor | None, gate_out: Tensor | None) -> None:

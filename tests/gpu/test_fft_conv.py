@@ -51,6 +51,7 @@ def assert_results_close(inputs, dtype):
         (BF16, "gated", (3, 1001, 40)),
         (BF16, "plain", (50, 4097, 24)),
         (BF16, "plain", (1, 16384, 24)),
+        (BF16, "plain", (2, 20000, 16)),
         (BF16, "gated", (2, 40000, 8)),
         (FP32, "gated", (3, 1001, 40)),
         (FP32, "plain", (8, 1024, 16)),
@@ -86,16 +87,18 @@ def test_the_future_cannot_change_the_past_of_products(batch, length):
     assert (y[:, 700:] - whole[:, 700:]).abs().max() > 0.1
 
 
-def test_two_runs_are_bitwise_equal():
-    inputs = make_inputs(4, 3000, 100)
+# of the shape of a test above, whose kernels are compiled by then
+@pytest.mark.parametrize("shape", [(8, 2048, 96), (2, 40000, 8)])
+def test_two_runs_are_bitwise_equal(shape):
+    inputs = make_inputs(*shape)
     for first, second in zip(results(TRITON, inputs), results(TRITON, inputs), strict=True):
         assert torch.equal(first, second)
 
 
 def test_memory_order_does_not_matter():
-    inputs = make_inputs(4, 1536, 64)
+    inputs = make_inputs(8, 2048, 96)
     channel_last = {name: x.contiguous() if x.ndim == 3 else x for name, x in inputs.items()}
-    projected = {name: torch.cat([x, x + 1], 2)[..., :64] if x.ndim == 3 else x for name, x in inputs.items()}
+    projected = {name: torch.cat([x, x + 1], 2)[..., :96] if x.ndim == 3 else x for name, x in inputs.items()}
     expected = results(TRITON, inputs)
     for other in (channel_last, projected):
         for e, a in zip(expected, results(TRITON, other), strict=True):
@@ -103,11 +106,11 @@ def test_memory_order_does_not_matter():
 
 
 def test_a_recorded_training_step_gives_the_same_gradients():
-    inputs = make_inputs(4, 1024, 128)
+    inputs = make_inputs(8, 2048, 96)
     expected = results(TRITON, inputs)
     leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
     g = torch.Generator("cuda").manual_seed(7)
-    dy = torch.randn(4, 128, 1024, generator=g, device="cuda").bfloat16().transpose(1, 2)
+    dy = torch.randn(8, 96, 2048, generator=g, device="cuda").bfloat16().transpose(1, 2)
 
     def step():
         y = TRITON(**leaves)

@@ -159,9 +159,9 @@ def test_strided_taps_and_inputs_are_read_in_place():
 @pytest.mark.parametrize(
     ("length", "lags", "dtype", "expected"),
     [
-        (32768, 32768, torch.bfloat16, False),
-        (32769, 32769, torch.bfloat16, True),
-        (32769, 100, torch.bfloat16, False),
+        (16384, 16384, torch.bfloat16, False),
+        (16385, 16385, torch.bfloat16, True),
+        (16385, 100, torch.bfloat16, False),
         (2**18, 2**18, torch.bfloat16, True),
         (2**18 + 1, 2**18, torch.bfloat16, False),
         (40000, 40000, torch.float32, False),
@@ -169,4 +169,4 @@ def test_strided_taps_and_inputs_are_read_in_place():
 )
 def test_what_transforms_of_whole_sequences_take(length, lags, dtype, expected):
     assert takes_long(length, dtype, lags, TUNING) is expected
-    assert has_kernels(length, dtype, lags) is (expected or lags == 100 or length == 32768)
+    assert has_kernels(length, dtype, lags) is (expected or lags == 100 or length == 16384)

@@ -19,7 +19,6 @@ from kernels.fft_conv.triton.plan import (
     has_kernels,
     num_terms,
     takes_long,
-    takes_long_gradient,
     takes_spectra,
     toeplitz_plan,
 )
@@ -90,16 +89,13 @@ class FftConv(torch.autograd.Function):
         g, dgate_out, dskip = gated(time_last(dy), gate_out, half, plain, direct)
         epilogue = Epilogue(skip=skip, scale=gate_in, other=None if gate_in is None else u)
         needs_taps = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
-        is_half = x.dtype == g.product.dtype == torch.bfloat16
         dfilter, dtaps = None, None
-        if needs_taps and is_half and takes_long_gradient(length, lags, ctx.tuning):
-            if not isinstance(taps, LongTaps):
-                taps = long_taps(filter, length, lags)
+        if needs_taps and isinstance(taps, LongTaps):
             (du, _, dgate_in), dtaps = conv_long_backward(x, g, taps, epilogue, lags)
         else:
             du, _, dgate_in = convolve(g, taps, epilogue, reverse=True)
             if needs_taps:
-                is_few = is_half and lags <= ctx.tuning.diagonal_lags
+                is_few = lags <= ctx.tuning.diagonal_lags and x.dtype == g.product.dtype == torch.bfloat16
                 dtaps = (few_taps_gradient if is_few else taps_gradient)(x, g.product, length, lags)
         if dtaps is not None:
             dfilter = dtaps.to(filter.dtype)

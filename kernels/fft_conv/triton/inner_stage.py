@@ -27,7 +27,7 @@ from kernels.device import num_processors
 from kernels.fft_conv.triton.epilogue import Epilogue, Outputs, empty_outputs
 from kernels.fft_conv.triton.gates import Gated
 from kernels.fft_conv.triton.outer_stage import inverse_outer_stage, outer_stage
-from kernels.fft_conv.triton.plan import COLUMNS, RADIX, LongPlan, long_plan
+from kernels.fft_conv.triton.plan import LONG_COLUMNS, RADIX, LongPlan, long_plan
 from kernels.fft_conv.triton.spectra import (
     LARGEST,
     LEAST_PROGRAMS,
@@ -235,12 +235,12 @@ class LongTaps(NamedTuple):
 
 
 def _tables(device: torch.device) -> dict[str, Tensor]:
-    tables = TABLES.get((RADIX, COLUMNS), device)
+    tables = TABLES.get(LONG_COLUMNS, device)
     return {"inner": tables.half_inner, "turns": tables.turns, "outer": tables.outer}
 
 
 def _sizes(plan: LongPlan) -> dict[str, int | float]:
-    return {"R": RADIX, "N": COLUMNS, "TILE": plan.tile, "LARGEST": LARGEST, "LARGEST_TAPS": LARGEST_TAPS}
+    return {"R": RADIX, "N": LONG_COLUMNS, "TILE": plan.tile, "LARGEST": LARGEST, "LARGEST_TAPS": LARGEST_TAPS}
 
 
 def long_taps(filter: Tensor, length: int, lags: int) -> LongTaps:

@@ -37,15 +37,15 @@ TOEPLITZ_TILES = MappingProxyType(
     }
 )
 RADIX = 64
-"""R of most spectra: number of rows of the smallest matrix product. A block has R N steps."""
+"""R of all spectra: number of rows of the smallest matrix product. A block has R N steps."""
 GRADIENT_OPTIONS = MappingProxyType(
     {16: CompileOptions(4, num_stages=2, max_registers=128), 32: CompileOptions(4, num_stages=3, max_registers=168)}
 )
 """For the gradient of the taps, by N; with these registers four and three programs fit on a multiprocessor."""
-CONV_BLOCKS = ((RADIX, 16), (RADIX, 32), (2 * RADIX, 32))
-"""R and N of the blocks that a convolution by spectra may have. Of the largest, a multiprocessor has one program."""
-COLUMNS = 32
-"""N of the blocks in transforms of whole sequences."""
+CONV_COLUMNS = (16, 32)
+"""N of the blocks that a convolution by spectra may have."""
+LONG_COLUMNS = 32
+"""N of the rows in a transform of whole sequences."""
 CONV_REGISTERS = MappingProxyType({2: 128, 4: 168, 8: 255})
 """Maximum number of blocks of a sequence to the registers that a thread of a convolution by spectra may use. They
 grow with the blocks, because a program keeps the spectra of all of them."""
@@ -66,11 +66,9 @@ class Tuning:
     spectra_lags: int = 1024
     spectra_rows: int = 8192
     """Minimum number of taps, and of taps times sequences, for a convolution by spectra; below, products are used."""
-    long_steps: int = 32769
+    long_steps: int = 16385
     long_lags: int = 2048
     """Minimum number of steps, and of taps, for transforms of whole sequences."""
-    long_gradient_lags: int = 16385
-    """Minimum number of taps whose gradient comes from transforms of whole sequences."""
     diagonal_lags: int = 128
     """Maximum number of taps whose gradient comes from products of chunks (`few_taps.py`)."""
 
@@ -101,10 +99,8 @@ class ToeplitzPlan(NamedTuple):
 
 
 class SpectraPlan(NamedTuple):
-    """Blocks of R N steps that cover a sequence and the taps."""
+    """Blocks of RADIX N steps that cover a sequence and the taps."""
 
-    radix: int
-    """R."""
     columns: int
     """N."""
     num_chunks: int
@@ -115,12 +111,7 @@ class SpectraPlan(NamedTuple):
     @property
     def size(self) -> int:
         """Number of steps in a block."""
-        return self.radix * self.columns
-
-    @property
-    def num_warps(self) -> int:
-        """Number of warps of a program; each has 16 rows of a product."""
-        return self.radix // 16
+        return RADIX * self.columns
 
 
 class LongPlan(NamedTuple):
@@ -132,7 +123,7 @@ class LongPlan(NamedTuple):
     @property
     def size(self) -> int:
         """Number of elements in a row."""
-        return RADIX * COLUMNS
+        return RADIX * LONG_COLUMNS
 
     @property
     def padded(self) -> int:
@@ -186,11 +177,6 @@ def takes_long(length: int, dtype: torch.dtype, lags: int, tuning: Tuning) -> bo
     return length >= tuning.long_steps and lags >= tuning.long_lags and fits_long(length, dtype)
 
 
-def takes_long_gradient(length: int, lags: int, tuning: Tuning) -> bool:
-    """Whether the gradient of the taps comes from transforms of whole sequences, for inputs in bfloat16."""
-    return lags >= tuning.long_gradient_lags and fits_long(length, torch.bfloat16)
-
-
 def has_kernels(length: int, dtype: torch.dtype, lags: int, tuning: Tuning = TUNING) -> bool:
     """Whether there are kernels for so many taps; if not, PyTorch's FFT takes them."""
     return lags <= tuning.max_lags(dtype) or fits_long(length, dtype)
@@ -198,7 +184,7 @@ def has_kernels(length: int, dtype: torch.dtype, lags: int, tuning: Tuning = TUN
 
 def long_plan(length: int) -> LongPlan:
     """The plan of a transform of whole sequences."""
-    return LongPlan(cdiv(length, RADIX * COLUMNS))
+    return LongPlan(cdiv(length, RADIX * LONG_COLUMNS))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -227,17 +213,16 @@ def toeplitz_plan(batch: int, length: int, lags: int, terms: int) -> ToeplitzPla
     return min((shared_by(size) for size in sizes if size < 2 * batch), key=lambda pair: pair[0])[1]
 
 
-def _spectra_plan(radix: int, columns: int, length: int, lags: int) -> SpectraPlan:
-    chunks, blocks = cdiv(length, radix * columns), cdiv(lags, radix * columns)
-    return SpectraPlan(radix, columns, chunks, blocks + (chunks > blocks))
+def _spectra_plan(columns: int, length: int, lags: int) -> SpectraPlan:
+    chunks, blocks = cdiv(length, RADIX * columns), cdiv(lags, RADIX * columns)
+    return SpectraPlan(columns, chunks, blocks + (chunks > blocks))
 
 
 @functools.lru_cache(maxsize=1024)
 def conv_plan(length: int, lags: int) -> SpectraPlan:
-    """The plan of a convolution: blocks of 1024 steps where one holds the sequence, else the smallest that fit."""
-    one, *others = CONV_BLOCKS
-    plans = [_spectra_plan(*block, length, lags) for block in ((one, *others) if length <= one[0] * one[1] else others)]
-    return next((plan for plan in plans if plan.num_chunks <= max(CONV_REGISTERS)), plans[-1])
+    """The plan of a convolution: the smaller blocks where one of them holds the sequence."""
+    columns = next((n for n in CONV_COLUMNS if length <= RADIX * n), max(CONV_COLUMNS))
+    return _spectra_plan(columns, length, lags)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -247,10 +232,10 @@ def gradient_plan(length: int, lags: int) -> SpectraPlan:
     def cost(plan: SpectraPlan) -> int:
         return plan.columns * sum(plan.num_chunks - k for k in range(plan.num_k))
 
-    return min((_spectra_plan(RADIX, columns, length, lags) for columns in GRADIENT_OPTIONS), key=cost)
+    return min((_spectra_plan(columns, length, lags) for columns in GRADIENT_OPTIONS), key=cost)
 
 
 def conv_options(plan: SpectraPlan) -> dict[str, Any]:
     """The options of `_conv_spectra_kernel`. With more stages all that is loaded would be kept in shared memory."""
     registers = next(registers for chunks, registers in CONV_REGISTERS.items() if plan.num_chunks <= chunks)
-    return CompileOptions(plan.num_warps, num_stages=1, max_registers=registers).keywords()
+    return CompileOptions(4, num_stages=1, max_registers=registers).keywords()

@@ -35,7 +35,7 @@ from kernels.fft_conv.triton.epilogue import (
     tensor_arguments,
 )
 from kernels.fft_conv.triton.gates import Gated
-from kernels.fft_conv.triton.plan import SpectraPlan, conv_options, conv_plan
+from kernels.fft_conv.triton.plan import RADIX, SpectraPlan, conv_options, conv_plan
 from kernels.fft_conv.triton.tables import TABLES
 from kernels.launch import cdiv, launch
 
@@ -269,7 +269,7 @@ class TapsSpectra(NamedTuple):
 def taps_spectra(filter: Tensor, length: int, lags: int) -> TapsSpectra:
     """The spectra of the first `lags` taps of filter [D, L], for sequences of some length."""
     plan = conv_plan(length, lags)
-    width, tables = filter.shape[0], TABLES.get((plan.radix, plan.columns), filter.device)
+    width, tables = filter.shape[0], TABLES.get(plan.columns, filter.device)
     spectra = torch.empty((width, plan.num_k, 2, plan.size), dtype=torch.float16, device=filter.device)
     factors = torch.empty((width, 2), dtype=torch.float32, device=filter.device)
     stride_d, stride_l = filter.stride()
@@ -286,10 +286,10 @@ def taps_spectra(filter: Tensor, length: int, lags: int) -> TapsSpectra:
         num_k=plan.num_k,
         stride_d=stride_d,
         stride_l=stride_l,
-        R=plan.radix,
+        R=RADIX,
         N=plan.columns,
         LARGEST=LARGEST,
-        num_warps=plan.num_warps,
+        num_warps=4,
     )
     return TapsSpectra(spectra, factors, plan)
 
@@ -301,7 +301,7 @@ def conv_spectra(source: Gated, taps: TapsSpectra, epilogue: Epilogue, reverse: 
     """
     x, plan = source.product, taps.plan
     batch, length, width = source.x.shape
-    outputs, tables = empty_outputs(source.x, epilogue), TABLES.get((plan.radix, plan.columns), x.device)
+    outputs, tables = empty_outputs(source.x, epilogue), TABLES.get(plan.columns, x.device)
     most = width * batch // (LEAST_PROGRAMS * num_processors(x.device))
     per_group = max(1, min(SEQUENCES_PER_PROGRAM, most))
     num_groups = cdiv(batch, per_group)
@@ -323,7 +323,7 @@ def conv_spectra(source: Gated, taps: TapsSpectra, epilogue: Epilogue, reverse: 
         per_group=per_group,
         **stride_arguments(source, epilogue),
         REVERSE=reverse,
-        R=plan.radix,
+        R=RADIX,
         N=plan.columns,
         NUM_CHUNKS=plan.num_chunks,
         NUM_K=plan.num_k,

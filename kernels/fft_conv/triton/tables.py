@@ -13,20 +13,19 @@ between them. What goes around a block once comes back times i, so that blocks n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from kernels.fft_conv.triton.plan import LongPlan
+from kernels.fft_conv.triton.plan import RADIX, LongPlan
 
-Key = TypeVar("Key", bound=Hashable)
 Kept = TypeVar("Kept")
 
 
 class Tables(NamedTuple):
-    """The matrices of one block. Their parts are real and imaginary part."""
+    """The matrices of one N. Their parts are real and imaginary part."""
 
     inner: Tensor
     """[4, R, R], e(-(j + 1/4) p / R): each part in bfloat16, followed by what rounding leaves of it in bfloat16."""
@@ -40,24 +39,23 @@ class Tables(NamedTuple):
     """[2, R, R], `inner` with both parts in float16."""
 
 
-def make_tables(block: tuple[int, int], device: torch.device) -> Tables:
-    """The tables of a block of (R, N)."""
-    radix, columns = block
-    size = radix * columns
-    row, column, step = (torch.arange(i, dtype=torch.float64, device=device) for i in (radix, columns, size))
+def make_tables(columns: int, device: torch.device) -> Tables:
+    """The tables of N = columns."""
+    size = RADIX * columns
+    row, column, step = (torch.arange(i, dtype=torch.float64, device=device) for i in (RADIX, columns, size))
 
     def e(turns: Tensor) -> tuple[Tensor, Tensor]:
         return (2 * math.pi * turns).cos(), (2 * math.pi * turns).sin()
 
     inner = []
-    for part in e(-(row[:, None] + 0.25) * row / radix):
+    for part in e(-(row[:, None] + 0.25) * row / RADIX):
         rounded = part.bfloat16()
         inner += [rounded, (part - rounded.double()).bfloat16()]
     turns = e(-(row[:, None] + 0.25) * column / size)
     real, imaginary = e(-column[:, None] * column / columns)
     outer = torch.stack([real, imaginary, -imaginary])
     quarter = torch.stack(e(step / (4 * size)), 1)
-    half = torch.stack(e(-(row[:, None] + 0.25) * row / radix)).half()
+    half = torch.stack(e(-(row[:, None] + 0.25) * row / RADIX)).half()
     return Tables(torch.stack(inner), torch.stack(turns).half(), outer.half(), quarter.float(), half)
 
 
@@ -85,15 +83,15 @@ def make_long_tables(num_rows: int, device: torch.device) -> LongTables:
     return LongTables(matrix, parts(-shifted * step / (num_rows * plan.size), 0, 0, 0, padding))
 
 
-class TableCache(Generic[Key, Kept]):
+class TableCache(Generic[Kept]):
     """Tables by size and device. Making them takes some forty small kernels, as long as a short convolution."""
 
-    def __init__(self, make: Callable[[Key, torch.device], Kept]) -> None:
+    def __init__(self, make: Callable[[int, torch.device], Kept]) -> None:
         self.make = make
-        self._kept: dict[tuple[Key, torch.device], Kept] = {}
+        self._kept: dict[tuple[int, torch.device], Kept] = {}
 
-    def get(self, size: Key, device: torch.device) -> Kept:
-        """The tables of a size, (R, N) or M, made at first use.
+    def get(self, size: int, device: torch.device) -> Kept:
+        """The tables of a size, N or M, made at first use.
 
         Tables that are made while a CUDA graph is captured belong to its memory and are not kept.
         """

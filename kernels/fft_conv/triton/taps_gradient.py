@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kernels.device import num_processors
 from kernels.fft_conv.chunked import correlated, fast_length
-from kernels.fft_conv.triton.plan import GRADIENT_OPTIONS, gradient_plan
+from kernels.fft_conv.triton.plan import GRADIENT_OPTIONS, RADIX, gradient_plan
 from kernels.fft_conv.triton.tables import TABLES
 from kernels.launch import cdiv, launch
 from kernels.layout import strides
@@ -144,7 +144,7 @@ def taps_gradient(x: Tensor, g: Tensor, length: int, lags: int) -> Tensor:
         return correlated(x_hat, g_hat, size)[:, :lags]
     batch, _, width = x.shape
     plan = gradient_plan(length, lags)
-    tables, options = TABLES.get((plan.radix, plan.columns), x.device), GRADIENT_OPTIONS[plan.columns]
+    tables, options = TABLES.get(plan.columns, x.device), GRADIENT_OPTIONS[plan.columns]
     num_splits = min(batch, cdiv(PROGRAMS_PER_PROCESSOR * num_processors(x.device), width * plan.num_k))
     spectra = torch.empty((num_splits, width, plan.num_k, plan.size, 2), dtype=torch.float32, device=x.device)
     x_stride_b, x_stride_d = strides(x, 0, 2)
@@ -169,7 +169,7 @@ def taps_gradient(x: Tensor, g: Tensor, length: int, lags: int) -> Tensor:
         x_stride_d=x_stride_d,
         g_stride_b=g_stride_b,
         g_stride_d=g_stride_d,
-        R=plan.radix,
+        R=RADIX,
         N=plan.columns,
         # the depth of this loop alone, not an option of the whole kernel
         NUM_STAGES=options.num_stages,

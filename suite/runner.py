@@ -68,16 +68,16 @@ def plan(
 
     versions: today's version of every operator, against which those of stored runs are held.
     """
-    stored: dict[str, storage.Ending] = {}
+    # an id is a hash of all settings, so it is taken once
+    files = [(run.experiment, run.scale, run.run_id) for run in runs]
+    stored: dict[int, storage.Ending] = {}
     for root in () if force else roots:
-        missing = [run for run in runs if run.run_id not in stored]
-        paths = [storage.result_path(root, run.experiment, run.scale, run.run_id) for run in missing]
-        for run, ending in zip(missing, storage.endings(paths), strict=True):
-            if ending is not None:
-                stored[run.run_id] = ending
+        missing = [index for index in range(len(runs)) if index not in stored]
+        endings = storage.endings(storage.result_path(root, *files[index]) for index in missing)
+        stored |= {index: ending for index, ending in zip(missing, endings, strict=True) if ending is not None}
     planned = []
-    for run in runs:
-        found = stored.get(run.run_id)
+    for index, run in enumerate(runs):
+        found = stored.get(index)
         if found is None:
             planned.append(Planned(run, None))
             continue

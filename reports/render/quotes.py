@@ -11,6 +11,7 @@ code spans do not count, nor do those that are part of a word, as in `T2048` or 
   value of every seed, in the order of the seeds), `count` (number of seeds) or `successes`. Several rows, columns or
   `what` are joined by ` & `; the last one changes first.
 - `row | column / row | column`: the ratio of two means.
+- `tried row | column`: runs of a cell that succeed at every value of `select.best_of`, in ascending order.
 - `claims`: how many claims hold, and how many are counted.
 - `runs key=value ...`: test accuracy (%) of the stored runs with these settings, seed by seed, probes included;
   `seed=3` keeps one seed, `slice=length=512` takes a part of the test rows.
@@ -41,6 +42,9 @@ class Source(Protocol):
 
     def cell(self, experiment: str, scale: str, row: str, column: str, what: str) -> list[float]:
         """The values of one cell in the shown unit."""
+
+    def tried(self, experiment: str, scale: str, row: str, column: str) -> list[float]:
+        """Successes of one cell at every value of a setting."""
 
     def claims(self, experiment: str, scale: str) -> tuple[int, int]:
         """Claims that hold, and that are counted."""
@@ -135,6 +139,8 @@ def _term(term: str, source: Source, experiment: str, scale: str) -> list[float]
     parts = [part.strip() for part in rest.split("|")]
     if term == "claims":
         return [float(count) for count in source.claims(experiment, scale)]
+    if kind == "tried":
+        return source.tried(experiment, scale, *parts)
     if kind == "runs":
         return source.runs(experiment, scale, dict(pair.partition("=")[::2] for pair in rest.split()))
     measured: dict[str, Callable[[str, str, str, str], float]] = {"bench": source.bench, "peer": source.peer}

@@ -77,6 +77,12 @@ class CommittedRows:
             raise ValueError(f"{experiment}, {scale}: {row} | {column} has no {what}")
         return [value]
 
+    def tried(self, experiment: str, scale: str, row: str, column: str) -> list[float]:
+        for found in self.report(experiment, scale).sensitivity:
+            if (found.row, found.column) == (row, column):
+                return [float(successes) for _, successes, _ in found.tried]
+        raise ValueError(f"{experiment}, {scale}: {row!r} | {column!r} has no runs at several values of a setting")
+
     def claims(self, experiment: str, scale: str) -> tuple[int, int]:
         return tally(self.report(experiment, scale).claims)
 

@@ -24,6 +24,9 @@ class Rows:
             return [1.04, 2.0, 3.5]
         return [{"mean": values[row, column], "sd": 1.25, "paper": 100.0}[what] + (scale == "small")]
 
+    def tried(self, experiment, scale, row, column):
+        return [5.0, 3.0]
+
     def claims(self, experiment, scale):
         return 3, 5
 
@@ -45,6 +48,7 @@ class Rows:
         ("at T2048, 7 and 8.0<!--= H3 | a & b -->", "at T2048, 100 and 12.0<!--= H3 | a & b -->"),
         ("9, 9.0 and 9<!--= H3 | a | seeds -->", "1, 2.0 and 4<!--= H3 | a | seeds -->"),
         ("7.0 times<!--= H3 | b / S4D | a -->", "6.0 times<!--= H3 | b / S4D | a -->"),
+        ("0 and 0 seeds<!--= tried H3 | a -->", "5 and 3 seeds<!--= tried H3 | a -->"),
         ("1 of 2 claims<!--= claims -->", "3 of 5 claims<!--= claims -->"),
         ("4 at 2^20<!--= runs seed=6 -->", "6 at 2^20<!--= runs seed=6 -->"),
         ("0.0 ms<!--= bench x | y | z -->", "0.1 ms<!--= bench x | y | z -->"),

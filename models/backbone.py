@@ -117,7 +117,9 @@ class BackboneConfig(Config):
     @model_serializer(mode="wrap")
     def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = handler(self)
-        return {key: value for key, value in values.items() if value or key not in self.left_out_when_off}
+        # what a model has on by default is written when it is off, so that settings are read back as they were
+        left_out = {key for key in self.left_out_when_off if not type(self).model_fields[key].default}
+        return {key: value for key, value in values.items() if value or key not in left_out}
 
     def check(self, spec: TaskSpec) -> None:
         """Raises ValueError where this model cannot serve that task."""

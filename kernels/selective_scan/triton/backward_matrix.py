@@ -12,7 +12,6 @@ import triton.language as tl
 
 from kernels.selective_scan.triton.arithmetic import (
     LOG2E,
-    dot_each,
     multiply_add_each,
     multiply_each,
     scale_each,
@@ -20,6 +19,14 @@ from kernels.selective_scan.triton.arithmetic import (
     step_size_each,
     sum_channels_each,
     zero_each,
+)
+from kernels.selective_scan.triton.channel_sums import (
+    add_channel_sums,
+    column_of_sum,
+    put_terms,
+    shared_terms,
+    step_of_sum,
+    warp_barrier,
 )
 from kernels.selective_scan.triton.forward_matrix import locate_pairs
 from kernels.selective_scan.triton.lanes import (
@@ -31,7 +38,6 @@ from kernels.selective_scan.triton.lanes import (
 )
 from kernels.selective_scan.triton.matrix import (
     ROW,
-    add_channel_sums,
     dot_step,
     dot_steps,
     load_fours,
@@ -44,8 +50,6 @@ from kernels.selective_scan.triton.matrix import (
     shared_four,
     shared_rows,
     shared_two,
-    state_of_sum,
-    step_of_sum,
     store_fours,
     store_pair,
     store_row_word,
@@ -70,6 +74,18 @@ def _decays(a, b_dt):
     for i in tl.static_range(8):
         decay += (tl.exp2(b_dt[i // 4] * a[i]),)
     return decay
+
+
+@triton.jit
+def _dots(row, h):
+    """sum_n row[c, n] h[c, n] for two channels and four states."""
+    dots = ()
+    for c in tl.static_range(2):
+        b_dot = row[c * 4] * h[c * 4]
+        for n in tl.static_range(1, 4):
+            b_dot += row[c * 4 + n] * h[c * 4 + n]
+        dots += (b_dot,)
+    return dots
 
 
 @triton.jit
@@ -144,6 +160,7 @@ def _scan_bwd_matrix_kernel(
     if z is not None:
         next_z = load_pairs(p_z, z_stride_t // 2, t_group + o_q, t_last, STEPS)
     p_rows = shared_rows(o_e)
+    p_put, p_terms = shared_terms(o_e, E // 32)
     store_row_word(p_rows + t_group // STEPS % 2 * (ROW * 32), o_e, load_row_word(p_b, p_c, o_e, t_group, t_last))
     tl.debug_barrier()
     num_chunks = tl.cdiv(t_last - t_first, CHUNK)
@@ -182,13 +199,13 @@ def _scan_bwd_matrix_kernel(
             group_dt += step_size_each(unpack(words_dt[k]), b_bias, m_t, SOFTPLUS, False)
 
         for i_g in range(num_groups):
-            # the state before the next group in reversed time, loaded while this group is computed
+            # what the next group in reversed time needs is loaded while this group is computed
             p_before = p_scratch + tl.maximum(num_groups - 2 - i_g, 0) * (12 * E)
             next_h = load_fours(p_before, 12, E)
-            words_x = load_pairs(p_x, x_stride_t // 2, t_group + o_q, t_last, STEPS)
-            words_dt = load_pairs(p_dt, dt_stride_t // 2, t_group + o_q, t_last, STEPS)
             words_dy, words_z = next_dy, next_z
             t_next = tl.maximum(t_group - STEPS, t_first)
+            next_x = load_pairs(p_x, x_stride_t // 2, t_next + o_q, t_last, STEPS)
+            next_dt = load_pairs(p_dt, dt_stride_t // 2, t_next + o_q, t_last, STEPS)
             next_dy = load_pairs(p_dy, dy_stride_t // 2, t_next + o_q, t_last, STEPS)
             if z is not None:
                 next_z = load_pairs(p_z, z_stride_t // 2, t_next + o_q, t_last, STEPS)
@@ -212,8 +229,7 @@ def _scan_bwd_matrix_kernel(
             # below, the values of the pass above are computed again, because registers cannot hold them
             group_dt = opaque_each(group_dt, True)
             dot_row = shared_four(p_group + dot_step(o_e) * (ROW * 4) + 64 + o_q * 16)
-            b_sums = zero_each(4, E)
-            c_sums = zero_each(4, E)
+            sums = zero_each(8, E)
             v_sums = zero_each(4, E)
             if z is not None:
                 for j in tl.static_range(STEPS):
@@ -239,6 +255,8 @@ def _scan_bwd_matrix_kernel(
                     b_dv += (b_dy,)
                 if z is not None:
                     store_pair(at_step(p_dz, o_t, D // 2, True), b_dz[0], b_dz[1], m_d & m_t)
+                # no lane reads the terms of earlier steps any more
+                warp_barrier(o_e)
                 # time goes backward, so each step is put in front of the later ones
                 du_terms = ()
                 ddt_terms = ()
@@ -265,16 +283,15 @@ def _scan_bwd_matrix_kernel(
                         new_r += (b_r,)
                         rh += (b_r * states[(k * 4 + q) * 8 + n],)
                     r = new_r
-                    du_terms = dot_each(row_b, g, 4) + du_terms
-                    ddt_terms = dot_each(a, rh, 4) + ddt_terms
+                    du_terms = _dots(row_b, g) + du_terms
+                    ddt_terms = _dots(a, rh) + ddt_terms
                     sum_a = multiply_add_each(sum_a, rh, dt_q, 4)
-                    b_sums = add_channel_sums(sum_channels_each(g, u_q, 4), b_sums, o_e, k * 4 + q)
-                    c_sums = add_channel_sums(
-                        sum_channels_each(states[(k * 4 + q + 1) * 8 : (k * 4 + q + 2) * 8], dv_q, 4),
-                        c_sums,
-                        o_e,
-                        k * 4 + q,
-                    )
+                    b_terms = sum_channels_each(g, u_q, 4)
+                    c_terms = sum_channels_each(states[(k * 4 + q + 1) * 8 : (k * 4 + q + 2) * 8], dv_q, 4)
+                    put_terms(p_put, b_terms, c_terms, q)
+                warp_barrier(o_e)
+                for q in tl.static_range(4):
+                    sums = add_channel_sums(p_terms, sums, o_e, k * 4 + q)
                 new_bias = ()
                 new_skip = ()
                 b_dx = ()
@@ -297,7 +314,6 @@ def _scan_bwd_matrix_kernel(
             # the barrier of the sums also makes the rows of the next group visible
             store_row_word(p_rows + t_next // STEPS % 2 * (ROW * 32), o_e, next_row)
             # the eight sums of a lane, each added over the warps by one of them or by several
-            sums = b_sums + c_sums
             if E > 32:
                 sums = sum_warps(sums, o_e, t_group // STEPS % 2, E // 32)
             else:
@@ -306,10 +322,10 @@ def _scan_bwd_matrix_kernel(
             o_w = o_e // 32 % (8 // len(sums)) * len(sums)
             for i in tl.static_range(len(sums)):
                 o_t = step_of_sum(o_e % 32, o_w + i)
-                p_sum = p_sums + o_t * 32 + (o_w + i) // 4 * 16 + state_of_sum(o_e % 32, (o_w + i) % 4)
-                store(p_sum, sums[i], t_group + o_t < t_last, True)
+                store(p_sums + o_t * 32 + column_of_sum(o_e % 32, o_w + i), sums[i], t_group + o_t < t_last, True)
             h = next_h[:8]
             group_dt = next_h[8:]
+            words_x, words_dt = next_x, next_dt
             t_group = t_next
 
         # sums over chunks are added in memory: they take no registers, and sums of fewer terms lose less

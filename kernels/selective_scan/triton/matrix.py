@@ -7,7 +7,7 @@ kinds of products take the place of shuffles:
 
     u_t B_t        [16 channels, 16 states], to be added to the decayed states                `outer_each`
     h_t C_t        [16 channels], sums over the states, which are spread over four lanes      `dot_steps`
-    1 (u_t g_t)    [16 states], sums over the channels of the warp                            `add_channel_sums`
+    1 (u_t g_t)    [16 states], sums over the channels of the warp                            `channel_sums.py`
 
 Precision: u_t is split into two tf32 numbers of 11 bits each and B_t is bfloat16, so the outer product is that of
 float32 up to 2^-22. h_t is cut to tf32 (11 bits), and the terms of the sums over channels are rounded to bfloat16; both
@@ -38,11 +38,6 @@ _DOT = tl.constexpr(
     "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {a, b, c, d}, {$4, $8, $5, $9}, {$12, $13}, {z, z, z, z}; "
     "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
     "{$0, $1, $2, $3}, {$6, $10, $7, $11}, {$14, $15}, {a, b, c, d}; }"
-)
-_SUM = tl.constexpr(
-    "{ .reg .b32 a, b; cvt.rn.bf16x2.f32 a, $5, $4; cvt.rn.bf16x2.f32 b, $7, $6; "
-    "movmatrix.sync.aligned.m8n8.trans.b16 a, a; movmatrix.sync.aligned.m8n8.trans.b16 b, b; "
-    "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {$0, $1, $2, $3}, {a, b}, {$8}, {$9, $10, $11, $12}; }"
 )
 
 
@@ -219,33 +214,6 @@ def dot_steps(h, row, sums, o_q, j: tl.constexpr):
     b_first = tl.where(m_q, found[SLOT], sums[2 * SLOT])
     b_second = tl.where(m_q, found[2 + SLOT], sums[2 * SLOT + 1])
     return (b_first, b_second, sums[2], sums[3]) if SLOT == 0 else (sums[0], sums[1], b_first, b_second)
-
-
-@triton.jit
-def add_channel_sums(terms, sums, o_e, j: tl.constexpr):
-    """Adds to `sums` the sums of four terms over the 8 lanes with channels, as those of step j < 8.
-
-    After eight steps lane e has in sums[i] that of the state `state_of_sum(e, i)` and the step `step_of_sum(e, i)`.
-    """
-    b_one = tl.where(o_e // 4 % 8 == j, 0x3F803F80, 0)
-    return tl.inline_asm_elementwise(
-        _SUM, "=f,=f,=f,=f,f,f,f,f,r,f,f,f,f",
-        [terms[0], terms[1], terms[2], terms[3], b_one, sums[0], sums[1], sums[2], sums[3]],
-        dtype=(tl.float32, tl.float32, tl.float32, tl.float32), is_pure=True, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
-def state_of_sum(o_lane, i):
-    """The state of the i-th sum of a lane, see `add_channel_sums`."""
-    o_row = o_lane // 4
-    return o_row // 2 * 4 + o_row % 2 + i // 2 * 2
-
-
-@triton.jit
-def step_of_sum(o_lane, i):
-    """The step of the i-th sum of a lane, see `add_channel_sums`."""
-    return o_lane % 4 * 2 + i % 2
 
 
 @triton.jit

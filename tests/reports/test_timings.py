@@ -220,7 +220,7 @@ def test_a_narrowed_axis_of_several_keys_is_counted_and_not_printed(make):
 def test_a_grid_without_a_table_has_a_column_for_every_length(make):
     report = make(*both(), grid={**GRID, "table": None, "figure": None})
     assert [cell.column for cell in report.cells] == [f"T={n}" for n in LENGTHS] * 2
-    assert cell(report, "bench.op=scan", "T=512").mean == pytest.approx(0.1)
+    assert cell(report, "scan", "T=512").mean == pytest.approx(0.1)
 
 
 def test_a_selector_of_what_a_timing_does_not_have_is_an_error(make):

@@ -17,6 +17,8 @@ Size = Annotated[int, Field(ge=1, le=LARGEST)]
 """A length, a number of rows, tokens or classes."""
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 """A number of things of which there may be none."""
+Total = Annotated[int, Field(ge=1, le=2**53)]
+"""A number of tokens over many rows."""
 Steps = Annotated[int, Field(ge=1, le=2**53)]
 """A number of steps or epochs."""
 Layers = Annotated[int, Field(ge=1, le=4096)]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from suite.bounds import Count, Size
+from suite.bounds import Count, Size, Total
 from suite.contracts import Segment, TaskSpec
 from suite.rng import numpy_generator
 from tasks.base import CHUNK_ROWS, FreshTask, language_segment
@@ -50,7 +50,7 @@ class InductionHeadsExtrapolation(FreshTask):
     every length is followed during training on fixed rows, as in appendix E.1."""
     num_test: Size = 256
     """Number of rows of each test length, and of each validation length."""
-    max_test_tokens: Size = 2**25
+    max_test_tokens: Total = 2**25
     """Largest number of tokens at one test length, which bounds its memory (2 bytes a token) and time. The default
     gives 256 rows up to 2^17, 128 at 2^18, 64 at 2^19 and 32 at 2^20; with 2^28 there are 256 rows at every length."""
     train_loss: Literal["all-tokens", "answer-only"] = "answer-only"

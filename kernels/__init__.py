@@ -4,6 +4,7 @@ OPERATORS = {
     "attention": ("kernels.attention.workloads:WORKLOAD", "causal softmax attention, the quadratic yardstick"),
     "attention_step": ("kernels.attention.workloads:STEP", "one step of it against a cache of keys and values"),
     "causal_conv1d": ("kernels.causal_conv1d.workloads:WORKLOAD", "short causal depthwise convolution, W 2 to 4"),
+    "embedding": ("kernels.embedding.workloads:WORKLOAD", "lookup of embeddings with a gradient of its own"),
     "fft_conv": ("kernels.fft_conv.workloads:WORKLOAD", "long causal convolution with a filter as long as the input"),
     "float32_matmul": ("kernels.float32_matmul.workloads:WORKLOAD", "product of float32 matrices on matrix units"),
     "forget_gate": ("kernels.forget_gate.workloads:WORKLOAD", "forget gate in log space with its complement"),
@@ -13,6 +14,7 @@ OPERATORS = {
     ),
     "gated_linear_attention_step": ("kernels.gated_linear_attention.workloads:STEP", "one step of it"),
     "gated_slot_attention": ("kernels.gated_slot_attention.workloads:WORKLOAD", "M gated slots, read by a softmax"),
+    "h3_inner_step": ("kernels.h3_inner.workloads:STEP", "one step between the linear maps of an H3 layer"),
     "linear_cross_entropy": (
         "kernels.linear_cross_entropy.workloads:WORKLOAD",
         "readout and cross entropy, without the logits of all tokens",
@@ -26,4 +28,6 @@ OPERATORS = {
     "skinny_linear": ("kernels.skinny_linear.workloads:WORKLOAD", "linear map of few rows with its norm and residual"),
     "ssm_kernel": ("kernels.ssm_kernel.workloads:WORKLOAD", "convolution filter of a diagonal state space model"),
     "swiglu": ("kernels.swiglu.workloads:WORKLOAD", "gated linear unit of a channel mixer"),
+    "wkv": ("kernels.wkv.workloads:WORKLOAD", "weighted mean of values of RWKV-4"),
+    "wkv_step": ("kernels.wkv.workloads:STEP", "one step of it, state in place"),
 }

@@ -7,11 +7,13 @@ on kernels of another one (gated slot attention on those of gated linear attenti
 VERSIONS = {
     "attention": 1,
     "causal_conv1d": 1,
+    "embedding": 1,
     "fft_conv": 1,
     "float32_matmul": 1,
     "forget_gate": 1,
     "gated_linear_attention": 1,
     "gated_slot_attention": 1,
+    "h3_inner": 1,
     "linear_cross_entropy": 1,
     "lti_ssm": 1,
     "mamba_inner": 1,
@@ -21,4 +23,5 @@ VERSIONS = {
     "skinny_linear": 1,
     "ssm_kernel": 1,
     "swiglu": 1,
+    "wkv": 1,
 }

@@ -6,7 +6,7 @@ loaded, so a peer that is not installed appears in a table with this reason and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -81,7 +81,7 @@ class Workload:
     """Version of the inputs; raised whenever the inputs of a shape change."""
 
 
-def sizes(shape: Shape, letters: str) -> tuple[int, ...]:
+def sizes(shape: Shape, letters: Sequence[str]) -> tuple[int, ...]:
     """The sizes behind some letters: `batch, length = sizes(shape, "BT")`."""
     return tuple(int(shape[letter]) for letter in letters)
 

@@ -16,12 +16,21 @@ from torch import Tensor
 
 from kernels.attention.reference import attention_reference
 from kernels.autograd import needs_gradient
-from kernels.backend import NO_GRADIENT, on_device_of, record, use_triton
+from kernels.backend import NO_GRADIENT, on_device_of, use_triton
 
 __all__ = ["attention", "attention_reference", "attention_step"]
 
-MAX_HEAD_TRITON = 256
-"""Maximum K of the Triton kernels."""
+MAX_HEAD_STEP = 256
+"""Maximum K of the Triton kernels of a step."""
+MAX_HEAD = 128
+"""Maximum K of the Triton kernels for sequences."""
+MEASURED_ON = (9, 0)
+"""Compute capability of the GPUs on which the float32 kernels were measured to be faster than those of torch."""
+MIN_LENGTH, MIN_HEAD = 256, 33
+"""Number of keys and head size from which they were."""
+FEW = 4
+"""Plain matrix products are faster than a fused kernel of torch with a mask where fewer than one key in `FEW` has a
+query. Measured in the shape of MQAR (B 128, P 64, T 512, K 128, float32, H200)."""
 
 
 def attention(
@@ -29,24 +38,84 @@ def attention(
     k: Tensor,
     v: Tensor,
     *,
+    positions: Tensor | None = None,
     scale: float | None = None,
+    dropout: float = 0.0,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> Tensor:
-    """o [B, T, H, K] in the dtype of v, from q, k, v [B, T, H, K], any T >= 1; scale: K^-0.5 where None.
+    """o [B, P, H, K] in the dtype of v, from q [B, P, H, K] and k, v [B, T, H, K], any T >= 1 and P >= 1.
 
-    Runs torch's own fused kernels, which take half precision without forming the T by T matrix.
+    positions: [B, P], int64, strictly ascending in every row: query i sees the keys up to positions[b, i]. None: P = T,
+               and query i stands at i.
+    scale:     K^-0.5 where None.
+    dropout:   probability with which a weight is set to zero; the others are divided by 1 - dropout. The random numbers
+               are those of torch's generator of the device, and differ between the backends.
+    backend:   triton takes float32 with K up to 128 and adds in a fixed order, so that two calls give the same bits.
+               torch runs its own fused kernels, which take half precision without forming the matrix of all pairs.
+               auto takes the Triton kernels for long float32 sequences on the GPUs where they are faster, unless torch
+               may round to TF32, autocast is on, `torch.compile` is at work or torch's memory-efficient kernel is
+               switched off.
+
     Raises ValueError for shapes or options that do not fit.
     """
-    if q.dim() != 4 or q.shape[1] < 1 or k.shape != q.shape or v.shape != q.shape:
-        shapes = ", ".join(str(list(x.shape)) for x in (q, k, v))
-        raise ValueError(f"attention: q, k and v must be [B, T, H, K], all of one shape and T >= 1, got {shapes}.")
-    if backend == "triton":
-        raise ValueError("attention: no Triton path, torch has a fused one; use backend='auto' or 'torch'.")
-    if backend not in ("auto", "torch"):
-        raise ValueError(f"attention: backend={backend!r} is not one of 'auto', 'torch', 'triton'.")
-    record("attention", "torch")
+    _check(q, k, v, positions, dropout)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if use_triton("attention", backend, q, k, v, obstacle=_obstacle(q, k, v), is_faster=_is_faster(q, k)):
+        from kernels.attention.triton import attention_triton
+
+        with on_device_of(q):
+            return attention_triton(q, k, v, positions=positions, scale=scale, dropout=dropout)
+    queries, length = q.shape[1], k.shape[1]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2)
+    if positions is None:
+        o = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, dropout_p=dropout)
+        return o.transpose(1, 2)
+    seen = torch.arange(length, device=q.device) <= positions[:, None, :, None]
+    if queries * FEW > length:
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, dropout_p=dropout)
+    else:
+        scores = (q @ k.mT * scale).masked_fill(~seen, -math.inf)
+        o = F.dropout(scores.softmax(-1), dropout) @ v
+    return o.transpose(1, 2)
+
+
+def _obstacle(q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    """Why the Triton kernels cannot take these arguments, or None."""
+    for x in (q, k, v):
+        if x.dtype != torch.float32:
+            return f"takes float32, got {x.dtype}: for half precision, torch has a fused kernel"
+    return f"takes K up to {MAX_HEAD}, got {q.shape[3]}" if q.shape[3] > MAX_HEAD else None
+
+
+def _is_faster(q: Tensor, k: Tensor) -> bool:
+    return (
+        q.is_cuda
+        and k.shape[1] >= MIN_LENGTH
+        and q.shape[3] >= MIN_HEAD
+        and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled("cuda")
+        and not torch.backends.cuda.matmul.allow_tf32
+        and torch.backends.cuda.mem_efficient_sdp_enabled()
+        and torch.cuda.get_device_capability(q.device) == MEASURED_ON
+    )
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None, dropout: float) -> None:
+    fits = q.dim() == 4 and k.dim() == 4 and k.shape[1] >= 1 and q.shape[1] >= 1 and v.shape == k.shape
+    fits = fits and (q.shape[0], *q.shape[2:]) == (k.shape[0], *k.shape[2:])
+    if not fits or (positions is None and q.shape[1] != k.shape[1]):
+        shapes = ", ".join(str(list(x.shape)) for x in (q, k, v))
+        raise ValueError(
+            "attention: k and v must be [B, T, H, K] with T >= 1 and q of the same shape, or with `positions` "
+            f"[B, P, H, K]; got q, k and v {shapes}."
+        )
+    if positions is not None and (positions.shape != q.shape[:2] or positions.dtype != torch.int64):
+        raise ValueError(
+            f"attention: positions must be {list(q.shape[:2])} and int64, got {list(positions.shape)} and "
+            f"{positions.dtype}."
+        )
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"attention: dropout must be at least 0 and below 1, got {dropout}.")
 
 
 def attention_step(
@@ -82,8 +151,8 @@ def attention_step(
     obstacle = None
     if needs_gradient(*tensors):
         obstacle = NO_GRADIENT
-    elif q.shape[-1] > MAX_HEAD_TRITON:
-        obstacle = f"takes K up to {MAX_HEAD_TRITON}, got {q.shape[-1]}"
+    elif q.shape[-1] > MAX_HEAD_STEP:
+        obstacle = f"takes K up to {MAX_HEAD_STEP}, got {q.shape[-1]}"
     elif keys.stride() != values.stride() or keys.stride(3) != 1:
         obstacle = "takes keys and values of equal strides with contiguous channels"
     if use_triton("attention_step", backend, *tensors, obstacle=obstacle):

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 
-def attention_reference(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None) -> Tensor:
-    """q, k, v [B, T, H, K] to o [B, T, H, K], computed in the dtypes of the arguments."""
+def attention_reference(
+    q: Tensor, k: Tensor, v: Tensor, *, positions: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """q [B, P, H, K] and k, v [B, T, H, K] to o [B, P, H, K], computed in the dtypes of the arguments.
+
+    positions: [B, P]; None: P = T, and query i stands at i.
+    """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     outputs = []
-    for t in range(q.shape[1]):
-        logits = scale * (q[:, t, None] * k[:, : t + 1]).sum(-1, keepdim=True)
-        outputs.append((logits.softmax(1) * v[:, : t + 1]).sum(1))
+    for i in range(q.shape[1]):
+        seen = slice(i + 1) if positions is None else slice(None)
+        logits = scale * (q[:, i, None] * k[:, seen]).sum(-1, keepdim=True)
+        if positions is not None:
+            future = torch.arange(k.shape[1], device=k.device) > positions[:, i, None]
+            logits = logits.masked_fill(future[:, :, None, None], -math.inf)
+        outputs.append((logits.softmax(1) * v[:, seen]).sum(1))
     return torch.stack(outputs, dim=1)
 
 

@@ -32,16 +32,30 @@ def causal_conv1d(
     *,
     activation: Literal["silu"] | None = None,
     initial_state: Tensor | None = None,
+    seq_idx: Tensor | None = None,
     return_final_state: bool = False,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The convolution of this module. x [B, T, D], weight [D, W] with W in 2..4, bias [D], state [B, D, W - 1].
+    """The convolution of this module. x [B, T, D], weight [D, W] with W in 2..4, bias [D].
+
+    initial_state: [B, D, S] with S >= W - 1, the last S inputs; the final state is as long, W - 1 without one.
+    seq_idx:       [B, T] integers, the sequence of each step where several are packed along time. A step sees those of
+                   its own sequence only. It excludes states, and runs in plain PyTorch.
 
     Returns y [B, T, D] and, on request, the final state, both in the dtype of x; sums are float32 at least.
     x may have any strides. The Triton path is fast where D or T is contiguous (channel-last or channel-first), and
     gives y and the gradient of x the same layout. Raises ValueError for shapes or options that do not fit.
     """
     _check(x, weight, bias, activation, initial_state)
+    if initial_state is not None and initial_state.shape[2] >= weight.shape[1]:
+        y = causal_conv1d(
+            x, weight, bias, activation=activation, initial_state=initial_state[..., 1 - weight.shape[1] :],
+            seq_idx=seq_idx, backend=backend,
+        )  # fmt: skip
+        assert isinstance(y, Tensor)
+        return (y, _last_inputs(initial_state, x)) if return_final_state else y
+    if seq_idx is not None:
+        return _packed(x, weight, bias, activation, seq_idx, initial_state, return_final_state, backend)
     if use_triton("causal_conv1d", backend, x, weight, bias, initial_state):
         from kernels.causal_conv1d.triton import causal_conv1d_triton
 
@@ -61,8 +75,22 @@ def causal_conv1d_step(
     activation: Literal["silu"] | None = None,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> Tensor:
-    """One step: x [B, D] to y [B, D]; `state` [B, D, W - 1] is updated in place. The Triton path has no gradient."""
+    """One step: x [B, D] to y [B, D]; `state` [B, D, S] with S >= W - 1, the last S inputs, is updated in place.
+
+    x may also be several steps, [B, T, D], which gives y [B, T, D]. The Triton path has no gradient.
+    """
+    if x.ndim == 3:
+        y, after = causal_conv1d(
+            x, weight, bias, activation=activation, initial_state=state, return_final_state=True, backend=backend
+        )
+        state.copy_(after)
+        return y
     _check_step(x, weight, bias, activation, state)
+    longer = state.shape[2] - weight.shape[1] + 1
+    if longer:
+        # the inputs that no tap meets any more move on as well; the copy is needed because the two views overlap
+        state[..., :longer] = state[..., 1 : longer + 1].clone()
+        state = state[..., longer:]
     tensors = (x, weight, bias, state)
     obstacle = NO_GRADIENT if needs_gradient(*tensors) else None
     if use_triton("causal_conv1d_step", backend, *tensors, obstacle=obstacle):
@@ -79,24 +107,54 @@ def causal_conv1d_step(
     return (F.silu(y) if activation == "silu" else y).to(x.dtype)
 
 
+def _last_inputs(initial_state: Tensor, x: Tensor) -> Tensor:
+    """The last inputs [B, D, S] of (initial state [B, D, S], x)."""
+    return torch.cat([initial_state.to(x.dtype), x.transpose(1, 2)], 2)[..., x.shape[1] :].contiguous()
+
+
+def _packed(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    seq_idx: Tensor,
+    initial_state: Tensor | None,
+    return_final_state: bool,
+    backend: str,
+) -> Tensor:
+    """The convolution of packed sequences."""
+    if tuple(seq_idx.shape) != tuple(x.shape[:2]) or seq_idx.is_floating_point():
+        raise ValueError(
+            f"causal_conv1d: seq_idx must be integers {list(x.shape[:2])}, got {seq_idx.dtype} {list(seq_idx.shape)}."
+        )
+    if initial_state is not None or return_final_state:
+        raise ValueError("causal_conv1d: seq_idx excludes states, which are of one sequence; leave one of both out.")
+    use_triton("causal_conv1d", backend, x, weight, bias, obstacle="does not take seq_idx")
+    with torch.autocast(x.device.type, enabled=False):
+        return causal_conv1d_chunked(x, weight, bias, activation=activation, seq_idx=seq_idx)[0]
+
+
 def _check(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, initial_state: Tensor | None
 ) -> None:
     if x.ndim != 3 or x.shape[1] == 0:
         raise ValueError(f"causal_conv1d: x must be [B, T, D] with T >= 1, got {list(x.shape)}.")
     _check_filter("causal_conv1d", x.shape[2], weight, bias, activation)
-    shape = (x.shape[0], x.shape[2], weight.shape[1] - 1)
-    if initial_state is not None and initial_state.shape != shape:
-        raise ValueError(f"causal_conv1d: initial_state must be {list(shape)}, got {list(initial_state.shape)}.")
+    if initial_state is not None:
+        _check_state("causal_conv1d: initial_state", (x.shape[0], x.shape[2]), weight, initial_state)
+
+
+def _check_state(what: str, rows: tuple[int, int], weight: Tensor, state: Tensor) -> None:
+    least = weight.shape[1] - 1
+    if state.ndim != 3 or tuple(state.shape[:2]) != rows or state.shape[2] < least:
+        raise ValueError(f"{what} must be {[*rows, least]}, or longer along the last axis, got {list(state.shape)}.")
 
 
 def _check_step(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, state: Tensor) -> None:
     if x.ndim != 2:
-        raise ValueError(f"causal_conv1d_step: x must be [B, D], got {list(x.shape)}.")
+        raise ValueError(f"causal_conv1d_step: x must be [B, D] or [B, T, D], got {list(x.shape)}.")
     _check_filter("causal_conv1d_step", x.shape[1], weight, bias, activation)
-    shape = (*x.shape, weight.shape[1] - 1)
-    if state.shape != shape:
-        raise ValueError(f"causal_conv1d_step: state must be {list(shape)}, got {list(state.shape)}.")
+    _check_state("causal_conv1d_step: state", (x.shape[0], x.shape[1]), weight, state)
 
 
 def _check_filter(op: str, width: int, weight: Tensor, bias: Tensor | None, activation: str | None) -> None:

@@ -14,14 +14,20 @@ def causal_conv1d_reference(
     *,
     activation: str | None = None,
     initial_state: Tensor | None = None,
+    seq_idx: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """y [B, T, D] and the final state [B, D, W - 1], computed in the dtypes of the arguments."""
+    """y [B, T, D] and the final state [B, D, S], computed in the dtypes of the arguments."""
     batch, length, width = x.shape
-    state = x.new_zeros(batch, width, weight.shape[1] - 1) if initial_state is None else initial_state
+    taps = weight.shape[1]
+    state = x.new_zeros(batch, width, taps - 1) if initial_state is None else initial_state
     outputs = []
     for t in range(length):
         window = torch.cat([state, x[:, t, :, None]], dim=-1)
-        y_t = (window * weight).sum(-1)
+        seen = window[..., -taps:]
+        if seq_idx is not None:
+            before = [seq_idx[:, max(s, 0)] == seq_idx[:, t] for s in range(t - taps + 1, t + 1)]
+            seen = torch.where(torch.stack(before, -1).unsqueeze(1), seen, torch.zeros_like(seen))
+        y_t = (seen * weight).sum(-1)
         if bias is not None:
             y_t = y_t + bias
         outputs.append(F.silu(y_t) if activation == "silu" else y_t)

@@ -40,7 +40,7 @@ class Tuning(NamedTuple):
     block_n: int
     block_k: int
     parts: str
-    """Numbers that a float32 number is cut into, on NVIDIA GPUs: TF32 or BF16."""
+    """Format of the parts that a float32 number is split into: TF32 or BF16. It has an effect on NVIDIA GPUs only."""
     options: CompileOptions
     min_span: int = 256
     """Least part of K that a program takes where K is split."""

@@ -36,14 +36,25 @@ def padded(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def aligned_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear(x, weight, bias)`, on a GPU by an aligned product where V is odd and x has many rows.
+    """`F.linear(x, weight, bias)`, on a GPU by an aligned product where V is odd.
 
-    The result [..., V] is then a view of a tensor with padded rows.
+    With many rows, the result [..., V] is a view of a tensor with padded rows. With few rows [B, D] in half precision
+    it is a view of W x^T, whose rows have B elements, so that the weight is not copied.
     """
     extra = padded_size(len(weight)) - len(weight)
-    if not (extra and x.is_cuda and x.numel() >= MIN_ROWS * x.shape[-1]):
+    if not (extra and x.is_cuda):
         return F.linear(x, weight, bias)
     if torch.is_autocast_enabled(x.device.type):
-        weight = weight.to(torch.get_autocast_dtype(x.device.type))
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(dtype), weight.to(dtype)
+    if x.numel() < MIN_ROWS * x.shape[-1]:
+        return _by_columns(x, weight, bias) if x.ndim == 2 and x.dtype.itemsize == 2 else F.linear(x, weight, bias)
     weight = F.pad(weight, (0, 0, 0, extra))
     return F.linear(x, weight, None if bias is None else F.pad(bias, (0, extra)))[..., :-extra]
+
+
+def _by_columns(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x weight^T + bias as the transpose of weight x^T, with x [B, D] padded to rows of whole 16 bytes."""
+    columns = F.pad(x, (0, 0, 0, -len(x) % 8)).t()
+    y = weight @ columns if bias is None else torch.addmm(bias.to(x.dtype).unsqueeze(1), weight, columns)
+    return y.t()[: len(x)]

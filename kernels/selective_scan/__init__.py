@@ -13,7 +13,8 @@ Departures from the paper:
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -48,23 +49,31 @@ def selective_scan(
 
     x, dt, z:          [batch, length, width].
     A:                 [width, N], real or complex, Re(A) < 0.
-    B, C:              [batch, length, N] where they depend on the input, else [width, N].
+    B, C:              [batch, length, N] where they depend on the input, else [width, N]; or [batch, length, G, N], one
+                       map for each of G groups of neighbouring channels, which are scanned one after the other.
     D, dt_bias:        [width]. The step size is dt + dt_bias, through softplus if dt_softplus.
     initial_state:     [batch, width, N]; None for zero.
-    backend:           triton takes real float32, bfloat16 and float16 inputs on a CUDA device and N up to 64; it first
-                       copies x, dt and z unless their last axis is contiguous. auto takes Triton there and plain
+    backend:           triton takes float32, bfloat16, float16 and complex64 inputs on a CUDA device and N up to 64; it
+                       first copies x, dt and z unless their last axis is contiguous. auto takes Triton there and plain
                        PyTorch elsewhere. Both are deterministic.
 
     Returns y [batch, length, width] in the dtype of x and, if return_final_state, the final state [batch, width, N].
     States, decays and step sizes are at least float32, also for half-precision x and under autocast. ValueError for
     shapes that do not fit together, and where backend="triton" cannot run.
     """
+    if 4 in (B.ndim, C.ndim):
+        options: dict[str, Any] = {"dt_softplus": dt_softplus, "backend": backend}
+        y, state = _scan_groups(x, dt, A, B, C, D, z, dt_bias, initial_state, options)
+        return (y, state) if return_final_state else y
     _check(x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, initial_state=initial_state)
     if _use_triton("selective_scan", backend, x, dt, A, B, C, D, z, dt_bias, initial_state):
         from kernels.selective_scan.triton import selective_scan_triton
+        from kernels.selective_scan.triton.complex import selective_scan_complex
 
+        is_complex = _is_complex(A, B, C, initial_state)
+        scan: Callable[..., Any] = selective_scan_complex if is_complex else selective_scan_triton
         with on_device_of(x):
-            return selective_scan_triton(
+            return scan(
                 x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus,
                 initial_state=initial_state, return_final_state=return_final_state,
             )  # fmt: skip
@@ -91,9 +100,10 @@ def selective_scan_step(
 ) -> Tensor:
     """One step of the recurrence; `state` [batch, width, N] is updated in place.
 
-    x, dt, z: [batch, width]; B, C: [batch, N] or, where they do not depend on the input, [1, width, N]; the rest as in
-    `selective_scan`. Returns y [batch, width] in the dtype of x. The Triton path has no gradient, so auto takes it only
-    where no gradient is recorded; ValueError where backend="triton" is asked for a gradient.
+    x, dt, z: [batch, width]; B, C: [batch, N], or with a map for each channel [batch, width, N] or, where it does not
+    depend on the input, [1, width, N]; the rest as in `selective_scan`. Returns y [batch, width] in the dtype of x. The
+    Triton path has no gradient, so auto takes it only where no gradient is recorded; ValueError where backend="triton"
+    is asked for a gradient.
     """
     _check_step(x, dt, A, B, C, state, D=D, z=z, dt_bias=dt_bias)
     tensors = (x, dt, A, B, C, state, D, z, dt_bias)
@@ -101,17 +111,19 @@ def selective_scan_step(
         "selective_scan_step", backend, *tensors, obstacle=NO_GRADIENT if needs_gradient(*tensors) else None
     ):
         from kernels.selective_scan.triton import selective_scan_step_triton
+        from kernels.selective_scan.triton.complex import selective_scan_step_complex
 
+        step = selective_scan_step_complex if _is_complex(A, B, C, state) else selective_scan_step_triton
         with on_device_of(x):
-            return selective_scan_step_triton(x, dt, A, B, C, state, skip=D, z=z, bias=dt_bias, softplus=dt_softplus)
+            return step(x, dt, A, B, C, state, skip=D, z=z, bias=dt_bias, softplus=dt_softplus)
     with torch.autocast(x.device.type, enabled=False):
         real = A.real.dtype
-        step = dt.to(real) if dt_bias is None else dt.to(real) + dt_bias.to(real)
+        size = dt.to(real) if dt_bias is None else dt.to(real) + dt_bias.to(real)
         if dt_softplus:
-            step = F.softplus(step)
+            size = F.softplus(size)
         b, c = (m.unsqueeze(1) if m.ndim == 2 else m for m in (B, C))
         inputs = x.to(real)
-        state.mul_(torch.exp(step.unsqueeze(-1) * A)).add_((step * inputs).unsqueeze(-1) * b)
+        state.mul_(torch.exp(size.unsqueeze(-1) * A)).add_((size * inputs).unsqueeze(-1) * b)
         y = (state * c).sum(-1)
         y = y.real if y.is_complex() else y
         if D is not None:
@@ -121,12 +133,57 @@ def selective_scan_step(
     return y.to(x.dtype)
 
 
+def _scan_groups(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    initial_state: Tensor | None,
+    options: dict[str, Any],
+) -> tuple[Tensor, Tensor]:
+    """The scan of one group of channels after the other, each with its own B, C or both."""
+    groups = {m.shape[2] for m in (B, C) if m.ndim == 4}
+    width = A.shape[0]
+    if len(groups) != 1 or width % max(groups):
+        raise ValueError(
+            f"selective_scan: B and C {list(B.shape)}, {list(C.shape)} must have equally many groups, which divide the "
+            f"width {width}."
+        )
+    size = width // groups.pop()
+    results = []
+    for g, first in enumerate(range(0, width, size)):
+        mine = slice(first, first + size)
+        # a map is one of this group, or one of all channels, or one for each channel
+        b, c = (m[:, :, g] if m.ndim == 4 else m if m.ndim == 3 else m[mine] for m in (B, C))
+        start = None if initial_state is None else initial_state[:, mine]
+        gate = None if z is None else z[..., mine]
+        skip, bias = (m if m is None else m[mine] for m in (D, dt_bias))
+        results.append(
+            selective_scan(
+                x[..., mine], dt[..., mine], A[mine], b, c, D=skip, z=gate, dt_bias=bias, initial_state=start,
+                return_final_state=True, **options,
+            )
+        )  # fmt: skip
+    outputs, states = zip(*results, strict=True)
+    return torch.cat(outputs, -1), torch.cat(states, 1)
+
+
+def _is_complex(*tensors: Tensor | None) -> bool:
+    return any(m is not None and m.is_complex() for m in tensors)
+
+
 def _use_triton(
     op: str, backend: str, x: Tensor, dt: Tensor, A: Tensor, *others: Tensor | None, obstacle: str | None = None
 ) -> bool:
     if A.shape[1] > MAX_STATES_TRITON:
         obstacle = f"takes N up to {MAX_STATES_TRITON}, got N={A.shape[1]}"
-    return use_triton(op, backend, x, dt, A, *others, obstacle=obstacle)
+    # the dtype of the real and imaginary parts decides for a complex tensor
+    tensors = (m.real if m is not None and m.is_complex() else m for m in (dt, A, *others))
+    return use_triton(op, backend, x, *tensors, obstacle=obstacle)
 
 
 def _check(
@@ -178,7 +235,7 @@ def _check_step(
         raise ValueError(f"selective_scan_step: A must be [width, N] with width {x.shape[1]}, got {list(A.shape)}.")
     batch, width = x.shape
     num_states = A.shape[1]
-    maps = [(batch, num_states), (1, width, num_states)]
+    maps = [(batch, num_states), (batch, width, num_states), (1, width, num_states)]
     _check_shapes(
         "selective_scan_step",
         dt=(dt, [(batch, width)]),

@@ -1,8 +1,8 @@
 """Benchmark workloads of the selective scan and of one step of it for decoding.
 
 In the shapes B is the batch, T the length, D the width and N the number of states. `form` is `gated` (with z, D,
-dt_bias and softplus, which is what Mamba's layer uses) or `core` (the recurrence alone). The shapes with B 1 and D 1024
-are the sweep of Mamba's figure 8.
+dt_bias and softplus, as Mamba's layer has it), `core` (the recurrence alone) or `complex` (the gated form with
+N complex states, as in Mamba's table 8). The shapes with B 1 and D 1024 are the sweep of Mamba's figure 8.
 """
 
 from __future__ import annotations
@@ -32,13 +32,21 @@ def log_uniform_dt(generator: torch.Generator, dtype: torch.dtype, *size: int) -
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    """Parameters as Mamba initializes them: A = -(1 .. N), D = 1, step sizes log-uniform between 0.001 and 0.1."""
+    """Parameters as Mamba initializes them: A = -(1 .. N), D = 1, step sizes log-uniform between 0.001 and 0.1.
+
+    Complex: A = -1/2 + (0 .. N - 1) i, and C is doubled, since each state stands for a conjugate pair.
+    """
     batch, length, width, state = sizes(shape, "BTDN")
     wide = torch.promote_types(dtype, torch.float32)
     A = -torch.arange(1, state + 1, dtype=wide, device=generator.device).repeat(width, 1)
     inputs: Inputs = {"x": normal(generator, dtype, batch, length, width), "A": A}
     for name in "BC":
         inputs[name] = normal(generator, dtype, batch, length, state)
+    if shape["form"] == "complex":
+        inputs["A"] = torch.complex(torch.full_like(A, -0.5), -1 - A)
+        for name, scale in (("B", 0.5**0.5), ("C", 2**0.5)):
+            real, imaginary = normal(generator, wide, 2, batch, length, state).mul_(scale).unbind(0)
+            inputs[name] = torch.complex(real, imaginary)
     if shape["form"] == "core":
         return {**inputs, "dt": log_uniform_dt(generator, dtype, batch, length, width)}
     # the inverse of softplus, so that softplus(dt_bias) is log-uniform
@@ -57,17 +65,21 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     """Each element of [B, T, D, N] takes 6 operations and one exponential: dt A, dt x B, and two multiply-adds.
 
     Backward recomputes the state (4 operations and the exponential) and takes 16 operations more. The exponentials of
-    softplus and gate are left out: they are 2 for each element of [B, T, D].
+    softplus and gate are left out: they are 2 for each element of [B, T, D]. A complex state takes 16 operations, and
+    56 more in backward; sines and cosines, which need not run on the unit of the exponentials, are left out.
     """
     batch, length, width, state = sizes(shape, "BTDN")
-    gated = shape["form"] == "gated"
+    gated, is_complex = shape["form"] != "core", shape["form"] == "complex"
     sequence, wide = batch * length * dtype.itemsize, max(4, dtype.itemsize)
-    parameters = width * (state + 2 if gated else state) * wide
-    inputs = sequence * ((3 if gated else 2) * width + 2 * state) + parameters
+    # the parts of a complex map are at least float32
+    maps = 2 * state * (2 * wide // dtype.itemsize if is_complex else 1)
+    parameters = width * ((2 if is_complex else 1) * state + (2 if gated else 0)) * wide
+    inputs = sequence * ((3 if gated else 2) * width + maps) + parameters
     terms = batch * length * width * state
+    flops = (16, 56) if is_complex else (6, 20)
     return Cost(
         num_bytes=traffic(inputs, sequence * width, backward),
-        num_flops=(26 if backward else 6) * terms,
+        num_flops=sum(flops if backward else flops[:1]) * terms,
         num_exponentials=(2 if backward else 1) * terms,
     )
 
@@ -98,6 +110,10 @@ def channel_first(inputs: Inputs) -> Inputs:
     return native
 
 
+def real_only(shape: Shape, dtype: torch.dtype) -> str | None:
+    return "is set up for real states only" if shape.get("form") == "complex" else None
+
+
 def time_second(y: Any) -> Any:
     return y.transpose(1, 2)
 
@@ -111,20 +127,26 @@ WORKLOAD = Workload(
     implementations=(
         Implementation("triton", "ours", load_triton, cold_start=True),
         Implementation("torch", "ours", lambda: partial(selective_scan, backend="torch")),
-        Implementation("unfused", "torch", lambda: selective_scan_unfused),
-        Implementation("mamba-ssm", "peer", load_mamba, channel_first, time_second),
+        Implementation("unfused", "torch", lambda: selective_scan_unfused, supports=real_only),
+        Implementation("mamba-ssm", "peer", load_mamba, channel_first, time_second, real_only),
     ),
     shapes={
-        "quick": ({"B": 8, "T": 2048, "D": 2048, "N": 16, "form": "gated"},),
-        "paper": tuple(
-            {"B": batch, "T": length, "D": width, "N": 16, "form": form}
-            for batch, length, width in (
-                (8, 2048, 2048),
-                (8, 2048, 1536),
-                (64, 4096, 128),
-                *((1, length, 1024) for length in (512, 2048, 8192, 32768, 131072, 524288)),
-            )
-            for form in ("gated", "core")
+        "quick": (
+            {"B": 8, "T": 2048, "D": 2048, "N": 16, "form": "gated"},
+            {"B": 8, "T": 2048, "D": 2048, "N": 8, "form": "complex"},
+        ),
+        "paper": (
+            *(
+                {"B": batch, "T": length, "D": width, "N": 16, "form": form}
+                for batch, length, width in (
+                    (8, 2048, 2048),
+                    (8, 2048, 1536),
+                    (64, 4096, 128),
+                    *((1, length, 1024) for length in (512, 2048, 8192, 32768, 131072, 524288)),
+                )
+                for form in ("gated", "core")
+            ),
+            {"B": 1, "T": 32768, "D": 1024, "N": 8, "form": "complex"},
         ),
     },
     keep=("A", "D", "dt_bias"),
@@ -140,20 +162,22 @@ def step_reference(**inputs: Any) -> tuple[Tensor, Tensor]:
 
 
 def make_step_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    """The gated form at one position, and a state in float32."""
-    inputs = make_inputs({**shape, "T": 1, "form": "gated"}, dtype, generator)
+    """The gated or the complex form at one position, and a state in float32 or complex64."""
+    inputs = make_inputs({"form": "gated", **shape, "T": 1}, dtype, generator)
     now = {name: inputs[name].squeeze(1) for name in ("x", "dt", "B", "C", "z")}
     state = normal(generator, torch.promote_types(dtype, torch.float32), *sizes(shape, "BDN"))
+    if inputs["A"].is_complex():
+        state = torch.complex(state, normal(generator, state.dtype, *state.shape))
     return {**inputs, **now, "state": state}
 
 
 def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     """The cost of the scan at one position, and of reading and writing the state."""
-    once = {**shape, "T": 1, "form": "gated"}
+    once = cost({"form": "gated", **shape, "T": 1}, dtype, False)
     batch, width, state = sizes(shape, "BDN")
-    terms = batch * width * state
-    num_bytes = cost(once, dtype, False).num_bytes + 2 * terms * max(4, dtype.itemsize)
-    return Cost(num_bytes=num_bytes, num_flops=6 * terms, num_exponentials=terms)
+    parts = 2 if shape.get("form") == "complex" else 1
+    num_bytes = once.num_bytes + 2 * parts * batch * width * state * max(4, dtype.itemsize)
+    return Cost(num_bytes=num_bytes, num_flops=once.num_flops, num_exponentials=once.num_exponentials)
 
 
 def short_step(shape: Shape) -> Shape:
@@ -197,10 +221,10 @@ STEP = Workload(
     implementations=(
         Implementation("triton", "ours", load_triton_step, cold_start=True),
         Implementation("torch", "ours", load_torch_step),
-        Implementation("mamba-ssm", "peer", load_mamba_step),
+        Implementation("mamba-ssm", "peer", load_mamba_step, supports=real_only),
     ),
     shapes={
-        "quick": ({"B": 64, "D": 4096, "N": 16},),
+        "quick": ({"B": 64, "D": 4096, "N": 16}, {"B": 64, "D": 4096, "N": 8, "form": "complex"}),
         "paper": tuple({"B": batch, "D": 4096, "N": 16} for batch in (1, 64, 256)),
     },
     keep=("A", "D", "dt_bias", "state"),

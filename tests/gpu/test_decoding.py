@@ -5,6 +5,9 @@ import torch
 
 from kernels.attention import attention_step
 from kernels.attention.reference import attention_step_reference
+from kernels.h3_inner import h3_inner_step
+from kernels.h3_inner import workloads as h3_workloads
+from kernels.h3_inner.reference import h3_inner_step_reference
 from kernels.mamba_inner import mamba_inner_step
 from kernels.mamba_inner.reference import mamba_inner_step_reference
 from kernels.mamba_inner.workloads import KEEP, make_inputs, with_state
@@ -159,3 +162,13 @@ def test_512_steps_of_a_model_in_bfloat16_equal_the_parallel_pass(name, rows):
     granted = (parallel - exact).square().mean().sqrt()
     # the residual stream of a step has the dtype of the embedding, that of the parallel pass float32
     assert (steps - exact).square().mean().sqrt() < 2 * granted + 2**-8 * exact.square().mean().sqrt()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_the_inner_step_of_h3_equals_the_step_as_written(rows):
+    shape = {"B": rows, "D": 300, "M": 64, "N": 32}
+    inputs = h3_workloads.make_inputs(shape, torch.float64, torch.Generator().manual_seed(rows))
+    step = h3_workloads.with_state(lambda **given: h3_inner_step(**given, backend="triton"))
+    assert_matches_reference(
+        step, h3_inner_step_reference, inputs, dtype=torch.bfloat16, keep=h3_workloads.KEEP, device="cuda", grad=False
+    )

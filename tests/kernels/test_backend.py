@@ -9,11 +9,13 @@ from kernels import OPERATORS
 from kernels.attention import attention
 from kernels.backend import record, record_operators, triton_missing, use_triton
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from kernels.embedding import embedding
 from kernels.fft_conv import fft_conv
 from kernels.float32_matmul import float32_matmul
 from kernels.forget_gate import forget_gate
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
+from kernels.h3_inner import DiagonalSystem, h3_inner_step
 from kernels.linear_cross_entropy import linear_cross_entropy
 from kernels.lti_ssm import lti_ssm, lti_ssm_step
 from kernels.mamba_inner import mamba_inner_step
@@ -24,6 +26,7 @@ from kernels.skinny_linear import skinny_linear
 from kernels.ssm_kernel import ssm_kernel
 from kernels.swiglu import swiglu
 from kernels.versions import VERSIONS
+from kernels.wkv import wkv, wkv_step
 
 
 def ones(*shape):
@@ -38,6 +41,7 @@ CALLS = {
         lambda: causal_conv1d_step(ones(1, 2), ones(2, 2), None, ones(1, 2, 1)),
         lambda: causal_conv1d_step(ones(1, 2).requires_grad_(), ones(2, 2), None, ones(1, 2, 1)),
     ],
+    "embedding": [lambda: embedding(torch.arange(3), ones(4, 2))],
     "fft_conv": [lambda: fft_conv(ones(1, 3, 2), ones(2, 3))],
     "float32_matmul": [lambda: float32_matmul(ones(2, 3), ones(3, 4))],
     "forget_gate": [lambda: forget_gate(ones(2, 3))],
@@ -48,6 +52,16 @@ CALLS = {
     "gated_slot_attention": [
         lambda: gated_slot_attention(*[ones(1, 3, 1, 2)] * 4),
         lambda: gated_slot_attention_step(*[ones(1, 1, 2)] * 4, None, (ones(1, 1, 2, 2), ones(1, 1, 2, 2))),
+    ],
+    "h3_inner": [
+        lambda: h3_inner_step(
+            *[ones(1, 2)] * 3,
+            ones(1, 2, 1),
+            ones(1, 2, 3).to(torch.complex64),
+            taps=ones(2, 2),
+            shift_skip=ones(2),
+            system=DiagonalSystem(ones(2), ones(2, 3), ones(2, 3), None, ones(2, 3, 2), ones(2)),
+        ),
     ],
     "linear_cross_entropy": [
         lambda: linear_cross_entropy(ones(3, 2), ones(4, 2), torch.zeros(3, dtype=torch.long)),
@@ -80,6 +94,10 @@ CALLS = {
     "skinny_linear": [lambda: skinny_linear(ones(1, 2), ones(3, 2))],
     "ssm_kernel": [lambda: ssm_kernel(*STATE, 3, conj_pairs=False)],
     "swiglu": [lambda: swiglu(ones(2, 4))],
+    "wkv": [
+        lambda: wkv(ones(1, 3, 2), ones(1, 3, 2), -ones(2), ones(2)),
+        lambda: wkv_step(ones(1, 2), ones(1, 2), -ones(2), ones(2), ones(1, 3, 2)),
+    ],
 }
 IN_TORCH = {"version": 1, "backend": "torch"}
 

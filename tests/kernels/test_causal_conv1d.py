@@ -287,6 +287,53 @@ def test_future_inputs_cannot_change_the_past(memory, op):
     assert not torch.equal(y[:, 60], whole[:, 60])
 
 
+INDICES = torch.tensor([[0] * 3 + [1] + [2] * 9 + [5] * 7, [4] * 20])
+
+
+@pytest.mark.parametrize("taps", [2, 4])
+def test_packed_sequences_equal_the_reference(taps):
+    inputs = make_inputs(20, taps, initial_state=False)
+
+    def reference(**given):
+        return causal_conv1d_reference(**given, seq_idx=INDICES)[0]
+
+    assert_matches_reference(partial(causal_conv1d, seq_idx=INDICES), reference, inputs)
+
+
+def test_a_packed_sequence_is_convolved_as_it_would_be_alone():
+    inputs = make_inputs(20, initial_state=False)
+    x = inputs.pop("x")[:1]
+    y = causal_conv1d(x, **inputs, seq_idx=INDICES[:1])
+    alone = [causal_conv1d(part, **inputs) for part in x.split([3, 1, 9, 7], 1)]
+    torch.testing.assert_close(y, torch.cat(alone, 1))
+
+
+@pytest.mark.parametrize("backend", ["torch", slow("triton")])
+@pytest.mark.parametrize("length", [1, 2, 9])
+def test_a_state_may_be_longer_than_the_filter(length, backend):
+    inputs = make_inputs(length)
+    inputs["initial_state"] = torch.randn(2, 6, 7, dtype=torch.float64)
+    op = partial(causal_conv1d, return_final_state=True, backend=backend)
+    assert_matches_reference(op, causal_conv1d_reference, inputs, device=DEVICE)
+
+
+@pytest.mark.parametrize("size", [3, 5])
+@pytest.mark.parametrize("steps", [1, 2, 6])
+def test_updates_by_several_steps_equal_the_whole(size, steps):
+    inputs = make_inputs(12)
+    state = inputs.pop("initial_state")
+    state = torch.cat([torch.ones(2, 6, size - 3, dtype=state.dtype), state], -1)
+    x, bias = inputs.pop("x"), inputs.pop("bias")
+    whole, final = causal_conv1d_reference(x, bias=bias, **inputs, initial_state=state)
+    parts = []
+    for t in range(0, 12, steps):
+        part = x[:, t] if steps == 1 else x[:, t : t + steps]
+        y = causal_conv1d_step(part, bias=bias, **inputs, state=state)
+        parts.append(y.unsqueeze(1) if steps == 1 else y)
+    torch.testing.assert_close(torch.cat(parts, 1), whole)
+    assert torch.equal(state, final)
+
+
 def test_automatic_choice_is_triton_only_on_a_gpu_and_in_its_dtypes():
     x = torch.zeros(1)
     assert not use_triton("op", "auto", x)
@@ -307,8 +354,14 @@ def test_wrong_arguments_are_named(monkeypatch):
         causal_conv1d(**inputs, backend="triton")
     with pytest.raises(ValueError, match=r"'cuda' is not one of 'auto', 'torch', 'triton'"):
         causal_conv1d(**inputs, backend="cuda")
-    with pytest.raises(ValueError, match=r"step: state must be \[2, 6, 3\], got \[2, 6, 4\]"):
-        causal_conv1d_step(x[:, 0], weight, None, torch.zeros(2, 6, 4))
+    with pytest.raises(ValueError, match=r"step: state must be \[2, 6, 3\], or longer .*, got \[2, 6, 2\]"):
+        causal_conv1d_step(x[:, 0], weight, None, torch.zeros(2, 6, 2))
+    with pytest.raises(ValueError, match=r"seq_idx must be integers \[2, 8\], got torch.int64 \[2, 7\]"):
+        causal_conv1d(x, weight, seq_idx=torch.zeros(2, 7, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"seq_idx excludes states"):
+        causal_conv1d(**inputs, seq_idx=torch.zeros(2, 8, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"backend='triton' does not take seq_idx"):
+        causal_conv1d(x, weight, seq_idx=torch.zeros(2, 8, dtype=torch.long), backend="triton")
     with pytest.raises(ValueError, match=r"has no gradient; call it under torch.no_grad"):
         causal_conv1d_step(x[:, 0], weight.clone().requires_grad_(), None, torch.zeros(2, 6, 3), backend="triton")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)

@@ -475,16 +475,37 @@ def test_a_pass_over_segments_takes_seven_launches_and_few_operations():
     assert len(operations) <= 18, operations
 
 
+@pytest.mark.parametrize("shared", ["", "B", "C"])
+def test_groups_of_channels_have_maps_of_their_own(shared):
+    inputs = make_inputs(2, 9, 6, 4)
+    maps = {name: torch.randn(2, 9, 3, 4, dtype=torch.float64) for name in "BC" if name != shared}
+
+    def one_channel(**given):
+        """Every channel with the map of its group."""
+        calls = []
+        for d in range(6):
+            mine = {n: m[..., d : d + 1] if n in ("x", "dt", "z") else m for n, m in given.items()}
+            mine |= {n: given[n][d : d + 1] for n in ("A", "D", "dt_bias")}
+            mine |= {n: given[n][:, :, d // 2] for n in maps}
+            mine["initial_state"] = given["initial_state"][:, d : d + 1]
+            calls.append(selective_scan_reference(**mine))
+        return torch.cat([y for y, _ in calls], 2), torch.cat([state for _, state in calls], 1)
+
+    assert_matches_reference(partial(selective_scan, return_final_state=True), one_channel, inputs | maps, keep=WIDE)
+
+
 def test_wrong_arguments_are_named():
     inputs = make_inputs(2, 8, 6, 5)
+    with pytest.raises(ValueError, match=r"equally many groups, which divide the width 6"):
+        selective_scan(**(inputs | {"C": torch.zeros(2, 8, 4, 5)}))
     with pytest.raises(ValueError, match=r"selective_scan: C must be \[2, 8, 5\] or \[6, 5\]"):
         selective_scan(**(inputs | {"C": torch.zeros(2, 8, 4)}))
     with pytest.raises(ValueError, match=r"step: state must be \[2, 6, 5\] .*, got \[2, 6, 4\]"):
         selective_scan_step(**at_step(inputs, 0), state=torch.zeros(2, 6, 4))
     with pytest.raises(ValueError, match=r"takes float32, bfloat16 and float16, got torch.float64; use backend="):
         selective_scan(**inputs, backend="triton")
-    with pytest.raises(ValueError, match=r"got torch.complex64; use backend="):
-        selective_scan(**on_device(make_inputs(2, 8, 6, 5, complex_=True)), backend="triton")
+    with pytest.raises(ValueError, match=r"takes float32, bfloat16 and float16, got torch.float64"):
+        selective_scan(**make_inputs(2, 8, 6, 5, complex_=True), backend="triton")
     with pytest.raises(ValueError, match=r"takes N up to 64, got N=65; use backend='auto'"):
         selective_scan(**on_device(make_inputs(2, 8, 6, 65)), backend="triton")
     step = at_step(on_device(inputs), 0)

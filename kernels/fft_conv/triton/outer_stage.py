@@ -170,7 +170,7 @@ def _inverse_outer_kernel(
 
 
 class Rows(NamedTuple):
-    """What the outer stage makes of x [B, T, D], see `_outer_kernel`."""
+    """Results of the outer stage for x [B, T, D], see `_outer_kernel`."""
 
     waves: Tensor
     """[D, B, M, 2, SIZE], float16."""

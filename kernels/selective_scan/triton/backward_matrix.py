@@ -199,7 +199,7 @@ def _scan_bwd_matrix_kernel(
             group_dt += step_size_each(unpack(words_dt[k]), b_bias, m_t, SOFTPLUS, False)
 
         for i_g in range(num_groups):
-            # what the next group in reversed time needs is loaded while this group is computed
+            # the inputs of the next group in reversed time are loaded while this group is computed
             p_before = p_scratch + tl.maximum(num_groups - 2 - i_g, 0) * (12 * E)
             next_h = load_fours(p_before, 12, E)
             words_dy, words_z = next_dy, next_z

@@ -221,7 +221,7 @@ def _scan(
         plan = call.forward_plan
         arguments = call.sizes(plan, "x", "dt", "z") | {"CHUNK": call.tuning.chunk, "SOFTPLUS": call.softplus}
         if call.matrix and plan.fits_matrix:
-            return call.launch_of(_scan_fwd_matrix_kernel, plan.programs, **arguments, **plan.matrix_constants("STEPS"))
+            return call.launch_of(_scan_fwd_matrix_kernel, plan.programs, **arguments, **plan.matrix_constants())
         return call.launch_of(_scan_fwd_kernel, plan.programs, **arguments, **plan.constants, **call.map_constants)
 
     x, dt, A, B, C, skip, z, bias, _ = inputs

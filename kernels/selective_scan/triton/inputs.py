@@ -25,7 +25,7 @@ Map = tuple[torch.dtype, int | None, int | None]
 MAX_NARROW_WIDTH = 32
 """Largest width that is kept from the kernels on the matrix units; above it, their gradients take four warps or more.
 
-A draft with two warps gave a wrong gradient of x on an H200, and the reason is not known.
+128 threads store a group of eight rows of B and C in shared memory, so two warps would leave half of it unwritten.
 """
 
 
@@ -116,7 +116,7 @@ class ScanCall:
         groups = self.tuning.chunk // plan.constants["STEPS"]
         floats = {}
         for matrix in (False, True):
-            # what a group leaves for each channel
+            # numbers that a group of steps stores for each channel
             kept = groups * (self.padded + 8) if matrix else (groups - 1) * self.padded
             scratch = plan.programs * plan.block_d * kept
             counts = (ends * num_states, ends, segments * (num_states + 2) * width, parts, scratch)

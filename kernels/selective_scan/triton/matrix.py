@@ -153,17 +153,6 @@ def dot_step(o_e):
 
 
 @triton.jit
-def load_dot_words(p_map, o_e, t, t_last, STEPS: tl.constexpr):
-    """Words of a map [batch row, T, 8] for `dot_steps`, two for each block of eight steps."""
-    words = ()
-    for k in tl.static_range(STEPS // 8):
-        o_t = tl.minimum(t + k * 8 + dot_step(o_e), t_last - 1)
-        p_word = at_step(p_map[0] + o_e % 4 * 2, o_t, p_map[1] + 0 * o_e, True)
-        words += (load(p_word, True), load(p_word + 1, True))
-    return words
-
-
-@triton.jit
 def remainder_each(values):
     """values[i] minus its leading 11 bits, which are what the matrix units read of it."""
     rest = ()

@@ -70,7 +70,7 @@ class Tuning:
 
 TUNING = Tuning(
     forward=Tile(states=4, channels=2, steps=16, options=CompileOptions(num_warps=1, max_registers=200)),
-    forward_matrix=Tile(states=4, channels=2, steps=8, options=CompileOptions(num_warps=1, max_registers=168)),
+    forward_matrix=Tile(states=4, channels=2, steps=8, options=CompileOptions(num_warps=2, max_registers=128)),
     forward_narrow=Tile(states=4, channels=1, steps=32, options=CompileOptions(num_warps=1, max_registers=255)),
     forward_segments=Tile(states=4, channels=2, steps=16, options=CompileOptions(num_warps=1, max_registers=128)),
     backward_ends=Tile(states=4, channels=2, steps=16, options=CompileOptions(num_warps=1, max_registers=128)),
@@ -110,9 +110,9 @@ class Plan(NamedTuple):
             "STEPS"
         ] >= 8
 
-    def matrix_constants(self, *more: str) -> dict[str, Any]:
+    def matrix_constants(self) -> dict[str, Any]:
         """The part of `constants` that the kernels on the matrix units take."""
-        names = ("N", "BLOCK_D", *more, "num_warps", "num_stages", "maxnreg")
+        names = ("N", "BLOCK_D", "num_warps", "num_stages", "maxnreg")
         return {name: self.constants[name] for name in names if name in self.constants}
 
     @property

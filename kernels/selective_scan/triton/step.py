@@ -83,8 +83,8 @@ def selective_scan_step_triton(
     block_d = max(1, STATE_ELEMENTS // padded)
     y = torch.empty((batch, width), dtype=x.dtype, device=x.device)
     x, dt, z = (m if m is None or m.stride(1) == 1 else m.contiguous() for m in (x, dt, z))
-    b_stride_b, b_stride_d, b_stride_n = _map_strides(B)
-    c_stride_b, c_stride_d, c_stride_n = _map_strides(C)
+    b_stride_b, b_stride_d, b_stride_n = map_strides(B)
+    c_stride_b, c_stride_d, c_stride_n = map_strides(C)
     s_stride_b, s_stride_d, s_stride_n = state.stride()
     launch(
         _step_kernel,
@@ -122,8 +122,8 @@ def selective_scan_step_triton(
     return y
 
 
-def _map_strides(rows: Tensor) -> tuple[int, int, int]:
-    """Strides along batch, channels and states of B or C, given as [batch, N] or, for all rows, [1, D, N]."""
+def map_strides(rows: Tensor) -> tuple[int, int, int]:
+    """Strides along batch, channels and states of B or C, given as [batch, N], [batch, D, N] or, for all, [1, D, N]."""
     if rows.ndim == 2:
         return rows.stride(0), 0, rows.stride(1)
-    return 0, rows.stride(1), rows.stride(2)
+    return rows.stride(0) if rows.shape[0] > 1 else 0, rows.stride(1), rows.stride(2)

@@ -1,0 +1,89 @@
+"""The benchmark's description of the inner decoding step of an H3 layer, in the sizes of the 1.3B model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.h3_inner import DiagonalSystem, h3_inner_step
+from kernels.h3_inner.reference import h3_inner_step_reference
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, uniform
+
+SYSTEM = DiagonalSystem._fields
+KEEP = ("window", "state", "taps", "shift_skip", *(name for name in SYSTEM if name != "B"))
+
+
+def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """Eigenvalues of S4D-Lin, step sizes between 0.001 and 0.1."""
+    batch, width, taps, states = sizes(shape, "BDMN")
+    wide = torch.promote_types(dtype, torch.float32)
+    pairs = normal(generator, wide, batch, width, states, 2)
+    return {
+        **{name: normal(generator, dtype, batch, width) for name in "qkv"},
+        "window": normal(generator, wide, batch, width, taps - 1),
+        "state": torch.view_as_complex(pairs),
+        "taps": normal(generator, wide, width, taps) * taps**-0.5,
+        "shift_skip": normal(generator, wide, width),
+        "log_dt": uniform(generator, wide, -7.0, -2.3, width),
+        "log_A_real": uniform(generator, wide, -1.0, 0.0, width, states),
+        "A_imag": 3.14 * torch.arange(states, device=generator.device, dtype=wide).expand(width, -1).contiguous(),
+        "B": None,
+        "C": normal(generator, wide, width, states, 2) * (2 * states) ** -0.5,
+        "skip": normal(generator, wide, width),
+    }
+
+
+def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """The parameters, q, k and v once; the window and the state are read and written."""
+    batch, width, taps, states = sizes(shape, "BDMN")
+    wide = max(4, dtype.itemsize)
+    kept = batch * width * (taps - 1 + 2 * states)
+    parameters = width * (taps + 3 + 4 * states)
+    return Cost(
+        num_bytes=4 * batch * width * dtype.itemsize + (2 * kept + parameters) * wide,
+        num_flops=batch * width * (2 * taps + 14 * states),
+        num_exponentials=width * states,
+    )
+
+
+def short(shape: Shape) -> Shape:
+    return {**shape, "B": min(2, int(shape["B"])), "D": min(40, int(shape["D"]))}
+
+
+def with_state(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """A step of flat arguments that also returns the window and the state that it has updated in place."""
+
+    def run(window: Tensor, state: Tensor, **inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        system = DiagonalSystem(**{name: inputs.pop(name) for name in SYSTEM})
+        return step(window=window, state=state, system=system, **inputs), window, state
+
+    return run
+
+
+def load_triton() -> Callable[..., Any]:
+    import triton  # noqa: F401
+
+    return with_state(partial(h3_inner_step, backend="triton"))
+
+
+STEP = Workload(
+    op="h3_inner_step",
+    reference=h3_inner_step_reference,
+    make_inputs=make_inputs,
+    cost=cost,
+    short=short,
+    implementations=(
+        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation("torch", "ours", lambda: with_state(partial(h3_inner_step, backend="torch"))),
+    ),
+    shapes={
+        "quick": ({"B": 1, "D": 2048, "M": 64, "N": 32}, {"B": 64, "D": 2048, "M": 64, "N": 32}),
+        "paper": tuple({"B": batch, "D": 2048, "M": 64, "N": 32} for batch in (1, 16, 64)),
+    },
+    keep=KEEP,
+    backward=False,
+)

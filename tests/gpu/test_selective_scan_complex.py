@@ -1,0 +1,89 @@
+"""The selective scan with complex states on a GPU, at sizes of real use."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from kernels.selective_scan import selective_scan, selective_scan_step
+from suite.accuracy import assert_close
+from tests.gpu.test_selective_scan import APPROXIMATE, cotangent
+from tests.gpu.test_selective_scan import make_inputs as make_real_inputs
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+WIDE = ("A", "D", "dt_bias", "B", "C", "initial_state")
+TORCH = partial(selective_scan, return_final_state=True, backend="torch")
+TRITON = partial(selective_scan, return_final_state=True, backend="triton")
+
+
+def make_inputs(batch, length, width, state=8, dtype=torch.bfloat16, *, constant=False):
+    """Step sizes as Mamba's, eigenvalues -1/2 + n i."""
+    inputs = make_real_inputs(batch, length, width, 2 * state, dtype, constant=constant)
+    imaginary = torch.arange(state, device="cuda", dtype=torch.float32)
+    inputs["A"] = torch.complex(torch.tensor(-0.5, device="cuda"), imaginary).repeat(width, 1)
+    return inputs | {
+        name: torch.view_as_complex(inputs[name].float().unflatten(-1, (-1, 2)).contiguous())
+        for name in ("B", "C", "initial_state")
+    }
+
+
+def results(op, inputs):
+    """y, the final state and the gradient of every tensor input, by name."""
+    leaves = {name: t.detach().requires_grad_() for name, t in inputs.items() if torch.is_tensor(t)}
+    outputs = op(**(inputs | leaves))
+    cotangents = [cotangent(tuple(o.shape)).to(torch.bfloat16).to(o) for o in outputs]
+    gradients = torch.autograd.grad(outputs, list(leaves.values()), cotangents)
+    return {"y": outputs[0], "final state": outputs[1], **dict(zip(leaves, gradients, strict=True))}
+
+
+def wide(inputs):
+    return {
+        name: t.to(torch.complex128 if t.is_complex() else torch.float64) if torch.is_tensor(t) else t
+        for name, t in inputs.items()
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("batch", "length", "width", "state", "constant"),
+    [(4, 2048, 768, 8, False), (3, 1000, 77, 16, False), (1, 9001, 33, 5, False), (2, 600, 64, 8, True)],
+)
+def test_a_long_sequence_equals_plain_pytorch_in_double_precision(batch, length, width, state, constant, dtype):
+    inputs = make_inputs(batch, length, width, state, dtype, constant=constant)
+    exact, plain, actual = results(TORCH, wide(inputs)), results(TORCH, inputs), results(TRITON, inputs)
+    for name, e in exact.items():
+        kept = torch.float32 if name in ("final state", *WIDE) else dtype
+        floor = APPROXIMATE if kept != dtype else None
+        assert_close(actual[name], e, kept, plain=plain[name], what=name, floor=floor)
+
+
+@pytest.mark.parametrize(("batch", "length", "width"), [(8, 1000, 640), (1, 9000, 256)])
+def test_two_runs_are_bitwise_equal(batch, length, width):
+    inputs = make_inputs(batch, length, width)
+    first, second = results(TRITON, inputs), results(TRITON, inputs)
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
+
+
+def test_recorded_steps_equal_the_whole():
+    inputs = make_inputs(16, 20, 300)
+    exact, final = TORCH(**wide(inputs))
+    state = inputs["initial_state"].clone()
+    in_time = {name: inputs[name] for name in ("x", "dt", "B", "C", "z")}
+    kept = {name: tensor[:, 0].clone() for name, tensor in in_time.items()}
+    rest = {name: inputs[name] for name in ("A", "D", "dt_bias", "dt_softplus")}
+
+    def step():
+        return selective_scan_step(**kept, **rest, state=state, backend="triton")
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y_t = step()
+    state.copy_(inputs["initial_state"])
+    for t in range(20):
+        for name, tensor in in_time.items():
+            kept[name].copy_(tensor[:, t])
+        graph.replay()
+        assert_close(y_t, exact[:, t], torch.bfloat16, plain=exact[:, t].to(torch.bfloat16), what=f"step {t}")
+    assert_close(state, final, torch.float32, plain=final.to(torch.complex64))

@@ -1,0 +1,85 @@
+"""The inner decoding step of an H3 layer: the kernel and plain PyTorch against the step as written."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from kernels.h3_inner import h3_inner_step
+from kernels.h3_inner.reference import h3_inner_step_reference
+from kernels.h3_inner.workloads import KEEP, make_inputs, with_state
+from suite.accuracy import assert_close, assert_matches_reference
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def inputs(rows, width, taps, states, *, dtype=torch.float64, seed=3):
+    shape = {"B": rows, "D": width, "M": taps, "N": states}
+    return make_inputs(shape, dtype, torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("rows", "width", "taps", "states"), [(1, 40, 5, 4), (9, 20, 2, 3)])
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("rule", ["zoh", "bilinear"])
+def test_it_equals_the_step_as_written(rows, width, taps, states, backend, rule):
+    step = with_state(lambda **given: h3_inner_step(**given, backend=backend))
+    assert_matches_reference(
+        step, h3_inner_step_reference, inputs(rows, width, taps, states) | {"discretization": rule},
+        dtype=torch.bfloat16, keep=KEEP, device=DEVICE, grad=False,
+    )  # fmt: skip
+
+
+def test_plain_pytorch_is_exact_in_double_precision():
+    step = with_state(lambda **given: h3_inner_step(**given, backend="torch"))
+    assert_matches_reference(step, h3_inner_step_reference, inputs(2, 12, 4, 3), dtype=torch.float64, grad=False)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_shared_eigenvalues_a_trained_B_another_rate_and_views(backend):
+    given = inputs(2, 12, 4, 3)
+    given |= {name: given[name][:1] for name in ("log_A_real", "A_imag")}
+    given |= {"B": torch.randn(12, 3, 2, dtype=torch.float64), "dt_scale": 0.5}
+    streams = torch.stack([given[name] for name in "qkv"], dim=1)
+    step = with_state(lambda **more: h3_inner_step(**more, backend=backend))
+
+    def of_views(streams, window, **rest):
+        q, k, v = streams.unbind(1)
+        # time first, as a model may keep it
+        window = window.transpose(0, 2).contiguous().transpose(0, 2)
+        return step(q=q, k=k, v=v, window=window, **rest)
+
+    def exact(streams, **rest):
+        q, k, v = streams.unbind(1)
+        return h3_inner_step_reference(q=q, k=k, v=v, **rest)
+
+    rest = {name: value for name, value in given.items() if name not in ("q", "k", "v")}
+    assert_matches_reference(of_views, exact, {"streams": streams, **rest}, device=DEVICE, grad=False)
+
+
+def test_steps_of_the_kernel_follow_the_recurrence():
+    given = {name: x if x is None else x.to(DEVICE) for name, x in inputs(2, 20, 3, 4, dtype=torch.float32).items()}
+    exact = {name: x if x is None else x.to(torch.promote_types(x.dtype, torch.float64)) for name, x in given.items()}
+    step = with_state(lambda **more: h3_inner_step(**more, backend="triton"))
+    for seed in range(4):
+        drawn = inputs(2, 20, 3, 4, dtype=torch.float32, seed=seed)
+        now = {name: drawn[name].to(DEVICE) for name in "qkv"}
+        y, *_ = step(**(given | now))
+        expected, *after = h3_inner_step_reference(**(exact | {name: x.double() for name, x in now.items()}))
+        exact |= dict(zip(("window", "state"), after, strict=True))
+        assert_close(y, expected, torch.float32, what=f"step {seed}")
+    assert_close(given["state"], exact["state"], torch.float32, what="state")
+    assert torch.equal(given["window"].double(), exact["window"])
+
+
+def test_arguments_that_do_not_fit_are_refused():
+    step = with_state(h3_inner_step)
+    given = inputs(2, 12, 4, 3)
+    with pytest.raises(ValueError, match=r"C must be \[12, 3, 2\], got \[11, 3, 2\]"):
+        step(**(given | {"C": given["C"][:-1]}))
+    with pytest.raises(ValueError, match=r"taps \[D, M\] with M >= 2"):
+        step(**(given | {"taps": given["taps"][:, :1]}))
+    with pytest.raises(ValueError, match="state must be complex"):
+        step(**(given | {"state": given["state"].real}))
+    in_triton = with_state(partial(h3_inner_step, backend="triton"))
+    with pytest.raises(ValueError, match=r"takes a state in complex64, got torch\.complex128"):
+        in_triton(**{name: x if name == "state" or x is None else x.float() for name, x in given.items()})

@@ -1,0 +1,57 @@
+"""The scan's kernels for bfloat16 on the matrix units, whose inline PTX `ptx.py` executes in Triton's interpreter."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from kernels.selective_scan.reference import selective_scan_reference
+from suite.accuracy import assert_matches_reference
+from tests.kernels import ptx
+from tests.kernels.test_selective_scan import WIDE, make_inputs, short_chunks
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs these kernels itself (tests/gpu)")
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The names of the kernels that were launched, on a machine that takes its processor for an NVIDIA GPU."""
+    pytest.importorskip("triton")
+    from kernels.launch import Launcher
+    from kernels.selective_scan.triton import inputs, plan
+
+    names = set()
+
+    class Recording(Launcher):
+        def __call__(self, kernel, grid, *args, **named):
+            names.add(kernel.fn.__name__)
+            return super().__call__(kernel, grid, *args, **named)
+
+    ptx.install(monkeypatch)
+    for module in (inputs, plan):
+        monkeypatch.setattr(module, "speaks_ptx", lambda: True)
+    op = short_chunks(whole=True).keywords["tuning"]
+    yield names, replace(op, launcher=Recording())
+    inputs.kept_call.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("length", "state", "splits"),
+    [(11, 16, 1), pytest.param(19, 9, 2, marks=pytest.mark.slow)],
+)
+def test_the_kernels_on_the_matrix_units_equal_the_recurrence(length, state, splits, launched):
+    from kernels.selective_scan.triton import selective_scan_triton
+
+    names, tuning = launched
+    if splits > 1:
+        tuning = replace(tuning, enough_warps=1000)
+    assert_matches_reference(
+        partial(selective_scan_triton, return_final_state=True, tuning=tuning),
+        selective_scan_reference,
+        make_inputs(1, length, 34, state),
+        dtype=torch.bfloat16,
+        keep=WIDE,
+        device="cpu",
+    )
+    assert {"_scan_fwd_matrix_kernel", "_scan_bwd_matrix_kernel"} <= names

@@ -10,15 +10,13 @@ Recurrent state: the keys and values of all positions so far, 2 T D elements per
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.attention import attention_step
+from kernels.attention import attention, attention_step
 from models.backbone import BackboneConfig, require_divides
 from models.blocks import (
     LeftPadding,
@@ -29,14 +27,9 @@ from models.blocks import (
     step_linear,
     take_positions,
 )
-from models.linear import Linear, linear
+from models.linear import Linear, linear, unbind
 from suite.bounds import Fraction, Width
 from suite.contracts import TaskSpec
-
-FEW = 4
-"""Plain matrix products are faster than the fused kernel with a mask where fewer than one position in `FEW` is read.
-
-Measured in the shape of MQAR (B 128, P 64, T 512, K 128, float32, H200)."""
 
 XPOS_MAX_LENGTH = 65536
 """Maximum length with xpos; beyond it, zeta^(t/512) overflows float32."""
@@ -67,25 +60,14 @@ class Attention(Mixer):
         self.rotary = rotary
 
     def _project(self, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(-3)
+        q, k, v = unbind(self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)), 2)
         if self.rotary is not None:
             q, k = self.rotary(q, k, time)
         return q, k, v
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None = None) -> Tensor:
         dropout = self.dropout if self.training else 0.0
-        o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None)
-        return self.out(o.transpose(1, 2).flatten(2))
-
-    def _attend_few(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attention by plain products, for few queries."""
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        scores = q @ k.mT * self.head_dim**-0.5
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -math.inf)
-        o = F.dropout(scores.softmax(-1), self.dropout, self.training) @ v
-        return self.out(o.transpose(1, 2).flatten(2))
+        return self.out(attention(q, k, v, positions=positions, dropout=dropout).flatten(2))
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self._project(x, torch.arange(x.shape[1], device=x.device))
@@ -103,11 +85,8 @@ class Attention(Mixer):
             bias_q, bias_kv = (None, None) if self.qkv.bias is None else self.qkv.bias.tensor_split([len(weight_q)])
             heads = (self.num_heads, self.head_dim)
             q = linear(take_positions(x, positions), weight_q, bias_q).unflatten(-1, heads)
-            k, v = linear(x, weight_kv, bias_kv).unflatten(-1, (2, *heads)).unbind(-3)
-        seen = time <= positions[:, None, :, None]
-        if positions.shape[1] * FEW > x.shape[1]:
-            return self._attend(q, k, v, mask=seen)
-        return self._attend_few(q, k, v, mask=seen)
+            k, v = unbind(linear(x, weight_kv, bias_kv).unflatten(-1, (2, *heads)), 2)
+        return self._attend(q, k, v, positions)
 
     def init_state(self, batch_size: int, capacity: int) -> KeyValueCache:
         if self.rotary is not None:

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from torch import Tensor, nn
 
+from kernels.embedding import embedding
 from kernels.linear_cross_entropy import aligned_linear, linear_cross_entropy
 from models.blocks import (
     NORM_MODULES,
@@ -117,7 +118,7 @@ class BackboneConfig(Config):
     @model_serializer(mode="wrap")
     def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = handler(self)
-        # what a model has on by default is written when it is off, so that settings are read back as they were
+        # an option that is on by default is written when it is off, so that settings are read back as they were
         left_out = {key for key in self.left_out_when_off if not type(self).model_fields[key].default}
         return {key: value for key, value in values.items() if value or key not in left_out}
 
@@ -299,6 +300,8 @@ class Backbone(nn.Module):
     """
 
     pos_table: Tensor | None
+    belongs_to_task: ClassVar[tuple[str, ...]] = ("head",)
+    """Parts that mean nothing on another task, and so are not taken from weights that were trained on one."""
 
     def __init__(self, config: BackboneConfig, spec: TaskSpec) -> None:
         super().__init__()
@@ -357,7 +360,9 @@ class Backbone(nn.Module):
         return [layer.mixer for layer in self.layers if isinstance(layer, Layer)]
 
     def _encode(self, inputs: Tensor) -> Tensor:
-        return self.encoder(inputs.long() if self.spec.input == "tokens" else inputs)
+        if isinstance(self.encoder, nn.Embedding):
+            return embedding(inputs, self.encoder.weight)
+        return self.encoder(inputs)
 
     def _positions(self, time: Tensor) -> Tensor | None:
         """The position embeddings [..., D] of the positions time [...], or None where the model has none."""
@@ -478,7 +483,10 @@ class Backbone(nn.Module):
             mixer_states.append(mixer_state)
         time = state.time + 1
         if state.pooled is None and self.config.prenorm and isinstance(self.head, nn.Linear):
-            logits = step_linear(self.head, x, norm=self.final_norm)
+            if len(x) == 1:
+                logits = step_linear(self.head, x, norm=self.final_norm)
+            else:
+                logits = self.readout(add_norm(self.final_norm, None, x, autocast_dtype(x))[0])
             return logits, BackboneState(tuple(mixer_states), time, None)
         x = self.final_norm(x)
         pooled = None if state.pooled is None else state.pooled + x
@@ -531,7 +539,7 @@ class Backbone(nn.Module):
             last = pooled / seen.unsqueeze(-1)
         else:
             last = self.final_norm(joined(x[:, -1], None if branch is None else branch[:, -1]))
-        return self.head(last), BackboneState(tuple(mixer_states), seen, pooled)
+        return self.readout(last), BackboneState(tuple(mixer_states), seen, pooled)
 
     def state_size(self, length: int) -> int:
         """Number of elements that the mixers keep for one sequence after `length` steps; a complex one counts as two.

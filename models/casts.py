@@ -66,7 +66,8 @@ def cast_once(modules: Iterable[nn.Module], device: torch.device) -> Iterator[No
         (module, name, parameter)
         for module in _linear_maps(modules)
         for name, parameter in module.named_parameters(recurse=False)
-        if parameter.dtype == torch.float32
+        # a share of a parameter (a DTensor of FSDP) is cast once its layer has gathered the whole
+        if parameter.dtype == torch.float32 and not hasattr(parameter, "to_local")
     ]
     casts = CastAll.apply(dtype, *(parameter for _, _, parameter in places)) if places else ()
     # as torch.func.functional_call does it: a module finds its parameters in this dictionary

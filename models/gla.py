@@ -11,6 +11,10 @@ values and have a head size of 256, so the state of a layer has 256 D elements.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.forget_gate import forget_gate
@@ -36,6 +40,8 @@ class GLA(Mixer):
     """The mixer. Its state: [B, H, K, V]."""
 
     operator = staticmethod(gated_linear_attention)
+    also_called: ClassVar[Mapping[str, str]] = {"proj": "qkv"}
+    """The name that attention has for the same projections, for `train.init_from`."""
 
     def __init__(self, config: GLAConfig) -> None:
         super().__init__()
@@ -43,22 +49,27 @@ class GLA(Mixer):
         keys = config.key_width
         self.key_dim, self.value_dim = keys // self.num_heads, d_model // self.num_heads
         self.damping = config.damping
-        self.split = (keys, keys, d_model, d_model)
+        self.from_attention = config.from_attention
+        self.split = (keys, keys, d_model) if config.from_attention else (keys, keys, d_model, d_model)
         self.proj = nn.Linear(d_model, sum(self.split), bias=False)
         self.decay_down = nn.Linear(d_model, config.decay_rank, bias=False)
         self.decay_up = nn.Linear(config.decay_rank, keys)
         self.norm = RMSNorm(self.value_dim, eps=config.norm_eps)
         self.out = ResidualLinear(d_model, d_model, bias=False)
 
-    def _project(self, x: Tensor, norm: nn.Module | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _project(
+        self, x: Tensor, norm: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         x, norm = shared_norm(norm, x)
-        q, k, v, gate = step_linear(self.proj, x, norm=norm).split(self.split, dim=-1)
+        q, k, v, *gates = step_linear(self.proj, x, norm=norm).split(self.split, dim=-1)
+        if self.from_attention:
+            q, k = F.relu(q), F.relu(k)
         decay = step_linear(self.decay_up, step_linear(self.decay_down, x, norm=norm))
         log_decay, _ = forget_gate(decay, damping=self.damping, complement=False)
         q, k, log_decay = (z.unflatten(-1, (self.num_heads, self.key_dim)) for z in (q, k, log_decay))
-        return q, k, v.unflatten(-1, (self.num_heads, self.value_dim)), log_decay, gate
+        return q, k, v.unflatten(-1, (self.num_heads, self.value_dim)), log_decay, next(iter(gates), None)
 
-    def _output(self, o: Tensor, gate: Tensor, residual: Tensor | None = None) -> Tensor:
+    def _output(self, o: Tensor, gate: Tensor | None, residual: Tensor | None = None) -> Tensor:
         return step_linear(self.out, o.flatten(-2), norm=self.norm, gate=gate, residual=residual)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -98,6 +109,8 @@ class GLA(Mixer):
 class GLAConfig(BackboneConfig):
     """GLA in the network of the GSA paper: RMS norms and SwiGLU."""
 
+    left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "from_attention")
+
     channel_mixer: ChannelMixerKind = "swiglu"
     mlp_ratio: Ratio = 8 / 3
     norm: NormKind = "rms"
@@ -109,6 +122,9 @@ class GLAConfig(BackboneConfig):
     """The forget gate is the sigmoid to the power 1 / damping, which keeps it near one."""
     decay_rank: Width = 16
     """Inner width of the low-rank map from x to the decays."""
+    from_attention: bool = False
+    """The form that starts with the weights of a Transformer (GSA paper, section 4.2): ReLU of queries and keys, and no
+    output gate. With `expand_k: 1`, all projections have the shapes of attention."""
 
     @property
     def key_width(self) -> int:

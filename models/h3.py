@@ -28,7 +28,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from kernels.h3_inner import h3_inner_step
 from models.backbone import require_divides
+from models.bidirectional import Bidirectional
 from models.blocks import (
     LeftPadding,
     Mixer,
@@ -96,8 +98,9 @@ class ShiftSSM(FiniteFilter):
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:
-    """a_i b_j, [B, i, j, H, T] of a [B, i, H, T] and b [B, j, H, T]."""
-    return a.unsqueeze(2) * b.unsqueeze(1)
+    """a_i b_j, dense [B, i, j, H, T] of a [B, i, H, T] and b [B, j, H, T]."""
+    size = (*a.shape[:2], b.shape[1], *a.shape[2:])
+    return torch.mul(a.unsqueeze(2), b.unsqueeze(1), out=a.new_empty(size, dtype=torch.result_type(a, b)))
 
 
 def _contract(m: Tensor, a: Tensor, axis: int) -> Tensor:
@@ -105,7 +108,10 @@ def _contract(m: Tensor, a: Tensor, axis: int) -> Tensor:
     # a sum over this axis by torch's reduction would write with strides
     terms = zip(m.unbind(axis), a.unsqueeze(2).unbind(1), strict=True)
     m_0, a_0 = next(terms)
-    total = m_0 * a_0
+    # heads stand before their channels in memory, as in the streams, so that no copy joins them
+    batch, channels, heads, length = m_0.shape
+    total = m.new_empty((batch, heads, channels, length), dtype=torch.result_type(m, a)).transpose(1, 2)
+    torch.mul(m_0, a_0, out=total)
     for m_i, a_i in terms:
         total.addcmul_(m_i, a_i)
     return total
@@ -205,10 +211,10 @@ class H3(Mixer):
         return self._read(states, q)
 
     def _time_last(self, *streams: Tensor) -> list[Tensor]:
-        """Streams [B, T, D] as dense [B, head_dim, H, T], the layout of the inner model's kernels."""
+        """Streams [B, T, D] as [B, head_dim, H, T]; on a GPU with time contiguous, for the inner model."""
         with_time_last = [time_contiguous(m).transpose(1, 2) for m in streams]
         heads = (self.num_heads, self.head_dim)
-        return [m.unflatten(1, heads).transpose(1, 2).contiguous() for m in with_time_last]
+        return [m.unflatten(1, heads).transpose(1, 2) for m in with_time_last]
 
     def _read(self, states: Tensor, q: Tensor) -> Tensor:
         """y [B, T, D] of the inner model's outputs [B i j, T, H] and queries [B, i, H, T]."""
@@ -232,6 +238,14 @@ class H3(Mixer):
     def _step(self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: State) -> tuple[Tensor, State]:
         window, *rest = state
         streams = step_linear(self.qkv, x_t, norm=norm)
+        if self.shift is not None and self.head_dim == 1 and isinstance(self.inner, DiagonalSSM):
+            system = self.inner.complex_system()
+            if system is not None:
+                y = h3_inner_step(
+                    *streams.chunk(3, dim=-1), *state, taps=self.shift.taps(), shift_skip=self.shift.D, system=system,
+                    dt_scale=self.inner.step_scale, discretization=self.inner.discretization,
+                )  # fmt: skip
+                return step_linear(self.out, y, residual=residual), state
         if self.shift is None:
             q, k, v = causal_conv1d_step(streams, self.short_weight, self.short_bias, window).chunk(3, dim=-1)
         else:
@@ -289,7 +303,9 @@ class H3(Mixer):
 class H3Config(AttentionLayersConfig):
     """H3 in the network of its synthetic experiments: layer norms, and an MLP four times as wide as the model."""
 
-    left_out_when_off: ClassVar[tuple[str, ...]] = (*AttentionLayersConfig.left_out_when_off, "train_B", "short_filter")
+    left_out_when_off: ClassVar[tuple[str, ...]] = (
+        *AttentionLayersConfig.left_out_when_off, "train_B", "short_filter", "bidirectional",
+    )  # fmt: skip
 
     d_state: Width = 64
     """M of the shift model, N of the diagonal model (N / 2 conjugate pairs are kept) and N of an inner S6."""
@@ -309,6 +325,9 @@ class H3Config(AttentionLayersConfig):
     """Taps of causal convolutions with a bias of q, k and v in place of the shift model, 2 to 4; 0: the shift model.
     Hyena has 3; with `head_dim: 1` such a model is Mamba's H3+, with `head_dim: 8` its H3++."""
 
+    bidirectional: bool = False
+    """Two copies of every H3 layer in opposite directions, as on Long Range Arena (table 9)."""
+
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
         check_ssm("h3", self.d_state, self.dt_min, self.dt_max, pairs=self.inner == "ssm" and self.init != "real")
@@ -321,4 +340,6 @@ class H3Config(AttentionLayersConfig):
             )
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
+        if self.bidirectional:
+            return Bidirectional(H3(self, spec.max_length), H3(self, spec.max_length))
         return H3(self, spec.max_length)

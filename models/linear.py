@@ -111,3 +111,44 @@ def split_linear(linear: nn.Linear, x: Tensor, sizes: tuple[int, ...]) -> tuple[
     if not _on_gpu(x):
         return linear(x).split(sizes, dim=-1)
     return SplitLinear.apply(as_autocast(x), as_autocast(linear.weight), sizes)
+
+
+class Unbind(torch.autograd.Function):
+    """(x, axis) to the slices of x along an axis, counted from the front.
+
+    Their gradients are stacked in the backward pass, unless an operator has written them into one tensor already.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: int) -> tuple[Tensor, ...]:
+        ctx.axis = axis
+        return x.unbind(axis)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        whole = _slices_of_one(gradients, ctx.axis)
+        return torch.stack(gradients, ctx.axis) if whole is None else whole, None
+
+
+def _slices_of_one(parts: tuple[Tensor, ...], axis: int) -> Tensor | None:
+    """The tensor of which these are all slices along an axis, one behind the other, or None."""
+    first, second = parts[:2]
+    step = second.storage_offset() - first.storage_offset()
+    for i, part in enumerate(parts):
+        same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not same or part.stride() != first.stride() or part.storage_offset() != first.storage_offset() + i * step:
+            return None
+    if step < 1:
+        return None
+    size, stride = list(first.shape), list(first.stride())
+    size.insert(axis, len(parts))
+    stride.insert(axis, int(step))
+    return first.as_strided(size, stride)
+
+
+def unbind(x: Tensor, axis: int) -> tuple[Tensor, ...]:
+    """`x.unbind(axis)` for two slices or more; their gradients are not copied where they lie in one tensor."""
+    if not _on_gpu(x):
+        return x.unbind(axis)
+    return Unbind.apply(x, axis)

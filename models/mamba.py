@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.mamba_inner import mamba_inner_step
 from kernels.selective_scan import selective_scan, selective_scan_step
-from models.backbone import BackboneConfig
+from models.backbone import BackboneConfig, require_divides
 from models.blocks import (
     ChannelMixerKind,
     LeftPadding,
@@ -60,6 +60,7 @@ AInit = Literal["half", "random", "complex"]
 class S6(Mixer):
     """The selective state space model alone: x [B, T, width] to [B, T, width]. Its state: h [B, width, N].
 
+    groups: number of groups of neighbouring channels, each with a B and a C of its own; None for one of both.
     fixed: those of dt, B and C that do not depend on x. The step size is then softplus(b_dt), and B and C are
         parameters [width, N]; B starts at one and C standard normal, as in S4D.
     A_init: A_n = -(n + 1) where None (S4D-Real); `half`: -1/2; `random`: -exp(r) with r standard normal; `complex`:
@@ -78,15 +79,18 @@ class S6(Mixer):
         dt_floor: float = 1e-4,
         fixed: tuple[Selected, ...] = (),
         A_init: AInit | None = None,
+        groups: int | None = None,
     ) -> None:
         super().__init__()
+        self.groups = groups
         self.A_init, self.is_complex = A_init, A_init == "complex"
         self.dt_min, self.dt_max, self.dt_floor = dt_min, dt_max, dt_floor
         num_states = d_state // 2 if self.is_complex else d_state
         kept = (width, num_states, 2) if self.is_complex else (width, num_states)
         # x_proj gives dt_raw, B and C, as far as they depend on x
         self.sizes = tuple(
-            0 if name in fixed else size for name, size in (("dt", dt_rank), ("B", d_state), ("C", d_state))
+            0 if name in fixed else size
+            for name, size in (("dt", dt_rank), ("B", d_state * (groups or 1)), ("C", d_state * (groups or 1)))
         )
         self.dt_rank, self.d_state = self.sizes[0], d_state
         self.x_proj = nn.Linear(width, sum(self.sizes), bias=False) if any(self.sizes) else None
@@ -102,7 +106,7 @@ class S6(Mixer):
     @property
     def standard(self) -> bool:
         """Whether this is the S6 of the paper, for which there is an operator of a whole step."""
-        return all(self.sizes) and not self.is_complex
+        return all(self.sizes) and not self.is_complex and not self.groups
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -136,13 +140,18 @@ class S6(Mixer):
     def _select(
         self, x: Tensor, keep: Callable[[Callable[[], Tensor]], Tensor] = at_once
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Step sizes before their bias [..., width], A [width, N], and B and C, each [..., N] or [width, N]."""
+        """Step sizes before their bias [..., width], A [width, N], and B and C, each [..., N] or [width, N].
+
+        With groups those that depend on x are [..., groups, N].
+        """
         projected = x.new_empty(*x.shape[:-1], 0) if self.x_proj is None else self.x_proj(x)
         dt, B, C = projected.split(self.sizes, dim=-1)
         weight = None if self.dt_proj is None else self.dt_proj.weight
         A = -torch.exp(at_least_float32(self.log_A))
         if self.A_imag is not None:
             A = torch.complex(A, at_least_float32(self.A_imag))
+        if self.groups:
+            B, C = (m.unflatten(-1, (self.groups, -1)) for m in (B, C))
         B, C = self._map(B, self.B), self._map(C, self.C)
         # one complex state stands for a conjugate pair, whose response is twice the real part
         C = 2 * C if self.is_complex else C
@@ -156,6 +165,13 @@ class S6(Mixer):
         m = at_least_float32(m)
         real, imaginary = (m.unflatten(-1, (-1, 2)) if parameter is None else m).unbind(-1)
         return torch.complex(real, imaginary)
+
+    def _of_channels(self, m: Tensor, parameter: Tensor | None) -> Tensor:
+        """B or C of one position as the step of the operator takes it."""
+        if parameter is not None:
+            # a map without a batch axis has one of size one in a step
+            return m.unsqueeze(0)
+        return m if self.groups is None else m.repeat_interleave(len(self.D) // self.groups, 1)
 
     def forward(
         self, x: Tensor, z: Tensor | None = None, keep: Callable[[Callable[[], Tensor]], Tensor] = at_once
@@ -172,8 +188,7 @@ class S6(Mixer):
 
     def step(self, x_t: Tensor, state: State, z: Tensor | None = None) -> tuple[Tensor, State]:
         dt, A, B, C = self._select(x_t)
-        # a map without a batch axis has one of size one in a step
-        B, C = (m.unsqueeze(0) if parameter is not None else m for m, parameter in ((B, self.B), (C, self.C)))
+        B, C = self._of_channels(B, self.B), self._of_channels(C, self.C)
         y = selective_scan_step(x_t, dt, A, B, C, state[0], D=self.D, z=z, dt_bias=self.dt_bias, dt_softplus=True)
         return y, state
 
@@ -317,6 +332,7 @@ def make_inner(kind: Inner, width: int, d_model: int, length: int, config: Mamba
             dt_max=config.dt_max,
             fixed=config.fixed,
             A_init=config.A_init,
+            groups=config.groups,
         )
     if kind in ("s4d", "s4d-real"):
         init: Initialisation = "real" if kind == "s4d-real" else "lin"
@@ -332,7 +348,7 @@ class MambaConfig(BackboneConfig):
     (Mamba-MLP) or the model `hybrid` (Mamba-MHA).
     """
 
-    left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "fixed", "A_init")
+    left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "fixed", "A_init", "groups")
 
     channel_mixer: ChannelMixerKind = "none"
     norm: NormKind = "rms"
@@ -350,17 +366,22 @@ class MambaConfig(BackboneConfig):
     """Those of the step size, B and C that do not depend on the input."""
     A_init: AInit | None = None
     """First eigenvalues: None for -(n + 1), `half` for -1/2, `random` for -exp(r) with r standard normal, `complex` for
-    -1/2 + n i with complex B and C. Complex scans run in plain PyTorch."""
+    -1/2 + n i with complex B and C."""
+    groups: Width | None = None
+    """Groups of channels with a B and a C of their own, which the scan of the authors' code (mamba_ssm) takes, although
+    its Mamba has one. None: one B and C for all channels."""
     ssm_lr: Positive | None = None
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
         pairs = self.inner == "s4d" or self.A_init == "complex"
         check_ssm("mamba", self.d_state, self.dt_min, self.dt_max, pairs=pairs)
-        if self.inner != "s6" and (self.fixed or self.A_init):
+        if self.inner != "s6" and (self.fixed or self.A_init or self.groups):
             raise ValueError(
-                f"mamba: fixed and A_init are options of inner='s6', got inner={self.inner!r}; leave them out."
+                f"mamba: fixed, A_init and groups are options of inner='s6', got inner={self.inner!r}; leave them out."
             )
+        if self.groups is not None:
+            require_divides("mamba", groups=self.groups, width=self.expand * self.d_model)
         if len(set(self.fixed)) != len(self.fixed):
             raise ValueError(f"mamba: fixed={list(self.fixed)} names one of dt, B and C twice; name it once.")
         if not 2 <= self.d_conv <= 4:

@@ -14,7 +14,11 @@ are left out. Both are as in the code that the GSA paper ran.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
@@ -43,6 +47,8 @@ class RetNet(Mixer):
 
     log_decay: Tensor
     operator = staticmethod(gated_linear_attention)
+    also_called: ClassVar[Mapping[str, str]] = {"proj": "qkv"}
+    """The name that attention has for the same projections, for `train.init_from`."""
 
     def __init__(self, config: RetNetConfig, max_length: int) -> None:
         super().__init__()
@@ -50,7 +56,8 @@ class RetNet(Mixer):
         self.key_dim = d_model // self.num_heads
         self.value_dim = config.expand_v * d_model // self.num_heads
         values = self.num_heads * self.value_dim
-        self.split = (d_model, d_model, values, values)
+        self.from_attention = config.from_attention
+        self.split = (d_model, d_model, values) if config.from_attention else (d_model, d_model, values, values)
         self.proj = nn.Linear(d_model, sum(self.split), bias=False)
         self.rotary = Rotary(self.key_dim, max_length)
         self.norm = RMSNorm(self.value_dim, eps=config.norm_eps)
@@ -58,17 +65,19 @@ class RetNet(Mixer):
         gamma = 1 - 2.0 ** (-5 - torch.arange(self.num_heads, dtype=torch.float64))
         self.register_buffer("log_decay", gamma.log().to(torch.get_default_dtype()), persistent=False)
 
-    def _project(self, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries, keys, values and gate of x [B, T, D] at the positions time [T] or [B, T]."""
         return self._heads(self.proj(x), time)
 
-    def _heads(self, projected: Tensor, time: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        q, k, v, gate = projected.split(self.split, dim=-1)
+    def _heads(self, projected: Tensor, time: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        q, k, v, *gates = projected.split(self.split, dim=-1)
+        if self.from_attention:
+            q, k = F.relu(q), F.relu(k)
         q, k = (z.unflatten(-1, (self.num_heads, self.key_dim)) for z in (q, k))
         q, k = self.rotary(q, k, time)
-        return q, k, v.unflatten(-1, (self.num_heads, self.value_dim)), gate
+        return q, k, v.unflatten(-1, (self.num_heads, self.value_dim)), next(iter(gates), None)
 
-    def _output(self, o: Tensor, gate: Tensor, residual: Tensor | None = None) -> Tensor:
+    def _output(self, o: Tensor, gate: Tensor | None, residual: Tensor | None = None) -> Tensor:
         return step_linear(self.out, o.flatten(-2), norm=self.norm, gate=gate, residual=residual)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,7 +103,7 @@ class RetNet(Mixer):
         projected = step_linear(self.proj, x_t, norm=norm)
         q, k, v, gate = self._heads(projected.unsqueeze(1), clock.unsqueeze(1))
         o, memory = gated_linear_attention_step(q[:, 0], k[:, 0], v[:, 0], self.log_decay, memory, in_place=True)
-        return self._output(o, gate[:, 0], residual), (memory, clock + 1)
+        return self._output(o, None if gate is None else gate[:, 0], residual), (memory, clock + 1)
 
     def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
         # the rotation of a padded position is of no account
@@ -110,6 +119,8 @@ class RetNet(Mixer):
 class RetNetConfig(BackboneConfig):
     """RetNet in the network of the GSA paper: RMS norms, and a narrow SwiGLU that makes up for the wide values."""
 
+    left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "from_attention")
+
     channel_mixer: ChannelMixerKind = "swiglu"
     mlp_ratio: Ratio = 4 / 3
     norm: NormKind = "rms"
@@ -118,6 +129,9 @@ class RetNetConfig(BackboneConfig):
     """The GSA paper keeps d_model / num_heads at 256."""
     expand_v: Factor = 2
     """Width of the values, as a multiple of d_model."""
+    from_attention: bool = False
+    """The form that starts with the weights of a Transformer (GSA paper, section 4.2): ReLU of queries and keys, and no
+    output gate. With `expand_v: 1`, all projections have the shapes of attention."""
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.h3_inner import DiagonalSystem
 from kernels.lti_ssm import lti_ssm, lti_ssm_step
 from kernels.ssm_kernel import ssm_kernel
 from models.backbone import BackboneConfig
@@ -149,6 +150,12 @@ class DiagonalSSM(Mixer):
         dt = torch.exp(at_least_float32(self.log_dt)) * self.step_scale
         B, C = None if self.B is None else self._map(self.B), self._map(self.C)
         return A.expand(self.log_dt.shape[0], -1), B, C, dt
+
+    def complex_system(self) -> DiagonalSystem | None:
+        """The parameters as they are, for a step that discretizes them itself; None where the states are real."""
+        if self.A_imag is None:
+            return None
+        return DiagonalSystem(self.log_dt, self.log_A_real, self.A_imag, self.B, self.C, self.D)
 
     def _map(self, parameter: Tensor) -> Tensor:
         """B or C [..., D, N] or, complex, [..., D, N / 2]."""

@@ -6,6 +6,11 @@
     centre: y_n = d_n + blocks(d_n)
     up:     u[p s + r] = (W' y_{i+1}[s - 1] + b')_r + d_i[p s + r],   y_i = u + blocks(u)          zeros before s = 0
 
+With `down_blocks`, the U-Net of Mamba's audio experiments, a stage above the centre has as many blocks on the way down
+too. With l_0 = d_i and l_k the result of the k-th of these N blocks, the stage sends l_N down and goes up from the sum
+of l_N and what it is sent; the sum with l_{N - k} behind its k-th block takes the place of the skip around all of them.
+This is `unet=True` of the authors' code, which counts S4 and MLP as two blocks, with a sum behind each.
+
 The shift by one position of the stage below keeps the network causal: what is made of a group of p positions is read
 from the next group on.
 
@@ -14,8 +19,9 @@ Source: It's Raw! (Goel et al. 2022), section 4, and the authors' code (state-sp
 blocks than S4, outside and in the centre, are those of Mamba's tables 4 and 5 (Gu and Dao 2023, appendix E.4): S4 with
 an MLP of expansion two, attention with one of expansion one, Mamba without any.
 
-With the defaults and 256 levels there are 5.43M parameters, with Mamba blocks 5.05M, and 20.0M with 15 of them a stage
-and a first width of 96. The papers print 5.8M, 6.1M and 24.3M and do not list their layers.
+Numbers of parameters, with 256 levels: SaShiMi's 5.8M on SC09 are 5.43M here; its configuration is not printed, and the
+README of the code says 4.1M. Mamba's U-Net with `down_blocks` has 3.54M for the 3.5M of its appendix E.4.1, and 6.24M
+and 24.84M for the 6.1M and 24.3M of its table 4; without A, D and the bias of dt these are 6.06M and 24.32M.
 
 A step computes all stages and keeps the results of those that are due, so that it can be recorded; the stages below the
 first are due at every p-th position only. A prompt is read in parallel, but step by step where its rows are padded.
@@ -23,9 +29,11 @@ first are due at every p-th position only. A prompt is read in parallel, but ste
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -70,6 +78,19 @@ class Stage(nn.Module):
             residual, branch = block(residual, branch)
         return x + joined(residual, branch)
 
+    def down(self, x: Tensor) -> list[Tensor]:
+        """x and the result of every block."""
+        results = [x]
+        for block in self.blocks:
+            results.append(joined(*block(results[-1])))
+        return results
+
+    def up(self, x: Tensor, skips: list[Tensor]) -> Tensor:
+        """The result of all blocks, with the mirrored one of `skips`, those of `down`, behind each."""
+        for block, skip in zip(self.blocks, skips[-2::-1], strict=True):
+            x = joined(*block(x)) + skip
+        return x
+
     def init_state(self, batch_size: int, capacity: int) -> State:
         return tuple(block.mixer.init_state(batch_size, capacity) for block in self.blocks)
 
@@ -80,6 +101,24 @@ class Stage(nn.Module):
             after.append(part)
         return x_t + y_t, tuple(after)
 
+    def down_step(self, x_t: Tensor, state: State) -> tuple[list[Tensor], State]:
+        """`down` of one position."""
+        results, after = [x_t], []
+        for block, part in zip(self.blocks, state, strict=True):
+            y_t, part = block.step(results[-1], part)
+            results.append(y_t)
+            after.append(part)
+        return results, tuple(after)
+
+    def up_step(self, x_t: Tensor, skips: list[Tensor], state: State) -> tuple[Tensor, State]:
+        """`up` of one position."""
+        after = []
+        for block, skip, part in zip(self.blocks, skips[-2::-1], state, strict=True):
+            x_t, part = block.step(x_t, part)
+            x_t = x_t + skip
+            after.append(part)
+        return x_t, tuple(after)
+
     def prefill(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         residual: Tensor = x
         branch: Tensor | None = None
@@ -88,6 +127,24 @@ class Stage(nn.Module):
             residual, branch, part = block.prefill(residual, branch, part, None)
             after.append(part)
         return x + joined(residual, branch), tuple(after)
+
+    def down_prefill(self, x: Tensor, state: State) -> tuple[list[Tensor], State]:
+        """`down` with the states behind the last position."""
+        results, after = [x], []
+        for block, part in zip(self.blocks, state, strict=True):
+            residual, branch, part = block.prefill(results[-1], None, part, None)
+            results.append(joined(residual, branch))
+            after.append(part)
+        return results, tuple(after)
+
+    def up_prefill(self, x: Tensor, skips: list[Tensor], state: State) -> tuple[Tensor, State]:
+        """`up` with the states behind the last position."""
+        after = []
+        for block, skip, part in zip(self.blocks, skips[-2::-1], state, strict=True):
+            residual, branch, part = block.prefill(x, None, part, None)
+            x = joined(residual, branch) + skip
+            after.append(part)
+        return x, tuple(after)
 
     def restart(self, state: State) -> None:
         for block, part in zip(self.blocks, state, strict=True):
@@ -101,7 +158,8 @@ class UNet(Mixer):
     """The U-Net: x [B, T, D] to [B, T, D].
 
     Its state, for every stage but the centre: the positions [B] seen, the inputs of the group under way [B, p, D_i],
-    what the stage below sends to the group under way [B, p, D_i], and the state of the blocks; then that of the centre.
+    what the stage below sends to the group under way [B, p, D_i], and the state of the blocks, and with `down_blocks`
+    that of those on the way down; then that of the centre.
     """
 
     def __init__(self, config: SashimiConfig, spec: TaskSpec) -> None:
@@ -115,6 +173,11 @@ class UNet(Mixer):
         self.stages = nn.ModuleList(
             Stage(stage, replace(spec, max_length=size)) for stage, size in zip(stages, lengths, strict=True)
         )
+        self.before = nn.ModuleList(
+            Stage(stage, replace(spec, max_length=size))
+            for stage, size in zip(stages[:-1] if config.down_blocks else [], lengths, strict=False)
+        )
+        """The stages on the way down, or none."""
         pairs = list(zip(self.pool, widths, widths[1:], strict=False))
         self.down = nn.ModuleList(nn.Linear(p * outer, inner) for p, outer, inner in pairs)
         self.up = nn.ModuleList(nn.Linear(inner, p * outer) for p, outer, inner in pairs)
@@ -123,6 +186,19 @@ class UNet(Mixer):
         stage = self.stages[i]
         assert isinstance(stage, Stage)
         return stage
+
+    def _before(self, i: int) -> Stage | None:
+        """The blocks of stage i on the way down."""
+        if not self.before:
+            return None
+        stage = self.before[i]
+        assert isinstance(stage, Stage)
+        return stage
+
+    def _pair(self, i: int) -> list[Stage]:
+        """Stage i, and its blocks on the way down where it has any."""
+        before = self._before(i)
+        return [self._stage(i), *([] if before is None else [before])]
 
     def _width(self, i: int) -> int:
         linear = self.up[i]
@@ -137,11 +213,14 @@ class UNet(Mixer):
         """The output of stage i and all below it, at its positions."""
         if i == len(self.pool):
             return self._stage(i)(x)
-        p = self.pool[i]
+        p, before = self.pool[i], self._before(i)
+        skips = [x] if before is None else before.down(x)
+        x = skips[-1]
         # the residual stream of a stage is not narrower than float32
         below = self._from(i + 1, at_least_float32(self.down[i](x.unflatten(1, (-1, p)).flatten(2))))
         sent = F.pad(self.up[i](below)[:, :-1], (0, 0, 1, 0))
-        return self._stage(i)(x + sent.unflatten(2, (p, -1)).flatten(1, 2))
+        x = x + sent.unflatten(2, (p, -1)).flatten(1, 2)
+        return self._stage(i)(x) if before is None else self._stage(i).up(x, skips)
 
     def init_state(self, batch_size: int, capacity: int) -> State:
         parts: list[Any] = []
@@ -149,7 +228,8 @@ class UNet(Mixer):
             weight = at_least_float32(next(self.up[i].parameters()))
             group = weight.new_zeros(batch_size, p, self._width(i))
             count = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
-            parts.append((count, group, torch.zeros_like(group), self._stage(i).init_state(batch_size, capacity)))
+            blocks = tuple(stage.init_state(batch_size, capacity) for stage in self._pair(i))
+            parts.append((count, group, torch.zeros_like(group), *blocks))
             capacity = math.ceil(capacity / p)
         return (*parts, self._stage(len(self.pool)).init_state(batch_size, capacity))
 
@@ -160,23 +240,31 @@ class UNet(Mixer):
     def _step(self, i: int, x_t: Tensor, state: State, due: Tensor) -> tuple[Tensor, State]:
         """One step of stage i and all below it; rows [B] that are not due keep their state."""
         if i == len(self.pool):
-            y_t, after = self._blocks_step(i, x_t, state[0], due)
+            y_t, after = self._blocks_step(self._stage(i).step, x_t, state[0], due)
             return y_t, (after,)
-        (count, group, sent, blocks), *below = state
+        (count, group, sent, blocks, *downs), *below = state
+        stage, before = self._stage(i), self._before(i)
+        advance = stage.step
+        if before is not None:
+            skips, after = self._blocks_step(before.down_step, x_t, downs[0], due)
+            x_t, downs = skips[-1], [after]
+            advance = functools.partial(_up_step, stage, skips)
         slot = (count % self.pool[i]).unsqueeze(-1) == torch.arange(self.pool[i], device=count.device)
         group = torch.where((slot & due.unsqueeze(-1)).unsqueeze(-1), x_t.unsqueeze(1).to(group.dtype), group)
         u_t = x_t + (sent * slot.unsqueeze(-1)).sum(1).to(x_t.dtype)
-        y_t, blocks = self._blocks_step(i, u_t, blocks, due)
+        y_t, blocks = self._blocks_step(advance, u_t, blocks, due)
         full = due & slot[:, -1]
         lower, rest = self._step(i + 1, at_least_float32(self.down[i](group.flatten(1))), tuple(below), full)
         new = self.up[i](lower).unflatten(1, (self.pool[i], -1)).to(sent.dtype)
         sent = torch.where(full.view(-1, 1, 1), new, sent)
-        return y_t, ((count + due, group, sent, blocks), *rest)
+        return y_t, ((count + due, group, sent, blocks, *downs), *rest)
 
-    def _blocks_step(self, i: int, x_t: Tensor, state: State, due: Tensor) -> tuple[Tensor, State]:
+    def _blocks_step(
+        self, step: Callable[[Tensor, State], tuple[Any, State]], x_t: Tensor, state: State, due: Tensor
+    ) -> tuple[Any, State]:
         # a step may change its state in place
         before = map_tensors(torch.clone, state)
-        y_t, after = self._stage(i).step(x_t, state)
+        y_t, after = step(x_t, state)
         return y_t, choose_rows(due, after, before)
 
     def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
@@ -188,7 +276,11 @@ class UNet(Mixer):
         if i == len(self.pool):
             y, after = self._stage(i).prefill(x, state[0])
             return y, (after,)
-        (count, group, sent, blocks), *rest = state
+        (count, group, sent, blocks, *downs), *rest = state
+        before, skips = self._before(i), [x]
+        if before is not None:
+            skips, after = before.down_prefill(x, downs[0])
+            x, downs = skips[-1], [after]
         steps, p = x.shape[1], self.pool[i]
         groups, below = steps // p, tuple(rest)
         arrived = sent.new_zeros(len(x), 1, *sent.shape[1:])
@@ -197,32 +289,43 @@ class UNet(Mixer):
             lower, below = self._prefill(i + 1, at_least_float32(self.down[i](inputs)), below)
             made = self.up[i](lower).unflatten(2, (p, -1)).to(sent.dtype)
             arrived, sent = torch.cat([arrived, made], dim=1), made[:, -1].clone()
-        y, blocks = self._stage(i).prefill(x + arrived.flatten(1, 2)[:, :steps].to(x.dtype), blocks)
+        u = x + arrived.flatten(1, 2)[:, :steps].to(x.dtype)
+        if before is None:
+            y, blocks = self._stage(i).prefill(u, blocks)
+        else:
+            y, blocks = self._stage(i).up_prefill(u, skips, blocks)
         # a position of a group keeps its input until the next group overwrites it
         last = F.pad(x, (0, 0, 0, p - steps)) if steps < p else x[:, -p:].roll(steps % p, dims=1)
-        return y, ((count + steps, last.to(group.dtype), sent, blocks), *below)
+        return y, ((count + steps, last.to(group.dtype), sent, blocks, *downs), *below)
 
     def restart(self, state: State) -> None:
         for i, part in enumerate(state[:-1]):
             for tensor in part[:3]:
                 tensor.zero_()
-            self._stage(i).restart(part[3])
+            for stage, blocks in zip(self._pair(i), part[3:], strict=True):
+                stage.restart(blocks)
         self._stage(len(self.pool)).restart(state[-1])
 
     def state_size(self, length: int) -> int:
         total = 0
         for i, p in enumerate(self.pool):
-            total += self._stage(i).state_size(length) + 2 * p * self._width(i)
+            total += sum(stage.state_size(length) for stage in self._pair(i)) + 2 * p * self._width(i)
             length = math.ceil(length / p)
         return total + self._stage(len(self.pool)).state_size(length)
 
     def ssm_parameters(self) -> dict[str, nn.Parameter]:
         return {
-            f"stages.{i}.{k}.{name}": parameter
-            for i in range(len(self.stages))
-            for k, block in enumerate(self._stage(i).blocks)
+            f"{where}.{i}.{k}.{name}": parameter
+            for where, stages in (("stages", self.stages), ("before", self.before))
+            for i, stage in enumerate(stages)
+            if isinstance(stage, Stage)
+            for k, block in enumerate(stage.blocks)
             for name, parameter in block.mixer.ssm_parameters().items()
         }
+
+
+def _up_step(stage: Stage, skips: list[Tensor], x_t: Tensor, state: State) -> tuple[Tensor, State]:
+    return stage.up_step(x_t, skips, state)
 
 
 class WholeLayer(Layer):
@@ -251,6 +354,8 @@ class WholeLayer(Layer):
 class SashimiConfig(BackboneConfig):
     """SaShiMi with its authors' sizes: eight blocks a stage, widths 64, 128 and 256."""
 
+    left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "down_blocks")
+
     num_layers: Layers = 8
     """Blocks of every stage."""
     channel_mixer: ChannelMixerKind = "none"
@@ -258,6 +363,9 @@ class SashimiConfig(BackboneConfig):
     torch_init: bool = True
     pool: tuple[Factor, ...] = (4, 4)
     """Positions that a stage reads as one, from the first stage on."""
+    down_blocks: bool = False
+    """Whether stages above the centre have blocks on the way down too, as in Mamba's audio experiments: five stacks of
+    blocks with two pooling factors. SaShiMi itself has three."""
     widening: Factor = 2
     """Width of a stage, as a multiple of that above it."""
     outer: str = "s4"

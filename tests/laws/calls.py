@@ -19,6 +19,8 @@ from kernels.attention import attention, attention_step
 from kernels.attention.reference import attention_reference, attention_step_reference
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.causal_conv1d.reference import causal_conv1d_reference
+from kernels.embedding import embedding
+from kernels.embedding.reference import embedding_reference
 from kernels.fft_conv import fft_conv
 from kernels.fft_conv.reference import fft_conv_reference
 from kernels.float32_matmul import float32_matmul
@@ -29,6 +31,9 @@ from kernels.gated_linear_attention import gated_linear_attention, gated_linear_
 from kernels.gated_linear_attention.reference import gated_linear_attention_reference
 from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
 from kernels.gated_slot_attention.reference import gated_slot_attention_reference
+from kernels.h3_inner import h3_inner_step
+from kernels.h3_inner.reference import h3_inner_step_reference
+from kernels.h3_inner.workloads import with_state
 from kernels.linear_cross_entropy import linear_cross_entropy
 from kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
 from kernels.lti_ssm import lti_ssm, lti_ssm_step
@@ -47,6 +52,8 @@ from kernels.ssm_kernel import ssm_kernel
 from kernels.ssm_kernel.reference import ssm_kernel_reference
 from kernels.swiglu import swiglu
 from kernels.swiglu.reference import swiglu_reference
+from kernels.wkv import wkv, wkv_step
+from kernels.wkv.reference import wkv_reference
 from suite.contracts import TaskSpec
 
 LENGTH = 70
@@ -107,6 +114,8 @@ def _attention(draw: Draw) -> Iterator[Call]:
     inputs = {"q": draw(*shape), "k": draw(*shape), "v": draw(*shape)}
     yield Call("plain", _pair(attention, attention_reference), inputs)
     yield Call("scaled", _pair(attention, attention_reference), inputs | {"scale": 0.3})
+    at = {"q": inputs["q"][:, :3], "positions": torch.tensor([[0, 5, 69], [3, 4, 60]])}
+    yield Call("at positions", _pair(attention, attention_reference), inputs | at)
 
 
 def _attention_step(draw: Draw) -> Iterator[Call]:
@@ -128,6 +137,11 @@ def _causal_conv1d(draw: Draw) -> Iterator[Call]:
     yield Call("silu", both, {"x": x, "weight": weight, "bias": bias, "activation": "silu", "initial_state": state})
     inputs = {"x": x[:, 0], "weight": weight, "bias": bias, "state": state, "activation": "silu"}
     yield Call("step", {"torch": partial(causal_conv1d_step, backend="torch")}, inputs, ("state",), False)
+
+
+def _embedding(draw: Draw) -> Iterator[Call]:
+    inputs = {"tokens": torch.arange(LENGTH) ** 2 % 7, "weight": draw(7, 3)}
+    yield Call("plain", _pair(embedding, embedding_reference), inputs)
 
 
 def _fft_conv(draw: Draw) -> Iterator[Call]:
@@ -270,6 +284,15 @@ def _selective_scan(draw: Draw) -> Iterator[Call]:
     yield Call("complex, fixed maps", both, inputs | fixed)
 
 
+def _h3_inner_step(draw: Draw) -> Iterator[Call]:
+    inputs = {name: draw(2, 3) for name in "qkv"} | {"window": draw(2, 3, 4), "taps": draw(3, 5)}
+    inputs |= {"state": torch.view_as_complex(draw(2, 3, 4, 2)), "C": draw(3, 4, 2), "B": None}
+    inputs |= {"log_A_real": draw(3, 4), "A_imag": draw(3, 4), "log_dt": draw(3) - 3}
+    inputs |= {"shift_skip": draw(3), "skip": draw(3)}
+    torch_step = with_state(partial(h3_inner_step, backend="torch"))
+    yield Call("plain", {"torch": torch_step, "reference": h3_inner_step_reference}, inputs, gradients=False)
+
+
 def _mamba_inner_step(draw: Draw) -> Iterator[Call]:
     inputs = {
         "x": draw(2, 3), "z": draw(2, 3), "window": draw(2, 3, 3), "state": draw(2, 3, 4), "conv_weight": draw(3, 4),
@@ -321,10 +344,26 @@ def _swiglu(draw: Draw) -> Iterator[Call]:
     yield Call("plain", _pair(swiglu, swiglu_reference), {"x": draw(3, 5, 8)})
 
 
+def _wkv(draw: Draw) -> Iterator[Call]:
+    inputs = {"k": draw(2, LENGTH, 3), "v": draw(2, LENGTH, 3), "log_decay": draw(3, low=-2.0, high=-0.1)}
+    inputs["bonus"] = draw(3)
+    both = _pair(wkv, wkv_reference, return_final_state=True)
+    yield Call("plain", both, inputs)
+    state = draw(2, 3, 3, low=1.0, high=2.0)
+    yield Call("with a state", both, inputs | {"initial_state": state})
+
+
+def _wkv_step(draw: Draw) -> Iterator[Call]:
+    inputs = {"k": draw(2, 3), "v": draw(2, 3), "log_decay": draw(3, low=-2.0, high=-0.1), "bonus": draw(3)}
+    inputs["state"] = draw(2, 3, 3, low=1.0, high=2.0)
+    yield Call("plain", {"torch": partial(wkv_step, backend="torch")}, inputs, ("state",), False)
+
+
 OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
     "attention": _attention,
     "attention_step": _attention_step,
     "causal_conv1d": _causal_conv1d,
+    "embedding": _embedding,
     "fft_conv": _fft_conv,
     "float32_matmul": _float32_matmul,
     "forget_gate": _forget_gate,
@@ -333,6 +372,7 @@ OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
     "gated_slot_attention": _gated_slot_attention,
     "linear_cross_entropy": _linear_cross_entropy,
     "lti_ssm": _lti_ssm,
+    "h3_inner_step": _h3_inner_step,
     "mamba_inner_step": _mamba_inner_step,
     "norm": _norm,
     "rotary": _rotary,
@@ -341,6 +381,8 @@ OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
     "skinny_linear": _skinny_linear,
     "ssm_kernel": _ssm_kernel,
     "swiglu": _swiglu,
+    "wkv": _wkv,
+    "wkv_step": _wkv_step,
 }
 
 
@@ -408,6 +450,8 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
         Network("identity", {"feature_map": "identity", "normalize": False}),
         Network("swish, rms", {"feature_map": "swish", "normalize": False, "output_norm": "rms"}),
     ),
+    "gla": (Network("from attention", {"expand_k": 1.0, "from_attention": True}),),
+    "retnet": (Network("from attention", {"expand_v": 1, "from_attention": True}),),
     "hgrn2": (Network("no lower bound", {"lower_bound": False}), Network("expand ratio", {"expand_ratio": 8})),
     "gsa": (
         Network("constant gate", {"gate": "constant", "num_slots": 8}),
@@ -441,7 +485,11 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
         Network("narrow", {"reduction": 8, "expand": 2.0, "d_state": 8}),
         Network("attention above", {"attention_layers": [1], "attention_heads": 2}),
     ),
-    "sashimi": (Network("mamba outside", {"outer": "mamba", "center": "attention", "pool": [3, 2], "d_model": 8}),),
+    "rwkv": (Network("narrow channel mixing", {"mlp_ratio": 1.5, "num_layers": 1}),),
+    "sashimi": (
+        Network("mamba outside", {"outer": "mamba", "center": "attention", "pool": [3, 2], "d_model": 8}),
+        Network("blocks on the way down", {"down_blocks": True, "outer": "mamba", "pool": [3], "d_model": 8}),
+    ),
     "hybrid": (
         Network(
             "four kinds of layers",
@@ -459,6 +507,7 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
         Network("s6", {"inner": "s6", "d_state": 8}),
         Network("short filters", {"short_filter": 3, "head_dim": 8, "d_state": 8}),
         Network("real states", {"init": "real", "d_state": 8}),
+        Network("bidirectional", {"bidirectional": True, "d_state": 8}),
     ),
     "hyena": (
         Network("order 3", {"order": 3, "short_filter": 4}),
@@ -471,6 +520,7 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
         Network("small", {"dt_rank": 1, "d_state": 3}),
         Network("nothing selective", {"fixed": ["dt", "B", "C"], "A_init": "half", "d_state": 4}),
         Network("complex", {"A_init": "complex", "d_state": 8}),
+        Network("groups", {"groups": 4, "d_state": 4}),
         Network("complex, fixed maps", {"A_init": "complex", "fixed": ["B", "C"], "d_state": 8}),
         Network("random", {"A_init": "random", "fixed": ["dt"], "d_state": 3}),
         Network("s4d-real", {"inner": "s4d-real", "d_state": 8}),

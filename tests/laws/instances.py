@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from suite.contracts import Segment
 from tasks import TASKS
 
 Options = dict[str, Any]
@@ -71,28 +69,6 @@ INSTANCES: dict[str, tuple[str, Options]] = {
     ),
 }
 """Tasks whose rows depend on the seed of the run: a case of options, and the name of the task it belongs to."""
-
-
-def split(task: Any, name: str, seed: int = 0) -> list[Segment]:
-    """The segments of a split; for the endless training stream of a fresh task, its first 200 rows."""
-    return [task.block(seed, 0, 200)] if name == "train" and task.fresh else list(task.segments(name, seed))
-
-
-def everything(task: Any, seed: int = 0) -> list[Segment]:
-    """The segments of all three splits."""
-    return [segment for name in ("train", "valid", "test") for segment in split(task, name, seed)]
-
-
-def digest(segments: list[Segment]) -> str:
-    """SHA-256 over the slice names and over the integer tensors, their dtypes and shapes."""
-    total = hashlib.sha256()
-    for segment in segments:
-        total.update(segment.slice.encode())
-        for tensor in (segment.inputs, segment.targets, segment.positions):
-            if tensor is not None and not tensor.is_floating_point():
-                total.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-                total.update(tensor.contiguous().numpy().tobytes())
-    return total.hexdigest()
 
 
 def _grey(number: int, size: int) -> np.ndarray:
@@ -279,6 +255,11 @@ def text_file(folder: Path) -> dict[str, Options]:
     return {"folder": {"data": folder, "length": 64}, "file": {"data": folder / "train.txt", "length": 32}}
 
 
+def text_recall(folder: Path) -> dict[str, Options]:
+    _texts(folder)
+    return {"two lengths": {"data": folder, "length": 64, "test_lengths": [128]}}
+
+
 STORED: dict[str, Callable[[Path], dict[str, Options]]] = {
     "speech-commands": speech_commands,
     "sc09": sc09,
@@ -295,6 +276,7 @@ STORED: dict[str, Callable[[Path], dict[str, Options]]] = {
     "image-folder": image_folder,
     "wikitext": wikitext,
     "text-file": text_file,
+    "text-recall": text_recall,
 }
 """Tasks with one fixed set of rows: writes a small set of files and names the options that read it, case by case."""
 

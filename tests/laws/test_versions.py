@@ -11,10 +11,11 @@ from kernels import OPERATORS
 from kernels.versions import VERSIONS
 from models import MODELS
 from models.backbone import Backbone
+from suite.task_laws import digest, everything
 from tasks import TASKS
 from tests.laws import versions
 from tests.laws.calls import OPERATOR_CALLS, Draw, Network, build, logits_and_gradients, networks, run
-from tests.laws.instances import digest, everything, instances
+from tests.laws.instances import instances
 from tests.laws.versions import KEYS, Entry, agree, balanced, changes, compute, empty_folder, problem, signature, update
 
 RECORD = versions.read()

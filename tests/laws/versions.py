@@ -43,6 +43,7 @@ from models import MODELS
 from models.backbone import BackboneConfig
 from models.linear_attention import LinearAttentionConfig
 from suite.contracts import IGNORE
+from suite.task_laws import digest, everything
 from tasks import TASKS
 from tests.laws.calls import (
     BACKBONE,
@@ -55,7 +56,7 @@ from tests.laws.calls import (
     run,
     wide,
 )
-from tests.laws.instances import digest, everything, instances
+from tests.laws.instances import instances
 
 PATH = Path(__file__).with_name("versions.json")
 TOLERANCE = 1e-6

@@ -27,6 +27,8 @@ CONFIGS = [
     GLAConfig(),
     HGRN2Config(),
     RetNetConfig(),
+    GLAConfig(expand_k=1.0, from_attention=True),
+    RetNetConfig(expand_v=1, from_attention=True),
     LinearAttentionConfig(),
     GSAConfig(num_slots=8),
     GSAConfig(num_slots=8, gate="constant"),

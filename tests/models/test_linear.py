@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 pytest.importorskip("triton")
-from models.linear import Linear, LinearMap, SplitLinear, split_linear
+from models.linear import Linear, LinearMap, SplitLinear, Unbind, split_linear
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -31,3 +31,25 @@ def test_a_linear_map_with_a_bias_has_the_gradients_of_torch():
     y = LinearMap.apply(x, linear.weight, linear.bias)
     assert torch.equal(y, linear(x))
     torch.testing.assert_close(torch.autograd.grad(y, wanted, cotangent), expected)
+
+
+def test_gradients_of_slices_are_stacked_only_where_they_lie_apart():
+    g = torch.Generator().manual_seed(3)
+    whole = torch.randn(2, 5, 3, 4, generator=g)
+
+    def gradient_of(parts):
+        x = torch.zeros(2, 5, 3, 4, requires_grad=True)
+        (gradient,) = torch.autograd.grad(Unbind.apply(x, 2), x, parts)
+        return gradient
+
+    together = gradient_of(whole.unbind(2))
+    assert together.data_ptr() == whole.data_ptr()
+    assert torch.equal(together, whole)
+    for parts in (
+        [part.clone() for part in whole.unbind(2)],
+        [whole[:, :, 0], whole[:, :, 1], whole[:, :, 2].clone()],
+        [whole[:, :, 0], whole[:, :, 2], whole[:, :, 1]],
+        [whole[:, :, 0], whole[:, :, 0], whole[:, :, 0]],
+        [*whole[:, :, :2].unbind(2), torch.zeros(())[None, None, None].expand(2, 5, 4)],
+    ):
+        assert torch.equal(gradient_of(parts), torch.stack(list(parts), 2))

@@ -110,3 +110,39 @@ def test_transformer_pp_equals_llama_of_transformers():
         }
         weights |= {f"layers.{i}.{a}.weight": torch.cat([source[f"{b}.weight"] for b in bs]) for a, bs in parts.items()}
     compare(ours, weights, theirs)
+
+
+def test_rwkv_equals_rwkv_of_transformers():
+    config = transformers.RwkvConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=3,
+        context_length=LENGTH,
+        rescale_every=0,
+        use_cache=False,
+    )
+    theirs = spread(transformers.RwkvForCausalLM(config))
+    ours = MODELS.load("rwkv")(num_layers=3, d_model=32).build(SPEC).eval()
+    source = theirs.state_dict()
+    weights = {"encoder.weight": source["rwkv.embeddings.weight"], "head.weight": source["head.weight"]}
+    norms = {"layers.0.entry_norm": "blocks.0.pre_ln", "final_norm": "ln_out"}
+    for i in range(3):
+        time, channel = f"layers.{2 * i}", f"layers.{2 * i + 1}"
+        theirs_time, theirs_channel = (f"rwkv.blocks.{i}.{part}" for part in ("attention", "feed_forward"))
+        norms |= {f"{time}.mixer_norm": f"blocks.{i}.ln1", f"{channel}.mixer_norm": f"blocks.{i}.ln2"}
+        weights |= {
+            f"{time}.mixer.mu": torch.cat(
+                [source[f"{theirs_time}.time_mix_{m}"][0] for m in ("key", "value", "receptance")]
+            ),
+            f"{time}.mixer.log_rate": source[f"{theirs_time}.time_decay"],
+            f"{time}.mixer.bonus": source[f"{theirs_time}.time_first"],
+            f"{channel}.mixer.mu": torch.cat(
+                [source[f"{theirs_channel}.time_mix_{m}"][0] for m in ("key", "receptance")]
+            ),
+        }
+        maps = {"key": "key", "value": "value", "receptance": "receptance", "out": "output"}
+        weights |= {f"{time}.mixer.{a}.weight": source[f"{theirs_time}.{b}.weight"] for a, b in maps.items()}
+        maps = {"key": "key", "receptance": "receptance", "out": "value"}
+        weights |= {f"{channel}.mixer.{a}.weight": source[f"{theirs_channel}.{b}.weight"] for a, b in maps.items()}
+    weights |= {f"{a}.{kind}": source[f"rwkv.{b}.{kind}"] for a, b in norms.items() for kind in ("weight", "bias")}
+    compare(ours, weights, theirs)

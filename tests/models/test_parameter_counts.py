@@ -39,6 +39,13 @@ PRINTED = [
             ("1.4b", 48, 2048, "1372.178432"), ("2.8b", 64, 2560, "2768.345600"),
         )
     ),
+    *(
+        (f"RWKV table 2, {name}", "rwkv", {"num_layers": layers, "d_model": width}, 50277, printed)
+        for name, layers, width, printed in (
+            ("169M", 12, 768, "169.3"), ("430M", 24, 1024, "430.4"), ("1.5B", 24, 2048, "1515"),
+            ("3B", 32, 2560, "2985"), ("7B", 32, 4096, "7393"),
+        )
+    ),
     ("openai/gpt2", "attention", {"num_layers": 12, "d_model": 768, "num_heads": 12}, GPT2, "124.439808"),
 ]  # fmt: skip
 """The 0.25M of Mamba's E.3.2 are 0.26M here: its sizes are said to be approximate."""
@@ -57,6 +64,33 @@ def test_a_model_has_the_printed_number_of_parameters(name, options, vocab_size,
     count = sum(parameter.numel() for parameter in build(name, vocab_size, **options).parameters())
     decimals = len(printed.partition(".")[2])
     assert f"{count / 1e6:.{decimals}f}" == printed
+
+
+UNET = {"outer": "mamba", "center": "mamba", "down_blocks": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "millions"),
+    [
+        ({}, 5.43),
+        ({**UNET, "num_layers": 3, "pool": [16, 16]}, 3.54),
+        (UNET, 6.24),
+        ({**UNET, "num_layers": 15, "d_model": 96}, 24.84),
+    ],
+    ids=["5.8M of SaShiMi", "3.5M of Mamba E.4.1", "6.1M of Mamba table 4", "24.3M of Mamba table 4"],
+)
+def test_u_nets_have_the_sizes_that_the_model_says(options, millions):
+    model = build("sashimi", 256, **options)
+    assert f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}" == str(millions)
+
+
+def test_the_u_net_of_mamba_is_the_printed_one_without_its_state_space_parameters():
+    for options, printed in ((UNET, "6.1"), ({**UNET, "num_layers": 15, "d_model": 96}, "24.3")):
+        model = build("sashimi", 256, **options)
+        without = sum(p.numel() for p in model.parameters()) - sum(
+            p.numel() for p in model.mixers[0].ssm_parameters().values()
+        )
+        assert f"{without / 1e6:.1f}" == printed
 
 
 @pytest.mark.parametrize("kind", ["half", "random", "complex"])

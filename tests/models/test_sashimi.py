@@ -45,6 +45,25 @@ def test_the_stages_are_joined_as_in_the_released_code():
 
 
 @torch.no_grad()
+def test_blocks_on_the_way_down_are_added_behind_those_on_the_way_up():
+    net = make(down_blocks=True, num_layers=2, pool=(3,))
+    x = torch.randn(2, 12, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def run(block, x):
+        residual, branch = block(x, None)
+        return residual + branch
+
+    first, second = net.before[0].blocks
+    l_1 = run(first, x)
+    l_2 = run(second, l_1)
+    sent = net.up[0](net.stages[1](net.down[0](l_2.reshape(2, 4, 24))))
+    u = F.pad(sent[:, :-1], (0, 0, 1, 0)).reshape(x.shape) + l_2
+    first, second = net.stages[0].blocks
+    y = run(second, run(first, u) + l_1) + x
+    torch.testing.assert_close(net(x), y)
+
+
+@torch.no_grad()
 def test_groups_that_are_not_full_do_not_change_the_past():
     net = make()
     x = torch.randn(1, 12, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

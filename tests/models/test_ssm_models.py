@@ -126,7 +126,7 @@ def test_every_option_is_causal_and_trains_every_parameter(name, options):
         assert parameter.grad.abs().max() > 0, f"the gradient of {key} is zero"
 
 
-@pytest.mark.parametrize("name", ["s4d", "dss-softmax", "dss-exp", "dss-exp-no-scale"])
+@pytest.mark.parametrize("name", ["s4d", "dss-softmax", "dss-exp", "dss-exp-no-scale", "h3"])
 def test_a_two_sided_model_reads_the_future_and_has_no_step(name):
     model, inputs = build(name, bidirectional=True, num_layers=1), make_inputs()
     changed = inputs.clone()
@@ -136,6 +136,18 @@ def test_a_two_sided_model_reads_the_future_and_has_no_step(name):
     assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
     with pytest.raises(ValueError, match="reads the future and has no step"):
         model.step(inputs[:, 0], model.init_state(2))
+
+
+def test_a_bidirectional_h3_is_two_copies_in_opposite_directions():
+    mixer = build("h3", bidirectional=True, num_layers=1).mixers[0]
+    x = torch.randn(2, 9, mixer.past.qkv.weight.shape[1], dtype=torch.float64)
+    expected = mixer(x)
+    torch.testing.assert_close(mixer.past(x) + mixer.future(x.flip(1)).flip(1), expected)
+    mixer.past, mixer.future = mixer.future, mixer.past
+    torch.testing.assert_close(mixer(x.flip(1)).flip(1), expected)
+    assert set(mixer.ssm_parameters()) == {
+        f"{copy}.{key}" for copy in ("past", "future") for key in mixer.past.ssm_parameters()
+    }
 
 
 @pytest.mark.parametrize("name", ["s4d", "dss-exp", "dss-softmax"])

@@ -1,0 +1,419 @@
+"""Public layouts of checkpoints: their names of settings and weights beside ours, in both directions.
+
+| layout | whose | model |
+| --- | --- | --- |
+| `mamba` | state-spaces/mamba-* on the hub (state-spaces/mamba at 107eb600e8) | `mamba` |
+| `mamba-hf` | `MambaForCausalLM` of transformers | `mamba` |
+| `gpt2` | `GPT2LMHeadModel` of transformers | `attention` |
+| `gla`, `retnet`, `hgrn2`, `gsa` | fla-hub (fla-org/flash-linear-attention at 0315a70ea5) | same |
+
+A layout is a table: our name of a weight, and theirs. Where a weight of ours is several of theirs, one below the other,
+the table has a tuple. Pythia (GPT-NeoX) has no layout, because its blocks run attention and MLP side by side and rotate
+a quarter of every head, which no model of the suite does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Settings = Mapping[str, Any]
+Names = dict[str, str | tuple[str, ...]]
+
+PYTHIA = "gpt_neox"
+LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One layout. `{i}` in a name stands for the number of a layer."""
+
+    model: str
+    """Name of the model in the suite."""
+    options: Callable[[Settings], dict[str, Any]]
+    """Our options from their settings (`config.json`). KeyError for a setting that is missing."""
+    settings: Callable[[dict[str, Any], int, int], dict[str, Any]]
+    """Their settings from our options, the size of the vocabulary and the longest sequence."""
+    network: Names
+    """Weights outside the layers."""
+    layer: Names
+    """Weights of a layer, without `layers.{i}.` on our side."""
+    transposed: tuple[str, ...] = ()
+    """Endings of our names of matrices that they keep as [inputs, outputs]."""
+
+    def theirs(self, name: str) -> tuple[str, ...]:
+        """Their names of one of our weights. KeyError for a weight that the layout does not have."""
+        found = LAYER.fullmatch(name)
+        names = self.network[name] if found is None else self.layer[found[2]]
+        number = "" if found is None else found[1]
+        return tuple(part.replace("{i}", number) for part in ([names] if isinstance(names, str) else names))
+
+
+def _unless(settings: Settings, **expected: Any) -> None:
+    """Raises ValueError for a setting with another value than the one our model has."""
+    for key, value in expected.items():
+        if settings.get(key, value) != value:
+            raise ValueError(f"config.json: {key}={settings[key]!r} is not supported, only {value!r}")
+
+
+# ---------------------------------------------------------------- Mamba
+
+MAMBA_LAYER: Names = {
+    "mixer_norm.weight": "backbone.layers.{i}.norm.weight",
+    "mixer.in_proj.weight": "backbone.layers.{i}.mixer.in_proj.weight",
+    "mixer.conv_weight": "backbone.layers.{i}.mixer.conv1d.weight",
+    "mixer.conv_bias": "backbone.layers.{i}.mixer.conv1d.bias",
+    "mixer.inner.x_proj.weight": "backbone.layers.{i}.mixer.x_proj.weight",
+    "mixer.inner.dt_proj.weight": "backbone.layers.{i}.mixer.dt_proj.weight",
+    "mixer.inner.dt_bias": "backbone.layers.{i}.mixer.dt_proj.bias",
+    "mixer.inner.log_A": "backbone.layers.{i}.mixer.A_log",
+    "mixer.inner.D": "backbone.layers.{i}.mixer.D",
+    "mixer.out.weight": "backbone.layers.{i}.mixer.out_proj.weight",
+}
+
+
+def _mamba_options(settings: Settings) -> dict[str, Any]:
+    _unless(settings, rms_norm=True, attn_layer_idx=[], d_intermediate=0)
+    inner = dict(settings.get("ssm_cfg") or {})
+    _unless(inner, layer="Mamba1", expand=2, d_conv=4)
+    return {
+        "d_model": settings["d_model"],
+        "num_layers": settings["n_layer"],
+        "d_state": inner.get("d_state", 16),
+        "dt_rank": inner["dt_rank"] if isinstance(inner.get("dt_rank"), int) else None,
+        "tie_embeddings": settings.get("tie_embeddings", True),
+        "norm_eps": 1e-5,
+    }
+
+
+def _mamba_settings(options: dict[str, Any], vocab_size: int, length: int) -> dict[str, Any]:
+    inner = {"d_state": options["d_state"]} | ({"dt_rank": options["dt_rank"]} if options["dt_rank"] else {})
+    return {
+        "d_model": options["d_model"],
+        "n_layer": options["num_layers"],
+        "vocab_size": vocab_size,
+        "ssm_cfg": inner,
+        "rms_norm": True,
+        "residual_in_fp32": True,
+        "fused_add_norm": True,
+        "pad_vocab_size_multiple": 1,
+        "tie_embeddings": options["tie_embeddings"],
+    }
+
+
+def _mamba_hf_options(settings: Settings) -> dict[str, Any]:
+    _unless(settings, expand=2, conv_kernel=4, use_conv_bias=True, use_bias=False, hidden_act="silu")
+    return {
+        "d_model": settings["hidden_size"],
+        "num_layers": settings["num_hidden_layers"],
+        "d_state": settings["state_size"],
+        "dt_rank": settings["time_step_rank"],
+        "tie_embeddings": settings.get("tie_word_embeddings", True),
+        "norm_eps": settings["layer_norm_epsilon"],
+    }
+
+
+def _mamba_hf_settings(options: dict[str, Any], vocab_size: int, length: int) -> dict[str, Any]:
+    return {
+        "model_type": "mamba",
+        "architectures": ["MambaForCausalLM"],
+        "vocab_size": vocab_size,
+        "hidden_size": options["d_model"],
+        "num_hidden_layers": options["num_layers"],
+        "state_size": options["d_state"],
+        "time_step_rank": options["dt_rank"] or -(-options["d_model"] // 16),
+        "layer_norm_epsilon": options["norm_eps"],
+        "tie_word_embeddings": options["tie_embeddings"],
+    }
+
+
+# ---------------------------------------------------------------- GPT-2
+
+GPT2_PARTS = {
+    "mixer_norm": "ln_1",
+    "mixer.qkv": "attn.c_attn",
+    "mixer.out": "attn.c_proj",
+    "channel_norm": "ln_2",
+    "channel.up": "mlp.c_fc",
+    "channel.down": "mlp.c_proj",
+}
+
+
+def _gpt2_options(settings: Settings) -> dict[str, Any]:
+    _unless(settings, activation_function="gelu_new", scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
+    return {
+        "d_model": settings["n_embd"],
+        "num_layers": settings["n_layer"],
+        "num_heads": settings["n_head"],
+        "mlp_ratio": (settings.get("n_inner") or 4 * settings["n_embd"]) / settings["n_embd"],
+        "norm_eps": settings.get("layer_norm_epsilon", 1e-5),
+        "tie_embeddings": settings.get("tie_word_embeddings", True),
+    }
+
+
+def _gpt2_settings(options: dict[str, Any], vocab_size: int, length: int) -> dict[str, Any]:
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": vocab_size,
+        "n_positions": length,
+        "n_embd": options["d_model"],
+        "n_layer": options["num_layers"],
+        "n_head": options["num_heads"],
+        "n_inner": round(options["mlp_ratio"] * options["d_model"]),
+        "layer_norm_epsilon": options["norm_eps"],
+        "tie_word_embeddings": options["tie_embeddings"],
+    }
+
+
+# ---------------------------------------------------------------- flash-linear-attention
+
+FLA_NETWORK: Names = {
+    "encoder.weight": "model.embeddings.weight",
+    "final_norm.weight": "model.norm.weight",
+    "head.weight": "lm_head.weight",
+}
+
+
+def _fla_layer(proj: str, parts: str, more: Mapping[str, str]) -> Names:
+    """The table of a layer. proj: our name of the joined projections; parts: a letter for each of theirs."""
+    at = "model.layers.{i}"
+    return {
+        "mixer_norm.weight": f"{at}.attn_norm.weight",
+        "channel_norm.weight": f"{at}.mlp_norm.weight",
+        "channel.gate_up.weight": (f"{at}.mlp.gate_proj.weight", f"{at}.mlp.up_proj.weight"),
+        "channel.down.weight": f"{at}.mlp.down_proj.weight",
+        f"mixer.{proj}.weight": tuple(f"{at}.attn.{part}_proj.weight" for part in parts),
+        "mixer.out.weight": f"{at}.attn.o_proj.weight",
+        **{f"mixer.{ours}": f"{at}.attn.{theirs}" for ours, theirs in more.items()},
+    }
+
+
+def _fla_options(settings: Settings, **own: Any) -> dict[str, Any]:
+    _unless(settings, use_short_conv=False, hidden_act="swish", attn=None, num_kv_heads=None, use_output_gate=True)
+    width = settings["hidden_size"]
+    inner = settings.get("intermediate_size")
+    if inner is None:
+        # rounded as fla/modules/mlp.py rounds it
+        inner = 256 * -(-int(width * (settings.get("hidden_ratio") or 4) * 2 / 3) // 256)
+    return {
+        "d_model": width,
+        "num_layers": settings["num_hidden_layers"],
+        "mlp_ratio": inner / width,
+        "norm_eps": settings.get("norm_eps", 1e-6),
+        "tie_embeddings": settings.get("tie_word_embeddings", False),
+        **own,
+    }
+
+
+def _fla_settings(kind: str, options: dict[str, Any], vocab_size: int, length: int, **own: Any) -> dict[str, Any]:
+    return {
+        "model_type": kind,
+        "vocab_size": vocab_size,
+        "hidden_size": options["d_model"],
+        "num_hidden_layers": options["num_layers"],
+        "intermediate_size": 8 * -(-round(options["mlp_ratio"] * options["d_model"]) // 8),
+        "max_position_embeddings": length,
+        "norm_eps": options["norm_eps"],
+        "tie_word_embeddings": options["tie_embeddings"],
+        "hidden_act": "swish",
+        **own,
+    }
+
+
+def _gla_options(settings: Settings) -> dict[str, Any]:
+    _unless(settings, expand_v=1, feature_map=None, clamp_min=None)
+    heads, expand_k = settings["num_heads"], settings.get("expand_k", 0.5)
+    return _fla_options(settings, num_heads=heads, expand_k=expand_k)
+
+
+def _retnet_options(settings: Settings) -> dict[str, Any]:
+    _unless(settings, expand_k=1, feature_map=None)
+    expand_v = int(settings.get("expand_v", 2))
+    return _fla_options(settings, num_heads=settings["num_heads"], expand_v=expand_v)
+
+
+def _hgrn2_options(settings: Settings) -> dict[str, Any]:
+    _unless(settings, use_lower_bound=True)
+    ratio = settings.get("expand_ratio", 128)
+    heads = settings["hidden_size"] // ratio if ratio else settings["num_heads"]
+    return _fla_options(settings, num_heads=heads)
+
+
+def _gsa_options(settings: Settings) -> dict[str, Any]:
+    _unless({**settings, "use_output_gate": None}, expand_k=1, expand_v=1, feature_map="swish", use_norm=True)
+    heads = settings["num_heads"]
+    slots = settings.get("num_slots") or settings["hidden_size"] // heads
+    plain = {**settings, "use_output_gate": True}
+    return _fla_options(
+        plain, num_heads=heads, num_slots=slots, damping=float(settings.get("gate_logit_normalizer", 8))
+    )
+
+
+LAYOUTS: dict[str, Layout] = {
+    "mamba": Layout(
+        "mamba",
+        _mamba_options,
+        _mamba_settings,
+        {
+            "encoder.weight": "backbone.embedding.weight",
+            "final_norm.weight": "backbone.norm_f.weight",
+            "head.weight": "lm_head.weight",
+        },
+        MAMBA_LAYER,
+    ),
+    "mamba-hf": Layout(
+        "mamba",
+        _mamba_hf_options,
+        _mamba_hf_settings,
+        {
+            "encoder.weight": "backbone.embeddings.weight",
+            "final_norm.weight": "backbone.norm_f.weight",
+            "head.weight": "lm_head.weight",
+        },
+        MAMBA_LAYER,
+    ),
+    "gpt2": Layout(
+        "attention",
+        _gpt2_options,
+        _gpt2_settings,
+        {
+            "encoder.weight": "transformer.wte.weight",
+            "pos_embedding.weight": "transformer.wpe.weight",
+            "final_norm.weight": "transformer.ln_f.weight",
+            "final_norm.bias": "transformer.ln_f.bias",
+            "head.weight": "lm_head.weight",
+        },
+        {
+            f"{ours}.{kind}": f"transformer.h.{{i}}.{theirs}.{kind}"
+            for ours, theirs in GPT2_PARTS.items()
+            for kind in ("weight", "bias")
+        },
+        transposed=("mixer.qkv.weight", "mixer.out.weight", "channel.up.weight", "channel.down.weight"),
+    ),
+    "gla": Layout(
+        "gla",
+        _gla_options,
+        lambda options, vocab_size, length: _fla_settings(
+            "gla", options, vocab_size, length, num_heads=options["num_heads"], expand_k=options["expand_k"], expand_v=1
+        ),
+        FLA_NETWORK,
+        _fla_layer(
+            "proj",
+            "qkvg",
+            {
+                "decay_down.weight": "gk_proj.0.weight",
+                "decay_up.weight": "gk_proj.1.weight",
+                "decay_up.bias": "gk_proj.1.bias",
+                "norm.weight": "g_norm_swish_gate.weight",
+            },
+        ),
+    ),
+    "retnet": Layout(
+        "retnet",
+        _retnet_options,
+        lambda options, vocab_size, length: _fla_settings(
+            "retnet", options, vocab_size, length, num_heads=options["num_heads"], expand_v=options["expand_v"]
+        ),
+        FLA_NETWORK,
+        _fla_layer("proj", "qkvg", {"norm.weight": "g_norm_swish_gate.weight"}),
+    ),
+    "hgrn2": Layout(
+        "hgrn2",
+        _hgrn2_options,
+        lambda options, vocab_size, length: _fla_settings(
+            "hgrn2", options, vocab_size, length, num_heads=options["num_heads"], expand_ratio=None
+        ),
+        FLA_NETWORK,
+        _fla_layer("proj", "qfi", {"norm.weight": "g_norm.weight"})
+        | {"mixer.lower_bounds.logits": "model.lower_bounds"},
+    ),
+    "gsa": Layout(
+        "gsa",
+        _gsa_options,
+        lambda options, vocab_size, length: _fla_settings(
+            "gsa",
+            options,
+            vocab_size,
+            length,
+            num_heads=options["num_heads"],
+            num_slots=options["num_slots"],
+            gate_logit_normalizer=round(options["damping"]),
+        ),
+        FLA_NETWORK,
+        _fla_layer("qkv", "qkv", {"decay.weight": "f_proj.weight", "norm.weight": "g_norm.weight"}),
+    ),
+}
+
+
+def layout_of(settings: Settings) -> str:
+    """The name of the layout of a config.json. ValueError for one that has none."""
+    kind = settings.get("model_type")
+    if kind is None and "ssm_cfg" in settings:
+        return "mamba"
+    if kind == "mamba":
+        return "mamba-hf"
+    if kind in LAYOUTS:
+        return str(kind)
+    why = "; its blocks run attention and MLP side by side, as no model here does" if kind == PYTHIA else ""
+    raise ValueError(f"config.json: model_type={kind!r} has no layout here{why}; there are: {', '.join(LAYOUTS)}")
+
+
+def _sizes(model: nn.Module, name: str, parts: int, rows: int) -> list[int]:
+    """Rows of each of their weights in one of ours: those that the module states in `split`, or equal parts."""
+    owner = model.get_submodule(name.rsplit(".", 2)[0]) if parts > 1 else model
+    split = getattr(owner, "split", None)
+    return list(split) if isinstance(split, tuple) else [rows // parts] * parts
+
+
+@torch.no_grad()
+def load(model: nn.Module, layout: Layout, weights: Mapping[str, Tensor]) -> None:
+    """Copies weights of a layout into our model. ValueError for one that is missing, left over or of another shape."""
+    left = set(weights)
+    mine = model.state_dict()
+    for name, value in mine.items():
+        names = layout.theirs(name)
+        tied = name == "head.weight" and value.data_ptr() == mine["encoder.weight"].data_ptr()
+        if tied and names[0] not in weights:
+            continue
+        # fla's older checkpoints keep gate and up projection in one matrix
+        if len(names) == 2 and names[0] in weights and names[1] not in weights:
+            names = names[:1]
+        for part in names:
+            if part not in weights:
+                raise ValueError(f"{part}: missing in the checkpoint; it has: {', '.join(sorted(weights)[:4])}, ...")
+        left -= set(names)
+        parts = [weights[part].T if name.endswith(layout.transposed or " ") else weights[part] for part in names]
+        found = torch.cat(parts) if len(parts) > 1 else parts[0]
+        # a depthwise convolution keeps an axis of its one input channel
+        found = found.squeeze(1) if found.ndim == value.ndim + 1 else found
+        if found.shape != value.shape:
+            raise ValueError(f"{', '.join(names)}: {list(found.shape)}, our {name} is {list(value.shape)}")
+        value.copy_(found)
+    # buffers that transformers has saved at times, and that follow from the settings
+    left = {name for name in left if not name.endswith((".attn.bias", ".attn.masked_bias", ".inv_freq"))}
+    if left:
+        raise ValueError(f"{', '.join(sorted(left)[:4])}: the checkpoint has weights that our model does not have")
+
+
+def unload(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
+    """The weights of our model in a layout. ValueError for a weight that the layout does not have."""
+    weights: dict[str, Tensor] = {}
+    mine = model.state_dict()
+    for name, value in mine.items():
+        if name == "head.weight" and value.data_ptr() == mine["encoder.weight"].data_ptr():
+            continue
+        try:
+            names = layout.theirs(name)
+        except KeyError:
+            raise ValueError(f"{name}: this layout has no such weight; the model has options that it lacks") from None
+        for part, rows in zip(names, value.split(_sizes(model, name, len(names), len(value))), strict=True):
+            kept = rows.T if name.endswith(layout.transposed or " ") else rows
+            kept = kept.unsqueeze(1) if name.endswith("conv_weight") else kept
+            weights[part] = kept.contiguous().clone()
+    return weights

@@ -1,0 +1,149 @@
+"""Every law of tasks fails for a task that breaks it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from suite import task_laws
+from suite.contracts import IGNORE
+from tasks.induction_heads import InductionHeads
+from tasks.selective_copying import SelectiveCopying
+
+
+class Small(InductionHeads):
+    num_train: int = 100
+    num_test: int = 50
+
+
+class SameRows(Small):
+    def segments(self, split, seed):
+        return super().segments(split, 0)
+
+
+class Seeded(Small):
+    def segments(self, split, seed):
+        for segment in super().segments(split, seed):
+            yield replace(segment, inputs=segment.inputs.roll(int(torch.randint(1000, ())), dims=0))
+
+
+class Drawing(Small):
+    def segments(self, split, seed):
+        np.random.rand()  # noqa: NPY002 - what the law forbids
+        return super().segments(split, seed)
+
+
+class Leaking(Small):
+    def segments(self, split, seed):
+        return super().segments("train", seed)
+
+
+class Deaf(Small):
+    """It ignores the split policy."""
+
+    def drawn_split(self, split):
+        return split
+
+
+class Wide(Small):
+    def segments(self, split, seed):
+        for segment in super().segments(split, seed):
+            yield replace(segment, inputs=segment.inputs + self.vocab_size)
+
+
+class Constant(Small):
+    def segments(self, split, seed):
+        for segment in super().segments(split, seed):
+            yield replace(segment, targets=torch.where(segment.targets == IGNORE, IGNORE, 3))
+
+
+class Longer(Small):
+    @property
+    def spec(self):
+        return replace(super().spec, max_length=999)
+
+
+class Restless(SelectiveCopying):
+    """Every block has rows of its own."""
+
+    length: int = 32
+    num_data: int = 4
+
+    def block(self, seed, index, num_rows):
+        return super().block(seed + num_rows, index, num_rows)
+
+
+class Unequal(Small):
+    def __eq__(self, other):
+        return self is other
+
+    __hash__ = object.__hash__
+
+
+class Mean(Small):
+    """A metric that is a mean and no sum."""
+
+    def score(self, logits, targets):
+        return {name: (total / count, count) for name, (total, count) in super().score(logits, targets).items()}
+
+
+class Shifted(Small):
+    def score(self, logits, targets):
+        return super().score(logits.roll(1, dims=-1), targets)
+
+
+class Guessing(Small):
+    def solve(self, segment):
+        return torch.zeros_like(segment.targets)
+
+
+class Peeking(Small):
+    def solve(self, segment):
+        return segment.targets
+
+
+@pytest.mark.parametrize(
+    ("law", "task", "words"),
+    [
+        (task_laws.rows_follow_the_seed, SameRows, "seeds 0 and 1 give the same rows of train"),
+        (task_laws.global_generators_are_left_alone, Seeded, "change the rows|draws from the global"),
+        (task_laws.global_generators_are_left_alone, Drawing, "draws from the global generators"),
+        (task_laws.splits_are_apart, Leaking, "100.0 % of the rows of valid"),
+        (task_laws.policy_paper_validates_on_test, Deaf, "valid does not have the test rows"),
+        (task_laws.segments_are_well_formed, Wide, "vocab_size is 20"),
+        (task_laws.segments_are_well_formed, Constant, "one constant answer"),
+        (task_laws.segments_are_well_formed, Longer, "spec says 999"),
+        (task_laws.blocks_are_parts_of_one_stream, Restless, "have other inputs"),
+        (task_laws.settings_build_the_task_again, Unequal, "not equal"),
+        (task_laws.metrics_are_sums, Mean, "of two halves"),
+        (task_laws.metrics_are_sums, Shifted, "right answers score 0 of 50"),
+        (task_laws.oracle_is_always_right, Guessing, "labels of train"),
+        (task_laws.oracle_is_always_right, Peeking, "labels of train"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else None,
+)
+def test_a_task_that_breaks_the_law_is_told_so(law, task, words):
+    with pytest.raises(AssertionError, match=words):
+        law(task())
+
+
+@pytest.mark.parametrize("law", [task_laws.blocks_are_parts_of_one_stream, task_laws.oracle_is_always_right])
+def test_a_law_that_says_nothing_about_a_task_gives_the_reason(law):
+    with pytest.raises(task_laws.NotApplicable):
+        law(Small())
+
+
+def test_a_signal_that_is_drawn_follows_the_seed():
+    class Noise(Small):
+        @property
+        def spec(self):
+            return replace(super().spec, input="signal", channels=1, vocab_size=0, num_classes=20)
+
+        def segments(self, split, seed):
+            for segment in super().segments(split, 0):
+                noise = np.random.default_rng([seed, len(split)]).normal(size=(*segment.inputs.shape, 1))
+                yield replace(segment, inputs=torch.from_numpy(noise).float())
+
+    task_laws.rows_follow_the_seed(Noise())
+    task_laws.segments_are_well_formed(Noise())

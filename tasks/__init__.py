@@ -38,5 +38,6 @@ TASKS = Registry(
         ),
         "wikitext": Entry("tasks.language:WikiText", "the next byte or token of Wikipedia articles"),
         "text-file": Entry("tasks.language:TextFile", "the next byte or token of any text or table of texts"),
+        "text-recall": Entry("tasks.text_recall:TextRecall", "the same, with words that the context has shown apart"),
     },
 )

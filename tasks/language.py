@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from suite.contracts import IGNORE, Segment, TaskSpec
 from tasks.base import SPLITS, Array, token_dtype
@@ -58,7 +58,10 @@ def encode(model: Any, text: str) -> Array:
     """The tokens of a text [N], int32, encoded line by line."""
     lines = text.splitlines(keepends=True)
     parts = [
-        np.fromiter((i for line in model.encode_batch(lines[start : start + 4096]) for i in line.ids), dtype=np.int32)
+        np.fromiter(
+            (i for line in model.encode_batch(lines[start : start + 4096], add_special_tokens=False) for i in line.ids),
+            dtype=np.int32,
+        )
         for start in range(0, len(lines), 4096)
     ]
     return np.concatenate(parts)
@@ -71,10 +74,13 @@ class LanguageTask(PlannedTask):
     The last row of a split is padded with 0, and the padding has no label, so every token but the first counts once.
     """
 
-    vocabulary: Literal["bytes", "bpe"] = "bytes"
-    """`bpe`: byte pairs that are trained on the training text, which needs `tokenizers`."""
+    vocabulary: Literal["bytes", "bpe", "file"] = "bytes"
+    """`bpe`: byte pairs that are trained on the training text. `file`: the tokens of `tokenizer`. Both need
+    `tokenizers`."""
     vocab_size: int = Field(default=256, ge=256, le=2**20)
-    """Number of tokens of `bpe`; 256 for bytes."""
+    """Number of tokens of `bpe` and `file`; 256 for bytes."""
+    tokenizer: Path | None = None
+    """A tokenizer.json of byte pairs, such as GPT-2's. Its content is part of a run's identity, its path is not."""
     length: int = Field(default=1024, ge=2, le=2**20)
     """Number of tokens of a row."""
 
@@ -85,14 +91,52 @@ class LanguageTask(PlannedTask):
     def spec(self) -> TaskSpec:
         if self.vocabulary == "bytes" and self.vocab_size != 256:
             raise ValueError(f"{self.name}: vocab_size={self.vocab_size} with vocabulary=bytes; leave it at 256.")
+        if (self.vocabulary == "file") != (self.tokenizer is not None):
+            raise ValueError(f"{self.name}: vocabulary=file and tokenizer belong together; give both or neither.")
         size = self.vocab_size
         return TaskSpec("tokens", num_classes=size, readout="token", max_length=self.length, vocab_size=size)
 
+    @model_serializer(mode="wrap")
+    def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # runs without a tokenizer keep the ids they had before there was one
+        values: dict[str, Any] = handler(self)
+        return {key: value for key, value in values.items() if value is not None or key != "tokenizer"}
+
+    def given_tokenizer(self) -> Any:
+        """What `tokenizer` holds. DataError where it cannot be read or has more tokens than `vocab_size`."""
+        assert self.tokenizer is not None
+        library = _tokenizers()
+        try:
+            found = library.Tokenizer.from_str(self.tokenizer.read_text())
+        except Exception as error:
+            reason = " ".join(str(error).split())[:100]
+            raise DataError(
+                f"{self.name}: {self.tokenizer} is no tokenizer.json that can be read ({reason})."
+            ) from None
+        if found.get_vocab_size() > self.vocab_size:
+            raise DataError(
+                f"{self.name}: {self.tokenizer} has {found.get_vocab_size()} tokens, more than "
+                f"vocab_size={self.vocab_size}; raise it."
+            )
+        return found
+
+    def fingerprint(self) -> str:
+        content = super().fingerprint()
+        if self.tokenizer is None:
+            return content
+        if not self.tokenizer.is_file():
+            raise DataError(f"{self.name}: {self.tokenizer}: there is no such file; give tokenizer a tokenizer.json.")
+        return hashlib.sha256(f"{content} {cache.file_hash(self.tokenizer)}".encode()).hexdigest()
+
     def encode(self, text: str) -> list[int]:
+        if self.tokenizer is not None:
+            return list(self.given_tokenizer().encode(text, add_special_tokens=False).ids)
         self._check_bytes()
         return list(text.encode())
 
     def decode(self, tokens: list[int]) -> str:
+        if self.tokenizer is not None:
+            return str(self.given_tokenizer().decode(tokens))
         self._check_bytes()
         # a character of several bytes may not be complete yet
         return bytes(tokens).decode("utf-8", errors="replace").rstrip("\N{REPLACEMENT CHARACTER}")
@@ -118,8 +162,10 @@ class LanguageTask(PlannedTask):
             sizes, spaces = np.ones(256, dtype=np.int64), np.arange(256) == SPACE
         else:
             words = {split: text.decode("utf-8", errors="replace") for split, text in texts.items()}
-            model = train_bpe(words["train"], self.vocab_size)
-            names = [model.id_to_token(i) for i in range(model.get_vocab_size())]
+            given = self.vocabulary == "file"
+            model = self.given_tokenizer() if given else train_bpe(words["train"], self.vocab_size)
+            # ids that a tokenizer leaves out never occur
+            names = [model.id_to_token(i) or "" for i in range(self.vocab_size if given else model.get_vocab_size())]
             if len(names) != self.vocab_size:
                 raise DataError(
                     f"{self.name}: the training text gives {len(names)} byte pairs only, not "

@@ -125,7 +125,9 @@ def _given(wanted: Source, archives: Sequence[Path]) -> Taken:
     taken: Taken = []
     for file, path in zip(wanted.files, archives, strict=True):
         if not path.is_file():
-            raise DataError(f"--from {path}: there is no such file.")
+            raise DataError(
+                f"--from {path}: there is no such file; name an archive that you have, or leave out --from to download"
+            )
         record = {"url": "", "name": path.name, "bytes": path.stat().st_size, "sha256": cache.file_hash(path)}
         record["official"] = file.sha256 is not None and record["sha256"] == file.sha256
         taken.append((file, path, record))

@@ -134,7 +134,7 @@ def test_every_stored_task_names_a_source_that_lists_it():
     from tasks import TASKS
 
     prepared = {name: task for name in TASKS if isinstance(task := TASKS.load(name)(), Prepared)}
-    assert len(prepared) == 15
+    assert len(prepared) == 16
     for name, task in prepared.items():
         for source in task.sources:
             assert name in manifest.source(source).used_by

@@ -8,7 +8,7 @@ import torch
 
 from suite.contracts import IGNORE
 from tasks.data.faults import DataError
-from tasks.language import TextFile, WikiText
+from tasks.language import TextFile, WikiText, encode, train_bpe
 
 TEXT = " = Homer = \n \n The gamma ray is a ray , not a <unk> . \n" * 40
 
@@ -77,6 +77,42 @@ def test_byte_pairs_are_trained_on_train_alone_and_the_same_each_time(folder, tm
     (folder / "wiki.test.tokens").write_text("zzzz zzzz zzzz zzzz")
     other = task.read(folder)
     assert (other["sizes"] == first["sizes"]).all()
+
+
+def test_a_given_tokenizer_makes_the_tokens_and_is_known_by_its_content(folder, tmp_path_factory):
+    pytest.importorskip("tokenizers")
+    made = train_bpe(TEXT, 270)
+    places = [tmp_path_factory.mktemp(name) / "tokenizer.json" for name in "ab"]
+    for place in places:
+        made.save(str(place))
+    first, second = (
+        WikiText(data=folder, length=16, vocabulary="file", vocab_size=300, tokenizer=place) for place in places
+    )
+    assert first.fingerprint() == second.fingerprint() != WikiText(data=folder, length=16).fingerprint()
+    tokens = first.encode("The gamma ray")
+    assert tokens == made.encode("The gamma ray").ids
+    assert first.decode(tokens) == "The gamma ray" or len(tokens) < len("The gamma ray")
+    stream = first.arrays()["test.stream"]
+    assert stream.tolist() == encode(made, TEXT[:401]).tolist()
+    assert int(first.arrays()["sizes"][stream].sum()) == 401
+    assert "tokenizer" not in WikiText(data=folder).model_dump()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"vocabulary": "file"}, "belong together"),
+        ({"tokenizer": "here.json"}, "belong together"),
+        ({"vocabulary": "file", "tokenizer": "nowhere.json"}, "there is no such file"),
+        ({"vocabulary": "file", "tokenizer": "wiki.test.tokens"}, "no tokenizer.json that can be read"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_used_is_named(options, words, folder):
+    pytest.importorskip("tokenizers")
+    if "tokenizer" in options:
+        options = {**options, "tokenizer": folder / options["tokenizer"]}
+    with pytest.raises(ValueError, match=words):
+        _ = WikiText(data=folder, vocab_size=256, **options).fingerprint()
 
 
 def test_words_are_counted_as_officially(folder):

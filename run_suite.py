@@ -1,19 +1,25 @@
 """Subquad's command line and composition root: the only file that knows every folder.
 
-The commands are in `suite/commands`; they get the tables and folders of the repository from here.
+The commands are in `suite/commands`; they get the tables and folders of the repository from here. So do the functions
+for Python, `from run_suite import load, results, run` (`suite/notebook.py`).
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
+from pathlib import Path
+
+if not Path(__file__).with_name("suite").is_dir():
+    # an installed wheel has the folders where their names collide with nobody's (suite/packaging.py)
+    sys.path.insert(0, str(Path(__file__).with_name("subquad-home")))
 
 if __name__ == "__main__":
     # until the command line handles it, which takes a second of imports, Ctrl-C ends the process without a traceback
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # torch, pandas and matplotlib take seconds to import: what needs them is imported inside a function
@@ -22,6 +28,7 @@ from models import MODELS
 from suite import commands
 from suite.commands.repository import Repository
 from suite.contracts import Recorder
+from suite.notebook import Notebook
 from suite.registry import Entry, Registry
 from tasks import TASKS
 
@@ -100,7 +107,18 @@ def _leakage(task: Any) -> Mapping[str, int]:
     return leakage(task)
 
 
-HOME = Path(__file__).resolve().parent
+def _checkpoints() -> Any:
+    from models import checkpoints
+
+    return checkpoints
+
+
+def _token_task(vocab_size: int, length: int) -> dict[str, Any]:
+    vocabulary = "bytes" if vocab_size == 256 else "bpe"
+    return {"name": "text-file", "vocabulary": vocabulary, "vocab_size": vocab_size, "length": length}
+
+
+HOME = Path(commands.__file__).resolve().parents[2]
 REPOSITORY = Repository(
     tasks=TASKS,
     models=MODELS,
@@ -113,7 +131,12 @@ REPOSITORY = Repository(
     data=_data,
     data_rate=_data_rate,
     leakage=_leakage,
+    checkpoints=_checkpoints,
+    token_task=_token_task,
 )
+
+_NOTEBOOK = Notebook(REPOSITORY)
+run, results, load = _NOTEBOOK.run, _NOTEBOOK.results, _NOTEBOOK.load
 
 
 def main() -> None:

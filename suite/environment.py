@@ -25,20 +25,22 @@ def _version(package: str) -> str:
 
 
 @functools.cache
-def commit() -> tuple[str, bool | None]:
-    """The checkout's commit and whether files differ from it; ("", None) outside a checkout.
+def commit(folder: Path = REPOSITORY) -> tuple[str, bool | None]:
+    """The commit of the checkout that holds a folder, and whether files differ from it; ("", None) outside a checkout.
 
-    SUBQUAD_COMMIT (`<sha>` or `<sha>-dirty`) names it for a copy of the tree that carries no history.
+    SUBQUAD_COMMIT (`<sha>` or `<sha>-dirty`) names that of Subquad for a copy of the tree that carries no history, and
+    the file COMMIT that of an installed wheel (`suite.packaging`), which may lie inside a checkout of something else.
     """
-    named = os.environ.get("SUBQUAD_COMMIT")
-    if named:
-        return named.removesuffix("-dirty"), named.endswith("-dirty")
+    wheel = REPOSITORY / "COMMIT"
+    named = os.environ.get("SUBQUAD_COMMIT") or (wheel.read_text() if wheel.is_file() else None)
+    if named is not None and folder == REPOSITORY:
+        return named.removesuffix("-dirty"), named.endswith("-dirty") if named else None
     if shutil.which("git") is None:
         return "", None
 
     def git(*arguments: str) -> str:
         return subprocess.run(
-            ["git", "-C", str(REPOSITORY), *arguments], capture_output=True, text=True, check=True, timeout=20
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=20
         ).stdout.strip()
 
     try:
@@ -49,6 +51,18 @@ def commit() -> tuple[str, bool | None]:
         return "", None
 
 
+def cores() -> int:
+    """Number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def version() -> str:
+    """`subquad 0.1.0, commit 0123456789, with uncommitted changes`."""
+    sha, dirty = commit()
+    where = f"commit {sha[:10]}" if sha else "not a checkout"
+    return f"subquad {_version('subquad') or 'not installed'}, {where}" + ", with uncommitted changes" * bool(dirty)
+
+
 def _processor() -> str:
     """The name of the host processor and how many cores this process may use."""
     name = platform.processor() or platform.machine()
@@ -57,8 +71,7 @@ def _processor() -> str:
         name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
     except OSError:
         pass
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{name} ({cores} cores)"
+    return f"{name} ({cores()} cores)"
 
 
 def device_name(device: Any) -> str:
@@ -147,6 +160,8 @@ def capabilities() -> Iterator[Capability]:
     yield _package("pyfaidx", "hg38, species: random access to FASTA", "dna")
     yield _package("ray", "run --executor ray", "ray")
     yield _package("submitit", "run --executor slurm", "slurm")
+    yield _package("tensorboard", "run --log tensorboard", "tensorboard")
+    yield _package("wandb", "run --log wandb", "wandb")
     sha, dirty = commit()
     state = " with uncommitted changes" if dirty else ""
     yield Capability("git", "commit in every row", f"{sha[:12]}{state}" if sha else "", "" if sha else "not a checkout")

@@ -30,6 +30,8 @@ def estimate(runs: Sequence[Run], files: Sequence[Path]) -> list[str]:
     The estimate of a run is the median duration of stored runs with its settings and another seed, or else of stored
     runs of its scale, task and model. The duration of a run that shared its device with others counts by its share.
     """
+    if not runs:
+        return []
     stored: dict[str, dict[Key, list[float]]] = defaultdict(lambda: defaultdict(list))
     for path in files:
         columns = ["metric", "status", "scale", "config", "device", "duration_s"]

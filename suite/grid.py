@@ -9,7 +9,8 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from suite.config import ExperimentConfig, check_sections
@@ -17,6 +18,7 @@ from suite.parsing import assignments
 from suite.registry import nearest
 from suite.resolver import Resolver
 from suite.runs import Run
+from suite.training_run import TrainingRun
 
 Point = dict[str, Any]
 """Dotted keys (`train.lr`) and the values that the grid gives them."""
@@ -118,68 +120,130 @@ def expand(
     seeds = seeds_of(config, scale) if seeds is None else seeds
     if config.timed and tuple(seeds) != (0,):
         raise ValueError(f"{where}: seeds: timings have none, their inputs are always the same; leave out --seeds")
-    settings = dict(assignments(overrides, "--set"))
-    for key in settings:
-        _check_key(config, key, "--set")
-    filters = _Filters(only)
-    runs = []
+    given = {key: (text, value) for text in overrides for key, value in assignments([text], "--set")}
+    for key, (text, _) in given.items():
+        _check_key(config, key, f"--set {text}")
+    filters = Filters(only)
+    runs: list[Run] = []
+    dropped: list[Run] = []
     for point in points(config, scale):
-        tree: dict[str, dict[str, Any]] = {section: {} for section in config.sections}
-        for key, value in (point | settings).items():
-            section, _, option = key.partition(".")
-            tree[section][option] = value
+        tree = _tree(config, point | {key: value for key, (_, value) in given.items()})
         # a run that is left out by its names is not resolved, because its data need not be here
         if not filters.may_keep(tree):
             continue
         for seed in seeds:
-            run = resolver.resolve(name, scale, tree, seed, where)
+            try:
+                run = resolver.resolve(name, scale, tree, seed, where)
+            except ValueError as error:
+
+                def resolve(chosen: _Given, where: str, point: Point = point, seed: int = seed) -> object:
+                    values = {key: value for key, (_, value) in chosen.items()}
+                    return resolver.resolve(name, scale, _tree(config, point | values), seed, where)
+
+                raise _blamed(error, given, resolve, where) from None
             # resolved settings take most of the time of a large grid, so they are made only where they are filtered
-            if not filters.wanted or filters.keep(run.resolved):
-                runs.append(run)
-    filters.check()
+            kept = not filters.wanted or filters.keep(partial(lookup, run.resolved))
+            (runs if kept else dropped).append(run)
+    filters.check(lambda: (key for run in dropped for key, _ in iter_keys(run.resolved)))
     if not runs and not only:
         raise ValueError(
             f"{where}: sweep: an axis has only `plugins`, and there are none; give --plugin FILE_OR_MODULE"
         )
     if not runs:
         raise ValueError(f"--only {' '.join(only)}: no run satisfies all of them")
-    return list({run.run_id: run for run in runs}.values())
+    # the runs whose weights others start with come first
+    bases = [run.base for run in runs if isinstance(run, TrainingRun) and run.base is not None]
+    return list({run.run_id: run for run in [*bases, *runs]}.values())
 
 
-class _Filters:
-    """The filters of `--only`, and the values they met, for the message where one of them met nothing."""
+_Given = Mapping[str, tuple[str, Any]]
+"""Dotted keys of `--set` to the text that the user typed and its value."""
+
+
+def _tree(config: ExperimentConfig, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The sections of a run from dotted keys."""
+    tree: dict[str, dict[str, Any]] = {section: {} for section in config.sections}
+    for key, value in values.items():
+        section, _, option = key.partition(".")
+        tree[section][option] = value
+    return tree
+
+
+def _blamed(error: ValueError, given: _Given, resolve: Callable[[_Given, str], object], where: str) -> ValueError:
+    """The fault as that of the `--set` without which there is none, or of all of them, or else as that of the grid.
+
+    resolve: raises the fault of the run with some of the settings, with these words in front.
+    """
+
+    def fault(chosen: _Given, where: str) -> ValueError | None:
+        try:
+            resolve(chosen, where)
+        except ValueError as found:
+            return found
+        return None
+
+    for key, (text, _) in given.items():
+        if fault({other: value for other, value in given.items() if other != key}, where) is None:
+            return fault(given, f"--set {text}") or error
+    if given and fault({}, where) is None:
+        return fault(given, " ".join(f"--set {text}" for text, _ in given.values())) or error
+    return error
+
+
+class Filters:
+    """The filters of `--only`, and the values they met, for the message where one of them met nothing.
+
+    texts: `key=value` pairs. Values of one key, in one text or several, are alternatives, and a word may be a pattern.
+    """
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.wanted: dict[str, list[Any]] = {}
         for key, value in assignments([part for text in texts for part in _alternatives(text)], "--only"):
             self.wanted.setdefault(key, []).append(value)
-        self.seen: dict[str, list[Any]] = {key: [] for key in self.wanted}
+        self.seen: dict[str, dict[str, Any]] = {key: {} for key in self.wanted}
 
     def may_keep(self, tree: Mapping[str, Any]) -> bool:
         """Whether an unresolved run has a task and a model that are asked for."""
         named = {key: lookup(tree, key) for key in ("task.name", "model.name") if key in self.wanted}
-        if all(
-            found is None or any(_meets(found, value) for value in self.wanted[key]) for key, found in named.items()
-        ):
+        if all(found is None or self._meets_any(key, found) for key, found in named.items()):
             return True
         for key, found in named.items():
-            self.seen[key].append(found)
+            self.seen[key][repr(found)] = found
         return False
 
-    def keep(self, resolved: Mapping[str, Any]) -> bool:
-        """Whether a resolved run satisfies every filter."""
-        for key, found in self.seen.items():
-            found.append(lookup(resolved, key))
-        return all(any(_meets(self.seen[key][-1], value) for value in wanted) for key, wanted in self.wanted.items())
+    def keep(self, find: Callable[[str], Any]) -> bool:
+        """Whether every filter is satisfied. find: the value behind a key, or None."""
+        values = {key: find(key) for key in self.wanted}
+        for key, found in values.items():
+            self.seen[key][repr(found)] = found
+        return all(self._meets_any(key, found) for key, found in values.items())
 
-    def check(self) -> None:
-        """Raises ValueError for a value that no run has."""
+    def _meets_any(self, key: str, found: Any) -> bool:
+        return any(_meets(found, value) for value in self.wanted[key])
+
+    def check(self, known: Callable[[], Iterable[str]], what: str = "run") -> None:
+        """Raises ValueError for a key or a value that nothing has.
+
+        known: gives the keys that there are. what: what was filtered, in a word.
+        """
         for key, wanted in self.wanted.items():
+            there = list(self.seen[key].values())
+            if not there:
+                continue
+            is_unknown = None not in wanted and all(found is None for found in there)
+            names = sorted(set(known())) if is_unknown else [key]
+            if key not in names:
+                section = key.partition(".")[0]
+                alike = [name for name in names if name.partition(".")[0] == section]
+                there_are = alike or sorted({name.partition(".")[0] for name in names})
+                raise ValueError(
+                    f"--only {key}: no {what} has this key{nearest(key, names)}; there are: {', '.join(there_are)}"
+                )
             for value in wanted:
-                if not any(_meets(found, value) for found in self.seen[key]):
-                    there_are = sorted(set(map(str, self.seen[key])))
+                if not any(_meets(found, value) for found in there):
+                    there_are = sorted(set(map(str, there)))
                     raise ValueError(
-                        f"--only {key}={value}: no run has it{nearest(str(value), there_are)}; "
+                        f"--only {key}={value}: no {what} has it{nearest(str(value), there_are)}; "
                         f"there are: {', '.join(there_are)}"
                     )
 

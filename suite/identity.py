@@ -11,11 +11,11 @@ from typing import Any
 def identity(resolved: Mapping[str, Any]) -> str:
     """The first 16 hexadecimal digits of the SHA-256 of the canonical JSON of a resolved run.
 
-    The folder that a task reads (`task.data`) is left out: it differs between machines, and the fingerprint of its
-    content is a setting of its own.
+    The folder and the tokenizer that a task reads (`task.data`, `task.tokenizer`) are left out: their paths differ
+    between machines, and the fingerprint of their content is a setting of its own.
     """
     if "task" in resolved:
-        task = {key: value for key, value in resolved["task"].items() if key != "data"}
+        task = {key: value for key, value in resolved["task"].items() if key not in ("data", "tokenizer")}
         resolved = {**resolved, "task": task}
     text = json.dumps(resolved, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

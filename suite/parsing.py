@@ -23,21 +23,37 @@ class _Loader(yaml.SafeLoader):
     """The safe loader, with numbers as in YAML 1.2: `1e3` is a number, where YAML 1.1 reads a word."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$"),
-    list("-+.0123456789"),
-)
+class _FastLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """The same with the parser of libyaml, where PyYAML was built with it. It takes a seventh of the time."""
+
+
+for _loader in (_Loader, _FastLoader):
+    _loader.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$"),
+        list("-+.0123456789"),
+    )
 
 
 MAX_VALUES = 100_000
 """Values of a YAML text, with those of every alias counted again. Our largest grid has some hundreds."""
+MAX_DEPTH = 5_000
+"""Nesting up to which the parser of libyaml is used. It recurses in C, which some tens of thousands of levels crash."""
+
+
+def _most_depth(text: str) -> int:
+    """A bound on how deeply a YAML text is nested, found without parsing it.
+
+    A collection in brackets needs one of them. Any other begins in a column behind that of the collection it is in,
+    or in the same column where it is a list in a mapping, so a line of n characters opens at most 2n of them.
+    """
+    return text.count("[") + text.count("{") + 2 * max(map(len, text.splitlines()), default=0)
 
 
 def read_yaml(text: str) -> Any:
-    """The value that a YAML text stands for. Raises yaml.YAMLError."""
+    """The value that a YAML text stands for. Raises yaml.YAMLError, also for a key that a mapping has twice."""
     try:
-        loader = _Loader(text)
+        loader = _FastLoader(text) if _most_depth(text) <= MAX_DEPTH else _Loader(text)
         root = loader.get_single_node()
         if root is None:
             return None
@@ -58,10 +74,24 @@ def _count(node: yaml.Node, known: dict[int, int]) -> int:
     if id(node) not in known:
         # 0 marks a node whose values are being counted
         known[id(node)] = 0
+        if isinstance(node, yaml.MappingNode):
+            _check_keys(node)
         inside: list[Any] = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else []
         inside = node.value if isinstance(node, yaml.SequenceNode) else inside
         known[id(node)] = 1 + sum(_count(part, known) for part in inside)
     return known[id(node)]
+
+
+def _check_keys(node: yaml.MappingNode) -> None:
+    """Raises yaml.YAMLError where a key stands twice, because the library takes the last one without a word."""
+    found: set[tuple[str, str]] = set()
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            # the tag tells the number 1 from the word "1"
+            if (key.tag, key.value) in found:
+                line = key.start_mark.line + 1
+                raise yaml.YAMLError(f"the key {shortened(key.value)} stands twice, again in line {line}")
+            found.add((key.tag, key.value))
 
 
 def parse(cls: type[C], values: Mapping[str, Any], where: str) -> C:
@@ -69,7 +99,12 @@ def parse(cls: type[C], values: Mapping[str, Any], where: str) -> C:
     try:
         return cls(**values)
     except ValidationError as error:
-        raise ValueError(f"{where}: {_problem(error, cls)}") from None
+        # `where` names it as the user does
+        named = (f"{cls.__name__}: ", f"{where.rpartition(' ')[2]}: ")
+        problem = _problem(error, cls)
+        for name in named:
+            problem = problem.removeprefix(name)
+        raise ValueError(f"{where}: {problem}") from None
     except TypeError as error:
         raise ValueError(f"{where}: keys must be words: {error}") from None
 
@@ -147,9 +182,9 @@ def seconds(text: str, flag: str) -> float:
     return value
 
 
-def located(where: str, call: Callable[[], T]) -> T:
-    """The result of a call whose ValueError is passed on with `where` in front."""
+def located(where: str, call: Callable[[], T], name: str = "") -> T:
+    """The result of a call whose ValueError is passed on with `where` in front, in place of the name of a class."""
     try:
         return call()
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise ValueError(f"{where}: {str(error).removeprefix(f'{name}: ')}") from None

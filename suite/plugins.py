@@ -25,6 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from suite.environment import REPOSITORY
 from suite.registry import Entry
 
 GROUP = "subquad.plugins"
@@ -69,6 +70,22 @@ def load_plugin(name: str) -> Plugin:
     if not any(entries.values()):
         raise ValueError(f"--plugin {name}: it defines none of {', '.join(TABLES.values())}, so it adds nothing")
     return Plugin(name, identity, entries)
+
+
+def only_on_this_machine(entries: Iterable[Entry]) -> list[str]:
+    """The plugins among these names that another machine of a cluster cannot import: files outside of the repository.
+
+    A node of a cluster has the repository and the installed packages, and nothing else.
+    """
+    found = []
+    for entry in entries:
+        module = entry.target.partition(":")[0]
+        file = Path(getattr(sys.modules.get(module), "__file__", None) or "")
+        below = Path(*module.split("."))
+        inside = {REPOSITORY / below.with_suffix(".py"), REPOSITORY / below / "__init__.py"}
+        if entry.plugin and "site-packages" not in file.parts and file not in inside:
+            found.append(str(file))
+    return sorted(set(found))
 
 
 def _import_file(path: Path) -> ModuleType:

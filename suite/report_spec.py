@@ -29,6 +29,8 @@ class TableSpec(Config):
     columns: dict[str, dict[str, Any]]
     """Column label to a selector, which may also name `slice`, `metric` and `split`. With `at: best` the column shows
     the best evaluation of a run instead of its last one."""
+    transpose: bool = False
+    """Print rows side by side and columns below each other, for few rows and many columns with long titles."""
     metric: str = "accuracy"
     split: str = "test"
     percent: bool = True
@@ -37,6 +39,9 @@ class TableSpec(Config):
     """Decimals that are shown; None: as many as the paper prints, at least one."""
     tolerance: NonNegative = 1.0
     """A cell agrees with the paper if it differs by no more than this, in the shown unit."""
+    reference: str = "paper"
+    """Source of the numbers in expected.csv, in one word for the header of their column: `paper`, `peer` for times of
+    another project that were measured, `goal` for times that were set. Only a paper's numbers count as published."""
 
 
 class FigureSpec(Config):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from suite.bench.config import BenchConfig, SpeedConfig, SpeedRun, TimingRun
@@ -14,7 +15,7 @@ from suite.parsing import located, parse
 from suite.registry import Entry, Registry, nearest
 from suite.runs import Run
 from suite.train_config import TrainConfig
-from suite.training_run import NO_DATA, TrainingRun, epoch_rows, stage_of
+from suite.training_run import NO_DATA, TrainingRun, earlier, epoch_rows, stage_of
 
 
 def _plugins(**entries: Entry) -> dict[str, str]:
@@ -46,6 +47,8 @@ class Resolver:
     data: str | None = None
     without_data: bool = False
     """Plan runs whose data are not there, instead of raising an error; see `Run.is_planned_only`."""
+    roots: Sequence[Path] = ()
+    """Folders of results that have the weights of runs."""
     _facts: dict[str, tuple[TaskSpec | None, str]] = field(default_factory=dict)
 
     def resolve(self, experiment: str, scale: str, tree: Mapping[str, Any], seed: int, where: str) -> Run:
@@ -72,7 +75,7 @@ class Resolver:
             for length in speed.lengths:
                 model.check(speed.spec(length))
 
-        located(where, check)
+        located(f"{where}: model {name}", check, type(model).__name__)
         plugins = _plugins(model=self.models.entries[name])
         return SpeedRun(experiment, scale, name, model, speed, plugins=plugins)
 
@@ -82,7 +85,7 @@ class Resolver:
         train = parse(TrainConfig, tree["train"], f"{where}: train")
         spec, fingerprint = self._facts_of(task, where)
         if spec is not None:
-            located(where, partial(model.check, spec))
+            located(f"{where}: model {model_name}", partial(model.check, spec), type(model).__name__)
             for key, metric in train.metrics.items():
                 measured = metrics_of(task, spec)
                 if metric not in measured:
@@ -98,7 +101,23 @@ class Resolver:
         stages = train.length_warmup
         located(f"{where}: train.length_warmup", lambda: [stage_of(task, train, stage) for stage in stages])
         plugins = _plugins(task=self.tasks.entries[task_name], model=self.models.entries[model_name])
-        return TrainingRun(experiment, scale, task_name, model_name, task, model, train, seed, fingerprint, plugins)
+        fields = (experiment, scale, task_name, model_name, task, model, train, seed, fingerprint, plugins)
+        return self._started(located(where, lambda: TrainingRun(*fields)), tree, where)
+
+    def _started(self, run: TrainingRun, tree: Mapping[str, Any], where: str) -> TrainingRun:
+        """The run with the weights that it starts with, which are part of its identity."""
+        where = f"{where}: train.init_from"
+        given = run.train.init_from
+        if isinstance(given, str):
+            from suite.weights import find_weights, mark
+
+            start = located(where, lambda: find_weights(given, self.roots))
+            return replace(run, train=run.train.model_copy(update={"init_from": mark(start)}), start=start)
+        if given:
+            base = self._training(run.experiment, run.scale, earlier(tree, where), run.seed, where)
+            known = {**given, "base": base.run_id}
+            return replace(run, train=run.train.model_copy(update={"init_from": known}), base=base)
+        return run
 
     def trained(self, tree: Mapping[str, Any], where: str) -> tuple[Task, ModelConfig]:
         """The task and the model of a run from their sections. Every fault is a ValueError that begins with `where`."""
@@ -141,6 +160,8 @@ class Resolver:
                 return task.spec, NO_DATA
             return None, NO_DATA
 
+        if self.data is not None and str(getattr(task, "data", None)) == self.data:
+            where = f"--data {self.data}"
         # a grid repeats few tasks many times, and a fingerprint may read every file of a folder
         key = task.model_dump_json() + type(task).__qualname__
         if key not in self._facts:

@@ -7,14 +7,16 @@ import datetime
 import gc
 import json
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite import storage
 from suite.contracts import Operators, Recorder
-from suite.runs import Report, Run, RunEnded, Stop, never
+from suite.live import Log
+from suite.runs import Progress, Report, Run, RunEnded, Stop, never
+from suite.training_run import TrainingRun
 
 if TYPE_CHECKING:
     import torch
@@ -90,6 +92,16 @@ def plan(
     return planned
 
 
+def missing_bases(runs: Sequence[Run], root: Path) -> dict[str, Run]:
+    """The runs, by id, that must be carried out before these, because their weights are not stored."""
+    bases = {run.base.run_id: run.base for run in runs if isinstance(run, TrainingRun) and run.base is not None}
+    return {
+        run_id: run
+        for run_id, run in bases.items()
+        if not storage.weights_path(root, run.experiment, run.scale, run_id).exists()
+    }
+
+
 def outdated(planned: Sequence[Planned]) -> str | None:
     """One line on the stored runs that are kept although their operators have changed; None where there are none."""
     kept = [item for item in planned if item.older and not item.todo]
@@ -110,30 +122,40 @@ def execute(
     report: Report | None = None,
     stop: Stop = never,
     fresh: bool = False,
-    sharing: int = 1,
+    sharing: int | Callable[[], int] = 1,
     threads: int = 1,
     record: Recorder = no_operators,
     keep_weights: bool = False,
+    log: Sequence[str] = (),
 ) -> Finished:
     """Trains and measures one run, or times it, and stores it. Failures become rows; only an interruption is passed on.
 
     fresh: ignore a checkpoint that lies there.
-    sharing: how many runs use this device at a time, itself included.
+    sharing: how many runs use this device at a time, itself included; a function is asked at the end of the run.
     threads: CPU threads that a run trains on. A run that times takes all that torch has.
     record: tells which operators the run used.
     keep_weights: write the weights of a model that was trained beside its rows (`suite.weights`).
+    log: viewers that get the metrics of a training run while it trains (`suite.live.SINKS`).
     """
     import torch
 
+    from suite import checkpoints
     from suite.numerics import host_threads
 
     checkpoint = storage.checkpoint_path(root, run.experiment, run.scale, run.run_id)
     if fresh:
-        checkpoint.unlink(missing_ok=True)
+        checkpoints.remove(checkpoint)
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    worker = run.worker(device, checkpoint=checkpoint, report=report, stop=stop)
+    live = Log(run, storage.log_path(root, run.experiment, run.scale, run.run_id), log)
+
+    def tell(progress: Progress) -> None:
+        live.add(progress)
+        if report is not None:
+            report(progress)
+
+    worker = run.worker(device, checkpoint=checkpoint, report=tell, stop=stop)
     status, error = "ok", ""
-    with host_threads(None if run.takes_all_threads else threads), record() as operators:
+    with live, host_threads(None if run.takes_all_threads else threads), record() as operators:
         try:
             worker()
         except RunEnded as reason:
@@ -142,7 +164,9 @@ def execute(
             status, error = "oom", str(reason).splitlines()[0]
         except Exception as reason:
             status, error = "failed", f"{type(reason).__name__}: {reason}\n{traceback.format_exc(limit=-4)}"
-        columns = _columns(run, device, started_at, sharing)
+        columns = _columns(run, device, started_at, sharing() if callable(sharing) else sharing)
+    if getattr(worker, "sharded", False):
+        columns["device"] += ", sharded"
     if keep_weights and status == "ok":
         from suite.weights import HasModel, save_weights
 
@@ -163,7 +187,7 @@ def execute(
         # the checkpoint stays, so that the next call only has to finish the run
         status, error = "failed", f"its rows could not be written ({reason}); make room and give the command again"
     if status in ENDED:
-        checkpoint.unlink(missing_ok=True)
+        checkpoints.remove(checkpoint)
     del worker
     gc.collect()
     if device.type == "cuda":
@@ -173,13 +197,13 @@ def execute(
     return Finished(run, status, error, outcome.seconds, found)
 
 
-def store_failure(run: Run, root: Path, device: torch.device, reason: str) -> Finished:
-    """Stores a run whose process ended without a word as `failed (reason)`. Its checkpoint stays."""
-    error = f"failed ({reason})"
+def store_failure(run: Run, root: Path, device: torch.device, reason: str, status: str = "failed") -> Finished:
+    """Stores a run whose process ended without rows as `failed (reason)`. Its checkpoint stays."""
+    error = f"{status} ({reason})"
     columns = _columns(run, device, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), 1)
-    row = {"metric": "run", "unit": "", "value": None, "split": "", "slice": "", "status": "failed", "error": error}
+    row = {"metric": "run", "unit": "", "value": None, "split": "", "slice": "", "status": status, "error": error}
     storage.write(storage.result_path(root, run.experiment, run.scale, run.run_id), [{"step": 0, **columns, **row}])
-    return Finished(run, "failed", error, 0.0, "")
+    return Finished(run, status, error, 0.0, "")
 
 
 def _found(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -197,6 +221,8 @@ def _columns(run: Run, device: torch.device, started_at: str, sharing: int) -> d
     from suite.environment import provenance
 
     facts = provenance(device)
+    if run.processes > 1:
+        facts["device"] = f"{run.processes} x {facts['device']}"
     if sharing > 1:
         # its speed is not that of a run alone on the device, and the row must not claim so
         facts["device"] += f", {sharing} runs at a time"

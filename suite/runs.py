@@ -26,6 +26,11 @@ class Progress:
     total_steps: int
     note: str
     """A few words, e.g. `loss 0.6931  accuracy 0.512  140 steps/s`."""
+    metrics: Mapping[str, float] | None = None
+    """New values by name (`train/loss`), for `suite.live`. The first report of a run that trains has none but says
+    which step it starts from; a timing has none at all (None)."""
+    seconds: float = 0.0
+    """Wall time of the run, interruptions left out."""
 
 
 @dataclass
@@ -82,6 +87,8 @@ class Run(ABC):
     seed: int
     plugins: Mapping[str, str]
     """`task`, `model` or `operator` to the identity of the plugin that defines it; nothing for those of the suite."""
+    processes: int = 1
+    """Processes that carry it out together, each on a device of its own."""
     takes_all_threads: ClassVar[bool] = False
     """Whether the run computes on all CPU threads that torch has, as a timing does, or on those it is given."""
 
@@ -94,6 +101,10 @@ class Run(ABC):
     def is_planned_only(self) -> bool:
         """Whether the run cannot start, because its data are not there; then its run id is not known either."""
         return False
+
+    def in_processes(self, count: int) -> Run:
+        """The same run, carried out by several processes together. ValueError where that cannot be."""
+        raise ValueError(f"this times one device, not {count} ({self.title}); leave it out")
 
     @property
     @abstractmethod

@@ -77,6 +77,9 @@ class TrainConfig(Config):
     batch_size: Size = 32
     eval_batch_size: Size | None = None
     """None: `batch_size`."""
+    micro_batch_size: Size | None = Field(default=None, exclude=True)
+    """Rows of a batch that a process computes at a time; the gradients are added up. None: all of its rows. It changes
+    no value beyond rounding, so it is part of a run's identity only with dropout (`TrainingRun.resolved`)."""
     lr: Positive = 1e-3
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     eps: Epsilon = 1e-8
@@ -114,6 +117,10 @@ class TrainConfig(Config):
     keep_metric: str = "accuracy"
     test_last: bool = False
     """With `keep: best`, test the weights of the last step too; their rows have the split `test-last`."""
+    init_from: str | dict[str, Any] | None = None
+    """Weights that the network starts with, wherever name and shape are the same; None: it starts at random. A text
+    names a run that kept its weights, or a file of weights. A mapping of dotted keys describes a run that is trained
+    first: this one with these settings changed. If they name another task or model, that section has nothing else."""
     record_kernels: KernelProbe | None = None
     """Record the filters that the layers have learnt; None: record nothing."""
 
@@ -153,4 +160,5 @@ class TrainConfig(Config):
     def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # runs without these options keep the ids they had before the options existed
         values: dict[str, Any] = handler(self)
-        return {k: v for k, v in values.items() if v or k not in ("length_warmup", "record_kernels", "test_last")}
+        optional = ("init_from", "length_warmup", "record_kernels", "test_last")
+        return {key: value for key, value in values.items() if value or key not in optional}

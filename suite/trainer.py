@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suite import measure
+from suite import checkpoints, measure, parallel
 from suite.capture import record
 from suite.contracts import Batch, Generating, HasExponentials, Model, Segment, Task
 from suite.data import (
@@ -41,9 +41,9 @@ from suite.readout import logits_by_rows, mean_loss
 from suite.rng import torch_seed
 from suite.runs import Outcome, Progress, Report, RunEnded, Stop, never
 from suite.schedule import Plateau, lr_factor
-from suite.target import readable, replacing
 from suite.train_config import Stage
 from suite.training_run import TrainingRun, epoch_rows, stage_of
+from suite.weights import take_weights
 
 REPORT_EVERY_S = 0.5
 CHECKPOINT_EVERY_S = 60.0
@@ -72,6 +72,7 @@ class Trainer:
     """Trains and measures one run.
 
     checkpoint: file for what a later call needs to continue, or None.
+    start: file of the weights that the network starts with, where `train.init_from` asks for them.
     report: called about twice a second with the progress.
     stop: asked between steps; once it is true, a checkpoint is saved and KeyboardInterrupt raised.
     """
@@ -82,15 +83,19 @@ class Trainer:
         device: torch.device,
         *,
         checkpoint: Path | None = None,
+        start: Path | None = None,
         report: Report | None = None,
         stop: Stop = never,
     ) -> None:
+        self.start = start
         self.run, self.device, self.train = run, device, run.train
         self.checkpoint, self.report, self.stop = checkpoint, report, stop
+        self.group = parallel.current()
         self.outcome = Outcome()
         self.began = time.perf_counter()
         self.earlier_s = 0.0
-        self.unsaved = ""
+        self.sharded = self.trained = False
+        self.note, self.unsaved = "preparing", ""
 
     def __call__(self) -> Outcome:
         """The whole run: train, evaluate, measure."""
@@ -100,10 +105,11 @@ class Trainer:
             if self.device.type == "cuda":
                 self.cleanup.enter_context(torch.cuda.device(self.device))
             self._prepare()
-            self._record_kernels(start=True)
             self._restore()
+            self._tell({})
             self._loop()
             self._test()
+            self._gather()
             self._record_kernels()
             self._generate()
             self._measure()
@@ -132,10 +138,17 @@ class Trainer:
 
         torch.manual_seed(torch_seed(run.seed, "init"))
         self.model: Model = run.model.build(run.task.spec).to(device)
+        self.step = 0
+        if train.init_from is not None:
+            self._start_with_weights()
+        self._record_kernels(start=True)
+        self.sharded = self.group.shards(self.model)
+        self.whole = self.group.divide(self.model)
         self.loss = torch.compile(self._mean_loss, dynamic=False) if train.compile else self._mean_loss
         groups = self.model.param_groups(train.no_decay)
         self.base_lr = [group.lr or train.lr for group in groups]
-        graphs = device.type == "cuda"
+        # a recorded step would have to hold what the processes exchange
+        self.graphs = graphs = device.type == "cuda" and self.group.size == 1
         self.optimizer = torch.optim.AdamW(
             [
                 {
@@ -147,7 +160,7 @@ class Trainer:
             ],
             betas=train.betas,
             eps=train.eps,
-            fused=graphs or None,
+            fused=device.type == "cuda" or None,
             capturable=graphs,
         )
         self.parameters = [parameter for group in groups for parameter in group.parameters]
@@ -155,7 +168,6 @@ class Trainer:
 
         self.watch = measure.Stopwatch(device)
         self.plateau = Plateau(train)
-        self.step = 0
         self.best_value, self.stalled = -math.inf, 0
         self.best_weights: dict[str, Tensor] | None = None
         self.best_kept = -math.inf
@@ -170,6 +182,12 @@ class Trainer:
         self.sums: dict[str, Tensor] = {}
         self._pool = torch.cuda.graph_pool_handle() if graphs else None
         self._recorded: dict[Any, tuple[Callable[[], None], Batch]] = {}
+
+    def _start_with_weights(self) -> None:
+        if self.start is None or not self.start.exists():
+            raise RunEnded("failed", f"train.init_from: there are no weights in {self.start}")
+        assert isinstance(self.model, torch.nn.Module)
+        self.outcome.add("weights_taken", "fraction", take_weights(self.model, self.start, self.run.task_name))
 
     def _fresh_order(self, task: Task, batch_size: int, steps: int) -> Order:
         """The order of a fresh task. steps: length of an epoch where neither the run nor the task has one."""
@@ -208,12 +226,13 @@ class Trainer:
 
     def _train_step(self, batch: Batch) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.loss(batch)
-        loss.backward()
+        if self.group.size > 1:
+            # so no checkpoint needs the random states of all processes
+            torch.manual_seed(torch_seed(self.run.seed, "dropout", self.group.rank, self.step))
+        loss = self.group.backward(self.whole, self.loss, batch, self.train.micro_batch_size)
         if self.train.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.train.clip)
         self.optimizer.step()
-        loss = loss.detach()
         is_bad = (self.bad_step < 0) & ~torch.isfinite(loss)
         self.bad_step.copy_(torch.where(is_bad, self.counter, self.bad_step))
         self.counter += 1
@@ -222,16 +241,20 @@ class Trainer:
 
     def _eval_step(self, batch: Batch) -> None:
         with torch.no_grad():
-            for logits, targets in self._logits(batch):
-                for metric, (total, count) in self.run.task.score(logits, targets).items():
-                    if metric not in self.sums:
-                        self.sums[metric] = torch.zeros(2, dtype=torch.float64, device=self.device)
-                    self.sums[metric][0] += total
-                    self.sums[metric][1] += count
+            for piece in self.group.pieces(batch, None) if self.group.size > 1 else (batch,):
+                self.whole(self._score, piece)
+
+    def _score(self, batch: Batch) -> None:
+        for logits, targets in self._logits(batch):
+            for metric, (total, count) in self.run.task.score(logits, targets).items():
+                if metric not in self.sums:
+                    self.sums[metric] = torch.zeros(2, dtype=torch.float64, device=self.device)
+                self.sums[metric][0] += total
+                self.sums[metric][1] += count
 
     def _call(self, kind: str, function: Callable[[Batch], None], segment: Segment, rows: Tensor) -> None:
-        """Calls `function` on the given rows: directly on a CPU, as a replayed graph on a GPU."""
-        if self.device.type != "cuda":
+        """Calls `function` on the given rows: as a replayed graph on a GPU, directly elsewhere and in a group."""
+        if not self.graphs:
             function(take(segment, rows))
             return
         shapes = segment.inputs.shape[1:], segment.targets.shape[1:]
@@ -258,6 +281,7 @@ class Trainer:
 
     def _set_lr(self) -> None:
         factor = self.plateau.factor * lr_factor(self.train, self.step, self.total_steps, self.order.epoch_steps)
+        self.lr = self.train.lr * factor
         for group, lr in zip(self.optimizer.param_groups, self.base_lr, strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(lr * factor)
@@ -278,22 +302,25 @@ class Trainer:
             self.watch.add(len(rows) * segment.inputs.shape[1])
             self.step += 1
             at_eval = self.step % self.eval_steps == 0 or self.step == self.total_steps
-            if at_eval or self.watch.seconds > REPORT_EVERY_S:
+            if self.group.agreed(at_eval or self.watch.seconds > REPORT_EVERY_S):
                 self._check_finite()
                 self.watch.stop()
                 self._report()
                 if at_eval:
                     self._evaluate_valid()
-                if time.perf_counter() - saved_at > CHECKPOINT_EVERY_S:
+                if self.group.agreed(time.perf_counter() - saved_at > CHECKPOINT_EVERY_S):
                     self._save_if_possible()
                     saved_at = time.perf_counter()
         self.outcome.step = self.step
-        if self.earlier_s + time.perf_counter() - self.began > CHECKPOINT_EVERY_S:
+        if self.group.agreed(self.earlier_s + time.perf_counter() - self.began > CHECKPOINT_EVERY_S):
             self._save_if_possible()
+        self.trained = True
 
     def _heed_stop(self) -> None:
-        if self.stop():
-            self._save_if_possible()
+        if self.group.agreed(self.stop()):
+            # a test changes the weights and adds rows, so the checkpoint of the last step, or before it, stays
+            if not self.trained:
+                self._save_if_possible()
             raise KeyboardInterrupt
 
     def _check_finite(self) -> None:
@@ -308,8 +335,15 @@ class Trainer:
             loss = float(self.loss_sum) / count if count else math.nan
             rate = self.watch.steps_per_s[-1] if self.watch.steps_per_s else 0.0
             accuracy = "" if self.accuracy is None else f"  accuracy {self.accuracy:.3f}"
-            note = f"loss {loss:.4f}{accuracy}  {rate:.0f} steps/s{self.unsaved}"
-            self.report(Progress(self.step, self.total_steps, note))
+            self.note = f"loss {loss:.4f}{accuracy}  {rate:.0f} steps/s{self.unsaved}"
+            self._tell({"train/loss": loss, "train/steps_per_s": rate, "lr": self.lr})
+
+    def _tell(self, metrics: dict[str, float]) -> None:
+        """Reports how far the run is, with new values."""
+        if self.report is not None:
+            seconds = self.earlier_s + time.perf_counter() - self.began
+            finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+            self.report(Progress(self.step, self.total_steps, self.note, finite, seconds))
 
     def _evaluate(self, segment: Segment, kind: str | None) -> dict[str, tuple[float, float]]:
         """(sum, count) of every metric over a segment. kind: name to record graphs under; None: no graphs."""
@@ -323,6 +357,7 @@ class Trainer:
                     self._eval_step(take(segment, rows))
                 else:
                     self._call(kind, self._eval_step, segment, rows)
+        self.group.add_up(self.sums.values())
         sums = {metric: total.tolist() for metric, total in self.sums.items()}
         return {metric: (total, count) for metric, (total, count) in sums.items() if count}
 
@@ -348,6 +383,7 @@ class Trainer:
         for metric, of in task.exponentials.items() if isinstance(task, HasExponentials) else ():
             if of in means:
                 self.outcome.add(metric, "", math.exp(min(means[of], 700.0)), split=split, step=self.step)
+        self._tell({f"{split}/{metric}": mean for metric, mean in means.items()})
         return means
 
     def _evaluate_valid(self) -> None:
@@ -412,10 +448,22 @@ class Trainer:
             try:
                 parts[segment.slice] = self._evaluate(to_device(segment, self.device), None)
             except torch.OutOfMemoryError as error:
+                if self.group.size > 1:
+                    # the other processes wait for the sums of this one
+                    raise
                 columns = {"split": split, "slice": segment.slice, "step": self.step}
                 reason = str(error).splitlines()[0]
                 self.outcome.add("accuracy", "fraction", None, status="oom", error=reason, **columns)
         self._record(split, parts)
+
+    def _gather(self) -> None:
+        """Puts a whole model in the place of one that is sharded, for what is done without the other processes."""
+        if self.sharded:
+            del self.optimizer, self.whole
+            whole = self.run.model.build(self.run.task.spec).to(self.device)
+            checkpoints.copy_whole(self.model, whole)
+            self.model = whole
+            self.model.eval()
 
     def _generate(self) -> None:
         """Lets the model make sequences where the task asks for them, and adds what its judge says."""
@@ -468,6 +516,10 @@ class Trainer:
         segment, rows = self.order.locate(max(0, self.step - 1))
         batch, length = take(segment, rows), segment.inputs.shape[1]
         add("state_size", "numbers", self.model.state_size(length), slice=f"length={length}")
+        if self.group.size > 1:
+            reason = "a run of one process measures it"
+            add("inference_throughput", "tokens/s", None, status="n/a", error=reason)
+            return
 
         def forward() -> None:
             with torch.no_grad():
@@ -500,40 +552,48 @@ class Trainer:
             "data_digest": self.splits.digest,
             "step": self.step,
             "seconds": self.earlier_s + time.perf_counter() - self.began,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict()["state"],
             "accumulators": list(self.accumulators),
             "plateau": self.plateau.state_dict(),
             "selection": [self.best_value, self.stalled, self.best_kept, self.accuracy, self.done],
-            "best_weights": self.best_weights,
             "cpu_random": torch.get_rng_state(),
             "cuda_random": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "rows": self.outcome.rows,
             "rates": [self.watch.tokens_per_s, self.watch.steps_per_s],
         }
-        with replacing(self.checkpoint) as temporary:
-            torch.save(state, temporary)
+        tensors = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict()["state"],
+            "best_weights": self.best_weights,
+        }
+        checkpoints.save(self.checkpoint, state, tensors, self.group, sharded=self.sharded)
 
     def _restore(self) -> None:
         # opening a named pipe would wait for a writer
-        if self.checkpoint is None or not self.checkpoint.is_file():
-            return
-        try:
-            state = torch.load(readable(self.checkpoint), map_location=self.device, weights_only=True)
-            self._take(state)
-        except (RunEnded, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            reason = " ".join(str(error).split())[:120]
-            raise RunEnded("failed", f"{self.checkpoint}: cannot be continued from ({reason}); remove it") from None
+        if self.checkpoint is not None and self.checkpoint.is_file():
+            try:
+                self._take(*checkpoints.load(self.checkpoint, self.device))
+            except (RunEnded, torch.OutOfMemoryError):
+                raise
+            except Exception as error:
+                reason = " ".join(str(error).split())[:120]
+                raise RunEnded("failed", f"{self.checkpoint}: cannot be continued from ({reason}); remove it") from None
+        if len(set(self.group.everywhere(self.step))) > 1:
+            raise RunEnded("failed", f"{self.checkpoint}: not all processes see it; they need a folder that they share")
 
-    def _take(self, state: Any) -> None:
-        """Continues from a state that `_save` wrote."""
+    def _take(self, state: dict[str, Any], parts: list[dict[str, Any]]) -> None:
+        """Continues from what `_save` wrote."""
         if state["run_id"] != self.run.run_id or state["data_digest"] != self.splits.digest:
             raise RunEnded("failed", f"{self.checkpoint}: belongs to another run; remove it")
-        self.model.load_state_dict(state["model"])
+        weights = self.model.state_dict()
+        self.model.load_state_dict(checkpoints.from_parts([part["model"] for part in parts], weights))
+        moments = {
+            index: checkpoints.from_parts(
+                [part["optimizer"][index] for part in parts], dict.fromkeys(values, parameter)
+            )
+            for (index, values), parameter in zip(parts[0]["optimizer"].items(), self.parameters, strict=False)
+        }
         rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state["optimizer"]})
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
         # loading replaces the learning-rate tensors, which recorded graphs read in place
         for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = lr
@@ -541,7 +601,8 @@ class Trainer:
             mine.copy_(saved)
         self.plateau.load_state_dict(state["plateau"])
         self.best_value, self.stalled, self.best_kept, self.accuracy, self.done = state["selection"]
-        self.best_weights = state["best_weights"]
+        best = [part["best_weights"] for part in parts]
+        self.best_weights = None if best[0] is None else checkpoints.from_parts(best, weights)
         torch.set_rng_state(state["cpu_random"].cpu())
         if state["cuda_random"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_random"].cpu(), self.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,28 @@ class TrainingRun(Run):
     fingerprint: str
     """Identity of the task's data when the run was planned."""
     plugins: Mapping[str, str] = field(default_factory=dict)
+    base: TrainingRun | None = None
+    """The run that is trained first and whose weights this one starts with (`train.init_from`)."""
+    start: Path | None = None
+    """The file of weights that this run starts with, where it is not that of `base`."""
+    processes: int = 1
+
+    def __post_init__(self) -> None:
+        if (self.processes > 1 or self.train.micro_batch_size) and getattr(self.model, "norm", "") == "batch":
+            raise ValueError(
+                "model.norm=batch: its statistics are over all rows of a batch, so the batch cannot be divided; leave "
+                "out micro_batch_size and train in one process"
+            )
+        if self.processes > 1 and self.train.compile:
+            raise ValueError("train.compile is for one process; set it to false")
+
+    def in_processes(self, count: int) -> TrainingRun:
+        if self.base is None:
+            return replace(self, processes=count)
+        base, given = self.base.in_processes(count), self.train.init_from
+        assert isinstance(given, dict)
+        train = self.train.model_copy(update={"init_from": {**given, "base": base.run_id}})
+        return replace(self, processes=count, base=base, train=train)
 
     @property
     def resolved(self) -> dict[str, Any]:
@@ -45,11 +67,15 @@ class TrainingRun(Run):
             "seed": self.seed,
             "data": self.fingerprint,
         }
+        division = {"processes": self.processes, "micro_batch_size": self.train.micro_batch_size}
+        if division != {"processes": 1, "micro_batch_size": None} and has_dropout(self.model):
+            # every part of a batch draws its own, so the values depend on the parts by more than rounding
+            resolved["division"] = division
         return with_plugins(resolved, self.plugins)
 
     @property
     def is_planned_only(self) -> bool:
-        return self.fingerprint == NO_DATA
+        return self.fingerprint == NO_DATA or (self.base is not None and self.base.is_planned_only)
 
     @property
     def title(self) -> str:
@@ -73,7 +99,31 @@ class TrainingRun(Run):
     ) -> Worker:
         from suite.trainer import Trainer
 
-        return Trainer(self, device, checkpoint=checkpoint, report=report, stop=stop)
+        start = self.start
+        if self.base is not None and checkpoint is not None:
+            # the runs of one experiment and scale share a folder
+            start = checkpoint.with_name(f"{self.base.run_id}.weights")
+        return Trainer(self, device, checkpoint=checkpoint, start=start, report=report, stop=stop)
+
+
+def earlier(tree: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
+    """The sections of the run that `train.init_from` describes, given those of the run that starts with its weights."""
+    sections = {section: dict(options) for section, options in tree.items()}
+    changes = sections["train"].pop("init_from")
+    for section in ("task", "model"):
+        if changes.get(f"{section}.name", sections[section].get("name")) != sections[section].get("name"):
+            sections[section] = {}
+    for key, value in changes.items():
+        section, dot, option = key.partition(".")
+        if section not in sections or not dot or key == "train.init_from":
+            raise ValueError(f"{where}: {key!r}: a dotted key of task, model or train, and not train.init_from")
+        sections[section][option] = value
+    return sections
+
+
+def has_dropout(model: ModelConfig) -> bool:
+    """Whether a model draws dropout in training: an option whose name ends so is not 0."""
+    return any(key.endswith("dropout") and value for key, value in model.model_dump().items())
 
 
 def epoch_rows(task: Task) -> int | None:

@@ -106,14 +106,14 @@ def triton_version() -> str | None:
     return triton.__version__
 
 
-def reason(path: Path = FILE) -> str | None:
-    """Why nothing can be checked on this machine; None where budgets can be checked."""
+def reason(path: Path = FILE, update: str = UPDATE) -> str | None:
+    """Why nothing can be checked on this machine; None where budgets can be checked. update: rewrites the budgets."""
     version = triton_version()
     if version is None:
         return "Triton is not installed"
     known = _read(path)["budgets"]
     if version not in known:
-        return f"{path.name} has no budgets for Triton {version}, only for {', '.join(known) or 'none'}; {UPDATE}"
+        return f"{path.name} has no budgets for Triton {version}, only for {', '.join(known) or 'none'}; {update}"
     return None
 
 
@@ -132,13 +132,13 @@ def collect(
 ) -> Collection:
     """Lists the variants of the operators and compiles them, except those whose digest is in `unchanged`.
 
-    workloads: the workload of each operator as `module:attribute`.
+    workloads: the place of each operator's workload, as in `suite.registry.Entry`.
     targets:   names of GPUs; all of `TARGETS` by default.
     jobs:      number of processes; by default one for each core, but at most MAX_JOBS.
     unchanged: digests by target and variant, such as `digests` returns. None compiles all variants.
     progress:  called with the number of variants that are compiled and the number of all that will be.
     """
-    setting = {"workloads": dict(workloads), "targets": list(targets or TARGETS)}
+    setting = {"workloads": dict(workloads), "targets": list(targets or TARGETS), "path": sys.path}
     processes = [_start(setting)]
     try:
         first = _answer(processes[0])
@@ -224,14 +224,16 @@ def _drain(waiting: SimpleQueue[tuple[str, str]]) -> Iterator[tuple[str, str]]:
             return
 
 
-def check(collection: Collection, path: Path = FILE) -> list[Violation]:
+def check(collection: Collection, path: Path = FILE, update: str = UPDATE) -> list[Violation]:
     """The violations of the budgets, of variants that were not compiled only whether they have a budget.
+
+    update: the command that rewrites the budgets.
 
     ValueError where the file has no budgets for this version of Triton (see `reason`).
     """
     budgets = _read(path)["budgets"]
     if collection.triton not in budgets:
-        raise ValueError(f"{path.name} has no budgets for Triton {collection.triton}; {UPDATE}")
+        raise ValueError(f"{path.name} has no budgets for Triton {collection.triton}; {update}")
     violations = [Violation("", "", failure) for failure in collection.failures]
     for target, variants in collection.digests.items():
         known = _of_ops(budgets[collection.triton].get(target, {}), collection.ops)
@@ -239,22 +241,22 @@ def check(collection: Collection, path: Path = FILE) -> list[Violation]:
         for name in variants:
             problems: Iterable[str] = ()
             if name not in known:
-                problems = [f"no budget; {UPDATE}"]
+                problems = [f"no budget; {update}"]
             elif name in compiled:
-                problems = _exceeded(compiled[name], _load(known[name]))
+                problems = _exceeded(compiled[name], _load(known[name]), update)
             violations += [Violation(name, target, problem) for problem in problems]
         gone = [name for name in known if name not in variants]
-        violations += [Violation(name, target, f"a budget that no kernel has; {UPDATE}") for name in gone]
+        violations += [Violation(name, target, f"a budget that no kernel has; {update}") for name in gone]
     return violations
 
 
-def _exceeded(figures: Found, budget: Found) -> Iterator[str]:
+def _exceeded(figures: Found, budget: Found, update: str) -> Iterator[str]:
     """One phrase for each way in which the figures violate the budget."""
     if isinstance(figures, str) or isinstance(budget, str):
         if isinstance(figures, str) and not isinstance(budget, str):
             yield f"cannot be compiled any more: {figures}"
         elif isinstance(budget, str) and not isinstance(figures, str):
-            yield f"can be compiled now; {UPDATE}"
+            yield f"can be compiled now; {update}"
         return
     if figures.unwritten:
         yield f"reads uniform registers that nothing wrote, {figures.unwritten} times: the compiler made wrong code"

@@ -20,9 +20,8 @@ from typing import Literal
 
 import numpy as np
 
-SMALLEST = 0.03
-"""Slowdowns below this are never called one."""
-NOISES = 3.0
+from suite.noise import NOISES, SMALLEST, error_of_median, limit
+
 ROUNDS = 9
 SIDES = ("A", "B", "control")
 
@@ -47,7 +46,7 @@ class Comparison:
     @property
     def limit(self) -> float:
         """The ratio above which this revision counts as slower."""
-        return 1.0 + max(SMALLEST, NOISES * self.noise)
+        return limit(self.noise)
 
     @property
     def verdict(self) -> Literal["slower", "faster", "same"]:
@@ -68,15 +67,13 @@ def rounds(sample: Sample, count: int) -> Comparison:
             medians[side].append(math.log(statistics.median(taken)))
     a, b, control = (np.array(medians[side]) for side in SIDES)
     change, null = b - (a + control) / 2, control - a
-    middle = float(np.median(null))
-    deviation = 1.4826 * float(np.median(np.abs(null - middle)))
     drawn = np.random.default_rng(0).integers(count, size=(2000, count))
     low, high = np.quantile(np.median(change[drawn], axis=1), (0.025, 0.975))
     return Comparison(
         ratio=math.exp(float(np.median(change))),
         low=math.exp(low),
         high=math.exp(high),
-        noise=max(abs(middle), 1.2533 * deviation / math.sqrt(count)),
+        noise=max(abs(float(np.median(null))), error_of_median(null)),
         samples=samples,
         ratios=np.exp(change).tolist(),
     )

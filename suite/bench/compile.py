@@ -13,7 +13,6 @@ line that it then reads names one (`[target, variant]`), and the child answers w
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,8 +26,9 @@ import torch
 from suite.bench.cases import cases
 from suite.bench.disassembly import Figures, figures_of
 from suite.bench.source import source_digest
+from suite.registry import Entry
 
-CACHE = "figures-2.json"
+CACHE = "figures-3.json"
 """Name of the file of figures beside a kernel in Triton's cache. Its number is raised when their meaning changes."""
 
 
@@ -266,10 +266,15 @@ def compile_variant(launch: Launch, target: str) -> Figures:
     return figures
 
 
-def serve(workloads: Mapping[str, str], targets: Sequence[str]) -> None:
-    """The loop of the child process. `workloads` maps each operator to its workload as `module:attribute`."""
+def serve(workloads: Mapping[str, str], targets: Sequence[str], path: Sequence[str]) -> None:
+    """The loop of the child process.
+
+    workloads: the place of each operator's workload, as in `suite.registry.Entry`.
+    path:      folders in which modules are found, with those of plugins.
+    """
     from triton.runtime.driver import driver
 
+    sys.path.extend(folder for folder in path if folder not in sys.path)
     # prints of operators go to stderr, so that they do not mix with the answers
     answers, sys.stdout = sys.stdout, sys.stderr
     gpus = {name: AbsentGPU(name) for name in targets}
@@ -279,9 +284,8 @@ def serve(workloads: Mapping[str, str], targets: Sequence[str]) -> None:
     # a decorator may ask for the GPU when its module is imported
     driver.set_active(next(iter(gpus.values())))
     for op, place in workloads.items():
-        module, attribute = place.split(":")
         try:
-            workload = getattr(importlib.import_module(module), attribute)
+            workload = Entry(place, "").load()
         except Exception as error:
             failures[f"{op}: {type(error).__name__}: {error}"] = None
             continue

@@ -94,7 +94,7 @@ def of_sass(text: str, shared: int) -> Figures:
     )
 
 
-UNIFORM = re.compile(r"U(?!BL|TMA|SETP|ISETP|PLOP|TCATOM)|S2UR|R2UR|LDCU|VOTEU|CS2UR")
+UNIFORM = re.compile(r"U(?!BL|TMA|SETP|ISETP|PLOP|TCATOM)|S2UR|R2UR|LDCU|VOTEU|CS2UR|REDUX")
 """Instructions that write a uniform register, which is the first operand."""
 IN_PAIRS = re.compile(r"(ULDC|LDCU|UMOV|S2UR|UIADD3)\.64|UIMAD\.WIDE")
 """Instructions that write two consecutive uniform registers."""

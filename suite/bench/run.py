@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from suite import storage
+from suite import environment, storage
+from suite.bench.base import Base
 from suite.bench.cases import Case, spread
 from suite.bench.compare import SIDES, Comparison, compare
 from suite.bench.contracts import Workload
 from suite.bench.measure import Ceilings, Unavailable, checked, extra_memory, find, gate, sample
 from suite.bench.worker import ChildError, Worker, cold_start
 from suite.contracts import Recorder
-from suite.environment import provenance
 from suite.runner import no_operators
 
 EXPERIMENT = "kernels"
@@ -154,12 +154,24 @@ class Verdict:
 
 
 def compare_trees(
-    cases: Iterable[Case], targets: Mapping[str, str], device: torch.device, base: Path, tree: Path | None = None
+    cases: Iterable[Case],
+    targets: Mapping[str, str],
+    device: torch.device,
+    base: Base,
+    *,
+    tree: Base | None = None,
+    versions: Mapping[str, int] | None = None,
 ) -> Iterator[Verdict]:
-    """Times every case in three processes in turn: the base, this revision (or `tree`), and the base again."""
+    """Times every case in three processes in turn: the base, this revision (or `tree`), and the base again.
+
+    versions: versions of the workloads of this tree. A case whose workload has another one in the base is `new`.
+    """
     trees = {"A": base, "B": tree, "control": base}
     with ExitStack() as stack:
-        workers = {side: stack.enter_context(Worker(targets, str(device), tree=trees[side])) for side in SIDES}
+        workers = {
+            side: stack.enter_context(Worker(targets, str(device), base=trees[side], versions=versions))
+            for side in SIDES
+        }
         for case in cases:
             failed: dict[str, str] = {}
 
@@ -183,10 +195,19 @@ def compare_trees(
 class Rows:
     """The rows of one benchmark: one file below `kernels/<set>/`, written whole again after every case."""
 
-    def __init__(self, root: Path, shapes: str, device: torch.device, request: Sequence[str]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        shapes: str,
+        device: torch.device,
+        request: Sequence[str],
+        plugins: Mapping[str, Path] | None = None,
+    ) -> None:
+        """plugins: the file of each operator that a plugin defines; its rows have the commit of that checkout."""
+        self.commits = {op: environment.commit(file.parent) for op, file in (plugins or {}).items()}
         self.started = datetime.now(UTC)
         self.shapes = shapes
-        self.provenance = provenance(device)
+        self.provenance = environment.provenance(device)
         identity = [list(request), shapes, self.started.isoformat(), self.provenance]
         self.run_id = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
         self.path = storage.result_path(root, EXPERIMENT, shapes, self.run_id)
@@ -230,8 +251,12 @@ class Rows:
             "started_at": self.started.isoformat(timespec="seconds"),
             **self.provenance,
         }
-        # the commit of a base is known, the state of its tree is that of the commit
-        self.rows.append(row if commit is None else {**row, "commit": commit, "dirty": False})
+        if commit is not None:
+            # the commit of a base is known, the state of its tree is that of the commit
+            row |= {"commit": commit, "dirty": False}
+        elif case and case.op in self.commits:
+            row["commit"], row["dirty"] = self.commits[case.op]
+        self.rows.append(row)
 
     def add_ceilings(self, ceilings: Ceilings) -> None:
         self.add("copy_bandwidth", "bytes/s", statistics.median(ceilings.copy), samples=ceilings.copy)

@@ -8,39 +8,42 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from io import BytesIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from suite.bench.base import HOME, Base
 from suite.bench.cases import Case
 from suite.registry import Entry
 
-HOME = Path(__file__).resolve().parents[2]
-
 
 class Worker:
-    """The parent's side. `targets` is the table of operators; `tree` is a folder whose `kernels` replace ours."""
+    """The parent's side.
+
+    targets:  the table of operators.
+    base:     imports what this other revision has from it.
+    versions: versions of the workloads, which those of the base must have, too.
+    """
 
     def __init__(
         self,
         targets: Mapping[str, str],
         device: str,
         *,
-        tree: Path | None = None,
+        base: Base | None = None,
+        versions: Mapping[str, int] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.setting = {
             "targets": dict(targets),
             "device": device,
-            "tree": None if tree is None else str(tree),
+            "base": None if base is None else base.to_json(),
+            "versions": dict(versions or {}),
             "path": sys.path,
         }
         self.environment = {**os.environ, **(environment or {})}
@@ -93,42 +96,6 @@ class ChildError(Exception):
         self.status = status
 
 
-def tree_of(revision: str, folder: Path) -> tuple[Path, str]:
-    """A folder with the `kernels` of a git revision (or of a folder that holds another checkout), and its commit.
-
-    The workloads are replaced by this tree's, so that both revisions are asked for the same. ValueError where there is
-    no such revision or folder.
-    """
-    if Path(revision, "kernels").is_dir():
-        source = Path(revision).resolve()
-        shutil.copytree(source / "kernels", folder / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
-        name = _git("-C", str(source), "rev-parse", "HEAD") if (source / ".git").exists() else None
-        commit = name.decode().strip() if name else str(source)
-    else:
-        resolved = _git("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
-        archive = resolved and _git("archive", resolved.decode().strip(), "kernels")
-        if not resolved or not archive:
-            raise ValueError(
-                f"{revision!r} is neither a git revision of this checkout that has kernels nor a folder with another "
-                "checkout; fetch it first, or give a folder"
-            )
-        commit = resolved.decode().strip()
-        with tarfile.open(fileobj=BytesIO(archive)) as tar:
-            tar.extractall(folder, filter="data")
-    for path in (HOME / "kernels").rglob("workload*.py"):
-        target = folder / path.relative_to(HOME)
-        if target.parent.is_dir():
-            shutil.copyfile(path, target)
-    return folder, commit
-
-
-def _git(*arguments: str) -> bytes | None:
-    try:
-        return subprocess.run(["git", *arguments], cwd=HOME, capture_output=True, check=True, timeout=60).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
 def cold_start(targets: Mapping[str, str], device: str, case: Case) -> float:
     """Seconds of the first call in a fresh process whose compile caches are empty, inputs and context ready."""
     with tempfile.TemporaryDirectory() as cache:
@@ -142,8 +109,9 @@ def _serve(setting: dict[str, Any]) -> None:
     answers, sys.stdout = sys.stdout, sys.stderr
     # the folders of plugins are behind those of the suite
     sys.path.extend(folder for folder in setting["path"] if folder not in sys.path)
-    if setting["tree"]:
-        sys.path.insert(0, setting["tree"])
+    base = Base.from_json(setting["base"]) if setting["base"] else None
+    if base:
+        sys.path[:] = base.import_path(sys.path)
     import torch
 
     from suite.bench import measure
@@ -152,10 +120,20 @@ def _serve(setting: dict[str, Any]) -> None:
     calls: dict[Case, Callable[[], Any]] = {}
 
     def workload(case: Case) -> Any:
+        target = setting["targets"][case.op]
+        module = target.partition(":")[0]
         try:
-            return Entry(setting["targets"][case.op], "").load()
+            found = Entry(target, "").load()
         except ImportError as error:
             raise measure.Unavailable("n/a", error) from None
+        except KeyError:
+            raise measure.Unavailable("n/a", f"{module} of this revision has no operator {case.op}") from None
+        if base and not Path(sys.modules[module].__file__ or "").is_relative_to(base.folder):
+            raise measure.Unavailable("n/a", f"this revision has no {module}")
+        wanted = setting["versions"].get(case.op, found.version)
+        if found.version != wanted:
+            raise measure.Unavailable("n/a", f"its inputs have version {found.version}, those of this tree {wanted}")
+        return found
 
     def answer(what: str, case: Case, budget_ms: float = 0.0) -> Any:
         if what == "prepare":

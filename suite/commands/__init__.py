@@ -11,14 +11,18 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
 from suite.commands.bench import bench
 from suite.commands.check import check
 from suite.commands.collect import collect
+from suite.commands.compare import compare
 from suite.commands.data import data_app
 from suite.commands.doctor import doctor
+from suite.commands.evaluate import evaluate
+from suite.commands.export import export
 from suite.commands.generate import generate
 from suite.commands.listing import list_names
 from suite.commands.report import report
@@ -26,25 +30,48 @@ from suite.commands.repository import Repository
 from suite.commands.run import run
 from suite.commands.show import show
 from suite.commands.status import status
+from suite.commands.weights import weights_app
 
 app = typer.Typer(
     name="run_suite.py",
-    help="Benchmark and reproduction suite for sub-quadratic sequence models.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from suite.environment import version
+
+        print(version())
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Benchmark and reproduction suite for sub-quadratic sequence models."""
+
+
 app.command("list")(list_names)
 app.command()(run)
 app.command()(status)
 app.command()(collect)
 app.command()(report)
+app.command()(export)
+app.command()(compare)
 app.command()(show)
 app.command()(generate)
+app.command()(evaluate)
 app.command()(check)
 app.command()(bench)
 app.command()(doctor)
 app.add_typer(data_app, name="data")
+app.add_typer(weights_app, name="weights")
 
 
 def main(repository: Repository, arguments: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""`bench`: times the operators, compares two revisions, or rewrites the budgets of the compiled kernels."""
+"""`bench`: times the operators, compares two revisions, and checks or rewrites the budgets of compiled kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Annotated
 
 import typer
 
+from suite.commands.console import table_console
 from suite.commands.repository import LOCAL, Device, Plugins, Results, repository_of, shown
+from suite.registry import Registry
 
 
 class Shapes(StrEnum):
@@ -22,7 +24,10 @@ class Shapes(StrEnum):
 
 def bench(
     context: typer.Context,
-    ops: Annotated[list[str] | None, typer.Argument(metavar="[OP]...", help="Operators; default: all.")] = None,
+    ops: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[OP]...", help="Operators; default: those of --plugin, or else all."),
+    ] = None,
     shapes: Annotated[Shapes | None, typer.Option(help="Default: quick on a GPU, short on a CPU.")] = None,
     against: Annotated[
         str, typer.Option(help="torch or peers (timed beside ours), or a revision or checkout to compare with.")
@@ -33,25 +38,40 @@ def bench(
     plugins: Plugins = None,
     device: Device = None,
     results: Results = LOCAL,
+    check_budgets: Annotated[
+        bool,
+        typer.Option(
+            "--check-budgets", help="Compile the changed kernels; exit with 1 for one over budget; no timing."
+        ),
+    ] = False,
     update_budgets: Annotated[
         bool, typer.Option("--update-budgets", help="Compile every kernel and rewrite the file of budgets; no timing.")
     ] = False,
 ) -> None:
-    """Time the operators, compare two revisions, or rewrite the budgets of the compiled kernels."""
-    from rich.console import Console
+    """Time the operators, compare two revisions, or hold compiled kernels against their budgets."""
 
+    from suite.bench.base import HOME, base_of
     from suite.bench.cases import KINDS, SETS, cases, check_names
 
     repository = repository_of(context, plugins)
     operators = repository.operators
     targets = {name: entry.target for name, entry in operators.entries.items()}
-    names = check_names(ops or (), operators)
+    files = _plugin_files(operators)
+    # somebody who names a plugin is interested in its operators
+    names = check_names(ops or (list(files) if plugins else ()), operators)
     # a file or a pipe has no width of its own, and a cut number is worse than a long line
-    console = Console() if sys.stdout.isatty() else Console(width=160)
-    if update_budgets:
-        if ops or compare or shapes or against != "torch":
-            raise ValueError("--update-budgets compiles everything and takes no other option")
-        _update_budgets(targets)
+    console = table_console()
+    if check_budgets or update_budgets:
+        if ops or compare or shapes or against != "torch" or (check_budgets and update_budgets):
+            raise ValueError("--check-budgets and --update-budgets compile every kernel and take only --plugin")
+        from suite.bench.budgets_command import check_all, update_all
+
+        places = {name: (targets[name], files.get(name)) for name in names}
+        options = "".join(f" --plugin {name}" for name in plugins or ())
+        if update_budgets:
+            update_all(places, options)
+        elif not check_all(places, options):
+            raise typer.Exit(1)
         return
 
     import torch
@@ -59,7 +79,6 @@ def bench(
     from suite.bench import show
     from suite.bench.measure import ceilings
     from suite.bench.run import Rows, compare_trees, time_cases
-    from suite.bench.worker import tree_of
     from suite.environment import device_name, pick_device
 
     target = pick_device(device)
@@ -70,18 +89,20 @@ def bench(
     kinds = ("ours",) if base else KINDS[against]
     workloads = {name: operators.load(name) for name in names}
     wanted = [case for work in workloads.values() for case in cases(work, SETS[chosen.value], kinds)]
-    rows = Rows(results, chosen.value, target, [*names, against, compare or ""])
+    rows = Rows(results, chosen.value, target, [*names, against, compare or ""], files)
     console.print(f"{len(wanted)} cases on {device_name(target)}, torch {torch.__version__}", highlight=False)
-    failed = False
+    failed, compared = False, False
     try:
         if base:
+            versions = {name: work.version for name, work in workloads.items()}
             with tempfile.TemporaryDirectory() as folder:
-                tree, commit = tree_of(base, Path(folder))
+                tree = base_of(base, [files.get(name, HOME) for name in names], Path(folder))
                 with show.Verdicts(console, wanted) as display:
-                    for verdict in compare_trees(wanted, targets, target, tree):
-                        rows.add_verdict(verdict, commit, workloads[verdict.case.op].version)
+                    for verdict in compare_trees(wanted, targets, target, tree, versions=versions):
+                        rows.add_verdict(verdict, tree.commit, workloads[verdict.case.op].version)
                         display.add(verdict)
                         failed |= verdict.fails
+                        compared |= verdict.word != "n/a"
         else:
             limits = ceilings(target)
             rows.add_ceilings(limits)
@@ -95,22 +116,18 @@ def bench(
         console.print(f"interrupted; {what}", highlight=False)
         raise typer.Exit(130) from None
     console.print(f"\nrows in {shown(rows.path)}", highlight=False)
+    if compare and not compared:
+        raise ValueError("neither revision can run any case here, so nothing was compared; the table has the reasons")
     if failed and (compare or not base):
         raise typer.Exit(1)
 
 
-def _update_budgets(targets: dict[str, str]) -> None:
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from suite.bench import budgets
-
-    if budgets.triton_version() is None:
-        raise ValueError("--update-budgets needs Triton, which compiles here without a GPU; pip install -e '.[triton]'")
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("compiling")
-        collection = budgets.collect(
-            targets, progress=lambda done, total: bar.update(task, completed=done, total=total)
-        )
-    print(budgets.update(collection))
+def _plugin_files(operators: Registry) -> dict[str, Path]:
+    """The file of each operator that a plugin defines. ValueError for one whose workload has another name."""
+    files = {}
+    for name, entry in operators.entries.items():
+        if entry.plugin:
+            if (op := operators.load(name).op) != name:
+                raise ValueError(f"OPERATORS of {entry.plugin}: {name!r} has a workload of op={op!r}; name both alike")
+            files[name] = Path(sys.modules[entry.target.partition(":")[0]].__file__ or "").resolve()
+    return files

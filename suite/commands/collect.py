@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from suite.commands.console import table_console
 from suite.commands.planning import Data, Only, Scale, Seeds, resolved_runs
 from suite.commands.repository import LOCAL, ExperimentName, Plugins, Results, Set, repository_of
 
@@ -20,7 +21,6 @@ def collect(
     results: Results = LOCAL,
 ) -> None:
     """Look after jobs whose command has ended: a run whose job ended without rows gets one that says so."""
-    from rich.console import Console
 
     from suite.display import GridDisplay
     from suite.executors.slurm import collect as collect_jobs
@@ -34,8 +34,9 @@ def collect(
         overrides=overrides,
         seeds=seeds,
         data=data,
+        results=results,
     )
-    console = Console()
+    console = table_console()
     try:
         ended = collect_jobs(runs, results)
     except OSError as error:

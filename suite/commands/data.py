@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from suite.commands.console import table_console
 from suite.commands.repository import Repository, Set, StoredResults, repository_of
 from suite.contracts import Countable, Prepared
 
@@ -44,7 +45,6 @@ def _with_data(repository: Repository, name: str, data: Path | None, overrides: 
 @data_app.command("list")
 def list_sources(context: typer.Context) -> None:
     """List every source: tasks, size, hash, state in the cache, licence."""
-    from rich.console import Console
     from rich.table import Table
 
     repository = repository_of(context)
@@ -67,7 +67,7 @@ def list_sources(context: typer.Context) -> None:
             own = any(not record.get("url") for record in kept.get("files", ()))
             there = "no" if not kept else "from a copy" if own else "yes"
             rows.append((edition, tasks, " + ".join(sizes), " + ".join(dict.fromkeys(hashes)), there, source.licence))
-    console = Console()
+    console = table_console()
     if not console.is_terminal:
         for row in (columns, *rows):
             print("\t".join(row))

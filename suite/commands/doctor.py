@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from suite.commands.console import table_console
+
 
 def doctor() -> None:
     """Say what works on this machine, and why the rest does not."""
-    from rich.console import Console
     from rich.table import Table
 
     from suite.environment import capabilities
@@ -13,4 +14,4 @@ def doctor() -> None:
     table = Table("part", "for", "state", box=None)
     for part in capabilities():
         table.add_row(part.name, part.purpose, f"n/a ({part.missing})" if part.missing else f"ok  {part.found}")
-    Console().print(table, highlight=False, markup=False)
+    table_console().print(table, highlight=False, markup=False)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from suite.commands.console import table_console
 from suite.commands.repository import Plugins, repository_of
 from suite.config import find_experiments, load_experiment
 
@@ -23,7 +24,6 @@ def list_names(
     plugins: Plugins = None,
 ) -> None:
     """List tasks, models and experiments."""
-    from rich.console import Console
     from rich.table import Table
 
     repository = repository_of(context, plugins)
@@ -41,7 +41,7 @@ def list_names(
             except ValueError as error:
                 summary = f"cannot be read: {error}"
             table.add_row("experiment", name, summary)
-    console = Console()
+    console = table_console()
     if console.is_terminal:
         console.print(table)
     else:

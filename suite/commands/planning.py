@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from suite.commands.repository import Experiment, Repository, shown
+from suite.commands.repository import LOCAL, Experiment, Repository, shown
 from suite.parsing import seeds_in
 from suite.runs import Run
 
@@ -33,10 +33,12 @@ def resolved_runs(
     overrides: Sequence[str] | None,
     seeds: str | None,
     data: Path | None,
+    results: Path = LOCAL,
     without_data: bool = False,
 ) -> tuple[Experiment, list[Run]]:
     """An experiment and its runs. ValueError for a grid or an argument that cannot work.
 
+    results: folder of results, where `train.init_from` finds the weights of runs.
     without_data: plan runs whose data are not there, and scales that cannot run here, too.
     """
     from suite.grid import expand, refuse
@@ -46,7 +48,14 @@ def resolved_runs(
     if not without_data:
         refuse(found.config, scale, shown(found.path))
     folder = None if data is None else str(data)
-    resolver = Resolver(repository.tasks, repository.models, repository.operators, folder, without_data=without_data)
+    resolver = Resolver(
+        repository.tasks,
+        repository.models,
+        repository.operators,
+        folder,
+        without_data=without_data,
+        roots=[results, repository.reference],
+    )
     runs = expand(
         found.name,
         found.config,
@@ -58,3 +67,33 @@ def resolved_runs(
         where=shown(found.path),
     )
     return found, runs
+
+
+def resolved_experiments(
+    repository: Repository, experiments: Iterable[str], **choice: Any
+) -> list[tuple[Experiment, list[Run]]]:
+    """Several experiments and their runs, each experiment once; `choice` goes to `resolved_runs`.
+
+    ValueError where two folders have one name, or where two experiments share a run: executors and their display know
+    a run by its id, and a run is stored under one experiment.
+    """
+    found: dict[str, tuple[Experiment, list[Run]]] = {}
+    for name in experiments:
+        experiment, runs = resolved_runs(repository, name, **choice)
+        known = found.setdefault(experiment.name, (experiment, runs))[0]
+        if not known.path.samefile(experiment.path):
+            raise ValueError(
+                f"{shown(known.path)} and {shown(experiment.path)}: both are named {experiment.name!r}, and their rows "
+                "would mix; rename one of the folders"
+            )
+    owners: dict[str, str] = {}
+    for experiment, runs in found.values():
+        for run in runs:
+            # without its data a run has no id yet
+            owner = experiment.name if run.is_planned_only else owners.setdefault(run.run_id, experiment.name)
+            if owner != experiment.name:
+                raise ValueError(
+                    f"{owner} and {experiment.name} share the run {run.run_id}, and one call stores a run once; "
+                    "call `run` once for each of the two"
+                )
+    return list(found.values())

@@ -46,7 +46,7 @@ def report(
         typer.Option(help="Show every stored run by this setting, on the grid or not: train.lr; repeatable."),
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="All experiments on one page: cells that agree, differ, are empty.")
+        bool, typer.Option("--all", help="A scoreboard of all experiments: cells that agree, differ, are empty.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="File to write; a figure is a PNG and an SVG of one name.")] = None,
     update_docs: Annotated[
@@ -55,7 +55,8 @@ def report(
 ) -> None:
     """Render an experiment (paper's number, ours, difference, seeds, verdict, figure), or the history of `kernels`.
 
-    `tables` is a page of every table and figure of the papers, with what runs here and what has rows.
+    A paper (`h3`) and `--all` show a scoreboard of its experiments or of all; `--format html` is a page to sort, filter
+    and open runs. `tables` is a page of every table and figure of the papers, with what runs here and what has rows.
     """
     from suite import storage
 
@@ -67,22 +68,26 @@ def report(
     if results is not None and not results.is_dir():
         raise ValueError(f"--results {results}: there is no such folder")
     chosen = _format(format, out)
-    if by and (every or experiment in (None, TABLES, KERNELS)):
+    paper = _paper(repository, experiment)
+    if by and (every or paper or experiment in (None, TABLES, KERNELS)):
         raise ValueError("report --by: name the experiment whose runs to show")
     rendered: Any
-    if every or experiment is None:
-        if not every or experiment is not None:
-            raise ValueError("report: name one experiment, or give --all for a page of all of them")
-        experiment = "overview"
+    if every and experiment is not None:
+        raise ValueError(f"report {experiment} --all: name an experiment or a paper, or give --all, not both")
+    if every or paper:
+        if scale is not None:
+            raise ValueError("report --scale: a scoreboard shows experiments at their own scales; name one experiment")
+        experiment = paper or "overview"
         rendering = repository.rendering()
-        names = [name for name in repository.experiments() if repository.experiment(name).config.runnable]
-        rendered = rendering.overview([_paper_report(repository, name, results) for name in names])
+        rendered = _board(repository, experiment, results)
+    elif experiment is None:
+        raise ValueError("report: name an experiment or a paper (h3), or give --all for a scoreboard of all of them")
     elif experiment == TABLES:
         rendering = repository.rendering()
         rendered = _tables(repository, rendering, chosen, out)
     elif experiment == KERNELS:
         rendering = repository.rendering()
-        paths = _files(repository, experiment, results)
+        paths = repository.files(experiment, results)
         rendered = rendering.history(storage.read([path for path in paths if scale in (None, path.parent.name)]))
     else:
         experiment, config, path = repository.experiment(experiment)
@@ -91,7 +96,7 @@ def report(
                 f"unknown scale {scale!r}{nearest(scale, config.scales)}; there are: {', '.join(config.scales)}"
             )
         rendering = repository.rendering()
-        frame = storage.read(_files(repository, experiment, results))
+        frame = storage.read(repository.files(experiment, results))
         if by:
             rendered = rendering.grouped(config, path.parent, experiment, frame, by, scale)
         else:
@@ -136,18 +141,27 @@ def _tables(repository: Repository, rendering: Any, format: Format, out: Path | 
     return rendering.index(papers, configs, stored, home=home)
 
 
-def _files(repository: Repository, experiment: str, results: Path | None) -> list[Path]:
-    """Files with the rows of an experiment, of one folder: the user's own, or else the committed ones."""
+def _paper(repository: Repository, name: str | None) -> str | None:
+    """The name of a paper, if it is one: a folder of experiments and no experiment itself."""
+    names = repository.experiments()
+    word = (name or "").rstrip("/")
+    return word if word and word not in names and any(known.startswith(f"{word}/") for known in names) else None
+
+
+def _board(repository: Repository, name: str, results: Path | None) -> Any:
+    """The scoreboard of the experiments of a paper, or of all. Those of which nothing can run here have no line."""
     from suite import storage
 
-    return next((found for root in repository.roots(results) if (found := storage.files([root], experiment))), [])
-
-
-def _paper_report(repository: Repository, experiment: str, results: Path | None) -> Any:
-    """The report of an experiment at its scale `paper`, or at one of its others where that one cannot run."""
-    from suite import storage
-
-    _, config, path = repository.experiment(experiment)
-    scale = "paper" if "paper" in config.runnable else None
-    rows = storage.read(_files(repository, experiment, results))
-    return repository.rendering().build(config, path.parent, rows, scale=scale)
+    build = repository.rendering().build
+    counted, reduced = [], []
+    for experiment, config, path in repository.every_experiment():
+        if not config.runnable or (name != "overview" and not experiment.startswith(f"{name}/")):
+            continue
+        paths = repository.files(experiment, results)
+        rows = storage.read(paths)
+        main = build(config, path.parent, rows, scale="paper" if "paper" in config.runnable else None)
+        counted.append(main)
+        scales = {path.parent.name for path in paths} & config.scales.keys() - {main.scale}
+        reduced += [build(config, path.parent, rows, scale=scale) for scale in sorted(scales)]
+    kernels = storage.read(repository.files(KERNELS, results))
+    return repository.rendering().Board(name, tuple(counted), tuple(reduced), kernels, tuple(repository.operators))

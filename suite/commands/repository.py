@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -14,6 +14,9 @@ from suite.contracts import Recorder
 from suite.plugins import load_plugins
 from suite.registry import Registry, nearest
 from suite.target import target
+
+if TYPE_CHECKING:
+    from suite.rows import Selection
 
 LOCAL = Path("results/local")
 """Folder of new results, relative to the folder in which the command is called."""
@@ -57,6 +60,10 @@ class Repository:
     """The module `tasks.data.rate`: rows per second that a task draws."""
     leakage: Callable[[Any], Mapping[str, int]]
     """Function from a task to the number of inputs that each pair of its splits shares."""
+    checkpoints: Callable[[], Any]
+    """The module `models.checkpoints`: public layouts of weights."""
+    token_task: Callable[[int, int], dict[str, Any]]
+    """Settings of a task on tokens, given the size of the vocabulary and the longest sequence."""
 
     def with_plugins(self, names: Iterable[str]) -> Repository:
         """This repository with the tasks, models and operators of plugins beside its own (`suite.plugins`)."""
@@ -76,7 +83,14 @@ class Repository:
 
         The word `plugins` among the values of `model.name` or `task.name` in a sweep stands for the names of plugins.
         """
+        return self._experiment(name, find_experiments(self.reports))
+
+    def every_experiment(self) -> list[Experiment]:
+        """All experiments, from one walk through their folder."""
         grids = find_experiments(self.reports)
+        return [self._experiment(name, grids) for name in grids]
+
+    def _experiment(self, name: str, grids: Mapping[str, Path]) -> Experiment:
         path = grids.get(name, Path(name, "grid.yaml"))
         if not path.is_file():
             raise ValueError(
@@ -101,6 +115,35 @@ class Repository:
         """Folders in which stored rows are searched: `results` if given, else the user's own and the committed ones."""
         return [results] if results is not None else [LOCAL, self.reference]
 
+    def files(self, experiment: str, results: Path | None) -> list[Path]:
+        """Files with the rows of an experiment, of one folder: `results`, or the user's own, or else the committed."""
+        from suite import storage
+
+        return next((found for root in self.roots(results) if (found := storage.files([root], experiment))), [])
+
+    def selection(self, names: Sequence[str], results: Path | None, only: Sequence[str]) -> Selection:
+        """The rows of experiments, or of folders with results, that satisfy filters. ValueError where there are none.
+
+        An experiment is named as for `experiment`; `kernels` stands for the rows of `bench`.
+        """
+        from suite.rows import Selection
+
+        if results is not None and not results.is_dir():
+            raise ValueError(f"--results {results}: there is no such folder")
+        paths: dict[Path, None] = {}
+        for name in names:
+            folder = target(name)
+            known = name == KERNELS or name in self.experiments() or (folder / "grid.yaml").is_file()
+            if not known and folder.is_dir():
+                found = sorted(folder.rglob("*.parquet"))
+            else:
+                found = self.files(name if name == KERNELS else self.experiment(name).name, results)
+            if not found:
+                where = f"below {results}" if results else "stored"
+                raise ValueError(f"{name}: no rows {where}; `run` and `bench` make them, `status` shows what is to do")
+            paths.update(dict.fromkeys(found))
+        return Selection(list(paths), only)
+
 
 def repository_of(context: typer.Context, plugins: Iterable[str] | None = None) -> Repository:
     """The `Repository` that the composition root handed to the command line, with the names of plugins added."""
@@ -119,7 +162,15 @@ def _place(text: Any) -> Any:
     return None if text is None else target(text)
 
 
-_EXPERIMENT = typer.Argument(help="Experiment, e.g. h3/table2 (see `list experiments`), or a folder with a grid.yaml.")
+def _experiment_names(context: typer.Context, incomplete: str) -> list[str]:
+    """The experiments whose names begin so, for the completion of a shell."""
+    return [name for name in repository_of(context).experiments() if name.startswith(incomplete)]
+
+
+_EXPERIMENT = typer.Argument(
+    autocompletion=_experiment_names,
+    help="Experiment, e.g. h3/table2 (see `list experiments`), or a folder with a grid.yaml.",
+)
 ExperimentName = Annotated[str, _EXPERIMENT]
 ExperimentNames = Annotated[list[str], _EXPERIMENT]
 OptionalExperimentName = Annotated[str | None, _EXPERIMENT]

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from suite.commands.planning import Data, Only, Scale, Seeds, resolved_runs
-from suite.commands.repository import LOCAL, Device, ExperimentNames, Plugins, Results, Set, repository_of
-from suite.parsing import seconds
+from suite.commands.planning import Data, Only, Scale, Seeds
+from suite.commands.repository import LOCAL, Device, ExperimentNames, Plugins, Results, Set, repository_of, shown
+from suite.parsing import seconds, shortened
 from suite.runs import Run
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from suite.commands.carrying_out import Call
+
+
+AUTO = "auto"
 
 
 def run(
@@ -26,8 +36,16 @@ def run(
     data: Data = None,
     results: Results = LOCAL,
     jobs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|auto",
+            help="Runs at a time; auto: as many as share a GPU well, on a CPU one a core. Default: 1 on this machine, "
+            "as many as fit on a cluster.",
+        ),
+    ] = None,
+    nproc: Annotated[
         int | None,
-        typer.Option(min=1, max=4096, help="Runs at a time; default: 1 on this machine, as many as fit on a cluster."),
+        typer.Option(min=1, max=4096, help="Processes that train each run together, on a GPU each (docs/grids.md)."),
     ] = None,
     executor: Annotated[
         str, typer.Option(help="What carries out the runs: local, or ray or slurm on a cluster (docs/grids.md).")
@@ -37,12 +55,16 @@ def run(
     ] = None,
     threads: Annotated[
         int,
-        typer.Option(min=1, max=1024, help="CPU threads of each training run; another number gives other last digits."),
+        typer.Option(help="CPU threads of each training run; another number gives other last digits."),
     ] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved plan and train nothing.")] = False,
     keep_weights: Annotated[
         bool, typer.Option("--keep-weights", help="Keep the weights of trained models, for `generate`.")
     ] = False,
+    log: Annotated[
+        list[str] | None,
+        typer.Option(help="Show the metrics of training in tensorboard or wandb, too; repeatable."),
+    ] = None,
     within: Annotated[
         str | None,
         typer.Option(help="Time after which current runs save and no other starts: 90s, 10m, 2h; then exit code 3."),
@@ -55,75 +77,52 @@ def run(
     """Run named grids, task x model or operators; what is stored is skipped, what was interrupted continues."""
     from rich.console import Console
 
-    from suite.executors.contract import LeftRunningError, Settings, choose
+    from suite.commands.carrying_out import prepare
+    from suite.executors.contract import LeftRunningError, Settings
 
-    within_s = None if within is None else seconds(within, "--within")
-    if force and retry_failed:
-        raise ValueError("--force --retry-failed: the first repeats all runs, the second some of them; give one")
-    carry_out = choose(executor, executor_options or ())
     repository = repository_of(context, plugins)
-    choice: dict[str, Any] = {"scale": scale, "only": only, "overrides": overrides, "seeds": seeds, "data": data}
-    found = [resolved_runs(repository, name, **choice, without_data=dry_run) for name in dict.fromkeys(experiments)]
-    runs = [run for _, part in found for run in part]
-    timed = [experiment.name for experiment, _ in found if experiment.config.timed]
-    if (jobs or 1) > 1 and timed:
-        raise ValueError(
-            f"--jobs {jobs}: {timed[0]} times operators, and runs side by side would disturb each other; leave it out"
-        )
-    settings = Settings(
-        device=device,
-        jobs=1 if timed else jobs,
-        fresh=force or retry_failed,
-        threads=threads,
-        record=repository.recorder(),
-        keep_weights=keep_weights,
-        within_s=within_s,
+    processes = _processes(nproc, executor)
+    call = prepare(
+        repository,
+        experiments,
+        results,
+        Settings(
+            device=device,
+            jobs=None if jobs in (None, AUTO) else _number(jobs),
+            packed=jobs == AUTO,
+            processes=processes,
+            threads=threads,
+            keep_weights=keep_weights,
+            log=tuple(dict.fromkeys(log or ())),
+            within_s=None if within is None else seconds(within, "--within"),
+        ),
+        choice={"scale": scale, "only": only, "overrides": overrides, "seeds": seeds, "data": data},
+        executor=executor,
+        executor_options=executor_options or (),
+        force=force,
+        retry_failed=retry_failed,
+        without_data=dry_run,
     )
-    place = carry_out.check(settings)
-
-    from suite import storage
-    from suite.estimate import estimate
-    from suite.runner import FAILED, outdated, plan
-
-    planned = plan(runs, [results], force=force, versions=repository.versions())
-    if retry_failed:
-        planned = [item for item in planned if item.stored in FAILED]
-    todo = [item.run for item in planned if item.todo or retry_failed]
-    console = Console()
-    if (line := outdated(planned)) is not None:
+    # of the processes that torchrun starts, one speaks
+    console = Console(quiet=processes > 1 and os.environ.get("RANK", "0") != "0")
+    if (line := call.outdated) is not None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     if dry_run:
-        _print_plan([item.run for item in planned], [item.stored or "to do" for item in planned])
-        console.print(f"{len(planned)} runs, {len(todo)} to do, on {place}; results in {results}", highlight=False)
-        roots = [results, repository.reference]
-        for line in estimate(todo, [file for experiment, _ in found for file in storage.files(roots, experiment.name)]):
-            console.print(line, highlight=False, soft_wrap=True)
-        for experiment, _ in found:
-            config = experiment.config
-            if reason := config.cannot_run.get(scale or next(iter(config.scales))):
-                console.print(f"cannot run here: {reason}", highlight=False, markup=False, soft_wrap=True)
+        _print_dry_run(console, call, repository.reference, scale)
         return
+    num_runs, num_todo = len(call.planned), len(call.todo)
     if retry_failed:
-        console.print(f"{len(todo)} of {len(runs)} runs in {results} ended with an error", highlight=False)
-    elif len(todo) < len(runs):
-        console.print(f"{len(runs) - len(todo)} of {len(runs)} runs are already stored in {results}", highlight=False)
+        console.print(f"{num_todo} of {call.num_asked} runs in {results} ended with an error", highlight=False)
+    elif num_todo < num_runs:
+        console.print(f"{num_runs - num_todo} of {num_runs} runs are already stored in {results}", highlight=False)
 
     from suite.display import GridDisplay
     from suite.executors.local import OutOfTimeError
-    from suite.target import probe
+    from suite.runner import FAILED
 
-    try:
-        for folder in {results / run.experiment / run.scale for run in todo} or {results}:
-            probe(folder)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ValueError(
-            f"--results {results}: nothing can be written there ({reason}); name another folder or make room."
-        ) from None
-
-    with GridDisplay(console, len(todo)) as display:
+    with GridDisplay(console, num_todo) as display:
         try:
-            ended = carry_out(todo, results, display, settings)
+            ended = call.carry_out(display)
         except OutOfTimeError:
             display.interrupted("the time is up")
             raise typer.Exit(3) from None
@@ -137,8 +136,52 @@ def run(
     if bad:
         console.print(f"{len(bad)} of {len(ended)} runs ended with an error; their rows say why (`show RUN_ID`)")
         raise typer.Exit(1)
-    reports = "; ".join(f"python run_suite.py report {experiment.name}" for experiment, _ in found)
+    # a folder elsewhere is not found by its name, nor is a plugin that is not named again
+    known = repository.experiments()
+    places = [one.name if one.name in known else shown(one.path.parent) for one in call.experiments]
+    options = "".join(f" --plugin {name}" for name in plugins or ())
+    reports = "; ".join(f"python run_suite.py report {place}{options}" for place in places)
     console.print(f"done: {len(ended)} runs; now: {reports}", highlight=False, soft_wrap=True)
+
+
+def _print_dry_run(console: Console, call: Call, reference: Path, scale: str | None) -> None:
+    """Prints the plan, the time that it will take, and why a part of it cannot run here."""
+    from suite import storage
+    from suite.estimate import estimate
+
+    _print_plan([item.run for item in call.planned], [item.stored or "to do" for item in call.planned])
+    counts = f"{len(call.planned)} runs, {len(call.todo)} to do"
+    console.print(f"{counts}, on {call.place}; results in {call.results}", highlight=False)
+    roots = [call.results, reference]
+    stored = [file for experiment in call.experiments for file in storage.files(roots, experiment.name)]
+    for line in estimate(call.todo, stored):
+        console.print(line, highlight=False, soft_wrap=True)
+    for experiment in call.experiments:
+        config = experiment.config
+        if reason := config.cannot_run.get(scale or next(iter(config.scales))):
+            console.print(f"cannot run here: {reason}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _number(jobs: str) -> int:
+    try:
+        return int(jobs)
+    except ValueError:
+        raise ValueError(f"--jobs {shortened(jobs)}: expected a whole number, or {AUTO}") from None
+
+
+def _processes(nproc: int | None, executor: str) -> int:
+    """How many processes train each run together: what torchrun has started, or `--nproc`."""
+    from suite import parallel
+
+    if parallel.launched():
+        if nproc is not None:
+            raise ValueError(f"--nproc {nproc}: torchrun has started the processes; leave it out")
+        processes = int(os.environ["WORLD_SIZE"])
+    else:
+        processes = nproc or 1
+    if processes > 1 and executor != "local":
+        raise ValueError(f"--executor {executor}: a run in {processes} processes is for the executor local")
+    return processes
 
 
 def _print_plan(runs: Sequence[Run], stored: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from suite.commands.console import table_console
 from suite.commands.repository import StoredResults, repository_of
 
 FACTS = (
@@ -25,7 +26,6 @@ def show(
     results: StoredResults = None,
 ) -> None:
     """Show everything that is stored about one run."""
-    from rich.console import Console
     from rich.table import Table
 
     from suite import storage
@@ -42,7 +42,7 @@ def show(
     stored = storage.load(paths[0]).to_pylist()
     if not stored:
         raise ValueError(f"{paths[0]}: holds no rows; remove it")
-    console = Console()
+    console = table_console()
     facts = Table("", "", box=None, show_header=False)
     for column in FACTS:
         facts.add_row(column, _text(stored[0][column]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from suite.commands.console import table_console
 from suite.commands.planning import Data, Only, Scale, Seeds, resolved_runs
 from suite.commands.repository import LOCAL, ExperimentName, Plugins, Results, Set, repository_of
 
@@ -22,7 +23,6 @@ def status(
     results: Results = LOCAL,
 ) -> None:
     """Show which runs are done, running (where, since when), failed (why) or to do, and the time that is left."""
-    from rich.console import Console
 
     from suite import storage
     from suite.display import run_label
@@ -38,10 +38,11 @@ def status(
         overrides=overrides,
         seeds=seeds,
         data=data,
+        results=results,
         without_data=True,
     )
     found = standings(runs, results)
-    console = Console()
+    console = table_console()
     for standing in found:
         if standing.detail or standing.state not in ("ok", "to do"):
             line = f"{standing.state:11s}  {run_label(standing.run)}  {standing.detail}"

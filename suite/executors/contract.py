@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from suite.contracts import Recorder
-from suite.parsing import assignments, parse
+from suite.parsing import assignments, parse, shortened
 from suite.registry import Entry, Registry
 from suite.runner import Finished, no_operators
 from suite.runs import Run
@@ -53,6 +53,10 @@ class Settings:
     """`cpu`, `cuda` or `cuda:N`; None: a GPU if the machine that carries out the run has one."""
     jobs: int | None = None
     """Runs at a time; None: the executor's own number."""
+    packed: bool = False
+    """Whether as many runs share each GPU as its memory and speed allow (`--jobs auto`)."""
+    processes: int = 1
+    """Processes that train each run together, on a GPU each."""
     fresh: bool = False
     """Whether checkpoints are ignored and stored rows replaced."""
     threads: int = 1
@@ -60,8 +64,19 @@ class Settings:
     record: Recorder = no_operators
     """Tells which operators a run used."""
     keep_weights: bool = False
+    log: tuple[str, ...] = ()
+    """Viewers that get the metrics of training runs (`suite.live.SINKS`)."""
     within_s: float | None = None
     """Seconds after which the current runs are asked to save a checkpoint and no other starts."""
+
+    def __post_init__(self) -> None:
+        for name, value, most in (
+            ("jobs", self.jobs, 4096),
+            ("nproc", self.processes, 4096),
+            ("threads", self.threads, 1024),
+        ):
+            if value is not None and not (isinstance(value, int) and 1 <= value <= most):
+                raise ValueError(f"--{name} {shortened(value)}: expected a whole number from 1 to {most}")
 
 
 class Executor(Protocol):

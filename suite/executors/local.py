@@ -7,7 +7,10 @@ between two steps; a second one ends at once.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import multiprocessing
+import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -17,11 +20,14 @@ from typing import Any
 
 import torch
 
+from suite import parallel
 from suite.claims import EXPIRY_S, Claims
 from suite.contracts import Config, Recorder
-from suite.environment import device_name, pick_device
-from suite.executors.contract import Settings
+from suite.environment import cores, device_name, pick_device
+from suite.executors.contract import LeftRunningError, Settings
+from suite.executors.packing import Room, multi_process_service
 from suite.executors.queue import Display, RunQueue
+from suite.executors.team import Team, follow, give
 from suite.executors.workers import SIGNALS, run_in_workers
 from suite.runner import Finished, execute, no_operators
 from suite.runs import Run
@@ -81,8 +87,11 @@ def run_all(
     threads: int = 1,
     record: Recorder = no_operators,
     keep_weights: bool = False,
+    log: Sequence[str] = (),
     within_s: float | None = None,
     expiry_s: float = EXPIRY_S,
+    team: Team | None = None,
+    packed: bool = False,
 ) -> list[Finished]:
     """Carries out the runs and returns how they ended, in order of their ending. Options are those of `execute`.
 
@@ -90,20 +99,32 @@ def run_all(
 
     threads: CPU threads of each training run, the same here and in a worker process, so that its results are, too.
     within_s: seconds after which the current runs are asked to save a checkpoint and no other starts.
+    team: the processes that carry out each run together.
+    packed: start at most `jobs` at a time, and on a GPU no more than share it well (`suite.executors.packing`).
     expiry_s: seconds after which another process may take over a run of this one, if this one ends without a word.
 
     Raises KeyboardInterrupt, or OutOfTimeError after `within_s`, unless all runs ended.
     """
-    options: dict[str, Any] = {"fresh": fresh, "threads": threads, "record": record, "keep_weights": keep_weights}
+    options: dict[str, Any] = {
+        "fresh": fresh,
+        "threads": threads,
+        "record": record,
+        "keep_weights": keep_weights,
+        "log": log,
+    }
     jobs = min(jobs, len(runs))
-    event = multiprocessing.get_context("spawn").Event() if jobs > 1 else threading.Event()
+    in_workers = jobs > 1 or team is not None
+    event = multiprocessing.get_context("spawn").Event() if in_workers else threading.Event()
     with StopSignals(event, display.stopping, within_s) as stop, Claims(root, expiry_s=expiry_s) as claims:
         queue = RunQueue(runs, root, claims, display, fresh=fresh)
-        if jobs > 1:
+        if team is not None:
+            run_in_workers(queue, root, [str(team.device(0, device))], event, options, team=team)
+        elif jobs > 1:
             spread = torch.cuda.device_count() if device.type == "cuda" and device.index is None else 1
             devices = [f"cuda:{worker % spread}" if spread > 1 else str(device) for worker in range(jobs)]
-            options["sharing"] = -(-jobs // spread)
-            run_in_workers(queue, root, devices, event, options)
+            on_gpu = packed and device.type == "cuda"
+            with multi_process_service() if on_gpu else contextlib.nullcontext():
+                run_in_workers(queue, root, devices, event, options, room=Room() if on_gpu else None)
         else:
             run_in_sequence(queue, root, device, event, options)
     if len(queue.ended) < len(runs):
@@ -125,9 +146,13 @@ def run_in_sequence(
             stop.wait(0.2)
             continue
         try:
-            queue.end(
-                execute(run, root, device, report=partial(queue.display.progressed, run), stop=stop.is_set, **options)
-            )
+            give(run)
+            report = partial(queue.display.progressed, run)
+            finished = execute(run, root, device, report=report, stop=stop.is_set, **options)
+            queue.end(finished)
+            if finished.status in ("failed", "oom") and parallel.current().size > 1:
+                # the processes may have left the run at different places
+                raise LeftRunningError(f"{run.run_id} ended with an error, and so do all processes; start again", 1)
         except KeyboardInterrupt:
             if not stop.is_set():
                 raise
@@ -135,21 +160,65 @@ def run_in_sequence(
 
 
 class Local(Config):
-    """Runs on this machine. It has no options."""
+    """Runs on this machine."""
+
+    sharded: bool | None = None
+    """Whether the processes of a run (`--nproc`) shard its parameters; None: from 10^9 parameters on."""
 
     def check(self, settings: Settings) -> str:
-        return device_name(pick_device(settings.device))
+        device, processes = pick_device(settings.device), settings.processes
+        if processes == 1:
+            if self.sharded is not None:
+                raise ValueError("--executor-options sharded: only for several processes a run; give --nproc")
+            return device_name(device)
+        if settings.packed or (settings.jobs or 1) > 1:
+            raise ValueError(f"--jobs {settings.jobs or 'auto'} --nproc {processes}: give one of them")
+        if device.type == "cuda":
+            there = torch.cuda.device_count()
+            if device.index is not None:
+                raise ValueError(f"--device {device} --nproc {processes}: every process has a GPU; give --device cuda")
+            if not parallel.launched() and processes > there:
+                raise ValueError(f"--nproc {processes}: every process needs a GPU, and this machine has {there}")
+        return f"{processes} x {device_name(device)}"
 
     def __call__(self, runs: Sequence[Run], root: Path, display: Display, settings: Settings) -> list[Finished]:
-        return run_all(
-            runs,
-            root,
-            pick_device(settings.device),
-            display,
-            jobs=settings.jobs or 1,
-            fresh=settings.fresh,
-            threads=settings.threads,
-            record=settings.record,
-            keep_weights=settings.keep_weights,
-            within_s=settings.within_s,
-        )
+        options: dict[str, Any] = {
+            "fresh": settings.fresh,
+            "threads": settings.threads,
+            "record": settings.record,
+            "keep_weights": settings.keep_weights,
+            "log": settings.log,
+        }
+        device = pick_device(settings.device)
+        if parallel.launched():
+            return self._under_torchrun(runs, root, device, display, settings.within_s, options)
+        team = Team(settings.processes, self.sharded) if settings.processes > 1 else None
+        jobs = max(1, cores() // settings.threads) if settings.packed else settings.jobs or 1
+        options |= {"within_s": settings.within_s, "team": team, "packed": settings.packed}
+        return run_all(runs, root, device, display, jobs=jobs, **options)
+
+    def _under_torchrun(
+        self,
+        runs: Sequence[Run],
+        root: Path,
+        device: torch.device,
+        display: Display,
+        within_s: float | None,
+        options: dict[str, Any],
+    ) -> list[Finished]:
+        """Carries out the runs as one of the processes that torchrun has started."""
+        if device.type == "cuda":
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        group = parallel.current()
+        if group.size == 1:
+            group = parallel.join(rank, size, device, sharded=self.sharded)
+            atexit.register(parallel.leave)
+        if group.rank > 0:
+            # rank 0 decides when all of them end
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            follow(root, device, options["threads"])
+            return []
+        ended = run_all(runs, root, device, display, within_s=within_s, **options)
+        give(None)
+        return ended

@@ -217,6 +217,7 @@ class _Cluster:
             "threads": settings.threads,
             "record": settings.record,
             "keep_weights": settings.keep_weights,
+            "log": settings.log,
             "sharing": round(1 / gpus) if gpus else 1,
         }
 

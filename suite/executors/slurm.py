@@ -143,6 +143,7 @@ class _Job:
             "threads": settings.threads,
             "record": settings.record,
             "keep_weights": settings.keep_weights,
+            "log": settings.log,
         }
         return cls(run, root, settings.device, options, settings.fresh)
 

@@ -7,7 +7,10 @@ and processes, so that one lost worker costs one try of one run:
   one dies as well, the run gets a row `failed` that names the signal.
 - After an illegal memory access a process can no longer use its GPU, and under CUDA's multi-process service neither can
   those that share the GPU. Such a worker ends, and its run is tried once more on a new one.
+- A run that is out of memory while others share its device is tried once more when nothing else runs.
 - A worker whose parent is gone ends at once.
+- A worker may be the first of several processes that carry out a run together (`suite.executors.team`). If one of these
+  is lost, so is the worker.
 
 Workers see none of the signals that a terminal or a scheduler sends to all processes; the parent decides what they do.
 """
@@ -21,14 +24,17 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from suite.executors.packing import Load, Room, measure
 from suite.executors.queue import RunQueue
-from suite.runner import execute, store_failure
+from suite.executors.team import GRACE_S, Leader, Team, end_with_parent, give, how_it_ended
+from suite.runner import Finished, execute, store_failure
 from suite.runs import Progress, Run
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -51,33 +57,74 @@ def device_fault(device: torch.device) -> str | None:
     return None
 
 
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
+@dataclass(frozen=True)
+class _Ending:
+    """What a worker sends after a run."""
+
+    finished: Finished
+    fault: str | None
+    """Why another worker should try the run once more; None if it should not."""
+    lost: bool
+    """Whether the worker ends, because it can carry out no other run."""
 
 
 def _work(
-    pipe: Connection, stop: Any, device_name: str, root: Path, options: dict[str, Any], fault_of: FaultOf
+    pipe: Connection,
+    stop: Any,
+    device_name: str,
+    root: Path,
+    options: dict[str, Any],
+    fault_of: FaultOf,
+    team: Team | None,
+    sharing: Any,
 ) -> None:
     """Body of a worker: carries out the runs that come through the pipe until None comes.
 
-    It sends every `Progress`; after a run (Finished, fault of the device or None), or None for an interrupted run.
+    sharing: the most runs that have used the device at a time, which the parent keeps up to date.
+
+    It sends every `Progress` with the load of its device; after a run an `_Ending`, or None if the run was interrupted.
     """
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     device = torch.device(device_name)
+    current: list[Run] = []
+
+    def report(progress: Progress) -> None:
+        rate = (progress.metrics or {}).get("train/steps_per_s")
+        pipe.send((progress, None if rate is None else measure(device, rate)))
+
+    def give_up(status: str, reason: str) -> None:
+        if current:
+            pipe.send(_Ending(store_failure(current[0], root, device, reason, status), None, True))
+
+    leader = None if team is None else Leader(team, device, root, options["threads"], give_up)
     while (run := pipe.recv()) is not None:
+        current[:] = [run]
+        give(run)
         try:
-            finished = execute(run, root, device, report=pipe.send, stop=stop.is_set, **options)
+            finished = execute(
+                run, root, device, report=report, stop=stop.is_set, sharing=lambda: sharing.value, **options
+            )
         except KeyboardInterrupt:
             pipe.send(None)
             continue
         fault = fault_of(device) if finished.status == "failed" else None
-        pipe.send((finished, fault))
-        if fault is not None:
+        lost = fault is not None
+        if leader is not None and finished.status in ("failed", "oom"):
+            # the processes of the team may have left the run at different places
+            lost = True
+            # its error, if it sent one, is the reason for that of this process, or the same
+            if leader.lost.wait(GRACE_S) and leader.error is not None:
+                finished = store_failure(run, root, device, leader.error[1], leader.error[0])
+            elif leader.lost.is_set():
+                fault, finished = leader.lost_by, store_failure(run, root, device, leader.lost_by)
+        current.clear()
+        pipe.send(_Ending(finished, fault, lost))
+        if lost:
             # the exit handlers of CUDA libraries may hang on a broken device
             os._exit(1)
+    if leader is not None:
+        # the others end with this process
+        os._exit(0)
 
 
 class _Worker:
@@ -90,14 +137,20 @@ class _Worker:
         device: str,
         root: Path,
         options: dict[str, Any],
+        sharing: Any,
         fault_of: FaultOf = device_fault,
+        team: Team | None = None,
     ) -> None:
         self.device = device
         self.run: Run | None = None
         self.lost = False
-        """Whether the process ends, because it can no longer use its device."""
+        """Whether the process ends, because it can carry out no other run."""
+        self.load: Load | None = None
+        """What it last measured of its device."""
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, stop, device, root, options, fault_of), daemon=True)
+        arguments = (theirs, stop, device, root, options, fault_of, team, sharing)
+        # a daemon may start no processes of its own
+        self.process = context.Process(target=_work, args=arguments, daemon=team is None)
         # a process inherits the mask, so a signal cannot reach the worker even while it imports its modules
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
@@ -121,10 +174,7 @@ class _Worker:
     def death(self) -> str:
         """How the process ended."""
         self.process.join()
-        code = self.process.exitcode
-        if code is not None and code < 0:
-            return f"killed, signal {-code}"
-        return f"the worker ended with exit code {code}"
+        return how_it_ended(self.process)
 
 
 def run_in_workers(
@@ -135,17 +185,32 @@ def run_in_workers(
     options: dict[str, Any],
     *,
     fault_of: FaultOf = device_fault,
+    team: Team | None = None,
+    room: Room | None = None,
 ) -> None:
     """Carries out the runs of a queue in one worker for each of `devices`, until all have ended.
 
     stop: an event of the context `spawn`; once it is set, the current runs save a checkpoint and no other starts.
     options: keyword arguments of `execute`.
     fault_of: tells, after a failed run, why its worker can no longer use the device, or None.
+    team: the processes that carry out each run together, of which every worker is the first.
+    room: tells whether another worker has room on a device; None: all of them have.
     """
     context = multiprocessing.get_context("spawn")
     free = list(devices)
     tries: Counter[str] = Counter()
     workers: list[_Worker] = []
+    # all places are taken soon, unless their number is found on the way
+    counts = {device: 1 if room else devices.count(device) for device in devices}
+    shared = {device: context.Value("i", count, lock=False) for device, count in counts.items()}
+    alone: list[Run] = []
+    """Runs that were out of memory beside others."""
+
+    def on(device: str) -> list[_Worker]:
+        return [worker for worker in workers if worker.device == device]
+
+    def busy() -> bool:
+        return any(worker.run is not None for worker in workers)
 
     def hand_out() -> None:
         """Gives runs to the idle workers, and then to new ones on the free devices."""
@@ -153,9 +218,15 @@ def run_in_workers(
             if worker.run is None and not worker.lost and (run := queue.next(worker.device)):
                 tries[run.run_id] += 1
                 worker.give(run)
-        while free and (run := queue.next(free[0])):
+        for device in list(free):
+            if room is not None and not room.allows(device, on(device)):
+                continue
+            if (run := queue.next(device)) is None:
+                return
             tries[run.run_id] += 1
-            workers.append(_Worker(context, stop, free.pop(0), root, options, fault_of))
+            free.remove(device)
+            shared[device].value = max(shared[device].value, len(on(device)) + 1)
+            workers.append(_Worker(context, stop, device, root, options, shared[device], fault_of, team))
             workers[-1].give(run)
 
     def repeat(run: Run, reason: str) -> bool:
@@ -168,17 +239,21 @@ def run_in_workers(
     def read(worker: _Worker) -> None:
         for message in worker.messages():
             assert worker.run is not None
-            if isinstance(message, Progress):
-                queue.display.progressed(worker.run, message)
+            if isinstance(message, tuple):
+                progress, load = message
+                worker.load = load or worker.load
+                queue.display.progressed(worker.run, progress)
                 continue
             run, worker.run = worker.run, None
             if message is None:
                 queue.leave(run)
                 continue
-            finished, fault = message
-            worker.lost = fault is not None
-            if fault is None or not repeat(run, fault):
-                queue.end(finished)
+            worker.lost = message.lost
+            beside = sum(other.run is not None for other in on(worker.device))
+            if message.finished.status == "oom" and beside and tries[run.run_id] < TRIES:
+                alone.append(run)
+            elif message.fault is None or not repeat(run, message.fault):
+                queue.end(message.finished)
 
     def bury(worker: _Worker) -> None:
         """Makes room for another worker in place of a dead one, whose last messages have been read."""
@@ -192,7 +267,9 @@ def run_in_workers(
         while True:
             if not stop.is_set():
                 hand_out()
-            if not any(worker.run is not None for worker in workers) and (stop.is_set() or not queue.left):
+                if alone and not busy() and repeat(alone.pop(), "out of memory beside other runs, now alone"):
+                    hand_out()
+            if not busy() and (stop.is_set() or not (queue.left or alone)):
                 break
             ready = wait([part for worker in workers for part in (worker.pipe, worker.process.sentinel)], timeout=0.2)
             for worker in list(workers):

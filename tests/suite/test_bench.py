@@ -21,9 +21,10 @@ from kernels.workload import Implementation
 from run_suite import REPOSITORY
 from suite import storage
 from suite.bench import measure
+from suite.bench.base import tree_of
 from suite.bench.cases import Case, cases, label
 from suite.bench.run import time_cases
-from suite.bench.worker import ChildError, Worker, tree_of
+from suite.bench.worker import ChildError, Worker
 from tests.suite import toy_operators
 
 HOME = Path(__file__).resolve().parents[2]
@@ -153,10 +154,10 @@ def test_a_worker_runs_the_operators_of_its_tree(slower_checkout, tmp_path):
     case = next(
         case for case in cases(WORKLOAD, ["short"], ["ours"]) if case.implementation == "torch" and not case.backward
     )
-    theirs, _ = tree_of(str(slower_checkout), tmp_path / "tree")
+    theirs = tree_of(str(slower_checkout), tmp_path / "tree")
     times = {}
-    for name, tree in (("ours", None), ("theirs", theirs)):
-        with Worker(TARGETS, "cpu", tree=tree) as worker:
+    for name, base in (("ours", None), ("theirs", theirs)):
+        with Worker(TARGETS, "cpu", base=base) as worker:
             worker.ask("prepare", case=case.to_json())
             times[name] = min(worker.ask("sample", case=case.to_json(), budget_ms=50))
     assert times["ours"] < 10 <= times["theirs"]

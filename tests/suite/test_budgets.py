@@ -324,6 +324,7 @@ def test_code_that_reads_what_nothing_wrote_is_found(tmp_path):
     assert unwritten(WRONG) == ["UIADD3 UR4, UP0, UR6, 0x40, URZ "]
     assert unwritten(WRONG.replace("UR6", "UR24")) == []
     # UPRMT writes half of a register and keeps the other half
+    assert unwritten("/*0570*/ REDUX.MAX.S32 UR6, R0 ; /* 0x0 */\n/*05b0*/ IMAD.U32 R0, RZ, RZ, UR6 ; /* 0x0 */") == []
     assert unwritten("/*0100*/ UMOV UR5, URZ ; /* 0x0 */\n/*0110*/ UPRMT UR7, UR5, 0x7632, UR7 ; /* 0x0 */") == []
     # with the first operand in registers, only the descriptor of the second is read
     both = "/*0f00*/ HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24 ; /* 0x0 */"

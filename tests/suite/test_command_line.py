@@ -72,6 +72,7 @@ def test_list_names_everything(command_line):
         pytest.param(("run", "quickstart", "--set", "task.length=sixty"), ["length", "sixty"], marks=pytest.mark.slow),
         (("run", "quickstart", "--set", "model.init_std=.nan"), ["--set", "model.init_std=.nan", "finite number"]),
         (("run", "quickstart", "--only", "model.name=rwkv"), ["--only model.name=rwkv", "no run has it"]),
+        (("run", "quickstart", "--only", "model.nam=gla"), ["--only model.nam", "did you mean 'model.name'"]),
         (("run", "quickstart", "--device", "tpu"), ["--device"]),
         pytest.param(("run", "quickstart", "--device", "cuda:99"), ["--device"], marks=pytest.mark.slow),
         (("show", "ffffffff"), ["ffffffff"]),
@@ -89,6 +90,57 @@ def test_a_wrong_argument_is_one_line_and_exit_code_2(command_line, tmp_path, ar
     for word in words:
         assert word in line
     assert not list(tmp_path.rglob("*.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("given", "blamed"),
+    [
+        (["train.stepz=3"], "--set train.stepz=3: train: stepz: unknown key (did you mean 'steps'?)"),
+        (
+            ["train.lr=1e-3", "model.num_heads=3"],
+            "--set model.num_heads=3: model attention: num_heads=3 does not divide",
+        ),
+        (["train.steps=x", "task.length=y"], "--set train.steps=x --set task.length=y: task mqar: length:"),
+        (["task.num_kv_pairs=99"], "--set task.num_kv_pairs=99: task mqar: num_kv_pairs=99 needs length"),
+        (["trian.lr=1"], "--set trian.lr=1: 'trian.lr': a dotted key starts with task, model, train"),
+    ],
+)
+def test_a_fault_of_set_names_what_was_typed(command_line, given, blamed):
+    done = command_line("run", "quickstart", "--dry-run", *(word for text in given for word in ("--set", text)))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {blamed}")
+
+
+def test_a_fault_of_the_grid_is_not_blamed_on_set(command_line, tmp_path):
+    (tmp_path / "grid.yaml").write_text(
+        "title: t\nbaseline: {task: {name: mqar}, model: {name: gla}, train: {steps: none}}\n"
+    )
+    done = command_line("run", tmp_path, "--dry-run", "--set", "train.lr=1e-3")
+    assert done.stderr.startswith(f"error: {tmp_path / 'grid.yaml'}: train: steps:")
+
+
+def test_a_fault_of_data_names_the_folder_that_was_given(command_line, tmp_path):
+    done = command_line("run", "dss/table1-lra", "--data", tmp_path)
+    assert done.stderr.startswith(f"error: --data {tmp_path}: lra-text: ")
+
+
+def test_version_and_help_have_their_usual_names(command_line):
+    done = command_line("--version")
+    assert re.fullmatch(
+        r"subquad \S+.*, (commit [0-9a-f]{10}(, with uncommitted changes)?|not a checkout)\n", done.stdout
+    )
+    for arguments in (("-h",), ("run", "-h"), ("data", "prepare", "-h")):
+        done = command_line(*arguments)
+        assert done.returncode == 0
+        assert "Usage: " in done.stdout
+
+
+def test_a_shell_completes_the_names_of_experiments():
+    code = "import sys; sys.argv = ['subquad']; import run_suite; run_suite.main()"
+    asked = {"_SUBQUAD_COMPLETE": "complete_bash", "COMP_WORDS": "subquad run h3/table1", "COMP_CWORD": "2"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=HOME, timeout=60, env={**os.environ, **asked})
+    assert "h3/table12" in done.stdout.splitlines()
 
 
 def test_a_results_folder_that_cannot_be_written_is_refused_before_any_run(command_line, tmp_path):
@@ -282,7 +334,27 @@ def test_doctor_says_what_works_and_why_the_rest_does_not(command_line):
 
 def test_report_takes_one_experiment_or_all(command_line):
     assert "largest gap first" in command_line("report", "--all").stdout
-    for arguments in (("report",), ("report", "quickstart", "--all")):
+    for arguments, words in (
+        (("report",), "name an experiment or a paper (h3), or give --all"),
+        (("report", "quickstart", "--all"), "name an experiment or a paper, or give --all, not both"),
+        (("report", "h3", "--scale", "small"), "a scoreboard shows experiments at their own scales"),
+        (("report", "h3", "--by", "train.lr"), "name the experiment"),
+    ):
         done = command_line(*arguments)
         assert done.returncode == 2
-        assert "name one experiment, or give --all" in done.stderr
+        assert words in done.stderr
+
+
+def test_report_of_a_paper_is_the_scoreboard_of_its_experiments(command_line):
+    shown = command_line("report", "h3").stdout
+    assert shown.startswith("experiments of h3\n")
+    assert "h3/table2" in shown
+    assert "mamba/" not in shown
+
+
+@pytest.mark.parametrize("arguments", [("show", "0373a9"), ("list",), ("data", "list"), ("doctor",)])
+def test_a_table_in_a_pipe_has_every_word_whole(command_line, arguments):
+    done = command_line(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert "…" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) > 80

@@ -2,12 +2,15 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import yaml
 from pydantic import Field, ValidationError
 
 from models import MODELS
+from suite import parsing
 from suite.bench.config import BenchConfig, SpeedConfig
 from suite.config import ExperimentConfig, load_experiment
 from suite.contracts import Config
@@ -160,3 +163,30 @@ def test_a_filter_compares_numbers_and_not_their_spelling():
 
 def test_a_resolved_run_is_json_that_every_reader_takes():
     assert "NaN" not in json.dumps(make_run().resolved, allow_nan=False)
+
+
+def test_the_fast_parser_reads_every_file_of_ours_as_the_slow_one_does():
+    files = sorted(Path("reports").rglob("*.yaml"))
+    assert files
+    for path in files:
+        text = path.read_text()
+        assert read_yaml(text) == yaml.load(text, parsing._Loader), path
+
+
+@pytest.mark.parametrize("depth", [1_000, 200_000])
+@pytest.mark.parametrize("level", ["[", "- ", "{a: ", "? ", "a:\n"])
+def test_deep_nesting_is_refused_and_does_not_end_the_process(level, depth):
+    if level == "a:\n":
+        # a line for each level, each one deeper than the one before
+        depth = min(depth, 4_000)
+        text = "".join(f"{' ' * i}a:\n" for i in range(depth))
+    else:
+        text = level * depth
+    with pytest.raises(yaml.YAMLError):
+        read_yaml(text + "]" * depth if level == "[" else text)
+
+
+def test_a_key_that_stands_twice_is_refused_with_its_line():
+    with pytest.raises(yaml.YAMLError, match=r"the key 'lr' stands twice, again in line 4"):
+        read_yaml("train:\n  lr: 1\n  steps: 2\n  lr: 3\n")
+    assert read_yaml('{1: a, "1": b}') == {1: "a", "1": "b"}

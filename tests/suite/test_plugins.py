@@ -15,6 +15,7 @@ from suite.plugins import load_plugin
 
 HOME = Path(__file__).resolve().parents[2]
 EXAMPLE = HOME / "examples" / "my_mixer.py"
+EXAMPLE_TASK = HOME / "examples" / "my_task.py"
 GRID = """
 title: a grid of my own
 baseline:
@@ -155,7 +156,7 @@ def test_several_grids_run_in_one_call(grid, command_line, tmp_path):
     (other / "grid.yaml").write_text(GRID.replace("d_model: 16", "d_model: 8"))
     done = command_line("run", grid, other, grid, "--seeds", "3,7", "--results", tmp_path / "results")
     assert done.returncode == 0, done.stderr
-    assert "done: 4 runs; now: python run_suite.py report my-grid; python run_suite.py report other-grid" in done.stdout
+    assert f"done: 4 runs; now: python run_suite.py report {grid}; python run_suite.py report {other}\n" in done.stdout
     frames = [storage.read([file]) for file in (tmp_path / "results").rglob("*.parquet")]
     assert sorted((frame["experiment"][0], int(frame["seed"][0])) for frame in frames) == [
         *(("my-grid", 3), ("my-grid", 7)),
@@ -187,6 +188,34 @@ def test_the_example_obeys_the_laws(command_line):
     assert done.returncode == 0, done.stdout
     assert "my-mixer obeys all 8 laws" in done.stdout
     assert len(EXAMPLE.read_text().splitlines()) < 60
+
+
+def test_the_example_of_a_task_obeys_the_laws(command_line):
+    done = command_line("check", "task", "flip-flop", "--plugin", EXAMPLE_TASK, "--set", "task.num_train=1000")
+    assert done.returncode == 0, done.stdout
+    assert "flip-flop obeys all 8 laws" in done.stdout
+    assert "n/a     A row of an endless stream" in done.stdout
+    assert "digest of its rows at seed 0: 0acfb5dbd8f97d6f" in done.stdout
+    assert len(EXAMPLE_TASK.read_text().splitlines()) < 60
+
+
+def test_a_broken_law_of_a_task_is_named(plugin, command_line):
+    path = plugin(
+        """
+        from tasks.induction_heads import InductionHeads
+
+        class Leaking(InductionHeads):
+            def segments(self, split, seed):
+                return super().segments("train", seed)
+
+        TASKS = {"leaking": Leaking}
+        """
+    )
+    done = command_line("check", "task", "leaking", "--plugin", path, "--set", "num_train=100")
+    assert done.returncode == 1
+    assert "broken  Validation and test rows are drawn apart" in done.stdout
+    assert "100.0 % of the rows of valid are training rows, too" in done.stdout
+    assert "ok      The resolved settings" in done.stdout
 
 
 def test_a_broken_law_is_named(plugin, command_line):
@@ -228,3 +257,42 @@ def test_an_operator_of_a_plugin_is_timed(plugin, command_line, tmp_path):
     )
     repository = REPOSITORY.with_plugins([str(path)])
     assert dataclasses.is_dataclass(repository.operators.load("my_conv"))
+
+
+def test_an_experiment_named_twice_is_run_once(command_line, grid):
+    done = command_line("run", grid, f"{grid}/../{grid.name}", "--dry-run")
+    assert done.returncode == 0
+    assert done.stdout.count("to do") == command_line("run", grid, "--dry-run").stdout.count("to do")
+
+
+@pytest.mark.parametrize(("name", "reason"), [("other", "share the run"), ("copy/my-grid", "both are named 'my-grid'")])
+def test_grids_that_share_runs_or_a_name_are_refused(command_line, grid, tmp_path, name, reason):
+    (tmp_path / name).mkdir(parents=True)
+    (tmp_path / name / "grid.yaml").write_text((grid / "grid.yaml").read_text())
+    done = command_line("run", grid, tmp_path / name, "--dry-run")
+    assert done.returncode == 2
+    assert reason in done.stderr
+
+
+def test_weights_of_a_changed_plugin_are_refused(plugin, grid, command_line, tmp_path):
+    text = MODEL.replace("NAME", "'mine'")
+    path = plugin(text)
+    done = command_line(
+        "run", grid, "--plugin", path, "--only", "model.name=mine", "--keep-weights", "--results", tmp_path
+    )
+    assert done.returncode == 0
+    (weights,) = tmp_path.rglob("*.weights")
+    path.write_text(path.read_text() + "# changed\n")
+    done = command_line("generate", weights, "--plugin", path, "--prompt", "1 2")
+    assert done.returncode == 2
+    assert "was defined by" in done.stderr
+
+
+def test_nodes_of_a_cluster_need_a_plugin_that_they_can_import(plugin, grid, command_line):
+    options = ("--executor", "slurm", "--executor-options", "cluster=local")
+    done = command_line("run", grid, *options, "--plugin", plugin(MODEL.replace("NAME", "'mine'")))
+    assert done.returncode == 2
+    assert "the nodes cannot import the plugin" in done.stderr
+    assert (
+        "cannot import" not in command_line("run", grid, *options, "--dry-run", "--plugin", "examples.my_mixer").stderr
+    )

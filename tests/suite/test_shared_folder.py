@@ -29,6 +29,7 @@ class Noting(Recording):
     def __init__(self):
         super().__init__()
         self.begun, self.waits, self.found = [], [], {}
+        self.waits_now = threading.Event()
 
     def started(self, run):
         self.begun.append(run.run_id)
@@ -39,6 +40,7 @@ class Noting(Recording):
 
     def waiting(self, num_runs, holders):
         self.waits.append((num_runs, holders))
+        self.waits_now.set()
 
 
 def store(run, root, status="ok"):
@@ -54,13 +56,15 @@ def test_runs_of_others_are_left_to_them_and_awaited(tmp_path):
         others.take(runs[0])
 
         def finish():
+            # the first run of a process takes seconds of imports, so no fixed time would do
+            display.waits_now.wait(60)
             store(runs[0], tmp_path)
             others.release(runs[0])
 
-        timer = threading.Timer(1.5, finish)
-        timer.start()
+        other = threading.Thread(target=finish)
+        other.start()
         ended = run_all(runs, tmp_path, CPU, display)
-        timer.join()
+        other.join()
     assert display.begun == [run.run_id for run in runs[1:]]
     assert [finished.run.run_id for finished in ended] == [run.run_id for run in (*runs[1:], runs[0])]
     assert display.found[runs[0].run_id] == "stored by another process"

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -125,6 +127,25 @@ def test_a_flipped_bit_never_changes_a_value_unseen(tmp_path):
     assert refused > 100
 
 
+def test_an_ending_is_read_from_the_footer_and_where_there_is_none_from_the_rows(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    used = {"scan": {"version": 2, "backend": "torch"}}
+    row = {**ROW, "status": "failed", "error": "why", "operators": json.dumps(used)}
+    storage.write(path, [{**ROW, "metric": "loss"}, row])
+    expected = storage.Ending("failed", used, "why")
+    with monkeypatch.context() as patch:
+        patch.delattr(storage, "load")
+        assert storage.ending(path) == expected
+    content = path.read_bytes()
+    table = pq.read_table(path)
+    # a flipped bit of the ending, and a file of before
+    place = content.rindex(storage.ENDING) + len(storage.ENDING) + 30
+    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    assert storage.ending(path) == expected
+    pq.write_table(table.replace_schema_metadata(None), path, write_page_checksum=True)
+    assert storage.ending(path) == expected
+
+
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("nowhere")])
 def test_what_is_no_file_is_refused_by_name_and_nobody_waits(tmp_path, make):
     path = storage.result_path(tmp_path, "e", "paper", "ab")
@@ -143,3 +164,15 @@ def test_of_a_run_stored_twice_the_first_root_wins(tmp_path):
 
 def test_no_rows_are_an_empty_frame_with_all_columns():
     assert list(storage.read([]).columns) == storage.SCHEMA.names
+
+
+def test_endings_are_read_by_threads_in_a_process_that_has_read_nothing_yet(tmp_path):
+    # pyarrow imports its functions at their first use, which failed where several threads came to it at once
+    code = (
+        "import sys; from pathlib import Path; from suite import storage\n"
+        "storage.endings([Path(sys.argv[1], 'none.parquet')])\n"
+        "assert 'pyarrow.compute' in sys.modules"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, cwd=HOME, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -57,7 +57,7 @@ def test_a_grid_on_s3_has_the_rows_of_one_in_a_folder(s3, tmp_path):
     assert [item.stored for item in plan(runs, [s3])] == ["ok", "ok"]
     assert [standing.state for standing in standings(runs, s3)] == ["ok", "ok"]
     # claims, checkpoints and temporary files are gone
-    assert {path.suffix for path in s3.rglob("*") if path.is_file()} == {".parquet"}
+    assert {path.suffix for path in s3.rglob("*") if path.is_file()} == {".parquet", ".jsonl"}
 
 
 def test_an_interrupted_run_continues_from_its_checkpoint_on_s3(s3, tmp_path):

@@ -49,9 +49,10 @@ def test_training_learns():
 
 
 @pytest.mark.parametrize("task", [{}, {"endless": True}])
-@pytest.mark.parametrize("stop_at", [1, 7, 13, 20], ids=["early", "middle", "late", "while testing"])
+@pytest.mark.parametrize("stop_at", [1, 7, 13, 20, 21], ids=["early", "middle", "late", "at the test", "between tests"])
 def test_an_interrupted_run_ends_with_the_numbers_of_an_uninterrupted_one(tmp_path, task, stop_at):
     options = {"schedule": "cosine", "warmup_steps": 3, "keep": "best", "eval_every": 1, "clip": 0.5}
+    options |= {"test_last": True}
     if task:
         options |= {"epoch_steps": 5}
     run = make_run(task=task, train=options)

@@ -173,7 +173,7 @@ def test_workers_end_within_seconds_of_their_parent(tmp_path):
 def test_a_signal_to_all_processes_reaches_no_worker(tmp_path):
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
-    worker = _Worker(context, stop, "cpu", tmp_path, {})
+    worker = _Worker(context, stop, "cpu", tmp_path, {}, context.Value("i", 1, lock=False))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(worker.process.pid, number)
     run = make_run()

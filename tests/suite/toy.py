@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from suite.config import ExperimentConfig
 from suite.contracts import IGNORE, Config, ParamGroup, Segment, TaskSpec
 from suite.grid import expand
+from suite.parallel import current
 from suite.registry import Entry, Registry
 from suite.resolver import Resolver
 from suite.rng import numpy_generator
@@ -73,7 +74,7 @@ class ToyModel(nn.Module):
         self.fault, self.fault_file = config.fault, config.fault_file
         self.embed = nn.Embedding(spec.vocab_size, config.d_model)
         self.drop = nn.Dropout(config.dropout)
-        self.hidden = nn.Linear(spec.max_length * config.d_model, 32)
+        self.inner = nn.Linear(spec.max_length * config.d_model, 32)
         self.head = nn.Linear(32, spec.num_classes)
 
     def forward(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -81,15 +82,20 @@ class ToyModel(nn.Module):
             raise RuntimeError("planted fault")
         if self.fault == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.fault == "killed once" and not Path(self.fault_file).exists():
+        if self.fault == "killed once" and current().rank + 1 == current().size and not Path(self.fault_file).exists():
             Path(self.fault_file).touch()
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.fault == "oom of one" and current().rank > 0:
+            raise torch.OutOfMemoryError("planted: out of memory")
         if self.fault == "slow":
             time.sleep(0.02)
+        if self.fault == "oom once" and not Path(self.fault_file).exists():
+            Path(self.fault_file).touch()
+            raise torch.OutOfMemoryError("planted: out of memory")
         if self.fault == "oom":
             raise torch.OutOfMemoryError("planted: out of memory")
         x = self.drop(self.embed(inputs.long())).flatten(1)
-        logits = self.head(torch.tanh(self.hidden(x)))
+        logits = self.head(torch.tanh(self.inner(x)))
         if self.fault == "nan":
             logits = logits * float("nan")
         return logits[:, None]
@@ -101,20 +107,40 @@ class ToyModel(nn.Module):
         return [ParamGroup("all", list(self.parameters()))]
 
 
+class DoubleToyModel(ToyModel):
+    """The model in float64, with a loss that keeps it and a layer that can be sharded."""
+
+    def __init__(self, config: ToyConfig, spec: TaskSpec) -> None:
+        super().__init__(config, spec)
+        self.layers = nn.ModuleList([self.inner])
+        self.to(torch.float64)
+
+    def hidden(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
+        return self(inputs, positions)
+
+    def readout(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(hidden.flatten(0, -2), targets.flatten(), ignore_index=IGNORE)
+
+
 class ToyConfig(Config):
     version: ClassVar[int] = 1
     d_model: int = 4
     dropout: float = 0.1
-    fault: Literal["none", "error", "oom", "nan", "killed", "killed once", "slow"] = "none"
+    double: bool = False
+    fault: Literal["none", "error", "oom", "nan", "killed", "killed once", "slow", "oom of one", "oom once"] = "none"
     fault_file: str = ""
-    """A file that `killed once` makes before it dies; once it is there, the fault is over."""
+    """A file that `killed once` makes before it dies, and `oom once` before it fails; once it is there, the fault is
+    over. Of several processes that train together, the last one dies."""
 
     def check(self, spec: TaskSpec) -> None:
         if self.d_model > 64:
             raise ValueError(f"toy: d_model={self.d_model} is above 64; lower it")
 
     def build(self, spec: TaskSpec) -> ToyModel:
-        return ToyModel(self, spec)
+        return (DoubleToyModel if self.double else ToyModel)(self, spec)
 
 
 TASKS = Registry("task", {"parity": Entry("tests.suite.toy:Parity", "parity of bits")})

@@ -1,0 +1,121 @@
+"""A call of `run`, from the command line or from Python: checked and planned, and then carried out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from suite.commands.planning import resolved_experiments
+from suite.commands.repository import Experiment, Repository
+from suite.executors.contract import Executor, Settings, choose
+from suite.live import check_sinks
+from suite.parsing import located
+from suite.plugins import only_on_this_machine
+from suite.runner import FAILED, Finished, Planned, missing_bases, outdated, plan
+from suite.runs import Run
+
+if TYPE_CHECKING:
+    from suite.executors.queue import Display
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call whose arguments have been checked."""
+
+    experiments: list[Experiment]
+    planned: list[Planned]
+    """The runs in grid order, with what is stored of them; with `retry_failed`, only those that ended with an error."""
+    todo: list[Run]
+    num_asked: int
+    """Runs of the grids, whether they are planned or not."""
+    place: str
+    """Where the runs are carried out, in a few words."""
+    results: Path
+    executor: Executor
+    settings: Settings
+
+    @property
+    def outdated(self) -> str | None:
+        """One line on the stored runs that are kept although their operators have changed."""
+        return outdated(self.planned)
+
+    def carry_out(self, display: Display) -> list[Finished]:
+        """Carries out what is to do and returns how it ended. Raises what `suite.executors.contract.Executor` raises.
+
+        ValueError where the folder of results cannot be written, before anything is trained.
+        """
+        from suite.target import probe
+
+        try:
+            for folder in {self.results / run.experiment / run.scale for run in self.todo} or {self.results}:
+                probe(folder)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ValueError(
+                f"--results {self.results}: nothing can be written there ({reason}); name another folder or make room."
+            ) from None
+        began, settings = time.monotonic(), self.settings
+        bases = missing_bases(self.todo, self.results)
+        ended: list[Finished] = []
+        if bases:
+            # a stored run without its weights is repeated
+            fresh = settings.fresh or not bases.keys() <= {run.run_id for run in self.todo}
+            first = replace(settings, fresh=fresh, keep_weights=True)
+            ended = self.executor(list(bases.values()), self.results, display, first)
+            if settings.within_s is not None:
+                settings = replace(settings, within_s=max(0.0, settings.within_s - (time.monotonic() - began)))
+        rest = [run for run in self.todo if run.run_id not in bases]
+        return ended + self.executor(rest, self.results, display, settings)
+
+
+def prepare(
+    repository: Repository,
+    experiments: Iterable[str],
+    results: Path,
+    settings: Settings,
+    *,
+    choice: Mapping[str, Any],
+    executor: str,
+    executor_options: Iterable[str],
+    force: bool,
+    retry_failed: bool,
+    without_data: bool = False,
+) -> Call:
+    """Checks and plans a call. Arguments are those of the command; every fault is a ValueError.
+
+    choice: arguments that narrow or change a grid (`resolved_runs`).
+    without_data: plan also what cannot run here.
+    """
+    if force and retry_failed:
+        raise ValueError("--force --retry-failed: the first repeats all runs, the second some of them; give one")
+    carry_out = choose(executor, executor_options)
+    if executor != "local":
+        entries = [entry for registry in (repository.tasks, repository.models) for entry in registry.entries.values()]
+        if files := only_on_this_machine(entries):
+            raise ValueError(
+                f"--executor {executor}: the nodes cannot import the plugin {files[0]}; install it as a package "
+                "there and name its module, or put the file into the repository and name it as a module"
+            )
+    found = resolved_experiments(repository, experiments, **choice, results=results, without_data=without_data)
+    runs = [run for _, part in found for run in part]
+    if (processes := settings.processes) > 1:
+        runs = located(f"--nproc {processes}", lambda: [run.in_processes(processes) for run in runs])
+    timed = [experiment.name for experiment, _ in found if experiment.config.timed]
+    if (settings.packed or (settings.jobs or 1) > 1) and timed:
+        raise ValueError(
+            f"--jobs {settings.jobs or 'auto'}: {timed[0]} times operators, and runs side by side would disturb each "
+            "other; leave it out"
+        )
+    settings = replace(
+        settings, jobs=1 if timed else settings.jobs, fresh=force or retry_failed, record=repository.recorder()
+    )
+    place = carry_out.check(settings)
+    check_sinks(settings.log, results)
+    planned = plan(runs, [results], force=force, versions=repository.versions())
+    if retry_failed:
+        planned = [item for item in planned if item.stored in FAILED]
+    todo = [item.run for item in planned if item.todo or retry_failed]
+    return Call([experiment for experiment, _ in found], planned, todo, len(runs), place, results, carry_out, settings)

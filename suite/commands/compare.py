@@ -1,0 +1,189 @@
+"""`compare`: the rows of two folders or revisions, held against each other."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from suite.commands.console import table_console
+from suite.commands.repository import Repository, repository_of
+from suite.parsing import located
+from suite.target import target
+
+if TYPE_CHECKING:
+    from suite.comparison import Comparison, Line, Rows
+
+COLUMNS = ("experiment", "run", "metric", "A", "B", "difference", "seeds", "p", "B is")
+
+
+class Format(StrEnum):
+    terminal = "terminal"
+    md = "md"
+
+
+def compare(
+    context: typer.Context,
+    a: Annotated[str, typer.Argument(metavar="A", help="Folder of results, or a revision: main, HEAD~5:results/mine.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The folder or revision that is held against it.")],
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Compare rows with one of these values: experiment=h3/*, metric=accuracy; repeatable."),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Show identical values, too.")] = False,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.terminal,
+) -> None:
+    """Compare two folders of results, or results at two revisions: difference, seeds, p, and better or worse.
+
+    Runs with the same settings belong together, whatever their versions. Qualities are compared on the test split over
+    seeds, by a permutation test; speeds by their ratio, on one device only. `--only metric=...` compares other metrics.
+    """
+    from suite.comparison import collect
+    from suite.comparison import compare as compared
+
+    repository = repository_of(context)
+    only = only or []
+    every_metric = any(text.startswith(("metric=", "split=", "slice=")) for text in only)
+
+    def rows(side: str) -> Rows:
+        with tempfile.TemporaryDirectory() as folder:
+            found = _folder(side, repository, Path(folder))
+            selection = located(f"compare: {side}", lambda: repository.selection([str(found)], None, only))
+            return collect(selection.rows(), every_metric=every_metric)
+
+    sides = rows(a), rows(b)
+    comparison = compared(*sides)
+    if not comparison.lines:
+        raise ValueError(_nothing(a, b, comparison))
+    lines = [line for line in comparison.lines if every or not line.is_identical]
+    table = list(_table(lines))
+    if format is Format.md:
+        for row in (COLUMNS, tuple("---" for _ in COLUMNS), *table):
+            print("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
+        print()
+    elif table:
+        _print(table)
+    for note in _notes(a, b, sides, comparison, lines):
+        print(note if format is Format.terminal else f"- {note}")
+
+
+def _folder(side: str, repository: Repository, temporary: Path) -> Path:
+    """The folder of a side; that of a revision is written below `temporary`."""
+    from suite.revisions import commit_of, extract
+
+    found = target(side)
+    if found.is_dir():
+        return found
+    revision, _, path = side.partition(":")
+    home = repository.reports.parent
+    path = path or repository.reference.relative_to(home).as_posix()
+    commit = commit_of(home, revision)
+    if commit is None:
+        raise ValueError(f"{side!r} is neither a folder of results nor a revision of this checkout, such as main")
+    if not extract(home, commit, temporary, path):
+        raise ValueError(f"{side!r}: {commit[:10]} has no folder {path}; name one as {revision}:FOLDER")
+    return temporary / path
+
+
+def _nothing(a: str, b: str, comparison: Comparison) -> str:
+    """Why nothing can be compared, and what to do."""
+    if comparison.other_devices:
+        devices = [" and ".join(sorted(found)) for found in comparison.other_devices[0]]
+        return (
+            f"compare: the speeds in {a} are those of {devices[0]}, in {b} of {devices[1]}; speeds of different "
+            "devices are never compared. Measure both on one, or compare a quality with --only metric=accuracy"
+        )
+    return (
+        f"compare: no measurement of {a} has the settings of one of {b} ({comparison.only_a} and {comparison.only_b} "
+        "measurements); `export` shows their settings, and --only metric=... compares other metrics"
+    )
+
+
+def _table(lines: Sequence[Line]) -> Iterator[tuple[str, ...]]:
+    """The lines as text, each experiment's together, worse and better ones first."""
+    from suite.comparison import labels
+
+    order = ("worse", "better", "same", "too few seeds", "identical")
+    names = labels([line.measure for line in lines])
+    devices = {line.measure.device for line in lines} - {""}
+    for line in sorted(lines, key=lambda line: order.index(line.verdict)):
+        one = line.measure
+        mean_a, mean_b = line.means
+        ratio = f"x {mean_b / mean_a:.3f}" if mean_a else ""
+        p = "" if line.p is None or line.is_identical else f"{line.p:.3f}"
+        n, m = len(line.a), len(line.b)
+        yield (
+            f"{one.experiment} ({one.scale})",
+            names[one] + f", {one.device}" * (len(devices) > 1 and line.is_speed),
+            " ".join(filter(None, (one.metric, one.split if one.split != "test" else "", one.slice))),
+            _side(line, 0),
+            _side(line, 1) + f" {one.unit}".replace(" fraction", ""),
+            ratio if line.is_speed else f"{mean_b - mean_a:+.4g}",
+            str(n) if n == m else f"{n}, {m}",
+            p,
+            line.verdict,
+        )
+
+
+def _side(line: Line, index: int) -> str:
+    import statistics
+
+    values = [value.value for value in (line.a, line.b)[index].values()]
+    spread = f" ± {statistics.stdev(values):.2g}" if len(values) > 1 else ""
+    return f"{line.means[index]:.5g}{spread}"
+
+
+def _print(table: Sequence[tuple[str, ...]]) -> None:
+    from rich.table import Table
+
+    shown = Table(*COLUMNS, box=None)
+    styles = {"worse": "red", "better": "green"}
+    for row in table:
+        shown.add_row(*row, style=styles.get(row[-1]))
+    console = table_console()
+    console.print(shown, highlight=False, markup=False)
+
+
+def _notes(a: str, b: str, sides: tuple[Rows, Rows], comparison: Comparison, shown: Sequence[Line]) -> Iterator[str]:
+    """What the table does not say."""
+    from suite.comparison import ALPHA, FACTS
+
+    counts = Counter(line.verdict for line in comparison.lines)
+    yield f"A is {a}, B is {b}: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+    if len(shown) < len(comparison.lines):
+        yield f"not shown: {len(comparison.lines) - len(shown)} identical values; --all shows them"
+    if comparison.only_a or comparison.only_b:
+        yield f"measured on one side only: {comparison.only_a} in A, {comparison.only_b} in B"
+    if comparison.other_devices:
+        yield f"not compared: {len(comparison.other_devices)} speeds and sizes of memory of different devices"
+    for name, side in zip("AB", sides, strict=True):
+        if side.failed:
+            yield f"{side.failed} runs of {name} ended with an error"
+    for fact in FACTS:
+        old, new = (set(side.facts.get(fact, ())) for side in sides)
+        if old != new:
+            yield f"{fact}: {_few(old)} in A, {_few(new)} in B"
+    if comparison.tested:
+        yield (
+            f"p: permutation test on the difference of the means over seeds; of {comparison.tested} tests, about "
+            f"{ALPHA * comparison.tested:.2g} have p below {ALPHA} by chance"
+        )
+    if counts["too few seeds"]:
+        yield f"too few seeds: no outcome could have p below {ALPHA}, which takes 4 seeds on both sides"
+    devices = {line.measure.device for line in shown} - {""}
+    if devices:
+        yield f"speeds are those of {_few(devices, 80)}"
+        yield (
+            "speeds differ from 3 % and three times their noise on; they were not measured by turns, as `bench "
+            "--compare` does, so another temperature or load of the device counts as a difference"
+        )
+
+
+def _few(values: set[str], width: int = 12) -> str:
+    names = sorted(value[:width] or "none" for value in values)
+    return "; ".join(names[:3]) + f" and {len(names) - 3} others" * (len(names) > 3)

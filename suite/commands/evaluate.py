@@ -1,0 +1,120 @@
+"""`evaluate`: asks a trained language model the tasks of lm-evaluation-harness and stores the answers as rows."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from suite.commands.repository import LOCAL, Device, Plugins, Results, repository_of
+
+if TYPE_CHECKING:
+    from suite.contracts import Task
+    from suite.harness import Decode, Encode
+
+EXPERIMENT = "evaluate"
+"""The experiment under which evaluations keep their rows."""
+
+
+def evaluate(
+    context: typer.Context,
+    weights: Annotated[
+        str, typer.Argument(help="Beginning of the id of a run with kept weights, or a file of weights.")
+    ],
+    tasks: Annotated[str, typer.Option("--tasks", help="Tasks of lm-evaluation-harness: boolq,fda,swde.")],
+    folder: Annotated[
+        Path | None, typer.Option("--include", help="Folder with YAML files of tasks of your own.")
+    ] = None,
+    num_fewshot: Annotated[
+        int | None, typer.Option("--shots", min=0, max=100, help="Examples in a prompt; default: the task's own.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Documents of a task; default: all.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="tokenizer.json of a checkpoint; default: the bytes of the run's task.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, max=4096, help="Continuations read at a time.")] = 16,
+    plugins: Plugins = None,
+    device: Device = None,
+    results: Results = LOCAL,
+) -> None:
+    """Ask a trained language model tasks of lm-evaluation-harness; the rows are stored."""
+    from suite import harness
+
+    names = [name for name in tasks.split(",") if name]
+    if not names:
+        raise ValueError("--tasks: empty; name at least one task")
+    if folder is not None and not folder.is_dir():
+        raise ValueError(f"--include {folder}: there is no such folder")
+    version = harness.version()
+    from suite.weights import find_weights, load_model, mark
+
+    repository = repository_of(context, plugins)
+    path = find_weights(weights, [results, repository.reference])
+
+    from suite import storage
+    from suite.environment import pick_device, provenance
+    from suite.identity import identity
+    from suite.resolver import Resolver
+
+    target = pick_device(device)
+    task, model = load_model(path, Resolver(repository.tasks, repository.models), target)
+    spec = task.spec
+    if (spec.input, spec.readout) != ("tokens", "token"):
+        raise ValueError(f"{path}: its task does not predict the next token, so its model continues nothing")
+    encode, decode = _text(task, tokenizer)
+    answers = harness.Answers(model, encode, decode, spec.max_length, batch_size, target)
+    scores = harness.evaluate(answers, names, folder=folder, num_fewshot=num_fewshot, limit=limit)
+
+    shots = "own number of shots" if num_fewshot is None else f"shots={num_fewshot}"
+    settings = {"weights": mark(path), "tasks": names, "shots": num_fewshot, "limit": limit, "harness": version}
+    run_id = identity(settings)
+    shared = {
+        "run_id": run_id,
+        "experiment": EXPERIMENT,
+        "scale": "all" if limit is None else "limited",
+        "model": type(model).__name__ if not hasattr(model, "config") else type(model.config).__name__,
+        "split": "test",
+        "slice": shots,
+        "status": "ok",
+        "error": "",
+        "config": json.dumps(settings, sort_keys=True),
+        "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **provenance(target),
+    }
+    rows: list[dict[str, Any]] = []
+    for score in scores:
+        print(f"{score.task:24s} {score.metric:24s} {score.value:10.4f}" + _error(score.error))
+        rows.append({**shared, "task": score.task, "metric": score.metric, "unit": "", "value": score.value})
+        if score.error is not None:
+            rows.append({**rows[-1], "metric": f"{score.metric} (standard error)", "value": score.error})
+    place = storage.result_path(results, EXPERIMENT, str(shared["scale"]), run_id)
+    storage.write(place, [*rows, {**shared, "metric": "run", "unit": "", "value": None}])
+    print(f"{place}: {len(rows)} rows, lm-evaluation-harness {version}")
+
+
+def _error(error: float | None) -> str:
+    return "" if error is None else f" ± {error:.4f}"
+
+
+def _text(task: Task, tokenizer: Path | None) -> tuple[Encode, Decode]:
+    """The functions from text to tokens and back."""
+    from suite.contracts import Textual
+
+    if tokenizer is not None:
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise ValueError("--tokenizer needs tokenizers; install the extra: pip install -e '.[data]'.") from None
+        try:
+            made = Tokenizer.from_file(str(tokenizer))
+        except Exception as error:
+            raise ValueError(f"--tokenizer {tokenizer}: {' '.join(str(error).split())[:120]}") from None
+        return lambda text: list(made.encode(text, add_special_tokens=False).ids), made.decode
+    if not isinstance(task, Textual):
+        raise ValueError("the task of these weights has no text; evaluate a model of text-file or wikitext")
+    # a task without a tokenizer says so now and not at the first question
+    task.encode("a")
+    return task.encode, task.decode

@@ -1,0 +1,57 @@
+"""`export`: stored rows as CSV or JSON, with every setting as a column."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from suite.commands.repository import StoredResults, repository_of, shown
+
+
+class Format(StrEnum):
+    csv = "csv"
+    json = "json"
+
+
+def export(
+    context: typer.Context,
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="EXPERIMENT...", help="Experiments, `kernels` for the rows of bench, or folders of results."
+        ),
+    ],
+    format: Annotated[Format | None, typer.Option(help="Default: by the ending of --out, or csv.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Keep rows with one of these values: metric=accuracy,loss or model.name=dss-*; repeatable."),
+    ] = None,
+    results: StoredResults = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; default: standard output.")] = None,
+) -> None:
+    """Print stored rows: the columns of results/README.md, then every setting under its dotted key.
+
+    Numbers have all their digits. JSON is an array with one row a line.
+    """
+    of_file = None if out is None else next((kind for kind in Format if out.suffix == f".{kind}"), None)
+    if format is not None and of_file not in (None, format):
+        raise ValueError(f"--out {out} --format {format}: the two do not agree; leave one out")
+    selection = repository_of(context).selection(names, results, only or ())
+
+    from suite.rows import write_csv, write_json
+    from suite.target import replacing
+
+    write = write_json if (format or of_file) is Format.json else write_csv
+    if out is None:
+        write(selection, sys.stdout)
+        return
+    try:
+        with replacing(out) as temporary, temporary.open("w", newline="") as file:
+            write(selection, file)
+    except OSError as error:
+        raise ValueError(f"--out {out}: cannot be written ({error.strerror})") from None
+    print(f"wrote {len(selection)} rows to {shown(out)}")

@@ -1,0 +1,177 @@
+"""`weights`: reads public checkpoints into files of weights, and writes weights in public layouts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from suite.commands.repository import StoredResults, repository_of
+from suite.contracts import Config
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+weights_app = typer.Typer(
+    help="Weights: reading public checkpoints, writing public layouts.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+@weights_app.command("import")
+def import_weights(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(help="Folder with config.json and *.safetensors or pytorch_model.bin.")],
+    out: Annotated[Path, typer.Option("--out", help="File to write, which ends in .weights.")],
+    length: Annotated[
+        int | None, typer.Option(min=2, help="Longest sequence; default: the checkpoint's, or else 2048.")
+    ] = None,
+) -> None:
+    """Turn a public checkpoint into a file for `generate`, `weights export` and `train.init_from`."""
+    if out.suffix != ".weights":
+        raise ValueError(f"--out {out}: the name must end in .weights")
+    settings = _settings(folder)
+    repository = repository_of(context)
+    checkpoints = repository.checkpoints()
+    name = checkpoints.layout_of(settings)
+    layout = checkpoints.LAYOUTS[name]
+    try:
+        options = layout.options(settings)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{folder / 'config.json'}: a setting of {name} is missing or no number ({error})") from None
+    weights = _weights(folder)
+    # state-spaces/mamba-* pad the vocabulary and say so in no setting that is its size
+    vocab_size = _rows(weights, layout)
+    found = length or settings.get("n_positions") or settings.get("max_position_embeddings") or 2048
+    tree = {"task": repository.token_task(vocab_size, found), "model": {"name": layout.model, **options}}
+
+    from suite.resolver import Resolver
+    from suite.weights import store_weights
+
+    task, config = Resolver(repository.tasks, repository.models).trained(tree, str(folder))
+    model = config.build(task.spec)
+    checkpoints.load(model, layout, weights)
+    store_weights(out, tree, task, config, model)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{out}: {layout.model} with {count:,} parameters, from the layout {name}")
+
+
+@weights_app.command("export")
+def export_weights(
+    context: typer.Context,
+    weights: Annotated[
+        str, typer.Argument(help="Beginning of the id of a run with kept weights, or a file of weights.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write config.json and model.safetensors to.")],
+    layout: Annotated[
+        str | None, typer.Option(help="Layout, where the model has several (mamba, mamba-hf); default: the first.")
+    ] = None,
+    results: StoredResults = None,
+) -> None:
+    """Write the weights of a run in a public layout, for `transformers`, mamba_ssm or flash-linear-attention."""
+    from suite.weights import find_weights, load_model, model_settings
+
+    repository = repository_of(context)
+    checkpoints = repository.checkpoints()
+    path = find_weights(weights, repository.roots(results))
+    save_file = _safetensors().save_file
+
+    import torch
+
+    from suite.resolver import Resolver
+
+    name, options = model_settings(path)
+    fitting = [key for key, value in checkpoints.LAYOUTS.items() if value.model == name]
+    if not fitting or (layout is not None and layout not in fitting):
+        there_are = f"; {name} has: {', '.join(fitting)}" if fitting else f"; {name} has none"
+        raise ValueError(f"{path}: no layout {layout or ''}{there_are}")
+    chosen = checkpoints.LAYOUTS[layout or fitting[0]]
+    task, model = load_model(path, Resolver(repository.tasks, repository.models), torch.device("cpu"))
+    if (task.spec.input, task.spec.readout) != ("tokens", "token"):
+        raise ValueError(f"{path}: its task does not predict the next token, as all layouts do")
+    tensors = checkpoints.unload(model, chosen)
+    settings = chosen.settings(options, task.spec.vocab_size, task.spec.max_length)
+    known = Resolver(repository.tasks, repository.models).trained(
+        {"task": repository.token_task(256, 2), "model": {"name": name, **chosen.options(settings)}}, str(path)
+    )[1]
+    assert isinstance(known, Config)
+    said = known.model_dump(mode="json")
+    if lost := [key for key in options.keys() | said.keys() if _lost(key, options.get(key), said.get(key))]:
+        raise ValueError(f"{path}: the layout {layout or fitting[0]} cannot say {', '.join(sorted(lost))}")
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    print(f"{out}: {name} in the layout {layout or fitting[0]}, {len(tensors)} tensors")
+
+
+OF_TRAINING = (
+    "init_std",
+    "init_residual",
+    "torch_init",
+    "embed_dropout",
+    "resid_dropout",
+    "attention_dropout",
+    "pooling",
+)
+"""Options that a trained language model has no use for."""
+
+
+def _lost(key: str, ours: Any, said: Any) -> bool:
+    """Whether a layout changes an option. What is a default of ours is a number in some layouts."""
+    if key in (*OF_TRAINING, "version") or (key == "dt_rank" and ours is None):
+        return False
+    if isinstance(ours, float) and isinstance(said, (int, float)):
+        # an inner width that was rounded up
+        return abs(ours - said) > (0.1 * ours if key == "mlp_ratio" else 0.0)
+    return bool(ours != said)
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise ValueError("safetensors is not installed; install the extra: pip install -e '.[weights]'.") from None
+    return safetensors.torch
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        settings = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read ({' '.join(str(error).split())[:100]})") from None
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path}: expected an object with settings, got {type(settings).__name__}")
+    return settings
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors of all files of a checkpoint."""
+    import torch
+
+    tensors: dict[str, Tensor] = {}
+    paths = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    if not paths:
+        raise ValueError(f"{folder}: no *.safetensors and no pytorch_model*.bin; name a folder with a checkpoint")
+    for path in paths:
+        try:
+            if path.suffix == ".safetensors":
+                tensors |= _safetensors().load_file(path)
+            else:
+                tensors |= torch.load(path, map_location="cpu", weights_only=True)
+        except ValueError:
+            raise
+        except Exception as error:
+            raise ValueError(f"{path}: cannot be read ({' '.join(str(error).split())[:100]})") from None
+    return tensors
+
+
+def _rows(weights: dict[str, Tensor], layout: Any) -> int:
+    """Rows of the embedding, which may have been padded."""
+    (name,) = layout.theirs("encoder.weight")
+    if name not in weights:
+        raise ValueError(f"{name}: missing in the checkpoint; it has: {', '.join(sorted(weights)[:4])}, ...")
+    return len(weights[name])

@@ -1,0 +1,279 @@
+"""Two sets of stored rows, held against each other measurement by measurement.
+
+Runs belong together that have the same settings. Left out of that comparison are the seed, the versions of task and
+model, the identity of plugins and the folder of the data: these are what changes from one revision to another.
+
+Accuracies and other qualities are compared by an exact permutation test on the difference of the means: p is the share
+of all ways to deal out the values of both sides (n and m seeds) to groups of n and m whose difference is at least as
+large. It assumes no distribution, which matters because seeds of these tasks succeed or fail as a whole. Values of one
+seed on both sides are not paired: pairs would allow only 2^n outcomes, so five seeds could never reach p = 0.05.
+
+Speeds and memory have no seeds. Their ratio counts by the rule of `bench --compare`: from 3 % on, and from three times
+the noise of the samples on. They are compared only where both sides have one device, and the same one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from suite.noise import error_of_median, limit
+
+ALPHA = 0.05
+MOST_SPLITS = 50_000
+"""More ways to deal out the values than that are drawn at random, with a fixed seed."""
+
+SPEED_UNITS = frozenset({"s", "ms", "us", "tokens/s", "steps/s", "bytes/s", "flop/s", "bytes", "MiB"})
+"""Units of what depends on the device."""
+LOWER_IS_BETTER = frozenset({"s", "ms", "us", "bytes", "MiB", "nats", "bits"})
+SPEEDS = frozenset(
+    {
+        *("time", "train_throughput", "inference_throughput", "decode_throughput", "generate_throughput"),
+        *("decode_time", "prefill_time", "peak_memory"),
+    }
+)
+"""Metrics of speed and memory that are compared unless a filter names others."""
+
+Verdict = Literal["better", "worse", "same", "too few seeds", "identical"]
+
+
+class Measure(NamedTuple):
+    """What is compared: a measurement of runs of one setting."""
+
+    experiment: str
+    scale: str
+    task: str
+    model: str
+    settings: str
+    """As JSON, without what may differ between two sides."""
+    metric: str
+    split: str
+    slice: str
+    unit: str
+    device: str
+    """Of a speed; empty for a quality, which is compared across devices."""
+
+
+class Value(NamedTuple):
+    """One run's value of a measure."""
+
+    seed: int
+    value: float
+    samples: tuple[float, ...]
+    started_at: str
+    step: int
+
+
+@dataclass
+class Rows:
+    """The measurements of one side."""
+
+    values: dict[Measure, dict[int, Value]] = field(default_factory=dict)
+    """Measure to seed to the last value of the newest run."""
+    failed: int = 0
+    """Runs that ended with an error."""
+    facts: dict[str, Counter[str]] = field(default_factory=dict)
+    """Fact of the machine or the tree to its values, each with the number of its runs."""
+
+
+FACTS = ("commit", "device", "torch", "triton", "threads", "task_version", "model_version")
+
+
+def collect(rows: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]], *, every_metric: bool) -> Rows:
+    """The measurements of stored rows (`suite.rows.Selection.rows`).
+
+    every_metric: take all metrics that the rows have, not only the qualities of the test split and SPEEDS.
+    """
+    found = Rows()
+    runs: set[str] = set()
+    for row, settings in rows:
+        if row["run_id"] not in runs:
+            runs.add(row["run_id"])
+            for name in FACTS:
+                found.facts.setdefault(name, Counter())[str(row[name] or "")] += 1
+        if row["metric"] == "run":
+            found.failed += row["status"] not in ("ok", "n/a")
+            continue
+        if row["value"] is None or row["status"] != "ok" or not (every_metric or _is_default(row)):
+            continue
+        value = Value(
+            row["seed"] or 0,
+            row["value"],
+            tuple(row["samples"] or ()),
+            row["started_at"] or "",
+            row["step"] or 0,
+        )
+        seeds = found.values.setdefault(_measure(row, settings), {})
+        known = seeds.get(value.seed)
+        if known is None or (known.started_at, known.step) <= (value.started_at, value.step):
+            seeds[value.seed] = value
+    return found
+
+
+def _is_default(row: Mapping[str, Any]) -> bool:
+    if row["unit"] in SPEED_UNITS:
+        return row["metric"] in SPEEDS
+    return row["split"] in ("test", "generated") and not row["slice"] and row["unit"] != "ratio"
+
+
+def _measure(row: Mapping[str, Any], settings: Mapping[str, Any]) -> Measure:
+    kept = {
+        key: value
+        for key, value in settings.items()
+        if key not in ("task.version", "model.version", "task.data") and not key.startswith("plugins.")
+    }
+    device = ""
+    if row["unit"] in SPEED_UNITS:
+        device = row["device"] or "an unknown device"
+        # the speed of a processor is that of its threads
+        device += f", {row['threads']} threads" if " cores)" in device else ""
+    names = {name: row[name] or "" for name in Measure._fields if name not in ("settings", "device")}
+    return Measure(**names, settings=json.dumps(kept, sort_keys=True), device=device)
+
+
+@dataclass(frozen=True)
+class Line:
+    """The values of a measure on both sides."""
+
+    measure: Measure
+    a: dict[int, Value]
+    b: dict[int, Value]
+
+    @property
+    def is_speed(self) -> bool:
+        return self.measure.unit in SPEED_UNITS
+
+    @property
+    def means(self) -> tuple[float, float]:
+        a, b = (statistics.fmean(value.value for value in side.values()) for side in (self.a, self.b))
+        return a, b
+
+    @property
+    def is_identical(self) -> bool:
+        a, b = ({seed: value.value for seed, value in side.items()} for side in (self.a, self.b))
+        return a == b
+
+    @property
+    def smallest_p(self) -> float:
+        """The smallest p that so many seeds can give."""
+        n, m = len(self.a), len(self.b)
+        return (2 if n == m else 1) / math.comb(n + m, n)
+
+    @property
+    def p(self) -> float | None:
+        """Of the permutation test; None for speeds."""
+        if self.is_speed:
+            return None
+        a, b = ([value.value for value in side.values()] for side in (self.a, self.b))
+        return permutation_p(a, b)
+
+    @property
+    def noise(self) -> float:
+        """Relative noise of the ratio of two speeds, from the samples of all runs of each side."""
+        return math.hypot(*(_noise(side.values()) for side in (self.a, self.b)))
+
+    @property
+    def verdict(self) -> Verdict:
+        """What is said of B against A."""
+        if self.is_identical:
+            return "identical"
+        a, b = self.means
+        lower = self.measure.unit in LOWER_IS_BETTER or self.measure.metric == "perplexity"
+        direction: Verdict = "better" if (b < a) == lower else "worse"
+        if self.is_speed:
+            if min(a, b) <= 0:
+                return "same" if a == b else direction
+            return direction if max(a / b, b / a) > limit(self.noise) else "same"
+        if self.smallest_p > ALPHA:
+            return "too few seeds"
+        return direction if (self.p or 0.0) <= ALPHA else "same"
+
+
+def _noise(values: Iterable[Value]) -> float:
+    """Relative standard error of a side's speed: that within the runs' samples, or between runs if it is larger."""
+    values = list(values)
+    middle = statistics.fmean(value.value for value in values)
+    if middle <= 0:
+        return 0.0
+    within = max((error_of_median(value.samples) / middle for value in values if len(value.samples) > 1), default=0.0)
+    between = error_of_median([value.value for value in values]) / middle if len(values) > 2 else 0.0
+    return max(within, between)
+
+
+def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
+    """p of the two-sided permutation test on the difference of the means, exact for up to MOST_SPLITS splits."""
+    pooled = np.array([*a, *b], dtype=float)
+    n, total = len(a), len(pooled)
+    observed = abs(pooled[:n].mean() - pooled[n:].mean())
+    # sums of the same numbers in another order differ by rounding
+    least = observed - 1e-12 * float(np.abs(pooled).max())
+    exact = math.comb(total, n) <= MOST_SPLITS
+    if exact:
+        chosen = np.array(list(itertools.combinations(range(total), n)))
+    else:
+        random = np.random.default_rng(0)
+        chosen = random.permuted(np.tile(np.arange(total), (MOST_SPLITS, 1)), axis=1)[:, :n]
+    sums = pooled[chosen].sum(axis=1)
+    differences = np.abs(sums / n - (pooled.sum() - sums) / (total - n))
+    hits = int((differences >= least).sum())
+    return hits / len(differences) if exact else (1 + hits) / (1 + len(differences))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that two sides have in common, and what cannot be compared."""
+
+    lines: list[Line]
+    other_devices: list[tuple[set[str], set[str]]]
+    """Devices of A and of B for every speed that both have, but on no device in common."""
+    only_a: int
+    only_b: int
+    """Measures that one side has alone."""
+
+    @property
+    def tested(self) -> int:
+        """Lines whose seeds suffice for the test and whose values differ."""
+        return sum(not (line.is_speed or line.is_identical) and line.smallest_p <= ALPHA for line in self.lines)
+
+
+def compare(a: Rows, b: Rows) -> Comparison:
+    """Holds the measures that both sides have against each other, in the order of A."""
+    lines = [Line(measure, values, b.values[measure]) for measure, values in a.values.items() if measure in b.values]
+    devices: tuple[dict[Measure, set[str]], dict[Measure, set[str]]] = {}, {}
+    for found, side in zip(devices, (a, b), strict=True):
+        for measure in side.values:
+            found.setdefault(measure._replace(device=""), set()).add(measure.device)
+    both = devices[0].keys() & devices[1].keys()
+    pairs = [(devices[0][measure], devices[1][measure]) for measure in devices[0] if measure in both]
+    apart = [pair for pair in pairs if not pair[0] & pair[1]]
+    return Comparison(lines, apart, len(devices[0]) - len(both), len(devices[1]) - len(both))
+
+
+def labels(measures: Sequence[Measure]) -> dict[Measure, str]:
+    """What tells each measure from others of its experiment: task, model, and the settings in which these differ."""
+    alike: dict[tuple[str, ...], list[Measure]] = {}
+    for one in measures:
+        alike.setdefault((one.experiment, one.scale, one.task, one.model), []).append(one)
+    found = {}
+    for group in alike.values():
+        parts = {text: json.loads(text) for text in {one.settings for one in group}}
+        keys = sorted({key for part in parts.values() for key in part})
+        varying = [key for key in keys if len({json.dumps(part.get(key)) for part in parts.values()}) > 1]
+        for one in group:
+            part = parts[one.settings]
+            changes = [f"{key.partition('.')[2] or key}={_short(part[key])}" for key in varying if key in part]
+            found[one] = " ".join([f"{one.model} on {one.task}" if one.model and one.task else one.model, *changes])
+    return found
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

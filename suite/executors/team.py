@@ -1,0 +1,144 @@
+"""Processes that carry out one run together: rank 0 is a worker as any other, the others follow it.
+
+`Leader` starts the others from the worker (`run --nproc`), and `follow` is their body. Under torchrun all are there
+already. If one of them is lost, the others end within seconds:
+
+- rank 0 gone: the others watch the process that started them;
+- another one gone: a thread of rank 0 notices. Rank 0 may wait for it for ever, so it ends in the same way after
+  `GRACE_S`, and its own parent treats the run as that of any lost worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from suite import parallel, storage
+from suite.numerics import host_threads
+from suite.runs import Run, RunEnded
+
+GRACE_S = 3.0
+"""Seconds for which rank 0, once another process is lost, may notice it by itself."""
+
+
+@dataclass(frozen=True)
+class Team:
+    """How many processes train one run together, and whether they shard its parameters (`suite.parallel.Group`)."""
+
+    size: int
+    sharded: bool | None = None
+
+    def device(self, rank: int, first: torch.device) -> torch.device:
+        """The device of a process, given that of rank 0."""
+        return first if first.type == "cpu" else torch.device(first.type, (first.index or 0) + rank)
+
+
+def how_it_ended(process: Any) -> str:
+    """How a process ended that has been waited for."""
+    code = process.exitcode
+    return f"killed, signal {-code}" if code is not None and code < 0 else f"the process ended with exit code {code}"
+
+
+def end_with_parent() -> None:
+    """Ends this process when the one that started it is gone; body of a thread."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+def follow(root: Path, device: torch.device, threads: int) -> None:
+    """Carries out, together with rank 0, the runs that it gives, until it gives None."""
+    group = parallel.current()
+    while (run := group.agreed(None)) is not None:
+        checkpoint = storage.checkpoint_path(root, run.experiment, run.scale, run.run_id)
+        try:
+            with host_threads(threads):
+                run.worker(device, checkpoint=checkpoint)()
+        except (RunEnded, KeyboardInterrupt):
+            # rank 0 has ended for the same reason
+            continue
+
+
+def give(run: Run | None) -> None:
+    """Tells the other processes of the group, where there are any, which run is next."""
+    parallel.current().agreed(run)
+
+
+def _member(pipe: Connection, rank: int, team: Team, address: str, device: str, root: Path, threads: int) -> None:
+    """Body of a process that follows. Before it ends with an error, it sends (status, reason)."""
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    try:
+        own = torch.device(device)
+        parallel.join(rank, team.size, own, address=address, sharded=team.sharded)
+        follow(root, own, threads)
+    except BaseException as error:
+        status = "oom" if isinstance(error, torch.OutOfMemoryError) else "failed"
+        pipe.send(
+            (
+                status,
+                f"process {rank} of {team.size}: {type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}",
+            )
+        )
+        # libraries of the device may hang at their end while the other processes are not there
+        os._exit(1)
+
+
+class Leader:
+    """Rank 0 of a team, in a worker process: it starts the others when it is made, and watches them.
+
+    on_failure: called by a thread with (status, reason) if another process ended with an error and this one still waits
+    for it; after that this process ends.
+    """
+
+    def __init__(
+        self, team: Team, device: torch.device, root: Path, threads: int, on_failure: Callable[[str, str], None]
+    ) -> None:
+        self.on_failure = on_failure
+        self.lost = threading.Event()
+        """Set once another process has ended."""
+        self.lost_by = ""
+        self.error: tuple[str, str] | None = None
+        """Status and reason that it sent before."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        context = multiprocessing.get_context("spawn")
+        self.members: list[tuple[Any, Connection]] = []
+        for rank in range(1, team.size):
+            mine, theirs = context.Pipe(duplex=False)
+            arguments = (theirs, rank, team, address, str(team.device(rank, device)), root, threads)
+            process = context.Process(target=_member, args=arguments, daemon=True, name=f"process {rank}")
+            process.start()
+            theirs.close()
+            self.members.append((process, mine))
+        threading.Thread(target=self._watch, daemon=True).start()
+        parallel.join(0, team.size, device, address=address, sharded=team.sharded)
+
+    def _watch(self) -> None:
+        gone = wait([process.sentinel for process, _ in self.members])
+        process, pipe = next(member for member in self.members if member[0].sentinel in gone)
+        process.join()
+        with contextlib.suppress(EOFError):
+            self.error = pipe.recv() if pipe.poll() else None
+        self.lost_by = f"{process.name}: {how_it_ended(process)}"
+        self.lost.set()
+        time.sleep(GRACE_S)
+        if self.error is not None:
+            self.on_failure(*self.error)
+        elif process.exitcode < 0:
+            # so the parent of this process sees what happened to the team
+            os.kill(os.getpid(), -process.exitcode)
+        os._exit(1)

@@ -1,0 +1,182 @@
+"""`run`, `results` and `load` for Python: what the commands do, with frames and models in place of printed tables.
+
+    from run_suite import load, results, run
+
+Arguments have the names and meanings of the options of the commands, and a fault is a ValueError with the sentence
+that the command would print. Modules that are slow to import are imported by the functions that need them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from suite.commands.repository import LOCAL, Repository
+from suite.target import target
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from suite.contracts import Model, Task
+
+Filter = Mapping[str, Any]
+"""Key to a value, or to a list of alternatives: `{"model.name": ["gla", "dss-*"]}`."""
+
+
+class Trained(NamedTuple):
+    """A trained model, in evaluation mode, and the task that it was trained on."""
+
+    model: Model
+    task: Task
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """The functions for Python, over the tables and folders of a repository."""
+
+    repository: Repository
+
+    def run(
+        self,
+        *experiments: str,
+        scale: str | None = None,
+        only: Filter | None = None,
+        set: Mapping[str, Any] | None = None,
+        seeds: int | Iterable[int] | None = None,
+        plugins: Iterable[str] = (),
+        device: str | None = None,
+        data: str | Path | None = None,
+        results: str | Path = LOCAL,
+        jobs: int | Literal["auto"] | None = None,
+        threads: int = 1,
+        keep_weights: bool = False,
+        log: Iterable[str] = (),
+        force: bool = False,
+        quiet: bool = False,
+    ) -> pd.DataFrame:
+        """Carries out the runs of grids that are not stored yet, and gives the rows of all of them (as `results`).
+
+        experiments: names, or folders with a grid.yaml.
+        only: narrows the grid, `{"model.name": ["gla", "dss-*"]}`.
+        set: changes settings of every run, `{"train.lr": 1e-3}`.
+        seeds: their number, or a list of them.
+        log: viewers that get the metrics while a run trains, `["tensorboard"]`.
+        quiet: print nothing.
+
+        A run that fails is no exception: its row `run` says why. An interrupted call continues when it is repeated. In
+        a script, `jobs` above 1 needs the guard `if __name__ == "__main__":`, as all worker processes of Python do.
+        """
+        from rich.console import Console
+
+        from suite import storage
+        from suite.commands.carrying_out import prepare
+        from suite.display import GridDisplay
+        from suite.executors.contract import Settings
+        from suite.rows import Selection
+
+        if not experiments:
+            raise ValueError("run: name at least one experiment; `results` reads what is stored")
+        call = prepare(
+            self.repository.with_plugins(plugins),
+            experiments,
+            target(results),
+            Settings(
+                device=device,
+                jobs=None if jobs == "auto" else jobs,
+                packed=jobs == "auto",
+                threads=threads,
+                keep_weights=keep_weights,
+                log=tuple(log),
+            ),
+            choice={
+                "scale": scale,
+                "only": filters(only, "only"),
+                "overrides": filters({key: [value] for key, value in _mapping(set, "set").items()}, "set"),
+                "seeds": None if seeds is None else _seeds(seeds),
+                "data": None if data is None else Path(data),
+            },
+            executor="local",
+            executor_options=(),
+            force=force,
+            retry_failed=False,
+        )
+        with GridDisplay(Console(quiet=quiet), len(call.todo), quiet=quiet) as display:
+            try:
+                if call.todo:
+                    call.carry_out(display)
+            except KeyboardInterrupt:
+                display.interrupted()
+                raise
+        runs = [item.run for item in call.planned]
+        paths = [storage.result_path(call.results, run.experiment, run.scale, run.run_id) for run in runs]
+        return Selection([path for path in paths if path.exists()]).frame()
+
+    def results(
+        self, *names: str | Path, only: Filter | None = None, results: str | Path | None = None
+    ) -> pd.DataFrame:
+        """Stored rows as a frame: the columns of results/README.md, and every setting under its dotted key.
+
+        names: experiments, or folders of results.
+        only: filters by columns and settings, `{"metric": "accuracy", "model.name": ["gla", "dss-*"]}`.
+        results: folder of results; by default yours, or else the committed ones, never a mixture.
+        """
+        if not names:
+            raise ValueError("results: name at least one experiment, or a folder of results")
+        place = None if results is None else target(results)
+        return self.repository.selection([str(name) for name in names], place, filters(only, "only")).frame()
+
+    def load(
+        self,
+        run_id: str,
+        *,
+        plugins: Iterable[str] = (),
+        device: str | None = None,
+        results: str | Path | None = None,
+    ) -> Trained:
+        """The model that a run with kept weights (`keep_weights=True`) has trained, and its task.
+
+        run_id: a run id or the beginning of one, or a file of weights.
+        """
+        from suite.environment import pick_device
+        from suite.resolver import Resolver
+        from suite.weights import find_weights, load_model
+
+        repository = self.repository.with_plugins(plugins)
+        path = find_weights(str(run_id), repository.roots(None if results is None else target(results)))
+        task, model = load_model(path, Resolver(repository.tasks, repository.models), pick_device(device))
+        return Trained(model, task)
+
+
+def filters(wanted: Filter | None, name: str) -> list[str]:
+    """A mapping as the texts `key=value` of the command line, one for each alternative. name: that of the argument."""
+    texts = []
+    for key, value in _mapping(wanted, name).items():
+        alternatives = value if isinstance(value, (list, tuple)) else [value]
+        texts += [f"{key}={_json(part, f'{name}={{{key!r}: ...}}')}" for part in alternatives]
+    return texts
+
+
+def _mapping(values: Any, name: str) -> Mapping[str, Any]:
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{name}={values!r}: expected a dictionary such as {{'model.name': 'gla'}}")
+    return values
+
+
+def _json(value: Any, where: str) -> str:
+    # numbers of numpy and torch
+    value = value.item() if hasattr(value, "item") else value
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{where}: expected a number, a word, a list or a dictionary, got {value!r}") from None
+
+
+def _seeds(seeds: int | Iterable[int]) -> str:
+    """The seeds as the command line writes them."""
+    listed: Sequence[Any] | None = list(seeds) if isinstance(seeds, Iterable) and not isinstance(seeds, str) else None
+    return str(seeds) if listed is None else "".join(f"{seed}," for seed in listed)

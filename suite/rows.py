@@ -1,0 +1,146 @@
+"""Stored rows, filtered and flat: every setting of a run as a column of its own, named by its dotted key.
+
+`export` and the notebook functions read rows through a `Selection`. It reads the files twice, first only the columns
+that the filters and the names of the settings need, so that a fault is known before anything is written, and then one
+file at a time, so that any number of rows needs the memory of one run.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import pyarrow as pa
+
+from suite import storage
+from suite.grid import Filters, iter_keys, lookup
+from suite.registry import nearest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS = tuple(name for name in storage.SCHEMA.names if name != "config")
+"""Columns of a flat row before its settings."""
+
+
+@lru_cache(maxsize=64)
+def _config(text: str | None) -> Mapping[str, Any]:
+    """The resolved run behind the column `config`; all rows of a run have the same text."""
+    return json.loads(text or "{}")
+
+
+@lru_cache(maxsize=64)
+def _settings(text: str | None) -> dict[str, Any]:
+    """Dotted keys and values of a resolved run, without those that are columns of every row."""
+    return {key: value for key, value in iter_keys(_config(text)) if key not in COLUMNS}
+
+
+def _value(row: Mapping[str, Any], config: Mapping[str, Any], key: str) -> Any:
+    """The value behind the key of a filter: a column of a row, or else a setting of its run."""
+    return row[key] if key in row else lookup(config, key)
+
+
+class Selection:
+    """The rows of results files that satisfy every filter, in file order.
+
+    only: `key=value` filters as those of `run --only`, where a key is a column of a row (`metric=accuracy`) or a dotted
+        setting of its run (`model.name=gla`). ValueError for a key or a value that no row has.
+    """
+
+    def __init__(self, paths: Sequence[Path], only: Sequence[str] = ()) -> None:
+        self.paths = paths
+        filters = Filters(only)
+        columns = [key for key in filters.wanted if "." not in key and key not in ("data", "plugins")]
+        for key in columns:
+            if key not in COLUMNS:
+                raise ValueError(f"--only {key}: no row has this column{nearest(key, COLUMNS)}; see results/README.md")
+        settings: dict[str, None] = {}
+        self._masks: list[list[bool]] = []
+        for path in paths:
+            mask = []
+            table = storage.load(path, ["config", *columns])
+            if not filters.wanted:
+                mask = [True] * table.num_rows
+                for text in table["config"].unique().to_pylist():
+                    settings.update(dict.fromkeys(_settings(text)))
+            for row in table.to_pylist() if filters.wanted else ():
+                config = _config(row["config"])
+                kept = filters.keep(partial(_value, row, config))
+                mask.append(kept)
+                if kept:
+                    settings.update(dict.fromkeys(_settings(row["config"])))
+            self._masks.append(mask)
+        self.settings = list(settings)
+        """Dotted keys of the settings of all selected rows."""
+        filters.check(lambda: [*COLUMNS, *self._known()], "row")
+
+    def _known(self) -> Iterator[str]:
+        for path in self.paths:
+            for text in storage.load(path, ["config"])["config"].unique().to_pylist():
+                yield from _settings(text)
+
+    def __len__(self) -> int:
+        return sum(map(sum, self._masks))
+
+    def tables(self) -> Iterator[pa.Table]:
+        """The rows of one file after the other, as they are stored."""
+        for path, mask in zip(self.paths, self._masks, strict=True):
+            if any(mask):
+                yield storage.load(path).filter(pa.array(mask))
+
+    def rows(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """The rows one after the other, each as its columns and the settings of its run."""
+        for table in self.tables():
+            texts = table["config"].to_pylist()
+            for row, text in zip(table.select(COLUMNS).to_pylist(), texts, strict=True):
+                yield row, _settings(text)
+
+    def frame(self) -> pd.DataFrame:
+        """All rows, flat. A setting that a run does not have is missing in its rows."""
+        import pandas as pd
+
+        tables = list(self.tables())
+        if not tables:
+            return pd.DataFrame(columns=COLUMNS)
+        frame = pa.concat_tables(tables).to_pandas()
+        texts = frame.pop("config")
+        codes, distinct = pd.factorize(texts, use_na_sentinel=False)
+        settings = pd.DataFrame([_settings(text) for text in distinct]).reindex(columns=self.settings)
+        return frame.join(settings.take(codes).set_axis(frame.index))
+
+
+def write_csv(selection: Selection, file: TextIO) -> None:
+    """One line a row; numbers with all their digits, lists as JSON, and nothing where a value is null."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([*COLUMNS, *selection.settings])
+    before: dict[str, Any] = {}
+    for row, settings in selection.rows():
+        if settings is not before:
+            # all rows of a run share them
+            cells, before = [_cell(settings.get(name)) for name in selection.settings], settings
+        writer.writerow([*(_cell(row[name]) for name in COLUMNS), *cells])
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, (bool, list, Mapping)) else value
+
+
+def write_json(selection: Selection, file: TextIO) -> None:
+    """A JSON array with one row a line; a row has the settings of its own run only."""
+    before = "[\n"
+    for row, settings in selection.rows():
+        file.write(before + _json(row | settings))
+        before = ",\n"
+    file.write("\n]\n" if before == ",\n" else "[]\n")
+
+
+def _json(row: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(row, allow_nan=False)
+    except ValueError:
+        # JSON has no NaN and no infinity
+        return json.dumps(json.loads(json.dumps(row), parse_constant=lambda name: None))

@@ -1,0 +1,128 @@
+"""`evaluate` asks tasks of lm-evaluation-harness with local data of a model that was trained here."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from models import MODELS
+from suite import storage
+from suite.config import ExperimentConfig
+from suite.grid import expand
+from suite.resolver import Resolver
+from suite.runner import execute
+from suite.weights import load_model
+from tasks import TASKS
+
+pytest.importorskip("lm_eval", reason="`lm_eval` is not installed (extra `eval`)")
+
+from suite.harness import Answers
+
+CPU = torch.device("cpu")
+TEXT = "abcdefgh "
+
+TASK = """
+task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: {kind}
+doc_to_text: "{{{{prompt}}}}"
+{answer}
+metadata: {{version: 1.0}}
+"""
+CHOICE = 'doc_to_choice: "{{choices}}"\ndoc_to_target: label\nmetric_list: [{metric: acc}]'
+DRAWN = """doc_to_target: "{{answer}}"
+generation_kwargs: {until: [" "], max_gen_toks: 12}
+metric_list: [{metric: exact_match}]"""
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A run on a text that repeats itself, which kept its weights, and the folder of its results."""
+    folder = tmp_path_factory.mktemp("text")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SUBQUAD_DATA", str(folder / "cache"))
+        (folder / "text.txt").write_text(TEXT * 400)
+        baseline = {
+            "task": {"name": "text-file", "data": str(folder / "text.txt"), "length": 32},
+            "model": {"name": "mamba", "d_model": 32, "num_layers": 1},
+            "train": {"steps": 60, "batch_size": 8, "lr": 1e-2},
+        }
+        (run,) = expand("demo/text", ExperimentConfig(title="text", baseline=baseline), Resolver(TASKS, MODELS))
+        finished = execute(run, folder / "results", CPU, keep_weights=True)
+    assert finished.status == "ok", finished.error
+    return run, folder / "results"
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tasks")
+    rows = [
+        {"prompt": "abcdefgh abc", "choices": ["xyz", "def"], "label": 1, "answer": "defgh"},
+        {"prompt": "fgh ab", "choices": ["cde", "cda"], "label": 0, "answer": "cdefgh"},
+        {"prompt": "gh abcd", "choices": ["efgh", "efga"], "label": 1, "answer": "efgh"},
+    ]
+    data = folder / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, kind, answer in (
+        ("next-letters", "multiple_choice", CHOICE),
+        ("word-end", "generate_until", DRAWN),
+    ):
+        (folder / f"{name}.yaml").write_text(TASK.format(name=name, data=data, kind=kind, answer=answer))
+    return folder
+
+
+def answers_of(kept):
+    results = kept[1]
+    (path,) = results.rglob("*.weights")
+    task, model = load_model(path, Resolver(TASKS, MODELS), CPU)
+    return Answers(model, task.encode, task.decode, task.spec.max_length, 2, CPU), model
+
+
+@torch.no_grad()
+def test_a_continuation_is_as_likely_as_the_model_says(kept):
+    answers, model = answers_of(kept)
+    tokens = torch.tensor([list(b"abcdefgh abcd")])
+    log_p = model(tokens[:, :-1]).log_softmax(-1)[0, -2:]
+    wanted = sum(float(log_p[i, byte]) for i, byte in enumerate(b"cd"))
+    pairs = [("abcdefgh ab", "cd"), ("abcdefgh ab", "zz"), ("", "a"), ("abcdefgh " * 9, "abc")]
+    found = list(answers.continuations(pairs))
+    assert math.isclose(found[0][0], wanted, rel_tol=1e-4)
+    assert [likeliest for _, likeliest in found][:2] == [True, False]
+    assert found[3][1]
+    # one at a time and in batches are the same
+    for (total, _), pair in zip(found, pairs, strict=True):
+        assert math.isclose(answers.continuation(*pair)[0], total, rel_tol=1e-4)
+
+
+def test_a_text_is_the_sum_of_its_bytes_also_beyond_the_length_of_the_model(kept):
+    answers, _ = answers_of(kept)
+    short, long = answers.whole("abcdefgh abc"), answers.whole(TEXT * 20)
+    assert math.isclose(short, answers.continuation("\n", "abcdefgh abc")[0], rel_tol=1e-4)
+    assert math.exp(short / 12) < 0.9
+    assert math.exp(long / 180) > 0.8
+
+
+def test_tasks_with_local_data_are_asked_and_stored(kept, tasks, command_line, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    run, results = kept
+    command = ("evaluate", run.run_id[:6], "--tasks", "next-letters,word-end", "--include", tasks, "--device", "cpu")
+    done = command_line(*command, "--results", results)
+    assert done.returncode == 0, done.stderr
+    (path,) = (results / "evaluate").rglob("*.parquet")
+    rows = {(row["task"], row["metric"]): row["value"] for row in storage.load(path).to_pylist()}
+    assert rows["next-letters", "acc"] == pytest.approx(2 / 3)
+    assert rows[next(key for key in rows if key[0] == "word-end" and key[1].startswith("exact_match"))] == 1.0
+    assert storage.ending(path).status == "ok"
+
+
+@pytest.mark.slow
+def test_what_cannot_be_asked_is_refused_in_one_line(kept, tasks, command_line, tmp_path):
+    run, results = kept
+    options = ("--results", results, "--device", "cpu", "--include", tasks)
+    done = command_line("evaluate", run.run_id, "--tasks", "next-leters", *options)
+    assert (done.returncode, "no task 'next-leters'" in done.stderr and "did you mean" in done.stderr) == (2, True)
+    done = command_line("evaluate", run.run_id, "--tasks", "x", "--include", tmp_path / "none", "--results", results)
+    assert (done.returncode, "there is no such folder" in done.stderr) == (2, True)

@@ -1,0 +1,168 @@
+"""`weights import` reads public checkpoints, `weights export` writes them, and nothing is lost on the way."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from models import MODELS
+from models.checkpoints import LAYOUTS, layout_of, load, unload
+from suite.contracts import TaskSpec
+from suite.resolver import Resolver
+from suite.weights import load_model
+from tasks import TASKS
+
+safetensors = pytest.importorskip("safetensors.torch", reason="`safetensors` is not installed (extra `weights`)")
+
+SPEC = TaskSpec("tokens", num_classes=264, readout="token", max_length=48, vocab_size=264)
+
+
+def read(path):
+    return load_model(path, Resolver(TASKS, MODELS), torch.device("cpu"))[1]
+
+
+def settings_of(name, config):
+    """What a file of weights says of itself."""
+    return {
+        "task": {"name": "text-file", "version": 1, "vocabulary": "bpe", "vocab_size": 264, "length": 48},
+        "model": {"name": name, "version": config.version, **config.model_dump(mode="json")},
+    }
+
+
+def spread(model):
+    """Weights large enough that every path of the small network contributes."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+def theirs(kind):
+    """A small model of transformers."""
+    transformers = pytest.importorskip("transformers", reason="`transformers` is not installed; it is no dependency")
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        config = transformers.GPT2Config(vocab_size=264, n_positions=48, n_embd=32, n_layer=2, n_head=4)
+        return spread(transformers.GPT2LMHeadModel(config))
+    config = transformers.MambaConfig(
+        vocab_size=264, hidden_size=32, state_size=5, num_hidden_layers=2, time_step_rank=4, residual_in_fp32=False
+    )
+    return spread(transformers.MambaForCausalLM(config))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "mamba-hf"])
+def test_a_checkpoint_of_transformers_gives_its_logits_and_comes_back_bit_by_bit(kind, tmp_path, command_line):
+    model = theirs(kind)
+    model.save_pretrained(tmp_path / "theirs")
+    done = command_line("weights", "import", tmp_path / "theirs", "--out", tmp_path / "ours.weights", "--length", 48)
+    assert done.returncode == 0, done.stderr
+    ours = read(tmp_path / "ours.weights")
+    inputs = torch.randint(264, (2, 48), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(inputs), model(inputs).logits, rtol=1e-4, atol=1e-4)
+
+    back = ("weights", "export", tmp_path / "ours.weights", "--out", tmp_path / "back", "--layout", kind)
+    done = command_line(*back)
+    assert done.returncode == 0, done.stderr
+    before = safetensors.load_file(tmp_path / "theirs" / "model.safetensors")
+    after = safetensors.load_file(tmp_path / "back" / "model.safetensors")
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        assert torch.equal(value, after[name]), name
+    # and transformers reads what was written
+    again = type(model).from_pretrained(tmp_path / "back").eval()
+    with torch.no_grad():
+        assert torch.equal(again(inputs).logits, model(inputs).logits)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_comes_back_bit_by_bit(name, tmp_path, command_line):
+    layout = LAYOUTS[name]
+    config = MODELS.load(layout.model)(num_layers=2, d_model=64, tie_embeddings=False)
+    folder = tmp_path / "first"
+    torch.manual_seed(0)
+    model = spread(config.build(SPEC))
+    path = tmp_path / "start.weights"
+    resolved = settings_of(layout.model, config)
+    torch.save({"config": json.dumps(resolved), "model": model.state_dict()}, path)
+    for source, target in ((path, folder), (tmp_path / "again.weights", tmp_path / "second")):
+        done = command_line("weights", "export", source, "--out", target, "--layout", name)
+        assert done.returncode == 0, done.stderr
+        if target == folder:
+            assert layout_of(json.loads((folder / "config.json").read_text())) == name
+            done = command_line("weights", "import", folder, "--out", tmp_path / "again.weights", "--length", 48)
+            assert done.returncode == 0, done.stderr
+    first, second = (safetensors.load_file(tmp_path / part / "model.safetensors") for part in ("first", "second"))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    inputs = torch.randint(264, (2, 48), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert torch.equal(read(tmp_path / "again.weights")(inputs), model(inputs))
+
+
+def test_options_that_a_layout_cannot_say_are_named(tmp_path, command_line):
+    config = MODELS.load("gsa")(num_layers=1, d_model=64, gate="retnet")
+    path = tmp_path / "gsa.weights"
+    torch.save({"config": json.dumps(settings_of("gsa", config)), "model": config.build(SPEC).state_dict()}, path)
+    done = command_line("weights", "export", path, "--out", tmp_path / "out")
+    assert (done.returncode, "no such weight" in done.stderr or "cannot say gate" in done.stderr) == (2, True)
+
+
+def test_older_checkpoints_of_fla_have_gate_and_up_projection_in_one():
+    config = MODELS.load("gsa")(num_layers=1, d_model=64)
+    model, layout = spread(config.build(SPEC)), LAYOUTS["gsa"]
+    weights = unload(model, layout)
+    at = "model.layers.0.mlp"
+    weights[f"{at}.gate_proj.weight"] = torch.cat([weights.pop(f"{at}.{x}_proj.weight") for x in ("gate", "up")])
+    again = config.build(SPEC)
+    load(again, layout, weights)
+    assert all(torch.equal(value, again.state_dict()[key]) for key, value in model.state_dict().items())
+
+
+def small(folder, settings, tensors):
+    folder.mkdir()
+    (folder / "config.json").write_text(settings if isinstance(settings, str) else json.dumps(settings))
+    if tensors is not None:
+        safetensors.save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 8, "vocab_size": 264}
+
+
+@pytest.mark.parametrize(
+    ("settings", "tensors", "words"),
+    [
+        ("{", None, "config.json: cannot be read"),
+        ("[]", None, "expected an object with settings, got list"),
+        ({"model_type": "gpt_neox"}, None, "its blocks run attention and MLP side by side"),
+        ({"model_type": "bert"}, None, "has no layout here; there are: mamba, mamba-hf, gpt2"),
+        ({"model_type": "gpt2"}, None, "a setting of gpt2 is missing"),
+        ({**GPT2, "activation_function": "relu"}, None, "activation_function='relu' is not supported"),
+        (GPT2, None, "no *.safetensors and no pytorch_model*.bin"),
+        (GPT2, {"a": torch.zeros(2)}, "transformer.wte.weight: missing in the checkpoint"),
+        (GPT2, {"transformer.wte.weight": torch.zeros(264, 16)}, "our encoder.weight is [264, 32]"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused_in_one_line(settings, tensors, words, tmp_path, command_line):
+    settings = {**settings, "n_embd": 32} if isinstance(settings, dict) and tensors else settings
+    folder = small(tmp_path / "folder", settings, tensors)
+    done = command_line("weights", "import", folder, "--out", tmp_path / "x.weights")
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_model_without_a_layout_and_a_wrong_name_are_refused(tmp_path, command_line):
+    config = MODELS.load("hyena")(num_layers=1, d_model=16)
+    path = tmp_path / "hyena.weights"
+    resolved = settings_of("hyena", config)
+    torch.save({"config": json.dumps(resolved), "model": config.build(SPEC).state_dict()}, path)
+    done = command_line("weights", "export", path, "--out", tmp_path / "out")
+    assert (done.returncode, "hyena has none" in done.stderr) == (2, True)
+    done = command_line("weights", "import", tmp_path, "--out", tmp_path / "name.bin")
+    assert (done.returncode, "must end in .weights" in done.stderr) == (2, True)

@@ -1,0 +1,138 @@
+"""`compare`: what counts as a difference between two sets of rows, and what is never compared."""
+
+import json
+import statistics
+import subprocess
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from run_suite import REPOSITORY
+from suite import storage
+from suite.comparison import permutation_p
+
+LOW, HIGH = [0.5, 0.52, 0.48, 0.51], [0.9, 0.88, 0.91, 0.93]
+
+
+def write(root, values, *, version=1, metric="accuracy", unit="fraction", lr=0.1, **columns):
+    """Stores one run a seed with one measurement each."""
+    for seed, value in enumerate(values):
+        config = {"task": {"name": "mqar", "version": version, "data": str(root)}, "model": {"version": version}}
+        config |= {"train": {"lr": lr}, "seed": seed, "plugins": {"model": f"mine sha256 {version}"}}
+        run_id = f"{seed}{version}{metric}{lr}".replace(".", "")
+        row = {"run_id": run_id, "experiment": "toy/x", "scale": "paper", "task": "mqar", "model": "gla", "seed": seed}
+        row |= {"metric": metric, "unit": unit, "value": value, "status": "ok", "split": "test", "slice": ""}
+        row |= {"config": json.dumps(config), "device": "NVIDIA H200", "task_version": version, **columns}
+        storage.write(storage.result_path(root, "toy/x", "paper", run_id), [row])
+
+
+@pytest.fixture
+def sides(tmp_path):
+    return tmp_path / "a", tmp_path / "b"
+
+
+@pytest.mark.parametrize(("n", "m"), [(3, 3), (4, 4), (4, 6), (2, 5)])
+def test_p_is_that_of_scipy(n, m):
+    stats = pytest.importorskip("scipy.stats")
+    random = np.random.default_rng(n * m)
+    a, b = random.normal(size=n), random.normal(0.8, size=m)
+    theirs = stats.permutation_test(
+        (a, b), lambda x, y: abs(np.mean(x) - np.mean(y)), alternative="greater", n_resamples=np.inf
+    )
+    assert permutation_p(a, b) == pytest.approx(theirs.pvalue)
+
+
+def test_many_seeds_are_tested_by_random_splits():
+    random = np.random.default_rng(0)
+    a, b = random.normal(size=30), random.normal(size=30)
+    assert permutation_p(a, b + 2) < 1e-3
+    assert permutation_p(a, b - statistics.fmean(b) + statistics.fmean(a)) > 0.9
+
+
+def test_equal_sides_seldom_differ():
+    random = np.random.default_rng(0)
+    found = [permutation_p(*random.choice([0.1, 1.0], size=(2, 5))) for _ in range(400)]
+    assert np.mean(np.array(found) <= 0.05) <= 0.07
+
+
+def test_runs_with_equal_settings_belong_together_whatever_their_versions(command_line, sides):
+    write(sides[0], LOW)
+    write(sides[1], HIGH, version=2)
+    done = command_line("compare", *sides)
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.lstrip().startswith("toy/x"))
+    assert line.split()[-3:] == ["4", "0.029", "better"]
+    assert "+0.4025" in line
+    assert "task_version: 1 in A, 2 in B" in done.stdout
+    assert "worse" in command_line("compare", *reversed(sides)).stdout
+
+
+def test_other_settings_do_not(command_line, sides):
+    write(sides[0], LOW)
+    write(sides[1], HIGH, lr=0.2)
+    done = command_line("compare", *sides)
+    assert done.returncode == 2
+    assert "no measurement of" in done.stderr
+
+
+def test_three_seeds_are_too_few_and_equal_values_are_identical(command_line, sides):
+    write(sides[0], LOW[:3])
+    write(sides[1], HIGH[:3])
+    assert "too few seeds" in command_line("compare", *sides).stdout
+    done = command_line("compare", sides[0], sides[0], "--format", "md")
+    assert "- not shown: 1 identical values" in done.stdout
+    assert "| identical |" in command_line("compare", sides[0], sides[0], "--format", "md", "--all").stdout
+
+
+def test_a_loss_that_falls_is_better(command_line, sides):
+    write(sides[0], HIGH, metric="loss", unit="nats")
+    write(sides[1], LOW, metric="loss", unit="nats")
+    assert "better" in command_line("compare", *sides).stdout
+
+
+@pytest.mark.parametrize(
+    ("factor", "jitter", "verdict"),
+    [(1.05, 0.001, "worse"), (0.95, 0.001, "better"), (1.02, 0, "same"), (1.05, 0.3, "same")],
+)
+def test_speeds_differ_beyond_three_percent_and_their_noise(command_line, sides, factor, jitter, verdict):
+    random = np.random.default_rng(0)
+    for side, time in zip(sides, (2.0, 2.0 * factor), strict=True):
+        samples = (time * (1 + jitter * random.standard_normal(50))).tolist()
+        write(side, [time], metric="time", unit="ms", samples=samples)
+    done = command_line("compare", *sides, "--format", "md")
+    assert f"| x {factor:.3f} | 1 |  | {verdict} |" in done.stdout
+
+
+def test_speeds_of_two_devices_are_never_compared(command_line, sides):
+    write(sides[0], [1.0], metric="time", unit="ms")
+    write(sides[1], [2.0], metric="time", unit="ms", device="another GPU")
+    done = command_line("compare", *sides)
+    assert done.returncode == 2
+    assert "NVIDIA H200" in done.stderr
+    assert "another GPU" in done.stderr
+    for side, values in zip(sides, (LOW, HIGH), strict=True):
+        write(side, values)
+    done = command_line("compare", *sides)
+    assert done.returncode == 0
+    assert "not compared: 1 speeds" in done.stdout
+    assert " time " not in done.stdout
+
+
+def test_rows_of_a_revision_are_read_from_git(command_line, sides, tmp_path):
+    home = tmp_path / "home"
+    write(home / "mine", LOW)
+    git = ["git", "-C", str(home), "-c", "user.name=t", "-c", "user.email=t@t"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "rows"]):
+        subprocess.run([*git, *command], check=True)
+    repository = replace(REPOSITORY, reports=home / "reports", reference=home / "mine")
+    write(sides[1], HIGH)
+    for side in ("HEAD:mine", "HEAD"):
+        assert "better" in command_line("compare", side, sides[1], repository=repository).stdout
+    for side, words in (
+        ("HEAD:yours", "has no folder yours"),
+        ("nowhere", "neither a folder of results nor a revision"),
+    ):
+        done = command_line("compare", side, sides[1], repository=repository)
+        assert done.returncode == 2
+        assert words in done.stderr

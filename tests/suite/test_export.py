@@ -1,0 +1,87 @@
+"""`export`: every stored row, flat and exact."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from suite import storage
+
+VALUES = [0.1, 1 / 3, 1e-300, 12345678901234567.0]
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Rows of two runs with different settings, and of one of another experiment."""
+    for experiment, run_id, settings in (
+        ("quickstart", "a1", {"model": {"name": "gla", "d_model": 8}, "train": {"betas": [0.9, 0.95], "clip": None}}),
+        ("quickstart", "b2", {"model": {"name": "mamba", "d_state": 16}, "seed": 1}),
+        ("h3/table2", "c3", {"model": {"name": "h3"}}),
+    ):
+        rows = [
+            {"run_id": run_id, "metric": "loss", "step": step, "value": value, "dirty": True, "seed": 2**62 + 1}
+            for step, value in enumerate(VALUES)
+        ]
+        rows.append({"run_id": run_id, "metric": "time", "samples": VALUES[:2], "error": 'a, "b"\nc'})
+        config = json.dumps(settings)
+        path = storage.result_path(tmp_path, experiment, "paper", run_id)
+        storage.write(path, [{**row, "config": config} for row in rows])
+    return tmp_path
+
+
+def test_csv_has_every_row_and_all_digits(command_line, stored):
+    done = command_line("export", "quickstart", "h3/table2", "--results", stored)
+    assert done.returncode == 0, done.stderr
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert [row["run_id"] for row in rows] == ["a1"] * 5 + ["b2"] * 5 + ["c3"] * 5
+    assert [float(row["value"]) for row in rows[:4]] == VALUES
+    assert int(rows[0]["seed"]) == 2**62 + 1
+    assert (rows[0]["dirty"], rows[0]["train.clip"], rows[5]["model.d_model"]) == ("true", "", "")
+    assert json.loads(rows[4]["samples"]) == VALUES[:2]
+    assert (rows[4]["error"], rows[4]["value"]) == ('a, "b"\nc', "")
+    assert (rows[0]["model.d_model"], json.loads(rows[0]["train.betas"]), rows[5]["model.d_state"]) == (
+        *("8", [0.9, 0.95]),
+        "16",
+    )
+
+
+def test_json_is_one_array_with_a_row_a_line(command_line, stored, tmp_path):
+    out = tmp_path / "rows.json"
+    done = command_line("export", stored, "--out", out)
+    assert done.stdout == f"wrote 15 rows to {out}\n"
+    rows = json.loads(out.read_text())
+    assert len(out.read_text().splitlines()) == 15 + 2
+    assert rows[0]["samples"] is None
+    assert {row["run_id"]: row["model.name"] for row in rows} == {"a1": "gla", "b2": "mamba", "c3": "h3"}
+    assert "model.d_state" not in rows[0]
+
+
+def test_numbers_that_json_does_not_have_are_null(command_line, tmp_path):
+    path = storage.result_path(tmp_path, "quickstart", "paper", "a1")
+    storage.write(path, [{"metric": "loss", "value": float("inf"), "samples": [float("nan"), 1.0]}])
+    (row,) = json.loads(command_line("export", "quickstart", "--format", "json", "--results", tmp_path).stdout)
+    assert (row["value"], row["samples"]) == (None, [None, 1.0])
+
+
+def test_filters_keep_rows_by_columns_and_settings(command_line, stored):
+    only = ("--only", "metric=time", "--only", "model.name=gla,h*")
+    done = command_line("export", stored, *only)
+    assert [row["run_id"] for row in csv.DictReader(io.StringIO(done.stdout))] == ["c3", "a1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("quikstart",), "did you mean 'quickstart'"),
+        (("gsa/table2",), "gsa/table2: no rows below"),
+        (("quickstart", "--only", "metric=los"), "did you mean 'loss'"),
+        (("quickstart", "--only", "model.d_stat=1"), "did you mean 'model.d_state'"),
+        (("quickstart", "--format", "json", "--out", "x.csv"), "the two do not agree"),
+    ],
+)
+def test_a_fault_is_known_before_anything_is_written(command_line, stored, arguments, words):
+    done = command_line("export", *arguments, "--results", stored)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert words in done.stderr

@@ -1,0 +1,91 @@
+"""The functions for Python: the rows of the commands, and their sentences for faults."""
+
+import json
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from run_suite import load, results, run
+from suite import storage
+
+HOME = Path(__file__).resolve().parents[2]
+FEW = {"train.steps": 2, "train.eval_every": 2, "train.batch_size": 4, "task.num_train": 8, "task.num_test": 8}
+SMALL = {"model.name": "linear-attention", "model.d_model": 8}
+
+
+def test_run_gives_the_rows_that_are_stored_and_repeats_nothing(tmp_path):
+    first = run("quickstart", only=SMALL, set=FEW, seeds=[3, 7], results=tmp_path, quiet=True)
+    assert sorted(set(first["seed"])) == [3, 7]
+    assert set(first["train.steps"]) == {2}
+    again = run("quickstart", only=SMALL, set=FEW, seeds=[3, 7], results=tmp_path, quiet=True)
+    pd.testing.assert_frame_equal(first, again)
+    path = storage.result_path(tmp_path, "quickstart", "paper", first["run_id"][0])
+    stored = storage.load(path).to_pylist()
+    frame = first[first["run_id"] == first["run_id"][0]]
+    assert [row["value"] for row in stored] == [None if pd.isna(value) else value for value in frame["value"]]
+    config = json.loads(stored[0]["config"])
+    assert frame["model.d_model"].iloc[0] == config["model"]["d_model"] == 8
+
+
+def test_results_are_filtered_by_columns_and_settings(tmp_path):
+    for run_id, name, lr in (("a1", "gla", 0.5), ("b2", "gsa", 0.25)):
+        config = json.dumps({"model": {"name": name}, "train": {"lr": lr}, "seed": 0})
+        rows = [
+            {"run_id": run_id, "metric": metric, "value": 1 / 3, "config": config} for metric in ("loss", "accuracy")
+        ]
+        storage.write(storage.result_path(tmp_path, "quickstart", "paper", run_id), rows)
+    found = results("quickstart", results=tmp_path, only={"metric": "accuracy", "model.name": "gl*"})
+    assert found[["run_id", "metric", "train.lr", "value"]].to_dict("records") == [
+        {"run_id": "a1", "metric": "accuracy", "train.lr": 0.5, "value": 1 / 3}
+    ]
+    assert len(results(tmp_path / "quickstart", only={"train.lr": [0.5, 0.25]})) == 4
+    for only, words in (
+        ({"metrik": "loss"}, "did you mean 'metric'"),
+        ({"metric": "acuracy"}, "did you mean 'accuracy'"),
+        ({"model.nam": "gla"}, "did you mean 'model.name'"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            results("quickstart", results=tmp_path, only=only)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"only": "model.name=gla"}, "expected a dictionary"),
+        ({"only": {"model.nam": "gla"}}, "did you mean 'model.name'"),
+        ({"only": {"model.name": "glaa"}}, "did you mean 'gla'"),
+        ({"set": {"train.stepz": 3}}, "did you mean 'steps'"),
+        ({"set": {"train.lr": object()}}, "expected a number"),
+        ({"scale": "huge"}, "unknown scale 'huge'"),
+        ({"seeds": "many"}, "expected a number of seeds"),
+        ({"device": "tpu"}, "--device"),
+        ({"jobs": 0}, "--jobs 0: expected a whole number"),
+        ({"jobs": "many"}, "--jobs 'many': expected a whole number"),
+        ({"log": ["tensorbord"]}, "did you mean 'tensorboard'"),
+    ],
+)
+def test_a_fault_is_an_exception_with_the_sentence_of_the_command(tmp_path, arguments, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        run("quickstart", results=tmp_path, quiet=True, **arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_load_of_a_run_without_weights_says_what_to_do(tmp_path):
+    storage.write(storage.result_path(tmp_path, "quickstart", "paper", "abcd"), [{"run_id": "abcd"}])
+    with pytest.raises(ValueError, match="kept no weights"):
+        load("abc", results=tmp_path)
+
+
+def test_the_examples_of_the_page_run(tmp_path, monkeypatch):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "reference").symlink_to(HOME / "results" / "reference")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for code in re.findall(r"```python\n(.*?)```", (HOME / "docs" / "notebook.md").read_text(), re.DOTALL):
+        exec(code, names)
+    assert names["table"]["count"].tolist() == [2, 2]
+    assert names["curves"]["model.name"].unique().tolist() == ["gla"]
+    assert set(names["published"]["experiment"]) == {"h3/table2"}
+    assert names["logits"].shape[0] == 4

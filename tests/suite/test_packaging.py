@@ -1,0 +1,101 @@
+"""Installations: a wheel brings grids and rows under names of its own, an editable one points at the checkout."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from run_suite import HOME
+
+LISTED = ("run_suite.py", "pyproject.toml", "README.md", "LICENSE", "suite", "tasks", "models", "kernels", "reports")
+ROWS = "results/reference/h3/table2"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A copy of the checkout, in which a build may leave its files, as a repository with one commit."""
+    folder = tmp_path_factory.mktemp("source")
+    listed = subprocess.run(
+        ["git", "ls-files", "-zco", "--exclude-standard", *LISTED, ROWS], cwd=HOME, capture_output=True, text=True
+    )
+    names = listed.stdout.split("\0")[:-1]
+    if not names:
+        pytest.skip("no git checkout")
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes((HOME / name).read_bytes())
+    git = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@t"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *command], check=True)
+    return folder
+
+
+def pip(*arguments, cwd):
+    command = [sys.executable, "-m", "pip", *map(str, arguments), "--no-deps", "--no-index", "--quiet"]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_wheel_works_anywhere_under_names_of_its_own(source, tmp_path):
+    pip("wheel", ".", "--no-build-isolation", "-w", tmp_path, cwd=source)
+    (wheel,) = tmp_path.glob("*.whl")
+    site, work = tmp_path / "site", tmp_path / "work"
+    pip("install", wheel, "--target", site, cwd=tmp_path)
+    assert {path.name for path in site.iterdir() if path.suffix != ".dist-info"} <= {
+        *("run_suite.py", "subquad-home", "bin", "__pycache__")
+    }
+    # a user's own folder of such a name neither hides ours nor is hidden before ours is imported
+    (work / "models").mkdir(parents=True)
+    (work / "models" / "__init__.py").touch()
+
+    def call(*arguments):
+        environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-P", *arguments]
+        return subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True)
+
+    few = ("train.steps=2", "train.eval_every=2", "train.batch_size=4", "task.num_train=8", "task.num_test=8")
+    settings = [word for setting in few for word in ("--set", setting)]
+    only = ("--only", "model.name=gla", "--only", "model.d_model=8")
+    ran = call(site / "bin" / "subquad", "run", "quickstart", *only, *settings, "--device", "cpu")
+    assert ran.returncode == 0, ran.stderr
+    assert "paper" in call(site / "bin" / "subquad", "report", "h3/table2").stdout
+    code = (
+        "import json, run_suite, suite\n"
+        "rows = run_suite.results('quickstart')\n"
+        "print(json.dumps([suite.__file__, rows['commit'][0], bool(rows['dirty'][0])]))"
+    )
+    done = call("-c", code)
+    assert done.returncode == 0, done.stderr
+    file, commit, dirty = json.loads(done.stdout)
+    assert Path(file).is_relative_to(site / "subquad-home")
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=source, capture_output=True, text=True).stdout.strip()
+    assert (commit, dirty) == (head, False)
+
+
+@pytest.mark.slow
+def test_an_editable_installation_points_at_the_checkout(source, tmp_path):
+    code = f"from setuptools import build_meta; print(build_meta.build_editable({str(tmp_path)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        names = file.namelist()
+        (finder,) = (name for name in names if name.endswith("_finder.py"))
+        assert str(source / "models") in file.read(finder).decode()
+    assert not any(name.startswith("subquad-home") for name in names)
+
+
+@pytest.mark.slow
+def test_a_wheel_without_grids_is_refused(source, tmp_path):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "run_suite.py", "suite/__init__.py", "suite/packaging.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((source / name).read_bytes())
+    command = [sys.executable, "-m", "pip", "wheel", ".", "--no-build-isolation", "--no-deps", "--no-index"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "a wheel is built from a checkout" in done.stderr

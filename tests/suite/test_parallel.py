@@ -1,0 +1,200 @@
+"""Several processes that train one run give the values of one process, and none of them is lost unseen."""
+
+import contextlib
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from suite import checkpoints, parallel, storage
+from suite.contracts import IGNORE, Batch
+from suite.executors.local import run_all
+from suite.executors.team import Team, _member, give
+from suite.parallel import Group
+from suite.runner import execute
+from suite.runs import RunEnded
+from suite.trainer import Trainer
+from tests.suite.test_trainer import numbers, train
+from tests.suite.test_workers import Recording, ending, values
+from tests.suite.toy import make_run
+
+CPU = torch.device("cpu")
+HOME = Path(__file__).resolve().parents[2]
+DOUBLE = {"double": True, "dropout": 0.0}
+# 71 rows in batches of 10: the last batch of an epoch is one row, of which only one process has a part
+TASK, TRAIN = {"num_train": 71}, {"batch_size": 10, "clip": 0.5, "keep": "best", "eval_every": 1}
+ROUNDING = {"train": 1e-12, "": 1e-12}
+"""Relative, by split: float64 has 2e-16, and 32 steps of AdamW multiply it. Evaluation takes its sums in float32."""
+
+
+@contextlib.contextmanager
+def two_processes(root, *, sharded=False):
+    """A context in which this process is rank 0 of two, the other of which follows."""
+    team = Team(2, sharded)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    context = multiprocessing.get_context("spawn")
+    _, theirs = context.Pipe(duplex=False)
+    other = context.Process(target=_member, args=(theirs, 1, team, address, "cpu", root, 1), daemon=True)
+    other.start()
+    parallel.join(0, 2, CPU, address=address, sharded=sharded)
+    try:
+        yield
+        give(None)
+        other.join(20)
+        assert other.exitcode == 0
+    finally:
+        other.kill()
+        parallel.leave()
+
+
+def together(run, root, **options):
+    """Trains as rank 0 of the processes that are there."""
+    give(run)
+    path = storage.checkpoint_path(root, run.experiment, run.scale, run.run_id)
+    return Trainer(run, CPU, checkpoint=path, **options)()
+
+
+def assert_same_but_for_rounding(rows, expected):
+    ours, theirs = numbers(rows), numbers(expected)
+    assert [row[:-1] for row in ours] == [row[:-1] for row in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one[-1] == pytest.approx(other[-1], rel=ROUNDING.get(one[1], 1e-6)), one
+
+
+def flip_a_bit(path):
+    """Changes one bit of a weight in a file of torch."""
+    weight = torch.load(path, weights_only=True)["model"]["embed.weight"].numpy().tobytes()
+    content = bytearray(path.read_bytes())
+    content[content.index(weight)] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["DDP", "FSDP"])
+def test_two_processes_give_the_values_of_one(tmp_path, sharded):
+    whole = make_run(TASK, DOUBLE, TRAIN)
+    pieces = make_run(TASK, DOUBLE, {**TRAIN, "micro_batch_size": 3})
+    expected = train(whole).rows
+    assert whole.run_id == pieces.run_id == whole.in_processes(2).run_id
+    with two_processes(tmp_path, sharded=sharded):
+        for run in (whole, pieces):
+            assert_same_but_for_rounding(together(run, tmp_path).rows, expected)
+        calls = iter(range(1000))
+        with pytest.raises(KeyboardInterrupt):
+            together(whole, tmp_path, stop=lambda: next(calls) >= 13)
+        path = storage.checkpoint_path(tmp_path, whole.experiment, whole.scale, whole.run_id)
+        assert checkpoints.shard_folder(path).is_dir() == sharded
+        kept = path.read_bytes()
+        assert_same_but_for_rounding(together(whole, tmp_path).rows, expected)
+        path.write_bytes(kept)
+    # one process continues what two have begun
+    assert_same_but_for_rounding(train(whole, checkpoint=path).rows, expected)
+    if sharded:
+        flip_a_bit(sorted(checkpoints.shard_folder(path).iterdir())[1])
+        with pytest.raises(RunEnded, match="checksum"):
+            train(whole, checkpoint=path)
+    checkpoints.remove(path)
+    assert not list(path.parent.iterdir())
+
+
+def test_pieces_of_a_batch_are_added_up_to_the_whole():
+    run = make_run(TASK, DOUBLE, TRAIN)
+    for size in (1, 3, 10):
+        pieces = make_run(TASK, DOUBLE, {**TRAIN, "micro_batch_size": size})
+        assert_same_but_for_rounding(train(pieces).rows, train(run).rows)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 12])
+@pytest.mark.parametrize("size", [None, 1, 3])
+def test_every_row_is_in_one_piece_and_no_process_has_more_pieces(rows, size):
+    batch = Batch(torch.arange(rows)[:, None], torch.arange(rows, dtype=torch.uint8)[:, None])
+    found = [list(Group(rank, 3).pieces(batch, size)) for rank in range(3)]
+    assert len({len(pieces) for pieces in found}) == 1
+    labelled = [piece for pieces in found for piece in pieces if (piece.targets != IGNORE).any()]
+    assert torch.cat([piece.targets for piece in labelled]).flatten().tolist() == list(range(rows))
+    assert all(len(piece.inputs) <= (size or rows) for piece in labelled)
+
+
+def test_only_with_dropout_does_the_division_of_a_batch_count_for_identity():
+    for dropout, counts in ((0.0, False), (0.1, True)):
+        run = make_run(model={"dropout": dropout})
+        pieces = make_run(model={"dropout": dropout}, train={"micro_batch_size": 4})
+        ids = [run.run_id, run.in_processes(2).run_id, run.in_processes(3).run_id, pieces.run_id]
+        assert len(set(ids)) == (4 if counts else 1)
+        assert run.in_processes(1).run_id == run.run_id
+    with pytest.raises(ValueError, match=r"train\.compile is for one process"):
+        make_run(train={"compile": True}).in_processes(2)
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path):
+    run, path = make_run(), tmp_path / "a.checkpoint"
+    with pytest.raises(KeyboardInterrupt):
+        train(run, checkpoint=path, stop=lambda: True)
+    flip_a_bit(path)
+    with pytest.raises(RunEnded, match="checksum"):
+        train(run, checkpoint=path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--nproc", "0"], "--nproc"),
+        (["--nproc", "2", "--jobs", "2"], "give one of them"),
+        (["--nproc", "2", "--executor", "slurm"], "for the executor local"),
+        (["--nproc", "2", "--set", "model.norm=batch"], "leave out micro_batch_size and train in one process"),
+        (["--set", "model.norm=batch", "--set", "train.micro_batch_size=2"], "the batch cannot be divided"),
+        (["--set", "train.micro_batch_size=0"], "micro_batch_size"),
+        (["--executor-options", "sharded=true"], "give --nproc"),
+        (["--nproc", "2", "--executor-options", "sharded=7"], "sharded"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused_before_anything_runs(command_line, arguments, message):
+    done = command_line("run", "quickstart", "--device", "cpu", "--dry-run", *arguments)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+
+
+def test_timings_are_for_one_process(command_line):
+    done = command_line("run", "mamba/figure8-scan", "--device", "cpu", "--dry-run", "--nproc", "2")
+    assert done.returncode == 2
+    assert "times one device" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_lost_process_ends_its_team_and_costs_one_try(tmp_path):
+    dies_once = make_run(model={"fault": "killed once", "fault_file": str(tmp_path / "died")})
+    oom, display = make_run(model={"fault": "oom of one"}), Recording()
+    run_all([dies_once, oom], tmp_path, CPU, display, team=Team(2))
+    assert display.repeats == [(dies_once.run_id, "process 1: killed, signal 9")]
+    assert ending(tmp_path, dies_once)[0] == "ok"
+    assert ending(tmp_path, oom)[0] == "oom"
+    assert "process 1 of 2: OutOfMemoryError: planted" in ending(tmp_path, oom)[1]
+
+
+@pytest.mark.slow
+def test_under_torchrun_the_runs_of_a_grid_are_carried_out_once(tmp_path):
+    script = tmp_path / "grid.py"
+    script.write_text(
+        "import sys; from pathlib import Path\n"
+        "from suite.executors.contract import Settings, choose\n"
+        "from tests.suite.test_workers import Recording; from tests.suite.toy import make_run\n"
+        f"runs = [make_run({TASK}, {DOUBLE}, {TRAIN}, seed=seed).in_processes(2) for seed in range(2)]\n"
+        "choose('local')(runs, Path(sys.argv[1]), Recording(), Settings(device='cpu', processes=2))\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(HOME), "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, cwd=HOME, env=environment, check=True, timeout=200)
+    runs = [make_run(TASK, DOUBLE, TRAIN, seed=seed) for seed in range(2)]
+    for run in runs:
+        execute(run, tmp_path / "alone", CPU)
+    for ours, alone in zip(values(tmp_path, runs), values(tmp_path / "alone", runs), strict=True):
+        assert ours.pop("value") == pytest.approx(alone.pop("value"), rel=1e-6)
+        assert ours == alone
+    frame = storage.read(storage.files([tmp_path], runs[0].experiment))
+    assert frame["device"].str.startswith("2 x ").all()

@@ -6,30 +6,37 @@
 
 `rows` reads and selects runs. `plan` lists what the table has to show; `cells`, `claims`, `figure`, `costs` and `notes`
 make one part of a report each, and `report` puts them together. `layout` turns a report into a `document` of strings,
-which `text`, `html` and `plots` print. `speed_history` makes the document of the operators' speed, and `overview` that
-of all experiments. `quotes` and `sources` hold the numbers in documents to the committed rows, and `index` lists every
-table and figure of the papers with its experiment. `grouping` shows stored runs by any of their settings.
+with a `matrix` in the paper's layout, which `text`, `latex`, `html` and `plots` print. A `board` has the reports of all
+experiments or of a paper; `overview` makes its document, and `page` an HTML page to sort and filter. `speed_history`
+makes the document of the operators' speed. `quotes` and `sources` hold the numbers in documents to the committed rows,
+and `index` lists every table and figure of the papers with its experiment. `grouping` shows stored runs by any of their
+settings.
 """
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 from typing import Literal, get_args
 
+from reports.render.board import Board
 from reports.render.document import Document
 from reports.render.grouping import grouped
 from reports.render.index import index, read_papers
+from reports.render.latex import latex
 from reports.render.layout import document
 from reports.render.overview import overview
 from reports.render.report import Report, build
 from reports.render.sources import update_documents
 from reports.render.speed_history import history
-from reports.render.text import latex, markdown, terminal
+from reports.render.text import markdown, terminal
 from suite.registry import nearest
 
 Format = Literal["terminal", "md", "latex", "png", "html"]
 
 __all__ = [
+    "Board",
     "Document",
     "Format",
     "Report",
@@ -44,7 +51,7 @@ __all__ = [
 ]
 
 
-def render(report: Report | Document, format: Format, out: Path | None = None) -> str | Path:
+def render(report: Report | Document | Board, format: Format, out: Path | None = None) -> str | Path:
     """The report in one format: its text, or, where `out` names a file, the path of the file that was written.
 
     `png` needs `out`, a PNG or an SVG, and writes the other one beside it. Raises ValueError for an unknown format, and
@@ -53,7 +60,7 @@ def render(report: Report | Document, format: Format, out: Path | None = None) -
     if format not in get_args(Format):
         names = get_args(Format)
         raise ValueError(f"unknown format {format!r}{nearest(format, names)}; there are: {', '.join(names)}")
-    shown = document(report) if isinstance(report, Report) else report
+    shown = _document(report)
     if format == "png":
         from reports.render.plots import save
 
@@ -63,12 +70,22 @@ def render(report: Report | Document, format: Format, out: Path | None = None) -
         return out
     if format == "html":
         from reports.render.html import html
+        from reports.render.page import page
 
-        text = html(shown)
+        text = page(report) if isinstance(report, Board) else html(shown)
+    elif format == "terminal":
+        # nothing is wrapped in a pipe or a file, which other programs read
+        text = terminal(shown, shutil.get_terminal_size().columns if out is None and sys.stdout.isatty() else None)
     else:
-        text = {"terminal": terminal, "md": markdown, "latex": latex}[format](shown)
+        text = {"md": markdown, "latex": latex}[format](shown)
     if out is None:
         return text
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text)
     return out
+
+
+def _document(report: Report | Document | Board) -> Document:
+    if isinstance(report, Report):
+        return document(report)
+    return overview(report) if isinstance(report, Board) else report

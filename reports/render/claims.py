@@ -23,6 +23,8 @@ COMPARISONS: dict[str, Callable[[float, float, float], bool]] = {
 }
 """Sign of a claim to its test of (left, right, tolerance)."""
 
+MOST_REASONS = 3
+"""Columns of which a claim says why it fails or is unclear there."""
 CONDITION = re.compile(r"^(?P<left>.+\|.+?) (?P<comparison>>=|>|<) (?P<right>\S+)$")
 
 Term = tuple[str, ...]
@@ -133,13 +135,13 @@ def _check(line: Mapping[str, str], cells: Mapping[tuple[str, str], Cell], spec:
         span = f"{min(ratios):.3g} to {max(ratios):.3g}" if len(ratios) > 1 else f"{ratios[0]:.3g}"
         detail = f"{detail}, {span}".lstrip(", ")
     if refuted:
-        verdict, detail = "fails", "; ".join(refuted)
+        verdict, detail = "fails", _first(refuted)
     elif unmet:
         verdict, detail = "void", unmet
     elif unmet is None or held + len(doubtful) < len(columns):
         verdict = "not run"
     elif doubtful:
-        verdict, detail = "unclear", "; ".join(doubtful)
+        verdict, detail = "unclear", _first(doubtful)
     seeds = min((cell.num_seeds for cell in behind), default=0)
     if seeds > 1:
         detail = f"{detail}, {seeds} seeds".lstrip(", ")
@@ -154,6 +156,12 @@ def _check(line: Mapping[str, str], cells: Mapping[tuple[str, str], Cell], spec:
         follows=line.get("follows") or "",
         note=line.get("note") or "",
     )
+
+
+def _first(reasons: Sequence[str]) -> str:
+    """The first of many reasons; the table of the report shows the values of all columns."""
+    more = len(reasons) - MOST_REASONS
+    return "; ".join(reasons[:MOST_REASONS]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _doubt(comparison: str, left: Number, right: Number, tolerance: float) -> str:

@@ -52,6 +52,8 @@ class Figure:
     """Title and series of each panel; empty where the figure shows learned kernels or successes."""
     kernels: tuple[KernelPanel, ...] = ()
     successes: tuple[Sensitivity, ...] = ()
+    reference: str = "paper"
+    """Source of the numbers beside ours, see `TableSpec.reference`."""
 
     @property
     def empty(self) -> bool:
@@ -86,7 +88,8 @@ def make_figure(plan: Plan, spec: FigureSpec, settled: Settled, sensitivity: Seq
                 drawn.sort(key=lambda point: order[point.x])
             ended = _ended(spec, row, panel, settled, drawn)
             panels.setdefault(panel, []).append(Series(row, tuple(drawn), published, ended))
-    return Figure(spec, tuple((title, tuple(series)) for title, series in panels.items()))
+    drawn_panels = tuple((title, tuple(series)) for title, series in panels.items())
+    return Figure(spec, drawn_panels, reference=plan.spec.reference)
 
 
 def _runs_of(row: str, settled: Settled) -> list[StoredRun]:

@@ -90,5 +90,5 @@ def _differing(group: Sequence[StoredRun]) -> set[str]:
     for run in group:
         for key, value in iter_keys(run.config):
             values.setdefault(key, set()).add(str(value))
-    ignored = ("seed", "data", "task.data")
+    ignored = ("seed", "data", "task.data", "train.init_from.base")
     return {key for key, found in values.items() if len(found) > 1 and key not in ignored}

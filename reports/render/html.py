@@ -6,49 +6,44 @@ The tooltip of a table line names the runs behind it.
 from __future__ import annotations
 
 from html import escape
+from pathlib import Path
 
 from reports.render.document import Document
-from reports.render.plots import svg
 
-CSS = """
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #1b1b1b; }
-h1 { font-size: 1.35rem; } h2 { font-size: 1.05rem; margin-top: 2rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .2rem .7rem; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top; }
-th.word, td.word { text-align: left; }
-td.agrees, td.holds { color: #00693e; } td.worse, td.fails { color: #b3261e; } td.better { color: #0b57d0; }
-ul { padding-left: 1.2rem; color: #444; font-size: .9rem; }
-svg { max-width: 100%; height: auto; }
-@media (prefers-color-scheme: dark) {
-  body { background: #161616; color: #e6e6e6; } th, td { border-color: #3a3a3a; } ul { color: #b5b5b5; }
-  td.agrees, td.holds { color: #6fcf97; } td.worse, td.fails { color: #ff8a80; } td.better { color: #8ab4f8; }
-  svg { background: #fff; }
-}
-"""
-VERDICTS = ("agrees", "worse", "better", "holds", "fails")
+VERDICTS = ("agrees", "worse", "better", "differs", "unclear", "unstable", "holds", "fails", "void")
+"""Beginnings of cells that the style sheet gives a colour."""
+
+
+def style() -> str:
+    """The style sheet of every page that the suite writes."""
+    return (Path(__file__).parent / "page.css").read_text()
 
 
 def html(document: Document) -> str:
     """The text of the page, with the figure as inline SVG."""
+    from reports.render.plots import svg
+
     title, where = escape(document.title), escape(document.where)
     out = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{title}</title><style>{CSS}</style></head><body>",
+        f"<title>{title}</title><style>{style()}</style></head><body>",
         f"<h1>{title}</h1><p>{where}</p>",
-        svg(document),
+        svg(document).replace("<svg ", '<svg class="figure" ', 1),
     ]
     for grid in document.grids:
         if grid.heading:
             out.append(f"<h2>{escape(grid.heading)}</h2>")
         cells = "".join(_cell("th", text, i < grid.num_words) for i, text in enumerate(grid.header))
-        out.append(f"<table><thead><tr>{cells}</tr></thead><tbody>")
-        for line, run_ids in zip(grid.lines, grid.run_ids, strict=True):
+        above = "".join(f'<th colspan="{behind - first}">{escape(text)}</th>' for text, first, behind in grid.spans)
+        above = f'<tr class="group">{above}</tr>' if above else ""
+        out.append(f'<div class="wide"><table><thead>{above}<tr>{cells}</tr></thead><tbody>')
+        for line, run_ids in zip(grid.named_lines, grid.run_ids, strict=True):
             tooltip = f' title="runs: {escape(", ".join(run_ids))}"' if run_ids else ""
             cells = "".join(_cell("td", text, i < grid.num_words) for i, text in enumerate(line))
             out.append(f"<tr{tooltip}>{cells}</tr>")
-        out.append("</tbody></table>")
+        out.append("</tbody></table></div>")
         if not grid.heading:
             out.append(_bullets(document.notes))
     out += ["<h2>Provenance</h2>", _bullets(document.provenance), "</body></html>"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from reports.render.cells import Cell
 from reports.render.claims import Claim
 from reports.render.costs import COST_METRICS, Cost
 from reports.render.document import DASH, Document, Grid
+from reports.render.matrix import matrix
 from reports.render.report import Report
 from reports.render.sensitivity import text
 from reports.render.units import amount, fixed
@@ -43,10 +44,27 @@ def document(report: Report) -> Document:
 
 def grids(report: Report) -> Iterator[Grid]:
     """The comparison, the claims and the costs of a report, each where it has lines."""
-    yield _comparison(report)
+    measured = [cell for cell in report.cells if cell.mean is not None or cell.failures]
+    there = {cell.column for cell in report.cells}
+    if len(there) > 1:
+        columns = [column for column in report.spec.columns if column in there]
+        texts = [(paper_text(cell), ours_text(cell, report.decimals), cell.verdict) for cell in report.cells]
+        yield matrix(
+            report.cells,
+            texts,
+            columns,
+            report.unit,
+            transpose=report.spec.transpose,
+            reference=report.spec.reference,
+        )
+        listed = [_cells(report, measured, "Every cell that has runs")] if measured else []
+    else:
+        yield _cells(report, report.cells, "")
+        listed = []
     if report.claims:
-        claims = tuple((_verdict(claim), _sentence(claim), claim.formula, claim.source) for claim in report.claims)
+        claims = tuple(claim_texts(claim) for claim in report.claims)
         yield Grid("Claims", ("verdict", "claim", "checked as", "source"), claims, 4, ((),) * len(claims))
+    yield from listed
     if report.sensitivity:
         yield _sensitivity(report)
     if report.costs:
@@ -56,15 +74,16 @@ def grids(report: Report) -> Iterator[Grid]:
         yield Grid("Cost: median [smallest, largest]", titles, costs, 1, tuple(cost.run_ids for cost in report.costs))
 
 
-def _comparison(report: Report) -> Grid:
+def _cells(report: Report, cells: Sequence[Cell], heading: str) -> Grid:
+    """A line for each cell, with what the matrix has no room for."""
     unit = f" ({report.unit})" if report.unit else ""
     columns: list[tuple[str, Callable[[Cell], str]]] = [
         ("row", lambda cell: cell.row),
         ("column", lambda cell: cell.column),
-        (f"paper{unit}", _paper),
-        (f"ours{unit}", lambda cell: _ours(cell, report.decimals)),
+        (f"{report.spec.reference}{unit}", paper_text),
+        (f"ours{unit}", lambda cell: ours_text(cell, report.decimals)),
         ("median", lambda cell: _median(cell, report.decimals)),
-        ("seeds", _seeds),
+        ("seeds", seeds_text),
         ("spread", _spread),
         ("success", _success),
         ("difference", lambda cell: _difference(cell, report.decimals)),
@@ -74,11 +93,11 @@ def _comparison(report: Report) -> Grid:
     if not any(cell.planned for cell in report.cells):
         unused |= {f"ours{unit}", "median", "seeds", "success", "difference", "verdict"}
     if not report.has_published:
-        unused |= {f"paper{unit}", "success", "difference", "verdict"}
+        unused |= {f"{report.spec.reference}{unit}", "success", "difference", "verdict"}
     columns = [(title, text) for title, text in columns if title not in unused]
-    lines = tuple(tuple(text(cell) for _, text in columns) for cell in report.cells)
+    lines = tuple(tuple(text(cell) for _, text in columns) for cell in cells)
     header = tuple(title for title, _ in columns)
-    return Grid("", header, lines, 2, tuple(cell.run_ids for cell in report.cells))
+    return Grid(heading, header, lines, 2, tuple(cell.run_ids for cell in cells))
 
 
 def _sensitivity(report: Report) -> Grid:
@@ -92,7 +111,8 @@ def _sensitivity(report: Report) -> Grid:
     return Grid("Runs that succeed, by setting", header, tuple(lines), 2, ((),) * len(lines))
 
 
-def _paper(cell: Cell) -> str:
+def paper_text(cell: Cell) -> str:
+    """The paper's value of a cell, or the word that stands for it; empty where there is neither."""
     if cell.published is None:
         return ""
     if cell.published.value is not None:
@@ -102,7 +122,8 @@ def _paper(cell: Cell) -> str:
     return word.removeprefix("value=") if word.startswith("value=") else UNPUBLISHED.get(word, "")
 
 
-def _ours(cell: Cell, decimals: int) -> str:
+def ours_text(cell: Cell, decimals: int) -> str:
+    """Our value of a cell with its standard deviation and marks; empty where the grid has no run."""
     if not cell.planned:
         return ""
     if cell.mean is None:
@@ -127,7 +148,8 @@ def _difference(cell: Cell, decimals: int) -> str:
     return "" if cell.difference is None else fixed(cell.difference, decimals, sign=True)
 
 
-def _seeds(cell: Cell) -> str:
+def seeds_text(cell: Cell) -> str:
+    """How many seeds gave a value, of how many planned ones, and what became of the others."""
     if not cell.planned:
         return ""
     text = f"{cell.num_seeds}" if cell.num_seeds == cell.planned else f"{cell.num_seeds} of {cell.planned}"
@@ -136,6 +158,11 @@ def _seeds(cell: Cell) -> str:
 
 def _spread(cell: Cell) -> str:
     return "" if cell.spread is None else f"{cell.spread:.1%}"
+
+
+def claim_texts(claim: Claim) -> tuple[str, str, str, str]:
+    """Verdict, sentence, formula and source of a claim."""
+    return _verdict(claim), _sentence(claim), claim.formula, claim.source
 
 
 def _verdict(claim: Claim) -> str:

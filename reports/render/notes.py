@@ -46,14 +46,15 @@ def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> li
         unit = "" if not plan.spec.percent else " point" if plan.spec.tolerance == 1 else " points"
         tolerance = f"{plan.spec.tolerance:g}{unit}"
         notes.append(
-            f"success: seeds that are within {tolerance} of the paper or better; verdict: unstable if a seed succeeds "
-            f"and another diverged or is worse by more than {OUTRIGHT} times that; else by mean or median, whichever "
-            f"is farther: agrees within {tolerance}, unclear within two standard errors and twice that, better, worse "
-            "or differs; no verdict where a run is missing for another reason"
+            f"success: seeds that are within {tolerance} of the {plan.spec.reference} or better; verdict: unstable if "
+            "a seed succeeds and another diverged or is worse by more than "
+            f"{OUTRIGHT} times that; else by mean or median, whichever is farther: agrees within {tolerance}, unclear "
+            "within two standard errors and twice that, better, worse or differs; no verdict where a run is missing "
+            "for another reason"
         )
     sources = sorted({cell.published.source for cell in cells if cell.published})
     if sources and (plan.cannot_run or any(cell.published and cell.planned for cell in cells)):
-        notes.append(f"paper's numbers from: {'; '.join(sources)}")
+        notes.append(f"{plan.spec.reference}'s numbers from: {'; '.join(sources)}")
     return notes
 
 

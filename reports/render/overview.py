@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from reports.render.board import Board, folder_of, health
+from reports.render.board_figure import draw_board
 from reports.render.document import Document, Grid
+from reports.render.layout import claim_texts
 from reports.render.report import Report
 
 HEADER = (
@@ -24,39 +27,76 @@ HEADER = (
     "unsure",
     "not run",
 )
+MOST_NAMES = 6
+"""Names that a note lists."""
+COUNTED = HEADER[2:]
+"""What the numbers of a line count."""
 
 
-def overview(reports: Sequence[Report]) -> Document:
-    """One line for each report, the one with the most empty published cells first.
+def overview(board: Board) -> Document:
+    """The scoreboard: a line for each folder where there are several, and one for each report, largest gap first.
 
-    Published cells are those for which the paper prints a number and the grid has a run; rows that only the paper has
-    are not counted. `unstable` counts cells in which a seed meets the paper and another fails outright, `differ` those
-    that are worse than the paper's or on the wrong side of its tolerance. A claim that follows from another is not
-    counted; `unsure` claims are true within the noise only, or their condition is not met.
+    Published cells are those for which the paper prints a number and the grid has a run. Rows that only the paper has
+    are not counted, nor cells that are compared with a goal or a measured peer. `unstable` counts cells in which a seed
+    meets the paper and another fails outright, `differ` those that are worse than the paper's or on the wrong side of
+    its tolerance. A claim that follows from another is not counted; `unsure` claims are true within the noise only, or
+    their condition is not met. The scoreboard of one paper lists its claims, too.
     """
-    lines = [(_counts(report), report) for report in reports]
+    lines = [(counts_of(report), report) for report in board.reports]
     lines.sort(key=lambda line: (-line[0][6], -line[0][7], line[1].experiment))
-    total = tuple(sum(column) for column in zip(*(counts for counts, _ in lines), strict=True)) if lines else ()
-    grid = Grid(
-        "",
-        HEADER,
-        tuple((report.experiment, report.scale, *map(str, counts)) for counts, report in lines)
-        + ((("all", "", *map(str, total)),) if total else ()),
-        2,
-        tuple(() for _ in range(len(lines) + bool(total))),
-    )
+    table = [((report.experiment, report.scale), counts) for counts, report in lines]
+    total = _sum([counts for counts, _ in lines])
+    grids = [_grid("", HEADER, [*table, (("all", ""), total)])]
+    drawn = [(name, counts) for (name, _), counts in table]
+    if len(board.folders) > 1:
+        folders = [
+            ((folder,), _sum([counts for counts, report in lines if folder_of(report.experiment) == folder]))
+            for folder in board.folders
+        ]
+        drawn = [(name, counts) for (name,), counts in folders]
+        grids = [
+            _grid("", ("folder", *COUNTED), [*folders, (("all",), total)]),
+            _grid("Experiments, largest gap first", HEADER, table),
+        ]
+    elif claims := [
+        (report.experiment, *claim_texts(claim)[:2]) for report in board.reports for claim in report.claims
+    ]:
+        grids.append(Grid("Claims", ("experiment", "verdict", "claim"), tuple(claims), 3, ((),) * len(claims)))
     notes = (
         "published: cells with a number of the paper and a run in the grid; the next six columns add up to them.",
         "other empty: cells of the grid that no run has filled and for which the paper prints no number.",
+        *(f"missing: {text}{_listed(names)}" for text, names in health(board)),
     )
     return Document(
-        "overview", "all experiments, largest gap first", "committed or local rows", (grid,), notes, (), lambda: None
+        board.name,
+        board.title.lower(),
+        "each at its scale paper, or else at the first that has rows or can run here",
+        tuple(grids),
+        notes,
+        (),
+        lambda: draw_board(board.title, [(name, dict(zip(COUNTED, counts, strict=True))) for name, counts in drawn]),
     )
 
 
-def _counts(report: Report) -> tuple[int, ...]:
-    """The numbers of one line, in the order of HEADER after the scale."""
-    ours = [cell for cell in report.cells if cell.published and cell.published.value is not None and cell.planned]
+def _listed(names: Sequence[str]) -> str:
+    """Names behind a sentence, of many the first few."""
+    more = len(names) - MOST_NAMES
+    return f": {', '.join(names[:MOST_NAMES])}{f' and {more} more' if more > 0 else ''}" if names else ""
+
+
+def _grid(heading: str, header: tuple[str, ...], lines: Sequence[tuple[tuple[str, ...], tuple[int, ...]]]) -> Grid:
+    texts = tuple((*words, *map(str, counts)) for words, counts in lines)
+    return Grid(heading, header, texts, len(header) - len(COUNTED), ((),) * len(texts))
+
+
+def _sum(lines: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(sum(column) for column in zip(*lines, strict=True)) if lines else (0,) * len(COUNTED)
+
+
+def counts_of(report: Report) -> tuple[int, ...]:
+    """The numbers of one line, in the order of COUNTED."""
+    numbers = [cell for cell in report.cells if cell.published and cell.published.value is not None and cell.planned]
+    ours = numbers if report.spec.reference == "paper" else []
     verdicts = Counter(cell.verdict if cell.mean is not None else "empty" for cell in ours)
     differ = verdicts["worse"] + verdicts["differs"]
     others = sum(cell.missing for cell in report.cells if cell not in ours)

@@ -116,9 +116,11 @@ def pick_scale(config: ExperimentConfig, runs: Iterable[StoredRun], asked: str |
 
 
 def plain_table(config: ExperimentConfig, grid: Sequence[Mapping[str, Any]]) -> TableSpec:
-    """The table of a grid that states none: a row for every point, named by what changes between points.
+    """The table of a grid that states none.
 
-    It has the one column `accuracy`, or, where the grid times something, a column for every length.
+    Where two settings change between points, one is that of the rows and the other that of the columns. Else there is
+    a row for every point, named by what changes, with the one column `accuracy`, or, where the grid times something,
+    a column for every length.
     """
     hidden = config.select.best_of if config.select else ()
     varying = [
@@ -137,6 +139,12 @@ def plain_table(config: ExperimentConfig, grid: Sequence[Mapping[str, Any]]) -> 
         lengths = dict.fromkeys(length for point in grid for length in point.get("bench.lengths", ()))
         columns: dict[str, dict[str, Any]] = {f"T={length}": {"slice": f"length={length}"} for length in lengths}
         return TableSpec(rows=rows, columns=columns, metric="time", split="", percent=False, decimals=4)
+    if len(varying) == 2:
+        first, second = varying
+        name = second.rpartition(".")[2]
+        if all(isinstance(point.get(key), (str, int, float)) for point in grid for key in varying):
+            rows = {str(point[first]): {first: point[first]} for point in grid}
+            return TableSpec(rows=rows, columns={f"{name} {point[second]}": {second: point[second]} for point in grid})
     return TableSpec(rows=rows, columns={"accuracy": {}})
 
 

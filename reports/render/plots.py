@@ -11,8 +11,9 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
+from reports.render.colors import colors_of
 from reports.render.document import Document
 from reports.render.figure import Figure, Series
 from reports.render.heatmap import draw_kernels
@@ -20,8 +21,6 @@ from reports.render.marks import REDUCED, STAND_IN
 from reports.render.report import Report
 from reports.render.surface import draw_successes
 
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c564b", "#7f7f7f", "#bcbd22")
-"""The palette of Okabe and Ito, whose colours readers with any colour vision can tell apart, and three more."""
 MARKERS = "osD^vP*XhX"
 MANY_TICKS = 8
 """With more ticks than this, the words below the bars are turned upright, because they no longer fit side by side."""
@@ -96,20 +95,17 @@ def _successes(report: Report, figure: Figure) -> Canvas:
     return canvas
 
 
-def _places(figure: Figure) -> dict[str, int]:
-    """Row label to its place among the rows of all panels, which sets its colour.
-
-    All panels share one legend, and a panel may lack some rows.
-    """
-    labels = dict.fromkeys(series.label for _, panel in figure.panels for series in panel)
-    return {label: i for i, label in enumerate(labels)}
+def _looks(figure: Figure) -> dict[str, tuple[str, str]]:
+    """Row label to its colour and marker, the same in all panels, which share one legend and may lack some rows."""
+    labels = list(dict.fromkeys(series.label for _, panel in figure.panels for series in panel))
+    colors = colors_of(labels)
+    return {label: (colors[label], MARKERS[i % len(MARKERS)]) for i, label in enumerate(labels)}
 
 
 def _lines(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
-    places = _places(figure)
+    looks = _looks(figure)
     for series in panel:
-        i = places[series.label]
-        color, marker = COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]
+        color, marker = looks[series.label]
         x = [point.x for point in series.points]
         y = [point.y for point in series.points]
         if x:
@@ -128,13 +124,12 @@ def _lines(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
                 mfc="none",
                 ls="--",
                 lw=1,
-                label=f"{series.label}, paper",
+                label="_paper",
             )
+    found = sorted(set(_ticks(panel)))
     if figure.spec.x_log2:
         ax.set_xscale("log", base=2)
-        found = sorted(
-            {x for series in panel for x in (*(p.x for p in series.points), *(x for x, _ in series.published))}
-        )
+    if figure.spec.x_log2 or (figure.spec.x != "step" and len(found) <= MANY_TICKS):
         # every second one where there are many, the last one in any case
         step = -(-len(found) // MANY_TICKS)
         kept = found[::-1][::step][::-1]
@@ -162,8 +157,12 @@ def _seeds(ax: Any, x: Sequence[float], series: Series, color: str, edge: str) -
 
 
 def _log_y(ax: Any) -> None:
+    """A logarithmic axis with plain numbers; an axis of less than two decades has ticks at 2 and 5, too."""
     ax.set_yscale("log")
+    low, high = ax.get_ylim()
+    ax.yaxis.set_major_locator(LogLocator(subs=(1,) if high > 100 * low else (1, 2, 5)))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
 
 
 def short(number: float) -> str:
@@ -181,9 +180,9 @@ def _ticks(panel: tuple[Series, ...]) -> list[Any]:
 
 def _bars(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
     ticks = _ticks(panel)
-    places, width = _places(figure), 0.8 / max(len(panel), 1)
+    looks, width = _looks(figure), 0.8 / max(len(panel), 1)
     for i, series in enumerate(panel):
-        color, offset = COLORS[places[series.label] % len(COLORS)], (i - (len(panel) - 1) / 2) * width
+        color, offset = looks[series.label][0], (i - (len(panel) - 1) / 2) * width
         if series.points:
             ax.bar(
                 [ticks.index(point.x) + offset for point in series.points],
@@ -202,7 +201,7 @@ def _bars(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
                 ms=5,
                 mfc="none",
                 color="black",
-                label="paper",
+                label=figure.reference,
             )
     ax.set_xticks(range(len(ticks)), [str(tick) for tick in ticks])
     if len(ticks) > MANY_TICKS:
@@ -216,6 +215,8 @@ def _legend(figure: Figure, axes: Any) -> tuple[list[Any], list[str]]:
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
+    if figure.spec.kind == "lines" and any(series.published for _, panel in figure.panels for series in panel):
+        found[figure.reference] = Line2D([], [], ls="--", lw=1, marker="o", ms=5, mfc="none", color="black")
     if any(len(point.seeds) > 1 for _, panel in figure.panels for series in panel for point in series.points):
         found["one seed"] = Line2D([], [], ls="none", marker="o", ms=3, mfc="white", mec="black", mew=0.5)
     return list(found.values()), list(found)

@@ -44,6 +44,10 @@ class Report:
     costs: tuple[Cost, ...]
     provenance: tuple[str, ...]
     figure: Figure | None
+    spec: TableSpec
+    """Rows and columns of the table, with the settings that each stands for."""
+    runs: tuple[StoredRun, ...]
+    """The runs that the cells show."""
     timed: bool = False
     """Whether the runs time operators or models; then cells have a spread of samples in place of seeds."""
     device: str = ""
@@ -98,6 +102,8 @@ def build(config: ExperimentConfig, folder: Path, frame: pd.DataFrame, *, scale:
         figure=None if config.figure is None else make_figure(plan, config.figure, settled, sensitivity),
         timed=config.timed,
         device=shown[0].device if config.timed and shown else "",
+        spec=plan.spec,
+        runs=tuple(shown),
     )
 
 

@@ -36,8 +36,8 @@ class Value:
     metric: str
     split: str
     slice: str
-    step: int
     unit: str
+    step: int
     value: float | None
     samples: tuple[float, ...]
     status: str
@@ -73,9 +73,12 @@ class StoredRun:
         return max(found, key=lambda v: v.step) if found else None
 
     def setting(self, without: Iterable[str] = ()) -> str:
-        """The run's settings as text, without the seed, the folder of its data, and the dotted keys `without`."""
+        """The run's settings as text, without the seed, the folder of its data, and the dotted keys `without`.
+
+        A run that was trained first is described by settings; its id has a seed in it and is left out too.
+        """
         config = copy.deepcopy(self.config)
-        for key in ("seed", "task.data", *without):
+        for key in ("seed", "task.data", "task.tokenizer", "train.init_from.base", *without):
             *sections, name = key.split(".")
             tree = lookup(config, ".".join(sections)) if sections else config
             if isinstance(tree, dict):
@@ -96,46 +99,56 @@ def _samples(value: Any) -> tuple[float, ...]:
     return tuple(float(sample) for sample in value) if isinstance(value, np.ndarray) else ()
 
 
+COLUMNS = (
+    *("metric", "split", "slice", "step", "unit", "value", "samples", "status", "error", "scale", "seed", "stand_in"),
+    *("config", "device", "torch", "precision", "commit", "dirty", "started_at", "operators"),
+)
+"""Columns that a report reads, beside the run's id."""
+
+
 def load_runs(frame: pd.DataFrame) -> list[StoredRun]:
     """The runs of a frame of stored rows (`suite.storage.read`), in the order of their ids."""
-    runs = []
-    for run_id, rows in frame.groupby("run_id", sort=True):
-        records: list[dict[str, Any]] = [{str(k): v for k, v in r.items()} for r in rows.to_dict("records")]
-        values = tuple(
-            Value(
-                metric=_text(r["metric"]),
-                split=_text(r["split"]),
-                slice=_text(r["slice"]),
-                step=int(_number(r["step"]) or 0),
-                unit=_text(r["unit"]),
-                value=_number(r["value"]),
-                samples=_samples(r["samples"]),
-                status=_text(r["status"]),
-            )
-            for r in records
+    rows: dict[str, list[int]] = {}
+    for index, run_id in enumerate(frame["run_id"].tolist()):
+        rows.setdefault(str(run_id), []).append(index)
+    # lists, because reading a frame value by value takes a hundred times as long
+    columns: dict[str, list[Any]] = {name: frame[name].tolist() for name in COLUMNS}
+    return [_stored_run(run_id, columns, rows[run_id]) for run_id in sorted(rows)]
+
+
+def _stored_run(run_id: str, columns: Mapping[str, list[Any]], rows: Sequence[int]) -> StoredRun:
+    """The run whose rows stand at these places of the columns."""
+
+    def texts(name: str) -> list[str]:
+        return [_text(columns[name][row]) for row in rows]
+
+    values = tuple(
+        Value(metric, split, part, unit, int(_number(step) or 0), _number(value), _samples(samples), status)
+        for metric, split, part, unit, status, step, value, samples in zip(
+            *(texts(name) for name in ("metric", "split", "slice", "unit", "status")),
+            *([columns[name][row] for row in rows] for name in ("step", "value", "samples")),
+            strict=True,
         )
-        # the row `run` says how the run ended; a run without one was interrupted
-        ended = next((r for r in records if r["metric"] == "run"), None)
-        head = ended or records[0]
-        runs.append(
-            StoredRun(
-                run_id=str(run_id),
-                scale=_text(head["scale"]),
-                seed=int(_number(head["seed"]) or 0),
-                status=_text(ended["status"]) if ended else "failed",
-                error=_text(head["error"]) if ended else "no final row",
-                stand_in=_text(head["stand_in"]),
-                config=json.loads(_text(head["config"]) or "{}"),
-                values=values,
-                device=_text(head["device"]),
-                torch=_text(head["torch"]),
-                precision=_text(head["precision"]),
-                commit=_text(head["commit"])[:10] + ("-dirty" if head["dirty"] is True or head["dirty"] == 1 else ""),
-                started_at=_text(head["started_at"]),
-                operators=_text(head["operators"]) or None,
-            )
-        )
-    return runs
+    )
+    # the row `run` says how the run ended; a run without one was interrupted
+    ended = next((row for row, value in zip(rows, values, strict=True) if value.metric == "run"), None)
+    head = {name: column[rows[0] if ended is None else ended] for name, column in columns.items()}
+    return StoredRun(
+        run_id=run_id,
+        scale=_text(head["scale"]),
+        seed=int(_number(head["seed"]) or 0),
+        status="failed" if ended is None else _text(head["status"]),
+        error="no final row" if ended is None else _text(head["error"]),
+        stand_in=_text(head["stand_in"]),
+        config=json.loads(_text(head["config"]) or "{}"),
+        values=values,
+        device=_text(head["device"]),
+        torch=_text(head["torch"]),
+        precision=_text(head["precision"]),
+        commit=_text(head["commit"])[:10] + ("-dirty" if head["dirty"] is True or head["dirty"] == 1 else ""),
+        started_at=_text(head["started_at"]),
+        operators=_text(head["operators"]) or None,
+    )
 
 
 def slice_part(name: str, key: str) -> float | str | None:
@@ -190,11 +203,16 @@ def on_grid(runs: Sequence[StoredRun], points: Sequence[Mapping[str, Any]]) -> t
     kept = []
     strange: dict[str, int] = {}
     for run in runs:
-        misses = [
-            [key for key, value in point.items() if key != "task.data" and not same(value, lookup(run.config, key))]
-            for point in points
-        ]
-        nearest = min(misses, key=len, default=[])
+        nearest: list[str] = []
+        for i, point in enumerate(points):
+            missed = [
+                key for key, value in point.items() if key != "task.data" and not same(value, lookup(run.config, key))
+            ]
+            if i == 0 or len(missed) < len(nearest):
+                nearest = missed
+            if not nearest:
+                # most runs are points of the grid, and there may be hundreds of others
+                break
         if not nearest:
             kept.append(run)
         else:

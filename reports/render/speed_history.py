@@ -1,4 +1,4 @@
-"""The history of the operators' speed: the newest time of every case, comparisons of revisions, a plot over commits.
+"""The history of the operators' speed: the newest time of every case, comparisons of revisions.
 
 Times of different runs are shown side by side and never divided: a ratio comes from one run on one device.
 """
@@ -14,9 +14,8 @@ from typing import Any
 import pandas as pd
 
 from reports.render.document import DASH, Document, Grid
+from reports.render.speed_figure import draw_speed
 from suite.bench.cases import SETS
-
-PASSES = ("forward", "forward+backward")
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,21 @@ class Point:
     def key(self) -> tuple[str, str, str, str, str]:
         return self.device, self.op, self.case, self.direction, self.implementation
 
+    @property
+    def share_of_floor(self) -> float | None:
+        """The floor over the median time in percent, or None where either was not measured."""
+        floor = self.others.get("floor_time")
+        return None if floor is None or not self.value else 100 * floor / self.value
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """The quartiles of the samples, between which half of them lie; for a single sample, twice its value."""
+        assert self.value is not None
+        if len(self.samples) < 2:
+            return self.value, self.value
+        low, _, high = statistics.quantiles(self.samples, n=4)
+        return low, high
+
 
 def history(frame: pd.DataFrame) -> Document:
     """The document of stored benchmark rows (experiment `kernels`), of any devices, shapes and commits.
@@ -52,7 +66,7 @@ def history(frame: pd.DataFrame) -> Document:
     revision.
     """
     frame = frame[frame["scale"].isin(SETS)]
-    points = sorted(_points(frame), key=lambda point: point.started_at)
+    points = points_of(frame)
     newest = {point.key: point for point in points}
     counts: dict[tuple[str, ...], int] = {}
     for point in points:
@@ -88,8 +102,13 @@ def history(frame: pd.DataFrame) -> Document:
             f"torch: {', '.join(sorted(set(frame['torch']))) or 'none'}",
             f"triton: {', '.join(sorted(set(frame['triton']))) or 'none'}",
         ),
-        draw=lambda: _draw(points),
+        draw=lambda: draw_speed(points),
     )
+
+
+def points_of(frame: pd.DataFrame) -> list[Point]:
+    """The measured cases of all runs of `bench` for the sets of shapes that it offers, oldest first."""
+    return sorted(_points(frame[frame["scale"].isin(SETS)]), key=lambda point: point.started_at)
 
 
 def _points(frame: pd.DataFrame) -> Iterator[Point]:
@@ -127,13 +146,14 @@ def _line(point: Point) -> tuple[str, ...]:
     where = (point.op, point.case, point.direction, point.implementation)
     if point.value is None:
         return (*where, point.status, "", "", "", "")
-    low, _, high = statistics.quantiles(point.samples, n=4) if len(point.samples) > 1 else (point.value,) * 3
-    floor, extra, cold = (point.others.get(name) for name in ("floor_time", "peak_extra_memory", "cold_start"))
+    low, high = point.quartiles
+    extra, cold = (point.others.get(name) for name in ("peak_extra_memory", "cold_start"))
+    share = point.share_of_floor
     return (
         *where,
         f"{point.value:.4f}",
         f"{(high - low) / 2 / point.value:.1%}",
-        DASH if floor is None else f"{floor / point.value:.0%}",
+        DASH if share is None else f"{share:.0f}%",
         DASH if extra is None else f"{extra / 2**20:.1f}",
         DASH if cold is None else f"{cold:.1f}",
     )
@@ -155,47 +175,3 @@ def _comparisons(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:
             f"[{config['low']:.3f}, {config['high']:.3f}]",
             f"{config['noise']:.1%}",
         )
-
-
-def _draw(points: list[Point]) -> Any:
-    """Median time over commits, on the device of the newest row: one row of panels an operator, one line a shape."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
-    from reports.render.plots import COLORS, MARKERS, STYLE
-
-    measured = [point for point in points if point.value is not None]
-    if not measured:
-        return None
-    device = measured[-1].device
-    measured = [point for point in measured if point.device == device]
-    ops = sorted({point.op for point in measured})
-    commits = list(dict.fromkeys(point.commit for point in measured))
-    names = list(dict.fromkeys(point.implementation for point in measured))
-    looks = {name: (COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(names)}
-    with matplotlib.rc_context(STYLE):
-        canvas = Figure(figsize=(10, 0.8 + 2.4 * len(ops)), layout="constrained")
-        FigureCanvasAgg(canvas)
-        axes = canvas.subplots(len(ops), 2, sharex=True, squeeze=False)
-        for op, pair in zip(ops, axes, strict=True):
-            for direction, ax in zip(PASSES, pair, strict=True):
-                lines: dict[tuple[str, str], dict[int, float]] = {}
-                for point in measured:
-                    if (point.op, point.direction) == (op, direction):
-                        line = lines.setdefault((point.implementation, point.case), {})
-                        line[commits.index(point.commit)] = point.value or 0.0
-                for (name, _), line in lines.items():
-                    color, marker = looks[name]
-                    x = sorted(line)
-                    ax.plot(x, [line[i] for i in x], color=color, marker=marker, ms=4, lw=1)
-                ax.set_visible(bool(lines))
-                ax.set_title(f"{op}, {direction}")
-                ax.set_yscale("log")
-                ax.set_xticks(range(len(commits)), [commit[:7] for commit in commits], rotation=45, ha="right")
-            pair[0].set_ylabel("median ms")
-        handles = [Line2D([], [], color=color, marker=marker, ms=4, lw=1) for color, marker in looks.values()]
-        canvas.legend(handles, names, loc="outside right upper", frameon=False)
-        canvas.suptitle(f"speed of the operators over commits, {device}; one line for each shape", fontsize=10)
-    return canvas

@@ -1,37 +1,108 @@
-"""A document as text: terminal, markdown, LaTeX."""
+"""A document as plain text: for the terminal and Markdown. LaTeX is in `latex`."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from reports.render.document import Document, Grid
 
-
-def _padded(grid: Grid, header: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[list[str]]:
-    widths = [max(len(line[i]) for line in (header, *lines)) for i in range(len(header))]
-    for line in (header, *lines):
-        yield [
-            text.ljust(width) if i < grid.num_words else text.rjust(width)
-            for i, (text, width) in enumerate(zip(line, widths, strict=True))
-        ]
+NARROWEST = 12
+"""Characters that a column of words keeps, at least, when a table is fitted to a width."""
+GAP = "  "
 
 
-def terminal(document: Document) -> str:
-    """Aligned plain text; a row's name stands only where it changes."""
-    out = [document.title, document.where, ""]
+def terminal(document: Document, width: int | None = None) -> str:
+    """Aligned plain text; a row's name stands only where it changes.
+
+    width: characters of a line. Words are wrapped within their column, and columns of numbers that do not fit follow
+    below. Without a width, lines are as long as they need to be.
+    """
+    out = [*_wrapped(document.title, width, indent=2), *_wrapped(document.where, width, indent=2), ""]
     for grid in document.grids:
         if grid.heading:
             out += ["", grid.heading]
-        previous = ""
-        lines = []
-        for line in grid.lines:
-            lines.append(("" if line[0] == previous and grid.num_words == 2 else line[0], *line[1:]))
-            previous = line[0]
-        first, *rest = (("  ".join(line)).rstrip() for line in _padded(grid, grid.header, lines))
-        out += [first, "-" * max(map(len, (first, *rest))), *rest]
+        out += _fitted(grid, width)
         if not grid.heading:
-            out += ["", *document.notes]
-    return "\n".join([*out, "", *document.provenance]).rstrip() + "\n"
+            out += ["", *(line for note in document.notes for line in _wrapped(note, width, indent=2))]
+    out += ["", *(line for text in document.provenance for line in _wrapped(text, width, indent=2))]
+    return "\n".join(out).rstrip() + "\n"
+
+
+def _fitted(grid: Grid, width: int | None) -> Iterator[str]:
+    """The lines of a grid, in as many tables below each other as the width needs."""
+    lines = grid.named_lines
+    widths = [max(len(line[i]) for line in (grid.header, *lines)) for i in range(len(grid.header))]
+    for text, first, behind in grid.spans:
+        widths[behind - 1] += max(0, len(text) - _total(widths[first:behind]))
+    if width is not None:
+        widths[: grid.num_words] = _narrowed(widths, grid.num_words, width)
+    blocks = list(_blocks(widths, grid.num_words, width))
+    for i, block in enumerate(blocks):
+        if i:
+            yield ""
+        # a line may have nothing to say in the columns of one table
+        said = [line for line in lines if len(blocks) == 1 or any(line[j] for j in block if j >= grid.num_words)]
+        yield from _table(grid, said, widths, block)
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _narrowed(widths: Sequence[int], num_words: int, width: int) -> list[int]:
+    """Widths of the columns of words: the widest ones give way until everything fits, or half of the line is left."""
+    words = list(widths[:num_words])
+    room = max(width - _total(widths) + sum(words), width // 2 - len(GAP) * num_words)
+    while sum(words) > room and max(words) > NARROWEST:
+        words[words.index(max(words))] -= 1
+    return words
+
+
+def _blocks(widths: Sequence[int], num_words: int, width: int | None) -> Iterator[list[int]]:
+    """The columns of each table: those of words in every one, and at least one of numbers."""
+    words = list(range(num_words))
+    block: list[int] = []
+    for i in range(num_words, len(widths)):
+        if block and width is not None and _total([widths[j] for j in (*words, *block, i)]) > width:
+            yield words + block
+            block = []
+        block.append(i)
+    yield words + block
+
+
+def _table(grid: Grid, lines: Sequence[Sequence[str]], widths: Sequence[int], columns: Sequence[int]) -> Iterator[str]:
+    def line(texts: Sequence[str]) -> Iterator[str]:
+        parts = [
+            textwrap.wrap(texts[i], max(widths[i], 1)) or [""] if i < grid.num_words else [texts[i]] for i in columns
+        ]
+        for row in range(max(map(len, parts))):
+            shown = [part[row] if row < len(part) else "" for part in parts]
+            yield GAP.join(
+                text.ljust(widths[i]) if i < grid.num_words else text.rjust(widths[i])
+                for text, i in zip(shown, columns, strict=True)
+            ).rstrip()
+
+    head = [*([_spans(grid, widths, columns)] if grid.groups else []), *line(grid.header)]
+    rest = [text for texts in lines for text in line(texts)]
+    yield from [*head, "-" * max(map(len, (*head, *rest))), *rest]
+
+
+def _spans(grid: Grid, widths: Sequence[int], columns: Sequence[int]) -> str:
+    """The line above the titles, each group over the columns of this table that share it."""
+    parts = []
+    for text, first, behind in grid.spans:
+        there = [widths[i] for i in columns if first <= i < behind]
+        if there:
+            # a group that goes on in another table has less room here, and none of its words is cut there
+            parts.append(text.center(_total(there)) if len(text) <= _total(there) else text)
+    return GAP.join(parts).rstrip()
+
+
+def _wrapped(text: str, width: int | None, indent: int) -> list[str]:
+    if width is None:
+        return [text]
+    return textwrap.wrap(text, width, subsequent_indent=" " * indent) or [""]
 
 
 def markdown(document: Document) -> str:
@@ -40,8 +111,17 @@ def markdown(document: Document) -> str:
     for grid in document.grids:
         if grid.heading:
             out += ["", f"## {grid.heading}", ""]
-        escaped = [[text.replace("|", "\\|") for text in line] for line in (grid.header, *grid.lines)]
-        first, *rest = ("| " + " | ".join(line) + " |" for line in _padded(grid, escaped[0], escaped[1:]))
+        lines = [[text.replace("|", "\\|") for text in line] for line in (grid.titles, *grid.lines)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        first, *rest = (
+            "| "
+            + " | ".join(
+                text.ljust(size) if i < grid.num_words else text.rjust(size)
+                for i, (text, size) in enumerate(zip(line, widths, strict=True))
+            )
+            + " |"
+            for line in lines
+        )
         rule = "|" + "|".join(" --- " if i < grid.num_words else " ---: " for i in range(len(grid.header))) + "|"
         out += [first, rule, *rest]
         if not grid.heading:
@@ -53,47 +133,3 @@ def markdown(document: Document) -> str:
 
 def _starless(text: str) -> str:
     return text.replace("*", "\\*")
-
-
-LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"$<$",
-    ">": r"$>$",
-    "|": r"$|$",
-    "±": r"$\pm$",
-    "—": "---",
-    "†": r"$^\dagger$",
-    "‡": r"$^\ddagger$",
-    "§": r"$^\S$",
-    "¶": r"$^\P$",
-    "*": r"$^*$",
-}
-
-
-def tex(text: str) -> str:
-    """Text with every character that LaTeX reads as something else replaced."""
-    return "".join(LATEX.get(character, character) for character in text)
-
-
-def latex(document: Document) -> str:
-    """A `tabular` a grid, for booktabs; the notes follow as a small paragraph, provenance as comments."""
-    out = [f"% {line}" for line in (document.title, document.where, *document.provenance)]
-    for grid in document.grids:
-        out += ["", f"% {grid.heading}"] if grid.heading else [""]
-        columns = "l" * grid.num_words + "r" * (len(grid.header) - grid.num_words)
-        out += [rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
-        out += [" & ".join(map(tex, grid.header)) + r" \\", r"\midrule"]
-        out += [" & ".join(map(tex, line)) + r" \\" for line in grid.lines]
-        out += [r"\bottomrule", r"\end{tabular}"]
-        if not grid.heading:
-            out += ["", r"{\footnotesize", *(tex(note) + r"\\" for note in document.notes), "}"]
-    return "\n".join(out) + "\n"

@@ -111,6 +111,11 @@ def resolved_runs(tmp_path_factory):
             config, runs = runs_of(name, scale, tmp_path_factory.mktemp("data"))
             resolved = {run.run_id: run.resolved for run in runs}
             assert len(resolved) == len(runs), "two runs have one id"
+            # a run that is trained first for others need not be in the table
+            grid = points(config, scale)
+            for base in {run.base.run_id for run in runs if getattr(run, "base", None)}:
+                if not any(all(same(v, lookup(resolved[base], key)) for key, v in point.items()) for point in grid):
+                    del resolved[base]
             found[name, scale] = config, resolved
         return found[name, scale]
 
@@ -120,6 +125,9 @@ def resolved_runs(tmp_path_factory):
 def setting(resolved, best_of):
     """Settings that the runs of a cell must share, as text: all but the seed and the values to select from."""
     chosen = {section: dict(values) for section, values in resolved.items() if isinstance(values, dict)}
+    if start := chosen.get("train", {}).get("init_from"):
+        # the id of the run that is trained first depends on its seed
+        chosen["train"]["init_from"] = {key: value for key, value in start.items() if key != "base"}
     for section, _, key in (dotted.partition(".") for dotted in best_of):
         del chosen[section][key]
     return json.dumps(chosen, sort_keys=True)

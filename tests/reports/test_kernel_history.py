@@ -64,15 +64,17 @@ def test_every_format_gives_the_figures_and_the_reason_of_what_is_missing(frame,
     assert "no module" in text
 
 
-def test_the_figure_is_drawn_over_commits_of_one_device(frame, tmp_path):
-    canvas = history(frame).draw()
-    (forward, both) = canvas.axes
-    assert [label.get_text() for label in both.get_xticklabels()] == ["dddd"]
-    assert not forward.lines
-    gpu = history(frame[frame["device"] == "GPU X"]).draw()
-    (line,) = gpu.axes[1].lines
-    assert [label.get_text() for label in gpu.axes[1].get_xticklabels()] == ["aaaa", "bbbb", "ba5eba5", "cccc"]
-    assert list(line.get_ydata()) == [0.2, 0.4, 0.1, 0.107]
+def test_the_figure_names_every_case_and_shows_the_share_of_the_floor(frame, tmp_path):
+    (ax,) = history(frame).draw().axes
+    assert ax.get_title(loc="left") == "causal_conv1d"
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["B8 T64 channel-first bfloat16, forward+backward"]
+    # the newest device alone: 0.05 of 9 ms
+    assert [x for line in ax.lines for x in line.get_xdata()] == pytest.approx([100 * 0.05 / 9.0] * 3)
+    (ax,) = history(frame[frame["device"] == "GPU X"]).draw().axes
+    dots = {line.get_xdata()[0]: line.get_markerfacecolor() for line in ax.lines if line.get_marker() != "None"}
+    assert sorted(dots) == pytest.approx([12.5, 25.0])
+    assert dots[25.0] == "none", "an earlier commit is hollow"
+    assert dots[12.5] != "none"
     path = render(history(frame), "png", tmp_path / "kernels.png")
     assert path.stat().st_size > 10_000
 

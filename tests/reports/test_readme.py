@@ -21,17 +21,18 @@ from tasks import TASKS
 
 HOME = Path(__file__).resolve().parents[2]
 README = (HOME / "README.md").read_text()
+REDUCED = (HOME / "docs" / "results.md").read_text()
 REFERENCE = HOME / "results" / "reference"
 EXPERIMENTS = find_experiments(HOME / "reports")
 RESULT = re.compile(
-    r"^\| \[(?P<experiment>[^]]+)\]\(reports/(?P=experiment)/\) "
-    r"\| \[(?P<scale>\w+)\]\(results/reference/(?P=experiment)/(?P=scale)/\) "
+    r"^\| \[(?P<experiment>[^]]+)\]\((?:\.\./)?reports/(?P=experiment)/\) "
+    r"\| \[(?P<scale>\w+)\]\((?:\.\./)?results/reference/(?P=experiment)/(?P=scale)/\) "
     r"\| (?P<row>[^|]+) \| (?P<column>[^|]+) \| (?P<unit>[^|]+) \| (?P<paper>[^|]+) \| (?P<ours>[^|]+) "
     r"\| (?P<claims>[^|]+) \|$",
     re.MULTILINE,
 )
 OURS = re.compile(r"^(?P<mean>[\d.]+)(?: ± (?P<sd>[\d.]+))?(?P<marks>[†‡§¶*]*)$")
-RESULTS = [match.groupdict() for match in RESULT.finditer(README)]
+RESULTS = [match.groupdict() for match in RESULT.finditer(README + REDUCED)]
 
 
 @cache
@@ -66,8 +67,14 @@ def test_a_number_of_the_results_table_stands_in_the_committed_rows(line):
 
 
 def test_every_line_of_the_results_table_is_read():
-    (table,) = re.findall(r"^\| experiment \| scale \|.*\n\| ---.*\n((?:\|.*\n)+)", README, re.MULTILINE)
-    assert len(RESULTS) == len(table.splitlines()) > 10
+    tables = re.findall(r"^\| experiment \| scale \|.*\n\| ---.*\n((?:\|.*\n)+)", README + REDUCED, re.MULTILINE)
+    assert len(tables) == 2
+    assert len(RESULTS) == sum(len(table.splitlines()) for table in tables) > 10
+
+
+def test_paper_scale_stands_in_the_readme_and_the_rest_among_the_reduced():
+    assert {match["scale"] for match in RESULT.finditer(README)} == {"paper"}
+    assert "paper" not in {match["scale"] for match in RESULT.finditer(REDUCED)}
 
 
 def test_every_experiment_with_committed_rows_has_a_line():

@@ -1,0 +1,625 @@
+"use strict";
+// Draws the scoreboard from the numbers in the element `data`. All text is set as text, never as markup.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const MOST_LINES = 200; // lines of a table that are drawn at first
+const VERDICTS = ["agrees", "better", "unclear", "unstable", "worse", "differs", "not run"];
+
+// ---------------------------------------------------------------- elements
+
+/** An element with attributes and children; a child is an element or a text. */
+function element(tag, attributes = {}, ...children) {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+/** The same for the shapes of a chart. */
+function shape(tag, attributes = {}, ...children) {
+  return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+}
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") node.addEventListener(name, value);
+    else if (value !== "" && value !== null && value !== undefined) node.setAttribute(name, value);
+  }
+  node.append(...children);
+  return node;
+}
+
+/** A number in few digits, large ones with the prefix K, M or G. */
+function short(value) {
+  for (const [size, name] of [[1e9, "G"], [1e6, "M"], [1e4, "K"]]) {
+    if (Math.abs(value) >= size) return Number((value / (name === "K" ? 1e3 : size)).toPrecision(3)) + name;
+  }
+  return String(Number(value.toPrecision(3)));
+}
+
+/** A sequence length, with K of 1024: 2048, 16K, 1M. */
+function lengthName(length) {
+  for (const [size, name] of [[2 ** 20, "M"], [2 ** 10, "K"]]) {
+    if (length >= 8192 && length % size === 0) return length / size + name;
+  }
+  return String(length);
+}
+
+const verdictClass = (text) => VERDICTS.concat("holds", "fails", "void").find((name) => text.startsWith(name)) || "";
+const percent = (share) => `${(100 * share).toFixed(0)} %`;
+
+// ---------------------------------------------------------------- tables
+
+/**
+ * A table that sorts by a click on a title and filters by words and by choices.
+ *
+ * columns: {title, text(row), sort(row)?, draw(row)?, number?}; draw gives an element in place of the text.
+ * choices: {title, of(row)}: a list from which one value can be chosen.
+ * open(row): the element that a click on a line shows below it.
+ */
+function table(host, { columns, rows, choices = [], open = null, words = true }) {
+  const state = { sort: null, descending: false, words: "", chosen: {}, all: false };
+  const body = element("tbody");
+  const count = element("span", { class: "muted" });
+  const more = element("button", { click: () => { state.all = true; show(); } }, "show all");
+  const heads = columns.map((column, i) => element(
+    "th",
+    { class: column.number ? "" : "word", scope: "col" },
+    element("button", { click: () => sortBy(i) }, column.title),
+  ));
+  const controls = element("div", { class: "controls" });
+  if (words) {
+    controls.append(element("input", {
+      type: "search",
+      placeholder: "filter by words",
+      "aria-label": "filter by words",
+      input: (event) => { state.words = event.target.value.toLowerCase(); show(); },
+    }));
+  }
+  const selects = {};
+  for (const choice of choices) {
+    const values = [...new Set(rows.map(choice.of))].filter((value) => value !== "");
+    selects[choice.title] = element(
+      "select",
+      { change: (event) => { state.chosen[choice.title] = event.target.value; show(); } },
+      element("option", { value: "" }, "all"),
+      ...values.map((value) => element("option", { value }, value)),
+    );
+    controls.append(element("label", {}, `${choice.title} `, selects[choice.title]));
+  }
+  controls.append(count, more);
+  const frame = element("table", {}, element("thead", {}, element("tr", {}, ...heads)), body);
+  host.append(controls, element("div", { class: "wide" }, frame));
+
+  function sortBy(i) {
+    state.descending = state.sort === i && !state.descending;
+    state.sort = i;
+    show();
+  }
+
+  function kept() {
+    const words = state.words.split(/\s+/).filter(Boolean);
+    const found = rows.filter((row) => {
+      if (!choices.every((choice) => !state.chosen[choice.title] || choice.of(row) === state.chosen[choice.title])) {
+        return false;
+      }
+      const text = words.length ? columns.map((column) => column.text(row)).join(" ").toLowerCase() : "";
+      return words.every((word) => text.includes(word));
+    });
+    if (state.sort === null) return found;
+    const key = columns[state.sort].sort || columns[state.sort].text;
+    const sign = state.descending ? -1 : 1;
+    return found.sort((a, b) => compare(key(a), key(b), sign));
+  }
+
+  function show() {
+    const found = kept();
+    const shown = state.all ? found : found.slice(0, MOST_LINES);
+    body.replaceChildren(...shown.map(line));
+    count.textContent = shown.length < found.length ? `${shown.length} of ${found.length} lines` : `${found.length} lines`;
+    controls.hidden = !words && !choices.length && shown.length === found.length;
+    more.hidden = shown.length === found.length;
+    heads.forEach((head, i) => head.setAttribute(
+      "aria-sort", state.sort !== i ? "none" : state.descending ? "descending" : "ascending"));
+  }
+
+  function line(row) {
+    const cells = columns.map((column) => {
+      const text = column.text(row);
+      const names = [column.number ? "num" : "word", verdictClass(text)].filter(Boolean).join(" ");
+      return element("td", { class: names }, column.draw ? column.draw(row) : text);
+    });
+    const node = element("tr", {}, ...cells);
+    if (open) {
+      const toggle = () => {
+        const next = node.nextElementSibling;
+        const opened = next && next.classList.contains("detail");
+        node.setAttribute("aria-expanded", String(!opened));
+        if (opened) next.remove();
+        else node.after(element("tr", { class: "detail" }, element("td", { colspan: columns.length }, open(row))));
+      };
+      fill(node, {
+        class: "opens",
+        tabindex: "0",
+        "aria-expanded": "false",
+        click: toggle,
+        keydown: (event) => { if (event.key === "Enter") toggle(); },
+      }, []);
+    }
+    return node;
+  }
+
+  show();
+  return {
+    choose(title, value) {
+      state.chosen[title] = value;
+      selects[title].value = value;
+      show();
+    },
+  };
+}
+
+/** Order of two values, those that are missing last in either direction. */
+function compare(a, b, sign) {
+  const missing = (value) => value === null || value === undefined || value === "";
+  if (missing(a) || missing(b)) return missing(a) - missing(b);
+  return sign * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }));
+}
+
+// ---------------------------------------------------------------- charts
+
+/**
+ * A chart of points and lines, with logarithmic axes where asked.
+ *
+ * lengths: x are sequence lengths, which are ticks themselves.
+ * series: {label, color, points: [[x, y, title]], line?, band?: [[x, low, high]], dashed?}
+ */
+function chart({ series, width = 420, height = 250, xLabel = "", yLabel = "", logX = false, logY = false, lengths = false, title = "" }) {
+  const left = 58, right = 12, top = 10, bottom = 38;
+  const xs = series.flatMap((s) => s.points.map((p) => p[0]));
+  const ys = series.flatMap((s) => [...s.points.map((p) => p[1]), ...(s.band || []).flatMap((b) => [b[1], b[2]])]);
+  const x = axis(xs, logX, left, width - right);
+  const y = axis(ys, logY, height - bottom, top);
+  const name = lengths ? lengthName : short;
+  if (lengths) {
+    const found = [...new Set(xs)].sort((a, b) => b - a);
+    x.ticks = found.filter((_, i) => i % Math.ceil(found.length / 8) === 0);
+  }
+  const root = shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
+  for (const tick of x.ticks) {
+    root.append(
+      shape("line", { x1: x.at(tick), x2: x.at(tick), y1: top, y2: height - bottom, stroke: "var(--line)" }),
+      shape("text", { x: x.at(tick), y: height - bottom + 14, "text-anchor": "middle" }, name(tick)),
+    );
+  }
+  for (const tick of y.ticks) {
+    root.append(
+      shape("line", { x1: left, x2: width - right, y1: y.at(tick), y2: y.at(tick), stroke: "var(--line)" }),
+      shape("text", { x: left - 5, y: y.at(tick) + 4, "text-anchor": "end" }, short(tick)),
+    );
+  }
+  root.append(
+    shape("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, xLabel),
+    shape("text", { transform: `translate(12 ${(top + height - bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, yLabel),
+  );
+  for (const s of series) {
+    const path = (points) => points.map((p) => `${x.at(p[0]).toFixed(1)},${y.at(p[1]).toFixed(1)}`).join(" ");
+    if (s.band) {
+      const around = [...s.band.map((b) => [b[0], b[2]]), ...s.band.map((b) => [b[0], b[1]]).reverse()];
+      root.append(shape("polygon", { points: path(around), fill: s.color, opacity: 0.25 }));
+    }
+    if (s.line) {
+      root.append(shape("polyline", {
+        points: path(s.points), fill: "none", stroke: s.color, "stroke-width": 1.5, "stroke-dasharray": s.dashed ? "4 3" : "",
+      }));
+    }
+    for (const point of s.line && s.points.length > 20 ? [] : s.points) {
+      root.append(shape(
+        "circle",
+        { cx: x.at(point[0]), cy: y.at(point[1]), r: 3.2, fill: s.color, "fill-opacity": 0.75 },
+        shape("title", {}, point[2] || `${s.label}: ${short(point[0])}, ${short(point[1])}`),
+      ));
+    }
+  }
+  return root;
+}
+
+/** An axis over some values: the place of a value, and the values that have a tick. */
+function axis(values, log, from, to) {
+  let low = Math.min(...values), high = Math.max(...values);
+  if (log) {
+    if (low === high) { low /= 2; high *= 2; }
+    const room = (high / low) ** 0.04;
+    low /= room;
+    high *= room;
+    const place = (value) => from + (to - from) * (Math.log(value / low) / Math.log(high / low));
+    return { at: place, ticks: logTicks(low, high) };
+  }
+  if (low === high) { low -= Math.abs(low) / 10 || 1; high += Math.abs(high) / 10 || 1; }
+  const room = (high - low) / 20;
+  low -= room;
+  high += room;
+  const place = (value) => from + (to - from) * ((value - low) / (high - low));
+  return { at: place, ticks: linearTicks(low, high) };
+}
+
+function linearTicks(low, high) {
+  const step = niceStep((high - low) / 4);
+  const ticks = [];
+  for (let tick = Math.ceil(low / step) * step; tick <= high; tick += step) ticks.push(Number(tick.toPrecision(10)));
+  return ticks;
+}
+
+function logTicks(low, high) {
+  for (const steps of [[1, 2, 5], [1, 3], [1]]) {
+    const ticks = [];
+    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += 1) {
+      for (const step of steps) {
+        const tick = step * 10 ** power;
+        if (tick >= low && tick <= high) ticks.push(tick);
+      }
+    }
+    if (ticks.length > 1 && ticks.length <= 7) return ticks;
+  }
+  return linearTicks(low, high);
+}
+
+function niceStep(rough) {
+  const power = 10 ** Math.floor(Math.log10(rough));
+  return power * [1, 2, 2.5, 5, 10].find((step) => step * power >= rough);
+}
+
+/** Every seed of a cell as a dot, and the paper's value as an upright line. */
+function dots(cell) {
+  const width = 120, height = 16;
+  const values = cell.published === null ? cell.values : [...cell.values, cell.published];
+  // a single value has nothing that it could stand beside
+  if (!cell.values.length || values.length < 2) return element("span");
+  const isShare = data.experiments[cell.experiment].unit === "%" && Math.min(...values) >= 0 && Math.max(...values) <= 100;
+  const x = axis(isShare ? [0, 100] : values, false, 4, width - 4);
+  const root = shape("svg", { width, height, role: "img", "aria-label": `${cell.values.length} seeds` });
+  root.append(shape("line", { x1: 0, x2: width, y1: height / 2, y2: height / 2, stroke: "var(--line)" }));
+  if (cell.published !== null) {
+    root.append(shape("line", { x1: x.at(cell.published), x2: x.at(cell.published), y1: 0, y2: height, stroke: "var(--ink)", "stroke-width": 2 }));
+  }
+  for (const value of cell.values) {
+    root.append(shape(
+      "circle", { cx: x.at(value), cy: height / 2, r: 3.2, fill: "var(--better)", "fill-opacity": 0.7 }, shape("title", {}, short(value))));
+  }
+  return root;
+}
+
+function legend(series) {
+  const seen = [...new Map(series.map((s) => [s.label, s.color]))];
+  return element("div", { class: "legend" }, ...seen.map(
+    ([label, color]) => element("span", {}, element("i", { style: `background:${color}` }), label)));
+}
+
+// ---------------------------------------------------------------- health and scoreboard
+
+const counted = data.experiments.filter((experiment) => experiment.counted);
+const nameOf = (row) => data.experiments[row.experiment].name;
+const scaleOf = (row) => data.experiments[row.experiment].scale;
+const section = (id) => document.getElementById(id);
+const count = (experiment, name) => experiment.counts[data.counted.indexOf(name)];
+
+function drawHealth() {
+  document.querySelector("h1").textContent = data.title;
+  section("where").textContent = data.where;
+  const line = data.health.map(([text]) => text).join("; ");
+  const lists = data.health.filter(([, names]) => names.length);
+  section("health").append(
+    element("p", {}, element("strong", {}, "Missing data: "), line ? `${line}.` : "none."),
+    lists.length ? element("details", {}, element("summary", {}, "Names"),
+      element("ul", {}, ...lists.map(([text, names]) => element("li", {}, `${text}: ${names.join(", ")}`)))) : "",
+  );
+}
+
+const PARTS = [
+  ["agree", "var(--agree)"], ["better", "var(--better)"], ["unclear", "var(--unsure)"], ["unstable", "var(--unstable)"],
+  ["differ", "var(--worse)"], ["empty", "var(--empty)"],
+];
+const PART_NAMES = { differ: "worse", empty: "not run" };
+
+function bar(experiments) {
+  const sums = PARTS.map(([name]) => experiments.reduce((sum, e) => sum + count(e, name), 0));
+  const total = sums.reduce((a, b) => a + b, 0);
+  const parts = PARTS.map(([name, color], i) => element("span", {
+    style: `width:${total ? (100 * sums[i]) / total : 0}%;background:${color}`,
+    title: `${PART_NAMES[name] || name}: ${sums[i]} of ${total}`,
+  }));
+  return element("div", { class: "bar" }, ...parts);
+}
+
+function claimsText(experiments) {
+  const of = (name) => experiments.reduce((sum, e) => sum + count(e, name), 0);
+  const total = of("claims hold") + of("fail") + of("unsure") + of("not run");
+  return total ? `${of("claims hold")} of ${total}` : "";
+}
+
+function drawScoreboard(cellTable) {
+  const host = section("scoreboard");
+  const numbers = (experimentsOf) => [
+    { title: "published", name: "published" },
+    ...PARTS.map(([name]) => ({ title: PART_NAMES[name] || name, name })),
+  ].map(({ title, name }) => ({
+    title,
+    number: true,
+    text: (row) => String(experimentsOf(row).reduce((sum, e) => sum + count(e, name), 0) || "·"),
+    sort: (row) => experimentsOf(row).reduce((sum, e) => sum + count(e, name), 0),
+  }));
+  const columns = (first, experimentsOf) => [
+    ...first,
+    { title: "verdicts", text: () => "", draw: (row) => bar(experimentsOf(row)), sort: (row) => shareGood(experimentsOf(row)) },
+    ...numbers(experimentsOf),
+    { title: "claims hold", number: true, text: (row) => claimsText(experimentsOf(row)) },
+  ];
+  const shareGood = (experiments) => {
+    const of = (name) => experiments.reduce((sum, e) => sum + count(e, name), 0);
+    return of("published") ? (of("agree") + of("better")) / of("published") : null;
+  };
+  host.append(element("p", { class: "muted" },
+    "Cells for which the paper prints a number and the grid has a run, by their verdict. A click on a line shows notes, a click on a name its cells."));
+  host.append(legend(PARTS.map(([name, color]) => ({ label: PART_NAMES[name] || name, color }))));
+  const byFolder = (name) => counted.filter((e) => e.folder === name);
+  const folders = [...data.folders.map((name) => ({ name, of: byFolder(name) })), { name: "all", of: counted }];
+  if (data.folders.length > 1) {
+    table(host, { rows: folders, columns: columns([{ title: "folder", text: (f) => f.name }], (f) => f.of), words: false });
+  }
+  table(host, {
+    rows: counted,
+    choices: data.folders.length > 1 ? [{ title: "folder", of: (e) => e.folder }] : [],
+    columns: columns([
+      {
+        title: "experiment",
+        text: (e) => e.name,
+        draw: (e) => element("a", { href: "#cells", click: (event) => { event.stopPropagation(); cellTable.choose("experiment", e.name); } }, e.name),
+      },
+      { title: "scale", text: (e) => e.scale },
+    ], (e) => [e]),
+    open: (e) => element("div", {},
+      element("p", {}, `${e.title}${e.source ? ` (${e.source})` : ""}`),
+      element("ul", {}, ...e.notes.map((note) => element("li", {}, note)))),
+  });
+}
+
+// ---------------------------------------------------------------- cells and runs
+
+function drawCells() {
+  const host = section("cells");
+  host.append(element("p", { class: "muted" },
+    "Every dot is a seed, the upright line is the paper's value. A click on a line shows command, settings, device and curves. " +
+    "† reduced scale, ‡ one seed, § stand-in data, ¶ runs of different operators, * the best of several values of a setting."));
+  // what most readers look for stands first: cells with a verdict, then those with a value
+  const rank = (cell) => (cell.mean === null ? 2 : cell.verdict ? 0 : 1);
+  return table(host, {
+    rows: [...data.cells].sort((a, b) => rank(a) - rank(b)),
+    choices: [
+      { title: "experiment", of: nameOf },
+      { title: "verdict", of: (cell) => cell.verdict },
+    ],
+    columns: [
+      { title: "experiment", text: nameOf },
+      { title: "scale", text: scaleOf },
+      { title: "row", text: (cell) => cell.row },
+      { title: "column", text: (cell) => cell.column },
+      { title: "paper", number: true, text: (cell) => cell.paper, sort: (cell) => cell.published },
+      { title: "ours", number: true, text: (cell) => cell.ours, sort: (cell) => cell.mean },
+      { title: "unit", text: (cell) => data.experiments[cell.experiment].unit },
+      { title: "seeds", text: (cell) => cell.seeds, draw: dots, sort: (cell) => cell.values.length },
+      { title: "verdict", text: (cell) => cell.verdict },
+    ],
+    open: cellDetail,
+  });
+}
+
+function cellDetail(cell) {
+  const node = element("div");
+  if (cell.command) node.append(element("h3", {}, "Command"), element("pre", {}, cell.command));
+  if (cell.chosen) node.append(element("p", {}, `best value of a setting: ${cell.chosen}`));
+  if (cell.seeds) node.append(element("p", {}, `seeds: ${cell.seeds}`));
+  const runs = cell.runs.map((id) => ({ id, ...data.runs[id] }));
+  if (!runs.length) return node;
+  node.append(element("h3", {}, "Runs"));
+  table(node, {
+    rows: runs,
+    words: false,
+    columns: [
+      { title: "run", text: (run) => run.id, draw: (run) => element("code", {}, run.id) },
+      { title: "seed", number: true, text: (run) => String(run.seed), sort: (run) => run.seed },
+      { title: "status", text: (run) => run.error ? `${run.status}: ${run.error}` : run.status },
+      { title: "device", text: (run) => run.device },
+      { title: "precision", text: (run) => run.precision },
+      { title: "torch", text: (run) => run.torch },
+      { title: "commit", text: (run) => run.commit },
+      { title: "date", text: (run) => run.date },
+    ],
+  });
+  node.append(element("p", {}, "Everything stored about a run: ", element("code", {}, `python run_suite.py show ${runs[0].id}`)));
+  node.append(curves(runs));
+  for (const index of new Set(runs.map((run) => run.settings))) {
+    node.append(element("details", {}, element("summary", {}, "Settings"), settingsList(data.settings[index])));
+  }
+  return node;
+}
+
+/** One chart for every metric and split that the runs measured several times, a line for each run. */
+function curves(runs) {
+  const host = element("div", { class: "charts" });
+  const names = [...new Set(runs.flatMap((run) => run.curves.map(([metric, split]) => `${metric}, ${split}`)))];
+  for (const name of names) {
+    const series = runs.flatMap((run, i) => run.curves
+      .filter(([metric, split]) => `${metric}, ${split}` === name)
+      .map(([, , points]) => ({ label: `seed ${run.seed}`, color: `hsl(${(i * 137) % 360} 60% 50%)`, points, line: true })));
+    host.append(element("figure", {}, element("figcaption", {}, name),
+      chart({ series, width: 320, height: 190, xLabel: "step", title: name })));
+  }
+  return host;
+}
+
+function settingsList(settings, prefix = "") {
+  const lines = [];
+  const walk = (value, key) => {
+    if (value !== null && typeof value === "object" && !Array.isArray(value)) {
+      for (const [name, part] of Object.entries(value)) walk(part, key ? `${key}.${name}` : name);
+    } else lines.push(`${key} = ${JSON.stringify(value)}`);
+  };
+  walk(settings, prefix);
+  return element("pre", {}, lines.join("\n"));
+}
+
+function drawClaims() {
+  const host = section("claims");
+  if (!data.claims.length) { host.hidden = true; return; }
+  table(host, {
+    rows: data.claims.map(([experiment, kind, verdict, claim, formula, source]) => ({ experiment, kind, verdict, claim, formula, source })),
+    choices: [{ title: "experiment", of: nameOf }, { title: "verdict", of: (row) => row.kind }],
+    columns: [
+      { title: "experiment", text: nameOf },
+      { title: "verdict", text: (row) => row.verdict },
+      { title: "claim", text: (row) => row.claim },
+      { title: "checked as", text: (row) => row.formula },
+      { title: "source", text: (row) => row.source },
+    ],
+  });
+}
+
+// ---------------------------------------------------------------- accuracy against cost
+
+function drawTradeoff() {
+  const host = section("tradeoff");
+  if (!data.tradeoff.length) { host.hidden = true; return; }
+  host.append(element("p", { class: "muted" },
+    "Every dot is a run. The state is what a sequence keeps between two tokens, counted at four bytes an element. Speeds compare on one device only."));
+  const charts = element("div");
+  const select = element("select", { change: () => show(Number(select.value)) },
+    ...data.tradeoff.map((found, i) => element("option", { value: i }, `${nameOf(found)}, ${scaleOf(found)}`)));
+  host.append(element("div", { class: "controls" }, element("label", {}, "experiment ", select)), charts);
+
+  function show(i) {
+    const found = data.tradeoff[i];
+    const series = (place) => [...new Set(found.points.map((point) => point[0]))].map((label) => ({
+      label,
+      color: found.colors[label],
+      points: found.points.filter((p) => p[0] === label && p[place] !== null)
+        .map((p) => [p[place], p[1], `${label}: ${short(p[1])} %, ${short(p[place])}, run ${p[4]}, ${data.runs[p[4]].device}`]),
+    })).filter((s) => s.points.length);
+    const pictures = [["bytes of state", 2], ["training, tokens a second", 3]]
+      .filter(([, place]) => series(place).length)
+      .map(([xLabel, place]) => element("figure", {}, chart({
+        series: series(place), logX: true, xLabel, yLabel: "test accuracy (%)", width: 520, height: 300,
+        title: `accuracy against ${xLabel}`,
+      })));
+    charts.replaceChildren(legend(series(2)), element("div", { class: "charts" }, ...pictures));
+  }
+
+  // the experiment with most models says most
+  const models = data.tradeoff.map((found) => new Set(found.points.map((point) => point[0])).size);
+  select.value = String(models.indexOf(Math.max(...models)));
+  show(Number(select.value));
+}
+
+// ---------------------------------------------------------------- operators
+
+const newest = (row) => row.history[row.history.length - 1];
+const shareOfFloor = ([, , , , median, , , floor]) => (median && floor ? floor / median : null);
+
+function drawKernels() {
+  const host = section("kernels");
+  if (!data.kernels.length) { host.append(element("p", {}, "No benchmark has run; start one with: python run_suite.py bench")); return; }
+  host.append(element("p", { class: "muted" },
+    "The floor is the least time that the bytes or the matrix products need on the device; 100 % cannot be passed. " +
+    "The trend shows the share over commits, with a band between the quartiles of the samples."));
+  table(host, {
+    rows: data.kernels,
+    choices: [
+      { title: "device", of: (row) => row.device },
+      { title: "operator", of: (row) => row.operator },
+      { title: "pass", of: (row) => row.pass },
+      { title: "implementation", of: (row) => row.implementation },
+    ],
+    columns: [
+      { title: "operator", text: (row) => row.operator },
+      { title: "case", text: (row) => row.case },
+      { title: "pass", text: (row) => row.pass },
+      { title: "implementation", text: (row) => row.implementation },
+      { title: "of floor", number: true, text: (row) => { const s = shareOfFloor(newest(row)); return s === null ? "—" : percent(s); }, sort: (row) => shareOfFloor(newest(row)) },
+      { title: "median ms", number: true, text: (row) => newest(row)[4] === null ? newest(row)[2] : newest(row)[4].toPrecision(4), sort: (row) => newest(row)[4] },
+      { title: "trend", text: () => "", draw: trend, sort: (row) => row.history.length },
+      { title: "commits", number: true, text: (row) => String(row.history.length), sort: (row) => row.history.length },
+      { title: "newest", text: (row) => newest(row)[1] },
+    ],
+    open: kernelDetail,
+  });
+}
+
+/** Share of the floor over commits in a line of text, from 0 to 100 %. */
+function trend(row) {
+  const found = row.history.filter((point) => shareOfFloor(point) !== null);
+  if (!found.length) return element("span");
+  const width = 110, height = 22;
+  const x = (i) => 4 + (width - 8) * (found.length > 1 ? i / (found.length - 1) : 0.5);
+  const y = (share) => height - 2 - (height - 4) * Math.min(share, 1);
+  const root = shape("svg", { width, height, role: "img", "aria-label": "share of the floor over commits" });
+  root.append(shape("line", { x1: 0, x2: width, y1: y(1), y2: y(1), stroke: "var(--line)" }),
+    shape("line", { x1: 0, x2: width, y1: y(0), y2: y(0), stroke: "var(--line)" }));
+  const band = found.map((p, i) => [x(i), y(p[7] / p[6]), y(p[7] / p[5])]);
+  const around = [...band.map((b) => [b[0], b[2]]), ...band.map((b) => [b[0], b[1]]).reverse()];
+  root.append(shape("polygon", { points: around.map((p) => p.join()).join(" "), fill: "var(--better)", opacity: 0.25 }),
+    shape("polyline", { points: found.map((p, i) => [x(i), y(shareOfFloor(p))].join()).join(" "), fill: "none", stroke: "var(--better)" }));
+  found.forEach((p, i) => root.append(shape(
+    "circle", { cx: x(i), cy: y(shareOfFloor(p)), r: 2.2, fill: "var(--better)" }, shape("title", {}, `${p[0]}: ${percent(shareOfFloor(p))}`))));
+  return root;
+}
+
+function kernelDetail(row) {
+  const node = element("div", {}, element("p", {}, row.device));
+  table(node, {
+    rows: row.history,
+    words: false,
+    columns: [
+      { title: "commit", text: (p) => p[0] },
+      { title: "date", text: (p) => p[1] },
+      { title: "status", text: (p) => p[2] },
+      { title: "median ms", number: true, text: (p) => p[4] === null ? "—" : p[4].toPrecision(4), sort: (p) => p[4] },
+      { title: "quartiles", number: true, text: (p) => p[4] === null ? "" : `${p[5].toPrecision(4)} to ${p[6].toPrecision(4)}` },
+      { title: "floor ms", number: true, text: (p) => p[7] === null ? "—" : p[7].toPrecision(4), sort: (p) => p[7] },
+      { title: "of floor", number: true, text: (p) => { const s = shareOfFloor(p); return s === null ? "—" : percent(s); }, sort: shareOfFloor },
+      { title: "run", text: (p) => p[3] },
+    ],
+  });
+  node.append(element("pre", {}, `python run_suite.py bench ${row.operator}`));
+  return node;
+}
+
+function drawCrossover() {
+  const host = section("crossover");
+  if (!data.crossover.length) { host.hidden = true; return; }
+  host.append(element("p", { class: "muted" },
+    "The length from which on a row is faster than the fastest attention of the same experiment on the same device, at every longer length too."));
+  table(host, {
+    rows: data.crossover,
+    choices: [{ title: "experiment", of: (row) => row.experiment }],
+    words: false,
+    columns: [
+      { title: "experiment", text: (row) => row.experiment },
+      { title: "row", text: (row) => row.row },
+      { title: "faster than attention", text: (row) => row.text, sort: (row) => row.start },
+      { title: "compared with", text: (row) => row.attention },
+      { title: "device", text: (row) => row.device },
+    ],
+    open: (row) => {
+      const theirs = row.points.filter((p) => p[2] !== null).map((p) => [p[0], p[2]]);
+      const series = [
+        { label: row.row, color: "var(--better)", points: row.points.map((p) => [p[0], p[1]]), line: true },
+        { label: "fastest attention", color: "var(--muted)", points: theirs, line: true, dashed: true },
+      ].filter((s) => s.points.length);
+      return element("div", {}, legend(series),
+        chart({ series, logX: true, logY: true, lengths: true, xLabel: "sequence length", yLabel: row.unit, title: row.row }));
+    },
+  });
+}
+
+drawHealth();
+drawScoreboard(drawCells());
+drawClaims();
+drawTradeoff();
+drawKernels();
+drawCrossover();

@@ -1,0 +1,261 @@
+"""The scoreboard as one self-contained HTML page: cells of the papers, accuracy against cost, speed of the operators.
+
+Python writes the numbers into the page as JSON, and `page.js` draws tables and charts from them, so that a page of
+50,000 rows opens at once. It loads no other file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from reports.render.board import Board, folder_of, health
+from reports.render.cells import Cell
+from reports.render.colors import colors_of
+from reports.render.crossover import crossovers
+from reports.render.html import style
+from reports.render.layout import claim_texts, ours_text, paper_text, seeds_text
+from reports.render.overview import COUNTED, counts_of
+from reports.render.report import Report
+from reports.render.rows import StoredRun
+from reports.render.speed_history import Point, points_of
+
+HERE = Path(__file__).parent
+MOST_POINTS = 60
+"""Points of a curve that the page keeps; the eye sees no more in a small chart."""
+BYTES_AN_ELEMENT = 4
+"""States are counted in float32, whatever the precision of the run, so that models compare."""
+SECTIONS = """
+<header><h1></h1><p id="where"></p></header>
+<section id="health"></section>
+<section id="scoreboard"><h2>Scoreboard</h2></section>
+<section id="cells"><h2>Cells of the tables</h2></section>
+<section id="claims"><h2>Claims</h2></section>
+<section id="tradeoff"><h2>Accuracy against size of the state and speed</h2></section>
+<section id="kernels"><h2>Operators: share of the floor</h2></section>
+<section id="crossover"><h2>Crossover with attention</h2></section>
+<noscript><p>This page draws its tables with JavaScript, which is switched off.</p></noscript>
+"""
+
+
+def page(board: Board) -> str:
+    """The text of the page."""
+    text = json.dumps(page_data(board), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>Subquad: {escape(board.title)}</title><style>{style()}</style></head><body>",
+            SECTIONS,
+            # no text within a script may look like its end
+            f'<script type="application/json" id="data">{text.replace("<", chr(92) + "u003c")}</script>',
+            f"<script>{(HERE / 'page.js').read_text()}</script></body></html>",
+            "",
+        ]
+    )
+
+
+def page_data(board: Board) -> dict[str, Any]:
+    """Everything that the page shows, as values of JSON."""
+    settings = _Indexed()
+    reports = board.reports + board.others
+    runs = {run.run_id: run for report in reports for run in report.runs}
+    return {
+        "title": board.title,
+        "where": _where(board, list(runs.values())),
+        "health": health(board),
+        "counted": COUNTED,
+        "folders": board.folders,
+        "experiments": [_experiment(report, i < len(board.reports)) for i, report in enumerate(reports)],
+        "cells": [_cell(report, i, cell) for i, report in enumerate(reports) for cell in report.cells],
+        "runs": {run_id: _run(run, settings) for run_id, run in runs.items()},
+        "settings": settings.values,
+        "claims": [
+            [i, claim.verdict, *claim_texts(claim)] for i, report in enumerate(board.reports) for claim in report.claims
+        ],
+        "tradeoff": [found for i, report in enumerate(reports) if (found := _tradeoff(report, i))["points"]],
+        "kernels": _kernels(points_of(board.kernels)),
+        "crossover": [
+            {
+                "experiment": found.experiment,
+                "row": found.row,
+                "attention": found.attention,
+                "device": found.device,
+                "unit": found.unit,
+                "points": found.points,
+                "start": found.start,
+                "text": found.text,
+            }
+            for report in reports
+            for found in crossovers(report)
+        ],
+    }
+
+
+class _Indexed:
+    """Distinct texts, each kept once and named by its index."""
+
+    def __init__(self) -> None:
+        self._indices: dict[str, int] = {}
+
+    def add(self, text: str) -> int:
+        return self._indices.setdefault(text, len(self._indices))
+
+    @property
+    def values(self) -> list[Any]:
+        return [json.loads(text) for text in self._indices]
+
+
+def _where(board: Board, runs: Sequence[StoredRun]) -> str:
+    devices = sorted({run.device.partition(",")[0] for run in runs if run.device})
+    dates = sorted(run.started_at[:10] for run in runs if run.started_at)
+    when = f", made {dates[0]} to {dates[-1]}" if dates else ""
+    on = f" on {', '.join(devices)}" if devices else ""
+    return f"{len(board.reports)} experiments, {len(runs)} runs{on}{when}"
+
+
+def _experiment(report: Report, counted: bool) -> dict[str, Any]:
+    return {
+        "name": report.experiment,
+        "folder": folder_of(report.experiment),
+        "title": report.title,
+        "source": report.source,
+        "scale": report.scale,
+        "unit": report.unit,
+        "notes": report.notes,
+        "counted": counted,
+        "counts": counts_of(report),
+    }
+
+
+def _cell(report: Report, index: int, cell: Cell) -> dict[str, Any]:
+    text, reference = paper_text(cell), report.spec.reference
+    printed = reference == "paper"
+    published = cell.published.value if cell.published and printed else None
+    return {
+        "experiment": index,
+        "row": cell.row,
+        "column": cell.column,
+        "paper": text if printed or not text else f"{text} ({reference})",
+        "published": published,
+        "ours": ours_text(cell, report.decimals),
+        "mean": None if cell.mean is None else _short(cell.mean),
+        "values": [_short(value) for value in cell.values if math.isfinite(value)],
+        "seeds": seeds_text(cell),
+        "verdict": cell.verdict or ("" if cell.mean is not None else "not run" if cell.missing else ""),
+        "chosen": cell.chosen,
+        "runs": cell.run_ids,
+        "command": _command(report, cell) if cell.planned else "",
+    }
+
+
+def _command(report: Report, cell: Cell) -> str:
+    """The command that runs a cell, with filters for the settings of its row and column."""
+    wanted: Mapping[str, Any] = {**report.spec.rows.get(cell.row, {}), **report.spec.columns.get(cell.column, {})}
+    filters = [
+        f"--only {shlex.quote(f'{key}={json.dumps(value) if isinstance(value, (bool, type(None))) else value}')}"
+        for key, value in wanted.items()
+        # the filter of a command takes single values
+        if "." in key and not isinstance(value, (Mapping, list, tuple))
+    ]
+    return " ".join(["python run_suite.py run", report.experiment, "--scale", report.scale, *filters])
+
+
+def _run(run: StoredRun, settings: _Indexed) -> dict[str, Any]:
+    config = {key: value for key, value in run.config.items() if key != "seed"}
+    return {
+        "seed": run.seed,
+        "status": run.status,
+        "error": run.error,
+        "device": run.device,
+        "torch": run.torch,
+        "precision": run.precision,
+        "commit": run.commit,
+        "date": run.started_at[:10],
+        "settings": settings.add(json.dumps(config, sort_keys=True)),
+        "curves": _curves(run),
+    }
+
+
+def _curves(run: StoredRun) -> list[list[Any]]:
+    """[metric, split, [[step, value], ...]] of everything that a run measured at several steps."""
+    found: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for value in run.values:
+        if not value.slice and value.value is not None and math.isfinite(value.value) and value.split:
+            found.setdefault((value.metric, value.split), []).append((value.step, value.value))
+    curves = []
+    for (metric, split), points in sorted(found.items()):
+        points.sort()
+        if points[0][0] < points[-1][0]:
+            step = -(-len(points) // MOST_POINTS)
+            # the last point is always kept
+            kept = points[::-1][::step][::-1]
+            curves.append([metric, split, [[x, _short(y)] for x, y in kept]])
+    return curves
+
+
+def _tradeoff(report: Report, index: int) -> dict[str, Any]:
+    """Accuracy on the test split, size of the state and speed of training of every run that has recorded them."""
+    rows = {run_id: cell.row for cell in report.cells for run_id in cell.run_ids}
+    points = []
+    for run in report.runs:
+        accuracy, state = run.find("accuracy", "test"), _any_slice(run, "state_size")
+        if run.status != "ok" or run.run_id not in rows or accuracy is None or accuracy.value is None or not state:
+            continue
+        speed = run.find("train_throughput")
+        points.append(
+            [
+                rows[run.run_id],
+                _short(100 * accuracy.value),
+                BYTES_AN_ELEMENT * state,
+                None if speed is None or speed.value is None else _short(speed.value),
+                run.run_id,
+            ]
+        )
+    return {"experiment": index, "points": points, "colors": colors_of(cell.row for cell in report.cells)}
+
+
+def _any_slice(run: StoredRun, metric: str) -> float | None:
+    return next((value.value for value in run.values if value.metric == metric and value.value is not None), None)
+
+
+def _kernels(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """Every case of an operator with its newest measurement at each commit, oldest first."""
+    cases: dict[tuple[str, str, str, str, str], dict[str, Point]] = {}
+    for point in points:
+        by_commit = cases.setdefault(point.key, {})
+        # a commit that is measured again stands where it was measured last
+        by_commit.pop(point.commit, None)
+        by_commit[point.commit] = point
+    return [
+        {
+            "device": device,
+            "operator": operator,
+            "case": case,
+            "pass": direction,
+            "implementation": implementation,
+            "history": [_measured(point) for point in by_commit.values()],
+        }
+        for (device, operator, case, direction, implementation), by_commit in sorted(cases.items())
+    ]
+
+
+def _measured(point: Point) -> list[Any]:
+    """[commit, date, status, run id, median, lower and upper quartile (ms), floor (ms) or None]."""
+    head = [point.commit[:10], point.started_at[:10], point.status, point.run_id]
+    if point.value is None:
+        return [*head, None, None, None, None]
+    low, high = point.quartiles
+    floor = point.others.get("floor_time")
+    return [*head, *map(_short, (point.value, low, high)), None if floor is None else _short(floor)]
+
+
+def _short(value: float) -> float | None:
+    """A number with the digits that a chart can show, or None for one that JSON has not: infinity or NaN."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PARALLEL := -n auto --dist worksteal
 
-.PHONY: quickstart test test-all test-gpu lint types clean
+.PHONY: quickstart test test-all test-gpu lint types docs clean
 
 quickstart: $(VENV)/quickstart.stamp
 	$(BIN)/python run_suite.py run quickstart --jobs 2
@@ -34,8 +34,12 @@ lint: $(VENV)/test.stamp
 types: $(VENV)/test.stamp
 	$(BIN)/mypy
 
+# The documentation site, in build/site. A dead link or a page that cannot be made is an error.
+docs: $(VENV)/docs.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 clean:
-	rm -rf $(VENV) results/local
+	rm -rf $(VENV) build results/local
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -44,6 +48,10 @@ $(BIN)/python:
 
 $(VENV)/quickstart.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(VENV)/docs.stamp: pyproject.toml constraints.txt $(VENV)/quickstart.stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	touch $@
 
 # on a GPU machine, Triton comes with torch's own build; the pinned version is for machines without a GPU

@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from suite.contracts import Batch, Segment
+from suite.data import take
+
 WARMUPS = 2
 
 
@@ -51,3 +54,38 @@ def record(
                 tensor.zero_()
     torch.cuda.set_rng_state(random_state, device)
     return graph.replay
+
+
+class BatchGraphs:
+    """Calls functions of a batch as CUDA graphs, one graph for every kind of call and shape of batch.
+
+    touched: as in `record`.
+    before_recording: called before a graph is recorded, e.g. to stop a clock that should not measure it.
+    """
+
+    def __init__(
+        self, touched: Callable[[], Iterable[Tensor]], device: torch.device, before_recording: Callable[[], None]
+    ) -> None:
+        self.touched, self.device, self.before_recording = touched, device, before_recording
+        self._pool = torch.cuda.graph_pool_handle()
+        self._recorded: dict[Any, tuple[Callable[[], None], Batch]] = {}
+
+    def call(self, kind: str, function: Callable[[Batch], None], segment: Segment, rows: Tensor) -> None:
+        """Calls `function` on the given rows of a segment. kind: tells functions apart."""
+        shapes = segment.inputs.shape[1:], segment.targets.shape[1:]
+        key = (kind, len(rows), *shapes, segment.inputs.dtype, segment.rate)
+        if key not in self._recorded:
+            self.before_recording()
+            static = take(segment, rows)
+            replay = record(lambda: function(static), self.touched, self.device, self._pool)
+            self._recorded[key] = replay, static
+        replay, static = self._recorded[key]
+        torch.index_select(segment.inputs, 0, rows, out=static.inputs)
+        torch.index_select(segment.targets, 0, rows, out=static.targets)
+        if static.positions is not None and segment.positions is not None:
+            torch.index_select(segment.positions, 0, rows, out=static.positions)
+        replay()
+
+    def clear(self) -> None:
+        """Frees the recorded graphs and their batches."""
+        self._recorded.clear()

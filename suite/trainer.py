@@ -12,7 +12,8 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ import torch
 from torch import Tensor
 
 from suite import checkpoints, measure, parallel
-from suite.capture import record
-from suite.contracts import Batch, Generating, HasExponentials, Model, Segment, Task
+from suite.capture import BatchGraphs, record
+from suite.contracts import Batch, Generating, Model, Segment, Task
 from suite.data import (
     FreshOrder,
     Order,
@@ -40,7 +41,9 @@ from suite.numerics import autocast, numerics
 from suite.readout import logits_by_rows, mean_loss
 from suite.rng import torch_seed
 from suite.runs import Outcome, Progress, Report, RunEnded, Stop, never
-from suite.schedule import Plateau, lr_factor
+from suite.schedule import lr_factor
+from suite.scores import UNITS, Metrics, Scores, add_rows
+from suite.selection import Selection
 from suite.train_config import Stage
 from suite.training_run import TrainingRun, epoch_rows, stage_of
 from suite.weights import take_weights
@@ -55,17 +58,6 @@ class DivergedError(RunEnded):
     def __init__(self, step: int) -> None:
         super().__init__("diverged", f"loss is not finite at step {step}")
         self.step = step
-
-
-UNITS = {
-    "accuracy": "fraction",
-    "loss": "nats",
-    "nats_per_word": "nats",
-    "bits_per_byte": "bits",
-    "bits_per_base": "bits",
-    "bits_per_sample": "bits",
-    "judge_accuracy": "fraction",
-}
 
 
 class Trainer:
@@ -148,12 +140,12 @@ class Trainer:
         groups = self.model.param_groups(train.no_decay)
         self.base_lr = [group.lr or train.lr for group in groups]
         # a recorded step would have to hold what the processes exchange
-        self.graphs = graphs = device.type == "cuda" and self.group.size == 1
+        recorded = device.type == "cuda" and self.group.size == 1
         self.optimizer = torch.optim.AdamW(
             [
                 {
                     "params": group.parameters,
-                    "lr": torch.tensor(lr, device=device) if graphs else lr,
+                    "lr": torch.tensor(lr, device=device) if recorded else lr,
                     "weight_decay": train.weight_decay if group.weight_decay is None else group.weight_decay,
                 }
                 for group, lr in zip(groups, self.base_lr, strict=True)
@@ -161,27 +153,21 @@ class Trainer:
             betas=train.betas,
             eps=train.eps,
             fused=device.type == "cuda" or None,
-            capturable=graphs,
+            capturable=recorded,
         )
         self.parameters = [parameter for group in groups for parameter in group.parameters]
         torch.manual_seed(torch_seed(run.seed, "dropout"))
 
         self.watch = measure.Stopwatch(device)
-        self.plateau = Plateau(train)
-        self.best_value, self.stalled = -math.inf, 0
-        self.best_weights: dict[str, Tensor] | None = None
-        self.best_kept = -math.inf
-        self.accuracy: float | None = None
-        self.done = False
+        self.selection = Selection(train)
+        self.scores = Scores(run.task, device)
         # on the device, so that the loop never waits: steps, first step with a bad loss, sum of losses, their count
         self.counter = torch.zeros((), dtype=torch.int64, device=device)
         self.bad_step = torch.full((), -1, dtype=torch.int64, device=device)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.loss_count = torch.zeros((), dtype=torch.int64, device=device)
         self.accumulators = (self.counter, self.bad_step, self.loss_sum, self.loss_count)
-        self.sums: dict[str, Tensor] = {}
-        self._pool = torch.cuda.graph_pool_handle() if graphs else None
-        self._recorded: dict[Any, tuple[Callable[[], None], Batch]] = {}
+        self.graphs = BatchGraphs(self._touched, device, self.watch.cancel) if recorded else None
 
     def _start_with_weights(self) -> None:
         if self.start is None or not self.start.exists():
@@ -245,31 +231,14 @@ class Trainer:
                 self.whole(self._score, piece)
 
     def _score(self, batch: Batch) -> None:
-        for logits, targets in self._logits(batch):
-            for metric, (total, count) in self.run.task.score(logits, targets).items():
-                if metric not in self.sums:
-                    self.sums[metric] = torch.zeros(2, dtype=torch.float64, device=self.device)
-                self.sums[metric][0] += total
-                self.sums[metric][1] += count
+        self.scores.add(self._logits(batch))
 
     def _call(self, kind: str, function: Callable[[Batch], None], segment: Segment, rows: Tensor) -> None:
         """Calls `function` on the given rows: as a replayed graph on a GPU, directly elsewhere and in a group."""
-        if not self.graphs:
+        if self.graphs is None:
             function(take(segment, rows))
-            return
-        shapes = segment.inputs.shape[1:], segment.targets.shape[1:]
-        key = (kind, len(rows), *shapes, segment.inputs.dtype, segment.rate)
-        if key not in self._recorded:
-            self.watch.cancel()
-            static = take(segment, rows)
-            replay = record(lambda: function(static), self._touched, self.device, self._pool)
-            self._recorded[key] = replay, static
-        replay, static = self._recorded[key]
-        torch.index_select(segment.inputs, 0, rows, out=static.inputs)
-        torch.index_select(segment.targets, 0, rows, out=static.targets)
-        if static.positions is not None and segment.positions is not None:
-            torch.index_select(segment.positions, 0, rows, out=static.positions)
-        replay()
+        else:
+            self.graphs.call(kind, function, segment, rows)
 
     def _touched(self) -> Iterator[Tensor]:
         yield from self.model.parameters()
@@ -277,10 +246,11 @@ class Trainer:
         for state in self.optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
         yield from self.accumulators
-        yield from self.sums.values()
+        yield from self.scores.sums.values()
 
     def _set_lr(self) -> None:
-        factor = self.plateau.factor * lr_factor(self.train, self.step, self.total_steps, self.order.epoch_steps)
+        planned = lr_factor(self.train, self.step, self.total_steps, self.order.epoch_steps)
+        factor = self.selection.plateau.factor * planned
         self.lr = self.train.lr * factor
         for group, lr in zip(self.optimizer.param_groups, self.base_lr, strict=True):
             if isinstance(group["lr"], Tensor):
@@ -293,7 +263,7 @@ class Trainer:
     def _loop(self) -> None:
         self.model.train()
         saved_at = time.perf_counter()
-        while self.step < self.total_steps and not self.done:
+        while self.step < self.total_steps and not self.selection.done:
             self._heed_stop()
             segment, rows = self.order.locate(self.step)
             self._set_lr()
@@ -334,8 +304,9 @@ class Trainer:
             count = int(self.loss_count)
             loss = float(self.loss_sum) / count if count else math.nan
             rate = self.watch.steps_per_s[-1] if self.watch.steps_per_s else 0.0
-            accuracy = "" if self.accuracy is None else f"  accuracy {self.accuracy:.3f}"
-            self.note = f"loss {loss:.4f}{accuracy}  {rate:.0f} steps/s{self.unsaved}"
+            accuracy = self.selection.accuracy
+            scored = "" if accuracy is None else f"  accuracy {accuracy:.3f}"
+            self.note = f"loss {loss:.4f}{scored}  {rate:.0f} steps/s{self.unsaved}"
             self._tell({"train/loss": loss, "train/steps_per_s": rate, "lr": self.lr})
 
     def _tell(self, metrics: dict[str, float]) -> None:
@@ -345,10 +316,9 @@ class Trainer:
             finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
             self.report(Progress(self.step, self.total_steps, self.note, finite, seconds))
 
-    def _evaluate(self, segment: Segment, kind: str | None) -> dict[str, tuple[float, float]]:
-        """(sum, count) of every metric over a segment. kind: name to record graphs under; None: no graphs."""
-        for total in self.sums.values():
-            total.zero_()
+    def _evaluate(self, segment: Segment, kind: str | None) -> Metrics:
+        """The metrics of a segment. kind: name to record graphs under; None: no graphs."""
+        self.scores.clear()
         size = self.train.eval_batch_size or self.train.batch_size
         with self._at_rate(segment):
             for start, stop in chunks(len(segment), size):
@@ -357,32 +327,16 @@ class Trainer:
                     self._eval_step(take(segment, rows))
                 else:
                     self._call(kind, self._eval_step, segment, rows)
-        self.group.add_up(self.sums.values())
-        sums = {metric: total.tolist() for metric, total in self.sums.items()}
-        return {metric: (total, count) for metric, (total, count) in sums.items() if count}
+        self.group.add_up(self.scores.sums.values())
+        return self.scores.read()
 
     def _at_rate(self, segment: Segment) -> contextlib.AbstractContextManager[Any]:
         """A context in which the model's step sizes follow the segment's sampling rate."""
         return contextlib.nullcontext() if segment.rate == 1 else self.model.at_rate(segment.rate)
 
-    def _record(self, split: str, parts: dict[str, dict[str, tuple[float, float]]]) -> dict[str, float]:
-        """Adds the rows of a split: each named slice, then the whole split as the ratio of summed parts."""
-        whole: dict[str, tuple[float, float]] = {}
-        for part, metrics in parts.items():
-            for metric, (total, count) in metrics.items():
-                before = whole.get(metric, (0.0, 0.0))
-                whole[metric] = before[0] + total, before[1] + count
-                if part:
-                    unit = UNITS.get(metric, "")
-                    self.outcome.add(metric, unit, total / count, split=split, slice=part, step=self.step)
-        means = {metric: total / count for metric, (total, count) in whole.items()}
-        for metric, mean in means.items():
-            self.outcome.add(metric, UNITS.get(metric, ""), mean, split=split, step=self.step)
-        # a perplexity is not a ratio of sums, so `score` cannot give it
-        task = self.run.task
-        for metric, of in task.exponentials.items() if isinstance(task, HasExponentials) else ():
-            if of in means:
-                self.outcome.add(metric, "", math.exp(min(means[of], 700.0)), split=split, step=self.step)
+    def _add_rows(self, split: str, parts: Mapping[str, list[Metrics]]) -> dict[str, float]:
+        """Adds the rows of a split, tells its means to whoever watches, and returns them."""
+        means = add_rows(self.outcome, self.run.task, split, parts, self.step)
         self._tell({f"{split}/{metric}": mean for metric, mean in means.items()})
         return means
 
@@ -394,51 +348,27 @@ class Trainer:
             self.loss_sum.zero_()
             self.loss_count.zero_()
         self.model.eval()
-        parts: dict[str, dict[str, tuple[float, float]]] = {}
+        parts = defaultdict(list)
         for segment in self.valid:
-            metrics = self._evaluate(segment, "valid")
-            for metric, (total, number) in parts.get(segment.slice, {}).items():
-                metrics[metric] = metrics[metric][0] + total, metrics[metric][1] + number
-            parts[segment.slice] = metrics
+            parts[segment.slice].append(self._evaluate(segment, "valid"))
         self.model.train()
-        means = self._record("valid", parts)
-        self.accuracy = means.get("accuracy")
-        self._consider(means)
-
-    def _consider(self, means: dict[str, float]) -> None:
-        """Lets the validation metrics decide on the plateau, the best weights and the early stop."""
-        train = self.train
-        if train.schedule == "plateau":
-            self.plateau.update(_quality(train.plateau_metric, means))
-        if train.keep == "best":
-            value = _quality(train.keep_metric, means)
-            if value > self.best_kept:
-                self.best_kept = value
-                self.best_weights = {key: value.detach().clone() for key, value in self.model.state_dict().items()}
-        rule = train.early_stop
-        if rule is not None:
-            value = _quality(rule.metric, means)
-            if value > self.best_value:
-                self.best_value, self.stalled = value, 0
-            else:
-                self.stalled += 1
-            reached = rule.threshold is not None and value >= _signed(rule.metric, rule.threshold)
-            self.done = reached or (rule.patience is not None and self.stalled >= rule.patience)
+        self.selection.update(self._add_rows("valid", parts), self.model.state_dict)
 
     # ---------------------------------------------------------------- after the last step
 
     def _test(self) -> None:
         self.model.eval()
-        self._recorded.clear()
+        if self.graphs is not None:
+            self.graphs.clear()
         if self.train.test_last:
             self._test_as("test-last")
-        if self.best_weights is not None:
-            self.model.load_state_dict(self.best_weights)
+        if self.selection.weights is not None:
+            self.model.load_state_dict(self.selection.weights)
         self._test_as("test")
 
     def _test_as(self, split: str) -> None:
         """Tests the weights that the model has, and adds their rows under the name `split`."""
-        parts: dict[str, dict[str, tuple[float, float]]] = {}
+        parts = defaultdict(list)
         for segment in self.run.task.segments("test", self.run.seed):
             self._heed_stop()
             if segment.rate != 1:
@@ -446,7 +376,7 @@ class Trainer:
                     scale = 1 / segment.rate if follows else 1.0
                 self.outcome.add("step_scale", "ratio", scale, split=split, slice=segment.slice, step=self.step)
             try:
-                parts[segment.slice] = self._evaluate(to_device(segment, self.device), None)
+                parts[segment.slice].append(self._evaluate(to_device(segment, self.device), None))
             except torch.OutOfMemoryError as error:
                 if self.group.size > 1:
                     # the other processes wait for the sums of this one
@@ -454,7 +384,7 @@ class Trainer:
                 columns = {"split": split, "slice": segment.slice, "step": self.step}
                 reason = str(error).splitlines()[0]
                 self.outcome.add("accuracy", "fraction", None, status="oom", error=reason, **columns)
-        self._record(split, parts)
+        self._add_rows(split, parts)
 
     def _gather(self) -> None:
         """Puts a whole model in the place of one that is sharded, for what is done without the other processes."""
@@ -553,8 +483,7 @@ class Trainer:
             "step": self.step,
             "seconds": self.earlier_s + time.perf_counter() - self.began,
             "accumulators": list(self.accumulators),
-            "plateau": self.plateau.state_dict(),
-            "selection": [self.best_value, self.stalled, self.best_kept, self.accuracy, self.done],
+            **self.selection.state_dict(),
             "cpu_random": torch.get_rng_state(),
             "cuda_random": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "rows": self.outcome.rows,
@@ -563,7 +492,7 @@ class Trainer:
         tensors = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict()["state"],
-            "best_weights": self.best_weights,
+            "best_weights": self.selection.weights,
         }
         checkpoints.save(self.checkpoint, state, tensors, self.group, sharded=self.sharded)
 
@@ -599,10 +528,8 @@ class Trainer:
             group["lr"] = lr
         for mine, saved in zip(self.accumulators, state["accumulators"], strict=True):
             mine.copy_(saved)
-        self.plateau.load_state_dict(state["plateau"])
-        self.best_value, self.stalled, self.best_kept, self.accuracy, self.done = state["selection"]
         best = [part["best_weights"] for part in parts]
-        self.best_weights = None if best[0] is None else checkpoints.from_parts(best, weights)
+        self.selection.load_state_dict(state, None if best[0] is None else checkpoints.from_parts(best, weights))
         torch.set_rng_state(state["cpu_random"].cpu())
         if state["cuda_random"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_random"].cpu(), self.device)
@@ -610,14 +537,3 @@ class Trainer:
         self.earlier_s = state["seconds"]
         self.outcome.rows = state["rows"]
         self.watch.tokens_per_s, self.watch.steps_per_s = state["rates"]
-
-
-def _signed(metric: str, value: float) -> float:
-    """The value with its sign changed where smaller is better, so that larger is always better."""
-    return -value if metric == "loss" else value
-
-
-def _quality(metric: str, means: dict[str, float]) -> float:
-    if metric not in means:
-        raise ValueError(f"no validation metric {metric!r}; there are: {', '.join(means)}")
-    return _signed(metric, means[metric])

@@ -94,7 +94,7 @@ def test_what_is_recorded_is_of_the_weights_that_the_test_split_saw():
     trainer = Trainer(make(keep="best", keep_metric="loss", eval_every=1), CPU)
     rows = recorded(trainer().rows)
     kept = {part: samples for metric, part, _, _, samples, _ in rows if metric == "eigenvalue_real"}
-    weights = trainer.best_weights
+    weights = trainer.selection.weights
     assert weights is not None
     for layer in (0, 1):
         assert kept[f"layer={layer},filter=ssm"] == weights[f"layers.{layer}.mixer.ssm.Lambda_re"].tolist()

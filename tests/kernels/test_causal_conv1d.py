@@ -108,7 +108,8 @@ def test_shifted_products_equal_the_loop(length, taps, dtype):
 )
 @pytest.mark.parametrize("memory", [channel_last, channel_first])
 def test_the_kernel_equals_the_loop(length, taps, dtype, memory):
-    op, inputs = in_memory(memory, in_small_tiles), make_inputs(length, taps, width=3 if length < 50 else 2)
+    # with two channels, the sum that is the gradient of the bias can nearly cancel
+    op, inputs = in_memory(memory, in_small_tiles), make_inputs(length, taps, width=3)
     assert_matches_reference(op, causal_conv1d_reference, inputs, dtype=dtype, device=DEVICE)
 
 

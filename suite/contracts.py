@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtim
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from suite.strict import strict, wanted_by
+from suite.settings.strict import strict, wanted_by
 
 if TYPE_CHECKING:
     import torch

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from suite.commands.repository import LOCAL, Repository
-from suite.target import target
+from suite.store.target import target
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,11 +71,11 @@ class Notebook:
         """
         from rich.console import Console
 
-        from suite import storage
         from suite.commands.carrying_out import prepare
         from suite.display import GridDisplay
         from suite.executors.contract import Settings
-        from suite.rows import Selection
+        from suite.store import storage
+        from suite.store.rows import Selection
 
         if not experiments:
             raise ValueError("run: name at least one experiment; `results` reads what is stored")
@@ -141,8 +141,8 @@ class Notebook:
         run_id: a run id or the beginning of one, or a file of weights.
         """
         from suite.environment import pick_device
-        from suite.resolver import Resolver
-        from suite.weights import find_weights, load_model
+        from suite.settings.resolver import Resolver
+        from suite.training.weights import find_weights, load_model
 
         repository = self.repository.with_plugins(plugins)
         path = find_weights(str(run_id), repository.roots(None if results is None else target(results)))

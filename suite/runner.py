@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite import storage
 from suite.contracts import Operators, Recorder
-from suite.live import Log
 from suite.runs import Progress, Report, Run, RunEnded, Stop, never
-from suite.training_run import TrainingRun
+from suite.store import storage
+from suite.training.live import Log
+from suite.training.run import TrainingRun
 
 if TYPE_CHECKING:
     import torch
@@ -134,13 +134,13 @@ def execute(
     sharing: how many runs use this device at a time, itself included; a function is asked at the end of the run.
     threads: CPU threads that a run trains on. A run that times takes all that torch has.
     record: tells which operators the run used.
-    keep_weights: write the weights of a model that was trained beside its rows (`suite.weights`).
-    log: viewers that get the metrics of a training run while it trains (`suite.live.SINKS`).
+    keep_weights: write the weights of a model that was trained beside its rows (`suite.training.weights`).
+    log: viewers that get the metrics of a training run while it trains (`suite.training.live.SINKS`).
     """
     import torch
 
-    from suite import checkpoints
-    from suite.numerics import host_threads
+    from suite.training import checkpoints
+    from suite.training.numerics import host_threads
 
     checkpoint = storage.checkpoint_path(root, run.experiment, run.scale, run.run_id)
     if fresh:
@@ -168,7 +168,7 @@ def execute(
     if getattr(worker, "sharded", False):
         columns["device"] += ", sharded"
     if keep_weights and status == "ok":
-        from suite.weights import HasModel, save_weights
+        from suite.training.weights import HasModel, save_weights
 
         if isinstance(worker, HasModel):
             save_weights(storage.weights_path(root, run.experiment, run.scale, run.run_id), run, worker.model)

@@ -1,6 +1,6 @@
 """Common parts of all kinds of runs: their identity, their columns in a row, and the worker that carries them out.
 
-A run is one point of a grid with every setting filled in. There are three kinds: training (`suite.training_run`),
+A run is one point of a grid with every setting filled in. There are three kinds: training (`suite.training.run`),
 timing of an operator and timing of a model (`suite.bench.config`). This module imports no torch, so a plan is quick.
 """
 
@@ -27,8 +27,8 @@ class Progress:
     note: str
     """A few words, e.g. `loss 0.6931  accuracy 0.512  140 steps/s`."""
     metrics: Mapping[str, float] | None = None
-    """New values by name (`train/loss`), for `suite.live`. The first report of a run that trains has none but says
-    which step it starts from; a timing has none at all (None)."""
+    """New values by name (`train/loss`), for `suite.training.live`. The first report of a run that trains has none but
+    says which step it starts from; a timing has none at all (None)."""
     seconds: float = 0.0
     """Wall time of the run, interruptions left out."""
 

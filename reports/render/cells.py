@@ -13,9 +13,9 @@ from reports.render.plan import Plan, Published
 from reports.render.rows import StoredRun, Value
 from reports.render.units import shown
 from suite.bench.cases import spread
-from suite.grid import lookup
-from suite.report_spec import TableSpec
-from suite.storage import operator_mix
+from suite.settings.grid import lookup
+from suite.settings.report_spec import TableSpec
+from suite.store.storage import operator_mix
 
 Verdict = Literal["", "agrees", "unclear", "unstable", "better", "worse", "differs"]
 

@@ -13,7 +13,7 @@ from typing import Literal
 from reports.render.cells import Cell
 from reports.render.marks import MARKS
 from suite.registry import nearest
-from suite.report_spec import TableSpec
+from suite.settings.report_spec import TableSpec
 
 COMPARISONS: dict[str, Callable[[float, float, float], bool]] = {
     ">": lambda left, right, _: left > right,

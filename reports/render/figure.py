@@ -12,8 +12,8 @@ from reports.render.plan import Plan
 from reports.render.rows import StoredRun, Value, slice_part
 from reports.render.sensitivity import Sensitivity
 from reports.render.units import shown
-from suite.grid import lookup
-from suite.report_spec import FigureSpec
+from suite.settings.grid import lookup
+from suite.settings.report_spec import FigureSpec
 
 Settled = Mapping[tuple[str, str], Sequence[StoredRun]]
 """(row, column) to the runs that its cell shows."""

@@ -18,9 +18,9 @@ from reports.render.plan import make_plan, pick_scale
 from reports.render.rows import StoredRun, load_runs, matches
 from reports.render.sensitivity import text
 from reports.render.units import fixed, shown
-from suite.config import ExperimentConfig
-from suite.grid import iter_keys, lookup
 from suite.registry import nearest
+from suite.settings.config import ExperimentConfig
+from suite.settings.grid import iter_keys, lookup
 
 
 def grouped(

@@ -19,7 +19,7 @@ LEARNED, INITIAL = "#0072b2", "#000000"
 
 @dataclass(frozen=True)
 class KernelPanel:
-    """The kernels and eigenvalues that one run recorded (`suite/learned_kernels.py`)."""
+    """The kernels and eigenvalues that one run recorded (`suite/training/learned_kernels.py`)."""
 
     title: str
     layers: tuple[int, ...]

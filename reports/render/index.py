@@ -8,10 +8,10 @@ from pathlib import Path
 from pydantic import model_validator
 
 from reports.render.document import DASH, Document, Grid
-from suite.config import ExperimentConfig
 from suite.contracts import Config
-from suite.parsing import parse, read_yaml
 from suite.registry import nearest
+from suite.settings.config import ExperimentConfig
+from suite.settings.parsing import parse, read_yaml
 
 HEADER = ("paper", "item", "what it shows", "experiment", "runs here at", "cannot run here", "rows stored")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from reports.render.rows import StoredRun, matches, same, slice_part
-from suite.config import SECTIONS, ExperimentConfig
-from suite.grid import points, seeds_of
 from suite.registry import nearest
-from suite.report_spec import TableSpec
+from suite.settings.config import SECTIONS, ExperimentConfig
+from suite.settings.grid import points, seeds_of
+from suite.settings.report_spec import TableSpec
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from reports.render.plan import make_plan, pick_scale
 from reports.render.rows import StoredRun, counted, load_runs, on_grid, one_device, select_best, settle
 from reports.render.sensitivity import Sensitivity, sensitivities
 from reports.render.units import shared_unit
-from suite.config import ExperimentConfig
-from suite.report_spec import Source, TableSpec
+from suite.settings.config import ExperimentConfig
+from suite.settings.report_spec import Source, TableSpec
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def build(config: ExperimentConfig, folder: Path, frame: pd.DataFrame, *, scale:
     """The report of one experiment.
 
     folder: where expected.csv and claims.csv may lie.
-    frame: stored rows of the experiment, of any scales (`suite.storage.read`).
+    frame: stored rows of the experiment, of any scales (`suite.store.storage.read`).
     scale: the one to show; None: `paper` if it has rows, else the first that has.
     """
     everything = load_runs(frame)

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from suite.grid import lookup
-from suite.report_spec import Select
+from suite.settings.grid import lookup
+from suite.settings.report_spec import Select
 
 LOWER_IS_BETTER = frozenset(
     {
@@ -107,7 +107,7 @@ COLUMNS = (
 
 
 def load_runs(frame: pd.DataFrame) -> list[StoredRun]:
-    """The runs of a frame of stored rows (`suite.storage.read`), in the order of their ids."""
+    """The runs of a frame of stored rows (`suite.store.storage.read`), in the order of their ids."""
     rows: dict[str, list[int]] = {}
     for index, run_id in enumerate(frame["run_id"].tolist()):
         rows.setdefault(str(run_id), []).append(index)

@@ -14,7 +14,7 @@ from reports.render.cells import measurement
 from reports.render.plan import Plan
 from reports.render.rows import LOWER_IS_BETTER, StoredRun
 from reports.render.units import shown
-from suite.grid import lookup
+from suite.settings.grid import lookup
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from reports.render.quotes import Quote, quotes, updated
 from reports.render.report import Report, build
 from reports.render.rows import StoredRun, load_runs, same
 from reports.render.units import shown
-from suite import storage
-from suite.config import find_experiments, load_experiment
-from suite.grid import lookup
+from suite.settings.config import find_experiments, load_experiment
+from suite.settings.grid import lookup
+from suite.store import storage
 
 
 class CommittedRows:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from suite.revisions import commit_of, extract, git
+from suite.store.revisions import commit_of, extract, git
 
 HOME = Path(__file__).resolve().parents[2]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from suite.contracts import Model, ModelConfig, TaskSpec
 from suite.generate import Decoder, Sampling
-from suite.measure import synchronize
+from suite.training.measure import synchronize
 
 MIN_SAMPLES, MAX_SAMPLES = 3, 20
 """Generations that are timed at each length; the paper of Mamba has 3."""

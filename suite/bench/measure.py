@@ -2,7 +2,7 @@
 
 On a GPU, times are those of `triton.testing.do_bench`: device events around each call, with the L2 cache overwritten
 before each call. They include host work that the device does not hide. On a CPU they are wall time. An implementation
-that breaks the accuracy rule of `suite.accuracy` on the same kernel sizes is not timed.
+that breaks the accuracy rule of `suite.laws.accuracy` on the same kernel sizes is not timed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suite.accuracy import assert_matches_reference, outputs_of
 from suite.bench.cases import Case, label
 from suite.bench.contracts import Cost, Implementation, Workload
+from suite.laws.accuracy import assert_matches_reference, outputs_of
 from suite.runs import RunEnded
 
 SEED = 20

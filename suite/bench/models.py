@@ -18,12 +18,12 @@ from suite.bench.config import SpeedConfig, SpeedRun
 from suite.bench.generation import build_for_inference, time_generations
 from suite.bench.measure import SEED, Unavailable, sample
 from suite.bench.series import Series
-from suite.capture import record
 from suite.contracts import Layered, Model
-from suite.measure import reset_peak_memory
-from suite.numerics import autocast, numerics
-from suite.readout import mean_loss
 from suite.runs import Report, Stop, never
+from suite.training.capture import record
+from suite.training.measure import reset_peak_memory
+from suite.training.numerics import autocast, numerics
+from suite.training.readout import mean_loss
 
 MakeStep = Callable[[Model, SpeedConfig, int, torch.device], Callable[[], None]]
 """Function from a model, the options of its timing, a length and a device to the call that is timed."""

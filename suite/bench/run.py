@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from suite import environment, storage
+from suite import environment
 from suite.bench.base import Base
 from suite.bench.cases import Case, spread
 from suite.bench.compare import SIDES, Comparison, compare
@@ -24,6 +24,7 @@ from suite.bench.measure import Ceilings, Unavailable, checked, extra_memory, fi
 from suite.bench.worker import ChildError, Worker, cold_start
 from suite.contracts import Recorder
 from suite.runner import no_operators
+from suite.store import storage
 
 EXPERIMENT = "kernels"
 BUDGET_MS = 200.0

@@ -20,7 +20,7 @@ R = TypeVar("R", bound=Run)
 
 
 class Series(Generic[R]):
-    """Times one run, as `suite.trainer.Trainer` trains one. A subclass says how one length is measured.
+    """Times one run, as `suite.training.trainer.Trainer` trains one. A subclass says how one length is measured.
 
     A length that cannot be timed (no memory, cannot run here, wrong result) becomes a row that says why, and the run
     goes on. Where a result was wrong, or no length could run here, the run ends with Unavailable.

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from suite.commands.planning import resolved_experiments
 from suite.commands.repository import Experiment, Repository
 from suite.executors.contract import Executor, Settings, choose
-from suite.live import check_sinks
-from suite.parsing import located
 from suite.plugins import only_on_this_machine
 from suite.runner import FAILED, Finished, Planned, missing_bases, outdated, plan
 from suite.runs import Run
+from suite.settings.parsing import located
+from suite.training.live import check_sinks
 
 if TYPE_CHECKING:
     from suite.executors.queue import Display
@@ -47,7 +47,7 @@ class Call:
 
         ValueError where the folder of results cannot be written, before anything is trained.
         """
-        from suite.target import probe
+        from suite.store.target import probe
 
         try:
             for folder in {self.results / run.experiment / run.scale for run in self.todo} or {self.results}:

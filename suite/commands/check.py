@@ -28,20 +28,20 @@ def check(
     Exit code 1 if a law is broken. The networks of a model are small, in float64 and on the CPU. The splits of a task
     are read several times: make large ones smaller, e.g. by --set num_train=1000.
     """
-    from suite.parsing import assignments, parse
+    from suite.settings.parsing import assignments, parse
 
     repository = repository_of(context, plugins)
     config = (repository.models if part is Part.model else repository.tasks).load(name)
     options = dict(assignments([text.removeprefix(f"{part.value}.") for text in overrides or ()], "--set"))
     built = parse(config, options, f"{part.value} {name}")
     if part is Part.model:
-        from suite import laws
+        from suite.laws import models as laws
 
         # options that do not go together are a fault of the caller's and break no law
         laws.build(config, **options)
         broken = _try(name, laws.LAWS, config, **options)
     else:
-        from suite import task_laws
+        from suite.laws import tasks as task_laws
 
         rows = task_laws.everything(built)
         broken = _try(name, task_laws.LAWS, built)
@@ -54,7 +54,7 @@ def _try(name: str, laws: Iterable[Callable[..., None]], *arguments: Any, **opti
     """Tries all laws, prints a line for each, and returns how many are broken."""
     from rich.console import Console
 
-    from suite.task_laws import NotApplicable
+    from suite.laws.tasks import NotApplicable
 
     console = Console(soft_wrap=True)
 

@@ -24,7 +24,7 @@ def collect(
 
     from suite.display import GridDisplay
     from suite.executors.slurm import collect as collect_jobs
-    from suite.status import standings, summary
+    from suite.store.status import standings, summary
 
     (experiment, _, _), runs = resolved_runs(
         repository_of(context, plugins),

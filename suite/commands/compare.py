@@ -13,11 +13,11 @@ import typer
 
 from suite.commands.console import table_console
 from suite.commands.repository import Repository, repository_of
-from suite.parsing import located
-from suite.target import target
+from suite.settings.parsing import located
+from suite.store.target import target
 
 if TYPE_CHECKING:
-    from suite.comparison import Comparison, Line, Rows
+    from suite.store.comparison import Comparison, Line, Rows
 
 COLUMNS = ("experiment", "run", "metric", "A", "B", "difference", "seeds", "p", "B is")
 
@@ -43,8 +43,8 @@ def compare(
     Runs with the same settings belong together, whatever their versions. Qualities are compared on the test split over
     seeds, by a permutation test; speeds by their ratio, on one device only. `--only metric=...` compares other metrics.
     """
-    from suite.comparison import collect
-    from suite.comparison import compare as compared
+    from suite.store.comparison import collect
+    from suite.store.comparison import compare as compared
 
     repository = repository_of(context)
     only = only or []
@@ -74,7 +74,7 @@ def compare(
 
 def _folder(side: str, repository: Repository, temporary: Path) -> Path:
     """The folder of a side; that of a revision is written below `temporary`."""
-    from suite.revisions import commit_of, extract
+    from suite.store.revisions import commit_of, extract
 
     found = target(side)
     if found.is_dir():
@@ -106,7 +106,7 @@ def _nothing(a: str, b: str, comparison: Comparison) -> str:
 
 def _table(lines: Sequence[Line]) -> Iterator[tuple[str, ...]]:
     """The lines as text, each experiment's together, worse and better ones first."""
-    from suite.comparison import labels
+    from suite.store.comparison import labels
 
     order = ("worse", "better", "same", "too few seeds", "identical")
     names = labels([line.measure for line in lines])
@@ -151,7 +151,7 @@ def _print(table: Sequence[tuple[str, ...]]) -> None:
 
 def _notes(a: str, b: str, sides: tuple[Rows, Rows], comparison: Comparison, shown: Sequence[Line]) -> Iterator[str]:
     """What the table does not say."""
-    from suite.comparison import ALPHA, FACTS
+    from suite.store.comparison import ALPHA, FACTS
 
     counts = Counter(line.verdict for line in comparison.lines)
     yield f"A is {a}, B is {b}: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())

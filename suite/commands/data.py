@@ -26,7 +26,7 @@ Workers = Annotated[int | None, typer.Option(min=1, help="Processes that generat
 
 def _configured(repository: Repository, name: str, data: Path | None, overrides: list[str] | None) -> Any:
     """The task with the options that were given. ValueError for an unknown name or option."""
-    from suite.parsing import assignments, parse
+    from suite.settings.parsing import assignments, parse
 
     cls = repository.tasks.load(name)
     values = dict(assignments([text.removeprefix("task.") for text in overrides or ()], "--set"))
@@ -195,7 +195,7 @@ def rate(
 
 def _fastest(task: str, roots: list[Path]) -> tuple[float, str]:
     """The highest training throughput on a task among stored rows, or on any task where it has none."""
-    from suite import storage
+    from suite.store import storage
 
     frame = storage.read([path for root in roots for path in sorted(root.rglob("*.parquet"))])
     rows = [row for row in frame.to_dict("records") if row["metric"] == "train_throughput" and row["value"] > 0]

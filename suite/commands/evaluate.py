@@ -49,15 +49,15 @@ def evaluate(
     if folder is not None and not folder.is_dir():
         raise ValueError(f"--include {folder}: there is no such folder")
     version = harness.version()
-    from suite.weights import find_weights, load_model, mark
+    from suite.training.weights import find_weights, load_model, mark
 
     repository = repository_of(context, plugins)
     path = find_weights(weights, [results, repository.reference])
 
-    from suite import storage
     from suite.environment import pick_device, provenance
     from suite.identity import identity
-    from suite.resolver import Resolver
+    from suite.settings.resolver import Resolver
+    from suite.store import storage
 
     target = pick_device(device)
     task, model = load_model(path, Resolver(repository.tasks, repository.models), target)

@@ -42,8 +42,8 @@ def export(
         raise ValueError(f"--out {out} --format {format}: the two do not agree; leave one out")
     selection = repository_of(context).selection(names, results, only or ())
 
-    from suite.rows import write_csv, write_json
-    from suite.target import replacing
+    from suite.store.rows import write_csv, write_json
+    from suite.store.target import replacing
 
     write = write_json if (format or of_file) is Format.json else write_csv
     if out is None:

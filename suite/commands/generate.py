@@ -38,7 +38,7 @@ def generate(
     """Continue prompts with a trained model; one prompt is printed as it is drawn."""
     from suite.generate import Sampling, lengths_until
     from suite.generate import generate as continue_prompts
-    from suite.weights import find_weights, load_model
+    from suite.training.weights import find_weights, load_model
 
     Sampling(temperature, top_k, top_p)
     repository = repository_of(context, plugins)
@@ -47,7 +47,7 @@ def generate(
     import torch
 
     from suite.environment import pick_device
-    from suite.resolver import Resolver
+    from suite.settings.resolver import Resolver
 
     target = pick_device(device)
     task, model = load_model(path, Resolver(repository.tasks, repository.models), target)

@@ -9,7 +9,7 @@ import typer
 
 from suite.commands.console import table_console
 from suite.commands.repository import Plugins, repository_of
-from suite.config import find_experiments, load_experiment
+from suite.settings.config import find_experiments, load_experiment
 
 
 class Kind(StrEnum):

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from suite.commands.repository import LOCAL, Experiment, Repository, shown
-from suite.parsing import seeds_in
 from suite.runs import Run
+from suite.settings.parsing import seeds_in
 
 Scale = Annotated[str | None, typer.Option("--scale", help="Protocol size declared by the grid; default: its first.")]
 Only = Annotated[
@@ -41,8 +41,8 @@ def resolved_runs(
     results: folder of results, where `train.init_from` finds the weights of runs.
     without_data: plan runs whose data are not there, and scales that cannot run here, too.
     """
-    from suite.grid import expand, refuse
-    from suite.resolver import Resolver
+    from suite.settings.grid import expand, refuse
+    from suite.settings.resolver import Resolver
 
     found = repository.experiment(experiment)
     if not without_data:

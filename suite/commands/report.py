@@ -58,7 +58,7 @@ def report(
     A paper (`h3`) and `--all` show a scoreboard of its experiments or of all; `--format html` is a page to sort, filter
     and open runs. `tables` is a page of every table and figure of the papers, with what runs here and what has rows.
     """
-    from suite import storage
+    from suite.store import storage
 
     repository = repository_of(context, plugins)
     if update_docs:
@@ -126,7 +126,7 @@ def _format(format: Format | None, out: Path | None) -> Format:
 
 def _tables(repository: Repository, rendering: Any, format: Format, out: Path | None) -> Any:
     """The page of every table and figure. Rows are the committed ones, since the page itself is committed."""
-    from suite import storage
+    from suite.store import storage
 
     names = repository.experiments()
     papers = rendering.read_papers(repository.reports / "papers.yaml", names)
@@ -150,7 +150,7 @@ def _paper(repository: Repository, name: str | None) -> str | None:
 
 def _board(repository: Repository, name: str, results: Path | None) -> Any:
     """The scoreboard of the experiments of a paper, or of all. Those of which nothing can run here have no line."""
-    from suite import storage
+    from suite.store import storage
 
     build = repository.rendering().build
     counted, reduced = [], []

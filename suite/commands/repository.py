@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from suite.config import ExperimentConfig, find_experiments, load_experiment
 from suite.contracts import Recorder
 from suite.plugins import load_plugins
 from suite.registry import Registry, nearest
-from suite.target import target
+from suite.settings.config import ExperimentConfig, find_experiments, load_experiment
+from suite.store.target import target
 
 if TYPE_CHECKING:
-    from suite.rows import Selection
+    from suite.store.rows import Selection
 
 LOCAL = Path("results/local")
 """Folder of new results, relative to the folder in which the command is called."""
@@ -117,7 +117,7 @@ class Repository:
 
     def files(self, experiment: str, results: Path | None) -> list[Path]:
         """Files with the rows of an experiment, of one folder: `results`, or the user's own, or else the committed."""
-        from suite import storage
+        from suite.store import storage
 
         return next((found for root in self.roots(results) if (found := storage.files([root], experiment))), [])
 
@@ -126,7 +126,7 @@ class Repository:
 
         An experiment is named as for `experiment`; `kernels` stands for the rows of `bench`.
         """
-        from suite.rows import Selection
+        from suite.store.rows import Selection
 
         if results is not None and not results.is_dir():
             raise ValueError(f"--results {results}: there is no such folder")

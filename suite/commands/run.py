@@ -12,8 +12,8 @@ import typer
 
 from suite.commands.planning import Data, Only, Scale, Seeds
 from suite.commands.repository import LOCAL, Device, ExperimentNames, Plugins, Results, Set, repository_of, shown
-from suite.parsing import seconds, shortened
 from suite.runs import Run
+from suite.settings.parsing import seconds, shortened
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -146,8 +146,8 @@ def run(
 
 def _print_dry_run(console: Console, call: Call, reference: Path, scale: str | None) -> None:
     """Prints the plan, the time that it will take, and why a part of it cannot run here."""
-    from suite import storage
-    from suite.estimate import estimate
+    from suite.store import storage
+    from suite.store.estimate import estimate
 
     _print_plan([item.run for item in call.planned], [item.stored or "to do" for item in call.planned])
     counts = f"{len(call.planned)} runs, {len(call.todo)} to do"
@@ -171,7 +171,7 @@ def _number(jobs: str) -> int:
 
 def _processes(nproc: int | None, executor: str) -> int:
     """How many processes train each run together: what torchrun has started, or `--nproc`."""
-    from suite import parallel
+    from suite.training import parallel
 
     if parallel.launched():
         if nproc is not None:
@@ -186,7 +186,7 @@ def _processes(nproc: int | None, executor: str) -> int:
 
 def _print_plan(runs: Sequence[Run], stored: Sequence[str]) -> None:
     """Prints every run on one line with the dotted keys in which the runs differ, then what all runs share."""
-    from suite.grid import iter_keys
+    from suite.settings.grid import iter_keys
 
     if not runs:
         return

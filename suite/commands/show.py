@@ -28,8 +28,8 @@ def show(
     """Show everything that is stored about one run."""
     from rich.table import Table
 
-    from suite import storage
-    from suite.grid import iter_keys
+    from suite.settings.grid import iter_keys
+    from suite.store import storage
 
     if not run_id or set(run_id) - set("0123456789abcdef"):
         raise ValueError(f"{run_id!r} is no run id: those are hexadecimal, as in the plan and the file names")

@@ -24,10 +24,10 @@ def status(
 ) -> None:
     """Show which runs are done, running (where, since when), failed (why) or to do, and the time that is left."""
 
-    from suite import storage
     from suite.display import run_label
-    from suite.estimate import estimate
-    from suite.status import standings, summary
+    from suite.store import storage
+    from suite.store.estimate import estimate
+    from suite.store.status import standings, summary
 
     repository = repository_of(context, plugins)
     (experiment, _, _), runs = resolved_runs(

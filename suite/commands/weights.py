@@ -48,8 +48,8 @@ def import_weights(
     found = length or settings.get("n_positions") or settings.get("max_position_embeddings") or 2048
     tree = {"task": repository.token_task(vocab_size, found), "model": {"name": layout.model, **options}}
 
-    from suite.resolver import Resolver
-    from suite.weights import store_weights
+    from suite.settings.resolver import Resolver
+    from suite.training.weights import store_weights
 
     task, config = Resolver(repository.tasks, repository.models).trained(tree, str(folder))
     model = config.build(task.spec)
@@ -72,7 +72,7 @@ def export_weights(
     results: StoredResults = None,
 ) -> None:
     """Write the weights of a run in a public layout, for `transformers`, mamba_ssm or flash-linear-attention."""
-    from suite.weights import find_weights, load_model, model_settings
+    from suite.training.weights import find_weights, load_model, model_settings
 
     repository = repository_of(context)
     checkpoints = repository.checkpoints()
@@ -81,7 +81,7 @@ def export_weights(
 
     import torch
 
-    from suite.resolver import Resolver
+    from suite.settings.resolver import Resolver
 
     name, options = model_settings(path)
     fitting = [key for key, value in checkpoints.LAYOUTS.items() if value.model == name]

@@ -3,8 +3,8 @@
 An executor takes the runs of a grid, the folder of results, a display and settings, and returns how each run ended.
 Where a run is carried out is no part of its identity, so grids never mention an executor.
 
-Every executor holds the claim (`suite.claims`) of each run while it is carried out. So any number of executors, of
-any kind, can work on one grid and folder at a time.
+Every executor holds the claim (`suite.store.claims`) of each run while it is carried out. So any number of executors,
+of any kind, can work on one grid and folder at a time.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from suite.contracts import Recorder
-from suite.parsing import assignments, parse, shortened
 from suite.registry import Entry, Registry
 from suite.runner import Finished, no_operators
 from suite.runs import Run
+from suite.settings.parsing import assignments, parse, shortened
 
 if TYPE_CHECKING:
     from suite.executors.queue import Display
@@ -65,7 +65,7 @@ class Settings:
     """Tells which operators a run used."""
     keep_weights: bool = False
     log: tuple[str, ...] = ()
-    """Viewers that get the metrics of training runs (`suite.live.SINKS`)."""
+    """Viewers that get the metrics of training runs (`suite.training.live.SINKS`)."""
     within_s: float | None = None
     """Seconds after which the current runs are asked to save a checkpoint and no other starts."""
 

@@ -20,8 +20,6 @@ from typing import Any
 
 import torch
 
-from suite import parallel
-from suite.claims import EXPIRY_S, Claims
 from suite.contracts import Config, Recorder
 from suite.environment import cores, device_name, pick_device
 from suite.executors.contract import LeftRunningError, Settings
@@ -31,6 +29,8 @@ from suite.executors.team import Team, follow, give
 from suite.executors.workers import SIGNALS, run_in_workers
 from suite.runner import Finished, execute, no_operators
 from suite.runs import Run
+from suite.store.claims import EXPIRY_S, Claims
+from suite.training import parallel
 
 
 class OutOfTimeError(Exception):

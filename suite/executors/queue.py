@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from suite import storage
-from suite.claims import Claims
 from suite.runner import ENDED, Finished
 from suite.runs import Progress, Run
-from suite.target import stamp
+from suite.store import storage
+from suite.store.claims import Claims
+from suite.store.target import stamp
 
 LOOK_EVERY_S = 1.0
 """Seconds between two looks at the runs that other processes have."""

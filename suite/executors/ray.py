@@ -29,7 +29,6 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from suite.claims import Claims
 from suite.contracts import Config
 from suite.environment import REPOSITORY, pick_device
 from suite.executors.contract import Settings
@@ -38,6 +37,7 @@ from suite.executors.queue import Display, RunQueue
 from suite.executors.workers import TRIES, device_fault
 from suite.runner import Finished, execute, store_failure
 from suite.runs import Progress, Run
+from suite.store.claims import Claims
 
 LOST_NODES = 10
 """How many nodes one run may lose; then its memory is more likely the reason than the nodes."""

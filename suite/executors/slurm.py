@@ -24,16 +24,16 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
-from suite.claims import Claims, claim_path, read_claim
 from suite.contracts import Config
 from suite.environment import REPOSITORY, pick_device
 from suite.executors.contract import LeftRunningError, Settings
 from suite.executors.local import StopSignals, run_in_sequence
 from suite.executors.queue import Display, RunQueue
-from suite.jobs import LATE_S, Job, find_jobs, forget_job, job_folder, keep_job, new_ending, row_stamp, states
 from suite.runner import Finished, store_failure
 from suite.runs import Run
-from suite.target import is_remote
+from suite.store.claims import Claims, claim_path, read_claim
+from suite.store.jobs import LATE_S, Job, find_jobs, forget_job, job_folder, keep_job, new_ending, row_stamp, states
+from suite.store.target import is_remote
 
 ARRAY_SIZE = 1000
 """Most jobs in an array; Slurm takes 1001 by default."""

@@ -25,9 +25,10 @@ from typing import Any
 
 import torch
 
-from suite import parallel, storage
-from suite.numerics import host_threads
 from suite.runs import Run, RunEnded
+from suite.store import storage
+from suite.training import parallel
+from suite.training.numerics import host_threads
 
 GRACE_S = 3.0
 """Seconds for which rank 0, once another process is lost, may notice it by itself."""
@@ -35,7 +36,7 @@ GRACE_S = 3.0
 
 @dataclass(frozen=True)
 class Team:
-    """How many processes train one run together, and whether they shard its parameters (`suite.parallel.Group`)."""
+    """How many processes train one run, and whether they shard its parameters (`suite.training.parallel.Group`)."""
 
     size: int
     sharded: bool | None = None

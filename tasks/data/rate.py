@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from suite.contracts import Batch, Segment, Task
-from suite.data import BLOCK_TOKENS, FiniteOrder, load_splits, size_of, take
+from suite.training.data import BLOCK_TOKENS, FiniteOrder, load_splits, size_of, take
 
 CPU = torch.device("cpu")
 

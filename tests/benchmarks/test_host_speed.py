@@ -34,13 +34,13 @@ import torch
 
 from kernels.workload import Implementation
 from models import MODELS
-from suite import storage
 from suite.bench.cases import Case as KernelCase
 from suite.bench.measure import prepare
-from suite.config import ExperimentConfig
-from suite.grid import expand
-from suite.resolver import Resolver
 from suite.rng import numpy_generator
+from suite.settings.config import ExperimentConfig
+from suite.settings.grid import expand
+from suite.settings.resolver import Resolver
+from suite.store import storage
 from tasks import TASKS
 
 HOME = Path(__file__).resolve().parents[2]

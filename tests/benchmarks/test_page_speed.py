@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from run_suite import REPOSITORY
-from suite import storage
+from suite.store import storage
 from tests.reports.browser import needs_browser, visited
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from kernels import OPERATORS
 from kernels.workload import Workload
-from suite.accuracy import assert_matches_reference, outputs_of
 from suite.bench.cases import Case, cases, label
 from suite.bench.measure import Unavailable, find, gate
+from suite.laws.accuracy import assert_matches_reference, outputs_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SETS = ("quick", "paper")

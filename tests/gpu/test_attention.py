@@ -5,9 +5,9 @@ import torch
 
 from kernels.attention import attention
 from kernels.backend import record_operators
-from suite.accuracy import assert_close
-from suite.capture import record
-from suite.numerics import numerics
+from suite.laws.accuracy import assert_close
+from suite.training.capture import record
+from suite.training.numerics import numerics
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -14,10 +14,10 @@ from kernels.mamba_inner.workloads import KEEP, make_inputs, with_state
 from kernels.skinny_linear import Norm, skinny_linear
 from kernels.skinny_linear.reference import skinny_linear_reference
 from models import MODELS
-from suite.accuracy import assert_matches_reference
-from suite.capture import record
 from suite.contracts import TaskSpec
+from suite.laws.accuracy import assert_matches_reference
 from suite.state import copy_into, tensors
+from suite.training.capture import record
 
 ROWS = (1, 4, 16, 33)
 

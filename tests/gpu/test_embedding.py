@@ -5,7 +5,7 @@ import torch
 
 from kernels.backend import record_operators
 from kernels.embedding import embedding
-from suite.accuracy import assert_close
+from suite.laws.accuracy import assert_close
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

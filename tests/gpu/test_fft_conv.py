@@ -8,7 +8,7 @@ import torch
 from kernels.fft_conv import fft_conv
 from kernels.fft_conv import workloads as described
 from kernels.fft_conv.reference import fft_conv_reference
-from suite.accuracy import assert_close, assert_matches_reference
+from suite.laws.accuracy import assert_close, assert_matches_reference
 from tests.kernels.test_fft_conv import make_inputs as make_small_inputs
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")

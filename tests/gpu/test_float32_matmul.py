@@ -5,8 +5,8 @@ import torch
 
 from kernels.backend import record_operators
 from kernels.float32_matmul import float32_matmul
-from suite.accuracy import assert_close
-from suite.numerics import numerics
+from suite.laws.accuracy import assert_close
+from suite.training.numerics import numerics
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

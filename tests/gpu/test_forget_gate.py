@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.forget_gate import forget_gate
-from suite.accuracy import assert_close
+from suite.laws.accuracy import assert_close
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_reference
-from suite.accuracy import assert_close
+from suite.laws.accuracy import assert_close
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 TRITON = partial(gated_linear_attention, backend="triton")

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_reference
-from suite.accuracy import assert_close
+from suite.laws.accuracy import assert_close
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -8,7 +8,7 @@ import torch
 from kernels.lti_ssm import lti_ssm
 from kernels.lti_ssm import workloads as described
 from kernels.lti_ssm.reference import lti_ssm_reference
-from suite.accuracy import assert_close, assert_matches_reference
+from suite.laws.accuracy import assert_close, assert_matches_reference
 from tests.kernels.test_lti_ssm import PARAMETERS
 from tests.kernels.test_lti_ssm import make_inputs as make_small_inputs
 

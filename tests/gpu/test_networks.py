@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from models import MODELS
-from suite.capture import record
 from suite.contracts import TaskSpec
-from suite.numerics import autocast, numerics
+from suite.training.capture import record
+from suite.training.numerics import autocast, numerics
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 SPEC = TaskSpec(input="tokens", num_classes=64, readout="token", max_length=192, vocab_size=64)

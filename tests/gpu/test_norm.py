@@ -7,7 +7,7 @@ import torch
 
 from kernels.backend import record_operators
 from kernels.norm import norm
-from suite.accuracy import assert_close
+from suite.laws.accuracy import assert_close
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.rotary import rotary
-from suite.accuracy import assert_close
+from suite.laws.accuracy import assert_close
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

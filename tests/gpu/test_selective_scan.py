@@ -9,7 +9,7 @@ import torch
 
 from kernels.selective_scan import selective_scan, selective_scan_step
 from kernels.selective_scan.reference import selective_scan_reference
-from suite.accuracy import assert_close, assert_matches_reference
+from suite.laws.accuracy import assert_close, assert_matches_reference
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 WIDE = ("A", "D", "dt_bias", "initial_state")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.selective_scan import selective_scan, selective_scan_step
-from suite.accuracy import assert_close
+from suite.laws.accuracy import assert_close
 from tests.gpu.test_selective_scan import APPROXIMATE, cotangent
 from tests.gpu.test_selective_scan import make_inputs as make_real_inputs
 

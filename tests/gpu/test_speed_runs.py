@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from models import MODELS
-from suite.config import ExperimentConfig
-from suite.grid import expand
-from suite.resolver import Resolver
 from suite.runner import execute
-from suite.storage import files, read
+from suite.settings.config import ExperimentConfig
+from suite.settings.grid import expand
+from suite.settings.resolver import Resolver
+from suite.store.storage import files, read
 from tests.suite.test_speed_runs import Brief
 from tests.suite.toy import TASKS
 

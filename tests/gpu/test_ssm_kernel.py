@@ -7,7 +7,7 @@ import torch
 
 from kernels.ssm_kernel import ssm_kernel
 from kernels.ssm_kernel import workloads as described
-from suite.accuracy import assert_close
+from suite.laws.accuracy import assert_close
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 TORCH = partial(ssm_kernel, backend="torch")

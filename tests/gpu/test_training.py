@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from models import MODELS
-from suite.config import ExperimentConfig
-from suite.grid import expand
-from suite.resolver import Resolver
-from suite.trainer import Trainer
+from suite.settings.config import ExperimentConfig
+from suite.settings.grid import expand
+from suite.settings.resolver import Resolver
+from suite.training.trainer import Trainer
 from tasks import TASKS
 from tests.suite.toy import make_run
 

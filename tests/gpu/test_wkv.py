@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.wkv import wkv, wkv_step
-from suite.accuracy import assert_close
+from suite.laws.accuracy import assert_close
 from tests.gpu.test_selective_scan import results, wide
 from tests.kernels.test_wkv import KEEP, make_inputs
 

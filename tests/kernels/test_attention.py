@@ -7,7 +7,7 @@ import torch
 
 from kernels.attention import attention, attention_reference
 from kernels.attention.triton.autograd import Tile, Tuning, attention_triton
-from suite.accuracy import assert_close, assert_matches_reference
+from suite.laws.accuracy import assert_close, assert_matches_reference
 
 B, H, K = 2, 3, 8
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -8,7 +8,7 @@ import torch
 from kernels.attention import attention_step
 from kernels.attention.reference import attention_reference, attention_step_reference
 from kernels.attention.triton.step import Tuning, attention_step_triton
-from suite.accuracy import assert_close, assert_matches_reference
+from suite.laws.accuracy import assert_close, assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -1,4 +1,4 @@
-"""Claims about the short causal convolution; the accuracy rule is that of `suite.accuracy`."""
+"""Claims about the short causal convolution; the accuracy rule is that of `suite.laws.accuracy`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.causal_conv1d.reference import causal_conv1d_reference
 from kernels.causal_conv1d.triton import causal_conv1d_triton
 from kernels.causal_conv1d.triton.plan import TUNING, Tuning
-from suite.accuracy import assert_close, assert_matches_reference
+from suite.laws.accuracy import assert_close, assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TORCH = partial(causal_conv1d, return_final_state=True, backend="torch")

@@ -5,7 +5,7 @@ import torch
 
 from kernels.embedding import embedding
 from kernels.embedding.reference import embedding_reference
-from suite.accuracy import assert_matches_reference
+from suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -1,4 +1,4 @@
-"""Claims about the long convolution; the accuracy rule is that of `suite.accuracy`."""
+"""Claims about the long convolution; the accuracy rule is that of `suite.laws.accuracy`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kernels.fft_conv.triton.few_taps import few_taps_gradient
 from kernels.fft_conv.triton.plan import TUNING, takes_long, takes_spectra
 from kernels.fft_conv.triton.taps_gradient import taps_gradient
 from kernels.transpose import time_last
-from suite.accuracy import assert_close, assert_matches_reference
+from suite.laws.accuracy import assert_close, assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TRITON = partial(fft_conv, backend="triton")

@@ -1,4 +1,4 @@
-"""Claims about the long convolution by transforms of whole sequences; the accuracy rule is that of `suite.accuracy`."""
+"""Claims about the long convolution by transforms of whole sequences, by the rule of `suite.laws.accuracy`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernels.fft_conv.triton.epilogue import Epilogue
 from kernels.fft_conv.triton.gates import Gated
 from kernels.fft_conv.triton.inner_stage import conv_long, conv_long_backward, long_taps
 from kernels.fft_conv.triton.plan import TUNING, has_kernels, takes_long
-from suite.accuracy import assert_close
+from suite.laws.accuracy import assert_close
 from tests.kernels.test_fft_conv_spectra import draw, exact_conv
 
 slow = partial(pytest.param, marks=pytest.mark.slow)

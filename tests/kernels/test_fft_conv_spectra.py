@@ -1,4 +1,4 @@
-"""Claims about the long convolution by spectra of blocks; the accuracy rule is that of `suite.accuracy`."""
+"""Claims about the long convolution by spectra of blocks; the accuracy rule is that of `suite.laws.accuracy`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernels.fft_conv.triton.gates import Gated
 from kernels.fft_conv.triton.plan import fits_spectra
 from kernels.fft_conv.triton.spectra import conv_spectra, taps_spectra
 from kernels.fft_conv.triton.tables import TableCache
-from suite.accuracy import assert_close, relative_error
+from suite.laws.accuracy import assert_close, relative_error
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,4 +1,4 @@
-"""Claims about forget gates; the accuracy rule is that of `suite.accuracy`."""
+"""Claims about forget gates; the accuracy rule is that of `suite.laws.accuracy`."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton")
 from kernels.forget_gate import forget_gate
 from kernels.forget_gate.reference import forget_gate_reference
-from suite.accuracy import assert_matches_reference
+from suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OPTIONS = {"plain": {}, "damped": {"damping": 16.0}, "first": {"layer": 1}, "last": {"layer": 4}}

@@ -14,7 +14,7 @@ from kernels.gated_linear_attention import (
     gated_linear_attention_reference,
     gated_linear_attention_step,
 )
-from suite.accuracy import assert_close, assert_matches_reference, relative_error
+from suite.laws.accuracy import assert_close, assert_matches_reference, relative_error
 from tests.kernels.gated import (
     DEVICE,
     in_chunks,

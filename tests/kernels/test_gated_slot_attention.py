@@ -15,7 +15,7 @@ from kernels.gated_slot_attention import (
     gated_slot_attention_reference,
     gated_slot_attention_step,
 )
-from suite.accuracy import assert_close, assert_matches_reference
+from suite.laws.accuracy import assert_close, assert_matches_reference
 from tests.kernels.gated import DEVICE, in_chunks, kept_launches_give_the_same, make_planner, scaled
 
 B, H, K, V, M = 2, 3, 8, 12, 5

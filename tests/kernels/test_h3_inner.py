@@ -8,7 +8,7 @@ import torch
 from kernels.h3_inner import h3_inner_step
 from kernels.h3_inner.reference import h3_inner_step_reference
 from kernels.h3_inner.workloads import KEEP, make_inputs, with_state
-from suite.accuracy import assert_close, assert_matches_reference
+from suite.laws.accuracy import assert_close, assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

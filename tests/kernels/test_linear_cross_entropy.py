@@ -1,4 +1,4 @@
-"""Claims about the readout with its cross entropy; the accuracy rule is that of `suite.accuracy`."""
+"""Claims about the readout with its cross entropy; the accuracy rule is that of `suite.laws.accuracy`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kernels.linear_cross_entropy.chunked import chunk_rows, linear_cross_entrop
 from kernels.linear_cross_entropy.padding import padded
 from kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
 from kernels.linear_cross_entropy.triton import Tuning, linear_cross_entropy_triton, softmax_gradient
-from suite.accuracy import assert_matches_reference
+from suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 slow = partial(pytest.param, marks=pytest.mark.slow)

@@ -1,4 +1,4 @@
-"""Claims about the time-invariant state space model in PyTorch; `suite.accuracy` has the accuracy rule."""
+"""Claims about the time-invariant state space model in PyTorch; `suite.laws.accuracy` has the accuracy rule."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernels.lti_ssm import _kernels_win, lti_ssm, lti_ssm_step
 from kernels.lti_ssm.chunked import lti_ssm_chunked
 from kernels.lti_ssm.reference import lti_ssm_reference
 from kernels.ssm_kernel import DISCRETIZATIONS, ssm_kernel
-from suite.accuracy import assert_matches_reference
+from suite.laws.accuracy import assert_matches_reference
 from tests.kernels.test_ssm_kernel import make_parameters
 
 LENGTHS = (1, 2, 63, 64, 65, pytest.param(500, marks=pytest.mark.slow))

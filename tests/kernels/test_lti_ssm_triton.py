@@ -15,7 +15,7 @@ from kernels.launch import KeptLaunch
 from kernels.layout import spec
 from kernels.lti_ssm import lti_ssm
 from kernels.lti_ssm.reference import lti_ssm_reference
-from suite.accuracy import assert_close, assert_matches_reference
+from suite.laws.accuracy import assert_close, assert_matches_reference
 from tests.kernels.test_lti_ssm import BATCH, PARAMETERS, STATE, make_inputs
 
 pytest.importorskip("triton")

@@ -1,4 +1,4 @@
-"""Claims about the norm; the accuracy rule is that of `suite.accuracy`."""
+"""Claims about the norm; the accuracy rule is that of `suite.laws.accuracy`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernels.norm import norm
 from kernels.norm.reference import norm_reference
 from kernels.norm.triton import norm_triton
 from kernels.norm.triton.plan import Tuning
-from suite.accuracy import assert_matches_reference
+from suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TORCH = partial(norm, backend="torch")

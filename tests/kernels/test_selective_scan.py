@@ -1,4 +1,4 @@
-"""Claims about the selective scan; the accuracy rule is that of `suite.accuracy`."""
+"""Claims about the selective scan; the accuracy rule is that of `suite.laws.accuracy`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from kernels.selective_scan import selective_scan, selective_scan_step
 from kernels.selective_scan.chunked import Schedule, selective_scan_chunked
 from kernels.selective_scan.reference import selective_scan_reference
-from suite.accuracy import assert_close, assert_matches_reference
+from suite.laws.accuracy import assert_close, assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LENGTHS = (1, 2, 63, 64, 65, 500)

@@ -7,7 +7,7 @@ import torch
 
 from kernels.selective_scan import selective_scan_step
 from kernels.selective_scan.reference import selective_scan_reference
-from suite.accuracy import assert_close, assert_matches_reference
+from suite.laws.accuracy import assert_close, assert_matches_reference
 from tests.kernels.test_selective_scan import DEVICE, WIDE, at_step, make_inputs, on_device, slow
 
 triton = pytest.importorskip("triton")

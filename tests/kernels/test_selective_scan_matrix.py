@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels.selective_scan.reference import selective_scan_reference
-from suite.accuracy import assert_matches_reference
+from suite.laws.accuracy import assert_matches_reference
 from tests.kernels import ptx
 from tests.kernels.test_selective_scan import WIDE, make_inputs, short_chunks
 

@@ -1,4 +1,4 @@
-"""Claims about the unfused scan, the baseline of Mamba's figure 8; the accuracy rule is that of `suite.accuracy`."""
+"""Claims about the unfused scan, the baseline of Mamba's figure 8, by the rule of `suite.laws.accuracy`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from kernels.selective_scan.unfused import scan, selective_scan_unfused
 from kernels.selective_scan.workloads import make_inputs, reference
-from suite.accuracy import assert_matches_reference
+from suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

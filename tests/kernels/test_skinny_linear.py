@@ -5,7 +5,7 @@ import torch
 
 from kernels.skinny_linear import MAX_ROWS, Norm, skinny_linear
 from kernels.skinny_linear.reference import skinny_linear_reference
-from suite.accuracy import assert_matches_reference
+from suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KEEP = ("norm_weight", "norm_bias", "bias", "residual")

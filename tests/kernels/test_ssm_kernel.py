@@ -11,7 +11,7 @@ import torch
 from kernels.ssm_kernel import DISCRETIZATIONS, ssm_kernel
 from kernels.ssm_kernel.discretize import expm1
 from kernels.ssm_kernel.reference import ssm_kernel_reference
-from suite.accuracy import assert_close, assert_matches_reference
+from suite.laws.accuracy import assert_close, assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TRITON = partial(ssm_kernel, backend="triton")

@@ -1,4 +1,4 @@
-"""Claims about the gated linear unit; the accuracy rule is that of `suite.accuracy`."""
+"""Claims about the gated linear unit; the accuracy rule is that of `suite.laws.accuracy`."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton")
 from kernels.swiglu import swiglu
 from kernels.swiglu.reference import swiglu_reference
-from suite.accuracy import assert_matches_reference
+from suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

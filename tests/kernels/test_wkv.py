@@ -1,4 +1,4 @@
-"""Claims about WKV; the accuracy rule is that of `suite.accuracy`."""
+"""Claims about WKV; the accuracy rule is that of `suite.laws.accuracy`."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ import torch
 from kernels.wkv import empty_state, wkv, wkv_step
 from kernels.wkv.chunked import wkv_chunked
 from kernels.wkv.reference import wkv_reference
-from suite.accuracy import assert_close, assert_matches_reference
+from suite.laws.accuracy import assert_close, assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KEEP = ("log_decay", "bonus", "initial_state")

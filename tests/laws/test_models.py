@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from models import MODELS
 from models.attention import Attention
 from models.blocks import LeftPadding, Mixer
-from suite import laws
-from suite.laws import LENGTH, SIGNAL, TOKENS, make_inputs, unroll
+from suite.laws import models as laws
+from suite.laws.models import LENGTH, SIGNAL, TOKENS, make_inputs, unroll
 from suite.state import tensors
 
 

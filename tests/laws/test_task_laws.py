@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from suite import task_laws
 from suite.contracts import IGNORE
+from suite.laws import tasks as task_laws
 from tasks.induction_heads import InductionHeads
 from tasks.selective_copying import SelectiveCopying
 

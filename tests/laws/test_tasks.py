@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from suite import task_laws
 from suite.contracts import IGNORE
-from suite.task_laws import split
+from suite.laws import tasks as task_laws
+from suite.laws.tasks import split
 from tasks import TASKS
 from tests.laws.instances import INSTANCES, STORED, instances
 from tests.laws.versions import empty_folder

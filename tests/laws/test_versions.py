@@ -11,7 +11,7 @@ from kernels import OPERATORS
 from kernels.versions import VERSIONS
 from models import MODELS
 from models.backbone import Backbone
-from suite.task_laws import digest, everything
+from suite.laws.tasks import digest, everything
 from tasks import TASKS
 from tests.laws import versions
 from tests.laws.calls import OPERATOR_CALLS, Draw, Network, build, logits_and_gradients, networks, run

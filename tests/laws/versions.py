@@ -43,7 +43,7 @@ from models import MODELS
 from models.backbone import BackboneConfig
 from models.linear_attention import LinearAttentionConfig
 from suite.contracts import IGNORE
-from suite.task_laws import digest, everything
+from suite.laws.tasks import digest, everything
 from tasks import TASKS
 from tests.laws.calls import (
     BACKBONE,

@@ -117,9 +117,9 @@ def test_attention_layers_that_cannot_be_are_refused(config, options, message):
 
 
 def test_a_grid_may_sweep_over_lists_of_layers_and_options_of_their_mixers():
-    from suite.config import ExperimentConfig
-    from suite.grid import expand
-    from suite.resolver import Resolver
+    from suite.settings.config import ExperimentConfig
+    from suite.settings.grid import expand
+    from suite.settings.resolver import Resolver
 
     baseline = {
         "task": {"name": next(iter(TASKS))},

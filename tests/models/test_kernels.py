@@ -11,8 +11,8 @@ from torch import Tensor
 from models import MODELS
 from models.backbone import Backbone
 from suite.contracts import TaskSpec
-from suite.learned_kernels import kernel_rows, rank_correlation, spaced
-from suite.train_config import KernelProbe
+from suite.training.config import KernelProbe
+from suite.training.learned_kernels import kernel_rows, rank_correlation, spaced
 
 LENGTH = 40
 OPTIONS = [

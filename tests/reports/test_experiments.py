@@ -17,10 +17,10 @@ from reports.render.claims import check_claims, read_claims
 from reports.render.plan import check_table, make_plan, read_expected
 from reports.render.rows import matches, same
 from run_suite import WORKLOADS
-from suite.config import find_experiments, load_experiment
-from suite.grid import expand, lookup, points
-from suite.resolver import Resolver
-from suite.storage import SCHEMA
+from suite.settings.config import find_experiments, load_experiment
+from suite.settings.grid import expand, lookup, points
+from suite.settings.resolver import Resolver
+from suite.store.storage import SCHEMA
 from tasks import TASKS
 from tasks.lra.image import CLASSES
 from tasks.lra.pathfinder import LEVEL

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from reports.render import grouped, render
-from suite.storage import SCHEMA
+from suite.store.storage import SCHEMA
 from tests.reports.test_render import grid, make_run
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from reports.render import history, render
-from suite import storage
 from suite.bench.cases import Case
 from suite.bench.compare import Comparison
 from suite.bench.run import Rows, Timing, Verdict
+from suite.store import storage
 
 CASE = Case("causal_conv1d", "triton", (("B", 8), ("T", 64), ("memory", "channel-first")), "bfloat16", True)
 PEER = Case("causal_conv1d", "causal-conv1d", CASE.shape, "bfloat16", True)

@@ -10,10 +10,10 @@ import pytest
 
 from reports.render import Report, build, render
 from reports.render.plots import draw
-from suite import storage
-from suite.config import ExperimentConfig
-from suite.parsing import parse
-from suite.report_spec import FigureSpec
+from suite.settings.config import ExperimentConfig
+from suite.settings.parsing import parse
+from suite.settings.report_spec import FigureSpec
+from suite.store import storage
 from tests.reports.test_render import PROVENANCE
 
 GRID = {

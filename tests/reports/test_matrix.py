@@ -15,9 +15,9 @@ from reports.render.latex import tex
 from reports.render.layout import document
 from reports.render.text import terminal
 from run_suite import REPOSITORY
-from suite import storage
-from suite.config import ExperimentConfig
-from suite.parsing import parse
+from suite.settings.config import ExperimentConfig
+from suite.settings.parsing import parse
+from suite.store import storage
 
 
 def committed(name: str) -> Document:

@@ -7,7 +7,7 @@ from reports.render import Board
 from reports.render.board import folder_of
 from reports.render.overview import counts_of, overview
 from run_suite import REPOSITORY
-from suite import storage
+from suite.store import storage
 
 
 @pytest.fixture(scope="module")

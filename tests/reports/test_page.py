@@ -15,8 +15,8 @@ from reports.render import Board, build, render
 from reports.render.board import health
 from reports.render.page import page, page_data
 from run_suite import REPOSITORY
-from suite import storage
 from suite.commands.planning import resolved_runs
+from suite.store import storage
 from tests.reports.browser import needs_browser, visited
 
 READER = """

@@ -15,11 +15,11 @@ from reports.render.overview import overview
 from reports.render.plan import read_expected
 from run_suite import REPOSITORY, WORKLOADS
 from suite.commands import main
-from suite.config import ExperimentConfig, find_experiments, load_experiment
-from suite.grid import expand, points
-from suite.parsing import parse
-from suite.resolver import Resolver
-from suite.storage import SCHEMA
+from suite.settings.config import ExperimentConfig, find_experiments, load_experiment
+from suite.settings.grid import expand, points
+from suite.settings.parsing import parse
+from suite.settings.resolver import Resolver
+from suite.store.storage import SCHEMA
 from tasks import TASKS
 
 HOME = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ import pytest
 
 from reports.render.quotes import quotes, unquoted, updated
 from reports.render.sources import CommittedRows, documents, quoted
-from suite.config import find_experiments
+from suite.settings.config import find_experiments
 
 HOME = Path(__file__).resolve().parents[2]
 SOURCE = CommittedRows(HOME / "results", find_experiments(HOME / "reports"))

@@ -12,11 +12,11 @@ import yaml
 from models import MODELS
 from reports.render import Report, build
 from reports.render.claims import tally
-from suite import storage
-from suite.config import ExperimentConfig, find_experiments, load_experiment
-from suite.grid import expand
-from suite.parsing import parse
-from suite.resolver import Resolver
+from suite.settings.config import ExperimentConfig, find_experiments, load_experiment
+from suite.settings.grid import expand
+from suite.settings.parsing import parse
+from suite.settings.resolver import Resolver
+from suite.store import storage
 from tasks import TASKS
 
 HOME = Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-"""The rules of a report, on stored rows written and read through `suite.storage`."""
+"""The rules of a report, on stored rows written and read through `suite.store.storage`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from reports.render.plots import draw
 from reports.render.rows import matches, same, slice_part
 from reports.render.sensitivity import Sensitivity
 from reports.render.units import amount, fixed
-from suite import storage
-from suite.config import ExperimentConfig
-from suite.parsing import parse
+from suite.settings.config import ExperimentConfig
+from suite.settings.parsing import parse
+from suite.store import storage
 
 GOLDEN = Path(__file__).parent / "golden"
 

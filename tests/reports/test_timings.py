@@ -9,8 +9,8 @@ import pytest
 from reports.render import build, render
 from reports.render.plots import draw
 from run_suite import REPOSITORY
-from suite import storage
-from suite.config import ExperimentConfig
+from suite.settings.config import ExperimentConfig
+from suite.store import storage
 
 LENGTHS = (512, 1024, 2048)
 GRID = {

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from suite.accuracy import assert_matches_reference
+from suite.laws.accuracy import assert_matches_reference
 
 
 def product(x, w):

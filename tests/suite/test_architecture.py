@@ -62,7 +62,7 @@ def test_only_the_resolver_and_the_commands_know_what_is_timed():
     """Everything else of the harness sees a run and its worker."""
     for path in (HOME / "suite").rglob("*.py"):
         name = str(path.relative_to(HOME / "suite"))
-        if not name.startswith(("bench/", "commands/")) and name != "resolver.py":
+        if not name.startswith(("bench/", "commands/")) and name != "settings/resolver.py":
             assert not {module for module in modules_imported(path) if module.startswith("suite.bench")}, name
 
 

@@ -19,12 +19,12 @@ from kernels import OPERATORS
 from kernels.causal_conv1d.workloads import WORKLOAD
 from kernels.workload import Implementation
 from run_suite import REPOSITORY
-from suite import storage
 from suite.bench import measure
 from suite.bench.base import tree_of
 from suite.bench.cases import Case, cases, label
 from suite.bench.run import time_cases
 from suite.bench.worker import ChildError, Worker
+from suite.store import storage
 from tests.suite import toy_operators
 
 HOME = Path(__file__).resolve().parents[2]

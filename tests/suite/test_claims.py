@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from suite.claims import Claims, claim_path, find_claims, read_claim
+from suite.store.claims import Claims, claim_path, find_claims, read_claim
 from tests.suite.toy import make_run
 
 
@@ -93,7 +93,7 @@ def test_a_claim_is_renewed_while_its_process_lives(tmp_path, run):
 def test_a_claim_of_a_killed_process_of_this_machine_is_taken_over_at_once(tmp_path, run):
     script = (
         "import os, sys; from pathlib import Path\n"
-        "from suite.claims import Claims; from tests.suite.toy import make_run\n"
+        "from suite.store.claims import Claims; from tests.suite.toy import make_run\n"
         "Claims(Path(sys.argv[1])).take(make_run()); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], env={**os.environ, "OMP_NUM_THREADS": "1"})

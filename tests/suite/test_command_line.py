@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from run_suite import REPOSITORY
-from suite import storage
+from suite.store import storage
 
 HOME = Path(__file__).resolve().parents[2]
 TRAIN = ("--set", "train.steps=60", "--set", "train.eval_every=20")

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from models import MODELS
-from suite import storage
-from suite.config import ExperimentConfig
-from suite.grid import expand
-from suite.resolver import Resolver
 from suite.runner import execute
-from suite.weights import load_model
+from suite.settings.config import ExperimentConfig
+from suite.settings.grid import expand
+from suite.settings.resolver import Resolver
+from suite.store import storage
+from suite.training.weights import load_model
 from tasks import TASKS
 
 pytest.importorskip("lm_eval", reason="`lm_eval` is not installed (extra `eval`)")

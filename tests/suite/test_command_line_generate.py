@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from models import MODELS
-from suite.config import ExperimentConfig
 from suite.generate import generate
-from suite.grid import expand
-from suite.resolver import Resolver
 from suite.runner import execute
-from suite.trainer import Trainer
-from suite.weights import load_model, save_weights
+from suite.settings.config import ExperimentConfig
+from suite.settings.grid import expand
+from suite.settings.resolver import Resolver
+from suite.training.trainer import Trainer
+from suite.training.weights import load_model, save_weights
 from tasks import TASKS
 
 CPU = torch.device("cpu")

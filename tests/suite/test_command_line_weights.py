@@ -10,8 +10,8 @@ import torch
 from models import MODELS
 from models.checkpoints import LAYOUTS, layout_of, load, unload
 from suite.contracts import TaskSpec
-from suite.resolver import Resolver
-from suite.weights import load_model
+from suite.settings.resolver import Resolver
+from suite.training.weights import load_model
 from tasks import TASKS
 
 safetensors = pytest.importorskip("safetensors.torch", reason="`safetensors` is not installed (extra `weights`)")

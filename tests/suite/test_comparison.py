@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from run_suite import REPOSITORY
-from suite import storage
-from suite.comparison import permutation_p
+from suite.store import storage
+from suite.store.comparison import permutation_p
 
 LOW, HIGH = [0.5, 0.52, 0.48, 0.51], [0.9, 0.88, 0.91, 0.93]
 

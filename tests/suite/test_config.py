@@ -7,10 +7,10 @@ from typing import ClassVar
 import pytest
 
 from models import MODELS
-from suite.config import ExperimentConfig, load_experiment
-from suite.grid import expand, lookup
-from suite.parsing import parse, seeds_in
-from suite.train_config import TrainConfig
+from suite.settings.config import ExperimentConfig, load_experiment
+from suite.settings.grid import expand, lookup
+from suite.settings.parsing import parse, seeds_in
+from suite.training.config import TrainConfig
 from tests.suite.toy import RESOLVER, ToyConfig, make_run
 
 GRID = {

@@ -9,7 +9,7 @@ import yaml
 
 from run_suite import HOME
 from suite.commands import app
-from suite.config import find_experiments
+from suite.settings.config import find_experiments
 from tests.reports.test_readme import documents
 
 GROUP = typer.main.get_command(app)

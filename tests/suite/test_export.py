@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from suite import storage
+from suite.store import storage
 
 VALUES = [0.1, 1 / 3, 1e-300, 12345678901234567.0]
 

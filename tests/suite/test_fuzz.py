@@ -21,19 +21,19 @@ from hypothesis import strategies as st
 from models import MODELS
 from reports import render
 from run_suite import HOME
-from suite import storage
 from suite.bench.config import BenchConfig, SpeedConfig
-from suite.claims import read_claim
-from suite.config import ExperimentConfig, load_experiment
 from suite.contracts import TaskSpec
-from suite.grid import expand
-from suite.parsing import parse
-from suite.report_spec import FigureSpec, Select, Source, TableSpec
-from suite.resolver import Resolver
 from suite.runner import execute
-from suite.strict import wanted_by
-from suite.train_config import EarlyStop, KernelProbe, Stage, TrainConfig
-from suite.weights import load_model, save_weights
+from suite.settings.config import ExperimentConfig, load_experiment
+from suite.settings.grid import expand
+from suite.settings.parsing import parse
+from suite.settings.report_spec import FigureSpec, Select, Source, TableSpec
+from suite.settings.resolver import Resolver
+from suite.settings.strict import wanted_by
+from suite.store import storage
+from suite.store.claims import read_claim
+from suite.training.config import EarlyStop, KernelProbe, Stage, TrainConfig
+from suite.training.weights import load_model, save_weights
 from tasks import TASKS
 from tasks.data.unpack import unpack
 from tests.suite.toy import RESOLVER, make_run

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from models import MODELS
-from suite.config import ExperimentConfig
 from suite.contracts import TaskSpec
-from suite.grid import expand
 from suite.runner import execute, missing_bases
-from suite.weights import take_weights
+from suite.settings.config import ExperimentConfig
+from suite.settings.grid import expand
+from suite.training.weights import take_weights
 from tests.suite.toy import RESOLVER
 
 CPU = torch.device("cpu")

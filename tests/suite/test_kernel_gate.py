@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 import suite.bench.run
-from suite import storage
 from suite.bench.base import HOME, Base, base_of
 from suite.bench.run import Verdict
+from suite.store import storage
 
 pytest.importorskip("triton")
 

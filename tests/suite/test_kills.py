@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from suite import storage
-from suite.claims import find_claims
 from suite.executors.contract import Settings, choose
 from suite.executors.local import run_all
+from suite.store import storage
+from suite.store.claims import find_claims
 from tests.suite.test_workers import Recording, values
 from tests.suite.toy import make_run
 

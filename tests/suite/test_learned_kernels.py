@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from models import MODELS
-from suite import storage
-from suite.config import ExperimentConfig
-from suite.grid import expand
-from suite.resolver import Resolver
 from suite.runner import execute
-from suite.trainer import Trainer
+from suite.settings.config import ExperimentConfig
+from suite.settings.grid import expand
+from suite.settings.resolver import Resolver
+from suite.store import storage
+from suite.training.trainer import Trainer
 from tests.suite.toy import TASKS
 
 CPU = torch.device("cpu")

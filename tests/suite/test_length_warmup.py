@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from models import MODELS
-from suite.config import ExperimentConfig
-from suite.data import FreshOrder, StagedOrder
-from suite.grid import expand
 from suite.registry import Entry, Registry
-from suite.resolver import Resolver
-from suite.trainer import Trainer
+from suite.settings.config import ExperimentConfig
+from suite.settings.grid import expand
+from suite.settings.resolver import Resolver
+from suite.training.data import FreshOrder, StagedOrder
+from suite.training.trainer import Trainer
 from tests.suite.toy import TASKS as TOYS
 from tests.suite.toy import Parity
 
@@ -197,8 +197,8 @@ def test_a_schedule_in_epochs_goes_with_no_stages():
 
 
 def test_a_task_whose_rows_have_one_length_has_no_stages():
-    from suite.train_config import Stage, TrainConfig
-    from suite.training_run import stage_of
+    from suite.training.config import Stage, TrainConfig
+    from suite.training.run import stage_of
     from tasks.lra.image import LRAImage
 
     with pytest.raises(ValueError, match="no option `length`; leave the stages out"):

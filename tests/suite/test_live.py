@@ -8,9 +8,10 @@ import types
 import pytest
 import torch
 
-from suite import live, storage
 from suite.runner import execute
 from suite.runs import Progress
+from suite.store import storage
+from suite.training import live
 from tests.suite.toy import make_run
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from run_suite import load, results, run
-from suite import storage
+from suite.store import storage
 
 HOME = Path(__file__).resolve().parents[2]
 FEW = {"train.steps": 2, "train.eval_every": 2, "train.batch_size": 4, "task.num_train": 8, "task.num_test": 8}

@@ -10,14 +10,14 @@ import yaml
 from pydantic import Field, ValidationError
 
 from models import MODELS
-from suite import parsing
 from suite.bench.config import BenchConfig, SpeedConfig
-from suite.config import ExperimentConfig, load_experiment
 from suite.contracts import Config
-from suite.grid import expand
-from suite.parsing import assignment, parse, read_yaml
-from suite.strict import wanted_by
-from suite.train_config import TrainConfig
+from suite.settings import parsing
+from suite.settings.config import ExperimentConfig, load_experiment
+from suite.settings.grid import expand
+from suite.settings.parsing import assignment, parse, read_yaml
+from suite.settings.strict import wanted_by
+from suite.training.config import TrainConfig
 from tasks import TASKS
 from tests.suite.toy import RESOLVER, make_run
 

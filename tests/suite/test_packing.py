@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from suite import storage
 from suite.executors import packing
 from suite.executors.local import run_all
 from suite.executors.packing import MOST, Load, Room, multi_process_service
+from suite.store import storage
 from tests.suite.test_workers import Recording, ending
 from tests.suite.toy import make_run
 

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from suite import checkpoints, parallel, storage
 from suite.contracts import IGNORE, Batch
 from suite.executors.local import run_all
 from suite.executors.team import Team, _member, give
-from suite.parallel import Group
 from suite.runner import execute
 from suite.runs import RunEnded
-from suite.trainer import Trainer
+from suite.store import storage
+from suite.training import checkpoints, parallel
+from suite.training.parallel import Group
+from suite.training.trainer import Trainer
 from tests.suite.test_trainer import numbers, train
 from tests.suite.test_workers import Recording, ending, values
 from tests.suite.toy import make_run

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from run_suite import REPOSITORY
-from suite import storage
-from suite.config import ExperimentConfig, name_plugins
 from suite.plugins import load_plugin
+from suite.settings.config import ExperimentConfig, name_plugins
+from suite.store import storage
 
 HOME = Path(__file__).resolve().parents[2]
 EXAMPLE = HOME / "examples" / "my_mixer.py"

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from suite import storage
-from suite.claims import Claims, claim_path
 from suite.executors.local import OutOfTimeError, run_all
 from suite.executors.queue import RunQueue
 from suite.runner import Finished
+from suite.store import storage
+from suite.store.claims import Claims, claim_path
 from tests.suite.test_workers import Recording, ending
 from tests.suite.toy import make_run
 

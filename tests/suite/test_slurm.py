@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from suite.claims import find_claims
 from suite.executors.contract import LeftRunningError, Settings, choose
 from suite.executors.local import run_all
 from suite.executors.slurm import collect
-from suite.jobs import find_jobs, states
-from suite.status import standings
+from suite.store.claims import find_claims
+from suite.store.jobs import find_jobs, states
+from suite.store.status import standings
 from tests.suite.one_node_slurm import missing, one_node_slurm
 from tests.suite.test_workers import Recording, ending, values
 from tests.suite.toy import make_run

@@ -11,15 +11,15 @@ import torch
 
 from models import MODELS
 from reports.render import build, render
-from suite import storage
 from suite.bench import models as timed
 from suite.bench.config import SpeedConfig, SpeedRun
 from suite.bench.generation import build_for_inference
-from suite.config import ExperimentConfig
-from suite.grid import expand
-from suite.resolver import Resolver
 from suite.runner import execute, plan
 from suite.runs import never
+from suite.settings.config import ExperimentConfig
+from suite.settings.grid import expand
+from suite.settings.resolver import Resolver
+from suite.store import storage
 from tests.suite.toy import TASKS
 
 CPU = torch.device("cpu")

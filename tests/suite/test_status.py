@@ -5,11 +5,11 @@ import re
 import pytest
 import torch
 
-from suite import storage
-from suite.claims import Claims, claim_path
 from suite.executors.contract import PACKAGES
 from suite.runner import execute
-from suite.status import standings, summary
+from suite.store import storage
+from suite.store.claims import Claims, claim_path
+from suite.store.status import standings, summary
 from tests.suite.toy import make_run
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from run_suite import HOME
-from suite import storage
+from suite.store import storage
 
 ROW = {"run_id": "ab", "experiment": "e", "scale": "paper", "metric": "run", "status": "ok", "seed": 3}
 

@@ -7,12 +7,12 @@ import time
 import pytest
 import torch
 
-from suite import storage
-from suite.claims import Claims, find_claims
 from suite.executors.local import OutOfTimeError, run_all
 from suite.runner import ENDED, execute, plan
-from suite.status import standings
-from suite.target import create, probe, stamp, target, time_at
+from suite.store import storage
+from suite.store.claims import Claims, find_claims
+from suite.store.status import standings
+from suite.store.target import create, probe, stamp, target, time_at
 from tests.suite.test_workers import Recording, values
 from tests.suite.toy import make_run
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from models import MODELS
-from suite import storage
-from suite.config import ExperimentConfig
 from suite.executors.local import run_all
-from suite.grid import expand
-from suite.resolver import Resolver
 from suite.runner import execute
+from suite.settings.config import ExperimentConfig
+from suite.settings.grid import expand
+from suite.settings.resolver import Resolver
+from suite.store import storage
 from tests.suite.toy import TASKS, make_run
 
 CPU = torch.device("cpu")

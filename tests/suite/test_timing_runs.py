@@ -10,14 +10,14 @@ import torch
 import yaml
 
 from run_suite import REPOSITORY
-from suite import storage
 from suite.bench.config import TimingRun
 from suite.bench.series import OperatorTimer
-from suite.config import ExperimentConfig
-from suite.grid import expand
-from suite.resolver import Resolver
 from suite.runner import execute, plan
 from suite.runs import never
+from suite.settings.config import ExperimentConfig
+from suite.settings.grid import expand
+from suite.settings.resolver import Resolver
+from suite.store import storage
 from tests.suite.toy import MODELS, TASKS
 from tests.suite.toy_operators import BIG, OPERATORS, SUM
 

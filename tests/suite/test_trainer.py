@@ -6,12 +6,13 @@ import math
 import pytest
 import torch
 
-from suite import storage, trainer
-from suite.data import FiniteOrder, FreshOrder, HostOrder, digest, finite_order
 from suite.runner import execute, outdated, plan
 from suite.runs import RunEnded
-from suite.schedule import Plateau, lr_factor
-from suite.train_config import TrainConfig
+from suite.store import storage
+from suite.training import trainer
+from suite.training.config import TrainConfig
+from suite.training.data import FiniteOrder, FreshOrder, HostOrder, digest, finite_order
+from suite.training.schedule import Plateau, lr_factor
 from tests.suite.toy import Parity, make_run
 
 CPU = torch.device("cpu")

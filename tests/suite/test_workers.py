@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from suite import storage
-from suite.claims import Claims
 from suite.executors.local import OutOfTimeError, run_all
 from suite.executors.queue import RunQueue
 from suite.executors.workers import _Worker, run_in_workers
+from suite.store import storage
+from suite.store.claims import Claims
 from tests.suite.toy import make_run
 
 CPU = torch.device("cpu")

@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.config import ExperimentConfig
 from suite.contracts import IGNORE, Config, ParamGroup, Segment, TaskSpec
-from suite.grid import expand
-from suite.parallel import current
 from suite.registry import Entry, Registry
-from suite.resolver import Resolver
 from suite.rng import numpy_generator
-from suite.training_run import TrainingRun
+from suite.settings.config import ExperimentConfig
+from suite.settings.grid import expand
+from suite.settings.resolver import Resolver
+from suite.training.parallel import current
+from suite.training.run import TrainingRun
 
 
 class Parity(Config):

@@ -179,10 +179,10 @@ def test_the_real_piano_loads_at_two_lengths_of_table_14(shared):
 @pytest.mark.slow
 def test_a_run_reports_bits_a_sample(folder):
     from models import MODELS
-    from suite.config import ExperimentConfig
-    from suite.grid import expand
-    from suite.resolver import Resolver
-    from suite.trainer import Trainer
+    from suite.settings.config import ExperimentConfig
+    from suite.settings.grid import expand
+    from suite.settings.resolver import Resolver
+    from suite.training.trainer import Trainer
     from tasks import TASKS
 
     for i in range(20):

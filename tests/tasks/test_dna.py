@@ -270,10 +270,10 @@ def test_without_pyfaidx_the_extra_is_named(folder, monkeypatch):
 
 def test_a_run_reports_bits_and_perplexity_a_base(folder):
     from models import MODELS
-    from suite.config import ExperimentConfig
-    from suite.grid import expand
-    from suite.resolver import Resolver
-    from suite.trainer import Trainer
+    from suite.settings.config import ExperimentConfig
+    from suite.settings.grid import expand
+    from suite.settings.resolver import Resolver
+    from suite.training.trainer import Trainer
     from tasks import TASKS
 
     write_fasta(folder / "genome.fa", {"chr1": "AACGT" * 200, "chr2": "AACGT" * 80})
@@ -452,10 +452,10 @@ def test_epochs_of_a_warm_up_in_length_are_those_of_the_sources(folder, rule, st
     """With a fixed number of tokens per batch, an epoch of Mamba has the same number of steps at every length, while an
     epoch of HyenaDNA has more steps at greater lengths."""
     from models import MODELS
-    from suite.config import ExperimentConfig
-    from suite.grid import expand
-    from suite.resolver import Resolver
-    from suite.trainer import Trainer
+    from suite.settings.config import ExperimentConfig
+    from suite.settings.grid import expand
+    from suite.settings.resolver import Resolver
+    from suite.training.trainer import Trainer
     from tasks import TASKS
 
     config = ExperimentConfig(

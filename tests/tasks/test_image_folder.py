@@ -93,10 +93,10 @@ def test_a_run_trains_on_a_folder_and_is_known_by_its_content(folder):
     import torch
 
     from models import MODELS
-    from suite.config import ExperimentConfig
-    from suite.grid import expand
-    from suite.resolver import Resolver
-    from suite.trainer import Trainer
+    from suite.settings.config import ExperimentConfig
+    from suite.settings.grid import expand
+    from suite.settings.resolver import Resolver
+    from suite.training.trainer import Trainer
     from tasks import TASKS
 
     config = ExperimentConfig(

@@ -247,10 +247,10 @@ def test_a_text_too_small_for_the_vocabulary_is_an_error(folder):
 
 def test_a_run_reports_perplexity_of_validation_and_test(folder):
     from models import MODELS
-    from suite.config import ExperimentConfig
-    from suite.grid import expand
-    from suite.resolver import Resolver
-    from suite.trainer import Trainer
+    from suite.settings.config import ExperimentConfig
+    from suite.settings.grid import expand
+    from suite.settings.resolver import Resolver
+    from suite.training.trainer import Trainer
     from tasks import TASKS
 
     config = ExperimentConfig(

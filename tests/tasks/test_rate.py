@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import run_suite
-from suite import storage
 from suite.contracts import Batch
-from suite.data import FreshOrder
+from suite.store import storage
+from suite.training.data import FreshOrder
 from tasks.associative_recall import AssociativeRecall
 from tasks.data.rate import Feed, feed, measure
 from tests.suite.toy import Parity

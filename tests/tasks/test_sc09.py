@@ -209,10 +209,10 @@ def test_levels_survive_the_way_to_the_judge():
 )
 def test_a_run_generates_and_reports_what_the_judge_says(folder, model, status):
     from models import MODELS
-    from suite.config import ExperimentConfig
-    from suite.grid import expand
-    from suite.resolver import Resolver
-    from suite.trainer import Trainer
+    from suite.settings.config import ExperimentConfig
+    from suite.settings.grid import expand
+    from suite.settings.resolver import Resolver
+    from suite.training.trainer import Trainer
     from tasks import TASKS
 
     config = ExperimentConfig(

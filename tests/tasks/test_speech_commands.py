@@ -344,10 +344,10 @@ def test_half_rate_adds_every_second_sample_of_test_and_nothing_else(official):
 @pytest.mark.parametrize(("model", "scale"), [("dss-exp", 2), ("mamba", 1)])
 def test_a_run_reports_both_rates_and_whether_its_steps_followed(official, model, scale):
     from models import MODELS
-    from suite.config import ExperimentConfig
-    from suite.grid import expand
-    from suite.resolver import Resolver
-    from suite.trainer import Trainer
+    from suite.settings.config import ExperimentConfig
+    from suite.settings.grid import expand
+    from suite.settings.resolver import Resolver
+    from suite.training.trainer import Trainer
     from tasks import TASKS
 
     config = ExperimentConfig(

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from suite.schedule import Plateau
-from suite.train_config import TrainConfig
+from suite.training.config import TrainConfig
+from suite.training.schedule import Plateau
 
 
 class Selection:

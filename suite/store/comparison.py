@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from suite.noise import error_of_median, limit
+from suite.store.noise import error_of_median, limit
 
 ALPHA = 0.05
 MOST_SPLITS = 50_000
@@ -88,7 +88,7 @@ FACTS = ("commit", "device", "torch", "triton", "threads", "task_version", "mode
 
 
 def collect(rows: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]], *, every_metric: bool) -> Rows:
-    """The measurements of stored rows (`suite.rows.Selection.rows`).
+    """The measurements of stored rows (`suite.store.rows.Selection.rows`).
 
     every_metric: take all metrics that the rows have, not only the qualities of the test split and SPEEDS.
     """

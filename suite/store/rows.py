@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import pyarrow as pa
 
-from suite import storage
-from suite.grid import Filters, iter_keys, lookup
 from suite.registry import nearest
+from suite.settings.grid import Filters, iter_keys, lookup
+from suite.store import storage
 
 if TYPE_CHECKING:
     import pandas as pd

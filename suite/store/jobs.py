@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from suite import storage
 from suite.runs import Run
-from suite.target import replacing, stamp
+from suite.store import storage
+from suite.store.target import replacing, stamp
 
 LATE_S = 60.0
 """Seconds for which a shared file system may hide rows that a job has just written."""

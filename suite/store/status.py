@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite import storage
-from suite.claims import Claim, find_claims
-from suite.jobs import Job, find_jobs, states
 from suite.runs import Run
+from suite.store import storage
+from suite.store.claims import Claim, find_claims
+from suite.store.jobs import Job, find_jobs, states
 
 ORDER = ("running", "queued", "ok", "diverged", "oom", "failed", "n/a", "interrupted", "to do", "no data")
 

@@ -21,10 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suite import checkpoints, measure, parallel
-from suite.capture import BatchGraphs, record
 from suite.contracts import Batch, Generating, Model, Segment, Task
-from suite.data import (
+from suite.generate import generate
+from suite.rng import torch_seed
+from suite.runs import Outcome, Progress, Report, RunEnded, Stop, never
+from suite.training import checkpoints, measure, parallel
+from suite.training.capture import BatchGraphs, record
+from suite.training.config import Stage
+from suite.training.data import (
     FreshOrder,
     Order,
     StagedOrder,
@@ -35,18 +39,14 @@ from suite.data import (
     take,
     to_device,
 )
-from suite.generate import generate
-from suite.learned_kernels import kernel_rows
-from suite.numerics import autocast, numerics
-from suite.readout import logits_by_rows, mean_loss
-from suite.rng import torch_seed
-from suite.runs import Outcome, Progress, Report, RunEnded, Stop, never
-from suite.schedule import lr_factor
-from suite.scores import UNITS, Metrics, Scores, add_rows
-from suite.selection import Selection
-from suite.train_config import Stage
-from suite.training_run import TrainingRun, epoch_rows, stage_of
-from suite.weights import take_weights
+from suite.training.learned_kernels import kernel_rows
+from suite.training.numerics import autocast, numerics
+from suite.training.readout import logits_by_rows, mean_loss
+from suite.training.run import TrainingRun, epoch_rows, stage_of
+from suite.training.schedule import lr_factor
+from suite.training.scores import UNITS, Metrics, Scores, add_rows
+from suite.training.selection import Selection
+from suite.training.weights import take_weights
 
 REPORT_EVERY_S = 0.5
 CHECKPOINT_EVERY_S = 60.0

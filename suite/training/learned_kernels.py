@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from suite.contracts import Convolution, HasStepSizes, StateSpace
-from suite.train_config import KernelProbe
+from suite.training.config import KernelProbe
 
 EIGENVALUES = 256
 """Largest number of recorded eigenvalues of a filter; of more, evenly spaced ones are kept."""

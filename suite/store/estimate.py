@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from suite import storage
 from suite.runs import Run
+from suite.store import storage
 
 Key = tuple[str, ...]
 

@@ -24,7 +24,7 @@ from typing import IO, Any, Protocol
 
 from suite.registry import nearest
 from suite.runs import Progress, Run
-from suite.target import is_remote, make_folder, replacing
+from suite.store.target import is_remote, make_folder, replacing
 
 SINKS = ("tensorboard", "wandb")
 """Viewers that get the metrics, too; the name of each is that of its package and of the extra that installs it."""

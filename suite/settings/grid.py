@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from suite.config import ExperimentConfig, check_sections
-from suite.parsing import assignments
 from suite.registry import nearest
-from suite.resolver import Resolver
 from suite.runs import Run
-from suite.training_run import TrainingRun
+from suite.settings.config import ExperimentConfig, check_sections
+from suite.settings.parsing import assignments
+from suite.settings.resolver import Resolver
+from suite.training.run import TrainingRun
 
 Point = dict[str, Any]
 """Dotted keys (`train.lr`) and the values that the grid gives them."""

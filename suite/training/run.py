@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.contracts import Config, EndlessEpochs, ModelConfig, Resizable, Task
-from suite.parsing import parse
 from suite.runs import Report, Run, Stop, Worker, never, with_plugins
-from suite.train_config import Stage, TrainConfig
+from suite.settings.parsing import parse
+from suite.training.config import Stage, TrainConfig
 
 if TYPE_CHECKING:
     import torch
@@ -97,7 +97,7 @@ class TrainingRun(Run):
     def worker(
         self, device: torch.device, *, checkpoint: Path | None = None, report: Report | None = None, stop: Stop = never
     ) -> Worker:
-        from suite.trainer import Trainer
+        from suite.training.trainer import Trainer
 
         start = self.start
         if self.base is not None and checkpoint is not None:

@@ -45,7 +45,7 @@ class Stage(Config):
 class KernelProbe(Config):
     """Options for recording the filters of a model's convolutions, before the first step and after the last one.
 
-    Recording does not change the training. `suite/learned_kernels.py` defines every row.
+    Recording does not change the training. `suite/training/learned_kernels.py` defines every row.
     """
 
     lags: Size = 1024

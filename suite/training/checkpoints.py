@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from suite.contracts import Model
-from suite.parallel import Group, is_shard, joined, local
-from suite.target import readable, replacing
+from suite.store.target import readable, replacing
+from suite.training.parallel import Group, is_shard, joined, local
 
 
 def shard_folder(path: Path) -> Path:

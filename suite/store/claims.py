@@ -34,7 +34,7 @@ from types import TracebackType
 from typing import Any
 
 from suite.runs import Run
-from suite.target import create, is_remote, make_folder, renew, replacing, time_at
+from suite.store.target import create, is_remote, make_folder, renew, replacing, time_at
 
 EXPIRY_S = 180.0
 """A shared file system may show a renewal a minute late."""

@@ -22,7 +22,7 @@ or times models on random inputs (sections model and speed):
       model: {name: gsa, d_model: 2048}
       speed: {measure: train, lengths: [2048], tokens: 16384}
 
-`suite.grid` expands it into runs.
+`suite.settings.grid` expands it into runs.
 
 A scale that cannot run here (data that nobody may pass on, more than a few days of a GPU) is stated with its reason:
 
@@ -44,9 +44,9 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_
 
 from suite.bounds import Seed
 from suite.contracts import Config
-from suite.parsing import parse, read_yaml, shortened
 from suite.registry import nearest
-from suite.report_spec import FigureSpec, Select, Source, TableSpec
+from suite.settings.parsing import parse, read_yaml, shortened
+from suite.settings.report_spec import FigureSpec, Select, Source, TableSpec
 
 SECTIONS = ("task", "model", "train")
 """Sections of a grid that trains."""

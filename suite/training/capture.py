@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from suite.contracts import Batch, Segment
-from suite.data import take
+from suite.training.data import take
 
 WARMUPS = 2
 

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from suite.bench.config import BenchConfig, SpeedConfig, SpeedRun, TimingRun
 from suite.contracts import MissingDataError, ModelConfig, Task, TaskSpec
-from suite.parsing import located, parse
 from suite.registry import Entry, Registry, nearest
 from suite.runs import Run
-from suite.train_config import TrainConfig
-from suite.training_run import NO_DATA, TrainingRun, earlier, epoch_rows, stage_of
+from suite.settings.parsing import located, parse
+from suite.training.config import TrainConfig
+from suite.training.run import NO_DATA, TrainingRun, earlier, epoch_rows, stage_of
 
 
 def _plugins(**entries: Entry) -> dict[str, str]:
@@ -109,7 +109,7 @@ class Resolver:
         where = f"{where}: train.init_from"
         given = run.train.init_from
         if isinstance(given, str):
-            from suite.weights import find_weights, mark
+            from suite.training.weights import find_weights, mark
 
             start = located(where, lambda: find_weights(given, self.roots))
             return replace(run, train=run.train.model_copy(update={"init_from": mark(start)}), start=start)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from suite.contracts import Config, Model, ModelConfig, Task
-from suite.resolver import Resolver
 from suite.runs import Run
-from suite.target import readable, replacing
+from suite.settings.resolver import Resolver
+from suite.store.target import readable, replacing
 
 ENDINGS = (".weights", ".checkpoint")
 """Files that hold weights: those of a run that ended (`run --keep-weights`), and of one that was interrupted."""

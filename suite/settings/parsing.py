@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from suite.contracts import Config
 from suite.registry import nearest
-from suite.strict import check_finite
+from suite.settings.strict import check_finite
 
 C = TypeVar("C", bound=Config)
 MOST_SEEDS = 100_000

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from suite.target import is_remote, readable, replacing
+from suite.store.target import is_remote, readable, replacing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,7 +87,7 @@ def checkpoint_path(root: Path, experiment: str, scale: str, run_id: str) -> Pat
 
 
 def log_path(root: Path, experiment: str, scale: str, run_id: str) -> Path:
-    """Path of the metrics that a run writes while it trains (`suite.live`)."""
+    """Path of the metrics that a run writes while it trains (`suite.training.live`)."""
     return root / experiment / scale / f"{run_id}.jsonl"
 
 

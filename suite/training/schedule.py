@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from suite.train_config import TrainConfig
+from suite.training.config import TrainConfig
 
 
 def lr_factor(train: TrainConfig, step: int, total_steps: int, epoch_steps: int) -> float:

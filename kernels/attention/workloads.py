@@ -38,8 +38,7 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
 
 
 def short(shape: Shape) -> Shape:
-    """At most 90 steps: at 130, PyTorch's own float32 kernel for CPUs loses more digits than the rule grants."""
-    return {**shape, "B": min(2, int(shape["B"])), "T": min(90, int(shape["T"])), "H": min(2, int(shape["H"]))}
+    return {**shape, "B": min(2, int(shape["B"])), "T": min(130, int(shape["T"])), "H": min(2, int(shape["H"]))}
 
 
 def load_flash() -> Callable[..., Tensor]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from suite.laws.accuracy import assert_matches_reference
+from suite.laws.accuracy import assert_matches_reference, relative_error
 
 
 def product(x, w):
@@ -52,3 +52,14 @@ def test_one_wrong_element_in_bfloat16_fails(inputs):
 def test_tiny_test_data_are_refused(inputs):
     with pytest.raises(AssertionError, match="order one"):
         assert_matches_reference(product, product, {"x": inputs["x"] * 1e-4, "w": inputs["w"]})
+
+
+def test_an_element_is_judged_by_its_own_size_only_where_that_is_above_the_mean():
+    exact = torch.tensor([30.0, *[1.0] * 99], dtype=torch.float64)
+    scale = exact.square().mean().sqrt().item()
+    off = exact.clone()
+    off[0] += 3.0
+    assert relative_error(off, exact)[1] == pytest.approx(0.1)
+    off = exact.clone()
+    off[5] += 0.1
+    assert relative_error(off, exact)[1] == pytest.approx(0.1 / scale)

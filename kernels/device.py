@@ -36,12 +36,14 @@ def float32_products() -> str:
     return "tf32x3" if interpreted() or _is_nvidia(triton.runtime.driver.active) else "ieee"
 
 
-@functools.cache
 def num_processors(device: torch.device) -> int:
     """Number of multiprocessors of the GPU that Triton launches on; 1 for CPU tensors."""
-    if device.type == "cpu":
-        return 1
-    driver = triton.runtime.driver.active
+    return 1 if device.type == "cpu" else _num_processors(triton.runtime.driver.active, device)
+
+
+@functools.cache
+def _num_processors(driver: Any, device: torch.device) -> int:
+    # the driver is part of the key because `suite.bench.compile` describes several GPUs in one process
     return driver.utils.get_device_properties(driver.get_current_device())["multiprocessor_count"]
 
 

@@ -35,7 +35,7 @@ from tasks import TASKS
 if TYPE_CHECKING:
     from kernels.workload import Workload
     from models.backbone import Backbone, BackboneConfig
-    from models.blocks import Mixer
+    from models.parts.mixer import Mixer
     from suite import contracts
     from suite.bench import contracts as bench_contracts
     from tasks.base import TaskBase

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from models.backbone import BackboneConfig
-from models.blocks import Mixer
+from models.parts.mixer import Mixer
 
 
 class MyMixer(Mixer):

@@ -24,15 +24,12 @@ from torch import Tensor, nn
 
 from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
 from models.backbone import BackboneConfig, require_divides
-from models.blocks import (
-    ChannelMixerKind,
-    LeftPadding,
-    Mixer,
-    NormKind,
-    ResidualLinear,
-    at_least_float32,
-    blank,
-)
+from models.parts.casts import at_least_float32
+from models.parts.channel import ChannelMixerKind
+from models.parts.linear import ResidualLinear
+from models.parts.mixer import Mixer
+from models.parts.norms import NormKind
+from models.parts.time_axis import LeftPadding, blank
 from suite.bounds import Epsilon, Ratio, Width
 from suite.contracts import TaskSpec
 

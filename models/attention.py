@@ -18,16 +18,11 @@ from torch import Tensor, nn
 
 from kernels.attention import attention, attention_step
 from models.backbone import BackboneConfig, require_divides
-from models.blocks import (
-    LeftPadding,
-    Mixer,
-    ResidualLinear,
-    Rotary,
-    positions_seen,
-    step_linear,
-    take_positions,
-)
-from models.linear import Linear, linear, unbind
+from models.parts.linear import Linear, ResidualLinear, linear, unbind
+from models.parts.mixer import Mixer
+from models.parts.positions import Rotary
+from models.parts.step import step_linear
+from models.parts.time_axis import LeftPadding, positions_seen, take_positions
 from suite.bounds import Fraction, Width
 from suite.contracts import TaskSpec
 

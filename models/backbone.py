@@ -22,28 +22,16 @@ from torch import Tensor, nn
 
 from kernels.embedding import embedding
 from kernels.linear_cross_entropy import aligned_linear, linear_cross_entropy
-from models.blocks import (
-    NORM_MODULES,
-    BaseConv,
-    ChannelMixer,
-    ChannelMixerKind,
-    LeftPadding,
-    Mixer,
-    NormKind,
-    Rescalable,
-    ResidualLinear,
-    ShortConv,
-    add_norm,
-    blank,
-    make_channel_mixer,
-    make_norm,
-    positions_seen,
-    sinusoidal_table,
-    step_linear,
-    take_positions,
-)
-from models.casts import autocast_dtype, cast_once
-from models.recompute import Recompute, recomputed_layer
+from models.parts.casts import autocast_dtype, cast_once
+from models.parts.channel import ChannelMixer, ChannelMixerKind, make_channel_mixer
+from models.parts.linear import ResidualLinear
+from models.parts.mixer import Mixer, Rescalable
+from models.parts.norms import NORM_MODULES, NormKind, add_norm, make_norm
+from models.parts.positions import sinusoidal_table
+from models.parts.recompute import Recompute, recomputed_layer
+from models.parts.short_conv import BaseConv, ShortConv
+from models.parts.step import step_linear
+from models.parts.time_axis import LeftPadding, blank, positions_seen, take_positions
 from suite.bounds import Count, Epsilon, Fraction, Layers, Positive, Ratio, Width
 from suite.contracts import IGNORE, Config, Convolution, HasReadout, Model, ModelConfig, ParamGroup, TaskSpec
 
@@ -54,7 +42,7 @@ class BackboneConfig(Config):
     """Options of every model. A model derives from this class, sets its own defaults and names its mixer.
 
     Raise `version` in the derived class whenever the function that the model computes, its initialisation, or a default
-    that is no option changes. A change in this file or in `blocks.py` concerns all models and raises it here.
+    that is no option changes. A change in this file or in `parts/` concerns all models and raises it here.
     `tests/laws/versions.json` records what every version computes.
     """
 

@@ -30,15 +30,12 @@ from torch import Tensor, nn
 from kernels.lti_ssm import lti_ssm, lti_ssm_step
 from kernels.ssm_kernel import ssm_kernel
 from models.backbone import BackboneConfig
-from models.blocks import (
-    ChannelMixerKind,
-    LeftPadding,
-    Mixer,
-    NormKind,
-    at_least_float32,
-    blank,
-)
-from models.finite_filter import FiniteFilter
+from models.parts.casts import at_least_float32
+from models.parts.channel import ChannelMixerKind
+from models.parts.finite_filter import FiniteFilter
+from models.parts.mixer import Mixer
+from models.parts.norms import NormKind
+from models.parts.time_axis import LeftPadding, blank
 from models.s4d import SSMLayer, State, check_ssm, fill_log_uniform, skew_hippo_frequencies
 from suite.bounds import Positive, Width
 from suite.contracts import TaskSpec

@@ -15,14 +15,12 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.blocks import (
-    ChannelMixerKind,
-    LeftPadding,
-    Mixer,
-    ResidualLinear,
-)
 from models.dss import DSS
 from models.hybrid import AttentionLayersConfig
+from models.parts.channel import ChannelMixerKind
+from models.parts.linear import ResidualLinear
+from models.parts.mixer import Mixer
+from models.parts.time_axis import LeftPadding
 from models.s4d import State, check_ssm
 from suite.bounds import Factor, Positive, Ratio, Width
 from suite.contracts import TaskSpec

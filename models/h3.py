@@ -30,21 +30,16 @@ from torch import Tensor, nn
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.h3_inner import h3_inner_step
 from models.backbone import require_divides
-from models.bidirectional import Bidirectional
-from models.blocks import (
-    LeftPadding,
-    Mixer,
-    ResidualLinear,
-    at_least_float32,
-    blank,
-    step_linear,
-    time_contiguous,
-)
-from models.finite_filter import FiniteFilter
 from models.hybrid import AttentionLayersConfig
 from models.hyena import LongConv
-from models.linear import Linear
 from models.mamba import S6
+from models.parts.bidirectional import Bidirectional
+from models.parts.casts import at_least_float32
+from models.parts.finite_filter import FiniteFilter
+from models.parts.linear import Linear, ResidualLinear
+from models.parts.mixer import Mixer
+from models.parts.step import step_linear
+from models.parts.time_axis import LeftPadding, blank, time_contiguous
 from models.s4d import DiagonalSSM, Discretization, Initialisation, State, check_ssm
 from suite.bounds import Positive, Width
 from suite.contracts import TaskSpec

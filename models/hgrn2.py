@@ -23,17 +23,13 @@ from torch import Tensor, nn
 from kernels.forget_gate import forget_gate
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from models.backbone import BackboneConfig, require_divides
-from models.blocks import (
-    ChannelMixerKind,
-    LeftPadding,
-    Mixer,
-    NormKind,
-    ResidualLinear,
-    RMSNorm,
-    at_least_float32,
-    blank,
-    step_linear,
-)
+from models.parts.casts import at_least_float32
+from models.parts.channel import ChannelMixerKind
+from models.parts.linear import ResidualLinear
+from models.parts.mixer import Mixer
+from models.parts.norms import NormKind, RMSNorm
+from models.parts.step import step_linear
+from models.parts.time_axis import LeftPadding, blank
 from suite.bounds import Epsilon, Ratio, Width
 from suite.contracts import TaskSpec
 

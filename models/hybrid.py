@@ -18,7 +18,8 @@ from pydantic import Field, ValidationInfo, field_validator
 from models import MODELS
 from models.attention import Attention
 from models.backbone import BackboneConfig, require_divides
-from models.blocks import BaseConv, Mixer
+from models.parts.mixer import Mixer
+from models.parts.short_conv import BaseConv
 from suite.bounds import Count, Positive, Width
 from suite.contracts import TaskSpec
 

@@ -23,15 +23,10 @@ from torch import Tensor, nn
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.fft_conv import fft_conv
 from models.backbone import BackboneConfig
-from models.blocks import (
-    LeftPadding,
-    Mixer,
-    ResidualLinear,
-    at_least_float32,
-    blank,
-    newest_first,
-)
-from models.linear import Linear
+from models.parts.casts import at_least_float32
+from models.parts.linear import Linear, ResidualLinear
+from models.parts.mixer import Mixer
+from models.parts.time_axis import LeftPadding, blank, newest_first
 from suite.bounds import Factor, Positive, Width
 from suite.contracts import TaskSpec
 

@@ -19,14 +19,11 @@ from torch import Tensor, nn
 
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from models.backbone import BackboneConfig, require_divides
-from models.blocks import (
-    LeftPadding,
-    Mixer,
-    ResidualLinear,
-    RMSNorm,
-    at_least_float32,
-    blank,
-)
+from models.parts.casts import at_least_float32
+from models.parts.linear import ResidualLinear
+from models.parts.mixer import Mixer
+from models.parts.norms import RMSNorm
+from models.parts.time_axis import LeftPadding, blank
 from suite.bounds import Width
 from suite.contracts import TaskSpec
 

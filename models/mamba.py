@@ -35,19 +35,15 @@ from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.mamba_inner import mamba_inner_step
 from kernels.selective_scan import selective_scan, selective_scan_step
 from models.backbone import BackboneConfig, require_divides
-from models.blocks import (
-    ChannelMixerKind,
-    LeftPadding,
-    Mixer,
-    NormKind,
-    ResidualLinear,
-    at_least_float32,
-    blank,
-    step_linear,
-)
 from models.hyena import LongConv
-from models.linear import split_linear
-from models.recompute import Recomputing, at_once, spares
+from models.parts.casts import at_least_float32
+from models.parts.channel import ChannelMixerKind
+from models.parts.linear import ResidualLinear, split_linear
+from models.parts.mixer import Mixer
+from models.parts.norms import NormKind
+from models.parts.recompute import Recomputing, at_once, spares
+from models.parts.step import step_linear
+from models.parts.time_axis import LeftPadding, blank
 from models.s4d import DiagonalSSM, Initialisation, State, check_ssm
 from suite.bounds import Factor, Positive, Width
 from suite.contracts import TaskSpec

@@ -23,19 +23,14 @@ from torch import Tensor, nn
 
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from models.backbone import BackboneConfig, require_divides
-from models.blocks import (
-    ChannelMixerKind,
-    LeftPadding,
-    Mixer,
-    NormKind,
-    ResidualLinear,
-    RMSNorm,
-    Rotary,
-    at_least_float32,
-    blank,
-    positions_seen,
-    step_linear,
-)
+from models.parts.casts import at_least_float32
+from models.parts.channel import ChannelMixerKind
+from models.parts.linear import ResidualLinear
+from models.parts.mixer import Mixer
+from models.parts.norms import NormKind, RMSNorm
+from models.parts.positions import Rotary
+from models.parts.step import step_linear
+from models.parts.time_axis import LeftPadding, blank, positions_seen
 from suite.bounds import Epsilon, Factor, Ratio, Width
 from suite.contracts import TaskSpec
 

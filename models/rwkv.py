@@ -25,7 +25,12 @@ from torch import Tensor, nn
 
 from kernels.wkv import EMPTY, empty_state, wkv, wkv_step
 from models.backbone import BackboneConfig, Layer, joined
-from models.blocks import ChannelMixerKind, LeftPadding, Mixer, ResidualLinear, at_least_float32, blank, make_norm
+from models.parts.casts import at_least_float32
+from models.parts.channel import ChannelMixerKind
+from models.parts.linear import ResidualLinear
+from models.parts.mixer import Mixer
+from models.parts.norms import make_norm
+from models.parts.time_axis import LeftPadding, blank
 from suite.bounds import Positive, Ratio
 from suite.contracts import TaskSpec
 

@@ -2,8 +2,8 @@
 
     h' = A h + B u,   v = C h + D u,   A = Lambda - P P^*,   y = W gelu(v) (through GLU by default)
 
-with N / 2 conjugate pairs a channel; Lambda, P and B start as a HiPPO matrix (`models.hippo`), and the bilinear rule
-makes the system discrete:
+with N / 2 conjugate pairs a channel; Lambda, P and B start as a HiPPO matrix (`models.parts.hippo`), and the bilinear
+rule makes the system discrete:
 
     Abar = (1 - dt/2 A)^-1 (1 + dt/2 A),   Bbar = (1 - dt/2 A)^-1 dt B
 
@@ -40,8 +40,10 @@ from torch.utils.checkpoint import checkpoint
 
 from kernels.fft_conv import fft_conv
 from models.backbone import BackboneConfig
-from models.blocks import LeftPadding, Mixer, at_least_float32, blank
-from models.hippo import RANKS, Measure, diagonal_less_low_rank
+from models.parts.casts import at_least_float32
+from models.parts.hippo import RANKS, Measure, diagonal_less_low_rank
+from models.parts.mixer import Mixer
+from models.parts.time_axis import LeftPadding, blank
 from models.s4d import SSMLayer, State, check_ssm, fill_log_uniform
 from suite.bounds import Positive, Width
 from suite.contracts import TaskSpec

@@ -26,14 +26,10 @@ from kernels.h3_inner import DiagonalSystem
 from kernels.lti_ssm import lti_ssm, lti_ssm_step
 from kernels.ssm_kernel import ssm_kernel
 from models.backbone import BackboneConfig
-from models.blocks import (
-    LeftPadding,
-    Mixer,
-    ResidualLinear,
-    at_least_float32,
-    blank,
-)
-from models.casts import as_autocast
+from models.parts.casts import as_autocast, at_least_float32
+from models.parts.linear import ResidualLinear
+from models.parts.mixer import Mixer
+from models.parts.time_axis import LeftPadding, blank
 from suite.bounds import Positive, Width
 from suite.contracts import TaskSpec
 

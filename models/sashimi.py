@@ -42,8 +42,11 @@ from torch import Tensor, nn
 
 from models import MODELS
 from models.backbone import BackboneConfig, Layer, joined
-from models.blocks import ChannelMixerKind, LeftPadding, Mixer, at_least_float32, choose_rows
 from models.hybrid import own_options, today
+from models.parts.casts import at_least_float32
+from models.parts.channel import ChannelMixerKind
+from models.parts.mixer import Mixer, choose_rows
+from models.parts.time_axis import LeftPadding
 from suite.bounds import Factor, Layers, Positive
 from suite.contracts import TaskSpec
 from suite.state import map_tensors

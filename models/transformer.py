@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Literal
 
 from models.attention import AttentionConfig
-from models.blocks import ChannelMixerKind, NormKind
+from models.parts.channel import ChannelMixerKind
+from models.parts.norms import NormKind
 from suite.bounds import Ratio, Width
 
 

@@ -11,7 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from models import MODELS
 from models.attention import Attention
-from models.blocks import LeftPadding, Mixer
+from models.parts.mixer import Mixer
+from models.parts.time_axis import LeftPadding
 from suite.laws import models as laws
 from suite.laws.models import LENGTH, SIGNAL, TOKENS, make_inputs, unroll
 from suite.state import tensors

@@ -12,11 +12,11 @@ from torch import nn
 
 from models.abc_attention import ABCConfig
 from models.attention import AttentionConfig
-from models.blocks import Rotary
 from models.gla import GLAConfig
 from models.gsa import FUNCTIONS, GSAConfig
 from models.hgrn2 import HGRN2Config, LowerBounds
 from models.linear_attention import LinearAttentionConfig
+from models.parts.positions import Rotary
 from models.retnet import RetNetConfig
 from models.transformer import TransformerPPConfig
 from suite.contracts import TaskSpec

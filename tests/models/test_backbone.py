@@ -8,10 +8,11 @@ from torch import nn
 
 from models.attention import AttentionConfig
 from models.backbone import joined
-from models.blocks import BaseConv, ResidualLinear
 from models.dss import DSSSoftmaxConfig
 from models.gsa import GSAConfig
 from models.hgrn2 import HGRN2Config
+from models.parts.linear import ResidualLinear
+from models.parts.short_conv import BaseConv
 from suite.contracts import TaskSpec
 
 TOKENS = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=32, vocab_size=16)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from models import MODELS
-from models.casts import cast_once
+from models.parts.casts import cast_once
 from suite.contracts import TaskSpec
 
 CPU = torch.device("cpu")

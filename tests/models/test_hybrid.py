@@ -7,12 +7,12 @@ import torch
 
 from models import MODELS
 from models.attention import Attention
-from models.blocks import BaseConv
 from models.gss import GSS, GSSConfig
 from models.h3 import H3, H3Config
 from models.hgrn2 import HGRN2
 from models.hybrid import HybridConfig
 from models.mamba import S6, Mamba, MambaConfig
+from models.parts.short_conv import BaseConv
 from suite.contracts import TaskSpec
 from tests.suite.toy import TASKS
 

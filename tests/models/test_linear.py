@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 pytest.importorskip("triton")
-from models.linear import Linear, LinearMap, SplitLinear, Unbind, split_linear
+from models.parts.linear import Linear, LinearMap, SplitLinear, Unbind, split_linear
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models import MODELS
-from models.blocks import take_positions
+from models.parts.time_axis import take_positions
 from suite.contracts import TaskSpec
 
 SPEC = TaskSpec("tokens", num_classes=3, readout="sequence", max_length=12, vocab_size=20)

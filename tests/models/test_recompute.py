@@ -11,7 +11,7 @@ from models import MODELS
 from models.attention import AttentionConfig
 from models.gsa import GSAConfig
 from models.mamba import S6, MambaConfig
-from models.recompute import Recomputing, at_once
+from models.parts.recompute import Recomputing, at_once
 from suite.contracts import TaskSpec
 
 TOKENS = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=40, vocab_size=16)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.hippo import RANKS, diagonal_less_low_rank, low_rank, transition
+from models.parts.hippo import RANKS, diagonal_less_low_rank, low_rank, transition
 from models.s4 import MIN_DECAY, S4Config, S4Kernel
 from suite.contracts import TaskSpec
 

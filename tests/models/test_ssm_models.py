@@ -11,8 +11,8 @@ from kernels.lti_ssm import lti_ssm
 from kernels.selective_scan.reference import selective_scan_reference
 from models import MODELS
 from models.backbone import Backbone
-from models.blocks import ResidualLinear
 from models.h3 import Contraction, Outer
+from models.parts.linear import ResidualLinear
 from models.s4d import S4DConfig, initial_frequencies, skew_hippo_frequencies
 from suite.contracts import TaskSpec
 from suite.state import tensors

@@ -26,6 +26,11 @@ def as_autocast(x: Tensor) -> Tensor:
     return x.to(autocast_dtype(x))
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """x in float32 or wider. Under autocast, states, decays, step sizes and norms need this precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 class CastAll(torch.autograd.Function):
     """(dtype, tensors) to the same tensors in that dtype."""
 

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from kernels.fft_conv import fft_conv
-from models.blocks import LeftPadding, Mixer, at_least_float32, blank, newest_first
+from models.parts.casts import at_least_float32
+from models.parts.mixer import Mixer
+from models.parts.time_axis import LeftPadding, blank, newest_first
 
 
 class FiniteFilter(Mixer):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from kernels.backend import on_device_of, use_triton
 from kernels.float32_matmul import float32_matmul
-from models.casts import as_autocast, autocast_dtype
+from models.parts.casts import as_autocast, autocast_dtype
 
 
 def _on_gpu(x: Tensor) -> bool:
@@ -72,6 +72,19 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
+
+
+class ResidualLinear(Linear):
+    """A linear map that writes into the residual stream. Its initial weights may be smaller in deeper networks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 3 and x.stride(2) != 1 and use_triton("transpose", "auto", x):
+            from kernels.transpose import channels_last
+
+            # state space models return y with time contiguous, and a matrix product would copy that slowly
+            with on_device_of(x):
+                x = channels_last(x)
+        return super().forward(x)
 
 
 class SplitLinear(torch.autograd.Function):

@@ -1,0 +1,110 @@
+"""The base class of causal sequence mixers, and what is done with their states."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from models.parts.casts import autocast_dtype
+from models.parts.norms import add_norm
+from models.parts.time_axis import LeftPadding, take_positions
+from suite.state import map_tensors, tensors
+
+
+class Mixer(nn.Module):
+    """Base class of causal sequence mixers, [B, T, D] to [B, T, D]; it implements `suite.contracts.Mixer`.
+
+    The backbone gives every `nn.Linear` and `nn.Embedding` its general initialisation. Then it calls
+    `reset_parameters`, in which a mixer initialises what its paper initialises differently. A mixer built on one
+    operator keeps it as its attribute `operator`, so that it can be observed.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, T, D] to y [B, T, D]."""
+        raise NotImplementedError
+
+    def forward_at(self, x: Tensor, positions: Tensor) -> Tensor:
+        """`forward` at some positions only: x [B, T, D] and ascending positions [B, P] to y [B, P, D].
+
+        The last layer of a network needs no others. A mixer that saves work by it overrides this.
+        """
+        return take_positions(self(x), positions)
+
+    def init_state(self, batch_size: int, capacity: int) -> Any:
+        """The state before the first step: tensors [B, ...], some with the number [B] of positions that a row has seen.
+
+        capacity: number of positions that a state which keeps all of them has room for. Its shapes do not change from
+        step to step. ValueError where the mixer cannot see so many positions.
+        """
+        raise NotImplementedError
+
+    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """x_t [B, D] and the state to y_t [B, D] and the next state. Step by step, this gives what `forward` gives.
+
+        The tensors of the state may be changed in place.
+        """
+        raise NotImplementedError
+
+    def branch_step(self, x_t: Tensor, norm: nn.Module, state: Any) -> tuple[Tensor, Any]:
+        """x_t + y_t and the next state, where y_t is the `step` of norm(x_t): a residual branch behind its norm.
+
+        A mixer that begins and ends with a linear map overrides this, because norm and sum then need no kernels of
+        their own (`step_linear`).
+        """
+        y_t, state = self.step(add_norm(norm, None, x_t, autocast_dtype(x_t))[0], state)
+        return x_t + y_t, state
+
+    def restart(self, state: Any) -> None:
+        """Sets a state back to that before the first step, in place."""
+        for part in tensors(state):
+            part.zero_()
+
+    def prefill(self, x: Tensor, state: Any, padding: LeftPadding | None = None) -> tuple[Tensor, Any]:
+        """`forward` together with the state behind the last position: x [B, T, D] to y [B, T, D] and that state.
+
+        state: that before the first step; its tensors may be changed in place.
+        padding: positions of x in front of the rows that do not count; y has arbitrary finite values there.
+
+        This is done step by step here. A mixer whose operator returns its final state overrides it.
+        """
+        outputs = []
+        for t in range(x.shape[1]):
+            before = state if padding is None else map_tensors(torch.clone, state)
+            y_t, state = self.step(x[:, t], state)
+            if padding is not None:
+                state = choose_rows(padding.time[:, t] >= 0, state, before)
+            outputs.append(y_t)
+        return torch.stack(outputs, dim=1), state
+
+    def state_size(self, length: int) -> int:
+        """Number of elements kept for one sequence after `length` steps. A complex one is two; counts are left out."""
+        raise NotImplementedError
+
+    def ssm_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters by name that have a learning rate of their own (`ssm_lr`) and no weight decay."""
+        return {}
+
+    def reset_parameters(self) -> None:
+        """Initialises the parameters that differ from the backbone's general initialisation."""
+
+
+def choose_rows(rows: Tensor, first: Any, second: Any) -> Any:
+    """One state with the rows [B] of the first and the others of the second."""
+    others = tensors(second)
+
+    def choose(part: Tensor) -> Tensor:
+        other = next(others)
+        # a number that all rows share has no rows
+        return torch.where(rows.view(-1, *[1] * (part.ndim - 1)), part, other) if part.ndim else part
+
+    return map_tensors(choose, first)
+
+
+@runtime_checkable
+class Rescalable(Protocol):
+    """A layer whose step sizes can follow the sampling rate of its inputs."""
+
+    step_scale: float
+    """Factor of its step sizes; 1 at the sampling rate trained at."""

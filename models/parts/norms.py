@@ -1,0 +1,75 @@
+"""Norms over the last axis, in float32 or wider, and the norm of a sum."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from kernels.norm import Kind, norm
+from models.parts.casts import at_least_float32, autocast_dtype
+
+NormKind = Literal["layer", "rms", "batch"]
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """Batch norm of x [..., D] over all positions of a batch. In training, its statistics include the future."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.reshape(-1, x.shape[-1])).view(x.shape)
+
+
+class LayerNorm(nn.LayerNorm):
+    """(x - mean(x)) / std(x) * weight + bias over the last axis, in float32 or wider."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return norm(x, self.weight, self.bias, kind="layer", eps=self.eps, out_dtype=at_least_float32(x).dtype)
+
+
+class RMSNorm(nn.RMSNorm):
+    """x / rms(x) * weight over the last axis, in float32 or wider; heads [..., H, V] are normalised one by one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.eps is not None
+        return norm(x, self.weight, eps=self.eps, out_dtype=at_least_float32(x).dtype)
+
+    def before_product(
+        self, x: Tensor, gate: Tensor | None = None, *, activation: Literal["silu"] | None = None
+    ) -> Tensor:
+        """The norm of act(x), times silu(gate), rounded once, to the dtype of the matrix product that reads it."""
+        assert self.eps is not None
+        dtype = autocast_dtype(x)
+        return norm(x, self.weight, eps=self.eps, gate=gate, activation=activation, out_dtype=dtype)
+
+
+NORM_MODULES = (nn.LayerNorm, nn.RMSNorm, nn.BatchNorm1d, nn.GroupNorm)
+
+
+def make_norm(kind: NormKind, width: int, eps: float) -> nn.Module:
+    """A norm over the last axis of [B, T, D] or [B, D]."""
+    if kind == "layer":
+        return LayerNorm(width, eps=eps)
+    if kind == "rms":
+        return RMSNorm(width, eps=eps)
+    return BatchNorm(width, eps=eps)
+
+
+def add_norm(
+    module: nn.Module, branch: Tensor | None, residual: Tensor, out_dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """(y, x) with x = residual + branch, the residual stream, and y = module(x), both [..., D]; None adds nothing.
+
+    out_dtype: the dtype of y; None stands for that of x, float32 at least. The sum is float32 where the residual is.
+    """
+    if not isinstance(module, (LayerNorm, RMSNorm)):
+        x = residual if branch is None else residual + branch
+        y = module(x)
+        return y if out_dtype is None else y.to(out_dtype), x
+    assert module.eps is not None
+    bias = module.bias if isinstance(module, LayerNorm) else None
+    kind: Kind = "layer" if isinstance(module, LayerNorm) else "rms"
+    dtype = out_dtype or at_least_float32(residual).dtype
+    if branch is None:
+        return norm(residual, module.weight, bias, kind=kind, eps=module.eps, out_dtype=dtype), residual
+    return norm(branch, module.weight, bias, kind=kind, eps=module.eps, residual=residual, out_dtype=dtype)

@@ -1,0 +1,72 @@
+"""Rotary and sinusoidal positions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kernels.rotary import rotary
+
+
+class Rotary(nn.Module):
+    """Rotary positions: rotates pairs of channels of queries and keys by angles that grow with the position.
+
+        (x_i, x_{i+d/2}) -> R(t theta_i) (x_i, x_{i+d/2}),  theta_i = 10000^(-2i/d)           Su et al. 2021, eq. 34
+
+    With xpos, queries are also multiplied by zeta_i^{t/512} and keys by zeta_i^{-t/512}, where
+    zeta_i = (2i/d + 0.4) / 1.4: Sun et al. 2022 (A length-extrapolatable transformer), section 3.2.
+
+    Departures: channel i is paired with i + d/2 instead of its neighbour, which is a permutation of channels. In xpos,
+    t counts from the middle of `max_length`, which halves the range of the exponents and changes no product of a query
+    with a key.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    log_zeta: Tensor | None
+
+    def __init__(self, head_dim: int, max_length: int, *, xpos: bool = False) -> None:
+        super().__init__()
+        self.max_length = max_length
+        index = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+        time = torch.arange(max_length, dtype=torch.float64)[:, None]
+        angle = time * 10000.0**-index
+        dtype = torch.get_default_dtype()
+        self.register_buffer("cos", angle.cos().to(dtype), persistent=False)
+        self.register_buffer("sin", angle.sin().to(dtype), persistent=False)
+        zeta = (time - max_length // 2) / 512 * torch.log((index + 0.4) / 1.4)
+        self.register_buffer("log_zeta", zeta.to(dtype) if xpos else None, persistent=False)
+
+    def forward(self, q: Tensor, k: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+        """q and k [B, T, H, d] at the positions time [T] or [B, T], rotated; each keeps its dtype."""
+        if self.log_zeta is None:
+            return rotary(q, k, self.cos, self.sin, time)
+        cos, sin = (F.embedding(time, table).unsqueeze(-2) for table in (self.cos, self.sin))
+        zeta = F.embedding(time, self.log_zeta).unsqueeze(-2)
+        grow, shrink = zeta.exp(), (-zeta).exp()
+        return self._rotate(q, cos * grow, sin * grow), self._rotate(k, cos * shrink, sin * shrink)
+
+    def check_capacity(self, capacity: int) -> None:
+        """Raises ValueError where there are no angles for so many positions."""
+        if capacity > self.max_length:
+            raise ValueError(
+                f"rotary positions cover max_length={self.max_length} positions, got {capacity}; raise max_length."
+            )
+
+    @staticmethod
+    def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x_1, x_2 = x.chunk(2, dim=-1)
+        return torch.cat([x_1 * cos - x_2 * sin, x_2 * cos + x_1 * sin], dim=-1).to(x.dtype)
+
+
+def sinusoidal_table(length: int, width: int) -> Tensor:
+    """[length, width]: sin(t w_i) and cos(t w_i) with w_i = 10000^(-2i/width), Vaswani et al. 2017, section 3.5.
+
+    Departure: sines fill the first half of the channels and cosines the second, which permutes them.
+    """
+    half = (width + 1) // 2
+    angle = torch.arange(length)[:, None] * torch.exp(torch.arange(half) * (-2 * math.log(10000.0) / width))
+    return torch.cat([angle.sin(), angle.cos()], dim=-1)[:, :width]

@@ -23,7 +23,7 @@ from reports.render.layout import claim_texts, ours_text, paper_text, seeds_text
 from reports.render.overview import COUNTED, counts_of
 from reports.render.report import Report
 from reports.render.rows import StoredRun
-from reports.render.speed_history import Point, points_of
+from reports.render.speed_points import Point, points_of
 
 HERE = Path(__file__).parent
 MOST_POINTS = 60

@@ -7,12 +7,10 @@ earlier commits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from reports.render.colors import colors_of
-
-if TYPE_CHECKING:
-    from reports.render.speed_history import Point
+from reports.render.speed_points import Point
 
 
 def draw_speed(points: Sequence[Point]) -> Any:

@@ -8,7 +8,7 @@ torch only for type checking, so the command line can list names without it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
@@ -25,6 +25,13 @@ Operators = Mapping[str, Mapping[str, object]]
 """Name of an operator to its `version` and `backend`."""
 Recorder = Callable[[], AbstractContextManager[Operators]]
 """Opens a context whose value fills with the operators that are called in it. It is pickled for worker processes."""
+
+
+@contextmanager
+def no_operators() -> Iterator[Operators]:
+    """A `Recorder` that records no operators."""
+    yield {}
+
 
 IGNORE = -100
 """Target value of a position without a label, which enters neither the loss nor a metric."""

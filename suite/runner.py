@@ -7,12 +7,12 @@ import datetime
 import gc
 import json
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite.contracts import Operators, Recorder
+from suite.contracts import Recorder, no_operators
 from suite.runs import Progress, Report, Run, RunEnded, Stop, never
 from suite.store import storage
 from suite.training.live import Log
@@ -29,12 +29,6 @@ A failed run (an exception, a full disk) is repeated by the next call, and so is
 
 FAILED = ("failed", "diverged", "oom")
 """Statuses of runs that ended with an error."""
-
-
-@contextlib.contextmanager
-def no_operators() -> Iterator[Operators]:
-    """A `Recorder` that records no operators."""
-    yield {}
 
 
 @dataclass(frozen=True)

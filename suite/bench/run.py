@@ -22,8 +22,7 @@ from suite.bench.compare import SIDES, Comparison, compare
 from suite.bench.contracts import Workload
 from suite.bench.measure import Ceilings, Unavailable, checked, extra_memory, find, gate, sample
 from suite.bench.worker import ChildError, Worker, cold_start
-from suite.contracts import Recorder
-from suite.runner import no_operators
+from suite.contracts import Recorder, no_operators
 from suite.store import storage
 
 EXPERIMENT = "kernels"

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from suite.contracts import Recorder
+from suite.contracts import Recorder, no_operators
 from suite.registry import Entry, Registry
-from suite.runner import Finished, no_operators
+from suite.runner import Finished
 from suite.runs import Run
 from suite.settings.parsing import assignments, parse, shortened
 

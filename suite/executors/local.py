@@ -20,14 +20,14 @@ from typing import Any
 
 import torch
 
-from suite.contracts import Config, Recorder
+from suite.contracts import Config, Recorder, no_operators
 from suite.environment import cores, device_name, pick_device
 from suite.executors.contract import LeftRunningError, Settings
 from suite.executors.packing import Room, multi_process_service
 from suite.executors.queue import Display, RunQueue
 from suite.executors.team import Team, follow, give
 from suite.executors.workers import SIGNALS, run_in_workers
-from suite.runner import Finished, execute, no_operators
+from suite.runner import Finished, execute
 from suite.runs import Run
 from suite.store.claims import EXPIRY_S, Claims
 from suite.training import parallel

@@ -169,7 +169,7 @@ def test_no_rows_are_an_empty_frame_with_all_columns():
 def test_endings_are_read_by_threads_in_a_process_that_has_read_nothing_yet(tmp_path):
     # pyarrow imports its functions at their first use, which failed where several threads came to it at once
     code = (
-        "import sys; from pathlib import Path; from suite import storage\n"
+        "import sys; from pathlib import Path; from suite.store import storage\n"
         "storage.endings([Path(sys.argv[1], 'none.parquet')])\n"
         "assert 'pyarrow.compute' in sys.modules"
     )

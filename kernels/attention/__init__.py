@@ -51,7 +51,8 @@ def attention(
     dropout:   probability with which a weight is set to zero; the others are divided by 1 - dropout. The random numbers
                are those of torch's generator of the device, and differ between the backends.
     backend:   triton takes float32 with K up to 128 and adds in a fixed order, so that two calls give the same bits.
-               torch runs its own fused kernels, which take half precision without forming the matrix of all pairs.
+               torch runs its own fused kernels, which take half precision without forming the matrix of all pairs;
+               where a float32 gradient is wanted on a CPU it runs plain products, which form that matrix.
                auto takes the Triton kernels for long float32 sequences on the GPUs where they are faster, unless torch
                may round to TF32, autocast is on, `torch.compile` is at work or torch's memory-efficient kernel is
                switched off.

@@ -6,7 +6,7 @@ import typer
 
 from suite.commands.console import table_console
 from suite.commands.planning import Data, Only, Scale, Seeds, resolved_runs
-from suite.commands.repository import LOCAL, ExperimentName, Plugins, Results, Set, repository_of
+from suite.commands.repository import LOCAL, ExperimentName, Plugins, Results, Sets, repository_of
 
 
 def collect(
@@ -15,7 +15,7 @@ def collect(
     plugins: Plugins = None,
     scale: Scale = None,
     only: Only = None,
-    overrides: Set = None,
+    overrides: Sets = None,
     seeds: Seeds = None,
     data: Data = None,
     results: Results = LOCAL,

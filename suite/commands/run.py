@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from suite.commands.planning import Data, Only, Scale, Seeds
-from suite.commands.repository import LOCAL, Device, ExperimentNames, Plugins, Results, Set, repository_of, shown
+from suite.commands.repository import LOCAL, Device, ExperimentNames, Plugins, Results, Sets, repository_of, shown
 from suite.runs import Run
 from suite.settings.parsing import seconds, shortened
 
@@ -30,7 +30,7 @@ def run(
     plugins: Plugins = None,
     scale: Scale = None,
     only: Only = None,
-    overrides: Set = None,
+    overrides: Sets = None,
     seeds: Seeds = None,
     device: Device = None,
     data: Data = None,

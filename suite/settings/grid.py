@@ -16,7 +16,7 @@ from typing import Any
 from suite.registry import nearest
 from suite.runs import Run
 from suite.settings.config import ExperimentConfig, check_sections
-from suite.settings.parsing import assignments
+from suite.settings.parsing import alternatives, assignments
 from suite.settings.resolver import Resolver
 from suite.training.run import TrainingRun
 
@@ -109,7 +109,8 @@ def expand(
 
     only: `key=value` filters on the resolved run. Values of one key, in one text or several, are alternatives
         (`model.name=gsa,gla`), and a word may be a pattern (`model.name=dss-*`).
-    overrides: `key=value` settings that win over the grid.
+    overrides: `key=value` settings that win over the grid. Several values of one key (`train.lr=1e-3,3e-3`) are an axis
+        of their own; values of several keys are combined.
     seeds: take these instead of the grid's own.
     where: the file's name, for messages.
     """
@@ -120,13 +121,11 @@ def expand(
     seeds = seeds_of(config, scale) if seeds is None else seeds
     if config.timed and tuple(seeds) != (0,):
         raise ValueError(f"{where}: seeds: timings have none, their inputs are always the same; leave out --seeds")
-    given = {key: (text, value) for text in overrides for key, value in assignments([text], "--set")}
-    for key, (text, _) in given.items():
-        _check_key(config, key, f"--set {text}")
+    settings = _settings(config, overrides)
     filters = Filters(only)
     runs: list[Run] = []
     dropped: list[Run] = []
-    for point in points(config, scale):
+    for point, given in itertools.product(points(config, scale), settings):
         tree = _tree(config, point | {key: value for key, (_, value) in given.items()})
         # a run that is left out by its names is not resolved, because its data need not be here
         if not filters.may_keep(tree):
@@ -158,6 +157,19 @@ def expand(
 
 _Given = Mapping[str, tuple[str, Any]]
 """Dotted keys of `--set` to the text that the user typed and its value."""
+
+
+def _settings(config: ExperimentConfig, overrides: Sequence[str]) -> list[_Given]:
+    """Every combination of the values that `--set` gives; of texts with the same key, the last one counts."""
+    axes: dict[str, list[tuple[str, str, Any]]] = {}
+    for text in overrides:
+        parts = alternatives(text)
+        values = assignments(parts, "--set")
+        _check_key(config, values[0][0], f"--set {text}")
+        axes[values[0][0]] = [(key, part, value) for part, (key, value) in zip(parts, values, strict=True)]
+    if math.prod(map(len, axes.values())) > MAX_RUNS:
+        raise ValueError(f"--set: the values have more than {MAX_RUNS:,} combinations; give fewer")
+    return [{key: (part, value) for key, part, value in chosen} for chosen in itertools.product(*axes.values())]
 
 
 def _tree(config: ExperimentConfig, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -198,7 +210,7 @@ class Filters:
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.wanted: dict[str, list[Any]] = {}
-        for key, value in assignments([part for text in texts for part in _alternatives(text)], "--only"):
+        for key, value in assignments([part for text in texts for part in alternatives(text)], "--only"):
             self.wanted.setdefault(key, []).append(value)
         self.seen: dict[str, dict[str, Any]] = {key: {} for key in self.wanted}
 
@@ -246,14 +258,6 @@ class Filters:
                         f"--only {key}={value}: no {what} has it{nearest(str(value), there_are)}; "
                         f"there are: {', '.join(there_are)}"
                     )
-
-
-def _alternatives(text: str) -> list[str]:
-    """`key=a` and `key=b` for the filter `key=a,b`. A list in brackets is one value and stays whole."""
-    key, equals, values = text.partition("=")
-    if values.strip().startswith(("[", "{", '"', "'")):
-        return [text]
-    return [f"{key}{equals}{value}" for value in values.split(",")]
 
 
 def _meets(found: Any, wanted: Any) -> bool:

@@ -136,6 +136,25 @@ def shortened(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:70]} ... {text[-20:]}"
 
 
+def alternatives(text: str) -> list[str]:
+    """`key=a` and `key=b` for the text `key=a,b`. Commas in brackets or quotes separate nothing: `key=[1,2],[3]`."""
+    key, equals, values = text.partition("=")
+    parts, depth, quote = [""], 0, ""
+    for letter in values:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'" and not parts[-1].strip("[{( "):
+            # an apostrophe within a word is no quote
+            quote = letter
+        else:
+            depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and not quote and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [f"{key}{equals}{part}" for part in parts]
+
+
 def assignment(text: str, flag: str) -> tuple[str, Any]:
     """The dotted key and the YAML value of `train.lr=1e-3`, which was given behind `flag`."""
     key, equals, value = text.partition("=")

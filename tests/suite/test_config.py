@@ -9,7 +9,7 @@ import pytest
 from models import MODELS
 from suite.settings.config import ExperimentConfig, load_experiment
 from suite.settings.grid import expand, lookup
-from suite.settings.parsing import parse, seeds_in
+from suite.settings.parsing import alternatives, parse, seeds_in
 from suite.training.config import TrainConfig
 from tests.suite.toy import RESOLVER, ToyConfig, make_run
 
@@ -44,6 +44,37 @@ def test_set_wins_over_everything_and_seeds_replace_the_grids():
     found = runs(scale="small", overrides=["train.lr=1e-3", "train.epochs=9"], seeds=(0, 1))
     assert {(run.train.lr, run.train.epochs) for run in found} == {(0.001, 9)}
     assert [run.seed for run in found] == [0, 1, 0, 1]
+
+
+def test_several_values_of_set_are_an_axis():
+    found = runs(scale="small", overrides=["train.lr=1e-3,3e-3", "train.epochs=7", "train.epochs=4,5"])
+    assert [(run.train.lr, run.train.epochs) for run in found if run.model.d_model == 2] == [
+        (0.001, 4),
+        (0.001, 5),
+        (0.003, 4),
+        (0.003, 5),
+    ]
+    assert len(runs(overrides=["train.lr=1e-3,1e-3"], seeds=(0,))) == 2
+    with pytest.raises(ValueError, match=r"^--set train.epochs=0: "):
+        runs(overrides=["train.lr=1e-3,3e-3", "train.epochs=9,0"])
+    with pytest.raises(ValueError, match=r"^--set: the values have more than 1,000,000 combinations"):
+        runs(overrides=[f"train.{key}={','.join(map(str, range(1, 102)))}" for key in ("lr", "epochs", "clip")])
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("k=1,2", ["k=1", "k=2"]),
+        ("k=[1,2],[3]", ["k=[1,2]", "k=[3]"]),
+        ("k={a: 1, b: 2}", ["k={a: 1, b: 2}"]),
+        ('k="a,b",c', ['k="a,b"', "k=c"]),
+        ("k=it's,b", ["k=it's", "k=b"]),
+        ("k=", ["k="]),
+        ("k", ["k"]),
+    ],
+)
+def test_commas_outside_brackets_and_quotes_separate_values(text, parts):
+    assert alternatives(text) == parts
 
 
 def test_only_keeps_the_runs_that_have_the_value():

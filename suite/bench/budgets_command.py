@@ -18,7 +18,7 @@ Workloads = Mapping[str, tuple[str, Path | None]]
 def check_all(workloads: Workloads, options: str) -> bool:
     """Compiles the kernels that changed since their budgets were written, prints violations; True where there are none.
 
-    options: those with which the user named the plugins. ValueError where nothing can be checked.
+    options: the operators and plugins as the user named them. ValueError where nothing can be checked.
     """
     good = True
     for path, targets in _files(workloads):

@@ -1,0 +1,108 @@
+"""The workflows and the action, as far as they can be held without their host: what they name exists."""
+
+import re
+import shlex
+import subprocess
+
+import pytest
+import typer
+import yaml
+
+from run_suite import HOME
+from suite.commands import app
+
+GROUP = typer.main.get_command(app)
+ACTION = HOME / "action.yml"
+WORKFLOWS = sorted((HOME / ".github" / "workflows").glob("*.yml"))
+CONTEXTS = {"github", "inputs", "steps", "cancelled"}
+"""What expressions of ours may begin with: contexts and functions of GitHub."""
+
+
+def load(path):
+    # YAML 1.1 reads the key `on` as true
+    return {("on" if key is True else key): value for key, value in yaml.safe_load(path.read_text()).items()}
+
+
+def steps(path):
+    """Every step of a workflow or of the action."""
+    found = load(path)
+    jobs = [found["runs"]] if "runs" in found else found["jobs"].values()
+    return [step for job in jobs for step in job["steps"]]
+
+
+def scripts(path):
+    return [step["run"] for step in steps(path) if "run" in step]
+
+
+def lines(script):
+    """The commands of a script as words, without quotes, redirections left in."""
+    for line in script.replace("\\\n", " ").splitlines():
+        yield shlex.split(line.strip(), comments=True)
+
+
+def check_command(words):
+    """A command of ours can be given: its target of make, its command line, its files."""
+    if words[0] == "make":
+        targets = set(re.findall(r"^([\w.$()/-]+):", (HOME / "Makefile").read_text(), re.MULTILINE))
+        named = [word for word in words[1:] if "=" not in word]
+        assert {word.replace(".venv/", "$(VENV)/") for word in named} <= targets, words
+    ours = [index for index, word in enumerate(words) if word.endswith("run_suite.py")]
+    for index in ours:
+        end = words.index("|") if "|" in words else len(words)
+        given = [word for word in words[index + 1 : end] if word != "2>&1"]
+        GROUP.commands[given[0]].make_context(given[0], given[1:])
+    for word in words:
+        if re.match(r"(\./)?(tests|\.ci|constraints)\S*$", word):
+            assert (HOME / word).exists(), f"{word} is named and missing"
+    return bool(ours) or words[0] in ("make", ".ci/run")
+
+
+@pytest.mark.parametrize("path", [*WORKFLOWS, ACTION], ids=lambda path: path.name)
+def test_every_script_is_bash_and_names_what_exists(path, monkeypatch):
+    monkeypatch.chdir(HOME)
+    checked = 0
+    for script in scripts(path):
+        done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
+        assert done.returncode == 0, done.stderr
+        variables = script.replace("$GITHUB_ACTION_PATH/", "").replace('"$PLUGIN"', "examples/my_kernel.py")
+        variables = variables.replace('"$SHAPES"', "quick")
+        checked += sum(check_command(words) for words in lines(variables) if words)
+    assert checked
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_a_workflow_has_what_its_host_asks_for(path):
+    found = load(path)
+    assert found["permissions"] == {"contents": "read"}
+    for name, job in found["jobs"].items():
+        assert job["timeout-minutes"] > 0, name
+        assert {job["needs"]} <= set(found["jobs"]) if "needs" in job else True
+    for step in steps(path):
+        assert ("run" in step) != ("uses" in step)
+        if "uses" in step:
+            assert re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"])
+
+
+@pytest.mark.parametrize("path", [*WORKFLOWS, ACTION], ids=lambda path: path.name)
+def test_expressions_use_contexts_that_exist(path):
+    text = path.read_text()
+    for expression in re.findall(r"\$\{\{(.*?)\}\}", text):
+        words = re.findall(r"(?<![\w.'-])([a-z]+)[.(]", re.sub(r"'[^']*'", "", expression))
+        assert words, expression
+        assert set(words) <= CONTEXTS | {"matrix"}, expression
+    identifiers = {step["id"] for step in steps(path) if "id" in step}
+    assert set(re.findall(r"steps\.(\w+)\.", text)) <= identifiers
+
+
+def test_the_page_on_the_action_names_its_inputs():
+    page = (HOME / "docs" / "ci.md").read_text()
+    inputs = load(ACTION)["inputs"]
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(inputs)
+    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    calls = [
+        step for job in yaml.safe_load(example)["jobs"].values() for step in job["steps"] if "subquad" in step["uses"]
+    ]
+    assert len(calls) == 2
+    for call in calls:
+        assert set(call["with"]) <= set(inputs)
+        assert {name for name, value in inputs.items() if value.get("required")} <= set(call["with"])

@@ -19,3 +19,13 @@ def identity(resolved: Mapping[str, Any]) -> str:
         resolved = {**resolved, "task": task}
     text = json.dumps(resolved, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def likeness(scale: str, resolved: Mapping[str, Any]) -> tuple[str, str]:
+    """What a run has in common with runs that take as long, from the nearest to the farthest.
+
+    The identity without seed and data; then scale, task and model.
+    """
+    settings = {name: value for name, value in resolved.items() if name not in ("seed", "data")}
+    names = (resolved.get(section, {}).get("name", "") for section in ("task", "model"))
+    return identity(settings), " ".join((scale, *names))

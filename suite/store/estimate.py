@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from suite.identity import likeness
 from suite.runs import Run
 from suite.store import storage
-
-Key = tuple[str, ...]
-
-
-def _keys(scale: str, resolved: Mapping[str, Any]) -> Iterator[Key]:
-    """From the nearest to the farthest: same settings but the seed, then same scale, task and model."""
-    settings = {name: value for name, value in resolved.items() if name not in ("seed", "data")}
-    yield "settings", json.dumps(settings, sort_keys=True)
-    names = (resolved.get(section, {}).get("name", "") for section in ("task", "model"))
-    yield "names", scale, *names
 
 
 def estimate(runs: Sequence[Run], files: Sequence[Path]) -> list[str]:
@@ -32,24 +21,19 @@ def estimate(runs: Sequence[Run], files: Sequence[Path]) -> list[str]:
     """
     if not runs:
         return []
-    stored: dict[str, dict[Key, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for path in files:
-        columns = ["metric", "status", "scale", "config", "device", "duration_s"]
-        for row in storage.load(path, columns).to_pylist():
-            if (row["metric"], row["status"]) != ("run", "ok"):
-                continue
-            device, _, shared = row["device"].partition(", ")
-            sharing = re.match(r"(\d+) runs", shared)
-            share_s = row["duration_s"] / (int(sharing[1]) if sharing else 1)
-            for key in _keys(row["scale"], json.loads(row["config"])):
-                stored[device][key].append(share_s)
+    stored: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for ending in storage.endings(files, with_likeness=True):
+        if ending is None or ending.status != "ok" or ending.duration_s is None:
+            continue
+        device, _, shared = ending.device.partition(", ")
+        sharing = re.match(r"(\d+) runs", shared)
+        for key in ending.like:
+            stored[device][key].append(ending.duration_s / (int(sharing[1]) if sharing else 1))
+    wanted = [likeness(run.scale, run.resolved) for run in runs]
     lines = []
     for device, durations in sorted(stored.items()):
-        found = []
-        for run in runs:
-            known = next((durations[key] for key in _keys(run.scale, run.resolved) if key in durations), None)
-            if known:
-                found.append(statistics.median(known))
+        medians = {key: statistics.median(values) for key, values in durations.items()}
+        found = [medians[near] for keys in wanted if (near := next((key for key in keys if key in medians), None))]
         if found:
             rest = f"; {len(runs) - len(found)} without a like run" if len(found) < len(runs) else ""
             lines.append(f"about {sum(found) / 3600:.2g} hours of {device} for {len(found)} runs to do{rest}")

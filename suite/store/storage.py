@@ -12,12 +12,14 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from suite.identity import likeness
 from suite.store.target import is_remote, readable, replacing
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ SCHEMA_VERSION = 2
 
 ENDING = b"subquad.ending"
 """Key of the footer of a file under which stands how the run ended: a CRC-32 in hexadecimal and JSON."""
+OF_ENDINGS = ("metric", "status", "operators", "error", "scale", "config", "device", "duration_s")
+"""The columns from which an ending is made where the footer has none."""
 
 ADDED = {"threads": 2, "operators": 2}
 """Columns that not every schema version has, and the first one that does."""
@@ -180,24 +184,43 @@ class Ending:
     """Name to `version` and `backend`; empty where they were not recorded."""
     error: str = ""
     """Why the run ended, where its status is not `ok`."""
+    device: str = ""
+    """Name of the processor, and how many runs shared it."""
+    duration_s: float | None = None
+    like: tuple[str, ...] = ()
+    """What the run has in common with runs that take as long (`suite.identity.likeness`); empty where the footer of an
+    older file does not say so."""
 
 
-def ending(path: Path) -> Ending | None:
+def ending(path: Path, *, with_likeness: bool = False) -> Ending | None:
     """The ending of a stored run; None if there is no file. A file without a row `run` belongs to a failed run.
 
     It is read from the footer of the file, which takes a third of the time of its rows; older files have it in these
     alone.
+
+    with_likeness: read the rows where the footer does not say which runs are like this one.
     """
     if not path.exists():
         return None
-    found = _footer(path) or _ending_of(load(path, ["metric", "status", "operators", "error"]).to_pylist())
-    return Ending(found["status"], json.loads(found["operators"] or "{}"), found["error"] or "")
+    found = _footer(path)
+    if found is None or (with_likeness and "like" not in found):
+        found = _ending_of(load(path, OF_ENDINGS).to_pylist())
+    return Ending(
+        found["status"],
+        json.loads(found["operators"] or "{}"),
+        found["error"] or "",
+        found.get("device") or "",
+        found.get("duration_s"),
+        tuple(found.get("like") or ()),
+    )
 
 
 def _ending_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for row in rows:
         if row.get("metric") == "run":
-            return {key: row.get(key) for key in ("status", "operators", "error")}
+            like = likeness(row["scale"], json.loads(row["config"])) if row.get("config") else ()
+            kept = {key: row.get(key) for key in ("status", "operators", "error", "device", "duration_s")}
+            return {**kept, "like": like}
     return {"status": "failed", "operators": None, "error": None}
 
 
@@ -215,14 +238,14 @@ def _footer(path: Path) -> dict[str, Any] | None:
     return found if text else None
 
 
-def endings(paths: Iterable[Path]) -> list[Ending | None]:
+def endings(paths: Iterable[Path], *, with_likeness: bool = False) -> list[Ending | None]:
     """The endings of many stored runs, several at a time, because a remote place takes long to answer."""
     # pyarrow imports it at its first use, which fails where several threads come to it at once
     import pyarrow.compute
 
     assert pyarrow.compute
     with ThreadPoolExecutor(16) as pool:
-        return list(pool.map(ending, paths))
+        return list(pool.map(partial(ending, with_likeness=with_likeness), paths))
 
 
 def operator_mix(rows: Iterable[Mapping[str, Any]]) -> str | None:

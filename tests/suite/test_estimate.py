@@ -1,0 +1,49 @@
+"""The time that runs will take is that of stored runs like them."""
+
+import json
+import zlib
+
+import pyarrow.parquet as pq
+import pytest
+
+from suite.store import storage
+from suite.store.estimate import estimate
+from tests.suite.toy import make_run
+
+
+def store(root, run, seconds, device="GPU", **columns):
+    path = storage.result_path(root, run.experiment, run.scale, run.run_id)
+    row = {
+        "run_id": run.run_id,
+        "metric": "run",
+        "status": "ok",
+        "scale": run.scale,
+        "device": device,
+        "duration_s": seconds,
+        "config": json.dumps(run.resolved),
+    }
+    storage.write(path, [row | columns])
+    return path
+
+
+def test_a_run_takes_as_long_as_its_other_seeds_or_else_as_its_model_on_its_task(tmp_path):
+    wanted = make_run(seed=0)
+    files = [store(tmp_path, make_run(seed=1, train={"epochs": 9}), 3600.0)]
+    assert estimate([wanted], files) == ["about 1 hours of GPU for 1 runs to do"]
+    files += [store(tmp_path, make_run(seed=seed), 7200.0 * seed) for seed in (1, 2, 3)]
+    assert estimate([wanted], files) == ["about 4 hours of GPU for 1 runs to do"]
+
+
+def test_a_shared_device_counts_by_its_share_and_failures_do_not(tmp_path):
+    shared = store(tmp_path, make_run(seed=1), 7200.0, device="GPU, 4 runs")
+    failed = store(tmp_path, make_run(seed=2), 1.0, status="failed")
+    assert estimate([make_run(seed=0)], [shared, failed]) == ["about 0.5 hours of GPU for 1 runs to do"]
+
+
+@pytest.mark.parametrize("footer", [None, b'{"status": "ok", "operators": null, "error": ""}'])
+def test_rows_whose_footer_does_not_say_what_they_are_like_count_too(tmp_path, footer):
+    path = store(tmp_path, make_run(seed=1), 3600.0)
+    metadata = footer and {storage.ENDING: f"{zlib.crc32(footer):08x} ".encode() + footer}
+    pq.write_table(storage.load(path).replace_schema_metadata(metadata), path)
+    assert estimate([make_run(seed=0)], [path]) == ["about 1 hours of GPU for 1 runs to do"]
+    assert storage.ending(path).status == "ok"

@@ -27,6 +27,7 @@ MODELS = Registry(
         "h3": Entry("models.h3:H3Config", "shift and diagonal SSM with multiplicative gates (Fu et al. 2023)"),
         "hyena": Entry("models.hyena:HyenaConfig", "gated long convolutions, implicit filters (Poli et al. 2023)"),
         "mamba": Entry("models.mamba:MambaConfig", "selective state space model (Gu and Dao 2023)"),
+        "mamba2": Entry("models.mamba2:Mamba2Config", "state space duality, one decay per head (Dao and Gu 2024)"),
         "rwkv": Entry("models.rwkv:RWKVConfig", "RWKV-4, a weighted mean over the past (Peng et al. 2023)"),
         "sashimi": Entry("models.sashimi:SashimiConfig", "U-Net over time of any blocks (Goel et al. 2022)"),
         "hybrid": Entry("models.hybrid:HybridConfig", "layers with the mixers of different models, from any list"),

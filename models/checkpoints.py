@@ -4,6 +4,8 @@
 | --- | --- | --- |
 | `mamba` | state-spaces/mamba-* on the hub (state-spaces/mamba at 107eb600e8) | `mamba` |
 | `mamba-hf` | `MambaForCausalLM` of transformers | `mamba` |
+| `mamba2` | state-spaces/mamba2-* on the hub (the same code) | `mamba2` |
+| `mamba2-hf` | `Mamba2ForCausalLM` of transformers | `mamba2` |
 | `gpt2` | `GPT2LMHeadModel` of transformers | `attention` |
 | `gla`, `retnet`, `hgrn2`, `gsa` | fla-hub (fla-org/flash-linear-attention at 0315a70ea5) | same |
 
@@ -132,6 +134,84 @@ def _mamba_hf_settings(options: dict[str, Any], vocab_size: int, length: int) ->
     }
 
 
+# ---------------------------------------------------------------- Mamba-2
+
+MAMBA2_LAYER: Names = {
+    "mixer_norm.weight": "backbone.layers.{i}.norm.weight",
+    "mixer.in_proj.weight": "backbone.layers.{i}.mixer.in_proj.weight",
+    "mixer.conv_weight": "backbone.layers.{i}.mixer.conv1d.weight",
+    "mixer.conv_bias": "backbone.layers.{i}.mixer.conv1d.bias",
+    "mixer.dt_bias": "backbone.layers.{i}.mixer.dt_bias",
+    "mixer.log_A": "backbone.layers.{i}.mixer.A_log",
+    "mixer.D": "backbone.layers.{i}.mixer.D",
+    "mixer.norm.weight": "backbone.layers.{i}.mixer.norm.weight",
+    "mixer.out.weight": "backbone.layers.{i}.mixer.out_proj.weight",
+}
+
+
+def _mamba2_options(settings: Settings) -> dict[str, Any]:
+    _unless(settings, rms_norm=True, attn_layer_idx=[], d_intermediate=0)
+    inner = dict(settings["ssm_cfg"])
+    _unless(inner, layer="Mamba2", ngroups=1, D_has_hdim=False, rmsnorm=True, norm_before_gate=False, d_ssm=None)
+    return {
+        "d_model": settings["d_model"],
+        "num_layers": settings["n_layer"],
+        "d_state": inner.get("d_state", 128),
+        "head_dim": inner.get("headdim", 64),
+        "expand": inner.get("expand", 2),
+        "d_conv": inner.get("d_conv", 4),
+        "tie_embeddings": settings.get("tie_embeddings", True),
+        "norm_eps": 1e-5,
+    }
+
+
+def _mamba2_head(options: dict[str, Any]) -> int:
+    return int(options["head_dim"] or min(64, options["expand"] * options["d_model"]))
+
+
+def _mamba2_settings(options: dict[str, Any], vocab_size: int, length: int) -> dict[str, Any]:
+    inner = {
+        "layer": "Mamba2",
+        "d_state": options["d_state"],
+        "headdim": _mamba2_head(options),
+        "expand": options["expand"],
+        "d_conv": options["d_conv"],
+    }
+    return _mamba_settings({**options, "dt_rank": None}, vocab_size, length) | {"ssm_cfg": inner}
+
+
+def _mamba2_hf_options(settings: Settings) -> dict[str, Any]:
+    _unless(settings, n_groups=1, use_conv_bias=True, use_bias=False, hidden_act="silu")
+    return {
+        "d_model": settings["hidden_size"],
+        "num_layers": settings["num_hidden_layers"],
+        "d_state": settings["state_size"],
+        "head_dim": settings["head_dim"],
+        "expand": settings["expand"],
+        "d_conv": settings["conv_kernel"],
+        "tie_embeddings": settings.get("tie_word_embeddings", False),
+        "norm_eps": settings["layer_norm_epsilon"],
+    }
+
+
+def _mamba2_hf_settings(options: dict[str, Any], vocab_size: int, length: int) -> dict[str, Any]:
+    return {
+        "model_type": "mamba2",
+        "architectures": ["Mamba2ForCausalLM"],
+        "vocab_size": vocab_size,
+        "hidden_size": options["d_model"],
+        "num_hidden_layers": options["num_layers"],
+        "num_heads": options["expand"] * options["d_model"] // _mamba2_head(options),
+        "state_size": options["d_state"],
+        "head_dim": _mamba2_head(options),
+        "expand": options["expand"],
+        "conv_kernel": options["d_conv"],
+        "n_groups": 1,
+        "layer_norm_epsilon": options["norm_eps"],
+        "tie_word_embeddings": options["tie_embeddings"],
+    }
+
+
 # ---------------------------------------------------------------- GPT-2
 
 GPT2_PARTS = {
@@ -255,29 +335,18 @@ def _gsa_options(settings: Settings) -> dict[str, Any]:
     )
 
 
+MAMBA_NETWORK: Names = {
+    "encoder.weight": "backbone.embedding.weight",
+    "final_norm.weight": "backbone.norm_f.weight",
+    "head.weight": "lm_head.weight",
+}
+MAMBA_HF_NETWORK: Names = {**MAMBA_NETWORK, "encoder.weight": "backbone.embeddings.weight"}
+
 LAYOUTS: dict[str, Layout] = {
-    "mamba": Layout(
-        "mamba",
-        _mamba_options,
-        _mamba_settings,
-        {
-            "encoder.weight": "backbone.embedding.weight",
-            "final_norm.weight": "backbone.norm_f.weight",
-            "head.weight": "lm_head.weight",
-        },
-        MAMBA_LAYER,
-    ),
-    "mamba-hf": Layout(
-        "mamba",
-        _mamba_hf_options,
-        _mamba_hf_settings,
-        {
-            "encoder.weight": "backbone.embeddings.weight",
-            "final_norm.weight": "backbone.norm_f.weight",
-            "head.weight": "lm_head.weight",
-        },
-        MAMBA_LAYER,
-    ),
+    "mamba": Layout("mamba", _mamba_options, _mamba_settings, MAMBA_NETWORK, MAMBA_LAYER),
+    "mamba-hf": Layout("mamba", _mamba_hf_options, _mamba_hf_settings, MAMBA_HF_NETWORK, MAMBA_LAYER),
+    "mamba2": Layout("mamba2", _mamba2_options, _mamba2_settings, MAMBA_NETWORK, MAMBA2_LAYER),
+    "mamba2-hf": Layout("mamba2", _mamba2_hf_options, _mamba2_hf_settings, MAMBA_HF_NETWORK, MAMBA2_LAYER),
     "gpt2": Layout(
         "attention",
         _gpt2_options,
@@ -355,9 +424,9 @@ def layout_of(settings: Settings) -> str:
     """The name of the layout of a config.json. ValueError for one that has none."""
     kind = settings.get("model_type")
     if kind is None and "ssm_cfg" in settings:
-        return "mamba"
-    if kind == "mamba":
-        return "mamba-hf"
+        return "mamba2" if (settings["ssm_cfg"] or {}).get("layer") == "Mamba2" else "mamba"
+    if kind in ("mamba", "mamba2"):
+        return f"{kind}-hf"
     if kind in LAYOUTS:
         return str(kind)
     why = "; its blocks run attention and MLP side by side, as no model here does" if kind == PYTHIA else ""

@@ -121,7 +121,7 @@ OF_TRAINING = (
 
 def _lost(key: str, ours: Any, said: Any) -> bool:
     """Whether a layout changes an option. What is a default of ours is a number in some layouts."""
-    if key in (*OF_TRAINING, "version") or (key == "dt_rank" and ours is None):
+    if key in (*OF_TRAINING, "version") or (ours is None and key in ("dt_rank", "head_dim")):
         return False
     if isinstance(ours, float) and isinstance(said, (int, float)):
         # an inner width that was rounded up

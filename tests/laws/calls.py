@@ -485,6 +485,7 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
         Network("narrow", {"reduction": 8, "expand": 2.0, "d_state": 8}),
         Network("attention above", {"attention_layers": [1], "attention_heads": 2}),
     ),
+    "mamba2": (Network("three heads", {"d_state": 6, "head_dim": 8, "expand": 3, "d_model": 8, "d_conv": 3}),),
     "rwkv": (Network("narrow channel mixing", {"mlp_ratio": 1.5, "num_layers": 1}),),
     "sashimi": (
         Network("mamba outside", {"outer": "mamba", "center": "attention", "pool": [3, 2], "d_model": 8}),

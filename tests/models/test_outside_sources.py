@@ -146,3 +146,24 @@ def test_rwkv_equals_rwkv_of_transformers():
         weights |= {f"{channel}.mixer.{a}.weight": source[f"{theirs_channel}.{b}.weight"] for a, b in maps.items()}
     weights |= {f"{a}.{kind}": source[f"rwkv.{b}.{kind}"] for a, b in norms.items() for kind in ("weight", "bias")}
     compare(ours, weights, theirs)
+
+
+def test_mamba2_equals_mamba2_of_transformers():
+    config = transformers.Mamba2Config(
+        vocab_size=VOCABULARY, hidden_size=32, state_size=12, head_dim=16, num_heads=4, n_groups=1, expand=2,
+        num_hidden_layers=3, chunk_size=16, residual_in_fp32=False, tie_word_embeddings=True,
+    )  # fmt: skip
+    theirs = spread(transformers.Mamba2ForCausalLM(config))
+    options = {"num_layers": 3, "d_model": 32, "d_state": 12, "head_dim": 16}
+    ours = MODELS.load("mamba2")(**options).build(SPEC).eval()
+    source = theirs.state_dict()
+    weights = {"encoder.weight": "backbone.embeddings.weight", "final_norm.weight": "backbone.norm_f.weight"}
+    inside = {
+        "in_proj.weight": "in_proj.weight", "conv_weight": "conv1d.weight", "conv_bias": "conv1d.bias",
+        "dt_bias": "dt_bias", "log_A": "A_log", "D": "D", "norm.weight": "norm.weight", "out.weight": "out_proj.weight",
+    }  # fmt: skip
+    for i in range(3):
+        weights[f"layers.{i}.mixer_norm.weight"] = f"backbone.layers.{i}.norm.weight"
+        weights |= {f"layers.{i}.mixer.{a}": f"backbone.layers.{i}.mixer.{b}" for a, b in inside.items()}
+    copied = {name: source[other] for name, other in weights.items()}
+    compare(ours, {k: v.squeeze(1) if k.endswith("conv_weight") else v for k, v in copied.items()}, theirs)

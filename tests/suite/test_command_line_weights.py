@@ -48,13 +48,19 @@ def theirs(kind):
     if kind == "gpt2":
         config = transformers.GPT2Config(vocab_size=264, n_positions=48, n_embd=32, n_layer=2, n_head=4)
         return spread(transformers.GPT2LMHeadModel(config))
+    if kind == "mamba2-hf":
+        config = transformers.Mamba2Config(
+            vocab_size=264, hidden_size=32, state_size=5, head_dim=16, num_heads=4, n_groups=1, num_hidden_layers=2,
+            residual_in_fp32=False,
+        )  # fmt: skip
+        return spread(transformers.Mamba2ForCausalLM(config))
     config = transformers.MambaConfig(
         vocab_size=264, hidden_size=32, state_size=5, num_hidden_layers=2, time_step_rank=4, residual_in_fp32=False
     )
     return spread(transformers.MambaForCausalLM(config))
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "mamba-hf"])
+@pytest.mark.parametrize("kind", ["gpt2", "mamba-hf", "mamba2-hf"])
 def test_a_checkpoint_of_transformers_gives_its_logits_and_comes_back_bit_by_bit(kind, tmp_path, command_line):
     model = theirs(kind)
     model.save_pretrained(tmp_path / "theirs")
@@ -140,7 +146,7 @@ GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positi
         ("{", None, "config.json: cannot be read"),
         ("[]", None, "expected an object with settings, got list"),
         ({"model_type": "gpt_neox"}, None, "its blocks run attention and MLP side by side"),
-        ({"model_type": "bert"}, None, "has no layout here; there are: mamba, mamba-hf, gpt2"),
+        ({"model_type": "bert"}, None, "has no layout here; there are: mamba, mamba-hf, mamba2, mamba2-hf, gpt2"),
         ({"model_type": "gpt2"}, None, "a setting of gpt2 is missing"),
         ({**GPT2, "activation_function": "relu"}, None, "activation_function='relu' is not supported"),
         (GPT2, None, "no *.safetensors and no pytorch_model*.bin"),

@@ -1,0 +1,176 @@
+"""Mamba-2: a gated block around a short convolution and a state space model with one decay a head (SSD).
+
+    z, x, B, C, dt = W_in u  [E D, E D, N, N, H];   x, B, C = silu(conv(x, B, C));   dt = softplus(dt + b_dt)
+    S_t = exp(-dt_t a) S_{t-1} + B_t^T (dt_t x_t);   y_t = C_t S_t + D x_t          for each of H heads of width P
+    W_out norm(y * silu(z))
+
+with E the option `expand`, a > 0 and D one number a head, and B and C shared by all heads. S [N, P] is the state of
+gated linear attention with queries C, keys B, values dt x and a decay of the head, and runs on its kernels.
+
+Source: Dao & Gu 2024 (arXiv 2405.21060), section 7.1 and listing 1; what the text leaves open (a uniform in [1, 16],
+the initialisation of dt, biases, one RMS norm over all E D channels behind the gate) is as in the authors' code
+(state-spaces/mamba, mamba_ssm/modules/mamba2.py). With equal weights it computes what `Mamba2ForCausalLM` of
+transformers computes.
+
+Departures: there is one group of heads, the default of the code; step sizes have no upper limit, as there.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
+from models.backbone import BackboneConfig, require_divides
+from models.parts.casts import at_least_float32
+from models.parts.channel import ChannelMixerKind
+from models.parts.linear import ResidualLinear, split_linear
+from models.parts.mixer import Mixer
+from models.parts.norms import NormKind, RMSNorm
+from models.parts.step import step_linear
+from models.parts.time_axis import LeftPadding, blank
+from suite.bounds import Factor, Positive, Width
+from suite.contracts import TaskSpec
+
+State = tuple[Tensor, Tensor]
+
+
+class Mamba2(Mixer):
+    """The mixer. Its state: the last inputs of the convolution [B, E D + 2 N, W - 1], then S [B, H, N, P]."""
+
+    operator = staticmethod(gated_linear_attention)
+
+    def __init__(self, config: Mamba2Config) -> None:
+        super().__init__()
+        width = config.width
+        self.head_dim, self.d_state = config.head_size, config.d_state
+        self.num_heads = width // self.head_dim
+        self.dt_min, self.dt_max, self.dt_floor = config.dt_min, config.dt_max, 1e-4
+        self.residual_scale = config.num_layers**-0.5 if config.init_residual == "scaled" else 1.0
+        convolved = width + 2 * config.d_state
+        self.sizes = (width, convolved, self.num_heads)
+        self.in_proj = nn.Linear(config.d_model, sum(self.sizes), bias=False)
+        self.conv_weight = nn.Parameter(torch.empty(convolved, config.d_conv))
+        self.conv_bias = nn.Parameter(torch.empty(convolved))
+        self.dt_bias = nn.Parameter(torch.empty(self.num_heads))
+        self.log_A = nn.Parameter(torch.empty(self.num_heads))
+        """The logarithm of a."""
+        self.D = nn.Parameter(torch.empty(self.num_heads))
+        self.norm = RMSNorm(width, eps=config.norm_eps)
+        self.out = ResidualLinear(width, config.d_model, bias=False)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        # the authors keep torch's initialisation of linear and convolution layers
+        self.in_proj.reset_parameters()
+        self.out.reset_parameters()
+        self.out.weight.mul_(self.residual_scale)
+        bound = self.conv_weight.shape[1] ** -0.5
+        nn.init.uniform_(self.conv_weight, -bound, bound)
+        nn.init.uniform_(self.conv_bias, -bound, bound)
+        dt = torch.empty_like(self.dt_bias).uniform_(math.log(self.dt_min), math.log(self.dt_max)).exp()
+        dt = dt.clamp(min=self.dt_floor)
+        # the inverse of softplus, so that softplus(dt_bias) = dt
+        self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))
+        self.log_A.uniform_(1.0, 16.0).log_()
+        self.D.fill_(1.0)
+
+    def _heads(self, convolved: Tensor, dt: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """x and C, B, dt x and log-decays, each [..., H, ...], from the convolved channels and the raw step sizes."""
+        x, B, C = convolved.split((self.num_heads * self.head_dim, self.d_state, self.d_state), dim=-1)
+        x = x.unflatten(-1, (self.num_heads, self.head_dim))
+        dt = F.softplus(at_least_float32(dt) + at_least_float32(self.dt_bias))
+        log_decay = -dt * at_least_float32(self.log_A).exp()
+        B, C = (m.unsqueeze(-2).expand(*m.shape[:-1], self.num_heads, self.d_state) for m in (B, C))
+        return x, C, B, (dt.unsqueeze(-1) * x).to(x.dtype), log_decay
+
+    def _output(self, o: Tensor, x: Tensor, z: Tensor, residual: Tensor | None = None) -> Tensor:
+        y = (o + self.D.to(x.dtype).unsqueeze(-1) * x).flatten(-2) * F.silu(z)
+        return step_linear(self.out, y, norm=self.norm, residual=residual)
+
+    def forward(self, u: Tensor) -> Tensor:
+        z, inputs, dt = split_linear(self.in_proj, u, self.sizes)
+        convolved = causal_conv1d(inputs, self.conv_weight, self.conv_bias, activation="silu")
+        assert isinstance(convolved, Tensor)
+        x, q, k, v, log_decay = self._heads(convolved, dt)
+        o = self.operator(q, k, v, log_decay, scale=1.0)
+        assert isinstance(o, Tensor)
+        return self._output(o, x, z)
+
+    def init_state(self, batch_size: int, capacity: int) -> State:
+        weight = at_least_float32(self.conv_weight)
+        # neighbouring channels lie side by side, because a step takes one input of many channels at a time
+        window = weight.new_zeros(batch_size, weight.shape[1] - 1, weight.shape[0]).transpose(1, 2)
+        return window, weight.new_zeros(batch_size, self.num_heads, self.d_state, self.head_dim)
+
+    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        return self._step(x_t, None, None, state)
+
+    def branch_step(self, x_t: Tensor, norm: nn.Module, state: State) -> tuple[Tensor, State]:
+        return self._step(x_t, norm, x_t, state)
+
+    def _step(self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: State) -> tuple[Tensor, State]:
+        window, before = state
+        z, inputs, dt = step_linear(self.in_proj, x_t, norm=norm).split(self.sizes, dim=-1)
+        convolved = causal_conv1d_step(inputs, self.conv_weight, self.conv_bias, window, activation="silu")
+        x, q, k, v, log_decay = self._heads(convolved, dt)
+        o, after = gated_linear_attention_step(q, k, v, log_decay, before, scale=1.0, in_place=True)
+        return self._output(o, x, z, residual), (window, after)
+
+    def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
+        z, inputs, dt = split_linear(self.in_proj, x, self.sizes)
+        convolved, window = causal_conv1d(
+            blank(inputs, padding), self.conv_weight, self.conv_bias, activation="silu", return_final_state=True
+        )
+        x, q, k, v, log_decay = self._heads(convolved, dt)
+        # the convolution of padding is its bias
+        o, after = self.operator(q, blank(k, padding), v, log_decay, scale=1.0, return_final_state=True)
+        return self._output(o, x, z), (window.to(state[0].dtype), after)
+
+    def state_size(self, length: int) -> int:
+        window = self.conv_weight.shape[0] * (self.conv_weight.shape[1] - 1)
+        return window + self.num_heads * self.d_state * self.head_dim
+
+    def ssm_parameters(self) -> dict[str, nn.Parameter]:
+        return {"log_A": self.log_A, "D": self.D, "dt_bias": self.dt_bias}
+
+
+class Mamba2Config(BackboneConfig):
+    """Mamba-2 in the network of its paper: RMS norms and no channel mixer."""
+
+    channel_mixer: ChannelMixerKind = "none"
+    norm: NormKind = "rms"
+    d_state: Width = 128
+    d_conv: Factor = 4
+    expand: Factor = 2
+    head_dim: Width | None = None
+    """P, which divides expand * d_model. None: 64, or all of expand * d_model where that is less."""
+    dt_min: Positive = 1e-3
+    dt_max: Positive = 1e-1
+    ssm_lr: Positive | None = None
+
+    @property
+    def width(self) -> int:
+        """E D."""
+        return self.expand * self.d_model
+
+    @property
+    def head_size(self) -> int:
+        """P."""
+        return self.head_dim or min(64, self.width)
+
+    def check(self, spec: TaskSpec) -> None:
+        super().check(spec)
+        require_divides("mamba2", head_dim=self.head_size, width=self.width)
+        if not 2 <= self.d_conv <= 4:
+            raise ValueError(f"mamba2: needs d_conv in 2..4, got {self.d_conv}.")
+        if self.dt_min > self.dt_max:
+            raise ValueError(f"mamba2: dt_min={self.dt_min} is above dt_max={self.dt_max}; exchange them.")
+
+    def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
+        return Mamba2(self)

@@ -10,6 +10,7 @@ are options of this file, so that a comparison of models compares their mixers a
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -106,9 +107,16 @@ class BackboneConfig(Config):
     @model_serializer(mode="wrap")
     def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = handler(self)
+        for key in self._left_out():
+            if not values.get(key, True):
+                del values[key]
+        return values
+
+    @classmethod
+    @functools.cache
+    def _left_out(cls) -> tuple[str, ...]:
         # an option that is on by default is written when it is off, so that settings are read back as they were
-        left_out = {key for key in self.left_out_when_off if not type(self).model_fields[key].default}
-        return {key: value for key, value in values.items() if value or key not in left_out}
+        return tuple(key for key in cls.left_out_when_off if not cls.model_fields[key].default)
 
     def check(self, spec: TaskSpec) -> None:
         """Raises ValueError where this model cannot serve that task."""
@@ -173,6 +181,8 @@ def require_divides(model: str, **numbers: int) -> None:
     require_divides("gsa", num_heads=4, d_model=64)
     """
     (small_name, small), (large_name, large) = numbers.items()
+    if large < 1:
+        raise ValueError(f"{model}: {large_name} would be {large}; raise the options that it follows from.")
     if small < 1 or large % small:
         low = [n for n in range(1, math.isqrt(large) + 1) if large % n == 0]
         allowed = sorted({*low, *(large // n for n in low)})

@@ -10,6 +10,7 @@ import fnmatch
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -130,9 +131,14 @@ def expand(
         # a run that is left out by its names is not resolved, because its data need not be here
         if not filters.may_keep(tree):
             continue
+        run: Run | None = None
         for seed in seeds:
             try:
-                run = resolver.resolve(name, scale, tree, seed, where)
+                if isinstance(run, TrainingRun) and run.base is None:
+                    # nothing else of a run depends on its seed, but which run it starts with
+                    run = replace(run, seed=seed)
+                else:
+                    run = resolver.resolve(name, scale, tree, seed, where)
             except ValueError as error:
 
                 def resolve(chosen: _Given, where: str, point: Point = point, seed: int = seed) -> object:

@@ -160,5 +160,7 @@ class TrainConfig(Config):
     def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # runs without these options keep the ids they had before the options existed
         values: dict[str, Any] = handler(self)
-        optional = ("init_from", "length_warmup", "record_kernels", "test_last")
-        return {key: value for key, value in values.items() if value or key not in optional}
+        for key in ("init_from", "length_warmup", "record_kernels", "test_last"):
+            if not values.get(key, True):
+                del values[key]
+        return values

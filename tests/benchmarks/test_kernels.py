@@ -4,7 +4,8 @@
 
 The samples are those of `suite.bench.measure` (device time, with the cache overwritten before each), which the plugin
 receives through its clock. Without `--benchmark-only` every case goes through the accuracy rule once. On a CPU the
-shapes are the short ones, and Triton kernels are interpreted: the quick tier then runs them on tiny shapes instead.
+shapes are the short ones. Triton kernels are interpreted there, on fewer channels: the quick tier runs them on tiny
+shapes, and tests/kernels tries every size at which a kernel does something else.
 """
 
 from __future__ import annotations
@@ -41,13 +42,22 @@ class Replay:
         return self.now
 
 
+def cut(case: Case, **most: int) -> Case:
+    """The case with at most these sizes; the others choose the kernel and stay."""
+    return replace(case, shape=tuple((key, min(value, most.get(key, value))) for key, value in case.shape))
+
+
 def tiny(case: Case) -> Case:
-    """The case with one sequence and one channel of 17 steps; the other sizes choose the kernel and stay.
+    """The case with one sequence and one channel of 17 steps.
 
     A case of a single step has four channels, because one number may be near zero by chance.
     """
-    most = {"B": 1, "T": 17, "D": 1 if "T" in dict(case.shape) else 4, "H": 1}
-    return replace(case, shape=tuple((key, min(value, most.get(key, value))) for key, value in case.shape))
+    return cut(case, B=1, T=17, D=1 if "T" in dict(case.shape) else 4, H=1)
+
+
+def narrow(case: Case) -> Case:
+    """The case with one sequence of 130 steps and eight channels, which the interpreter carries out in seconds."""
+    return cut(case, B=1, T=130, D=8, H=1)
 
 
 def parameter(workload, case, *marks):
@@ -62,10 +72,14 @@ def parameters():
         workload = REGISTRY.load(name)
         seen = set()
         for case in cases(workload, [SHAPES], ["ours", "torch", "peer"]):
-            interpreted = DEVICE.type == "cpu" and measure.find(workload, case.implementation).cold_start
-            yield parameter(workload, case, *([pytest.mark.slow] if interpreted else []))
+            if DEVICE.type != "cpu" or not measure.find(workload, case.implementation).cold_start:
+                yield parameter(workload, case)
+                continue
+            # a backward pass begins with the forward pass
+            if case.backward or not workload.backward:
+                yield parameter(workload, narrow(case), pytest.mark.slow)
             kind = case.implementation, case.dtype, case.direction
-            if interpreted and kind not in seen:
+            if kind not in seen:
                 seen.add(kind)
                 yield parameter(workload, tiny(case))
 

@@ -66,9 +66,8 @@ def test_the_kernel_takes_any_view():
         A, B = A.t().contiguous().t(), B.transpose(1, 2).contiguous().transpose(1, 2)
         return scan()(x, z=z.transpose(1, 2).contiguous().transpose(1, 2), A=A.conj().conj_physical(), B=B, **rest)
 
-    assert_matches_reference(
-        op, selective_scan_reference, make_inputs(2, 6, 3, 4, complex_=True), torch.bfloat16, WIDE, DEVICE
-    )
+    inputs = make_inputs(2, 6, 3, 4, complex_=True)
+    assert_matches_reference(op, selective_scan_reference, inputs, dtype=torch.bfloat16, keep=WIDE, device=DEVICE)
 
 
 def test_passing_the_state_equals_the_whole():

@@ -287,13 +287,20 @@ def test_a_stored_run_with_older_operators_is_named_and_repeated_only_by_force(c
     assert "older operators" not in printed
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Rows of a grid that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert call(*quick(folder)).returncode == 0
+    return rows(folder)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "after_s"), [(signal.SIGINT, 6), (signal.SIGINT, 0.5), (signal.SIGHUP, 6), (signal.SIGKILL, 6)]
 )
-def test_an_interrupted_grid_continues_with_the_same_numbers(tmp_path, number, after_s):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert call(*quick(whole)).returncode == 0
+def test_an_interrupted_grid_continues_with_the_same_numbers(whole, tmp_path, number, after_s):
+    broken = tmp_path / "broken"
     command = [sys.executable, str(HOME / "run_suite.py"), *map(str, quick(broken))]
     process = subprocess.Popen(command, cwd=HOME, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE)
     time.sleep(after_s)
@@ -302,7 +309,7 @@ def test_an_interrupted_grid_continues_with_the_same_numbers(tmp_path, number, a
     if number != signal.SIGKILL and not list(broken.rglob("*.parquet")):
         assert process.returncode == 130
     assert call(*quick(broken)).returncode == 0
-    assert rows(broken) == rows(whole)
+    assert rows(broken) == whole
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ test is collected.
 """
 
 import contextlib
+import dataclasses
 import os
 
 import numpy as np
@@ -48,11 +49,52 @@ def multiply_in_the_interpreter():
     InterpreterBuilder.create_dot = lambda self, a, b, *rest: dot(self, wide(a), wide(b), *rest)
 
 
+def patch_the_language_once_a_launch():
+    """Let Triton's interpreter patch `triton.language` once a launch; 3.9 repeats it at each call of a device function.
+
+    It walks all members of the language for that, which takes half of the time of a kernel made of small functions.
+    """
+    from triton.runtime import interpreter
+
+    patch, patched = interpreter._patch_lang, set()
+
+    def once(fn):
+        # functions of one module see the same names of the language
+        if fn.__module__ in patched:
+            return interpreter._LangPatchScope()
+        patched.add(fn.__module__)
+        scope = patch(fn)
+        restore = scope.restore
+
+        def restore_and_forget():
+            # only a launch restores; what device functions have patched is then patched anew in the next launch
+            patched.clear()
+            restore()
+
+        scope.restore = restore_and_forget
+        return scope
+
+    # older versions of Triton keep no record of what they patch
+    if hasattr(interpreter, "_LangPatchScope"):
+        interpreter._patch_lang = once
+
+
+def spare_unused_checks_in_the_interpreter():
+    """Let Triton's interpreter skip the overflow check of integers, whose result it uses only when it debugs (3.9)."""
+    from triton.runtime.interpreter import interpreter_builder
+
+    options = interpreter_builder.options
+    if not options.debug:
+        interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
+
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     with contextlib.suppress(ImportError):
         round_in_the_interpreter()
         multiply_in_the_interpreter()
+        patch_the_language_once_a_launch()
+        spare_unused_checks_in_the_interpreter()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import typer
 from suite.commands.console import table_console
 from suite.commands.planning import Data, Only, Scale, Seeds, resolved_runs
 from suite.commands.repository import LOCAL, ExperimentName, Plugins, Results, Sets, repository_of
+from suite.commands.status import print_summary
 
 
 def collect(
@@ -24,7 +25,7 @@ def collect(
 
     from suite.display import GridDisplay
     from suite.executors.slurm import collect as collect_jobs
-    from suite.store.status import standings, summary
+    from suite.store.status import standings
 
     (experiment, _, _), runs = resolved_runs(
         repository_of(context, plugins),
@@ -44,7 +45,4 @@ def collect(
     display = GridDisplay(console, len(ended))
     for finished in ended:
         display.finished(finished)
-    heading = (
-        f"{experiment}, scale {runs[0].scale}, in {results}: {len(runs)} runs, {summary(standings(runs, results))}"
-    )
-    console.print(heading, highlight=False, markup=False, soft_wrap=True)
+    print_summary(console, experiment, results, standings(runs, results))

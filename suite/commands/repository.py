@@ -183,7 +183,10 @@ Plugins = Annotated[
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: a GPU if there is one.")]
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Change a value: train.lr=1e-3; 1e-3,3e-3 runs each of both; repeatable."),
+    typer.Option(
+        "--set",
+        help="Change a value: train.lr=1e-3; runs each of several: train.lr=1e-3,3e-3 or model.name=dss-*; repeatable.",
+    ),
 ]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change a value: train.lr=1e-3; repeatable.")]
 Results = Annotated[

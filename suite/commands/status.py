@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import typer
 
 from suite.commands.console import table_console
 from suite.commands.planning import Data, Only, Scale, Seeds, resolved_runs
 from suite.commands.repository import LOCAL, ExperimentName, Plugins, Results, Sets, repository_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from suite.store.status import Standing
 
 STYLES = {"running": "green", "failed": "red", "diverged": "red", "oom": "red"}
 
@@ -27,7 +36,7 @@ def status(
     from suite.display import run_label
     from suite.store import storage
     from suite.store.estimate import estimate
-    from suite.store.status import standings, summary
+    from suite.store.status import standings
 
     repository = repository_of(context, plugins)
     (experiment, _, _), runs = resolved_runs(
@@ -48,10 +57,17 @@ def status(
             line = f"{standing.state:11s}  {run_label(standing.run)}  {standing.detail}"
             style = STYLES.get(standing.state, "")
             console.print(line.rstrip(), style=style, highlight=False, markup=False, soft_wrap=True)
-    heading = f"{experiment}, scale {runs[0].scale}, in {results}: {len(runs)} runs, {summary(found)}"
-    console.print(heading, highlight=False, markup=False, soft_wrap=True)
+    print_summary(console, experiment, results, found)
     left = [
         standing.run for standing in found if standing.state in ("running", "queued", "interrupted", "to do", "failed")
     ]
     for line in estimate(left, storage.files([results, repository.reference], experiment)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def print_summary(console: Console, experiment: str, results: Path, found: Sequence[Standing]) -> None:
+    """Prints in one line how many runs of an experiment there are and where they stand."""
+    from suite.store.status import summary
+
+    line = f"{experiment}, scale {found[0].run.scale}, in {results}: {len(found)} runs, {summary(found)}"
+    console.print(line, highlight=False, markup=False, soft_wrap=True)

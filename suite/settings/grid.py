@@ -111,7 +111,8 @@ def expand(
     only: `key=value` filters on the resolved run. Values of one key, in one text or several, are alternatives
         (`model.name=gsa,gla`), and a word may be a pattern (`model.name=dss-*`).
     overrides: `key=value` settings that win over the grid. Several values of one key (`train.lr=1e-3,3e-3`) are an axis
-        of their own; values of several keys are combined.
+        of their own; values of several keys are combined. A pattern stands for the names that fit it
+        (`model.name=dss-*`).
     seeds: take these instead of the grid's own.
     where: the file's name, for messages.
     """
@@ -122,7 +123,7 @@ def expand(
     seeds = seeds_of(config, scale) if seeds is None else seeds
     if config.timed and tuple(seeds) != (0,):
         raise ValueError(f"{where}: seeds: timings have none, their inputs are always the same; leave out --seeds")
-    settings = _settings(config, overrides)
+    settings = _settings(config, overrides, resolver)
     filters = Filters(only)
     runs: list[Run] = []
     dropped: list[Run] = []
@@ -165,17 +166,33 @@ _Given = Mapping[str, tuple[str, Any]]
 """Dotted keys of `--set` to the text that the user typed and its value."""
 
 
-def _settings(config: ExperimentConfig, overrides: Sequence[str]) -> list[_Given]:
+def _settings(config: ExperimentConfig, overrides: Sequence[str], resolver: Resolver) -> list[_Given]:
     """Every combination of the values that `--set` gives; of texts with the same key, the last one counts."""
     axes: dict[str, list[tuple[str, str, Any]]] = {}
     for text in overrides:
-        parts = alternatives(text)
+        parts = alternatives(text, "--set")
         values = assignments(parts, "--set")
         _check_key(config, values[0][0], f"--set {text}")
-        axes[values[0][0]] = [(key, part, value) for part, (key, value) in zip(parts, values, strict=True)]
+        axes[values[0][0]] = [
+            (key, part, name)
+            for part, (key, value) in zip(parts, values, strict=True)
+            for name in _fitting(resolver, key, value, f"--set {part}")
+        ]
     if math.prod(map(len, axes.values())) > MAX_RUNS:
         raise ValueError(f"--set: the values have more than {MAX_RUNS:,} combinations; give fewer")
     return [{key: (part, value) for key, part, value in chosen} for chosen in itertools.product(*axes.values())]
+
+
+def _fitting(resolver: Resolver, key: str, value: Any, where: str) -> list[Any]:
+    """The registered names that fit a pattern of names (`model.name=dss-*`); any other value stands for itself."""
+    registries = {"task.name": resolver.tasks, "model.name": resolver.models, "bench.op": resolver.operators}
+    if key not in registries or not isinstance(value, str) or not {"*", "?"} & set(value):
+        return [value]
+    registry = registries[key]
+    names = [name for name in registry.entries if fnmatch.fnmatchcase(name, value)]
+    if not names:
+        raise ValueError(f"{where}: no {registry.kind} fits; there are: {', '.join(registry.entries)}")
+    return names
 
 
 def _tree(config: ExperimentConfig, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -200,9 +217,13 @@ def _blamed(error: ValueError, given: _Given, resolve: Callable[[_Given, str], o
             return found
         return None
 
-    for key, (text, _) in given.items():
+    for key, (text, value) in given.items():
         if fault({other: value for other, value in given.items() if other != key}, where) is None:
-            return fault(given, f"--set {text}") or error
+            blamed = fault(given, f"--set {text}") or error
+            listed = text.partition("=")[2].strip()
+            if listed[:1] == "[" and value and fault({**given, key: (text, value[0])}, where) is None:
+                return ValueError(f"{blamed}; for a run with each value leave out the brackets: {key}={listed[1:-1]}")
+            return blamed
     if given and fault({}, where) is None:
         return fault(given, " ".join(f"--set {text}" for text, _ in given.values())) or error
     return error
@@ -216,7 +237,7 @@ class Filters:
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.wanted: dict[str, list[Any]] = {}
-        for key, value in assignments([part for text in texts for part in alternatives(text)], "--only"):
+        for key, value in assignments([part for text in texts for part in alternatives(text, "--only")], "--only"):
             self.wanted.setdefault(key, []).append(value)
         self.seen: dict[str, dict[str, Any]] = {key: {} for key in self.wanted}
 

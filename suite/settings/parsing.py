@@ -136,8 +136,11 @@ def shortened(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:70]} ... {text[-20:]}"
 
 
-def alternatives(text: str) -> list[str]:
-    """`key=a` and `key=b` for the text `key=a,b`. Commas in brackets or quotes separate nothing: `key=[1,2],[3]`."""
+def alternatives(text: str, flag: str) -> list[str]:
+    """`key=a` and `key=b` for the text `key=a,b`, which was given behind `flag`.
+
+    Commas in brackets or quotes separate nothing: `key=[1,2],[3]`. ValueError for a comma without a value on a side.
+    """
     key, equals, values = text.partition("=")
     parts, depth, quote = [""], 0, ""
     for letter in values:
@@ -152,6 +155,8 @@ def alternatives(text: str) -> list[str]:
             parts.append("")
         else:
             parts[-1] += letter
+    if len(parts) > 1 and not all(part.strip() for part in parts):
+        raise ValueError(f"{flag} {shortened(text)}: a comma needs a value on both sides (null for none)")
     return [f"{key}{equals}{part}" for part in parts]
 
 
@@ -161,7 +166,8 @@ def assignment(text: str, flag: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise ValueError(f"{flag} {text!r}: expected section.key=value, e.g. train.lr=1e-3")
     try:
-        parsed = read_yaml(value)
+        # YAML takes a word such as *-exp, which is a pattern here, for a reference to another value
+        parsed = value.strip() if value.lstrip().startswith("*") else read_yaml(value)
     except yaml.YAMLError:
         raise ValueError(f"{flag} {text!r}: the value is not valid YAML") from None
     check_finite(parsed, f"{flag} {text!r}: ")

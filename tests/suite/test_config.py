@@ -26,8 +26,8 @@ def grid(**changes):
     return ExperimentConfig(**{**GRID, **changes})
 
 
-def runs(config=None, **options):
-    return expand("toy/test", config or grid(), RESOLVER, **options)
+def runs(config=None, resolver=RESOLVER, **options):
+    return expand("toy/test", config or grid(), resolver, **options)
 
 
 def test_a_grid_is_the_product_of_its_axes_and_seeds_in_order():
@@ -74,7 +74,30 @@ def test_several_values_of_set_are_an_axis():
     ],
 )
 def test_commas_outside_brackets_and_quotes_separate_values(text, parts):
-    assert alternatives(text) == parts
+    assert alternatives(text, "--set") == parts
+
+
+def test_a_comma_without_a_value_is_refused_and_gives_no_null():
+    for option in ("overrides", "only"):
+        with pytest.raises(ValueError, match=r"^--\w+ 'train\.lr=1e-3,': a comma needs a value on both sides"):
+            runs(**{option: ["train.lr=1e-3,"]})
+
+
+def test_a_list_for_a_number_is_told_how_several_values_are_written():
+    with pytest.raises(ValueError, match=r"leave out the brackets: train.lr=1e-3, 3e-3$"):
+        runs(overrides=["train.lr=[1e-3, 3e-3]"])
+    # a list that is wrong in itself is not
+    with pytest.raises(ValueError, match=r"^--set train.lr=\[x, y\]: ((?!brackets).)*$"):
+        runs(overrides=["train.lr=[x, y]"])
+
+
+def test_a_pattern_of_set_stands_for_the_names_that_fit():
+    entry = RESOLVER.models.entries["toy"]
+    models = RESOLVER.models.extended({"toy-2": entry, "other": entry}, by="test")
+    found = runs(resolver=replace(RESOLVER, models=models), overrides=["model.name=t*y,*-2"], seeds=(0,))
+    assert {run.model_name for run in found} == {"toy", "toy-2"}
+    with pytest.raises(ValueError, match=r"^--set model.name=x-\*: no model fits; there are: toy$"):
+        runs(overrides=["model.name=x-*"])
 
 
 def test_only_keeps_the_runs_that_have_the_value():

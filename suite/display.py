@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
@@ -18,18 +19,49 @@ from rich.progress import (
 from suite.runner import Finished
 from suite.runs import Progress as RunProgress
 from suite.runs import Run
+from suite.settings.grid import iter_keys
+from suite.settings.parsing import shortened
+
+MOST_SETTINGS = 4
+"""A label with more settings than that would not fit on a line."""
 
 
-def run_label(run: Run) -> str:
-    """`gsa on mqar, seed 0 [1f0c...]`, `attention torch, forward [9a70...]`."""
-    return f"{run.title} [{run.run_id[:6]}]"
+def run_label(run: Run, settings: str = "") -> str:
+    """`gsa on mqar, seed 0 [1f0c...]`, `attention torch, forward [9a70...]`, with settings in front of the id."""
+    return f"{run.title}{settings} [{run.run_id[:6]}]"
+
+
+def differing(runs: Sequence[Run]) -> dict[str, str]:
+    """By run id, the settings that tell a run from those with the same title: `, d_model=16`.
+
+    runs: those of one call; a run that differs from none is left out.
+    """
+    alike: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        alike.setdefault((run.experiment, run.title), []).append(run)
+    found = {}
+    for group in alike.values():
+        flat = [dict(iter_keys(run.resolved)) for run in group] if len(group) > 1 else []
+        keys = [key for key in dict.fromkeys(key for values in flat for key in values) if _differ(flat, key)]
+        for run, values in zip(group, flat, strict=False):
+            chosen = [key for key in keys if key in values][:MOST_SETTINGS]
+            found[run.run_id] = "".join(f", {key.partition('.')[2]}={shortened(values[key])}" for key in chosen)
+    return found
+
+
+def _differ(flat: Sequence[dict[str, object]], key: str) -> bool:
+    return any(values.get(key) != flat[0].get(key) for values in flat)
 
 
 class GridDisplay:
-    """Context manager that shows a bar for the grid and one for each current run."""
+    """Context manager that shows a bar for the grid and one for each current run.
 
-    def __init__(self, console: Console, total: int, quiet: bool = False) -> None:
+    runs: all runs of the grid, by which labels tell those apart that differ only in a setting.
+    """
+
+    def __init__(self, console: Console, total: int, quiet: bool = False, runs: Sequence[Run] = ()) -> None:
         self.console = console
+        self.settings = differing(runs)
         self.live = console.is_terminal and not quiet
         self.quiet = quiet
         self.bars = Progress(
@@ -54,9 +86,13 @@ class GridDisplay:
     ) -> None:
         self.bars.stop()
 
+    def label(self, run: Run) -> str:
+        """The run in a few words, which no other run of the grid has."""
+        return run_label(run, self.settings.get(run.run_id, ""))
+
     def started(self, run: Run) -> None:
         """A run has started."""
-        self.tasks[run.run_id] = self.bars.add_task(run_label(run), total=None, note="preparing")
+        self.tasks[run.run_id] = self.bars.add_task(self.label(run), total=None, note="preparing")
 
     def progressed(self, run: Run, progress: RunProgress) -> None:
         """A run reports how far it is."""
@@ -74,7 +110,7 @@ class GridDisplay:
             return
         found = f"{finished.found}  " if finished.found else ""
         reason = f"  {finished.error.splitlines()[0]}" if finished.error else ""
-        line = f"{finished.status:9s}{run_label(finished.run)}  {found}{finished.seconds:.1f} s{reason}"
+        line = f"{finished.status:9s}{self.label(finished.run)}  {found}{finished.seconds:.1f} s{reason}"
         style = {"ok": "", "n/a": "dim"}.get(finished.status, "red")
         self.bars.console.print(line, style=style, markup=False, highlight=False)
 
@@ -93,7 +129,7 @@ class GridDisplay:
         """A run is tried once more, because its worker did not survive it."""
         if run.run_id in self.tasks:
             self.bars.remove_task(self.tasks.pop(run.run_id))
-        line = f"again    {run_label(run)}  {reason}"
+        line = f"again    {self.label(run)}  {reason}"
         self.bars.console.print(line, style="yellow", markup=False, highlight=False)
 
     def interrupted(self, reason: str = "interrupted") -> None:

@@ -103,7 +103,7 @@ class Notebook:
             force=force,
             retry_failed=False,
         )
-        with GridDisplay(Console(quiet=quiet), len(call.todo), quiet=quiet) as display:
+        with GridDisplay(Console(quiet=quiet), len(call.todo), quiet, [item.run for item in call.planned]) as display:
             try:
                 if call.todo:
                     call.carry_out(display)

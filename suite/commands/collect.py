@@ -42,7 +42,7 @@ def collect(
         ended = collect_jobs(runs, results)
     except OSError as error:
         raise ValueError(f"the scheduler cannot be asked ({error}); call this on a login node of the cluster") from None
-    display = GridDisplay(console, len(ended))
+    display = GridDisplay(console, len(ended), runs=runs)
     for finished in ended:
         display.finished(finished)
     print_summary(console, experiment, results, standings(runs, results))

@@ -120,7 +120,7 @@ def run(
     from suite.executors.local import OutOfTimeError
     from suite.runner import FAILED
 
-    with GridDisplay(console, num_todo) as display:
+    with GridDisplay(console, num_todo, runs=[item.run for item in call.planned]) as display:
         try:
             ended = call.carry_out(display)
         except OutOfTimeError:

@@ -1,0 +1,36 @@
+"""The lines of a grid tell its runs apart."""
+
+import io
+
+from rich.console import Console
+
+from suite.display import GridDisplay, differing
+from suite.runner import Finished
+from suite.settings.grid import expand
+from tests.suite.test_config import grid
+from tests.suite.toy import RESOLVER
+
+
+def runs(*overrides, **changes):
+    return expand("toy/test", grid(**changes), RESOLVER, overrides=overrides, seeds=(0, 1))
+
+
+def test_runs_of_one_title_are_told_apart_by_the_settings_in_which_they_differ():
+    found = runs("train.lr=1e-3,3e-3", sweep={})
+    settings = differing(found)
+    assert [(run.seed, settings[run.run_id]) for run in found] == [
+        (0, ", lr=0.001"),
+        (1, ", lr=0.001"),
+        (0, ", lr=0.003"),
+        (1, ", lr=0.003"),
+    ]
+    # seeds alone stand in the title
+    assert differing(runs(sweep={})) == {}
+
+
+def test_the_line_of_a_finished_run_has_its_setting():
+    found = runs("train.lr=1e-3,3e-3", sweep={})
+    written = io.StringIO()
+    with GridDisplay(Console(file=written, width=200), len(found), runs=found) as display:
+        display.finished(Finished(found[2], "ok", error="", seconds=1.0, found=""))
+    assert written.getvalue().startswith("ok       toy on parity, seed 0, lr=0.003 [")

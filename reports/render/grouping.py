@@ -63,9 +63,8 @@ def grouped(
         mixed |= _differing(group) - set(keys)
     notes = [f"every stored run of scale {scale}, points of the grid or not; mean ± standard deviation over runs"]
     if mixed:
-        notes.append(
-            f"runs of one line also differ in: {', '.join(sorted(mixed))}; name them with --by to separate them"
-        )
+        differ = ", ".join(sorted(mixed, key=_names_first))
+        notes.append(f"runs of one line also differ in: {differ}; name them with --by to separate them")
     grid = Grid(
         "",
         (*keys, *columns, "runs", "failed"),
@@ -75,6 +74,11 @@ def grouped(
     )
     where = f"by {', '.join(keys)}; scale: {scale}"
     return Document(name, f"{name}: {config.title}", where, (grid,), tuple(notes), (), lambda: None)
+
+
+def _names_first(key: str) -> tuple[bool, str]:
+    """Sorts `model.name` before the options of models, which often follow from it."""
+    return not key.endswith(".name"), key
 
 
 def _order(value: object) -> tuple[bool, float, str]:

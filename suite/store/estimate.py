@@ -36,5 +36,13 @@ def estimate(runs: Sequence[Run], files: Sequence[Path]) -> list[str]:
         found = [medians[near] for keys in wanted if (near := next((key for key in keys if key in medians), None))]
         if found:
             rest = f"; {len(runs) - len(found)} without a like run" if len(found) < len(runs) else ""
-            lines.append(f"about {sum(found) / 3600:.2g} hours of {device} for {len(found)} runs to do{rest}")
+            count = "1 run" if len(found) == 1 else f"{len(found)} runs"
+            lines.append(f"about {_duration(sum(found))} of {device} for {count} to do{rest}")
     return lines
+
+
+def _duration(seconds: float) -> str:
+    """`20 seconds`, `3.5 minutes`, `0.4 hours`."""
+    if seconds >= 360:
+        return f"{seconds / 3600:.2g} hours"
+    return f"{seconds / 60:.2g} minutes" if seconds >= 60 else f"{seconds:.2g} seconds"

@@ -29,15 +29,21 @@ def store(root, run, seconds, device="GPU", **columns):
 def test_a_run_takes_as_long_as_its_other_seeds_or_else_as_its_model_on_its_task(tmp_path):
     wanted = make_run(seed=0)
     files = [store(tmp_path, make_run(seed=1, train={"epochs": 9}), 3600.0)]
-    assert estimate([wanted], files) == ["about 1 hours of GPU for 1 runs to do"]
+    assert estimate([wanted], files) == ["about 1 hours of GPU for 1 run to do"]
     files += [store(tmp_path, make_run(seed=seed), 7200.0 * seed) for seed in (1, 2, 3)]
-    assert estimate([wanted], files) == ["about 4 hours of GPU for 1 runs to do"]
+    assert estimate([wanted], files) == ["about 4 hours of GPU for 1 run to do"]
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(17.3, "17 seconds"), (359, "6 minutes"), (360, "0.1 hours")])
+def test_short_times_are_not_said_in_hours(tmp_path, seconds, words):
+    files = [store(tmp_path, make_run(seed=1), seconds)]
+    assert estimate([make_run(seed=0)], files) == [f"about {words} of GPU for 1 run to do"]
 
 
 def test_a_shared_device_counts_by_its_share_and_failures_do_not(tmp_path):
     shared = store(tmp_path, make_run(seed=1), 7200.0, device="GPU, 4 runs")
     failed = store(tmp_path, make_run(seed=2), 1.0, status="failed")
-    assert estimate([make_run(seed=0)], [shared, failed]) == ["about 0.5 hours of GPU for 1 runs to do"]
+    assert estimate([make_run(seed=0)], [shared, failed]) == ["about 0.5 hours of GPU for 1 run to do"]
 
 
 @pytest.mark.parametrize("footer", [None, b'{"status": "ok", "operators": null, "error": ""}'])
@@ -45,5 +51,5 @@ def test_rows_whose_footer_does_not_say_what_they_are_like_count_too(tmp_path, f
     path = store(tmp_path, make_run(seed=1), 3600.0)
     metadata = footer and {storage.ENDING: f"{zlib.crc32(footer):08x} ".encode() + footer}
     pq.write_table(storage.load(path).replace_schema_metadata(metadata), path)
-    assert estimate([make_run(seed=0)], [path]) == ["about 1 hours of GPU for 1 runs to do"]
+    assert estimate([make_run(seed=0)], [path]) == ["about 1 hours of GPU for 1 run to do"]
     assert storage.ending(path).status == "ok"

@@ -18,23 +18,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.forget_gate import forget_gate
-from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from models.backbone import BackboneConfig, require_divides
-from models.parts.casts import at_least_float32
 from models.parts.channel import ChannelMixerKind
 from models.parts.linear import ResidualLinear
+from models.parts.linear_attention import GatedLinearMixer, Projected
 from models.parts.mixer import Mixer
 from models.parts.norms import NormKind, RMSNorm
 from models.parts.step import shared_norm, step_linear
-from models.parts.time_axis import LeftPadding, blank
 from suite.bounds import Epsilon, Positive, Ratio, Width
 from suite.contracts import TaskSpec
 
 
-class GLA(Mixer):
+class GLA(GatedLinearMixer):
     """The mixer. Its state: [B, H, K, V]."""
 
-    operator = staticmethod(gated_linear_attention)
     also_called: ClassVar[Mapping[str, str]] = {"proj": "qkv"}
     """The name that attention has for the same projections, for `train.init_from`."""
 
@@ -52,9 +49,7 @@ class GLA(Mixer):
         self.norm = RMSNorm(self.value_dim, eps=config.norm_eps)
         self.out = ResidualLinear(d_model, d_model, bias=False)
 
-    def _project(
-        self, x: Tensor, norm: nn.Module | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    def _project(self, x: Tensor, norm: nn.Module | None = None) -> Projected:
         x, norm = shared_norm(norm, x)
         q, k, v, *gates = step_linear(self.proj, x, norm=norm).split(self.split, dim=-1)
         if self.from_attention:
@@ -63,42 +58,6 @@ class GLA(Mixer):
         log_decay, _ = forget_gate(decay, damping=self.damping, complement=False)
         q, k, log_decay = (z.unflatten(-1, (self.num_heads, self.key_dim)) for z in (q, k, log_decay))
         return q, k, v.unflatten(-1, (self.num_heads, self.value_dim)), log_decay, next(iter(gates), None)
-
-    def _output(self, o: Tensor, gate: Tensor | None, residual: Tensor | None = None) -> Tensor:
-        return step_linear(self.out, o.flatten(-2), norm=self.norm, gate=gate, residual=residual)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v, log_decay, gate = self._project(x)
-        o = self.operator(q, k, v, log_decay)
-        assert isinstance(o, Tensor)
-        return self._output(o, gate)
-
-    def init_state(self, batch_size: int, capacity: int) -> tuple[Tensor]:
-        weight = at_least_float32(self.out.weight)
-        return (weight.new_zeros(batch_size, self.num_heads, self.key_dim, self.value_dim),)
-
-    def step(self, x_t: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
-        return self._step(x_t, None, None, state)
-
-    def branch_step(self, x_t: Tensor, norm: nn.Module, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
-        return self._step(x_t, norm, x_t, state)
-
-    def _step(
-        self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: tuple[Tensor]
-    ) -> tuple[Tensor, tuple[Tensor]]:
-        q, k, v, log_decay, gate = self._project(x_t, norm)
-        o, new = gated_linear_attention_step(q, k, v, log_decay, state[0], in_place=True)
-        return self._output(o, gate, residual), (new,)
-
-    def prefill(
-        self, x: Tensor, state: tuple[Tensor], padding: LeftPadding | None = None
-    ) -> tuple[Tensor, tuple[Tensor]]:
-        q, k, v, log_decay, gate = self._project(x)
-        o, new = self.operator(q, blank(k, padding), v, log_decay, return_final_state=True)
-        return self._output(o, gate), (new,)
-
-    def state_size(self, length: int) -> int:
-        return self.num_heads * self.key_dim * self.value_dim
 
 
 class GLAConfig(BackboneConfig):

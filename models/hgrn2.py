@@ -21,15 +21,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.forget_gate import forget_gate
-from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from models.backbone import BackboneConfig, require_divides
 from models.parts.casts import at_least_float32
 from models.parts.channel import ChannelMixerKind
 from models.parts.linear import ResidualLinear
+from models.parts.linear_attention import GatedLinearMixer, Projected
 from models.parts.mixer import Mixer
 from models.parts.norms import NormKind, RMSNorm
 from models.parts.step import step_linear
-from models.parts.time_axis import LeftPadding, blank
 from suite.bounds import Epsilon, Ratio, Width
 from suite.contracts import TaskSpec
 
@@ -48,22 +47,20 @@ class LowerBounds(nn.Module):
         return log_f, rest
 
 
-class HGRN2(Mixer):
+class HGRN2(GatedLinearMixer):
     """The mixer. Its state: [B, H, K, K]."""
-
-    operator = staticmethod(gated_linear_attention)
 
     def __init__(self, config: HGRN2Config, layer: int, lower_bounds: LowerBounds | None) -> None:
         super().__init__()
         d_model, self.num_heads = config.d_model, config.heads
-        self.head_dim = d_model // self.num_heads
+        self.key_dim = self.value_dim = d_model // self.num_heads
         self.layer = layer
         self.lower_bounds = lower_bounds
         self.proj = nn.Linear(d_model, 3 * d_model, bias=False)
         self.norm = RMSNorm(d_model, eps=config.norm_eps)
         self.out = ResidualLinear(d_model, d_model, bias=False)
 
-    def _project(self, x: Tensor, norm: nn.Module | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor, norm: nn.Module | None = None) -> Projected:
         q, forget, v = step_linear(self.proj, x, norm=norm).chunk(3, dim=-1)
         # log f and 1 - f are computed from the logits, so that neither rounds to zero
         if self.lower_bounds is None:
@@ -74,38 +71,7 @@ class HGRN2(Mixer):
         # one float32 operand would make the operator multiply in float32
         k = k.to(v.dtype)
         q, k, v, log_decay = (z.unflatten(-1, (self.num_heads, -1)) for z in (F.silu(q), k, v, log_decay))
-        return q, k, v, log_decay
-
-    def forward(self, x: Tensor) -> Tensor:
-        o = self.operator(*self._project(x))
-        assert isinstance(o, Tensor)
-        return self.out(self.norm.before_product(o.flatten(-2)))
-
-    def init_state(self, batch_size: int, capacity: int) -> tuple[Tensor]:
-        weight = at_least_float32(self.out.weight)
-        return (weight.new_zeros(batch_size, self.num_heads, self.head_dim, self.head_dim),)
-
-    def step(self, x_t: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
-        return self._step(x_t, None, None, state)
-
-    def branch_step(self, x_t: Tensor, norm: nn.Module, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
-        return self._step(x_t, norm, x_t, state)
-
-    def _step(
-        self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: tuple[Tensor]
-    ) -> tuple[Tensor, tuple[Tensor]]:
-        o, new = gated_linear_attention_step(*self._project(x_t, norm), state[0], in_place=True)
-        return step_linear(self.out, o.flatten(-2), norm=self.norm, residual=residual), (new,)
-
-    def prefill(
-        self, x: Tensor, state: tuple[Tensor], padding: LeftPadding | None = None
-    ) -> tuple[Tensor, tuple[Tensor]]:
-        q, k, v, log_decay = self._project(x)
-        o, new = self.operator(q, blank(k, padding), v, log_decay, return_final_state=True)
-        return self.out(self.norm.before_product(o.flatten(-2))), (new,)
-
-    def state_size(self, length: int) -> int:
-        return self.num_heads * self.head_dim**2
+        return q, k, v, log_decay, None
 
 
 class HGRN2Config(BackboneConfig):

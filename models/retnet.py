@@ -21,11 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
+from kernels.gated_linear_attention import gated_linear_attention_step
 from models.backbone import BackboneConfig, require_divides
-from models.parts.casts import at_least_float32
 from models.parts.channel import ChannelMixerKind
 from models.parts.linear import ResidualLinear
+from models.parts.linear_attention import GatedLinearMixer
 from models.parts.mixer import Mixer
 from models.parts.norms import NormKind, RMSNorm
 from models.parts.positions import Rotary
@@ -37,11 +37,10 @@ from suite.contracts import TaskSpec
 State = tuple[Tensor, Tensor]
 
 
-class RetNet(Mixer):
+class RetNet(GatedLinearMixer):
     """The mixer. Its state: [B, H, K, V], and the number of positions seen [B], which the rotation needs."""
 
     log_decay: Tensor
-    operator = staticmethod(gated_linear_attention)
     also_called: ClassVar[Mapping[str, str]] = {"proj": "qkv"}
     """The name that attention has for the same projections, for `train.init_from`."""
 
@@ -60,11 +59,8 @@ class RetNet(Mixer):
         gamma = 1 - 2.0 ** (-5 - torch.arange(self.num_heads, dtype=torch.float64))
         self.register_buffer("log_decay", gamma.log().to(torch.get_default_dtype()), persistent=False)
 
-    def _project(self, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Queries, keys, values and gate of x [B, T, D] at the positions time [T] or [B, T]."""
-        return self._heads(self.proj(x), time)
-
     def _heads(self, projected: Tensor, time: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries, keys, values and gate of the projections [B, T, ...] at the positions time [T] or [B, T]."""
         q, k, v, *gates = projected.split(self.split, dim=-1)
         if self.from_attention:
             q, k = F.relu(q), F.relu(k)
@@ -72,26 +68,16 @@ class RetNet(Mixer):
         q, k = self.rotary(q, k, time)
         return q, k, v.unflatten(-1, (self.num_heads, self.value_dim)), next(iter(gates), None)
 
-    def _output(self, o: Tensor, gate: Tensor | None, residual: Tensor | None = None) -> Tensor:
-        return step_linear(self.out, o.flatten(-2), norm=self.norm, gate=gate, residual=residual)
-
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v, gate = self._project(x, torch.arange(x.shape[1], device=x.device))
+        q, k, v, gate = self._heads(self.proj(x), torch.arange(x.shape[1], device=x.device))
         o = self.operator(q, k, v, self.log_decay)
         assert isinstance(o, Tensor)
         return self._output(o, gate)
 
     def init_state(self, batch_size: int, capacity: int) -> State:
         self.rotary.check_capacity(capacity)
-        weight = at_least_float32(self.out.weight)
-        clock = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
-        return weight.new_zeros(batch_size, self.num_heads, self.key_dim, self.value_dim), clock
-
-    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
-        return self._step(x_t, None, None, state)
-
-    def branch_step(self, x_t: Tensor, norm: nn.Module, state: State) -> tuple[Tensor, State]:
-        return self._step(x_t, norm, x_t, state)
+        (memory,) = super().init_state(batch_size, capacity)
+        return memory, torch.zeros(batch_size, dtype=torch.long, device=memory.device)
 
     def _step(self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: State) -> tuple[Tensor, State]:
         memory, clock = state
@@ -103,12 +89,9 @@ class RetNet(Mixer):
     def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
         # the rotation of a padded position is of no account
         time = torch.arange(x.shape[1], device=x.device) if padding is None else padding.time.clamp(min=0)
-        q, k, v, gate = self._project(x, time)
+        q, k, v, gate = self._heads(self.proj(x), time)
         o, memory = self.operator(q, blank(k, padding), v, self.log_decay, return_final_state=True)
         return self._output(o, gate), (memory, positions_seen(x, padding))
-
-    def state_size(self, length: int) -> int:
-        return self.num_heads * self.key_dim * self.value_dim
 
 
 class RetNetConfig(BackboneConfig):

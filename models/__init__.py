@@ -16,6 +16,9 @@ MODELS = Registry(
         "retnet": Entry("models.retnet:RetNetConfig", "linear attention, one fixed decay per head (Sun et al. 2023)"),
         "gla": Entry("models.gla:GLAConfig", "gated linear attention, one decay per key channel (Yang et al. 2023)"),
         "hgrn2": Entry("models.hgrn2:HGRN2Config", "gated linear RNN with state expansion (Qin et al. 2024)"),
+        "lightning": Entry(
+            "models.lightning:LightningConfig", "linear attention, decays by head and layer (Qin et al. 2024)"
+        ),
         "abc": Entry("models.abc_attention:ABCConfig", "attention with bounded memory control (Peng et al. 2022)"),
         "gsa": Entry("models.gsa:GSAConfig", "gated slot attention (Zhang et al. 2024)"),
         "s4": Entry("models.s4:S4Config", "state space model, diagonal less low rank (Gu et al. 2022)"),
@@ -29,6 +32,8 @@ MODELS = Registry(
         "mamba": Entry("models.mamba:MambaConfig", "selective state space model (Gu and Dao 2023)"),
         "mamba2": Entry("models.mamba2:Mamba2Config", "state space duality, one decay per head (Dao and Gu 2024)"),
         "rwkv": Entry("models.rwkv:RWKVConfig", "RWKV-4, a weighted mean over the past (Peng et al. 2023)"),
+        "rwkv6": Entry("models.rwkv6:RWKV6Config", "linear attention, one decay per key channel (Peng et al. 2024)"),
+        "mlstm": Entry("models.mlstm:MLSTMConfig", "xLSTM's matrix memory, exponential gates (Beck et al. 2024)"),
         "sashimi": Entry("models.sashimi:SashimiConfig", "U-Net over time of any blocks (Goel et al. 2022)"),
         "hybrid": Entry("models.hybrid:HybridConfig", "layers with the mixers of different models, from any list"),
     },

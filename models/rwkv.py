@@ -35,11 +35,14 @@ from suite.bounds import Positive, Ratio
 from suite.contracts import TaskSpec
 
 
-class _Shifting(Mixer):
+class Shifting(Mixer):
     """A mixer of each input with the one before it. Its state begins with the last input [B, D].
 
     mu: [uses, D], one row for each linear map.
     """
+
+    is_first = False
+    """Whether it is the first mixer of the network, in front of which the embedding has its norm."""
 
     def __init__(self, d_model: int, uses: int, layer: int, num_layers: int) -> None:
         super().__init__()
@@ -63,12 +66,12 @@ class _Shifting(Mixer):
         return {"mu": self.mu}
 
 
-def _shifted(x: Tensor) -> Tensor:
+def shifted(x: Tensor) -> Tensor:
     """The inputs [B, T, D] one position before each, zeros before the first one."""
     return F.pad(x, (0, 0, 1, -1))
 
 
-class TimeMix(_Shifting):
+class TimeMix(Shifting):
     """Time mixing. Its state: the last input [B, D], then that of WKV [B, 3, D]."""
 
     operator = staticmethod(wkv)
@@ -101,7 +104,7 @@ class TimeMix(_Shifting):
         return self.key(k), self.value(v), gate, -torch.exp(at_least_float32(self.log_rate))
 
     def forward(self, x: Tensor) -> Tensor:
-        k, v, gate, log_decay = self._project(x, _shifted(x))
+        k, v, gate, log_decay = self._project(x, shifted(x))
         y = self.operator(k, v, log_decay, self.bonus)
         assert isinstance(y, Tensor)
         return self.out(gate * y)
@@ -122,7 +125,7 @@ class TimeMix(_Shifting):
 
     def prefill(self, x: Tensor, state: Any, padding: LeftPadding | None = None) -> tuple[Tensor, Any]:
         x = blank(x, padding)
-        k, v, gate, log_decay = self._project(x, _shifted(x))
+        k, v, gate, log_decay = self._project(x, shifted(x))
         if padding is not None:
             # the weight of a padded position is that of an empty past; half precision has no number as small
             k = padding.fill(at_least_float32(k), EMPTY)
@@ -136,7 +139,7 @@ class TimeMix(_Shifting):
         return {"mu": self.mu, "log_rate": self.log_rate, "bonus": self.bonus}
 
 
-class ChannelMix(_Shifting):
+class ChannelMix(Shifting):
     """Channel mixing. Its state: the last input [B, D]."""
 
     def __init__(self, d_model: int, width: int, layer: int, num_layers: int) -> None:
@@ -155,7 +158,7 @@ class ChannelMix(_Shifting):
         return torch.sigmoid(self.receptance(r)) * self.out(F.relu(self.key(k)).square())
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._output(x, _shifted(x))
+        return self._output(x, shifted(x))
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         return self._output(x_t, state[0].to(x_t.dtype)), (x_t.to(state[0].dtype),)
@@ -198,8 +201,8 @@ class RWKVConfig(BackboneConfig):
         super().check(spec)
         if self.channel_mixer != "none" or not self.prenorm:
             raise ValueError(
-                f"rwkv: has channel mixing and norms of its own, got channel_mixer={self.channel_mixer!r} and "
-                f"prenorm={self.prenorm}; leave both out."
+                f"{type(self).__name__}: has channel mixing and norms of its own, got channel_mixer="
+                f"{self.channel_mixer!r} and prenorm={self.prenorm}; leave both out."
             )
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
@@ -214,5 +217,5 @@ class RWKVConfig(BackboneConfig):
         ]
 
     def layer(self, mixer: Mixer) -> Layer:
-        is_first = isinstance(mixer, TimeMix) and mixer.is_first
+        is_first = isinstance(mixer, Shifting) and mixer.is_first
         return FirstLayer(self, mixer) if is_first else super().layer(mixer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.norm import Kind, norm
@@ -41,6 +42,22 @@ class RMSNorm(nn.RMSNorm):
         assert self.eps is not None
         dtype = autocast_dtype(x)
         return norm(x, self.weight, eps=self.eps, gate=gate, activation=activation, out_dtype=dtype)
+
+
+class HeadNorm(nn.GroupNorm):
+    """(x - mean(x)) / std(x) over V of every head of x [..., H, V], times a weight [H V] plus a bias [H V].
+
+    The result is [..., H V], in float32 or wider.
+    """
+
+    def __init__(self, num_heads: int, width: int, *, eps: float, bias: bool = True) -> None:
+        super().__init__(num_heads, width, eps=eps)
+        if not bias:
+            self.register_parameter("bias", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.layer_norm(at_least_float32(x), x.shape[-1:], eps=self.eps).flatten(-2)
+        return y * self.weight if self.bias is None else torch.addcmul(self.bias, y, self.weight)
 
 
 NORM_MODULES = (nn.LayerNorm, nn.RMSNorm, nn.BatchNorm1d, nn.GroupNorm)

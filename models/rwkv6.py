@@ -1,0 +1,166 @@
+"""RWKV-6 (Finch): linear attention with a decay of every key channel and a bonus for the current position.
+
+    ddlerp_u(x)_t = x_t + d_t * (mu_u + tanh((x_t + d_t * mu_x) A_u) B_u),   d_t = x_{t-1} - x_t,   u in w, k, v, r, g
+    k, v, r, g = W_u ddlerp_u(x);   a_t = exp(-exp(lambda + tanh(ddlerp_w(x)_t A) B))
+    o_t = r_t (S_{t-1} + diag(bonus) k_t^T v_t),   S_t = diag(a_t) S_{t-1} + k_t^T v_t        for each head
+    y_t = W_o (silu(g_t) * norm_h(o_t))
+
+with norm_h a layer norm of every head. Channel mixing, which alternates with it, and the norm behind the embedding are
+those of RWKV-4 (models/rwkv.py).
+
+It runs on `gated_linear_attention` (`read_before`), and the bonus is added outside.
+
+Source: Peng et al. 2024 (arXiv 2404.05892), sections 4.1 and 4.2; initial values, the ranks 32 and 64 of the two
+low-rank maps, the epsilon 64e-5 of the norm and the width 3.5 D of channel mixing are as in the authors' code
+(BlinkDL/RWKV-LM at 033ce840de872dd67c42ed9f9bba08fa2d683eb7, RWKV-v5/src/model.py, x060).
+
+Departures: linear maps and embeddings start as everywhere in this suite, and A and A_u uniform within 1e-4 in place of
+zero, so that the first step trains B and B_u as well. mu, the low-rank maps, lambda and the bonus
+have no weight decay, as there, and one learning rate, where the authors' code has several.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kernels.gated_linear_attention import gated_linear_attention
+from models.backbone import require_divides
+from models.parts.casts import at_least_float32
+from models.parts.linear import ResidualLinear
+from models.parts.linear_attention import read_before
+from models.parts.mixer import Mixer
+from models.parts.norms import HeadNorm
+from models.parts.time_axis import LeftPadding, blank
+from models.rwkv import RWKVConfig, Shifting, shifted
+from suite.bounds import Ratio, Width
+from suite.contracts import TaskSpec
+
+USES = 5
+"""w, k, v, r, g: the inputs of the decay, of the three linear maps and of the gate."""
+
+
+class TimeMix6(Shifting):
+    """Time mixing. Its state: the last input [B, D], then S [B, H, K, K]."""
+
+    operator = staticmethod(gated_linear_attention)
+
+    def __init__(self, config: RWKV6Config, layer: int) -> None:
+        d_model = config.d_model
+        # the last row is mu_x
+        super().__init__(d_model, USES + 1, layer, config.num_layers)
+        self.is_first = layer == 0
+        self.head_dim = config.head_size
+        self.num_heads = d_model // self.head_dim
+        self.mix_down = nn.Parameter(torch.empty(d_model, USES * config.mix_rank))
+        """A_u of all uses side by side."""
+        self.mix_up = nn.Parameter(torch.empty(USES, config.mix_rank, d_model))
+        """B_u."""
+        self.decay = nn.Parameter(torch.empty(d_model))
+        """lambda."""
+        self.decay_down = nn.Parameter(torch.empty(d_model, config.decay_rank))
+        self.decay_up = nn.Parameter(torch.empty(config.decay_rank, d_model))
+        self.bonus = nn.Parameter(torch.empty(d_model))
+        self.key = nn.Linear(d_model, d_model, bias=False)
+        self.value = nn.Linear(d_model, d_model, bias=False)
+        self.receptance = nn.Linear(d_model, d_model, bias=False)
+        self.gate = nn.Linear(d_model, d_model, bias=False)
+        self.norm = HeadNorm(self.num_heads, d_model, eps=64e-5)
+        self.out = ResidualLinear(d_model, d_model, bias=False)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        ramp = self._ramp()
+        slow, fast = ramp**self.height, ramp ** (0.5 * self.height)
+        self.mu.copy_(1 - torch.stack([slow, slow, slow + 0.3 * self.depth, fast, fast, slow]))
+        for down, up in ((self.mix_down, self.mix_up), (self.decay_down, self.decay_up)):
+            nn.init.uniform_(down, -1e-4, 1e-4)
+            nn.init.uniform_(up, -0.01, 0.01)
+        index = torch.arange(len(ramp), dtype=ramp.dtype, device=ramp.device)
+        rising = index / max(1, len(ramp) - 1)
+        self.decay.copy_(-6 + 5 * rising ** (0.7 + 1.3 * self.depth))
+        self.bonus.copy_(self.depth * (1 - rising) + 0.1 * ((index + 1) % 3 - 1))
+
+    def _project(self, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """r, k, v, the log-decays, each [..., H, K], and the gate, from x and the inputs one position before it."""
+        *fixed, mu_x = self.mu.to(x.dtype)
+        change = before - x
+        low = torch.tanh((x + change * mu_x) @ self.mix_down).unflatten(-1, (USES, -1))
+        w, k, v, r, g = (x + change * (mu + low[..., u, :] @ self.mix_up[u]) for u, mu in enumerate(fixed))
+        decay = torch.tanh(w @ self.decay_down) @ self.decay_up
+        log_decay = -torch.exp(at_least_float32(self.decay) + at_least_float32(decay))
+        heads = (-1, self.head_dim)
+        r, k, v, log_decay = (
+            z.unflatten(-1, heads) for z in (self.receptance(r), self.key(k), self.value(v), log_decay)
+        )
+        return r, k, v, log_decay, self.gate(g)
+
+    def _output(self, o: Tensor, r: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
+        """y from o_t = r_t S_{t-1}: adds the bonus of the current position."""
+        bonus = at_least_float32(self.bonus).view(-1, self.head_dim)
+        own = (at_least_float32(r) * bonus * at_least_float32(k)).sum(-1, keepdim=True)
+        y = self.norm(at_least_float32(o) + own * at_least_float32(v))
+        return self.out((F.silu(at_least_float32(gate)) * y).to(gate.dtype))
+
+    def _sequence(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """y [B, T, D] and the state behind x [B, T, D]."""
+        r, k, v, log_decay, gate = self._project(x, shifted(x))
+        o, memory = read_before(self.operator, r, k, v, log_decay)
+        return self._output(o, r, k, v, gate), memory
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._sequence(x)[0]
+
+    def init_state(self, batch_size: int, capacity: int) -> tuple[Tensor, ...]:
+        (last,) = super().init_state(batch_size, capacity)
+        return last, last.new_zeros(batch_size, self.num_heads, self.head_dim, self.head_dim)
+
+    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        last, memory = state
+        r, k, v, log_decay, gate = self._project(x_t, last.to(x_t.dtype))
+        o = (r.to(memory.dtype).unsqueeze(-2) @ memory).squeeze(-2)
+        write = k.to(memory.dtype).unsqueeze(-1) * v.to(memory.dtype).unsqueeze(-2)
+        memory = torch.addcmul(write, log_decay.to(memory.dtype).exp().unsqueeze(-1), memory)
+        return self._output(o, r, k, v, gate), (x_t.to(last.dtype), memory)
+
+    def prefill(self, x: Tensor, state: Any, padding: LeftPadding | None = None) -> tuple[Tensor, Any]:
+        # the keys of zero inputs are zero
+        x = blank(x, padding)
+        y, memory = self._sequence(x)
+        return y, (x[:, -1].to(state[0].dtype), memory.to(state[1].dtype))
+
+    def state_size(self, length: int) -> int:
+        return self.mu.shape[1] * (1 + self.head_dim)
+
+    def ssm_parameters(self) -> dict[str, nn.Parameter]:
+        names = ("mu", "mix_down", "mix_up", "decay", "decay_down", "decay_up", "bonus")
+        return {name: getattr(self, name) for name in names}
+
+
+class RWKV6Config(RWKVConfig):
+    """RWKV-6. A layer is time mixing and channel mixing, each of which is a layer of `Backbone`."""
+
+    mlp_ratio: Ratio = 3.5
+    """Inner width of channel mixing, as a multiple of d_model."""
+    head_dim: Width | None = None
+    """K, which divides d_model. None: 64, or d_model where that is less."""
+    mix_rank: Width = 32
+    """Rank of A_u B_u."""
+    decay_rank: Width = 64
+    """Rank of A B in the decay."""
+
+    @property
+    def head_size(self) -> int:
+        """K."""
+        return self.head_dim or min(64, self.d_model)
+
+    def check(self, spec: TaskSpec) -> None:
+        super().check(spec)
+        require_divides("rwkv6", head_dim=self.head_size, d_model=self.d_model)
+
+    def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
+        return TimeMix6(self, layer)

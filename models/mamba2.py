@@ -39,6 +39,13 @@ from suite.contracts import TaskSpec
 State = tuple[Tensor, Tensor]
 
 
+def initial_step_bias(like: Tensor, dt_min: float, dt_max: float) -> Tensor:
+    """A bias of the shape of `like` whose softplus is uniform in log space from dt_min to dt_max, and at least 1e-4."""
+    dt = torch.empty_like(like).uniform_(math.log(dt_min), math.log(dt_max)).exp().clamp(min=1e-4)
+    # the inverse of softplus
+    return dt + torch.log(-torch.expm1(-dt))
+
+
 class Mamba2(Mixer):
     """The mixer. Its state: the last inputs of the convolution [B, E D + 2 N, W - 1], then S [B, H, N, P]."""
 
@@ -49,7 +56,7 @@ class Mamba2(Mixer):
         width = config.width
         self.head_dim, self.d_state = config.head_size, config.d_state
         self.num_heads = width // self.head_dim
-        self.dt_min, self.dt_max, self.dt_floor = config.dt_min, config.dt_max, 1e-4
+        self.dt_min, self.dt_max = config.dt_min, config.dt_max
         self.residual_scale = config.num_layers**-0.5 if config.init_residual == "scaled" else 1.0
         convolved = width + 2 * config.d_state
         self.sizes = (width, convolved, self.num_heads)
@@ -73,10 +80,7 @@ class Mamba2(Mixer):
         bound = self.conv_weight.shape[1] ** -0.5
         nn.init.uniform_(self.conv_weight, -bound, bound)
         nn.init.uniform_(self.conv_bias, -bound, bound)
-        dt = torch.empty_like(self.dt_bias).uniform_(math.log(self.dt_min), math.log(self.dt_max)).exp()
-        dt = dt.clamp(min=self.dt_floor)
-        # the inverse of softplus, so that softplus(dt_bias) = dt
-        self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))
+        self.dt_bias.copy_(initial_step_bias(self.dt_bias, self.dt_min, self.dt_max))
         self.log_A.uniform_(1.0, 16.0).log_()
         self.D.fill_(1.0)
 

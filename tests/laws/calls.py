@@ -486,6 +486,7 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
         Network("attention above", {"attention_layers": [1], "attention_heads": 2}),
     ),
     "mamba2": (Network("three heads", {"d_state": 6, "head_dim": 8, "expand": 3, "d_model": 8, "d_conv": 3}),),
+    "mamba3": (Network("three heads", {"d_state": 9, "head_dim": 8, "expand": 3, "d_model": 8}),),
     "lightning": (Network("one layer", {"num_layers": 1, "num_heads": 2}),),
     "rwkv6": (Network("three heads", {"d_model": 12, "head_dim": 4, "mix_rank": 2, "decay_rank": 3}),),
     "mlstm": (Network("wide keys", {"num_heads": 2, "expand_k": 2.0}),),

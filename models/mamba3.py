@@ -1,0 +1,193 @@
+"""Mamba-3 (SISO): a state space model with rotated B and C and a trapezoidal rule, without a convolution.
+
+    z, x, B, C, dt, a, l, w = W_in u        [E D, E D, N, N, H, H, H, R]
+    dt = softplus(dt + b_dt),   a = max(softplus(a), 1e-4),   l = sigmoid(l)
+    theta_t = theta_{t-1} + dt_t pi tanh(w_t),  k_t = R(theta_t) (norm(B_t) + b_B),  q_t = R(theta_t) (norm(C_t) + b_C)
+    S_t = exp(-dt_t a_t) (S_{t-1} + (1 - l_t) dt_t k_{t-1}^T x_{t-1}) + l_t dt_t k_t^T x_t
+    y_t = W_out ((q_t S_t + D x_t) * silu(z_t))                                  for each of H heads of width P
+
+with E the option `expand`, R(theta) the rotation of the first R pairs of channels, D one number a head, b_B and b_C one
+vector a head, and B, C and w shared by all heads. A rotation that depends on the data makes the transition complex, and
+with l = 1 the rule is that of Mamba-2.
+
+It runs on `gated_linear_attention` once: H_t = S_t + (1 - l_{t+1}) dt_{t+1} k_t^T x_t is a state that one
+position at a time writes to, and q_t S_t = exp(-dt_t a_t) q_t H_{t-1} + l_t dt_t (q_t k_t) x_t (`read_before`).
+
+Source: Lahoti et al. 2026 (arXiv 2603.15569); a in the projection, the norms, biases and initial values are as in the
+authors' code (state-spaces/mamba at 0348a3dd7cd7b5a997d0bce5131c42146cc09324, mamba_ssm/modules/mamba3.py), without its
+options for several inputs and outputs (MIMO) and for a norm of the output.
+
+Departures: rotated pairs are channels i and i + R, where the code pairs neighbours, which permutes channels. There is
+one group of B and C, the default of the code.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
+from models.backbone import BackboneConfig, require_divides
+from models.mamba2 import initial_step_bias
+from models.parts.casts import at_least_float32
+from models.parts.channel import ChannelMixerKind
+from models.parts.linear import ResidualLinear, split_linear
+from models.parts.linear_attention import read_before
+from models.parts.mixer import Mixer
+from models.parts.norms import NormKind, RMSNorm
+from models.parts.time_axis import LeftPadding, blank
+from suite.bounds import Factor, Positive, Ratio, Width
+from suite.contracts import TaskSpec
+
+State = tuple[Tensor, Tensor, Tensor, Tensor]
+LEAST_RATE = 1e-4
+"""The least a."""
+
+
+class Mamba3(Mixer):
+    """The mixer. Its state: theta [B, H, R] modulo 2 pi, S [B, H, N, P], and the last k [B, H, N] and x [B, H, P]."""
+
+    operator = staticmethod(gated_linear_attention)
+
+    def __init__(self, config: Mamba3Config) -> None:
+        super().__init__()
+        width = config.width
+        self.head_dim, self.d_state, self.pairs = config.head_size, config.d_state, config.pairs
+        self.num_heads = width // self.head_dim
+        self.dt_min, self.dt_max = config.dt_min, config.dt_max
+        self.residual_scale = config.num_layers**-0.5 if config.init_residual == "scaled" else 1.0
+        heads = self.num_heads
+        self.sizes = (width, width, self.d_state, self.d_state, heads, heads, heads, self.pairs)
+        self.in_proj = nn.Linear(config.d_model, sum(self.sizes), bias=False)
+        self.dt_bias = nn.Parameter(torch.empty(heads))
+        self.D = nn.Parameter(torch.empty(heads))
+        self.B_norm = RMSNorm(self.d_state, eps=1e-5)
+        self.C_norm = RMSNorm(self.d_state, eps=1e-5)
+        self.B_bias = nn.Parameter(torch.empty(heads, self.d_state))
+        self.C_bias = nn.Parameter(torch.empty(heads, self.d_state))
+        self.out = ResidualLinear(width, config.d_model, bias=False)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        # the authors keep torch's initialisation of linear layers
+        self.in_proj.reset_parameters()
+        self.out.reset_parameters()
+        self.out.weight.mul_(self.residual_scale)
+        self.dt_bias.copy_(initial_step_bias(self.dt_bias, self.dt_min, self.dt_max))
+        for ones in (self.D, self.B_bias, self.C_bias):
+            nn.init.ones_(ones)
+
+    def _parts(self, u: Tensor, padding: LeftPadding | None = None) -> tuple[Tensor, ...]:
+        """z [..., E D], x [..., H, P], unrotated k and q [..., H, N], dt, -dt a, l [..., H], turns [..., H, R]."""
+        z, x, B, C, dt, a, trapezoid, turn = split_linear(self.in_proj, u, self.sizes)
+        dt = blank(F.softplus(at_least_float32(dt) + at_least_float32(self.dt_bias)), padding)
+        log_decay = -dt * F.softplus(at_least_float32(a)).clamp(min=LEAST_RATE)
+        k = self.B_norm(B).unsqueeze(-2) + self.B_bias
+        q = self.C_norm(C).unsqueeze(-2) + self.C_bias
+        turns = dt.unsqueeze(-1) * (math.pi * torch.tanh(at_least_float32(turn))).unsqueeze(-2)
+        x = x.unflatten(-1, (self.num_heads, self.head_dim))
+        return z, x, k, q, dt, log_decay, torch.sigmoid(at_least_float32(trapezoid)), turns
+
+    def _rotate(self, x: Tensor, theta: Tensor) -> Tensor:
+        """x [..., H, N] with its first R pairs of channels rotated by theta [..., H, R]."""
+        first, second, rest = x.split((self.pairs, self.pairs, self.d_state - 2 * self.pairs), dim=-1)
+        cos, sin = theta.cos(), theta.sin()
+        return torch.cat([first * cos - second * sin, first * sin + second * cos, rest], dim=-1)
+
+    def _output(self, o: Tensor, x: Tensor, z: Tensor) -> Tensor:
+        y = at_least_float32(o) + at_least_float32(self.D).unsqueeze(-1) * at_least_float32(x)
+        return self.out((y.flatten(-2) * F.silu(at_least_float32(z))).to(z.dtype))
+
+    def _sequence(self, u: Tensor, padding: LeftPadding | None) -> tuple[Tensor, State]:
+        """y [B, T, D] and the state behind u [B, T, D]."""
+        z, x, k, q, dt, log_decay, trapezoid, turns = self._parts(u, padding)
+        theta = turns.cumsum(1)
+        k, q = blank(self._rotate(k, theta), padding), self._rotate(q, theta)
+        now = trapezoid * dt
+        # what the next position adds for this one
+        later = F.pad(((1 - trapezoid) * dt)[:, 1:], (0, 0, 0, 1))
+        keys = (k * (now + later).unsqueeze(-1)).to(x.dtype)
+        queries = (q * log_decay.exp().unsqueeze(-1)).to(x.dtype)
+        o, memory = read_before(self.operator, queries, keys, x, log_decay)
+        o = at_least_float32(o) + (now.unsqueeze(-1) * (q * k).sum(-1, keepdim=True)) * at_least_float32(x)
+        angle = torch.remainder(theta[:, -1], 2 * math.pi)
+        return self._output(o, x, z), (angle, memory, k[:, -1], at_least_float32(x[:, -1]))
+
+    def forward(self, u: Tensor) -> Tensor:
+        return self._sequence(u, None)[0]
+
+    def init_state(self, batch_size: int, capacity: int) -> State:
+        shape = (batch_size, self.num_heads)
+        zeros = at_least_float32(self.out.weight).new_zeros
+        return (
+            zeros(*shape, self.pairs),
+            zeros(*shape, self.d_state, self.head_dim),
+            zeros(*shape, self.d_state),
+            zeros(*shape, self.head_dim),
+        )
+
+    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        angle, memory, last_k, last_x = state
+        z, x, k, q, dt, log_decay, trapezoid, turns = self._parts(x_t)
+        angle = torch.remainder(angle + turns, 2 * math.pi)
+        k, q = self._rotate(k, angle), self._rotate(q, angle)
+        late = ((1 - trapezoid) * dt).unsqueeze(-1) * last_k
+        memory = torch.addcmul(memory, late.unsqueeze(-1), last_x.unsqueeze(-2))
+        wide = at_least_float32(x)
+        keys = k * (trapezoid * dt).unsqueeze(-1)
+        o, memory = gated_linear_attention_step(q, keys, wide, log_decay, memory, scale=1.0, in_place=True)
+        return self._output(o, x, z), (angle, memory, k, wide)
+
+    def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
+        return self._sequence(x, padding)
+
+    def state_size(self, length: int) -> int:
+        return self.num_heads * (self.pairs + self.d_state * self.head_dim + self.d_state + self.head_dim)
+
+    def ssm_parameters(self) -> dict[str, nn.Parameter]:
+        return {"D": self.D, "dt_bias": self.dt_bias}
+
+
+class Mamba3Config(BackboneConfig):
+    """Mamba-3 in the network of its paper: RMS norms, and a SwiGLU behind every mixer."""
+
+    channel_mixer: ChannelMixerKind = "swiglu"
+    mlp_ratio: Ratio = 8 / 3
+    norm: NormKind = "rms"
+    d_state: Width = 128
+    expand: Factor = 2
+    head_dim: Width | None = None
+    """P, which divides expand * d_model. None: 64, or all of expand * d_model where that is less."""
+    dt_min: Positive = 1e-3
+    dt_max: Positive = 1e-1
+    ssm_lr: Positive | None = None
+
+    @property
+    def width(self) -> int:
+        """E D."""
+        return self.expand * self.d_model
+
+    @property
+    def head_size(self) -> int:
+        """P."""
+        return self.head_dim or min(64, self.width)
+
+    @property
+    def pairs(self) -> int:
+        """R: half of the channels are rotated, in pairs."""
+        return self.d_state // 4
+
+    def check(self, spec: TaskSpec) -> None:
+        super().check(spec)
+        require_divides("mamba3", head_dim=self.head_size, width=self.width)
+        if self.pairs < 1:
+            raise ValueError(f"mamba3: half of d_state is rotated in pairs, so it is at least 4, got {self.d_state}.")
+        if self.dt_min > self.dt_max:
+            raise ValueError(f"mamba3: dt_min={self.dt_min} is above dt_max={self.dt_max}; exchange them.")
+
+    def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
+        return Mamba3(self)

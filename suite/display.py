@@ -26,26 +26,36 @@ MOST_SETTINGS = 4
 """A label with more settings than that would not fit on a line."""
 
 
-def run_label(run: Run, settings: str = "") -> str:
-    """`gsa on mqar, seed 0 [1f0c...]`, `attention torch, forward [9a70...]`, with settings in front of the id."""
-    return f"{run.title}{settings} [{run.run_id[:6]}]"
+class Labels:
+    """Runs in a few words, with the settings that tell a run from those with the same title.
 
+    `gsa on mqar, seed 0, d_model=16 [1f0c...]`, `attention torch, forward [9a70...]`. Settings are compared when
+    a label is first asked for, because those of 10,000 runs take seconds.
 
-def differing(runs: Sequence[Run]) -> dict[str, str]:
-    """By run id, the settings that tell a run from those with the same title: `, d_model=16`.
-
-    runs: those of one call; a run that differs from none is left out.
+    runs: all runs of a call.
     """
-    alike: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        alike.setdefault((run.experiment, run.title), []).append(run)
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.alike: dict[tuple[str, str], list[Run]] = {}
+        for run in runs:
+            self.alike.setdefault((run.experiment, run.title), []).append(run)
+        self.settings: dict[str, str] = {}
+
+    def __call__(self, run: Run) -> str:
+        self.settings |= _differing(self.alike.pop((run.experiment, run.title), ()))
+        return f"{run.title}{self.settings.get(run.run_id, '')} [{run.run_id[:6]}]"
+
+
+def _differing(runs: Sequence[Run]) -> dict[str, str]:
+    """By run id, the settings in which runs differ: `, d_model=16`. A single run differs from none."""
+    if len(runs) < 2:
+        return {}
+    flat = [dict(iter_keys(run.resolved)) for run in runs]
+    keys = [key for key in dict.fromkeys(key for values in flat for key in values) if _differ(flat, key)]
     found = {}
-    for group in alike.values():
-        flat = [dict(iter_keys(run.resolved)) for run in group] if len(group) > 1 else []
-        keys = [key for key in dict.fromkeys(key for values in flat for key in values) if _differ(flat, key)]
-        for run, values in zip(group, flat, strict=False):
-            chosen = [key for key in keys if key in values][:MOST_SETTINGS]
-            found[run.run_id] = "".join(f", {key.partition('.')[2]}={shortened(values[key])}" for key in chosen)
+    for run, values in zip(runs, flat, strict=True):
+        chosen = [key for key in keys if key in values][:MOST_SETTINGS]
+        found[run.run_id] = "".join(f", {key.partition('.')[2]}={shortened(values[key])}" for key in chosen)
     return found
 
 
@@ -61,7 +71,7 @@ class GridDisplay:
 
     def __init__(self, console: Console, total: int, quiet: bool = False, runs: Sequence[Run] = ()) -> None:
         self.console = console
-        self.settings = differing(runs)
+        self.label = Labels(runs)
         self.live = console.is_terminal and not quiet
         self.quiet = quiet
         self.bars = Progress(
@@ -85,10 +95,6 @@ class GridDisplay:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.bars.stop()
-
-    def label(self, run: Run) -> str:
-        """The run in a few words, which no other run of the grid has."""
-        return run_label(run, self.settings.get(run.run_id, ""))
 
     def started(self, run: Run) -> None:
         """A run has started."""

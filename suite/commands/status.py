@@ -33,7 +33,7 @@ def status(
 ) -> None:
     """Show which runs are done, running (where, since when), failed (why) or to do, and the time that is left."""
 
-    from suite.display import differing, run_label
+    from suite.display import Labels
     from suite.store import storage
     from suite.store.estimate import estimate
     from suite.store.status import standings
@@ -52,11 +52,10 @@ def status(
     )
     found = standings(runs, results)
     console = table_console()
-    settings = differing(runs)
+    label = Labels(runs)
     for standing in found:
         if standing.detail or standing.state not in ("ok", "to do"):
-            label = run_label(standing.run, settings.get(standing.run.run_id, ""))
-            line = f"{standing.state:11s}  {label}  {standing.detail}"
+            line = f"{standing.state:11s}  {label(standing.run)}  {standing.detail}"
             style = STYLES.get(standing.state, "")
             console.print(line.rstrip(), style=style, highlight=False, markup=False, soft_wrap=True)
     print_summary(console, experiment, results, found)

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from suite.display import GridDisplay, differing
+from suite.display import GridDisplay, Labels
 from suite.runner import Finished
 from suite.settings.grid import expand
 from tests.suite.test_config import grid
@@ -17,15 +17,16 @@ def runs(*overrides, **changes):
 
 def test_runs_of_one_title_are_told_apart_by_the_settings_in_which_they_differ():
     found = runs("train.lr=1e-3,3e-3", sweep={})
-    settings = differing(found)
-    assert [(run.seed, settings[run.run_id]) for run in found] == [
-        (0, ", lr=0.001"),
-        (1, ", lr=0.001"),
-        (0, ", lr=0.003"),
-        (1, ", lr=0.003"),
+    label = Labels(found)
+    assert [label(run).partition(" [")[0] for run in found] == [
+        "toy on parity, seed 0, lr=0.001",
+        "toy on parity, seed 1, lr=0.001",
+        "toy on parity, seed 0, lr=0.003",
+        "toy on parity, seed 1, lr=0.003",
     ]
     # seeds alone stand in the title
-    assert differing(runs(sweep={})) == {}
+    (first, _) = found = runs(sweep={})
+    assert Labels(found)(first) == f"toy on parity, seed 0 [{first.run_id[:6]}]"
 
 
 def test_the_line_of_a_finished_run_has_its_setting():

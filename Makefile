@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# one thread a worker; --dist worksteal keeps the workers busy to the end, since tests differ a hundredfold in length
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# one thread a worker; --dist worksteal keeps the workers busy to the end, since tests differ a hundredfold in length;
+# without bytecode on disk, every worker and every process that a test starts would compile our modules again
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 PARALLEL := -n auto --dist worksteal
 
 .PHONY: quickstart test test-all test-gpu lint types docs clean
@@ -21,7 +22,7 @@ test: lint types
 # The quick tier, and then all that it leaves out.
 test-all: test
 	$(PYTEST) $(PARALLEL) -m "slow and not timing"
-	$(PYTEST) -m timing
+	$(PYTEST) tests/benchmarks -m "timing and slow"
 
 # The tests that need a GPU. Nearly all of their time is the compilation of kernels, which the workers share.
 test-gpu: $(VENV)/test.stamp

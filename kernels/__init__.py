@@ -4,6 +4,8 @@ OPERATORS = {
     "attention": ("kernels.attention.workloads:WORKLOAD", "causal softmax attention, the quadratic yardstick"),
     "attention_step": ("kernels.attention.workloads:STEP", "one step of it against a cache of keys and values"),
     "causal_conv1d": ("kernels.causal_conv1d.workloads:WORKLOAD", "short causal depthwise convolution, W 2 to 4"),
+    "delta_rule": ("kernels.delta_rule.workloads:WORKLOAD", "delta rule with decays: DeltaNet, Gated DeltaNet, KDA"),
+    "delta_rule_step": ("kernels.delta_rule.workloads:STEP", "one step of it"),
     "embedding": ("kernels.embedding.workloads:WORKLOAD", "lookup of embeddings with a gradient of its own"),
     "fft_conv": ("kernels.fft_conv.workloads:WORKLOAD", "long causal convolution with a filter as long as the input"),
     "float32_matmul": ("kernels.float32_matmul.workloads:WORKLOAD", "product of float32 matrices on matrix units"),

@@ -32,6 +32,14 @@ MODELS = Registry(
         "mamba": Entry("models.mamba:MambaConfig", "selective state space model (Gu and Dao 2023)"),
         "mamba2": Entry("models.mamba2:Mamba2Config", "state space duality, one decay per head (Dao and Gu 2024)"),
         "mamba3": Entry("models.mamba3:Mamba3Config", "Mamba-2 with rotations and a trapezoid (Lahoti et al. 2026)"),
+        "deltanet": Entry("models.deltanet:DeltaNetConfig", "linear attention with the delta rule (Yang et al. 2024)"),
+        "gated-deltanet": Entry(
+            "models.deltanet:GatedDeltaNetConfig", "delta rule, one decay per head (Yang et al. 2024)"
+        ),
+        "kda": Entry("models.deltanet:KDAConfig", "delta rule, one decay per key channel (Kimi Team 2025)"),
+        "delta-product": Entry(
+            "models.deltanet:DeltaProductConfig", "several delta-rule steps per token (Siems et al. 2025)"
+        ),
         "rwkv": Entry("models.rwkv:RWKVConfig", "RWKV-4, a weighted mean over the past (Peng et al. 2023)"),
         "rwkv6": Entry("models.rwkv6:RWKV6Config", "linear attention, one decay per key channel (Peng et al. 2024)"),
         "mlstm": Entry("models.mlstm:MLSTMConfig", "xLSTM's matrix memory, exponential gates (Beck et al. 2024)"),

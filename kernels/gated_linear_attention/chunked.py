@@ -206,17 +206,25 @@ def _decay_matrix(log_decay: Tensor) -> Tensor:
     return torch.where(index[:, None] >= index, segments.exp(), 0.0)
 
 
+def decayed_scores(q: Tensor, k: Tensor, decay: Decay | None) -> Tensor:
+    """q_i^T exp(G_i - G_j) k_j for keys j <= i of a chunk, else 0: [..., C, C] for q, k [..., C, K].
+
+    G_i is the sum of the log-decays up to position i, of key channels or of the head.
+    """
+    if decay is None:
+        return (q @ k.mT).tril()
+    if decay.log.shape[-1] == 1:
+        return q @ k.mT * _decay_matrix(decay.log)
+    return _KeyScores.apply(q, k, decay.log, decay.levels)
+
+
 def within_chunks(q: Tensor, k: Tensor, v: Tensor, decay: Decay | None, on_key: bool) -> Tensor:
     """Outputs of each position from its own chunk, [B, H, n, C, V], for q, k [B, H, n, C, K] and v [B, H, n, C, V].
 
     on_key: whether the decays are those of key channels.
     """
-    if decay is None:
-        return (q @ k.mT).tril() @ v
-    if decay.log.shape[-1] == 1:
-        return (q @ k.mT * _decay_matrix(decay.log)) @ v
-    if on_key:
-        return _KeyScores.apply(q, k, decay.log, decay.levels) @ v
+    if on_key or decay is None or decay.log.shape[-1] == 1:
+        return decayed_scores(q, k, decay) @ v
     return _ValueReads.apply(q @ k.mT, v, decay.log, decay.levels)
 
 

@@ -9,6 +9,7 @@ from kernels import OPERATORS
 from kernels.attention import attention
 from kernels.backend import record, record_operators, triton_missing, use_triton
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from kernels.delta_rule import delta_rule, delta_rule_step
 from kernels.embedding import embedding
 from kernels.fft_conv import fft_conv
 from kernels.float32_matmul import float32_matmul
@@ -40,6 +41,10 @@ CALLS = {
         lambda: causal_conv1d(ones(1, 3, 2), ones(2, 2)),
         lambda: causal_conv1d_step(ones(1, 2), ones(2, 2), None, ones(1, 2, 1)),
         lambda: causal_conv1d_step(ones(1, 2).requires_grad_(), ones(2, 2), None, ones(1, 2, 1)),
+    ],
+    "delta_rule": [
+        lambda: delta_rule(*[ones(1, 3, 1, 2)] * 3, ones(1, 3, 1)),
+        lambda: delta_rule_step(*[ones(1, 1, 2)] * 3, ones(1, 1), None, ones(1, 1, 2, 2)),
     ],
     "embedding": [lambda: embedding(torch.arange(3), ones(4, 2))],
     "fft_conv": [lambda: fft_conv(ones(1, 3, 2), ones(2, 3))],

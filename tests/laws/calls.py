@@ -19,6 +19,8 @@ from kernels.attention import attention, attention_step
 from kernels.attention.reference import attention_reference, attention_step_reference
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.causal_conv1d.reference import causal_conv1d_reference
+from kernels.delta_rule import delta_rule, delta_rule_step
+from kernels.delta_rule.reference import delta_rule_reference
 from kernels.embedding import embedding
 from kernels.embedding.reference import embedding_reference
 from kernels.fft_conv import fft_conv
@@ -137,6 +139,26 @@ def _causal_conv1d(draw: Draw) -> Iterator[Call]:
     yield Call("silu", both, {"x": x, "weight": weight, "bias": bias, "activation": "silu", "initial_state": state})
     inputs = {"x": x[:, 0], "weight": weight, "bias": bias, "state": state, "activation": "silu"}
     yield Call("step", {"torch": partial(causal_conv1d_step, backend="torch")}, inputs, ("state",), False)
+
+
+def _delta_rule(draw: Draw) -> Iterator[Call]:
+    leading = (2, LENGTH, 2)
+    inputs = _qkv(draw, 2, LENGTH) | {"beta": draw(*leading, low=0.0)}
+    # the largest key that this distribution gives is a unit vector
+    inputs["k"] /= 2
+    both = _pair(delta_rule, delta_rule_reference)
+    keep = {"initial_state": draw(2, 2, 4, 3), "return_final_state": True}
+    yield Call("no decay", both, inputs)
+    yield Call("head", both, inputs | {"log_decay": draw(*leading, low=-0.5, high=-0.01), "scale": 0.7} | keep)
+    yield Call("key", both, inputs | {"log_decay": draw(*leading, 4, low=-0.5, high=-0.01)} | keep)
+    packed = {name: x[:1] for name, x in inputs.items()} | {"cu_seqlens": torch.tensor([0, 3, 3, 68, LENGTH])}
+    yield Call("packed", {"torch": both["torch"]}, packed | {"return_final_state": True})
+
+
+def _delta_rule_step(draw: Draw) -> Iterator[Call]:
+    inputs = _qkv(draw, 2) | {"beta": draw(2, 2, low=0.0), "log_decay": draw(2, 2, 4, low=-0.5, high=-0.01)}
+    torch_only = {"torch": partial(delta_rule_step, backend="torch")}
+    yield Call("key", torch_only, inputs | {"state": draw(2, 2, 4, 3)}, gradients=False)
 
 
 def _embedding(draw: Draw) -> Iterator[Call]:
@@ -363,6 +385,8 @@ OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
     "attention": _attention,
     "attention_step": _attention_step,
     "causal_conv1d": _causal_conv1d,
+    "delta_rule": _delta_rule,
+    "delta_rule_step": _delta_rule_step,
     "embedding": _embedding,
     "fft_conv": _fft_conv,
     "float32_matmul": _float32_matmul,
@@ -490,6 +514,8 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
     "lightning": (Network("one layer", {"num_layers": 1, "num_heads": 2}),),
     "rwkv6": (Network("three heads", {"d_model": 12, "head_dim": 4, "mix_rank": 2, "decay_rank": 3}),),
     "mlstm": (Network("wide keys", {"num_heads": 2, "expand_k": 2.0}),),
+    "deltanet": (Network("wide values", {"num_heads": 2, "expand_v": 2.0, "d_conv": 3, "negative_eigenvalues": True}),),
+    "delta-product": (Network("three steps", {"num_householder": 3, "num_heads": 2}),),
     "rwkv": (Network("narrow channel mixing", {"mlp_ratio": 1.5, "num_layers": 1}),),
     "sashimi": (
         Network("mamba outside", {"outer": "mamba", "center": "attention", "pool": [3, 2], "d_model": 8}),

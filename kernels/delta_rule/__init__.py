@@ -1,0 +1,150 @@
+"""The delta rule: linear attention that replaces what its state holds for a key, with or without decays.
+
+    S_t = S_{t-1} diag(a_t) (I - b_t k_t k_t^T) + b_t v_t k_t^T,     o_t = scale S_t q_t,     a_t = exp(log_decay_t)
+
+Source: DeltaNet (Yang et al. 2024a, arXiv 2406.06484; no decay), Gated DeltaNet (Yang et al. 2024b, arXiv 2412.06464;
+one decay a head), Kimi Delta Attention (Kimi Team 2025, arXiv 2510.26692; one decay a key channel).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kernels.backend import use_triton
+from kernels.delta_rule.chunked import delta_rule_chunked
+from kernels.delta_rule.reference import delta_rule_reference, step
+from kernels.gated_linear_attention.packed import (
+    filled_sequences,
+    has_empty,
+    one_by_one,
+    sequence_ends,
+    states_of_all,
+)
+
+__all__ = ["delta_rule", "delta_rule_reference", "delta_rule_step"]
+
+NO_KERNEL = "has no kernels yet"
+
+
+def _fail(message: str) -> None:
+    raise ValueError(f"delta_rule: {message}")
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> list[int] | None:
+    if q.dim() != 4 or v.dim() != 4:
+        _fail(f"q and v must be [B, T, H, K] and [B, T, H, V], got {tuple(q.shape)} and {tuple(v.shape)}.")
+    if k.shape != q.shape:
+        _fail(f"k must have the shape of q {tuple(q.shape)}, got {tuple(k.shape)}.")
+    if v.shape[:3] != q.shape[:3]:
+        _fail(f"v must share B, T, H with q {tuple(q.shape)}, got {tuple(v.shape)}.")
+    if q.shape[1] < 1:
+        _fail("needs at least one time step, got T=0.")
+    if beta.shape != q.shape[:3]:
+        _fail(f"beta must be [B, T, H] = {tuple(q.shape[:3])}, got {tuple(beta.shape)}.")
+    allowed = (tuple(q.shape), tuple(q.shape[:3]))
+    if log_decay is not None and tuple(log_decay.shape) not in allowed:
+        _fail(f"log_decay must have shape {' or '.join(map(str, allowed))}, got {tuple(log_decay.shape)}.")
+    ends = sequence_ends("delta_rule", cu_seqlens, q.shape[0], q.shape[1])
+    state_shape = (q.shape[0] if ends is None else len(ends) - 1, *q.shape[2:], v.shape[-1])
+    if initial_state is not None and tuple(initial_state.shape) != state_shape:
+        _fail(f"initial_state must be [B, H, K, V] = {state_shape}, got {tuple(initial_state.shape)}.")
+    return ends
+
+
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    return_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: Literal["auto", "triton", "torch"] = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Returns o [B, T, H, V] in the dtype of v, or (o, final state [B, H, K, V]) with `return_final_state`.
+
+    q, k:          [B, T, H, K]; v: [B, T, H, V]. T is at least 1; K and V may differ. With b_t |k_t|^2 between 0 and 2
+                   the state cannot grow by itself. The operator does not normalise keys.
+    beta:          [B, T, H], the b_t: 0 writes nothing, 1 with a unit key replaces all that is held for the key.
+    log_decay:     at most 0; [B, T, H, K], [B, T, H], or None for no decay. The state decays before it is read and
+                   written.
+    scale:         factor of the output; None stands for K^-0.5.
+    initial_state: [B, H, K, V], the transpose of S; None stands for zeros. States are float32 (float64 for float64
+                   inputs).
+    cu_seqlens:    [N + 1] integers, 0 and where each of N sequences ends, for sequences packed along time with B = 1.
+                   States are then [N, H, K, V]. Sequences may be empty: their final state is their initial state.
+                   The values are read on the host.
+    backend:       there are no Triton kernels yet: "auto" and "torch" use plain PyTorch, "triton" is refused.
+
+    Raises ValueError for shapes or options that do not fit.
+    """
+    ends = _check(q, k, v, beta, log_decay, initial_state, cu_seqlens)
+    use_triton("delta_rule", backend, q, obstacle=NO_KERNEL)
+    if ends is not None and has_empty(ends):
+        o, final = delta_rule(
+            q,
+            k,
+            v,
+            beta,
+            log_decay,
+            scale=scale,
+            initial_state=None if initial_state is None else initial_state[filled_sequences(ends)],
+            return_final_state=True,
+            cu_seqlens=torch.tensor(sorted(set(ends))),
+            backend=backend,
+        )
+        return (o, states_of_all(final, initial_state, ends)) if return_final_state else o
+
+    def run(time: slice, states: slice) -> tuple[Tensor, ...]:
+        o, final = delta_rule_chunked(
+            q[:, time],
+            k[:, time],
+            v[:, time],
+            beta[:, time],
+            None if log_decay is None else log_decay[:, time],
+            scale=scale,
+            initial_state=None if initial_state is None else initial_state[states],
+            return_final_state=True,
+        )
+        return o, final
+
+    o, final = run(slice(None), slice(None)) if ends is None else one_by_one(run, ends)
+    return (o, final) if return_final_state else o
+
+
+def delta_rule_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None,
+    state: Tensor,
+    *,
+    scale: float | None = None,
+    backend: Literal["auto", "triton", "torch"] = "auto",
+) -> tuple[Tensor, Tensor]:
+    """One position, for decoding: returns o [B, H, V] in the dtype of v and the next state in the dtype of `state`.
+
+    q, k: [B, H, K]; v: [B, H, V]; beta: [B, H]; log_decay: [B, H, K], [B, H] or None; state: [B, H, K, V].
+    """
+    use_triton("delta_rule_step", backend, q, obstacle=NO_KERNEL)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    dtype = state.dtype
+    decay = None if log_decay is None else log_decay.to(dtype)
+    with torch.autocast(q.device.type, enabled=False):
+        o, state = step(q.to(dtype), k.to(dtype), v.to(dtype), beta.to(dtype), decay, state, scale=scale)
+    return o.to(v.dtype), state

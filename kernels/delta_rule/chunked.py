@@ -1,0 +1,81 @@
+"""The delta rule in plain PyTorch: matrix products in chunks of 64 positions, and a loop over the chunks.
+
+With M [K, V] the state and G_i the sum of the log-decays of a chunk up to position i, the state behind position i is
+
+    M_i = exp(G_i) M_0 + sum_{j <= i} (exp(G_i - G_j) k_j) u_j^T
+    u_i = b_i (v_i - (exp(G_i) k_i)^T M_0 - sum_{j < i} (k_i^T exp(G_i - G_j) k_j) u_j)
+
+The u_i of a chunk are hence the solution of one triangular system,
+
+    (I + diag(b) L) U = diag(b) (V - K_in M_0),      L_ij = k_i^T exp(G_i - G_j) k_j for j < i, else 0
+                                                     K_in has the rows exp(G_i) k_i
+
+which is solved for diag(b) V and diag(b) K_in before M_0 is known: U = U_0 - W M_0 (the WY or UT transform; Yang et al.
+2024a and 2024b). Then
+
+    O = scale (Q_in M_0 + A U),   M_C = exp(G_C) M_0 + K_out^T U,     A_ij = q_i^T exp(G_i - G_j) k_j for j <= i
+                                                                      K_out has the rows exp(G_C - G_j) k_j
+
+All exponents are sums of log-decays, never differences of such sums, so none is positive: they and the scores L and A
+are those of gated linear attention, whose `chunked.py` describes them. The triangular system is solved in float32.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.gated_linear_attention.chunked import (
+    Decay,
+    chunk_length,
+    decayed_scores,
+    from_chunks,
+    make_decay,
+    to_chunks,
+)
+
+
+def pseudo_values(k: Tensor, v: Tensor, beta: Tensor, decay: Decay | None) -> tuple[Tensor, Tensor]:
+    """U_0 [..., C, V] and W [..., C, K] of every chunk, for k [..., C, K], v [..., C, V] and beta [..., C, 1]."""
+    # unitriangular: the diagonal is taken as one, and what is above it is not read
+    system = beta * decayed_scores(k, k, decay).tril(-1)
+    k_in = k if decay is None else k * decay.prefix
+    solved = torch.linalg.solve_triangular(system, beta * torch.cat([v, k_in], -1), upper=False, unitriangular=True)
+    u, w = solved.split((v.shape[-1], k.shape[-1]), -1)
+    return u, w
+
+
+def delta_rule_chunked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    return_final_state: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Arguments and results as in the public operator; computes in float32 (float64 for float64 inputs)."""
+    batch, length, heads, key_dim = q.shape
+    scale = key_dim**-0.5 if scale is None else scale
+    work = torch.promote_types(q.dtype, torch.float32)
+    size = chunk_length(length)
+    with torch.autocast(q.device.type, enabled=False):
+        c_q, c_k, c_v, c_beta = (to_chunks(x.to(work), size) for x in (scale * q.to(work), k, v, beta.unsqueeze(-1)))
+        decay = None
+        if log_decay is not None:
+            log_decay = log_decay.to(work)
+            decay = make_decay(to_chunks(log_decay if log_decay.dim() == 4 else log_decay.unsqueeze(-1), size))
+        scores = decayed_scores(c_q, c_k, decay)
+        u_0, w = pseudo_values(c_k, c_v, c_beta, decay)
+        q_in, k_out = (c_q, c_k) if decay is None else (c_q * decay.prefix, c_k * decay.suffix)
+        state = c_q.new_zeros(batch, heads, key_dim, v.shape[-1]) if initial_state is None else initial_state.to(work)
+        outputs = []
+        for i in range(c_q.shape[2]):
+            u = u_0[:, :, i] - w[:, :, i] @ state
+            outputs.append(q_in[:, :, i] @ state + scores[:, :, i] @ u)
+            kept = state if decay is None else decay.log_total[:, :, i].exp().unsqueeze(-1) * state
+            state = kept + k_out[:, :, i].mT @ u
+        o = from_chunks(torch.stack(outputs, 2), length).to(v.dtype)
+    return (o, state) if return_final_state else o

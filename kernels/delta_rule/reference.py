@@ -1,0 +1,56 @@
+"""The delta rule with decays, one loop over time in the dtype it is given.
+
+    S_t = S_{t-1} diag(a_t) (I - b_t k_t k_t^T) + b_t v_t k_t^T        a_t = exp(log_decay_t)
+    o_t = scale S_t q_t
+
+S is [V, K] here, as in the papers. The state that goes in and comes out is its transpose [K, V], as in gated linear
+attention: M_t = (I - b_t k_t k_t^T) diag(a_t) M_{t-1} + b_t k_t v_t^T.
+
+Source: Yang et al. 2024a (arXiv 2406.06484), without decay; Yang et al. 2024b (arXiv 2412.06464), one decay a head;
+Kimi Team 2025 (arXiv 2510.26692), one decay a key channel.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def step(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, state: Tensor, *, scale: float
+) -> tuple[Tensor, Tensor]:
+    """o [B, H, V] and the next state of one step.
+
+    q, k: [B, H, K]; v: [B, H, V]; beta: [B, H]; log_decay: [B, H, K], [B, H] or None; state: [B, H, K, V].
+    """
+    if log_decay is not None:
+        decay = log_decay.exp()
+        state = (decay.unsqueeze(-1) if decay.dim() == 3 else decay[..., None, None]) * state
+    # what the decayed state holds for the key is replaced by a mean of it and v
+    held = (k.unsqueeze(-1) * state).sum(-2)
+    state = state + k.unsqueeze(-1) * (beta.unsqueeze(-1) * (v - held)).unsqueeze(-2)
+    return scale * (q.unsqueeze(-1) * state).sum(-2), state
+
+
+def delta_rule_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    return_final_state: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """o [B, T, H, V], with `return_final_state` also the final state; arguments as in the public operator."""
+    batch, length, heads, key_dim = q.shape
+    scale = key_dim**-0.5 if scale is None else scale
+    state = q.new_zeros(batch, heads, key_dim, v.shape[-1]) if initial_state is None else initial_state
+    outputs = []
+    for t in range(length):
+        decay = None if log_decay is None else log_decay[:, t]
+        o_t, state = step(q[:, t], k[:, t], v[:, t], beta[:, t], decay, state, scale=scale)
+        outputs.append(o_t.to(v.dtype))
+    o = torch.stack(outputs, dim=1)
+    return (o, state) if return_final_state else o

@@ -1,0 +1,143 @@
+"""Benchmark workloads of the delta rule, and of one step of it for decoding.
+
+`decay` names the log-decay of a shape, and with it the model that the shape belongs to:
+
+    none  no decay: DeltaNet
+    head  for each head and position, logsigmoid(x) / 16: Gated DeltaNet
+    key   for each key channel, logsigmoid(x) / 16: Kimi Delta Attention
+
+Queries and keys are unit vectors, and beta is a sigmoid, as in the layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.delta_rule import delta_rule, delta_rule_step
+from kernels.delta_rule.reference import delta_rule_reference, step
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic
+
+CHUNK = 64
+DAMPING = 16
+
+
+def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    batch, length, heads, key_dim, value_dim = sizes(shape, "BTHKV")
+    leading = (batch, length, heads)
+    q, k = (F.normalize(normal(generator, dtype, *leading, key_dim), dim=-1) for _ in "qk")
+    v = normal(generator, dtype, *leading, value_dim)
+    beta = torch.sigmoid(normal(generator, dtype, *leading))
+    log_decay = None
+    if shape["decay"] != "none":
+        channels = (key_dim,) if shape["decay"] == "key" else ()
+        log_decay = F.logsigmoid(normal(generator, dtype, *leading, *channels)).div_(DAMPING)
+    # outputs of unit queries are of order one where the scale is one
+    return {"q": q, "k": k, "v": v, "beta": beta, "log_decay": log_decay, "scale": 1.0}
+
+
+def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """Multiply-adds of matrix products for one position of one head, in chunks of C = 64 that are computed in full.
+
+    Forward: scores of keys and of queries 2 C K, the inverse of the triangle times values and keys C (K + V), A U C V,
+    and products with the state 3 K V. Backward: two products for each of them, with what forward gives at hand.
+    """
+    batch, length, heads, key_dim, value_dim = sizes(shape, "BTHKV")
+    channels = {"none": 0, "head": 1}.get(str(shape["decay"]), key_dim)
+    positions = batch * length * heads
+    inputs = positions * (2 * key_dim + value_dim + 1 + channels) * dtype.itemsize
+    products = CHUNK * (3 * key_dim + 2 * value_dim) + 3 * key_dim * value_dim
+    return Cost(
+        num_bytes=traffic(inputs, positions * value_dim * dtype.itemsize, backward),
+        num_flops=2 * positions * products * (3 if backward else 1),
+        matrix=True,
+    )
+
+
+def short(shape: Shape) -> Shape:
+    return {**shape, "B": min(2, int(shape["B"])), "T": min(130, int(shape["T"])), "H": 2}
+
+
+def load_fla() -> Callable[..., Any]:
+    """flash-linear-attention's chunked operator for each decay."""
+    from fla.ops.delta_rule import chunk_delta_rule
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+    from fla.ops.kda import chunk_kda
+
+    def peer(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, scale: float) -> Any:
+        if log_decay is None:
+            return chunk_delta_rule(q=q, k=k, v=v, beta=beta, scale=scale)
+        op = chunk_gated_delta_rule if log_decay.dim() == 3 else chunk_kda
+        return op(q=q, k=k, v=v, g=log_decay, beta=beta, scale=scale)
+
+    return peer
+
+
+def first(result: Any) -> Any:
+    return result[0]
+
+
+WORKLOAD = Workload(
+    op="delta_rule",
+    reference=delta_rule_reference,
+    make_inputs=make_inputs,
+    cost=cost,
+    short=short,
+    implementations=(
+        Implementation("torch", "ours", lambda: partial(delta_rule, backend="torch")),
+        Implementation("flash-linear-attention", "peer", load_fla, from_native=first),
+    ),
+    shapes={
+        "quick": ({"B": 8, "T": 2048, "H": 16, "K": 128, "V": 128, "decay": "head"},),
+        "paper": tuple(
+            {"B": batch, "T": length, "H": 16, "K": 128, "V": 128, "decay": decay}
+            for decay in ("none", "head", "key")
+            for batch, length in ((8, 2048), (1, 16384))
+        ),
+    },
+)
+
+
+def step_reference(state: Tensor, **inputs: Any) -> Any:
+    return step(state=state, **inputs)
+
+
+def make_step_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """One position, and a state in float32."""
+    inputs = make_inputs({**shape, "T": 1}, dtype, generator)
+    now = {name: x.squeeze(1) for name, x in inputs.items() if isinstance(x, Tensor)}
+    state = normal(generator, torch.promote_types(dtype, torch.float32), *sizes(shape, "BHKV"))
+    return {**inputs, **now, "state": state}
+
+
+def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """One position; the state is read, decayed, multiplied with k, added to, multiplied with q, and written."""
+    once = cost({**shape, "T": 1}, dtype, False)
+    batch, heads, key_dim, value_dim = sizes(shape, "BHKV")
+    elements = batch * heads * key_dim * value_dim
+    return Cost(num_bytes=once.num_bytes + 2 * elements * max(4, dtype.itemsize), num_flops=7 * elements)
+
+
+STEP = Workload(
+    op="delta_rule_step",
+    reference=step_reference,
+    make_inputs=make_step_inputs,
+    cost=step_cost,
+    short=lambda shape: {**shape, "B": min(2, int(shape["B"])), "H": 2},
+    implementations=(Implementation("torch", "ours", lambda: partial(delta_rule_step, backend="torch")),),
+    shapes={
+        "quick": ({"B": 64, "H": 16, "K": 128, "V": 128, "decay": "head"},),
+        "paper": tuple(
+            {"B": batch, "H": 16, "K": 128, "V": 128, "decay": decay}
+            for batch in (1, 64)
+            for decay in ("none", "head", "key")
+        ),
+    },
+    keep=("state",),
+    backward=False,
+)

@@ -1,0 +1,282 @@
+"""Mixers with the delta rule: DeltaNet, Gated DeltaNet, Kimi Delta Attention (KDA) and Gated DeltaProduct.
+
+    q, k, v = silu(conv(W_q x)), silu(conv(W_k x)), silu(conv(W_v x));    q, k -> q / |q|, k / |k| in every head
+    beta_t = sigmoid(W_b x_t), or twice that;    a_t as below
+    S_t = S_{t-1} diag(a_t) (I - beta_t k_t k_t^T) + beta_t v_t k_t^T,    o_t = S_t q_t / sqrt(K)
+
+    DeltaNet:        a = 1;                                                 y = W_o norm_h(o)
+    Gated DeltaNet:  a = exp(-exp(A) softplus(W_a x + b)), one a head;      y = W_o (norm_h(o) * silu(W_g x))
+    KDA:             a = exp(-exp(A) softplus(W_2 W_1 x + b)), one a key    y = W_o (norm_h(o) * sigmoid(V_2 V_1 x + c))
+                     channel, A one a head
+    DeltaProduct:    Gated DeltaNet with n keys, values and betas a token, which are n steps of the delta rule; the
+                     state decays before the first of them and is read behind the last
+
+with depthwise causal convolutions and norm_h an RMS norm of every head. beta in [0, 2] (`negative_eigenvalues`) gives
+I - beta k k^T an eigenvalue in [-1, 1], which state tracking needs (Grazzi et al. 2024).
+
+Source: Yang et al. 2024a (arXiv 2406.06484); Yang et al. 2024b (arXiv 2412.06464); Kimi Team 2025 (arXiv 2510.26692);
+Siems et al. 2025 (arXiv 2502.10297). Parameters and their initialisation are those of flash-linear-attention
+(fla-org/flash-linear-attention): fla/layers/delta_net.py at fa409f1365f0afced370b442bf4f37f25e2e6598,
+gated_deltanet.py at 7415902a71cdfd2f8a5a25513bfaa67c2297a073, kda.py at 1c9d84d90dcedaa58c0a55a9088ecab49879b0ca,
+gated_deltaproduct.py at f1d9db7ff13c8e88dbc464c11da6584b4a3ccd5c; b of KDA starts as in its language model,
+fla/models/kda/modeling_kda.py at 07e2bd329df15090d34c7d4b25b638b3cb57c516, and not at zero as in its layer.
+
+Departures: widths of heads follow from `d_model`; there are as many heads of values as of keys. The convolutions start
+as torch's do, as in the layers there; its language models start them normally with `init_std`. The epsilon of |q| and
+|k| is 1e-6 within the root, as in its `l2norm`. The operator has no Triton kernels yet.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from kernels.delta_rule import delta_rule, delta_rule_step
+from models.backbone import BackboneConfig, require_divides
+from models.parts.casts import at_least_float32
+from models.parts.channel import ChannelMixerKind
+from models.parts.linear import Linear, ResidualLinear
+from models.parts.mixer import Mixer
+from models.parts.norms import NormKind, RMSNorm
+from models.parts.step import shared_norm, step_linear
+from models.parts.time_axis import LeftPadding, blank
+from suite.bounds import Epsilon, Factor, Positive, Ratio, Width
+from suite.contracts import TaskSpec
+
+State = tuple[Tensor, Tensor]
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
+"""q, k, v, beta and the log-decays."""
+DecayKind = Literal["none", "head", "key"]
+GateKind = Literal["none", "silu", "sigmoid"]
+DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
+"""Step sizes softplus(b) at the start."""
+
+
+def unit(x: Tensor) -> Tensor:
+    """x / |x| over the last axis, in float32 or wider and rounded to the dtype of x; zero for zero."""
+    wide = at_least_float32(x)
+    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+class DeltaMixer(Mixer):
+    """The mixer. Its state: the last inputs of the convolutions [B, channels, W - 1], then the transpose of S
+    [B, H, K, V]."""
+
+    operator = staticmethod(delta_rule)
+
+    def __init__(self, config: DeltaConfig) -> None:
+        super().__init__()
+        d_model, heads, steps = config.d_model, config.num_heads, config.steps
+        self.num_heads, self.steps, self.decay, self.gate = heads, steps, config.decay, config.gate
+        self.key_dim, self.value_dim = config.key_width // heads, config.value_width // heads
+        self.max_beta = 2.0 if config.negative_eigenvalues else 1.0
+        self.split = (config.key_width, steps * config.key_width, steps * config.value_width)
+        self.proj = nn.Linear(d_model, sum(self.split), bias=False)
+        self.conv_weight = nn.Parameter(torch.empty(sum(self.split), config.d_conv))
+        self.beta = nn.Linear(d_model, steps * heads, bias=False)
+        if self.decay == "head":
+            self.decay_up = nn.Linear(d_model, heads, bias=False)
+        elif self.decay == "key":
+            self.decay_down = nn.Linear(d_model, self.value_dim, bias=False)
+            self.decay_up = nn.Linear(self.value_dim, config.key_width, bias=False)
+        if self.decay != "none":
+            self.log_A = nn.Parameter(torch.empty(heads))
+            self.dt_bias = nn.Parameter(torch.empty(self.decay_up.out_features))
+        if self.gate == "silu":
+            self.gate_up = nn.Linear(d_model, config.value_width, bias=False)
+        elif self.gate == "sigmoid":
+            self.gate_down = nn.Linear(d_model, self.value_dim, bias=False)
+            self.gate_up = Linear(self.value_dim, config.value_width)
+        self.norm = RMSNorm(self.value_dim, eps=config.norm_eps)
+        self.out = ResidualLinear(config.value_width, d_model, bias=False)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        bound = self.conv_weight.shape[1] ** -0.5
+        nn.init.uniform_(self.conv_weight, -bound, bound)
+        if self.decay == "none":
+            return
+        # the logarithm of zero is never drawn
+        self.log_A.uniform_(0.0 if self.decay == "head" else 1.0, 16.0).clamp_(min=1e-6).log_()
+        dt = torch.empty_like(self.dt_bias).uniform_(math.log(DT_MIN), math.log(DT_MAX)).exp().clamp(min=DT_FLOOR)
+        # the inverse of softplus, so that softplus(dt_bias) = dt
+        self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))
+
+    def _log_decay(self, x: Tensor, norm: nn.Module | None) -> Tensor | None:
+        """[..., H] or [..., H, K], in float32 or wider."""
+        if self.decay == "none":
+            return None
+        if self.decay == "key":
+            x, norm = step_linear(self.decay_down, x, norm=norm), None
+        dt = F.softplus(at_least_float32(step_linear(self.decay_up, x, norm=norm)) + at_least_float32(self.dt_bias))
+        rate = at_least_float32(self.log_A).exp()
+        if self.decay == "head":
+            return -rate * dt
+        return -rate.unsqueeze(-1) * dt.unflatten(-1, (self.num_heads, self.key_dim))
+
+    def _heads(self, convolved: Tensor, x: Tensor, norm: nn.Module | None = None) -> Inputs:
+        """q [..., H, K], k [..., n, H, K], v [..., n, H, V], beta [..., n, H] and log-decays of n steps a token."""
+        q, k, v = convolved.split(self.split, dim=-1)
+        beta = self.max_beta * torch.sigmoid(at_least_float32(step_linear(self.beta, x, norm=norm)))
+        heads = (self.steps, self.num_heads)
+        return (
+            unit(q.unflatten(-1, (self.num_heads, self.key_dim))),
+            unit(k.unflatten(-1, (*heads, self.key_dim))),
+            v.unflatten(-1, (*heads, self.value_dim)),
+            beta.unflatten(-1, heads),
+            self._log_decay(x, norm),
+        )
+
+    def _interleave(self, convolved: Tensor, x: Tensor) -> Inputs:
+        """The inputs of the operator: n steps a token one after the other, [B, n T, ...]."""
+        q, k, v, beta, log_decay = self._heads(convolved, x)
+        if self.steps > 1:
+            # the state is read behind the last step of a token and decays before the first
+            q = F.pad(q.unsqueeze(2), (0, 0, 0, 0, self.steps - 1, 0))
+            if log_decay is not None:
+                before = [0] * (2 * (log_decay.ndim - 2))
+                log_decay = F.pad(log_decay.unsqueeze(2), (*before, 0, self.steps - 1)).flatten(1, 2)
+        else:
+            q = q.unsqueeze(2)
+        return q.flatten(1, 2), k.flatten(1, 2), v.flatten(1, 2), beta.flatten(1, 2), log_decay
+
+    def _output(self, o: Tensor, x: Tensor, norm: nn.Module | None, residual: Tensor | None = None) -> Tensor:
+        """x, normalised by `norm` if there is one, is the input of the gate."""
+        if self.gate == "sigmoid":
+            gate = step_linear(self.gate_up, step_linear(self.gate_down, x, norm=norm))
+            y = self.norm(o).flatten(-2) * torch.sigmoid(gate)
+            return step_linear(self.out, y.to(o.dtype), residual=residual)
+        silu = step_linear(self.gate_up, x, norm=norm) if self.gate == "silu" else None
+        return step_linear(self.out, o.flatten(-2), norm=self.norm, gate=silu, residual=residual)
+
+    def forward(self, x: Tensor) -> Tensor:
+        convolved = causal_conv1d(self.proj(x), self.conv_weight, activation="silu")
+        assert isinstance(convolved, Tensor)
+        o = self.operator(*self._interleave(convolved, x))
+        assert isinstance(o, Tensor)
+        return self._output(o[:, self.steps - 1 :: self.steps], x, None)
+
+    def init_state(self, batch_size: int, capacity: int) -> State:
+        weight = at_least_float32(self.conv_weight)
+        # neighbouring channels lie side by side, because a step takes one input of many channels at a time
+        window = weight.new_zeros(batch_size, weight.shape[1] - 1, weight.shape[0]).transpose(1, 2)
+        return window, weight.new_zeros(batch_size, self.num_heads, self.key_dim, self.value_dim)
+
+    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        return self._step(x_t, None, None, state)
+
+    def branch_step(self, x_t: Tensor, norm: nn.Module, state: State) -> tuple[Tensor, State]:
+        return self._step(x_t, norm, x_t, state)
+
+    def _step(self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: State) -> tuple[Tensor, State]:
+        window, after = state
+        x_t, norm = shared_norm(norm, x_t)
+        inputs = step_linear(self.proj, x_t, norm=norm)
+        convolved = causal_conv1d_step(inputs, self.conv_weight, None, window, activation="silu")
+        q, k, v, beta, log_decay = self._heads(convolved, x_t, norm)
+        for i in range(self.steps):
+            decay = log_decay if i == 0 else None
+            o, after = delta_rule_step(q, k[:, i], v[:, i], beta[:, i], decay, after)
+        return self._output(o, x_t, norm, residual), (window, after)
+
+    def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
+        # without biases, keys and values of padding are zero, and a state of zeros stays zero
+        convolved, window = causal_conv1d(
+            blank(self.proj(x), padding), self.conv_weight, activation="silu", return_final_state=True
+        )
+        o, after = self.operator(*self._interleave(convolved, x), return_final_state=True)
+        return self._output(o[:, self.steps - 1 :: self.steps], x, None), (window.to(state[0].dtype), after)
+
+    def state_size(self, length: int) -> int:
+        window = self.conv_weight.shape[0] * (self.conv_weight.shape[1] - 1)
+        return window + self.num_heads * self.key_dim * self.value_dim
+
+    def ssm_parameters(self) -> dict[str, nn.Parameter]:
+        return {} if self.decay == "none" else {"log_A": self.log_A, "dt_bias": self.dt_bias}
+
+
+class DeltaConfig(BackboneConfig):
+    """What the mixers with the delta rule share: their network has RMS norms and SwiGLU."""
+
+    decay: ClassVar[DecayKind] = "none"
+    gate: ClassVar[GateKind] = "none"
+
+    channel_mixer: ChannelMixerKind = "swiglu"
+    mlp_ratio: Ratio = 8 / 3
+    norm: NormKind = "rms"
+    norm_eps: Epsilon = 1e-6
+    num_heads: Width = 4
+    expand_k: Ratio = 1.0
+    """Width of queries and keys, as a multiple of d_model."""
+    expand_v: Ratio = 1.0
+    """Width of values, as a multiple of that of keys."""
+    d_conv: Factor = 4
+    negative_eigenvalues: bool = False
+    """Whether beta goes up to 2 and not to 1."""
+
+    @property
+    def steps(self) -> int:
+        """Steps of the delta rule a token."""
+        return 1
+
+    @property
+    def key_width(self) -> int:
+        return round(self.expand_k * self.d_model)
+
+    @property
+    def value_width(self) -> int:
+        return round(self.expand_v * self.key_width)
+
+    def check(self, spec: TaskSpec) -> None:
+        super().check(spec)
+        name = type(self).__name__
+        require_divides(name, num_heads=self.num_heads, key_width=self.key_width)
+        require_divides(name, num_heads=self.num_heads, value_width=self.value_width)
+        if not 2 <= self.d_conv <= 4:
+            raise ValueError(f"{name}: needs d_conv in 2..4, got {self.d_conv}.")
+
+    def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
+        return DeltaMixer(self)
+
+
+class DeltaNetConfig(DeltaConfig):
+    """DeltaNet: neither a decay nor an output gate."""
+
+
+class GatedDeltaNetConfig(DeltaConfig):
+    """Gated DeltaNet: one decay a head. Keys take 3/4 of d_model and values twice as much, as in the released layer."""
+
+    decay: ClassVar[DecayKind] = "head"
+    gate: ClassVar[GateKind] = "silu"
+
+    num_heads: Width = 6
+    expand_k: Ratio = 0.75
+    expand_v: Ratio = 2.0
+    ssm_lr: Positive | None = None
+
+
+class KDAConfig(DeltaConfig):
+    """Kimi Delta Attention: one decay a key channel."""
+
+    decay: ClassVar[DecayKind] = "key"
+    gate: ClassVar[GateKind] = "sigmoid"
+
+    ssm_lr: Positive | None = None
+
+
+class DeltaProductConfig(GatedDeltaNetConfig):
+    """Gated DeltaProduct: several steps of the delta rule a token, by default with beta up to 2."""
+
+    num_householder: Factor = 2
+    """Steps of the delta rule a token, each a Householder transformation of the state."""
+    negative_eigenvalues: bool = True
+
+    @property
+    def steps(self) -> int:
+        return self.num_householder

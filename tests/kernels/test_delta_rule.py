@@ -1,0 +1,185 @@
+"""The delta rule against its recurrence."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.delta_rule import delta_rule, delta_rule_reference, delta_rule_step
+from kernels.gated_linear_attention import gated_linear_attention_reference
+from suite.laws.accuracy import assert_close, assert_matches_reference, relative_error
+
+B, H, K, V = 2, 2, 8, 5
+DECAYS = ["none", "head", "key"]
+KEEP = ("beta", "log_decay", "initial_state")
+every_decay = pytest.mark.parametrize("decay", DECAYS)
+
+
+def make_inputs(length: int, decay: str, *, state: bool = True, B: int = B) -> dict:
+    """Unit keys, beta between 0 and 2 (eigenvalues between -1 and 1), log-decays of mean -0.3."""
+    generator = torch.Generator().manual_seed(0)
+    normal = partial(torch.randn, generator=generator, dtype=torch.float64)
+    uniform = partial(torch.rand, generator=generator, dtype=torch.float64)
+    channels = {"none": None, "head": (), "key": (K,)}[decay]
+    return {
+        "q": normal(B, length, H, K),
+        "k": F.normalize(normal(B, length, H, K), dim=-1),
+        "v": normal(B, length, H, V),
+        "beta": 2 * uniform(B, length, H),
+        "log_decay": None if channels is None else 0.3 * uniform(B, length, H, *channels).log(),
+        "initial_state": normal(B, H, K, V) if state else None,
+        "return_final_state": True,
+    }
+
+
+def cut(inputs: dict, time: slice) -> dict:
+    names = ("q", "k", "v", "beta", "log_decay")
+    return {name: x[:, time] if name in names and x is not None else x for name, x in inputs.items()}
+
+
+@every_decay
+@pytest.mark.parametrize("state", [False, True], ids=["empty", "state"])
+@pytest.mark.parametrize("length", [1, 65, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 63, 64, 500))])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_chunked_equals_recurrent(length, decay, state, dtype):
+    inputs = make_inputs(length, decay, state=state)
+    assert_matches_reference(delta_rule, delta_rule_reference, inputs, dtype=dtype, keep=KEEP)
+
+
+@every_decay
+def test_step_by_step_equals_parallel(decay):
+    inputs = make_inputs(70, decay)
+    o, final = delta_rule(**inputs)
+    state = inputs["initial_state"]
+    for t in range(70):
+        now = [None if inputs[n] is None else inputs[n][:, t] for n in ("q", "k", "v", "beta", "log_decay")]
+        o_t, state = delta_rule_step(*now, state)
+        assert_close(o_t, o[:, t], torch.float64, what=f"step {t}")
+    assert_close(state, final, torch.float64, what="state")
+
+
+@every_decay
+@pytest.mark.parametrize("at", [1, 64, 100])
+def test_splitting_time_and_passing_the_state_equals_the_whole(decay, at):
+    inputs = make_inputs(150, decay)
+    whole, final = delta_rule(**inputs)
+    first, state = delta_rule(**cut(inputs, slice(at)))
+    second, last = delta_rule(**cut(inputs, slice(at, None)) | {"initial_state": state})
+    assert_close(torch.cat([first, second], dim=1), whole, torch.float64, what="output")
+    assert_close(last, final, torch.float64, what="final state")
+
+
+@every_decay
+def test_the_future_cannot_change_the_past(decay):
+    inputs = make_inputs(130, decay)
+    changed = {n: x.clone() if isinstance(x, Tensor) else x for n, x in inputs.items()}
+    for name in ("q", "k", "v", "beta", "log_decay"):
+        if changed[name] is not None:
+            changed[name][:, 77:] *= 0.5
+    before, after = delta_rule(**inputs)[0], delta_rule(**changed)[0]
+    assert torch.equal(before[:, :77], after[:, :77])
+    assert (before[:, 77:] - after[:, 77:]).abs().amax((0, 2, 3)).min() > 0
+
+
+@pytest.mark.parametrize("decay", ["head", "key"])
+def test_where_beta_is_zero_the_state_decays_and_nothing_else(decay):
+    inputs = make_inputs(70, decay)
+    inputs["beta"].zero_()
+    o, final = delta_rule(**inputs)
+    total = inputs["log_decay"].cumsum(1)
+    total = total if decay == "key" else total.unsqueeze(-1)
+    states = total.exp().unsqueeze(-1) * inputs["initial_state"].unsqueeze(1)
+    assert_close(final, states[:, -1], torch.float64, what="state")
+    assert_close(o, K**-0.5 * (inputs["q"].unsqueeze(-2) @ states).squeeze(-2), torch.float64, what="output")
+
+
+def test_a_unit_key_with_beta_one_reads_back_the_value_written_last():
+    inputs = make_inputs(70, "none")
+    inputs["beta"].fill_(1.0)
+    o, _ = delta_rule(**inputs | {"q": inputs["k"], "scale": 1.0})
+    assert_close(o, inputs["v"], torch.float64, what="values")
+    # a value of zero projects the state on the plane that is orthogonal to the key
+    one = cut(inputs, slice(1)) | {"v": torch.zeros(B, 1, H, V, dtype=torch.float64)}
+    _, projected = delta_rule(**one)
+    k = inputs["k"][:, 0]
+    projection = torch.eye(K, dtype=torch.float64) - k.unsqueeze(-1) * k.unsqueeze(-2)
+    assert_close(projected, projection @ inputs["initial_state"], torch.float64, what="state")
+
+
+def test_orthogonal_keys_make_it_gated_linear_attention():
+    """Nothing is held for a key that is orthogonal to all before, so there is nothing to replace."""
+    inputs = make_inputs(K, "head", state=False)
+    inputs["k"] = torch.eye(K, dtype=torch.float64)[:, None].expand(B, K, H, K)
+    beta = inputs.pop("beta")
+    expected, _ = gated_linear_attention_reference(**inputs | {"v": beta.unsqueeze(-1) * inputs["v"]})
+    assert_close(delta_rule(**inputs, beta=beta)[0], expected, torch.float64, what="output")
+
+
+@every_decay
+@pytest.mark.parametrize("op", [delta_rule_reference, delta_rule])
+def test_gradients_are_those_of_finite_differences(decay, op):
+    few = (slice(1), slice(3), slice(1), slice(2))
+    inputs = make_inputs(3, decay, state=False, B=1)
+    inputs = {n: x[few[: x.ndim]] if isinstance(x, Tensor) else x for n, x in inputs.items()}
+    inputs["initial_state"] = torch.ones(1, 1, 2, 2, dtype=torch.float64)
+    names = [n for n, x in inputs.items() if isinstance(x, Tensor)]
+    leaves = [inputs[n].clone().requires_grad_() for n in names]
+    assert torch.autograd.gradcheck(lambda *xs: op(**inputs | dict(zip(names, xs, strict=True))), leaves)
+
+
+@pytest.mark.parametrize("decay", ["head", "key"])
+def test_extreme_decays_neither_overflow_nor_lose_the_near_terms(decay):
+    """Steps that keep exp(-50) stand next to steps that keep all but 1e-4, in float32."""
+    inputs = make_inputs(300, decay)
+    hard = torch.rand(inputs["log_decay"].shape, generator=torch.Generator().manual_seed(3)) < 0.2
+    inputs["log_decay"] = torch.where(hard, -50.0, -1e-4).double()
+    assert_matches_reference(delta_rule, delta_rule_reference, inputs, dtype=torch.float32, keep=KEEP)
+
+
+def test_equal_keys_and_full_reflections_stay_bounded():
+    """beta = 2 with one key everywhere is the worst case of the triangular system; the README says what is lost."""
+    inputs = make_inputs(300, "none")
+    inputs["k"] = inputs["k"][:, :1].expand_as(inputs["k"])
+    inputs["beta"].fill_(2.0)
+    exact = delta_rule_reference(**inputs)
+    actual = delta_rule(**{n: x.float() if isinstance(x, Tensor) else x for n, x in inputs.items()})
+    for got, wanted in zip(actual, exact, strict=True):
+        assert relative_error(got, wanted)[0] < 5e-5
+
+
+@every_decay
+def test_packed_sequences_do_not_see_each_other_and_may_be_empty(decay):
+    ends = [0, 0, 3, 70, 70, 90]
+    inputs = make_inputs(90, decay, B=1)
+    states = torch.randn(5, H, K, V, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    o, final = delta_rule(**inputs | {"initial_state": states, "cu_seqlens": torch.tensor(ends)})
+    for i, (start, end) in enumerate(itertools.pairwise(ends)):
+        if start == end:
+            assert torch.equal(final[i], states[i])
+            continue
+        alone = delta_rule(**cut(inputs, slice(start, end)) | {"initial_state": states[i : i + 1]})
+        assert_close(o[:, start:end], alone[0], torch.float64, what=f"sequence {i}")
+        assert_close(final[i : i + 1], alone[1], torch.float64, what=f"state {i}")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"beta": torch.zeros(B, 4, H, 1)}, r"beta must be \[B, T, H\]"),
+        ({"log_decay": torch.zeros(H)}, "log_decay must have shape"),
+        ({"k": torch.zeros(B, 4, H, K + 1)}, "k must have the shape of q"),
+        ({"v": torch.zeros(B, 5, H, V)}, "v must share B, T, H"),
+        ({"initial_state": torch.zeros(B, H, V, K)}, r"initial_state must be \[B, H, K, V\]"),
+        ({"cu_seqlens": torch.tensor([0, 4])}, "needs all sequences packed along time"),
+        ({"backend": "triton"}, "has no kernels yet"),
+        ({"backend": "cuda"}, "is not one of"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        delta_rule(**make_inputs(4, "key") | change)

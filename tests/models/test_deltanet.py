@@ -1,0 +1,117 @@
+"""The mixers with the delta rule equal the equations of their papers, written out here one position at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from models import MODELS
+from suite.contracts import TaskSpec
+
+SPEC = TaskSpec("tokens", num_classes=16, readout="token", max_length=40, vocab_size=16)
+NAMES = ["deltanet", "gated-deltanet", "kda", "delta-product"]
+
+
+def written_out(mixer, x, *, beta_factor):
+    """y [T, D] of one sequence x [T, D]: S [V, K] of every head is updated by matrices, as the papers print it."""
+    length, heads, steps, key_dim, value_dim = len(x), mixer.num_heads, mixer.steps, mixer.key_dim, mixer.value_dim
+    taps = mixer.conv_weight.shape[1]
+    padded = F.pad(x @ mixer.proj.weight.T, (0, 0, taps - 1, 0))
+    convolved = torch.stack([(padded[t : t + taps] * mixer.conv_weight.T).sum(0) for t in range(length)])
+    convolved = convolved * torch.sigmoid(convolved)
+    q, k, v = convolved.split((heads * key_dim, steps * heads * key_dim, steps * heads * value_dim), -1)
+    q = q.view(length, heads, key_dim)
+    k, v = k.view(length, steps, heads, key_dim), v.view(length, steps, heads, value_dim)
+    q, k = (z / (z.square().sum(-1, keepdim=True) + 1e-6).sqrt() for z in (q, k))
+    beta = beta_factor * torch.sigmoid(x @ mixer.beta.weight.T).view(length, steps, heads)
+    decay = torch.ones(length, heads, key_dim, dtype=x.dtype)
+    if mixer.decay == "head":
+        a = torch.log1p(torch.exp(x @ mixer.decay_up.weight.T + mixer.dt_bias))
+        decay = torch.exp(-mixer.log_A.exp() * a).unsqueeze(-1).expand_as(decay)
+    elif mixer.decay == "key":
+        a = torch.log1p(torch.exp(x @ mixer.decay_down.weight.T @ mixer.decay_up.weight.T + mixer.dt_bias))
+        decay = torch.exp(-mixer.log_A.exp()[:, None] * a.view(length, heads, key_dim))
+    o = torch.empty(length, heads, value_dim, dtype=x.dtype)
+    for h in range(heads):
+        S = torch.zeros(value_dim, key_dim, dtype=x.dtype)
+        for t in range(length):
+            S = S @ torch.diag(decay[t, h])
+            for j in range(steps):
+                key, b = k[t, j, h], beta[t, j, h]
+                S = S @ (torch.eye(key_dim, dtype=x.dtype) - b * torch.outer(key, key)) + b * torch.outer(
+                    v[t, j, h], key
+                )
+            o[t, h] = S @ q[t, h] / key_dim**0.5
+    y = (o * torch.rsqrt(o.square().mean(-1, keepdim=True) + mixer.norm.eps) * mixer.norm.weight).flatten(1)
+    if mixer.gate == "silu":
+        gate = x @ mixer.gate_up.weight.T
+        y = y * gate * torch.sigmoid(gate)
+    elif mixer.gate == "sigmoid":
+        y = y * torch.sigmoid(x @ mixer.gate_down.weight.T @ mixer.gate_up.weight.T + mixer.gate_up.bias)
+    return y @ mixer.out.weight.T
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("negative", [False, True], ids=["beta to 1", "beta to 2"])
+@torch.no_grad()
+def test_the_mixer_is_the_recurrence_of_the_paper(name, negative):
+    torch.manual_seed(0)
+    config = MODELS.load(name)(
+        num_layers=1, d_model=12, num_heads=3, expand_k=0.5, expand_v=1.5, negative_eigenvalues=negative, init_std=0.5
+    )
+    (mixer,) = config.build(SPEC).double().mixers
+    # a norm and biases that differ from their start
+    for parameter in mixer.parameters():
+        if parameter.ndim == 1:
+            parameter.normal_()
+    x = torch.randn(1, 40, 12, dtype=torch.float64)
+    expected = written_out(mixer, x[0], beta_factor=2 if negative else 1)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(mixer(x)[0], expected, rtol=1e-10, atol=1e-10)
+
+
+def test_one_householder_step_is_gated_deltanet():
+    def logits(name, **options):
+        torch.manual_seed(0)
+        model = MODELS.load(name)(num_layers=2, d_model=32, negative_eigenvalues=True, **options).build(SPEC)
+        return model(torch.arange(16)[None])
+
+    assert torch.equal(logits("delta-product", num_householder=1), logits("gated-deltanet"))
+
+
+def test_it_starts_as_the_released_layers_do():
+    torch.manual_seed(0)
+    for name, lowest in (("gated-deltanet", 0.0), ("kda", 1.0)):
+        mixer = MODELS.load(name)(num_layers=1, d_model=512, num_heads=128, expand_k=0.5).build(SPEC).mixers[0]
+        dt, rate = F.softplus(mixer.dt_bias), mixer.log_A.exp()
+        assert 1e-3 <= dt.min() < 2e-3
+        assert 5e-2 < dt.max() <= 0.1001
+        assert lowest < rate.min() < lowest + 1
+        assert 15.0 < rate.max() <= 16.0
+        assert set(mixer.ssm_parameters()) == {"log_A", "dt_bias"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "count"),
+    [
+        # q, k, v and the output; four taps; beta; the norm of a head of width 256
+        ("deltanet", {}, 4 * 1024**2 + 4 * 3072 + 4 * 1024 + 256),
+        # six squares, of which keys 3/4 and values 3/2; betas, decays, A and b of six heads; the norm of width 256
+        ("gated-deltanet", {}, 6 * 1024**2 + 4 * 3 * 1024 + 2 * 6 * 1024 + 12 + 256),
+        # both low-rank maps have the width of a head
+        ("kda", {"num_heads": 8}, 4 * 1024**2 + 4 * 3072 + 8 * 1024 + 4 * 1024 * 128 + 1024 + 8 + 1024 + 128),
+        ("delta-product", {}, 8.25 * 1024**2 + 4 * (768 + 2 * 768 + 2 * 1536) + 3 * 6 * 1024 + 12 + 256),
+    ],
+)
+def test_parameters_are_those_of_the_released_layers(name, options, count):
+    with torch.device("meta"):
+        model = MODELS.load(name)(num_layers=1, d_model=1024, **options).build(SPEC)
+    assert sum(parameter.numel() for parameter in model.mixers[0].parameters()) == count
+
+
+def test_heads_that_do_not_divide_the_width_are_refused():
+    with pytest.raises(ValueError, match="num_heads=5 does not divide key_width=32"):
+        MODELS.load("kda")(d_model=32, num_heads=5).build(SPEC)
+    with pytest.raises(ValueError, match="needs d_conv in 2"):
+        MODELS.load("deltanet")(d_model=32, d_conv=5).build(SPEC)

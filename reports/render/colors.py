@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 
 FAMILIES = {
-    r"linear attention|linear-attention": "#e69f00",
+    r"linear attention|linear-attention|lightning": "#e69f00",
     r"attention|flashattention|transformer|xfmr|gpt|mha|sdpa|pythia|llama": "#6b6b6b",
     r"gated[ -]deltanet|deltanet|delta[ -]?product|kda": "#6a5acd",
     r"retnet": "#a6841b",
@@ -20,6 +20,7 @@ FAMILIES = {
     r"gsa": "#d55e00",
     r"sashimi": "#aa4499",
     r"rwkv": "#4d7c8a",
+    r"mlstm|xlstm": "#c2185b",
     r"dss": "#17a2a2",
     r"s4d": "#98a010",
     r"s4|s6|ssm": "#8c564b",

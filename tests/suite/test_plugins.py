@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from run_suite import REPOSITORY
-from suite.plugins import load_plugin
+from suite.plugins import load_plugin, load_plugins
 from suite.settings.config import ExperimentConfig, name_plugins
 from suite.store import storage
 
@@ -263,6 +263,23 @@ def test_an_experiment_named_twice_is_run_once(command_line, grid):
     done = command_line("run", grid, f"{grid}/../{grid.name}", "--dry-run")
     assert done.returncode == 0
     assert done.stdout.count("to do") == command_line("run", grid, "--dry-run").stdout.count("to do")
+
+
+def test_an_installed_package_offers_its_plugin_by_an_entry_point(tmp_path, monkeypatch, command_line):
+    site = tmp_path / "site-packages"
+    about = site / "offered-1.2.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: offered\nVersion: 1.2\n")
+    (about / "RECORD").write_text("offered_mixer.py,,\n")
+    (about / "entry_points.txt").write_text("[subquad.plugins]\nmixers = offered_mixer\n")
+    source = "from models.retnet import RetNetConfig\n\nMODELS = {'offered': RetNetConfig}\n"
+    (site / "offered_mixer.py").write_text(source)
+    monkeypatch.syspath_prepend(site)
+    (offered,) = load_plugins([])
+    assert offered.identity == "offered 1.2"
+    assert offered.entries["model"]["offered"].load().__name__ == "RetNetConfig"
+    assert "\nmodel\toffered\t" in command_line("list").stdout
+    sys.modules.pop("offered_mixer")
 
 
 @pytest.mark.parametrize(("name", "reason"), [("other", "share the run"), ("copy/my-grid", "both are named 'my-grid'")])

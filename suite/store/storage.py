@@ -218,10 +218,17 @@ def ending(path: Path, *, with_likeness: bool = False) -> Ending | None:
 def _ending_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for row in rows:
         if row.get("metric") == "run":
-            like = likeness(row["scale"], json.loads(row["config"])) if row.get("config") else ()
             kept = {key: row.get(key) for key in ("status", "operators", "error", "device", "duration_s")}
-            return {**kept, "like": like}
+            return {**kept, "like": _likeness_of(row)}
     return {"status": "failed", "operators": None, "error": None}
+
+
+def _likeness_of(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """That of the run of a row; empty where its columns do not say which run it was."""
+    try:
+        return likeness(row["scale"], json.loads(row["config"]))
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return ()
 
 
 def _footer(path: Path) -> dict[str, Any] | None:

@@ -182,7 +182,7 @@ def test_hgrn2_decays_and_inputs_are_complementary():
     torch.manual_seed(0)
     model = HGRN2Config(num_layers=3, d_model=16, init_std=0.5).build(SPEC).double()
     for mixer in model.mixers:
-        _, k, _, log_decay = mixer._project(torch.randn(2, 9, 16, dtype=torch.float64))
+        _, k, _, log_decay, _ = mixer._project(torch.randn(2, 9, 16, dtype=torch.float64))
         torch.testing.assert_close(k, 1 - log_decay.exp())
 
 

@@ -225,7 +225,7 @@ def test_named_layers_are_base_convolutions_and_steps_still_equal_forward():
 @pytest.mark.parametrize(("width", "heads"), [(64, 1), (128, 1), (256, 2)])
 def test_an_expand_ratio_sets_the_head_size_of_hgrn2_up_to_the_width(width, heads):
     mixer = HGRN2Config(d_model=width, expand_ratio=128).build(TOKENS).mixers[1]
-    assert (mixer.num_heads, mixer.head_dim) == (heads, min(width, 128))
+    assert (mixer.num_heads, mixer.key_dim) == (heads, min(width, 128))
     assert "expand_ratio" not in HGRN2Config().model_dump(mode="json")
     with pytest.raises(ValueError, match="expand_ratio=96 does not divide d_model=128"):
         HGRN2Config(d_model=128, expand_ratio=96).build(TOKENS)

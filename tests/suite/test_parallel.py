@@ -77,7 +77,9 @@ def flip_a_bit(path):
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("sharded", [False, True], ids=["DDP", "FSDP"])
+@pytest.mark.parametrize(
+    "sharded", [pytest.param(False, id="DDP"), pytest.param(True, id="FSDP", marks=pytest.mark.slow)]
+)
 def test_two_processes_give_the_values_of_one(tmp_path, sharded):
     whole = make_run(TASK, DOUBLE, TRAIN)
     pieces = make_run(TASK, DOUBLE, {**TRAIN, "micro_batch_size": 3})

@@ -225,12 +225,17 @@ def test_a_grid_of_timings_is_planned_run_skipped_reported_and_shown(call, tmp_p
     assert "ours (ms)" in out
     assert "holds (" in next(line for line in out.splitlines() if "thousand times" in line)
     assert next(line for line in out.splitlines() if "no memory is no time" in line).startswith("not run")
-    code, out = call("report", "demo/sums", "--format", "png")
-    assert code == 0, out
-    assert ">oom<" in (results / "demo" / "sums" / "figure.svg").read_text()
     code, out = call("show", next(iter(written)).stem)
     assert code == 0
     assert "length=128" in out
+
+
+@pytest.mark.slow
+def test_the_figure_of_timings_says_what_ran_out_of_memory(call, tmp_path):
+    assert call("run", "demo/sums", "--device", "cpu")[0] == 0
+    code, out = call("report", "demo/sums", "--format", "png")
+    assert code == 0, out
+    assert ">oom<" in (tmp_path / "results" / "demo" / "sums" / "figure.svg").read_text()
 
 
 def test_a_wrong_result_is_exit_code_1_and_one_that_cannot_run_here_is_0(call):

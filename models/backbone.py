@@ -25,6 +25,7 @@ from kernels.embedding import embedding
 from kernels.linear_cross_entropy import aligned_linear, linear_cross_entropy
 from models.parts.casts import autocast_dtype, cast_once
 from models.parts.channel import ChannelMixer, ChannelMixerKind, make_channel_mixer
+from models.parts.decoder import PositionDecoder
 from models.parts.linear import ResidualLinear
 from models.parts.mixer import Mixer, Rescalable
 from models.parts.norms import NORM_MODULES, NormKind, add_norm, make_norm
@@ -148,7 +149,7 @@ class BackboneConfig(Config):
             raise ValueError(f"{name}: token inputs need vocab_size >= 1, got {spec.vocab_size}; set it in the task.")
         if spec.input == "signal" and spec.channels < 1:
             raise ValueError(f"{name}: signal inputs need channels >= 1, got {spec.channels}; set it in the task.")
-        if spec.towers not in (1, 2) or (spec.towers == 2 and spec.readout == "token"):
+        if spec.towers not in (1, 2) or (spec.towers == 2 and spec.readout != "sequence"):
             raise ValueError(
                 f"{name}: towers={spec.towers} and readout={spec.readout!r}; allowed: 1, or 2 with one label per row."
             )
@@ -294,11 +295,12 @@ class Backbone(nn.Module):
 
     An embedding encodes tokens, and a linear map of the channels encodes signals. A token readout needs the hidden
     states at `positions` [B, P] only, so the last layer computes no others. A sequence readout pools over time, up to
-    the end of each sequence where `positions` gives it.
+    the end of each sequence where `positions` gives it. A readout of kind `last` decodes all `positions` from the state
+    of the last one.
     """
 
     pos_table: Tensor | None
-    belongs_to_task: ClassVar[tuple[str, ...]] = ("head",)
+    belongs_to_task: ClassVar[tuple[str, ...]] = ("head", "decoder")
     """Parts that mean nothing on another task, and so are not taken from weights that were trained on one."""
 
     def __init__(self, config: BackboneConfig, spec: TaskSpec) -> None:
@@ -322,6 +324,9 @@ class Backbone(nn.Module):
             mixers[layer] = BaseConv(d_model)
         self.layers = nn.ModuleList(config.layer(mixer) for mixer in mixers)
         self.final_norm = make_norm(config.norm, d_model, config.norm_eps) if config.prenorm else nn.Identity()
+        self.decoder: PositionDecoder | None = None
+        if spec.readout == "last":
+            self.decoder = PositionDecoder(d_model, spec.max_length, config.norm, config.norm_eps)
         self.head: nn.Module = nn.Linear(d_model, spec.num_classes, bias=spec.readout == "sequence")
         if spec.towers == 2:
             self.head = PairHead(d_model, spec.num_classes)
@@ -400,8 +405,14 @@ class Backbone(nn.Module):
         x = self._encode(inputs)
         added = self._positions(torch.arange(length, device=inputs.device))
         x = self.embed_dropout(x if added is None else x + added)
+        at = positions
+        if self.decoder is not None:
+            at = torch.full((len(x), 1), length - 1, device=x.device)
         with cast_once(self.layers, x.device):
-            x = self._run_layers(x, positions)
+            x = self._run_layers(x, at)
+        if self.decoder is not None:
+            everywhere = torch.arange(length, device=x.device).expand(len(x), length)
+            return self.decoder(x[:, 0], everywhere if positions is None else positions)
         if self.spec.readout == "sequence":
             x = self._summary(x, positions)
         return x
@@ -456,6 +467,10 @@ class Backbone(nn.Module):
         if self.spec.towers > 1:
             raise ValueError(
                 f"{type(self.config).__name__}: a task with two sequences per row has no step; use forward."
+            )
+        if self.decoder is not None:
+            raise ValueError(
+                f"{type(self.config).__name__}: a task that reads out the last state has no step; use forward."
             )
         capacity = self.spec.max_length if capacity is None else capacity
         self._check_length(capacity)

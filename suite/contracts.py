@@ -107,8 +107,9 @@ class TaskSpec:
     input: Literal["tokens", "signal"]
     """`tokens`: inputs are [B, T] integers below `vocab_size`; `signal`: [B, T, channels] floats."""
     num_classes: int
-    readout: Literal["token", "sequence"]
-    """`token`: logits at `positions`; `sequence`: one prediction a sequence."""
+    readout: Literal["token", "sequence", "last"]
+    """`token`: logits at `positions`; `sequence`: one prediction a sequence; `last`: logits at `positions`, all of them
+    from the hidden state of the last position."""
     max_length: int
     """The longest T of any split, which learned positions and explicit long filters must cover."""
     vocab_size: int = 0

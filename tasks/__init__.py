@@ -17,6 +17,20 @@ TASKS = Registry(
             "tasks.induction_heads_extrapolation:InductionHeadsExtrapolation",
             "induction heads trained at 256 and tested up to 2^20, Mamba Table 2",
         ),
+        "word-problem": Entry(
+            "tasks.word_problem:WordProblem",
+            "the running product in a group: parity, Zm, S3, A5, S5 (Merrill et al. 2024)",
+        ),
+        "in-context-recall": Entry(
+            "tasks.in_context_recall:InContextRecall", "values of keys that were shown before, with noise or none, MAD"
+        ),
+        "fuzzy-in-context-recall": Entry(
+            "tasks.in_context_recall:FuzzyInContextRecall", "the same, keys and values of several tokens, MAD"
+        ),
+        "compression": Entry("tasks.compression:Compression", "the whole row out of its last hidden state, MAD"),
+        "memorization": Entry("tasks.memorization:Memorization", "facts that hold in every row, MAD"),
+        "copying": Entry("tasks.copying:Copying", "copy strings longer than in training (Jelassi et al. 2024)"),
+        "needle": Entry("tasks.needle:Needle", "a number named once in a generated text (RULER, Hsieh et al. 2024)"),
         "speech-commands": Entry(
             "tasks.speech_commands:SpeechCommands", "ten or 35 spoken words from the waveform or MFCC, DSS Table 2"
         ),

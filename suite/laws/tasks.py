@@ -142,9 +142,9 @@ def segments_are_well_formed(task: Any) -> None:
         assert min(labels) >= 0, f"a target is {min(labels)}, which is neither a class nor {IGNORE}"
         assert max(labels) < spec.num_classes, f"a target is {max(labels)}, and num_classes is {spec.num_classes}"
         positions = segment.positions
-        if spec.readout == "token" and positions is None:
+        if spec.readout != "sequence" and positions is None:
             assert targets.shape[1:] == (length,), f"without positions, all {length} tokens of a row need a label"
-        elif spec.readout == "token" and positions is not None:
+        elif spec.readout != "sequence" and positions is not None:
             assert positions.shape == targets.shape, "targets and positions have different shapes"
             first, last = int(positions.min()), int(positions.max())
             assert 0 <= first <= last < length, f"positions are {first} to {last} in sequences of {length}"

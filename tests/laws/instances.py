@@ -67,6 +67,69 @@ INSTANCES: dict[str, tuple[str, Options]] = {
         "induction-heads-extrapolation",
         {"length": 32, "test_lengths": (16, 32, 64), "num_test": 100, "train_loss": "all-tokens"},
     ),
+    "selective-copying/mad": (
+        "selective-copying",
+        {
+            "length": 64,
+            "length_rule": "total",
+            "num_data": 8,
+            "marker": "before",
+            "places": "gaps",
+            "num_train": 200,
+            "num_test": 100,
+        },
+    ),
+    "word-problem": ("word-problem", {"length": 32, "test_lengths": (16, 64), "num_train": 200, "num_test": 100}),
+    "word-problem/cyclic": (
+        "word-problem",
+        {"group": "Z5", "length": 24, "test_lengths": (64,), "num_train": 0, "num_test": 100, "labels": "end"},
+    ),
+    "word-problem/swaps": (
+        "word-problem",
+        {
+            "group": "S5",
+            "length": 32,
+            "test_lengths": (32,),
+            "num_train": 200,
+            "num_test": 100,
+            "begin": False,
+            "identity": False,
+            "max_moved": 2,
+        },
+    ),
+    "in-context-recall": ("in-context-recall", {"length": 32, "num_train": 200, "num_test": 100}),
+    "in-context-recall/noisy": (
+        "in-context-recall",
+        {
+            "length": 32,
+            "vocab_size": 32,
+            "num_noise": 16,
+            "frac_noise": 0.4,
+            "train_loss": "answer-only",
+            "num_train": 200,
+            "num_test": 100,
+        },
+    ),
+    "fuzzy-in-context-recall": ("fuzzy-in-context-recall", {"length": 48, "num_train": 200, "num_test": 100}),
+    "compression": ("compression", {"length": 16, "num_train": 200, "num_test": 100}),
+    "memorization": ("memorization", {"vocab_size": 32, "length": 16, "num_train": 200, "num_test": 100}),
+    "copying": (
+        "copying",
+        {"length": 48, "min_string": 4, "max_string": 12, "test_strings": (12, 24), "num_test": 100},
+    ),
+    "needle": ("needle", {"length": 48, "test_lengths": (48, 96), "num_words": 40, "num_names": 8, "num_test": 50}),
+    "needle/distractors": (
+        "needle",
+        {
+            "length": 64,
+            "test_lengths": (64,),
+            "num_words": 40,
+            "num_names": 8,
+            "num_depths": 1,
+            "num_distractors": 3,
+            "num_test": 50,
+        },
+    ),
 }
 """Tasks whose rows depend on the seed of the run: a case of options, and the name of the task it belongs to."""
 

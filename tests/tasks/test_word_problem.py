@@ -1,0 +1,90 @@
+"""Word problems: the products are those of the group, and the options are the protocols of the sources."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from tasks.word_problem import WordProblem, permutations, products
+
+SMALL = {"num_train": 100, "num_test": 50}
+
+
+@pytest.mark.parametrize(
+    ("group", "order", "abelian"), [("Z2", 2, True), ("Z5", 5, True), ("S3", 6, False), ("A5", 60, False)]
+)
+def test_the_table_is_that_of_a_group(group, order, abelian):
+    table, elements = products(group), np.arange(order)
+    assert table.shape == (order, order)
+    assert (table[0] == elements).all()
+    assert (table[:, 0] == elements).all()
+    # every element occurs once in each row and column, so there are inverses
+    assert (np.sort(table, axis=0) == elements[:, None]).all()
+    assert (np.sort(table, axis=1) == elements).all()
+    # (x y) z = x (y z)
+    assert (table[table] == table[:, table]).all()
+    assert (table == table.T).all() == abelian
+
+
+def test_a5_is_not_solvable_and_s3_is():
+    # the commutators x^-1 y^-1 x y of A5 generate A5 itself, those of S3 the three rotations
+    for group, size in (("A5", 60), ("S3", 3)):
+        table = products(group)
+        inverse = (table == 0).argmax(axis=1)
+        found = np.unique(table[table[inverse[:, None], inverse], table])
+        while len(closed := np.unique(table[found[:, None], found])) > len(found):
+            found = closed
+        assert len(found) == size
+
+
+def test_parity_is_the_parity_of_the_bits():
+    (segment,) = WordProblem(group="Z2", length=40, **SMALL).segments("train", 0)
+    bits = segment.inputs[:, 1:]
+    assert (segment.inputs[:, 0] == 2).all()
+    assert (segment.targets == bits.cumsum(1) % 2).all()
+    assert (segment.positions == torch.arange(1, 41)).all()
+
+
+def test_all_lengths_are_tested_and_only_the_training_length_validates():
+    task = WordProblem(**SMALL)
+    assert [s.slice for s in task.segments("test", 0)] == [f"length={n}" for n in (32, 64, 128, 256, 512)]
+    assert [s.slice for s in task.segments("valid", 0)] == ["length=128"]
+    assert task.spec.max_length == 513
+
+
+def test_one_label_a_row_stands_anywhere_in_training_and_last_in_evaluation():
+    task = WordProblem(group="Z2", labels="end", length=40, min_length=3, test_lengths=(256,), num_train=0)
+    places = task.block(0, 0, 4096).positions.numpy()
+    assert places.shape == (4096, 1)
+    assert stats.chisquare(np.bincount(places[:, 0])[3:]).pvalue > 1e-6
+    assert places.min() == 3
+    (test,) = task.segments("test", 0)
+    assert (test.positions == 256).all()
+
+
+def test_swaps_move_two_points():
+    task = WordProblem(group="S5", max_moved=2, identity=False, **SMALL)
+    images = np.array(permutations("S5"))[task.drawn]
+    assert len(images) == 10
+    assert ((images != np.arange(5)).sum(axis=1) == 2).all()
+    (segment,) = task.segments("train", 0)
+    assert set(np.unique(segment.inputs[:, 1:])) == set(task.drawn)
+    assert len(np.unique(segment.targets)) == 120
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"group": "D4"}, r"group='D4' is none; write Zm, Sm or Am"),
+        ({"group": "S7"}, r"group=S7 has 5040 elements; choose one with 2 to 720"),
+        ({"group": "A2"}, r"group=A2 has 1 elements"),
+        ({"group": "Z3", "max_moved": 2}, r"max_moved counts moved points"),
+        ({"max_moved": 1}, r"leaves 1 elements to draw"),
+        ({"min_length": 8}, r"min_length has no meaning with labels=every"),
+        ({"labels": "end", "min_length": 200}, r"min_length=200 is above length=128"),
+        ({"test_lengths": ()}, r"at least 1 item"),
+    ],
+)
+def test_options_that_cannot_work_say_why(options, message):
+    with pytest.raises(ValueError, match=message):
+        WordProblem(**options)

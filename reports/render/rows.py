@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,6 +194,38 @@ def matches(selector: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     return all(same(value, lookup(config, key)) for key, value in selector.items() if "." in key)
 
 
+def keys_of(point: Mapping[str, Any]) -> Iterator[str]:
+    """Dotted keys that a run must share with a point of the grid: all but the folder of the data."""
+    return (key for key in point if key != "task.data")
+
+
+class GridPoints:
+    """Tells whether a resolved run is a point of a grid, for thousands of runs and points.
+
+    A set of points is an integer with a bit for each. Every value that points state under a key is compared with the
+    run once, however many points state it.
+    """
+
+    def __init__(self, points: Sequence[Mapping[str, Any]]) -> None:
+        self.all = (1 << len(points)) - 1
+        self.stated: dict[str, dict[str, tuple[Any, int]]] = {}
+        """Key to the text of each value, to the value and the points that state it."""
+        for i, point in enumerate(points):
+            for key in keys_of(point):
+                values = self.stated.setdefault(key, {})
+                value, found = values.get(repr(point[key]), (point[key], 0))
+                values[repr(value)] = value, found | 1 << i
+
+    def __call__(self, config: Mapping[str, Any]) -> bool:
+        left = self.all
+        for key, values in self.stated.items():
+            found = lookup(config, key)
+            for value, stating in values.values():
+                if left & stating and not same(value, found):
+                    left &= ~stating
+        return bool(left)
+
+
 def on_grid(runs: Sequence[StoredRun], points: Sequence[Mapping[str, Any]]) -> tuple[list[StoredRun], list[str]]:
     """The runs that are points of the grid, and a note for each kind of the others.
 
@@ -202,22 +234,14 @@ def on_grid(runs: Sequence[StoredRun], points: Sequence[Mapping[str, Any]]) -> t
     """
     kept = []
     strange: dict[str, int] = {}
+    is_point = GridPoints(points)
     for run in runs:
-        nearest: list[str] = []
-        for i, point in enumerate(points):
-            missed = [
-                key for key, value in point.items() if key != "task.data" and not same(value, lookup(run.config, key))
-            ]
-            if i == 0 or len(missed) < len(nearest):
-                nearest = missed
-            if not nearest:
-                # most runs are points of the grid, and there may be hundreds of others
-                break
-        if not nearest:
+        if is_point(run.config):
             kept.append(run)
-        else:
-            text = ", ".join(f"{key}: {lookup(run.config, key)}" for key in nearest)
-            strange[text] = strange.get(text, 0) + 1
+            continue
+        missed = [[key for key in keys_of(point) if not same(point[key], lookup(run.config, key))] for point in points]
+        text = ", ".join(f"{key}: {lookup(run.config, key)}" for key in min(missed, key=len))
+        strange[text] = strange.get(text, 0) + 1
     notes = [
         f"left out: {counted(count)} with {text}, which no point of this grid has"
         for text, count in sorted(strange.items())

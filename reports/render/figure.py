@@ -9,7 +9,7 @@ from typing import Any
 
 from reports.render.heatmap import KernelPanel, kernel_panel
 from reports.render.plan import Plan
-from reports.render.rows import StoredRun, Value, slice_part
+from reports.render.rows import StoredRun, Value, one_device, slice_part
 from reports.render.sensitivity import Sensitivity
 from reports.render.units import shown
 from suite.settings.grid import lookup
@@ -64,18 +64,23 @@ class Figure:
 
 
 def make_figure(plan: Plan, spec: FigureSpec, settled: Settled, sensitivity: Sequence[Sensitivity] = ()) -> Figure:
-    """The figure that `spec` asks for; a figure of learned kernels shows those of the first seed."""
+    """The figure that `spec` asks for; a figure of learned kernels shows those of the first seed, and one over a speed
+    the runs of one device."""
     if spec.kind == "successes":
         return Figure(spec, (), successes=tuple(sensitivity))
     if spec.kind == "kernels":
         found = [kernel_panel(row, _runs_of(row, settled)) for row in plan.spec.rows]
         return Figure(spec, (), tuple(panel for panel in found if panel is not None))
+    if spec.x.endswith("throughput"):
+        kept, _ = one_device([run for runs in settled.values() for run in runs])
+        settled = {place: [run for run in runs if run in kept] for place, runs in settled.items()}
     panels: dict[str, list[Series]] = {}
     for row in plan.spec.rows:
         points: dict[str, dict[Any, dict[str, float]]] = {}
         for (_, column), runs in ((place, runs) for place, runs in settled.items() if place[0] == row):
+            cost = _cost(spec, runs)
             for run in runs:
-                for x, y in _values(plan, spec, column, run):
+                for x, y in _values(plan, spec, column, run, cost):
                     points.setdefault(_panel(spec, run), {}).setdefault(x, {})[run.run_id] = y
         published = _published(plan, spec, row)
         for panel in points or ({"": {}} if published else {}):
@@ -101,12 +106,25 @@ def _panel(spec: FigureSpec, run: StoredRun) -> str:
     return "" if spec.panels is None else str(lookup(run.config, spec.panels))
 
 
-def _values(plan: Plan, spec: FigureSpec, column: str, run: StoredRun) -> Iterator[tuple[Any, float]]:
+def _cost(spec: FigureSpec, runs: Sequence[StoredRun]) -> float | None:
+    """The x of a cell in a figure over a cost: its median over the runs; None in other figures."""
+    found = [
+        value.value
+        for run in runs
+        for value in run.values
+        if spec.x == f"metric.{value.metric}" and value.value is not None
+    ]
+    return statistics.median(found) if found else None
+
+
+def _values(
+    plan: Plan, spec: FigureSpec, column: str, run: StoredRun, cost: float | None
+) -> Iterator[tuple[Any, float]]:
     """(x, y) of every measurement of a run that the figure shows, y in the shown unit."""
     if run.status != "ok":
         return
     for value in _measurements(plan, spec, column, run):
-        x: Any = {"step": value.step, "column": column}.get(spec.x)
+        x: Any = {"step": value.step, "column": column}.get(spec.x, cost)
         if spec.x.startswith("slice."):
             x = slice_part(value.slice, spec.x.removeprefix("slice."))
         elif x is None:

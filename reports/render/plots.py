@@ -22,6 +22,8 @@ from reports.render.report import Report
 from reports.render.surface import draw_successes
 
 MARKERS = "osD^vP*XhX"
+LEGEND_LINE = 0.19
+"""Height of a line of the legend, in inches."""
 MANY_TICKS = 8
 """With more ticks than this, the words below the bars are turned upright, because they no longer fit side by side."""
 STYLE: Any = {
@@ -50,7 +52,8 @@ def draw(report: Report) -> Canvas | None:
         )
         # upright words below the bars need more height
         tall = figure.spec.kind == "bars" and any(len(_ticks(panel)) > MANY_TICKS for _, panel in figure.panels)
-        size = 1.2 + width * len(figure.panels), 6.6 if tall else 3.6
+        height = max(6.6 if tall else 3.6, LEGEND_LINE * max(len(panel) for _, panel in figure.panels))
+        size = 1.2 + width * len(figure.panels), height
         canvas = Canvas(figsize=size, layout="constrained")
         FigureCanvasAgg(canvas)
         axes = canvas.subplots(1, len(figure.panels), sharey=True, squeeze=False)[0]
@@ -129,7 +132,9 @@ def _lines(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
     found = sorted(set(_ticks(panel)))
     if figure.spec.x_log2:
         ax.set_xscale("log", base=2)
-    if figure.spec.x_log2 or (figure.spec.x != "step" and len(found) <= MANY_TICKS):
+    # costs are no round numbers, which could be ticks
+    stated = not figure.spec.x.startswith("metric.")
+    if stated and (figure.spec.x_log2 or (figure.spec.x != "step" and len(found) <= MANY_TICKS)):
         # every second one where there are many, the last one in any case
         step = -(-len(found) // MANY_TICKS)
         kept = found[::-1][::step][::-1]

@@ -52,7 +52,8 @@ class FigureSpec(Config):
     `successes`: share of the seeds that reach `select.success` at every value of `select.best_of`, a line for every
     cell of the table; the only options are labels."""
     x: str = ""
-    """A dotted key (`model.d_model`), or `slice.length` for a part of the slice name, or `step`, or `column`."""
+    """A dotted key (`model.d_model`), or `slice.length` for a part of the slice name, or `step`, or `column`, or a cost
+    of the runs (`metric.state_size`), of which a cell has one point, at the median."""
     x_label: str = ""
     x_log2: bool = False
     y: str = "accuracy"

@@ -731,6 +731,19 @@ def test_a_figure_shows_every_seed_and_nothing_beyond_what_was_measured(make, ki
     assert "one seed" in [text.get_text() for text in canvas.legends[0].get_texts()]
 
 
+def test_a_figure_over_a_speed_has_one_point_a_row_from_the_newest_device(make):
+    config = grid(figure={"kind": "lines", "x": "metric.train_throughput", "x_log2": True, "panels": "task.name"})
+    older = {"device": "NVIDIA H100", "started_at": "2026-02-01T10:00:00+00:00"}
+    runs = [make_run(seed=seed, test=0.5 + seed / 10, speed=[speed]) for seed, speed in enumerate((1e6, 3e6, 7e6))]
+    runs += [make_run("s4d", speed=[9e6], columns=older)]
+    report = make(*runs, config=config)
+    assert report.figure is not None
+    ((title, (series,)),) = report.figure.panels
+    assert (title, series.label) == ("associative-recall", "H3")
+    assert [(point.x, point.seeds) for point in series.points] == [(3e6, (50.0, 60.0, 70.0))]
+    assert draw(report) is not None
+
+
 def test_ticks_are_numbers_and_no_powers(make):
     lengths = [2**k for k in range(6, 21)]
     columns = {f"len {n}": {"task.name": "associative-recall", "slice": f"length={n}"} for n in lengths}

@@ -1,0 +1,46 @@
+"""The two views of the leaderboard: every mixer is there, and what a view holds equal is equal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from models import MODELS
+from run_suite import WORKLOADS
+from suite.settings.config import load_experiment
+from suite.settings.grid import expand
+from suite.settings.resolver import Resolver
+from tasks import TASKS
+
+REPORTS = Path(__file__).resolve().parents[2] / "reports"
+NO_MIXERS = {"transformer++", "hybrid", "sashimi", "dss-softmax", "dss-exp-no-scale"}
+OF_THEIR_OWN = {"attention", "hyena", "rwkv"}
+"""Mixers whose state has no option that could make it equal to others."""
+
+
+def networks(view):
+    """(name, network without memory for its weights, task) of every mixer on recall."""
+    grid = load_experiment(REPORTS / "leaderboard" / view / "grid.yaml")
+    resolver = Resolver(TASKS, MODELS, WORKLOADS)
+    for run in expand(f"leaderboard/{view}", grid, resolver, scale="small", only=["task.name=mqar"]):
+        with torch.device("meta"):
+            yield run.resolved["model"]["name"], run.model.build(run.task.spec), run.task
+
+
+@pytest.mark.parametrize("view", ["parameters", "state"])
+def test_every_mixer_has_a_place(view):
+    assert {name for name, _, _ in networks(view)} == set(MODELS) - NO_MIXERS
+
+
+def test_all_networks_of_one_view_have_as_many_parameters():
+    for name, network, _ in networks("parameters"):
+        count = sum(parameter.numel() for parameter in network.parameters())
+        assert count == pytest.approx(65_536, rel=0.12), name
+
+
+def test_all_states_of_the_other_view_are_as_large():
+    for name, network, task in networks("state"):
+        if name not in OF_THEIR_OWN:
+            assert network.state_size(task.length) == pytest.approx(8192, rel=0.05), name

@@ -23,7 +23,7 @@ fla/models/kda/modeling_kda.py at 07e2bd329df15090d34c7d4b25b638b3cb57c516, and 
 
 Departures: widths of heads follow from `d_model`; there are as many heads of values as of keys. The convolutions start
 as torch's do, as in the layers there; its language models start them normally with `init_std`. The epsilon of |q| and
-|k| is 1e-6 within the root, as in its `l2norm`. The operator has no Triton kernels yet.
+|k| is 1e-6 within the root, as in its `l2norm`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.backend import use_triton
+from kernels.backend import on_device_of, use_triton
 from kernels.delta_rule.chunked import delta_rule_chunked
 from kernels.delta_rule.reference import delta_rule_reference, step
 from kernels.gated_linear_attention.packed import (
@@ -27,6 +27,8 @@ from kernels.gated_linear_attention.packed import (
 __all__ = ["delta_rule", "delta_rule_reference", "delta_rule_step"]
 
 NO_KERNEL = "has no kernels yet"
+MAX_KEYS_BFLOAT16, MAX_KEYS = 256, 128
+"""Maximum number of key channels of the Triton kernels where q, k and v are bfloat16, and in other dtypes."""
 
 
 def _fail(message: str) -> None:
@@ -62,6 +64,15 @@ def _check(
     return ends
 
 
+def _obstacle(*products: Tensor) -> str | None:
+    """Why the kernels cannot take q, k and v. A program keeps the state of all keys in registers."""
+    half = all(x.dtype == torch.bfloat16 for x in products)
+    most = MAX_KEYS_BFLOAT16 if half else MAX_KEYS
+    if products[0].shape[-1] <= most:
+        return None
+    return f"takes at most K={most} {'in bfloat16' if half else 'unless q, k and v are bfloat16'}"
+
+
 def delta_rule(
     q: Tensor,
     k: Tensor,
@@ -88,12 +99,12 @@ def delta_rule(
     cu_seqlens:    [N + 1] integers, 0 and where each of N sequences ends, for sequences packed along time with B = 1.
                    States are then [N, H, K, V]. Sequences may be empty: their final state is their initial state.
                    The values are read on the host.
-    backend:       there are no Triton kernels yet: "auto" and "torch" use plain PyTorch, "triton" is refused.
+    backend:       "auto" uses the Triton kernels on a GPU (K up to 256 in bfloat16, up to 128 in float32 and float16)
+                   and plain PyTorch elsewhere.
 
     Raises ValueError for shapes or options that do not fit.
     """
     ends = _check(q, k, v, beta, log_decay, initial_state, cu_seqlens)
-    use_triton("delta_rule", backend, q, obstacle=NO_KERNEL)
     if ends is not None and has_empty(ends):
         o, final = delta_rule(
             q,
@@ -108,6 +119,23 @@ def delta_rule(
             backend=backend,
         )
         return (o, states_of_all(final, initial_state, ends)) if return_final_state else o
+
+    if use_triton("delta_rule", backend, q, k, v, beta, log_decay, initial_state, obstacle=_obstacle(q, k, v)):
+        from kernels.delta_rule.triton import delta_rule_triton
+
+        with on_device_of(q):
+            o, final_state = delta_rule_triton(
+                q,
+                k,
+                v,
+                beta,
+                log_decay,
+                scale=scale,
+                initial_state=initial_state,
+                return_final_state=return_final_state,
+                sequence_ends=ends,
+            )
+        return o if final_state is None else (o, final_state)
 
     def run(time: slice, states: slice) -> tuple[Tensor, ...]:
         o, final = delta_rule_chunked(

@@ -63,6 +63,12 @@ def short(shape: Shape) -> Shape:
     return {**shape, "B": min(2, int(shape["B"])), "T": min(130, int(shape["T"])), "H": 2}
 
 
+def load_triton() -> Callable[..., Any]:
+    import triton  # noqa: F401
+
+    return partial(delta_rule, backend="triton")
+
+
 def load_fla() -> Callable[..., Any]:
     """flash-linear-attention's chunked operator for each decay."""
     from fla.ops.delta_rule import chunk_delta_rule
@@ -89,6 +95,7 @@ WORKLOAD = Workload(
     cost=cost,
     short=short,
     implementations=(
+        Implementation("triton", "ours", load_triton, cold_start=True),
         Implementation("torch", "ours", lambda: partial(delta_rule, backend="torch")),
         Implementation("flash-linear-attention", "peer", load_fla, from_native=first),
     ),

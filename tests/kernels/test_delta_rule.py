@@ -176,7 +176,7 @@ def test_packed_sequences_do_not_see_each_other_and_may_be_empty(decay):
         ({"v": torch.zeros(B, 5, H, V)}, "v must share B, T, H"),
         ({"initial_state": torch.zeros(B, H, V, K)}, r"initial_state must be \[B, H, K, V\]"),
         ({"cu_seqlens": torch.tensor([0, 4])}, "needs all sequences packed along time"),
-        ({"backend": "triton"}, "has no kernels yet"),
+        ({"backend": "triton"}, "takes float32, bfloat16 and float16, got torch.float64"),
         ({"backend": "cuda"}, "is not one of"),
     ],
 )

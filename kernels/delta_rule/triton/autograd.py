@@ -1,0 +1,140 @@
+"""The operator in Triton with its derivative."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.autograd import needs_gradient, once_differentiable, save, saved
+from kernels.delta_rule.triton.back import delta_back
+from kernels.delta_rule.triton.factors import delta_factors
+from kernels.delta_rule.triton.grads import delta_grads
+from kernels.delta_rule.triton.plan import PLANNER, ChunkFactors, Plan, Planner
+from kernels.delta_rule.triton.walk import delta_walk
+from kernels.device import float32_products
+from kernels.gated_linear_attention.triton.plan import EndStates, dense_channels
+from kernels.layout import dense
+
+
+class Options(NamedTuple):
+    """Arguments of the operator that are not tensors."""
+
+    scale: float
+    return_final_state: bool
+    sequence_ends: list[int] | None
+    """0 and the end of each packed sequence, or None."""
+    planner: Planner
+
+
+class Result(NamedTuple):
+    """Results of one call, and the tensors that its backward pass needs."""
+
+    o: Tensor
+    final_state: Tensor | None
+    plan: Plan
+    saved: tuple[Tensor | None, ...]
+    """q, k, beta, g, delta, the states before every chunk and the chunk factors."""
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor | None,
+    initial_state: Tensor | None,
+    options: Options,
+    *,
+    keep: bool,
+) -> Result:
+    """The operator without autograd; `keep` says whether a backward pass follows."""
+    q, k, v = dense_channels(q), dense_channels(k), dense_channels(v)
+    if g is not None and g.dim() == 4:
+        g = dense_channels(g)
+    plan = options.planner(options.scale, q, k, v, beta, g, initial_state, sequence_ends=options.sequence_ends)
+    if plan.work == torch.float32:
+        # one tf32 product has the accuracy of float16, of which the solutions of the triangular systems lose some
+        plan = plan._replace(precision=float32_products(), mild=plan.tuning.mild_float32)
+    final = None
+    if options.return_final_state:
+        final = q.new_empty((plan.num_sequences(q), *q.shape[2:], v.shape[3]), dtype=torch.float32)
+    factors = delta_factors(plan, q, k, beta, g)
+    boundary = EndStates(dense(initial_state), final)
+    o, delta, states = delta_walk(plan, q=q, k=k, v=v, factors=factors, boundary=boundary, keep=keep)
+    return Result(o, final, plan, (q, k, beta, g, delta, states, *factors))
+
+
+class DeltaRule(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        beta: Tensor,
+        g: Tensor | None,
+        initial_state: Tensor | None,
+        options: Options,
+    ) -> tuple[Tensor, Tensor | None]:
+        result = forward(q, k, v, beta, g, initial_state, options, keep=True)
+        save(ctx, *result.saved)
+        ctx.plan, ctx.value_dtype = result.plan, v.dtype
+        ctx.initial_dtype = None if initial_state is None else initial_state.dtype
+        ctx.set_materialize_grads(False)
+        return result.o, result.final_state
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, beta, g, delta, states, *factors = saved(ctx)
+        do = torch.zeros_like(delta, dtype=ctx.value_dtype) if do is None else dense_channels(do)
+        dinitial = None
+        if ctx.initial_dtype is not None:
+            shape = (ctx.plan.num_sequences(q), *q.shape[2:], delta.shape[3])
+            dinitial = torch.empty(shape, dtype=ctx.initial_dtype, device=q.device)
+        boundary = EndStates(dense(dfinal), dinitial)
+        dv, dstates = delta_back(ctx.plan, q=q, k=k, do=do, factors=ChunkFactors(*factors), boundary=boundary)
+        dq, dk, dbeta, dg = delta_grads(
+            ctx.plan,
+            q=q,
+            k=k,
+            beta=beta,
+            g=g,
+            delta=delta,
+            do=do,
+            dv=dv,
+            states=states,
+            dstates=dstates,
+            needs_dg=ctx.needs_input_grad[4],
+        )
+        return dq, dk, dv.to(ctx.value_dtype), dbeta, dg, dinitial, None
+
+
+def delta_rule_triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    return_final_state: bool = False,
+    sequence_ends: list[int] | None = None,
+    planner: Planner = PLANNER,
+) -> tuple[Tensor, Tensor | None]:
+    """Arguments as in the public operator; o, and the final state or None.
+
+    sequence_ends: 0 and where each packed sequence ends; none of them is empty.
+    planner:       holds the tuning.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    inputs = q, k, v, beta, log_decay, initial_state
+    options = Options(scale, return_final_state, sequence_ends, planner)
+    if needs_gradient(*inputs):
+        o, final_state = DeltaRule.apply(*inputs, options)
+        return o, final_state
+    result = forward(*inputs, options, keep=False)
+    return result.o, result.final_state

@@ -1,0 +1,209 @@
+"""`_back_kernel`: gradients of the values and of the states behind every chunk, in one walk from the last chunk on."""
+
+# mypy: disable-error-code="assignment, misc"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.delta_rule.triton.plan import ChunkFactors, Plan, walk_tile
+from kernels.delta_rule.triton.tiles import solve, two_term_dot
+from kernels.delta_rule.triton.walk import ENDS, REST, WHOLE, cut_time, first_state, store_last_state
+from kernels.gated_linear_attention.triton.plan import EndStates, position_strides
+from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span, load_tile, store_tile
+from kernels.launch import KeptLaunch, cdiv
+
+_ENDS = tl.constexpr(ENDS)
+
+
+@triton.jit
+def _back_kernel(
+    q,
+    k,
+    do,
+    inverse,
+    inverse_low,
+    scores,
+    decay,
+    row_in,
+    row_out,
+    k_out,
+    dv,
+    dstates,
+    ends,
+    transitions,
+    first,
+    last,
+    table,
+    bounds,
+    T,
+    num_t,
+    scale,
+    num_walked,
+    num_v,
+    q_stride_b,
+    q_stride_t,
+    q_stride_h,
+    k_stride_b,
+    k_stride_t,
+    k_stride_h,
+    do_stride_b,
+    do_stride_t,
+    do_stride_h,
+    row_stride_b,
+    row_stride_t,
+    row_stride_h,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    PART: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One chunk after the other from the last to the first, with dM the gradient of the state [K, BV] behind the chunk:
+
+        dv = (I + L)^-T (A^T do + k_out dM),    dM <- decay dM + q_in^T do - k_in^T dv
+
+    The arguments are those of `_walk_kernel`, with do and dv in place of v and o, and dM of every chunk in dstates
+    [B, H, chunks, V, K]. Here, too, everything is transposed, and the first segment is the last one in time.
+    """
+    i_v, i_bh = tl.program_id(0) % num_v, (tl.program_id(0) // num_v).to(tl.int64)
+    i_b, i_h = i_bh // H, i_bh % H
+    i_segment, num_bh = tl.program_id(1), (tl.num_programs(0) // num_v).to(tl.int64)
+    o_k, o_v, o_c = tl.arange(0, BK), i_v * BV + tl.arange(0, BV), tl.arange(0, C)
+    if table is None:
+        i_first, num_own, o_chunks = 0, num_t, i_bh * num_t
+    else:
+        i_first = tl.load(bounds + i_b)
+        num_own, o_chunks = tl.load(bounds + i_b + 1) - i_first, i_h * num_t
+    b_dstate = first_state(first, ends, transitions, i_v, i_bh, i_segment, num_bh, K, V, BK, BV, PART, PRECISION)
+    if table is not None:
+        i_b *= 0
+    q += i_b * q_stride_b + i_h * q_stride_h
+    k += i_b * k_stride_b + i_h * k_stride_h
+    do += i_b * do_stride_b + i_h * do_stride_h
+    o_head = i_b * T * H + i_h
+    inverse += o_head * C
+    if inverse_low is not None:
+        inverse_low += o_head * C
+    scores += o_head * C
+    dtype = inverse.dtype.element_ty
+    m_k = o_k < K
+    for i in range(i_segment * num_walked, tl.minimum((i_segment + 1) * num_walked, num_own)):
+        i_t = i_first + num_own - 1 - i
+        start, end = chunk_span(table, i_t, T, C)
+        o_t = start + o_c
+        m_t, o_rows = o_t < end, o_t.to(tl.int64)
+        b_k = load_tile(k, k_stride_t, o_t, o_k, end, K).to(dtype)
+        b_do = tl.trans(load_tile(do, do_stride_t, o_t, o_v, end, V)).to(dtype)
+        b_scores = load_tile(scores, H * C, o_t, o_c, end, C)
+        b_inverse = load_tile(inverse, H * C, o_t, o_c, end, C)
+        b_inverse_low = None
+        if inverse_low is not None:
+            b_inverse_low = load_tile(inverse_low, H * C, o_t, o_c, end, C)
+        b_left = as_operand(b_dstate, dtype, PRECISION)
+        if k_out is not None:
+            b_out = load_tile(k_out + o_head * K, H * K, o_t, o_k, end, K)
+            b_ddelta = tl.dot(b_left, tl.trans(b_out), input_precision=PRECISION)
+        else:
+            p_row = row_out + i_b * row_stride_b + i_h * row_stride_h + o_rows * row_stride_t
+            b_ddelta = tl.dot(b_left, tl.trans(b_k), input_precision=PRECISION)
+            b_ddelta *= tl.load(p_row, mask=m_t, other=0.0).to(tl.float32)[None, :]
+        b_ddelta = tl.dot(b_do, b_scores, b_ddelta, input_precision=PRECISION)
+        b_dv = solve(b_ddelta, b_inverse, b_inverse_low, PRECISION)
+        if PART != _ENDS:
+            store_tile(dv + o_head * V, H * V, o_t, o_v, end, V, tl.trans(b_dv))
+            p_state = dstates + (o_chunks + i_t) * (K * V) + o_v[:, None] * K + o_k[None, :]
+            tl.store(p_state, b_left, mask=(o_v < V)[:, None] & m_k[None, :])
+        if k_out is not None:
+            b_dstate *= tl.load(decay + (o_chunks + i_t) * K + o_k, mask=m_k, other=0.0)[None, :]
+        elif decay is not None:
+            b_dstate *= tl.load(decay + o_chunks + i_t)
+        if row_in is not None:
+            b_in = tl.load(row_in + o_head + o_rows * H, mask=m_t, other=0.0)
+            b_dv *= b_in[None, :]
+        b_q = load_tile(q, q_stride_t, o_t, o_k, end, K).to(dtype)
+        if row_out is None:
+            b_dstate = tl.dot(b_do, b_q, b_dstate, input_precision=PRECISION)
+        else:
+            b_left = (
+                b_do.to(tl.float32) * (b_in * scale)[None, :] if row_in is not None else b_do.to(tl.float32) * scale
+            )
+            b_dstate = two_term_dot(b_left, b_q, b_dstate, PRECISION)
+        b_dstate = two_term_dot(-b_dv, b_k, b_dstate, PRECISION)
+    num_done = (i_segment + 1) * num_walked
+    store_last_state(
+        b_dstate, ends, transitions, last, i_v, i_bh, i_segment, num_bh, num_done, num_t, K, V, BK, BV, PART
+    )
+
+
+def delta_back(
+    plan: Plan, *, q: Tensor, k: Tensor, do: Tensor, factors: ChunkFactors, boundary: EndStates
+) -> tuple[Tensor, Tensor]:
+    """dv [B, T, H, V] and the gradients of the states behind every chunk, in `plan.work`; see `_back_kernel`.
+
+    boundary: the gradient of the final state, and memory for that of the initial state.
+    """
+    batch, length, heads, key_dim = k.shape
+    value_dim = do.shape[-1]
+    num_chunks = plan.num_chunks(length)
+    dv = do.new_empty((batch, length, heads, value_dim), dtype=plan.work)
+    dstates = do.new_empty((batch, heads, num_chunks, value_dim, key_dim), dtype=plan.work)
+    if factors.q_in is not None and factors.k_in is not None:
+        q, k = factors.q_in, factors.k_in
+    segments = cut_time(plan, k, value_dim)
+    first, last = boundary
+
+    for part in (WHOLE,) if segments.ends is None else (ENDS, REST):
+        writes = part != ENDS
+
+        def make(part: int = part) -> KeptLaunch:
+            block_k, block_v, options = walk_tile(plan, key_dim, value_dim)
+            num_v = cdiv(value_dim, block_v) + (cdiv(key_dim, block_v) if part == ENDS else 0)
+            return KeptLaunch(
+                _back_kernel,
+                (plan.num_sequences(k) * heads * num_v, segments.count - (part == ENDS)),
+                T=length,
+                num_t=num_chunks,
+                scale=plan.scale,
+                num_walked=segments.num_walked,
+                num_v=num_v,
+                **position_strides(q=q, k=k, do=do, row=factors.row_out),
+                H=heads,
+                K=key_dim,
+                V=value_dim,
+                C=plan.chunk,
+                BK=block_k,
+                BV=block_v,
+                PART=part,
+                PRECISION=plan.precision,
+                **options.keywords(),
+            )
+
+        dtypes = tuple(None if x is None else x.dtype for x in boundary)
+        key = "back", part, do.stride(), do.dtype, segments.count, segments.num_walked, dtypes
+        plan.launches.get(key, make)(
+            q,
+            k,
+            do,
+            factors.inverse,
+            factors.inverse_low,
+            factors.scores,
+            factors.decay,
+            factors.row_in,
+            factors.row_out,
+            factors.k_out,
+            dv if writes else None,
+            dstates if writes else None,
+            segments.ends,
+            segments.transitions,
+            first,
+            last if writes else None,
+            plan.table,
+            plan.bounds,
+        )
+    return dv, dstates

@@ -1,0 +1,246 @@
+"""`_factors_kernel`: scores of a chunk, the inverse of its triangular system, and the decays that reach its ends."""
+
+# mypy: disable-error-code="assignment, misc"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.delta_rule.triton.plan import ChunkFactors, Plan
+from kernels.gated_linear_attention.triton.decays import (
+    CHANNEL_DECAY,
+    HEAD_DECAY,
+    LOWEST,
+    decay_matrix,
+    exponential,
+    from_middle,
+    half_totals,
+    head_prefix_suffix,
+    load_head_decays,
+    masked_sums,
+    tree_level,
+)
+from kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, decay_kind, position_strides
+from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span, load_tile, store_tile
+from kernels.launch import KeptLaunch
+
+BLOCK = tl.constexpr(16)
+"""Rows of the blocks of the triangular system that are inverted row by row."""
+
+
+@triton.jit
+def inverse_less_identity(b_system, o_c, C: tl.constexpr, MERGES: tl.constexpr, PRECISION: tl.constexpr):
+    """(I + L)^-1 - I in float32 for a strictly lower triangular L [C, C].
+
+    The blocks of 16 on the diagonal are inverted side by side, row i of each from the rows before it. Two neighbouring
+    blocks are then merged by ((X_1, 0), (-X_2 L_21 X_1, X_2)), for all pairs at once, until one block is left: 2^MERGES
+    blocks have C rows.
+    """
+    NUM: tl.constexpr = C // BLOCK
+    o_n, o_i = tl.arange(0, NUM), tl.arange(0, BLOCK)
+    m_diagonal = o_n[:, None, None, None] == o_n[None, None, :, None]
+    b_blocks = tl.sum(tl.where(m_diagonal, tl.reshape(b_system, (NUM, BLOCK, NUM, BLOCK)), 0.0), 2)
+    # with rows along the last axis, the coefficients of a row come out in the layout in which they are needed
+    b_columns = tl.permute(b_blocks, (0, 2, 1))
+    b_x = tl.zeros([NUM, BLOCK, BLOCK], tl.float32) + (o_i[:, None] == o_i[None, :]).to(tl.float32)[None, :, :]
+    for i in range(1, BLOCK):
+        b_row = tl.sum(tl.where((o_i == i)[None, None, :], b_columns, 0.0), 2)
+        b_new = tl.sum(b_row[:, :, None] * b_x, 1)
+        b_x -= tl.where((o_i == i)[None, :, None], b_new[:, None, :], 0.0)
+    b_inverse = tl.reshape(tl.where(m_diagonal, b_x[:, :, None, :], 0.0), (C, C))
+    for merge in tl.static_range(MERGES):
+        o_half = o_c // (BLOCK << merge)
+        m_below = (o_half[:, None] == o_half[None, :] + 1) & ((o_half & 1) == 1)[:, None]
+        b_left = as_operand(b_inverse, tl.float32, PRECISION)
+        b_below = as_operand(tl.where(m_below, b_system, 0.0), tl.float32, PRECISION)
+        b_product = tl.dot(b_left, b_below, input_precision=PRECISION)
+        b_inverse -= tl.dot(as_operand(b_product, tl.float32, PRECISION), b_left, input_precision=PRECISION)
+    return tl.where(o_c[:, None] == o_c[None, :], 0.0, b_inverse)
+
+
+@triton.jit
+def _factors_kernel(
+    q,
+    k,
+    beta,
+    g,
+    inverse,
+    inverse_low,
+    scores,
+    decay,
+    row_in,
+    row_out,
+    q_in,
+    k_in,
+    k_out,
+    table,
+    T,
+    num_t,
+    scale,
+    q_stride_b,
+    q_stride_t,
+    q_stride_h,
+    k_stride_b,
+    k_stride_t,
+    k_stride_h,
+    beta_stride_b,
+    beta_stride_t,
+    beta_stride_h,
+    g_stride_b,
+    g_stride_t,
+    g_stride_h,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    LEVELS: tl.constexpr,
+    MERGES: tl.constexpr,
+    BK: tl.constexpr,
+    DECAY: tl.constexpr,
+    LIMIT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """For one chunk, with D_ij the sum of the log-decays in (j, i] and w_j = beta_j k_j the key that is written:
+
+        A_ij = scale sum_x q_ix w_jx exp(D_ijx), j <= i;    L_ij = sum_x k_ix w_jx exp(D_ijx), j < i;    (I + L)^-1 - I
+
+    and what `ChunkFactors` says of the decays. The factors of a chunk are those of gated linear attention.
+    """
+    i_t, i_bh = tl.program_id(0) % num_t, (tl.program_id(0) // num_t).to(tl.int64)
+    i_b, i_h = i_bh // H, i_bh % H
+    dtype = scores.dtype.element_ty
+    o_c = tl.arange(0, C)
+    q += i_b * q_stride_b + i_h * q_stride_h
+    k += i_b * k_stride_b + i_h * k_stride_h
+    beta += i_b * beta_stride_b + i_h * beta_stride_h
+    o_head = i_b * T * H + i_h
+    start, end = chunk_span(table, i_t, T, C)
+    o_t = start + o_c
+    o_rows, m_t = o_head + o_t.to(tl.int64) * H, o_t < end
+    b_beta = tl.load(beta + o_t.to(tl.int64) * beta_stride_t, mask=m_t, other=0.0).to(tl.float32)
+    b_scores, b_system = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
+    if DECAY == CHANNEL_DECAY:
+        NARROW: tl.constexpr = g.dtype.element_ty == tl.bfloat16
+        g += i_b * g_stride_b + i_h * g_stride_h
+        b_middle = from_middle(o_c, C)
+        m_past = o_c[:, None] >= o_c[None, :]
+    for i_k in range(0, K, BK):
+        o_k = i_k + tl.arange(0, BK)
+        b_q = load_tile(q, q_stride_t, o_t, o_k, end, K)
+        b_k = load_tile(k, k_stride_t, o_t, o_k, end, K)
+        if DECAY == CHANNEL_DECAY:
+            b_q32, b_k32 = b_q.to(tl.float32) * scale, b_k.to(tl.float32)
+            b_w32 = b_k32 * b_beta[:, None]
+            b_g = tl.maximum(load_tile(g, g_stride_t, o_t, o_k, end, K).to(tl.float32), LOWEST)
+            b_first, b_second = half_totals(b_g, o_c, C)
+            b_all = exponential(b_first + b_second, PRECISION)
+            tl.store(decay + (i_bh * num_t + i_t) * K + o_k, b_all, mask=o_k < K)
+            # outside of the branch, so that the matrix is moved to its layout once and not in every iteration
+            b_exponent = masked_sums(b_middle, b_g, NARROW, PRECISION)
+            if tl.min(tl.minimum(b_first, b_second), 0) > -LIMIT:
+                b_factor = exponential(b_exponent, PRECISION)
+                b_w32 *= exponential(-b_exponent, PRECISION)
+                b_right = tl.trans(as_operand(b_w32, dtype, PRECISION))
+                b_out = b_w32 * exponential(b_second, PRECISION)[None, :]
+                b_q32 *= b_factor
+                b_k32 *= b_factor
+                b_left = as_operand(b_q32, dtype, PRECISION)
+                b_pairs = tl.dot(b_left, b_right, input_precision=PRECISION)
+                b_scores += tl.where(m_past, b_pairs, 0.0)
+                b_left = as_operand(b_k32, dtype, PRECISION)
+                b_pairs = tl.dot(b_left, b_right, input_precision=PRECISION)
+                b_system += tl.where(m_past, b_pairs, 0.0)
+                b_start = exponential(b_first, PRECISION)[None, :]
+                b_q32 *= b_start
+                b_k32 *= b_start
+            else:
+                b_scores += tl.where(o_c[:, None] == o_c[None, :], tl.sum(b_q32 * b_w32, 1)[:, None], 0.0)
+                for level in range(LEVELS):
+                    b_factor, m_pair = tree_level(b_g, o_c, level, NARROW, PRECISION)
+                    b_right = tl.trans(as_operand(b_w32 * b_factor, dtype, PRECISION))
+                    b_left = as_operand(b_q32 * b_factor, dtype, PRECISION)
+                    b_scores += tl.where(m_pair, tl.dot(b_left, b_right, input_precision=PRECISION), 0.0)
+                    b_left = as_operand(b_k32 * b_factor, dtype, PRECISION)
+                    b_system += tl.where(m_pair, tl.dot(b_left, b_right, input_precision=PRECISION), 0.0)
+                b_prefix = exponential(masked_sums(m_past, b_g, NARROW, PRECISION), PRECISION)
+                b_suffix = masked_sums(o_c[:, None] < o_c[None, :], b_g, NARROW, PRECISION)
+                b_q32 *= b_prefix
+                b_k32 *= b_prefix
+                b_out = b_w32 * exponential(b_suffix, PRECISION)
+            o_dense = o_head * K
+            store_tile(q_in + o_dense, H * K, o_t, o_k, end, K, as_operand(b_q32, dtype, PRECISION))
+            store_tile(k_in + o_dense, H * K, o_t, o_k, end, K, as_operand(b_k32, dtype, PRECISION))
+            store_tile(k_out + o_dense, H * K, o_t, o_k, end, K, as_operand(b_out, dtype, PRECISION))
+        else:
+            b_right = tl.trans(b_k.to(dtype))
+            b_scores = tl.dot(b_q.to(dtype), b_right, b_scores, input_precision=PRECISION)
+            b_system = tl.dot(b_k.to(dtype), b_right, b_system, input_precision=PRECISION)
+    if DECAY == HEAD_DECAY:
+        g += i_b * g_stride_b + i_h * g_stride_h
+        b_prefix, b_suffix = head_prefix_suffix(g, g_stride_t, o_t, o_c, end, C)
+        b_g_head = load_head_decays(g, g_stride_t, o_t, m_t)
+        tl.store(row_in + o_rows, exponential(b_prefix, PRECISION), mask=m_t)
+        tl.store(row_out + o_rows, b_beta * exponential(b_suffix, PRECISION), mask=m_t)
+        tl.store(decay + i_bh * num_t + i_t, exponential(tl.sum(b_g_head, 0), PRECISION))
+        b_pairs = decay_matrix(b_g_head, b_prefix, o_c, PRECISION)
+        b_scores *= b_pairs
+        b_system *= b_pairs
+    if DECAY != CHANNEL_DECAY:
+        b_scores = tl.where(o_c[:, None] >= o_c[None, :], b_scores, 0.0) * (scale * b_beta)[None, :]
+        b_system *= b_beta[None, :]
+    b_system = tl.where(o_c[:, None] > o_c[None, :], b_system, 0.0)
+    o_dense = o_head * C
+    store_tile(scores + o_dense, H * C, o_t, o_c, end, C, as_operand(b_scores, dtype, PRECISION))
+    b_inverse = inverse_less_identity(b_system, o_c, C, MERGES, PRECISION)
+    b_rounded = as_operand(b_inverse, dtype, PRECISION)
+    store_tile(inverse + o_dense, H * C, o_t, o_c, end, C, b_rounded)
+    if inverse_low is not None:
+        store_tile(inverse_low + o_dense, H * C, o_t, o_c, end, C, b_inverse - b_rounded.to(tl.float32))
+
+
+def delta_factors(plan: Plan, q: Tensor, k: Tensor, beta: Tensor, g: Tensor | None) -> ChunkFactors:
+    """Factors of all chunks for q, k [B, T, H, K], beta [B, T, H] and log-decays [B, T, H], [B, T, H, K] or None."""
+    batch, length, heads, key_dim = k.shape
+    num_chunks, kind = plan.num_chunks(length), decay_kind(g)
+
+    def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return k.new_empty(shape, dtype=dtype)
+
+    inverse, scores = (new(batch, length, heads, plan.chunk, dtype=plan.work) for _ in range(2))
+    inverse_low = torch.empty_like(inverse) if plan.work == torch.bfloat16 else None
+    decay = row_in = q_in = k_in = k_out = None
+    row_out: Tensor | None = beta
+    if kind == HEAD:
+        decay = new(batch, heads, num_chunks)
+        row_in, row_out = new(batch, length, heads), new(batch, length, heads)
+    elif kind == CHANNEL:
+        decay, row_out = new(batch, heads, num_chunks, key_dim), None
+        q_in, k_in, k_out = (new(batch, length, heads, key_dim, dtype=plan.work) for _ in range(3))
+
+    def make() -> KeptLaunch:
+        tile = plan.tuning.scores[kind]
+        return KeptLaunch(
+            _factors_kernel,
+            batch * heads * num_chunks,
+            T=length,
+            num_t=num_chunks,
+            scale=plan.scale,
+            **position_strides(q=q, k=k, beta=beta, g=g),
+            H=heads,
+            K=key_dim,
+            C=plan.chunk,
+            LEVELS=plan.chunk.bit_length() - 1,
+            MERGES=plan.chunk.bit_length() - BLOCK.value.bit_length(),
+            BK=plan.width(tile.block_k, key_dim),
+            DECAY=kind,
+            LIMIT=plan.mild,
+            PRECISION=plan.precision,
+            **tile.options.keywords(),
+        )
+
+    written = None if kind != HEAD else row_out
+    tensors = q, k, beta, g, inverse, inverse_low, scores, decay, row_in, written, q_in, k_in, k_out, plan.table
+    plan.launches.get("factors", make)(*tensors)
+    return ChunkFactors(inverse, inverse_low, scores, decay, row_in, row_out, q_in, k_in, k_out)

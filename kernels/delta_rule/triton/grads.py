@@ -1,0 +1,329 @@
+"""`_grads_kernel`: gradients of q, k, beta and the log-decays of every chunk."""
+
+# mypy: disable-error-code="assignment, misc"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.delta_rule.triton.plan import Plan
+from kernels.gated_linear_attention.triton.decays import (
+    CHANNEL_DECAY,
+    HEAD_DECAY,
+    LOWEST,
+    decay_matrix,
+    exponential,
+    from_middle,
+    half_totals,
+    head_prefix_suffix,
+    load_head_decays,
+    masked_sums,
+    tree_level,
+)
+from kernels.gated_linear_attention.triton.plan import HEAD, decay_kind, position_strides
+from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span, load_tile, store_tile
+from kernels.launch import KeptLaunch, cdiv
+
+
+@triton.jit
+def load_values(p, o_v, o_k, V: tl.constexpr, K: tl.constexpr):
+    """Rows o_v and columns o_k of a contiguous transposed state [V, K], zero outside of it."""
+    m_s = (o_v < V)[:, None] & (o_k < K)[None, :]
+    return tl.load(p + o_v[:, None] * K + o_k[None, :], mask=m_s, other=0.0)
+
+
+@triton.jit
+def _grads_kernel(
+    q,
+    k,
+    beta,
+    g,
+    delta,
+    do,
+    dv,
+    states,
+    dstates,
+    dq,
+    dk,
+    dbeta,
+    dg,
+    table,
+    T,
+    num_t,
+    end_v,
+    scale,
+    q_stride_b,
+    q_stride_t,
+    q_stride_h,
+    k_stride_b,
+    k_stride_t,
+    k_stride_h,
+    beta_stride_b,
+    beta_stride_t,
+    beta_stride_h,
+    g_stride_b,
+    g_stride_t,
+    g_stride_h,
+    do_stride_b,
+    do_stride_t,
+    do_stride_h,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    C: tl.constexpr,
+    LEVELS: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    DECAY: tl.constexpr,
+    LIMIT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """dq, dk [C, BK] of one chunk; dbeta, and dg of a decay of a head, are sums over channels, [B, T, H, K / BK].
+
+    A position reads what is held for q (with the gradient do) and before it writes what is held for k (with the
+    gradient -dv). It writes delta under the key w = beta k. With S the state before the chunk and dS the gradient of
+    the state behind it,
+
+        dA_ij = scale <do_i, delta_j>, j <= i;               dL_ij = -<dv_i, delta_j>, j < i
+        dq_i = scale exp(P_i) do_i S^T + sum_j dA_ij exp(D_ij) w_j
+        dr_i =      -exp(P_i) dv_i S^T + sum_j dL_ij exp(D_ij) w_j
+        dw_j = exp(R_j) delta_j dS^T + sum_i exp(D_ij) (dA_ij q_i + dL_ij k_i)
+        dk = dr + beta dw,    dbeta = <k, dw>
+
+    with the sums P, R and D of log-decays of gated linear attention. As there, dg_l is the sum of what passes position
+    l, in which what does not pass it cancels, as both sides consist of the same rounded factors; the diagonal of A
+    passes nothing and is left out.
+    """
+    num_k = tl.cdiv(K, BK)
+    i_k, i_c = tl.program_id(0) % num_k, (tl.program_id(0) // num_k).to(tl.int64)
+    i_t, i_bh = i_c % num_t, i_c // num_t
+    i_b, i_h = i_bh // H, i_bh % H
+    dtype = states.dtype.element_ty
+    o_c, o_k = tl.arange(0, C), i_k * BK + tl.arange(0, BK)
+    o_head = i_b * T * H + i_h
+    do += i_b * do_stride_b + i_h * do_stride_h
+    start, end = chunk_span(table, i_t, T, C)
+    o_t = start + o_c
+    o_rows, m_t = o_t.to(tl.int64), o_t < end
+
+    # the ends of the loops are an argument, so that they remain where they have one iteration (see LOG.md of
+    # gated_linear_attention)
+    b_da, b_dl = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
+    for i_v in range(0, end_v, BV):
+        o_v = i_v + tl.arange(0, BV)
+        b_delta = tl.trans(load_tile(delta + o_head * V, H * V, o_t, o_v, end, V))
+        b_do = load_tile(do, do_stride_t, o_t, o_v, end, V).to(dtype)
+        b_dv = load_tile(dv + o_head * V, H * V, o_t, o_v, end, V)
+        b_da = tl.dot(b_do, b_delta, b_da, input_precision=PRECISION)
+        b_dl = tl.dot(b_dv, b_delta, b_dl, input_precision=PRECISION)
+    b_da *= scale
+    m_past = o_c[:, None] > o_c[None, :]
+    b_diagonal = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_da, 0.0), 1)
+    b_da, b_dl = tl.where(m_past, b_da, 0.0), tl.where(m_past, -b_dl, 0.0)
+    q += i_b * q_stride_b + i_h * q_stride_h
+    k += i_b * k_stride_b + i_h * k_stride_h
+    p_beta = beta + i_b * beta_stride_b + i_h * beta_stride_h + o_rows * beta_stride_t
+    b_beta = tl.load(p_beta, mask=m_t, other=0.0).to(tl.float32)
+    if DECAY != CHANNEL_DECAY:
+        if DECAY == HEAD_DECAY:
+            p_g = g + i_b * g_stride_b + i_h * g_stride_h
+            b_g = load_head_decays(p_g, g_stride_t, o_t, m_t)
+            b_prefix, b_suffix = head_prefix_suffix(p_g, g_stride_t, o_t, o_c, end, C)
+            b_pairs = decay_matrix(b_g, b_prefix, o_c, PRECISION)
+            b_da *= b_pairs
+            b_dl *= b_pairs
+        # each pair of a query or key with a written key, without the beta of the latter: sums of them give dbeta and dg
+        # more accurately than the rounded factors of dw
+        b_q = load_tile(q, q_stride_t, o_t, o_k, end, K).to(dtype)
+        b_k = load_tile(k, k_stride_t, o_t, o_k, end, K).to(dtype)
+        b_pairs = b_da * tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+        b_pairs += b_dl * tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
+        b_dbeta = tl.sum(b_pairs, 0)
+        if DECAY == HEAD_DECAY and dg is not None:
+            b_pairs *= b_beta[None, :]
+            if PRECISION == "tf32":
+                b_net = tl.sum(b_pairs, 1) - tl.sum(b_pairs, 0)
+            else:
+                # in float32 rounding errors of what cancels would be visible after a sum over time, so only the pairs
+                # with i >= l and j < l are summed
+                b_net = tl.zeros([C], tl.float32)
+                b_pairs = tl.dot(b_pairs, tl.trans(m_past.to(tl.float32)), input_precision=PRECISION)
+                b_dg_inside = tl.sum(tl.where(o_c[:, None] >= o_c[None, :], b_pairs, 0.0), 0)
+    b_da, b_dl = as_operand(b_da, dtype, PRECISION), as_operand(b_dl, dtype, PRECISION)
+
+    b_dq, b_dr = tl.zeros([C, BK], tl.float32), tl.zeros([C, BK], tl.float32)
+    b_dw = tl.zeros([C, BK], tl.float32)
+    b_through = tl.zeros([BK], tl.float32)
+    for i_v in range(0, end_v, BV):
+        o_v = i_v + tl.arange(0, BV)
+        b_delta = load_tile(delta + o_head * V, H * V, o_t, o_v, end, V)
+        b_do = load_tile(do, do_stride_t, o_t, o_v, end, V).to(dtype)
+        b_dv = load_tile(dv + o_head * V, H * V, o_t, o_v, end, V)
+        b_state = load_values(states + i_c * K * V, o_v, o_k, V, K)
+        b_dstate = load_values(dstates + i_c * K * V, o_v, o_k, V, K)
+        b_dq = tl.dot(b_do, b_state, b_dq, input_precision=PRECISION)
+        b_dr = tl.dot(b_dv, b_state, b_dr, input_precision=PRECISION)
+        b_dw = tl.dot(b_delta, b_dstate, b_dw, input_precision=PRECISION)
+        if dg is not None:
+            b_through += tl.sum(b_state.to(tl.float32) * b_dstate.to(tl.float32), 0)
+    b_dq *= scale
+    b_dr = -b_dr
+    b_q = load_tile(q, q_stride_t, o_t, o_k, end, K).to(tl.float32)
+    b_k = load_tile(k, k_stride_t, o_t, o_k, end, K).to(tl.float32)
+    b_w = b_k * b_beta[:, None]
+    if DECAY == CHANNEL_DECAY:
+        NARROW: tl.constexpr = g.dtype.element_ty == tl.bfloat16
+        p_g = g + i_b * g_stride_b + i_h * g_stride_h
+        b_g = tl.maximum(load_tile(p_g, g_stride_t, o_t, o_k, end, K).to(tl.float32), LOWEST)
+        b_first, b_second = half_totals(b_g, o_c, C)
+        b_dg = tl.zeros([C, BK], tl.float32)
+        # for each position, the gradient that arrives at it minus the one that leaves from it, within the chunk
+        b_net = tl.zeros([C, BK], tl.float32)
+        if dg is not None:
+            b_dg += (b_through * exponential(b_first + b_second, PRECISION))[None, :]
+        if tl.min(tl.minimum(b_first, b_second), 0) > -LIMIT:
+            b_exponent = masked_sums(from_middle(o_c, C), b_g, NARROW, PRECISION)
+            b_factor, b_inverse = exponential(b_exponent, PRECISION), exponential(-b_exponent, PRECISION)
+            b_start = exponential(b_first, PRECISION)[None, :]
+            b_dq *= b_start
+            b_dr *= b_start
+            b_dw *= exponential(b_second, PRECISION)[None, :]
+            b_written = as_operand(b_w * b_inverse, dtype, PRECISION)
+            b_read = as_operand(b_q * b_factor, dtype, PRECISION)
+            b_inside = tl.dot(b_da, b_written, input_precision=PRECISION)
+            b_dw_inside = tl.dot(tl.trans(b_da), b_read, input_precision=PRECISION)
+            if dg is not None:
+                b_net += b_read.to(tl.float32) * b_inside + b_q * b_factor * b_dq
+            b_dq = (b_dq + b_inside) * b_factor
+            b_read = as_operand(b_k * b_factor, dtype, PRECISION)
+            b_inside = tl.dot(b_dl, b_written, input_precision=PRECISION)
+            b_dw_inside = tl.dot(tl.trans(b_dl), b_read, b_dw_inside, input_precision=PRECISION)
+            if dg is not None:
+                b_net += b_read.to(tl.float32) * b_inside + b_k * b_factor * b_dr
+                # the part that leaves the chunk from j < l is all that leaves it minus that from j >= l
+                b_leaving = b_w * b_inverse * b_dw
+                b_dg += tl.sum(b_leaving, 0)[None, :]
+                b_net -= b_written.to(tl.float32) * b_dw_inside + b_leaving
+            b_dr = (b_dr + b_inside) * b_factor
+            b_dw = (b_dw + b_dw_inside) * b_inverse
+        else:
+            b_prefix = exponential(masked_sums(o_c[:, None] >= o_c[None, :], b_g, NARROW, PRECISION), PRECISION)
+            b_dq *= b_prefix
+            b_dr *= b_prefix
+            b_dw *= exponential(masked_sums(o_c[:, None] < o_c[None, :], b_g, NARROW, PRECISION), PRECISION)
+            # only what enters the chunk from before and what leaves it: pairs within the chunk are added below
+            if dg is not None:
+                b_net += b_q * b_dq + b_k * b_dr
+                b_dg += masked_sums(m_past, b_w * b_dw, False, PRECISION)
+            for level in range(LEVELS):
+                b_factor, m_pair = tree_level(b_g, o_c, level, NARROW, PRECISION)
+                b_written = as_operand(b_w * b_factor, dtype, PRECISION)
+                b_pairs = tl.where(m_pair, b_da, 0.0).to(dtype)
+                b_read = as_operand(b_q * b_factor, dtype, PRECISION)
+                b_inside = tl.dot(b_pairs, b_written, input_precision=PRECISION)
+                b_dw_inside = tl.dot(tl.trans(b_pairs), b_read, input_precision=PRECISION)
+                b_dq += b_inside * b_factor
+                if dg is not None:
+                    b_net += b_read.to(tl.float32) * b_inside
+                b_pairs = tl.where(m_pair, b_dl, 0.0).to(dtype)
+                b_read = as_operand(b_k * b_factor, dtype, PRECISION)
+                b_inside = tl.dot(b_pairs, b_written, input_precision=PRECISION)
+                b_dw_inside = tl.dot(tl.trans(b_pairs), b_read, b_dw_inside, input_precision=PRECISION)
+                b_dr += b_inside * b_factor
+                b_dw += b_dw_inside * b_factor
+                if dg is not None:
+                    b_net += b_read.to(tl.float32) * b_inside - b_written.to(tl.float32) * b_dw_inside
+        if dg is not None:
+            b_dg += masked_sums(o_c[None, :] >= o_c[:, None], b_net, False, PRECISION)
+            store_tile(dg + o_head * K, H * K, o_t, o_k, end, K, b_dg)
+        b_dbeta = tl.sum(b_k * b_dw, 1)
+    else:
+        if DECAY == HEAD_DECAY:
+            b_in = exponential(b_prefix, PRECISION)[:, None]
+            b_dq *= b_in
+            b_dr *= b_in
+            b_dw *= exponential(b_suffix, PRECISION)[:, None]
+            if dg is not None:
+                b_net += tl.sum(b_q * b_dq + b_k * b_dr, 1)
+                b_dg = tl.sum(tl.where(o_c[:, None] <= o_c[None, :], b_net[None, :], 0.0), 1)
+                b_dg += tl.sum(tl.where(m_past, tl.sum(b_w * b_dw, 1)[None, :], 0.0), 1)
+                if PRECISION != "tf32":
+                    b_dg += b_dg_inside
+                b_dg += tl.sum(b_through, 0) * exponential(tl.sum(b_g, 0), PRECISION)
+                tl.store(dg + (o_head + o_rows * H) * num_k + i_k, b_dg, mask=m_t)
+        b_dbeta += tl.sum(b_k * b_dw, 1)
+        b_written = as_operand(b_w, dtype, PRECISION)
+        b_dq = tl.dot(b_da, b_written, b_dq, input_precision=PRECISION)
+        b_dr = tl.dot(b_dl, b_written, b_dr, input_precision=PRECISION)
+        b_dw = tl.dot(tl.trans(b_da), b_q.to(dtype), b_dw, input_precision=PRECISION)
+        b_dw = tl.dot(tl.trans(b_dl), b_k.to(dtype), b_dw, input_precision=PRECISION)
+
+    b_dbeta += b_diagonal * tl.sum(b_q * b_k, 1)
+    b_dw += b_diagonal[:, None] * b_q
+    store_tile(dq + o_head * K, H * K, o_t, o_k, end, K, b_dq + b_diagonal[:, None] * b_w)
+    store_tile(dk + o_head * K, H * K, o_t, o_k, end, K, b_dr + b_beta[:, None] * b_dw)
+    tl.store(dbeta + (o_head + o_rows * H) * num_k + i_k, b_dbeta, mask=m_t)
+
+
+def delta_grads(
+    plan: Plan,
+    *,
+    q: Tensor,
+    k: Tensor,
+    beta: Tensor,
+    g: Tensor | None,
+    delta: Tensor,
+    do: Tensor,
+    dv: Tensor,
+    states: Tensor,
+    dstates: Tensor,
+    needs_dg: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of q, k, beta and, where it is needed, of g; see `_grads_kernel`."""
+    batch, length, heads, key_dim = k.shape
+    value_dim, kind = do.shape[-1], decay_kind(g)
+    tile = plan.tuning.grads[kind]
+    # 32 keys may be narrower than the minimum (see the loop of the kernel)
+    block_k = min(tile.block_k, plan.width(tile.block_k, key_dim))
+    num_k = cdiv(key_dim, block_k)
+
+    def new(channels: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return k.new_empty((batch, length, heads, channels), dtype=dtype)
+
+    dq, dk, dbeta = new(key_dim, q.dtype), new(key_dim, k.dtype), new(num_k)
+    dg = None
+    if g is not None and needs_dg:
+        dg = new(num_k) if kind == HEAD else new(key_dim, g.dtype)
+
+    def make() -> KeptLaunch:
+        num_chunks, block_v = plan.num_chunks(length), plan.width(tile.block_v, value_dim)
+        return KeptLaunch(
+            _grads_kernel,
+            batch * heads * num_chunks * num_k,
+            T=length,
+            num_t=num_chunks,
+            end_v=cdiv(value_dim, block_v) * block_v,
+            scale=plan.scale,
+            **position_strides(q=q, k=k, beta=beta, g=g, do=do),
+            H=heads,
+            K=key_dim,
+            V=value_dim,
+            C=plan.chunk,
+            LEVELS=plan.chunk.bit_length() - 1,
+            BK=block_k,
+            BV=block_v,
+            DECAY=kind,
+            LIMIT=plan.mild,
+            PRECISION=plan.precision,
+            **plan.more_warps(tile.options).keywords(),
+        )
+
+    key = "grads", dg is None, do.stride(), do.dtype
+    tensors = q, k, beta, g, delta, do, dv, states, dstates, dq, dk, dbeta, dg, plan.table
+    plan.launches.get(key, make)(*tensors)
+    if dg is not None and kind == HEAD and g is not None:
+        dg = dg.sum(-1).to(g.dtype)
+    return dq, dk, dbeta.sum(-1).to(beta.dtype), dg

@@ -1,0 +1,75 @@
+"""Tuning of the kernels of the delta rule. Plans are those of gated linear attention."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, NONE, Plan, Planner, Tile, Tuning
+from kernels.launch import CompileOptions, power_of_2
+
+__all__ = ["PLANNER", "ChunkFactors", "Plan", "Planner", "Tuning", "default_tuning"]
+
+ALL_KINDS = (NONE, HEAD, CHANNEL)
+
+
+def default_tuning() -> dict[str, object]:
+    """Fields of `Tuning` that differ from those of gated linear attention. None was measured yet.
+
+    `scores` are the tiles of `_factors_kernel`, `walk` those of both walks, `grads` those of `_grads_kernel`;
+    `states` and `read` are not used.
+    """
+    grads = Tile(64, 64, CompileOptions(4, 2))
+    return {
+        "scores": dict.fromkeys(ALL_KINDS, Tile(64, 0, CompileOptions(4, 2))),
+        "walk": {
+            64: Tile(64, 64, CompileOptions(4, 2)),
+            128: Tile(128, 128, CompileOptions(8, 2)),
+            256: Tile(256, 64, CompileOptions(4, 2)),
+        },
+        "grads": {NONE: grads, HEAD: grads, CHANNEL: Tile(32, 64, CompileOptions(4, 2))},
+        "few_programs": 128,
+        "enough_programs": 128,
+    }
+
+
+PLANNER = Planner(Tuning(**default_tuning()))  # type: ignore[arg-type]
+
+
+class ChunkFactors(NamedTuple):
+    """Outputs of `_factors_kernel`. Those that a kind of decay does not need are None."""
+
+    inverse: Tensor
+    """(I + L)^-1 - I of every chunk, [B, T, H, C]: row i belongs to position i."""
+    inverse_low: Tensor | None
+    """What rounding `inverse` to bfloat16 takes from it, as bfloat16; None where it is float32."""
+    scores: Tensor
+    """A, the scores of queries with written keys, [B, T, H, C]."""
+    decay: Tensor | None
+    """Decay over a whole chunk, [B, H, chunks] for a decay of a head and [B, H, chunks, K] for one of a channel."""
+    row_in: Tensor | None
+    """Of a decay of a head, the decay from the start of the chunk up to each position, [B, T, H], float32."""
+    row_out: Tensor | None
+    """beta times the decay from after each position to the end of the chunk, [B, T, H]. Without decay it is beta."""
+    q_in: Tensor | None
+    """Of a decay of a channel, scaled queries times the decay from the start of the chunk, [B, T, H, K]."""
+    k_in: Tensor | None
+    """Likewise keys times the decay from the start of the chunk."""
+    k_out: Tensor | None
+    """Likewise keys times beta and the decay to the end of the chunk."""
+
+
+def walk_tile(plan: Plan, key_dim: int, value_dim: int) -> Tile:
+    """The tile of a walk: all keys in their padded number, and four warps for every 64 values.
+
+    The values are the rows of its products, of which four warps take 64 at a time; more warps would repeat their work.
+    """
+    tile = plan.tuning.walk[max(min(plan.tuning.walk), power_of_2(key_dim))]
+    block_k, block_v = plan.width(tile.block_k, key_dim), plan.width(tile.block_v, value_dim)
+    if plan.work == torch.float32:
+        # tiles take twice as much shared memory, and operands twice as many registers
+        block_v = min(block_v, 64)
+        return Tile(block_k, block_v, tile.options._replace(num_warps=4, num_stages=1))
+    return Tile(block_k, block_v, tile.options._replace(num_warps=max(4, block_v // 16)))

@@ -1,0 +1,343 @@
+"""`_walk_kernel`: what is written at every position, the outputs and the states, in one walk over the chunks.
+
+Where few programs would walk over a long sequence, time is cut into segments that are walked at the same time: first
+from zeros, to find what each segment adds to the state at its end, and from the columns of the identity, to find the
+matrix with which it multiplies the state at its start; then from the states that follow from these.
+"""
+
+# mypy: disable-error-code="assignment, misc"
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.delta_rule.triton.plan import ChunkFactors, Plan, walk_tile
+from kernels.delta_rule.triton.tiles import solve, two_term_dot
+from kernels.gated_linear_attention.triton.plan import EndStates, position_strides
+from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span, load_tile, store_tile
+from kernels.launch import KeptLaunch, cdiv
+
+WHOLE, ENDS, REST = 0, 1, 2
+"""Parts that a launch walks over: all of time, all segments but the last from zeros and from the identity, or all
+segments from their states."""
+_ENDS, _REST = tl.constexpr(ENDS), tl.constexpr(REST)
+
+
+@triton.jit
+def first_state(
+    first,
+    ends,
+    transitions,
+    i_v,
+    i_bh,
+    i_segment,
+    num_bh,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    PART: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The transposed state [BV, BK] from which a program starts to walk.
+
+    first: a state [B, H, K, V] or None. For ENDS it is zero, and behind the blocks of V columns of the identity.
+    For REST the state at the end of a segment is its `ends` plus its `transitions` times the state at its start.
+    """
+    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
+    b_state = tl.zeros([BV, BK], tl.float32)
+    if PART == _ENDS:
+        o_column = o_v - tl.cdiv(V, BV) * BV
+        b_state += (o_column[:, None] == o_k[None, :]).to(tl.float32)
+    elif first is not None:
+        m_state = (o_v < V)[:, None] & (o_k < K)[None, :]
+        o_state = i_bh * K * V + o_k[None, :] * V + o_v[:, None]
+        b_state += tl.load(first + o_state, mask=m_state, other=0.0).to(tl.float32)
+    if PART == _REST:
+        m_state = (o_v < V)[:, None] & (o_k < K)[None, :]
+        m_pair = (o_k < K)[:, None] & (o_k < K)[None, :]
+        for i in tl.range(i_segment, num_stages=1):
+            i_end = i * num_bh + i_bh
+            p_matrix = transitions + i_end * K * K + o_k[:, None] * K + o_k[None, :]
+            b_matrix = as_operand(tl.load(p_matrix, mask=m_pair, other=0.0), tl.float32, PRECISION)
+            b_end = tl.load(ends + i_end * K * V + o_v[:, None] * K + o_k[None, :], mask=m_state, other=0.0)
+            b_left = as_operand(b_state, tl.float32, PRECISION)
+            b_state = tl.dot(b_left, tl.trans(b_matrix), b_end, input_precision=PRECISION)
+    return b_state
+
+
+@triton.jit
+def store_last_state(
+    b_state,
+    ends,
+    transitions,
+    last,
+    i_v,
+    i_bh,
+    i_segment,
+    num_bh,
+    num_done,
+    num_t,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    PART: tl.constexpr,
+):
+    """Writes the transposed state [BV, BK] behind the last chunk of a program to where `first_state` reads it."""
+    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
+    m_k = (o_k < K)[None, :]
+    if PART == _ENDS:
+        i_end, o_column = i_segment * num_bh + i_bh, o_v - tl.cdiv(V, BV) * BV
+        p_end = ends + i_end * K * V + o_v[:, None] * K + o_k[None, :]
+        tl.store(p_end, b_state, mask=(o_v < V)[:, None] & m_k)
+        p_matrix = transitions + i_end * K * K + o_k[None, :] * K + o_column[:, None]
+        tl.store(p_matrix, b_state, mask=((o_column >= 0) & (o_column < K))[:, None] & m_k)
+    elif last is not None:
+        # only the last segment writes the final state
+        p_last = last + i_bh * K * V + o_k[None, :] * V + o_v[:, None]
+        m_state = ((o_v < V) & (o_v * 0 + num_done >= num_t))[:, None] & m_k
+        tl.store(p_last, b_state.to(last.dtype.element_ty), mask=m_state)
+
+
+@triton.jit
+def _walk_kernel(
+    q,
+    k,
+    v,
+    inverse,
+    inverse_low,
+    scores,
+    decay,
+    row_in,
+    row_out,
+    k_out,
+    o,
+    delta,
+    states,
+    ends,
+    transitions,
+    first,
+    last,
+    table,
+    bounds,
+    T,
+    num_t,
+    scale,
+    num_walked,
+    num_v,
+    q_stride_b,
+    q_stride_t,
+    q_stride_h,
+    k_stride_b,
+    k_stride_t,
+    k_stride_h,
+    v_stride_b,
+    v_stride_t,
+    v_stride_h,
+    row_stride_b,
+    row_stride_t,
+    row_stride_h,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    PART: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One chunk after the other, with M the state [K, BV] of all keys before the chunk:
+
+        delta = (I + L)^-1 (v - k_in M),    o = q_in M + A delta,    M <- decay M + k_out^T delta
+
+    For a decay of a channel q, k are q_in, k_in. Otherwise q, k are the inputs, and rows of the products are scaled:
+    q_in M = scale row_in (q M), k_in M = row_in (k M), k_out^T delta = k^T (row_out delta).
+
+    delta [B, T, H, V] and the states before every chunk [B, H, chunks, V, K] are written where they are given.
+    Everything is transposed: as left operands delta^T and M^T [BV, BK] never leave the registers.
+    num_v is the number of blocks of V; for ENDS there are blocks of the identity behind them, whose v is zero.
+    """
+    i_v, i_bh = tl.program_id(0) % num_v, (tl.program_id(0) // num_v).to(tl.int64)
+    i_b, i_h = i_bh // H, i_bh % H
+    i_segment, num_bh = tl.program_id(1), (tl.num_programs(0) // num_v).to(tl.int64)
+    o_k, o_v, o_c = tl.arange(0, BK), i_v * BV + tl.arange(0, BV), tl.arange(0, C)
+    if table is None:
+        i_first, num_own, o_chunks = 0, num_t, i_bh * num_t
+    else:
+        i_first = tl.load(bounds + i_b)
+        num_own, o_chunks = tl.load(bounds + i_b + 1) - i_first, i_h * num_t
+    b_state = first_state(first, ends, transitions, i_v, i_bh, i_segment, num_bh, K, V, BK, BV, PART, PRECISION)
+    if table is not None:
+        i_b *= 0
+    q += i_b * q_stride_b + i_h * q_stride_h
+    k += i_b * k_stride_b + i_h * k_stride_h
+    v += i_b * v_stride_b + i_h * v_stride_h
+    o_head = i_b * T * H + i_h
+    inverse += o_head * C
+    if inverse_low is not None:
+        inverse_low += o_head * C
+    scores += o_head * C
+    dtype = inverse.dtype.element_ty
+    m_k = o_k < K
+    for i in range(i_segment * num_walked, tl.minimum((i_segment + 1) * num_walked, num_own)):
+        i_t = i_first + i
+        start, end = chunk_span(table, i_t, T, C)
+        o_t = start + o_c
+        m_t, o_rows = o_t < end, o_t.to(tl.int64)
+        b_k = load_tile(k, k_stride_t, o_t, o_k, end, K).to(dtype)
+        b_v = tl.trans(load_tile(v, v_stride_t, o_t, o_v, end, V))
+        b_inverse = tl.trans(load_tile(inverse, H * C, o_t, o_c, end, C))
+        b_inverse_low = None
+        if inverse_low is not None:
+            b_inverse_low = tl.trans(load_tile(inverse_low, H * C, o_t, o_c, end, C))
+        b_left = as_operand(b_state, dtype, PRECISION)
+        b_held = tl.dot(b_left, tl.trans(b_k), input_precision=PRECISION)
+        if row_in is not None:
+            b_in = tl.load(row_in + o_head + o_rows * H, mask=m_t, other=0.0)
+            b_held *= b_in[None, :]
+        b_rest = b_v.to(tl.float32) - b_held
+        b_delta = solve(b_rest, b_inverse, b_inverse_low, PRECISION)
+        if PART != _ENDS:
+            b_q = load_tile(q, q_stride_t, o_t, o_k, end, K).to(dtype)
+            b_scores = tl.trans(load_tile(scores, H * C, o_t, o_c, end, C))
+            b_o = tl.dot(b_left, tl.trans(b_q), input_precision=PRECISION)
+            if row_in is not None:
+                b_o *= (b_in * scale)[None, :]
+            elif row_out is not None:
+                b_o *= scale
+            b_new = as_operand(b_delta, dtype, PRECISION)
+            b_o = tl.dot(b_new, b_scores, b_o, input_precision=PRECISION)
+            store_tile(o + o_head * V, H * V, o_t, o_v, end, V, tl.trans(b_o))
+            if delta is not None:
+                store_tile(delta + o_head * V, H * V, o_t, o_v, end, V, tl.trans(b_new))
+            if states is not None:
+                p_state = states + (o_chunks + i_t) * (K * V) + o_v[:, None] * K + o_k[None, :]
+                tl.store(p_state, b_left, mask=(o_v < V)[:, None] & m_k[None, :])
+        if k_out is not None:
+            b_state *= tl.load(decay + (o_chunks + i_t) * K + o_k, mask=m_k, other=0.0)[None, :]
+            b_k = load_tile(k_out + o_head * K, H * K, o_t, o_k, end, K)
+        else:
+            if decay is not None:
+                b_state *= tl.load(decay + o_chunks + i_t)
+            p_row = row_out + i_b * row_stride_b + i_h * row_stride_h + o_rows * row_stride_t
+            b_delta *= tl.load(p_row, mask=m_t, other=0.0).to(tl.float32)[None, :]
+        b_state = two_term_dot(b_delta, b_k, b_state, PRECISION)
+    num_done = (i_segment + 1) * num_walked
+    store_last_state(
+        b_state, ends, transitions, last, i_v, i_bh, i_segment, num_bh, num_done, num_t, K, V, BK, BV, PART
+    )
+
+
+class Segments(NamedTuple):
+    """Segments of time, and what all of them but the last do to the state, in float32."""
+
+    count: int
+    num_walked: int
+    """Number of chunks in a segment."""
+    ends: Tensor | None
+    """What each segment adds to the state at its end, [segments - 1, B, H, V, K]; None where there is one segment."""
+    transitions: Tensor | None
+    """The matrix that takes the state at its start to its end, [segments - 1, B, H, K, K]."""
+
+
+def cut_time(plan: Plan, x: Tensor, value_dim: int) -> Segments:
+    """Segments for a walk over x [B, T, H, K] with values of `value_dim` channels.
+
+    There are several where a walk would have few programs. Packed sequences are never cut, and neither are walks with
+    so many keys that a program has no room for a transition.
+    """
+    batch, length, heads, key_dim = x.shape
+    tuning, num_chunks = plan.tuning, plan.num_chunks(length)
+    num_programs = batch * heads * cdiv(value_dim, walk_tile(plan, key_dim, value_dim).block_v)
+    if plan.table is not None or num_programs >= tuning.few_programs or key_dim > 128:
+        return Segments(1, num_chunks, None, None)
+    most = num_chunks // tuning.min_segment
+    num_walked = cdiv(num_chunks, max(1, min(most, cdiv(tuning.enough_programs, num_programs))))
+    count = cdiv(num_chunks, num_walked)
+    if count == 1:
+        return Segments(1, num_chunks, None, None)
+    ends = x.new_empty((count - 1, batch, heads, value_dim, key_dim), dtype=torch.float32)
+    transitions = x.new_empty((count - 1, batch, heads, key_dim, key_dim), dtype=torch.float32)
+    return Segments(count, num_walked, ends, transitions)
+
+
+def delta_walk(
+    plan: Plan,
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    factors: ChunkFactors,
+    boundary: EndStates,
+    keep: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """o [B, T, H, V] in the dtype of v and, where `keep` asks for them, delta and the states; see `_walk_kernel`."""
+    batch, length, heads, key_dim = k.shape
+    value_dim = v.shape[-1]
+    num_chunks = plan.num_chunks(length)
+    o = v.new_empty((batch, length, heads, value_dim))
+    delta = states = None
+    if keep:
+        delta = v.new_empty((batch, length, heads, value_dim), dtype=plan.work)
+        states = v.new_empty((batch, heads, num_chunks, value_dim, key_dim), dtype=plan.work)
+    if factors.q_in is not None and factors.k_in is not None:
+        q, k = factors.q_in, factors.k_in
+    segments = cut_time(plan, k, value_dim)
+    first, last = boundary
+    row = factors.row_out
+
+    for part in (WHOLE,) if segments.ends is None else (ENDS, REST):
+        writes = part != ENDS
+
+        def make(part: int = part) -> KeptLaunch:
+            block_k, block_v, options = walk_tile(plan, key_dim, value_dim)
+            num_v = cdiv(value_dim, block_v) + (cdiv(key_dim, block_v) if part == ENDS else 0)
+            return KeptLaunch(
+                _walk_kernel,
+                (plan.num_sequences(k) * heads * num_v, segments.count - (part == ENDS)),
+                T=length,
+                num_t=num_chunks,
+                scale=plan.scale,
+                num_walked=segments.num_walked,
+                num_v=num_v,
+                **position_strides(q=q, k=k, v=v, row=row),
+                H=heads,
+                K=key_dim,
+                V=value_dim,
+                C=plan.chunk,
+                BK=block_k,
+                BV=block_v,
+                PART=part,
+                PRECISION=plan.precision,
+                **options.keywords(),
+            )
+
+        key = "walk", part, keep, segments.count, segments.num_walked, first is None, last is None
+        plan.launches.get(key, make)(
+            q,
+            k,
+            v,
+            factors.inverse,
+            factors.inverse_low,
+            factors.scores,
+            factors.decay,
+            factors.row_in,
+            factors.row_out,
+            factors.k_out,
+            o if writes else None,
+            delta if writes else None,
+            states if writes else None,
+            segments.ends,
+            segments.transitions,
+            first,
+            last if writes else None,
+            plan.table,
+            plan.bounds,
+        )
+    return o, delta, states

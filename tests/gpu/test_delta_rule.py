@@ -1,0 +1,138 @@
+"""The delta rule on a GPU: the laws of `tests/kernels/test_delta_rule_triton.py` at sizes of real use."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kernels.delta_rule import delta_rule, delta_rule_reference
+from suite.laws.accuracy import assert_close
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+TRITON = partial(delta_rule, backend="triton")
+TORCH = partial(delta_rule, backend="torch")
+DECAYS = ["none", "head", "key"]
+every_decay = pytest.mark.parametrize("decay", DECAYS)
+
+
+def make_inputs(batch, length, heads, key_dim, value_dim, decay, dtype=torch.bfloat16, kept="mild"):
+    """kept: how much of the state a step keeps. `mixed`: a fifth of the steps keep exp(-50), the others most of it."""
+    g = torch.Generator("cuda").manual_seed(length)
+    randn = partial(torch.randn, generator=g, device="cuda", dtype=torch.float64)
+    rand = partial(torch.rand, generator=g, device="cuda", dtype=torch.float64)
+    leading, log_decay = (batch, length, heads), None
+    if decay != "none":
+        size = (*leading, key_dim) if decay == "key" else leading
+        log_decay = F.logsigmoid(randn(*size)) / {"mild": 16, "medium": 1, "mixed": 16}[kept]
+        if kept == "mixed":
+            log_decay[rand(*size) < 0.2] = -50.0
+        log_decay = log_decay.float()
+    return {
+        "q": randn(*leading, key_dim).to(dtype),
+        "k": F.normalize(randn(*leading, key_dim), dim=-1).to(dtype),
+        "v": randn(*leading, value_dim).to(dtype),
+        "beta": (2 * rand(*leading)).float(),
+        "log_decay": log_decay,
+        "initial_state": randn(batch, heads, key_dim, value_dim).float(),
+        "return_final_state": True,
+    }
+
+
+def results(op, inputs):
+    """o, the final state, and the gradients of every tensor among the inputs."""
+    leaves = {name: t.detach().requires_grad_() for name, t in inputs.items() if torch.is_tensor(t)}
+    outputs = op(**{**inputs, **leaves})
+    g = torch.Generator("cuda").manual_seed(7)
+    cotangents = [torch.randn(o.shape, generator=g, device="cuda").to(inputs["q"].dtype).to(o) for o in outputs]
+    return [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), cotangents)]
+
+
+def wide(inputs):
+    return {name: t.double() if torch.is_tensor(t) else t for name, t in inputs.items()}
+
+
+def assert_right(inputs):
+    exact = results(TORCH, wide(inputs))
+    plain = results(delta_rule_reference, inputs)
+    names = ["o", "final state", *(f"gradient of {name}" for name, t in inputs.items() if torch.is_tensor(t))]
+    for name, a, e, p in zip(names, results(TRITON, inputs), exact, plain, strict=True):
+        assert_close(a, e, inputs["q"].dtype, plain=p, what=name)
+    for name, a, e, p in zip(names[:2], TRITON(**inputs), exact[:2], plain[:2], strict=True):
+        assert_close(a, e, inputs["q"].dtype, plain=p, what=f"{name} without gradients")
+
+
+@pytest.mark.parametrize(
+    ("decay", "dtype", "sizes"),
+    [
+        *((decay, torch.bfloat16, (2, 128, 128)) for decay in DECAYS),
+        ("head", torch.bfloat16, (2, 256, 512)),
+        ("none", torch.float16, (2, 64, 128)),
+        *((decay, torch.float32, (2, 128, 64)) for decay in ("head", "key")),
+    ],
+)
+def test_real_sizes_equal_plain_pytorch_in_double_precision(decay, dtype, sizes):
+    for kept in ("mild", "medium", "mixed") if decay != "none" else ("mild",):
+        assert_right(make_inputs(1, 450, *sizes, decay, dtype, kept))
+
+
+@every_decay
+@pytest.mark.parametrize(("key_dim", "value_dim", "lengths"), [(40, 24, (1, 65)), (32, 64, (65, 200))])
+def test_small_sizes_equal_plain_pytorch_in_double_precision(decay, key_dim, value_dim, lengths):
+    for length in lengths:
+        assert_right(make_inputs(2, length, 40, key_dim, value_dim, decay))
+
+
+@every_decay
+def test_segments_equal_plain_pytorch_in_double_precision(decay):
+    """One sequence of two heads is cut into segments."""
+    inputs = make_inputs(1, 4100, 2, 128, 128, decay)
+    exact = results(TORCH, wide(inputs))
+    for index, (a, e) in enumerate(zip(results(TRITON, inputs), exact, strict=True)):
+        assert_close(a, e, torch.bfloat16, plain=e.to(torch.bfloat16), what=f"result {index}")
+
+
+@every_decay
+def test_two_runs_are_bitwise_equal(decay):
+    inputs = make_inputs(4, 2050, 2, 128, 128, decay)
+    for first, second in zip(results(TRITON, inputs), results(TRITON, inputs), strict=True):
+        assert torch.equal(first, second)
+
+
+def test_packed_sequences_equal_separate_ones():
+    inputs = make_inputs(1, 700, 4, 64, 64, "head")
+    ends = [0, 1, 130, 130, 700]
+    inputs["initial_state"] = torch.cat([inputs["initial_state"]] * 4)
+    packed = results(partial(TRITON, cu_seqlens=torch.tensor(ends)), inputs)
+    separate = results(partial(TORCH, cu_seqlens=torch.tensor(ends)), wide(inputs))
+    for index, (a, e) in enumerate(zip(packed, separate, strict=True)):
+        assert_close(a, e, torch.bfloat16, plain=e.to(torch.bfloat16), what=f"result {index}")
+
+
+def test_offsets_beyond_two_to_the_31():
+    """A view whose last step is more than 2^31 elements behind its first."""
+    inputs = make_inputs(1, 70, 1, 64, 64, "head")
+    exact = results(TORCH, wide(inputs))
+    storage = torch.zeros(69 * 2**25 + 64, dtype=torch.bfloat16, device="cuda")
+    inputs["v"] = storage.as_strided((1, 70, 1, 64), (0, 2**25, 64, 1)).copy_(inputs["v"])
+    for index, (a, e) in enumerate(zip(results(TRITON, inputs), exact, strict=True)):
+        assert_close(a, e, torch.bfloat16, plain=e.to(torch.bfloat16), what=f"result {index}")
+
+
+def test_a_recorded_training_step_gives_the_same_gradients():
+    inputs = make_inputs(2, 300, 1, 64, 64, "head")
+    expected = results(TRITON, inputs)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    generator = torch.Generator("cuda").manual_seed(7)
+    leaves = {name: t.detach().requires_grad_() for name, t in inputs.items() if torch.is_tensor(t)}
+    cotangents = [
+        torch.randn(o.shape, generator=generator, device="cuda").to(torch.bfloat16).to(o) for o in expected[:2]
+    ]
+    with torch.cuda.graph(graph, stream=stream):
+        outputs = TRITON(**{**inputs, **leaves})
+        recorded = [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), cotangents)]
+    for tensor in recorded:
+        tensor.detach().zero_()
+    graph.replay()
+    for e, r in zip(expected, recorded, strict=True):
+        assert torch.equal(e, r)

@@ -1,0 +1,290 @@
+"""The Triton kernels of the delta rule against its recurrence."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.delta_rule import delta_rule, delta_rule_reference
+from suite.laws.accuracy import assert_close, assert_matches_reference, relative_error
+from tests.kernels.gated import DEVICE, in_chunks, kept_launches_give_the_same, make_planner, quick, scaled
+
+DECAYS = ["none", "head", "key"]
+KEEP = ("beta", "log_decay", "initial_state")
+ALONG_TIME = ("q", "k", "v", "beta", "log_decay")
+every_decay = pytest.mark.parametrize("decay", DECAYS)
+one_decay = pytest.mark.parametrize("decay", quick(DECAYS, "head"))
+
+
+def tuning(**changes) -> dict:
+    impl = pytest.importorskip("kernels.delta_rule.triton.plan")
+    return impl.default_tuning() | changes
+
+
+def run_triton(planner=None, cu_seqlens=None, **inputs):
+    """The operator on the Triton kernels with the tuning of a planner."""
+    planner = make_planner(**tuning()) if planner is None else planner
+    impl = pytest.importorskip("kernels.delta_rule.triton")
+    ends = None if cu_seqlens is None else cu_seqlens.tolist()
+    o, final = impl.delta_rule_triton(**inputs, sequence_ends=ends, planner=planner)
+    return o if final is None else (o, final)
+
+
+def in_triton(**changes):
+    return partial(run_triton, make_planner(**tuning(**changes)))
+
+
+def make_inputs(length: int, decay: str, *, state: bool = True, H: int = 2, K: int = 16, V: int = 16) -> dict:
+    """Unit keys, beta between 0 and 2 (eigenvalues between -1 and 1), log-decays of mean -0.3."""
+    generator = torch.Generator().manual_seed(0)
+    normal = partial(torch.randn, generator=generator, dtype=torch.float64)
+    uniform = partial(torch.rand, generator=generator, dtype=torch.float64)
+    channels = {"none": None, "head": (), "key": (K,)}[decay]
+    return {
+        "q": normal(1, length, H, K),
+        "k": F.normalize(normal(1, length, H, K), dim=-1),
+        "v": normal(1, length, H, V),
+        "beta": 2 * uniform(1, length, H),
+        "log_decay": None if channels is None else 0.3 * uniform(1, length, H, *channels).log(),
+        "initial_state": normal(1, H, K, V) if state else None,
+        "return_final_state": True,
+    }
+
+
+def cut(inputs: dict, time: slice) -> dict:
+    return {n: x[:, time] if n in ALONG_TIME and x is not None else x for n, x in inputs.items()}
+
+
+def equals_the_loop(inputs, dtype=torch.float32, keep=KEEP, **changes):
+    op = in_triton(**changes)
+    assert_matches_reference(op, delta_rule_reference, inputs, dtype=dtype, keep=keep, device=DEVICE)
+
+
+def on_device(inputs, dtype=torch.float32):
+    return {n: x.to(DEVICE, dtype) if isinstance(x, Tensor) else x for n, x in inputs.items()}
+
+
+def results(inputs, op):
+    """Outputs and the gradients of all tensors, for the same cotangents."""
+    leaves = {n: x.detach().clone().requires_grad_() for n, x in inputs.items() if isinstance(x, Tensor)}
+    outputs = op(**{**inputs, **leaves})
+    cotangents = [torch.linspace(-1, 1, o.numel(), device=o.device).view_as(o).to(o) for o in outputs]
+    return [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), cotangents)]
+
+
+@in_chunks
+@every_decay
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("length", [33, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_kernels_equal_the_loop(length, dtype, decay, chunk):
+    # a single step has one gradient for each head, so more heads are needed to sample the rounding errors
+    options = {"H": 16} if length == 1 else {}
+    equals_the_loop(make_inputs(length if chunk == 16 else 2 * length + 63, decay, K=32, **options), dtype, chunk=chunk)
+
+
+@in_chunks
+@one_decay
+def test_the_kernels_in_blocks_that_do_not_divide_the_sizes_equal_the_loop(decay, chunk):
+    names = {"scores", "walk", "grads"}
+    narrow = {n: {key: tile._replace(block_v=16) for key, tile in tuning()[n].items()} for n in names}
+    narrow |= {n: {key: tile._replace(block_k=16) for key, tile in narrow[n].items()} for n in ("scores", "grads")}
+    equals_the_loop(make_inputs(scaled(70, chunk), decay, K=20, V=36), torch.float16, chunk=chunk, **narrow)
+
+
+@pytest.mark.parametrize("decay", ["head", "key"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_the_kernels_neither_overflow_nor_lose_the_near_terms(decay, dtype):
+    """Steps that keep exp(-50), nothing at all, everything, or all but 1e-4, side by side."""
+    inputs = make_inputs(33, decay, K=32)
+    drawn = torch.rand(inputs["log_decay"].shape, generator=torch.Generator().manual_seed(3))
+    steps = torch.tensor([-50.0, -torch.inf, 0.0, -1e-4], dtype=torch.float64)
+    inputs["log_decay"] = steps[torch.bucketize(drawn, torch.tensor([0.1, 0.2, 0.5]))]
+    equals_the_loop(inputs, dtype, chunk=16)
+
+
+def test_factors_about_the_middle_of_a_chunk_and_the_tree_equal_the_loop():
+    inputs = make_inputs(33, "key", K=32)
+    for mild in (60.0, 0.0):
+        equals_the_loop(inputs, torch.bfloat16, mild_half=mild, chunk=16)
+    about_the_middle, by_the_tree = (
+        run_triton(make_planner(**tuning(mild_float32=mild, chunk=16)), **on_device(inputs))[0] for mild in (60.0, 0.0)
+    )
+    assert not torch.equal(about_the_middle, by_the_tree)
+
+
+def test_the_inverse_of_four_blocks_is_that_of_the_system():
+    """The keys of one chunk are so close that powers of its system grow to 1e9 before they vanish."""
+    plan, factors = (pytest.importorskip(f"kernels.delta_rule.triton.{name}") for name in ("plan", "factors"))
+    generator = torch.Generator().manual_seed(0)
+    k = F.normalize(0.3 * torch.randn(1, 64, 1, 16, generator=generator) + 1, dim=-1).to(DEVICE)
+    beta = 2 * torch.rand(1, 64, 1, generator=generator).to(DEVICE)
+    settings = make_planner(**plan.default_tuning())(1.0, k, k, k, beta, None, None)
+    found = factors.delta_factors(settings, k, k, beta, None).inverse[0, :, 0].double()
+    system = (k[0, :, 0] @ k[0, :, 0].T).double().tril(-1) * beta[0, :, 0].double()
+    exact = torch.linalg.inv(torch.eye(64, dtype=torch.float64, device=k.device) + system)
+    assert torch.equal(found, found.tril(-1))
+    assert relative_error(found, exact - torch.eye(64, device=k.device))[0] < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_equal_keys_and_full_reflections_stay_bounded(dtype):
+    """beta = 2 with one key everywhere is the worst case of the triangular system; the README says what is lost."""
+    inputs = make_inputs(200, "none", H=1)
+    inputs["k"] = inputs["k"][:, :1].expand_as(inputs["k"])
+    inputs["beta"].fill_(2.0)
+    rounded = {n: x.to(torch.float32 if n in KEEP else dtype) for n, x in inputs.items() if isinstance(x, Tensor)}
+    rounded["return_final_state"] = True
+    exact = delta_rule_reference(**on_device(rounded, torch.float64))
+    actual = run_triton(**{n: x.to(DEVICE) if isinstance(x, Tensor) else x for n, x in (inputs | rounded).items()})
+    for got, wanted in zip(actual, exact, strict=True):
+        assert relative_error(got, wanted)[0] < (5e-3 if dtype == torch.float32 else 0.2)
+
+
+@in_chunks
+@pytest.mark.parametrize("decay", quick(DECAYS, "head", "key"))
+def test_segments_walked_side_by_side_equal_the_loop(decay, chunk):
+    """Five chunks in segments of three and two; values and keys of several blocks."""
+    walk = {key: tile._replace(block_v=16) for key, tile in tuning()["walk"].items()}
+    changes = {"few_programs": 1000, "enough_programs": 4, "min_segment": 2, "chunk": chunk, "walk": walk}
+    equals_the_loop(make_inputs(scaled(290, chunk), decay, H=1, K=20, V=20), **changes)
+
+
+@in_chunks
+@one_decay
+def test_packed_sequences_equal_separate_ones(decay, chunk):
+    ends = [0, 1, *(scaled(end, chunk) for end in (70, 110))]
+    inputs, op = on_device(make_inputs(ends[-1], decay)), in_triton(chunk=chunk)
+    inputs["initial_state"] = torch.stack([inputs["initial_state"][0] * (i + 1) for i in range(3)])
+
+    def separately(**inputs):
+        parts = [
+            op(**cut(inputs, slice(*pair)) | {"initial_state": inputs["initial_state"][i : i + 1]})
+            for i, pair in enumerate(itertools.pairwise(ends))
+        ]
+        o, final = zip(*parts, strict=True)
+        return torch.cat(o, dim=1), torch.cat(final)
+
+    packed = results(inputs, partial(op, cu_seqlens=torch.tensor(ends, dtype=torch.int32)))
+    for index, (a, e) in enumerate(zip(packed, results(inputs, separately), strict=True)):
+        assert_close(a, e.double(), torch.float32, what=f"result {index}")
+
+
+def test_an_empty_packed_sequence_ends_with_its_initial_state():
+    inputs = on_device(make_inputs(9, "head", H=1))
+    states = torch.linspace(-1, 1, 5 * 16 * 16, device=DEVICE).view(5, 1, 16, 16)
+    op = partial(delta_rule, backend="triton")
+    packed = op(**inputs | {"initial_state": states, "cu_seqlens": torch.tensor([0, 0, 5, 5, 9, 9])})
+    filled = op(**inputs | {"initial_state": states[[1, 3]], "cu_seqlens": torch.tensor([0, 5, 9])})
+    assert torch.equal(packed[0], filled[0])
+    assert torch.equal(packed[1][[1, 3]], filled[1])
+    assert torch.equal(packed[1][[0, 2, 4]], states[[0, 2, 4]])
+
+
+@in_chunks
+@one_decay
+def test_the_kernels_do_without_states_and_take_a_scale(decay, chunk):
+    inputs = make_inputs(scaled(70, chunk), decay, state=False) | {"scale": 0.1, "return_final_state": False}
+    equals_the_loop(inputs, chunk=chunk)
+
+
+@in_chunks
+@pytest.mark.parametrize("decay", quick(DECAYS, "none"))
+@pytest.mark.parametrize("output", [0, 1], ids=["o", "final state"])
+def test_either_output_of_the_kernels_alone_has_the_right_gradients(decay, output, chunk):
+    def gradients(op, dtype):
+        inputs = on_device(make_inputs(scaled(70, chunk), decay), dtype)
+        leaves = [x.requires_grad_() for x in inputs.values() if isinstance(x, Tensor)]
+        result = op(**inputs)[output]
+        cotangent = torch.linspace(-1, 1, result.numel(), device=DEVICE).view_as(result).to(dtype)
+        # the final state does not depend on q
+        return torch.autograd.grad(result, leaves, cotangent, allow_unused=True, materialize_grads=True)
+
+    exact = gradients(delta_rule_reference, torch.float64)
+    plain = gradients(delta_rule_reference, torch.float32)
+    for actual, e, p in zip(gradients(in_triton(chunk=chunk), torch.float32), exact, plain, strict=True):
+        assert_close(actual, e, torch.float32, plain=p)
+
+
+@every_decay
+def test_the_kernels_split_in_time_equal_the_whole_and_the_future_cannot_change_the_past(decay):
+    op, inputs = in_triton(chunk=16), on_device(make_inputs(25, decay))
+    whole, final = op(**inputs)
+    first, state = op(**cut(inputs, slice(16)))
+    # no chunk of the whole is cut here, so the past is the same to the last bit
+    assert torch.equal(first, whole[:, :16])
+    second, last = op(**cut(inputs, slice(16, None)) | {"initial_state": state})
+    assert_close(second, whole[:, 16:].double(), torch.float32, what="output")
+    assert_close(last, final.double(), torch.float32, what="final state")
+
+
+@every_decay
+def test_the_kernels_take_any_memory(decay):
+    dense, inputs = in_triton(chunk=16), on_device(make_inputs(20, decay))
+
+    def heads_first(x):
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+    def half_of_a_projection(x):
+        return torch.cat([x, x + 1], dim=-1).chunk(2, dim=-1)[0]
+
+    def channels_apart(x):
+        return None if x is None else x.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+    views = {"q": heads_first, "k": half_of_a_projection, "v": channels_apart, "beta": half_of_a_projection}
+    views |= {"log_decay": channels_apart, "initial_state": channels_apart}
+
+    def op(**inputs):
+        o, state = dense(**{n: views[n](x) if n in views else x for n, x in inputs.items()})
+        return channels_apart(o), channels_apart(state)
+
+    for expected, actual in zip(results(inputs, dense), results(inputs, op), strict=True):
+        assert torch.equal(expected, actual)
+
+
+@one_decay
+def test_autocast_does_not_change_the_kernels(decay):
+    op, inputs = in_triton(chunk=16), on_device(make_inputs(20, decay))
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        inside = results(inputs, op)
+    for a, b in zip(inside, results(inputs, op), strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+
+
+@one_decay
+def test_launches_that_are_kept_belong_to_calls_of_one_kind(decay):
+    """Inputs that share shapes, strides and dtypes, and calls that differ in everything else."""
+    inputs = on_device(make_inputs(20, decay, H=1), torch.bfloat16)
+    inputs["initial_state"] = inputs["initial_state"].float()
+
+    def calls(planner):
+        op = partial(run_triton, planner)
+        leaves = {n: x.detach().requires_grad_() for n, x in inputs.items() if isinstance(x, Tensor)}
+        most = [x for n, x in leaves.items() if n != "log_decay"]
+        fixed = inputs | {n: x for n, x in leaves.items() if n != "log_decay"}
+        o, final = op(**{**inputs, **leaves})
+        fixed_o, _ = op(**fixed)
+        alone = op(**{**inputs, **leaves, "return_final_state": False})
+        yield from op(**inputs)
+        yield op(**inputs | {"return_final_state": False})
+        yield from op(**inputs | {"scale": 1.0})
+        yield from op(**inputs | {"initial_state": None})
+        yield from torch.autograd.grad([o, final], list(leaves.values()), [o, final], retain_graph=True)
+        yield from torch.autograd.grad(o.sum(), list(leaves.values()), retain_graph=True)
+        yield from torch.autograd.grad(o, list(leaves.values()), o.transpose(1, 2).contiguous().transpose(1, 2))
+        yield from torch.autograd.grad(fixed_o, most, fixed_o)
+        yield from torch.autograd.grad(alone, list(leaves.values()), alone)
+
+    kept_launches_give_the_same(calls, **tuning(chunk=16))
+
+
+def test_more_keys_than_a_program_can_hold_run_in_plain_pytorch():
+    x, beta = torch.zeros(1, 2, 1, 130, device=DEVICE), torch.zeros(1, 2, 1, device=DEVICE)
+    with pytest.raises(ValueError, match="takes at most K=128 unless q, k and v are bfloat16"):
+        delta_rule(x, x, x, beta, backend="triton")
+    assert torch.equal(delta_rule(x, x, x, beta), x)

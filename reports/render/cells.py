@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 from reports.render.marks import MIXED, ONE_SEED, REDUCED, SELECTED, STAND_IN
@@ -72,14 +73,21 @@ def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], trie
         return Cell(row, column, published)
     ordered = sorted(runs, key=lambda run: (run.seed, run.run_id))
     found = [(run, measurement(plan.spec, column, run)) for run in ordered]
+    # the runs behind one value: a single one, or those of a seed in all settings
+    together = [[pair] for pair in found]
+    settings = 0
+    if plan.spec.mean_over:
+        together = [list(pairs) for _, pairs in groupby(found, key=lambda pair: pair[0].seed)]
+        settings = plan.num_settings(row, column)
     values, ends, averaged = [], [], []
-    for run, value in found:
-        end = _ending(run, value)
-        if end == "ok" and value is not None and value.value is not None:
-            values.append(shown(value.value, value.unit, plan.spec.percent))
-            averaged.append(run)
-        elif end:
-            ends.append(end)
+    for pairs in together:
+        numbers = [shown(v.value, v.unit, plan.spec.percent) for _, v in pairs if v is not None and v.value is not None]
+        bad = [end for end in (_ending(run, value) for run, value in pairs) if end not in ("", "ok")]
+        if bad:
+            ends.append(bad[0])
+        elif len(numbers) == len(pairs) and len({plan.setting(run.config) for run, _ in pairs}) >= settings:
+            values.append(statistics.fmean(numbers))
+            averaged += [run for run, _ in pairs]
     samples = [value.samples for _, value in found if value is not None]
     mean = statistics.fmean(values) if values else None
     sd = statistics.stdev(values) if len(values) > 1 else None
@@ -113,7 +121,7 @@ def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], trie
         successes=successes,
         spread=spread(samples[0]) if len(samples) == 1 else None,
         num_seeds=len(values),
-        planned=max(plan.num_seeds, len(runs)),
+        planned=max(plan.num_seeds, len(together)),
         failures=tuple((end, ends.count(end)) for end in sorted(set(ends))),
         marks=tuple(mark for mark, used in applies.items() if used),
         difference=difference,
@@ -186,5 +194,7 @@ def judge(values: Sequence[float], published: Published, tolerance: float, *, di
 def _chosen(plan: Plan, runs: Sequence[StoredRun], tried: Mapping[str, int]) -> str:
     if plan.config.select is None or not runs:
         return ""
+    if plan.spec.mean_over:
+        return f"{', '.join(plan.config.select.best_of)} (best of {tried[runs[0].run_id]} in every setting)"
     values = ", ".join(f"{key}={lookup(runs[0].config, key)}" for key in plan.config.select.best_of)
     return f"{values} (best of {tried[runs[0].run_id]})"

@@ -38,7 +38,7 @@ def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> li
         )
     asked = [cell for cell in cells if cell.planned]
     missing = sum(cell.missing for cell in asked)
-    outside = sum(cell.missing and not plan.in_scale(cell.row, cell.column) for cell in asked)
+    outside = sum(cell.missing and not plan.points_of(cell.row, cell.column) for cell in asked)
     within = f", {outside} of them not in scale {plan.scale}" if outside else ""
     notes.append(f"— not run: {missing} of {len(asked)} cells{within}")
     notes += [f"scale {scale} cannot run here: {reason}" for scale, reason in plan.config.cannot_run.items()]

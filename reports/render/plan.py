@@ -11,7 +11,7 @@ from typing import Any
 from reports.render.rows import StoredRun, matches, same, slice_part
 from suite.registry import nearest
 from suite.settings.config import SECTIONS, ExperimentConfig
-from suite.settings.grid import points, seeds_of
+from suite.settings.grid import lookup, points, seeds_of
 from suite.settings.report_spec import TableSpec
 
 
@@ -77,18 +77,28 @@ class Plan:
             return False
         return matches({**self.spec.rows[row], **self.spec.columns[column]}, run.config)
 
-    def in_scale(self, row: str, column: str) -> bool:
-        """Whether the grid of this scale has a point for a cell.
+    def points_of(self, row: str, column: str) -> list[Mapping[str, Any]]:
+        """The points that the grid of this scale has for a cell.
 
         A key that a point leaves at its default may have the wanted value, so only a stated value excludes a point.
         """
         wanted = {**self.spec.rows[row], **self.spec.columns[column]}
         length = slice_part(wanted.get("slice", ""), "length")
-        return any(
-            all(same(value, point.get(key, value)) for key, value in wanted.items())
-            and length in point.get("bench.lengths", point.get("speed.lengths", [length]))
+        return [
+            point
             for point in self.points
-        )
+            if all(same(value, point.get(key, value)) for key, value in wanted.items())
+            and length in point.get("bench.lengths", point.get("speed.lengths", [length]))
+        ]
+
+    def setting(self, config: Mapping[str, Any]) -> tuple[str, ...]:
+        """The values of `table.mean_over` in a resolved run."""
+        return tuple(str(lookup(config, key)) for key in self.spec.mean_over)
+
+    def num_settings(self, row: str, column: str) -> int:
+        """Number of settings of `table.mean_over` that the grid of this scale has for a cell."""
+        points = self.points_of(row, column)
+        return len({tuple(str(point.get(key)) for key in self.spec.mean_over) for point in points})
 
 
 def make_plan(config: ExperimentConfig, folder: Path, scale: str) -> Plan:

@@ -75,12 +75,14 @@ def build(config: ExperimentConfig, folder: Path, frame: pd.DataFrame, *, scale:
             left_out.append(f"left out: {counted(elsewhere)} on another device than that of the newest run")
     sensitivity = sensitivities(plan, runs)
     runs, tried = select_best(runs, config.select)
+    # in a mean over settings, another run may be the best one in each
+    free = {*plan.spec.mean_over, *config.select.best_of} if plan.spec.mean_over and config.select else ()
     settled: dict[tuple[str, str], list[StoredRun]] = {}
     stale: set[str] = set()
     cells = []
     for row, column in plan.places():
         found = [run for run in runs if plan.selects(row, column, run)]
-        settled[row, column] = settle(found)
+        settled[row, column] = settle(found, free)
         stale |= {run.run_id for run in found} - {run.run_id for run in settled[row, column]}
         cells.append(make_cell(plan, row, column, settled[row, column], tried))
     if stale:

@@ -310,15 +310,15 @@ def select_best(runs: Sequence[StoredRun], select: Select | None) -> tuple[list[
     return sorted(kept, key=lambda run: run.run_id), tried
 
 
-def settle(runs: Sequence[StoredRun]) -> list[StoredRun]:
-    """The runs of the one setting that a cell shows.
+def settle(runs: Sequence[StoredRun], without: Iterable[str] = ()) -> list[StoredRun]:
+    """The runs of the one setting that a cell shows, or of the settings that differ only in the dotted keys `without`.
 
     A setting with real data is preferred to one with stand-in data, and then the setting with the newest run. After a
     raised version or a changed default the older runs are still stored, and they must not be averaged with new ones.
     """
     groups: dict[str, list[StoredRun]] = {}
     for run in runs:
-        groups.setdefault(run.setting(), []).append(run)
+        groups.setdefault(run.setting(without), []).append(run)
     if not groups:
         return []
     chosen = max(

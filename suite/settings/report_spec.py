@@ -29,6 +29,9 @@ class TableSpec(Config):
     columns: dict[str, dict[str, Any]]
     """Column label to a selector, which may also name `slice`, `metric` and `split`. With `at: best` the column shows
     the best evaluation of a run instead of its last one."""
+    mean_over: tuple[str, ...] = ()
+    """Dotted keys of a run. A cell is the mean over all settings of these that the grid has for it, as the score of a
+    benchmark is; `select` chooses the best run in every setting. A seed counts once all its settings have ended."""
     transpose: bool = False
     """Print rows side by side and columns below each other, for few rows and many columns with long titles."""
     metric: str = "accuracy"

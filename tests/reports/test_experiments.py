@@ -122,14 +122,14 @@ def resolved_runs(tmp_path_factory):
     return get
 
 
-def setting(resolved, best_of):
-    """Settings that the runs of a cell must share, as text: all but the seed and the values to select from."""
+def setting(resolved, free):
+    """Settings that the runs of a cell must share, as text: all but the seed and the keys `free`."""
     chosen = {section: dict(values) for section, values in resolved.items() if isinstance(values, dict)}
     if start := chosen.get("train", {}).get("init_from"):
         # the id of the run that is trained first depends on its seed
         chosen["train"]["init_from"] = {key: value for key, value in start.items() if key != "base"}
-    for section, _, key in (dotted.partition(".") for dotted in best_of):
-        del chosen[section][key]
+    for section, _, key in (dotted.partition(".") for dotted in free):
+        chosen[section].pop(key, None)
     return json.dumps(chosen, sort_keys=True)
 
 
@@ -148,12 +148,12 @@ def test_every_run_stands_in_the_table_and_no_cell_mixes_settings(name, scale, r
     table = table_of(name)
     for row, row_selector in table.rows.items():
         for column, column_selector in table.columns.items():
-            best_of = config.select.best_of if config.select else ()
+            free = (*(config.select.best_of if config.select else ()), *table.mean_over)
             settings = set()
             for run_id, resolved in runs.items():
                 if matches({**row_selector, **column_selector}, resolved):
                     placed.add(run_id)
-                    settings.add(setting(resolved, best_of))
+                    settings.add(setting(resolved, free))
             assert len(settings) <= 1, f"{row} / {column} would average different settings"
     assert placed == set(runs)
 

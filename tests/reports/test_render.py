@@ -731,6 +731,34 @@ def test_a_figure_shows_every_seed_and_nothing_beyond_what_was_measured(make, ki
     assert "one seed" in [text.get_text() for text in canvas.legends[0].get_texts()]
 
 
+def test_a_mean_over_settings_takes_the_best_run_of_each_and_waits_for_all(make):
+    table = {
+        "rows": {"H3": {"model.name": "h3"}},
+        "columns": {"AR": {"task.name": "associative-recall"}},
+        "mean_over": ["train.batch_size"],
+    }
+    config = grid(
+        sweep={"train.batch_size": [32, 64], "train.lr": [1e-3, 1e-2]},
+        baseline={"task": {"name": "associative-recall"}, "model": {"name": "h3"}, "train": {"epochs": 200}},
+        table=table,
+        figure=None,
+        select={"best_of": ["train.lr"]},
+    )
+
+    def run(seed, batch_size, lr, valid, test):
+        return make_run(seed=seed, valid={100: valid}, test=test, train={"batch_size": batch_size, "lr": lr})
+
+    whole = [run(0, 32, 1e-3, 0.5, 0.4), run(0, 32, 1e-2, 0.9, 0.8), run(0, 64, 1e-3, 0.9, 1.0), run(0, 64, 1e-2, 0, 0)]
+    half = [run(1, 32, 1e-3, 0.1, 0.1), run(1, 32, 1e-2, 0.9, 0.2)]
+    expected = "row,column,value,unit,better,seeds,hardware,note,source\nH3,AR,95,%,higher,,,,t\n"
+    claims = "claim,left,comparison,right,source\n"
+    found = cell(make(*whole, *half, config=config, expected=expected, claims=claims), "H3", "AR")
+    assert found.values == pytest.approx((90.0,))
+    assert found.planned == 3
+    assert len(found.run_ids) == 3
+    assert found.chosen == "train.lr (best of 2 in every setting)"
+
+
 def test_a_figure_over_a_speed_has_one_point_a_row_from_the_newest_device(make):
     config = grid(figure={"kind": "lines", "x": "metric.train_throughput", "x_log2": True, "panels": "task.name"})
     older = {"device": "NVIDIA H100", "started_at": "2026-02-01T10:00:00+00:00"}

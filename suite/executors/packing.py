@@ -1,11 +1,12 @@
 """How many runs share a GPU, decided while they run (`run --jobs auto`), and CUDA's multi-process service for them.
 
-The first run on a GPU is measured alone, then beside a second one. More are started while
+The number of runs doubles, 1, 2, 4, ..., as long as
 
 - their memory fits: a run is taken to need `MARGIN` times the most that one has needed so far, and
-- they do not slow each other down: if the second run makes the first one `FULL` times slower, the GPU is full.
+- the last doubling raised the steps a second of the whole GPU by `WORTH` or more.
 
-A run that does not fit after all ends out of memory beside others, and is then tried once more alone
+A doubling that lowered them is taken back: where a run ends, no other takes its place until half of them are left. A
+run that does not fit after all ends out of memory beside others, and is then tried once more alone
 (`suite.executors.workers`).
 """
 
@@ -18,8 +19,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Protocol
 
 import torch
@@ -28,8 +30,10 @@ MARGIN = 1.25
 """Training reports its memory before it has evaluated, and later runs may be larger."""
 CONTEXT_BYTES = 700 << 20
 """Memory that a process takes on a GPU besides torch's own: the context, and compiled kernels."""
-FULL = 1.7
-"""Two runs that each have half of the GPU make each other twice as slow."""
+WORTH = 1.3
+"""Twice as many runs that make less than this times the steps a second leave little to gain from as many again."""
+SETTLED = 2
+"""Reports of a run after which its speed is that beside its neighbours; the window of the first one began before."""
 MOST = 24
 """Runs a GPU; on an H200 the smallest runs gain nothing from more (docs/grids.md)."""
 
@@ -54,49 +58,93 @@ def measure(device: torch.device, steps_per_s: float) -> Load | None:
 
 
 class Neighbour(Protocol):
-    """A worker on the same device."""
+    """A worker on the same device that has a run."""
 
     @property
-    def run(self) -> object | None:
-        """The run that it carries out."""
+    def kind(self) -> str:
+        """What its run has in common with runs that take as long, which are all but the seed."""
 
     @property
     def load(self) -> Load | None:
         """What it last measured; None before its first report."""
 
 
+@dataclass
+class _Stage:
+    """A number of runs on a device, and what they measured."""
+
+    size: int
+    before: dict[str, float]
+    """Steps a second of each kind of run in the stage before."""
+    seen: dict[int, tuple[Load, int]] = field(default_factory=dict)
+    """The last report of each worker, and how many it has sent in this stage."""
+
+    def hear(self, there: Sequence[Neighbour]) -> None:
+        for worker in there:
+            load, count = self.seen.get(id(worker), (None, 0))
+            if worker.load is None:
+                self.seen.pop(id(worker), None)
+            elif worker.load is not load:
+                self.seen[id(worker)] = worker.load, count + 1
+
+    def speeds(self, there: Sequence[Neighbour]) -> dict[str, float] | None:
+        """Steps a second of each kind of run beside all others of the stage; None until all have settled."""
+        found: dict[str, list[float]] = {}
+        for worker in there:
+            load, count = self.seen.get(id(worker), (None, 0))
+            if load is None or count < SETTLED:
+                return None
+            found.setdefault(worker.kind, []).append(load.steps_per_s)
+        return {kind: median(rates) for kind, rates in found.items()}
+
+
 class Room:
-    """Tells whether one more worker has room on a device, given those that are there."""
+    """Tells whether one more run has room on a device, given those that are there."""
 
     def __init__(self) -> None:
-        self._alone: dict[str, tuple[object, float]] = {}
-        self._full: set[str] = set()
+        self._stages: dict[str, _Stage] = {}
+        self._limits: dict[str, int] = {}
 
-    def allows(self, device: str, there: Sequence[Neighbour]) -> bool:
-        """Whether to start another worker on the device."""
+    def soon(self, device: str) -> int:
+        """How many runs more the device may have room for, after the next measurement."""
+        stage = self._stages.get(device)
+        return 0 if stage is None or device in self._limits else min(stage.size, MOST - stage.size)
+
+    def allows(self, device: str, there: Sequence[Neighbour], *, again: bool = False) -> bool:
+        """Whether to start another run on the device.
+
+        again: in a process that has carried out a run and has kept its memory.
+        """
+        stage = self._stages.setdefault(device, _Stage(1, {}))
+        stage.hear(there)
         if not there:
             return True
-        loads = [worker.load for worker in there if worker.load is not None]
-        if device in self._full or not loads or len(there) >= MOST:
+        if len(there) >= self._limits.get(device, MOST) or not (again or _fits(there)):
             return False
-        need = MARGIN * max(load.own_bytes for load in loads)
-        young = len(there) - len(loads)
-        if min(load.free_bytes for load in loads) < (young + 1) * need:
-            return False
-        first = there[0]
-        if len(there) == 1:
-            assert first.load is not None
-            self._alone[device] = first.run, first.load.steps_per_s
+        if len(there) < stage.size:
             return True
-        if len(there) == 2:
-            if young or first.load is None:
+        speeds = stage.speeds(there)
+        if speeds is None:
+            return False
+        # runs of a kind that was not there before say nothing
+        slower = [stage.before[kind] / speed for kind, speed in speeds.items() if kind in stage.before and speed]
+        if slower:
+            gain = 2 / median(slower)
+            if gain < WORTH:
+                self._limits[device] = stage.size if gain >= 1 else stage.size // 2
                 return False
-            run, alone = self._alone.get(device, (None, 0.0))
-            # the run that was measured alone may have ended, and the next one says nothing
-            if run is first.run and first.load.steps_per_s * FULL < alone:
-                self._full.add(device)
-                return False
+        self._stages[device] = _Stage(2 * stage.size, speeds)
         return True
+
+
+def _fits(there: Sequence[Neighbour]) -> bool:
+    """Whether the memory is enough for one more run, and for those that have not measured theirs."""
+    loads = [worker.load for worker in there if worker.load is not None]
+    if not loads:
+        # the first ones of a stage start together
+        return False
+    need = MARGIN * max(load.own_bytes for load in loads)
+    return min(load.free_bytes for load in loads) >= (len(there) - len(loads) + 1) * need
 
 
 PROBE = """

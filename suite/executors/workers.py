@@ -34,6 +34,7 @@ import torch
 from suite.executors.packing import Load, Room, measure
 from suite.executors.queue import RunQueue
 from suite.executors.team import GRACE_S, Leader, Team, end_with_parent, give, how_it_ended
+from suite.identity import likeness
 from suite.runner import Finished, execute, store_failure
 from suite.runs import Progress, Run
 
@@ -143,6 +144,8 @@ class _Worker:
     ) -> None:
         self.device = device
         self.run: Run | None = None
+        self.kind = ""
+        """What its run has in common with others that take as long."""
         self.lost = False
         """Whether the process ends, because it can carry out no other run."""
         self.load: Load | None = None
@@ -161,6 +164,9 @@ class _Worker:
 
     def give(self, run: Run) -> None:
         self.run = run
+        kind, _ = likeness(run.scale, run.resolved)
+        if kind != self.kind:
+            self.kind, self.load = kind, None
         # a worker that died at once is noticed by its sentinel
         with contextlib.suppress(BrokenPipeError):
             self.pipe.send(run)
@@ -206,28 +212,43 @@ def run_in_workers(
     alone: list[Run] = []
     """Runs that were out of memory beside others."""
 
-    def on(device: str) -> list[_Worker]:
-        return [worker for worker in workers if worker.device == device]
+    def running(device: str) -> list[_Worker]:
+        return [worker for worker in workers if worker.device == device and worker.run is not None]
+
+    def idle(device: str) -> list[_Worker]:
+        return [worker for worker in workers if worker.device == device and worker.run is None and not worker.lost]
 
     def busy() -> bool:
         return any(worker.run is not None for worker in workers)
 
+    def start(device: str) -> None:
+        free.remove(device)
+        workers.append(_Worker(context, stop, device, root, options, shared[device], fault_of, team))
+
+    def place(device: str) -> bool:
+        """Gives a run to a worker of the device, idle or new; False where it has no room or no run is left."""
+        there = idle(device)
+        # a worker that has carried out a run keeps its memory
+        used = next((worker for worker in there if worker.load is not None), None)
+        if not (there or device in free) or (room and not room.allows(device, running(device), again=used is not None)):
+            return False
+        if (run := queue.next(device)) is None:
+            return False
+        if not there:
+            start(device)
+        tries[run.run_id] += 1
+        (used or idle(device)[0]).give(run)
+        shared[device].value = max(shared[device].value, len(running(device)))
+        return True
+
     def hand_out() -> None:
-        """Gives runs to the idle workers, and then to new ones on the free devices."""
-        for worker in workers:
-            if worker.run is None and not worker.lost and (run := queue.next(worker.device)):
-                tries[run.run_id] += 1
-                worker.give(run)
-        for device in list(free):
-            if room is not None and not room.allows(device, on(device)):
-                continue
-            if (run := queue.next(device)) is None:
-                return
-            tries[run.run_id] += 1
-            free.remove(device)
-            shared[device].value = max(shared[device].value, len(on(device)) + 1)
-            workers.append(_Worker(context, stop, device, root, options, shared[device], fault_of, team))
-            workers[-1].give(run)
+        """Gives runs to all devices in turn, until none has room or no run is left."""
+        while sum(place(device) for device in counts):
+            pass
+        for device in counts:
+            # a process takes seconds to load torch, so those that may be wanted next start beforehand
+            while room and device in free and queue.left and len(idle(device)) < room.soon(device):
+                start(device)
 
     def repeat(run: Run, reason: str) -> bool:
         """Puts the run back into the queue unless it was tried often enough."""
@@ -249,7 +270,7 @@ def run_in_workers(
                 queue.leave(run)
                 continue
             worker.lost = message.lost
-            beside = sum(other.run is not None for other in on(worker.device))
+            beside = len(running(worker.device))
             if message.finished.status == "oom" and beside and tries[run.run_id] < TRIES:
                 alone.append(run)
             elif message.fault is None or not repeat(run, message.fault):

@@ -9,7 +9,7 @@ import torch
 
 from suite.executors import packing
 from suite.executors.local import run_all
-from suite.executors.packing import MOST, Load, Room, multi_process_service
+from suite.executors.packing import MOST, SETTLED, Load, Room, multi_process_service
 from suite.store import storage
 from tests.suite.test_workers import Recording, ending
 from tests.suite.toy import make_run
@@ -21,47 +21,92 @@ GIB = 1 << 30
 class Worker:
     """A worker as the room sees it."""
 
-    run: str
+    kind: str = "a"
     load: Load | None = None
 
 
-def fill(memory_gib, run_gib, speed_of=lambda count: 100.0):
-    """How many workers a GPU gets, if each needs `run_gib` and makes speed_of(number of workers) steps a second."""
+def fill(memory_gib, run_gib, speed_of=lambda count: 100.0, kind_of=lambda index: "a"):
+    """How many runs a GPU gets, if each needs `run_gib` and makes speed_of(number of runs) steps a second.
+
+    Also how many it goes on with, once one run after the other has ended.
+    """
     room, there = Room(), []
-    while room.allows("cuda:0", there):
-        there.append(Worker(f"run {len(there)}"))
-        # the first two are measured before others start
-        assert len(there) > 2 or not room.allows("cuda:0", there)
+
+    def measure():
         free = int((memory_gib - run_gib * len(there)) * GIB)
         for worker in there:
             worker.load = Load(int(run_gib * GIB), free, speed_of(len(there)))
-    return len(there)
+
+    while True:
+        while room.allows("cuda:0", there):
+            there.append(Worker(kind_of(len(there))))
+        most = len(there)
+        for _ in range(SETTLED):
+            measure()
+            grows = room.allows("cuda:0", there)
+        if not grows:
+            break
+        there.append(Worker(kind_of(len(there))))
+    while there and not room.allows("cuda:0", there[1:], again=True):
+        there.pop(0)
+    return most, len(there)
 
 
 def test_small_runs_fill_the_memory_with_a_margin():
     # a run takes 10 GiB, and one more is started while 12.5 are free
-    assert fill(140, 10) == 13
-    assert fill(15, 10) == 1
-    assert fill(10_000, 1) == MOST
+    assert fill(140, 10) == (13, 13)
+    assert fill(15, 10) == (1, 1)
+    assert fill(10_000, 1) == (MOST, MOST)
 
 
-def test_runs_that_fill_a_gpu_get_no_more_than_one_neighbour():
-    assert fill(140, 1, lambda count: 100.0 / count) == 2
-    assert fill(140, 10, lambda count: 100.0 / (1 + 0.1 * count)) == 13
+def test_the_number_of_runs_doubles_until_the_gpu_makes_no_more_steps():
+    assert fill(140, 1, lambda count: 100.0 / count) == (2, 2)
+    assert fill(140, 1, lambda count: min(1200.0, 2940.0 / count)) == (4, 4)
+    # measured on an H200: runs of one kind, 24 of which make fewer steps in all than 7
+    rates = {1: 1200.0, 2: 840.0, 4: 620.0, 8: 367.0, 16: 142.0}
+    assert fill(140, 1, lambda count: rates.get(count, 1.0)) == (8, 8)
 
 
-def test_the_speed_of_another_run_says_nothing():
-    room, first = Room(), Worker("a", Load(GIB, 100 * GIB, 100.0))
-    assert room.allows("cuda:0", [first])
-    first.run, first.load = "b", Load(GIB, 100 * GIB, 1.0)
-    assert room.allows("cuda:0", [first, Worker("c", Load(GIB, 100 * GIB, 1.0))])
+def test_a_doubling_that_makes_a_gpu_slower_is_taken_back():
+    assert fill(140, 1, lambda count: 100.0 if count <= 4 else 100.0 / count) == (8, 4)
+
+
+def settle(room, there, steps_per_s):
+    """Whether one more run has room after all have measured their speed."""
+    for _ in range(SETTLED):
+        for worker in there:
+            worker.load = Load(GIB, 100 * GIB, steps_per_s)
+        answer = room.allows("cuda:0", there)
+    return answer
+
+
+def test_the_speed_of_runs_of_another_kind_says_nothing():
+    room = Room()
+    assert settle(room, [Worker("a")], 100.0)
+    assert settle(room, [Worker("b"), Worker("c")], 1.0)
+    room = Room()
+    assert settle(room, [Worker("a")], 100.0)
+    assert not settle(room, [Worker("b"), Worker("a")], 1.0)
 
 
 def test_workers_that_have_just_started_are_counted_with_the_memory_they_will_take():
     room = Room()
-    there = [Worker(str(i), Load(10 * GIB, 30 * GIB, 100.0)) for i in range(3)]
+    there = [Worker(load=Load(10 * GIB, 30 * GIB, 100.0))]
+    assert not room.allows("cuda:0", there), "its speed alone has not settled"
+    there[0].load = Load(10 * GIB, 30 * GIB, 100.0)
     assert room.allows("cuda:0", there)
-    assert not room.allows("cuda:0", [*there, Worker("new"), Worker("newer")])
+    assert room.soon("cuda:0") == 2
+    assert room.allows("cuda:0", [*there, Worker()][:1])
+    assert not room.allows("cuda:0", [*there, Worker(), Worker()])
+
+
+def test_a_process_that_has_its_memory_needs_no_more():
+    room, there = Room(), [Worker(load=Load(10 * GIB, GIB, 100.0)) for _ in range(2)]
+    for _ in range(SETTLED):
+        room.allows("cuda:0", there[:1])
+        there[0].load = Load(10 * GIB, GIB, 100.0)
+    assert not room.allows("cuda:0", there[:1])
+    assert room.allows("cuda:0", there[:1], again=True)
 
 
 @pytest.mark.slow

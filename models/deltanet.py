@@ -182,7 +182,7 @@ class DeltaMixer(Mixer):
         q, k, v, beta, log_decay = self._heads(convolved, x_t, norm)
         for i in range(self.steps):
             decay = log_decay if i == 0 else None
-            o, after = delta_rule_step(q, k[:, i], v[:, i], beta[:, i], decay, after)
+            o, after = delta_rule_step(q, k[:, i], v[:, i], beta[:, i], decay, after, in_place=True)
         return self._output(o, x_t, norm, residual), (window, after)
 
     def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:

@@ -13,7 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.backend import on_device_of, use_triton
+from kernels.autograd import needs_gradient
+from kernels.backend import NO_GRADIENT, on_device_of, use_triton
 from kernels.delta_rule.chunked import delta_rule_chunked
 from kernels.delta_rule.reference import delta_rule_reference, step
 from kernels.gated_linear_attention.packed import (
@@ -26,7 +27,6 @@ from kernels.gated_linear_attention.packed import (
 
 __all__ = ["delta_rule", "delta_rule_reference", "delta_rule_step"]
 
-NO_KERNEL = "has no kernels yet"
 MAX_KEYS_BFLOAT16, MAX_KEYS = 256, 128
 """Maximum number of key channels of the Triton kernels where q, k and v are bfloat16, and in other dtypes."""
 
@@ -163,14 +163,23 @@ def delta_rule_step(
     state: Tensor,
     *,
     scale: float | None = None,
+    in_place: bool = False,
     backend: Literal["auto", "triton", "torch"] = "auto",
 ) -> tuple[Tensor, Tensor]:
     """One position, for decoding: returns o [B, H, V] in the dtype of v and the next state in the dtype of `state`.
 
     q, k: [B, H, K]; v: [B, H, V]; beta: [B, H]; log_decay: [B, H, K], [B, H] or None; state: [B, H, K, V].
+    in_place: the Triton kernel may overwrite the state. It has no gradient: "auto" uses PyTorch where a gradient is
+    recorded, and "triton" raises ValueError.
     """
-    use_triton("delta_rule_step", backend, q, obstacle=NO_KERNEL)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    tensors = (q, k, v, beta, log_decay, state)
+    obstacle = NO_GRADIENT if needs_gradient(*tensors) else None
+    if use_triton("delta_rule_step", backend, *tensors, obstacle=obstacle):
+        from kernels.delta_rule.triton import delta_rule_step_triton
+
+        with on_device_of(q):
+            return delta_rule_step_triton(q, k, v, beta, log_decay, state, scale=scale, in_place=in_place)
     dtype = state.dtype
     decay = None if log_decay is None else log_decay.to(dtype)
     with torch.autocast(q.device.type, enabled=False):

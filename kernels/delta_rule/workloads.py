@@ -130,13 +130,22 @@ def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     return Cost(num_bytes=once.num_bytes + 2 * elements * max(4, dtype.itemsize), num_flops=7 * elements)
 
 
+def load_triton_step() -> Callable[..., Any]:
+    import triton  # noqa: F401
+
+    return partial(delta_rule_step, backend="triton")
+
+
 STEP = Workload(
     op="delta_rule_step",
     reference=step_reference,
     make_inputs=make_step_inputs,
     cost=step_cost,
     short=lambda shape: {**shape, "B": min(2, int(shape["B"])), "H": 2},
-    implementations=(Implementation("torch", "ours", lambda: partial(delta_rule_step, backend="torch")),),
+    implementations=(
+        Implementation("triton", "ours", load_triton_step, cold_start=True),
+        Implementation("torch", "ours", lambda: partial(delta_rule_step, backend="torch")),
+    ),
     shapes={
         "quick": ({"B": 64, "H": 16, "K": 128, "V": 128, "decay": "head"},),
         "paper": tuple(

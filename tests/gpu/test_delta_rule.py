@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels.delta_rule import delta_rule, delta_rule_reference
+from kernels.delta_rule import delta_rule, delta_rule_reference, delta_rule_step
 from suite.laws.accuracy import assert_close
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -136,3 +136,15 @@ def test_a_recorded_training_step_gives_the_same_gradients():
     graph.replay()
     for e, r in zip(expected, recorded, strict=True):
         assert torch.equal(e, r)
+
+
+@every_decay
+@pytest.mark.parametrize("rows", [1, 64])
+def test_a_step_equals_plain_pytorch_in_double_precision(decay, rows):
+    inputs = make_inputs(rows, 1, 16, 128, 128, decay)
+    now = [None if inputs[n] is None else inputs[n][:, 0] for n in ("q", "k", "v", "beta", "log_decay")]
+    state = inputs["initial_state"]
+    exact = delta_rule_step(*(None if x is None else x.double() for x in now), state.double(), backend="torch")
+    o, after = delta_rule_step(*now, state, backend="triton")
+    assert_close(o, exact[0], torch.bfloat16, what="o")
+    assert_close(after, exact[1], torch.float32, what="state")

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.delta_rule import delta_rule, delta_rule_reference
+from kernels.delta_rule import delta_rule, delta_rule_reference, delta_rule_step
 from suite.laws.accuracy import assert_close, assert_matches_reference, relative_error
 from tests.kernels.gated import DEVICE, in_chunks, kept_launches_give_the_same, make_planner, quick, scaled
 
@@ -288,3 +288,28 @@ def test_more_keys_than_a_program_can_hold_run_in_plain_pytorch():
     with pytest.raises(ValueError, match="takes at most K=128 unless q, k and v are bfloat16"):
         delta_rule(x, x, x, beta, backend="triton")
     assert torch.equal(delta_rule(x, x, x, beta), x)
+
+
+@every_decay
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("key_dim", "value_dim"), [(8, 12), (5, 300), pytest.param(130, 20, marks=pytest.mark.slow)])
+def test_a_step_of_the_kernel_equals_plain_pytorch(decay, dtype, key_dim, value_dim):
+    inputs = make_inputs(2, decay, K=key_dim, V=value_dim)
+    names = (*ALONG_TIME, "initial_state")
+    rounded = [None if inputs[n] is None else inputs[n].to(torch.float32 if n in KEEP else dtype) for n in names]
+    now = [None if x is None else x[:, 0] if n in ALONG_TIME else x for n, x in zip(names, rounded, strict=True)]
+    exact = delta_rule_step(*(None if x is None else x.double() for x in now))
+    arguments = [None if x is None else x.to(DEVICE) for x in now]
+    o, state = delta_rule_step(*arguments, backend="triton")
+    assert o.dtype == dtype
+    assert_close(o, exact[0], dtype, what="o")
+    assert_close(state, exact[1], torch.float32, what="state")
+    assert torch.equal(arguments[-1].cpu(), now[-1])
+    delta_rule_step(*arguments, in_place=True, backend="triton")
+    assert torch.equal(arguments[-1], state)
+
+
+def test_a_step_of_the_kernel_has_no_gradient():
+    q = torch.zeros(1, 1, 4, requires_grad=True)
+    with pytest.raises(ValueError, match="has no gradient"):
+        delta_rule_step(q, q, q, torch.zeros(1, 1), None, torch.zeros(1, 1, 4, 4), backend="triton")

@@ -1,0 +1,120 @@
+"""`_step_kernel`: one position for decoding, without a gradient."""
+
+# mypy: disable-error-code="assignment, misc"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.gated_linear_attention.triton.decays import CHANNEL_DECAY, HEAD_DECAY
+from kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, NONE, dense_channels
+from kernels.launch import cdiv, launch, power_of_2
+from kernels.layout import dense, strides
+
+
+@triton.jit
+def _step_kernel(
+    q,
+    k,
+    v,
+    beta,
+    g,
+    state,
+    o,
+    new,
+    scale,
+    H,
+    K,
+    V,
+    q_stride_b,
+    q_stride_h,
+    k_stride_b,
+    k_stride_h,
+    v_stride_b,
+    v_stride_h,
+    beta_stride_b,
+    beta_stride_h,
+    g_stride_b,
+    g_stride_h,
+    DECAY: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """BLOCK_V columns of one head: kept = diag(exp(g)) state, new = kept + k beta (v - k^T kept), o = scale new^T q.
+
+    Each element of the state is read once and written once.
+    """
+    num_v = tl.cdiv(V, BLOCK_V)
+    i_row = (tl.program_id(0) // num_v).to(tl.int64)
+    i_b, i_h = i_row // H, i_row % H
+    o_k = tl.arange(0, BLOCK_K)
+    o_v = tl.program_id(0) % num_v * BLOCK_V + tl.arange(0, BLOCK_V)
+    m_k, m_v = o_k < K, o_v < V
+    b_q = tl.load(q + i_b * q_stride_b + i_h * q_stride_h + o_k, mask=m_k, other=0.0).to(tl.float32)
+    b_k = tl.load(k + i_b * k_stride_b + i_h * k_stride_h + o_k, mask=m_k, other=0.0).to(tl.float32)
+    b_v = tl.load(v + i_b * v_stride_b + i_h * v_stride_h + o_v, mask=m_v, other=0.0).to(tl.float32)
+    b_beta = tl.load(beta + i_b * beta_stride_b + i_h * beta_stride_h).to(tl.float32)
+    o_state = i_row * K * V + o_k[:, None] * V + o_v[None, :]
+    m_state = m_k[:, None] & m_v[None, :]
+    b_state = tl.load(state + o_state, mask=m_state, other=0.0).to(tl.float32)
+    if DECAY == HEAD_DECAY:
+        b_state *= tl.exp(tl.load(g + i_b * g_stride_b + i_h * g_stride_h).to(tl.float32))
+    elif DECAY == CHANNEL_DECAY:
+        b_g = tl.load(g + i_b * g_stride_b + i_h * g_stride_h + o_k, mask=m_k, other=0.0).to(tl.float32)
+        b_state *= tl.exp(b_g)[:, None]
+    b_written = b_beta * (b_v - tl.sum(b_k[:, None] * b_state, 0))
+    b_state += b_k[:, None] * b_written[None, :]
+    tl.store(new + o_state, b_state.to(new.dtype.element_ty), mask=m_state)
+    b_o = scale * tl.sum(b_q[:, None] * b_state, 0)
+    tl.store(o + i_row * V + o_v, b_o.to(o.dtype.element_ty), mask=m_v)
+
+
+STEP_ELEMENTS = 4096
+"""Elements of the state that a program updates."""
+
+
+def delta_rule_step_triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None,
+    state: Tensor,
+    *,
+    scale: float,
+    in_place: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """o [B, H, V] in the dtype of v and the next state [B, H, K, V] in that of the state; see the public operator."""
+    batch, heads, key_dim = q.shape
+    value_dim = v.shape[-1]
+    q, k, v, state = dense_channels(q), dense_channels(k), dense_channels(v), dense(state)
+    kind = NONE
+    if log_decay is not None:
+        kind = CHANNEL if log_decay.dim() == 3 else HEAD
+        log_decay = dense_channels(log_decay) if kind == CHANNEL else log_decay
+    o = torch.empty((batch, heads, value_dim), dtype=v.dtype, device=v.device)
+    new = state if in_place else torch.empty_like(state)
+    block_k = power_of_2(key_dim)
+    block_v = min(power_of_2(value_dim), max(4, STEP_ELEMENTS // block_k))
+    inputs = {"q": q, "k": k, "v": v, "beta": beta, "g": log_decay}
+    launch(
+        _step_kernel,
+        batch * heads * cdiv(value_dim, block_v),
+        **inputs,
+        state=state,
+        o=o,
+        new=new,
+        scale=scale,
+        H=heads,
+        K=key_dim,
+        V=value_dim,
+        **{f"{name}_stride_{axis}": strides(x, i)[0] for name, x in inputs.items() for i, axis in enumerate("bh")},
+        DECAY=kind,
+        BLOCK_K=block_k,
+        BLOCK_V=block_v,
+        num_warps=4,
+    )
+    return o, new

@@ -84,7 +84,8 @@ def results(inputs, op):
 def test_the_kernels_equal_the_loop(length, dtype, decay, chunk):
     # a single step has one gradient for each head, so more heads are needed to sample the rounding errors
     options = {"H": 16} if length == 1 else {}
-    equals_the_loop(make_inputs(length if chunk == 16 else 2 * length + 63, decay, K=32, **options), dtype, chunk=chunk)
+    inputs = make_inputs(length if chunk == 16 else 4 * length - 3, decay, K=32, **options)
+    equals_the_loop(inputs, dtype, chunk=chunk)
 
 
 @in_chunks
@@ -197,7 +198,10 @@ def test_the_kernels_do_without_states_and_take_a_scale(decay, chunk):
 @pytest.mark.parametrize("output", [0, 1], ids=["o", "final state"])
 def test_either_output_of_the_kernels_alone_has_the_right_gradients(decay, output, chunk):
     def gradients(op, dtype):
-        inputs = on_device(make_inputs(scaled(70, chunk), decay), dtype)
+        inputs = on_device(make_inputs(scaled(70, chunk), decay, K=32), dtype)
+        if decay != "none":
+            # what little would be left of the initial state has the relative errors of its exponents
+            inputs["log_decay"] /= 10
         leaves = [x.requires_grad_() for x in inputs.values() if isinstance(x, Tensor)]
         result = op(**inputs)[output]
         cotangent = torch.linspace(-1, 1, result.numel(), device=DEVICE).view_as(result).to(dtype)

@@ -37,7 +37,7 @@ def test_every_mixer_has_a_place(view):
 def test_all_networks_of_one_view_have_as_many_parameters():
     for name, network, _ in networks("parameters"):
         count = sum(parameter.numel() for parameter in network.parameters())
-        assert count == pytest.approx(65_536, rel=0.12), name
+        assert count == pytest.approx(65_536, rel=0.1), name
 
 
 def test_all_states_of_the_other_view_are_as_large():

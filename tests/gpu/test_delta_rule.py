@@ -34,7 +34,8 @@ def make_inputs(batch, length, heads, key_dim, value_dim, decay, dtype=torch.bfl
         "v": randn(*leading, value_dim).to(dtype),
         "beta": (2 * rand(*leading)).float(),
         "log_decay": log_decay,
-        "initial_state": randn(batch, heads, key_dim, value_dim).float(),
+        # as large as the states that unit keys write, so that no position stands out
+        "initial_state": (key_dim**-0.5 * randn(batch, heads, key_dim, value_dim)).float(),
         "return_final_state": True,
     }
 
@@ -45,6 +46,8 @@ def results(op, inputs):
     outputs = op(**{**inputs, **leaves})
     g = torch.Generator("cuda").manual_seed(7)
     cotangents = [torch.randn(o.shape, generator=g, device="cuda").to(inputs["q"].dtype).to(o) for o in outputs]
+    # likewise for the gradient of the state
+    cotangents[1] *= inputs["q"].shape[-1] ** -0.5
     return [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), cotangents)]
 
 
@@ -72,9 +75,7 @@ def assert_right(inputs):
     ],
 )
 def test_real_sizes_equal_plain_pytorch_in_double_precision(decay, dtype, sizes):
-    # in bfloat16 single gradients of decays of channels exceed the rule at stronger decays (see the README)
-    several = decay == "head" or (decay == "key" and dtype == torch.float32)
-    for kept in ("mild", "medium", "mixed") if several else ("mild",):
+    for kept in ("mild", "medium", "mixed") if decay != "none" else ("mild",):
         assert_right(make_inputs(1, 450, *sizes, decay, dtype, kept))
 
 
@@ -130,6 +131,7 @@ def test_a_recorded_training_step_gives_the_same_gradients():
     cotangents = [
         torch.randn(o.shape, generator=generator, device="cuda").to(torch.bfloat16).to(o) for o in expected[:2]
     ]
+    cotangents[1] *= 64**-0.5
     with torch.cuda.graph(graph, stream=stream):
         outputs = TRITON(**{**inputs, **leaves})
         recorded = [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), cotangents)]

@@ -127,7 +127,6 @@ def _grads_kernel(
     k += i_b * k_stride_b + i_h * k_stride_h
     p_beta = beta + i_b * beta_stride_b + i_h * beta_stride_h + o_rows * beta_stride_t
     b_beta = tl.load(p_beta, mask=m_t, other=0.0).to(tl.float32)
-    p_dbeta, o_dense = dbeta + (o_head + o_rows * H) * num_k + i_k, o_head * K
     if DECAY != CHANNEL_DECAY:
         if DECAY == HEAD_DECAY:
             p_g = g + i_b * g_stride_b + i_h * g_stride_h
@@ -143,7 +142,7 @@ def _grads_kernel(
         b_pairs = b_da * tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         b_pairs += b_dl * tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
         b_dbeta = tl.sum(b_pairs, 0)
-        if DECAY == HEAD_DECAY:
+        if DECAY == HEAD_DECAY and dg is not None:
             b_pairs *= b_beta[None, :]
             if PRECISION == "tf32":
                 b_net = tl.sum(b_pairs, 1) - tl.sum(b_pairs, 0)
@@ -153,86 +152,29 @@ def _grads_kernel(
                 b_net = tl.zeros([C], tl.float32)
                 b_pairs = tl.dot(b_pairs, tl.trans(m_past.to(tl.float32)), input_precision=PRECISION)
                 b_dg_inside = tl.sum(tl.where(o_c[:, None] >= o_c[None, :], b_pairs, 0.0), 0)
-        b_written = as_operand(b_k.to(tl.float32) * b_beta[:, None], dtype, PRECISION)
-        b_da, b_dl = as_operand(b_da, dtype, PRECISION), as_operand(b_dl, dtype, PRECISION)
-        # one sum after the other, because three at a time do not fit in registers
-        b_dq = tl.zeros([C, BK], tl.float32)
-        for i_v in range(0, end_v, BV):
-            o_v = i_v + tl.arange(0, BV)
-            b_do = load_tile(do, do_stride_t, o_t, o_v, end, V).to(dtype)
-            b_dq = tl.dot(b_do, load_values(states + i_c * K * V, o_v, o_k, V, K), b_dq, input_precision=PRECISION)
-        b_q = load_tile(q, q_stride_t, o_t, o_k, end, K).to(dtype)
-        b_dbeta += b_diagonal * tl.sum(b_q.to(tl.float32) * b_k.to(tl.float32), 1)
-        b_dq *= scale
-        if DECAY == HEAD_DECAY:
-            b_in = exponential(b_prefix, PRECISION)
-            b_dq *= b_in[:, None]
-            b_net += tl.sum(b_q.to(tl.float32) * b_dq, 1)
-        b_dq = tl.dot(b_da, b_written, b_dq, input_precision=PRECISION)
-        b_dq += b_diagonal[:, None] * b_written.to(tl.float32)
-        store_tile(dq + o_dense, H * K, o_t, o_k, end, K, b_dq)
+    b_da, b_dl = as_operand(b_da, dtype, PRECISION), as_operand(b_dl, dtype, PRECISION)
 
-        b_dw = tl.zeros([C, BK], tl.float32)
-        b_through = tl.zeros([BK], tl.float32)
-        for i_v in range(0, end_v, BV):
-            o_v = i_v + tl.arange(0, BV)
-            b_delta = load_tile(delta + o_head * V, H * V, o_t, o_v, end, V)
-            b_dstate = load_values(dstates + i_c * K * V, o_v, o_k, V, K)
-            b_dw = tl.dot(b_delta, b_dstate, b_dw, input_precision=PRECISION)
-            if DECAY == HEAD_DECAY:
-                b_state = load_values(states + i_c * K * V, o_v, o_k, V, K)
-                b_through += tl.sum(b_state.to(tl.float32) * b_dstate.to(tl.float32), 0)
-        b_k = load_tile(k, k_stride_t, o_t, o_k, end, K).to(dtype)
-        if DECAY == HEAD_DECAY:
-            b_dw *= exponential(b_suffix, PRECISION)[:, None]
-        b_leaving = tl.sum(b_k.to(tl.float32) * b_dw, 1)
-        b_dbeta += b_leaving
-        tl.store(p_dbeta, b_dbeta, mask=m_t)
-        b_dw = tl.dot(tl.trans(b_da), b_q, b_dw, input_precision=PRECISION)
-        b_dw = tl.dot(tl.trans(b_dl), b_k, b_dw, input_precision=PRECISION)
-        b_dw += b_diagonal[:, None] * b_q.to(tl.float32)
-        b_dw *= b_beta[:, None]
-
-        b_dr = tl.zeros([C, BK], tl.float32)
-        for i_v in range(0, end_v, BV):
-            o_v = i_v + tl.arange(0, BV)
-            b_dv = load_tile(dv + o_head * V, H * V, o_t, o_v, end, V)
-            b_dr = tl.dot(b_dv, load_values(states + i_c * K * V, o_v, o_k, V, K), b_dr, input_precision=PRECISION)
-        if DECAY == HEAD_DECAY:
-            b_dr *= b_in[:, None]
-            b_net -= tl.sum(b_k.to(tl.float32) * b_dr, 1)
-        b_dk = tl.dot(b_dl, b_written, b_dw, input_precision=PRECISION) - b_dr
-        store_tile(dk + o_dense, H * K, o_t, o_k, end, K, b_dk)
-        if DECAY == HEAD_DECAY and dg is not None:
-            b_dg = tl.sum(tl.where(o_c[:, None] <= o_c[None, :], b_net[None, :], 0.0), 1)
-            b_dg += tl.sum(tl.where(m_past, (b_leaving * b_beta)[None, :], 0.0), 1)
-            if PRECISION != "tf32":
-                b_dg += b_dg_inside
-            b_dg += tl.sum(b_through, 0) * exponential(tl.sum(b_g, 0), PRECISION)
-            tl.store(dg + (o_head + o_rows * H) * num_k + i_k, b_dg, mask=m_t)
-    else:
-        b_da, b_dl = as_operand(b_da, dtype, PRECISION), as_operand(b_dl, dtype, PRECISION)
-
-        b_dq, b_dr = tl.zeros([C, BK], tl.float32), tl.zeros([C, BK], tl.float32)
-        b_dw = tl.zeros([C, BK], tl.float32)
-        b_through = tl.zeros([BK], tl.float32)
-        for i_v in range(0, end_v, BV):
-            o_v = i_v + tl.arange(0, BV)
-            b_delta = load_tile(delta + o_head * V, H * V, o_t, o_v, end, V)
-            b_do = load_tile(do, do_stride_t, o_t, o_v, end, V).to(dtype)
-            b_dv = load_tile(dv + o_head * V, H * V, o_t, o_v, end, V)
-            b_state = load_values(states + i_c * K * V, o_v, o_k, V, K)
-            b_dstate = load_values(dstates + i_c * K * V, o_v, o_k, V, K)
-            b_dq = tl.dot(b_do, b_state, b_dq, input_precision=PRECISION)
-            b_dr = tl.dot(b_dv, b_state, b_dr, input_precision=PRECISION)
-            b_dw = tl.dot(b_delta, b_dstate, b_dw, input_precision=PRECISION)
-            if dg is not None:
-                b_through += tl.sum(b_state.to(tl.float32) * b_dstate.to(tl.float32), 0)
-        b_dq *= scale
-        b_dr = -b_dr
-        b_q = load_tile(q, q_stride_t, o_t, o_k, end, K).to(tl.float32)
-        b_k = load_tile(k, k_stride_t, o_t, o_k, end, K).to(tl.float32)
-        b_w = b_k * b_beta[:, None]
+    b_dq, b_dr = tl.zeros([C, BK], tl.float32), tl.zeros([C, BK], tl.float32)
+    b_dw = tl.zeros([C, BK], tl.float32)
+    b_through = tl.zeros([BK], tl.float32)
+    for i_v in range(0, end_v, BV):
+        o_v = i_v + tl.arange(0, BV)
+        b_delta = load_tile(delta + o_head * V, H * V, o_t, o_v, end, V)
+        b_do = load_tile(do, do_stride_t, o_t, o_v, end, V).to(dtype)
+        b_dv = load_tile(dv + o_head * V, H * V, o_t, o_v, end, V)
+        b_state = load_values(states + i_c * K * V, o_v, o_k, V, K)
+        b_dstate = load_values(dstates + i_c * K * V, o_v, o_k, V, K)
+        b_dq = tl.dot(b_do, b_state, b_dq, input_precision=PRECISION)
+        b_dr = tl.dot(b_dv, b_state, b_dr, input_precision=PRECISION)
+        b_dw = tl.dot(b_delta, b_dstate, b_dw, input_precision=PRECISION)
+        if dg is not None:
+            b_through += tl.sum(b_state.to(tl.float32) * b_dstate.to(tl.float32), 0)
+    b_dq *= scale
+    b_dr = -b_dr
+    b_q = load_tile(q, q_stride_t, o_t, o_k, end, K).to(tl.float32)
+    b_k = load_tile(k, k_stride_t, o_t, o_k, end, K).to(tl.float32)
+    b_w = b_k * b_beta[:, None]
+    if DECAY == CHANNEL_DECAY:
         NARROW: tl.constexpr = g.dtype.element_ty == tl.bfloat16
         p_g = g + i_b * g_stride_b + i_h * g_stride_h
         b_g = tl.maximum(load_tile(p_g, g_stride_t, o_t, o_k, end, K).to(tl.float32), LOWEST)
@@ -298,11 +240,32 @@ def _grads_kernel(
             b_dg += masked_sums(o_c[None, :] >= o_c[:, None], b_net, False, PRECISION)
             store_tile(dg + o_head * K, H * K, o_t, o_k, end, K, b_dg)
         b_dbeta = tl.sum(b_k * b_dw, 1)
-        b_dbeta += b_diagonal * tl.sum(b_q * b_k, 1)
-        tl.store(p_dbeta, b_dbeta, mask=m_t)
-        b_dw += b_diagonal[:, None] * b_q
-        store_tile(dq + o_dense, H * K, o_t, o_k, end, K, b_dq + b_diagonal[:, None] * b_w)
-        store_tile(dk + o_dense, H * K, o_t, o_k, end, K, b_dr + b_beta[:, None] * b_dw)
+    else:
+        if DECAY == HEAD_DECAY:
+            b_in = exponential(b_prefix, PRECISION)[:, None]
+            b_dq *= b_in
+            b_dr *= b_in
+            b_dw *= exponential(b_suffix, PRECISION)[:, None]
+            if dg is not None:
+                b_net += tl.sum(b_q * b_dq + b_k * b_dr, 1)
+                b_dg = tl.sum(tl.where(o_c[:, None] <= o_c[None, :], b_net[None, :], 0.0), 1)
+                b_dg += tl.sum(tl.where(m_past, tl.sum(b_w * b_dw, 1)[None, :], 0.0), 1)
+                if PRECISION != "tf32":
+                    b_dg += b_dg_inside
+                b_dg += tl.sum(b_through, 0) * exponential(tl.sum(b_g, 0), PRECISION)
+                tl.store(dg + (o_head + o_rows * H) * num_k + i_k, b_dg, mask=m_t)
+        b_dbeta += tl.sum(b_k * b_dw, 1)
+        b_written = as_operand(b_w, dtype, PRECISION)
+        b_dq = tl.dot(b_da, b_written, b_dq, input_precision=PRECISION)
+        b_dr = tl.dot(b_dl, b_written, b_dr, input_precision=PRECISION)
+        b_dw = tl.dot(tl.trans(b_da), b_q.to(dtype), b_dw, input_precision=PRECISION)
+        b_dw = tl.dot(tl.trans(b_dl), b_k.to(dtype), b_dw, input_precision=PRECISION)
+
+    b_dbeta += b_diagonal * tl.sum(b_q * b_k, 1)
+    b_dw += b_diagonal[:, None] * b_q
+    store_tile(dq + o_head * K, H * K, o_t, o_k, end, K, b_dq + b_diagonal[:, None] * b_w)
+    store_tile(dk + o_head * K, H * K, o_t, o_k, end, K, b_dr + b_beta[:, None] * b_dw)
+    tl.store(dbeta + (o_head + o_rows * H) * num_k + i_k, b_dbeta, mask=m_t)
 
 
 def delta_grads(

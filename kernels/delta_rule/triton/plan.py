@@ -16,7 +16,7 @@ ALL_KINDS = (NONE, HEAD, CHANNEL)
 
 
 def default_tuning() -> dict[str, object]:
-    """Fields of `Tuning` that differ from those of gated linear attention, measured on an H200 at K 128 and V 128 (LOG.md).
+    """Fields of `Tuning` that differ from those of gated linear attention, measured on an H200 at K 128, V 128.
 
     `scores` are the tiles of `_factors_kernel`, `walk` those of both walks, `grads` those of `_grads_kernel`;
     `states` and `read` are not used.

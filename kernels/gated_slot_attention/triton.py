@@ -40,9 +40,10 @@ SOFTMAX_ELEMENTS = 4096
 
 @triton.jit
 def _softmax_kernel(x, p, out, num_rows, M: tl.constexpr, BM: tl.constexpr, BR: tl.constexpr):
-    """Rows [num_rows, M]: out = softmax(x) without p; with p, the softmax, out = p (x - <p, x>).
+    """Rows [num_rows, M]: out = softmax(x) without p; with p, the softmax, out = p (x - <p, x> / <p, 1>).
 
-    The latter is the gradient of the logits where x is the gradient of p.
+    The latter is the gradient of the logits where x is the gradient of p. A rounded p does not sum to 1; without the
+    quotient the results would not sum to 0, and what the slots have in common would not cancel in the gradient of q.
     """
     o_r = (tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR))[:, None]
     o_m = tl.arange(0, BM)[None, :]
@@ -54,7 +55,9 @@ def _softmax_kernel(x, p, out, num_rows, M: tl.constexpr, BM: tl.constexpr, BR: 
         b_out = b_x / tl.sum(b_x, 1)[:, None]
     else:
         b_p = tl.load(p + o_r * M + o_m, mask=m_x, other=0.0).to(tl.float32)
-        b_out = b_p * (b_x - tl.sum(b_p * b_x, 1)[:, None])
+        # rows beyond the last one are zeros
+        b_mean = tl.sum(b_p * b_x, 1) / tl.maximum(tl.sum(b_p, 1), 0.5)
+        b_out = b_p * (b_x - b_mean[:, None])
     tl.store(out + o_r * M + o_m, b_out.to(out.dtype.element_ty), mask=m_x)
 
 

@@ -121,7 +121,7 @@ class Slurm(Config):
         for run, job in zip(runs, submitted, strict=True):
             log = str(job.paths.stderr)
             jobs[run.run_id] = Job(run.run_id, job.job_id, self.cluster, log, row_stamp(root, run))
-            keep_job(root, jobs[run.run_id])
+            keep_job(root, run, jobs[run.run_id])
         return jobs
 
 
@@ -203,7 +203,7 @@ def _watch(
                     finished = _lost(run, jobs[run.run_id], root)
             if finished is not None:
                 del left[run.run_id]
-                forget_job(root, run.run_id)
+                forget_job(root, run)
                 ended.append(finished)
                 display.finished(finished)
             elif run.run_id not in shown:
@@ -242,5 +242,5 @@ def collect(runs: Sequence[Run], root: Path, *, late_s: float = LATE_S) -> list[
     for run in over:
         job = jobs[run.run_id]
         found.append(_ending(run, job, root) or _lost(run, job, root))
-        forget_job(root, run.run_id)
+        forget_job(root, run)
     return found

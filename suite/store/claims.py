@@ -28,6 +28,7 @@ import socket
 import stat
 import threading
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -197,6 +198,16 @@ class Claims:
             self._held[path] = token
         return None
 
+    def sweep(self, experiments: Iterable[str]) -> None:
+        """Removes the expired claims of these experiments, which processes have left that were killed.
+
+        A run that is repeated takes its claim over anyway; this is for those that never are.
+        """
+        for experiment in experiments:
+            for claim in find_claims(self.root, experiment):
+                if not claim.live:
+                    _take_over(claim, None)
+
     def release(self, run: Run) -> None:
         """Gives up the claim of a run, whose rows are written or which another process may continue."""
         self._remove(claim_path(self.root, run.experiment, run.scale, run.run_id))
@@ -219,14 +230,14 @@ class Claims:
                         renew(path)
 
 
-def _take_over(claim: Claim, text: str) -> bool:
-    """Replaces an expired claim unless another process does so. Returns whether this one did.
+def _take_over(claim: Claim, text: str | None) -> bool:
+    """Replaces an expired claim, or removes it (None), unless another process does so. Returns whether this one did.
 
     Only one process at a time may replace a claim, and it looks again before it does: otherwise a process that saw the
     claim a moment ago would replace that of another which has just taken the run over.
     """
     guard = claim.path.with_name(f".{claim.path.name}.taken-over")
-    if not create(guard, text):
+    if not create(guard, text or ""):
         found = read_claim(guard)
         if found is not None and found.age_s > GUARD_S:
             # its process was killed between two system calls
@@ -236,6 +247,9 @@ def _take_over(claim: Claim, text: str) -> bool:
         found = read_claim(claim.path)
         if found is None or found.token != claim.token or found.live:
             return False
+        if text is None:
+            claim.path.unlink()
+            return True
         with replacing(claim.path) as temporary:
             temporary.write_text(text)
     except OSError:

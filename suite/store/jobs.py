@@ -1,7 +1,8 @@
 """Records of the jobs that were given to a scheduler, so that a grid outlives the terminal that started it.
 
-The record of a run's job is a JSON file in the folder `.slurm` of the results, beside the job's logs. It stays until
-the run's rows are there.
+The record of a run's job is the JSON file `.slurm/<experiment>/<scale>/<run_id>.json` of the results, because two grids
+may have a run in common and each stores rows of its own. The logs of jobs are in `.slurm`. A record stays until the
+run's rows are there.
 """
 
 from __future__ import annotations
@@ -41,15 +42,17 @@ def job_folder(root: Path) -> Path:
     return root / ".slurm"
 
 
-def keep_job(root: Path, job: Job) -> None:
-    """Writes the record of a job."""
-    with replacing(job_folder(root) / f"{job.run_id}.json") as temporary:
+def keep_job(root: Path, run: Run, job: Job) -> None:
+    """Writes the record of a run's job."""
+    path = _record(root, run)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
         temporary.write_text(json.dumps(asdict(job)))
 
 
-def forget_job(root: Path, run_id: str) -> None:
+def forget_job(root: Path, run: Run) -> None:
     """Removes the record of a run's job."""
-    (job_folder(root) / f"{run_id}.json").unlink(missing_ok=True)
+    _record(root, run).unlink(missing_ok=True)
 
 
 def find_jobs(root: Path, runs: Iterable[Run]) -> dict[str, Job]:
@@ -57,10 +60,14 @@ def find_jobs(root: Path, runs: Iterable[Run]) -> dict[str, Job]:
     found = {}
     if job_folder(root).is_dir():
         for run in runs:
-            path = job_folder(root) / f"{run.run_id}.json"
+            path = _record(root, run)
             if path.is_file():
                 found[run.run_id] = Job(**json.loads(path.read_text()))
     return found
+
+
+def _record(root: Path, run: Run) -> Path:
+    return job_folder(root) / run.experiment / run.scale / f"{run.run_id}.json"
 
 
 def states(jobs: Iterable[Job]) -> dict[str, str]:

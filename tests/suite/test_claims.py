@@ -75,6 +75,19 @@ def test_a_claim_is_live_until_it_expires(tmp_path, run):
         assert read_claim(path).pid == os.getpid()
 
 
+def test_expired_claims_are_swept_away_and_live_ones_stay(tmp_path, run):
+    path = path_of(run, tmp_path)
+    claims = Claims(tmp_path)
+    dead_claim(path, age_s=5)
+    claims.sweep([run.experiment])
+    assert path.exists()
+    dead_claim(path, age_s=10)
+    claims.sweep(["another/experiment"])
+    assert path.exists()
+    claims.sweep([run.experiment])
+    assert not list(tmp_path.rglob("*.claim*"))
+
+
 def test_the_clock_of_the_machine_does_not_matter(tmp_path, run, monkeypatch):
     dead_claim(path_of(run, tmp_path))
     now = time.time()

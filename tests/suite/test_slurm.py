@@ -1,6 +1,7 @@
 """Jobs of a scheduler carry out every run once, also when they are preempted or their command is gone."""
 
 import contextlib
+import dataclasses
 import importlib.util
 import os
 import signal
@@ -15,7 +16,7 @@ from suite.executors.contract import LeftRunningError, Settings, choose
 from suite.executors.local import run_all
 from suite.executors.slurm import collect
 from suite.store.claims import find_claims
-from suite.store.jobs import find_jobs, states
+from suite.store.jobs import Job, find_jobs, forget_job, keep_job, states
 from suite.store.status import standings
 from tests.suite.one_node_slurm import missing, one_node_slurm
 from tests.suite.test_workers import Recording, ending, values
@@ -36,6 +37,20 @@ def wait_until(true, seconds=60):
 
 def processes(*options):
     return choose("slurm", ["cluster=local,minutes=5", *options])
+
+
+def test_two_grids_with_a_run_in_common_have_a_job_each(tmp_path):
+    run = make_run()
+    other = dataclasses.replace(run, experiment="another/grid")
+    assert other.run_id == run.run_id
+    job = Job(run.run_id, "4711_3", "slurm", "log", None)
+    keep_job(tmp_path, run, job)
+    assert find_jobs(tmp_path, [run]) == {run.run_id: job}
+    assert find_jobs(tmp_path, [other]) == {}
+    forget_job(tmp_path, other)
+    assert find_jobs(tmp_path, [run]) == {run.run_id: job}
+    forget_job(tmp_path, run)
+    assert find_jobs(tmp_path, [run]) == {}
 
 
 @pytest.mark.slow

@@ -6,9 +6,11 @@ The formats only print what stands in it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -59,12 +61,21 @@ class Report:
         return any(cell.published for cell in self.cells)
 
 
-def build(config: ExperimentConfig, folder: Path, frame: pd.DataFrame, *, scale: str | None = None) -> Report:
+def build(
+    config: ExperimentConfig,
+    folder: Path,
+    frame: pd.DataFrame,
+    *,
+    scale: str | None = None,
+    planned: Callable[[str], Iterable[Mapping[str, Any]]] | None = None,
+) -> Report:
     """The report of one experiment.
 
     folder: where expected.csv and claims.csv may lie.
     frame: stored rows of the experiment, of any scales (`suite.store.storage.read`).
     scale: the one to show; None: `paper` if it has rows, else the first that has.
+    planned: gives the resolved settings of the runs that the grid has today at a scale; it is asked where a cell has
+        runs of several settings. None: the newest are shown.
     """
     everything = load_runs(frame)
     plan = make_plan(config, folder, pick_scale(config, everything, scale))
@@ -77,16 +88,17 @@ def build(config: ExperimentConfig, folder: Path, frame: pd.DataFrame, *, scale:
     runs, tried = select_best(runs, config.select)
     # in a mean over settings, another run may be the best one in each
     free = {*plan.spec.mean_over, *config.select.best_of} if plan.spec.mean_over and config.select else ()
+    today = functools.cache(lambda: () if planned is None else tuple(planned(plan.scale)))
     settled: dict[tuple[str, str], list[StoredRun]] = {}
     stale: set[str] = set()
     cells = []
     for row, column in plan.places():
         found = [run for run in runs if plan.selects(row, column, run)]
-        settled[row, column] = settle(found, free)
+        settled[row, column] = settle(found, free, today)
         stale |= {run.run_id for run in found} - {run.run_id for run in settled[row, column]}
         cells.append(make_cell(plan, row, column, settled[row, column], tried))
     if stale:
-        left_out.append(f"left out: {counted(len(stale))} with an older setting than the newest run of their cell")
+        left_out.append(f"left out: {counted(len(stale))} with another setting than the runs that their cell shows")
     shown = list({run.run_id: run for found in settled.values() for run in found}.values())
     return Report(
         experiment=_name(frame, folder),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,17 +73,22 @@ class StoredRun:
         return max(found, key=lambda v: v.step) if found else None
 
     def setting(self, without: Iterable[str] = ()) -> str:
-        """The run's settings as text, without the seed, the folder of its data, and the dotted keys `without`.
+        """The run's settings as text, without what `setting_of` leaves out."""
+        return setting_of(self.config, without)
 
-        A run that was trained first is described by settings; its id has a seed in it and is left out too.
-        """
-        config = copy.deepcopy(self.config)
-        for key in ("seed", "task.data", "task.tokenizer", "train.init_from.base", *without):
-            *sections, name = key.split(".")
-            tree = lookup(config, ".".join(sections)) if sections else config
-            if isinstance(tree, dict):
-                tree.pop(name, None)
-        return json.dumps(config, sort_keys=True)
+
+def setting_of(config: Mapping[str, Any], without: Iterable[str] = ()) -> str:
+    """The settings of a resolved run as text, without the seed, the folder of its data, and the dotted keys `without`.
+
+    A run that was trained first is described by settings; its id has a seed in it and is left out too.
+    """
+    config = copy.deepcopy(dict(config))
+    for key in ("seed", "task.data", "task.tokenizer", "train.init_from.base", *without):
+        *sections, name = key.split(".")
+        tree = lookup(config, ".".join(sections)) if sections else config
+        if isinstance(tree, dict):
+            tree.pop(name, None)
+    return json.dumps(config, sort_keys=True)
 
 
 def _text(value: Any) -> str:
@@ -310,19 +315,32 @@ def select_best(runs: Sequence[StoredRun], select: Select | None) -> tuple[list[
     return sorted(kept, key=lambda run: run.run_id), tried
 
 
-def settle(runs: Sequence[StoredRun], without: Iterable[str] = ()) -> list[StoredRun]:
+Planned = Callable[[], Iterable[Mapping[str, Any]]]
+"""Gives the resolved settings of the runs that a grid has today."""
+
+
+def settle(runs: Sequence[StoredRun], without: Collection[str] = (), planned: Planned = tuple) -> list[StoredRun]:
     """The runs of the one setting that a cell shows, or of the settings that differ only in the dotted keys `without`.
 
-    A setting with real data is preferred to one with stand-in data, and then the setting with the newest run. After a
-    raised version or a changed default the older runs are still stored, and they must not be averaged with new ones.
+    A setting with real data is preferred to one with stand-in data, then one that the grid has today (`planned`) to
+    one that was made with `--set` or before a default changed, and then the setting with the newest run. Runs of
+    different settings must not be averaged.
     """
     groups: dict[str, list[StoredRun]] = {}
     for run in runs:
         groups.setdefault(run.setting(without), []).append(run)
-    if not groups:
-        return []
+    if len(groups) < 2:
+        return list(runs)
+    # the data are part of a setting, and need not be here
+    hidden = ("data", *without)
+    today = {setting_of(config, hidden) for config in planned()}
     chosen = max(
         groups,
-        key=lambda s: (not groups[s][0].stand_in, max(run.started_at for run in groups[s]), s),
+        key=lambda s: (
+            not groups[s][0].stand_in,
+            groups[s][0].setting(hidden) in today,
+            max(run.started_at for run in groups[s]),
+            s,
+        ),
     )
     return groups[chosen]

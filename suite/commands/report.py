@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from suite.commands.planning import resolved_runs
 from suite.commands.repository import (
     KERNELS,
     LOCAL,
@@ -90,6 +92,7 @@ def report(
         paths = repository.files(experiment, results)
         rendered = rendering.history(storage.read([path for path in paths if scale in (None, path.parent.name)]))
     else:
+        planned = _planned(repository, experiment)
         experiment, config, path = repository.experiment(experiment)
         if scale is not None and scale not in config.scales:
             raise ValueError(
@@ -100,7 +103,7 @@ def report(
         if by:
             rendered = rendering.grouped(config, path.parent, experiment, frame, by, scale)
         else:
-            rendered = rendering.build(config, path.parent, frame, scale=scale)
+            rendered = rendering.build(config, path.parent, frame, scale=scale, planned=planned)
     if out is None and chosen in (Format.png, Format.html):
         out = (results or LOCAL) / experiment / f"{'figure' if chosen is Format.png else 'report'}.{chosen}"
     try:
@@ -148,6 +151,20 @@ def _paper(repository: Repository, name: str | None) -> str | None:
     return word if word and word not in names and any(known.startswith(f"{word}/") for known in names) else None
 
 
+def _planned(repository: Repository, experiment: str) -> Callable[[str], list[dict[str, Any]]]:
+    """Gives the resolved settings of an experiment's runs at a scale; none if the grid cannot be resolved here."""
+
+    def settings(scale: str) -> list[dict[str, Any]]:
+        choice: dict[str, Any] = {"only": None, "overrides": None, "seeds": "1", "data": None, "without_data": True}
+        try:
+            _, runs = resolved_runs(repository, experiment, scale=scale, **choice)
+        except ValueError:
+            return []
+        return [run.resolved for run in runs]
+
+    return settings
+
+
 def _board(repository: Repository, name: str, results: Path | None) -> Any:
     """The scoreboard of the experiments of a paper, or of all. Those of which nothing can run here have no line."""
     from suite.store import storage
@@ -159,9 +176,10 @@ def _board(repository: Repository, name: str, results: Path | None) -> Any:
             continue
         paths = repository.files(experiment, results)
         rows = storage.read(paths)
-        main = build(config, path.parent, rows, scale="paper" if "paper" in config.runnable else None)
+        planned = _planned(repository, experiment)
+        main = build(config, path.parent, rows, scale="paper" if "paper" in config.runnable else None, planned=planned)
         counted.append(main)
         scales = {path.parent.name for path in paths} & config.scales.keys() - {main.scale}
-        reduced += [build(config, path.parent, rows, scale=scale) for scale in sorted(scales)]
+        reduced += [build(config, path.parent, rows, scale=scale, planned=planned) for scale in sorted(scales)]
     kernels = storage.read(repository.files(KERNELS, results))
     return repository.rendering().Board(name, tuple(counted), tuple(reduced), kernels, tuple(repository.operators))

@@ -481,7 +481,24 @@ def test_settings_are_never_averaged_the_newest_is_shown(make):
     later = {"started_at": "2027-01-01T00:00:00+00:00"}
     report = make(*three(values=(0.2, 0.2, 0.2)), *three(columns=later, train={"clip": 1.0}))
     assert cell(report, "H3", "AR").mean == pytest.approx(99.8)
-    assert note(report, "left out") == "left out: 3 runs with an older setting than the newest run of their cell"
+    assert note(report, "left out") == "left out: 3 runs with another setting than the runs that their cell shows"
+
+
+def test_runs_that_the_grid_has_go_before_newer_ones_with_another_setting(make, tmp_path):
+    later = {"started_at": "2027-01-01T00:00:00+00:00"}
+    make(*three(), *three(values=(0.2, 0.2, 0.2), columns=later, train={"clip": 1.0}))
+    frame = storage.read(storage.files([tmp_path / "results"], "demo/table2"))
+    ours = json.loads(frame[frame["started_at"] < "2027"]["config"].iloc[0])
+    asked = []
+
+    def planned(scale):
+        asked.append(scale)
+        # the data need not be here, and any seed stands for all
+        return [{**ours, "data": "missing", "seed": 7}]
+
+    report = build(grid(), tmp_path / "reports" / "demo" / "table2", frame, planned=planned)
+    assert cell(report, "H3", "AR").mean == pytest.approx(99.8)
+    assert asked == ["paper"]
 
 
 SELECT = {"best_of": ["train.lr"], "by": "accuracy", "split": "valid"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -127,7 +128,7 @@ class Run(ABC):
         stop: asked now and then; once it is true, the worker saves what it can and raises KeyboardInterrupt.
         """
 
-    @property
+    @cached_property
     def run_id(self) -> str:
         """16 hexadecimal digits, the same for the same resolved run."""
         return identity(self.resolved)

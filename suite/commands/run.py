@@ -169,11 +169,19 @@ def _number(jobs: str) -> int:
         raise ValueError(f"--jobs {shortened(jobs)}: expected a whole number, or {AUTO}") from None
 
 
-def _processes(nproc: int | None, executor: str) -> int:
-    """How many processes train each run together: what torchrun has started, or `--nproc`."""
+def _launched() -> bool:
+    """Whether torchrun started this process as one of several."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        # the import takes seconds, since it loads torch
+        return False
     from suite.training import parallel
 
-    if parallel.launched():
+    return parallel.launched()
+
+
+def _processes(nproc: int | None, executor: str) -> int:
+    """How many processes train each run together: what torchrun has started, or `--nproc`."""
+    if _launched():
         if nproc is not None:
             raise ValueError(f"--nproc {nproc}: torchrun has started the processes; leave it out")
         processes = int(os.environ["WORLD_SIZE"])
@@ -190,14 +198,24 @@ def _print_plan(runs: Sequence[Run], stored: Sequence[str]) -> None:
 
     if not runs:
         return
-    flat = [{key: json.dumps(value) for key, value in iter_keys(item.resolved)} for item in runs]
-    keys = list(dict.fromkeys(key for values in flat for key in values))
-    varying = [key for key in keys if len({values.get(key, "") for values in flat}) > 1]
+    flat = [dict(iter_keys(item.resolved)) for item in runs]
+    keys = dict.fromkeys(key for values in flat for key in values)
+    first, missing = flat[0], object()
+    # python has True == 1 == 1.0
+    kinds = {key: type(first.get(key, missing)) for key in keys}
+    varying = [
+        key
+        for key in keys
+        if any(
+            type(value := values.get(key, missing)) is not kinds[key] or value != first.get(key, missing)
+            for values in flat
+        )
+    ]
     for item, status, values in zip(runs, stored, flat, strict=True):
-        changes = "  ".join(f"{key}={values[key]}" for key in varying if key in values)
+        changes = "  ".join(f"{key}={json.dumps(values[key])}" for key in varying if key in values)
         # the data are part of the identity
         print(f"{'-' * 16}  no data  {changes}" if item.is_planned_only else f"{item.run_id}  {status}  {changes}")
     print("\nshared by all runs:")
     for key in keys:
         if key not in varying:
-            print(f"  {key} = {flat[0].get(key)}")
+            print(f"  {key} = {json.dumps(first[key])}")

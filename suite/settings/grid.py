@@ -324,9 +324,9 @@ def same(wanted: Any, found: Any) -> bool:
 
 
 def iter_keys(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values of a nested mapping."""
+    """Dotted keys and values of a mapping and of the dictionaries in it."""
     for key, value in tree.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             yield from iter_keys(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

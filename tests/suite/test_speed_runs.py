@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import pyarrow.parquet as pq
 import pytest
@@ -50,6 +50,10 @@ class Brief(SpeedRun):
         return timed.ModelTimer(self, device, report=report, stop=stop, steps=self.steps, budget_ms=budget)
 
 
+def brief(run, **more):
+    return Brief(**{field.name: getattr(run, field.name) for field in fields(run)}, **more)
+
+
 def one(model=None, **speed):
     """The one resolved run of a grid without a sweep."""
     model = {key: value for key, value in {**MODEL, **(model or {})}.items() if value is not None}
@@ -60,7 +64,7 @@ def one(model=None, **speed):
 
 def measured(root, model=None, train_step=timed.train_step, **speed):
     """The finished run, and its rows by metric and slice."""
-    run = Brief(**vars(one(model, **speed)), steps={**timed.STEPS, "train": train_step})
+    run = brief(one(model, **speed), steps={**timed.STEPS, "train": train_step})
     finished = execute(run, root, CPU)
     rows = storage.read(storage.files([root], "demo/speed")).to_dict("records")
     return finished, {(row["metric"], row["slice"]): row for row in rows}
@@ -245,7 +249,7 @@ def test_a_report_shows_thousands_of_tokens_and_gibibytes_and_no_seeds(tmp_path)
     config = ExperimentConfig(**grid)
     runs = expand("demo/speed", config, Resolver(TASKS, MODELS))
     for run in runs:
-        execute(Brief(**vars(run)), tmp_path, CPU)
+        execute(brief(run), tmp_path, CPU)
         # a host tells no memory of its own
         path = storage.result_path(tmp_path, "demo/speed", "paper", run.run_id)
         rows = pq.read_table(path).to_pylist()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import pytest
 import torch
@@ -68,13 +68,17 @@ class Brief(TimingRun):
         return OperatorTimer(self, device, report=report, stop=stop, budget_ms=5.0)
 
 
+def brief(run):
+    return Brief(**{field.name: getattr(run, field.name) for field in fields(run)})
+
+
 def rows(root):
     return storage.read(storage.files([root], "demo/sums")).to_dict("records")
 
 
 def timed(root, **bench):
     """The finished run, and its rows by metric and slice."""
-    finished = execute(Brief(**vars(one(**bench))), root, CPU)
+    finished = execute(brief(one(**bench)), root, CPU)
     return finished, {(row["metric"], row["slice"]): row for row in rows(root)}
 
 
@@ -132,7 +136,7 @@ def test_backward_is_another_run_and_costs_more_than_forward(tmp_path):
 def test_an_interrupted_run_leaves_nothing_and_starts_anew(tmp_path):
     calls = iter(range(100))
     with pytest.raises(KeyboardInterrupt):
-        execute(Brief(**vars(one())), tmp_path, CPU, stop=lambda: next(calls) >= 2)
+        execute(brief(one()), tmp_path, CPU, stop=lambda: next(calls) >= 2)
     assert not list(tmp_path.rglob("*.*"))
     _, found = timed(tmp_path)
     assert ("time", "length=16") in found

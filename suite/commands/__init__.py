@@ -94,6 +94,9 @@ def main(repository: Repository, arguments: Sequence[str] | None = None) -> None
         if interrupted.is_set():
             sys.exit(130)
         raise
+    except KeyboardInterrupt:
+        # the library builds its commands before it looks for an interruption
+        sys.exit(130)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

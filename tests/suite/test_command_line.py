@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from run_suite import REPOSITORY
+from suite.commands import main
 from suite.store import storage
 
 HOME = Path(__file__).resolve().parents[2]
@@ -293,6 +294,20 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     assert call(*quick(folder)).returncode == 0
     return rows(folder)
+
+
+def test_an_interruption_before_the_command_starts_exits_with_130():
+    class Interrupted(list):
+        def __iter__(self):
+            raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(REPOSITORY, Interrupted())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.value.code == 130
 
 
 @pytest.mark.slow

@@ -95,6 +95,10 @@ def _member(pipe: Connection, rank: int, team: Team, address: str, device: str, 
         )
         # libraries of the device may hang at their end while the other processes are not there
         os._exit(1)
+    # a thread of the process group may hold Python objects still; if it drops them while the interpreter ends, the
+    # process aborts, and would count as lost
+    parallel.leave()
+    os._exit(0)
 
 
 class Leader:

@@ -149,7 +149,7 @@ def _print_dry_run(console: Console, call: Call, reference: Path, scale: str | N
     from suite.store import storage
     from suite.store.estimate import estimate
 
-    _print_plan([item.run for item in call.planned], [item.stored or "to do" for item in call.planned])
+    print_plan([item.run for item in call.planned], [item.stored or "to do" for item in call.planned])
     counts = f"{len(call.planned)} runs, {len(call.todo)} to do"
     console.print(f"{counts}, on {call.place}; results in {call.results}", highlight=False)
     roots = [call.results, reference]
@@ -192,30 +192,32 @@ def _processes(nproc: int | None, executor: str) -> int:
     return processes
 
 
-def _print_plan(runs: Sequence[Run], stored: Sequence[str]) -> None:
+def print_plan(runs: Sequence[Run], stored: Sequence[str]) -> None:
     """Prints every run on one line with the dotted keys in which the runs differ, then what all runs share."""
     from suite.settings.grid import iter_keys
 
     if not runs:
         return
-    flat = [dict(iter_keys(item.resolved)) for item in runs]
+    resolved = [item.resolved for item in runs]
+    # runs that differ in their seed alone share their sections, so each is written once
+    sections = {id(value): value for settings in resolved for value in settings.values() if isinstance(value, dict)}
+    written = {key: {name: json.dumps(value) for name, value in iter_keys(tree)} for key, tree in sections.items()}
+    flat: list[dict[str, str]] = []
+    for settings in resolved:
+        values: dict[str, str] = {}
+        for name, value in settings.items():
+            if isinstance(value, dict):
+                values |= {f"{name}.{key}": text for key, text in written[id(value)].items()}
+            else:
+                values[name] = json.dumps(value)
+        flat.append(values)
     keys = dict.fromkeys(key for values in flat for key in values)
-    first, missing = flat[0], object()
-    # python has True == 1 == 1.0
-    kinds = {key: type(first.get(key, missing)) for key in keys}
-    varying = [
-        key
-        for key in keys
-        if any(
-            type(value := values.get(key, missing)) is not kinds[key] or value != first.get(key, missing)
-            for values in flat
-        )
-    ]
+    varying = [key for key in keys if len({values.get(key) for values in flat}) > 1]
     for item, status, values in zip(runs, stored, flat, strict=True):
-        changes = "  ".join(f"{key}={json.dumps(values[key])}" for key in varying if key in values)
+        changes = "  ".join(f"{key}={values[key]}" for key in varying if key in values)
         # the data are part of the identity
         print(f"{'-' * 16}  no data  {changes}" if item.is_planned_only else f"{item.run_id}  {status}  {changes}")
     print("\nshared by all runs:")
     for key in keys:
         if key not in varying:
-            print(f"  {key} = {json.dumps(first[key])}")
+            print(f"  {key} = {flat[0][key]}")

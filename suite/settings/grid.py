@@ -10,7 +10,6 @@ import fnmatch
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -137,7 +136,7 @@ def expand(
             try:
                 if isinstance(run, TrainingRun) and run.base is None:
                     # nothing else of a run depends on its seed, but which run it starts with
-                    run = replace(run, seed=seed)
+                    run = run.with_seed(seed)
                 else:
                     run = resolver.resolve(name, scale, tree, seed, where)
             except ValueError as error:

@@ -29,6 +29,8 @@ def estimate(runs: Sequence[Run], files: Sequence[Path]) -> list[str]:
         sharing = re.match(r"(\d+) runs", shared)
         for key in ending.like:
             stored[device][key].append(ending.duration_s / (int(sharing[1]) if sharing else 1))
+    if not stored:
+        return []
     wanted = [likeness(run.scale, run.resolved) for run in runs]
     lines = []
     for device, durations in sorted(stored.items()):

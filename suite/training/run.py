@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,15 +59,23 @@ class TrainingRun(Run):
         train = self.train.model_copy(update={"init_from": {**given, "base": base.run_id}})
         return replace(self, processes=count, base=base, train=train)
 
-    @property
-    def resolved(self) -> dict[str, Any]:
-        resolved = {
+    def with_seed(self, seed: int) -> TrainingRun:
+        """The same run with another seed. The two share the sections of `resolved`, which are slow to make."""
+        other = replace(self, seed=seed)
+        other.__dict__["_sections"] = self._sections
+        return other
+
+    @cached_property
+    def _sections(self) -> dict[str, dict[str, Any]]:
+        return {
             "task": {"name": self.task_name, "version": self.task.version, **self.task.model_dump(mode="json")},
             "model": {"name": self.model_name, "version": self.model.version, **self.model.model_dump(mode="json")},
             "train": self.train.model_dump(mode="json"),
-            "seed": self.seed,
-            "data": self.fingerprint,
         }
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        resolved: dict[str, Any] = {**self._sections, "seed": self.seed, "data": self.fingerprint}
         division = {"processes": self.processes, "micro_batch_size": self.train.micro_batch_size}
         if division != {"processes": 1, "micro_batch_size": None} and has_dropout(self.model):
             # every part of a batch draws its own, so the values depend on the parts by more than rounding

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import multiprocessing
 import os
 import signal
 import threading
@@ -24,9 +23,10 @@ from suite.contracts import Config, Recorder, no_operators
 from suite.environment import cores, device_name, pick_device
 from suite.executors.contract import LeftRunningError, Settings
 from suite.executors.packing import Room, multi_process_service
+from suite.executors.processes import CONTEXT, SIGNALS
 from suite.executors.queue import Display, RunQueue
 from suite.executors.team import Team, follow, give
-from suite.executors.workers import SIGNALS, run_in_workers
+from suite.executors.workers import run_in_workers
 from suite.runner import Finished, execute
 from suite.runs import Run
 from suite.store.claims import EXPIRY_S, Claims
@@ -114,7 +114,7 @@ def run_all(
     }
     jobs = min(jobs, len(runs))
     in_workers = jobs > 1 or team is not None
-    event = multiprocessing.get_context("spawn").Event() if in_workers else threading.Event()
+    event = CONTEXT.Event() if in_workers else threading.Event()
     with StopSignals(event, display.stopping, within_s) as stop, Claims(root, expiry_s=expiry_s) as claims:
         claims.sweep({run.experiment for run in runs})
         queue = RunQueue(runs, root, claims, display, fresh=fresh)

@@ -105,11 +105,6 @@ class Room:
         self._stages: dict[str, _Stage] = {}
         self._limits: dict[str, int] = {}
 
-    def soon(self, device: str) -> int:
-        """How many runs more the device may have room for, after the next measurement."""
-        stage = self._stages.get(device)
-        return 0 if stage is None or device in self._limits else min(stage.size, MOST - stage.size)
-
     def allows(self, device: str, there: Sequence[Neighbour], *, again: bool = False) -> bool:
         """Whether to start another run on the device.
 

@@ -20,11 +20,12 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from suite.executors.processes import CONTEXT, ended, start
 from suite.runs import Run, RunEnded
 from suite.store import storage
 from suite.training import parallel
@@ -44,12 +45,6 @@ class Team:
     def device(self, rank: int, first: torch.device) -> torch.device:
         """The device of a process, given that of rank 0."""
         return first if first.type == "cpu" else torch.device(first.type, (first.index or 0) + rank)
-
-
-def how_it_ended(process: Any) -> str:
-    """How a process ended that has been waited for."""
-    code = process.exitcode
-    return f"killed, signal {-code}" if code is not None and code < 0 else f"the process ended with exit code {code}"
 
 
 def end_with_parent() -> None:
@@ -120,13 +115,11 @@ class Leader:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-        context = multiprocessing.get_context("spawn")
-        self.members: list[tuple[Any, Connection]] = []
+        self.members: list[tuple[BaseProcess, Connection]] = []
         for rank in range(1, team.size):
-            mine, theirs = context.Pipe(duplex=False)
+            mine, theirs = CONTEXT.Pipe(duplex=False)
             arguments = (theirs, rank, team, address, str(team.device(rank, device)), root, threads)
-            process = context.Process(target=_member, args=arguments, daemon=True, name=f"process {rank}")
-            process.start()
+            process = start(_member, *arguments, name=f"process {rank}")
             theirs.close()
             self.members.append((process, mine))
         threading.Thread(target=self._watch, daemon=True).start()
@@ -135,15 +128,15 @@ class Leader:
     def _watch(self) -> None:
         gone = wait([process.sentinel for process, _ in self.members])
         process, pipe = next(member for member in self.members if member[0].sentinel in gone)
-        process.join()
+        how = ended(process)
         with contextlib.suppress(EOFError):
             self.error = pipe.recv() if pipe.poll() else None
-        self.lost_by = f"{process.name}: {how_it_ended(process)}"
+        self.lost_by = f"{process.name}: {how}"
         self.lost.set()
         time.sleep(GRACE_S)
         if self.error is not None:
             self.on_failure(*self.error)
-        elif process.exitcode < 0:
+        elif process.exitcode is not None and process.exitcode < 0:
             # so the parent of this process sees what happened to the team
             os.kill(os.getpid(), -process.exitcode)
         os._exit(1)

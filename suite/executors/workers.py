@@ -12,15 +12,14 @@ and processes, so that one lost worker costs one try of one run:
 - A worker may be the first of several processes that carry out a run together (`suite.executors.team`). If one of these
   is lost, so is the worker.
 
-Workers see none of the signals that a terminal or a scheduler sends to all processes; the parent decides what they do.
+Workers see none of the signals that a terminal or a scheduler sends to all processes (`suite.executors.processes`);
+the parent decides what they do.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
-import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -31,15 +30,14 @@ from typing import Any
 
 import torch
 
+from suite.executors import processes
 from suite.executors.packing import Load, Room, measure
+from suite.executors.processes import CONTEXT
 from suite.executors.queue import RunQueue
-from suite.executors.team import GRACE_S, Leader, Team, end_with_parent, give, how_it_ended
+from suite.executors.team import GRACE_S, Leader, Team, end_with_parent, give
 from suite.identity import likeness
 from suite.runner import Finished, execute, store_failure
 from suite.runs import Progress, Run
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that ask for an end: Ctrl-C, a scheduler's, and that of a closed terminal."""
 
 TRIES = 2
 """How often a run is tried on workers that do not survive it."""
@@ -133,7 +131,6 @@ class _Worker:
 
     def __init__(
         self,
-        context: Any,
         stop: Any,
         device: str,
         root: Path,
@@ -150,16 +147,10 @@ class _Worker:
         """Whether the process ends, because it can carry out no other run."""
         self.load: Load | None = None
         """What it last measured of its device."""
-        self.pipe, theirs = context.Pipe()
+        self.pipe, theirs = CONTEXT.Pipe()
         arguments = (theirs, stop, device, root, options, fault_of, team, sharing)
         # a daemon may start no processes of its own
-        self.process = context.Process(target=_work, args=arguments, daemon=team is None)
-        # a process inherits the mask, so a signal cannot reach the worker even while it imports its modules
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        try:
-            self.process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self.process = processes.start(_work, *arguments, daemon=team is None)
         theirs.close()
 
     def give(self, run: Run) -> None:
@@ -179,8 +170,7 @@ class _Worker:
 
     def death(self) -> str:
         """How the process ended."""
-        self.process.join()
-        return how_it_ended(self.process)
+        return processes.ended(self.process)
 
 
 def run_in_workers(
@@ -196,19 +186,18 @@ def run_in_workers(
 ) -> None:
     """Carries out the runs of a queue in one worker for each of `devices`, until all have ended.
 
-    stop: an event of the context `spawn`; once it is set, the current runs save a checkpoint and no other starts.
+    stop: an event of `processes.CONTEXT`; once it is set, the current runs save a checkpoint and no other starts.
     options: keyword arguments of `execute`.
     fault_of: tells, after a failed run, why its worker can no longer use the device, or None.
     team: the processes that carry out each run together, of which every worker is the first.
     room: tells whether another worker has room on a device; None: all of them have.
     """
-    context = multiprocessing.get_context("spawn")
     free = list(devices)
     tries: Counter[str] = Counter()
     workers: list[_Worker] = []
     # all places are taken soon, unless their number is found on the way
     counts = {device: 1 if room else devices.count(device) for device in devices}
-    shared = {device: context.Value("i", count, lock=False) for device, count in counts.items()}
+    shared = {device: CONTEXT.Value("i", count, lock=False) for device, count in counts.items()}
     alone: list[Run] = []
     """Runs that were out of memory beside others."""
 
@@ -223,7 +212,7 @@ def run_in_workers(
 
     def start(device: str) -> None:
         free.remove(device)
-        workers.append(_Worker(context, stop, device, root, options, shared[device], fault_of, team))
+        workers.append(_Worker(stop, device, root, options, shared[device], fault_of, team))
 
     def place(device: str) -> bool:
         """Gives a run to a worker of the device, idle or new; False where it has no room or no run is left."""
@@ -245,10 +234,6 @@ def run_in_workers(
         """Gives runs to all devices in turn, until none has room or no run is left."""
         while sum(place(device) for device in counts):
             pass
-        for device in counts:
-            # a process takes seconds to load torch, so those that may be wanted next start beforehand
-            while room and device in free and queue.left and len(idle(device)) < room.soon(device):
-                start(device)
 
     def repeat(run: Run, reason: str) -> bool:
         """Puts the run back into the queue unless it was tried often enough."""

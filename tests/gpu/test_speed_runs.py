@@ -9,7 +9,7 @@ from suite.settings.config import ExperimentConfig
 from suite.settings.grid import expand
 from suite.settings.resolver import Resolver
 from suite.store.storage import files, read
-from tests.suite.test_speed_runs import Brief
+from tests.suite.test_speed_runs import brief
 from tests.suite.toy import TASKS
 
 SIZES = {"d_model": 64, "num_layers": 2}
@@ -22,7 +22,7 @@ def test_a_model_is_timed_in_every_way(name, tmp_path):
         baseline = {"model": {"name": name, **SIZES}, "speed": {**SPEED, "measure": measure}}
         (run,) = expand("gpu/speed", ExperimentConfig(title="speed", baseline=baseline), Resolver(TASKS, MODELS))
         root = tmp_path / measure
-        finished = execute(Brief(**vars(run)), root, torch.device("cuda"))
+        finished = execute(brief(run), root, torch.device("cuda"))
         assert finished.status == "ok", f"{measure}: {finished.error}"
         rows = {(row["metric"], row["slice"]): row for row in read(files([root], "gpu/speed")).to_dict("records")}
         # weights are bfloat16 or wider, so a model takes at least two bytes a parameter

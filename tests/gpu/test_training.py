@@ -4,11 +4,13 @@ import pytest
 import torch
 
 from models import MODELS
+from suite.executors.local import run_all
 from suite.settings.config import ExperimentConfig
 from suite.settings.grid import expand
 from suite.settings.resolver import Resolver
 from suite.training.trainer import Trainer
 from tasks import TASKS
+from tests.suite.test_workers import Recording
 from tests.suite.toy import make_run
 
 TIMED = {"train_throughput", "train_steps", "inference_throughput", "peak_memory"}
@@ -80,3 +82,9 @@ def test_recording_leaves_no_trace(gpu):
     run = make_run(train={"batch_size": 64, "epochs": 2, "eval_every": 1})
     short = make_run(train={"batch_size": 64, "epochs": 2, "eval_every": 1, "eval_batch_size": 7})
     assert torch.allclose(losses(Trainer(run, gpu)().rows), losses(Trainer(short, gpu)().rows), rtol=0, atol=0)
+
+
+def test_worker_processes_share_the_gpu(tmp_path):
+    runs = [model_run("gla", seed=seed) for seed in range(3)]
+    ended = run_all(runs, tmp_path, torch.device("cuda", 0), Recording(), jobs=2)
+    assert [finished.error for finished in ended] == [""] * 3

@@ -16,7 +16,7 @@ from suite.executors.contract import Settings, choose
 from suite.executors.local import run_all
 from suite.store import storage
 from suite.store.claims import find_claims
-from tests.suite.test_workers import Recording, values
+from tests.suite.test_workers import Recording, children, servers, values
 from tests.suite.toy import make_run
 
 HOME = Path(__file__).resolve().parents[2]
@@ -59,12 +59,9 @@ class Parent:
 
     def workers(self):
         """Processes that carry out runs."""
-        found = []
         with contextlib.suppress(OSError):
-            for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
-                if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    found.append(int(pid))
-        return found
+            return [worker for server in servers(self.process.pid) for worker in children(server)]
+        return []
 
     def kill(self):
         self.process.kill()

@@ -95,7 +95,6 @@ def test_workers_that_have_just_started_are_counted_with_the_memory_they_will_ta
     assert not room.allows("cuda:0", there), "its speed alone has not settled"
     there[0].load = Load(10 * GIB, 30 * GIB, 100.0)
     assert room.allows("cuda:0", there)
-    assert room.soon("cuda:0") == 2
     assert room.allows("cuda:0", [*there, Worker()][:1])
     assert not room.allows("cuda:0", [*there, Worker(), Worker()])
 

@@ -1,7 +1,6 @@
 """Several processes that train one run give the values of one process, and none of them is lost unseen."""
 
 import contextlib
-import multiprocessing
 import os
 import socket
 import subprocess
@@ -13,6 +12,7 @@ import torch
 
 from suite.contracts import IGNORE, Batch
 from suite.executors.local import run_all
+from suite.executors.processes import CONTEXT, start
 from suite.executors.team import Team, _member, give
 from suite.runner import execute
 from suite.runs import RunEnded
@@ -40,10 +40,8 @@ def two_processes(root, *, sharded=False):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    context = multiprocessing.get_context("spawn")
-    _, theirs = context.Pipe(duplex=False)
-    other = context.Process(target=_member, args=(theirs, 1, team, address, "cpu", root, 1), daemon=True)
-    other.start()
+    _, theirs = CONTEXT.Pipe(duplex=False)
+    other = start(_member, theirs, 1, team, address, "cpu", root, 1)
     parallel.join(0, 2, CPU, address=address, sharded=sharded)
     try:
         yield

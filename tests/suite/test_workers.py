@@ -1,7 +1,6 @@
 """A grid in worker processes loses no run, whatever happens to its workers and to its parent."""
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from suite.executors.local import OutOfTimeError, run_all
+from suite.executors.processes import CONTEXT
 from suite.executors.queue import RunQueue
 from suite.executors.workers import _Worker, run_in_workers
 from suite.store import storage
@@ -90,7 +90,7 @@ def lost(device):
 def test_a_run_whose_device_is_lost_is_tried_again_even_if_it_is_the_last(tmp_path):
     fails, good = make_run(model={"fault": "error"}), make_run()
     display = Recording()
-    stop = multiprocessing.get_context("spawn").Event()
+    stop = CONTEXT.Event()
     with queue_of([good, fails], tmp_path, display) as queue:
         run_in_workers(queue, tmp_path, ["cpu", "cpu"], stop, {}, fault_of=lost)
     assert display.repeats == [(fails.run_id, "cpu is lost")]
@@ -115,7 +115,7 @@ def test_a_grid_whose_time_is_up_continues_later(tmp_path):
 
 @pytest.mark.slow
 def test_workers_that_are_asked_to_stop_save_their_runs(tmp_path):
-    stop = multiprocessing.get_context("spawn").Event()
+    stop = CONTEXT.Event()
 
     class Stopping(Recording):
         """A display that asks for an end once both runs have trained."""
@@ -134,6 +134,45 @@ def test_workers_that_are_asked_to_stop_save_their_runs(tmp_path):
     assert {path.stem for path in tmp_path.rglob("*.checkpoint")} == {run.run_id for run in runs[:2]}
 
 
+def children(pid):
+    """The processes that a process has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def servers(pid):
+    """The servers that a process has started, from which its workers are forked."""
+    return [child for child in children(pid) if b"multiprocessing.forkserver" in cmdline(child)]
+
+
+def cmdline(pid):
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_lost_server_costs_one_try_of_the_current_runs_and_its_workers_end(tmp_path):
+    class Killing(Recording):
+        """A display that kills the server once both runs have trained."""
+
+        seen = frozenset()
+        workers = ()
+
+        def progressed(self, run, progress):
+            self.seen |= {run.run_id}
+            if len(self.seen) == 2 and not self.workers:
+                (server,) = servers(os.getpid())
+                self.workers = children(server)
+                os.kill(server, signal.SIGKILL)
+
+    runs = [make_run(model={"fault": "slow"}, train={"epochs": 40}, seed=seed) for seed in range(3)]
+    display = Killing()
+    ended = run_all(runs, tmp_path, CPU, display, jobs=2)
+    assert sorted(display.ended) == sorted(run.run_id for run in runs)
+    assert [finished.status for finished in ended] == ["ok"] * 3
+    assert {run_id for run_id, _ in display.repeats} == display.seen - {runs[2].run_id}
+    assert len(display.workers) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in display.workers)
+
+
 @pytest.mark.slow
 def test_workers_end_within_seconds_of_their_parent(tmp_path):
     script = tmp_path / "grid.py"
@@ -149,14 +188,13 @@ def test_workers_end_within_seconds_of_their_parent(tmp_path):
     parent = subprocess.Popen(
         [sys.executable, str(script)], cwd=home, env={**os.environ, "PYTHONPATH": str(home), "OMP_NUM_THREADS": "1"}
     )
-    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
     deadline = time.monotonic() + 60
     workers: list[int] = []
-    while len(workers) < 3 and time.monotonic() < deadline:
-        time.sleep(0.5)
-        # the two workers and the process that tracks shared resources
-        workers = [int(pid) for pid in children.read_text().split()]
-    time.sleep(3)
+    while len(workers) < 4 and time.monotonic() < deadline:
+        time.sleep(0.2)
+        # the process that tracks shared resources, the server, and the two workers, which are its children
+        workers = [process for child in children(parent.pid) for process in (child, *children(child))]
+    time.sleep(1)
     parent.kill()
     parent.wait()
     deadline = time.monotonic() + 10
@@ -166,14 +204,13 @@ def test_workers_end_within_seconds_of_their_parent(tmp_path):
         alive = [pid for pid in alive if Path(f"/proc/{pid}").exists()]
     for pid in alive:
         os.kill(pid, signal.SIGKILL)
-    assert len(workers) >= 3
+    assert len(workers) == 4
     assert not alive
 
 
 def test_a_signal_to_all_processes_reaches_no_worker(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    stop = context.Event()
-    worker = _Worker(context, stop, "cpu", tmp_path, {}, context.Value("i", 1, lock=False))
+    stop = CONTEXT.Event()
+    worker = _Worker(stop, "cpu", tmp_path, {}, CONTEXT.Value("i", 1, lock=False))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(worker.process.pid, number)
     run = make_run()

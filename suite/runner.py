@@ -6,6 +6,8 @@ import contextlib
 import datetime
 import gc
 import json
+import os
+import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,6 +57,8 @@ class Finished:
     seconds: float
     found: str
     """The result in a few words."""
+    stored: bool = True
+    """Whether its rows are where the next call finds them."""
 
 
 def plan(
@@ -165,7 +169,10 @@ def execute(
         from suite.training.weights import HasModel, save_weights
 
         if isinstance(worker, HasModel):
-            save_weights(storage.weights_path(root, run.experiment, run.scale, run.run_id), run, worker.model)
+            try:
+                save_weights(storage.weights_path(root, run.experiment, run.scale, run.run_id), run, worker.model)
+            except OSError as reason:
+                status, error = "failed", f"its weights could not be written ({reason.strerror or reason})"
     outcome = worker.outcome
     columns |= {
         "data_digest": outcome.data_digest,
@@ -174,12 +181,10 @@ def execute(
     }
     found = _found(outcome.rows)
     outcome.add("run", "", None, status=status, error=error)
-    rows = [{"step": outcome.step, **columns, **row} for row in outcome.rows]
-    try:
-        storage.write(storage.result_path(root, run.experiment, run.scale, run.run_id), rows)
-    except OSError as reason:
+    fault = _store(run, root, [{"step": outcome.step, **columns, **row} for row in outcome.rows])
+    if fault:
         # the checkpoint stays, so that the next call only has to finish the run
-        status, error = "failed", f"its rows could not be written ({reason}); make room and give the command again"
+        status, error = "failed", fault
     if status in ENDED:
         checkpoints.remove(checkpoint)
     del worker
@@ -188,7 +193,26 @@ def execute(
         # after a failed kernel this fails as well, and the reason of the failure is in the rows
         with contextlib.suppress(RuntimeError):
             torch.cuda.empty_cache()
-    return Finished(run, status, error, outcome.seconds, found)
+    return Finished(run, status, error, outcome.seconds, found, stored=not fault)
+
+
+def _store(run: Run, root: Path, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Writes the rows of a run, or says in one line why not and where they are instead."""
+
+    def write(root: Path) -> OSError | None:
+        try:
+            storage.write(storage.result_path(root, run.experiment, run.scale, run.run_id), rows)
+        except OSError as error:
+            return error
+        return None
+
+    if (error := write(root)) is None:
+        return ""
+    reason = f"its rows could not be written ({error.strerror or error})"
+    aside = Path(tempfile.gettempdir()) / f"subquad-rows-{os.getuid()}"
+    if write(aside) is None:
+        return f"{reason} and are in {aside}; make room, and copy the content of that folder into {root}"
+    return f"{reason}; make room and give the command again"
 
 
 def store_failure(run: Run, root: Path, device: torch.device, reason: str, status: str = "failed") -> Finished:
@@ -196,8 +220,8 @@ def store_failure(run: Run, root: Path, device: torch.device, reason: str, statu
     error = f"{status} ({reason})"
     columns = _columns(run, device, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), 1)
     row = {"metric": "run", "unit": "", "value": None, "split": "", "slice": "", "status": status, "error": error}
-    storage.write(storage.result_path(root, run.experiment, run.scale, run.run_id), [{"step": 0, **columns, **row}])
-    return Finished(run, status, error, 0.0, "")
+    fault = _store(run, root, [{"step": 0, **columns, **row}])
+    return Finished(run, status, fault or error, 0.0, "", stored=not fault)
 
 
 def _found(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -134,7 +134,9 @@ def run(
             raise typer.Exit(130) from None
     bad = [finished for finished in ended if finished.status in FAILED]
     if bad:
-        console.print(f"{len(bad)} of {len(ended)} runs ended with an error; their rows say why (`show RUN_ID`)")
+        unstored = sum(not finished.stored for finished in bad)
+        where = "their rows say why (`show RUN_ID`)" if not unstored else f"the rows of {unstored} could not be written"
+        console.print(f"{len(bad)} of {len(ended)} runs ended with an error; {where}")
         raise typer.Exit(1)
     # a folder elsewhere is not found by its name, nor is a plugin that is not named again
     known = repository.experiments()

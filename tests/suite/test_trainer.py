@@ -2,6 +2,8 @@
 
 import contextlib
 import math
+import shutil
+import tempfile
 
 import pytest
 import torch
@@ -309,9 +311,25 @@ def test_a_failed_run_keeps_its_checkpoint(tmp_path):
     assert path.read_bytes() == b"of an earlier call"
 
 
-def test_rows_that_cannot_be_written_are_a_failure_that_says_so(tmp_path):
-    run = make_run()
-    (tmp_path / "toy").write_bytes(b"a file where a folder is needed")
-    finished = execute(run, tmp_path, CPU)
+def test_rows_that_cannot_be_written_are_put_aside_and_may_be_copied(tmp_path, monkeypatch):
+    run, results, elsewhere = make_run(), tmp_path / "results", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
+    results.mkdir()
+    (results / "toy").write_bytes(b"a file where a folder is needed")
+    finished = execute(run, results, CPU)
     assert finished.status == "failed"
-    assert "rows could not be written" in finished.error
+    assert not finished.stored
+    (aside,) = elsewhere.iterdir()
+    assert f"its rows could not be written (Not a directory) and are in {aside}; make room" in finished.error
+    (results / "toy").unlink()
+    shutil.copytree(aside, results, dirs_exist_ok=True)
+    assert storage.ending(storage.result_path(results, run.experiment, run.scale, run.run_id)).status == "ok"
+
+
+def test_rows_that_can_be_written_nowhere_are_a_failure_that_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "toy"))
+    (tmp_path / "toy").write_bytes(b"a file where a folder is needed")
+    finished = execute(make_run(), tmp_path, CPU)
+    assert (finished.status, finished.stored) == ("failed", False)
+    assert "rows could not be written (Not a directory); make room" in finished.error

@@ -33,7 +33,7 @@ MOST_SPLITS = 50_000
 
 SPEED_UNITS = frozenset({"s", "ms", "us", "tokens/s", "steps/s", "bytes/s", "flop/s", "bytes", "MiB"})
 """Units of what depends on the device."""
-LOWER_IS_BETTER = frozenset({"s", "ms", "us", "bytes", "MiB", "nats", "bits"})
+LOWER_IS_BETTER = frozenset({"s", "ms", "us", "bytes", "MiB", "nats", "bits", "sd"})
 SPEEDS = frozenset(
     {
         *("time", "train_throughput", "inference_throughput", "decode_throughput", "generate_throughput"),

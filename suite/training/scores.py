@@ -19,6 +19,7 @@ UNITS = {
     "bits_per_base": "bits",
     "bits_per_sample": "bits",
     "judge_accuracy": "fraction",
+    "mean_absolute_error": "sd",
 }
 
 Metrics = dict[str, tuple[float, float]]

@@ -8,8 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
+from suite.store.comparison import LOWER_IS_BETTER
 from suite.training.config import TrainConfig
 from suite.training.schedule import Plateau
+from suite.training.scores import UNITS
 
 
 class Selection:
@@ -67,7 +69,7 @@ class Selection:
 
 def _signed(metric: str, value: float) -> float:
     """The value with its sign changed where smaller is better, so that larger is always better."""
-    return -value if metric == "loss" else value
+    return -value if UNITS.get(metric) in LOWER_IS_BETTER else value
 
 
 def _quality(metric: str, means: Mapping[str, float]) -> float:

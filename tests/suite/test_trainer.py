@@ -15,6 +15,7 @@ from suite.training import trainer
 from suite.training.config import TrainConfig
 from suite.training.data import FiniteOrder, FreshOrder, HostOrder, digest, finite_order
 from suite.training.schedule import Plateau, lr_factor
+from suite.training.selection import Selection
 from tests.suite.toy import Parity, make_run
 
 CPU = torch.device("cpu")
@@ -168,6 +169,17 @@ def test_an_early_stop_ends_the_run_at_its_threshold():
 def test_an_early_stop_waits_for_its_patience():
     options = {"epochs": 50, "eval_every": 1, "lr": 1e-12, "early_stop": {"patience": 3}}
     assert train(make_run(train=options)).step == 5 * 4
+
+
+@pytest.mark.parametrize(
+    ("metric", "best"), [("accuracy", 2.0), ("loss", 1.0), ("bits_per_byte", 1.0), ("mean_absolute_error", 1.0)]
+)
+def test_keep_best_knows_of_which_metrics_less_is_better(metric, best):
+    selection = Selection(TrainConfig(steps=1, batch_size=1, keep="best", keep_metric=metric))
+    for value in (1.5, 1.0, 2.0):
+        weights = {"weight": torch.tensor(value)}
+        selection.update({metric: value}, lambda weights=weights: weights)
+    assert float(selection.weights["weight"]) == best
 
 
 def test_keep_best_tests_the_weights_of_the_best_validation():

@@ -31,6 +31,11 @@ TASKS = Registry(
         "memorization": Entry("tasks.memorization:Memorization", "facts that hold in every row, MAD"),
         "copying": Entry("tasks.copying:Copying", "copy strings longer than in training (Jelassi et al. 2024)"),
         "needle": Entry("tasks.needle:Needle", "a number named once in a generated text (RULER, Hsieh et al. 2024)"),
+        "brain-activity": Entry(
+            "tasks.brain_activity:BrainActivity",
+            "the next level of simulated brain networks, or a mental state, H3 F.8",
+        ),
+        "seizures": Entry("tasks.seizures:Seizures", "seizures in simulated EEG, H3 Table 18"),
         "speech-commands": Entry(
             "tasks.speech_commands:SpeechCommands", "ten or 35 spoken words from the waveform or MFCC, DSS Table 2"
         ),

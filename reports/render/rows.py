@@ -22,7 +22,8 @@ from suite.settings.report_spec import Select
 
 LOWER_IS_BETTER = frozenset(
     {
-        *("loss", "perplexity", "nats_per_word", "bits_per_byte", "bits_per_base", "bits_per_sample"),
+        *("loss", "mean_absolute_error"),
+        *("perplexity", "nats_per_word", "bits_per_byte", "bits_per_base", "bits_per_sample"),
         *("peak_memory", "peak_extra_memory"),
     }
 )

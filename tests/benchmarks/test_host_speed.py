@@ -76,6 +76,8 @@ MEASURED = {
     "memorization": 2.7,
     "copying": 59.0,
     "needle": 26.0,
+    "brain-activity": 59.0,
+    "seizures": 29.0,
     # operators, as the first ones
     "causal_conv1d": 0.033,
     "delta_rule": 0.148,
@@ -365,6 +367,8 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "memorization": task("memorization"),
     "copying": task("copying"),
     "needle": task("needle"),
+    "brain-activity": task("brain-activity"),
+    "seizures": task("seizures", num_train=256),
     "causal_conv1d": operator("causal_conv1d", B=4, T=256, D=64, W=4),
     "delta_rule": operator("delta_rule", B=2, T=256, H=2, K=32, V=32, decay="key"),
     "fft_conv": operator("fft_conv", B=2, T=256, D=64, gates="gated"),

@@ -130,6 +130,15 @@ INSTANCES: dict[str, tuple[str, Options]] = {
             "num_test": 50,
         },
     ),
+    "brain-activity": (
+        "brain-activity",
+        {"num_networks": 3, "num_points": 16, "num_states": 4, "num_train": 200, "num_test": 100},
+    ),
+    "brain-activity/state": (
+        "brain-activity",
+        {"labels": "state", "num_networks": 3, "num_points": 16, "num_states": 4, "num_train": 200, "num_test": 100},
+    ),
+    "seizures": ("seizures", {"length": 800, "num_channels": 2, "num_train": 60, "num_test": 60}),
 }
 """Tasks whose rows depend on the seed of the run: a case of options, and the name of the task it belongs to."""
 

@@ -16,6 +16,9 @@ from tasks import TASKS
 from tests.laws.instances import INSTANCES, STORED, instances
 from tests.laws.versions import empty_folder
 
+NOISY = {"brain-activity", "seizures"}
+"""Tasks whose labels nobody can be sure of; their own tests say how much of a label the rows tell."""
+
 
 def build(case, **changes):
     name, options = INSTANCES[case]
@@ -112,10 +115,13 @@ def test_slices_name_the_length(case):
     for segment in split(build(case), "test"):
         assert f"length={segment.inputs.shape[1]}" in segment.slice or not case.startswith("mqar")
         assert segment.slice.startswith("length=")
-        assert {segment.inputs.dtype, segment.targets.dtype, segment.positions.dtype} <= {torch.int16, torch.int32}
+        signal = build(case).spec.input == "signal"
+        assert segment.inputs.dtype in ({torch.float32} if signal else {torch.int16, torch.int32})
+        parts = [part for part in (segment.targets, segment.positions) if part is not None]
+        assert {part.dtype for part in parts} <= {torch.int16, torch.int32}
 
 
-@pytest.mark.parametrize("case", INSTANCES)
+@pytest.mark.parametrize("case", [case for case, (name, _) in INSTANCES.items() if name not in NOISY])
 def test_the_oracle_of_the_task_is_always_right(case):
     task = build(case)
     for name in ("train", "valid", "test"):

@@ -13,6 +13,7 @@ MODELS = Registry(
         "linear-attention": Entry(
             "models.linear_attention:LinearAttentionConfig", "attention without softmax (Katharopoulos et al. 2020)"
         ),
+        "based": Entry("models.based:BasedConfig", "linear attention, a Taylor series of exp (Arora et al. 2024)"),
         "retnet": Entry("models.retnet:RetNetConfig", "linear attention, one fixed decay per head (Sun et al. 2023)"),
         "gla": Entry("models.gla:GLAConfig", "gated linear attention, one decay per key channel (Yang et al. 2023)"),
         "hgrn2": Entry("models.hgrn2:HGRN2Config", "gated linear RNN with state expansion (Qin et al. 2024)"),

@@ -48,7 +48,7 @@ class LinearAttention(Mixer):
         super().__init__()
         d_model = config.d_model
         self.num_heads = config.num_heads
-        self.head_dim = d_model // config.num_heads
+        self.head_dim = self.key_dim = d_model // config.num_heads
         self.kind: FeatureMap = config.feature_map
         self.normalize = config.normalize
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
@@ -76,10 +76,8 @@ class LinearAttention(Mixer):
         return self._output(o)
 
     def init_state(self, batch_size: int, capacity: int) -> tuple[Tensor]:
-        zeros = at_least_float32(self.out.weight).new_zeros(
-            batch_size, self.num_heads, self.head_dim, self.head_dim + self.normalize
-        )
-        return (zeros,)
+        weight = at_least_float32(self.out.weight)
+        return (weight.new_zeros(batch_size, self.num_heads, self.key_dim, self.head_dim + self.normalize),)
 
     def step(self, x_t: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
         o, new = gated_linear_attention_step(*self._project(x_t), None, state[0])
@@ -93,7 +91,7 @@ class LinearAttention(Mixer):
         return self._output(o), (new,)
 
     def state_size(self, length: int) -> int:
-        return self.num_heads * self.head_dim * (self.head_dim + self.normalize)
+        return self.num_heads * self.key_dim * (self.head_dim + self.normalize)
 
 
 class LinearAttentionConfig(BackboneConfig):

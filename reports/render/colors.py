@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 
 FAMILIES = {
-    r"linear attention|linear-attention|lightning": "#e69f00",
+    r"linear attention|linear-attention|lightning|based": "#e69f00",
     r"attention|flashattention|transformer|xfmr|gpt|mha|sdpa|pythia|llama": "#6b6b6b",
     r"gated[ -]deltanet|deltanet|delta[ -]?product|kda": "#6a5acd",
     r"retnet": "#a6841b",

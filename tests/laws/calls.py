@@ -474,6 +474,7 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
         Network("identity", {"feature_map": "identity", "normalize": False}),
         Network("swish, rms", {"feature_map": "swish", "normalize": False, "output_norm": "rms"}),
     ),
+    "based": (Network("three heads", {"d_model": 12, "num_heads": 3, "feature_dim": 3}),),
     "gla": (Network("from attention", {"expand_k": 1.0, "from_attention": True}),),
     "retnet": (Network("from attention", {"expand_v": 1, "from_attention": True}),),
     "hgrn2": (Network("no lower bound", {"lower_bound": False}), Network("expand ratio", {"expand_ratio": 8})),

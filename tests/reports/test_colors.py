@@ -38,7 +38,7 @@ def test_rows_of_one_family_have_different_shades():
 
 def test_linear_attention_is_not_attention():
     colors = colors_of(["Linear attention", "Attention"])
-    assert colors["Linear attention"] == FAMILIES[r"linear attention|linear-attention|lightning"]
+    assert colors["Linear attention"] == FAMILIES[r"linear attention|linear-attention|lightning|based"]
     assert len(set(colors.values())) == 2
 
 

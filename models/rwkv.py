@@ -208,13 +208,16 @@ class RWKVConfig(BackboneConfig):
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         return TimeMix(self.d_model, layer, self.num_layers)
 
+    @property
+    def channel_width(self) -> int:
+        return round(self.mlp_ratio * self.d_model)
+
+    def channel_mix(self, layer: int) -> Mixer:
+        return ChannelMix(self.d_model, self.channel_width, layer, self.num_layers)
+
     def mixers(self, spec: TaskSpec) -> list[Mixer]:
-        width = round(self.mlp_ratio * self.d_model)
-        return [
-            mixer
-            for layer in range(self.num_layers)
-            for mixer in (self.mixer(layer, spec), ChannelMix(self.d_model, width, layer, self.num_layers))
-        ]
+        layers = range(self.num_layers)
+        return [mixer for layer in layers for mixer in (self.mixer(layer, spec), self.channel_mix(layer))]
 
     def layer(self, mixer: Mixer) -> Layer:
         is_first = isinstance(mixer, Shifting) and mixer.is_first

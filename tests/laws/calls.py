@@ -514,6 +514,7 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
     "mamba3": (Network("three heads", {"d_state": 9, "head_dim": 8, "expand": 3, "d_model": 8}),),
     "lightning": (Network("one layer", {"num_layers": 1, "num_heads": 2}),),
     "rwkv6": (Network("three heads", {"d_model": 12, "head_dim": 4, "mix_rank": 2, "decay_rank": 3}),),
+    "rwkv7": (Network("three heads", {"d_model": 12, "head_dim": 4, "rank": 2}),),
     "mlstm": (Network("wide keys", {"num_heads": 2, "expand_k": 2.0}),),
     "deltanet": (Network("wide values", {"num_heads": 2, "expand_v": 2.0, "d_conv": 3, "negative_eigenvalues": True}),),
     "delta-product": (Network("three steps", {"num_householder": 3, "num_heads": 2}),),

@@ -1,0 +1,260 @@
+"""RWKV-7 (Goose): a state that decays by channel and is corrected by a generalised delta rule.
+
+    m_u(x)_t = x_t + (x_{t-1} - x_t) * mu_u,   u in r, w, k, v, a, g;      r, k', v = W_r m_r(x), W_k m_k(x), W_v m_v(x)
+    d = exp(-exp(-1/2) sigmoid(w_0 + tanh(m_w(x) A_w) B_w))                the decay, at least 0.54
+    e = sigmoid(a_0 + m_a(x) A_a B_a),   c = k' * xi / |k' * xi|,   k = k' * (1 + (e - 1) * alpha)
+    S_t = diag(d_t) S_{t-1} - (e_t * c_t)^T (c_t S_{t-1}) + k_t^T v_t,     o_t = r_t S_t          for each head
+    y_t = W_o (g_t * (norm_h(o_t) + (sum_i rho_i r_ti k_ti) v_t)),         g = sigmoid(m_g(x) A_g) B_g
+
+with S [K, V] and norm_h a layer norm of every head. What is removed from the state, c S, lies in another direction than
+what is written, so this is not `kernels.delta_rule`: `generalised_delta_rule` below is plain PyTorch in chunks.
+Channel mixing is y = W_v relu(W_k m(x))^2.
+
+Source: Peng et al. 2025 (arXiv 2503.14456), section 4; initial values, ranks and the epsilon 64e-5 of the norm as in
+the authors' code (BlinkDL/RWKV-LM at d4a6c3be999c5c2ece521660279a5d68ced0458d, RWKV-v7/train_temp/src/model.py, x070).
+
+Departures: the values of a layer are its own, where the authors mix them with those of the first layer (the value
+residual); layers of this suite see the residual stream alone. Linear maps and embeddings start as everywhere in this
+suite, and A_w, A_a and A_g uniform within 1e-4 in place of zero, so that the first step trains B as well. mu, the
+low-rank maps and all vectors have no weight decay, as there, and one learning rate, where the authors give w_0 twice
+that.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kernels.gated_linear_attention.chunked import chunk_length, decayed_scores, from_chunks, make_decay, to_chunks
+from models.backbone import require_divides
+from models.parts.casts import at_least_float32
+from models.parts.linear import ResidualLinear
+from models.parts.mixer import Mixer
+from models.parts.norms import HeadNorm
+from models.parts.time_axis import LeftPadding, blank
+from models.rwkv import RWKVConfig, Shifting, shifted
+from suite.bounds import Ratio, Width
+from suite.contracts import TaskSpec
+
+USES = ("r", "w", "k", "v", "a", "g")
+
+
+def generalised_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, remove: Tensor, add: Tensor, log_decay: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(o [B, T, H, V] in the dtype of v, S_T [B, H, K, V]) of the recurrence, from a state of zeros.
+
+        S_t = diag(exp(log_decay_t)) S_{t-1} + add_t^T (remove_t S_{t-1}) + k_t^T v_t,   o_t = q_t S_t
+
+    q, k, remove, add, log_decay: [B, T, H, K]; v: [B, T, H, V]. It computes in float32, in float64 for float64 inputs,
+    and divides by exp(log_decay) of single positions, which must hence not be tiny.
+
+    In a chunk with the state M in front of it, u_t = remove_t S_{t-1} solves a triangular system,
+
+        u_t = in_t M + sum_{j < t} (P_tj . add_j) u_j + (P_tj . k_j) v_j
+        P_tj = (remove_t / d_t) * prod_{j < i <= t} d_i
+
+    as in `kernels/delta_rule/chunked.py`; outputs and the next state are then those of linear attention with the keys
+    add and k and the values u and v.
+    """
+    work = torch.promote_types(q.dtype, torch.float32)
+    length = q.shape[1]
+    size = chunk_length(length)
+    with torch.autocast(q.device.type, enabled=False):
+        log_decay = log_decay.to(work)
+        remove = remove.to(work) * torch.exp(-log_decay)
+        q, k, c_v, remove, add, decays = (to_chunks(x.to(work), size) for x in (q, k, v, remove, add, log_decay))
+        decay = make_decay(decays)
+        system = -decayed_scores(remove, add, decay).tril(-1)
+        given = torch.cat([decayed_scores(remove, k, decay).tril(-1) @ c_v, remove * decay.prefix], -1)
+        # unitriangular: the diagonal is taken as one, and what is above it is not read
+        solved = torch.linalg.solve_triangular(system, given, upper=False, unitriangular=True)
+        u_0, w = solved.split((c_v.shape[-1], remove.shape[-1]), -1)
+        own = decayed_scores(q, k, decay) @ c_v
+        scores = decayed_scores(q, add, decay)
+        q_in, k_out, add_out = q * decay.prefix, k * decay.suffix, add * decay.suffix
+        written = k_out.mT @ c_v
+        state = q.new_zeros(q.shape[0], q.shape[1], q.shape[-1], c_v.shape[-1])
+        outputs = []
+        for i in range(q.shape[2]):
+            u = u_0[:, :, i] + w[:, :, i] @ state
+            outputs.append(own[:, :, i] + q_in[:, :, i] @ state + scores[:, :, i] @ u)
+            kept = decay.log_total[:, :, i].exp().unsqueeze(-1) * state
+            state = kept + add_out[:, :, i].mT @ u + written[:, :, i]
+        return from_chunks(torch.stack(outputs, 2), length).to(v.dtype), state
+
+
+class TimeMix7(Shifting):
+    """Time mixing. Its state: the last input [B, D], then S [B, H, K, K]."""
+
+    def __init__(self, config: RWKV7Config, layer: int) -> None:
+        d_model = config.d_model
+        super().__init__(d_model, len(USES), layer, config.num_layers)
+        self.is_first = layer == 0
+        self.head_dim = config.head_size
+        self.num_heads = d_model // self.head_dim
+        for use, rank in (("w", config.ranks[0]), ("a", config.ranks[0]), ("g", config.ranks[1])):
+            self.register_parameter(f"{use}_down", nn.Parameter(torch.empty(d_model, rank)))
+            self.register_parameter(f"{use}_up", nn.Parameter(torch.empty(rank, d_model)))
+        self.w_0 = nn.Parameter(torch.empty(d_model))
+        self.a_0 = nn.Parameter(torch.empty(d_model))
+        self.xi = nn.Parameter(torch.empty(d_model))
+        self.alpha = nn.Parameter(torch.empty(d_model))
+        self.rho = nn.Parameter(torch.empty(d_model))
+        self.key = nn.Linear(d_model, d_model, bias=False)
+        self.value = nn.Linear(d_model, d_model, bias=False)
+        self.receptance = nn.Linear(d_model, d_model, bias=False)
+        self.norm = HeadNorm(self.num_heads, d_model, eps=64e-5)
+        self.out = ResidualLinear(d_model, d_model, bias=False)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        ramp = self._ramp()
+        powers = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}
+        self.mu.copy_(1 - torch.stack([ramp ** (powers[use] * self.height) for use in USES]))
+        for use in ("w", "a", "g"):
+            nn.init.uniform_(getattr(self, f"{use}_down"), -1e-4, 1e-4)
+            nn.init.orthogonal_(getattr(self, f"{use}_up"), gain=0.1)
+        index = torch.arange(len(ramp), dtype=ramp.dtype, device=ramp.device)
+        rising = index / max(1, len(ramp) - 1)
+        in_head = 2 * (index % self.head_dim) / max(1, self.head_dim - 1) - 1
+        bent = in_head * in_head.abs()
+        self.w_0.copy_(-5.5 + 6 * rising ** (1 + self.depth**0.3) + 2.5 * bent)
+        self.a_0.copy_(-0.19 + 0.3 * bent + 0.4 * (rising - 0.5))
+        self.xi.copy_(0.71 - 0.1 * (rising - 0.5))
+        self.alpha.fill_(1.02)
+        self.rho.fill_(-0.04)
+
+    def _low_rank(self, use: str, x: Tensor) -> Tensor:
+        down, up = getattr(self, f"{use}_down"), getattr(self, f"{use}_up")
+        low = x @ down
+        return (torch.tanh(low) if use == "w" else torch.sigmoid(low) if use == "g" else low) @ up
+
+    def _project(self, x: Tensor, before: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """r, k, v, minus c, e c and the log-decays, each [..., H, K], and the gate, from x and the inputs before it."""
+        change = before - x
+        mixed = {use: x + change * mu for use, mu in zip(USES, self.mu.to(x.dtype), strict=True)}
+        k, v, r = self.key(mixed["k"]), self.value(mixed["v"]), self.receptance(mixed["r"])
+        raw = at_least_float32(self.w_0) + at_least_float32(self._low_rank("w", mixed["w"]))
+        log_decay = -math.exp(-0.5) * torch.sigmoid(raw)
+        rate = torch.sigmoid(at_least_float32(self.a_0) + at_least_float32(self._low_rank("a", mixed["a"])))
+        wide = at_least_float32(k)
+        k = wide * (1 + (rate - 1) * at_least_float32(self.alpha))
+        heads = (-1, self.head_dim)
+        c = F.normalize((wide * at_least_float32(self.xi)).unflatten(-1, heads), dim=-1)
+        r, k, v, rate, log_decay = (z.unflatten(-1, heads) for z in (r, k, v, rate, log_decay))
+        return (r, k, v, -c, rate * c, log_decay), self._low_rank("g", mixed["g"])
+
+    def _output(self, o: Tensor, r: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
+        rho = at_least_float32(self.rho).view(-1, self.head_dim)
+        own = (at_least_float32(r) * rho * k).sum(-1, keepdim=True) * at_least_float32(v)
+        y = self.norm(at_least_float32(o)) + own.flatten(-2)
+        return self.out((at_least_float32(gate) * y).to(gate.dtype))
+
+    def _sequence(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """y [B, T, D] and the state behind x [B, T, D]."""
+        inputs, gate = self._project(x, shifted(x))
+        o, memory = generalised_delta_rule(*inputs)
+        r, k, v, *_ = inputs
+        return self._output(o, r, k, v, gate), memory
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._sequence(x)[0]
+
+    def init_state(self, batch_size: int, capacity: int) -> tuple[Tensor, ...]:
+        (last,) = super().init_state(batch_size, capacity)
+        return last, last.new_zeros(batch_size, self.num_heads, self.head_dim, self.head_dim)
+
+    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        last, memory = state
+        inputs, gate = self._project(x_t, last.to(x_t.dtype))
+        r, k, v, *_ = inputs
+        q, key, value, remove, add, log_decay = (z.to(memory.dtype) for z in inputs)
+        removed = remove.unsqueeze(-2) @ memory
+        memory = log_decay.exp().unsqueeze(-1) * memory + add.unsqueeze(-1) * removed
+        memory = torch.addcmul(memory, key.unsqueeze(-1), value.unsqueeze(-2))
+        o = (q.unsqueeze(-2) @ memory).squeeze(-2)
+        return self._output(o, r, k, v, gate), (x_t.to(last.dtype), memory)
+
+    def prefill(self, x: Tensor, state: Any, padding: LeftPadding | None = None) -> tuple[Tensor, Any]:
+        # the keys and values of zero inputs are zero, and a state of zeros stays zero
+        x = blank(x, padding)
+        y, memory = self._sequence(x)
+        return y, (x[:, -1].to(state[0].dtype), memory.to(state[1].dtype))
+
+    def state_size(self, length: int) -> int:
+        return self.mu.shape[1] * (1 + self.head_dim)
+
+    def ssm_parameters(self) -> dict[str, nn.Parameter]:
+        low_rank = [f"{use}_{side}" for use in ("w", "a", "g") for side in ("down", "up")]
+        return {name: getattr(self, name) for name in ("mu", *low_rank, "w_0", "a_0", "xi", "alpha", "rho")}
+
+
+class ChannelMix7(Shifting):
+    """Channel mixing. Its state: the last input [B, D]."""
+
+    def __init__(self, d_model: int, width: int, layer: int, num_layers: int) -> None:
+        super().__init__(d_model, 1, layer, num_layers)
+        self.key = nn.Linear(d_model, width, bias=False)
+        self.out = ResidualLinear(width, d_model, bias=False)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        self.mu.copy_((1 - self._ramp() ** self.height**4).expand_as(self.mu))
+
+    def _output(self, x: Tensor, before: Tensor) -> Tensor:
+        mixed = x + (before - x) * self.mu[0].to(x.dtype)
+        return self.out(F.relu(self.key(mixed)).square())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._output(x, shifted(x))
+
+    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return self._output(x_t, state[0].to(x_t.dtype)), (x_t.to(state[0].dtype),)
+
+    def prefill(self, x: Tensor, state: Any, padding: LeftPadding | None = None) -> tuple[Tensor, Any]:
+        x = blank(x, padding)
+        return self(x), (x[:, -1].to(state[0].dtype),)
+
+    def state_size(self, length: int) -> int:
+        return self.mu.shape[1]
+
+
+class RWKV7Config(RWKVConfig):
+    """RWKV-7. A layer is time mixing and channel mixing, each of which is a layer of `Backbone`."""
+
+    mlp_ratio: Ratio = 4.0
+    """Inner width of channel mixing, as a multiple of d_model."""
+    head_dim: Width | None = None
+    """K, which divides d_model. None: 64, or d_model where that is less."""
+    rank: Width | None = None
+    """Rank of A_w B_w, A_a B_a and A_g B_g. None: the authors' 1.8 sqrt(D), and 0.6 D^0.8 for the last, rounded to
+    multiples of 32."""
+
+    @property
+    def head_size(self) -> int:
+        """K."""
+        return self.head_dim or min(64, self.d_model)
+
+    @property
+    def ranks(self) -> tuple[int, int]:
+        """The rank of the low-rank maps for w and a, and of that for g."""
+        suggested = (1.8 * self.d_model**0.5, 0.6 * self.d_model**0.8)
+        narrow, wide = (self.rank or max(32, round(size / 32) * 32) for size in suggested)
+        return narrow, wide
+
+    def check(self, spec: TaskSpec) -> None:
+        super().check(spec)
+        require_divides("rwkv7", head_dim=self.head_size, d_model=self.d_model)
+
+    def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
+        return TimeMix7(self, layer)
+
+    def channel_mix(self, layer: int) -> Mixer:
+        return ChannelMix7(self.d_model, self.channel_width, layer, self.num_layers)

@@ -6,6 +6,10 @@ Source: Vaswani et al. 2017, section 3.2. The network around it is that of GPT-2
 positions, and an MLP four times as wide as the model.
 
 Recurrent state: the keys and values of all positions so far, 2 T D elements per layer.
+
+With `window` a query sees only so many last positions, its own included, j > t - window (Beltagy et al. 2020, section
+3.1), and the state holds these. Based (models/based.py) has such layers. The `window_size` w of its code leaves w / 2
+positions and the query's own: `window` is w / 2 + 1.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.attention import attention, attention_step
@@ -22,7 +27,7 @@ from models.parts.linear import Linear, ResidualLinear, linear, unbind
 from models.parts.mixer import Mixer
 from models.parts.positions import Rotary
 from models.parts.step import step_linear
-from models.parts.time_axis import LeftPadding, positions_seen, take_positions
+from models.parts.time_axis import LeftPadding, blank, positions_seen, take_positions
 from suite.bounds import Fraction, Width
 from suite.contracts import TaskSpec
 
@@ -45,6 +50,8 @@ class KeyValueCache:
 class Attention(Mixer):
     """Multi-head causal attention. Its state: a `KeyValueCache`."""
 
+    window: int | None = None
+
     def __init__(self, d_model: int, num_heads: int, dropout: float, bias: bool, rotary: Rotary | None) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -62,7 +69,7 @@ class Attention(Mixer):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None = None) -> Tensor:
         dropout = self.dropout if self.training else 0.0
-        return self.out(attention(q, k, v, positions=positions, dropout=dropout).flatten(2))
+        return self.out(attention(q, k, v, positions=positions, window=self.window, dropout=dropout).flatten(2))
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self._project(x, torch.arange(x.shape[1], device=x.device))
@@ -132,10 +139,68 @@ class Attention(Mixer):
         return 2 * length * self.num_heads * self.head_dim
 
 
+class WindowAttention(Attention):
+    """Attention to the last positions. Its state: a `KeyValueCache` of these, the newest of which is the last entry;
+    its `count` goes on."""
+
+    window: int
+
+    def __init__(
+        self, d_model: int, num_heads: int, dropout: float, bias: bool, rotary: Rotary | None, window: int
+    ) -> None:
+        super().__init__(d_model, num_heads, dropout, bias, rotary)
+        self.window = window
+
+    def init_state(self, batch_size: int, capacity: int) -> KeyValueCache:
+        if self.rotary is not None:
+            self.rotary.check_capacity(capacity)
+        return super().init_state(batch_size, min(capacity, self.window))
+
+    def _step(
+        self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: KeyValueCache
+    ) -> tuple[Tensor, KeyValueCache]:
+        heads = step_linear(self.qkv, x_t, norm=norm).unflatten(-1, (3, self.num_heads, self.head_dim))
+        q, k, v = (x.unsqueeze(1) for x in heads.unbind(1))
+        if self.rotary is not None:
+            q, k = self.rotary(q, k, state.count.unsqueeze(1))
+        keys, values = (
+            torch.cat([before[:, 1:], now.to(before.dtype)], dim=1)
+            for before, now in ((state.keys, k), (state.values, v))
+        )
+        count = state.count + 1
+        # entries in front of the first position are zeros
+        seen = torch.arange(keys.shape[1], 0, -1, device=x_t.device) <= count[:, None]
+        past_keys, past_values = (x.to(q.dtype).transpose(1, 2) for x in (keys, values))
+        o = F.scaled_dot_product_attention(q.transpose(1, 2), past_keys, past_values, attn_mask=seen[:, None, None])
+        return step_linear(self.out, o.flatten(1), residual=residual), KeyValueCache(keys, values, count)
+
+    def prefill(
+        self, x: Tensor, state: KeyValueCache, padding: LeftPadding | None = None
+    ) -> tuple[Tensor, KeyValueCache]:
+        steps, kept = x.shape[1], state.keys.shape[1]
+        # behind a row, padding can change nothing, and rotations are those of the row's own positions
+        x = x if padding is None else padding.to_front(x)
+        q, k, v = self._project(x, torch.arange(steps, device=x.device))
+        y = self._attend(q, k, v)
+        count = positions_seen(x, padding).clone()
+        if padding is not None:
+            y = padding.to_back(y)
+            k, v = (blank(padding.to_back(z.flatten(2)), padding).view_as(z) for z in (k, v))
+        keys, values = (
+            F.pad(new, (0, 0, 0, 0, max(0, kept - steps), 0))[:, -kept:].to(before.dtype)
+            for before, new in ((state.keys, k), (state.values, v))
+        )
+        return y, KeyValueCache(keys, values, count)
+
+    def state_size(self, length: int) -> int:
+        return super().state_size(min(length, self.window))
+
+
 class AttentionConfig(BackboneConfig):
     """A transformer in the style of GPT-2, the baseline of H3 (Fu et al. 2023), table 2."""
 
     positions: ClassVar[tuple[str, ...]] = ("none", "learned", "sinusoidal", "rope", "xpos")
+    left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "window")
 
     position: Literal["none", "learned", "sinusoidal", "rope", "xpos"] = "learned"
     num_heads: Width = 1
@@ -143,6 +208,8 @@ class AttentionConfig(BackboneConfig):
     """Dropout on the attention weights."""
     bias: bool = True
     """Biases of the attention projections."""
+    window: Width | None = None
+    """Positions that a query sees, its own included; None: all up to there."""
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
@@ -164,4 +231,5 @@ class AttentionConfig(BackboneConfig):
         rotary = None
         if self.position in ("rope", "xpos"):
             rotary = Rotary(self.d_model // self.num_heads, spec.max_length, xpos=self.position == "xpos")
-        return Attention(self.d_model, self.num_heads, self.attention_dropout, self.bias, rotary)
+        options = (self.d_model, self.num_heads, self.attention_dropout, self.bias, rotary)
+        return Attention(*options) if self.window is None else WindowAttention(*options, self.window)

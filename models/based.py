@@ -11,7 +11,7 @@ Source: Arora et al. 2024 (arXiv 2402.18668), section 4; HazyResearch/based at
 of their model of 360M parameters (train/configs/experiment/reference/based-360m.yaml at
 2f51aa59c1a02ee25eafaa168a4080239184bc4a): RMS norms, and SwiGLU twice as wide as the model. That model is a hybrid: of
 27 layers five have this mixer, five attention with a window, and the others a gated convolution. Here every layer has
-this mixer; the model `hybrid` builds such lists, with attention to all positions.
+this mixer; the model `hybrid` builds such lists, and `attention` has the option `window`.
 
 Departure: x_i x_j and x_j x_i are one feature instead of two, times sqrt(2). The products are the same with
 1 + F + F (F + 1) / 2 features instead of 1 + F + F^2, for F = 16 with 153 instead of 273, and the state is as much

@@ -39,6 +39,7 @@ def attention(
     v: Tensor,
     *,
     positions: Tensor | None = None,
+    window: int | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
     backend: Literal["auto", "torch", "triton"] = "auto",
@@ -47,6 +48,8 @@ def attention(
 
     positions: [B, P], int64, strictly ascending in every row: query i sees the keys up to positions[b, i]. None: P = T,
                and query i stands at i.
+    window:    how many keys a query sees, the one at its own position included; None: all up to there. Without
+               `positions`, T / window pairs of blocks are multiplied instead of all pairs of positions.
     scale:     K^-0.5 where None.
     dropout:   probability with which a weight is set to zero; the others are divided by 1 - dropout. The random numbers
                are those of torch's generator of the device, and differ between the backends.
@@ -59,31 +62,68 @@ def attention(
 
     Raises ValueError for shapes or options that do not fit.
     """
-    _check(q, k, v, positions, dropout)
+    _check(q, k, v, positions, window, dropout)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if use_triton("attention", backend, q, k, v, obstacle=_obstacle(q, k, v), is_faster=_is_faster(q, k)):
+    if window is not None and window >= k.shape[1]:
+        window = None
+    if use_triton("attention", backend, q, k, v, obstacle=_obstacle(q, k, v, window), is_faster=_is_faster(q, k)):
         from kernels.attention.triton import attention_triton
 
         with on_device_of(q):
             return attention_triton(q, k, v, positions=positions, scale=scale, dropout=dropout)
     queries, length = q.shape[1], k.shape[1]
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     plain = _fused_gradients_lose_digits(q, k, v)
+    if positions is None and window is not None:
+        return _by_blocks(q, k, v, window, scale, dropout, plain)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if positions is None and not plain:
         o = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, dropout_p=dropout)
         return o.transpose(1, 2)
     keys = torch.arange(length, device=q.device)
-    seen = keys <= (keys[:, None] if positions is None else positions[:, None, :, None])
-    if queries * FEW > length and not plain:
-        o = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, dropout_p=dropout)
-    else:
-        scores = (q @ k.mT * scale).masked_fill(~seen, -math.inf)
-        o = F.dropout(scores.softmax(-1), dropout) @ v
-    return o.transpose(1, 2)
+    last = keys[:, None] if positions is None else positions[:, None, :, None]
+    seen = keys <= last
+    if window is not None:
+        seen = seen & (keys > last - window)
+    is_dense = queries * FEW > length and not plain
+    return _masked(q, k, v, seen, scale, dropout, is_dense).transpose(1, 2)
 
 
-def _obstacle(q: Tensor, k: Tensor, v: Tensor) -> str | None:
+def _masked(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, dropout: float, fused: bool) -> Tensor:
+    """o [B, H, P, K] with the keys that a mask leaves, by a fused kernel of torch or by plain products."""
+    if fused:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, dropout_p=dropout)
+    scores = (q @ k.mT * scale).masked_fill(~seen, -math.inf)
+    return F.dropout(scores.softmax(-1), dropout) @ v
+
+
+def _by_blocks(q: Tensor, k: Tensor, v: Tensor, window: int, scale: float, dropout: float, plain: bool) -> Tensor:
+    """Attention to the last `window` keys: blocks of as many queries, with the keys of their own block and the last."""
+    batch, length, heads, size = q.shape
+    count = -(-length // window)
+
+    def blocks(x: Tensor) -> Tensor:
+        """[B, T, H, K] as [B, blocks, H, window, K], with zeros after the end."""
+        padded = F.pad(x, (0, 0, 0, 0, 0, count * window - length))
+        return padded.unflatten(1, (count, window)).transpose(2, 3)
+
+    def with_the_last(x: Tensor) -> Tensor:
+        return torch.cat([F.pad(x[:, :-1], (0, 0, 0, 0, 0, 0, 1, 0)), x], dim=3).flatten(0, 1)
+
+    q, k, v = blocks(q).flatten(0, 1), with_the_last(blocks(k)), with_the_last(blocks(v))
+    queries, keys = torch.arange(window, device=q.device)[:, None], torch.arange(-window, window, device=q.device)
+    seen = (keys <= queries) & (keys > queries - window)
+    # nothing lies before the first block
+    is_first = torch.arange(count, device=q.device)[:, None, None] == 0
+    seen = seen & ((keys >= 0) | ~is_first)
+    seen = seen.expand(batch, *seen.shape).flatten(0, 1).unsqueeze(1)
+    o = _masked(q, k, v, seen, scale, dropout, not plain)
+    return o.unflatten(0, (batch, count)).transpose(2, 3).reshape(batch, count * window, heads, size)[:, :length]
+
+
+def _obstacle(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> str | None:
     """Why the Triton kernels cannot take these arguments, or None."""
+    if window is not None:
+        return "has no window"
     for x in (q, k, v):
         if x.dtype != torch.float32:
             return f"takes float32, got {x.dtype}: for half precision, torch has a fused kernel"
@@ -108,7 +148,7 @@ def _is_faster(q: Tensor, k: Tensor) -> bool:
     )
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None, dropout: float) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None, window: int | None, dropout: float) -> None:
     fits = q.dim() == 4 and k.dim() == 4 and k.shape[1] >= 1 and q.shape[1] >= 1 and v.shape == k.shape
     fits = fits and (q.shape[0], *q.shape[2:]) == (k.shape[0], *k.shape[2:])
     if not fits or (positions is None and q.shape[1] != k.shape[1]):
@@ -122,6 +162,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None, dropout: f
             f"attention: positions must be {list(q.shape[:2])} and int64, got {list(positions.shape)} and "
             f"{positions.dtype}."
         )
+    if window is not None and window < 1:
+        raise ValueError(f"attention: window must be at least 1, got {window}.")
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"attention: dropout must be at least 0 and below 1, got {dropout}.")
 

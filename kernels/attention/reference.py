@@ -9,20 +9,29 @@ from torch import Tensor
 
 
 def attention_reference(
-    q: Tensor, k: Tensor, v: Tensor, *, positions: Tensor | None = None, scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    positions: Tensor | None = None,
+    window: int | None = None,
+    scale: float | None = None,
 ) -> Tensor:
     """q [B, P, H, K] and k, v [B, T, H, K] to o [B, P, H, K], computed in the dtypes of the arguments.
 
     positions: [B, P]; None: P = T, and query i stands at i.
+    window: how many keys a query sees, the one at its own position included; None: all up to there.
     """
+    window = k.shape[1] if window is None else window
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     outputs = []
     for i in range(q.shape[1]):
-        seen = slice(i + 1) if positions is None else slice(None)
+        seen = slice(max(0, i + 1 - window), i + 1) if positions is None else slice(None)
         logits = scale * (q[:, i, None] * k[:, seen]).sum(-1, keepdim=True)
         if positions is not None:
-            future = torch.arange(k.shape[1], device=k.device) > positions[:, i, None]
-            logits = logits.masked_fill(future[:, :, None, None], -math.inf)
+            behind = positions[:, i, None] - torch.arange(k.shape[1], device=k.device)
+            unseen = (behind < 0) | (behind >= window)
+            logits = logits.masked_fill(unseen[:, :, None, None], -math.inf)
         outputs.append((logits.softmax(1) * v[:, seen]).sum(1))
     return torch.stack(outputs, dim=1)
 

@@ -51,6 +51,28 @@ def test_products_of_parts_equal_the_loop(length, size):
     assert_matches_reference(small_triton, attention_reference, inputs, device=DEVICE, grad=length > 1)
 
 
+@pytest.mark.parametrize("window", [1, 7, 33, 34, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_window_equals_the_loop(window, dtype):
+    inputs = make_inputs(34) | {"window": window}
+    # with a window of one the gradients of q and k are zero
+    assert_matches_reference(attention, attention_reference, inputs, dtype=dtype, grad=window > 1)
+
+
+@pytest.mark.parametrize("queries", [20, 3])
+def test_queries_at_positions_with_a_window_equal_the_loop(queries):
+    inputs = make_inputs(34, queries=queries) | {"positions": make_positions(34, queries), "window": 6}
+    assert_matches_reference(attention, attention_reference, inputs)
+
+
+def test_a_window_without_a_position_and_one_for_the_triton_kernels_are_refused():
+    inputs = make_inputs(34)
+    with pytest.raises(ValueError, match="window must be at least 1, got 0"):
+        attention(**inputs, window=0)
+    with pytest.raises(ValueError, match="has no window"):
+        attention(**{name: x.float() for name, x in inputs.items()}, window=5, backend="triton")
+
+
 @pytest.mark.parametrize("backend", OPS)
 @pytest.mark.parametrize(("length", "queries"), [(34, 20), (40, 3)])
 def test_queries_at_positions_equal_the_loop(backend, length, queries):

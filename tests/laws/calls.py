@@ -118,6 +118,7 @@ def _attention(draw: Draw) -> Iterator[Call]:
     yield Call("scaled", _pair(attention, attention_reference), inputs | {"scale": 0.3})
     at = {"q": inputs["q"][:, :3], "positions": torch.tensor([[0, 5, 69], [3, 4, 60]])}
     yield Call("at positions", _pair(attention, attention_reference), inputs | at)
+    yield Call("in a window", _pair(attention, attention_reference), inputs | {"window": 9})
 
 
 def _attention_step(draw: Draw) -> Iterator[Call]:
@@ -468,7 +469,11 @@ BACKBONE = (
 """Options of the network around every mixer; they run with linear attention, the simplest mixer."""
 
 MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
-    "attention": (Network("rope", {"position": "rope"}), Network("xpos", {"position": "xpos", "num_heads": 2})),
+    "attention": (
+        Network("rope", {"position": "rope"}),
+        Network("xpos", {"position": "xpos", "num_heads": 2}),
+        Network("window", {"position": "rope", "num_heads": 2, "window": 5}),
+    ),
     "linear-attention": (
         Network("relu", {"feature_map": "relu"}),
         Network("identity", {"feature_map": "identity", "normalize": False}),

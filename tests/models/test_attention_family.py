@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from models import MODELS
 from models.abc_attention import ABCConfig
 from models.attention import AttentionConfig
 from models.gla import GLAConfig
@@ -20,6 +21,7 @@ from models.parts.positions import Rotary
 from models.retnet import RetNetConfig
 from models.transformer import TransformerPPConfig
 from suite.contracts import TaskSpec
+from suite.laws import models as laws
 
 SPEC = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=64, vocab_size=16)
 PAPER_WIDTH = 2048
@@ -280,3 +282,35 @@ def test_under_autocast_operators_multiply_in_bfloat16_and_decay_in_float32(name
     for dtypes in seen:
         assert dtypes[:3] == [torch.bfloat16] * 3
         assert set(dtypes[3:]) <= {torch.float32}
+
+
+@pytest.mark.parametrize("law", laws.LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("position", ["rope", "xpos", "learned"])
+def test_attention_to_a_window_obeys_the_laws(law, position):
+    law(MODELS.load("attention"), window=5, num_heads=2, position=position)
+
+
+@torch.no_grad()
+def test_a_window_is_what_a_query_sees():
+    options = {"num_layers": 1, "position": "rope", "num_heads": 2}
+    near = laws.build(MODELS.load("attention"), window=5, **options)
+    inputs = laws.make_inputs(laws.TOKENS, 30, 2)
+    logits = near(inputs)
+    other = inputs.clone()
+    other[:, 10] = (other[:, 10] + 1) % 16
+    changed = (near(other) - logits).abs().amax((0, 2)) > 1e-12
+    assert changed.nonzero().flatten().tolist() == [10, 11, 12, 13, 14]
+    far, wide = (laws.build(MODELS.load("attention"), window=window, **options) for window in (None, 64))
+    torch.testing.assert_close(wide(inputs), far(inputs), rtol=1e-10, atol=1e-12)
+
+
+@torch.no_grad()
+def test_layers_of_the_based_paper_are_a_hybrid():
+    model = laws.build(
+        MODELS.load("hybrid"),
+        num_layers=3,
+        layers=["base-conv", "based", "attention"],
+        options={"based": {"num_heads": 2, "feature_dim": 4}, "attention": {"window": 5, "position": "rope"}},
+    )
+    inputs = laws.make_inputs(laws.TOKENS, 30, 2)
+    torch.testing.assert_close(laws.unroll(model, inputs)[0], model(inputs), rtol=1e-9, atol=1e-9)

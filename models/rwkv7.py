@@ -119,7 +119,9 @@ class TimeMix7(Shifting):
         self.mu.copy_(1 - torch.stack([ramp ** (powers[use] * self.height) for use in USES]))
         for use in ("w", "a", "g"):
             nn.init.uniform_(getattr(self, f"{use}_down"), -1e-4, 1e-4)
-            nn.init.orthogonal_(getattr(self, f"{use}_up"), gain=0.1)
+            up = getattr(self, f"{use}_up")
+            # half precision has no orthogonal start
+            up.copy_(nn.init.orthogonal_(torch.empty_like(at_least_float32(up)), gain=0.1))
         index = torch.arange(len(ramp), dtype=ramp.dtype, device=ramp.device)
         rising = index / max(1, len(ramp) - 1)
         in_head = 2 * (index % self.head_dim) / max(1, self.head_dim - 1) - 1

@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -62,6 +62,8 @@ def _as_the_server_is_to_be() -> Iterator[None]:
 def start_server() -> None:
     """Starts the server unless it runs, and does not wait until it has loaded its modules."""
     CONTEXT.set_forkserver_preload(LOADED)
+    # where it has to start, the tracker unblocks signals
+    resource_tracker.ensure_running()
     with _as_the_server_is_to_be():
         forkserver.ensure_running()
 

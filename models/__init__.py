@@ -10,6 +10,7 @@ MODELS = Registry(
     {
         "attention": Entry("models.attention:AttentionConfig", "softmax attention, GPT-2 style (Vaswani et al. 2017)"),
         "transformer++": Entry("models.transformer:TransformerPPConfig", "attention with RoPE, SwiGLU and RMSNorm"),
+        "pythia": Entry("models.pythia:PythiaConfig", "GPT-NeoX, attention beside an MLP (Biderman et al. 2023)"),
         "linear-attention": Entry(
             "models.linear_attention:LinearAttentionConfig", "attention without softmax (Katharopoulos et al. 2020)"
         ),

@@ -7,11 +7,11 @@
 | `mamba2` | state-spaces/mamba2-* on the hub (the same code) | `mamba2` |
 | `mamba2-hf` | `Mamba2ForCausalLM` of transformers | `mamba2` |
 | `gpt2` | `GPT2LMHeadModel` of transformers | `attention` |
+| `gpt_neox` | `GPTNeoXForCausalLM` of transformers, Pythia among others | `pythia` |
 | `gla`, `retnet`, `hgrn2`, `gsa` | fla-hub (fla-org/flash-linear-attention at 0315a70ea5) | same |
 
 A layout is a table: our name of a weight, and theirs. Where a weight of ours is several of theirs, one below the other,
-the table has a tuple. Pythia (GPT-NeoX) has no layout, because its blocks run attention and MLP side by side and rotate
-a quarter of every head, which no model of the suite does.
+the table has a tuple. Where rows stand in another order, the layout has a function that gives it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from torch import Tensor, nn
 Settings = Mapping[str, Any]
 Names = dict[str, str | tuple[str, ...]]
 
-PYTHIA = "gpt_neox"
+BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".inv_freq")
+"""Endings of names of buffers that transformers has saved at times, and that follow from the settings."""
 LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 
 
@@ -47,6 +48,14 @@ class Layout:
     """Weights of a layer, without `layers.{i}.` on our side."""
     transposed: tuple[str, ...] = ()
     """Endings of our names of matrices that they keep as [inputs, outputs]."""
+    reordered: tuple[str, ...] = ()
+    """Endings of our names of weights whose rows they keep in another order."""
+    order: Callable[[nn.Module], Tensor] | None = None
+    """The order of these: our row i is their row order[i]."""
+
+    def rows(self, name: str, model: nn.Module) -> Tensor | None:
+        """The order of the rows of one of our weights, where it is not theirs."""
+        return self.order(model) if self.order is not None and name.endswith(self.reordered) else None
 
     def theirs(self, name: str) -> tuple[str, ...]:
         """Their names of one of our weights. KeyError for a weight that the layout does not have."""
@@ -251,6 +260,71 @@ def _gpt2_settings(options: dict[str, Any], vocab_size: int, length: int) -> dic
     }
 
 
+# ---------------------------------------------------------------- GPT-NeoX
+
+NEOX_PARTS = {
+    "mixer_norm": "input_layernorm",
+    "mixer.qkv": "attention.query_key_value",
+    "mixer.out": "attention.dense",
+    "channel_norm": "post_attention_layernorm",
+    "channel.up": "mlp.dense_h_to_4h",
+    "channel.down": "mlp.dense_4h_to_h",
+}
+
+
+def _neox_options(settings: Settings) -> dict[str, Any]:
+    _unless(settings, hidden_act="gelu", use_parallel_residual=True, attention_bias=True, rope_scaling=None)
+    # newer versions of transformers keep all about rotary positions in one setting
+    rotary = {"rotary_pct": 0.25, "rotary_emb_base": 10000, **settings}
+    rope = settings.get("rope_parameters") or {}
+    _unless(rope, rope_type="default")
+    base = rope.get("rope_theta", rotary["rotary_emb_base"])
+    if base != 10000:
+        raise ValueError(f"config.json: rotary_emb_base={base!r} is not supported, only 10000")
+    return {
+        "d_model": settings["hidden_size"],
+        "num_layers": settings["num_hidden_layers"],
+        "num_heads": settings["num_attention_heads"],
+        "mlp_ratio": settings["intermediate_size"] / settings["hidden_size"],
+        "rotary_fraction": rope.get("partial_rotary_factor", rotary["rotary_pct"]),
+        "norm_eps": settings.get("layer_norm_eps", 1e-5),
+        "tie_embeddings": settings.get("tie_word_embeddings", False),
+    }
+
+
+def _neox_settings(options: dict[str, Any], vocab_size: int, length: int) -> dict[str, Any]:
+    return {
+        "model_type": "gpt_neox",
+        "architectures": ["GPTNeoXForCausalLM"],
+        "vocab_size": vocab_size,
+        "hidden_size": options["d_model"],
+        "num_hidden_layers": options["num_layers"],
+        "num_attention_heads": options["num_heads"],
+        "intermediate_size": round(options["mlp_ratio"] * options["d_model"]),
+        "hidden_act": "gelu",
+        "rotary_pct": options["rotary_fraction"],
+        "rotary_emb_base": 10000,
+        "max_position_embeddings": length,
+        "layer_norm_eps": options["norm_eps"],
+        "use_parallel_residual": True,
+        "attention_bias": True,
+        "tie_word_embeddings": options["tie_embeddings"],
+    }
+
+
+def _neox_order(model: nn.Module) -> Tensor:
+    """The rows of W_q, W_k and W_v: theirs by head, and within a head the channels that turn first, i beside i + r / 2.
+
+    Ours turn with i + K / 2, so their second halves stand behind the first half of the head.
+    """
+    mixer: Any = model.get_submodule("layers.0.mixer")
+    size, half = mixer.head_dim, mixer.rotary.rotated // 2
+    still = torch.arange(2 * half, size).tensor_split(2)
+    turned = torch.cat([torch.arange(half), still[0], torch.arange(half, 2 * half), still[1]])
+    rows = torch.arange(3 * mixer.num_heads * size).view(mixer.num_heads, 3, size)
+    return torch.cat([rows[:, 0, turned].flatten(), rows[:, 1, turned].flatten(), rows[:, 2].flatten()])
+
+
 # ---------------------------------------------------------------- flash-linear-attention
 
 FLA_NETWORK: Names = {
@@ -365,6 +439,24 @@ LAYOUTS: dict[str, Layout] = {
         },
         transposed=("mixer.qkv.weight", "mixer.out.weight", "channel.up.weight", "channel.down.weight"),
     ),
+    "gpt_neox": Layout(
+        "pythia",
+        _neox_options,
+        _neox_settings,
+        {
+            "encoder.weight": "gpt_neox.embed_in.weight",
+            "final_norm.weight": "gpt_neox.final_layer_norm.weight",
+            "final_norm.bias": "gpt_neox.final_layer_norm.bias",
+            "head.weight": "embed_out.weight",
+        },
+        {
+            f"{ours}.{kind}": f"gpt_neox.layers.{{i}}.{theirs}.{kind}"
+            for ours, theirs in NEOX_PARTS.items()
+            for kind in ("weight", "bias")
+        },
+        reordered=("mixer.qkv.weight", "mixer.qkv.bias"),
+        order=_neox_order,
+    ),
     "gla": Layout(
         "gla",
         _gla_options,
@@ -429,8 +521,7 @@ def layout_of(settings: Settings) -> str:
         return f"{kind}-hf"
     if kind in LAYOUTS:
         return str(kind)
-    why = "; its blocks run attention and MLP side by side, as no model here does" if kind == PYTHIA else ""
-    raise ValueError(f"config.json: model_type={kind!r} has no layout here{why}; there are: {', '.join(LAYOUTS)}")
+    raise ValueError(f"config.json: model_type={kind!r} has no layout here; there are: {', '.join(LAYOUTS)}")
 
 
 def _sizes(model: nn.Module, name: str, parts: int, rows: int) -> list[int]:
@@ -463,9 +554,9 @@ def load(model: nn.Module, layout: Layout, weights: Mapping[str, Tensor]) -> Non
         found = found.squeeze(1) if found.ndim == value.ndim + 1 else found
         if found.shape != value.shape:
             raise ValueError(f"{', '.join(names)}: {list(found.shape)}, our {name} is {list(value.shape)}")
-        value.copy_(found)
-    # buffers that transformers has saved at times, and that follow from the settings
-    left = {name for name in left if not name.endswith((".attn.bias", ".attn.masked_bias", ".inv_freq"))}
+        rows = layout.rows(name, model)
+        value.copy_(found if rows is None else found[rows])
+    left = {name for name in left if not name.endswith(BUFFERS)}
     if left:
         raise ValueError(f"{', '.join(sorted(left)[:4])}: the checkpoint has weights that our model does not have")
 
@@ -481,6 +572,9 @@ def unload(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
             names = layout.theirs(name)
         except KeyError:
             raise ValueError(f"{name}: this layout has no such weight; the model has options that it lacks") from None
+        order = layout.rows(name, model)
+        if order is not None:
+            value = value[order.argsort()]
         for part, rows in zip(names, value.split(_sizes(model, name, len(names), len(value))), strict=True):
             kept = rows.T if name.endswith(layout.transposed or " ") else rows
             kept = kept.unsqueeze(1) if name.endswith("conv_weight") else kept

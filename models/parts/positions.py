@@ -19,6 +19,8 @@ class Rotary(nn.Module):
     With xpos, queries are also multiplied by zeta_i^{t/512} and keys by zeta_i^{-t/512}, where
     zeta_i = (2i/d + 0.4) / 1.4: Sun et al. 2022 (A length-extrapolatable transformer), section 3.2.
 
+    With `rotated` r only the first r / 2 pairs turn, with theta_i = 10000^(-2i/r), as in GPT-NeoX.
+
     Departures: channel i is paired with i + d/2 instead of its neighbour, which is a permutation of channels. In xpos,
     t counts from the middle of `max_length`, which halves the range of the exponents and changes no product of a query
     with a key.
@@ -28,12 +30,13 @@ class Rotary(nn.Module):
     sin: Tensor
     log_zeta: Tensor | None
 
-    def __init__(self, head_dim: int, max_length: int, *, xpos: bool = False) -> None:
+    def __init__(self, head_dim: int, max_length: int, *, xpos: bool = False, rotated: int | None = None) -> None:
         super().__init__()
         self.max_length = max_length
-        index = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+        self.rotated = head_dim if rotated is None else rotated
+        index = torch.arange(0, head_dim, 2, dtype=torch.float64) / self.rotated
         time = torch.arange(max_length, dtype=torch.float64)[:, None]
-        angle = time * 10000.0**-index
+        angle = time * torch.where(index < 1, 10000.0**-index, 0.0)
         dtype = torch.get_default_dtype()
         self.register_buffer("cos", angle.cos().to(dtype), persistent=False)
         self.register_buffer("sin", angle.sin().to(dtype), persistent=False)

@@ -46,6 +46,13 @@ PRINTED = [
             ("3B", 32, 2560, "2985"), ("7B", 32, 4096, "7393"),
         )
     ),
+    *(
+        (f"Pythia table 1, {name}", "pythia", {"num_layers": n, "d_model": width, "num_heads": heads}, 50304, exact)
+        for name, n, width, heads, exact in (
+            ("70M", 6, 512, 8, "70.426624"), ("160M", 12, 768, 12, "162.322944"), ("410M", 24, 1024, 16, "405.334016"),
+            ("1.4B", 24, 2048, 16, "1414.647808"), ("2.8B", 32, 2560, 32, "2775.208960"),
+        )
+    ),
     ("openai/gpt2", "attention", {"num_layers": 12, "d_model": 768, "num_heads": 12}, GPT2, "124.439808"),
 ]  # fmt: skip
 """The 0.25M of Mamba's E.3.2 are 0.26M here: its sizes are said to be approximate."""

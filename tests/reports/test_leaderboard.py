@@ -15,7 +15,7 @@ from suite.settings.resolver import Resolver
 from tasks import TASKS
 
 REPORTS = Path(__file__).resolve().parents[2] / "reports"
-NO_MIXERS = {"transformer++", "hybrid", "sashimi", "dss-softmax", "dss-exp-no-scale"}
+NO_MIXERS = {"transformer++", "pythia", "hybrid", "sashimi", "dss-softmax", "dss-exp-no-scale"}
 OF_THEIR_OWN = {"attention", "hyena", "rwkv"}
 """Mixers whose state has no option that could make it equal to others."""
 

@@ -48,6 +48,12 @@ def theirs(kind):
     if kind == "gpt2":
         config = transformers.GPT2Config(vocab_size=264, n_positions=48, n_embd=32, n_layer=2, n_head=4)
         return spread(transformers.GPT2LMHeadModel(config))
+    if kind == "gpt_neox":
+        config = transformers.GPTNeoXConfig(
+            vocab_size=264, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96,
+            max_position_embeddings=48,
+        )  # fmt: skip
+        return spread(transformers.GPTNeoXForCausalLM(config))
     if kind == "mamba2-hf":
         config = transformers.Mamba2Config(
             vocab_size=264, hidden_size=32, state_size=5, head_dim=16, num_heads=4, n_groups=1, num_hidden_layers=2,
@@ -60,7 +66,7 @@ def theirs(kind):
     return spread(transformers.MambaForCausalLM(config))
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "mamba-hf", "mamba2-hf"])
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "mamba-hf", "mamba2-hf"])
 def test_a_checkpoint_of_transformers_gives_its_logits_and_comes_back_bit_by_bit(kind, tmp_path, command_line):
     model = theirs(kind)
     model.save_pretrained(tmp_path / "theirs")
@@ -145,7 +151,7 @@ GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positi
     [
         ("{", None, "config.json: cannot be read"),
         ("[]", None, "expected an object with settings, got list"),
-        ({"model_type": "gpt_neox"}, None, "its blocks run attention and MLP side by side"),
+        ({"model_type": "gpt_neox", "use_parallel_residual": False}, None, "use_parallel_residual=False is not supp"),
         ({"model_type": "bert"}, None, "has no layout here; there are: mamba, mamba-hf, mamba2, mamba2-hf, gpt2"),
         ({"model_type": "gpt2"}, None, "a setting of gpt2 is missing"),
         ({**GPT2, "activation_function": "relu"}, None, "activation_function='relu' is not supported"),

@@ -33,6 +33,10 @@ CASES = {
     "h3, short filters": {"num_layers": 2, "d_model": 64, "head_dim": 8, "short_filter": 3},
     "gsa, relu": {"num_layers": 2, "d_model": 64, "readout": "relu"},
     "gsa, constant": {"num_layers": 2, "d_model": 64, "gate": "constant"},
+    "attention, window": {"num_layers": 2, "d_model": 64, "window": 20, "position": "rope"},
+    "based": {"num_layers": 2, "d_model": 64},
+    "pythia": {"num_layers": 2, "d_model": 64},
+    "rwkv7": {"num_layers": 2, "d_model": 64, "head_dim": 32},
     "dss-softmax, truncated": {"num_layers": 2, "d_model": 64, "kernel_length": 32},
 }
 """Options by the name of a model and, behind a comma, what is special about them."""

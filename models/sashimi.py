@@ -19,9 +19,12 @@ Source: It's Raw! (Goel et al. 2022), section 4, and the authors' code (state-sp
 blocks than S4, outside and in the centre, are those of Mamba's tables 4 and 5 (Gu and Dao 2023, appendix E.4): S4 with
 an MLP of expansion two, attention with one of expansion one, Mamba without any.
 
-Numbers of parameters, with 256 levels: SaShiMi's 5.8M on SC09 are 5.43M here; its configuration is not printed, and the
-README of the code says 4.1M. Mamba's U-Net with `down_blocks` has 3.54M for the 3.5M of its appendix E.4.1, and 6.24M
-and 24.84M for the 6.1M and 24.3M of its table 4; without A, D and the bias of dt these are 6.06M and 24.32M.
+The defaults are the configuration that the authors published for SC09 (configs/experiment/audio/sashimi-sc09.yaml at
+43e3dfc0ce3389b1d8b3d77a4dc64d8aa049c0e4): eight blocks a stage, all channels of an S4 with one A and B, and a gated
+output map. With 256 levels it has 4.75M parameters here. The README of the code says 4.1M, which is the number without
+the gate (4.06M); no variant that the code offers has the 5.8M that Mamba's table 4 quotes. Mamba's U-Net with
+`down_blocks` has 3.54M for the 3.5M of its appendix E.4.1, and 6.24M and 24.84M for the 6.1M and 24.3M of its table 4;
+without A, D and the bias of dt these are 6.06M and 24.32M.
 
 A step computes all stages and keeps the results of those that are due, so that it can be recorded; the stages below the
 first are due at every p-th position only. A prompt is read in parallel, but step by step where its rows are padded.
@@ -54,11 +57,12 @@ from suite.state import map_tensors
 State = tuple[Any, ...]
 
 BLOCKS: dict[str, dict[str, Any]] = {
-    "s4": {"channel_mixer": "mlp", "mlp_ratio": 2.0},
+    "s4": {"channel_mixer": "mlp", "mlp_ratio": 2.0, "tie_A": True},
     "attention": {"channel_mixer": "mlp", "mlp_ratio": 1.0},
     "transformer++": {"channel_mixer": "swiglu", "mlp_ratio": 2 / 3},
 }
-"""Channel mixers with which a block has about 6 D^2 parameters, as in Mamba's table 5; others have none."""
+"""Options of blocks: channel mixers with which a block has about 6 D^2 parameters, as in Mamba's table 5 (others have
+none), and one A for all channels of S4, as in SaShiMi."""
 
 OF_BLOCKS = ("channel_mixer", "mlp_ratio")
 """Options of a network that each kind of block has for itself."""
@@ -357,6 +361,7 @@ class WholeLayer(Layer):
 class SashimiConfig(BackboneConfig):
     """SaShiMi with its authors' sizes: eight blocks a stage, widths 64, 128 and 256."""
 
+    version: ClassVar[int] = 2
     left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "down_blocks")
 
     num_layers: Layers = 8
@@ -377,8 +382,8 @@ class SashimiConfig(BackboneConfig):
     """Registered model whose blocks make up the centre."""
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Options of a block by the name of its model, among them `channel_mixer` and `mlp_ratio`. Defaults are written
-    out: an MLP of ratio 2 behind `s4`, of ratio 1 behind `attention`, a SwiGLU of ratio 2/3 behind `transformer++`, and
-    none behind others."""
+    out: one A for all channels of `s4` and an MLP of ratio 2 behind it, an MLP of ratio 1 behind `attention`, a SwiGLU
+    of ratio 2/3 behind `transformer++`, and none behind others."""
     versions: dict[str, int] = Field(default_factory=dict)
     """Versions of these models. They are filled in; another version than today's is refused."""
     ssm_lr: Positive | None = None

@@ -1,0 +1,109 @@
+"""Whole networks of GLA, RetNet, HGRN2 and GSA, written out under the names that flash-linear-attention gives weights.
+
+From fla/layers and fla/models of fla-org/flash-linear-attention at 0315a70ea55304398ad372e56cdd211ce0119571. So a
+checkpoint of fla-hub is read right if its names are those of `models.checkpoints`, whatever our names are.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from models import MODELS
+from models.checkpoints import LAYOUTS, unload
+from suite.laws.models import build, make_inputs
+
+HEADS = 2
+
+
+def rms(x, weight, eps):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def heads(x):
+    return x.unflatten(-1, (HEADS, -1))
+
+
+def recurrence(q, k, v, log_decay):
+    """o [T, H, V] of S_t = diag(exp(log_decay_t)) S_{t-1} + k_t^T v_t, o_t = q_t S_t."""
+    memory, outputs = q.new_zeros(HEADS, k.shape[-1], v.shape[-1]), []
+    for t in range(len(q)):
+        memory = log_decay[t].exp()[..., None] * memory + k[t][..., None] * v[t][:, None]
+        outputs.append((q[t][:, None] @ memory).squeeze(1))
+    return torch.stack(outputs)
+
+
+def gated(o, x, w, eps):
+    """The norm of every head times swish of the gate, and the output map."""
+    return (rms(o, w("g_norm_swish_gate"), eps) * F.silu(heads(x @ w("g_proj").T))).flatten(1) @ w("o_proj").T
+
+
+def gla(x, w, weights, layer, eps):
+    q, k, v = (heads(x @ w(f"{part}_proj").T) for part in "qkv")
+    decay = x @ w("gk_proj.0").T @ w("gk_proj.1").T + weights[f"model.layers.{layer}.attn.gk_proj.1.bias"]
+    o = recurrence(q * q.shape[-1] ** -0.5, k, v, heads(F.logsigmoid(decay) / 16))
+    return gated(o, x, w, eps)
+
+
+def retnet(x, w, weights, layer, eps):
+    q, k, v = (heads(x @ w(f"{part}_proj").T) for part in "qkv")
+    half = q.shape[-1] // 2
+    angle = torch.arange(len(x))[:, None] * 10000.0 ** (-torch.arange(half, dtype=x.dtype) / half)
+    cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+    q, k = (
+        torch.cat([z[..., :half] * cos - z[..., half:] * sin, z[..., half:] * cos + z[..., :half] * sin], -1)
+        for z in (q, k)
+    )
+    decay = torch.log(1 - 2.0 ** (-5 - torch.arange(HEADS, dtype=x.dtype)))
+    o = recurrence(q * q.shape[-1] ** -0.5, k, v, decay[:, None].expand_as(k))
+    return gated(o, x, w, eps)
+
+
+def hgrn2(x, w, weights, layer, eps):
+    q, forget, v = (x @ w(f"{part}_proj").T for part in "qfi")
+    log_f = F.logsigmoid(forget)
+    if layer:
+        bounds = weights["model.lower_bounds"].softmax(0).cumsum(0)
+        bound = bounds[layer] - bounds[0]
+        log_f = torch.log(bound + (1 - bound) * log_f.exp())
+    k = 1 - log_f.exp()
+    q, k, v, log_f = (heads(z) for z in (F.silu(q), k, v, log_f))
+    o = recurrence(q * q.shape[-1] ** -0.5, k, v, log_f)
+    return rms(o.flatten(1), w("g_norm"), eps) @ w("o_proj").T
+
+
+def gsa(x, w, weights, layer, eps):
+    q, k, v = (heads(F.silu(x @ w(f"{part}_proj").T)) for part in "qkv")
+    log_f = heads(F.logsigmoid(x @ w("f_proj").T) / 8)
+    s = 1 - log_f.exp()
+    keys, values = (x.new_zeros(HEADS, s.shape[-1], z.shape[-1]) for z in (k, v))
+    outputs = []
+    for t in range(len(x)):
+        keep, write = log_f[t].exp()[..., None], s[t][..., None]
+        keys, values = keep * keys + write * k[t][:, None], keep * values + write * v[t][:, None]
+        slots = (keys @ q[t][..., None]).softmax(1)
+        outputs.append((slots * values).sum(1))
+    return rms(F.silu(torch.stack(outputs).flatten(1)), w("g_norm"), eps) @ w("o_proj").T
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mixer", [gla, retnet, hgrn2, gsa], ids=lambda mixer: mixer.__name__)
+def test_the_network_is_that_of_the_library(mixer):
+    name = mixer.__name__
+    model = build(MODELS.load(name), num_layers=2, d_model=32, num_heads=HEADS, tie_embeddings=False)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+    weights, eps = unload(model, LAYOUTS[name]), model.config.norm_eps
+    tokens = make_inputs(model.spec, 40, 1)
+    x = weights["model.embeddings.weight"][tokens[0].long()]
+    for layer in range(2):
+        at = f"model.layers.{layer}"
+        normed = rms(x, weights[f"{at}.attn_norm.weight"], eps)
+        x = x + mixer(normed, lambda part, at=at: weights[f"{at}.attn.{part}.weight"], weights, layer, eps)
+        normed = rms(x, weights[f"{at}.mlp_norm.weight"], eps)
+        gate, up, down = (weights[f"{at}.mlp.{part}_proj.weight"] for part in ("gate", "up", "down"))
+        x = x + (F.silu(normed @ gate.T) * (normed @ up.T)) @ down.T
+    logits = rms(x, weights["model.norm.weight"], eps) @ weights["lm_head.weight"].T
+    torch.testing.assert_close(model(tokens)[0], logits, rtol=1e-9, atol=1e-9)

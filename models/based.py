@@ -1,9 +1,9 @@
 """The linear attention of Based: features whose products are the Taylor series of the exponential up to its square.
 
-    phi(q) phi(k)^T = 1 + s + s^2 / 2   with s = q k^T / sqrt(F)            for q, k of F numbers a head
+    phi(q) phi(k)^T = 1 + s + s^2 / 2   with s = q k^T / sqrt(F)            for q, k of F channels a head
     S_t = S_{t-1} + phi(k_t)^T v_t,   z_t = z_{t-1} + phi(k_t),   o_t = phi(q_t) S_t / (phi(q_t) z_t),   y_t = W_o o_t
 
-A term is at least a half, so the normaliser never comes near zero. Queries and keys are narrow (F is 16), and values
+A term is at least a half, so the normaliser never comes near zero. Queries and keys have F = 16 channels, and values
 have d_model / num_heads channels.
 
 Source: Arora et al. 2024 (arXiv 2402.18668), section 4; HazyResearch/based at
@@ -35,7 +35,7 @@ from suite.contracts import TaskSpec
 
 
 class TaylorFeatures(nn.Module):
-    """phi(x) [..., 1 + F + F (F + 1) / 2] of x [..., F]: one, every number, and the product of every pair of them."""
+    """phi(x) [..., 1 + F + F (F + 1) / 2] of x [..., F]: one, every element, and all products of two."""
 
     first: Tensor
     second: Tensor
@@ -44,7 +44,7 @@ class TaylorFeatures(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         rows, columns = torch.tril_indices(width, width)
-        # products with these select the numbers of each pair; an index would add up gradients one by one on a GPU
+        # products with these matrices select the elements of each pair; indexing has a slow gradient on a GPU
         eye = torch.eye(width)
         self.register_buffer("first", eye[:, rows], persistent=False)
         self.register_buffer("second", eye[:, columns], persistent=False)
@@ -98,7 +98,7 @@ class BasedConfig(BackboneConfig):
     num_heads: Width = 4
     """The model of 360M parameters has 16 heads of 64 channels."""
     feature_dim: Width = 16
-    """F, the numbers of a query or key in a head."""
+    """F, the number of channels of a query or key in a head."""
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)

@@ -313,16 +313,17 @@ def _neox_settings(options: dict[str, Any], vocab_size: int, length: int) -> dic
 
 
 def _neox_order(model: nn.Module) -> Tensor:
-    """The rows of W_q, W_k and W_v: theirs by head, and within a head the channels that turn first, i beside i + r / 2.
+    """Returns the order of the rows of W_q, W_k and W_v.
 
-    Ours turn with i + K / 2, so their second halves stand behind the first half of the head.
+    GPT-NeoX keeps them head by head. In a head the first r channels are rotated, i with i + r / 2. Our models rotate i
+    with i + K / 2, so the second half of these r channels moves to the second half of the head.
     """
     mixer: Any = model.get_submodule("layers.0.mixer")
     size, half = mixer.head_dim, mixer.rotary.rotated // 2
-    still = torch.arange(2 * half, size).tensor_split(2)
-    turned = torch.cat([torch.arange(half), still[0], torch.arange(half, 2 * half), still[1]])
+    fixed = torch.arange(2 * half, size).tensor_split(2)
+    channels = torch.cat([torch.arange(half), fixed[0], torch.arange(half, 2 * half), fixed[1]])
     rows = torch.arange(3 * mixer.num_heads * size).view(mixer.num_heads, 3, size)
-    return torch.cat([rows[:, 0, turned].flatten(), rows[:, 1, turned].flatten(), rows[:, 2].flatten()])
+    return torch.cat([rows[:, 0, channels].flatten(), rows[:, 1, channels].flatten(), rows[:, 2].flatten()])
 
 
 # ---------------------------------------------------------------- flash-linear-attention

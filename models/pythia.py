@@ -2,8 +2,8 @@
 
     y = x + attention(norm_1(x)) + W_2 gelu(W_1 norm_2(x) + b_1) + b_2
 
-The mixer is that of `attention`, with biases and rotary positions: of the K channels of a head the first r / 2 pairs
-turn, r = K / 4 in Pythia. Embedding and readout have weights of their own.
+The mixer is that of `attention`, with biases and rotary positions: of the K channels of a head r are
+rotated, r = K / 4 in Pythia. Embedding and readout have weights of their own.
 
 Source: Black et al. 2022 (arXiv 2204.06745), section 2.1; Biderman et al. 2023 (arXiv 2304.01373), table 1 and
 section 2.2. With equal weights it computes what `GPTNeoXForCausalLM` of transformers computes.
@@ -79,7 +79,7 @@ class PythiaConfig(AttentionConfig):
 
     position: Literal["none", "learned", "sinusoidal", "rope", "xpos"] = "rope"
     rotary_fraction: float = Field(default=0.25, gt=0.0, le=1.0)
-    """r / K, the part of the channels of a head that turn."""
+    """r / K, the fraction of the channels of a head that are rotated."""
     tie_embeddings: bool = False
 
     @property

@@ -139,8 +139,29 @@ class TimeMix(Shifting):
         return {"mu": self.mu, "log_rate": self.log_rate, "bonus": self.bonus}
 
 
-class ChannelMix(Shifting):
-    """Channel mixing. Its state: the last input [B, D]."""
+class ChannelMixing(Shifting):
+    """Base class of channel mixing. Its state: the last input [B, D]. A subclass defines `_output`."""
+
+    def _output(self, x: Tensor, before: Tensor) -> Tensor:
+        """y from x and the inputs one position before it."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._output(x, shifted(x))
+
+    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return self._output(x_t, state[0].to(x_t.dtype)), (x_t.to(state[0].dtype),)
+
+    def prefill(self, x: Tensor, state: Any, padding: LeftPadding | None = None) -> tuple[Tensor, Any]:
+        x = blank(x, padding)
+        return self(x), (x[:, -1].to(state[0].dtype),)
+
+    def state_size(self, length: int) -> int:
+        return self.mu.shape[1]
+
+
+class ChannelMix(ChannelMixing):
+    """Channel mixing of RWKV-4."""
 
     def __init__(self, d_model: int, width: int, layer: int, num_layers: int) -> None:
         super().__init__(d_model, 2, layer, num_layers)
@@ -156,19 +177,6 @@ class ChannelMix(Shifting):
     def _output(self, x: Tensor, before: Tensor) -> Tensor:
         k, r = self._mix(x, before)
         return torch.sigmoid(self.receptance(r)) * self.out(F.relu(self.key(k)).square())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._output(x, shifted(x))
-
-    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return self._output(x_t, state[0].to(x_t.dtype)), (x_t.to(state[0].dtype),)
-
-    def prefill(self, x: Tensor, state: Any, padding: LeftPadding | None = None) -> tuple[Tensor, Any]:
-        x = blank(x, padding)
-        return self(x), (x[:, -1].to(state[0].dtype),)
-
-    def state_size(self, length: int) -> int:
-        return self.mu.shape[1]
 
 
 class FirstLayer(Layer):

@@ -43,8 +43,38 @@ USES = 5
 """w, k, v, r, g: the inputs of the decay, of the three linear maps and of the gate."""
 
 
-class TimeMix6(Shifting):
-    """Time mixing. Its state: the last input [B, D], then S [B, H, K, K]."""
+class MatrixTimeMix(Shifting):
+    """Base class of time mixing with a matrix for each head. Its state: the last input [B, D], then S [B, H, K, K].
+
+    A subclass sets the sizes below and defines `_sequence` and `step`.
+    """
+
+    num_heads: int
+    head_dim: int
+
+    def _sequence(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """y [B, T, D] and S behind x [B, T, D], from a state of zeros."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._sequence(x)[0]
+
+    def init_state(self, batch_size: int, capacity: int) -> tuple[Tensor, ...]:
+        (last,) = super().init_state(batch_size, capacity)
+        return last, last.new_zeros(batch_size, self.num_heads, self.head_dim, self.head_dim)
+
+    def prefill(self, x: Tensor, state: Any, padding: LeftPadding | None = None) -> tuple[Tensor, Any]:
+        # zero inputs have zero keys and values, which leave a state of zeros as it is
+        x = blank(x, padding)
+        y, memory = self._sequence(x)
+        return y, (x[:, -1].to(state[0].dtype), memory.to(state[1].dtype))
+
+    def state_size(self, length: int) -> int:
+        return self.mu.shape[1] * (1 + self.head_dim)
+
+
+class TimeMix6(MatrixTimeMix):
+    """Time mixing of RWKV-6."""
 
     operator = staticmethod(gated_linear_attention)
 
@@ -107,17 +137,9 @@ class TimeMix6(Shifting):
         return self.out((F.silu(at_least_float32(gate)) * y).to(gate.dtype))
 
     def _sequence(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """y [B, T, D] and the state behind x [B, T, D]."""
         r, k, v, log_decay, gate = self._project(x, shifted(x))
         o, memory = read_before(self.operator, r, k, v, log_decay)
         return self._output(o, r, k, v, gate), memory
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._sequence(x)[0]
-
-    def init_state(self, batch_size: int, capacity: int) -> tuple[Tensor, ...]:
-        (last,) = super().init_state(batch_size, capacity)
-        return last, last.new_zeros(batch_size, self.num_heads, self.head_dim, self.head_dim)
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         last, memory = state
@@ -126,15 +148,6 @@ class TimeMix6(Shifting):
         write = k.to(memory.dtype).unsqueeze(-1) * v.to(memory.dtype).unsqueeze(-2)
         memory = torch.addcmul(write, log_decay.to(memory.dtype).exp().unsqueeze(-1), memory)
         return self._output(o, r, k, v, gate), (x_t.to(last.dtype), memory)
-
-    def prefill(self, x: Tensor, state: Any, padding: LeftPadding | None = None) -> tuple[Tensor, Any]:
-        # the keys of zero inputs are zero
-        x = blank(x, padding)
-        y, memory = self._sequence(x)
-        return y, (x[:, -1].to(state[0].dtype), memory.to(state[1].dtype))
-
-    def state_size(self, length: int) -> int:
-        return self.mu.shape[1] * (1 + self.head_dim)
 
     def ssm_parameters(self) -> dict[str, nn.Parameter]:
         names = ("mu", "mix_down", "mix_up", "decay", "decay_down", "decay_up", "bonus")

@@ -35,8 +35,8 @@ from models.parts.casts import at_least_float32
 from models.parts.linear import ResidualLinear
 from models.parts.mixer import Mixer
 from models.parts.norms import HeadNorm
-from models.parts.time_axis import LeftPadding, blank
-from models.rwkv import RWKVConfig, Shifting, shifted
+from models.rwkv import ChannelMixing, RWKVConfig, shifted
+from models.rwkv6 import MatrixTimeMix
 from suite.bounds import Ratio, Width
 from suite.contracts import TaskSpec
 
@@ -88,8 +88,8 @@ def generalised_delta_rule(
         return from_chunks(torch.stack(outputs, 2), length).to(v.dtype), state
 
 
-class TimeMix7(Shifting):
-    """Time mixing. Its state: the last input [B, D], then S [B, H, K, K]."""
+class TimeMix7(MatrixTimeMix):
+    """Time mixing of RWKV-7."""
 
     def __init__(self, config: RWKV7Config, layer: int) -> None:
         d_model = config.d_model
@@ -159,18 +159,10 @@ class TimeMix7(Shifting):
         return self.out((at_least_float32(gate) * y).to(gate.dtype))
 
     def _sequence(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """y [B, T, D] and the state behind x [B, T, D]."""
         inputs, gate = self._project(x, shifted(x))
         o, memory = generalised_delta_rule(*inputs)
         r, k, v, *_ = inputs
         return self._output(o, r, k, v, gate), memory
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._sequence(x)[0]
-
-    def init_state(self, batch_size: int, capacity: int) -> tuple[Tensor, ...]:
-        (last,) = super().init_state(batch_size, capacity)
-        return last, last.new_zeros(batch_size, self.num_heads, self.head_dim, self.head_dim)
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         last, memory = state
@@ -183,22 +175,13 @@ class TimeMix7(Shifting):
         o = (q.unsqueeze(-2) @ memory).squeeze(-2)
         return self._output(o, r, k, v, gate), (x_t.to(last.dtype), memory)
 
-    def prefill(self, x: Tensor, state: Any, padding: LeftPadding | None = None) -> tuple[Tensor, Any]:
-        # the keys and values of zero inputs are zero, and a state of zeros stays zero
-        x = blank(x, padding)
-        y, memory = self._sequence(x)
-        return y, (x[:, -1].to(state[0].dtype), memory.to(state[1].dtype))
-
-    def state_size(self, length: int) -> int:
-        return self.mu.shape[1] * (1 + self.head_dim)
-
     def ssm_parameters(self) -> dict[str, nn.Parameter]:
         low_rank = [f"{use}_{side}" for use in ("w", "a", "g") for side in ("down", "up")]
         return {name: getattr(self, name) for name in ("mu", *low_rank, "w_0", "a_0", "xi", "alpha", "rho")}
 
 
-class ChannelMix7(Shifting):
-    """Channel mixing. Its state: the last input [B, D]."""
+class ChannelMix7(ChannelMixing):
+    """Channel mixing of RWKV-7."""
 
     def __init__(self, d_model: int, width: int, layer: int, num_layers: int) -> None:
         super().__init__(d_model, 1, layer, num_layers)
@@ -213,19 +196,6 @@ class ChannelMix7(Shifting):
     def _output(self, x: Tensor, before: Tensor) -> Tensor:
         mixed = x + (before - x) * self.mu[0].to(x.dtype)
         return self.out(F.relu(self.key(mixed)).square())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._output(x, shifted(x))
-
-    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return self._output(x_t, state[0].to(x_t.dtype)), (x_t.to(state[0].dtype),)
-
-    def prefill(self, x: Tensor, state: Any, padding: LeftPadding | None = None) -> tuple[Tensor, Any]:
-        x = blank(x, padding)
-        return self(x), (x[:, -1].to(state[0].dtype),)
-
-    def state_size(self, length: int) -> int:
-        return self.mu.shape[1]
 
 
 class RWKV7Config(RWKVConfig):

@@ -172,7 +172,8 @@ def execute(
             try:
                 save_weights(storage.weights_path(root, run.experiment, run.scale, run.run_id), run, worker.model)
             except OSError as reason:
-                status, error = "failed", f"its weights could not be written ({reason.strerror or reason})"
+                status = "failed"
+                error = f"its weights could not be written ({reason.strerror or reason}); make room and run it again"
     outcome = worker.outcome
     columns |= {
         "data_digest": outcome.data_digest,

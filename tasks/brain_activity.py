@@ -38,7 +38,7 @@ def response(time_s: Array) -> Array:
 
 
 def pattern(state: int, num_networks: int) -> Array:
-    """How strongly a mental state drives each network [N]; the same for all seeds."""
+    """Returns the weights [N] with which a mental state drives the networks; they do not depend on the seed."""
     return numpy_generator(0, f"{BrainActivity.name}/pattern", state).standard_normal(num_networks)
 
 

@@ -97,7 +97,7 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, dropout
 
 
 def _by_blocks(q: Tensor, k: Tensor, v: Tensor, window: int, scale: float, dropout: float, plain: bool) -> Tensor:
-    """Attention to the last `window` keys: blocks of as many queries, with the keys of their own block and the last."""
+    """Attention to the last `window` keys: every block of as many queries meets its own keys and those just before."""
     batch, length, heads, size = q.shape
     count = -(-length // window)
 

@@ -19,7 +19,7 @@ class Rotary(nn.Module):
     With xpos, queries are also multiplied by zeta_i^{t/512} and keys by zeta_i^{-t/512}, where
     zeta_i = (2i/d + 0.4) / 1.4: Sun et al. 2022 (A length-extrapolatable transformer), section 3.2.
 
-    With `rotated` r only the first r / 2 pairs turn, with theta_i = 10000^(-2i/r), as in GPT-NeoX.
+    With `rotated` r only the first r / 2 pairs are rotated, with theta_i = 10000^(-2i/r), as in GPT-NeoX.
 
     Departures: channel i is paired with i + d/2 instead of its neighbour, which is a permutation of channels. In xpos,
     t counts from the middle of `max_length`, which halves the range of the exponents and changes no product of a query

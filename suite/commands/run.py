@@ -182,7 +182,7 @@ def _launched() -> bool:
 
 
 def _processes(nproc: int | None, executor: str) -> int:
-    """How many processes train each run together: what torchrun has started, or `--nproc`."""
+    """Returns the number of processes that train each run: those that torchrun has started, or else `--nproc`."""
     if _launched():
         if nproc is not None:
             raise ValueError(f"--nproc {nproc}: torchrun has started the processes; leave it out")

@@ -24,14 +24,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask for an end: Ctrl-C, a scheduler's, and that of a closed terminal."""
 
 LOADED = ["suite.commands", "suite.executors.workers", "suite.training.trainer", "torch._dynamo"]
-"""What the server imports; a process that needs more imports it by itself. Optimizers of torch import `torch._dynamo`
-when they are made, which takes as long as torch itself."""
+"""The server imports these modules, and a process imports by itself what else it needs. Optimizers of torch import
+`torch._dynamo` when they are made, which takes as long as the import of torch itself."""
 
 TRIES = 5
-"""How often a process is started, if the server dies meanwhile."""
+"""`start` tries this many times to start a process, because the server may die meanwhile."""
 
 SERVER_LOST = 255
-"""Exit code of every process whose server has died, whatever became of the process."""
+"""The standard library gives this exit code to every process whose server has died, even if the process lives on."""
 
 CONTEXT = multiprocessing.get_context("forkserver")
 
@@ -62,7 +62,7 @@ def _as_the_server_is_to_be() -> Iterator[None]:
 def start_server() -> None:
     """Starts the server unless it runs, and does not wait until it has loaded its modules."""
     CONTEXT.set_forkserver_preload(LOADED)
-    # where it has to start, the tracker unblocks signals
+    # the tracker of shared resources unblocks signals when it starts, so it starts before they are blocked
     resource_tracker.ensure_running()
     with _as_the_server_is_to_be():
         forkserver.ensure_running()
@@ -96,7 +96,7 @@ def ended(process: BaseProcess) -> str:
     code = process.exitcode
     assert code is not None
     if code == SERVER_LOST and process.pid is not None:
-        # it may go on, and nobody would hear of its end
+        # the process may live on, and nobody would hear of its end
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
     return f"killed, signal {-code}" if code < 0 else f"the process ended with exit code {code}"

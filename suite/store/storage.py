@@ -263,7 +263,7 @@ def ending_in(content: bytes) -> bytes:
 
 
 def _checked(value: bytes) -> dict[str, Any] | None:
-    """What a footer says of the ending; None where there is nothing whole."""
+    """Parses the value of ENDING; returns None if its checksum does not fit, or if it is empty."""
     checksum, _, text = value.partition(b" ")
     if not text or checksum != f"{zlib.crc32(text):08x}".encode():
         return None

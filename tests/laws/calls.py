@@ -479,7 +479,7 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
         Network("identity", {"feature_map": "identity", "normalize": False}),
         Network("swish, rms", {"feature_map": "swish", "normalize": False, "output_norm": "rms"}),
     ),
-    "pythia": (Network("half of a head turns", {"num_heads": 2, "rotary_fraction": 0.5}),),
+    "pythia": (Network("half of a head rotates", {"num_heads": 2, "rotary_fraction": 0.5}),),
     "based": (Network("three heads", {"d_model": 12, "num_heads": 3, "feature_dim": 3}),),
     "gla": (Network("from attention", {"expand_k": 1.0, "from_attention": True}),),
     "retnet": (Network("from attention", {"expand_v": 1, "from_attention": True}),),

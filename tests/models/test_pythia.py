@@ -13,8 +13,8 @@ from models.checkpoints import LAYOUTS, load, unload
 from suite.laws.models import build, make_inputs
 
 
-def turned(x, fraction):
-    """x [T, K] with its first channels turned as GPT-NeoX does, i with i + r / 2."""
+def rotated(x, fraction):
+    """x [T, K] with its first channels rotated as GPT-NeoX does, i with i + r / 2."""
     size = int(fraction * x.shape[1])
     half = size // 2
     angle = torch.arange(len(x))[:, None] * 10000.0 ** (-2 * torch.arange(half, dtype=x.dtype) / size)
@@ -41,7 +41,7 @@ def written_out(weights, tokens, heads, fraction, eps):
         outputs = []
         for h in range(heads):
             q, k, v = by_head[:, h].chunk(3, dim=-1)
-            q, k = turned(q, fraction), turned(k, fraction)
+            q, k = rotated(q, fraction), rotated(k, fraction)
             scores = (q @ k.T / math.sqrt(q.shape[1])).masked_fill(~torch.ones(len(q), len(q)).tril().bool(), -math.inf)
             outputs.append(scores.softmax(-1) @ v)
         inner = linear(norm(x, f"{at}.post_attention_layernorm"), f"{at}.mlp.dense_h_to_4h")
@@ -59,7 +59,7 @@ def test_the_network_is_that_of_the_equations(fraction):
     weights = unload(model, LAYOUTS["gpt_neox"])
     tokens = make_inputs(model.spec, 40, 1)
     wanted = written_out(weights, tokens[0].long(), 2, fraction, model.config.norm_eps)
-    torch.testing.assert_close(model(tokens)[0], wanted, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(model(tokens)[0], wanted, rtol=1e-10, atol=1e-12)
     again = build(MODELS.load("pythia"), d_model=32, num_heads=2, rotary_fraction=fraction)
     load(again, LAYOUTS["gpt_neox"], weights)
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))

@@ -339,6 +339,17 @@ def test_rows_that_cannot_be_written_are_put_aside_and_may_be_copied(tmp_path, m
     assert storage.ending(storage.result_path(results, run.experiment, run.scale, run.run_id)).status == "ok"
 
 
+def test_weights_that_cannot_be_written_are_a_failed_run_whose_rows_say_so(tmp_path):
+    run = make_run()
+    path = storage.weights_path(tmp_path, run.experiment, run.scale, run.run_id)
+    # a folder stands where the file has to be
+    (path / "taken").mkdir(parents=True)
+    finished = execute(run, tmp_path, CPU, keep_weights=True)
+    assert (finished.status, finished.stored) == ("failed", True)
+    assert "its weights could not be written" in finished.error
+    assert storage.ending(storage.result_path(tmp_path, run.experiment, run.scale, run.run_id)).status == "failed"
+
+
 def test_rows_that_can_be_written_nowhere_are_a_failure_that_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "toy"))
     (tmp_path / "toy").write_bytes(b"a file where a folder is needed")

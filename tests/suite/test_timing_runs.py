@@ -203,6 +203,7 @@ def call(tmp_path, command_line):
     return run
 
 
+@pytest.mark.slow
 def test_a_grid_of_timings_is_planned_run_skipped_reported_and_shown(call, tmp_path):
     results = tmp_path / "results"
     code, out = call("run", "demo/sums", "--dry-run")

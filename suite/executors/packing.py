@@ -5,8 +5,9 @@ The number of runs doubles, 1, 2, 4, ..., as long as
 - their memory fits: a run is taken to need `MARGIN` times the most that one has needed so far, and
 - the last doubling raised the steps a second of the whole GPU by `WORTH` or more.
 
-A doubling that lowered them is taken back: where a run ends, no other takes its place until half of them are left. A
-run that does not fit after all ends out of memory beside others, and is then tried once more alone
+A doubling that lowered them is taken back: where a run ends, no other takes its place until half of them are left. The
+number found holds for the kinds of runs that it was measured with. Once none of these is on the device, it is doubled
+again. A run that does not fit after all ends out of memory beside others, and is then tried once more alone
 (`suite.executors.workers`).
 """
 
@@ -62,7 +63,7 @@ class Neighbour(Protocol):
 
     @property
     def kind(self) -> str:
-        """What its run has in common with runs that take as long, which are all but the seed."""
+        """What its run has in common with runs that take as long: all but the seed and the learning rate."""
 
     @property
     def load(self) -> Load | None:
@@ -98,23 +99,37 @@ class _Stage:
         return {kind: median(rates) for kind, rates in found.items()}
 
 
+@dataclass(frozen=True)
+class _Limit:
+    """The number of runs beyond which a device gains nothing."""
+
+    size: int
+    kinds: frozenset[str]
+    """Kinds of the runs that it was measured with."""
+
+
 class Room:
     """Tells whether one more run has room on a device, given those that are there."""
 
     def __init__(self) -> None:
         self._stages: dict[str, _Stage] = {}
-        self._limits: dict[str, int] = {}
+        self._limits: dict[str, _Limit] = {}
 
     def allows(self, device: str, there: Sequence[Neighbour], *, again: bool = False) -> bool:
         """Whether to start another run on the device.
 
         again: in a process that has carried out a run and has kept its memory.
         """
+        limit = self._limits.get(device)
+        if limit and there and limit.kinds.isdisjoint(worker.kind for worker in there):
+            self._stages[device] = _Stage(limit.size, {})
+            del self._limits[device]
+            limit = None
         stage = self._stages.setdefault(device, _Stage(1, {}))
         stage.hear(there)
         if not there:
             return True
-        if len(there) >= self._limits.get(device, MOST) or not (again or _fits(there)):
+        if len(there) >= (limit.size if limit else MOST) or not (again or _fits(there)):
             return False
         if len(there) < stage.size:
             return True
@@ -126,7 +141,7 @@ class Room:
         if slower:
             gain = 2 / median(slower)
             if gain < WORTH:
-                self._limits[device] = stage.size if gain >= 1 else stage.size // 2
+                self._limits[device] = _Limit(stage.size if gain >= 1 else stage.size // 2, frozenset(speeds))
                 return False
         self._stages[device] = _Stage(2 * stage.size, speeds)
         return True

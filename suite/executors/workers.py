@@ -155,7 +155,9 @@ class _Worker:
 
     def give(self, run: Run) -> None:
         self.run = run
-        kind, _ = likeness(run.scale, run.resolved)
+        # the learning rate does not change how long a step takes
+        train = {name: value for name, value in run.resolved.get("train", {}).items() if name != "lr"}
+        kind, _ = likeness(run.scale, {**run.resolved, "train": train})
         if kind != self.kind:
             self.kind, self.load = kind, None
         # a worker that died at once is noticed by its sentinel

@@ -89,6 +89,23 @@ def test_the_speed_of_runs_of_another_kind_says_nothing():
     assert not settle(room, [Worker("b"), Worker("a")], 1.0)
 
 
+def test_a_number_found_with_one_kind_of_runs_does_not_bind_another():
+    room, there = Room(), [Worker("a")]
+    assert settle(room, there, 100.0)
+    there.append(Worker("a"))
+    assert not settle(room, there, 50.0), "two runs make no more steps than one"
+    there = [Worker("b"), Worker("a")]
+    assert not settle(room, there, 100.0), "one run of the first kind is left"
+    there = [Worker("b"), Worker("b")]
+    assert settle(room, there, 100.0)
+    there += [Worker("b"), Worker("b")]
+    assert settle(room, there, 90.0)
+    there += [Worker("b") for _ in range(4)]
+    assert not settle(room, there, 20.0)
+    assert not settle(room, there[:4], 90.0), "eight were slower than four"
+    assert room.allows("cuda:0", there[:3], again=True)
+
+
 def test_workers_that_have_just_started_are_counted_with_the_memory_they_will_take():
     room = Room()
     there = [Worker(load=Load(10 * GIB, 30 * GIB, 100.0))]

@@ -42,7 +42,7 @@ from models.parts.casts import at_least_float32
 from models.parts.channel import ChannelMixerKind
 from models.parts.linear import Linear, ResidualLinear
 from models.parts.mixer import Mixer
-from models.parts.norms import NormKind, RMSNorm
+from models.parts.norms import NormKind, RMSNorm, unit
 from models.parts.step import shared_norm, step_linear
 from models.parts.time_axis import LeftPadding, blank
 from suite.bounds import Epsilon, Factor, Positive, Ratio, Width
@@ -57,12 +57,6 @@ DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
 """Step sizes softplus(b) at the start."""
 
 
-def unit(x: Tensor) -> Tensor:
-    """x / |x| over the last axis, in float32 or wider and rounded to the dtype of x; zero for zero."""
-    wide = at_least_float32(x)
-    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)).to(x.dtype)
-
-
 class DeltaMixer(Mixer):
     """The mixer. Its state: the last inputs of the convolutions [B, channels, W - 1], then the transpose of S
     [B, H, K, V]."""
@@ -75,7 +69,7 @@ class DeltaMixer(Mixer):
         self.num_heads, self.steps, self.decay, self.gate = heads, steps, config.decay, config.gate
         self.key_dim, self.value_dim = config.key_width // heads, config.value_width // heads
         self.max_beta = 2.0 if config.negative_eigenvalues else 1.0
-        self.split = (config.key_width, steps * config.key_width, steps * config.value_width)
+        self.split = ((1 + steps) * config.key_width, steps * config.value_width)
         self.proj = nn.Linear(d_model, sum(self.split), bias=False)
         self.conv_weight = nn.Parameter(torch.empty(sum(self.split), config.d_conv))
         self.beta = nn.Linear(d_model, steps * heads, bias=False)
@@ -122,12 +116,14 @@ class DeltaMixer(Mixer):
 
     def _heads(self, convolved: Tensor, x: Tensor, norm: nn.Module | None = None) -> Inputs:
         """q [..., H, K], k [..., n, H, K], v [..., n, H, V], beta [..., n, H] and log-decays of n steps a token."""
-        q, k, v = convolved.split(self.split, dim=-1)
         beta = self.max_beta * torch.sigmoid(at_least_float32(step_linear(self.beta, x, norm=norm)))
         heads = (self.steps, self.num_heads)
+        qk, v = convolved.split(self.split, dim=-1)
+        # one pass over the heads of queries and keys
+        q, k = unit(qk.unflatten(-1, (-1, self.key_dim))).split((self.num_heads, self.steps * self.num_heads), dim=-2)
         return (
-            unit(q.unflatten(-1, (self.num_heads, self.key_dim))),
-            unit(k.unflatten(-1, (*heads, self.key_dim))),
+            q,
+            k.unflatten(-2, heads),
             v.unflatten(-1, (*heads, self.value_dim)),
             beta.unflatten(-1, heads),
             self._log_decay(x, norm),

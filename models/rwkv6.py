@@ -117,10 +117,13 @@ class TimeMix6(MatrixTimeMix):
 
     def _project(self, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """r, k, v, the log-decays, each [..., H, K], and the gate, from x and the inputs one position before it."""
-        *fixed, mu_x = self.mu.to(x.dtype)
+        fixed, mu_x = self.mu.to(x.dtype).split((USES, 1))
         change = before - x
-        low = torch.tanh((x + change * mu_x) @ self.mix_down).unflatten(-1, (USES, -1))
-        w, k, v, r, g = (x + change * (mu + low[..., u, :] @ self.mix_up[u]) for u, mu in enumerate(fixed))
+        low = torch.tanh(torch.addcmul(x, change, mu_x[0]) @ self.mix_down)
+        # all uses in one product: [uses, positions, rank] by [uses, rank, D]
+        low = low.view(-1, USES, self.mix_up.shape[1]).transpose(0, 1)
+        mixes = (fixed.unsqueeze(1) + low @ self.mix_up).view(USES, *x.shape)
+        w, k, v, r, g = torch.addcmul(x, change, mixes)
         decay = torch.tanh(w @ self.decay_down) @ self.decay_up
         log_decay = -torch.exp(at_least_float32(self.decay) + at_least_float32(decay))
         heads = (-1, self.head_dim)

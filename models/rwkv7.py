@@ -34,7 +34,7 @@ from models.backbone import require_divides
 from models.parts.casts import at_least_float32
 from models.parts.linear import ResidualLinear
 from models.parts.mixer import Mixer
-from models.parts.norms import HeadNorm
+from models.parts.norms import HeadNorm, unit
 from models.rwkv import ChannelMixing, RWKVConfig, shifted
 from models.rwkv6 import MatrixTimeMix
 from suite.bounds import Ratio, Width
@@ -140,7 +140,8 @@ class TimeMix7(MatrixTimeMix):
     def _project(self, x: Tensor, before: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         """r, k, v, minus c, e c and the log-decays, each [..., H, K], and the gate, from x and the inputs before it."""
         change = before - x
-        mixed = {use: x + change * mu for use, mu in zip(USES, self.mu.to(x.dtype), strict=True)}
+        mu = self.mu.to(x.dtype).view(len(USES), *[1] * (x.ndim - 1), -1)
+        mixed = dict(zip(USES, torch.addcmul(x, change, mu), strict=True))
         k, v, r = self.key(mixed["k"]), self.value(mixed["v"]), self.receptance(mixed["r"])
         raw = at_least_float32(self.w_0) + at_least_float32(self._low_rank("w", mixed["w"]))
         log_decay = -math.exp(-0.5) * torch.sigmoid(raw)
@@ -148,7 +149,7 @@ class TimeMix7(MatrixTimeMix):
         wide = at_least_float32(k)
         k = wide * (1 + (rate - 1) * at_least_float32(self.alpha))
         heads = (-1, self.head_dim)
-        c = F.normalize((wide * at_least_float32(self.xi)).unflatten(-1, heads), dim=-1)
+        c = unit((wide * at_least_float32(self.xi)).unflatten(-1, heads), eps=1e-24)
         r, k, v, rate, log_decay = (z.unflatten(-1, heads) for z in (r, k, v, rate, log_decay))
         return (r, k, v, -c, rate * c, log_decay), self._low_rank("g", mixed["g"])
 

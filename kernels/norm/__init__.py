@@ -1,11 +1,12 @@
-"""Layer norm and RMS norm over the last axis, with the residual add before it and a gate behind it.
+"""Layer norm, RMS norm and the Euclidean norm over the last axis, with a residual add before and a gate behind.
 
 s = x + residual,   u = act(s)
 y = ((u - m) / sqrt(v + eps) * weight + bias) * silu(gate)
 
 layer: m and v are mean and variance of the D elements of u (Ba et al. 2016, equation 4);   rms: m = 0 and v is the mean
-of u^2 (Zhang & Sennrich 2019, equation 4). act is the identity or silu. Without a residual s = x, without a gate the
-last factor is one. The gate is that of RetNet (Sun et al. 2023, equation 8).
+of u^2 (Zhang & Sennrich 2019, equation 4);   l2: m = 0 and v is the sum of u^2, so that y has length one, as queries
+and keys of the delta rule have (Yang et al. 2024). act is the identity or silu. Without a residual s = x, without a
+weight or a gate its factor is one. The gate is that of RetNet (Sun et al. 2023, equation 8).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kernels.norm.chunked import norm_chunked
 
 __all__ = ["Kind", "norm"]
 
-Kind = Literal["layer", "rms"]
+Kind = Literal["layer", "rms", "l2"]
 MAX_WIDTH = 8192
 """Maximum D of the Triton kernels, which hold whole rows in registers."""
 
@@ -28,7 +29,7 @@ MAX_WIDTH = 8192
 @overload
 def norm(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     bias: Tensor | None = None,
     *,
     kind: Kind = "rms",
@@ -42,7 +43,7 @@ def norm(
 @overload
 def norm(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     bias: Tensor | None = None,
     *,
     kind: Kind = "rms",
@@ -55,7 +56,7 @@ def norm(
 ) -> tuple[Tensor, Tensor]: ...
 def norm(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     bias: Tensor | None = None,
     *,
     kind: Kind = "rms",
@@ -101,7 +102,7 @@ def norm(
 
 def _check(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     bias: Tensor | None,
     kind: str,
     residual: Tensor | None,
@@ -116,7 +117,9 @@ def _check(
     for name, other in (("residual", residual), ("gate", gate)):
         if other is not None and other.shape != x.shape:
             raise ValueError(f"norm: {name} must be {list(x.shape)} as x, got {list(other.shape)}.")
-    if kind not in ("layer", "rms"):
-        raise ValueError(f"norm: kind={kind!r} is not one of 'layer', 'rms'.")
+    if kind not in ("layer", "rms", "l2"):
+        raise ValueError(f"norm: kind={kind!r} is not one of 'layer', 'rms', 'l2'.")
+    if weight is None and bias is not None:
+        raise ValueError("norm: a bias needs a weight.")
     if activation not in (None, "silu"):
         raise ValueError(f"norm: activation={activation!r} is not one of None, 'silu'.")

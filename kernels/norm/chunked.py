@@ -9,7 +9,7 @@ from torch import Tensor
 
 def norm_chunked(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     bias: Tensor | None = None,
     *,
     kind: str = "rms",
@@ -26,9 +26,13 @@ def norm_chunked(
     if activation == "silu":
         u = F.silu(u)
     if kind == "layer":
-        y = F.layer_norm(u, weight.shape, weight, bias, eps)
+        y = F.layer_norm(u, u.shape[-1:], weight, bias, eps)
     else:
-        y = F.rms_norm(u, weight.shape, weight, eps)
+        if kind == "rms":
+            y = F.rms_norm(u, u.shape[-1:], weight, eps)
+        else:
+            y = u * torch.rsqrt(u.square().sum(-1, keepdim=True) + eps)
+            y = y if weight is None else y * weight
         y = y if bias is None else y + bias
     if gate is not None:
         y = y * F.silu(gate.to(wide))

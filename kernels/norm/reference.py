@@ -9,7 +9,7 @@ from torch import Tensor
 
 def norm_reference(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     bias: Tensor | None = None,
     *,
     kind: str = "rms",
@@ -23,7 +23,10 @@ def norm_reference(
     u = F.silu(total) if activation == "silu" else total
     if kind == "layer":
         u = u - u.mean(-1, keepdim=True)
-    y = u / torch.sqrt(u.square().mean(-1, keepdim=True) + eps) * weight
+    squares = u.square().sum(-1, keepdim=True)
+    y = u / torch.sqrt((squares if kind == "l2" else squares / u.shape[-1]) + eps)
+    if weight is not None:
+        y = y * weight
     if bias is not None:
         y = y + bias
     if gate is not None:

@@ -1,4 +1,5 @@
-"""The benchmark's description of the norm with its residual add, as it stands before every branch of a network.
+"""The benchmark's description of the norm: with its residual add, as it stands before every branch of a network, and
+of the kind l2, as it stands before the delta rule, without residual and weight.
 
 x has the dtype of the benchmark; residual, weight and bias are float32, as under autocast.
 """
@@ -20,6 +21,8 @@ from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, norm
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
     rows, width = sizes(shape, "RD")
     wide = torch.promote_types(dtype, torch.float32)
+    if shape["kind"] == "l2":
+        return {"x": normal(generator, dtype, rows, width), "weight": None, "kind": "l2"}
     return {
         "x": normal(generator, dtype, rows, width),
         "residual": normal(generator, wide, rows, width),
@@ -33,6 +36,8 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     """Forward reads x and the residual and writes y and the sum; the backward pass reads what it needs of these."""
     rows, width = sizes(shape, "RD")
     wide, size = torch.promote_types(dtype, torch.float32).itemsize, rows * width
+    if shape["kind"] == "l2":
+        return Cost(traffic(size * dtype.itemsize, size * dtype.itemsize, backward), (15 if backward else 4) * size)
     parameters = width * wide * (2 if shape["kind"] == "layer" else 1)
     half = size * (dtype.itemsize + wide)
     # the gradients of x and the residual are that of the sum, which stands in memory instead of both
@@ -66,11 +71,27 @@ def load_liger() -> Callable[..., Any]:
     return peer
 
 
+def load_fla() -> Callable[..., Any]:
+    from fla.modules.norm.l2norm import l2norm
+
+    return lambda x, weight, kind, eps=1e-5: l2norm(x, eps=eps)
+
+
+def l2_only(shape: Shape, dtype: torch.dtype) -> str | None:
+    return None if shape["kind"] == "l2" else "is measured for the kind l2"
+
+
+def no_l2(shape: Shape, dtype: torch.dtype) -> str | None:
+    return "has no kind l2" if shape["kind"] == "l2" else None
+
+
 PAPER: tuple[Shape, ...] = (
     {"R": 16384, "D": 768, "kind": "rms"},
     {"R": 16384, "D": 2048, "kind": "rms"},
     {"R": 65536, "D": 64, "kind": "layer"},
     {"R": 65536, "D": 128, "kind": "layer"},
+    # queries and keys of 16 heads in B8 T2048
+    {"R": 524288, "D": 128, "kind": "l2"},
 )
 
 WORKLOAD = Workload(
@@ -82,9 +103,10 @@ WORKLOAD = Workload(
     implementations=(
         Implementation("triton", "ours", load_triton, cold_start=True),
         Implementation("torch", "ours", lambda: partial(norm, backend="torch")),
-        Implementation("liger", "peer", load_liger, cold_start=True),
+        Implementation("liger", "peer", load_liger, supports=no_l2, cold_start=True),
+        Implementation("flash-linear-attention", "peer", load_fla, supports=l2_only, cold_start=True),
     ),
-    shapes={"quick": (PAPER[0], PAPER[3]), "paper": PAPER},
+    shapes={"quick": (PAPER[0], PAPER[3], PAPER[4]), "paper": PAPER},
     dtypes=(torch.bfloat16, torch.float32),
     keep=("residual", "weight", "bias"),
 )

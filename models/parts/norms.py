@@ -44,6 +44,11 @@ class RMSNorm(nn.RMSNorm):
         return norm(x, self.weight, eps=self.eps, gate=gate, activation=activation, out_dtype=dtype)
 
 
+def unit(x: Tensor, *, eps: float = 1e-6) -> Tensor:
+    """x / sqrt(|x|^2 + eps) over the last axis, computed in float32 or wider and rounded to the dtype of x."""
+    return norm(x, None, kind="l2", eps=eps)
+
+
 class HeadNorm(nn.GroupNorm):
     """(x - mean(x)) / std(x) over V of every head of x [..., H, V], times a weight [H V] plus a bias [H V].
 

@@ -29,13 +29,15 @@ def in_small_tiles(
     return norm_triton(x, weight, bias, kind, eps, residual, gate, activation, out_dtype or x.dtype, SMALL_TILES)
 
 
-def make_inputs(width, *, rows=(3, 7), kind="rms", residual=True, gate=False, bias=None, activation=None):
+def make_inputs(width, *, rows=(3, 7), kind="rms", residual=True, gate=False, weight=True, bias=None, activation=None):
     g = torch.Generator().manual_seed(width)
 
     def randn(*size):
         return torch.randn(*size, generator=g, dtype=torch.float64)
 
     inputs = {"x": randn(*rows, width), "weight": randn(width), "kind": kind, "activation": activation}
+    if not weight:
+        inputs["weight"] = None
     if kind == "layer" if bias is None else bias:
         inputs["bias"] = randn(width)
     if residual:
@@ -58,6 +60,9 @@ CASES = {
     "silu before": {"residual": False, "activation": "silu"},
     "everything": {"kind": "layer", "gate": True, "activation": "silu"},
     "layer without bias": {"kind": "layer", "bias": False},
+    "rms without weight": {"weight": False},
+    "length one": {"kind": "l2", "weight": False, "residual": False},
+    "length one with everything": {"kind": "l2", "gate": True, "bias": True, "activation": "silu"},
 }
 
 
@@ -124,6 +129,14 @@ def test_a_gate_may_lie_anywhere(place):
     torch.testing.assert_close(in_small_tiles(**inputs), TORCH(**{**inputs, "gate": gate}), rtol=1e-5, atol=1e-5)
 
 
+def test_a_row_of_zeros_has_length_zero_and_finite_gradients():
+    x = torch.zeros(2, 4, device=DEVICE, requires_grad=True)
+    y = norm_triton(x, None, None, "l2", 1e-6, None, None, None, x.dtype, SMALL_TILES)
+    assert torch.equal(y, torch.zeros_like(y))
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(dx, torch.full_like(dx, 1e3))
+
+
 def test_two_runs_are_bitwise_equal():
     inputs = on_device(make_inputs(40, kind="layer", gate=True))
     leaves = [inputs[name].requires_grad_() for name in ("x", "residual", "weight", "bias", "gate")]
@@ -131,7 +144,7 @@ def test_two_runs_are_bitwise_equal():
     assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
 
 
-@pytest.mark.parametrize("kind", ["layer", "rms"])
+@pytest.mark.parametrize("kind", ["layer", "rms", "l2"])
 def test_gradients_agree_with_finite_differences(kind):
     inputs = make_inputs(5, rows=(3,), kind=kind, gate=True, activation="silu")
     names = [name for name, value in inputs.items() if torch.is_tensor(value)]
@@ -157,8 +170,10 @@ def test_wrong_arguments_are_named():
         norm(x, torch.ones(3))
     with pytest.raises(ValueError, match=r"residual must be \[2, 4\] as x, got \[4\]"):
         norm(x, weight, residual=weight)
-    with pytest.raises(ValueError, match="kind='batch' is not one of 'layer', 'rms'"):
+    with pytest.raises(ValueError, match="kind='batch' is not one of 'layer', 'rms', 'l2'"):
         norm(x, weight, kind="batch")
+    with pytest.raises(ValueError, match="a bias needs a weight"):
+        norm(x, None, weight)
     with pytest.raises(ValueError, match="activation='gelu' is not one of None, 'silu'"):
         norm(x, weight, activation="gelu")
     with pytest.raises(ValueError, match=r"takes D up to 8192, got D=8193; use backend='auto'"):

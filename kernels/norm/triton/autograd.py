@@ -22,7 +22,7 @@ class Norm(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         residual: Tensor | None,
-        weight: Tensor,
+        weight: Tensor | None,
         bias: Tensor | None,
         gate: Tensor | None,
         kind: str,
@@ -62,7 +62,7 @@ class Norm(torch.autograd.Function):
 
 def norm_triton(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     bias: Tensor | None,
     kind: str,
     eps: float,

@@ -3,7 +3,8 @@
 With n = uhat weight + bias, uhat = (u - m) scale, y = n silu(gate), and dn = dy silu(gate):
 
     dgate = dy n silu'(gate),   dweight = sum over rows of dn uhat,   dbias = sum over rows of dn
-    du = scale (w - uhat mean(uhat w) - mean(w)),  w = dn weight     (the last term for the kind layer only)
+    du = scale (w - uhat mean(uhat w) - mean(w)),  w = dn weight     (the last term for the kind layer only; for the
+                                                                      kind l2, the sum in place of the mean)
     ds = du act'(s) + the gradient of the sum s,   dx = dresidual = ds
 """
 
@@ -43,18 +44,22 @@ def _norm_bwd_kernel(
     gate_inner,
     HEADS: tl.constexpr,
     LAYER: tl.constexpr,
+    L2: tl.constexpr,
     SILU: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     """The formulas of this module for every num_programs-th tile.
 
-    partial [programs, D or 2 D]: dweight and, where there is a bias, dbias, summed over the rows of each program.
+    partial [programs, D or 2 D]: dweight and, where there is a bias, dbias, summed over the rows of each program; None
+    without a weight.
     """
     i_p, num_programs = tl.program_id(0), tl.num_programs(0)
     o_d = tl.arange(0, BLOCK_D)
     m_d = o_d < D
-    b_weight = tl.load(weight + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]
+    b_weight = 1.0
+    if weight is not None:
+        b_weight = tl.load(weight + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]
     b_bias = 0.0
     if bias is not None:
         b_bias = tl.load(bias + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]
@@ -82,11 +87,15 @@ def _norm_bwd_kernel(
             b_dgate = b_dn * (b_hat * b_weight + b_bias) * b_open * (1.0 + b_g * (1.0 - b_open))
             tl.store(dgate + o, b_dgate.to(dgate.dtype.element_ty), mask=m)
             b_dn *= b_g * b_open
-        b_dweight += b_dn * b_hat
+        if weight is not None:
+            b_dweight += b_dn * b_hat
         if bias is not None:
             b_dbias += b_dn
         b_w = b_dn * b_weight
-        b_ds = b_w - b_hat * (tl.sum(b_hat * b_w, 1) / D)[:, None]
+        b_along = tl.sum(b_hat * b_w, 1)
+        if not L2:
+            b_along /= D
+        b_ds = b_w - b_hat * b_along[:, None]
         if LAYER:
             b_ds -= (tl.sum(b_w, 1) / D)[:, None]
         b_ds *= b_scale
@@ -97,10 +106,11 @@ def _norm_bwd_kernel(
         tl.store(dx + o, b_ds.to(dx.dtype.element_ty), mask=m)
         if dresidual is not None:
             tl.store(dresidual + o, b_ds.to(dresidual.dtype.element_ty), mask=m)
-    p_partial = partial + i_p.to(tl.int64) * (D if bias is None else 2 * D) + o_d
-    tl.store(p_partial, tl.sum(b_dweight, 0), mask=m_d)
-    if bias is not None:
-        tl.store(p_partial + D, tl.sum(b_dbias, 0), mask=m_d)
+    if weight is not None:
+        p_partial = partial + i_p.to(tl.int64) * (D if bias is None else 2 * D) + o_d
+        tl.store(p_partial, tl.sum(b_dweight, 0), mask=m_d)
+        if bias is not None:
+            tl.store(p_partial + D, tl.sum(b_dbias, 0), mask=m_d)
 
 
 @triton.jit
@@ -115,7 +125,7 @@ def _add_programs_kernel(partial, dweight, dbias, rows, D, total, ROWS: tl.const
 
 def norm_bwd(
     saved: Statistics,
-    weight: Tensor,
+    weight: Tensor | None,
     bias: Tensor | None,
     gate: Tensor | None,
     kind: str,
@@ -125,12 +135,12 @@ def norm_bwd(
     x_dtype: torch.dtype,
     residual_dtype: torch.dtype | None,
     tuning: Tuning = TUNING,
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of x, residual, weight, bias and gate, given those of y and of the sum (or None), both contiguous.
 
     residual_dtype: None where there was no residual.
     """
-    total, width = saved.total, weight.shape[0]
+    total, width = saved.total, saved.total.shape[-1]
     rows = total.numel() // width
     dx = torch.empty(total.shape, dtype=x_dtype, device=total.device)
     dresidual = None
@@ -141,7 +151,9 @@ def norm_bwd(
     _, place = gate_rows(gate)
     plan = backward_plan(rows, width, total.device, tuning)
     columns = width if bias is None else 2 * width
-    partial = torch.empty((plan.programs, columns), dtype=torch.float32, device=total.device)
+    partial = None
+    if weight is not None:
+        partial = torch.empty((plan.programs, columns), dtype=torch.float32, device=total.device)
     launch(
         _norm_bwd_kernel,
         plan.programs,
@@ -163,11 +175,14 @@ def norm_bwd(
         gate_inner=place.inner,
         HEADS=place.heads,
         LAYER=kind == "layer",
+        L2=kind == "l2",
         SILU=activation == "silu",
         ROWS=plan.rows,
         BLOCK_D=plan.block_d,
         **plan.options.keywords(),
     )
+    if weight is None:
+        return dx, dresidual, None, None, dgate
     dweight = torch.empty_like(weight)
     dbias = None if bias is None else torch.empty_like(bias)
     launch(

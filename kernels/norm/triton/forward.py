@@ -66,6 +66,7 @@ def _norm_fwd_kernel(
     eps,
     HEADS: tl.constexpr,
     LAYER: tl.constexpr,
+    L2: tl.constexpr,
     SILU: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -89,10 +90,14 @@ def _norm_fwd_kernel(
         b_mean = tl.sum(b_u, 1) / D
         tl.store(mean + o_r, b_mean, mask=m_r)
         b_u = tl.where(m_d[None, :], b_u - b_mean[:, None], 0.0)
-    b_scale = 1.0 / tl.sqrt(tl.sum(b_u * b_u, 1) / D + eps)
+    b_v = tl.sum(b_u * b_u, 1)
+    if not L2:
+        b_v /= D
+    b_scale = 1.0 / tl.sqrt(b_v + eps)
     tl.store(scale + o_r, b_scale, mask=m_r)
-    b_weight = tl.load(weight + o_d, mask=m_d, other=0.0).to(tl.float32)
-    b_y = b_u * b_scale[:, None] * b_weight[None, :]
+    b_y = b_u * b_scale[:, None]
+    if weight is not None:
+        b_y *= tl.load(weight + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]
     if bias is not None:
         b_y += tl.load(bias + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]
     if gate is not None:
@@ -113,7 +118,7 @@ class Statistics(NamedTuple):
 def norm_fwd(
     x: Tensor,
     residual: Tensor | None,
-    weight: Tensor,
+    weight: Tensor | None,
     bias: Tensor | None,
     gate: Tensor | None,
     kind: str,
@@ -152,6 +157,7 @@ def norm_fwd(
         eps=float(eps),
         HEADS=place.heads,
         LAYER=kind == "layer",
+        L2=kind == "l2",
         SILU=activation == "silu",
         ROWS=plan.rows,
         BLOCK_D=plan.block_d,

@@ -92,11 +92,14 @@ class Mamba3(Mixer):
         x = x.unflatten(-1, (self.num_heads, self.head_dim))
         return z, x, k, q, dt, log_decay, torch.sigmoid(at_least_float32(trapezoid)), turns
 
-    def _rotate(self, x: Tensor, theta: Tensor) -> Tensor:
-        """x [..., H, N] with its first R pairs of channels rotated by theta [..., H, R]."""
-        first, second, rest = x.split((self.pairs, self.pairs, self.d_state - 2 * self.pairs), dim=-1)
+    def _rotate(self, theta: Tensor, *keys: Tensor) -> tuple[Tensor, ...]:
+        """Each of the keys [..., H, N] with its first R pairs of channels rotated by theta [..., H, R]."""
         cos, sin = theta.cos(), theta.sin()
-        return torch.cat([first * cos - second * sin, first * sin + second * cos, rest], dim=-1)
+        rotated = []
+        for x in keys:
+            first, second, rest = x.split((self.pairs, self.pairs, self.d_state - 2 * self.pairs), dim=-1)
+            rotated.append(torch.cat([first * cos - second * sin, first * sin + second * cos, rest], dim=-1))
+        return tuple(rotated)
 
     def _output(self, o: Tensor, x: Tensor, z: Tensor) -> Tensor:
         y = at_least_float32(o) + at_least_float32(self.D).unsqueeze(-1) * at_least_float32(x)
@@ -106,7 +109,8 @@ class Mamba3(Mixer):
         """y [B, T, D] and the state behind u [B, T, D]."""
         z, x, k, q, dt, log_decay, trapezoid, turns = self._parts(u, padding)
         theta = turns.cumsum(1)
-        k, q = blank(self._rotate(k, theta), padding), self._rotate(q, theta)
+        k, q = self._rotate(theta, k, q)
+        k = blank(k, padding)
         now = trapezoid * dt
         # what the next position adds for this one
         later = F.pad(((1 - trapezoid) * dt)[:, 1:], (0, 0, 0, 1))
@@ -134,7 +138,7 @@ class Mamba3(Mixer):
         angle, memory, last_k, last_x = state
         z, x, k, q, dt, log_decay, trapezoid, turns = self._parts(x_t)
         angle = torch.remainder(angle + turns, 2 * math.pi)
-        k, q = self._rotate(k, angle), self._rotate(q, angle)
+        k, q = self._rotate(angle, k, q)
         late = ((1 - trapezoid) * dt).unsqueeze(-1) * last_k
         memory = torch.addcmul(memory, late.unsqueeze(-1), last_x.unsqueeze(-2))
         wide = at_least_float32(x)

@@ -25,7 +25,11 @@ def make_inputs(rows, width, dtype, *, kind="rms", residual=True, gate=False, ac
         inputs["residual"] = randn(rows, width)
     if gate:
         inputs["gate"] = randn(rows, 2 * width, dtype=dtype)[:, width:]
-    return inputs, {"kind": kind, "activation": activation}
+    options = {"kind": kind, "activation": activation}
+    if kind == "l2":
+        del inputs["weight"]
+        options["weight"] = None
+    return inputs, options
 
 
 def results(op, inputs, options, dtype):
@@ -54,8 +58,9 @@ def wide(inputs):
         {"residual": False, "gate": True},
         {"kind": "layer", "residual": False},
         {"residual": False, "activation": "silu"},
+        {"residual": False, "kind": "l2"},
     ],
-    ids=["rms", "layer", "gated", "alone", "silu"],
+    ids=["rms", "layer", "gated", "alone", "silu", "length one"],
 )
 def test_large_inputs_equal_plain_pytorch_in_double_precision(options, rows, width, dtype):
     if width == 1 and options.get("kind") == "layer":

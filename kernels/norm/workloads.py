@@ -106,7 +106,7 @@ WORKLOAD = Workload(
         Implementation("liger", "peer", load_liger, supports=no_l2, cold_start=True),
         Implementation("flash-linear-attention", "peer", load_fla, supports=l2_only, cold_start=True),
     ),
-    shapes={"quick": (PAPER[0], PAPER[3], PAPER[4]), "paper": PAPER},
+    shapes={"quick": (PAPER[0], PAPER[3]), "paper": PAPER},
     dtypes=(torch.bfloat16, torch.float32),
     keep=("residual", "weight", "bias"),
 )

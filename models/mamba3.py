@@ -92,11 +92,11 @@ class Mamba3(Mixer):
         x = x.unflatten(-1, (self.num_heads, self.head_dim))
         return z, x, k, q, dt, log_decay, torch.sigmoid(at_least_float32(trapezoid)), turns
 
-    def _rotate(self, theta: Tensor, *keys: Tensor) -> tuple[Tensor, ...]:
-        """Each of the keys [..., H, N] with its first R pairs of channels rotated by theta [..., H, R]."""
+    def _rotate(self, theta: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        """Each tensor that is given, [..., H, N], with its first R pairs of channels rotated by theta [..., H, R]."""
         cos, sin = theta.cos(), theta.sin()
         rotated = []
-        for x in keys:
+        for x in given:
             first, second, rest = x.split((self.pairs, self.pairs, self.d_state - 2 * self.pairs), dim=-1)
             rotated.append(torch.cat([first * cos - second * sin, first * sin + second * cos, rest], dim=-1))
         return tuple(rotated)

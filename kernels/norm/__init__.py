@@ -67,7 +67,7 @@ def norm(
     out_dtype: torch.dtype | None = None,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The norm of this module. x, residual and gate [..., D], weight and bias [D].
+    """The norm of this module. x, residual and gate [..., D], weight and bias [D] or None; a bias needs a weight.
 
     Returns y, and (y, s) where a residual is given. y has the dtype `out_dtype`, by default that of x; s has the dtype
     to which torch promotes x + residual, so that a residual stream in float32 stays there. Sums and statistics are

@@ -27,13 +27,13 @@ def norm_chunked(
         u = F.silu(u)
     if kind == "layer":
         y = F.layer_norm(u, u.shape[-1:], weight, bias, eps)
+    elif kind == "rms":
+        y = F.rms_norm(u, u.shape[-1:], weight, eps)
     else:
-        if kind == "rms":
-            y = F.rms_norm(u, u.shape[-1:], weight, eps)
-        else:
-            y = u * torch.rsqrt(u.square().sum(-1, keepdim=True) + eps)
-            y = y if weight is None else y * weight
-        y = y if bias is None else y + bias
+        y = u * torch.rsqrt(u.square().sum(-1, keepdim=True) + eps)
+        y = y if weight is None else y * weight
+    if kind != "layer" and bias is not None:
+        y = y + bias
     if gate is not None:
         y = y * F.silu(gate.to(wide))
     y = y.to(out_dtype or x.dtype)

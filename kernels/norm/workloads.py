@@ -78,7 +78,7 @@ def load_fla() -> Callable[..., Any]:
 
 
 def l2_only(shape: Shape, dtype: torch.dtype) -> str | None:
-    return None if shape["kind"] == "l2" else "is measured for the kind l2"
+    return None if shape["kind"] == "l2" else "has the kind l2 alone"
 
 
 def no_l2(shape: Shape, dtype: torch.dtype) -> str | None:

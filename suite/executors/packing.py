@@ -63,7 +63,7 @@ class Neighbour(Protocol):
 
     @property
     def kind(self) -> str:
-        """What its run has in common with runs that take as long: all but the seed and the learning rate."""
+        """Names what its run shares with runs whose steps take as long (`suite.executors.workers.kind_of`)."""
 
     @property
     def load(self) -> Load | None:

@@ -56,6 +56,13 @@ def device_fault(device: torch.device) -> str | None:
     return None
 
 
+def kind_of(run: Run) -> str:
+    """Returns one name for all runs that differ in the seed and the learning rate alone: their steps take as long."""
+    train = {name: value for name, value in run.resolved.get("train", {}).items() if name != "lr"}
+    kind, _ = likeness(run.scale, {**run.resolved, "train": train})
+    return kind
+
+
 @dataclass(frozen=True)
 class _Ending:
     """What a worker sends after a run."""
@@ -142,7 +149,7 @@ class _Worker:
         self.device = device
         self.run: Run | None = None
         self.kind = ""
-        """What its run has in common with others that take as long."""
+        """`kind_of` its run."""
         self.lost = False
         """Whether the process ends, because it can carry out no other run."""
         self.load: Load | None = None
@@ -155,9 +162,7 @@ class _Worker:
 
     def give(self, run: Run) -> None:
         self.run = run
-        # the learning rate does not change how long a step takes
-        train = {name: value for name, value in run.resolved.get("train", {}).items() if name != "lr"}
-        kind, _ = likeness(run.scale, {**run.resolved, "train": train})
+        kind = kind_of(run)
         if kind != self.kind:
             self.kind, self.load = kind, None
         # a worker that died at once is noticed by its sentinel

@@ -390,7 +390,7 @@ def test_a_damaged_archive_is_refused_or_unpacked_whole(tmp_path, examples):
     fuzz(examples, check, st.sampled_from(["", "gz", "bz2", "xz", "zip"]).flatmap(lambda kind: damaged(archive(kind))))
 
 
-@cases(4, 25)
+@cases(4, 40)
 def test_a_damaged_checkpoint_never_ends_the_grid(tmp_path, examples):
     run = make_run(train={"epochs": 2})
     path = storage.checkpoint_path(tmp_path, run.experiment, run.scale, run.run_id)

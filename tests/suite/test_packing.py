@@ -10,6 +10,7 @@ import torch
 from suite.executors import packing
 from suite.executors.local import run_all
 from suite.executors.packing import MOST, SETTLED, Load, Room, multi_process_service
+from suite.executors.workers import kind_of
 from suite.store import storage
 from tests.suite.test_workers import Recording, ending
 from tests.suite.toy import make_run
@@ -104,6 +105,12 @@ def test_a_number_found_with_one_kind_of_runs_does_not_bind_another():
     assert not settle(room, there, 20.0)
     assert not settle(room, there[:4], 90.0), "eight were slower than four"
     assert room.allows("cuda:0", there[:3], again=True)
+
+
+def test_runs_of_one_kind_differ_in_seed_and_learning_rate_alone():
+    kind = kind_of(make_run(train={"lr": 0.1}))
+    assert kind_of(make_run(seed=5, train={"lr": 0.2})) == kind
+    assert kind_of(make_run(train={"lr": 0.1, "batch_size": 3})) != kind
 
 
 def test_workers_that_have_just_started_are_counted_with_the_memory_they_will_take():

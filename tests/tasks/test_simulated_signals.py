@@ -67,6 +67,35 @@ def test_a_row_tells_its_mental_state_better_than_chance():
     assert 0.4 < (guess == segment.targets.numpy()).mean() < 0.9
 
 
+def test_four_hundred_labels_are_enough_to_learn_the_mental_states():
+    def read(split):
+        (segment,) = BrainActivity(labels="state", num_states=20, num_train=400, num_test=1000).segments(split, 0)
+        # the level of the last network at the last time point is not among the inputs
+        values = (segment.inputs[:, 1:].long() % 16 - 7.5)[:, : 31 * 8].unflatten(1, (31, 8)).float()
+        products = values.mT @ values
+        sizes = products.diagonal(dim1=1, dim2=2).sqrt()
+        upper = torch.triu_indices(8, 8, 1)
+        correlations = (products / sizes[:, :, None] / sizes[:, None])[:, upper[0], upper[1]]
+        return correlations, segment.targets.long()
+
+    features, states = read("train")
+    regression = torch.nn.Linear(28, 20)
+    torch.nn.init.zeros_(regression.weight)
+    torch.nn.init.zeros_(regression.bias)
+    optimizer = torch.optim.LBFGS(regression.parameters(), max_iter=100)
+
+    def closure():
+        optimizer.zero_grad()
+        penalty = 1e-3 * regression.weight.square().sum()
+        loss = torch.nn.functional.cross_entropy(regression(features), states) + penalty
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    features, states = read("test")
+    assert (regression(features).argmax(1) == states).float().mean() > 0.5
+
+
 def test_the_absolute_error_is_that_of_the_median_in_standard_deviations():
     task = BrainActivity(num_levels=5)
     logits = torch.tensor([[0.4, 0.05, 0.1, 0.0, 0.45], [0.6, 0.1, 0.1, 0.1, 0.1], [0.2, 0.2, 0.2, 0.2, 0.2]]).log()

@@ -39,7 +39,7 @@ def make_planner(new_launches: Any = None, *, keep_all: bool = False, **tuning: 
     plan = pytest.importorskip("kernels.gated_linear_attention.triton.plan")
     tuning = ({"min_width": 16} if DEVICE == "cpu" else {}) | tuning
     launches = plan.KeptLaunches if new_launches is None else new_launches
-    return plan.Planner(plan.Tuning(**tuning), launches, keep_all=keep_all)
+    return plan.Planner(plan.Tuning(**tuning), new_launches=launches, keep_all=keep_all)
 
 
 def small_tiles() -> dict[str, Any]:

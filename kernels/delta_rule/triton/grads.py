@@ -318,7 +318,7 @@ def delta_grads(
             DECAY=kind,
             LIMIT=plan.mild,
             PRECISION=plan.precision,
-            **plan.more_warps(tile.options).keywords(),
+            **tile.options.keywords(),
         )
 
     key = "grads", dg is None, do.stride(), do.dtype

@@ -35,7 +35,19 @@ def default_tuning() -> dict[str, object]:
     }
 
 
-PLANNER = Planner(Tuning(**default_tuning()))  # type: ignore[arg-type]
+def float32_tuning() -> dict[str, object]:
+    """Fields of `Tuning` for operands in float32, for the reasons that gated linear attention has (`FLOAT32`)."""
+    pairs = Tile(32, 32, CompileOptions(2, 1))
+    return default_tuning() | {
+        "chunk": 32,
+        "min_width": 16,
+        "scores": dict.fromkeys(ALL_KINDS, pairs),
+        "walk": {keys: Tile(keys, 64, CompileOptions(4, 1)) for keys in (64, 128, 256)},
+        "grads": dict.fromkeys(ALL_KINDS, pairs),
+    }
+
+
+PLANNER = Planner(Tuning(**default_tuning()), Tuning(**float32_tuning()))  # type: ignore[arg-type]
 
 
 class ChunkFactors(NamedTuple):
@@ -62,14 +74,12 @@ class ChunkFactors(NamedTuple):
 
 
 def walk_tile(plan: Plan, key_dim: int, value_dim: int) -> Tile:
-    """The tile of a walk: all keys in their padded number, and four warps for every 64 values.
+    """The tile of a walk: all keys in their padded number, and, in bfloat16, four warps for every 64 values.
 
     The values are the rows of its products, of which four warps take 64 at a time; more warps would repeat their work.
     """
     tile = plan.tuning.walk[max(min(plan.tuning.walk), power_of_2(key_dim))]
     block_k, block_v = plan.width(tile.block_k, key_dim), plan.width(tile.block_v, value_dim)
     if plan.work == torch.float32:
-        # tiles take twice as much shared memory, and operands twice as many registers
-        block_v = min(block_v, 64)
-        return Tile(block_k, block_v, tile.options._replace(num_warps=4, num_stages=1))
+        return Tile(block_k, block_v, tile.options)
     return Tile(block_k, block_v, tile.options._replace(num_warps=max(4, block_v // 16)))

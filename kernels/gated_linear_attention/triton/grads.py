@@ -284,7 +284,7 @@ def gla_grads(
             DECAY=kind,
             LIMIT=plan.mild,
             PRECISION=plan.precision,
-            **plan.more_warps(tile.options).keywords(),
+            **tile.options.keywords(),
         )
 
     key = (

@@ -38,7 +38,9 @@ def _by_kind(none: Tile, head: Tile, channel: Tile) -> dict[int, Tile]:
 
 @dataclass(frozen=True, eq=False)
 class Tuning:
-    """Choices that change speed and memory and, apart from rounding, no result. The defaults were measured on an H200.
+    """Choices that change speed and memory and, apart from rounding, no result.
+
+    The defaults were measured on an H200 for operands in bfloat16, and `FLOAT32` for operands in float32.
 
     `scores`, `states`, `read` and `grads` are the tiles of those kernels by kind of decay.
     """
@@ -46,7 +48,8 @@ class Tuning:
     chunk: int = 64
     """Positions in a chunk, a power of two."""
     min_width: int = 64
-    """Minimum tile width in elements. ptxas 12.8 miscompiles some kernels with narrower tiles (see LOG.md)."""
+    """Minimum tile width in elements. ptxas 12.8 miscompiles some kernels with chunks of 64 and narrower tiles (see
+    LOG.md)."""
     scores: Mapping[int, Tile] = field(
         # tiles of scores have no channels of values
         default_factory=lambda: dict.fromkeys((HEAD, CHANNEL), Tile(64, 0, CompileOptions(4, 2)))
@@ -92,6 +95,28 @@ class Tuning:
     """The same for float32 inputs, where in addition the rounding of the exponents must not be visible."""
 
 
+def _float32_tuning() -> Tuning:
+    """Chunks and tiles of half the size, because float32 operands take more registers and three times the products.
+
+    Many small programs then run at once, where large ones kept most of their tiles in local memory. With narrow tiles,
+    heads of few channels need no products with padding.
+    """
+    kinds = NONE, HEAD, CHANNEL
+    pairs = Tile(32, 32, CompileOptions(2, 1))
+    wide = Tile(32, 64, CompileOptions(4, 2))
+    return Tuning(
+        chunk=32,
+        min_width=16,
+        scores=dict.fromkeys(kinds, pairs),
+        states=dict.fromkeys(kinds, wide),
+        read=dict.fromkeys(kinds, wide),
+        grads=dict.fromkeys(kinds, pairs),
+    )
+
+
+FLOAT32 = _float32_tuning()
+
+
 class Plan(NamedTuple):
     """Settings that the kernels of one call share. Calls with equal shapes, strides, dtypes and device share a plan."""
 
@@ -114,10 +139,6 @@ class Plan(NamedTuple):
     """Kept launches by kernel and by the choices that shapes, strides and dtypes of the inputs do not determine. Their
     tensors are positional arguments: keywords would cost the host a microsecond for each launch."""
 
-    def more_warps(self, options: CompileOptions) -> CompileOptions:
-        """Twice as many warps, 8 at most, for float32 operands, which take twice as many registers."""
-        return options._replace(num_warps=min(8, options.num_warps * self.work.itemsize // 2))
-
     def num_chunks(self, length: int) -> int:
         return cdiv(length, self.chunk) if self.table is None else len(self.table)
 
@@ -130,8 +151,10 @@ class Plan(NamedTuple):
 
 
 class Planner:
-    """Makes plans with one tuning. For CUDA tensors it keeps the last 256 plans, and these keep their launches.
+    """Makes plans. For CUDA tensors it keeps the last 256 plans, and these keep their launches.
 
+    tuning:       for operands in bfloat16.
+    float32:      for operands in float32; by default the same.
     new_launches: called with whether launches may be kept.
     keep_all:     whether plans for tensors of other devices are kept as well, which only tests need.
     """
@@ -139,11 +162,13 @@ class Planner:
     def __init__(
         self,
         tuning: Tuning,
-        new_launches: Callable[[bool], KeptLaunches] = KeptLaunches,
+        float32: Tuning | None = None,
         *,
+        new_launches: Callable[[bool], KeptLaunches] = KeptLaunches,
         keep_all: bool = False,
     ) -> None:
-        self.tuning, self.new_launches, self.keep_all = tuning, new_launches, keep_all
+        self._tunings = {torch.bfloat16: tuning, torch.float32: float32 or tuning}
+        self.new_launches, self.keep_all = new_launches, keep_all
         self._kept = functools.lru_cache(256)(functools.partial(self._make, True))
 
     def __call__(self, scale: float, *inputs: Tensor | None, sequence_ends: Sequence[int] | None = None) -> Plan:
@@ -166,10 +191,9 @@ class Planner:
         return plan._replace(table=table, bounds=firsts, launches=self.new_launches(False))
 
     def _make(self, keep: bool, scale: float, first: TensorSpec, *others: TensorSpec | None) -> Plan:
-        tuning = self.tuning
         dtypes = {x.dtype for x in (first, *others[:2]) if x is not None}
         work = torch.bfloat16 if dtypes == {torch.bfloat16} else torch.float32
-        half = torch.float32 not in dtypes
+        tuning, half = self._tunings[work], torch.float32 not in dtypes
         return Plan(
             tuning=tuning,
             chunk=tuning.chunk,
@@ -184,7 +208,7 @@ class Planner:
         )
 
 
-PLANNER = Planner(Tuning())
+PLANNER = Planner(Tuning(), FLOAT32)
 
 
 class EndStates(NamedTuple):

@@ -170,10 +170,6 @@ def gla_scores(plan: Plan, q: Tensor | None, k: Tensor, g: Tensor, known: ChunkF
     def make() -> KeptLaunch:
         kind = decay_kind(g)
         tile = plan.tuning.scores[kind]
-        options = tile.options
-        if plan.precision != "tf32":
-            # with fp16 inputs and 8 warps ptxas 12.8 miscompiles the kernel (see LOG.md)
-            options = plan.more_warps(options)
         return KeptLaunch(
             _scores_kernel,
             batch * heads * num_chunks,
@@ -189,7 +185,7 @@ def gla_scores(plan: Plan, q: Tensor | None, k: Tensor, g: Tensor, known: ChunkF
             DECAY=kind,
             LIMIT=plan.mild,
             PRECISION=plan.precision,
-            **options.keywords(),
+            **tile.options.keywords(),
         )
 
     key = "scores", makes_k_out, None if q is None else q.stride()

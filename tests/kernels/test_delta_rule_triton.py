@@ -317,3 +317,14 @@ def test_a_step_of_the_kernel_has_no_gradient():
     q = torch.zeros(1, 1, 4, requires_grad=True)
     with pytest.raises(ValueError, match="has no gradient"):
         delta_rule_step(q, q, q, torch.zeros(1, 1), None, torch.zeros(1, 1, 4, 4), backend="triton")
+
+
+@every_decay
+@pytest.mark.parametrize(("K", "V"), [(4, 4), (40, 24)])
+def test_float32_operands_have_a_tuning_of_their_own(decay, K, V):
+    """Heads narrower than a tile, and two tiles with a part of a third, over more than two chunks."""
+    planner = pytest.importorskip("kernels.delta_rule.triton.plan").PLANNER
+    inputs = make_inputs(70, decay, H=1, K=K, V=V)
+    assert_matches_reference(
+        partial(run_triton, planner), delta_rule_reference, inputs, dtype=torch.float32, device=DEVICE
+    )

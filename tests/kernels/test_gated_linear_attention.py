@@ -573,3 +573,21 @@ def test_launches_that_are_kept_belong_to_calls_of_one_kind(decay, chunk):
         yield from torch.autograd.grad(alone, list(leaves.values()), alone)
 
     kept_launches_give_the_same(calls, chunk=chunk)
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize(("K", "V"), [(4, 4), (40, 24)])
+def test_float32_operands_have_a_tuning_of_their_own(decay, K, V):
+    """Heads narrower than a tile, and two tiles with a part of a third, over more than two chunks."""
+    planner = pytest.importorskip("kernels.gated_linear_attention.triton.plan").PLANNER
+    inputs = small_inputs(70, decay, K=K, V=V)
+    assert_matches_reference(
+        partial(run_triton, planner), gated_linear_attention_reference, inputs, dtype=torch.float32, device=DEVICE
+    )
+
+
+def test_a_plan_takes_the_tuning_of_its_operands():
+    plan = pytest.importorskip("kernels.gated_linear_attention.triton.plan")
+    q = torch.zeros(1, 1, 1, 1)
+    chunks = {dtype: plan.PLANNER(1.0, *[q.to(dtype)] * 3).chunk for dtype in (torch.bfloat16, torch.float32)}
+    assert chunks == {torch.bfloat16: plan.Tuning().chunk, torch.float32: plan.FLOAT32.chunk}

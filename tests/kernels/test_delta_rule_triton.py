@@ -322,7 +322,7 @@ def test_a_step_of_the_kernel_has_no_gradient():
 @every_decay
 @pytest.mark.parametrize(("K", "V"), [(4, 4), (40, 24)])
 def test_float32_operands_have_a_tuning_of_their_own(decay, K, V):
-    """Heads narrower than a tile, and two tiles with a part of a third, over more than two chunks."""
+    """Heads narrower than a tile, and keys of one tile and a part of a second, over more than two chunks."""
     planner = pytest.importorskip("kernels.delta_rule.triton.plan").PLANNER
     inputs = make_inputs(70, decay, H=1, K=K, V=V)
     assert_matches_reference(

@@ -578,7 +578,7 @@ def test_launches_that_are_kept_belong_to_calls_of_one_kind(decay, chunk):
 @pytest.mark.parametrize("decay", DECAYS)
 @pytest.mark.parametrize(("K", "V"), [(4, 4), (40, 24)])
 def test_float32_operands_have_a_tuning_of_their_own(decay, K, V):
-    """Heads narrower than a tile, and two tiles with a part of a third, over more than two chunks."""
+    """Heads narrower than a tile, and keys of one tile and a part of a second, over more than two chunks."""
     planner = pytest.importorskip("kernels.gated_linear_attention.triton.plan").PLANNER
     inputs = small_inputs(70, decay, K=K, V=V)
     assert_matches_reference(

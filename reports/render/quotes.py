@@ -14,7 +14,8 @@ code spans do not count, nor do those that are part of a word, as in `T2048` or 
 - `tried row | column`: runs of a cell that succeed at every value of `select.best_of`, in ascending order.
 - `claims`: how many claims hold, and how many are counted.
 - `runs key=value ...`: test accuracy (%) of the stored runs with these settings, seed by seed, probes included;
-  `seed=3` keeps one seed, `slice=length=512` takes a part of the test rows.
+  `seed=3` keeps one seed, `slice=length=512` takes a part of the test rows, `split=valid step=600` a validation
+  during training.
 - `bench operator | implementation | case | metric`: newest row of `bench --shapes paper`; the default is `time`,
   in ms.
 - `peer operator | implementation | shape | column`: a line of `results/peers.csv`.

@@ -64,9 +64,15 @@ class StoredRun:
     operators: str | None
     """JSON: version and backend of every operator that the run used; None where a row has no record of them."""
 
-    def find(self, metric: str, split: str = "", slice_name: str = "", *, best: bool = False) -> Value | None:
-        """The last measurement of that name, or the best one, or None."""
-        found = [v for v in self.values if (v.metric, v.split, v.slice) == (metric, split, slice_name)]
+    def find(
+        self, metric: str, split: str = "", slice_name: str = "", *, best: bool = False, step: int | None = None
+    ) -> Value | None:
+        """The last measurement of that name, or the best one, or that after `step` steps; or None."""
+        found = [
+            v
+            for v in self.values
+            if (v.metric, v.split, v.slice) == (metric, split, slice_name) and step in (None, v.step)
+        ]
         measured = [v for v in found if v.value is not None]
         if best and measured:
             sign = -1.0 if metric in LOWER_IS_BETTER else 1.0

@@ -90,9 +90,10 @@ class CommittedRows:
         wanted = dict(selector)
         part = wanted.pop("slice", "")
         split = wanted.pop("split", "test")
+        step = wanted.pop("step", None)
         found = []
         for run in self.stored(experiment, scale):
-            value = run.find("accuracy", split, part)
+            value = run.find("accuracy", split, part, step=None if step is None else int(step))
             if (
                 run.status == "ok"
                 and value is not None

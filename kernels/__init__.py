@@ -16,6 +16,10 @@ OPERATORS = {
     ),
     "gated_linear_attention_step": ("kernels.gated_linear_attention.workloads:STEP", "one step of it"),
     "gated_slot_attention": ("kernels.gated_slot_attention.workloads:WORKLOAD", "M gated slots, read by a softmax"),
+    "generalised_delta_rule": (
+        "kernels.delta_rule.workloads:GENERALISED",
+        "delta rule that removes and adds in two directions: RWKV-7",
+    ),
     "h3_inner_step": ("kernels.h3_inner.workloads:STEP", "one step between the linear maps of an H3 layer"),
     "linear_cross_entropy": (
         "kernels.linear_cross_entropy.workloads:WORKLOAD",

@@ -14,6 +14,7 @@ VERSIONS = {
     "forget_gate": 1,
     "gated_linear_attention": 1,
     "gated_slot_attention": 1,
+    "generalised_delta_rule": 1,
     "h3_inner": 1,
     "linear_cross_entropy": 1,
     "lti_ssm": 1,

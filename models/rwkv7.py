@@ -7,7 +7,7 @@
     y_t = W_o (g_t * (norm_h(o_t) + (sum_i rho_i r_ti k_ti) v_t)),         g = sigmoid(m_g(x) A_g) B_g
 
 with S [K, V] and norm_h a layer norm of every head. What is removed from the state, c S, lies in another direction than
-what is written, so this is not `kernels.delta_rule`: `generalised_delta_rule` below is plain PyTorch in chunks.
+what is written: `kernels/delta_rule/generalised.py`.
 Channel mixing is y = W_v relu(W_k m(x))^2.
 
 Source: Peng et al. 2025 (arXiv 2503.14456), section 4; initial values, ranks and the epsilon 64e-5 of the norm as in
@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.gated_linear_attention.chunked import chunk_length, decayed_scores, from_chunks, make_decay, to_chunks
+from kernels.delta_rule.generalised import generalised_delta_rule
 from models.backbone import require_divides
 from models.parts.casts import at_least_float32
 from models.parts.linear import ResidualLinear
@@ -41,51 +41,6 @@ from suite.bounds import Ratio, Width
 from suite.contracts import TaskSpec
 
 USES = ("r", "w", "k", "v", "a", "g")
-
-
-def generalised_delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, remove: Tensor, add: Tensor, log_decay: Tensor
-) -> tuple[Tensor, Tensor]:
-    """(o [B, T, H, V] in the dtype of v, S_T [B, H, K, V]) of the recurrence, from a state of zeros.
-
-        S_t = diag(exp(log_decay_t)) S_{t-1} + add_t^T (remove_t S_{t-1}) + k_t^T v_t,   o_t = q_t S_t
-
-    q, k, remove, add, log_decay: [B, T, H, K]; v: [B, T, H, V]. It computes in float32, in float64 for float64 inputs,
-    and divides by exp(log_decay) of single positions, which must hence not be tiny.
-
-    In a chunk with the state M in front of it, u_t = remove_t S_{t-1} solves a triangular system,
-
-        u_t = in_t M + sum_{j < t} (P_tj . add_j) u_j + (P_tj . k_j) v_j
-        P_tj = (remove_t / d_t) * prod_{j < i <= t} d_i
-
-    as in `kernels/delta_rule/chunked.py`; outputs and the next state are then those of linear attention with the keys
-    add and k and the values u and v.
-    """
-    work = torch.promote_types(q.dtype, torch.float32)
-    length = q.shape[1]
-    size = chunk_length(length)
-    with torch.autocast(q.device.type, enabled=False):
-        log_decay = log_decay.to(work)
-        remove = remove.to(work) * torch.exp(-log_decay)
-        q, k, c_v, remove, add, decays = (to_chunks(x.to(work), size) for x in (q, k, v, remove, add, log_decay))
-        decay = make_decay(decays)
-        system = -decayed_scores(remove, add, decay).tril(-1)
-        given = torch.cat([decayed_scores(remove, k, decay).tril(-1) @ c_v, remove * decay.prefix], -1)
-        # unitriangular: the diagonal is taken as one, and what is above it is not read
-        solved = torch.linalg.solve_triangular(system, given, upper=False, unitriangular=True)
-        u_0, w = solved.split((c_v.shape[-1], remove.shape[-1]), -1)
-        own = decayed_scores(q, k, decay) @ c_v
-        scores = decayed_scores(q, add, decay)
-        q_in, k_out, add_out = q * decay.prefix, k * decay.suffix, add * decay.suffix
-        written = k_out.mT @ c_v
-        state = q.new_zeros(q.shape[0], q.shape[1], q.shape[-1], c_v.shape[-1])
-        outputs = []
-        for i in range(q.shape[2]):
-            u = u_0[:, :, i] + w[:, :, i] @ state
-            outputs.append(own[:, :, i] + q_in[:, :, i] @ state + scores[:, :, i] @ u)
-            kept = decay.log_total[:, :, i].exp().unsqueeze(-1) * state
-            state = kept + add_out[:, :, i].mT @ u + written[:, :, i]
-        return from_chunks(torch.stack(outputs, 2), length).to(v.dtype), state
 
 
 class TimeMix7(MatrixTimeMix):

@@ -2,6 +2,8 @@
 
     S_t = S_{t-1} diag(a_t) (I - b_t k_t k_t^T) + b_t v_t k_t^T,     o_t = scale S_t q_t,     a_t = exp(log_decay_t)
 
+What is written may have another key than what is read (`write`), which RWKV-7 needs (`generalised.py`).
+
 Source: DeltaNet (Yang et al. 2024a, arXiv 2406.06484; no decay), Gated DeltaNet (Yang et al. 2024b, arXiv 2412.06464;
 one decay a head), Kimi Delta Attention (Kimi Team 2025, arXiv 2510.26692; one decay a key channel).
 """
@@ -25,7 +27,7 @@ from kernels.gated_linear_attention.packed import (
     states_of_all,
 )
 
-__all__ = ["delta_rule", "delta_rule_reference", "delta_rule_step"]
+__all__ = ["delta_rule", "delta_rule_reference", "delta_rule_step", "obstacle"]
 
 MAX_KEYS_BFLOAT16, MAX_KEYS = 256, 128
 """Maximum number of key channels of the Triton kernels where q, k and v are bfloat16, and in other dtypes."""
@@ -41,6 +43,7 @@ def _check(
     v: Tensor,
     beta: Tensor,
     log_decay: Tensor | None,
+    write: Tensor | None,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> list[int] | None:
@@ -48,6 +51,8 @@ def _check(
         _fail(f"q and v must be [B, T, H, K] and [B, T, H, V], got {tuple(q.shape)} and {tuple(v.shape)}.")
     if k.shape != q.shape:
         _fail(f"k must have the shape of q {tuple(q.shape)}, got {tuple(k.shape)}.")
+    if write is not None and write.shape != q.shape:
+        _fail(f"write must have the shape of q {tuple(q.shape)}, got {tuple(write.shape)}.")
     if v.shape[:3] != q.shape[:3]:
         _fail(f"v must share B, T, H with q {tuple(q.shape)}, got {tuple(v.shape)}.")
     if q.shape[1] < 1:
@@ -64,8 +69,11 @@ def _check(
     return ends
 
 
-def _obstacle(*products: Tensor) -> str | None:
-    """Why the kernels cannot take q, k and v. A program keeps the state of all keys in registers."""
+def obstacle(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, write: Tensor | None) -> str | None:
+    """Why the kernels cannot take the inputs. A program keeps the state of all keys in registers."""
+    if write is not None and (log_decay is None or log_decay.dim() == 3):
+        return "takes `write` only with a decay of key channels"
+    products = [x for x in (q, k, v, write) if x is not None]
     half = all(x.dtype == torch.bfloat16 for x in products)
     most = MAX_KEYS_BFLOAT16 if half else MAX_KEYS
     if products[0].shape[-1] <= most:
@@ -80,6 +88,7 @@ def delta_rule(
     beta: Tensor,
     log_decay: Tensor | None = None,
     *,
+    write: Tensor | None = None,
     scale: float | None = None,
     initial_state: Tensor | None = None,
     return_final_state: bool = False,
@@ -93,18 +102,20 @@ def delta_rule(
     beta:          [B, T, H], the b_t: 0 writes nothing, 1 with a unit key replaces all that is held for the key.
     log_decay:     at most 0; [B, T, H, K], [B, T, H], or None for no decay. The state decays before it is read and
                    written.
+    write:         [B, T, H, K], the keys w_t under which is written what the k_t read, or None for k itself:
+                   S_t = S_{t-1} diag(a_t) (I - b_t k_t w_t^T) + b_t v_t w_t^T.
     scale:         factor of the output; None stands for K^-0.5.
     initial_state: [B, H, K, V], the transpose of S; None stands for zeros. States are float32 (float64 for float64
                    inputs).
     cu_seqlens:    [N + 1] integers, 0 and where each of N sequences ends, for sequences packed along time with B = 1.
                    States are then [N, H, K, V]. Sequences may be empty: their final state is their initial state.
                    The values are read on the host.
-    backend:       "auto" uses the Triton kernels on a GPU (K up to 256 in bfloat16, up to 128 in float32 and float16)
-                   and plain PyTorch elsewhere.
+    backend:       "auto" uses the Triton kernels on a GPU (K up to 256 in bfloat16, up to 128 in float32 and float16;
+                   `write` with a decay of key channels only) and plain PyTorch elsewhere.
 
     Raises ValueError for shapes or options that do not fit.
     """
-    ends = _check(q, k, v, beta, log_decay, initial_state, cu_seqlens)
+    ends = _check(q, k, v, beta, log_decay, write, initial_state, cu_seqlens)
     if ends is not None and has_empty(ends):
         o, final = delta_rule(
             q,
@@ -112,6 +123,7 @@ def delta_rule(
             v,
             beta,
             log_decay,
+            write=write,
             scale=scale,
             initial_state=None if initial_state is None else initial_state[filled_sequences(ends)],
             return_final_state=True,
@@ -120,7 +132,8 @@ def delta_rule(
         )
         return (o, states_of_all(final, initial_state, ends)) if return_final_state else o
 
-    if use_triton("delta_rule", backend, q, k, v, beta, log_decay, initial_state, obstacle=_obstacle(q, k, v)):
+    tensors = (q, k, v, beta, log_decay, write, initial_state)
+    if use_triton("delta_rule", backend, *tensors, obstacle=obstacle(q, k, v, log_decay, write)):
         from kernels.delta_rule.triton import delta_rule_triton
 
         with on_device_of(q):
@@ -130,6 +143,7 @@ def delta_rule(
                 v,
                 beta,
                 log_decay,
+                write=write,
                 scale=scale,
                 initial_state=initial_state,
                 return_final_state=return_final_state,
@@ -144,6 +158,7 @@ def delta_rule(
             v[:, time],
             beta[:, time],
             None if log_decay is None else log_decay[:, time],
+            write=None if write is None else write[:, time],
             scale=scale,
             initial_state=None if initial_state is None else initial_state[states],
             return_final_state=True,
@@ -162,26 +177,29 @@ def delta_rule_step(
     log_decay: Tensor | None,
     state: Tensor,
     *,
+    write: Tensor | None = None,
     scale: float | None = None,
     in_place: bool = False,
     backend: Literal["auto", "triton", "torch"] = "auto",
 ) -> tuple[Tensor, Tensor]:
     """One position, for decoding: returns o [B, H, V] in the dtype of v and the next state in the dtype of `state`.
 
-    q, k: [B, H, K]; v: [B, H, V]; beta: [B, H]; log_decay: [B, H, K], [B, H] or None; state: [B, H, K, V].
+    q, k: [B, H, K]; v: [B, H, V]; beta: [B, H]; log_decay: [B, H, K], [B, H] or None; state: [B, H, K, V]; write:
+    [B, H, K] or None, as in `delta_rule`.
     in_place: the Triton kernel may overwrite the state. It has no gradient: "auto" uses PyTorch where a gradient is
     recorded, and "triton" raises ValueError.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    tensors = (q, k, v, beta, log_decay, state)
-    obstacle = NO_GRADIENT if needs_gradient(*tensors) else None
-    if use_triton("delta_rule_step", backend, *tensors, obstacle=obstacle):
+    tensors = (q, k, v, beta, log_decay, write, state)
+    reason = NO_GRADIENT if needs_gradient(*tensors) else None
+    if use_triton("delta_rule_step", backend, *tensors, obstacle=reason):
         from kernels.delta_rule.triton import delta_rule_step_triton
 
         with on_device_of(q):
-            return delta_rule_step_triton(q, k, v, beta, log_decay, state, scale=scale, in_place=in_place)
+            return delta_rule_step_triton(q, k, v, beta, log_decay, state, scale=scale, write=write, in_place=in_place)
     dtype = state.dtype
-    decay = None if log_decay is None else log_decay.to(dtype)
+    decay, write = (None if x is None else x.to(dtype) for x in (log_decay, write))
     with torch.autocast(q.device.type, enabled=False):
-        o, state = step(q.to(dtype), k.to(dtype), v.to(dtype), beta.to(dtype), decay, state, scale=scale)
+        q, k, beta = q.to(dtype), k.to(dtype), beta.to(dtype)
+        o, state = step(q, k, v.to(dtype), beta, decay, state, scale=scale, write=write)
     return o.to(v.dtype), state

@@ -16,6 +16,8 @@ which is solved for diag(b) V and diag(b) K_in before M_0 is known: U = U_0 - W 
     O = scale (Q_in M_0 + A U),   M_C = exp(G_C) M_0 + K_out^T U,     A_ij = q_i^T exp(G_i - G_j) k_j for j <= i
                                                                       K_out has the rows exp(G_C - G_j) k_j
 
+Where a position writes under another key than it reads, `write` takes the place of k_j and of the rows of K_out.
+
 All exponents are sums of log-decays, never differences of such sums, so none is positive: they and the scores L and A
 are those of gated linear attention, whose `chunked.py` describes them. The triangular system is solved in float32.
 """
@@ -35,10 +37,13 @@ from kernels.gated_linear_attention.chunked import (
 )
 
 
-def pseudo_values(k: Tensor, v: Tensor, beta: Tensor, decay: Decay | None) -> tuple[Tensor, Tensor]:
-    """U_0 [..., C, V] and W [..., C, K] of every chunk, for k [..., C, K], v [..., C, V] and beta [..., C, 1]."""
+def pseudo_values(k: Tensor, write: Tensor, v: Tensor, beta: Tensor, decay: Decay | None) -> tuple[Tensor, Tensor]:
+    """U_0 [..., C, V] and W [..., C, K] of every chunk.
+
+    k, write: [..., C, K], the keys that are read and written; v: [..., C, V]; beta: [..., C, 1].
+    """
     # unitriangular: the diagonal is taken as one, and what is above it is not read
-    system = beta * decayed_scores(k, k, decay).tril(-1)
+    system = beta * decayed_scores(k, write, decay).tril(-1)
     k_in = k if decay is None else k * decay.prefix
     solved = torch.linalg.solve_triangular(system, beta * torch.cat([v, k_in], -1), upper=False, unitriangular=True)
     u, w = solved.split((v.shape[-1], k.shape[-1]), -1)
@@ -52,6 +57,7 @@ def delta_rule_chunked(
     beta: Tensor,
     log_decay: Tensor | None = None,
     *,
+    write: Tensor | None = None,
     scale: float | None = None,
     initial_state: Tensor | None = None,
     return_final_state: bool = False,
@@ -67,9 +73,10 @@ def delta_rule_chunked(
         if log_decay is not None:
             log_decay = log_decay.to(work)
             decay = make_decay(to_chunks(log_decay if log_decay.dim() == 4 else log_decay.unsqueeze(-1), size))
-        scores = decayed_scores(c_q, c_k, decay)
-        u_0, w = pseudo_values(c_k, c_v, c_beta, decay)
-        q_in, k_out = (c_q, c_k) if decay is None else (c_q * decay.prefix, c_k * decay.suffix)
+        c_write = c_k if write is None else to_chunks(write.to(work), size)
+        scores = decayed_scores(c_q, c_write, decay)
+        u_0, w = pseudo_values(c_k, c_write, c_v, c_beta, decay)
+        q_in, k_out = (c_q, c_write) if decay is None else (c_q * decay.prefix, c_write * decay.suffix)
         state = c_q.new_zeros(batch, heads, key_dim, v.shape[-1]) if initial_state is None else initial_state.to(work)
         outputs = []
         for i in range(c_q.shape[2]):

@@ -1,10 +1,10 @@
 """The delta rule with decays, one loop over time in the dtype it is given.
 
-    S_t = S_{t-1} diag(a_t) (I - b_t k_t k_t^T) + b_t v_t k_t^T        a_t = exp(log_decay_t)
+    S_t = S_{t-1} diag(a_t) (I - b_t k_t w_t^T) + b_t v_t w_t^T        a_t = exp(log_decay_t),  w_t = k_t by default
     o_t = scale S_t q_t
 
 S is [V, K] here, as in the papers. The state that goes in and comes out is its transpose [K, V], as in gated linear
-attention: M_t = (I - b_t k_t k_t^T) diag(a_t) M_{t-1} + b_t k_t v_t^T.
+attention: M_t = (I - b_t w_t k_t^T) diag(a_t) M_{t-1} + b_t w_t v_t^T.
 
 Source: Yang et al. 2024a (arXiv 2406.06484), without decay; Yang et al. 2024b (arXiv 2412.06464), one decay a head;
 Kimi Team 2025 (arXiv 2510.26692), one decay a key channel.
@@ -17,18 +17,27 @@ from torch import Tensor
 
 
 def step(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, state: Tensor, *, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None,
+    state: Tensor,
+    *,
+    scale: float,
+    write: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """o [B, H, V] and the next state of one step.
 
-    q, k: [B, H, K]; v: [B, H, V]; beta: [B, H]; log_decay: [B, H, K], [B, H] or None; state: [B, H, K, V].
+    q, k, write: [B, H, K]; v: [B, H, V]; beta: [B, H]; log_decay: [B, H, K], [B, H] or None; state: [B, H, K, V].
     """
     if log_decay is not None:
         decay = log_decay.exp()
         state = (decay.unsqueeze(-1) if decay.dim() == 3 else decay[..., None, None]) * state
     # what the decayed state holds for the key is replaced by a mean of it and v
     held = (k.unsqueeze(-1) * state).sum(-2)
-    state = state + k.unsqueeze(-1) * (beta.unsqueeze(-1) * (v - held)).unsqueeze(-2)
+    w = k if write is None else write
+    state = state + w.unsqueeze(-1) * (beta.unsqueeze(-1) * (v - held)).unsqueeze(-2)
     return scale * (q.unsqueeze(-1) * state).sum(-2), state
 
 
@@ -39,6 +48,7 @@ def delta_rule_reference(
     beta: Tensor,
     log_decay: Tensor | None = None,
     *,
+    write: Tensor | None = None,
     scale: float | None = None,
     initial_state: Tensor | None = None,
     return_final_state: bool = False,
@@ -50,7 +60,8 @@ def delta_rule_reference(
     outputs = []
     for t in range(length):
         decay = None if log_decay is None else log_decay[:, t]
-        o_t, state = step(q[:, t], k[:, t], v[:, t], beta[:, t], decay, state, scale=scale)
+        w = None if write is None else write[:, t]
+        o_t, state = step(q[:, t], k[:, t], v[:, t], beta[:, t], decay, state, scale=scale, write=w)
         outputs.append(o_t.to(v.dtype))
     o = torch.stack(outputs, dim=1)
     return (o, state) if return_final_state else o

@@ -1,4 +1,4 @@
-"""Benchmark workloads of the delta rule, and of one step of it for decoding.
+"""Benchmark workloads of the delta rule, of one step of it for decoding, and of the generalised rule of RWKV-7.
 
 `decay` names the log-decay of a shape, and with it the model that the shape belongs to:
 
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.delta_rule import delta_rule, delta_rule_step
+from kernels.delta_rule.generalised import generalised_delta_rule, generalised_delta_rule_reference
 from kernels.delta_rule.reference import delta_rule_reference, step
 from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic
 
@@ -156,4 +157,69 @@ STEP = Workload(
     },
     keep=("state",),
     backward=False,
+)
+
+
+def make_generalised_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """As in RWKV-7: a unit vector is removed and a share of it added, and no decay is below exp(-0.606)."""
+    batch, length, heads, key_dim, value_dim = sizes(shape, "BTHKV")
+    leading = (batch, length, heads)
+    unit, q, k = (F.normalize(normal(generator, dtype, *leading, key_dim), dim=-1) for _ in range(3))
+    share = torch.sigmoid(normal(generator, dtype, *leading, key_dim))
+    log_decay = -0.606 * torch.sigmoid(normal(generator, torch.promote_types(dtype, torch.float32), *leading, key_dim))
+    v = normal(generator, dtype, *leading, value_dim)
+    return {"q": q, "k": k, "v": v, "remove": -unit, "add": share * unit, "log_decay": log_decay}
+
+
+def generalised_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """Multiply-adds of matrix products for one position of one head, in chunks of C = 64 that are computed in full.
+
+    Forward: four kinds of scores 4 C K, the inverse of the triangle times V + K columns, its right side C V and the two
+    parts of the output 2 C V, and products with the state 4 K V. Backward: two products for each of them.
+    """
+    batch, length, heads, key_dim, value_dim = sizes(shape, "BTHKV")
+    positions = batch * length * heads
+    inputs = positions * ((4 * key_dim + value_dim) * dtype.itemsize + key_dim * max(4, dtype.itemsize))
+    products = CHUNK * (5 * key_dim + 4 * value_dim) + 4 * key_dim * value_dim
+    return Cost(
+        num_bytes=traffic(inputs, positions * value_dim * dtype.itemsize, backward),
+        num_flops=2 * positions * products * (3 if backward else 1),
+        matrix=True,
+    )
+
+
+def load_triton_generalised() -> Callable[..., Any]:
+    import triton  # noqa: F401
+
+    return partial(generalised_delta_rule, backend="triton")
+
+
+def load_fla_rwkv7() -> Callable[..., Any]:
+    """flash-linear-attention's chunked operator of RWKV-7."""
+    from fla.ops.rwkv7 import chunk_rwkv7
+
+    def peer(q: Tensor, k: Tensor, v: Tensor, remove: Tensor, add: Tensor, log_decay: Tensor) -> Any:
+        return chunk_rwkv7(r=q, w=log_decay, k=k, v=v, a=remove, b=add, output_final_state=True)
+
+    return peer
+
+
+GENERALISED = Workload(
+    op="generalised_delta_rule",
+    reference=generalised_delta_rule_reference,
+    make_inputs=make_generalised_inputs,
+    cost=generalised_cost,
+    short=short,
+    implementations=(
+        Implementation("triton", "ours", load_triton_generalised, cold_start=True),
+        Implementation("torch", "ours", lambda: partial(generalised_delta_rule, backend="torch")),
+        Implementation("flash-linear-attention", "peer", load_fla_rwkv7),
+    ),
+    shapes={
+        "quick": ({"B": 8, "T": 2048, "H": 32, "K": 64, "V": 64},),
+        "paper": tuple(
+            {"B": batch, "T": length, "H": 32, "K": 64, "V": 64} for batch, length in ((8, 2048), (1, 16384))
+        ),
+    },
+    keep=("log_decay",),
 )

@@ -12,7 +12,8 @@ from suite.laws.accuracy import assert_close
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 TRITON = partial(delta_rule, backend="triton")
 TORCH = partial(delta_rule, backend="torch")
-DECAYS = ["none", "head", "key"]
+DECAYS = ["none", "head", "key", "write"]
+"""`write`: a decay of every key channel, and other keys for writing than for reading."""
 every_decay = pytest.mark.parametrize("decay", DECAYS)
 
 
@@ -23,7 +24,7 @@ def make_inputs(batch, length, heads, key_dim, value_dim, decay, dtype=torch.bfl
     rand = partial(torch.rand, generator=g, device="cuda", dtype=torch.float64)
     leading, log_decay = (batch, length, heads), None
     if decay != "none":
-        size = (*leading, key_dim) if decay == "key" else leading
+        size = leading if decay == "head" else (*leading, key_dim)
         log_decay = F.logsigmoid(randn(*size)) / {"mild": 16, "medium": 1, "mixed": 16}[kept]
         if kept == "mixed":
             log_decay[rand(*size) < 0.2] = -50.0
@@ -32,8 +33,9 @@ def make_inputs(batch, length, heads, key_dim, value_dim, decay, dtype=torch.bfl
         "q": randn(*leading, key_dim).to(dtype),
         "k": F.normalize(randn(*leading, key_dim), dim=-1).to(dtype),
         "v": randn(*leading, value_dim).to(dtype),
-        "beta": (2 * rand(*leading)).float(),
+        "beta": ((1 if decay == "write" else 2) * rand(*leading)).float(),
         "log_decay": log_decay,
+        "write": F.normalize(randn(*leading, key_dim), dim=-1).to(dtype) if decay == "write" else None,
         # as large as the states that unit keys write, so that no position stands out
         "initial_state": (key_dim**-0.5 * randn(batch, heads, key_dim, value_dim)).float(),
         "return_final_state": True,

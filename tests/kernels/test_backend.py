@@ -10,6 +10,7 @@ from kernels.attention import attention
 from kernels.backend import record, record_operators, triton_missing, use_triton
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.delta_rule import delta_rule, delta_rule_step
+from kernels.delta_rule.generalised import generalised_delta_rule
 from kernels.embedding import embedding
 from kernels.fft_conv import fft_conv
 from kernels.float32_matmul import float32_matmul
@@ -58,6 +59,7 @@ CALLS = {
         lambda: gated_slot_attention(*[ones(1, 3, 1, 2)] * 4),
         lambda: gated_slot_attention_step(*[ones(1, 1, 2)] * 4, None, (ones(1, 1, 2, 2), ones(1, 1, 2, 2))),
     ],
+    "generalised_delta_rule": [lambda: generalised_delta_rule(*[ones(1, 3, 1, 2)] * 5, -ones(1, 3, 1, 2))],
     "h3_inner": [
         lambda: h3_inner_step(
             *[ones(1, 2)] * 3,

@@ -15,7 +15,9 @@ from kernels.gated_linear_attention import gated_linear_attention_reference
 from suite.laws.accuracy import assert_close, assert_matches_reference, relative_error
 
 B, H, K, V = 2, 2, 8, 5
-DECAYS = ["none", "head", "key"]
+DECAYS = ["none", "head", "key", "write"]
+"""`write`: a decay of every key channel, and other keys for writing than for reading."""
+ALONG_TIME = ("q", "k", "v", "beta", "log_decay", "write")
 KEEP = ("beta", "log_decay", "initial_state")
 every_decay = pytest.mark.parametrize("decay", DECAYS)
 
@@ -25,21 +27,21 @@ def make_inputs(length: int, decay: str, *, state: bool = True, B: int = B) -> d
     generator = torch.Generator().manual_seed(0)
     normal = partial(torch.randn, generator=generator, dtype=torch.float64)
     uniform = partial(torch.rand, generator=generator, dtype=torch.float64)
-    channels = {"none": None, "head": (), "key": (K,)}[decay]
+    channels = {"none": None, "head": ()}.get(decay, (K,))
     return {
         "q": normal(B, length, H, K),
         "k": F.normalize(normal(B, length, H, K), dim=-1),
         "v": normal(B, length, H, V),
         "beta": 2 * uniform(B, length, H),
         "log_decay": None if channels is None else 0.3 * uniform(B, length, H, *channels).log(),
+        "write": F.normalize(normal(B, length, H, K), dim=-1) if decay == "write" else None,
         "initial_state": normal(B, H, K, V) if state else None,
         "return_final_state": True,
     }
 
 
 def cut(inputs: dict, time: slice) -> dict:
-    names = ("q", "k", "v", "beta", "log_decay")
-    return {name: x[:, time] if name in names and x is not None else x for name, x in inputs.items()}
+    return {name: x[:, time] if name in ALONG_TIME and x is not None else x for name, x in inputs.items()}
 
 
 @every_decay
@@ -57,8 +59,8 @@ def test_step_by_step_equals_parallel(decay):
     o, final = delta_rule(**inputs)
     state = inputs["initial_state"]
     for t in range(70):
-        now = [None if inputs[n] is None else inputs[n][:, t] for n in ("q", "k", "v", "beta", "log_decay")]
-        o_t, state = delta_rule_step(*now, state)
+        *now, write = (None if inputs[n] is None else inputs[n][:, t] for n in ALONG_TIME)
+        o_t, state = delta_rule_step(*now, state, write=write)
         assert_close(o_t, o[:, t], torch.float64, what=f"step {t}")
     assert_close(state, final, torch.float64, what="state")
 
@@ -78,7 +80,7 @@ def test_splitting_time_and_passing_the_state_equals_the_whole(decay, at):
 def test_the_future_cannot_change_the_past(decay):
     inputs = make_inputs(130, decay)
     changed = {n: x.clone() if isinstance(x, Tensor) else x for n, x in inputs.items()}
-    for name in ("q", "k", "v", "beta", "log_decay"):
+    for name in ALONG_TIME:
         if changed[name] is not None:
             changed[name][:, 77:] *= 0.5
     before, after = delta_rule(**inputs)[0], delta_rule(**changed)[0]
@@ -116,6 +118,7 @@ def test_orthogonal_keys_make_it_gated_linear_attention():
     inputs = make_inputs(K, "head", state=False)
     inputs["k"] = torch.eye(K, dtype=torch.float64)[:, None].expand(B, K, H, K)
     beta = inputs.pop("beta")
+    del inputs["write"]
     expected, _ = gated_linear_attention_reference(**inputs | {"v": beta.unsqueeze(-1) * inputs["v"]})
     assert_close(delta_rule(**inputs, beta=beta)[0], expected, torch.float64, what="output")
 
@@ -173,6 +176,7 @@ def test_packed_sequences_do_not_see_each_other_and_may_be_empty(decay):
         ({"beta": torch.zeros(B, 4, H, 1)}, r"beta must be \[B, T, H\]"),
         ({"log_decay": torch.zeros(H)}, "log_decay must have shape"),
         ({"k": torch.zeros(B, 4, H, K + 1)}, "k must have the shape of q"),
+        ({"write": torch.zeros(B, 4, H, K + 1)}, "write must have the shape of q"),
         ({"v": torch.zeros(B, 5, H, V)}, "v must share B, T, H"),
         ({"initial_state": torch.zeros(B, H, V, K)}, r"initial_state must be \[B, H, K, V\]"),
         ({"cu_seqlens": torch.tensor([0, 4])}, "needs all sequences packed along time"),

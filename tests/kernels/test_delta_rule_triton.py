@@ -14,9 +14,10 @@ from kernels.delta_rule import delta_rule, delta_rule_reference, delta_rule_step
 from suite.laws.accuracy import assert_close, assert_matches_reference, relative_error
 from tests.kernels.gated import DEVICE, in_chunks, kept_launches_give_the_same, make_planner, quick, scaled
 
-DECAYS = ["none", "head", "key"]
+DECAYS = ["none", "head", "key", "write"]
+"""`write`: a decay of every key channel, and other keys for writing than for reading."""
 KEEP = ("beta", "log_decay", "initial_state")
-ALONG_TIME = ("q", "k", "v", "beta", "log_decay")
+ALONG_TIME = ("q", "k", "v", "beta", "log_decay", "write")
 every_decay = pytest.mark.parametrize("decay", DECAYS)
 one_decay = pytest.mark.parametrize("decay", quick(DECAYS, "head"))
 
@@ -40,17 +41,21 @@ def in_triton(**changes):
 
 
 def make_inputs(length: int, decay: str, *, state: bool = True, H: int = 2, K: int = 16, V: int = 16) -> dict:
-    """Unit keys, beta between 0 and 2 (eigenvalues between -1 and 1), log-decays of mean -0.3."""
+    """Unit keys, beta between 0 and 2 (eigenvalues between -1 and 1), log-decays of mean -0.3.
+
+    Between unrelated keys beta is at most 1: the README says what bfloat16 loses beyond.
+    """
     generator = torch.Generator().manual_seed(0)
     normal = partial(torch.randn, generator=generator, dtype=torch.float64)
     uniform = partial(torch.rand, generator=generator, dtype=torch.float64)
-    channels = {"none": None, "head": (), "key": (K,)}[decay]
+    channels = {"none": None, "head": ()}.get(decay, (K,))
     return {
         "q": normal(1, length, H, K),
         "k": F.normalize(normal(1, length, H, K), dim=-1),
         "v": normal(1, length, H, V),
-        "beta": 2 * uniform(1, length, H),
+        "beta": (1 if decay == "write" else 2) * uniform(1, length, H),
         "log_decay": None if channels is None else 0.3 * uniform(1, length, H, *channels).log(),
+        "write": F.normalize(normal(1, length, H, K), dim=-1) if decay == "write" else None,
         "initial_state": normal(1, H, K, V) if state else None,
         "return_final_state": True,
     }
@@ -240,7 +245,7 @@ def test_the_kernels_take_any_memory(decay):
         return None if x is None else x.transpose(-1, -2).contiguous().transpose(-1, -2)
 
     views = {"q": heads_first, "k": half_of_a_projection, "v": channels_apart, "beta": half_of_a_projection}
-    views |= {"log_decay": channels_apart, "initial_state": channels_apart}
+    views |= {"log_decay": channels_apart, "initial_state": channels_apart, "write": channels_apart}
 
     def op(**inputs):
         o, state = dense(**{n: views[n](x) if n in views else x for n, x in inputs.items()})
@@ -299,17 +304,18 @@ def test_more_keys_than_a_program_can_hold_run_in_plain_pytorch():
 @pytest.mark.parametrize(("key_dim", "value_dim"), [(8, 12), (5, 300), pytest.param(130, 20, marks=pytest.mark.slow)])
 def test_a_step_of_the_kernel_equals_plain_pytorch(decay, dtype, key_dim, value_dim):
     inputs = make_inputs(2, decay, K=key_dim, V=value_dim)
-    names = (*ALONG_TIME, "initial_state")
+    names = ("q", "k", "v", "beta", "log_decay", "initial_state", "write")
     rounded = [None if inputs[n] is None else inputs[n].to(torch.float32 if n in KEEP else dtype) for n in names]
     now = [None if x is None else x[:, 0] if n in ALONG_TIME else x for n, x in zip(names, rounded, strict=True)]
-    exact = delta_rule_step(*(None if x is None else x.double() for x in now))
-    arguments = [None if x is None else x.to(DEVICE) for x in now]
-    o, state = delta_rule_step(*arguments, backend="triton")
+    *precise, write = (None if x is None else x.double() for x in now)
+    exact = delta_rule_step(*precise, write=write)
+    *arguments, write = (None if x is None else x.to(DEVICE) for x in now)
+    o, state = delta_rule_step(*arguments, write=write, backend="triton")
     assert o.dtype == dtype
     assert_close(o, exact[0], dtype, what="o")
     assert_close(state, exact[1], torch.float32, what="state")
-    assert torch.equal(arguments[-1].cpu(), now[-1])
-    delta_rule_step(*arguments, in_place=True, backend="triton")
+    assert torch.equal(arguments[-1].cpu(), now[-2])
+    delta_rule_step(*arguments, write=write, in_place=True, backend="triton")
     assert torch.equal(arguments[-1], state)
 
 

@@ -20,6 +20,7 @@ from kernels.attention.reference import attention_reference, attention_step_refe
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.causal_conv1d.reference import causal_conv1d_reference
 from kernels.delta_rule import delta_rule, delta_rule_step
+from kernels.delta_rule.generalised import generalised_delta_rule, generalised_delta_rule_reference
 from kernels.delta_rule.reference import delta_rule_reference
 from kernels.embedding import embedding
 from kernels.embedding.reference import embedding_reference
@@ -154,12 +155,23 @@ def _delta_rule(draw: Draw) -> Iterator[Call]:
     yield Call("key", both, inputs | {"log_decay": draw(*leading, 4, low=-0.5, high=-0.01)} | keep)
     packed = {name: x[:1] for name, x in inputs.items()} | {"cu_seqlens": torch.tensor([0, 3, 3, 68, LENGTH])}
     yield Call("packed", {"torch": both["torch"]}, packed | {"return_final_state": True})
+    more = {"log_decay": draw(*leading, 4, low=-0.5, high=-0.01), "write": draw(*leading, 4) / 2}
+    yield Call("another key to write", both, inputs | more | keep)
+
+
+def _generalised_delta_rule(draw: Draw) -> Iterator[Call]:
+    inputs = _qkv(draw, 2, LENGTH)
+    shape = inputs["q"].shape
+    inputs |= {"remove": draw(*shape) / 2, "add": draw(*shape) / 2, "log_decay": draw(*shape, low=-0.6, high=-0.01)}
+    yield Call("plain", _pair(generalised_delta_rule, generalised_delta_rule_reference), inputs)
 
 
 def _delta_rule_step(draw: Draw) -> Iterator[Call]:
     inputs = _qkv(draw, 2) | {"beta": draw(2, 2, low=0.0), "log_decay": draw(2, 2, 4, low=-0.5, high=-0.01)}
     torch_only = {"torch": partial(delta_rule_step, backend="torch")}
     yield Call("key", torch_only, inputs | {"state": draw(2, 2, 4, 3)}, gradients=False)
+    more = {"state": draw(2, 2, 4, 3), "write": draw(2, 2, 4)}
+    yield Call("another key to write", torch_only, inputs | more, gradients=False)
 
 
 def _embedding(draw: Draw) -> Iterator[Call]:
@@ -388,6 +400,7 @@ OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
     "causal_conv1d": _causal_conv1d,
     "delta_rule": _delta_rule,
     "delta_rule_step": _delta_rule_step,
+    "generalised_delta_rule": _generalised_delta_rule,
     "embedding": _embedding,
     "fft_conv": _fft_conv,
     "float32_matmul": _float32_matmul,

@@ -35,7 +35,7 @@ class Result(NamedTuple):
     final_state: Tensor | None
     plan: Plan
     saved: tuple[Tensor | None, ...]
-    """q, k, beta, g, delta, the states before every chunk and the chunk factors."""
+    """q, k, beta, g, write, delta, the states before every chunk and the chunk factors."""
 
 
 def forward(
@@ -44,6 +44,7 @@ def forward(
     v: Tensor,
     beta: Tensor,
     g: Tensor | None,
+    write: Tensor | None,
     initial_state: Tensor | None,
     options: Options,
     *,
@@ -53,17 +54,19 @@ def forward(
     q, k, v = dense_channels(q), dense_channels(k), dense_channels(v)
     if g is not None and g.dim() == 4:
         g = dense_channels(g)
-    plan = options.planner(options.scale, q, k, v, beta, g, initial_state, sequence_ends=options.sequence_ends)
+    if write is not None:
+        write = dense_channels(write)
+    plan = options.planner(options.scale, q, k, v, beta, g, initial_state, write, sequence_ends=options.sequence_ends)
     if plan.work == torch.float32:
         # one tf32 product has the accuracy of float16, of which the solutions of the triangular systems lose some
         plan = plan._replace(precision=float32_products(), mild=plan.tuning.mild_float32)
     final = None
     if options.return_final_state:
         final = q.new_empty((plan.num_sequences(q), *q.shape[2:], v.shape[3]), dtype=torch.float32)
-    factors = delta_factors(plan, q, k, beta, g)
+    factors = delta_factors(plan, q, k, beta, g, write)
     boundary = EndStates(dense(initial_state), final)
     o, delta, states = delta_walk(plan, q=q, k=k, v=v, factors=factors, boundary=boundary, keep=keep)
-    return Result(o, final, plan, (q, k, beta, g, delta, states, *factors))
+    return Result(o, final, plan, (q, k, beta, g, write, delta, states, *factors))
 
 
 class DeltaRule(torch.autograd.Function):
@@ -75,10 +78,11 @@ class DeltaRule(torch.autograd.Function):
         v: Tensor,
         beta: Tensor,
         g: Tensor | None,
+        write: Tensor | None,
         initial_state: Tensor | None,
         options: Options,
     ) -> tuple[Tensor, Tensor | None]:
-        result = forward(q, k, v, beta, g, initial_state, options, keep=True)
+        result = forward(q, k, v, beta, g, write, initial_state, options, keep=True)
         save(ctx, *result.saved)
         ctx.plan, ctx.value_dtype = result.plan, v.dtype
         ctx.initial_dtype = None if initial_state is None else initial_state.dtype
@@ -88,7 +92,7 @@ class DeltaRule(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, beta, g, delta, states, *factors = saved(ctx)
+        q, k, beta, g, write, delta, states, *factors = saved(ctx)
         do = torch.zeros_like(delta, dtype=ctx.value_dtype) if do is None else dense_channels(do)
         dinitial = None
         if ctx.initial_dtype is not None:
@@ -96,12 +100,13 @@ class DeltaRule(torch.autograd.Function):
             dinitial = torch.empty(shape, dtype=ctx.initial_dtype, device=q.device)
         boundary = EndStates(dense(dfinal), dinitial)
         dv, dstates = delta_back(ctx.plan, q=q, k=k, do=do, factors=ChunkFactors(*factors), boundary=boundary)
-        dq, dk, dbeta, dg = delta_grads(
+        dq, dk, dbeta, dg, dwrite = delta_grads(
             ctx.plan,
             q=q,
             k=k,
             beta=beta,
             g=g,
+            write=write,
             delta=delta,
             do=do,
             dv=dv,
@@ -109,7 +114,7 @@ class DeltaRule(torch.autograd.Function):
             dstates=dstates,
             needs_dg=ctx.needs_input_grad[4],
         )
-        return dq, dk, dv.to(ctx.value_dtype), dbeta, dg, dinitial, None
+        return dq, dk, dv.to(ctx.value_dtype), dbeta, dg, dwrite, dinitial, None
 
 
 def delta_rule_triton(
@@ -119,6 +124,7 @@ def delta_rule_triton(
     beta: Tensor,
     log_decay: Tensor | None = None,
     *,
+    write: Tensor | None = None,
     scale: float | None = None,
     initial_state: Tensor | None = None,
     return_final_state: bool = False,
@@ -131,7 +137,7 @@ def delta_rule_triton(
     planner:       holds the tuning.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    inputs = q, k, v, beta, log_decay, initial_state
+    inputs = q, k, v, beta, log_decay, write, initial_state
     options = Options(scale, return_final_state, sequence_ends, planner)
     if needs_gradient(*inputs):
         o, final_state = DeltaRule.apply(*inputs, options)

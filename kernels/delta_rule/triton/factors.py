@@ -67,6 +67,7 @@ def _factors_kernel(
     k,
     beta,
     g,
+    write,
     inverse,
     inverse_low,
     scores,
@@ -92,6 +93,9 @@ def _factors_kernel(
     g_stride_b,
     g_stride_t,
     g_stride_h,
+    write_stride_b,
+    write_stride_t,
+    write_stride_h,
     H: tl.constexpr,
     K: tl.constexpr,
     C: tl.constexpr,
@@ -102,7 +106,8 @@ def _factors_kernel(
     LIMIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """For one chunk, with D_ij the sum of the log-decays in (j, i] and w_j = beta_j k_j the key that is written:
+    """For one chunk, with D_ij the sum of the log-decays in (j, i] and w_j = beta_j k_j the key that is written, or
+    beta_j write_j for a decay of a channel where `write` is given:
 
         A_ij = scale sum_x q_ix w_jx exp(D_ijx), j <= i;    L_ij = sum_x k_ix w_jx exp(D_ijx), j < i;    (I + L)^-1 - I
 
@@ -133,6 +138,9 @@ def _factors_kernel(
         if DECAY == CHANNEL_DECAY:
             b_q32, b_k32 = b_q.to(tl.float32) * scale, b_k.to(tl.float32)
             b_w32 = b_k32 * b_beta[:, None]
+            if write is not None:
+                p_write = write + i_b * write_stride_b + i_h * write_stride_h
+                b_w32 = load_tile(p_write, write_stride_t, o_t, o_k, end, K).to(tl.float32) * b_beta[:, None]
             b_g = tl.maximum(load_tile(g, g_stride_t, o_t, o_k, end, K).to(tl.float32), LOWEST)
             b_first, b_second = half_totals(b_g, o_c, C)
             b_all = exponential(b_first + b_second, PRECISION)
@@ -200,8 +208,13 @@ def _factors_kernel(
         store_tile(inverse_low + o_dense, H * C, o_t, o_c, end, C, b_inverse - b_rounded.to(tl.float32))
 
 
-def delta_factors(plan: Plan, q: Tensor, k: Tensor, beta: Tensor, g: Tensor | None) -> ChunkFactors:
-    """Factors of all chunks for q, k [B, T, H, K], beta [B, T, H] and log-decays [B, T, H], [B, T, H, K] or None."""
+def delta_factors(
+    plan: Plan, q: Tensor, k: Tensor, beta: Tensor, g: Tensor | None, write: Tensor | None = None
+) -> ChunkFactors:
+    """Factors of all chunks for q, k [B, T, H, K], beta [B, T, H] and log-decays [B, T, H], [B, T, H, K] or None.
+
+    write: [B, T, H, K] or None; see the public operator.
+    """
     batch, length, heads, key_dim = k.shape
     num_chunks, kind = plan.num_chunks(length), decay_kind(g)
 
@@ -227,7 +240,7 @@ def delta_factors(plan: Plan, q: Tensor, k: Tensor, beta: Tensor, g: Tensor | No
             T=length,
             num_t=num_chunks,
             scale=plan.scale,
-            **position_strides(q=q, k=k, beta=beta, g=g),
+            **position_strides(q=q, k=k, beta=beta, g=g, write=write),
             H=heads,
             K=key_dim,
             C=plan.chunk,
@@ -241,6 +254,6 @@ def delta_factors(plan: Plan, q: Tensor, k: Tensor, beta: Tensor, g: Tensor | No
         )
 
     written = None if kind != HEAD else row_out
-    tensors = q, k, beta, g, inverse, inverse_low, scores, decay, row_in, written, q_in, k_in, k_out, plan.table
+    tensors = q, k, beta, g, write, inverse, inverse_low, scores, decay, row_in, written, q_in, k_in, k_out, plan.table
     plan.launches.get("factors", make)(*tensors)
     return ChunkFactors(inverse, inverse_low, scores, decay, row_in, row_out, q_in, k_in, k_out)

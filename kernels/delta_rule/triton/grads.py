@@ -41,6 +41,7 @@ def _grads_kernel(
     k,
     beta,
     g,
+    write,
     delta,
     do,
     dv,
@@ -50,6 +51,7 @@ def _grads_kernel(
     dk,
     dbeta,
     dg,
+    dwrite,
     table,
     T,
     num_t,
@@ -67,6 +69,9 @@ def _grads_kernel(
     g_stride_b,
     g_stride_t,
     g_stride_h,
+    write_stride_b,
+    write_stride_t,
+    write_stride_h,
     do_stride_b,
     do_stride_t,
     do_stride_h,
@@ -93,9 +98,10 @@ def _grads_kernel(
         dw_j = exp(R_j) delta_j dS^T + sum_i exp(D_ij) (dA_ij q_i + dL_ij k_i)
         dk = dr + beta dw,    dbeta = <k, dw>
 
-    with the sums P, R and D of log-decays of gated linear attention. As there, dg_l is the sum of what passes position
-    l, in which what does not pass it cancels, as both sides consist of the same rounded factors; the diagonal of A
-    passes nothing and is left out.
+    with the sums P, R and D of log-decays of gated linear attention. Where `write` is given, w = beta write, dk = dr,
+    dwrite = beta dw and dbeta = <write, dw>. As in gated linear attention, dg_l is the sum of what passes position l,
+    in which what does not pass it cancels, as both sides consist of the same rounded factors; the diagonal of A passes
+    nothing and is left out.
     """
     num_k = tl.cdiv(K, BK)
     i_k, i_c = tl.program_id(0) % num_k, (tl.program_id(0) // num_k).to(tl.int64)
@@ -173,7 +179,11 @@ def _grads_kernel(
     b_dr = -b_dr
     b_q = load_tile(q, q_stride_t, o_t, o_k, end, K).to(tl.float32)
     b_k = load_tile(k, k_stride_t, o_t, o_k, end, K).to(tl.float32)
-    b_w = b_k * b_beta[:, None]
+    b_write = b_k
+    if write is not None:
+        p_write = write + i_b * write_stride_b + i_h * write_stride_h
+        b_write = load_tile(p_write, write_stride_t, o_t, o_k, end, K).to(tl.float32)
+    b_w = b_write * b_beta[:, None]
     if DECAY == CHANNEL_DECAY:
         NARROW: tl.constexpr = g.dtype.element_ty == tl.bfloat16
         p_g = g + i_b * g_stride_b + i_h * g_stride_h
@@ -239,7 +249,7 @@ def _grads_kernel(
         if dg is not None:
             b_dg += masked_sums(o_c[None, :] >= o_c[:, None], b_net, False, PRECISION)
             store_tile(dg + o_head * K, H * K, o_t, o_k, end, K, b_dg)
-        b_dbeta = tl.sum(b_k * b_dw, 1)
+        b_dbeta = tl.sum(b_write * b_dw, 1)
     else:
         if DECAY == HEAD_DECAY:
             b_in = exponential(b_prefix, PRECISION)[:, None]
@@ -261,10 +271,14 @@ def _grads_kernel(
         b_dw = tl.dot(tl.trans(b_da), b_q.to(dtype), b_dw, input_precision=PRECISION)
         b_dw = tl.dot(tl.trans(b_dl), b_k.to(dtype), b_dw, input_precision=PRECISION)
 
-    b_dbeta += b_diagonal * tl.sum(b_q * b_k, 1)
+    b_dbeta += b_diagonal * tl.sum(b_q * b_write, 1)
     b_dw += b_diagonal[:, None] * b_q
     store_tile(dq + o_head * K, H * K, o_t, o_k, end, K, b_dq + b_diagonal[:, None] * b_w)
-    store_tile(dk + o_head * K, H * K, o_t, o_k, end, K, b_dr + b_beta[:, None] * b_dw)
+    if write is None:
+        store_tile(dk + o_head * K, H * K, o_t, o_k, end, K, b_dr + b_beta[:, None] * b_dw)
+    else:
+        store_tile(dk + o_head * K, H * K, o_t, o_k, end, K, b_dr)
+        store_tile(dwrite + o_head * K, H * K, o_t, o_k, end, K, b_beta[:, None] * b_dw)
     tl.store(dbeta + (o_head + o_rows * H) * num_k + i_k, b_dbeta, mask=m_t)
 
 
@@ -275,14 +289,15 @@ def delta_grads(
     k: Tensor,
     beta: Tensor,
     g: Tensor | None,
+    write: Tensor | None,
     delta: Tensor,
     do: Tensor,
     dv: Tensor,
     states: Tensor,
     dstates: Tensor,
     needs_dg: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, beta and, where it is needed, of g; see `_grads_kernel`."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of q, k, beta, where it is needed of g, and where it is given of write; see `_grads_kernel`."""
     batch, length, heads, key_dim = k.shape
     value_dim, kind = do.shape[-1], decay_kind(g)
     tile = plan.tuning.grads[kind]
@@ -294,6 +309,7 @@ def delta_grads(
         return k.new_empty((batch, length, heads, channels), dtype=dtype)
 
     dq, dk, dbeta = new(key_dim, q.dtype), new(key_dim, k.dtype), new(num_k)
+    dwrite = None if write is None else new(key_dim, write.dtype)
     dg = None
     if g is not None and needs_dg:
         dg = new(num_k) if kind == HEAD else new(key_dim, g.dtype)
@@ -307,7 +323,7 @@ def delta_grads(
             num_t=num_chunks,
             end_v=cdiv(value_dim, block_v) * block_v,
             scale=plan.scale,
-            **position_strides(q=q, k=k, beta=beta, g=g, do=do),
+            **position_strides(q=q, k=k, beta=beta, g=g, write=write, do=do),
             H=heads,
             K=key_dim,
             V=value_dim,
@@ -322,8 +338,8 @@ def delta_grads(
         )
 
     key = "grads", dg is None, do.stride(), do.dtype
-    tensors = q, k, beta, g, delta, do, dv, states, dstates, dq, dk, dbeta, dg, plan.table
+    tensors = q, k, beta, g, write, delta, do, dv, states, dstates, dq, dk, dbeta, dg, dwrite, plan.table
     plan.launches.get(key, make)(*tensors)
     if dg is not None and kind == HEAD and g is not None:
         dg = dg.sum(-1).to(g.dtype)
-    return dq, dk, dbeta.sum(-1).to(beta.dtype), dg
+    return dq, dk, dbeta.sum(-1).to(beta.dtype), dg, dwrite

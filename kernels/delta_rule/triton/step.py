@@ -22,6 +22,7 @@ def _step_kernel(
     v,
     beta,
     g,
+    write,
     state,
     o,
     new,
@@ -39,13 +40,15 @@ def _step_kernel(
     beta_stride_h,
     g_stride_b,
     g_stride_h,
+    write_stride_b,
+    write_stride_h,
     DECAY: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """BLOCK_V columns of one head: kept = diag(exp(g)) state, new = kept + k beta (v - k^T kept), o = scale new^T q.
+    """BLOCK_V columns of one head: kept = diag(exp(g)) state, new = kept + w beta (v - k^T kept), o = scale new^T q.
 
-    Each element of the state is read once and written once.
+    w is `write`, or k where that is not given. Each element of the state is read once and written once.
     """
     num_v = tl.cdiv(V, BLOCK_V)
     i_row = (tl.program_id(0) // num_v).to(tl.int64)
@@ -66,6 +69,8 @@ def _step_kernel(
         b_g = tl.load(g + i_b * g_stride_b + i_h * g_stride_h + o_k, mask=m_k, other=0.0).to(tl.float32)
         b_state *= tl.exp(b_g)[:, None]
     b_written = b_beta * (b_v - tl.sum(b_k[:, None] * b_state, 0))
+    if write is not None:
+        b_k = tl.load(write + i_b * write_stride_b + i_h * write_stride_h + o_k, mask=m_k, other=0.0).to(tl.float32)
     b_state += b_k[:, None] * b_written[None, :]
     tl.store(new + o_state, b_state.to(new.dtype.element_ty), mask=m_state)
     b_o = scale * tl.sum(b_q[:, None] * b_state, 0)
@@ -85,12 +90,14 @@ def delta_rule_step_triton(
     state: Tensor,
     *,
     scale: float,
+    write: Tensor | None = None,
     in_place: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """o [B, H, V] in the dtype of v and the next state [B, H, K, V] in that of the state; see the public operator."""
     batch, heads, key_dim = q.shape
     value_dim = v.shape[-1]
     q, k, v, state = dense_channels(q), dense_channels(k), dense_channels(v), dense(state)
+    write = None if write is None else dense_channels(write)
     kind = NONE
     if log_decay is not None:
         kind = CHANNEL if log_decay.dim() == 3 else HEAD
@@ -99,7 +106,7 @@ def delta_rule_step_triton(
     new = state if in_place else torch.empty_like(state)
     block_k = power_of_2(key_dim)
     block_v = min(power_of_2(value_dim), max(4, STEP_ELEMENTS // block_k))
-    inputs = {"q": q, "k": k, "v": v, "beta": beta, "g": log_decay}
+    inputs = {"q": q, "k": k, "v": v, "beta": beta, "g": log_decay, "write": write}
     launch(
         _step_kernel,
         batch * heads * cdiv(value_dim, block_v),

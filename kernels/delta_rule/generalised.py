@@ -1,0 +1,79 @@
+"""The generalised delta rule of RWKV-7, as two steps of `delta_rule` a position.
+
+    S_t = S_{t-1} diag(a_t) + (S_{t-1} remove_t) add_t^T + v_t k_t^T,     o_t = S_t q_t,     a_t = exp(log_decay_t)
+
+with S [V, K]. What is removed lies in another direction than what is added, and v_t is written under a third key. The
+first step of a position decays the state, reads it for -remove_t / a_t, which finds -S_{t-1} remove_t in the decayed
+state, and writes the difference to a value of zero under add_t. The second has no decay, reads nothing and writes v_t
+under k_t. q_t reads the state behind it.
+
+Source: Peng et al. 2025 (arXiv 2503.14456), section 4, there with S as here and z = remove, b = add.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kernels.backend import use_triton
+from kernels.delta_rule import delta_rule, obstacle
+
+
+def generalised_delta_rule_reference(
+    q: Tensor, k: Tensor, v: Tensor, remove: Tensor, add: Tensor, log_decay: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The recurrence, one loop over time in the dtype it is given; arguments and results as below."""
+    state = q.new_zeros(q.shape[0], *q.shape[2:], v.shape[-1])
+    outputs = []
+    for q_t, k_t, v_t, remove_t, add_t, decay in zip(
+        *(x.unbind(1) for x in (q, k, v, remove, add, log_decay.exp())), strict=True
+    ):
+        held = (remove_t.unsqueeze(-1) * state).sum(-2, keepdim=True)
+        state = decay.unsqueeze(-1) * state + add_t.unsqueeze(-1) * held + k_t.unsqueeze(-1) * v_t.unsqueeze(-2)
+        outputs.append((q_t.unsqueeze(-1) * state).sum(-2))
+    return torch.stack(outputs, 1).to(v.dtype), state
+
+
+def generalised_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    remove: Tensor,
+    add: Tensor,
+    log_decay: Tensor,
+    *,
+    backend: Literal["auto", "triton", "torch"] = "auto",
+) -> tuple[Tensor, Tensor]:
+    """(o [B, T, H, V] in the dtype of v, S_T transposed [B, H, K, V]) from a state of zeros.
+
+    q, k, remove, add: [B, T, H, K], in the dtype of v on their way through the operator; v: [B, T, H, V].
+    log_decay:         [B, T, H, K], float32. exp of single ones divides, so they must not be far below zero; those of
+                       RWKV-7 are at least -0.61.
+    backend:           as in `delta_rule`, whose limits and precision are those of this operator.
+
+    Raises ValueError for shapes that do not fit.
+    """
+    dtype = v.dtype
+    reading = (-remove.to(log_decay.dtype) * torch.exp(-log_decay)).to(dtype)
+    nothing, no_value = torch.zeros_like(reading), torch.zeros_like(v)
+
+    def two(first: Tensor, second: Tensor) -> Tensor:
+        return torch.stack((first, second), 2).flatten(1, 2)
+
+    inputs = two(nothing, q.to(dtype)), two(reading, nothing), two(no_value, v)
+    decays, write = two(log_decay, torch.zeros_like(log_decay)), two(add.to(dtype), k.to(dtype))
+    in_triton = use_triton(
+        "generalised_delta_rule", backend, *inputs, decays, write, obstacle=obstacle(*inputs, decays, write)
+    )
+    o, state = delta_rule(
+        *inputs,
+        torch.ones_like(v[..., 0]).repeat_interleave(2, 1),
+        decays,
+        write=write,
+        scale=1.0,
+        return_final_state=True,
+        backend="triton" if in_triton else "torch",
+    )
+    return o[:, 1::2], state

@@ -7,7 +7,7 @@ timing of an operator and timing of a model (`suite.bench.config`). This module 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -127,6 +127,13 @@ class Run(ABC):
         report: called now and then with the progress.
         stop: asked now and then; once it is true, the worker saves what it can and raises KeyboardInterrupt.
         """
+
+    def steps(self, device: torch.device) -> Iterator[tuple[str, Callable[[], None]]]:
+        """What the run repeats, for `profile`: a name, and a function that does it once, without a recorded graph.
+
+        A function may be called until the next one is asked for. ValueError for runs that repeat nothing.
+        """
+        raise ValueError(f"{self.title}: profile takes runs that train or time a model; `bench` times operators")
 
     @cached_property
     def run_id(self) -> str:

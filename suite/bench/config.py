@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -191,6 +191,11 @@ class SpeedRun(Run):
             "split_policy": "",
             "precision": self.speed.precision,
         }
+
+    def steps(self, device: torch.device) -> Iterator[tuple[str, Callable[[], None]]]:
+        from suite.bench.models import ModelTimer
+
+        return ModelTimer(self, device).each_length()
 
     def worker(
         self, device: torch.device, *, checkpoint: Path | None = None, report: Report | None = None, stop: Stop = never

@@ -130,10 +130,8 @@ class ModelTimer(Series[SpeedRun]):
         return self.run.speed.lengths
 
     def _measure(self, length: int, part: str) -> None:
-        speed = self.run.speed
-        attention = unfused_attention() if speed.attention == "unfused" else contextlib.nullcontext()
         try:
-            with numerics(speed.precision), attention:
+            with self._numerics():
                 self._add_rows(length, part)
         except Exception as error:
             # running out of host memory has no exception of its own
@@ -141,16 +139,39 @@ class ModelTimer(Series[SpeedRun]):
                 raise Unavailable("oom", f"{self.run.title} at {part}: out of memory") from None
             raise Unavailable("failed", f"{type(error).__name__}: {error}") from None
 
+    @contextlib.contextmanager
+    def _numerics(self) -> Iterator[None]:
+        """Within it, precision and attention are those of the run."""
+        speed = self.run.speed
+        attention = unfused_attention() if speed.attention == "unfused" else contextlib.nullcontext()
+        with numerics(speed.precision), attention:
+            yield
+
+    def _model(self, length: int) -> Model:
+        speed = self.run.speed
+        torch.manual_seed(SEED)
+        if speed.precision == "bf16" and speed.measure in ("decode", "generate"):
+            return build_for_inference(self.run.model, speed.spec(length), self.device)
+        # a billion parameters take a host half a minute to draw
+        with self.device:
+            return self.run.model.build(speed.spec(length)).to(self.device)
+
+    def each_length(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Gives the name of every length with the function that is timed there, and no recorded graph of it."""
+        speed = self.run.speed
+        if speed.measure == "generate":
+            raise ValueError(
+                f"{self.run.title}: a generation is many steps; profile one of them by "
+                "--set speed.measure=decode --set speed.new_tokens=null"
+            )
+        for length in self._lengths():
+            with self._numerics():
+                yield f"length={length}", self.steps[speed.measure](self._model(length), speed, length, self.device)
+
     def _add_rows(self, length: int, part: str) -> None:
         speed = self.run.speed
         batch = speed.batch(length)
-        torch.manual_seed(SEED)
-        if speed.precision == "bf16" and speed.measure in ("decode", "generate"):
-            model = build_for_inference(self.run.model, speed.spec(length), self.device)
-        else:
-            # a billion parameters take a host half a minute to draw
-            with self.device:
-                model = self.run.model.build(speed.spec(length)).to(self.device)
+        model = self._model(length)
         add = self.outcome.add
         if length == speed.lengths[0]:
             add("num_parameters", "count", sum(parameter.numel() for parameter in model.parameters()))

@@ -25,6 +25,7 @@ from suite.commands.evaluate import evaluate
 from suite.commands.export import export
 from suite.commands.generate import generate
 from suite.commands.listing import list_names
+from suite.commands.profile import profile
 from suite.commands.report import report
 from suite.commands.repository import Repository
 from suite.commands.run import run
@@ -71,6 +72,7 @@ app.command()(generate)
 app.command()(evaluate)
 app.command()(check)
 app.command()(bench)
+app.command()(profile)
 app.command()(doctor)
 app.add_typer(data_app, name="data")
 app.add_typer(weights_app, name="weights")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -102,6 +102,14 @@ class TrainingRun(Run):
             "precision": self.train.precision,
             "deterministic": self.train.deterministic,
         }
+
+    def steps(self, device: torch.device) -> Iterator[tuple[str, Callable[[], None]]]:
+        from suite.training.trainer import Trainer
+
+        # with which weights it starts does not matter here
+        fresh = replace(self, train=self.train.model_copy(update={"init_from": None}))
+        with Trainer(fresh, device).steps() as step:
+            yield "training step", step
 
     def worker(
         self, device: torch.device, *, checkpoint: Path | None = None, report: Report | None = None, stop: Stop = never

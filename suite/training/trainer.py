@@ -91,12 +91,7 @@ class Trainer:
 
     def __call__(self) -> Outcome:
         """The whole run: train, evaluate, measure."""
-        with contextlib.ExitStack() as self.cleanup:
-            self.cleanup.callback(self._clock)
-            self.cleanup.enter_context(numerics(self.train.precision, deterministic=self.train.deterministic))
-            if self.device.type == "cuda":
-                self.cleanup.enter_context(torch.cuda.device(self.device))
-            self._prepare()
+        with self._prepared():
             self._restore()
             self._tell({})
             self._loop()
@@ -106,6 +101,31 @@ class Trainer:
             self._generate()
             self._measure()
         return self.outcome
+
+    @contextlib.contextmanager
+    def steps(self) -> Iterator[Callable[[], None]]:
+        """Gives a function that carries out the next training step, and no recorded graph; nothing is stored."""
+        with self._prepared():
+            self.model.train()
+
+            def step() -> None:
+                segment, rows = self.order.locate(self.step)
+                self._set_lr()
+                self._train_step(take(segment, rows))
+                self.step += 1
+
+            yield step
+
+    @contextlib.contextmanager
+    def _prepared(self) -> Iterator[None]:
+        """Within it, the data, the model and the optimizer are there."""
+        with contextlib.ExitStack() as self.cleanup:
+            self.cleanup.callback(self._clock)
+            self.cleanup.enter_context(numerics(self.train.precision, deterministic=self.train.deterministic))
+            if self.device.type == "cuda":
+                self.cleanup.enter_context(torch.cuda.device(self.device))
+            self._prepare()
+            yield
 
     def _clock(self) -> None:
         self.outcome.seconds = self.earlier_s + time.perf_counter() - self.began

@@ -9,7 +9,7 @@ from typing import Any
 
 from reports.render.heatmap import KernelPanel, kernel_panel
 from reports.render.plan import Plan
-from reports.render.rows import StoredRun, Value, one_device, slice_part
+from reports.render.rows import StoredRun, Value, commonest_device, counted, slice_part
 from reports.render.sensitivity import Sensitivity
 from reports.render.units import shown
 from suite.settings.grid import lookup
@@ -54,6 +54,14 @@ class Figure:
     successes: tuple[Sensitivity, ...] = ()
     reference: str = "paper"
     """Source of the numbers beside ours, see `TableSpec.reference`."""
+    device: str = ""
+    """Of a figure over a speed, the device of the runs that are shown, and how many runs of others are not."""
+
+    @property
+    def x_label(self) -> str:
+        """The name of the horizontal axis, on a second line the device."""
+        name = self.spec.x_label or self.spec.x * (self.spec.x != "column")
+        return f"{name}\n{self.device}" if self.device else name
 
     @property
     def empty(self) -> bool:
@@ -65,15 +73,19 @@ class Figure:
 
 def make_figure(plan: Plan, spec: FigureSpec, settled: Settled, sensitivity: Sequence[Sensitivity] = ()) -> Figure:
     """The figure that `spec` asks for; a figure of learned kernels shows those of the first seed, and one over a speed
-    the runs of one device."""
+    the runs of the device that most runs used, because speeds of two devices are never compared."""
     if spec.kind == "successes":
         return Figure(spec, (), successes=tuple(sensitivity))
     if spec.kind == "kernels":
         found = [kernel_panel(row, _runs_of(row, settled)) for row in plan.spec.rows]
         return Figure(spec, (), tuple(panel for panel in found if panel is not None))
+    device = ""
     if spec.x.endswith("throughput"):
-        kept, _ = one_device([run for runs in settled.values() for run in runs])
+        kept, elsewhere = commonest_device([run for runs in settled.values() for run in runs])
         settled = {place: [run for run in runs if run in kept] for place, runs in settled.items()}
+        if kept:
+            others = f"; {counted(elsewhere)} on others not shown" if elsewhere else ""
+            device = f"{kept[0].device or 'unknown device'}{others}"
     panels: dict[str, list[Series]] = {}
     for row in plan.spec.rows:
         points: dict[str, dict[Any, dict[str, float]]] = {}
@@ -94,7 +106,7 @@ def make_figure(plan: Plan, spec: FigureSpec, settled: Settled, sensitivity: Seq
             ended = _ended(spec, row, panel, settled, drawn)
             panels.setdefault(panel, []).append(Series(row, tuple(drawn), published, ended))
     drawn_panels = tuple((title, tuple(series)) for title, series in panels.items())
-    return Figure(spec, drawn_panels, reference=plan.spec.reference)
+    return Figure(spec, drawn_panels, reference=plan.spec.reference, device=device)
 
 
 def _runs_of(row: str, settled: Settled) -> list[StoredRun]:

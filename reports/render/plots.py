@@ -52,7 +52,9 @@ def draw(report: Report) -> Canvas | None:
         )
         # upright words below the bars need more height
         tall = figure.spec.kind == "bars" and any(len(_ticks(panel)) > MANY_TICKS for _, panel in figure.panels)
-        height = max(6.6 if tall else 3.6, LEGEND_LINE * max(len(panel) for _, panel in figure.panels))
+        # the panels share a legend, which has up to two more lines than rows
+        rows = {series.label for _, panel in figure.panels for series in panel}
+        height = max(6.6 if tall else 3.6, LEGEND_LINE * (len(rows) + 2))
         size = 1.2 + width * len(figure.panels), height
         canvas = Canvas(figsize=size, layout="constrained")
         FigureCanvasAgg(canvas)
@@ -63,7 +65,7 @@ def draw(report: Report) -> Canvas | None:
             else:
                 _bars(ax, figure, panel)
             ax.set_title(title)
-            ax.set_xlabel(figure.spec.x_label or figure.spec.x * (figure.spec.x != "column"))
+            ax.set_xlabel(figure.x_label)
         axes[0].set_ylabel(figure.spec.y_label or figure.spec.y)
         handles, labels = _legend(figure, axes)
         canvas.legend(handles, labels, loc="outside right center", frameon=False)

@@ -273,7 +273,20 @@ def one_device(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], int]:
     """
     if not runs:
         return [], 0
-    device = max(runs, key=lambda run: (run.started_at, run.run_id)).device
+    return _of_device(runs, max(runs, key=lambda run: (run.started_at, run.run_id)).device)
+
+
+def commonest_device(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], int]:
+    """The runs of the device that most runs used, of two the newer one, and how many runs are of others."""
+    if not runs:
+        return [], 0
+    times: dict[str, list[str]] = {}
+    for run in runs:
+        times.setdefault(run.device, []).append(run.started_at)
+    return _of_device(runs, max(times, key=lambda device: (len(times[device]), max(times[device]), device)))
+
+
+def _of_device(runs: Sequence[StoredRun], device: str) -> tuple[list[StoredRun], int]:
     kept = [run for run in runs if run.device == device]
     return kept, len(runs) - len(kept)
 

@@ -776,17 +776,19 @@ def test_a_mean_over_settings_takes_the_best_run_of_each_and_waits_for_all(make)
     assert found.chosen == "train.lr (best of 2 in every setting)"
 
 
-def test_a_figure_over_a_speed_has_one_point_a_row_from_the_newest_device(make):
+def test_a_figure_over_a_speed_has_one_point_a_row_from_the_device_of_most_runs(make):
     config = grid(figure={"kind": "lines", "x": "metric.train_throughput", "x_log2": True, "panels": "task.name"})
-    older = {"device": "NVIDIA H100", "started_at": "2026-02-01T10:00:00+00:00"}
+    newer = {"device": "NVIDIA H100", "started_at": "2036-02-01T10:00:00+00:00"}
     runs = [make_run(seed=seed, test=0.5 + seed / 10, speed=[speed]) for seed, speed in enumerate((1e6, 3e6, 7e6))]
-    runs += [make_run("s4d", speed=[9e6], columns=older)]
+    runs += [make_run("s4d", speed=[9e6], columns=newer)]
     report = make(*runs, config=config)
     assert report.figure is not None
     ((title, (series,)),) = report.figure.panels
     assert (title, series.label) == ("associative-recall", "H3")
     assert [(point.x, point.seeds) for point in series.points] == [(3e6, (50.0, 60.0, 70.0))]
-    assert draw(report) is not None
+    assert report.figure.x_label.splitlines()[1].endswith("; 1 run on others not shown")
+    (axes,) = draw(report).axes
+    assert axes.get_xlabel() == report.figure.x_label
 
 
 def test_ticks_are_numbers_and_no_powers(make):

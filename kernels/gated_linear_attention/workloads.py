@@ -154,6 +154,8 @@ WORKLOAD = Workload(
         ),
         "paper": (
             *both_lengths(16, 128, 128, "none"),
+            # Based: 153 features of 16 channels, and the normaliser as a value more
+            *both_lengths(16, 153, 65, "none"),
             *both_lengths(16, 128, 128, "head-step"),
             *both_lengths(8, 256, 512, "head"),
             *both_lengths(16, 128, 128, "forget"),

@@ -281,8 +281,19 @@ def test_the_kernels_equal_the_loop(length, key_dim, value_dim, dtype, decay, ch
 
 @in_chunks
 @pytest.mark.parametrize("decay", quick(DECAYS, "key"))
-def test_the_kernels_in_blocks_that_do_not_divide_the_sizes_equal_the_loop(decay, chunk):
-    equals_the_loop(small_inputs(scaled(70, chunk), decay, K=20, V=36), torch.float16, chunk=chunk, **small_tiles())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
+def test_the_kernels_in_blocks_that_do_not_divide_the_sizes_equal_the_loop(decay, dtype, chunk):
+    """In half precision the sizes are filled up to multiples of 16."""
+    equals_the_loop(small_inputs(scaled(70, chunk), decay, K=20, V=36), dtype, chunk=chunk, **small_tiles())
+
+
+@pytest.mark.parametrize(
+    ("size", "float32", "bfloat16"), [(5, 0, 0), (16, 0, 0), (17, 0, 15), (65, 0, 15), (153, 0, 7)]
+)
+def test_rows_of_half_precision_are_filled_up_to_where_they_can_be_read_at_once(size, float32, bfloat16):
+    padding = pytest.importorskip("kernels.gated_linear_attention.triton.autograd").padding
+    assert padding(torch.zeros(1, size)) == float32
+    assert padding(torch.zeros(1, size, dtype=torch.bfloat16)) == bfloat16
 
 
 @in_chunks

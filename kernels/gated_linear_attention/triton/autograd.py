@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.autograd import needs_gradient, save, saved
@@ -75,13 +76,37 @@ def gated_linear_attention_triton(
     sequence_ends: 0 and where each packed sequence ends; none of them is empty.
     planner:       holds the tuning.
     """
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    key_dim, value_dim = q.shape[-1], v.shape[-1]
+    scale = key_dim**-0.5 if scale is None else scale
     if log_decay is not None and log_decay.dim() == 1:
         log_decay = log_decay.expand(*q.shape[:3])
+    on_value = decay_on == "value"
+    more_keys, more_values = (padding(x) for x in (q, v))
+    if more_keys or more_values:
+        # keys and values of zero add nothing to what is kept
+        q, k, v = F.pad(q, (0, more_keys)), F.pad(k, (0, more_keys)), F.pad(v, (0, more_values))
+        if log_decay is not None and log_decay.dim() == 4:
+            log_decay = F.pad(log_decay, (0, more_values if on_value else more_keys))
+        if initial_state is not None:
+            initial_state = F.pad(initial_state, (0, more_values, 0, more_keys))
     inputs = q, k, v, log_decay, initial_state
-    options = Options(decay_on == "value", scale, return_final_state, sequence_ends, planner)
+    options = Options(on_value, scale, return_final_state, sequence_ends, planner)
     if needs_gradient(*inputs):
         o, final_state = GatedLinearAttention.apply(*inputs, options)
-        return o, final_state
-    result = attend(*inputs, options, keep=False)
-    return result.o, result.final_state
+    else:
+        result = attend(*inputs, options, keep=False)
+        o, final_state = result.o, result.final_state
+    if more_keys or more_values:
+        o = o[..., :value_dim]
+        if final_state is not None:
+            final_state = final_state[..., :key_dim, :value_dim].contiguous()
+    return o, final_state
+
+
+def padding(x: Tensor) -> int:
+    """The channels that x lacks to a multiple of 16, where it is of half precision and has more than 16.
+
+    Rows of half precision that do not begin at multiples of 16 elements are read by two bytes at a time and not ahead
+    of their use, and the addresses of single elements fill the registers.
+    """
+    return -x.shape[-1] % 16 if x.dtype.itemsize == 2 and x.shape[-1] > 16 else 0

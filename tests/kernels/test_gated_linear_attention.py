@@ -290,10 +290,10 @@ def test_the_kernels_in_blocks_that_do_not_divide_the_sizes_equal_the_loop(decay
 @pytest.mark.parametrize(
     ("size", "float32", "bfloat16"), [(5, 0, 0), (16, 0, 0), (17, 0, 15), (65, 0, 15), (153, 0, 7)]
 )
-def test_rows_of_half_precision_are_filled_up_to_where_they_can_be_read_at_once(size, float32, bfloat16):
+def test_rows_of_half_precision_are_filled_up_to_where_they_can_be_read_at_once(size, more):
     padding = pytest.importorskip("kernels.gated_linear_attention.triton.autograd").padding
-    assert padding(torch.zeros(1, size)) == float32
-    assert padding(torch.zeros(1, size, dtype=torch.bfloat16)) == bfloat16
+    assert padding(torch.zeros(1, size)) == 0
+    assert padding(torch.zeros(1, size, dtype=torch.bfloat16)) == more
 
 
 @in_chunks

@@ -180,9 +180,10 @@ def generalised_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     batch, length, heads, key_dim, value_dim = sizes(shape, "BTHKV")
     positions = batch * length * heads
     inputs = positions * ((4 * key_dim + value_dim) * dtype.itemsize + key_dim * max(4, dtype.itemsize))
+    states = batch * heads * key_dim * value_dim * max(4, dtype.itemsize)
     products = CHUNK * (5 * key_dim + 4 * value_dim) + 4 * key_dim * value_dim
     return Cost(
-        num_bytes=traffic(inputs, positions * value_dim * dtype.itemsize, backward),
+        num_bytes=traffic(inputs, positions * value_dim * dtype.itemsize + states, backward),
         num_flops=2 * positions * products * (3 if backward else 1),
         matrix=True,
     )

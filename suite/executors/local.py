@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -35,6 +36,19 @@ from suite.training import parallel
 
 class OutOfTimeError(Exception):
     """The time that a grid was given is up; its current runs have saved a checkpoint."""
+
+
+def _end_follower() -> None:
+    """Ends a process that followed rank 0, at its exit and before the interpreter is taken apart.
+
+    Threads of torch that still hold Python objects of the group would abort the process while that happens.
+    """
+    parallel.leave()
+    # the interpreter leaves an exception here that ended the process
+    if not hasattr(sys, "last_value"):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 class StopSignals:
@@ -214,7 +228,7 @@ class Local(Config):
         group = parallel.current()
         if group.size == 1:
             group = parallel.join(rank, size, device, sharded=self.sharded)
-            atexit.register(parallel.leave)
+            atexit.register(parallel.leave if rank == 0 else _end_follower)
         if group.rank > 0:
             # rank 0 decides when all of them end
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)

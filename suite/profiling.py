@@ -1,4 +1,4 @@
-"""Where the time of a step goes, by kernel on a GPU and by operation of torch on a CPU."""
+"""This module says where the time of a step goes, by kernel on a GPU and by operation of torch on a CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WARM_UP = 3
 
 
 class Share(NamedTuple):
-    """What one kernel or operation takes of a step."""
+    """The part of a step that one kernel or operation takes."""
 
     name: str
     calls: float

@@ -129,7 +129,7 @@ class Run(ABC):
         """
 
     def steps(self, device: torch.device) -> Iterator[tuple[str, Callable[[], None]]]:
-        """What the run repeats, for `profile`: a name, and a function that does it once, without a recorded graph.
+        """Gives `profile` what the run repeats: a name, and a function that does it once, without a recorded graph.
 
         A function may be called until the next one is asked for. ValueError for runs that repeat nothing.
         """

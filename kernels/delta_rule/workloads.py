@@ -161,7 +161,7 @@ STEP = Workload(
 
 
 def make_generalised_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    """As in RWKV-7: a unit vector is removed and a share of it added, and no decay is below exp(-0.606)."""
+    """RWKV-7 has such inputs: it removes a unit vector and adds a share of it, and no decay is below exp(-0.606)."""
     batch, length, heads, key_dim, value_dim = sizes(shape, "BTHKV")
     leading = (batch, length, heads)
     unit, q, k = (F.normalize(normal(generator, dtype, *leading, key_dim), dim=-1) for _ in range(3))

@@ -55,7 +55,7 @@ class Figure:
     reference: str = "paper"
     """Source of the numbers beside ours, see `TableSpec.reference`."""
     device: str = ""
-    """Of a figure over a speed, the device of the runs that are shown, and how many runs of others are not."""
+    """The device of the runs that a figure over a speed shows, and how many runs of other devices it leaves out."""
 
     @property
     def x_label(self) -> str:

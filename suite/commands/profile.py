@@ -1,4 +1,4 @@
-"""`profile`: where the time of a run's step goes."""
+"""`profile`: shows where the time of a run's step goes."""
 
 from __future__ import annotations
 

@@ -34,30 +34,30 @@ ROUNDING = {"train": 1e-12, "": 1e-12}
 
 
 @contextlib.contextmanager
-def two_processes(root, *, sharded=False):
-    """A context in which this process is rank 0 of two, the other of which follows."""
+def two_processes(root, first=CPU, *, sharded=False):
+    """A context in which this process is rank 0 of two, the other of which follows. first: the device of rank 0."""
     team = Team(2, sharded)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     _, theirs = CONTEXT.Pipe(duplex=False)
-    other = start(_member, theirs, 1, team, address, "cpu", root, 1)
-    parallel.join(0, 2, CPU, address=address, sharded=sharded)
+    other = start(_member, theirs, 1, team, address, str(team.device(1, first)), root, 1)
+    parallel.join(0, 2, first, address=address, sharded=sharded)
     try:
         yield
         give(None)
-        other.join(20)
+        other.join(20 if first == CPU else 60)
         assert other.exitcode == 0
     finally:
         other.kill()
         parallel.leave()
 
 
-def together(run, root, **options):
+def together(run, root, first=CPU, **options):
     """Trains as rank 0 of the processes that are there."""
     give(run)
     path = storage.checkpoint_path(root, run.experiment, run.scale, run.run_id)
-    return Trainer(run, CPU, checkpoint=path, **options)()
+    return Trainer(run, first, checkpoint=path, **options)()
 
 
 def assert_same_but_for_rounding(rows, expected):

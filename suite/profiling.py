@@ -42,7 +42,8 @@ def shares(step: Callable[[], None], device: torch.device, count: int) -> list[S
     wanted = DeviceType.CUDA if on_gpu else DeviceType.CPU
     parts = []
     for event in found.key_averages():
-        if event.device_type == wanted:
+        # a named range, such as that of an optimizer's step, repeats the time of the kernels in it
+        if event.device_type == wanted and not (on_gpu and event.is_user_annotation):
             time = event.self_device_time_total if on_gpu else event.self_cpu_time_total
             parts.append(Share(event.key, event.count / count, time / count))
     return sorted((part for part in parts if part.microseconds > 0), key=lambda part: -part.microseconds)

@@ -187,7 +187,9 @@ def execute(
         # the checkpoint stays, so that the next call only has to finish the run
         status, error = "failed", fault
     if status in ENDED:
-        checkpoints.remove(checkpoint)
+        # a checkpoint that stays beside the rows is not read again
+        with contextlib.suppress(OSError):
+            checkpoints.remove(checkpoint)
     del worker
     gc.collect()
     if device.type == "cuda":

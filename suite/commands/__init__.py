@@ -32,6 +32,7 @@ from suite.commands.run import run
 from suite.commands.show import show
 from suite.commands.status import status
 from suite.commands.weights import weights_app
+from suite.store.target import StoreError
 
 app = typer.Typer(
     name="run_suite.py",
@@ -99,6 +100,6 @@ def main(repository: Repository, arguments: Sequence[str] | None = None) -> None
     except KeyboardInterrupt:
         # the library builds its commands before it looks for an interruption
         sys.exit(130)
-    except ValueError as error:
+    except (ValueError, StoreError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

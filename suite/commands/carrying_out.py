@@ -47,11 +47,13 @@ class Call:
 
         ValueError where the folder of results cannot be written, before anything is trained.
         """
+        from suite.store.claims import sweep
         from suite.store.target import probe
 
         try:
             for folder in {self.results / run.experiment / run.scale for run in self.todo} or {self.results}:
                 probe(folder)
+            sweep(self.results, [experiment.name for experiment in self.experiments])
         except OSError as error:
             reason = error.strerror or str(error)
             raise ValueError(

@@ -13,7 +13,7 @@ from suite.contracts import Recorder
 from suite.plugins import load_plugins
 from suite.registry import Registry, nearest
 from suite.settings.config import ExperimentConfig, find_experiments, load_experiment
-from suite.store.target import target
+from suite.store.target import files_like, is_folder, target
 
 if TYPE_CHECKING:
     from suite.store.rows import Selection
@@ -128,14 +128,14 @@ class Repository:
         """
         from suite.store.rows import Selection
 
-        if results is not None and not results.is_dir():
+        if results is not None and not is_folder(results):
             raise ValueError(f"--results {results}: there is no such folder")
         paths: dict[Path, None] = {}
         for name in names:
             folder = target(name)
             known = name == KERNELS or name in self.experiments() or (folder / "grid.yaml").is_file()
-            if not known and folder.is_dir():
-                found = sorted(folder.rglob("*.parquet"))
+            if not known and is_folder(folder):
+                found = files_like(folder, "**/*.parquet")
             else:
                 found = self.files(name if name == KERNELS else self.experiment(name).name, results)
             if not found:
@@ -159,6 +159,8 @@ def shown(path: Path) -> str:
 
 def _place(text: Any) -> Any:
     """The place of this name. A ValueError of a callback reaches the user in one line, that of a parser does not."""
+    if text == "":
+        raise ValueError("--results: the name of a folder is empty; name one, or leave the option out")
     return None if text is None else target(text)
 
 

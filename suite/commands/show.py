@@ -30,11 +30,12 @@ def show(
 
     from suite.settings.grid import iter_keys
     from suite.store import storage
+    from suite.store.target import files_like
 
     if not run_id or set(run_id) - set("0123456789abcdef"):
         raise ValueError(f"{run_id!r} is no run id: those are hexadecimal, as in the plan and the file names")
     roots = repository_of(context).roots(results)
-    paths = [path for root in roots for path in sorted(root.rglob(f"{run_id}*.parquet"))]
+    paths = [path for root in roots for path in files_like(root, f"**/{run_id}*.parquet")]
     if not paths:
         raise ValueError(f"no stored run begins with {run_id!r} below {', '.join(map(str, roots))}")
     if len({path.stem for path in paths}) > 1:

@@ -130,7 +130,6 @@ def run_all(
     in_workers = jobs > 1 or team is not None
     event = CONTEXT.Event() if in_workers else threading.Event()
     with StopSignals(event, display.stopping, within_s) as stop, Claims(root, expiry_s=expiry_s) as claims:
-        claims.sweep({run.experiment for run in runs})
         queue = RunQueue(runs, root, claims, display, fresh=fresh)
         if team is not None:
             run_in_workers(queue, root, [str(team.device(0, device))], event, options, team=team)

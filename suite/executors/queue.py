@@ -89,14 +89,23 @@ class RunQueue:
         return run
 
     def _claimed(self, run: Run, place: str) -> str | None:
-        """None if this process has the run now, else who has it or had it."""
-        holder = self.claims.take(run, place)
-        if holder is not None:
-            self._elsewhere[run.run_id] = run
-            return holder.holder
+        """None if this process has the run now, else who has it or had it.
+
+        A run whose claim cannot be written counts as ended, with the reason.
+        """
         path = self._paths[run.run_id]
-        now = stamp(path)
-        ending = storage.ending(path) if now is not None else None
+        try:
+            holder = self.claims.take(run, place)
+            if holder is not None:
+                self._elsewhere[run.run_id] = run
+                return holder.holder
+            now = stamp(path)
+            ending = storage.ending(path) if now is not None else None
+        except OSError as error:
+            self._elsewhere.pop(run.run_id, None)
+            reason = f"it was not carried out, because its claim could not be written ({error.strerror or error})"
+            self._keep(Finished(run, "failed", f"{reason}; give the command again", 0.0, "", stored=False))
+            return "nobody"
         changed = now != self._before[run.run_id]
         if ending is None or not (changed or (not self.fresh and ending.status in ENDED)):
             return None

@@ -35,7 +35,7 @@ from types import TracebackType
 from typing import Any
 
 from suite.runs import Run
-from suite.store.target import create, is_remote, make_folder, renew, replacing, time_at
+from suite.store.target import as_oserror, create, files_like, is_remote, make_folder, renew, replacing, time_at
 
 EXPIRY_S = 180.0
 """A shared file system may show a renewal a minute late."""
@@ -89,14 +89,15 @@ def claim_path(root: Path, experiment: str, scale: str, run_id: str) -> Path:
 
 def find_claims(root: Path, experiment: str) -> list[Claim]:
     """All claims of an experiment, live or not."""
-    found = (read_claim(path) for path in sorted((root / experiment).glob(f"*/*{SUFFIX}")))
+    found = (read_claim(path) for path in files_like(root / experiment, f"*/*{SUFFIX}"))
     return [claim for claim in found if claim is not None]
 
 
 def read_claim(path: Path) -> Claim | None:
     """The claim in a file; None if there is no file. Of a file that holds none, only the age is known."""
     try:
-        known = path.stat() if is_remote(path) else path.lstat()
+        with as_oserror(path):
+            known = path.stat() if is_remote(path) else path.lstat()
         # a claim that is being written is empty, and what is no file must not be opened
         values = _values(path) if stat.S_ISREG(known.st_mode) else {}
     except FileNotFoundError:
@@ -117,7 +118,8 @@ def read_claim(path: Path) -> Claim | None:
 
 def _values(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_bytes())
+        with as_oserror(path):
+            values = json.loads(path.read_bytes())
     except (ValueError, OSError, RecursionError):
         return {}
     holds = isinstance(values, dict) and isinstance(values.get("pid"), int)
@@ -144,6 +146,17 @@ def _has_ended(pid: int, process: str) -> bool:
         return process.startswith(_machine()) and _process(pid) != process
     except OSError:
         return False
+
+
+def sweep(root: Path, experiments: Iterable[str]) -> None:
+    """Removes the expired claims of these experiments, which processes have left that were killed.
+
+    A run that is repeated takes its claim over anyway; this is for those that never are.
+    """
+    for experiment in experiments:
+        for claim in find_claims(root, experiment):
+            if not claim.live:
+                _take_over(claim, None)
 
 
 class Claims:
@@ -198,16 +211,6 @@ class Claims:
             self._held[path] = token
         return None
 
-    def sweep(self, experiments: Iterable[str]) -> None:
-        """Removes the expired claims of these experiments, which processes have left that were killed.
-
-        A run that is repeated takes its claim over anyway; this is for those that never are.
-        """
-        for experiment in experiments:
-            for claim in find_claims(self.root, experiment):
-                if not claim.live:
-                    _take_over(claim, None)
-
     def release(self, run: Run) -> None:
         """Gives up the claim of a run, whose rows are written or which another process may continue."""
         self._remove(claim_path(self.root, run.experiment, run.scale, run.run_id))
@@ -215,7 +218,7 @@ class Claims:
     def _remove(self, path: Path) -> None:
         with self._lock:
             token = self._held.pop(path, None)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), as_oserror(path):
             # it is another process's claim if this one did not renew it in time
             if token is not None and _values(path).get("token") == token:
                 path.unlink()
@@ -241,19 +244,22 @@ def _take_over(claim: Claim, text: str | None) -> bool:
         found = read_claim(guard)
         if found is not None and found.age_s > GUARD_S:
             # its process was killed between two system calls
-            guard.unlink(missing_ok=True)
+            with as_oserror(guard):
+                guard.unlink(missing_ok=True)
         return False
     try:
         found = read_claim(claim.path)
         if found is None or found.token != claim.token or found.live:
             return False
         if text is None:
-            claim.path.unlink()
+            with as_oserror(claim.path):
+                claim.path.unlink()
             return True
         with replacing(claim.path) as temporary:
             temporary.write_text(text)
     except OSError:
         return False
     finally:
-        guard.unlink()
+        with as_oserror(guard):
+            guard.unlink()
     return True

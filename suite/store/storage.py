@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from suite.identity import likeness
-from suite.store.target import is_remote, readable, replacing
+from suite.store.target import as_oserror, files_like, is_remote, readable, replacing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -161,7 +161,7 @@ def files(roots: Iterable[Path], experiment: str) -> list[Path]:
     """Results files of an experiment below several roots; of a run stored twice, the first root's file."""
     found: dict[tuple[str, str], Path] = {}
     for root in roots:
-        for path in sorted((root / experiment).glob("*/*.parquet")):
+        for path in files_like(root / experiment, "*/*.parquet"):
             found.setdefault((path.parent.name, path.name), path)
     return list(found.values())
 
@@ -200,8 +200,9 @@ def ending(path: Path, *, with_likeness: bool = False) -> Ending | None:
 
     with_likeness: read the rows where the footer does not say which runs are like this one.
     """
-    if not path.exists():
-        return None
+    with as_oserror(path):
+        if not path.exists():
+            return None
     found = _footer(path)
     if found is None or (with_likeness and "like" not in found):
         found = _ending_of(load(path, OF_ENDINGS).to_pylist())

@@ -33,6 +33,8 @@ def target(text: str | Path) -> Path:
         # a listing that was kept would not show what other machines write
         place = UPath(address, use_listings_cache=False)
         _ = place.fs
+        if place.protocol in STORES and not place.path.strip("/"):
+            raise ValueError(f"expected the name of a bucket, such as {place.protocol}://bucket/folder")
     except ImportError as error:
         raise ValueError(f"{address} needs {error.name or error}; install the extra: pip install -e '.[s3]'.") from None
     except ValueError as error:
@@ -45,21 +47,37 @@ def is_remote(path: Path) -> bool:
     return not isinstance(path, Path)
 
 
+class StoreError(OSError):
+    """A remote place that cannot be reached or used."""
+
+
 @contextlib.contextmanager
-def _as_oserror(path: Path) -> Iterator[None]:
+def as_oserror(path: Path) -> Iterator[None]:
     """Errors of a remote place as OSError, as those of a folder are; each library has its own."""
     try:
         yield
     except OSError:
         raise
     except Exception as error:
-        raise OSError(f"{path}: {' '.join(str(error).split())[:200]}") from error
+        raise StoreError(f"{path}: {' '.join(str(error).split())[:200]}") from error
 
 
 def make_folder(folder: Path) -> None:
     """Makes a folder and those above it, where there are folders."""
     if not (is_remote(folder) and _protocol(folder) in STORES):
         folder.mkdir(parents=True, exist_ok=True)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder. Raises OSError where that cannot be asked."""
+    with as_oserror(path):
+        return path.is_dir()
+
+
+def files_like(folder: Path, pattern: str) -> list[Path]:
+    """The sorted paths below a folder that fit a pattern of `Path.glob`. Raises OSError where it cannot be read."""
+    with as_oserror(folder):
+        return sorted(folder.glob(pattern))
 
 
 def _protocol(path: Path) -> str:
@@ -73,7 +91,7 @@ def replacing(path: Path) -> Iterator[Path]:
         with tempfile.TemporaryDirectory() as folder:
             temporary = Path(folder, path.name)
             yield temporary
-            with _as_oserror(path):
+            with as_oserror(path):
                 make_folder(path.parent)
                 cast(Any, path).fs.put_file(str(temporary), cast(Any, path).path)
         return
@@ -93,7 +111,7 @@ def probe(root: Path) -> None:
         with tempfile.TemporaryFile(dir=root) as file:
             file.write(bytes(4096))
         return
-    with _as_oserror(root):
+    with as_oserror(root):
         path = root / f".probe.{uuid.uuid4().hex}"
         make_folder(root)
         path.write_bytes(bytes(16))
@@ -104,7 +122,7 @@ def readable(path: Path) -> Path | BinaryIO:
     """The path of a file, or its bytes where it is remote, for libraries that read either."""
     if not is_remote(path):
         return path
-    with _as_oserror(path):
+    with as_oserror(path):
         return io.BytesIO(path.read_bytes())
 
 
@@ -112,7 +130,7 @@ def create(path: Path, text: str) -> bool:
     """Creates a file, which only one process can do. Returns whether this one did."""
     try:
         if is_remote(path):
-            with _as_oserror(path):
+            with as_oserror(path):
                 cast(Any, path).fs.pipe_file(cast(Any, path).path, text.encode(), mode="create")
         else:
             with path.open("x") as file:
@@ -125,7 +143,7 @@ def create(path: Path, text: str) -> bool:
 def renew(path: Path) -> None:
     """Sets the time of a file to now."""
     if is_remote(path):
-        with _as_oserror(path):
+        with as_oserror(path):
             path.write_bytes(path.read_bytes())
     else:
         os.utime(path)
@@ -135,7 +153,7 @@ def time_at(folder: Path) -> float:
     """The time that a new file gets there, or that of this machine where nothing can be written."""
     try:
         if is_remote(folder):
-            with _as_oserror(folder):
+            with as_oserror(folder):
                 path = folder / f".time.{uuid.uuid4().hex}"
                 path.write_bytes(b"")
                 known = path.stat().st_mtime
@@ -151,7 +169,8 @@ def stamp(path: Path) -> tuple[str, ...] | None:
     """A value that changes whenever a file is replaced; None where there is none."""
     try:
         if is_remote(path):
-            return (str(cast(Any, path).fs.ukey(cast(Any, path).path)),)
+            with as_oserror(path):
+                return (str(cast(Any, path).fs.ukey(cast(Any, path).path)),)
         known = path.stat()
     except FileNotFoundError:
         return None

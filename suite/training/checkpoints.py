@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from suite.contracts import Model
-from suite.store.target import readable, replacing
+from suite.store.target import as_oserror, readable, replacing
 from suite.training.parallel import Group, is_shard, joined, local
 
 
@@ -69,12 +69,13 @@ def load(path: Path, device: torch.device) -> tuple[dict[str, Any], list[dict[st
 
 def remove(path: Path) -> None:
     """Removes a checkpoint, if there is one."""
-    path.unlink(missing_ok=True)
-    folder = shard_folder(path)
-    if folder.is_dir():
-        for file in folder.iterdir():
-            file.unlink(missing_ok=True)
-        folder.rmdir()
+    with as_oserror(path):
+        path.unlink(missing_ok=True)
+        folder = shard_folder(path)
+        if folder.is_dir():
+            for file in folder.iterdir():
+                file.unlink(missing_ok=True)
+            folder.rmdir()
 
 
 def from_parts(parts: Sequence[Mapping[Any, Tensor]], like: Mapping[Any, Tensor]) -> dict[Any, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from suite.contracts import Config, Model, ModelConfig, Task
 from suite.runs import Run
 from suite.settings.resolver import Resolver
-from suite.store.target import readable, replacing
+from suite.store.target import files_like, readable, replacing
 
 ENDINGS = (".weights", ".checkpoint")
 """Files that hold weights: those of a run that ended (`run --keep-weights`), and of one that was interrupted."""
@@ -62,7 +62,9 @@ def find_weights(name: str, roots: Sequence[Path]) -> Path:
         return path
     if path.suffix in ENDINGS or not name or set(name) - set("0123456789abcdef"):
         raise ValueError(f"{name}: no such file, and no run id, which is hexadecimal")
-    found = [path for root in roots for path in sorted(root.rglob(f"{name}*")) if path.suffix in (*ENDINGS, ".parquet")]
+    found = [
+        path for root in roots for path in files_like(root, f"**/{name}*") if path.suffix in (*ENDINGS, ".parquet")
+    ]
     if not found:
         raise ValueError(f"no stored run begins with {name!r} below {', '.join(map(str, roots))}")
     if len({path.stem for path in found}) > 1:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from suite.store.claims import Claims, claim_path, find_claims, read_claim
+from suite.store.claims import Claims, claim_path, find_claims, read_claim, sweep
 from tests.suite.toy import make_run
 
 
@@ -77,14 +77,13 @@ def test_a_claim_is_live_until_it_expires(tmp_path, run):
 
 def test_expired_claims_are_swept_away_and_live_ones_stay(tmp_path, run):
     path = path_of(run, tmp_path)
-    claims = Claims(tmp_path)
     dead_claim(path, age_s=5)
-    claims.sweep([run.experiment])
+    sweep(tmp_path, [run.experiment])
     assert path.exists()
     dead_claim(path, age_s=10)
-    claims.sweep(["another/experiment"])
+    sweep(tmp_path, ["another/experiment"])
     assert path.exists()
-    claims.sweep([run.experiment])
+    sweep(tmp_path, [run.experiment])
     assert not list(tmp_path.rglob("*.claim*"))
 
 

@@ -49,6 +49,25 @@ def store(run, root, status="ok"):
     storage.write(storage.result_path(root, run.experiment, run.scale, run.run_id), [row])
 
 
+def test_a_run_that_cannot_be_claimed_ends_with_the_reason_and_the_grid_goes_on(tmp_path, monkeypatch):
+    good, lost = make_run(seed=0), make_run(seed=1)
+    take = Claims.take
+
+    def take_one(self, run, place=""):
+        if run.run_id == lost.run_id:
+            raise OSError(28, "No space left on device")
+        return take(self, run, place)
+
+    monkeypatch.setattr(Claims, "take", take_one)
+    ended = run_all([lost, good], tmp_path, CPU, Recording())
+    assert [(finished.run.run_id, finished.status, finished.stored) for finished in ended] == [
+        (lost.run_id, "failed", False),
+        (good.run_id, "ok", True),
+    ]
+    assert "its claim could not be written (No space left on device)" in ended[0].error
+    assert ending(tmp_path, good)[0] == "ok"
+
+
 def test_runs_of_others_are_left_to_them_and_awaited(tmp_path):
     runs = [make_run(seed=seed) for seed in range(3)]
     display = Noting()

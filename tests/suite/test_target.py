@@ -10,9 +10,10 @@ import torch
 from suite.executors.local import OutOfTimeError, run_all
 from suite.runner import ENDED, execute, plan
 from suite.store import storage
-from suite.store.claims import Claims, find_claims
+from suite.store.claims import Claims, claim_path, find_claims, read_claim
 from suite.store.status import standings
 from suite.store.target import create, probe, stamp, target, time_at
+from suite.training import checkpoints
 from tests.suite.test_workers import Recording, values
 from tests.suite.toy import make_run
 
@@ -129,6 +130,51 @@ def test_rows_that_cannot_be_written_to_s3_are_a_failed_run(s3):
     assert "could not be written" in finished.error
 
 
+def test_a_store_that_does_not_answer_raises_oserror_whatever_its_library_raises(monkeypatch):
+    upath = pytest.importorskip("upath", reason="needs universal_pathlib; pip install -e '.[s3]'")
+
+    class LibraryError(Exception):
+        pass
+
+    def fail(*arguments, **options):
+        raise LibraryError
+
+    place, run = upath.UPath("memory://lost"), make_run()
+    path = claim_path(place, run.experiment, run.scale, run.run_id)
+    with Claims(place, expiry_s=0.2) as claims:
+        assert claims.take(run) is None
+        claim = read_claim(path)
+        for name in (
+            "exists",
+            "info",
+            "ls",
+            "find",
+            "glob",
+            "open",
+            "cat_file",
+            "pipe_file",
+            "put_file",
+            "rm",
+            "rm_file",
+        ):
+            monkeypatch.setattr(type(place.fs), name, fail)
+        for ask in (
+            *(lambda: create(path, ""), lambda: stamp(path), lambda: storage.ending(path), lambda: probe(place)),
+            *(lambda: read_claim(path), lambda: find_claims(place, run.experiment), lambda: checkpoints.remove(path)),
+            *(lambda: claims.take(run), lambda: storage.files([place], run.experiment)),
+        ):
+            with pytest.raises(OSError, match="memory://lost"):
+                ask()
+        time.sleep(0.2)
+        monkeypatch.undo()
+        # the claim is renewed once the store is there again
+        deadline = time.monotonic() + 10
+        while read_claim(path).age_s >= claim.age_s + 0.2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert read_claim(path).live
+    assert not path.exists()
+
+
 @pytest.mark.slow
 def test_worker_processes_share_s3(s3):
     runs = [make_run(seed=seed) for seed in range(4)]
@@ -153,7 +199,8 @@ def test_commands_take_an_address(s3, command_line):
 
 
 @pytest.mark.parametrize(
-    ("address", "words"), [("s3://no-such-bucket/x", "nothing can be written there"), ("nosuch://x", "nosuch")]
+    ("address", "words"),
+    [("s3://no-such-bucket/x", "nothing can be written there"), ("nosuch://x", "nosuch"), ("s3://", "bucket")],
 )
 def test_an_address_that_does_not_work_is_one_line_and_exit_code_2(s3, command_line, address, words):
     done = command_line("run", "quickstart", "--results", address, "--device", "cpu")

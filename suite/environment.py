@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -105,12 +106,9 @@ def pick_device(wanted: str | None) -> Any:
 
     if wanted is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(wanted)
-    except RuntimeError:
-        raise ValueError(f"--device {wanted!r}: expected cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
+    if not re.fullmatch(r"cpu|cuda(:(0|[1-9][0-9]?))?", wanted):
         raise ValueError(f"--device {wanted!r}: expected cpu, cuda or cuda:N")
+    device = torch.device(wanted)
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:

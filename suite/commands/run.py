@@ -160,7 +160,7 @@ def _print_dry_run(console: Console, call: Call, reference: Path, scale: str | N
         console.print(line, highlight=False, soft_wrap=True)
     for experiment in call.experiments:
         config = experiment.config
-        if reason := config.cannot_run.get(scale or next(iter(config.scales))):
+        if reason := config.cannot_run.get(next(iter(config.scales)) if scale is None else scale):
             console.print(f"cannot run here: {reason}", highlight=False, markup=False, soft_wrap=True)
 
 

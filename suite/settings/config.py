@@ -35,6 +35,7 @@ leave out the baseline; its table is then the one of expected.csv.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -98,8 +99,8 @@ class ExperimentConfig(Config):
     seeds: Seeds = (0,)
     select: Select | None = None
     scales: dict[str, Scale] = Field(default={"paper": {}}, min_length=1)
-    """Name of a protocol size to overrides by dotted key; `seeds` and `sweep` may stand there too. The first scale is
-    the default, and every scale but `paper` is reduced."""
+    """Name of a protocol size, which is a folder of results, to overrides by dotted key; `seeds` and `sweep` may stand
+    there too. The first scale is the default, and every scale but `paper` is reduced."""
     cannot_run: dict[str, str] = Field(default_factory=dict)
     """Name of a scale that cannot run here to the reason."""
     table: TableSpec | None = None
@@ -107,6 +108,11 @@ class ExperimentConfig(Config):
 
     @model_validator(mode="after")
     def _runs_or_says_why_not(self) -> ExperimentConfig:
+        for scale in self.scales:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", scale):
+                raise ValueError(
+                    f"scales: expected a name of letters, digits, '.', '_', '+', '-', got {shortened(scale)}"
+                )
         for scale in self.cannot_run:
             if scale not in self.scales:
                 raise ValueError(f"cannot_run: unknown scale {scale!r}{nearest(scale, self.scales)}")

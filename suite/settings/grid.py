@@ -88,7 +88,7 @@ def _check_key(config: ExperimentConfig, key: str, where: str) -> None:
 
 def refuse(config: ExperimentConfig, scale: str | None, where: str) -> None:
     """Raises ValueError, with the reason, for a scale that cannot run here. None stands for the first scale."""
-    scale = scale or next(iter(config.scales))
+    scale = next(iter(config.scales)) if scale is None else scale
     if scale in config.cannot_run:
         instead = f"; --scale {' or '.join(config.runnable)} runs" if config.runnable else ""
         raise ValueError(f"{where}: scale {scale!r} cannot run here: {config.cannot_run[scale]}{instead}")
@@ -115,7 +115,7 @@ def expand(
     seeds: take these instead of the grid's own.
     where: the file's name, for messages.
     """
-    scale = scale or next(iter(config.scales))
+    scale = next(iter(config.scales)) if scale is None else scale
     check_grid(config, scale, where)
     if not config.baseline:
         refuse(config, scale, where)
@@ -280,9 +280,12 @@ class Filters:
             for value in wanted:
                 if not any(_meets(found, value) for found in there):
                     there_are = sorted(set(map(str, there)))
+                    named = what == "run" and key in ("task.name", "model.name")
                     raise ValueError(
                         f"--only {key}={value}: no {what} has it{nearest(str(value), there_are)}; "
                         f"there are: {', '.join(there_are)}"
+                        + "; a grid has the names of a plugin only with --plugin FILE_OR_MODULE"
+                        * named
                     )
 
 

@@ -113,7 +113,7 @@ class Resolver:
 
             start = located(where, lambda: find_weights(given, self.roots))
             return replace(run, train=run.train.model_copy(update={"init_from": mark(start)}), start=start)
-        if given:
+        if given is not None:
             base = self._training(run.experiment, run.scale, earlier(tree, where), run.seed, where)
             known = {**given, "base": base.run_id}
             return replace(run, train=run.train.model_copy(update={"init_from": known}), base=base)

@@ -72,9 +72,13 @@ def test_list_names_everything(command_line):
         ),
         pytest.param(("run", "quickstart", "--set", "task.length=sixty"), ["length", "sixty"], marks=pytest.mark.slow),
         (("run", "quickstart", "--set", "model.init_std=.nan"), ["--set", "model.init_std=.nan", "finite number"]),
-        (("run", "quickstart", "--only", "model.name=rwkv"), ["--only model.name=rwkv", "no run has it"]),
+        (("run", "quickstart", "--only", "model.name=rwkv"), ["--only model.name=rwkv", "no run has it", "--plugin"]),
         (("run", "quickstart", "--only", "model.nam=gla"), ["--only model.nam", "did you mean 'model.name'"]),
         (("run", "quickstart", "--device", "tpu"), ["--device"]),
+        (("run", "quickstart", "--device", "cpu:7"), ["--device 'cpu:7': expected cpu"]),
+        # torch keeps the number of a device in eight bits
+        (("run", "quickstart", "--device", "cuda:999"), ["--device 'cuda:999': expected cpu"]),
+        (("run", "quickstart", "--scale", ""), ["unknown scale ''"]),
         pytest.param(("run", "quickstart", "--device", "cuda:99"), ["--device"], marks=pytest.mark.slow),
         (("show", "ffffffff"), ["ffffffff"]),
         (("run", "quickstart", "--set", "model.name=7"), ["unknown model 7"]),
@@ -123,6 +127,27 @@ def test_a_fault_of_the_grid_is_not_blamed_on_set(command_line, tmp_path):
 def test_a_fault_of_data_names_the_folder_that_was_given(command_line, tmp_path):
     done = command_line("run", "dss/table1-lra", "--data", tmp_path)
     assert done.stderr.startswith(f"error: --data {tmp_path}: lra-text: ")
+
+
+def test_an_empty_name_of_a_folder_is_not_the_current_one(command_line):
+    for command in ("run", "status", "report"):
+        done = command_line(command, "quickstart", "--results", "")
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: --results: the name of a folder is empty")
+
+
+@pytest.mark.parametrize("command", ["run", "status", "report", "show"])
+def test_a_store_that_cannot_be_reached_is_one_line(command_line, monkeypatch, command):
+    upath = pytest.importorskip("upath", reason="needs universal_pathlib; pip install -e '.[s3]'")
+
+    def fail(*arguments, **options):
+        raise RuntimeError("no credentials")
+
+    for name in ("exists", "info", "ls", "find", "glob", "isdir"):
+        monkeypatch.setattr(type(upath.UPath("memory://lost").fs), name, fail)
+    done = command_line(command, "ab" if command == "show" else "quickstart", "--results", "memory://lost")
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: memory://[^\n]*: no credentials\n", done.stderr)
 
 
 def test_version_and_help_have_their_usual_names(command_line):

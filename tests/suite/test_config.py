@@ -195,7 +195,16 @@ BAD_FILES = [
     *("a: [", "- 1\n- 2\n", "title: x\nbaseline: 3\n", "", "\0", "7", "&a [*a]", "&a {title: *a}", "[" * 2000),
     *(
         f"title: x\nbaseline: {{task: {{}}}}\n{more}\n"
-        for more in ("scales: {}", "sweep: [1]", "sweep: {a: []}", "sweep: {1: [2]}", "3: 4")
+        for more in (
+            "scales: {}",
+            "scales: {a/b: {}}",
+            "scales: {..: {}}",
+            "scales: {'': {}}",
+            "sweep: [1]",
+            "sweep: {a: []}",
+            "sweep: {1: [2]}",
+            "3: 4",
+        )
     ),
     *(
         f"title: x\nbaseline: {{task: {{}}}}\nscales: {{paper: {more}}}\n"

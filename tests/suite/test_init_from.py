@@ -43,6 +43,11 @@ def test_a_run_starts_with_the_weights_of_the_run_that_is_trained_first(tmp_path
         torch.testing.assert_close(after[name], value, atol=1e-9, rtol=0)
 
 
+def test_without_a_change_the_same_run_is_trained_first():
+    base, run = runs_of({})
+    assert (base.run_id, run.base.run_id) == (runs_of(None)[0].run_id, base.run_id)
+
+
 def test_the_identity_of_a_run_has_the_weights_it_starts_with(tmp_path):
     ids = [runs_of({"train.steps": steps})[-1].run_id for steps in (20, 21)]
     assert ids[0] != ids[1]

@@ -1,4 +1,8 @@
-"""Two processes on a GPU each, which talk through NCCL, give the values of one process on one GPU."""
+"""Two processes on a GPU each, which talk through NCCL, give the values of one process.
+
+In float64 they are held to one process on a CPU. A single process on a GPU records its steps, and a recorded AdamW reads
+its rate as float32, which moves a loss by up to 2e-9.
+"""
 
 import pytest
 import torch
@@ -7,10 +11,12 @@ from suite.store import storage
 from suite.training.trainer import Trainer
 from tests.gpu.test_training import losses, model_run
 from tests.suite.test_parallel import DOUBLE, TASK, TRAIN, assert_same_but_for_rounding, together, two_processes
-from tests.suite.test_trainer import numbers
+from tests.suite.test_trainer import numbers, train
 from tests.suite.toy import make_run
 
 FIRST = torch.device("cuda", 0)
+ROUNDED_RATE = 1e-7
+"""Relative: float32 has 6e-8."""
 HOW = pytest.mark.parametrize("sharded", [pytest.param(False, id="DDP"), pytest.param(True, id="FSDP")])
 
 pytestmark = [
@@ -23,7 +29,7 @@ pytestmark = [
 @HOW
 def test_a_whole_run_in_float64_gives_the_values_of_one_process(tmp_path, sharded):
     whole = make_run(TASK, DOUBLE, TRAIN)
-    expected = Trainer(whole, FIRST)().rows
+    expected = train(whole).rows
     with two_processes(tmp_path, FIRST, sharded=sharded):
         for micro_batch_size in (None, 3):
             run = make_run(TASK, DOUBLE, {**TRAIN, "micro_batch_size": micro_batch_size})
@@ -33,7 +39,7 @@ def test_a_whole_run_in_float64_gives_the_values_of_one_process(tmp_path, sharde
 @HOW
 def test_an_interrupted_run_continues_in_two_processes_and_in_one(tmp_path, sharded):
     run = make_run(TASK, DOUBLE, TRAIN)
-    expected = Trainer(run, FIRST)().rows
+    expected = train(run).rows
     path = storage.checkpoint_path(tmp_path, run.experiment, run.scale, run.run_id)
     with two_processes(tmp_path, FIRST, sharded=sharded):
         calls = iter(range(1000))
@@ -42,7 +48,7 @@ def test_an_interrupted_run_continues_in_two_processes_and_in_one(tmp_path, shar
         kept = path.read_bytes()
         assert_same_but_for_rounding(together(run, tmp_path, FIRST).rows, expected)
         path.write_bytes(kept)
-    assert_same_but_for_rounding(Trainer(run, FIRST, checkpoint=path)().rows, expected)
+    assert_same_but_for_rounding(Trainer(run, FIRST, checkpoint=path)().rows, expected, least=ROUNDED_RATE)
 
 
 @HOW

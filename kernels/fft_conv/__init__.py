@@ -22,8 +22,6 @@ MIN_LAGS, MAX_LAGS, MIN_ROWS = 512, 16384, 8192
 """The kernels are faster for bfloat16 u with MIN_LAGS to MAX_LAGS taps, where B T is at least MIN_ROWS."""
 MAX_STEPS = 2**18
 """Maximum number of steps for filters of more than MAX_LAGS taps."""
-FLOAT32_LAGS = 1024
-"""For float32 u they are faster with more than FEW_LAGS and up to FLOAT32_LAGS taps, where B T is at least MIN_ROWS."""
 FEW_LAGS, MIN_ELEMENTS = 64, 2**21
 """They are also faster for up to FEW_LAGS taps (H3's shift model) without gates if u has MIN_ELEMENTS elements."""
 
@@ -64,8 +62,6 @@ def _kernels_are_faster(u: Tensor, filter: Tensor, with_gates: bool) -> bool:
     """Whether the kernels were measured to be faster than PyTorch's transforms (`LOG.md`)."""
     batch, steps, _ = u.shape
     lags = min(steps, filter.shape[1])
-    if u.dtype == torch.float32:
-        return FEW_LAGS < lags <= FLOAT32_LAGS and batch * steps >= MIN_ROWS
     if u.dtype != torch.bfloat16:
         return False
     if lags <= FEW_LAGS:

@@ -1,7 +1,7 @@
 """Two processes on a GPU each, which talk through NCCL, give the values of one process.
 
-In float64 they are held to one process on a CPU. A single process on a GPU records its steps, and a recorded AdamW reads
-its rate as float32, which moves a loss by up to 2e-9.
+In float64 they are held to one process on a CPU. A single process on a GPU records its steps, and a recorded AdamW
+reads its rate as float32, which moves a loss by up to 2e-9.
 """
 
 import pytest

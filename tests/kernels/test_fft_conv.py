@@ -385,12 +385,8 @@ def test_a_pair_of_impulses_reaches_its_lag_alone_among_few(first, second):
         (8, 2048, 1024, 64, torch.bfloat16, True),
         (64, 512, 64, 64, torch.bfloat16, True),
         (8, 512, 64, 64, torch.bfloat16, False),
-        (8, 1024, 1024, 1024, torch.float32, True),
-        (128, 512, 64, 512, torch.float32, True),
-        (8, 512, 64, 512, torch.float32, False),
-        (128, 512, 64, 64, torch.float32, False),
-        (8, 2048, 64, 2048, torch.float32, False),
-        (8, 1024, 1024, 1024, torch.float64, False),
+        (8, 1024, 1024, 1024, torch.float32, False),
+        (128, 512, 128, 512, torch.float32, False),
     ],
 )
 def test_auto_takes_the_kernels_where_they_were_measured_to_be_faster(batch, length, width, lags, dtype, expected):

@@ -12,8 +12,9 @@ sequence layer and `gate=False` drops z, for the rows of the paper's tables 1 an
 Hyena). `fixed` and `A_init` are the ablations of its tables 7 to 10: a step size, B or C that does not depend on the
 input, and other eigenvalues A, also complex ones.
 
-Sizes: two layers of width 64 without embeddings have 65,472 parameters. The 74K of the paper's table 11 are reached
-with 128 embedding rows (73,664) and not with the vocabulary of 16 that it states (66,496).
+Sizes: two layers of width 64 with a tied vocabulary of 16 have 66,496 parameters. The 74K of the paper's table 11 are
+reached with `dt_rank` 16 and an untied readout, or with a vocabulary of 128 in place of the 16 that the paper states
+(73,664 either way).
 
 Departures from the paper: B is discretised as dt B (see `kernels.selective_scan`). The paper does not describe its
 "No gate" with S4 further; here it is this block without z. It does not say either how a complex S6 keeps its states.

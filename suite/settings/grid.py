@@ -86,6 +86,23 @@ def _check_key(config: ExperimentConfig, key: str, where: str) -> None:
         )
 
 
+def _check_report(config: ExperimentConfig, runs: Iterable[Run], where: str) -> None:
+    """Raises ValueError for a setting that the report is to read and that no run has."""
+    named = dict.fromkeys(config.select.best_of if config.select else (), "select.best_of")
+    named |= dict.fromkeys(config.table.mean_over if config.table else (), "table.mean_over")
+    if config.figure:
+        named |= {config.figure.x: "figure.x", config.figure.panels or "": "figure.panels"}
+    wanted = {key: place for key, place in named.items() if key.partition(".")[0] in ("task", "model", "train")}
+    known: dict[str, Any] = {}
+    for run in runs:
+        if wanted.keys() <= known.keys():
+            return
+        known |= iter_keys(run.resolved)
+    for key, place in wanted.items():
+        if key not in known:
+            raise ValueError(f"{where}: {place}: no run has {key!r}{nearest(key, known)}")
+
+
 def refuse(config: ExperimentConfig, scale: str | None, where: str) -> None:
     """Raises ValueError, with the reason, for a scale that cannot run here. None stands for the first scale."""
     scale = next(iter(config.scales)) if scale is None else scale
@@ -156,6 +173,8 @@ def expand(
         )
     if not runs:
         raise ValueError(f"--only {' '.join(only)}: no run satisfies all of them")
+    if not only and not overrides:
+        _check_report(config, runs, where)
     # the runs whose weights others start with come first
     bases = [run.base for run in runs if isinstance(run, TrainingRun) and run.base is not None]
     return list({run.run_id: run for run in [*bases, *runs]}.values())

@@ -163,6 +163,21 @@ def test_other_seeds_are_refused(text):
         ({}, {"overrides": ["train.keep_metric=perplexity"]}, ["train.keep_metric", "accuracy, loss"]),
         ({}, {"overrides": ["train.schedule=plateau", "train.plateau_metric=los"]}, ["plateau_metric", "'loss'"]),
         (
+            {"select": {"best_of": ["train.lrr"]}},
+            {},
+            ["select.best_of: no run has 'train.lrr'", "did you mean 'train.lr'"],
+        ),
+        (
+            {"figure": {"kind": "lines", "x": "model.dmodel"}},
+            {},
+            ["figure.x: no run has 'model.dmodel'", "'model.d_model'"],
+        ),
+        (
+            {"figure": {"kind": "lines", "x": "step", "panels": "task.lenght"}},
+            {},
+            ["figure.panels: no run has 'task.lenght'", "'task.length'"],
+        ),
+        (
             {"sweep": {f"train.{axis}": [1] * 100 for axis in ("lr", "clip", "eps", "steps")}},
             {},
             ["sweep", "1,000,000"],

@@ -92,6 +92,8 @@ class Repository:
 
     def _experiment(self, name: str, grids: Mapping[str, Path]) -> Experiment:
         path = grids.get(name, Path(name, "grid.yaml"))
+        if Path(name).name == path.name and Path(name).is_file():
+            raise ValueError(f"{name} is a file; give its folder, {Path(name).parent}")
         if not path.is_file():
             raise ValueError(
                 f"unknown experiment {name!r}{nearest(name, grids)}, and no folder with a grid.yaml; "

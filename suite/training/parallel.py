@@ -83,6 +83,8 @@ class Group:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
+        # a layer that ends with a reshaped product returns a view, which nothing changes in place
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
         mesh = init_device_mesh(next(model.parameters()).device.type, (self.size,))
         for layer in _separate_layers(model):
             fully_shard(layer, mesh=mesh)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -311,6 +312,10 @@ class Trainer:
             # a test changes the weights and adds rows, so the checkpoint of the last step, or before it, stays
             if not self.trained:
                 self._save_if_possible()
+                if self.unsaved and self.group.rank == 0:
+                    # the display of the run is about to end, and a file shows none
+                    last = "the run continues from its last checkpoint, or begins anew"
+                    print(f"{self.run.run_id[:6]}: {self.unsaved.strip()}; {last}", file=sys.stderr)
             raise KeyboardInterrupt
 
     def _check_finite(self) -> None:

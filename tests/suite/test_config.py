@@ -239,6 +239,13 @@ def test_a_file_that_is_not_a_grid_is_refused_in_one_line(tmp_path, text):
     assert "\n" not in str(caught.value)
 
 
+def test_a_grid_file_in_place_of_its_folder_is_refused_with_the_folder(command_line, tmp_path):
+    (tmp_path / "grid.yaml").write_text("title: x\n")
+    done = command_line("run", str(tmp_path / "grid.yaml"), "--dry-run")
+    assert done.returncode == 2
+    assert f"give its folder, {tmp_path}" in done.stderr.replace("\n", "")
+
+
 def test_a_pipe_in_place_of_a_grid_does_not_hang(tmp_path):
     os.mkfifo(tmp_path / "grid.yaml")
     with pytest.raises(ValueError, match=r"grid.yaml: no regular file"):

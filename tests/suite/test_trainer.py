@@ -296,7 +296,7 @@ def test_the_plateau_waits_and_then_lowers_the_rate():
     assert plateau.factor == 0.5
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_last_good_one(tmp_path, monkeypatch):
+def test_a_checkpoint_that_cannot_be_written_leaves_the_last_good_one(tmp_path, monkeypatch, capsys):
     run = make_run()
     path = tmp_path / "a.checkpoint"
     with pytest.raises(KeyboardInterrupt):
@@ -312,6 +312,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_good_one(tmp_path, 
         train(run, checkpoint=path, stop=lambda: True)
     assert path.read_bytes() == good
     assert list(tmp_path.iterdir()) == [path]
+    assert f"{run.run_id[:6]}: no checkpoint: disk full" in capsys.readouterr().err
 
 
 def test_a_failed_run_keeps_its_checkpoint(tmp_path):

@@ -43,13 +43,21 @@ def two_processes(root, first=CPU, *, sharded=False):
     _, theirs = CONTEXT.Pipe(duplex=False)
     other = start(_member, theirs, 1, team, address, str(team.device(1, first)), root, 1)
     parallel.join(0, 2, first, address=address, sharded=sharded)
-    try:
-        yield
+
+    def end():
         give(None)
         # NCCL ends a group in all of its processes at once
         parallel.leave()
         other.join(20 if first == CPU else 60)
+
+    try:
+        yield
+        end()
         assert other.exitcode == 0
+    except AssertionError:
+        # the other process waits for the next run: killed before it has left the group, it would hold this one in NCCL
+        end()
+        raise
     finally:
         other.kill()
         parallel.leave()

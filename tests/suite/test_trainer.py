@@ -23,9 +23,9 @@ TIMED = {"train_throughput", "train_steps", "inference_throughput", "peak_rss"}
 
 
 def numbers(rows):
-    """Rows in which two runs must agree: all but times and the memory of the process."""
+    """Rows in which two runs must agree: all but times and the memory of the process or the GPU."""
     keys = ("metric", "split", "slice", "step", "value")
-    return [tuple(row.get(key) for key in keys) for row in rows if row["metric"] not in TIMED]
+    return [tuple(row.get(key) for key in keys) for row in rows if row["metric"] not in TIMED | {"peak_memory"}]
 
 
 def train(run, **options):

@@ -54,7 +54,7 @@ def test_an_interrupted_run_continues_in_two_processes_and_in_one(tmp_path, shar
 @HOW
 @pytest.mark.parametrize("name", ["mamba", "gla", "h3", "attention"])
 def test_models_on_triton_kernels_follow_one_process(tmp_path, name, sharded):
-    run = model_run(name, steps=40)
+    run = model_run(name, steps=20)
     expected = Trainer(run, FIRST)().rows
     with two_processes(tmp_path, FIRST, sharded=sharded):
         rows = together(run, tmp_path, FIRST).rows

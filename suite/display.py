@@ -140,4 +140,5 @@ class GridDisplay:
 
     def interrupted(self, reason: str = "interrupted") -> None:
         """The grid ends before all its runs have ended."""
-        self.bars.console.print(f"{reason}; the same command continues, a run that trains from its last checkpoint")
+        line = f"{reason}; the same command continues the grid, and each training run from its last checkpoint"
+        self.bars.console.print(line, soft_wrap=True)

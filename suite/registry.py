@@ -32,8 +32,10 @@ class Entry:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` for the closest spelling, or nothing."""
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    """` (did you mean 'x'?)` for the closest spelling, or else the dotted name that ends so; or nothing."""
+    names = list(names)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = close or [known for known in names if known.endswith(f".{name}")]
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
@@ -54,8 +56,10 @@ class Registry:
         """The object behind a name; an unknown name raises ValueError with the nearest one and the full list."""
         # a name from a grid or the command line may be any value
         if not isinstance(name, str) or name not in self.entries:
+            has_plugins = any(entry.plugin for entry in self.entries.values())
             raise ValueError(
                 f"unknown {self.kind} {name!r}{nearest(str(name), self.entries)}; there are: {', '.join(self.entries)}"
+                + "; a name of your own needs --plugin FILE_OR_MODULE" * (not has_plugins)
             )
         return self.entries[name].load()
 

@@ -173,7 +173,7 @@ def execute(
                 save_weights(storage.weights_path(root, run.experiment, run.scale, run.run_id), run, worker.model)
             except OSError as reason:
                 status = "failed"
-                error = f"its weights could not be written ({reason.strerror or reason}); make room and run it again"
+                error = f"its weights could not be written ({reason.strerror or reason}); free space and run it again"
     outcome = worker.outcome
     columns |= {
         "data_digest": outcome.data_digest,
@@ -214,8 +214,8 @@ def _store(run: Run, root: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     reason = f"its rows could not be written ({error.strerror or error})"
     aside = Path(tempfile.gettempdir()) / f"subquad-rows-{os.getuid()}"
     if write(aside) is None:
-        return f"{reason} and are in {aside}; make room, and copy the content of that folder into {root}"
-    return f"{reason}; make room and give the command again"
+        return f"{reason} and are in {aside}; free space, and copy the content of that folder into {root}"
+    return f"{reason}; free space and give the command again"
 
 
 def store_failure(run: Run, root: Path, device: torch.device, reason: str, status: str = "failed") -> Finished:

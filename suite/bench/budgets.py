@@ -113,7 +113,8 @@ def reason(path: Path = FILE, update: str = UPDATE) -> str | None:
         return "Triton is not installed"
     known = _read(path)["budgets"]
     if version not in known:
-        return f"{path.name} has no budgets for Triton {version}, only for {', '.join(known) or 'none'}; {update}"
+        only = f", only for {', '.join(known)}" if known else ""
+        return f"{path.name} has no budgets for Triton {version}{only}; {update}"
     return None
 
 

@@ -7,6 +7,7 @@ seconds, are imported inside the commands that need them.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -85,6 +86,10 @@ def main(repository: Repository, arguments: Sequence[str] | None = None) -> None
 
     def interrupt(number: int, frame: object) -> None:
         del number, frame
+        torch = sys.modules.get("torch")
+        if torch is not None and getattr(torch.__spec__, "_initializing", False):
+            # an exception in the middle of this import aborts the process in C++; nothing has started yet
+            os._exit(130)
         interrupted.set()
         raise KeyboardInterrupt
 

@@ -48,7 +48,7 @@ def bench(
         bool, typer.Option("--update-budgets", help="Compile every kernel of these operators and rewrite its budget.")
     ] = False,
 ) -> None:
-    """Time the operators, compare two revisions, or hold compiled kernels against their budgets."""
+    """Time the operators, compare two revisions, or compare compiled kernels with their budgets."""
 
     from suite.bench.base import HOME, base_of
     from suite.bench.cases import KINDS, SETS, cases, check_names

@@ -57,7 +57,7 @@ class Call:
         except OSError as error:
             reason = error.strerror or str(error)
             raise ValueError(
-                f"--results {self.results}: nothing can be written there ({reason}); name another folder or make room."
+                f"--results {self.results}: nothing can be written there ({reason}); name another folder or free space."
             ) from None
         began, settings = time.monotonic(), self.settings
         bases = missing_bases(self.todo, self.results)

@@ -32,7 +32,8 @@ def check(
 
     repository = repository_of(context, plugins)
     config = (repository.models if part is Part.model else repository.tasks).load(name)
-    options = dict(assignments([text.removeprefix(f"{part.value}.") for text in overrides or ()], "--set"))
+    texts = [text.removeprefix(f"{part.value}.") for text in overrides or ()]
+    options = dict(assignments(texts, "--set", "option=value, e.g. num_train=1000"))
     built = parse(config, options, f"{part.value} {name}")
     if part is Part.model:
         from suite.laws import models as laws

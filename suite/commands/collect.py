@@ -21,7 +21,7 @@ def collect(
     data: Data = None,
     results: Results = LOCAL,
 ) -> None:
-    """Look after jobs whose command has ended: a run whose job ended without rows gets one that says so."""
+    """Store a row for every run whose Slurm job ended without one, which says that it failed."""
 
     from suite.display import GridDisplay
     from suite.executors.slurm import collect as collect_jobs

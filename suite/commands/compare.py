@@ -30,7 +30,7 @@ class Format(StrEnum):
 def compare(
     context: typer.Context,
     a: Annotated[str, typer.Argument(metavar="A", help="Folder of results, or a revision: main, HEAD~5:results/mine.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The folder or revision that is held against it.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The folder or revision that is compared with A.")],
     only: Annotated[
         list[str] | None,
         typer.Option(help="Compare rows with one of these values: experiment=h3/*, metric=accuracy; repeatable."),
@@ -167,7 +167,8 @@ def _notes(a: str, b: str, sides: tuple[Rows, Rows], comparison: Comparison, sho
     for fact in FACTS:
         old, new = (set(side.facts.get(fact, ())) for side in sides)
         if old != new:
-            yield f"{fact}: {_few(old)} in A, {_few(new)} in B"
+            width = 12 if fact == "commit" else 80
+            yield f"{fact}: {_few(old, width)} in A, {_few(new, width)} in B"
     if comparison.tested:
         yield (
             f"p: permutation test on the difference of the means over seeds; of {comparison.tested} tests, about "
@@ -184,6 +185,6 @@ def _notes(a: str, b: str, sides: tuple[Rows, Rows], comparison: Comparison, sho
         )
 
 
-def _few(values: set[str], width: int = 12) -> str:
+def _few(values: set[str], width: int) -> str:
     names = sorted(value[:width] or "none" for value in values)
     return "; ".join(names[:3]) + f" and {len(names) - 3} others" * (len(names) > 3)

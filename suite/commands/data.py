@@ -14,7 +14,7 @@ from suite.commands.repository import Repository, Set, StoredResults, repository
 from suite.contracts import Countable, Prepared
 
 data_app = typer.Typer(
-    help="Real data: what there is, bringing it into the cache, checking it.",
+    help="List, prepare and check the data that tasks read.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -29,7 +29,8 @@ def _configured(repository: Repository, name: str, data: Path | None, overrides:
     from suite.settings.parsing import assignments, parse
 
     cls = repository.tasks.load(name)
-    values = dict(assignments([text.removeprefix("task.") for text in overrides or ()], "--set"))
+    texts = [text.removeprefix("task.") for text in overrides or ()]
+    values = dict(assignments(texts, "--set", "option=value, e.g. length=2048"))
     if data is not None and "data" in cls.model_fields:
         values["data"] = data
     return parse(cls, values, name)
@@ -86,7 +87,7 @@ def prepare(
     archives: Annotated[
         list[Path] | None,
         typer.Option(
-            "--from", help="An archive you have, instead of a download; one a file. `hub`: the hub's edition."
+            "--from", help="An archive you have, instead of a download; repeatable. `hub`: the hub's edition."
         ),
     ] = None,
     overrides: Set = None,
@@ -147,7 +148,7 @@ def verify(
     overrides: Set = None,
     workers: Workers = None,
 ) -> None:
-    """Hold downloads against their hashes and the cache against its source, and count rows that two splits share."""
+    """Check downloads by their hashes and the cache by its source, and count rows that two splits share."""
     repository = repository_of(context)
     config = _with_data(repository, task, data, overrides)
     stored = isinstance(config, Prepared)

@@ -40,7 +40,7 @@ def evaluate(
     device: Device = None,
     results: Results = LOCAL,
 ) -> None:
-    """Ask a trained language model tasks of lm-evaluation-harness; the rows are stored."""
+    """Run tasks of lm-evaluation-harness on a trained language model, and store the rows."""
     from suite import harness
 
     names = [name for name in tasks.split(",") if name]

@@ -38,6 +38,8 @@ def export(
     Numbers have all their digits. JSON is an array with one row a line.
     """
     of_file = None if out is None else next((kind for kind in Format if out.suffix == f".{kind}"), None)
+    if out is not None and format is None and of_file is None:
+        raise ValueError(f"--out {out}: the ending must be .csv or .json, or give --format")
     if format is not None and of_file not in (None, format):
         raise ValueError(f"--out {out} --format {format}: the two do not agree; leave one out")
     selection = repository_of(context).selection(names, results, only or ())

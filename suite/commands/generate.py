@@ -25,17 +25,17 @@ def generate(
         list[str], typer.Option("--prompt", help="Text, or token ids where the task has no text; repeatable.")
     ],
     ids: Annotated[bool, typer.Option("--ids", help="Prompts and output are token ids.")] = False,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to draw.")] = 128,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to add.")] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="Divisor of the logits; 0 is greedy.")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k likeliest tokens only.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest tokens with this sum.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Ends a row, written as a prompt; repeatable.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k likeliest tokens only.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens with this sum.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Token to stop at, written as a prompt; repeatable.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sampled tokens.")] = 0,
     plugins: Plugins = None,
     device: Device = None,
     results: StoredResults = None,
 ) -> None:
-    """Continue prompts with a trained model; one prompt is printed as it is drawn."""
+    """Continue prompts with a trained model. With a single prompt, tokens are printed as they come."""
     from suite.generate import Sampling, lengths_until
     from suite.generate import generate as continue_prompts
     from suite.training.weights import find_weights, load_model

@@ -47,6 +47,8 @@ def resolved_runs(
     found = repository.experiment(experiment)
     if not without_data:
         refuse(found.config, scale, shown(found.path))
+        if data is not None and not data.exists():
+            raise ValueError(f"--data {data}: there is no such folder")
     folder = None if data is None else str(data)
     resolver = Resolver(
         repository.tasks,

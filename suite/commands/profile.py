@@ -30,7 +30,7 @@ def profile(
     overrides: Sets = None,
     device: Device = None,
     data: Data = None,
-    steps: Annotated[int, typer.Option(min=1, max=1000, help="Steps whose mean is shown, after three others.")] = 10,
+    steps: Annotated[int, typer.Option(min=1, max=1000, help="Steps whose mean is shown, after three warm-ups.")] = 10,
     top: Annotated[int, typer.Option(min=1, help="Kernels that are shown; the others are one line.")] = 20,
 ) -> None:
     """Show which kernels the time of a training step, or of a timed call of a model, goes to. Nothing is stored.

@@ -45,7 +45,7 @@ def report(
     results: StoredResults = None,
     by: Annotated[
         list[str] | None,
-        typer.Option(help="Show every stored run by this setting, on the grid or not: train.lr; repeatable."),
+        typer.Option(help="One line for each value of this setting, over all stored runs: train.lr; repeatable."),
     ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="A scoreboard of all experiments: cells that agree, differ, are empty.")
@@ -125,6 +125,8 @@ def _format(format: Format | None, out: Path | None) -> Format:
         raise ValueError(f"--out {out}: a figure is a .png with a .svg beside it; name one of them")
     if format is not None and of_file not in (None, format):
         raise ValueError(f"--out {out} --format {format}: the two do not agree; leave one out")
+    if out is not None and format is None and of_file is None and out.suffix != ".txt":
+        raise ValueError(f"--out {out}: the ending must be one of {', '.join(SUFFIXES)} and .txt, or give --format")
     return format or of_file or Format.terminal
 
 

@@ -95,6 +95,8 @@ class Repository:
         if Path(name).name == path.name and Path(name).is_file():
             raise ValueError(f"{name} is a file; give its folder, {Path(name).parent}")
         if not path.is_file():
+            if part := [known for known in grids if known.startswith(f"{name.rstrip('/')}/")]:
+                raise ValueError(f"{name!r} has several experiments; name one of: {', '.join(part)}")
             raise ValueError(
                 f"unknown experiment {name!r}{nearest(name, grids)}, and no folder with a grid.yaml; "
                 f"there are: {', '.join(grids)}"
@@ -192,7 +194,7 @@ Sets = Annotated[
         help="Change a value: train.lr=1e-3; runs each of several: train.lr=1e-3,3e-3 or model.name=dss-*; repeatable.",
     ),
 ]
-Set = Annotated[list[str] | None, typer.Option("--set", help="Change a value: train.lr=1e-3; repeatable.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Change an option: num_train=1000; repeatable.")]
 Results = Annotated[
     Path, typer.Option("--results", parser=str, callback=_place, help="Folder of results; also s3://bucket/folder.")
 ]

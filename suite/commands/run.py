@@ -74,7 +74,7 @@ def run(
         bool, typer.Option("--retry-failed", help="Repeat the stored runs that ended with an error, and no others.")
     ] = False,
 ) -> None:
-    """Run named grids, task x model or operators; what is stored is skipped, what was interrupted continues."""
+    """Carry out the runs of experiments. Stored runs are skipped, and interrupted ones continue."""
     from rich.console import Console
 
     from suite.commands.carrying_out import prepare
@@ -138,12 +138,25 @@ def run(
         where = "their rows say why (`show RUN_ID`)" if not unstored else f"the rows of {unstored} could not be written"
         console.print(f"{len(bad)} of {len(ended)} runs ended with an error; {where}")
         raise typer.Exit(1)
-    # a folder elsewhere is not found by its name, nor is a plugin that is not named again
+    # a folder elsewhere is not found by its name, nor are rows or a plugin that are not named again; runs with another
+    # value than those of the grid are no part of its table
     known = repository.experiments()
     places = [one.name if one.name in known else shown(one.path.parent) for one in call.experiments]
     options = "".join(f" --plugin {name}" for name in plugins or ())
+    options += "" if scale is None else f" --scale {scale}"
+    options += "".join(f" --by {key}" for key in _changed(overrides or (), call))
+    options += "" if results == LOCAL else f" --results {results}"
     reports = "; ".join(f"python run_suite.py report {place}{options}" for place in places)
-    console.print(f"done: {len(ended)} runs; now: {reports}", highlight=False, soft_wrap=True)
+    count = "1 run" if len(ended) == 1 else f"{len(ended)} runs"
+    console.print(f"done: {count}; now: {reports}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _changed(overrides: Sequence[str], call: Call) -> list[str]:
+    """Keys of `--set` by which `report --by` can show the runs."""
+    from suite.settings.grid import iter_keys
+
+    settings = dict(iter_keys(call.planned[0].run.resolved)) if call.planned else {}
+    return [key for key in dict.fromkeys(text.partition("=")[0].strip() for text in overrides) if key in settings]
 
 
 def _print_dry_run(console: Console, call: Call, reference: Path, scale: str | None) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 weights_app = typer.Typer(
-    help="Weights: reading public checkpoints, writing public layouts.",
+    help="Read public checkpoints, and write weights in public layouts.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -100,7 +100,7 @@ def export_weights(
     assert isinstance(known, Config)
     said = known.model_dump(mode="json")
     if lost := [key for key in options.keys() | said.keys() if _lost(key, options.get(key), said.get(key))]:
-        raise ValueError(f"{path}: the layout {layout or fitting[0]} cannot say {', '.join(sorted(lost))}")
+        raise ValueError(f"{path}: the layout {layout or fitting[0]} has no field for {', '.join(sorted(lost))}")
     out.mkdir(parents=True, exist_ok=True)
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
     (out / "config.json").write_text(json.dumps(settings, indent=2) + "\n")

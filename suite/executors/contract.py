@@ -101,7 +101,7 @@ def choose(name: str, options: Iterable[str] = ()) -> Executor:
     """
     flag = "--executor-options"
     pairs = [pair for text in options for pair in text.split(",") if pair]
-    values = dict(assignments(pairs, flag))
+    values = dict(assignments(pairs, flag, "key=value, e.g. gpus=1"))
     if name in PACKAGES:
         package, extra = PACKAGES[name]
         if importlib.util.find_spec(package) is None:

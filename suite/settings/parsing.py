@@ -160,11 +160,15 @@ def alternatives(text: str, flag: str) -> list[str]:
     return [f"{key}{equals}{part}" for part in parts]
 
 
-def assignment(text: str, flag: str) -> tuple[str, Any]:
+FORM = "section.key=value, e.g. train.lr=1e-3"
+"""What `assignment` expects, for its error."""
+
+
+def assignment(text: str, flag: str, form: str = FORM) -> tuple[str, Any]:
     """The dotted key and the YAML value of `train.lr=1e-3`, which was given behind `flag`."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise ValueError(f"{flag} {text!r}: expected section.key=value, e.g. train.lr=1e-3")
+        raise ValueError(f"{flag} {text!r}: expected {form}")
     try:
         # YAML takes a word such as *-exp, which is a pattern here, for a reference to another value
         parsed = value.strip() if value.lstrip().startswith("*") else read_yaml(value)
@@ -174,9 +178,9 @@ def assignment(text: str, flag: str) -> tuple[str, Any]:
     return key.strip(), parsed
 
 
-def assignments(texts: Iterable[str], flag: str) -> list[tuple[str, Any]]:
+def assignments(texts: Iterable[str], flag: str, form: str = FORM) -> list[tuple[str, Any]]:
     """Several of them, in order."""
-    return [assignment(text, flag) for text in texts]
+    return [assignment(text, flag, form) for text in texts]
 
 
 def seeds_in(text: str, flag: str) -> tuple[int, ...]:

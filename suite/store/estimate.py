@@ -37,7 +37,7 @@ def estimate(runs: Sequence[Run], files: Sequence[Path]) -> list[str]:
         medians = {key: statistics.median(values) for key, values in durations.items()}
         found = [medians[near] for keys in wanted if (near := next((key for key in keys if key in medians), None))]
         if found:
-            rest = f"; {len(runs) - len(found)} without a like run" if len(found) < len(runs) else ""
+            rest = f"; no estimate for {len(runs) - len(found)} more" if len(found) < len(runs) else ""
             count = "1 run" if len(found) == 1 else f"{len(found)} runs"
             lines.append(f"about {_duration(sum(found))} of {device} for {count} to do{rest}")
     return lines

@@ -111,6 +111,14 @@ def test_our_own_crash_is_a_failure_and_a_peers_is_not(kind, status):
         assert (timing.status, timing.reason) == (status, "RuntimeError: misaligned address")
 
 
+def test_a_triton_kernel_without_a_gpu_is_a_reason_and_not_a_failure():
+    def launch(**inputs):
+        raise RuntimeError("0 active drivers ([]). There should only be one.")
+
+    for timing in timings(with_implementation(lambda: launch)):
+        assert (timing.status, timing.reason) == ("n/a", "its Triton kernel needs a GPU")
+
+
 def test_a_result_that_is_not_finite_at_full_size_has_no_time():
     workload = replace(
         with_implementation(lambda: lambda **inputs: right(**inputs) / (inputs["x"].shape[1] != 300)),

@@ -280,6 +280,7 @@ def test_budgets_of_other_versions_and_operators_are_left_alone(tmp_path):
 
 def test_another_version_of_triton_is_a_reason(tmp_path):
     path = tmp_path / "budgets.json"
+    assert f"no budgets for Triton {triton.__version__}; python" in budgets.reason(path)
     update(collection(FIGURES, version="0.9"), path)
     assert f"no budgets for Triton {triton.__version__}, only for 0.9" in budgets.reason(path)
     with pytest.raises(ValueError, match=r"no budgets for Triton 1\.0"):

@@ -57,6 +57,16 @@ def test_list_names_everything(command_line):
     ("arguments", "words"),
     [
         (("run", "h3/tabel2"), ["unknown experiment 'h3/tabel2'", "did you mean 'h3/table2'"]),
+        (("run", "h3"), ["'h3' has several experiments; name one of: h3/figure2, "]),
+        (("run", "quickstart", "--data", "/no/such/folder"), ["--data /no/such/folder: there is no such folder"]),
+        (("run", "quickstart", "--only", "lr=1e-3"), ["--only lr: no run has this key (did you mean 'train.lr'?)"]),
+        (
+            ("run", "quickstart", "--executor-options", "gpus"),
+            ["--executor-options 'gpus': expected key=value, e.g. gpus=1"],
+        ),
+        (("check", "task", "mqar", "--set", "length"), ["--set 'length': expected option=value, e.g. num_train=1000"]),
+        (("check", "task", "flip-flop"), ["unknown task 'flip-flop'; there are: ", "your own needs --plugin"]),
+        (("report", "quickstart", "--out", "x.xls"), ["--out x.xls: the ending must be one of .png, "]),
         pytest.param(
             ("report", "quikstart"), ["unknown experiment 'quikstart'", "'quickstart'"], marks=pytest.mark.slow
         ),
@@ -191,6 +201,22 @@ def test_a_plan_needs_no_data_and_says_how_long_it_takes(command_line, tmp_path,
 @pytest.mark.parametrize("option", ["--seeds", "--threads", "--jobs"])
 def test_a_number_without_bounds_is_refused(command_line, option):
     assert command_line("run", "quickstart", option, 10**40).returncode == 2
+
+
+def test_an_interruption_while_torch_is_imported_raises_nothing():
+    code = (
+        "import signal, sys, types\n"
+        "from suite import commands\n"
+        "sys.modules['torch'] = types.ModuleType('torch')\n"
+        "sys.modules['torch'].__spec__ = types.SimpleNamespace(_initializing=True)\n"
+        "def app(**options):\n"
+        "    try:\n        signal.raise_signal(signal.SIGINT)\n"
+        "    finally:\n        print('raised', flush=True)\n"
+        "commands.app = app\n"
+        "commands.main(None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=HOME, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_by_needs_an_experiment(command_line):

@@ -58,13 +58,14 @@ def test_equal_sides_seldom_differ():
 
 def test_runs_with_equal_settings_belong_together_whatever_their_versions(command_line, sides):
     write(sides[0], LOW)
-    write(sides[1], HIGH, version=2)
+    write(sides[1], HIGH, version=2, device="NVIDIA H200, 2 runs at a time")
     done = command_line("compare", *sides)
     assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.lstrip().startswith("toy/x"))
     assert line.split()[-3:] == ["4", "0.029", "better"]
     assert "+0.4025" in line
     assert "task_version: 1 in A, 2 in B" in done.stdout
+    assert "device: NVIDIA H200 in A, NVIDIA H200, 2 runs at a time in B" in done.stdout
     assert "worse" in command_line("compare", *reversed(sides)).stdout
 
 

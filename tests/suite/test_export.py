@@ -78,6 +78,7 @@ def test_filters_keep_rows_by_columns_and_settings(command_line, stored):
         (("quickstart", "--only", "metric=los"), "did you mean 'loss'"),
         (("quickstart", "--only", "model.d_stat=1"), "did you mean 'model.d_state'"),
         (("quickstart", "--format", "json", "--out", "x.csv"), "the two do not agree"),
+        (("quickstart", "--out", "x.xls"), "the ending must be .csv or .json, or give --format"),
     ],
 )
 def test_a_fault_is_known_before_anything_is_written(command_line, stored, arguments, words):

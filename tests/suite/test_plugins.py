@@ -154,9 +154,12 @@ def test_several_grids_run_in_one_call(grid, command_line, tmp_path):
     other = tmp_path / "other-grid"
     other.mkdir()
     (other / "grid.yaml").write_text(GRID.replace("d_model: 16", "d_model: 8"))
-    done = command_line("run", grid, other, grid, "--seeds", "3,7", "--results", tmp_path / "results")
+    options = ("--seeds", "3,7", "--set", "train.lr=1e-3", "--results", tmp_path / "results")
+    done = command_line("run", grid, other, grid, *options)
     assert done.returncode == 0, done.stderr
-    assert f"done: 4 runs; now: python run_suite.py report {grid}; python run_suite.py report {other}\n" in done.stdout
+    shown = f"--by train.lr --results {tmp_path / 'results'}"
+    reports = "; ".join(f"python run_suite.py report {one} {shown}" for one in (grid, other))
+    assert f"done: 4 runs; now: {reports}\n" in done.stdout
     frames = [storage.read([file]) for file in (tmp_path / "results").rglob("*.parquet")]
     assert sorted((frame["experiment"][0], int(frame["seed"][0])) for frame in frames) == [
         *(("my-grid", 3), ("my-grid", 7)),

@@ -334,7 +334,7 @@ def test_rows_that_cannot_be_written_are_put_aside_and_may_be_copied(tmp_path, m
     assert finished.status == "failed"
     assert not finished.stored
     (aside,) = elsewhere.iterdir()
-    assert f"its rows could not be written (Not a directory) and are in {aside}; make room" in finished.error
+    assert f"its rows could not be written (Not a directory) and are in {aside}; free space" in finished.error
     (results / "toy").unlink()
     shutil.copytree(aside, results, dirs_exist_ok=True)
     assert storage.ending(storage.result_path(results, run.experiment, run.scale, run.run_id)).status == "ok"
@@ -356,4 +356,4 @@ def test_rows_that_can_be_written_nowhere_are_a_failure_that_says_so(tmp_path, m
     (tmp_path / "toy").write_bytes(b"a file where a folder is needed")
     finished = execute(make_run(), tmp_path, CPU)
     assert (finished.status, finished.stored) == ("failed", False)
-    assert "rows could not be written (Not a directory); make room" in finished.error
+    assert "rows could not be written (Not a directory); free space" in finished.error

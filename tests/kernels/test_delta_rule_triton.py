@@ -102,6 +102,36 @@ def test_the_kernels_in_blocks_that_do_not_divide_the_sizes_equal_the_loop(decay
     equals_the_loop(make_inputs(scaled(70, chunk), decay, K=20, V=36), torch.float16, chunk=chunk, **narrow)
 
 
+@every_decay
+def test_sizes_that_tiles_divide_equal_the_loop(decay):
+    """Nothing is outside of chunks and tiles, so that kernels without a decay of a channel mask nothing."""
+    equals_the_loop(make_inputs(48, decay, K=32, V=32), torch.bfloat16, chunk=16)
+
+
+@pytest.mark.parametrize("decay", ["none", "head"])
+@pytest.mark.parametrize("length", [64, 70])
+def test_the_tuning_of_calls_without_a_gradient_equals_the_loop(length, decay):
+    tuned = pytest.importorskip("kernels.delta_rule.triton.plan").inference_tuning()
+    equals_the_loop(make_inputs(length, decay, K=32, V=32), torch.bfloat16, **tuned)
+
+
+@every_decay
+def test_calls_without_a_gradient_have_a_tuning_of_their_own(decay, monkeypatch):
+    impl = pytest.importorskip("kernels.delta_rule.triton.autograd")
+    used = []
+    for name in ("PLANNER", "INFERENCE"):
+
+        def planned(*inputs, name=name, **options):
+            used.append(name)
+            return make_planner(**tuning(chunk=16))(*inputs, **options)
+
+        monkeypatch.setattr(impl, name, planned)
+    inputs = on_device(make_inputs(20, decay), torch.bfloat16)
+    impl.delta_rule_triton(**inputs)
+    impl.delta_rule_triton(**inputs | {"beta": inputs["beta"].requires_grad_()})
+    assert used == ["INFERENCE" if decay in ("none", "head") else "PLANNER", "PLANNER"]
+
+
 @pytest.mark.parametrize("decay", ["head", "key"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_the_kernels_neither_overflow_nor_lose_the_near_terms(decay, dtype):
@@ -148,7 +178,7 @@ def test_equal_keys_and_full_reflections_stay_bounded(dtype):
     exact = delta_rule_reference(**on_device(rounded, torch.float64))
     actual = run_triton(**{n: x.to(DEVICE) if isinstance(x, Tensor) else x for n, x in (inputs | rounded).items()})
     for got, wanted in zip(actual, exact, strict=True):
-        assert relative_error(got, wanted)[0] < (5e-3 if dtype == torch.float32 else 0.2)
+        assert relative_error(got, wanted)[0] < (5e-3 if dtype == torch.float32 else 0.05)
 
 
 @in_chunks

@@ -11,10 +11,10 @@ from kernels.autograd import needs_gradient, once_differentiable, save, saved
 from kernels.delta_rule.triton.back import delta_back
 from kernels.delta_rule.triton.factors import delta_factors
 from kernels.delta_rule.triton.grads import delta_grads
-from kernels.delta_rule.triton.plan import PLANNER, ChunkFactors, Plan, Planner
+from kernels.delta_rule.triton.plan import INFERENCE, PLANNER, ChunkFactors, Plan, Planner
 from kernels.delta_rule.triton.walk import delta_walk
 from kernels.device import float32_products
-from kernels.gated_linear_attention.triton.plan import EndStates, dense_channels
+from kernels.gated_linear_attention.triton.plan import CHANNEL, EndStates, decay_kind, dense_channels
 from kernels.layout import dense
 
 
@@ -129,17 +129,20 @@ def delta_rule_triton(
     initial_state: Tensor | None = None,
     return_final_state: bool = False,
     sequence_ends: list[int] | None = None,
-    planner: Planner = PLANNER,
+    planner: Planner | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Arguments as in the public operator; o, and the final state or None.
 
     sequence_ends: 0 and where each packed sequence ends; none of them is empty.
-    planner:       holds the tuning.
+    planner:       holds the tuning; by default `INFERENCE` or `PLANNER`, by whether a gradient is needed.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     inputs = q, k, v, beta, log_decay, write, initial_state
+    keep = needs_gradient(*inputs)
+    if planner is None:
+        planner = PLANNER if keep or decay_kind(log_decay) == CHANNEL else INFERENCE
     options = Options(scale, return_final_state, sequence_ends, planner)
-    if needs_gradient(*inputs):
+    if keep:
         o, final_state = DeltaRule.apply(*inputs, options)
         return o, final_state
     result = forward(*inputs, options, keep=False)

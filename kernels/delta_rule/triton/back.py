@@ -8,11 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.delta_rule.triton.plan import ChunkFactors, Plan, walk_tile
-from kernels.delta_rule.triton.tiles import solve, two_term_dot
-from kernels.delta_rule.triton.walk import ENDS, REST, WHOLE, cut_time, first_state, store_last_state
+from kernels.delta_rule.triton.plan import ChunkFactors, Plan, back_tile, is_whole
+from kernels.delta_rule.triton.tiles import load_row, load_rows, solve, store_rows, store_state, two_term_dot
+from kernels.delta_rule.triton.walk import ALL, ENDS, REST, cut_time, first_state, store_last_state
 from kernels.gated_linear_attention.triton.plan import EndStates, position_strides
-from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span, load_tile, store_tile
+from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
 from kernels.launch import KeptLaunch, cdiv
 
 _ENDS = tl.constexpr(ENDS)
@@ -63,6 +63,7 @@ def _back_kernel(
     BV: tl.constexpr,
     PART: tl.constexpr,
     PRECISION: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):
     """One chunk after the other from the last to the first, with dM the gradient of the state [K, BV] behind the chunk:
 
@@ -92,49 +93,62 @@ def _back_kernel(
         inverse_low += o_head * C
     scores += o_head * C
     dtype = inverse.dtype.element_ty
-    m_k = o_k < K
+    BY_ROWS: tl.constexpr = k_out is None
+    if BY_ROWS:
+        row_out += i_b * row_stride_b + i_h * row_stride_h
     for i in range(i_segment * num_walked, tl.minimum((i_segment + 1) * num_walked, num_own)):
         i_t = i_first + num_own - 1 - i
         start, end = chunk_span(table, i_t, T, C)
         o_t = start + o_c
         m_t, o_rows = o_t < end, o_t.to(tl.int64)
-        b_k = load_tile(k, k_stride_t, o_t, o_k, end, K).to(dtype)
-        b_do = tl.trans(load_tile(do, do_stride_t, o_t, o_v, end, V)).to(dtype)
-        b_scores = load_tile(scores, H * C, o_t, o_c, end, C)
-        b_inverse = load_tile(inverse, H * C, o_t, o_c, end, C)
+        if BY_ROWS:
+            b_row = load_row(row_out, row_stride_t, o_rows, m_t, WHOLE).to(tl.float32)
+            if decay is not None:
+                b_decay = tl.load(decay + o_chunks + i_t)
+        b_k = load_rows(k, k_stride_t, start, o_c, o_k, end, K, WHOLE).to(dtype)
+        b_do = tl.trans(load_rows(do, do_stride_t, start, o_c, o_v, end, V, WHOLE and PART != _ENDS)).to(dtype)
+        b_scores = load_rows(scores, H * C, start, o_c, o_c, end, C, WHOLE)
+        b_inverse = load_rows(inverse, H * C, start, o_c, o_c, end, C, WHOLE)
         b_inverse_low = None
         if inverse_low is not None:
-            b_inverse_low = load_tile(inverse_low, H * C, o_t, o_c, end, C)
+            b_inverse_low = load_rows(inverse_low, H * C, start, o_c, o_c, end, C, WHOLE)
         b_left = as_operand(b_dstate, dtype, PRECISION)
-        if k_out is not None:
-            b_out = load_tile(k_out + o_head * K, H * K, o_t, o_k, end, K)
-            b_ddelta = tl.dot(b_left, tl.trans(b_out), input_precision=PRECISION)
-        else:
-            p_row = row_out + i_b * row_stride_b + i_h * row_stride_h + o_rows * row_stride_t
+        if BY_ROWS:
             b_ddelta = tl.dot(b_left, tl.trans(b_k), input_precision=PRECISION)
-            b_ddelta *= tl.load(p_row, mask=m_t, other=0.0).to(tl.float32)[None, :]
+            b_ddelta *= b_row[None, :]
+        else:
+            b_out = load_rows(k_out + o_head * K, H * K, start, o_c, o_k, end, K, WHOLE)
+            b_ddelta = tl.dot(b_left, tl.trans(b_out), input_precision=PRECISION)
         b_ddelta = tl.dot(b_do, b_scores, b_ddelta, input_precision=PRECISION)
-        b_dv = solve(b_ddelta, b_inverse, b_inverse_low, PRECISION)
+        b_dv = solve(b_ddelta, b_inverse, b_inverse_low, PRECISION, BY_ROWS)
         if PART != _ENDS:
-            store_tile(dv + o_head * V, H * V, o_t, o_v, end, V, tl.trans(b_dv))
-            p_state = dstates + (o_chunks + i_t) * (K * V) + o_v[:, None] * K + o_k[None, :]
-            tl.store(p_state, b_left, mask=(o_v < V)[:, None] & m_k[None, :])
-        if k_out is not None:
-            b_dstate *= tl.load(decay + (o_chunks + i_t) * K + o_k, mask=m_k, other=0.0)[None, :]
+            store_rows(dv + o_head * V, H * V, start, o_c, o_v, end, V, tl.trans(b_dv), WHOLE)
+            p_state = dstates + (o_chunks + i_t) * (K * V)
+            if BY_ROWS and dtype == tl.bfloat16:
+                # the halves of the columns go through the same shared memory, which leaves room for a third stage
+                o_half = tl.arange(0, BK // 2)
+                b_halves = tl.permute(tl.reshape(b_left, (BV, 2, BK // 2)), (0, 2, 1))
+                b_first, b_second = tl.split(b_halves)
+                store_state(p_state, o_v, o_half, b_first, V, K, WHOLE)
+                store_state(p_state, o_v, BK // 2 + o_half, b_second, V, K, WHOLE)
+            else:
+                store_state(p_state, o_v, o_k, b_left, V, K, WHOLE)
+        if not BY_ROWS:
+            b_dstate *= tl.load(decay + (o_chunks + i_t) * K + o_k, mask=o_k < K, other=0.0)[None, :]
         elif decay is not None:
-            b_dstate *= tl.load(decay + o_chunks + i_t)
+            b_dstate *= b_decay
         if row_in is not None:
-            b_in = tl.load(row_in + o_head + o_rows * H, mask=m_t, other=0.0)
+            b_in = load_row(row_in + o_head, H, o_rows, m_t, WHOLE)
             b_dv *= b_in[None, :]
-        b_q = load_tile(q, q_stride_t, o_t, o_k, end, K).to(dtype)
-        if row_out is None:
+        b_q = load_rows(q, q_stride_t, start, o_c, o_k, end, K, WHOLE).to(dtype)
+        if not BY_ROWS:
             b_dstate = tl.dot(b_do, b_q, b_dstate, input_precision=PRECISION)
         else:
             b_left = (
                 b_do.to(tl.float32) * (b_in * scale)[None, :] if row_in is not None else b_do.to(tl.float32) * scale
             )
-            b_dstate = two_term_dot(b_left, b_q, b_dstate, PRECISION)
-        b_dstate = two_term_dot(-b_dv, b_k, b_dstate, PRECISION)
+            b_dstate = two_term_dot(b_left, b_q, b_dstate, PRECISION, BY_ROWS)
+        b_dstate = two_term_dot(-b_dv, b_k, b_dstate, PRECISION, BY_ROWS)
     num_done = (i_segment + 1) * num_walked
     store_last_state(
         b_dstate, ends, transitions, last, i_v, i_bh, i_segment, num_bh, num_done, num_t, K, V, BK, BV, PART
@@ -157,12 +171,13 @@ def delta_back(
         q, k = factors.q_in, factors.k_in
     segments = cut_time(plan, k, value_dim)
     first, last = boundary
+    by_rows = factors.k_out is None
 
-    for part in (WHOLE,) if segments.ends is None else (ENDS, REST):
+    for part in (ALL,) if segments.ends is None else (ENDS, REST):
         writes = part != ENDS
 
         def make(part: int = part) -> KeptLaunch:
-            block_k, block_v, options = walk_tile(plan, key_dim, value_dim)
+            block_k, block_v, options = back_tile(plan, key_dim, value_dim, by_rows=by_rows)
             num_v = cdiv(value_dim, block_v) + (cdiv(key_dim, block_v) if part == ENDS else 0)
             return KeptLaunch(
                 _back_kernel,
@@ -181,6 +196,7 @@ def delta_back(
                 BV=block_v,
                 PART=part,
                 PRECISION=plan.precision,
+                WHOLE=by_rows and is_whole(plan, length, (key_dim, block_k), (value_dim, block_v)),
                 **options.keywords(),
             )
 

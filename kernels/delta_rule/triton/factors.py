@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.delta_rule.triton.plan import ChunkFactors, Plan
+from kernels.delta_rule.triton.plan import ChunkFactors, Plan, is_whole
+from kernels.delta_rule.triton.tiles import cut_to_bfloat16, load_rows, store_rows
 from kernels.gated_linear_attention.triton.decays import (
     CHANNEL_DECAY,
     HEAD_DECAY,
@@ -24,11 +25,57 @@ from kernels.gated_linear_attention.triton.decays import (
     tree_level,
 )
 from kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, decay_kind, position_strides
-from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span, load_tile, store_tile
+from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
 from kernels.launch import KeptLaunch
 
 BLOCK = tl.constexpr(16)
-"""Rows of the blocks of the triangular system that are inverted row by row."""
+"""Rows of the blocks on the diagonal of the triangular system that are inverted side by side."""
+
+
+@triton.jit
+def half_product(b_left, b_right, b_sum):
+    """b_sum + b_left b_right of float32 operands, each in two float16 terms; three products, an error near 2^-22."""
+    b_left_high, b_right_high = b_left.to(tl.float16), b_right.to(tl.float16)
+    b_sum = tl.dot(b_left_high, b_right_high, b_sum)
+    b_sum = tl.dot(b_left_high, (b_right - b_right_high.to(tl.float32)).to(tl.float16), b_sum)
+    return tl.dot((b_left - b_left_high.to(tl.float32)).to(tl.float16), b_right_high, b_sum)
+
+
+@triton.jit
+def merged(b_less, b_below):
+    """What merging neighbouring blocks adds to their inverses less the identity, b_less = Y: -(I + Y) L (I + Y).
+
+    b_below is the part L of the system between the two blocks of a pair.
+    """
+    b_product = half_product(b_less, b_below, b_below)
+    return -half_product(b_product, b_less, b_product)
+
+
+@triton.jit
+def below(o_i, size):
+    """The pairs of positions o_i in two neighbouring blocks, of which the first is in the second block."""
+    o_block = o_i // size
+    return (o_block[:, None] == o_block[None, :] + 1) & ((o_block & 1) == 1)[:, None]
+
+
+@triton.jit
+def inverse_by_halves(b_system, o_c, C: tl.constexpr, LEVELS: tl.constexpr):
+    """(I + L)^-1 - I for a strictly lower triangular L [C, C], with products of float16 terms and sums in float32.
+
+    Blocks of two rows have the inverse I - L. Neighbouring blocks are merged until one is left. Up to blocks of 16 rows
+    the products are of 16 x 16, which every warp computes for itself, then of C x C.
+    """
+    NUM: tl.constexpr = C // BLOCK
+    o_n, o_i = tl.arange(0, NUM), tl.arange(0, BLOCK)
+    m_diagonal = o_n[:, None, None, None] == o_n[None, None, :, None]
+    b_blocks = tl.sum(tl.where(m_diagonal, tl.reshape(b_system, (NUM, BLOCK, NUM, BLOCK)), 0.0), 2)
+    b_less = tl.where(below(o_i, 1)[None, :, :], -b_blocks, 0.0)
+    for level in tl.static_range(1, 4):
+        b_less += merged(b_less, tl.where(below(o_i, 1 << level)[None, :, :], b_blocks, 0.0))
+    b_inverse = tl.reshape(tl.where(m_diagonal, b_less[:, :, None, :], 0.0), (C, C))
+    for level in tl.static_range(4, LEVELS):
+        b_inverse += merged(b_inverse, tl.where(below(o_c, 1 << level), b_system, 0.0))
+    return b_inverse
 
 
 @triton.jit
@@ -105,6 +152,7 @@ def _factors_kernel(
     DECAY: tl.constexpr,
     LIMIT: tl.constexpr,
     PRECISION: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):
     """For one chunk, with D_ij the sum of the log-decays in (j, i] and w_j = beta_j k_j the key that is written, or
     beta_j write_j for a decay of a channel where `write` is given:
@@ -131,17 +179,23 @@ def _factors_kernel(
         g += i_b * g_stride_b + i_h * g_stride_h
         b_middle = from_middle(o_c, C)
         m_past = o_c[:, None] >= o_c[None, :]
+    if DECAY == HEAD_DECAY:
+        # before the loop, so that nothing waits for them behind it
+        g += i_b * g_stride_b + i_h * g_stride_h
+        b_prefix, b_suffix = head_prefix_suffix(g, g_stride_t, o_t, o_c, end, C)
+        b_g_head = load_head_decays(g, g_stride_t, o_t, m_t)
     for i_k in range(0, K, BK):
         o_k = i_k + tl.arange(0, BK)
-        b_q = load_tile(q, q_stride_t, o_t, o_k, end, K)
-        b_k = load_tile(k, k_stride_t, o_t, o_k, end, K)
+        b_q = load_rows(q, q_stride_t, start, o_c, o_k, end, K, WHOLE)
+        b_k = load_rows(k, k_stride_t, start, o_c, o_k, end, K, WHOLE)
         if DECAY == CHANNEL_DECAY:
             b_q32, b_k32 = b_q.to(tl.float32) * scale, b_k.to(tl.float32)
             b_w32 = b_k32 * b_beta[:, None]
             if write is not None:
                 p_write = write + i_b * write_stride_b + i_h * write_stride_h
-                b_w32 = load_tile(p_write, write_stride_t, o_t, o_k, end, K).to(tl.float32) * b_beta[:, None]
-            b_g = tl.maximum(load_tile(g, g_stride_t, o_t, o_k, end, K).to(tl.float32), LOWEST)
+                b_w = load_rows(p_write, write_stride_t, start, o_c, o_k, end, K, WHOLE)
+                b_w32 = b_w.to(tl.float32) * b_beta[:, None]
+            b_g = tl.maximum(load_rows(g, g_stride_t, start, o_c, o_k, end, K, WHOLE).to(tl.float32), LOWEST)
             b_first, b_second = half_totals(b_g, o_c, C)
             b_all = exponential(b_first + b_second, PRECISION)
             tl.store(decay + (i_bh * num_t + i_t) * K + o_k, b_all, mask=o_k < K)
@@ -178,17 +232,14 @@ def _factors_kernel(
                 b_k32 *= b_prefix
                 b_out = b_w32 * exponential(b_suffix, PRECISION)
             o_dense = o_head * K
-            store_tile(q_in + o_dense, H * K, o_t, o_k, end, K, as_operand(b_q32, dtype, PRECISION))
-            store_tile(k_in + o_dense, H * K, o_t, o_k, end, K, as_operand(b_k32, dtype, PRECISION))
-            store_tile(k_out + o_dense, H * K, o_t, o_k, end, K, as_operand(b_out, dtype, PRECISION))
+            store_rows(q_in + o_dense, H * K, start, o_c, o_k, end, K, as_operand(b_q32, dtype, PRECISION), WHOLE)
+            store_rows(k_in + o_dense, H * K, start, o_c, o_k, end, K, as_operand(b_k32, dtype, PRECISION), WHOLE)
+            store_rows(k_out + o_dense, H * K, start, o_c, o_k, end, K, as_operand(b_out, dtype, PRECISION), WHOLE)
         else:
             b_right = tl.trans(b_k.to(dtype))
             b_scores = tl.dot(b_q.to(dtype), b_right, b_scores, input_precision=PRECISION)
             b_system = tl.dot(b_k.to(dtype), b_right, b_system, input_precision=PRECISION)
     if DECAY == HEAD_DECAY:
-        g += i_b * g_stride_b + i_h * g_stride_h
-        b_prefix, b_suffix = head_prefix_suffix(g, g_stride_t, o_t, o_c, end, C)
-        b_g_head = load_head_decays(g, g_stride_t, o_t, m_t)
         tl.store(row_in + o_rows, exponential(b_prefix, PRECISION), mask=m_t)
         tl.store(row_out + o_rows, b_beta * exponential(b_suffix, PRECISION), mask=m_t)
         tl.store(decay + i_bh * num_t + i_t, exponential(tl.sum(b_g_head, 0), PRECISION))
@@ -200,12 +251,17 @@ def _factors_kernel(
         b_system *= b_beta[None, :]
     b_system = tl.where(o_c[:, None] > o_c[None, :], b_system, 0.0)
     o_dense = o_head * C
-    store_tile(scores + o_dense, H * C, o_t, o_c, end, C, as_operand(b_scores, dtype, PRECISION))
-    b_inverse = inverse_less_identity(b_system, o_c, C, MERGES, PRECISION)
-    b_rounded = as_operand(b_inverse, dtype, PRECISION)
-    store_tile(inverse + o_dense, H * C, o_t, o_c, end, C, b_rounded)
+    store_rows(scores + o_dense, H * C, start, o_c, o_c, end, C, as_operand(b_scores, dtype, PRECISION), WHOLE)
+    if DECAY != CHANNEL_DECAY and dtype == tl.bfloat16:
+        b_inverse = inverse_by_halves(b_system, o_c, C, LEVELS)
+        b_high = cut_to_bfloat16(b_inverse)
+    else:
+        b_inverse = inverse_less_identity(b_system, o_c, C, MERGES, PRECISION)
+        b_high = as_operand(b_inverse, dtype, PRECISION)
+    store_rows(inverse + o_dense, H * C, start, o_c, o_c, end, C, b_high, WHOLE)
     if inverse_low is not None:
-        store_tile(inverse_low + o_dense, H * C, o_t, o_c, end, C, b_inverse - b_rounded.to(tl.float32))
+        b_low = b_inverse - b_high.to(tl.float32)
+        store_rows(inverse_low + o_dense, H * C, start, o_c, o_c, end, C, b_low, WHOLE)
 
 
 def delta_factors(
@@ -234,6 +290,7 @@ def delta_factors(
 
     def make() -> KeptLaunch:
         tile = plan.tuning.scores[kind]
+        block_k = plan.width(tile.block_k, key_dim)
         return KeptLaunch(
             _factors_kernel,
             batch * heads * num_chunks,
@@ -246,10 +303,11 @@ def delta_factors(
             C=plan.chunk,
             LEVELS=plan.chunk.bit_length() - 1,
             MERGES=plan.chunk.bit_length() - BLOCK.value.bit_length(),
-            BK=plan.width(tile.block_k, key_dim),
+            BK=block_k,
             DECAY=kind,
             LIMIT=plan.mild,
             PRECISION=plan.precision,
+            WHOLE=kind != CHANNEL and is_whole(plan, length, (key_dim, block_k)),
             **tile.options.keywords(),
         )
 

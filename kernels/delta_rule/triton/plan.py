@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, NONE, Plan, Planner, Tile, Tuning
 from kernels.launch import CompileOptions, power_of_2
 
-__all__ = ["PLANNER", "ChunkFactors", "Plan", "Planner", "Tuning", "default_tuning"]
+__all__ = ["INFERENCE", "PLANNER", "ChunkFactors", "Plan", "Planner", "Tuning", "default_tuning"]
 
 ALL_KINDS = (NONE, HEAD, CHANNEL)
 
@@ -46,7 +46,26 @@ def float32_tuning() -> dict[str, object]:
     }
 
 
+def inference_tuning() -> dict[str, object]:
+    """Fields of `Tuning` for calls without a gradient and without a decay of a channel: two programs on a processor.
+
+    Chunks of 32 halve the triangular systems and what a walk keeps in registers and shared memory.
+    """
+    return default_tuning() | {
+        "chunk": 32,
+        "scores": dict.fromkeys((NONE, HEAD), Tile(64, 0, CompileOptions(2, 2))),
+        "walk": {
+            64: Tile(64, 64, CompileOptions(4, 3)),
+            128: Tile(128, 64, CompileOptions(4, 3)),
+            256: Tile(256, 64, CompileOptions(4, 2)),
+        },
+        "few_programs": 256,
+        "enough_programs": 256,
+    }
+
+
 PLANNER = Planner(Tuning(**default_tuning()), Tuning(**float32_tuning()))  # type: ignore[arg-type]
+INFERENCE = Planner(Tuning(**inference_tuning()), Tuning(**float32_tuning()))  # type: ignore[arg-type]
 
 
 class ChunkFactors(NamedTuple):
@@ -82,3 +101,20 @@ def walk_tile(plan: Plan, key_dim: int, value_dim: int) -> Tile:
     if plan.work == torch.float32:
         return Tile(block_k, block_v, tile.options)
     return Tile(block_k, block_v, tile.options._replace(num_warps=max(4, block_v // 16)))
+
+
+def back_tile(plan: Plan, key_dim: int, value_dim: int, *, by_rows: bool) -> Tile:
+    """The tile of the walk back. by_rows: no decay is that of a channel, which leaves memory for a third stage."""
+    block_k, block_v, options = walk_tile(plan, key_dim, value_dim)
+    if plan.work == torch.bfloat16 and by_rows and block_k == 128:
+        options = options._replace(num_stages=3)
+    return Tile(block_k, block_v, options)
+
+
+def is_whole(plan: Plan, length: int, *sizes: tuple[int, int]) -> bool:
+    """Whether a kernel in bfloat16 needs no masks: all sequences end with a chunk, and all channels with a tile.
+
+    sizes: pairs of a number of channels and the width of their tiles.
+    """
+    pairs = (length, plan.chunk), *sizes
+    return plan.work == torch.bfloat16 and plan.table is None and all(size % width == 0 for size, width in pairs)

@@ -16,13 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.delta_rule.triton.plan import ChunkFactors, Plan, walk_tile
-from kernels.delta_rule.triton.tiles import solve, two_term_dot
+from kernels.delta_rule.triton.plan import ChunkFactors, Plan, is_whole, walk_tile
+from kernels.delta_rule.triton.tiles import load_row, load_rows, solve, store_rows, store_state, two_term_dot
 from kernels.gated_linear_attention.triton.plan import EndStates, position_strides
-from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span, load_tile, store_tile
+from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
 from kernels.launch import KeptLaunch, cdiv
 
-WHOLE, ENDS, REST = 0, 1, 2
+ALL, ENDS, REST = 0, 1, 2
 """Parts that a launch walks over: all of time, all segments but the last from zeros and from the identity, or all
 segments from their states."""
 _ENDS, _REST = tl.constexpr(ENDS), tl.constexpr(REST)
@@ -151,6 +151,7 @@ def _walk_kernel(
     BV: tl.constexpr,
     PART: tl.constexpr,
     PRECISION: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):
     """One chunk after the other, with M the state [K, BV] of all keys before the chunk:
 
@@ -162,6 +163,7 @@ def _walk_kernel(
     delta [B, T, H, V] and the states before every chunk [B, H, chunks, V, K] are written where they are given.
     Everything is transposed: as left operands delta^T and M^T [BV, BK] never leave the registers.
     num_v is the number of blocks of V; for ENDS there are blocks of the identity behind them, whose v is zero.
+    WHOLE: no chunk and no tile of keys or values reaches beyond its end, so that nothing is masked.
     """
     i_v, i_bh = tl.program_id(0) % num_v, (tl.program_id(0) // num_v).to(tl.int64)
     i_b, i_h = i_bh // H, i_bh % H
@@ -184,50 +186,55 @@ def _walk_kernel(
         inverse_low += o_head * C
     scores += o_head * C
     dtype = inverse.dtype.element_ty
-    m_k = o_k < K
+    BY_ROWS: tl.constexpr = k_out is None
+    if BY_ROWS:
+        row_out += i_b * row_stride_b + i_h * row_stride_h
     for i in range(i_segment * num_walked, tl.minimum((i_segment + 1) * num_walked, num_own)):
         i_t = i_first + i
         start, end = chunk_span(table, i_t, T, C)
         o_t = start + o_c
         m_t, o_rows = o_t < end, o_t.to(tl.int64)
-        b_k = load_tile(k, k_stride_t, o_t, o_k, end, K).to(dtype)
-        b_v = tl.trans(load_tile(v, v_stride_t, o_t, o_v, end, V))
-        b_inverse = tl.trans(load_tile(inverse, H * C, o_t, o_c, end, C))
+        # loaded first, so that nothing waits for it; decays of channels would take registers until they are used
+        if BY_ROWS and decay is not None:
+            b_decay = tl.load(decay + o_chunks + i_t)
+        b_k = load_rows(k, k_stride_t, start, o_c, o_k, end, K, WHOLE).to(dtype)
+        b_v = tl.trans(load_rows(v, v_stride_t, start, o_c, o_v, end, V, WHOLE and PART != _ENDS))
+        b_inverse = tl.trans(load_rows(inverse, H * C, start, o_c, o_c, end, C, WHOLE))
         b_inverse_low = None
         if inverse_low is not None:
-            b_inverse_low = tl.trans(load_tile(inverse_low, H * C, o_t, o_c, end, C))
+            b_inverse_low = tl.trans(load_rows(inverse_low, H * C, start, o_c, o_c, end, C, WHOLE))
         b_left = as_operand(b_state, dtype, PRECISION)
+        if PART != _ENDS:
+            b_scores = tl.trans(load_rows(scores, H * C, start, o_c, o_c, end, C, WHOLE))
+            b_q = load_rows(q, q_stride_t, start, o_c, o_k, end, K, WHOLE).to(dtype)
         b_held = tl.dot(b_left, tl.trans(b_k), input_precision=PRECISION)
         if row_in is not None:
-            b_in = tl.load(row_in + o_head + o_rows * H, mask=m_t, other=0.0)
+            b_in = load_row(row_in + o_head, H, o_rows, m_t, WHOLE)
             b_held *= b_in[None, :]
         b_rest = b_v.to(tl.float32) - b_held
-        b_delta = solve(b_rest, b_inverse, b_inverse_low, PRECISION)
+        b_delta = solve(b_rest, b_inverse, b_inverse_low, PRECISION, BY_ROWS)
+        b_new = as_operand(b_delta, dtype, PRECISION)
         if PART != _ENDS:
-            b_q = load_tile(q, q_stride_t, o_t, o_k, end, K).to(dtype)
-            b_scores = tl.trans(load_tile(scores, H * C, o_t, o_c, end, C))
             b_o = tl.dot(b_left, tl.trans(b_q), input_precision=PRECISION)
             if row_in is not None:
                 b_o *= (b_in * scale)[None, :]
             elif row_out is not None:
                 b_o *= scale
-            b_new = as_operand(b_delta, dtype, PRECISION)
             b_o = tl.dot(b_new, b_scores, b_o, input_precision=PRECISION)
-            store_tile(o + o_head * V, H * V, o_t, o_v, end, V, tl.trans(b_o))
+            store_rows(o + o_head * V, H * V, start, o_c, o_v, end, V, tl.trans(b_o), WHOLE)
             if delta is not None:
-                store_tile(delta + o_head * V, H * V, o_t, o_v, end, V, tl.trans(b_new))
+                store_rows(delta + o_head * V, H * V, start, o_c, o_v, end, V, tl.trans(b_new), WHOLE)
             if states is not None:
-                p_state = states + (o_chunks + i_t) * (K * V) + o_v[:, None] * K + o_k[None, :]
-                tl.store(p_state, b_left, mask=(o_v < V)[:, None] & m_k[None, :])
-        if k_out is not None:
-            b_state *= tl.load(decay + (o_chunks + i_t) * K + o_k, mask=m_k, other=0.0)[None, :]
-            b_k = load_tile(k_out + o_head * K, H * K, o_t, o_k, end, K)
-        else:
+                store_state(states + (o_chunks + i_t) * (K * V), o_v, o_k, b_left, V, K, WHOLE)
+        if BY_ROWS:
             if decay is not None:
-                b_state *= tl.load(decay + o_chunks + i_t)
-            p_row = row_out + i_b * row_stride_b + i_h * row_stride_h + o_rows * row_stride_t
-            b_delta *= tl.load(p_row, mask=m_t, other=0.0).to(tl.float32)[None, :]
-        b_state = two_term_dot(b_delta, b_k, b_state, PRECISION)
+                b_state *= b_decay
+            b_row = load_row(row_out, row_stride_t, o_rows, m_t, WHOLE)
+            b_delta *= b_row.to(tl.float32)[None, :]
+        else:
+            b_state *= tl.load(decay + (o_chunks + i_t) * K + o_k, mask=o_k < K, other=0.0)[None, :]
+            b_k = load_rows(k_out + o_head * K, H * K, start, o_c, o_k, end, K, WHOLE)
+        b_state = two_term_dot(b_delta, b_k, b_state, PRECISION, BY_ROWS)
     num_done = (i_segment + 1) * num_walked
     store_last_state(
         b_state, ends, transitions, last, i_v, i_bh, i_segment, num_bh, num_done, num_t, K, V, BK, BV, PART
@@ -292,7 +299,7 @@ def delta_walk(
     first, last = boundary
     row = factors.row_out
 
-    for part in (WHOLE,) if segments.ends is None else (ENDS, REST):
+    for part in (ALL,) if segments.ends is None else (ENDS, REST):
         writes = part != ENDS
 
         def make(part: int = part) -> KeptLaunch:
@@ -315,6 +322,7 @@ def delta_walk(
                 BV=block_v,
                 PART=part,
                 PRECISION=plan.precision,
+                WHOLE=factors.k_out is None and is_whole(plan, length, (key_dim, block_k), (value_dim, block_v)),
                 **options.keywords(),
             )
 

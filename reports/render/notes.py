@@ -43,19 +43,23 @@ def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> li
     notes.append(f"— not run: {missing} of {len(asked)} cells{within}")
     notes += [f"scale {scale} cannot run here: {reason}" for scale, reason in plan.config.cannot_run.items()]
     if any(cell.published and cell.planned for cell in cells):
-        unit = "" if not plan.spec.percent else " point" if plan.spec.tolerance == 1 else " points"
-        tolerance = f"{plan.spec.tolerance:g}{unit}"
+        tolerance, far, twice = (_points(plan, factor * plan.spec.tolerance) for factor in (1, OUTRIGHT, 2))
         notes.append(
-            f"success: seeds that are within {tolerance} of the {plan.spec.reference} or better; verdict: unstable if "
-            "a seed succeeds and another diverged or is worse by more than "
-            f"{OUTRIGHT} times that; else by mean or median, whichever is farther: agrees within {tolerance}, unclear "
-            "within two standard errors and twice that, better, worse or differs; no verdict where a run is missing "
-            "for another reason"
+            f"verdicts: a seed succeeds if it is within {tolerance} of the {plan.spec.reference} or better; unstable: "
+            f"one seed succeeds, and another diverged or is worse by more than {far}; otherwise the mean or the median "
+            f"counts, whichever is farther from the {plan.spec.reference}; agrees: within {tolerance}; unclear: within "
+            f"two standard errors and within {twice}; no verdict is given while a run is missing"
         )
     sources = sorted({cell.published.source for cell in cells if cell.published})
     if sources and (plan.cannot_run or any(cell.published and cell.planned for cell in cells)):
         notes.append(f"{plan.spec.reference}'s numbers from: {'; '.join(sources)}")
     return notes
+
+
+def _points(plan: Plan, distance: float) -> str:
+    """Text of a distance in the unit of the cells."""
+    unit = "" if not plan.spec.percent else " point" if distance == 1 else " points"
+    return f"{distance:g}{unit}"
 
 
 def _changes(plan: Plan) -> str:

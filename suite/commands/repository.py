@@ -97,10 +97,9 @@ class Repository:
         if not path.is_file():
             if part := [known for known in grids if known.startswith(f"{name.rstrip('/')}/")]:
                 raise ValueError(f"{name!r} has several experiments; name one of: {', '.join(part)}")
-            raise ValueError(
-                f"unknown experiment {name!r}{nearest(name, grids)}, and no folder with a grid.yaml; "
-                f"there are: {', '.join(grids)}"
-            )
+            close = nearest(name, grids)
+            known = "the command `list` names all of them" if close else f"there are: {', '.join(grids)}"
+            raise ValueError(f"unknown experiment {name!r}{close}, and no folder with a grid.yaml; {known}")
         if name not in grids:
             name = next((known for known, grid in grids.items() if grid.samefile(path)), path.resolve().parent.name)
             if name in grids and not grids[name].samefile(path):

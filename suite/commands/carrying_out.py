@@ -64,8 +64,8 @@ class Call:
         ended: list[Finished] = []
         if bases:
             # a stored run without its weights is repeated
-            fresh = settings.fresh or not bases.keys() <= {run.run_id for run in self.todo}
-            first = replace(settings, fresh=fresh, keep_weights=True)
+            repeat = settings.repeat or not bases.keys() <= {run.run_id for run in self.todo}
+            first = replace(settings, repeat=repeat, keep_weights=True)
             ended = self.executor(list(bases.values()), self.results, display, first)
             if settings.within_s is not None:
                 settings = replace(settings, within_s=max(0.0, settings.within_s - (time.monotonic() - began)))
@@ -112,7 +112,11 @@ def prepare(
             "other; leave it out"
         )
     settings = replace(
-        settings, jobs=1 if timed else settings.jobs, fresh=force or retry_failed, record=repository.recorder()
+        settings,
+        jobs=1 if timed else settings.jobs,
+        repeat=force or retry_failed,
+        fresh=force,
+        record=repository.recorder(),
     )
     place = carry_out.check(settings)
     check_sinks(settings.log, results)

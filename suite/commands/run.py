@@ -69,9 +69,10 @@ def run(
         str | None,
         typer.Option(help="Time after which current runs save and no other starts: 90s, 10m, 2h; then exit code 3."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Repeat runs that are already stored.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Repeat stored runs, from their first step.")] = False,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Repeat the stored runs that ended with an error, and no others.")
+        bool,
+        typer.Option("--retry-failed", help="Repeat the stored runs that ended with an error, from their checkpoints."),
     ] = False,
 ) -> None:
     """Carry out the runs of experiments. Stored runs are skipped, and interrupted ones continue."""

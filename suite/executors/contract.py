@@ -57,8 +57,10 @@ class Settings:
     """Whether as many runs share each GPU as its memory and speed allow (`--jobs auto`)."""
     processes: int = 1
     """Processes that train each run together, on a GPU each."""
+    repeat: bool = False
+    """Whether stored rows are replaced."""
     fresh: bool = False
-    """Whether checkpoints are ignored and stored rows replaced."""
+    """Whether checkpoints are ignored."""
     threads: int = 1
     """CPU threads of each training run."""
     record: Recorder = no_operators

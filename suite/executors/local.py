@@ -97,6 +97,7 @@ def run_all(
     display: Display,
     *,
     jobs: int = 1,
+    repeat: bool = False,
     fresh: bool = False,
     threads: int = 1,
     record: Recorder = no_operators,
@@ -111,6 +112,7 @@ def run_all(
 
     Other processes may work on the same runs and folder: each run is carried out by one of them.
 
+    repeat: whether stored rows are replaced.
     threads: CPU threads of each training run, the same here and in a worker process, so that its results are, too.
     within_s: seconds after which the current runs are asked to save a checkpoint and no other starts.
     team: the processes that carry out each run together.
@@ -130,7 +132,7 @@ def run_all(
     in_workers = jobs > 1 or team is not None
     event = CONTEXT.Event() if in_workers else threading.Event()
     with StopSignals(event, display.stopping, within_s) as stop, Claims(root, expiry_s=expiry_s) as claims:
-        queue = RunQueue(runs, root, claims, display, fresh=fresh)
+        queue = RunQueue(runs, root, claims, display, repeat=repeat)
         if team is not None:
             run_in_workers(queue, root, [str(team.device(0, device))], event, options, team=team)
         elif jobs > 1:
@@ -197,6 +199,7 @@ class Local(Config):
 
     def __call__(self, runs: Sequence[Run], root: Path, display: Display, settings: Settings) -> list[Finished]:
         options: dict[str, Any] = {
+            "repeat": settings.repeat,
             "fresh": settings.fresh,
             "threads": settings.threads,
             "record": settings.record,

@@ -40,12 +40,12 @@ class RunQueue:
     A run that another process has claimed is left to it. Once no other run is left, the queue waits until that process
     has stored the run, which then counts as ended, or until its claim has expired.
 
-    fresh: stored runs are repeated, except those that are stored by another process from now on.
+    repeat: stored runs are repeated, except those that are stored by another process from now on.
     """
 
-    def __init__(self, runs: Sequence[Run], root: Path, claims: Claims, display: Display, *, fresh: bool) -> None:
+    def __init__(self, runs: Sequence[Run], root: Path, claims: Claims, display: Display, *, repeat: bool) -> None:
         self.ended: list[Finished] = []
-        self.claims, self.display, self.fresh = claims, display, fresh
+        self.claims, self.display, self.repeats = claims, display, repeat
         self._paths = {run.run_id: storage.result_path(root, run.experiment, run.scale, run.run_id) for run in runs}
         self._before = {run_id: stamp(path) for run_id, path in self._paths.items()}
         self._waiting = deque(runs)
@@ -107,7 +107,7 @@ class RunQueue:
             self._keep(Finished(run, "failed", f"{reason}; give the command again", 0.0, "", stored=False))
             return "nobody"
         changed = now != self._before[run.run_id]
-        if ending is None or not (changed or (not self.fresh and ending.status in ENDED)):
+        if ending is None or not (changed or (not self.repeats and ending.status in ENDED)):
             return None
         self.claims.release(run)
         self._elsewhere.pop(run.run_id, None)

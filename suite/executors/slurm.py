@@ -145,7 +145,7 @@ class _Job:
             "keep_weights": settings.keep_weights,
             "log": settings.log,
         }
-        return cls(run, root, settings.device, options, settings.fresh)
+        return cls(run, root, settings.device, options, settings.repeat)
 
     def __call__(self) -> None:
         import submitit
@@ -164,7 +164,7 @@ class _Job:
         before = {number: signal.signal(number, heed) for number in (signal.SIGUSR2, signal.SIGTERM)}
         place = f"job {submitit.JobEnvironment().job_id}"
         with Claims(self.root) as claims, GridDisplay(Console(), 1) as display:
-            queue = RunQueue([self.run], self.root, claims, display, fresh=self.repeat)
+            queue = RunQueue([self.run], self.root, claims, display, repeat=self.repeat)
             run_in_sequence(queue, self.root, pick_device(self.device), stop, self.options, place=place)
         if queue.ended:
             return

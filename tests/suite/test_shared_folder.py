@@ -16,6 +16,7 @@ from suite.executors.queue import RunQueue
 from suite.runner import Finished
 from suite.store import storage
 from suite.store.claims import Claims, claim_path
+from suite.training.trainer import Trainer
 from tests.suite.test_workers import Recording, ending
 from tests.suite.toy import make_run
 
@@ -101,14 +102,30 @@ def test_runs_of_others_can_be_left(tmp_path):
     assert not list(tmp_path.rglob("*.parquet"))
 
 
-@pytest.mark.parametrize(("fresh", "status"), [(False, "ok"), (False, "failed"), (True, "ok")])
-def test_a_run_that_another_process_stored_since_is_not_repeated(tmp_path, fresh, status):
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_stored_run_is_repeated_from_its_checkpoint_unless_that_is_ignored(tmp_path, fresh):
+    run, steps = make_run(), []
+    path = storage.checkpoint_path(tmp_path, run.experiment, run.scale, run.run_id)
+    calls = iter(range(1000))
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(run, CPU, checkpoint=path, stop=lambda: next(calls) >= 5)()
+    store(run, tmp_path, "failed")
+    display = Noting()
+    display.progressed = lambda run, progress: steps.append(progress.step)
+    (finished,) = run_all([run], tmp_path, CPU, display, repeat=True, fresh=fresh)
+    assert finished.status == "ok"
+    assert min(steps) == (0 if fresh else 5)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(("repeat", "status"), [(False, "ok"), (False, "failed"), (True, "ok")])
+def test_a_run_that_another_process_stored_since_is_not_repeated(tmp_path, repeat, status):
     run = make_run()
     display = Noting()
-    if fresh:
+    if repeat:
         store(run, tmp_path)
     with Claims(tmp_path) as claims:
-        queue = RunQueue([run], tmp_path, claims, display, fresh=fresh)
+        queue = RunQueue([run], tmp_path, claims, display, repeat=repeat)
         store(run, tmp_path, status)
         assert queue.next() is None
         assert not queue.left

@@ -48,7 +48,7 @@ class Recording:
 def queue_of(runs, root, display):
     """A queue of runs that this process alone works on."""
     with Claims(root) as claims:
-        yield RunQueue(runs, root, claims, display, fresh=False)
+        yield RunQueue(runs, root, claims, display, repeat=False)
 
 
 def ending(root, run):

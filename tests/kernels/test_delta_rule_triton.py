@@ -110,16 +110,16 @@ def test_sizes_that_tiles_divide_equal_the_loop(decay):
 
 @pytest.mark.parametrize("decay", ["none", "head"])
 @pytest.mark.parametrize("length", [64, 70])
-def test_the_tuning_of_calls_without_a_gradient_equals_the_loop(length, decay):
-    tuned = pytest.importorskip("kernels.delta_rule.triton.plan").inference_tuning()
+def test_short_chunks_equal_the_loop(length, decay):
+    tuned = pytest.importorskip("kernels.delta_rule.triton.plan").short_chunks()
     equals_the_loop(make_inputs(length, decay, K=32, V=32), torch.bfloat16, **tuned)
 
 
 @every_decay
-def test_calls_without_a_gradient_have_a_tuning_of_their_own(decay, monkeypatch):
+def test_calls_without_a_gradient_and_other_gpus_take_short_chunks(decay, monkeypatch):
     impl = pytest.importorskip("kernels.delta_rule.triton.autograd")
     used = []
-    for name in ("PLANNER", "INFERENCE"):
+    for name in ("PLANNER", "SHORT_CHUNKS"):
 
         def planned(*inputs, name=name, **options):
             used.append(name)
@@ -128,8 +128,13 @@ def test_calls_without_a_gradient_have_a_tuning_of_their_own(decay, monkeypatch)
         monkeypatch.setattr(impl, name, planned)
     inputs = on_device(make_inputs(20, decay), torch.bfloat16)
     impl.delta_rule_triton(**inputs)
-    impl.delta_rule_triton(**inputs | {"beta": inputs["beta"].requires_grad_()})
-    assert used == ["INFERENCE" if decay in ("none", "head") else "PLANNER", "PLANNER"]
+    inputs["beta"].requires_grad_()
+    impl.delta_rule_triton(**inputs)
+    monkeypatch.setattr(impl, "interpreted", lambda: False)
+    impl.delta_rule_triton(**inputs)
+    short = "SHORT_CHUNKS" if decay in ("none", "head") else "PLANNER"
+    hopper = DEVICE != "cpu" and impl.is_hopper()
+    assert used == [short, short if DEVICE != "cpu" and not hopper else "PLANNER", "PLANNER" if hopper else short]
 
 
 @pytest.mark.parametrize("decay", ["head", "key"])

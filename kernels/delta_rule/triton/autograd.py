@@ -11,9 +11,9 @@ from kernels.autograd import needs_gradient, once_differentiable, save, saved
 from kernels.delta_rule.triton.back import delta_back
 from kernels.delta_rule.triton.factors import delta_factors
 from kernels.delta_rule.triton.grads import delta_grads
-from kernels.delta_rule.triton.plan import INFERENCE, PLANNER, ChunkFactors, Plan, Planner
+from kernels.delta_rule.triton.plan import PLANNER, SHORT_CHUNKS, ChunkFactors, Plan, Planner
 from kernels.delta_rule.triton.walk import delta_walk
-from kernels.device import float32_products
+from kernels.device import float32_products, interpreted, is_hopper
 from kernels.gated_linear_attention.triton.plan import CHANNEL, EndStates, decay_kind, dense_channels
 from kernels.layout import dense
 
@@ -134,13 +134,14 @@ def delta_rule_triton(
     """Arguments as in the public operator; o, and the final state or None.
 
     sequence_ends: 0 and where each packed sequence ends; none of them is empty.
-    planner:       holds the tuning; by default `INFERENCE` or `PLANNER`, by whether a gradient is needed.
+    planner:       holds the tuning; by default the faster one of `PLANNER` and `SHORT_CHUNKS`.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     inputs = q, k, v, beta, log_decay, write, initial_state
     keep = needs_gradient(*inputs)
     if planner is None:
-        planner = PLANNER if keep or decay_kind(log_decay) == CHANNEL else INFERENCE
+        long = decay_kind(log_decay) == CHANNEL or (keep and (interpreted() or is_hopper()))
+        planner = PLANNER if long else SHORT_CHUNKS
     options = Options(scale, return_final_state, sequence_ends, planner)
     if keep:
         o, final_state = DeltaRule.apply(*inputs, options)

@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, NONE, Plan, Planner, Tile, Tuning
 from kernels.launch import CompileOptions, power_of_2
 
-__all__ = ["INFERENCE", "PLANNER", "ChunkFactors", "Plan", "Planner", "Tuning", "default_tuning"]
+__all__ = ["PLANNER", "SHORT_CHUNKS", "ChunkFactors", "Plan", "Planner", "Tuning", "default_tuning"]
 
 ALL_KINDS = (NONE, HEAD, CHANNEL)
 
@@ -46,10 +46,11 @@ def float32_tuning() -> dict[str, object]:
     }
 
 
-def inference_tuning() -> dict[str, object]:
-    """Fields of `Tuning` for calls without a gradient and without a decay of a channel: two programs on a processor.
+def short_chunks() -> dict[str, object]:
+    """Fields of `Tuning` with chunks of 32, which halve the triangular systems and what a walk keeps in registers.
 
-    Chunks of 32 halve the triangular systems and what a walk keeps in registers and shared memory.
+    Two programs of a walk then share a multiprocessor. Without the wgmma instructions of Hopper, longer chunks spill.
+    The gradients take longer with them on Hopper (LOG.md).
     """
     return default_tuning() | {
         "chunk": 32,
@@ -65,7 +66,7 @@ def inference_tuning() -> dict[str, object]:
 
 
 PLANNER = Planner(Tuning(**default_tuning()), Tuning(**float32_tuning()))  # type: ignore[arg-type]
-INFERENCE = Planner(Tuning(**inference_tuning()), Tuning(**float32_tuning()))  # type: ignore[arg-type]
+SHORT_CHUNKS = Planner(Tuning(**short_chunks()), Tuning(**float32_tuning()))  # type: ignore[arg-type]
 
 
 class ChunkFactors(NamedTuple):

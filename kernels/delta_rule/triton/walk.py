@@ -204,7 +204,8 @@ def _walk_kernel(
         if inverse_low is not None:
             b_inverse_low = tl.trans(load_rows(inverse_low, H * C, start, o_c, o_c, end, C, WHOLE))
         b_left = as_operand(b_state, dtype, PRECISION)
-        if PART != _ENDS:
+        # early, except where decays of channels leave no registers for them
+        if PART != _ENDS and BY_ROWS:
             b_scores = tl.trans(load_rows(scores, H * C, start, o_c, o_c, end, C, WHOLE))
             b_q = load_rows(q, q_stride_t, start, o_c, o_k, end, K, WHOLE).to(dtype)
         b_held = tl.dot(b_left, tl.trans(b_k), input_precision=PRECISION)
@@ -213,8 +214,11 @@ def _walk_kernel(
             b_held *= b_in[None, :]
         b_rest = b_v.to(tl.float32) - b_held
         b_delta = solve(b_rest, b_inverse, b_inverse_low, PRECISION, BY_ROWS)
-        b_new = as_operand(b_delta, dtype, PRECISION)
         if PART != _ENDS:
+            if not BY_ROWS:
+                b_q = load_rows(q, q_stride_t, start, o_c, o_k, end, K, WHOLE).to(dtype)
+                b_scores = tl.trans(load_rows(scores, H * C, start, o_c, o_c, end, C, WHOLE))
+            b_new = as_operand(b_delta, dtype, PRECISION)
             b_o = tl.dot(b_left, tl.trans(b_q), input_precision=PRECISION)
             if row_in is not None:
                 b_o *= (b_in * scale)[None, :]

@@ -138,7 +138,8 @@ class GridDisplay:
         line = f"again    {self.label(run)}  {reason}"
         self.bars.console.print(line, style="yellow", markup=False, highlight=False)
 
-    def interrupted(self, reason: str = "interrupted") -> None:
-        """The grid ends before all its runs have ended."""
-        line = f"{reason}; the same command continues the grid, and each training run from its last checkpoint"
-        self.bars.console.print(line, soft_wrap=True)
+    def interrupted(self, reason: str = "interrupted", *, fresh: bool = False) -> None:
+        """The grid ends before all its runs have ended. fresh: its command ignores what is stored."""
+        continues = "the same command continues the grid, and each training run from its last checkpoint"
+        anew = "--force would repeat all runs from their first step, also those that have ended now"
+        self.bars.console.print(f"{reason}; {anew if fresh else continues}", soft_wrap=True, highlight=False)

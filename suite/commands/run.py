@@ -125,13 +125,13 @@ def run(
         try:
             ended = call.carry_out(display)
         except OutOfTimeError:
-            display.interrupted("the time is up")
+            display.interrupted("the time is up", fresh=force)
             raise typer.Exit(3) from None
         except LeftRunningError as left:
             console.print(str(left), highlight=False, markup=False, soft_wrap=True)
             raise typer.Exit(left.exit_code) from None
         except KeyboardInterrupt:
-            display.interrupted()
+            display.interrupted(fresh=force)
             raise typer.Exit(130) from None
     bad = [finished for finished in ended if finished.status in FAILED]
     if bad:

@@ -140,7 +140,7 @@ def gate(workload: Workload, case: Case, device: torch.device) -> None:
 def _broken(implementation: Implementation, error: Exception) -> Unavailable:
     """The status of an error: a peer may raise anything (n/a); ours may raise only ValueError where it cannot run."""
     if "0 active drivers" in str(error):
-        # what Triton says of a machine without a GPU
+        # Triton raises this on a machine without a GPU
         return Unavailable("n/a", "its Triton kernel needs a GPU")
     failed = implementation.kind == "ours" and not isinstance(error, ValueError)
     return Unavailable("failed" if failed else "n/a", f"{type(error).__name__}: {error}")

@@ -161,7 +161,7 @@ def alternatives(text: str, flag: str) -> list[str]:
 
 
 FORM = "section.key=value, e.g. train.lr=1e-3"
-"""What `assignment` expects, for its error."""
+"""The error of `assignment` names this form unless another one is given."""
 
 
 def assignment(text: str, flag: str, form: str = FORM) -> tuple[str, Any]:

@@ -108,6 +108,30 @@ def test_sizes_that_tiles_divide_equal_the_loop(decay):
     equals_the_loop(make_inputs(48, decay, K=32, V=32), torch.bfloat16, chunk=16)
 
 
+def test_masks_are_left_out_only_where_nothing_is_outside():
+    impl = pytest.importorskip("kernels.delta_rule.triton.plan")
+    x = torch.zeros(1, 48, 1, 32, device=DEVICE, dtype=torch.bfloat16)
+    planner = make_planner(**tuning(chunk=16))
+    plan = planner(1.0, x, x, x)
+    assert impl.is_whole(plan, 48, (32, 32), (64, 32))
+    assert not impl.is_whole(plan, 47, (32, 32))
+    assert not impl.is_whole(plan, 48, (32, 32), (40, 32))
+    assert not impl.is_whole(planner(1.0, x, x, x, sequence_ends=[0, 16, 48]), 48, (32, 32))
+    assert not impl.is_whole(planner(1.0, x.float(), x, x), 48, (32, 32))
+
+
+@pytest.mark.parametrize("chunk", [16, 32])
+def test_an_inverse_beyond_float16_equals_the_loop(chunk):
+    """One key with b |k|^2 = 4: the state triples at every step, up to 3^31 within a chunk."""
+    inputs = make_inputs(32, "none", state=False)
+    inputs["k"] = 2.0 * inputs["k"][:, :1].expand_as(inputs["k"]).contiguous()
+    inputs["beta"] = torch.ones_like(inputs["beta"])
+    rounded = {n: x.bfloat16() if isinstance(x, Tensor) else x for n, x in inputs.items()}
+    exact = delta_rule_reference(**on_device(rounded, torch.float64))
+    for got, wanted in zip(in_triton(chunk=chunk)(**on_device(rounded, torch.bfloat16)), exact, strict=True):
+        assert relative_error(got, wanted)[0] < 0.02
+
+
 @pytest.mark.parametrize("decay", ["none", "head"])
 @pytest.mark.parametrize("length", [64, 70])
 def test_short_chunks_equal_the_loop(length, decay):

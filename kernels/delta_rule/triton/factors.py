@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.delta_rule.triton.plan import ChunkFactors, Plan, is_whole
 from kernels.delta_rule.triton.tiles import cut_to_bfloat16, load_rows, store_rows
+from kernels.float16_parts import halves, split_dot
 from kernels.gated_linear_attention.triton.decays import (
     CHANNEL_DECAY,
     HEAD_DECAY,
@@ -32,28 +33,31 @@ BLOCK = tl.constexpr(16)
 """Rows of the blocks on the diagonal of the triangular system that are inverted side by side."""
 
 
+LARGEST = tl.constexpr(65504.0)
+"""The largest float16 number."""
+
+
 @triton.jit
-def half_product(b_left, b_right, b_sum):
-    """b_sum + b_left b_right of float32 operands, each in two float16 terms; three products, an error near 2^-22."""
-    b_left_high, b_right_high = b_left.to(tl.float16), b_right.to(tl.float16)
-    b_sum = tl.dot(b_left_high, b_right_high, b_sum)
-    b_sum = tl.dot(b_left_high, (b_right - b_right_high.to(tl.float32)).to(tl.float16), b_sum)
-    return tl.dot((b_left - b_left_high.to(tl.float32)).to(tl.float16), b_right_high, b_sum)
+def split_product(b_left, b_right):
+    """Multiplies float32 matrices, each as the sum of two float16 terms."""
+    b_left_high, b_left_low = halves(b_left)
+    b_right_high, b_right_low = halves(b_right)
+    return split_dot(b_left_high, b_left_low, b_right_high, b_right_low)
 
 
 @triton.jit
 def merged(b_less, b_below):
-    """What merging neighbouring blocks adds to their inverses less the identity, b_less = Y: -(I + Y) L (I + Y).
+    """Merging neighbouring blocks adds -(I + Y) L (I + Y) to Y = b_less, their inverses less the identity.
 
     b_below is the part L of the system between the two blocks of a pair.
     """
-    b_product = half_product(b_less, b_below, b_below)
-    return -half_product(b_product, b_less, b_product)
+    b_product = b_below + split_product(b_less, b_below)
+    return -(b_product + split_product(b_product, b_less))
 
 
 @triton.jit
 def below(o_i, size):
-    """The pairs of positions o_i in two neighbouring blocks, of which the first is in the second block."""
+    """The mask selects pairs of positions o_i in two neighbouring blocks, the first of them in the second block."""
     o_block = o_i // size
     return (o_block[:, None] == o_block[None, :] + 1) & ((o_block & 1) == 1)[:, None]
 
@@ -254,6 +258,9 @@ def _factors_kernel(
     store_rows(scores + o_dense, H * C, start, o_c, o_c, end, C, as_operand(b_scores, dtype, PRECISION), WHOLE)
     if DECAY != CHANNEL_DECAY and dtype == tl.bfloat16:
         b_inverse = inverse_by_halves(b_system, o_c, C, LEVELS)
+        # where b |k|^2 exceeds 2 the inverse can grow beyond float16, which leaves infinity or NaN
+        if tl.sum((tl.abs(b_inverse) <= LARGEST).to(tl.int32)) < C * C:
+            b_inverse = inverse_less_identity(b_system, o_c, C, MERGES, PRECISION)
         b_high = cut_to_bfloat16(b_inverse)
     else:
         b_inverse = inverse_less_identity(b_system, o_c, C, MERGES, PRECISION)

@@ -23,7 +23,8 @@ def default_tuning() -> dict[str, object]:
     """
     grads = Tile(64, 64, CompileOptions(4, 2))
     return {
-        "scores": dict.fromkeys(ALL_KINDS, Tile(64, 0, CompileOptions(4, 2))),
+        "scores": dict.fromkeys(ALL_KINDS, Tile(64, 0, CompileOptions(4, 2)))
+        | dict.fromkeys((NONE, HEAD), Tile(64, 0, CompileOptions(4, 2, 168))),
         "walk": {
             64: Tile(64, 64, CompileOptions(4, 2)),
             128: Tile(128, 128, CompileOptions(8, 2)),

@@ -12,7 +12,7 @@ from kernels.gated_linear_attention.triton.tiles import as_operand, load_tile, s
 
 @triton.jit
 def load_rows(p, stride_t, start, o_c, o_x, end, X, WHOLE: tl.constexpr):
-    """Rows start + o_c and columns o_x of [end, X], zero outside of it.
+    """Loads rows start + o_c and columns o_x of [end, X], zero outside of it.
 
     WHOLE: nothing is outside. Then there is no mask, and within the tile offsets are the same for every chunk.
     """
@@ -26,7 +26,7 @@ def load_rows(p, stride_t, start, o_c, o_x, end, X, WHOLE: tl.constexpr):
 
 @triton.jit
 def load_row(p, stride_t, o_rows, m_t, WHOLE: tl.constexpr):
-    """One number for each position of a chunk."""
+    """Loads one number for each position of a chunk."""
     return tl.load(p + o_rows * stride_t) if WHOLE else tl.load(p + o_rows * stride_t, mask=m_t, other=0.0)
 
 
@@ -52,7 +52,7 @@ def store_state(p, o_v, o_k, b_state, V: tl.constexpr, K: tl.constexpr, WHOLE: t
 
 @triton.jit
 def cut_to_bfloat16(b_x):
-    """b_x without the bits that bfloat16 does not hold, still in float32.
+    """Clears the bits of b_x that bfloat16 does not hold; the result is still in float32.
 
     A term that is rounded would be converted to bfloat16 and back, each element by an instruction of the slow unit for
     conversions. The second of two terms, which is rounded, makes up for the cut: both hold 16 bits in either case.

@@ -21,6 +21,10 @@ TASKS = Registry(
             "tasks.word_problem:WordProblem",
             "the running product in a group: parity, Zm, S3, A5, S5 (Merrill et al. 2024)",
         ),
+        "modular-arithmetic": Entry(
+            "tasks.modular_arithmetic:ModularArithmetic",
+            "the value of an expression modulo m, with brackets or without (Grazzi et al. 2024)",
+        ),
         "in-context-recall": Entry(
             "tasks.in_context_recall:InContextRecall", "values of keys that were shown before, with noise or none, MAD"
         ),

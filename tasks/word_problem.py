@@ -6,10 +6,10 @@ import functools
 import itertools
 import re
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from suite.bounds import Count, Size
 from suite.contracts import Segment, TaskSpec
@@ -61,8 +61,9 @@ class WordProblem(FreshTask):
     rows, every position labelled, and a first token `$` that their tokenizer adds (`begin`). Siems et al. 2025
     (DeltaProduct) train at length 128 and test up to 512 on 100,000 rows each (automl/DeltaProduct, README.md at
     08a4eada2f081ca0c5adb321dfda2110a6453ae2). Grazzi et al. 2024 (negative eigenvalues) train parity on fresh rows of 3
-    to 40 bits that are labelled at their end alone (adankow/unlocking_state_tracking,
-    xlstm/experiments/parity_delta_net_single_layer.yaml at 7145c7af8efec414f706e6d44d84df5745ab34e9).
+    to 40 bits that are labelled at their end alone, and test on one set of 40 to 256 bits, which `min_test_length`
+    allows (adankow/unlocking_state_tracking, xlstm/experiments/parity_delta_net_single_layer.yaml at
+    7145c7af8efec414f706e6d44d84df5745ab34e9).
 
     Sequences of mixed lengths with every position labelled are prefixes of longer ones, so for a causal model the
     option `length` covers them, too. A curriculum of lengths is `train.length_warmup`. With `labels: end`, each
@@ -86,6 +87,9 @@ class WordProblem(FreshTask):
     uniformly from `min_length` .. `length`."""
     min_length: Size = 1
     """Shortest sequence that `labels: end` trains on."""
+    min_test_length: Count = 0
+    """With `labels: end`, the label of a test row stands at a position drawn uniformly from here to the test length;
+    0: at the last position."""
     begin: bool = True
     """Whether every row begins with a token `$`, at which a model can write the identity into an empty state."""
     identity: bool = True
@@ -97,6 +101,12 @@ class WordProblem(FreshTask):
     """Number of unique training rows; 0: fresh rows at every step."""
     num_test: Size = 1000
     """Number of rows of each test length, and of a clean validation split."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # runs without this option keep the ids they had before the option existed
+        values: dict[str, Any] = handler(self)
+        return {key: value for key, value in values.items() if key != "min_test_length" or value}
 
     @model_validator(mode="after")
     def _can_work(self) -> WordProblem:
@@ -119,6 +129,15 @@ class WordProblem(FreshTask):
             raise ValueError(f"{self.name}: min_length={self.min_length} is above length={self.length}; lower it.")
         if self.min_length > 1 and self.labels == "every":
             raise ValueError(f"{self.name}: min_length has no meaning with labels=every; take labels: end, or drop it.")
+        if self.min_test_length and self.labels == "every":
+            raise ValueError(
+                f"{self.name}: min_test_length has no meaning with labels=every; take labels: end, or drop it."
+            )
+        if self.min_test_length > min(self.test_lengths):
+            raise ValueError(
+                f"{self.name}: min_test_length={self.min_test_length} is above a test length of "
+                f"{min(self.test_lengths)}; lower it."
+            )
         return self
 
     @property
@@ -156,11 +175,11 @@ class WordProblem(FreshTask):
                 rows = unique_rows(lambda n: self._draw(rng, n, self.length), self.num_train, self.name)  # noqa: B023
             else:
                 rows = self._draw(rng, self.num_test, length)
-            yield self._labelled(rows, rng, train=split == "train")
+            yield self._labelled(rows, rng, split)
 
     def chunk(self, seed: int, index: int) -> Segment:
         rng = numpy_generator(seed, f"{self.name}/train", index)
-        return self._labelled(self._draw(rng, CHUNK_ROWS, self.length), rng, train=True)
+        return self._labelled(self._draw(rng, CHUNK_ROWS, self.length), rng, "train")
 
     def block(self, seed: int, index: int, num_rows: int) -> Segment:
         if not self.fresh:
@@ -170,21 +189,23 @@ class WordProblem(FreshTask):
     def _draw(self, rng: np.random.Generator, num_rows: int, length: int) -> Array:
         return self.drawn[rng.integers(0, len(self.drawn), (num_rows, length))]
 
-    def _labelled(self, rows: Array, rng: np.random.Generator, *, train: bool) -> Segment:
+    def _labelled(self, rows: Array, rng: np.random.Generator, split: str) -> Segment:
         num_rows, length = rows.shape
         table, running = products(self.group), np.empty_like(rows)
         state = np.zeros(num_rows, dtype=rows.dtype)
         for t in range(length):
             running[:, t] = state = table[state, rows[:, t]]
+        shortest = {"train": self.min_length, "test": self.min_test_length}.get(split) or length
         if self.labels == "every":
             places = np.tile(np.arange(length), (num_rows, 1))
-        elif train:
-            places = rng.integers(self.min_length - 1, length, (num_rows, 1))
+        elif shortest < length:
+            places = rng.integers(shortest - 1, length, (num_rows, 1))
         else:
             places = np.full((num_rows, 1), length - 1)
         inputs = np.pad(rows, ((0, 0), (1, 0)), constant_values=self.num_elements) if self.begin else rows
         targets = np.take_along_axis(running, places, axis=1)
-        return token_segment(inputs, targets, places + self.begin, self.spec.vocab_size, f"length={length}")
+        name = f"length={shortest}..{length}" if split == "test" and shortest < length else f"length={length}"
+        return token_segment(inputs, targets, places + self.begin, self.spec.vocab_size, name)
 
     def solve(self, segment: Segment) -> Array:
         """The oracle: answers [R, P], found by moving points one element after the other, without a table."""

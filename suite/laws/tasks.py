@@ -170,8 +170,11 @@ def blocks_are_parts_of_one_stream(task: Any) -> None:
         few = getattr(task.block(0, 200, 7), field)
         assert torch.equal(few, expected[1400:1407]), f"a block of 7 rows has other {field} than a larger one"
     different = len(set(_rows([whole])))
-    repeats = _draws(task) and different <= 0.99 * len(whole)
-    assert not repeats, f"only {different} of {len(whole)} rows of the stream differ"
+    if not _draws(task) or different > 0.99 * len(whole):
+        return
+    # of short rows, some are equal by chance; then rows of several seeds have as many repeats
+    independent = len(set(_rows([task.block(seed, 0, rows) for seed in range(3)])))
+    assert different > 0.95 * independent, f"only {different} of {len(whole)} rows of the stream differ"
 
 
 def settings_build_the_task_again(task: Any) -> None:

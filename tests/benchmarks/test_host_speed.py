@@ -70,6 +70,8 @@ MEASURED = {
     "induction-heads-extrapolation": 1.78,
     # the tasks from here on, and `endings`: medians of five on 2026-11-23 beside other work
     "word-problem": 17.0,
+    # median of nine on 2026-11-25
+    "modular-arithmetic": 31.8,
     "in-context-recall": 6.0,
     "fuzzy-in-context-recall": 500.0,
     "compression": 2.7,
@@ -361,6 +363,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "selective-copying": task("selective-copying"),
     "induction-heads-extrapolation": task("induction-heads-extrapolation"),
     "word-problem": task("word-problem", num_train=2000),
+    "modular-arithmetic": task("modular-arithmetic", brackets=True),
     "in-context-recall": task("in-context-recall"),
     "fuzzy-in-context-recall": task("fuzzy-in-context-recall", num_train=200),
     "compression": task("compression"),

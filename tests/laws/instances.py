@@ -97,6 +97,40 @@ INSTANCES: dict[str, tuple[str, Options]] = {
             "max_moved": 2,
         },
     ),
+    "word-problem/range": (
+        "word-problem",
+        {
+            "group": "Z3",
+            "length": 39,
+            "min_length": 2,
+            "test_lengths": (64,),
+            "min_test_length": 39,
+            "num_train": 0,
+            "num_test": 100,
+            "labels": "end",
+            "begin": False,
+        },
+    ),
+    "modular-arithmetic": (
+        "modular-arithmetic",
+        {"length": 24, "min_test_length": 24, "test_length": 64, "num_test": 100},
+    ),
+    "modular-arithmetic/brackets": (
+        "modular-arithmetic",
+        {"brackets": True, "length": 24, "min_test_length": 24, "test_length": 64, "num_test": 100},
+    ),
+    "modular-arithmetic/sums": (
+        "modular-arithmetic",
+        {
+            "modulus": 7,
+            "brackets": True,
+            "multiply": False,
+            "length": 24,
+            "min_test_length": 24,
+            "test_length": 64,
+            "num_test": 100,
+        },
+    ),
     "in-context-recall": ("in-context-recall", {"length": 32, "num_train": 200, "num_test": 100}),
     "in-context-recall/noisy": (
         "in-context-recall",

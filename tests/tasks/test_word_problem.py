@@ -62,6 +62,22 @@ def test_one_label_a_row_stands_anywhere_in_training_and_last_in_evaluation():
     assert (test.positions == 256).all()
 
 
+def test_one_set_of_test_rows_may_have_a_range_of_lengths():
+    task = WordProblem(
+        group="Z2", labels="end", length=39, min_length=2, test_lengths=(255,), min_test_length=39, num_train=0
+    )
+    (test,) = WordProblem(**{**task.model_dump(), "num_test": 8192}).segments("test", 0)
+    assert test.slice == "length=39..255"
+    assert stats.chisquare(np.bincount(test.positions[:, 0])[39:]).pvalue > 1e-6
+    assert (test.positions.min(), test.positions.max()) == (39, 255)
+    (valid,) = task.segments("valid", 0)
+    assert valid.slice == "length=39"
+    assert (valid.positions == 39).all()
+    # a run without the option keeps its id
+    assert "min_test_length" in task.model_dump()
+    assert "min_test_length" not in WordProblem().model_dump()
+
+
 def test_swaps_move_two_points():
     task = WordProblem(group="S5", max_moved=2, identity=False, **SMALL)
     images = np.array(permutations("S5"))[task.drawn]
@@ -82,6 +98,8 @@ def test_swaps_move_two_points():
         ({"max_moved": 1}, r"leaves 1 elements to draw"),
         ({"min_length": 8}, r"min_length has no meaning with labels=every"),
         ({"labels": "end", "min_length": 200}, r"min_length=200 is above length=128"),
+        ({"min_test_length": 8}, r"min_test_length has no meaning with labels=every"),
+        ({"labels": "end", "min_test_length": 40}, r"min_test_length=40 is above a test length of 32"),
         ({"test_lengths": ()}, r"at least 1 item"),
     ],
 )

@@ -9,7 +9,7 @@ outer_stage.py    most taps: transforms of whole sequences through memory, to ro
 inner_stage.py    the rows: convolution and gradients of each by itself
 tables.py         the matrices of these transforms
 taps_gradient.py  the gradient of the taps from spectra of x and dy
-few_taps.py       the gradient of up to 128 taps from products of chunks
+chunks_gradient.py  the gradient of taps from products of chunks
 autograd.py       the operator, forward and backward
 
 Layout: time contiguous; y and the gradients are as well. Inputs in another layout are transposed

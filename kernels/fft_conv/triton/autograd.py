@@ -9,15 +9,17 @@ from torch import Tensor
 
 from kernels.autograd import needs_gradient, once_differentiable, save, saved
 from kernels.fft_conv.chunked import fft_conv_chunked
+from kernels.fft_conv.triton.chunks_gradient import chunks_gradient
 from kernels.fft_conv.triton.epilogue import Epilogue, Outputs
-from kernels.fft_conv.triton.few_taps import few_taps_gradient
 from kernels.fft_conv.triton.gates import Gated, gated
 from kernels.fft_conv.triton.inner_stage import LongTaps, conv_long, conv_long_backward, long_taps
 from kernels.fft_conv.triton.plan import (
     TUNING,
+    Operands,
     Tuning,
     has_kernels,
-    num_terms,
+    operands_of,
+    takes_halves,
     takes_long,
     takes_spectra,
     toeplitz_plan,
@@ -32,7 +34,7 @@ Taps = ShiftedTaps | TapsSpectra | LongTaps
 
 
 def prepare_taps(
-    source: Gated, filter: Tensor, skip: Tensor | None, lags: int, terms: int, tuning: Tuning = TUNING
+    source: Gated, filter: Tensor, skip: Tensor | None, lags: int, operands: Operands, tuning: Tuning = TUNING
 ) -> Taps:
     """The first `lags` taps of filter [D, L] for the algorithm that convolves `source`."""
     batch, length, _ = source.x.shape
@@ -40,7 +42,7 @@ def prepare_taps(
         return taps_spectra(filter, length, lags)
     if takes_long(length, source.product.dtype, lags, tuning):
         return long_taps(filter, length, lags)
-    return shifted_taps(filter, skip, lags, toeplitz_plan(batch, length, lags, terms))
+    return shifted_taps(filter, skip, lags, toeplitz_plan(batch, length, lags, operands))
 
 
 def convolve(source: Gated, taps: Taps, epilogue: Epilogue, reverse: bool) -> Outputs:
@@ -68,10 +70,14 @@ class FftConv(torch.autograd.Function):
         (y, plain, _), source, taps = fft_conv_fwd(
             u, filter, skip, gate_in, gate_out, tuning, with_plain=gate_out is not None
         )
-        # the fields of a taps object are one or two tensors and then plain values
+        # the fields of a taps object are tensors and then plain values
         ctx.kind, ctx.tuning, ctx.lags = type(taps), tuning, min(u.shape[1], filter.shape[1])
         num_tensors = sum(isinstance(part, Tensor) for part in taps)
         ctx.facts = taps[num_tensors:]
+        ctx.operands = operands_of(u.dtype, u.shape[1], ctx.lags, gate_in is not None or gate_out is not None, tuning)
+        if ctx.operands is Operands.HALVES and gate_in is None:
+            # the halves are u
+            source = source._replace(x=None)
         save(ctx, *source, plain, gate_out, filter, skip, *taps[:num_tensors])
         return y
 
@@ -80,13 +86,14 @@ class FftConv(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """With g = gate_out dy: dx = correlation of g with the taps, du = gate_in dx, dgate_in = u dx, and dgate_out =
         dy conv; the gradients of taps and skip from x and g."""
-        x, u, gate_in, plain, gate_out, filter, skip, *tensors = saved(ctx)
-        taps, source = ctx.kind(*tensors, *ctx.facts), Gated(x, u, gate_in)
+        x, u, gate_in, rest, scale, plain, gate_out, filter, skip, *tensors = saved(ctx)
+        taps, source = ctx.kind(*tensors, *ctx.facts), Gated(x, u, gate_in, rest, scale)
         lags, length, with_gates = ctx.lags, dy.shape[1], gate_in is not None or gate_out is not None
+        in_halves = ctx.operands is Operands.HALVES
         # with rounded factors the gradient of the skip, that of a single lag, would lose too much
-        direct = source if skip is not None and with_gates else None
-        half = num_terms(u.dtype, lags, with_gates, ctx.tuning) > 0
-        g, dgate_out, dskip = gated(time_last(dy), gate_out, half, plain, direct)
+        direct = source if skip is not None and with_gates and not in_halves else None
+        dy = dy if in_halves and gate_out is None else time_last(dy)
+        g, dgate_out, dskip = gated(dy, gate_out, ctx.operands, plain, direct)
         epilogue = Epilogue(skip=skip, scale=gate_in, other=None if gate_in is None else u)
         needs_taps = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         dfilter, dtaps = None, None
@@ -96,7 +103,10 @@ class FftConv(torch.autograd.Function):
             du, _, dgate_in = convolve(g, taps, epilogue, reverse=True)
             if needs_taps:
                 is_few = lags <= ctx.tuning.diagonal_lags and x.dtype == g.product.dtype == torch.bfloat16
-                dtaps = (few_taps_gradient if is_few else taps_gradient)(x, g.product, length, lags)
+                if is_few or in_halves:
+                    dtaps = chunks_gradient(source, g, length, lags)
+                else:
+                    dtaps = taps_gradient(x, g.product, length, lags)
         if dtaps is not None:
             dfilter = dtaps.to(filter.dtype)
             if lags < filter.shape[1]:
@@ -117,9 +127,9 @@ def fft_conv_fwd(
 ) -> tuple[Outputs, Gated, Taps]:
     """The outputs of the convolution, and the inputs and taps as the kernels took them."""
     lags = min(u.shape[1], filter.shape[1])
-    terms = num_terms(u.dtype, lags, gate_in is not None or gate_out is not None, tuning)
-    source, _, _ = gated(u, gate_in, terms > 0)
-    taps = prepare_taps(source, filter, skip, lags, terms, tuning)
+    operands = operands_of(u.dtype, u.shape[1], lags, gate_in is not None or gate_out is not None, tuning)
+    source, _, _ = gated(u, gate_in, operands)
+    taps = prepare_taps(source, filter, skip, lags, operands, tuning)
     epilogue = Epilogue(skip=skip, scale=gate_out, with_plain=with_plain)
     return convolve(source, taps, epilogue, reverse=False), source, taps
 
@@ -137,7 +147,9 @@ def fft_conv_triton(
     length, lags = u.shape[1], min(u.shape[1], filter.shape[1])
     if not has_kernels(length, u.dtype, lags, tuning):
         return fft_conv_chunked(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
-    u = time_last(u)
+    if gate_in is not None or not takes_halves(length, u.dtype, tuning):
+        # halves of an input without a gate are written from any layout
+        u = time_last(u)
     gate_in, gate_out = (None if gate is None else time_last(gate) for gate in (gate_in, gate_out))
     skip = None if D is None else D.contiguous()
     tensors = (u, filter, skip, gate_in, gate_out)

@@ -1,4 +1,8 @@
-"""The inputs of the long convolution as its kernels read them: gate times x, with time contiguous and wide loads."""
+"""The inputs of the long convolution as its kernels read them: gate times x, with time contiguous and wide loads.
+
+For products of halves, a float32 sequence is the scaled sum of two float16 numbers an element
+(`kernels/float16_parts.py`), with one scale for each sequence of each channel.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import cdiv, launch, power_of_2
+from kernels.fft_conv.triton.plan import Operands
+from kernels.float16_parts import halves, power_scale
+from kernels.launch import CompileOptions, cdiv, launch, power_of_2
 from kernels.layout import strides
 from kernels.transpose import empty_time_last
 
@@ -17,6 +23,24 @@ LINE = 16
 """Number of elements of which lengths and strides must be multiples, so that loads are 16 bytes wide."""
 GATE_BLOCK = 2048
 """Maximum number of steps of one channel that a program of `_gate_kernel` takes."""
+
+
+class SplitTile(NamedTuple):
+    """Steps of time and channels that one program of `_split_kernel` takes at a time."""
+
+    steps: int
+    channels: int
+    options: CompileOptions
+
+
+SPLIT_TILE = SplitTile(64, 32, CompileOptions(num_warps=4))
+
+
+@triton.jit
+def _scales(b_most):
+    """The scale of numbers of which b_most is the largest, and its inverse; a scale of zero for nothing but zeros."""
+    b_scale, b_inverse = power_scale(b_most)
+    return tl.where(b_most == 0.0, 0.0, b_scale), b_inverse
 
 
 @triton.jit
@@ -27,6 +51,8 @@ def _gate_kernel(
     direct,
     direct_gate,
     out,
+    rest,
+    scale,
     dgate,
     sums,
     D,
@@ -44,7 +70,8 @@ def _gate_kernel(
 ):
     """out [B, D, out_T] = gate x, zero beyond T. Where `dgate` is given, dgate [B, D, T] = before x.
 
-    Where `sums` [programs] is given, each program stores its sum of gate x direct_gate direct, before rounding.
+    Where `sums` [programs] is given, each program stores its sum of gate x direct_gate direct, before rounding. Where
+    `rest` is given, scale [B, D] (out + rest) = gate x, and a program has a whole sequence.
     """
     num_t = tl.cdiv(out_T, BLOCK)
     i_row = (tl.program_id(0) // num_t).to(tl.int64)
@@ -57,7 +84,14 @@ def _gate_kernel(
         tl.store(dgate + i_row * T + o_t, (b_before * b_x).to(dgate.dtype.element_ty), mask=m_t)
     if gate is not None:
         b_x *= tl.load(gate + i_b * gate_stride_b + i_d * gate_stride_d + o_t, mask=m_t, other=0.0).to(tl.float32)
-    tl.store(out + i_row * out_T + o_t, b_x.to(out.dtype.element_ty), mask=o_t < out_T)
+    if rest is not None:
+        b_scale, b_inverse = _scales(tl.max(tl.abs(b_x), 0))
+        b_1, b_2 = halves(b_x * b_inverse)
+        tl.store(out + i_row * out_T + o_t, b_1, mask=o_t < out_T)
+        tl.store(rest + i_row * out_T + o_t, b_2, mask=o_t < out_T)
+        tl.store(scale + i_row, b_scale)
+    else:
+        tl.store(out + i_row * out_T + o_t, b_x.to(out.dtype.element_ty), mask=o_t < out_T)
     if sums is not None:
         b_x *= tl.load(direct + i_b * direct_stride_b + i_d * direct_stride_d + o_t, mask=m_t, other=0.0).to(tl.float32)
         if direct_gate is not None:
@@ -66,36 +100,115 @@ def _gate_kernel(
         tl.store(sums + tl.program_id(0), tl.sum(b_x, 0))
 
 
+@triton.jit
+def _split_kernel(
+    x,
+    out,
+    rest,
+    scale,
+    D,
+    T,
+    out_T,
+    stride_b,
+    stride_t,
+    stride_d,
+    BLOCK_T: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """scale [B, D] (out + rest [B, D, out_T]) = x [B, T, D], zero beyond T; a program has whole sequences."""
+    num_d = tl.cdiv(D, BLOCK_D)
+    i_b = (tl.program_id(0) // num_d).to(tl.int64)
+    o_d = tl.program_id(0) % num_d * BLOCK_D + tl.arange(0, BLOCK_D)
+    o_t = tl.arange(0, BLOCK_T)
+    m_d = o_d < D
+    p_x = x + (i_b * stride_b + o_t.to(tl.int64)[:, None] * stride_t + o_d.to(tl.int64)[None, :] * stride_d)
+    b_most = tl.zeros([BLOCK_D], tl.float32)
+    for t in range(0, T, BLOCK_T):
+        b_x = tl.load(p_x + t * stride_t, mask=(o_t < T - t)[:, None] & m_d[None, :], other=0.0)
+        b_most = tl.maximum(b_most, tl.max(tl.abs(b_x), 0))
+    b_scale, b_inverse = _scales(b_most)
+    tl.store(scale + (i_b * D + o_d), b_scale, mask=m_d)
+    o_out = (i_b * D + o_d)[:, None] * out_T + o_t[None, :]
+    for t in range(0, out_T, BLOCK_T):
+        b_x = tl.load(p_x + t * stride_t, mask=(o_t < T - t)[:, None] & m_d[None, :], other=0.0)
+        b_1, b_2 = halves(b_x * b_inverse[None, :])
+        m_out = m_d[:, None] & (o_t < out_T - t)[None, :]
+        tl.store(out + (o_out + t), tl.trans(b_1), mask=m_out)
+        tl.store(rest + (o_out + t), tl.trans(b_2), mask=m_out)
+
+
 class Gated(NamedTuple):
-    """gate x as the kernels read it [B, T or more, D], and x and gate [B, T, D] as they were given."""
+    """gate x as the kernels read it, [B, T or more, D] with time contiguous, and x and gate [B, T, D] as given."""
 
     product: Tensor
     x: Tensor
     gate: Tensor | None
+    rest: Tensor | None = None
+    scale: Tensor | None = None
+    """Where these are given, scale [B, D] (product + rest) = gate x, and product and rest are float16."""
+
+
+def split(x: Tensor) -> Gated:
+    """x [B, T, D] in float32, of any strides, as halves."""
+    batch, length, width = x.shape
+    size = cdiv(length, LINE) * LINE
+    out, rest, scale = _empty_halves(batch, width, size, x.device)
+    stride_b, stride_t, stride_d = x.stride()
+    launch(
+        _split_kernel,
+        batch * cdiv(width, SPLIT_TILE.channels),
+        x=x,
+        out=out,
+        rest=rest,
+        scale=scale,
+        D=width,
+        T=length,
+        out_T=size,
+        stride_b=stride_b,
+        stride_t=stride_t,
+        stride_d=stride_d,
+        BLOCK_T=SPLIT_TILE.steps,
+        BLOCK_D=SPLIT_TILE.channels,
+        **SPLIT_TILE.options.keywords(),
+    )
+    return Gated(out, x, None, rest, scale)
+
+
+def _empty_halves(batch: int, width: int, size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The two halves [B, size, D], with time contiguous, and their scales [B, D]."""
+    parts = torch.empty((2, batch, width, size), dtype=torch.float16, device=device)
+    first, second = parts.transpose(2, 3)
+    return first, second, torch.empty((batch, width), dtype=torch.float32, device=device)
 
 
 def gated(
-    x: Tensor, gate: Tensor | None, half: bool, before: Tensor | None = None, direct: Gated | None = None
+    x: Tensor, gate: Tensor | None, operands: Operands, before: Tensor | None = None, direct: Gated | None = None
 ) -> tuple[Gated, Tensor | None, Tensor | None]:
     """gate x as `Gated`; before x; and the sums over B and T of gate x direct, float32 [D].
 
-    The second result is None without `before`, the third without `direct`. x: [B, T, D] with time contiguous. The
-    product is x itself where there is no gate and loads of x are wide. half: whether convolutions multiply in
-    bfloat16; if not, a gated product is float32.
+    The second result is None without `before`, the third without `direct`. x: [B, T, D]; of halves without a gate any
+    strides, or else with time contiguous. The product is x itself where there is no gate and loads of x are wide.
     """
     batch, length, width = x.shape
+    in_halves = operands is Operands.HALVES
+    if in_halves and gate is None and before is None and direct is None:
+        return split(x), None, None
     stride_b, stride_d = strides(x, 0, 2)
     wide = length % LINE == 0 and stride_b % LINE == 0 and stride_d % LINE == 0 and x.data_ptr() % 16 == 0
     if wide and gate is None and before is None and direct is None:
         return Gated(x, x, None), None, None
     size = cdiv(length, LINE) * LINE
-    dtype = x.dtype if gate is None or half else torch.float32
-    out = torch.empty((batch, width, size), dtype=dtype, device=x.device).transpose(1, 2)
+    rest, scale = None, None
+    if in_halves:
+        out, rest, scale = _empty_halves(batch, width, size, x.device)
+    else:
+        dtype = torch.float32 if gate is not None and operands is Operands.FLOAT32 else x.dtype
+        out = torch.empty((batch, width, size), dtype=dtype, device=x.device).transpose(1, 2)
     dgate = None if before is None else empty_time_last(x)
-    block = min(GATE_BLOCK, power_of_2(size))
+    block = power_of_2(size) if in_halves else min(GATE_BLOCK, power_of_2(size))
     direct_x, direct_gate, sums = None, None, None
     if direct is not None:
-        _, direct_x, direct_gate = direct
+        direct_x, direct_gate = direct.x, direct.gate
         sums = torch.empty((batch, width, cdiv(size, block)), dtype=torch.float32, device=x.device)
     gate_stride_b, gate_stride_d = strides(gate, 0, 2)
     direct_stride_b, direct_stride_d = strides(direct_x, 0, 2)
@@ -109,6 +222,8 @@ def gated(
         direct=direct_x,
         direct_gate=direct_gate,
         out=out,
+        rest=rest,
+        scale=scale,
         dgate=dgate,
         sums=sums,
         D=width,
@@ -125,4 +240,4 @@ def gated(
         BLOCK=block,
         num_warps=4,
     )
-    return Gated(out, x, gate), dgate, None if sums is None else sums.sum((0, 2))
+    return Gated(out, x, gate, rest, scale), dgate, None if sums is None else sums.sum((0, 2))

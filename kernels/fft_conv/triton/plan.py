@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -28,12 +29,35 @@ class ToeplitzTile(NamedTuple):
     options: CompileOptions
 
 
-# by the number of bfloat16 terms that make up a tap; 0 where products are of float32
+class Operands(enum.Enum):
+    """The numbers that products with Toeplitz matrices multiply."""
+
+    FLOAT32 = "float32"
+    """Inputs and taps of float32, as three products of TF32 numbers."""
+    ROUNDED = "rounded"
+    """Inputs and taps of bfloat16."""
+    TERMS = "terms"
+    """Inputs of bfloat16, and for each tap a sum of two bfloat16 numbers."""
+    HALVES = "halves"
+    """For each float32 input and each tap a scaled sum of two float16 numbers (`kernels/float16_parts.py`)."""
+
+    @property
+    def num_terms(self) -> int:
+        """Number of stored numbers whose sum is a tap."""
+        return 2 if self in (Operands.TERMS, Operands.HALVES) else 1
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the stored numbers of a tap."""
+        return {Operands.FLOAT32: torch.float32, Operands.HALVES: torch.float16}.get(self, torch.bfloat16)
+
+
 TOEPLITZ_TILES = MappingProxyType(
     {
-        0: ToeplitzTile(64, 64, 1, 32, 1, CompileOptions(num_warps=4, num_stages=2)),
-        1: ToeplitzTile(128, 128, 2, 64, 4, CompileOptions(num_warps=4, num_stages=3)),
-        2: ToeplitzTile(64, 128, 1, 64, 4, CompileOptions(num_warps=4, num_stages=2)),
+        Operands.FLOAT32: ToeplitzTile(64, 64, 1, 32, 1, CompileOptions(num_warps=4, num_stages=2)),
+        Operands.ROUNDED: ToeplitzTile(128, 128, 2, 64, 4, CompileOptions(num_warps=4, num_stages=3)),
+        Operands.TERMS: ToeplitzTile(64, 128, 1, 64, 4, CompileOptions(num_warps=4, num_stages=2)),
+        Operands.HALVES: ToeplitzTile(128, 128, 2, 32, 4, CompileOptions(num_warps=8, num_stages=3)),
     }
 )
 RADIX = 64
@@ -61,6 +85,8 @@ class Tuning:
     max_lags_bfloat16: int = 16384
     max_lags_others: int = 1024
     """Maximum number of taps for inputs of a dtype; longer filters take the FFT of `chunked.py`."""
+    halves_steps: int = 2048
+    """Maximum number of steps of float32 inputs that are split into halves, with any number of taps."""
     averaging_lags: int = 512
     """Minimum number of taps for rounded operands; with fewer, the rounding errors of an output do not average out."""
     spectra_lags: int = 1024
@@ -70,7 +96,7 @@ class Tuning:
     long_lags: int = 2048
     """Minimum number of steps, and of taps, for transforms of whole sequences."""
     diagonal_lags: int = 128
-    """Maximum number of taps whose gradient comes from products of chunks (`few_taps.py`)."""
+    """Maximum number of taps whose gradient comes from products of chunks (`chunks_gradient.py`)."""
 
     def max_lags(self, dtype: torch.dtype) -> int:
         """Maximum number of taps that the kernels take for u of a dtype."""
@@ -83,8 +109,7 @@ TUNING = Tuning()
 class ToeplitzPlan(NamedTuple):
     """Division of the chunks of all sequences of a channel into tiles of `rows` rows, of `batch` sequences each."""
 
-    terms: int
-    """Number of bfloat16 terms whose sum is a tap, or 0 if products are of float32."""
+    operands: Operands
     rows: int
     parts: int
     batch: int
@@ -95,7 +120,7 @@ class ToeplitzPlan(NamedTuple):
     @property
     def precision(self) -> str | None:
         """Triton's `input_precision` of the products; None for those of bfloat16."""
-        return None if self.terms else float32_products()
+        return float32_products() if self.operands is Operands.FLOAT32 else None
 
 
 class SpectraPlan(NamedTuple):
@@ -146,14 +171,21 @@ class LongPlan(NamedTuple):
         return CompileOptions(4, num_stages=1)
 
 
-def num_terms(dtype: torch.dtype, lags: int, with_gates: bool, tuning: Tuning) -> int:
-    """Number of bfloat16 terms whose sum is a tap where products convolve u of some dtype; 0 for float32 taps."""
+def operands_of(dtype: torch.dtype, length: int, lags: int, with_gates: bool, tuning: Tuning) -> Operands:
+    """What products multiply where they convolve u of some dtype and length."""
+    if takes_halves(length, dtype, tuning):
+        return Operands.HALVES
     if dtype != torch.bfloat16:
-        return 0
+        return Operands.FLOAT32
     if lags >= tuning.averaging_lags:
-        return 1
+        return Operands.ROUNDED
     # a gated input is not exact in bfloat16, so few taps with gates are computed in float32
-    return 0 if with_gates else 2
+    return Operands.FLOAT32 if with_gates else Operands.TERMS
+
+
+def takes_halves(length: int, dtype: torch.dtype, tuning: Tuning) -> bool:
+    """Whether inputs are split into halves: float32 ones of which one program sees a whole sequence."""
+    return dtype == torch.float32 and length <= tuning.halves_steps
 
 
 def takes_spectra(batch: int, padded_length: int, dtype: torch.dtype, lags: int, tuning: Tuning) -> bool:
@@ -179,7 +211,7 @@ def takes_long(length: int, dtype: torch.dtype, lags: int, tuning: Tuning) -> bo
 
 def has_kernels(length: int, dtype: torch.dtype, lags: int, tuning: Tuning = TUNING) -> bool:
     """Whether there are kernels for so many taps; if not, PyTorch's FFT takes them."""
-    return lags <= tuning.max_lags(dtype) or fits_long(length, dtype)
+    return lags <= tuning.max_lags(dtype) or takes_halves(length, dtype, tuning) or fits_long(length, dtype)
 
 
 def long_plan(length: int) -> LongPlan:
@@ -188,13 +220,13 @@ def long_plan(length: int) -> LongPlan:
 
 
 @functools.lru_cache(maxsize=1024)
-def toeplitz_plan(batch: int, length: int, lags: int, terms: int) -> ToeplitzPlan:
+def toeplitz_plan(batch: int, length: int, lags: int, operands: Operands) -> ToeplitzPlan:
     """The plan with the fewest products.
 
     A tile with more sequences computes fewer products above the diagonal of its Toeplitz matrix, but may have rows
     without a sequence.
     """
-    tile = TOEPLITZ_TILES[terms]
+    tile = TOEPLITZ_TILES[operands]
     chunks = cdiv(length, tile.chunk)
     rows = min(tile.rows, max(64, power_of_2(batch * chunks)))
     parts = tile.parts if rows == tile.rows else 1
@@ -206,7 +238,7 @@ def toeplitz_plan(batch: int, length: int, lags: int, terms: int) -> ToeplitzPla
         # a part multiplies all of its chunks as long as its last one needs
         most = min(chunks * tile.chunk, lags + tile.chunk)
         ends = [min((i + 1) * width * tile.chunk, most) for i in range(chunk_groups * parts)]
-        plan = ToeplitzPlan(terms, rows, parts, sequences, batch_groups, batch_groups * chunk_groups, tile)
+        plan = ToeplitzPlan(operands, rows, parts, sequences, batch_groups, batch_groups * chunk_groups, tile)
         return batch_groups * sum(ends), plan
 
     sizes = [2**i for i in range((rows // parts).bit_length())]

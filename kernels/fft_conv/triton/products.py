@@ -13,9 +13,11 @@ Backward, with g the gradient of y, the same kernel goes forward in time (REVERS
 
     dx[c C + i] = sum_m sum_j g[c C + m K + j] taps[m K + j - i]
 
-From `averaging_lags` taps on bfloat16 inputs (gated ones rounded) are multiplied with bfloat16 taps. Below, inputs
-without gates meet taps as the sum of two bfloat16 TERMS, the rounded tap and the rounded rest, which together are off
-by 2^-17; the skip is part of the first tap. Otherwise taps are float32 and products tf32x3.
+What is multiplied (`plan.Operands`): from `averaging_lags` taps on bfloat16 inputs (gated ones rounded) are multiplied
+with bfloat16 taps. Below, inputs without gates meet taps as the sum of two bfloat16 TERMS, the rounded tap and the
+rounded rest, which together are off by 2^-17. float32 inputs of up to `halves_steps` steps and their taps are halves,
+scaled sums of two float16 numbers, whose products are three (`kernels/float16_parts.py`). With two terms the skip is
+part of the first tap. Otherwise taps are float32 and products tf32x3.
 
 Multiply-adds for each of B T D: lags - lags^2 / 2 T forward (times TERMS), and as many for dx. Bytes forward: 2
 elements for each of B T D, and 2 SHIFTS elements a tap.
@@ -39,7 +41,8 @@ from kernels.fft_conv.triton.epilogue import (
     tensor_arguments,
 )
 from kernels.fft_conv.triton.gates import Gated
-from kernels.fft_conv.triton.plan import ToeplitzPlan
+from kernels.fft_conv.triton.plan import Operands, ToeplitzPlan
+from kernels.float16_parts import power_scale, split_dot
 from kernels.launch import cdiv, launch
 
 TAP_BLOCK = 1024
@@ -47,10 +50,20 @@ TAP_BLOCK = 1024
 
 
 @triton.jit
+def _taps(filter, skip, o_l, lags, stride_l):
+    """The taps [L] of the lags o_l, zero outside of them, with the skip in that of lag zero."""
+    b_h = tl.load(filter + o_l * stride_l, mask=(o_l >= 0) & (o_l < lags), other=0.0).to(tl.float32)
+    if skip is not None:
+        b_h += tl.where(o_l == 0, tl.load(skip).to(tl.float32), 0.0)
+    return b_h
+
+
+@triton.jit
 def _taps_kernel(
     filter,
     skip,
     taps,
+    scale,
     lags,
     size,
     stride_d,
@@ -62,17 +75,26 @@ def _taps_kernel(
 ):
     """taps [D, TERMS, SHIFTS, size]: copy s holds the tap of lag x - C - s at position x, and zeros around the taps.
 
-    skip: [D] or None, added to the tap of lag zero. The second of two terms is what rounding leaves of the tap.
+    skip: [D] or None, added to the tap of lag zero. The second of two terms is what rounding leaves of the tap. Where
+    `scale` [D] is given, taps are divided by it, a power of two.
     """
     num_x = tl.cdiv(size, BLOCK)
     i_d = (tl.program_id(0) // num_x).to(tl.int64)
-    o_x = tl.program_id(0) % num_x * BLOCK + tl.arange(0, BLOCK)
+    i_x = tl.program_id(0) % num_x
+    o_x = i_x * BLOCK + tl.arange(0, BLOCK)
+    p_filter = filter + i_d * stride_d
+    p_skip = skip
+    if skip is not None:
+        p_skip = skip + i_d
+    b_inverse = 1.0
+    if scale is not None:
+        b_most = tl.zeros([BLOCK], tl.float32)
+        for first in range(0, lags, BLOCK):
+            b_most = tl.maximum(b_most, tl.abs(_taps(p_filter, p_skip, first + tl.arange(0, BLOCK), lags, stride_l)))
+        b_scale, b_inverse = power_scale(tl.max(b_most, 0))
+        tl.store(scale + i_d, b_scale, mask=i_x == 0)
     for s in tl.static_range(SHIFTS):
-        o_l = o_x - C - s
-        m_l = (o_l >= 0) & (o_l < lags)
-        b_h = tl.load(filter + i_d * stride_d + o_l * stride_l, mask=m_l, other=0.0).to(tl.float32)
-        if skip is not None:
-            b_h += tl.where(o_l == 0, tl.load(skip + i_d).to(tl.float32), 0.0)
+        b_h = _taps(p_filter, p_skip, o_x - C - s, lags, stride_l) * b_inverse
         p_taps = taps + (i_d * TERMS * SHIFTS + s) * size + o_x
         b_rounded = b_h.to(taps.dtype.element_ty)
         tl.store(p_taps, b_rounded, mask=o_x < size)
@@ -119,7 +141,10 @@ def _shifted(o_i, size, SHIFTS: tl.constexpr):
 @triton.jit(do_not_specialize=["B", "lags", "batch_groups", "num_groups"])
 def _conv_kernel(
     x,
+    x_rest,
+    x_scale,
     taps,
+    taps_scale,
     skip,
     direct,
     direct_gate,
@@ -204,20 +229,32 @@ def _conv_kernel(
             b_x = _load_rows(x, o_x, o_long + m * towards, o_k, m_b, x_T)
             b_z = _load_rows(x, o_x, o_short + m * towards, o_k, m_b, x_T)
             b_h = _load_taps(p_rows + m * K, REVERSE)
-            b_long = _multiply(b_long, b_x, b_h, PRECISION)
-            b_short = _multiply(b_short, b_z, b_h, PRECISION)
-            if TERMS == 2:
-                b_h = _load_taps(p_rows + (SHIFTS * size + m * K), REVERSE)
+            if x_rest is not None:
+                b_x2 = _load_rows(x_rest, o_x, o_long + m * towards, o_k, m_b, x_T)
+                b_z2 = _load_rows(x_rest, o_x, o_short + m * towards, o_k, m_b, x_T)
+                b_h2 = _load_taps(p_rows + (SHIFTS * size + m * K), REVERSE)
+                b_long += split_dot(b_x, b_x2, b_h, b_h2)
+                b_short += split_dot(b_z, b_z2, b_h, b_h2)
+            else:
                 b_long = _multiply(b_long, b_x, b_h, PRECISION)
                 b_short = _multiply(b_short, b_z, b_h, PRECISION)
+                if TERMS == 2:
+                    b_h = _load_taps(p_rows + (SHIFTS * size + m * K), REVERSE)
+                    b_long = _multiply(b_long, b_x, b_h, PRECISION)
+                    b_short = _multiply(b_short, b_z, b_h, PRECISION)
         first = num_short
     for m in tl.range(first, num_steps, num_stages=NUM_STAGES):
         b_x = _load_rows(x, o_x, o_long + m * towards, o_k, m_b, x_T)
         b_h = _load_taps(p_rows + m * K, REVERSE)
-        b_long = _multiply(b_long, b_x, b_h, PRECISION)
-        if TERMS == 2:
-            b_h = _load_taps(p_rows + (SHIFTS * size + m * K), REVERSE)
+        if x_rest is not None:
+            b_x2 = _load_rows(x_rest, o_x, o_long + m * towards, o_k, m_b, x_T)
+            b_h2 = _load_taps(p_rows + (SHIFTS * size + m * K), REVERSE)
+            b_long += split_dot(b_x, b_x2, b_h, b_h2)
+        else:
             b_long = _multiply(b_long, b_x, b_h, PRECISION)
+            if TERMS == 2:
+                b_h = _load_taps(p_rows + (SHIFTS * size + m * K), REVERSE)
+                b_long = _multiply(b_long, b_x, b_h, PRECISION)
 
     for part in tl.static_range(PARTS):
         b_y = b_long
@@ -225,6 +262,9 @@ def _conv_kernel(
         if part == 1:
             b_y = b_short
             o_t = (i_short + o_c)[:, None] * C + o_j[None, :]
+        if x_rest is not None:
+            b_scale = tl.load(x_scale + (o_b * D + i_d), mask=m_b, other=0.0) * tl.load(taps_scale + i_d)
+            b_y *= b_scale[:, None]
         finish(
             b_y,
             o_b,
@@ -253,43 +293,48 @@ def _conv_kernel(
 
 
 class ShiftedTaps(NamedTuple):
-    """The copies [D, terms, SHIFTS, size] of `_taps_kernel`, of so many taps, and the plan they are made for."""
+    """The copies [D, terms, SHIFTS, size] and scales [D] of `_taps_kernel`, of so many taps, and their plan."""
 
     copies: Tensor
+    scale: Tensor
+    """Without elements where taps have no scale."""
     lags: int
     plan: ToeplitzPlan
 
 
 def shifted_taps(filter: Tensor, skip: Tensor | None, lags: int, plan: ToeplitzPlan) -> ShiftedTaps:
     """Copies of the first `lags` taps of filter [D, L]; two terms contain the skip [D]."""
-    width, tile = filter.shape[0], plan.tile
+    width, tile, operands = filter.shape[0], plan.tile, plan.operands
     size = cdiv(lags + 2 * tile.chunk + tile.step, 64) * 64
-    dtype, terms = (torch.bfloat16, plan.terms) if plan.terms else (torch.float32, 1)
-    copies = torch.empty((width, terms, tile.copies, size), dtype=dtype, device=filter.device)
+    shape = (width, operands.num_terms, tile.copies, size)
+    copies = torch.empty(shape, dtype=operands.dtype, device=filter.device)
+    in_halves = operands is Operands.HALVES
+    scale = torch.empty(width if in_halves else 0, dtype=torch.float32, device=filter.device)
     stride_d, stride_l = filter.stride()
     launch(
         _taps_kernel,
         width * cdiv(size, TAP_BLOCK),
         filter=filter,
-        skip=skip if plan.terms == 2 else None,
+        skip=skip if operands.num_terms == 2 else None,
         taps=copies,
+        scale=scale if in_halves else None,
         lags=lags,
         size=size,
         stride_d=stride_d,
         stride_l=stride_l,
         C=tile.chunk,
         SHIFTS=tile.copies,
-        TERMS=terms,
+        TERMS=operands.num_terms,
         BLOCK=TAP_BLOCK,
         num_warps=4,
     )
-    return ShiftedTaps(copies, lags, plan)
+    return ShiftedTaps(copies, scale, lags, plan)
 
 
 def conv_products(source: Gated, taps: ShiftedTaps, epilogue: Epilogue, reverse: bool) -> Outputs:
     """The convolution of `_conv_kernel`, or with `reverse` the correlation."""
-    copies, lags, plan = taps
-    if plan.terms == 2:
+    copies, scale, lags, plan = taps
+    if plan.operands.num_terms == 2:
         # the first tap contains it
         epilogue = epilogue._replace(skip=None)
     batch, length, width = source.x.shape
@@ -298,7 +343,10 @@ def conv_products(source: Gated, taps: ShiftedTaps, epilogue: Epilogue, reverse:
         _conv_kernel,
         width * plan.num_groups,
         x=source.product,
+        x_rest=source.rest,
+        x_scale=source.scale,
         taps=copies,
+        taps_scale=None if source.scale is None else scale,
         **tensor_arguments(source, epilogue, outputs),
         B=batch,
         D=width,

@@ -24,6 +24,8 @@ MAX_STEPS = 2**18
 """Maximum number of steps for filters of more than MAX_LAGS taps."""
 FEW_LAGS, MIN_ELEMENTS = 64, 2**21
 """They are also faster for up to FEW_LAGS taps (H3's shift model) without gates if u has MIN_ELEMENTS elements."""
+MAX_FLOAT32_STEPS, MIN_FLOAT32_ELEMENTS = 1024, 2**19
+"""For float32 u they are faster with up to MAX_FLOAT32_STEPS steps and at least MIN_FLOAT32_ELEMENTS elements."""
 
 
 def fft_conv(
@@ -40,8 +42,9 @@ def fft_conv(
     y has the dtype of u. PyTorch's transforms are at least float32, also for half-precision u and under autocast.
 
     backend: the Triton path multiplies with Toeplitz matrices or, with many taps, transforms blocks by products with
-        small matrices, which are in half precision for bfloat16 u (README); its y has time contiguous in memory. It
-        leaves filters that are too long for it to PyTorch's transforms. `auto` takes it on a GPU where it is faster.
+        small matrices, which are in half precision for bfloat16 u (README), and with the accuracy of float32 for
+        float32 u; its y has time contiguous in memory. It leaves filters that are too long for it to PyTorch's
+        transforms. `auto` takes it on a GPU where it is faster.
 
     Raises ValueError for shapes or options that do not fit.
     """
@@ -62,6 +65,8 @@ def _kernels_are_faster(u: Tensor, filter: Tensor, with_gates: bool) -> bool:
     """Whether the kernels were measured to be faster than PyTorch's transforms (`LOG.md`)."""
     batch, steps, _ = u.shape
     lags = min(steps, filter.shape[1])
+    if u.dtype == torch.float32:
+        return steps <= MAX_FLOAT32_STEPS and u.numel() >= MIN_FLOAT32_ELEMENTS
     if u.dtype != torch.bfloat16:
         return False
     if lags <= FEW_LAGS:

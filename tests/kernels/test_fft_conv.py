@@ -129,6 +129,24 @@ def results(op, inputs):
     return [y, *torch.autograd.grad(y, list(leaves.values()), dy)]
 
 
+@pytest.mark.parametrize("gates", [False, slow(True)])
+def test_float32_sequences_of_unlike_sizes_keep_their_digits(gates):
+    """Each sequence of a channel has a scale of its own, and one of zeros has none."""
+    inputs = {name: x.float() for name, x in make_inputs(100, 70, width=4, gates=gates).items()}
+    inputs["u"] *= torch.tensor([[1e-18, 1.0, 0.0, 1e12], [1e3, 1e-20, 0.0, 1.0]]).unsqueeze(1)
+    inputs["filter"] *= torch.tensor([[1e-9], [1.0], [1.0], [1e6]])
+    inputs["D"] *= torch.tensor([1e-9, 1.0, 1.0, 1e6])
+    actual = results(TRITON, {name: x.to(DEVICE) for name, x in inputs.items()})
+    exact = results(partial(fft_conv, backend="torch"), {name: x.double() for name, x in inputs.items()})
+    for name, a, e in zip(["y", *inputs], actual, exact, strict=True):
+        if e.ndim == 3:
+            for row, channel in torch.cartesian_prod(torch.arange(2), torch.arange(4)):
+                assert_close(a[row, :, channel].cpu(), e[row, :, channel], torch.float32, what=name)
+        else:
+            for channel in range(4):
+                assert_close(a[channel].cpu(), e[channel], torch.float32, what=name)
+
+
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_the_result_may_be_changed_in_place(backend):
     u, filter = (
@@ -233,10 +251,11 @@ def test_what_rounding_leaves_of_a_tap_is_kept(skip):
     assert torch.equal(y[0, 1:, 0], torch.full_like(y[0, 1:, 0], 2.0**-9))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("lags", [64, slow(3)])
-def test_the_order_of_memory_changes_nothing(lags):
+def test_the_order_of_memory_changes_nothing(lags, dtype):
     g = torch.Generator().manual_seed(lags)
-    wide = torch.randn(2, 100, 9, generator=g).bfloat16().to(DEVICE)
+    wide = torch.randn(2, 100, 9, generator=g).to(DEVICE, dtype)
     filter = torch.randn(3, lags, generator=g).to(DEVICE)
     expected = results(TRITON, {"u": wide[..., :3].contiguous(), "filter": filter})
     last = wide.transpose(1, 2).contiguous().transpose(1, 2)
@@ -387,13 +406,17 @@ def test_a_pair_of_impulses_reaches_its_lag_alone_among_few(first, second):
         (8, 2048, 1024, 64, torch.bfloat16, True),
         (64, 512, 64, 64, torch.bfloat16, True),
         (8, 512, 64, 64, torch.bfloat16, False),
-        (8, 1024, 1024, 1024, torch.float32, False),
-        (128, 512, 128, 512, torch.float32, False),
+        (8, 1024, 1024, 1024, torch.float32, True),
+        (128, 512, 128, 512, torch.float32, True),
+        (128, 512, 128, 4, torch.float32, True),
+        (16, 512, 32, 512, torch.float32, False),
+        (50, 2048, 128, 2048, torch.float32, False),
+        (8, 1024, 1024, 1024, torch.float16, False),
     ],
 )
 def test_auto_takes_the_kernels_where_they_were_measured_to_be_faster(batch, length, width, lags, dtype, expected):
     u = torch.empty(batch, length, width, dtype=dtype, device="meta")
     filters = torch.empty(width, lags, device="meta")
     assert _kernels_are_faster(u, filters, False) is expected
-    # few taps with gates take products of float32 elements
-    assert _kernels_are_faster(u, filters, True) is (expected and lags > 64)
+    # few taps with gates take products of float32 elements where u is bfloat16
+    assert _kernels_are_faster(u, filters, True) is (expected and (lags > 64 or dtype == torch.float32))

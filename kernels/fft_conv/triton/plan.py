@@ -57,7 +57,7 @@ TOEPLITZ_TILES = MappingProxyType(
         Operands.FLOAT32: ToeplitzTile(64, 64, 1, 32, 1, CompileOptions(num_warps=4, num_stages=2)),
         Operands.ROUNDED: ToeplitzTile(128, 128, 2, 64, 4, CompileOptions(num_warps=4, num_stages=3)),
         Operands.TERMS: ToeplitzTile(64, 128, 1, 64, 4, CompileOptions(num_warps=4, num_stages=2)),
-        Operands.HALVES: ToeplitzTile(128, 128, 2, 32, 4, CompileOptions(num_warps=8, num_stages=3)),
+        Operands.HALVES: ToeplitzTile(64, 128, 1, 64, 4, CompileOptions(num_warps=4, num_stages=2)),
     }
 )
 RADIX = 64

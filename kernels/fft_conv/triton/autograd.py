@@ -75,10 +75,10 @@ class FftConv(torch.autograd.Function):
         num_tensors = sum(isinstance(part, Tensor) for part in taps)
         ctx.facts = taps[num_tensors:]
         ctx.operands = operands_of(u.dtype, u.shape[1], ctx.lags, gate_in is not None or gate_out is not None, tuning)
-        if ctx.operands is Operands.HALVES and gate_in is None:
-            # the halves are u
-            source = source._replace(x=None)
-        save(ctx, *source, plain, gate_out, filter, skip, *taps[:num_tensors])
+        # halves of an input without a gate are all that the backward pass reads of it
+        x = None if ctx.operands is Operands.HALVES and gate_in is None else source.x
+        tensors = (source.product, x, source.gate, source.rest, source.scale)
+        save(ctx, *tensors, plain, gate_out, filter, skip, *taps[:num_tensors])
         return y
 
     @staticmethod

@@ -145,10 +145,13 @@ WORKLOAD = Workload(
             *({"B": 8, "T": 2**power, "D": 1024, "gates": "plain"} for power in range(8, 16)),
             {"B": 8, "T": 8192, "D": 1024, "gates": "gated"},
             {"B": 1, "T": 131072, "D": 1024, "gates": "plain"},
+            # associative recall, in float32
+            {"B": 128, "T": 512, "D": 128, "gates": "plain"},
             {"B": 50, "T": 1024, "D": 256, "gates": "plain"},
             {"B": 50, "T": 4096, "D": 256, "gates": "plain"},
             {"B": 16, "T": 16384, "D": 256, "gates": "plain"},
         ),
     },
     keep=("filter",),
+    dtypes=(torch.bfloat16, torch.float32),
 )

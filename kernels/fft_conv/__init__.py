@@ -24,8 +24,9 @@ MAX_STEPS = 2**18
 """Maximum number of steps for filters of more than MAX_LAGS taps."""
 FEW_LAGS, MIN_ELEMENTS = 64, 2**21
 """They are also faster for up to FEW_LAGS taps (H3's shift model) without gates if u has MIN_ELEMENTS elements."""
-MAX_FLOAT32_STEPS, MIN_FLOAT32_ELEMENTS = 1024, 2**19
-"""For float32 u they are faster with up to MAX_FLOAT32_STEPS steps and at least MIN_FLOAT32_ELEMENTS elements."""
+MAX_FLOAT32_STEPS, MIN_FLOAT32_ELEMENTS, MIN_FLOAT32_BATCH = 1024, 2**19, 16
+"""For float32 u they are faster with up to MAX_FLOAT32_STEPS steps, MIN_FLOAT32_ELEMENTS elements and MIN_FLOAT32_BATCH
+sequences at least. With fewer sequences the sums for the gradient of the taps take many times the memory of u."""
 
 
 def fft_conv(
@@ -66,7 +67,8 @@ def _kernels_are_faster(u: Tensor, filter: Tensor, with_gates: bool) -> bool:
     batch, steps, _ = u.shape
     lags = min(steps, filter.shape[1])
     if u.dtype == torch.float32:
-        return steps <= MAX_FLOAT32_STEPS and u.numel() >= MIN_FLOAT32_ELEMENTS
+        enough = u.numel() >= MIN_FLOAT32_ELEMENTS and batch >= MIN_FLOAT32_BATCH
+        return enough and steps <= MAX_FLOAT32_STEPS
     if u.dtype != torch.bfloat16:
         return False
     if lags <= FEW_LAGS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from reports.render.surface import draw_successes
 MARKERS = "osD^vP*XhX"
 LEGEND_LINE = 0.19
 """Height of a line of the legend, in inches."""
+AXIS_LETTERS = 54
+"""Number of letters of a tick that fit below a panel."""
 MANY_TICKS = 8
 """With more ticks than this, the words below the bars are turned upright, because they no longer fit side by side."""
 STYLE: Any = {
@@ -210,7 +213,9 @@ def _bars(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
                 color="black",
                 label=figure.reference,
             )
-    ax.set_xticks(range(len(ticks)), [str(tick) for tick in ticks])
+    # words side by side share the width; upright ones stay in one line
+    room = AXIS_LETTERS // max(len(ticks), 1) - 1 if len(ticks) <= MANY_TICKS else AXIS_LETTERS
+    ax.set_xticks(range(len(ticks)), [textwrap.fill(str(tick), room, break_long_words=False) for tick in ticks])
     if len(ticks) > MANY_TICKS:
         ax.tick_params(axis="x", labelrotation=90)
     if figure.spec.y_log10:

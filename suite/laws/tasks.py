@@ -172,7 +172,7 @@ def blocks_are_parts_of_one_stream(task: Any) -> None:
     different = len(set(_rows([whole])))
     if not _draws(task) or different > 0.99 * len(whole):
         return
-    # of short rows, some are equal by chance; then rows of several seeds have as many repeats
+    # some short rows are equal by chance, so the repeats within a stream are compared with those between seeds
     independent = len(set(_rows([task.block(seed, 0, rows) for seed in range(3)])))
     assert different > 0.95 * independent, f"only {different} of {len(whole)} rows of the stream differ"
 

@@ -16,7 +16,8 @@ DECAYS = ["none", "head", "key", "write"]
 """`write`: a decay of every key channel, and other keys for writing than for reading."""
 every_decay = pytest.mark.parametrize("decay", DECAYS)
 CHANNEL_FLOOR = torch.finfo(torch.bfloat16).eps
-"""What a decay of every key channel gives away in its gradients, in place of half as much: the README says why."""
+"""Floor of the gradients with a decay of every key channel, twice that of other operators. They miss the rule, as the
+README says; `test_gradients_with_a_decay_of_channels_follow_the_rule` is the test of it."""
 
 
 def make_inputs(batch, length, heads, key_dim, value_dim, decay, dtype=torch.bfloat16, kept="mild"):
@@ -67,12 +68,12 @@ def floor_of(name, inputs):
     return CHANNEL_FLOOR if of_channels and in_bfloat16 and name.startswith("gradient") else None
 
 
-def assert_right(inputs):
+def assert_right(inputs, floor=floor_of):
     exact = results(TORCH, wide(inputs))
     plain = results(delta_rule_reference, inputs)
     names = ["o", "final state", *(f"gradient of {name}" for name, t in inputs.items() if torch.is_tensor(t))]
     for name, a, e, p in zip(names, results(TRITON, inputs), exact, plain, strict=True):
-        assert_close(a, e, inputs["q"].dtype, plain=p, what=name, floor=floor_of(name, inputs))
+        assert_close(a, e, inputs["q"].dtype, plain=p, what=name, floor=floor(name, inputs))
     for name, a, e, p in zip(names[:2], TRITON(**inputs), exact[:2], plain[:2], strict=True):
         assert_close(a, e, inputs["q"].dtype, plain=p, what=f"{name} without gradients")
 
@@ -96,6 +97,13 @@ def test_real_sizes_equal_plain_pytorch_in_double_precision(decay, dtype, sizes)
 def test_small_sizes_equal_plain_pytorch_in_double_precision(decay, key_dim, value_dim, lengths):
     for length in lengths:
         assert_right(make_inputs(2, length, 40, key_dim, value_dim, decay))
+
+
+@pytest.mark.xfail(reason="kernels/delta_rule/README.md: What a per-channel decay gives away")
+@pytest.mark.parametrize("decay", ["key", "write"])
+def test_gradients_with_a_decay_of_channels_follow_the_rule(decay):
+    for kept in ("mild", "medium", "mixed"):
+        assert_right(make_inputs(1, 450, 2, 128, 128, decay, kept=kept), floor=lambda name, inputs: None)
 
 
 @every_decay

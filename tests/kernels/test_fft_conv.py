@@ -289,6 +289,17 @@ def test_the_future_cannot_change_the_past_of_the_kernel(length, filter_length, 
     assert (y[:, 40:] - whole[:, 40:]).abs().max() > 0.1
 
 
+def test_the_future_changes_the_past_of_float32_by_its_scale_alone():
+    """A future element a thousand times larger than the others sets another scale, which rounds halves elsewhere."""
+    inputs = {name: x.float().to(DEVICE) for name, x in make_inputs(100, 100, width=2, gates=False).items()}
+    whole = TRITON(**inputs)
+    changed = inputs["u"].clone()
+    changed[:, 40] += 1e3
+    y = TRITON(**(inputs | {"u": changed}))
+    torch.testing.assert_close(y[:, :40], whole[:, :40], rtol=0, atol=1e-6)
+    assert (y[:, 40:] - whole[:, 40:]).abs().max() > 10
+
+
 def test_filters_too_long_for_the_kernel_are_transformed():
     inputs = {name: x.float().to(DEVICE) for name, x in make_inputs(70, 70).items()}
     for most, is_transformed in ((69, True), (70, False)):

@@ -67,14 +67,13 @@ class FftConv(torch.autograd.Function):
         gate_out: Tensor | None,
         tuning: Tuning,
     ) -> Tensor:
-        (y, plain, _), source, taps = fft_conv_fwd(
+        (y, plain, _), source, taps, ctx.operands = fft_conv_fwd(
             u, filter, skip, gate_in, gate_out, tuning, with_plain=gate_out is not None
         )
         # the fields of a taps object are tensors and then plain values
         ctx.kind, ctx.tuning, ctx.lags = type(taps), tuning, min(u.shape[1], filter.shape[1])
         num_tensors = sum(isinstance(part, Tensor) for part in taps)
         ctx.facts = taps[num_tensors:]
-        ctx.operands = operands_of(u.dtype, u.shape[1], ctx.lags, gate_in is not None or gate_out is not None, tuning)
         # halves of an input without a gate are all that the backward pass reads of it
         x = None if ctx.operands is Operands.HALVES and gate_in is None else source.x
         tensors = (source.product, x, source.gate, source.rest, source.scale)
@@ -124,14 +123,14 @@ def fft_conv_fwd(
     gate_out: Tensor | None,
     tuning: Tuning,
     with_plain: bool,
-) -> tuple[Outputs, Gated, Taps]:
-    """The outputs of the convolution, and the inputs and taps as the kernels took them."""
+) -> tuple[Outputs, Gated, Taps, Operands]:
+    """The outputs of the convolution, and the inputs, taps and operands as the kernels took them."""
     lags = min(u.shape[1], filter.shape[1])
     operands = operands_of(u.dtype, u.shape[1], lags, gate_in is not None or gate_out is not None, tuning)
     source, _, _ = gated(u, gate_in, operands)
     taps = prepare_taps(source, filter, skip, lags, operands, tuning)
     epilogue = Epilogue(skip=skip, scale=gate_out, with_plain=with_plain)
-    return convolve(source, taps, epilogue, reverse=False), source, taps
+    return convolve(source, taps, epilogue, reverse=False), source, taps, operands
 
 
 def fft_conv_triton(

@@ -6,9 +6,9 @@ over the chunks c of C steps of all sequences: for each k one product [C, chunks
 registers, and one pass over the part of x and g in which a chunk c + k exists. Half of G belongs to no lag; with few k
 reading x and g costs more than products.
 
-x and g are bfloat16, or float32 as halves (`gates.Gated`), whose products are three. The scales of halves are those of
-a sequence, and a sum is over sequences: halves of x are multiplied by the quotient of the scales of x and g and the
-largest such product of the channel, which is a power of two.
+x and g are bfloat16, or float32 as halves (`gates.Gated`), of which three products are added. Each sequence has a scale
+of its own, but a sum is over sequences. So halves of x are multiplied by a weight of their sequence: the product of the
+scales of x and g, divided by the largest such product of the channel. Weights are powers of two of at most 1.
 
 Sums are float32. Deterministic. Multiply-adds for each of B T D: 2 C for each k, times the part of x and g. Bytes: 2
 elements for each of B T D and k, one of which is read once more from the second cache.

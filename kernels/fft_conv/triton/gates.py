@@ -144,8 +144,9 @@ class Gated(NamedTuple):
     x: Tensor
     gate: Tensor | None
     rest: Tensor | None = None
+    """float16, like the product then: what rounding the product leaves. None where gate x is not split."""
     scale: Tensor | None = None
-    """Where these are given, scale [B, D] (product + rest) = gate x, and product and rest are float16."""
+    """float32 [B, D], with which scale (product + rest) = gate x. None where gate x is not split."""
 
 
 def split(x: Tensor) -> Gated:

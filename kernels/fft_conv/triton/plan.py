@@ -119,7 +119,7 @@ class ToeplitzPlan(NamedTuple):
 
     @property
     def precision(self) -> str | None:
-        """Triton's `input_precision` of the products; None for those of bfloat16."""
+        """Triton's `input_precision` of the products; None where their operands have 16 bits."""
         return float32_products() if self.operands is Operands.FLOAT32 else None
 
 
@@ -172,7 +172,7 @@ class LongPlan(NamedTuple):
 
 
 def operands_of(dtype: torch.dtype, length: int, lags: int, with_gates: bool, tuning: Tuning) -> Operands:
-    """What products multiply where they convolve u of some dtype and length."""
+    """The operands of the products that convolve u of some dtype and length."""
     if takes_halves(length, dtype, tuning):
         return Operands.HALVES
     if dtype != torch.bfloat16:

@@ -296,8 +296,8 @@ class ShiftedTaps(NamedTuple):
     """The copies [D, terms, SHIFTS, size] and scales [D] of `_taps_kernel`, of so many taps, and their plan."""
 
     copies: Tensor
-    scale: Tensor
-    """Without elements where taps have no scale."""
+    scale: Tensor | None
+    """None where taps are not divided by a scale."""
     lags: int
     plan: ToeplitzPlan
 
@@ -308,8 +308,7 @@ def shifted_taps(filter: Tensor, skip: Tensor | None, lags: int, plan: ToeplitzP
     size = cdiv(lags + 2 * tile.chunk + tile.step, 64) * 64
     shape = (width, operands.num_terms, tile.copies, size)
     copies = torch.empty(shape, dtype=operands.dtype, device=filter.device)
-    in_halves = operands is Operands.HALVES
-    scale = torch.empty(width if in_halves else 0, dtype=torch.float32, device=filter.device)
+    scale = torch.empty(width, dtype=torch.float32, device=filter.device) if operands is Operands.HALVES else None
     stride_d, stride_l = filter.stride()
     launch(
         _taps_kernel,
@@ -317,7 +316,7 @@ def shifted_taps(filter: Tensor, skip: Tensor | None, lags: int, plan: ToeplitzP
         filter=filter,
         skip=skip if operands.num_terms == 2 else None,
         taps=copies,
-        scale=scale if in_halves else None,
+        scale=scale,
         lags=lags,
         size=size,
         stride_d=stride_d,
@@ -346,7 +345,7 @@ def conv_products(source: Gated, taps: ShiftedTaps, epilogue: Epilogue, reverse:
         x_rest=source.rest,
         x_scale=source.scale,
         taps=copies,
-        taps_scale=None if source.scale is None else scale,
+        taps_scale=scale,
         **tensor_arguments(source, epilogue, outputs),
         B=batch,
         D=width,

@@ -1,9 +1,12 @@
 """Hyena: long convolutions between multiplicative gates; a small network computes the filters.
 
-    x^0, .., x^(o-1), v = short_conv(W_in x)          o = order, short filters of 3 taps
+    u = W_in x                                         [B, T, (o + 1) E / G]
+    x^0, .., x^(o-1), v = short_conv([u, .., u])       o = order, G copies of u, short filters of 3 taps
     v <- x^i * v, then v <- h^i conv v + D^i v         for i = o - 1 .. 1
     y = W_out (x^0 * v)
     h^i[l] = exp(-|a| l / (L - 1)) * MLP(position l)   a: log-spaced decays, MLP with sin(freq x) activations
+
+x and y are [B, T, d_model], and every stream x^i, v is [B, T, E]. In Hyena's paper E is d_model and G is 1.
 
 Source: Hyena (Poli et al. 2023), sections 3.1 to 3.4 and the authors' code (safari) for what the text leaves open:
 positional features (l / (L-1) and (emb_dim - 1) / 2 complex exponentials), decays from ln(100)/1.5 to ln(100)/0.3,
@@ -11,18 +14,27 @@ three sine layers that share their learned frequencies, which start at w = 10.
 
 L is the task's max_length; longer inputs are refused. With `learn_positions` the positional features themselves are
 parameters: with emb_dim 33, L = 2^20 and two layers they are most of the 69M parameters in Mamba's table 11.
+
+With `inner_factor`, E / d_model, and `proj_groups`, G, this is the Hyena layer of MAD (Poli et al. 2024; athms/mad-lab,
+mad/model/layers/hyena.py at 944daee12ca370df53b39d6ea7cb568d549d949f), which sets both to 4 (configs/layers/hyena.yml
+at d27bf5c6bb48b7b0d3879f40db869aa7fe84a3b3). The copies of u lie end to end and are cut into o + 1 streams, so a stream
+may begin and end within a copy; each of its channels has a short filter of its own. MAD's filters are ours with
+`emb_dim: 3`, `filter_order: 4`, `w: 1` and `learn_positions: true` (mad/model/layers/featurization/hyena_filter.py at
+6e7e4c903b7d4d1a31d12186b709f36fa3184041). We depart in one point: its layer has a single long convolution, so that only
+order 2 works, while here both options work with any order.
 """
 
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.fft_conv import fft_conv
-from models.backbone import BackboneConfig
+from models.backbone import BackboneConfig, require_divides
 from models.parts.casts import at_least_float32
 from models.parts.linear import Linear, ResidualLinear
 from models.parts.mixer import Mixer
@@ -168,19 +180,21 @@ class LongConv(Mixer):
 class Hyena(Mixer):
     """The mixer.
 
-    Its state: the last inputs of the short filter [B, (order + 1) D, 2], and all inputs of every long convolution.
+    Its state: the last inputs of the short filter [B, (order + 1) E, 2], and all inputs of every long convolution,
+    [B, capacity, E]. E is the width of a stream, inner_factor * d_model.
     """
 
     def __init__(self, config: HyenaConfig, length: int) -> None:
         super().__init__()
-        d_model = config.d_model
+        d_model, inner, channels = config.d_model, config.inner_width, config.short_channels
         self.num_streams = config.order + 1
-        self.in_proj = Linear(d_model, self.num_streams * d_model)
-        self.short_weight = nn.Parameter(torch.empty(self.num_streams * d_model, config.short_filter))
-        self.short_bias = nn.Parameter(torch.empty(self.num_streams * d_model))
+        self.proj_groups = config.proj_groups or 1
+        self.in_proj = Linear(d_model, channels // self.proj_groups)
+        self.short_weight = nn.Parameter(torch.empty(channels, config.short_filter))
+        self.short_bias = nn.Parameter(torch.empty(channels))
         self.convs = nn.ModuleList(
             LongConv(
-                d_model,
+                inner,
                 length,
                 emb_dim=config.emb_dim,
                 filter_order=config.filter_order,
@@ -189,7 +203,7 @@ class Hyena(Mixer):
             )
             for _ in range(config.order - 1)
         )
-        self.out = ResidualLinear(d_model, d_model)
+        self.out = ResidualLinear(inner, d_model)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -197,8 +211,14 @@ class Hyena(Mixer):
         nn.init.uniform_(self.short_weight, -bound, bound)
         nn.init.uniform_(self.short_bias, -bound, bound)
 
+    def _channels(self, x: Tensor) -> Tensor:
+        """The inputs of the short filters: x [.., d_model] to [.., (order + 1) E], the copies of W_in x end to end."""
+        u = self.in_proj(x)
+        # torch would copy a tensor even where it is tiled once
+        return u if self.proj_groups == 1 else u.tile(self.proj_groups)
+
     def forward(self, x: Tensor) -> Tensor:
-        streams = causal_conv1d(self.in_proj(x), self.short_weight, self.short_bias)
+        streams = causal_conv1d(self._channels(x), self.short_weight, self.short_bias)
         assert isinstance(streams, Tensor)
         *gates, v = streams.chunk(self.num_streams, dim=-1)
         for i, conv in enumerate(self.convs):
@@ -216,7 +236,7 @@ class Hyena(Mixer):
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         window, *histories = state
-        streams = causal_conv1d_step(self.in_proj(x_t), self.short_weight, self.short_bias, window)
+        streams = causal_conv1d_step(self._channels(x_t), self.short_weight, self.short_bias, window)
         *gates, v = streams.chunk(self.num_streams, dim=-1)
         longer = []
         for i, (conv, history) in enumerate(zip(self._convs(), histories, strict=True)):
@@ -227,7 +247,7 @@ class Hyena(Mixer):
 
     def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
         streams, window = causal_conv1d(
-            blank(self.in_proj(x), padding), self.short_weight, self.short_bias, return_final_state=True
+            blank(self._channels(x), padding), self.short_weight, self.short_bias, return_final_state=True
         )
         *gates, v = streams.chunk(self.num_streams, dim=-1)
         histories = []
@@ -259,6 +279,8 @@ class HyenaConfig(BackboneConfig):
     6d3bcdb38248068b1a4822f88176ad019115948b), 8 of width 256 in hyenadna-large-1m-seqlen-hf.
     """
 
+    left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "inner_factor", "proj_groups")
+
     order: Factor = 2
     emb_dim: Width = 5
     filter_order: Width = 64
@@ -267,8 +289,23 @@ class HyenaConfig(BackboneConfig):
     short_filter: Factor = 3
     learn_positions: bool = False
     """Whether the positional features [max_length, emb_dim] are parameters (Mamba's table 11)."""
+    inner_factor: Factor | None = None
+    """Width of the gates, the values and their convolutions, as a multiple of d_model. None: 1. MAD has 4."""
+    proj_groups: Factor | None = None
+    """How often the outputs of the input map are repeated before the short filters, so that the map has so many times
+    fewer outputs. It divides (order + 1) * inner_factor * d_model. None: 1. MAD has 4."""
     ssm_lr: Positive | None = None
     """Learning rate of the filter networks, which have no weight decay. None: that of the run."""
+
+    @property
+    def inner_width(self) -> int:
+        """Channels of every stream."""
+        return (self.inner_factor or 1) * self.d_model
+
+    @property
+    def short_channels(self) -> int:
+        """Channels of all streams together, each of which has a short filter."""
+        return (self.order + 1) * self.inner_width
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
@@ -278,6 +315,7 @@ class HyenaConfig(BackboneConfig):
             raise ValueError(f"hyena: emb_dim must be odd and at least 3 (time, cosines, sines), got {self.emb_dim}.")
         if not 2 <= self.short_filter <= 4:
             raise ValueError(f"hyena: short_filter must lie in 2..4, got {self.short_filter}.")
+        require_divides("hyena", proj_groups=self.proj_groups or 1, short_channels=self.short_channels)
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         return Hyena(self, spec.max_length)

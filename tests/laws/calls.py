@@ -564,6 +564,7 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
     "hyena": (
         Network("order 3", {"order": 3, "short_filter": 4}),
         Network("learned positions", {"learn_positions": True, "emb_dim": 9}),
+        Network("wide streams, tied input map", {"inner_factor": 4, "proj_groups": 4}),
     ),
     "mamba": (
         Network("no gate", {"gate": False}),

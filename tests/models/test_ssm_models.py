@@ -44,6 +44,8 @@ OPTIONS = [
     ("h3", {"inner": "s6", "d_state": 8}),
     ("hyena", {"order": 3, "short_filter": 4}),
     ("hyena", {"learn_positions": True, "emb_dim": 33}),
+    ("hyena", {"inner_factor": 4, "proj_groups": 4}),
+    ("hyena", {"inner_factor": 3, "proj_groups": 2, "order": 3}),
     ("mamba", {"gate": False}),
     ("mamba", {"gate": False, "inner": "s4d"}),
     ("mamba", {"inner": "s4d"}),
@@ -271,6 +273,38 @@ def test_hyena_refuses_more_steps_than_its_filters_cover():
         build("hyena")(make_inputs(41))
 
 
+@pytest.mark.parametrize(("inner_factor", "proj_groups"), [(4, 4), (1, 2), (3, None), (None, None)])
+@torch.no_grad()
+def test_hyena_with_wide_streams_and_a_tied_input_map_is_the_layer_of_mad(inner_factor, proj_groups):
+    """y = W_out (x0 * (h conv (x1 * v) + D x1 * v)), where x0, x1, v are thirds of the short convolution of G copies
+    of W_in x (athms/mad-lab, mad/model/layers/hyena.py at 944daee12ca370df53b39d6ea7cb568d549d949f)."""
+    mixer = build("hyena", num_layers=1, inner_factor=inner_factor, proj_groups=proj_groups).mixers[0]
+    inner, groups = 16 * (inner_factor or 1), proj_groups or 1
+    generator = torch.Generator().manual_seed(3)
+    for bias in (mixer.in_proj.bias, mixer.out.bias):
+        bias.normal_(generator=generator)
+    assert mixer.in_proj.weight.shape == (3 * inner // groups, 16)
+    assert mixer.out.weight.shape == (16, inner)
+    x = torch.randn(2, LENGTH, 16, generator=generator, dtype=torch.float64)
+    copies = torch.cat([x @ mixer.in_proj.weight.T + mixer.in_proj.bias] * groups, dim=-1)
+    padded = torch.cat([torch.zeros(2, 2, 3 * inner, dtype=torch.float64), copies], dim=1)
+    short = mixer.short_bias + sum(padded[:, w : w + LENGTH] * mixer.short_weight[:, w] for w in range(3))
+    *gates, v = short.split(inner, dim=-1)
+    v = v * gates[1]
+    (conv,) = mixer.convs
+    lag = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
+    taps = conv.kernel(LENGTH)[:, lag.clamp(min=0)] * (lag >= 0)
+    y = gates[0] * (torch.einsum("dts,bsd->btd", taps, v) + conv.D * v)
+    wanted = y @ mixer.out.weight.T + mixer.out.bias
+    torch.testing.assert_close(mixer(x), wanted, rtol=1e-10, atol=1e-10 * wanted.abs().max().item())
+
+
+def test_hyena_without_the_options_of_mad_is_identified_as_before():
+    config, added = MODELS.load("hyena"), {"inner_factor", "proj_groups"}
+    assert not added & set(config().model_dump(mode="json"))
+    assert added <= set(config(inner_factor=4, proj_groups=4).model_dump(mode="json"))
+
+
 def test_mamba_starts_as_its_authors_code():
     mixer = build("mamba", d_model=64).mixers[0]
     s6 = mixer.inner
@@ -394,6 +428,8 @@ def test_states_have_the_sizes_of_their_papers():
     assert build("h3", d_model=32, num_layers=1).state_size(1000) == 32 * 63 + 32 * 64
     assert build("h3", d_model=32, num_layers=1, head_dim=8).state_size(1000) == 32 * 63 + 32 * 8 * 64
     assert build("hyena", d_model=32, num_layers=1).state_size(1000) == 32 * 1000 + 3 * 32 * 2
+    wide = build("hyena", d_model=32, num_layers=1, inner_factor=4, proj_groups=4)
+    assert wide.state_size(1000) == 128 * 1000 + 3 * 128 * 2
 
 
 @pytest.mark.parametrize("name", ["s4d", "dss-softmax", "gss", "h3"])
@@ -411,6 +447,7 @@ def test_ssm_parameters_have_their_own_rate_and_no_decay(name):
         ("h3", {"head_dim": 2, "inner": "s6"}, "defined for head_dim=1"),
         ("hyena", {"emb_dim": 4}, "emb_dim must be odd"),
         ("hyena", {"order": 1}, "order must be at least 2"),
+        ("hyena", {"proj_groups": 5}, "proj_groups=5 does not divide short_channels=48; choose proj_groups from 1, 2"),
         ("mamba", {"d_conv": 5}, r"d_conv in 2\.\.4"),
         ("mamba", {"inner": "s4d", "fixed": ["dt"]}, "options of inner='s6'"),
         ("dss-softmax", {"kernel_length": 1}, "at least 2 lags"),

@@ -49,7 +49,7 @@ class BackboneConfig(Config):
     """
 
     version: ClassVar[int] = 1
-    left_out_when_off: ClassVar[tuple[str, ...]] = ("short_conv", "base_conv_layers", "torch_init")
+    left_out_when_off: ClassVar[tuple[str, ...]] = ("short_conv", "base_conv_layers", "torch_init", "readout_bias")
     """Options that were added after some runs were stored. While an option is off, it is not part of the identity of a
     run, so that older runs keep their ids."""
     positions: ClassVar[tuple[str, ...]] = ("none", "learned", "sinusoidal")
@@ -76,6 +76,8 @@ class BackboneConfig(Config):
     """Dropout on what a mixer or a channel mixer adds to the residual stream."""
     tie_embeddings: bool = True
     """Whether the readout shares the weights of the embedding, where input and output vocabulary are the same."""
+    readout_bias: bool = False
+    """Whether the readout of tokens has a bias. A readout of sequences always has one."""
     init_std: Positive = 0.02
     init_residual: Literal["scaled", "scaled-mlp", "plain"] = "scaled"
     """`scaled`: projections into the residual stream start 1/sqrt(number of residual branches) smaller (GPT-2).
@@ -323,11 +325,14 @@ class Backbone(nn.Module):
         for layer in config.base_conv_layers:
             mixers[layer] = BaseConv(d_model)
         self.layers = nn.ModuleList(config.layer(mixer) for mixer in mixers)
-        self.final_norm = make_norm(config.norm, d_model, config.norm_eps) if config.prenorm else nn.Identity()
         self.decoder: PositionDecoder | None = None
         if spec.readout == "last":
             self.decoder = PositionDecoder(d_model, spec.max_length, config.norm, config.norm_eps)
-        self.head: nn.Module = nn.Linear(d_model, spec.num_classes, bias=spec.readout == "sequence")
+        # a decoder begins with a norm of its own
+        has_final_norm = config.prenorm and self.decoder is None
+        self.final_norm = make_norm(config.norm, d_model, config.norm_eps) if has_final_norm else nn.Identity()
+        has_bias = spec.readout == "sequence" or config.readout_bias
+        self.head: nn.Module = nn.Linear(d_model, spec.num_classes, bias=has_bias)
         if spec.towers == 2:
             self.head = PairHead(d_model, spec.num_classes)
         self._init_weights()
@@ -418,7 +423,7 @@ class Backbone(nn.Module):
         return x
 
     def _run_layers(self, x: Tensor, positions: Tensor | None) -> Tensor:
-        """The normalised residual stream behind all layers, at `positions` where a token readout needs no others."""
+        """The residual stream behind all layers and the final norm, at `positions` where no others are needed."""
         last = self.layers[-1]
         assert isinstance(last, Layer)
         branch = None
@@ -442,8 +447,8 @@ class Backbone(nn.Module):
             )
 
     def _finish(self, residual: Tensor, branch: Tensor | None) -> Tensor:
-        """The final norm of the residual stream and its last branch."""
-        if not self.config.prenorm:
+        """The final norm of the residual stream and its last branch, or their sum where there is no final norm."""
+        if isinstance(self.final_norm, nn.Identity):
             return joined(residual, branch)
         # a readout of every token is a matrix product, a summary over time needs float32
         out_dtype = autocast_dtype(residual) if self.spec.readout == "token" else None

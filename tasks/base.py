@@ -70,6 +70,44 @@ class TaskBase(Config):
         return "test" if split == "valid" and self.split_policy == "paper" else split
 
 
+class ScoredByClass(TaskBase):
+    """A task that also has `macro_accuracy`, as the tasks of MAD do."""
+
+    def score(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        return {**super().score(logits, targets), "macro_accuracy": macro_accuracy(logits, targets)}
+
+
+def macro_accuracy(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean of the accuracies of the classes, as (sum, count) over the rows of a batch.
+
+        1/|S| sum_{c in S} n_c^right / n_c,   S: the classes with a label or a prediction in the batch
+
+    A class that is predicted but has no label counts as zero. The value of a split is the mean over its batches, so it
+    depends on `train.eval_batch_size`: where there are many classes, a wrong prediction often adds such a class.
+    logits [B, ..., C], targets [B, ...] with `IGNORE` where there is no label.
+
+    Source: `MulticlassAccuracy` of torchmetrics with its default average, logged batch by batch, as in MAD (Poli et al.
+    2024; athms/mad-lab, mad/metrics.py and train.py at 6e7e4c903b7d4d1a31d12186b709f36fa3184041, and
+    mad/model/pl_model_wrapper.py at 1f77b94127309e9f3e0280fe73d6079ba3eaf3eb).
+    """
+    num_classes, num_rows = logits.shape[-1], len(targets)
+    predicted, targets = logits.reshape(-1, num_classes).argmax(-1), targets.reshape(-1).long()
+    labelled = targets != IGNORE
+    targets = targets.where(labelled, 0)
+
+    def per_class(classes: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+        zeros = torch.zeros(num_classes, dtype=torch.int64, device=logits.device)
+        return zeros.scatter_add_(0, classes, counted.long())
+
+    right = per_class(targets, labelled & (predicted == targets))
+    labels, predictions = per_class(targets, labelled), per_class(predicted, labelled)
+    num_present = ((labels > 0) | (predictions > 0)).sum()
+    value = (right / labels.clamp(min=1).double()).sum() / num_present.clamp(min=1)
+    # a batch without a label says nothing
+    weight = num_rows * (num_present > 0)
+    return value * weight, weight
+
+
 CHUNK_ROWS = 256
 """Number of rows of an endless stream that are drawn from one generator.
 

@@ -11,10 +11,10 @@ from pydantic import model_validator
 from suite.bounds import Size
 from suite.contracts import Segment, TaskSpec
 from suite.rng import numpy_generator
-from tasks.base import Array, TaskBase, token_segment
+from tasks.base import Array, ScoredByClass, token_segment
 
 
-class Compression(TaskBase):
+class Compression(ScoredByClass):
     """Compression, one of the six tasks of MAD.
 
         input   b  a  a  c  #
@@ -26,10 +26,11 @@ class Compression(TaskBase):
     Source: Poli et al. 2024 (Mechanistic Design and Scaling of Hybrid Architectures), section 3.1, and its code,
     athms/mad-lab, mad/data/instances.py at 6e7e4c903b7d4d1a31d12186b709f36fa3184041. The defaults are the baseline of
     configs/tasks/compression.yml at d27bf5c6bb48b7b0d3879f40db869aa7fe84a3b3. As in the source, `#` has a label.
+    Version 2: the state is decoded as it is, and was normalised before.
     """
 
     name: ClassVar[str] = "compression"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     vocab_size: Size = 16
     """Number of tokens, `#` included."""

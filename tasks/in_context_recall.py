@@ -11,10 +11,10 @@ from pydantic import model_validator
 from suite.bounds import Count, Fraction, Size
 from suite.contracts import IGNORE, Segment, TaskSpec
 from suite.rng import numpy_generator
-from tasks.base import Array, TaskBase, token_segment
+from tasks.base import Array, ScoredByClass, token_segment
 
 
-class Recall(TaskBase):
+class Recall(ScoredByClass):
     """What the two tasks share: finite splits of rows [R, T + 1], of which all but the last token are the input."""
 
     length: Size = 128

@@ -11,10 +11,10 @@ from pydantic import model_validator
 from suite.bounds import Size
 from suite.contracts import Segment, TaskSpec
 from suite.rng import numpy_generator
-from tasks.base import Array, TaskBase, token_segment
+from tasks.base import Array, ScoredByClass, token_segment
 
 
-class Memorization(TaskBase):
+class Memorization(ScoredByClass):
     """Memorization, one of the six tasks of MAD.
 
         input   c  ?  a  ?  c  ?

@@ -11,10 +11,10 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer, model_vali
 from suite.bounds import Count, Size
 from suite.contracts import Segment, TaskSpec
 from suite.rng import numpy_generator
-from tasks.base import CHUNK_ROWS, Array, FreshTask, distinct, token_dtype, token_segment
+from tasks.base import CHUNK_ROWS, Array, FreshTask, ScoredByClass, distinct, token_dtype, token_segment
 
 
-class SelectiveCopying(FreshTask):
+class SelectiveCopying(ScoredByClass, FreshTask):
     """Selective copying as in Mamba Table 1, which follows the denoising task of Jing et al. 2019.
 
         input   _  a  _  _  c  b  _  ?  ?  ?

@@ -16,10 +16,10 @@ class PositionDecoder(nn.Module):
 
     x [B, D] is the state and e_p the sinusoidal embedding of position p.
 
-    Source: the autoencoder of MAD (Poli et al. 2024; athms/mad-lab, mad/model/auto_encoder.py at
-    6e7e4c903b7d4d1a31d12186b709f36fa3184041). Departures: x is the normalised state, as for every other readout; the
-    channels of e_p are those of this repository's sinusoidal positions, in another order; the readout behind has no
-    bias.
+    Here x is the residual stream itself, which no final norm has changed. Source: the autoencoder of MAD (Poli et al.
+    2024; athms/mad-lab, mad/model/auto_encoder.py at 6e7e4c903b7d4d1a31d12186b709f36fa3184041). Departures: the
+    frequencies of e_p are 10000^(-i / (D/2)), those of the source 10000^(-i / (D/2 - 1)); the readout behind has a bias
+    only with `readout_bias`.
     """
 
     table: Tensor

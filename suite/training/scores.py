@@ -13,6 +13,7 @@ from suite.runs import Outcome
 
 UNITS = {
     "accuracy": "fraction",
+    "macro_accuracy": "fraction",
     "loss": "nats",
     "nats_per_word": "nats",
     "bits_per_byte": "bits",

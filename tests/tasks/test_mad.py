@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from suite.contracts import IGNORE
@@ -131,3 +132,26 @@ def test_the_smallest_rows_of_fuzzy_recall_show_their_last_key():
         key = tuple(token for token in tokens[-6:] if token < 7)[-3:]
         places = [i for i in range(len(tokens) - 2) if tuple(tokens[i : i + 3]) == key]
         assert len(places) > 1
+
+
+@pytest.mark.parametrize(
+    "task", [Compression(), InContextRecall(), FuzzyInContextRecall(), Memorization(), SelectiveCopying()]
+)
+def test_macro_accuracy_is_the_mean_over_the_classes_that_occur(task):
+    classes, generator = 7, torch.Generator().manual_seed(0)
+    logits = torch.randn(5, 4, classes, generator=generator)
+    targets = torch.randint(0, classes - 2, (5, 4), generator=generator)
+    targets[0, 1:3] = IGNORE
+    predicted = logits.argmax(-1)
+    pairs = [(int(p), int(t)) for p, t in zip(predicted.flatten(), targets.flatten(), strict=True) if t != IGNORE]
+    present = {p for p, _ in pairs} | {t for _, t in pairs}
+    assert present > {t for _, t in pairs}, "a class without a label is predicted"
+    shares = []
+    for label in present:
+        right = [p == t for p, t in pairs if t == label]
+        shares.append(sum(right) / len(right) if right else 0.0)
+    total, count = task.score(logits, targets)["macro_accuracy"]
+    assert count == 5
+    assert float(total / count) == pytest.approx(sum(shares) / len(shares))
+    total, count = task.score(logits, torch.full_like(targets, IGNORE))["macro_accuracy"]
+    assert float(total) == float(count) == 0

@@ -18,7 +18,7 @@ from torch import Tensor
 from kernels.autograd import needs_gradient
 from kernels.backend import NO_GRADIENT, on_device_of, use_triton
 
-__all__ = ["float32_matmul"]
+__all__ = ["float32_matmul", "takes_parts"]
 
 MIN_PRODUCTS = 1 << 30
 """Number of products M N K from which the kernel was measured to be faster than cuBLAS, on GPUs of MEASURED_ON."""
@@ -43,18 +43,33 @@ def float32_matmul(
     Infinities give infinities or NaN as in any product. Raises ValueError for shapes that do not fit.
     """
     _check(a, b, bias, out)
-    large = a.is_cuda and a.shape[0] * b.numel() >= MIN_PRODUCTS
-    is_faster = (
-        large
-        and not torch.backends.cuda.matmul.allow_tf32
-        and torch.cuda.get_device_capability(a.device) == MEASURED_ON
-    )
+    is_faster = _is_faster(a, a.shape[0] * b.numel())
     if use_triton("float32_matmul", backend, a, b, bias, out, obstacle=_obstacle(a, b, bias, out), is_faster=is_faster):
         from kernels.float32_matmul.triton import float32_matmul_triton
 
         with on_device_of(a):
             return float32_matmul_triton(a, b, bias, out=out)
     return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
+
+
+def takes_parts(x: Tensor, weight: Tensor) -> bool:
+    """Whether the products of a linear map of x [..., C] with weight [D, C] are those of `float32_matmul.parts`.
+
+    Those are the products that `float32_matmul` would take to its kernel; the answer is recorded as one of its uses.
+    """
+    if x.dtype != torch.float32 or weight.dtype != torch.float32 or not _is_faster(x, x.numel() * len(weight)):
+        return False
+    return use_triton("float32_matmul", "auto", x, weight)
+
+
+def _is_faster(x: Tensor, num_products: int) -> bool:
+    """Whether matrix units were measured to be faster for so many float32 products M N K on the device of x."""
+    return (
+        x.is_cuda
+        and num_products >= MIN_PRODUCTS
+        and not torch.backends.cuda.matmul.allow_tf32
+        and torch.cuda.get_device_capability(x.device) == MEASURED_ON
+    )
 
 
 def _obstacle(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None) -> str | None:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.backend import on_device_of, use_triton
-from kernels.float32_matmul import float32_matmul
+from kernels.float32_matmul import float32_matmul, takes_parts
 from models.parts.casts import as_autocast, autocast_dtype
 
 
@@ -57,6 +57,43 @@ class LinearMap(torch.autograd.Function):
             return dx, dweight, row_sums(g) if wanted[2] else None
 
 
+class PartsMap(torch.autograd.Function):
+    """`LinearMap` for large float32 products: x, the weight and the gradient are each split into float16 parts once.
+
+    The backward pass keeps the parts of x, which have its size, and not x.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        from kernels.float32_matmul.parts import parts_matmul, split
+
+        with on_device_of(x):
+            x_parts, weight_parts = split(_rows(x)), split(weight)
+            ctx.save_for_backward(*x_parts[:2], *weight_parts[:2])
+            return parts_matmul(x_parts, weight_parts.t(), bias).view(*x.shape[:-1], len(weight))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        from kernels.float32_matmul.parts import Parts, parts_matmul, split
+        from kernels.sums import row_sums
+
+        x, x_scale, weight, weight_scale = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        dx = dweight = dbias = None
+        g = _rows(gradient)
+        with on_device_of(g):
+            if wanted[0] or wanted[1]:
+                parts = split(g)
+            if wanted[0]:
+                dx = parts_matmul(parts, Parts(weight, weight_scale)).view(*gradient.shape[:-1], weight.shape[2])
+            if wanted[1]:
+                dweight = parts_matmul(parts.t(), Parts(x, x_scale))
+            if wanted[2]:
+                dbias = row_sums(g)
+        return dx, dweight, dbias
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [..., K] to x weight^T + bias, with weight [D, K] and bias [D]."""
     if not _on_gpu(x):
@@ -64,7 +101,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     dtype = autocast_dtype(x)
     if dtype != torch.float32 and (bias is None or not torch.is_grad_enabled()):
         return F.linear(x, weight, bias)
-    return LinearMap.apply(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+    x, weight = x.to(dtype), weight.to(dtype)
+    product = PartsMap if takes_parts(x, weight) else LinearMap
+    return product.apply(x, weight, None if bias is None else bias.to(dtype))
 
 
 class Linear(nn.Linear):

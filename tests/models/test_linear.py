@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 pytest.importorskip("triton")
-from models.parts.linear import Linear, LinearMap, SplitLinear, Unbind, split_linear
+from models.parts.linear import Linear, LinearMap, PartsMap, SplitLinear, Unbind, split_linear
+from suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -31,6 +32,32 @@ def test_a_linear_map_with_a_bias_has_the_gradients_of_torch():
     y = LinearMap.apply(x, linear.weight, linear.bias)
     assert torch.equal(y, linear(x))
     torch.testing.assert_close(torch.autograd.grad(y, wanted, cotangent), expected)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_linear_map_of_parts_errs_at_most_twice_as_much_as_torch(bias):
+    g = torch.Generator().manual_seed(5)
+
+    def randn(*size):
+        return torch.randn(*size, generator=g, dtype=torch.float64)
+
+    inputs = {"x": randn(2, 70, 40), "weight": randn(33, 40) * 40**-0.5, "bias": randn(33) if bias else None}
+
+    def op(x, weight, bias):
+        return PartsMap.apply(x, weight, bias)
+
+    assert_matches_reference(op, nn.functional.linear, inputs, device=DEVICE)
+
+
+def test_a_linear_map_of_parts_computes_only_wanted_gradients():
+    x, weight, bias = torch.randn(9, 5), torch.randn(4, 5), torch.randn(4)
+    cotangent = torch.randn(4, 9).t()
+    leaves = [tensor.to(DEVICE).requires_grad_() for tensor in (x, weight, bias)]
+    expected = torch.autograd.grad(PartsMap.apply(*leaves), leaves, cotangent.to(DEVICE))
+    for index in range(3):
+        some = [leaf.detach().requires_grad_(i == index) for i, leaf in enumerate(leaves)]
+        (gradient,) = torch.autograd.grad(PartsMap.apply(*some), some[index], cotangent.to(DEVICE))
+        assert torch.equal(gradient, expected[index])
 
 
 def test_gradients_of_slices_are_stacked_only_where_they_lie_apart():

@@ -32,6 +32,14 @@ gradient): writes the losses, zero without a label. With `gradient`, dl without 
 columns of padding stay finite."""
 
 
+class Gradients(NamedTuple):
+    """Gradients without the factor g/n; None where none is wanted. Those of weight and bias are padded."""
+
+    x: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+
 class Plan(NamedTuple):
     """Dtype, chunk size and kernel that one call computes with."""
 
@@ -41,14 +49,8 @@ class Plan(NamedTuple):
     """Number of tokens in a chunk."""
     ignore_index: int
     softmax_gradient: SoftmaxGradient
-
-
-class Gradients(NamedTuple):
-    """Gradients without the factor g/n; None where none is wanted. Those of weight and bias are padded."""
-
-    x: Tensor | None
-    weight: Tensor | None
-    bias: Tensor | None
+    by_parts: Callable[..., tuple[Tensor, Tensor, Gradients]] | None = None
+    """What computes the loss and the gradients instead of `loss_and_gradients`, with the same arguments."""
 
 
 def chunk_rows(rows: int, num_classes: int, itemsize: int, limit: int = CHUNK_BYTES) -> int:
@@ -142,7 +144,8 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, plan: Plan) -> Tensor:
-        loss, count, gradients = loss_and_gradients(x, weight, bias, targets, plan, ctx.needs_input_grad[:3])
+        run = plan.by_parts or loss_and_gradients
+        loss, count, gradients = run(x, weight, bias, targets, plan, ctx.needs_input_grad[:3])
         ctx.save_for_backward(count, *gradients)
         ctx.num_classes = len(weight)
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (x, weight, bias)]
@@ -168,7 +171,7 @@ def compute(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, pla
     with torch.autocast("cuda" if x.is_cuda else "cpu", enabled=False):
         if needs_gradient(x, weight, bias):
             return LinearCrossEntropy.apply(x, weight, bias, targets, plan)
-        return loss_and_gradients(x, weight, bias, targets, plan, (False, False, False))[0]
+        return (plan.by_parts or loss_and_gradients)(x, weight, bias, targets, plan, (False, False, False))[0]
 
 
 def linear_cross_entropy_chunked(

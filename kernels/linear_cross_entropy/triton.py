@@ -6,6 +6,8 @@
 Layout: logits [M, P] with the classes 0 .. V - 1 contiguous and a padding up to P, one program a row. A row of at most
 `Tuning.whole` classes stays in registers; a longer one is read twice, in tiles, the second time mostly from the second
 cache. Exponentials and sums are float32 (one rounding, of dl), no atomics. Limits: none on M and V.
+With PARTS the logits are float32 and dl is written as float16 parts (`kernels/float32_matmul/parts.py`): elements in
+[-1, 1] need no maximum, their scale is 2^-14. The P logits of a row give way to P first and P second parts.
 Bytes: 2 elements for each of M V. Exponentials: 2 for each of M V, 1 where a row is whole.
 """
 
@@ -19,10 +21,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.float16_parts import halves
+from kernels.float32_matmul import takes_parts
 from kernels.launch import launch, power_of_2
+from kernels.linear_cross_entropy.by_parts import loss_and_gradients_by_parts
 from kernels.linear_cross_entropy.chunked import CHUNK_BYTES, Plan, chunk_rows, compute, product_dtype
+from kernels.linear_cross_entropy.padding import padded_size
 
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
+UNIT = tl.constexpr(2.0**14)
+"""The inverse of the scale of `Parts` without one."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,18 @@ def _load_logits(p_row, o_v, V, P):
     return tl.where(o_v < V, b_l, float("-inf"))
 
 
+@triton.jit
+def _store_gradient(p_row, o_v, b_dl, P, PARTS: tl.constexpr):
+    """dl of the classes o_v in place of the logits, with PARTS as float16 parts."""
+    if PARTS:
+        b_1, b_2 = halves(b_dl * UNIT)
+        p_parts = p_row.to(tl.pointer_type(tl.float16))
+        tl.store(p_parts + o_v, b_1, mask=o_v < P)
+        tl.store(p_parts + P + o_v, b_2, mask=o_v < P)
+    else:
+        tl.store(p_row + o_v, b_dl.to(p_row.dtype.element_ty), mask=o_v < P)
+
+
 @triton.jit(do_not_specialize=["V", "ignore_index"])
 def _softmax_gradient_kernel(
     logits,
@@ -63,8 +83,13 @@ def _softmax_gradient_kernel(
     GRADIENT: tl.constexpr,
     WHOLE: tl.constexpr,
     BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
-    """The formulas of this module for one row of logits [M, P]. dl is zero in the padding."""
+    """The formulas of this module for one row of logits [M, P]. dl is zero in the padding.
+
+    Parts take the place of other logits than their own, so a row in PARTS is WHOLE: no thread passes the reductions,
+    and stores, before all have read.
+    """
     i_m = tl.program_id(0).to(tl.int64)
     o_v = tl.arange(0, BLOCK)
     p_row = logits + i_m * P
@@ -85,7 +110,7 @@ def _softmax_gradient_kernel(
             total = tl.sum(b_e, 0)
             if GRADIENT:
                 b_p = b_e * (1.0 / total)
-                tl.store(p_row + o_v, tl.where(o_v == target, b_p - 1.0, b_p).to(dtype), mask=o_v < P)
+                _store_gradient(p_row, o_v, tl.where(o_v == target, b_p - 1.0, b_p), P, PARTS)
         else:
             # finite, so that a first tile of minus infinity gives no NaN
             largest = LOWEST
@@ -111,11 +136,13 @@ def softmax_gradient(
     ignore_index: int,
     gradient: bool,
     tuning: Tuning = TUNING,
+    parts: bool = False,
 ) -> None:
-    """`kernels.linear_cross_entropy.chunked.SoftmaxGradient` by the kernel."""
+    """`kernels.linear_cross_entropy.chunked.SoftmaxGradient` by the kernel; `parts` as in this module's docstring."""
     assert logits.is_contiguous()
     block = power_of_2(logits.shape[1])
     whole = block <= tuning.whole
+    assert not parts or (whole and logits.dtype == torch.float32)
     block = block if whole else tuning.block
     launch(
         _softmax_gradient_kernel,
@@ -129,6 +156,7 @@ def softmax_gradient(
         GRADIENT=gradient,
         WHOLE=whole,
         BLOCK=block,
+        PARTS=parts,
         num_warps=min(tuning.max_warps, max(1, block // tuning.per_warp)),
     )
 
@@ -142,9 +170,18 @@ def linear_cross_entropy_triton(
     *,
     chunk_bytes: int = CHUNK_BYTES,
     tuning: Tuning = TUNING,
+    by_parts: bool | None = None,
 ) -> Tensor:
-    """The loss. x [N, D], targets [N]. chunk_bytes: largest size of the logits of a chunk."""
+    """The loss. x [N, D], targets [N]. chunk_bytes: largest size of the logits of a chunk.
+
+    by_parts: whether products are those of float16 parts, for float32 and `Tuning.whole` rows; None: where they are
+    faster.
+    """
     dtype = product_dtype(x)
     rows = chunk_rows(len(x), len(weight), dtype.itemsize, chunk_bytes)
-    plan = Plan(dtype, rows, ignore_index, partial(softmax_gradient, tuning=tuning))
+    if by_parts is None:
+        fits = dtype == torch.float32 and power_of_2(padded_size(len(weight))) <= tuning.whole
+        by_parts = fits and takes_parts(x[:rows], weight)
+    softmax = partial(softmax_gradient, tuning=tuning, parts=by_parts)
+    plan = Plan(dtype, rows, ignore_index, softmax, loss_and_gradients_by_parts if by_parts else None)
     return compute(x, weight, bias, targets.contiguous(), plan)

@@ -33,6 +33,7 @@ def in_chunks(x, weight, targets, bias=None, ignore_index=-100, *, op=linear_cro
 CHUNKED = partial(in_chunks, rows=7)
 # a chunk has at least 256 tokens, so tests of several chunks have more
 IN_TILES = partial(in_chunks, op=linear_cross_entropy_triton, chunk_bytes=1, tuning=SMALL_TILES)
+BY_PARTS = partial(in_chunks, op=linear_cross_entropy_triton, chunk_bytes=1, by_parts=True)
 
 
 def make_inputs(tokens, classes, width=8, *, bias=True, unlabelled=0.2, seed=0):
@@ -88,6 +89,13 @@ def test_the_kernel_equals_the_reference(tokens, classes, bias, dtype):
     assert_matches_reference(IN_TILES, linear_cross_entropy_reference, inputs, dtype=dtype, device=DEVICE)
 
 
+@pytest.mark.parametrize(("tokens", "classes"), [(20, 33), (300, 100), (1, 128)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_of_parts_equal_the_reference(tokens, classes, bias):
+    inputs = make_inputs(tokens, classes, width=20, bias=bias, unlabelled=0.0 if tokens == 1 else 0.2)
+    assert_matches_reference(BY_PARTS, linear_cross_entropy_reference, inputs, device=DEVICE)
+
+
 @pytest.mark.parametrize("classes", [5, 300, slow(20000)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_kernel_as_configured_equals_the_reference(classes, dtype):
@@ -95,7 +103,7 @@ def test_the_kernel_as_configured_equals_the_reference(classes, dtype):
     assert_matches_reference(TRITON, linear_cross_entropy_reference, inputs, dtype=dtype, device=DEVICE)
 
 
-@pytest.mark.parametrize("op", [CHUNKED, IN_TILES, linear_cross_entropy])
+@pytest.mark.parametrize("op", [CHUNKED, IN_TILES, BY_PARTS, linear_cross_entropy])
 def test_without_any_label_the_loss_is_nan_and_gradients_are_zero(op):
     inputs = {key: x.float() if x.is_floating_point() else x for key, x in make_inputs(20, 33).items()}
     inputs["targets"].fill_(-100)
@@ -104,7 +112,7 @@ def test_without_any_label_the_loss_is_nan_and_gradients_are_zero(op):
     assert not any(gradient.any() for gradient in rest)
 
 
-@pytest.mark.parametrize("op", [CHUNKED, IN_TILES])
+@pytest.mark.parametrize("op", [CHUNKED, IN_TILES, BY_PARTS])
 def test_large_logits_and_minus_infinity_do_not_overflow(op):
     inputs = {key: x.float() if x.is_floating_point() else x for key, x in make_inputs(20, 100).items()}
     inputs["x"] *= 100
@@ -123,7 +131,7 @@ def test_finite_differences_confirm_the_gradients():
     )
 
 
-@pytest.mark.parametrize("op", [CHUNKED, IN_TILES])
+@pytest.mark.parametrize("op", [CHUNKED, IN_TILES, BY_PARTS])
 def test_only_wanted_gradients_are_computed(op):
     inputs = {key: x.float() if x.is_floating_point() else x for key, x in make_inputs(20, 33).items()}
     expected = gradients(op, inputs)

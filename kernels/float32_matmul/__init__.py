@@ -24,6 +24,9 @@ MIN_PRODUCTS = 1 << 30
 """Number of products M N K from which the kernel was measured to be faster than cuBLAS, on GPUs of MEASURED_ON."""
 MEASURED_ON = (9, 0)
 """Compute capability."""
+MIN_SIZE = 80
+"""Of a linear map from C to D channels, C D / (C + D) from which its products gain more by parts that are made once
+than making them takes: measured for 128 to 384 channels (96), and a loss from 128 to 128 (64)."""
 
 
 def float32_matmul(
@@ -55,9 +58,12 @@ def float32_matmul(
 def takes_parts(x: Tensor, weight: Tensor) -> bool:
     """Whether the products of a linear map of x [..., C] with weight [D, C] are those of `float32_matmul.parts`.
 
-    Those are the products that `float32_matmul` would take to its kernel; the answer is recorded as one of its uses.
+    Those are products that `float32_matmul` would take to its kernel, of maps of at least MIN_SIZE; the answer is
+    recorded as one of its uses.
     """
     if x.dtype != torch.float32 or weight.dtype != torch.float32 or not _is_faster(x, x.numel() * len(weight)):
+        return False
+    if weight.numel() < MIN_SIZE * sum(weight.shape):
         return False
     return use_triton("float32_matmul", "auto", x, weight)
 

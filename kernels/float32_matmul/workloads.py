@@ -52,6 +52,20 @@ def load_triton() -> Callable[..., Tensor]:
     return partial(float32_matmul, backend="triton")
 
 
+def load_parts() -> Callable[..., Tensor]:
+    import triton  # noqa: F401
+
+    from kernels.float32_matmul.parts import Parts, parts_matmul, split
+
+    def parts(x: Tensor) -> Parts:
+        return split(x) if x.stride(1) == 1 else split(x.t()).t()
+
+    def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+        return parts_matmul(parts(a), parts(b), bias)
+
+    return product
+
+
 PAPER: tuple[Shape, ...] = (
     {"R": 65536, "O": 384, "D": 128, "layout": "map"},
     {"R": 65536, "O": 128, "D": 384, "layout": "input"},
@@ -69,6 +83,8 @@ WORKLOAD = Workload(
     short=short,
     implementations=(
         Implementation("triton", "ours", load_triton, cold_start=True),
+        # the parts are made for one product here, while linear maps and readouts make them for several
+        Implementation("parts", "ours", load_parts, cold_start=True),
         Implementation("torch", "ours", lambda: partial(float32_matmul, backend="torch")),
     ),
     shapes={"quick": PAPER[:1], "paper": PAPER},

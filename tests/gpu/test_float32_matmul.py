@@ -5,6 +5,8 @@ import torch
 
 from kernels.backend import record_operators
 from kernels.float32_matmul import float32_matmul
+from kernels.float32_matmul.parts import parts_matmul, split
+from models.parts.linear import Linear
 from suite.laws.accuracy import assert_close
 from suite.training.numerics import numerics
 
@@ -32,6 +34,40 @@ def test_products_err_at_most_twice_as_much_as_torch(rows, columns, depth, layou
     found = float32_matmul(a, b, backend="triton")
     assert_close(found, a.double() @ b.double(), torch.float32, plain=a @ b)
     assert torch.equal(found, float32_matmul(a, b, backend="triton"))
+
+
+@pytest.mark.parametrize("layout", ["map", "input", "weight"])
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth"),
+    [(65536, 384, 128), (4096, 8192, 64), (8192, 128, 8192), (384, 128, 65536), (1001, 333, 777)],
+)
+def test_products_of_parts_err_at_most_twice_as_much_as_torch(rows, columns, depth, layout):
+    a, b = operands(rows, columns, depth, layout)
+
+    def parts(x):
+        return split(x) if x.stride(1) == 1 else split(x.t()).t()
+
+    found = parts_matmul(parts(a), parts(b))
+    assert_close(found, a.double() @ b.double(), torch.float32, plain=a @ b)
+    assert torch.equal(found, parts_matmul(parts(a), parts(b)))
+
+
+def test_a_large_linear_map_takes_parts_and_a_narrow_one_does_not():
+    for columns, is_taken in ((384, True), (128, False)):
+        x = torch.randn(128, 512, 128, device="cuda", requires_grad=True)
+        layer = Linear(128, columns).cuda()
+        y = layer(x)
+        assert y.grad_fn.name().startswith("PartsMap" if is_taken else "LinearMap")
+        dy = torch.randn_like(y)
+        found = torch.autograd.grad(y, (x, layer.weight, layer.bias), dy)
+        wide = [t.detach().double().requires_grad_() for t in (x, layer.weight, layer.bias)]
+        exact = torch.nn.functional.linear(*wide)
+        plain = torch.nn.functional.linear(x, layer.weight, layer.bias)
+        assert_close(y, exact, torch.float32, plain=plain)
+        expected = torch.autograd.grad(exact, wide, dy.double())
+        reference = torch.autograd.grad(plain, (x, layer.weight, layer.bias), dy)
+        for gradient, wanted, other in zip(found, expected, reference, strict=True):
+            assert_close(gradient, wanted, torch.float32, plain=other)
 
 
 def test_large_and_small_numbers_keep_their_digits():

@@ -36,7 +36,7 @@ from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.fft_conv import fft_conv
 from models.backbone import BackboneConfig, require_divides
 from models.parts.casts import at_least_float32
-from models.parts.linear import Linear, ResidualLinear
+from models.parts.linear import Linear, ResidualLinear, unbind
 from models.parts.mixer import Mixer
 from models.parts.time_axis import LeftPadding, blank, newest_first
 from suite.bounds import Factor, Positive, Width
@@ -217,10 +217,15 @@ class Hyena(Mixer):
         # torch would copy a tensor even where it is tiled once
         return u if self.proj_groups == 1 else u.tile(self.proj_groups)
 
+    def _divide(self, streams: Tensor) -> tuple[Tensor, ...]:
+        """x^0 .. x^(order - 1) and v of streams [B, T, (order + 1) E]."""
+        return unbind(streams.unflatten(-1, (self.num_streams, -1)), 2)
+
     def forward(self, x: Tensor) -> Tensor:
-        streams = causal_conv1d(self._channels(x), self.short_weight, self.short_bias)
+        # the long convolutions read and write streams with time contiguous
+        streams = causal_conv1d(self._channels(x), self.short_weight, self.short_bias, time_last=True)
         assert isinstance(streams, Tensor)
-        *gates, v = streams.chunk(self.num_streams, dim=-1)
+        *gates, v = self._divide(streams)
         for i, conv in enumerate(self.convs):
             last = i == len(self.convs) - 1
             v = conv(v, gate_in=gates[-1 - i], gate_out=gates[0] if last else None)
@@ -247,9 +252,13 @@ class Hyena(Mixer):
 
     def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
         streams, window = causal_conv1d(
-            blank(self._channels(x), padding), self.short_weight, self.short_bias, return_final_state=True
+            blank(self._channels(x), padding),
+            self.short_weight,
+            self.short_bias,
+            return_final_state=True,
+            time_last=True,
         )
-        *gates, v = streams.chunk(self.num_streams, dim=-1)
+        *gates, v = self._divide(streams)
         histories = []
         for i, conv in enumerate(self._convs()):
             last = i == len(self.convs) - 1

@@ -34,6 +34,7 @@ def causal_conv1d(
     initial_state: Tensor | None = None,
     seq_idx: Tensor | None = None,
     return_final_state: bool = False,
+    time_last: bool = False,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The convolution of this module. x [B, T, D], weight [D, W] with W in 2..4, bias [D].
@@ -44,13 +45,15 @@ def causal_conv1d(
 
     Returns y [B, T, D] and, on request, the final state, both in the dtype of x; sums are float32 at least.
     x may have any strides. The Triton path is fast where D or T is contiguous (channel-last or channel-first), and
-    gives y and the gradient of x the same layout. Raises ValueError for shapes or options that do not fit.
+    gives y and the gradient of x the same layout. With `time_last` it gives y with T contiguous from any x, for an
+    operator behind it that reads y so, and takes the gradient of y so; PyTorch's path does not heed it. Raises
+    ValueError for shapes or options that do not fit.
     """
     _check(x, weight, bias, activation, initial_state)
     if initial_state is not None and initial_state.shape[2] >= weight.shape[1]:
         y = causal_conv1d(
             x, weight, bias, activation=activation, initial_state=initial_state[..., 1 - weight.shape[1] :],
-            seq_idx=seq_idx, backend=backend,
+            seq_idx=seq_idx, time_last=time_last, backend=backend,
         )  # fmt: skip
         assert isinstance(y, Tensor)
         return (y, _last_inputs(initial_state, x)) if return_final_state else y
@@ -60,7 +63,7 @@ def causal_conv1d(
         from kernels.causal_conv1d.triton import causal_conv1d_triton
 
         with on_device_of(x):
-            return causal_conv1d_triton(x, weight, bias, activation, initial_state, return_final_state)
+            return causal_conv1d_triton(x, weight, bias, activation, initial_state, return_final_state, time_last)
     with torch.autocast(x.device.type, enabled=False):
         y, state = causal_conv1d_chunked(x, weight, bias, activation=activation, initial_state=initial_state)
     return (y, state) if return_final_state else y

@@ -1,6 +1,7 @@
 """The benchmark's description of the short causal convolution, the worked example for every other operator.
 
-In a shape with memory=channel-first, x has T contiguous; in the others it has D contiguous.
+In a shape with memory=channel-first, x has T contiguous; in the others it has D contiguous. With memory=time-last, the
+result is wanted with T contiguous nevertheless, which PyTorch's functions do not offer.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kernels.causal_conv1d.reference import causal_conv1d_reference
 from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic
 
 
-def reference(**inputs: Any) -> Tensor:
+def reference(*, time_last: bool = False, **inputs: Any) -> Tensor:
     return causal_conv1d_reference(**inputs)[0]
 
 
@@ -31,6 +32,7 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
         "weight": normal(generator, dtype, width, taps) * taps**-0.5,
         "bias": normal(generator, dtype, width),
         "activation": "silu",
+        **({"time_last": True} if shape.get("memory") == "time-last" else {}),
     }
 
 
@@ -59,7 +61,7 @@ def load_triton() -> Callable[..., Any]:
 def load_torch_conv1d() -> Callable[..., Tensor]:
     """PyTorch's own depthwise convolution, for x [B, D, T]."""
 
-    def conv1d(x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
+    def conv1d(x: Tensor, weight: Tensor, bias: Tensor, activation: str, time_last: bool = False) -> Tensor:
         y = F.conv1d(x, weight, bias, padding=weight.shape[-1] - 1, groups=weight.shape[0])[..., : x.shape[-1]]
         return F.silu(y)
 
@@ -69,7 +71,7 @@ def load_torch_conv1d() -> Callable[..., Tensor]:
 def load_causal_conv1d_cuda() -> Callable[..., Tensor]:
     from causal_conv1d import causal_conv1d_fn
 
-    def peer(x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
+    def peer(x: Tensor, weight: Tensor, bias: Tensor, activation: str, time_last: bool = False) -> Tensor:
         return causal_conv1d_fn(x, weight, bias, activation=activation)
 
     return peer
@@ -108,7 +110,11 @@ WORKLOAD = Workload(
     ),
     shapes={
         "quick": (PAPER[0], {**PAPER[0], "memory": "channel-first"}),
-        "paper": (*PAPER, *({**shape, "memory": "channel-first"} for shape in PAPER)),
+        "paper": (
+            *PAPER,
+            *({**shape, "memory": "channel-first"} for shape in PAPER),
+            {**PAPER[0], "memory": "time-last"},
+        ),
     },
     dtypes=(torch.bfloat16,),
 )

@@ -179,11 +179,11 @@ class Unbind(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        whole = _slices_of_one(gradients, ctx.axis)
+        whole = slices_of_one(gradients, ctx.axis)
         return torch.stack(gradients, ctx.axis) if whole is None else whole, None
 
 
-def _slices_of_one(parts: tuple[Tensor, ...], axis: int) -> Tensor | None:
+def slices_of_one(parts: tuple[Tensor, ...], axis: int) -> Tensor | None:
     """The tensor of which these are all slices along an axis, one behind the other, or None."""
     first, second = parts[:2]
     step = second.storage_offset() - first.storage_offset()

@@ -31,9 +31,11 @@ def small_tiles(tiles):
 SMALL_TILES = Tuning(small_tiles(TUNING.forward), small_tiles(TUNING.backward))
 
 
-def in_small_tiles(x, weight, *, bias=None, activation=None, initial_state=None, return_final_state=True):
+def in_small_tiles(
+    x, weight, *, bias=None, activation=None, initial_state=None, return_final_state=True, time_last=False
+):
     """The kernels with small tiles, so that short inputs have several."""
-    options = (activation, initial_state, return_final_state)
+    options = (activation, initial_state, return_final_state, time_last)
     return causal_conv1d_triton(x, weight, bias, *options, tuning=SMALL_TILES)
 
 
@@ -158,6 +160,28 @@ def test_result_and_gradient_have_the_memory_order_of_the_input(memory):
     y = in_small_tiles(x, **inputs, return_final_state=False)
     (dx,) = torch.autograd.grad(y.sum(), x)
     assert y.stride() == x.stride() == dx.stride()
+
+
+@pytest.mark.parametrize("length", [1, 2, slow(63), 65])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tiles", ["small", "as configured"])
+def test_a_result_with_time_contiguous_equals_the_loop(length, dtype, tiles):
+    op = partial(in_small_tiles if tiles == "small" else TRITON, time_last=True)
+    assert_matches_reference(op, causal_conv1d_reference, make_inputs(length, width=7), dtype=dtype, device=DEVICE)
+
+
+@pytest.mark.parametrize("memory", [channel_last, channel_first])
+def test_a_result_with_time_contiguous_has_the_same_bits_and_takes_such_a_gradient(memory):
+    inputs = on_device(make_inputs(40, initial_state=False))
+    x = memory(inputs.pop("x")).requires_grad_()
+    dy = channel_first(torch.randn(2, 40, 6, device=DEVICE))
+    found = in_small_tiles(x, **inputs, return_final_state=False, time_last=True)
+    expected = in_small_tiles(x, **inputs, return_final_state=False)
+    assert found.stride(1) == 1
+    assert torch.equal(found, expected)
+    (dx,), (wanted,) = torch.autograd.grad(found, x, dy), torch.autograd.grad(expected, x, memory(dy))
+    assert dx.stride() == x.stride()
+    assert torch.equal(dx, wanted)
 
 
 @pytest.mark.parametrize(

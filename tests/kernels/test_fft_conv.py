@@ -18,6 +18,7 @@ from kernels.fft_conv.triton.gates import Gated
 from kernels.fft_conv.triton.plan import TUNING, takes_long, takes_spectra
 from kernels.fft_conv.triton.taps_gradient import taps_gradient
 from kernels.transpose import time_last
+from models.parts.linear import slices_of_one
 from suite.laws.accuracy import assert_close, assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -112,6 +113,29 @@ def test_the_kernel_equals_the_loop(length, dtype):
 def test_the_kernel_takes_any_filter_length(filter_length):
     inputs = make_inputs(300, filter_length, width=3, gates=False, skip=False)
     assert_matches_reference(TRITON, fft_conv_reference, inputs, device=DEVICE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_streams_of_one_tensor_have_their_gradients_in_one_tensor(dtype, order):
+    g = torch.Generator().manual_seed(0)
+    batch, length, width = 2, 48, 5
+    streams = torch.randn(batch, 3 * width, length, generator=g).to(DEVICE, dtype).transpose(1, 2).requires_grad_()
+    parts = streams.unflatten(-1, (3, width)).unbind(2)
+    dy = torch.randn(batch, width, length, generator=g).to(DEVICE, dtype).transpose(1, 2)
+    filter, skip = torch.randn(width, length, generator=g).to(DEVICE), torch.randn(width, generator=g).to(DEVICE)
+
+    def gradients(parts):
+        gate_out, gate_in, u = (parts[i] for i in order)
+        return torch.autograd.grad(fft_conv_triton(u, filter, D=skip, gate_in=gate_in, gate_out=gate_out), parts, dy)
+
+    found = gradients(parts)
+    whole = slices_of_one(found, 2)
+    assert whole is not None
+    assert torch.equal(whole, torch.stack(found, 2))
+    separate = gradients([time_last(part.detach().contiguous()).requires_grad_() for part in parts])
+    for gradient, expected in zip(found, separate, strict=True):
+        assert torch.equal(gradient, expected)
 
 
 @pytest.mark.parametrize("options", ["gate_in", "gate_out", "D"])

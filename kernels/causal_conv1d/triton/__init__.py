@@ -7,7 +7,8 @@ backward.py  all gradients, and the sums over programs
 step.py      one step of decoding
 autograd.py  the operators
 
-Layout: x [B, T, D] is channel-last (D contiguous) or channel-first (T contiguous); y and dx have the layout of x. A
+Layout: x [B, T, D] is channel-last (D contiguous) or channel-first (T contiguous); dx has the layout of x, and y too,
+unless it is wanted with time contiguous. Then threads exchange results in shared memory, and no copy is needed. A
 tile is [BLOCK_D, GROUPS] groups of STEPS consecutive steps, and a thread holds all steps of its groups, so no element
 of x moves between threads. Channel-last, step k of all groups is one load, 8 or 16 bytes of channels a thread;
 channel-first, a group is one load of 16 bytes and is taken apart in registers. The W - 1 steps beside a group are

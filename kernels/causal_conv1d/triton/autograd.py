@@ -27,26 +27,27 @@ class CausalConv1d(torch.autograd.Function):
         initial_state: Tensor | None,
         activation: str | None,
         return_final_state: bool,
+        time_last: bool,
         tuning: Tuning,
     ) -> tuple[Tensor, Tensor | None]:
         save(ctx, x, weight, bias, initial_state)
-        ctx.activation, ctx.tuning = activation, tuning
+        ctx.activation, ctx.time_last, ctx.tuning = activation, time_last, tuning
         ctx.set_materialize_grads(False)
-        return conv_fwd(x, weight, bias, initial_state, activation, return_final_state, tuning)
+        return conv_fwd(x, weight, bias, initial_state, activation, return_final_state, time_last, tuning)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight, bias, initial_state = saved(ctx)
-        channel_first = is_channel_first(x)
+        channel_first = ctx.time_last or is_channel_first(x)
         if dy is None:
             dy = empty_in_layout(x, channel_first).zero_()
         elif dy.stride(1 if channel_first else 2) != 1:
             # one copy takes less than the kernel would lose on narrow loads
             dy = empty_in_layout(x, channel_first).copy_(dy)
         dfinal = None if dfinal is None else dfinal.contiguous()
-        gradients = conv_bwd(x, weight, bias, initial_state, ctx.activation, dy, dfinal, ctx.tuning)
-        return *gradients, None, None, None
+        gradients = conv_bwd(x, weight, bias, initial_state, ctx.activation, dy, dfinal, ctx.time_last, ctx.tuning)
+        return *gradients, None, None, None, None
 
 
 def causal_conv1d_triton(
@@ -56,12 +57,16 @@ def causal_conv1d_triton(
     activation: str | None,
     initial_state: Tensor | None,
     return_final_state: bool,
+    time_last: bool = False,
     tuning: Tuning = TUNING,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """y [B, T, D] in the layout of x and, on request, the final state [B, D, W - 1], both in the dtype of x."""
+    """y [B, T, D] and, on request, the final state [B, D, W - 1], both in the dtype of x.
+
+    time_last: whether y has time contiguous; else it has the layout of x.
+    """
     run = CausalConv1d.apply if needs_gradient(x, weight, bias, initial_state) else conv_fwd
     bias, initial_state = dense(bias), dense(initial_state)
-    y, state = run(x, dense(weight), bias, initial_state, activation, return_final_state, tuning)
+    y, state = run(x, dense(weight), bias, initial_state, activation, return_final_state, time_last, tuning)
     return y if state is None else (y, state)
 
 

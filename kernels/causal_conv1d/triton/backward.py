@@ -53,12 +53,15 @@ def _conv_bwd_kernel(
     dy_stride_d,
     W: tl.constexpr,
     SILU: tl.constexpr,
-    CHANNEL_FIRST: tl.constexpr,
+    X_FIRST: tl.constexpr,
+    Y_FIRST: tl.constexpr,
     BLOCK_D: tl.constexpr,
     GROUPS: tl.constexpr,
     STEPS: tl.constexpr,
 ):
     """The formulas of this module for num_tiles tiles of one batch row; dx is dense in the layout of x.
+
+    X_FIRST, Y_FIRST: whether x, and dy, is channel-first.
 
     partial [programs in B and T, D (W + 1)]: dw [D, W], then db [D], summed over the steps of each program.
     """
@@ -67,8 +70,8 @@ def _conv_bwd_kernel(
     i_b, i_t = (i_bt // num_t).to(tl.int64), i_bt % num_t
     o_d = i_d * BLOCK_D + tl.arange(0, BLOCK_D)
     m_d = o_d < D
-    dx_stride_t = 1 if CHANNEL_FIRST else D
-    dx_stride_d = T if CHANNEL_FIRST else 1
+    dx_stride_t = 1 if X_FIRST else D
+    dx_stride_d = T if X_FIRST else 1
     o_wide = o_d.to(tl.int64)[:, None]
     p_x = x + i_b * stride_b + o_wide * stride_d
     p_dy = dy + i_b * dy_stride_b + o_wide * dy_stride_d
@@ -85,8 +88,8 @@ def _conv_bwd_kernel(
 
     for i in range(num_tiles):
         o_t = ((i_t * num_tiles + i) * GROUPS + tl.arange(0, GROUPS)) * STEPS
-        steps = _load_steps(p_x, o_t, m_d, T, stride_t, STEPS, W - 1, W - 1, CHANNEL_FIRST)
-        gradients = _load_steps(p_dy, o_t, m_d, T, dy_stride_t, STEPS, 0, W - 1, CHANNEL_FIRST)
+        steps = _load_steps(p_x, o_t, m_d, T, stride_t, STEPS, W - 1, W - 1, X_FIRST)
+        gradients = _load_steps(p_dy, o_t, m_d, T, dy_stride_t, STEPS, 0, W - 1, Y_FIRST)
         if initial_state is not None:
             steps = _put_state(steps, initial_state + o_s, o_t, m_d, x.dtype.element_ty, W)
 
@@ -112,7 +115,7 @@ def _conv_bwd_kernel(
             if dfinal is not None:
                 b_dx += _load_final(dfinal + o_s, o_t + (k + W - 1) - T, m_d, W)
             outputs += (b_dx,)
-        _store_steps(p_dx, o_t, m_d, T, dx_stride_t, outputs, STEPS, CHANNEL_FIRST)
+        _store_steps(p_dx, o_t, m_d, T, dx_stride_t, outputs, STEPS, X_FIRST)
 
         if dinitial is not None:
             m_s = m_d[:, None] & (o_t == 0)[None, :]
@@ -147,13 +150,18 @@ def conv_bwd(
     activation: str | None,
     dy: Tensor,
     dfinal: Tensor | None,
+    time_last: bool = False,
     tuning: Tuning = TUNING,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Gradients of x, weight, bias and initial state, given those of y and of the final state (or None)."""
+    """Gradients of x, weight, bias and initial state, given those of y and of the final state (or None).
+
+    time_last: whether dy is channel-first; else it has the layout of x.
+    """
     _, length, width = x.shape
-    taps, channel_first = weight.shape[1], is_channel_first(x)
-    tile = tuning.backward[channel_first, x.element_size()]
-    dx = empty_in_layout(x, channel_first)
+    taps, x_first = weight.shape[1], is_channel_first(x)
+    y_first = x_first or time_last
+    tile = tuning.backward[x_first, y_first, x.element_size()]
+    dx = empty_in_layout(x, x_first)
     dinitial = None if initial_state is None else torch.empty_like(initial_state)
     rows, programs, block_d, num_tiles = cover(x, tile)
     size, total = width * taps, width * (taps + 1)
@@ -183,7 +191,8 @@ def conv_bwd(
         dy_stride_d=dy_stride_d,
         W=taps,
         SILU=activation == "silu",
-        CHANNEL_FIRST=channel_first,
+        X_FIRST=x_first,
+        Y_FIRST=y_first,
         BLOCK_D=block_d,
         GROUPS=tile.groups,
         STEPS=tile.steps,

@@ -40,12 +40,13 @@ def _conv_fwd_kernel(
     stride_d,
     W: tl.constexpr,
     SILU: tl.constexpr,
-    CHANNEL_FIRST: tl.constexpr,
+    X_FIRST: tl.constexpr,
+    Y_FIRST: tl.constexpr,
     BLOCK_D: tl.constexpr,
     GROUPS: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """y for num_tiles tiles of one batch row, dense in the layout of x.
+    """y for num_tiles tiles of one batch row, dense in its layout. X_FIRST, Y_FIRST: whether it is channel-first.
 
     final_state [B, D, W - 1] or None: the last W - 1 steps of (initial state, x).
     """
@@ -55,8 +56,8 @@ def _conv_fwd_kernel(
     i_b, i_t = (i_bt // num_t).to(tl.int64), i_bt % num_t
     o_d = i_d * BLOCK_D + tl.arange(0, BLOCK_D)
     m_d = o_d < D
-    y_stride_t = 1 if CHANNEL_FIRST else D
-    y_stride_d = T if CHANNEL_FIRST else 1
+    y_stride_t = 1 if Y_FIRST else D
+    y_stride_d = T if Y_FIRST else 1
     o_wide = o_d.to(tl.int64)[:, None]
     p_x = x + i_b * stride_b + o_wide * stride_d
     p_y = y + i_b * T * D + o_wide * y_stride_d
@@ -67,14 +68,14 @@ def _conv_fwd_kernel(
 
     for i in range(num_tiles):
         o_t = ((i_t * num_tiles + i) * GROUPS + tl.arange(0, GROUPS)) * STEPS
-        steps = _load_steps(p_x, o_t, m_d, T, stride_t, STEPS, W - 1, 0, CHANNEL_FIRST)
+        steps = _load_steps(p_x, o_t, m_d, T, stride_t, STEPS, W - 1, 0, X_FIRST)
         if initial_state is not None:
             steps = _put_state(steps, initial_state + (i_b * D + o_wide) * (W - 1), o_t, m_d, x.dtype.element_ty, W)
         outputs = ()
         for k in tl.static_range(STEPS):
             b_p = _pre_activation(steps, taps, b_bias, k, W)
             outputs += (b_p * _sigmoid(b_p) if SILU else b_p,)
-        _store_steps(p_y, o_t, m_d, T, y_stride_t, outputs, STEPS, CHANNEL_FIRST)
+        _store_steps(p_y, o_t, m_d, T, y_stride_t, outputs, STEPS, Y_FIRST)
 
     # two conditions, because the first is decided at compile time
     if final_state is not None:  # noqa: SIM102
@@ -97,13 +98,18 @@ def conv_fwd(
     initial_state: Tensor | None,
     activation: str | None,
     return_final_state: bool,
+    time_last: bool = False,
     tuning: Tuning = TUNING,
 ) -> tuple[Tensor, Tensor | None]:
-    """y [B, T, D] in the layout of x and, on request, the final state [B, D, W - 1]. Parameters are contiguous."""
+    """y [B, T, D] and, on request, the final state [B, D, W - 1]. Parameters are contiguous.
+
+    time_last: whether y is channel-first; else it has the layout of x.
+    """
     _, length, width = x.shape
-    taps, channel_first = weight.shape[1], is_channel_first(x)
-    tile = tuning.forward[channel_first, x.element_size()]
-    y = empty_in_layout(x, channel_first)
+    taps, x_first = weight.shape[1], is_channel_first(x)
+    y_first = x_first or time_last
+    tile = tuning.forward[x_first, y_first, x.element_size()]
+    y = empty_in_layout(x, y_first)
     final_state = x.new_empty(x.shape[0], width, taps - 1) if return_final_state else None
     _, programs, block_d, num_tiles = cover(x, tile)
     stride_b, stride_t, stride_d = x.stride()
@@ -124,7 +130,8 @@ def conv_fwd(
         stride_d=stride_d,
         W=taps,
         SILU=activation == "silu",
-        CHANNEL_FIRST=channel_first,
+        X_FIRST=x_first,
+        Y_FIRST=y_first,
         BLOCK_D=block_d,
         GROUPS=tile.groups,
         STEPS=tile.steps,

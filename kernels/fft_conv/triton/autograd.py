@@ -45,13 +45,37 @@ def prepare_taps(
     return shifted_taps(filter, skip, lags, toeplitz_plan(batch, length, lags, operands))
 
 
-def convolve(source: Gated, taps: Taps, epilogue: Epilogue, reverse: bool) -> Outputs:
-    """The convolution (or with `reverse` the correlation) of `source` with the taps, and the outputs of `epilogue`."""
+def convolve(source: Gated, taps: Taps, epilogue: Epilogue, reverse: bool, outputs: Outputs | None = None) -> Outputs:
+    """The convolution (or with `reverse` the correlation) of `source` with the taps, and the outputs of `epilogue`.
+
+    outputs: where products write their results (`conv_products`).
+    """
     if isinstance(taps, TapsSpectra):
         return conv_spectra(source, taps, epilogue, reverse)
     if isinstance(taps, LongTaps):
         return conv_long(source, taps, epilogue, reverse)
-    return conv_products(source, taps, epilogue, reverse)
+    return conv_products(source, taps, epilogue, reverse, outputs)
+
+
+def empty_like_streams(*streams: Tensor | None) -> list[Tensor] | None:
+    """Empty tensors that lie in one tensor as the streams [B, T, D] do, with time contiguous; None: they do not."""
+    first = streams[0]
+    if first is None:
+        return None
+    batch, length, width = first.shape
+    num, size = len(streams), length * width
+    stride = (num * size, 1, length)
+    places = []
+    for stream in streams:
+        if stream is None or stream.shape != first.shape or stream.stride() != stride or stream.dtype != first.dtype:
+            return None
+        if stream.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+            return None
+        places.append(stream.storage_offset())
+    if sorted(places) != list(range(min(places), min(places) + num * size, size)):
+        return None
+    whole = torch.empty((batch, num, width, length), dtype=first.dtype, device=first.device)
+    return [whole[:, (place - min(places)) // size].transpose(1, 2) for place in places]
 
 
 class FftConv(torch.autograd.Function):
@@ -92,14 +116,19 @@ class FftConv(torch.autograd.Function):
         # with rounded factors the gradient of the skip, that of a single lag, would lose too much
         direct = source if skip is not None and with_gates and not in_halves else None
         dy = dy if in_halves and gate_out is None else time_last(dy)
-        g, dgate_out, dskip = gated(dy, gate_out, ctx.operands, plain, direct)
+        # streams of one tensor have their gradients in one tensor, so that autograd need not join them
+        streams = empty_like_streams(gate_out, gate_in, u) if isinstance(taps, ShiftedTaps) else None
+        into, outputs = None, None
+        if streams is not None:
+            into, outputs = streams[0], Outputs(streams[2], None, streams[1])
+        g, dgate_out, dskip = gated(dy, gate_out, ctx.operands, plain, direct, into)
         epilogue = Epilogue(skip=skip, scale=gate_in, other=None if gate_in is None else u)
         needs_taps = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         dfilter, dtaps = None, None
         if needs_taps and isinstance(taps, LongTaps):
             (du, _, dgate_in), dtaps = conv_long_backward(x, g, taps, epilogue, lags)
         else:
-            du, _, dgate_in = convolve(g, taps, epilogue, reverse=True)
+            du, _, dgate_in = convolve(g, taps, epilogue, reverse=True, outputs=outputs)
             if needs_taps:
                 is_few = lags <= ctx.tuning.diagonal_lags and x.dtype == g.product.dtype == torch.bfloat16
                 if is_few or in_halves:

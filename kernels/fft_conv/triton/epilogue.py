@@ -46,12 +46,16 @@ def finish(
     scale_stride_d,
     other_stride_b,
     other_stride_d,
+    y_stride_b=None,
 ):
     """Adds the skip to b_y, the sums over taps, and stores the outputs; see the module docstring.
 
     b_y: one row for each sequence o_b and offset in time of o_t. m_t: mask of the elements that are in a sequence.
+    y_stride_b: distance of two sequences in all outputs; None: they are dense.
     """
     o_y = (o_b * D + i_d)[:, None] * T + o_t
+    if y_stride_b is not None:
+        o_y = (o_b * y_stride_b + i_d * T)[:, None] + o_t
     if skip is not None:
         o_direct = (o_b * direct_stride_b + i_d * direct_stride_d)[:, None] + o_t
         b_x = tl.load(direct + o_direct, mask=m_t, other=0.0).to(tl.float32)
@@ -93,7 +97,7 @@ class Outputs(NamedTuple):
 
 
 def empty_outputs(x: Tensor, epilogue: Epilogue) -> Outputs:
-    """Empty outputs of the shape and dtype of x; `plain` is float32."""
+    """Empty outputs of the shape and dtype of x, dense; `plain` is float32."""
     return Outputs(
         empty_time_last(x),
         empty_time_last(x, torch.float32) if epilogue.with_plain else None,

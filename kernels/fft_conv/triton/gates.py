@@ -66,6 +66,7 @@ def _gate_kernel(
     direct_stride_d,
     direct_gate_stride_b,
     direct_gate_stride_d,
+    dgate_stride_b,
     BLOCK: tl.constexpr,
 ):
     """out [B, D, out_T] = gate x, zero beyond T. Where `dgate` is given, dgate [B, D, T] = before x.
@@ -81,7 +82,8 @@ def _gate_kernel(
     b_x = tl.load(x + i_b * x_stride_b + i_d * x_stride_d + o_t, mask=m_t, other=0.0).to(tl.float32)
     if dgate is not None:
         b_before = tl.load(before + i_row * T + o_t, mask=m_t, other=0.0).to(tl.float32)
-        tl.store(dgate + i_row * T + o_t, (b_before * b_x).to(dgate.dtype.element_ty), mask=m_t)
+        p_dgate = dgate + i_b * dgate_stride_b + i_d * T + o_t
+        tl.store(p_dgate, (b_before * b_x).to(dgate.dtype.element_ty), mask=m_t)
     if gate is not None:
         b_x *= tl.load(gate + i_b * gate_stride_b + i_d * gate_stride_d + o_t, mask=m_t, other=0.0).to(tl.float32)
     if rest is not None:
@@ -183,11 +185,17 @@ def _empty_halves(batch: int, width: int, size: int, device: torch.device) -> tu
 
 
 def gated(
-    x: Tensor, gate: Tensor | None, operands: Operands, before: Tensor | None = None, direct: Gated | None = None
+    x: Tensor,
+    gate: Tensor | None,
+    operands: Operands,
+    before: Tensor | None = None,
+    direct: Gated | None = None,
+    dgate: Tensor | None = None,
 ) -> tuple[Gated, Tensor | None, Tensor | None]:
     """gate x as `Gated`; before x; and the sums over B and T of gate x direct, float32 [D].
 
-    The second result is None without `before`, the third without `direct`. x: [B, T, D]; of halves without a gate any
+    The second result is None without `before`, the third without `direct`. dgate: where the second is written, with
+    time and then channels dense; None: into a new tensor. x: [B, T, D]; of halves without a gate any
     strides, or else with time contiguous. The product is x itself where there is no gate and loads of x are wide.
     """
     batch, length, width = x.shape
@@ -205,7 +213,8 @@ def gated(
     else:
         dtype = torch.float32 if gate is not None and operands is Operands.FLOAT32 else x.dtype
         out = torch.empty((batch, width, size), dtype=dtype, device=x.device).transpose(1, 2)
-    dgate = None if before is None else empty_time_last(x)
+    if dgate is None and before is not None:
+        dgate = empty_time_last(x)
     block = power_of_2(size) if in_halves else min(GATE_BLOCK, power_of_2(size))
     direct_x, direct_gate, sums = None, None, None
     if direct is not None:
@@ -238,6 +247,7 @@ def gated(
         direct_stride_d=direct_stride_d,
         direct_gate_stride_b=direct_gate_stride_b,
         direct_gate_stride_d=direct_gate_stride_d,
+        dgate_stride_b=strides(dgate, 0)[0],
         BLOCK=block,
         num_warps=4,
     )

@@ -171,6 +171,7 @@ def _conv_kernel(
     scale_stride_d,
     other_stride_b,
     other_stride_d,
+    y_stride_b,
     REVERSE: tl.constexpr,
     TERMS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -183,7 +184,7 @@ def _conv_kernel(
     NUM_STAGES: tl.constexpr,
 ):
     """The convolution taps * x (REVERSE: the correlation, towards later steps) for ROWS / BATCH chunks of BATCH
-    sequences of one channel, with the outputs of `epilogue.py`, all [B, D, T].
+    sequences of one channel, with the outputs of `epilogue.py`, all [B, D, T] with a stride along B.
 
     With two PARTS the half of the chunks nearer to the start of the sequence (REVERSE: to the end) stops there.
     """
@@ -289,6 +290,7 @@ def _conv_kernel(
             scale_stride_d,
             other_stride_b,
             other_stride_d,
+            y_stride_b,
         )
 
 
@@ -330,14 +332,19 @@ def shifted_taps(filter: Tensor, skip: Tensor | None, lags: int, plan: ToeplitzP
     return ShiftedTaps(copies, scale, lags, plan)
 
 
-def conv_products(source: Gated, taps: ShiftedTaps, epilogue: Epilogue, reverse: bool) -> Outputs:
-    """The convolution of `_conv_kernel`, or with `reverse` the correlation."""
+def conv_products(
+    source: Gated, taps: ShiftedTaps, epilogue: Epilogue, reverse: bool, outputs: Outputs | None = None
+) -> Outputs:
+    """The convolution of `_conv_kernel`, or with `reverse` the correlation.
+
+    outputs: where the results are written, all with one stride along B; None: into new tensors.
+    """
     copies, scale, lags, plan = taps
     if plan.operands.num_terms == 2:
         # the first tap contains it
         epilogue = epilogue._replace(skip=None)
     batch, length, width = source.x.shape
-    outputs, tile = empty_outputs(source.x, epilogue), plan.tile
+    outputs, tile = outputs or empty_outputs(source.x, epilogue), plan.tile
     launch(
         _conv_kernel,
         width * plan.num_groups,
@@ -356,6 +363,7 @@ def conv_products(source: Gated, taps: ShiftedTaps, epilogue: Epilogue, reverse:
         batch_groups=plan.batch_groups,
         num_groups=plan.num_groups,
         **stride_arguments(source, epilogue),
+        y_stride_b=outputs.y.stride(0),
         REVERSE=reverse,
         TERMS=copies.shape[1],
         PRECISION=plan.precision,

@@ -222,8 +222,8 @@ class Hyena(Mixer):
         return unbind(streams.unflatten(-1, (self.num_streams, -1)), 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        # the long convolutions read and write streams with time contiguous
-        streams = causal_conv1d(self._channels(x), self.short_weight, self.short_bias, time_last=True)
+        u = self._channels(x)
+        streams = causal_conv1d(u, self.short_weight, self.short_bias, time_last=_time_comes_last(u))
         assert isinstance(streams, Tensor)
         *gates, v = self._divide(streams)
         for i, conv in enumerate(self.convs):
@@ -251,12 +251,9 @@ class Hyena(Mixer):
         return self.out(v), (window, *longer)
 
     def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
+        u = blank(self._channels(x), padding)
         streams, window = causal_conv1d(
-            blank(self._channels(x), padding),
-            self.short_weight,
-            self.short_bias,
-            return_final_state=True,
-            time_last=True,
+            u, self.short_weight, self.short_bias, return_final_state=True, time_last=_time_comes_last(u)
         )
         *gates, v = self._divide(streams)
         histories = []
@@ -278,6 +275,14 @@ class Hyena(Mixer):
             for i, conv in enumerate(self._convs())
             for name, parameter in conv.ssm_parameters().items()
         }
+
+
+def _time_comes_last(u: Tensor) -> bool:
+    """Whether the short filters should write streams with time contiguous, as the long convolutions read them.
+
+    In half precision the kernel would exchange elements of two bytes between threads, and a copy is half as large.
+    """
+    return u.dtype == torch.float32
 
 
 class HyenaConfig(BackboneConfig):

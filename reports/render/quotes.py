@@ -15,7 +15,7 @@ code spans do not count, nor do those that are part of a word, as in `T2048` or 
 - `claims`: how many claims hold, and how many are counted.
 - `runs key=value ...`: test accuracy (%) of the stored runs with these settings, seed by seed, probes included;
   `seed=3` keeps one seed, `slice=length=512` takes a part of the test rows, `split=valid step=600` a validation
-  during training.
+  during training, `metric=macro_accuracy` another metric.
 - `bench operator | implementation | case | metric`: newest row of `bench --shapes paper`; the default is `time`,
   in ms.
 - `peer operator | implementation | shape | column`: a line of `results/peers.csv`.
@@ -51,7 +51,7 @@ class Source(Protocol):
         """Claims that hold, and that are counted."""
 
     def runs(self, experiment: str, scale: str, selector: dict[str, str]) -> list[float]:
-        """Test accuracy in % of stored runs, in the order of their seeds."""
+        """Test accuracy (or another metric, fractions in %) of stored runs, in the order of their seeds."""
 
     def bench(self, operator: str, implementation: str, case: str, metric: str) -> float:
         """A measurement of an operator."""

@@ -91,9 +91,10 @@ class CommittedRows:
         part = wanted.pop("slice", "")
         split = wanted.pop("split", "test")
         step = wanted.pop("step", None)
+        metric = wanted.pop("metric", "accuracy")
         found = []
         for run in self.stored(experiment, scale):
-            value = run.find("accuracy", split, part, step=None if step is None else int(step))
+            value = run.find(metric, split, part, step=None if step is None else int(step))
             if (
                 run.status == "ok"
                 and value is not None

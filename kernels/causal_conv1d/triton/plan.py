@@ -42,7 +42,7 @@ TUNING = Tuning(
         (True, True, 2): Tile(1, 128, 8, 2, CompileOptions(num_warps=2)),
         (True, True, 4): Tile(1, 256, 4, 1, CompileOptions(num_warps=4)),
         (False, True, 2): Tile(64, 8, 8, 1, CompileOptions(num_warps=4)),
-        (False, True, 4): Tile(32, 16, 8, 1, CompileOptions(num_warps=4)),
+        (False, True, 4): Tile(32, 16, 8, 1, CompileOptions(num_warps=8)),
     },
     backward={
         (False, False, 2): Tile(64, 4, 8, 8, CompileOptions(num_warps=2)),

@@ -204,6 +204,23 @@ class HasExponentials(Protocol):
 
 
 @runtime_checkable
+class ScoredByBatch(Protocol):
+    """A task with metrics of a whole evaluation batch, which the parts of the batch do not add up to.
+
+    Such a metric depends on `train.eval_batch_size`, and is left out where several processes share a batch.
+    """
+
+    @property
+    def batch_metrics(self) -> tuple[str, ...]:
+        """The names of these metrics."""
+        ...
+
+    def score_batch(self, logits: Tensor, targets: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Like `score`, for all rows of a batch; a metric of a split is the ratio of the sums over its batches."""
+        ...
+
+
+@runtime_checkable
 class Generating(Protocol):
     """A task whose models also generate sequences after training, which `judge` scores."""
 

@@ -73,8 +73,12 @@ class TaskBase(Config):
 class ScoredByClass(TaskBase):
     """A task that also has `macro_accuracy`, as the tasks of MAD do."""
 
-    def score(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        return {**super().score(logits, targets), "macro_accuracy": macro_accuracy(logits, targets)}
+    @property
+    def batch_metrics(self) -> tuple[str, ...]:
+        return ("macro_accuracy",)
+
+    def score_batch(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        return {"macro_accuracy": macro_accuracy(logits, targets)}
 
 
 def macro_accuracy(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

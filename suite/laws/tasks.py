@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from suite.contracts import IGNORE, Prepared, Segment
+from suite.contracts import IGNORE, Prepared, ScoredByBatch, Segment
 
 SPLITS = ("train", "valid", "test")
 FRESH_ROWS = 200
@@ -186,7 +186,11 @@ def settings_build_the_task_again(task: Any) -> None:
 
 
 def metrics_are_sums(task: Any) -> None:
-    """Metrics are sums over labelled positions, which add up over batches, and right answers have an accuracy of 1."""
+    """Metrics are sums over labelled positions, which add up over batches, and right answers have an accuracy of 1.
+
+    The metrics of whole batches need not add up over parts. They are those that the task names, and as silent without a
+    label.
+    """
     segment = split(task, "test")[0]
     targets = segment.targets[:50].long()
     classes = task.spec.num_classes
@@ -203,7 +207,12 @@ def metrics_are_sums(task: Any) -> None:
         correct, count = task.score(right, targets)["accuracy"]
         assert correct == count, f"right answers score {int(correct)} of {int(count)}"
         assert count == (targets != IGNORE).sum(), f"accuracy counts {int(count)} labels"
-    nothing = task.score(guessed, torch.full_like(targets, IGNORE))
+    unlabelled = torch.full_like(targets, IGNORE)
+    nothing = task.score(guessed, unlabelled)
+    if isinstance(task, ScoredByBatch):
+        by_batch = task.score_batch(guessed, unlabelled)
+        assert set(by_batch) == set(task.batch_metrics), f"score_batch gives {sorted(by_batch)}"
+        nothing = {**nothing, **by_batch}
     for metric, (total, count) in nothing.items():
         assert float(total) == float(count) == 0, f"{metric} counts positions without a label"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from suite.bench.config import BenchConfig, SpeedConfig, SpeedRun, TimingRun
-from suite.contracts import MissingDataError, ModelConfig, Task, TaskSpec
+from suite.contracts import MissingDataError, ModelConfig, ScoredByBatch, Task, TaskSpec
 from suite.registry import Entry, Registry, nearest
 from suite.runs import Run
 from suite.settings.parsing import located, parse
@@ -30,7 +30,8 @@ def metrics_of(task: Task, spec: TaskSpec) -> list[str]:
     """Names of the metrics that a task gives for every validation row."""
     import torch
 
-    return list(task.score(torch.zeros(1, spec.num_classes), torch.zeros(1, dtype=torch.long)))
+    metrics = task.score(torch.zeros(1, spec.num_classes), torch.zeros(1, dtype=torch.long))
+    return [*metrics, *(task.batch_metrics if isinstance(task, ScoredByBatch) else ())]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite.contracts import Config, EndlessEpochs, ModelConfig, Resizable, Task
+from suite.contracts import Config, EndlessEpochs, ModelConfig, Resizable, ScoredByBatch, Task
 from suite.runs import Report, Run, Stop, Worker, never, with_plugins
 from suite.settings.parsing import parse
 from suite.training.config import Stage, TrainConfig
@@ -50,6 +50,13 @@ class TrainingRun(Run):
             )
         if self.processes > 1 and self.train.compile:
             raise ValueError("train.compile is for one process; set it to false")
+        by_batch = self.task.batch_metrics if isinstance(self.task, ScoredByBatch) else ()
+        for key, metric in self.train.metrics.items():
+            if self.processes > 1 and metric in by_batch:
+                raise ValueError(
+                    f"train.{key}={metric}: it is measured on whole batches, which several processes share; name "
+                    "another metric, or train in one process"
+                )
 
     def in_processes(self, count: int) -> TrainingRun:
         if self.base is None:

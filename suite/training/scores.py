@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from suite.contracts import HasExponentials, Task
+from suite.contracts import HasExponentials, ScoredByBatch, Task
 from suite.runs import Outcome
 
 UNITS = {
@@ -38,10 +38,16 @@ class Scores:
         self.task, self.device = task, device
         self.sums: dict[str, Tensor] = {}
 
-    def add(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Adds the scores of logits and their targets."""
-        for logits, targets in batches:
-            for metric, (total, count) in self.task.score(logits, targets).items():
+    def add(self, pieces: Iterable[tuple[Tensor, Tensor]], num_rows: int | None = None) -> None:
+        """Adds the scores of logits and their targets, the pieces of one batch.
+
+        num_rows: rows of the whole batch. A piece that has all of them counts in the metrics of batches, too.
+        """
+        for logits, targets in pieces:
+            metrics = self.task.score(logits, targets)
+            if len(targets) == num_rows and isinstance(self.task, ScoredByBatch):
+                metrics = {**metrics, **self.task.score_batch(logits, targets)}
+            for metric, (total, count) in metrics.items():
                 if metric not in self.sums:
                     self.sums[metric] = torch.zeros(2, dtype=torch.float64, device=self.device)
                 self.sums[metric][0] += total

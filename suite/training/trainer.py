@@ -252,7 +252,8 @@ class Trainer:
                 self.whole(self._score, piece)
 
     def _score(self, batch: Batch) -> None:
-        self.scores.add(self._logits(batch))
+        # the rows of several processes are not one batch
+        self.scores.add(self._logits(batch), num_rows=len(batch.targets) if self.group.size == 1 else None)
 
     def _call(self, kind: str, function: Callable[[Batch], None], segment: Segment, rows: Tensor) -> None:
         """Calls `function` on the given rows: as a replayed graph on a GPU, directly elsewhere and in a group."""

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from suite.store import storage
 from suite.training import checkpoints, parallel
 from suite.training.parallel import Group
 from suite.training.trainer import Trainer
+from tasks.compression import Compression
 from tests.suite.test_trainer import numbers, train
 from tests.suite.test_workers import Recording, ending, values
 from tests.suite.toy import make_run
@@ -142,6 +144,9 @@ def test_only_with_dropout_does_the_division_of_a_batch_count_for_identity():
         assert run.in_processes(1).run_id == run.run_id
     with pytest.raises(ValueError, match=r"train\.compile is for one process"):
         make_run(train={"compile": True}).in_processes(2)
+    stopped = make_run(train={"early_stop": {"metric": "macro_accuracy", "threshold": 0.9}})
+    with pytest.raises(ValueError, match=r"early_stop\.metric=macro_accuracy: it is measured on whole batches"):
+        replace(stopped, task=Compression(), processes=2)
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path):

@@ -150,8 +150,8 @@ def test_macro_accuracy_is_the_mean_over_the_classes_that_occur(task):
     for label in present:
         right = [p == t for p, t in pairs if t == label]
         shares.append(sum(right) / len(right) if right else 0.0)
-    total, count = task.score(logits, targets)["macro_accuracy"]
+    total, count = task.score_batch(logits, targets)["macro_accuracy"]
     assert count == 5
     assert float(total / count) == pytest.approx(sum(shares) / len(shares))
-    total, count = task.score(logits, torch.full_like(targets, IGNORE))["macro_accuracy"]
+    total, count = task.score_batch(logits, torch.full_like(targets, IGNORE))["macro_accuracy"]
     assert float(total) == float(count) == 0

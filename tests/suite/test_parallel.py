@@ -19,6 +19,7 @@ from suite.runner import execute
 from suite.runs import RunEnded
 from suite.store import storage
 from suite.training import checkpoints, parallel
+from suite.training.config import EarlyStop
 from suite.training.parallel import Group
 from suite.training.trainer import Trainer
 from tasks.compression import Compression
@@ -144,9 +145,10 @@ def test_only_with_dropout_does_the_division_of_a_batch_count_for_identity():
         assert run.in_processes(1).run_id == run.run_id
     with pytest.raises(ValueError, match=r"train\.compile is for one process"):
         make_run(train={"compile": True}).in_processes(2)
-    stopped = make_run(train={"early_stop": {"metric": "macro_accuracy", "threshold": 0.9}})
+    run = make_run()
+    stopped = run.train.model_copy(update={"early_stop": EarlyStop(metric="macro_accuracy", threshold=0.9)})
     with pytest.raises(ValueError, match=r"early_stop\.metric=macro_accuracy: it is measured on whole batches"):
-        replace(stopped, task=Compression(), processes=2)
+        replace(run, task=Compression(), train=stopped, processes=2)
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path):

@@ -306,8 +306,8 @@ class HyenaConfig(BackboneConfig):
     inner_factor: Factor | None = None
     """Width of the gates, the values and their convolutions, as a multiple of d_model. None: 1. MAD has 4."""
     proj_groups: Factor | None = None
-    """How often the outputs of the input map are repeated before the short filters, so that the map has so many times
-    fewer outputs. It divides (order + 1) * inner_factor * d_model. None: 1. MAD has 4."""
+    """The short filters read so many copies of the outputs of the input map, which has so many times fewer outputs. The
+    number divides (order + 1) * inner_factor * d_model. None: 1. MAD has 4."""
     ssm_lr: Positive | None = None
     """Learning rate of the filter networks, which have no weight decay. None: that of the run."""
 

@@ -25,8 +25,9 @@ MIN_PRODUCTS = 1 << 30
 MEASURED_ON = (9, 0)
 """Compute capability."""
 MIN_SIZE = 80
-"""Of a linear map from C to D channels, C D / (C + D) from which its products gain more by parts that are made once
-than making them takes: measured for 128 to 384 channels (96), and a loss from 128 to 128 (64)."""
+"""Parts are made once for a linear map from C to D channels where C D / (C + D) is at least this number, because only
+then do its products gain more than the making takes. Maps from 128 to 384 channels (96) gained, and those from 128 to
+128 (64) lost."""
 
 
 def float32_matmul(

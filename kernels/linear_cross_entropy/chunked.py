@@ -50,7 +50,7 @@ class Plan(NamedTuple):
     ignore_index: int
     softmax_gradient: SoftmaxGradient
     by_parts: Callable[..., tuple[Tensor, Tensor, Gradients]] | None = None
-    """What computes the loss and the gradients instead of `loss_and_gradients`, with the same arguments."""
+    """This function replaces `loss_and_gradients` and takes the same arguments; None: nothing replaces it."""
 
 
 def chunk_rows(rows: int, num_classes: int, itemsize: int, limit: int = CHUNK_BYTES) -> int:

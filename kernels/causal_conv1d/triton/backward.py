@@ -62,7 +62,6 @@ def _conv_bwd_kernel(
     """The formulas of this module for num_tiles tiles of one batch row; dx is dense in the layout of x.
 
     X_FIRST, Y_FIRST: whether x, and dy, is channel-first.
-
     partial [programs in B and T, D (W + 1)]: dw [D, W], then db [D], summed over the steps of each program.
     """
     num_d, num_t = tl.cdiv(D, BLOCK_D), tl.cdiv(T, num_tiles * GROUPS * STEPS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, overload
 
 import torch
@@ -52,3 +53,33 @@ def as_pairs(x: Tensor | None) -> Tensor | None: ...
 def as_pairs(x: Tensor | None) -> Tensor | None:
     """A complex tensor as a real view with a last axis (real, imaginary), for Triton; a real tensor as it is."""
     return torch.view_as_real(x) if x is not None and x.is_complex() else x
+
+
+def places_in_one(parts: Sequence[Tensor]) -> list[int] | None:
+    """Where each of these tensors begins, in elements of the memory that they share.
+
+    None: they do not share it, or differ in shape, strides or dtype.
+    """
+    first = parts[0]
+    memory = first.untyped_storage().data_ptr()
+    for part in parts:
+        if part.shape != first.shape or part.stride() != first.stride() or part.dtype != first.dtype:
+            return None
+        if part.untyped_storage().data_ptr() != memory:
+            return None
+    return [int(part.storage_offset()) for part in parts]
+
+
+def slices_of_one(parts: Sequence[Tensor], axis: int) -> Tensor | None:
+    """The tensor of which these (two or more) are all slices along an axis, one behind the other, or None."""
+    places = places_in_one(parts)
+    if places is None:
+        return None
+    step = places[1] - places[0]
+    if step < 1 or places != [places[0] + i * step for i in range(len(parts))]:
+        return None
+    first = parts[0]
+    size, stride = list(first.shape), list(first.stride())
+    size.insert(axis, len(parts))
+    stride.insert(axis, step)
+    return first.as_strided(size, stride)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from kernels.backend import on_device_of, use_triton
 from kernels.float32_matmul import float32_matmul, takes_parts
+from kernels.layout import slices_of_one
 from models.parts.casts import as_autocast, autocast_dtype
 
 
@@ -181,22 +182,6 @@ class Unbind(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         whole = slices_of_one(gradients, ctx.axis)
         return torch.stack(gradients, ctx.axis) if whole is None else whole, None
-
-
-def slices_of_one(parts: tuple[Tensor, ...], axis: int) -> Tensor | None:
-    """The tensor of which these are all slices along an axis, one behind the other, or None."""
-    first, second = parts[:2]
-    step = second.storage_offset() - first.storage_offset()
-    for i, part in enumerate(parts):
-        same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if not same or part.stride() != first.stride() or part.storage_offset() != first.storage_offset() + i * step:
-            return None
-    if step < 1:
-        return None
-    size, stride = list(first.shape), list(first.stride())
-    size.insert(axis, len(parts))
-    stride.insert(axis, int(step))
-    return first.as_strided(size, stride)
 
 
 def unbind(x: Tensor, axis: int) -> tuple[Tensor, ...]:

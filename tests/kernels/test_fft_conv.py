@@ -17,8 +17,8 @@ from kernels.fft_conv.triton.chunks_gradient import chunks_gradient
 from kernels.fft_conv.triton.gates import Gated
 from kernels.fft_conv.triton.plan import TUNING, takes_long, takes_spectra
 from kernels.fft_conv.triton.taps_gradient import taps_gradient
+from kernels.layout import slices_of_one
 from kernels.transpose import time_last
-from models.parts.linear import slices_of_one
 from suite.laws.accuracy import assert_close, assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

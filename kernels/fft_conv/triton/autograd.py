@@ -27,6 +27,7 @@ from kernels.fft_conv.triton.plan import (
 from kernels.fft_conv.triton.products import ShiftedTaps, conv_products, shifted_taps
 from kernels.fft_conv.triton.spectra import TapsSpectra, conv_spectra, taps_spectra
 from kernels.fft_conv.triton.taps_gradient import taps_gradient
+from kernels.layout import places_in_one
 from kernels.transpose import time_last
 
 Taps = ShiftedTaps | TapsSpectra | LongTaps
@@ -59,19 +60,15 @@ def convolve(source: Gated, taps: Taps, epilogue: Epilogue, reverse: bool, outpu
 
 def empty_like_streams(*streams: Tensor | None) -> list[Tensor] | None:
     """Empty tensors that lie in one tensor as the streams [B, T, D] do, with time contiguous; None: they do not."""
-    first = streams[0]
-    if first is None:
+    given = [stream for stream in streams if stream is not None]
+    places = places_in_one(given) if len(given) == len(streams) else None
+    if places is None:
         return None
+    first = given[0]
     batch, length, width = first.shape
-    num, size = len(streams), length * width
-    stride = (num * size, 1, length)
-    places = []
-    for stream in streams:
-        if stream is None or stream.shape != first.shape or stream.stride() != stride or stream.dtype != first.dtype:
-            return None
-        if stream.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
-            return None
-        places.append(stream.storage_offset())
+    num, size = len(given), length * width
+    if first.stride() != (num * size, 1, length):
+        return None
     if sorted(places) != list(range(min(places), min(places) + num * size, size)):
         return None
     whole = torch.empty((batch, num, width, length), dtype=first.dtype, device=first.device)

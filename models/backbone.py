@@ -413,11 +413,11 @@ class Backbone(nn.Module):
         at = positions
         if self.decoder is not None:
             at = torch.full((len(x), 1), length - 1, device=x.device)
-        with cast_once(self.layers, x.device):
+        with cast_once(self.layers if self.decoder is None else [*self.layers, self.decoder], x.device):
             x = self._run_layers(x, at)
-        if self.decoder is not None:
-            everywhere = torch.arange(length, device=x.device).expand(len(x), length)
-            return self.decoder(x[:, 0], everywhere if positions is None else positions)
+            if self.decoder is not None:
+                everywhere = torch.arange(length, device=x.device).expand(len(x), length)
+                return self.decoder(x[:, 0], everywhere if positions is None else positions)
         if self.spec.readout == "sequence":
             x = self._summary(x, positions)
         return x

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.parts.norms import NormKind, make_norm
+from models.parts.casts import autocast_dtype
+from models.parts.linear import Linear
+from models.parts.norms import NormKind, add_norm, make_norm
 from models.parts.positions import sinusoidal_table
 
 
@@ -28,12 +30,11 @@ class PositionDecoder(nn.Module):
         super().__init__()
         self.register_buffer("table", sinusoidal_table(max_length, d_model), persistent=False)
         self.norms = nn.ModuleList(make_norm(norm, d_model, norm_eps) for _ in range(3))
-        self.linears = nn.ModuleList(nn.Linear(d_model, d_model) for _ in range(2))
+        self.linears = nn.ModuleList(Linear(d_model, d_model) for _ in range(2))
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B, D] and positions [B, P] to [B, P, D]."""
         h = x.unsqueeze(1) + F.embedding(positions.long(), self.table)
         for norm, linear in zip(self.norms[:2], self.linears, strict=True):
-            h = F.gelu(linear(norm(h)))
-        y: Tensor = self.norms[2](h)
-        return y
+            h = F.gelu(linear(add_norm(norm, None, h, autocast_dtype(h))[0]))
+        return add_norm(self.norms[2], None, h, autocast_dtype(h))[0]

@@ -56,9 +56,9 @@ def as_pairs(x: Tensor | None) -> Tensor | None:
 
 
 def places_in_one(parts: Sequence[Tensor]) -> list[int] | None:
-    """Where each of these tensors begins, in elements of the memory that they share.
+    """Returns the offset, in elements, at which each of these tensors begins in the memory that they share.
 
-    None: they do not share it, or differ in shape, strides or dtype.
+    The result is None where they do not share their memory, or where they differ in shape, strides or dtype.
     """
     first = parts[0]
     memory = first.untyped_storage().data_ptr()
@@ -71,7 +71,7 @@ def places_in_one(parts: Sequence[Tensor]) -> list[int] | None:
 
 
 def slices_of_one(parts: Sequence[Tensor], axis: int) -> Tensor | None:
-    """The tensor of which these (two or more) are all slices along an axis, one behind the other, or None."""
+    """Returns the tensor of which these (two or more) are all slices along an axis, one behind the other, or None."""
     places = places_in_one(parts)
     if places is None:
         return None

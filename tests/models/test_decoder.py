@@ -29,3 +29,17 @@ def test_labels_are_read_out_of_the_last_state_alone(name):
 def test_a_state_that_is_decoded_has_no_steps():
     with pytest.raises(ValueError, match="reads out the last state has no step; use forward"):
         build(MODELS.load("gla"), SPEC).init_state(2)
+
+
+def test_the_decoder_has_the_weights_that_autocast_asks_for():
+    model = build(MODELS.load("attention"), SPEC).float()
+    seen = []
+    for linear in model.decoder.linears:
+        linear.register_forward_pre_hook(lambda module, args: seen.append((module.weight.dtype, args[0].dtype)))
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = model.hidden(make_inputs(SPEC, length=12))
+    assert seen == [(torch.bfloat16, torch.bfloat16)] * 2
+    assert hidden.dtype == torch.bfloat16
+    assert all(parameter.dtype == torch.float32 for parameter in model.decoder.parameters())
+    hidden.float().square().sum().backward()
+    assert all(parameter.grad.dtype == torch.float32 for parameter in model.decoder.parameters())

@@ -33,8 +33,9 @@ class Tuning:
     backward: Mapping[tuple[bool, bool, int], Tile]
 
 
-# as measured on an H200, those of two layouts on an H100 (LOG.md), where forward in float32 was timed with four warps
-# only; backward, with eight channels a thread the kernel would run out of registers
+# as measured on an H200, and those of two layouts on an H100 (LOG.md), except for two estimates: forward in float32,
+# timed with four warps only, and backward in half precision. Backward, with eight channels a thread the kernel would
+# run out of registers
 TUNING = Tuning(
     forward={
         (False, False, 2): Tile(128, 2, 16, 1, CompileOptions(num_warps=2)),

@@ -63,6 +63,7 @@ class S6(Mixer):
     A_init: A_n = -(n + 1) where None (S4D-Real); `half`: -1/2; `random`: -exp(r) with r standard normal; `complex`:
         -1/2 + n i (S4D-Lin as the paper has it, without the factor pi), one of each pair of N / 2 conjugate pairs, with
         complex B and C and a complex state [B, width, N / 2].
+    network_init: linear maps keep the start that the network gives them, and b_dt is zero (see `MambaConfig`).
     """
 
     def __init__(
@@ -77,9 +78,10 @@ class S6(Mixer):
         fixed: tuple[Selected, ...] = (),
         A_init: AInit | None = None,
         groups: int | None = None,
+        network_init: bool = False,
     ) -> None:
         super().__init__()
-        self.groups = groups
+        self.groups, self.network_init = groups, network_init
         self.A_init, self.is_complex = A_init, A_init == "complex"
         self.dt_min, self.dt_max, self.dt_floor = dt_min, dt_max, dt_floor
         num_states = d_state // 2 if self.is_complex else d_state
@@ -107,6 +109,19 @@ class S6(Mixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
+        if self.network_init:
+            self.dt_bias.zero_()
+        else:
+            self._reset_maps()
+        self._reset_A()
+        self.D.fill_(1.0)
+        if self.B is not None:
+            self.B.copy_(torch.tensor([1.0, 0.0]) if self.is_complex else torch.ones(()))
+        if self.C is not None:
+            # a standard complex normal has real and imaginary parts of variance one half
+            nn.init.normal_(self.C, std=0.5**0.5 if self.is_complex else 1.0)
+
+    def _reset_maps(self) -> None:
         if self.x_proj is not None:
             self.x_proj.reset_parameters()
         if self.dt_proj is not None:
@@ -116,13 +131,6 @@ class S6(Mixer):
         dt = dt.clamp(min=self.dt_floor)
         # the inverse of softplus, so that softplus(dt_bias) = dt
         self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))
-        self._reset_A()
-        self.D.fill_(1.0)
-        if self.B is not None:
-            self.B.copy_(torch.tensor([1.0, 0.0]) if self.is_complex else torch.ones(()))
-        if self.C is not None:
-            # a standard complex normal has real and imaginary parts of variance one half
-            nn.init.normal_(self.C, std=0.5**0.5 if self.is_complex else 1.0)
 
     def _reset_A(self) -> None:
         if self.A_init == "random":
@@ -215,6 +223,7 @@ class Mamba(Mixer):
         d_model, width = config.d_model, config.expand * config.d_model
         self.gated = config.gate
         self.recompute, self.num_layers = config.recompute, config.num_layers
+        self.network_init = config.network_init
         # the projection into the residual stream starts smaller in deeper networks, as in GPT-2
         self.residual_scale = config.num_layers**-0.5 if config.init_residual == "scaled" else 1.0
         self.in_proj = nn.Linear(d_model, 2 * width if config.gate else width, bias=False)
@@ -227,9 +236,10 @@ class Mamba(Mixer):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         # the authors keep torch's initialisation of linear and convolution layers
-        self.in_proj.reset_parameters()
-        self.out.reset_parameters()
-        self.out.weight.mul_(self.residual_scale)
+        if not self.network_init:
+            self.in_proj.reset_parameters()
+            self.out.reset_parameters()
+            self.out.weight.mul_(self.residual_scale)
         bound = self.conv_weight.shape[1] ** -0.5
         nn.init.uniform_(self.conv_weight, -bound, bound)
         nn.init.uniform_(self.conv_bias, -bound, bound)
@@ -330,6 +340,7 @@ def make_inner(kind: Inner, width: int, d_model: int, length: int, config: Mamba
             fixed=config.fixed,
             A_init=config.A_init,
             groups=config.groups,
+            network_init=config.network_init,
         )
     if kind in ("s4d", "s4d-real"):
         init: Initialisation = "real" if kind == "s4d-real" else "lin"
@@ -345,7 +356,9 @@ class MambaConfig(BackboneConfig):
     (Mamba-MLP) or the model `hybrid` (Mamba-MHA).
     """
 
-    left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "fixed", "A_init", "groups")
+    left_out_when_off: ClassVar[tuple[str, ...]] = (
+        *BackboneConfig.left_out_when_off, "fixed", "A_init", "groups", "network_init",
+    )  # fmt: skip
 
     channel_mixer: ChannelMixerKind = "none"
     norm: NormKind = "rms"
@@ -367,6 +380,11 @@ class MambaConfig(BackboneConfig):
     groups: Width | None = None
     """Groups of channels with a B and a C of their own, which the scan of the authors' code (mamba_ssm) takes, although
     its Mamba has one. None: one B and C for all channels."""
+    network_init: bool = False
+    """Whether the linear maps of the mixer start as those of the network do (normal with `init_std`, in place of torch's
+    start), and the bias of the step sizes at zero, so that dt = log 2 in place of `dt_min` to `dt_max`. Mamba starts so
+    in a network that initialises all its linear maps again, as that of MAD's code does (athms/mad-lab at
+    6e7e4c903b7d4d1a31d12186b709f36fa3184041, mad/model/auto_encoder.py)."""
     ssm_lr: Positive | None = None
 
     def check(self, spec: TaskSpec) -> None:

@@ -577,6 +577,7 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
         Network("complex, fixed maps", {"A_init": "complex", "fixed": ["B", "C"], "d_state": 8}),
         Network("random", {"A_init": "random", "fixed": ["dt"], "d_state": 3}),
         Network("s4d-real", {"inner": "s4d-real", "d_state": 8}),
+        Network("start of the network", {"network_init": True, "d_state": 3}),
     ),
 }
 """Options of the mixers beyond their defaults."""

@@ -318,6 +318,19 @@ def test_mamba_starts_as_its_authors_code():
 
 
 @torch.no_grad()
+def test_mamba_starts_as_the_network_does_where_it_is_asked_to():
+    mixer = build("mamba", d_model=64, network_init=True, init_std=0.03, init_residual="plain").mixers[0]
+    s6 = mixer.inner
+    # softplus(0) = log 2
+    torch.testing.assert_close(s6.dt_bias, torch.zeros_like(s6.dt_bias))
+    for linear in (mixer.in_proj, mixer.out, s6.x_proj, s6.dt_proj):
+        assert linear.weight.std().item() == pytest.approx(0.03, rel=0.1)
+        # a normal distribution has no bound, unlike the start of torch
+        assert linear.weight.abs().max() > 2.5 * 0.03
+    torch.testing.assert_close(s6.log_A.exp(), torch.arange(1, 17, dtype=torch.float64).expand(128, 16))
+
+
+@torch.no_grad()
 def test_mamba_starts_as_in_its_ablations():
     n = torch.arange(4, dtype=torch.float64)
     for name, wanted in (("half", torch.full((4,), -0.5, dtype=torch.float64)), (None, -(n + 1))):

@@ -381,10 +381,10 @@ class MambaConfig(BackboneConfig):
     """Groups of channels with a B and a C of their own, which the scan of the authors' code (mamba_ssm) takes, although
     its Mamba has one. None: one B and C for all channels."""
     network_init: bool = False
-    """Whether the linear maps of the mixer start as those of the network do (normal with `init_std`, in place of torch's
-    start), and the bias of the step sizes at zero, so that dt = log 2 in place of `dt_min` to `dt_max`. Mamba starts so
-    in a network that initialises all its linear maps again, as that of MAD's code does (athms/mad-lab at
-    6e7e4c903b7d4d1a31d12186b709f36fa3184041, mad/model/auto_encoder.py)."""
+    """Whether the linear maps of the mixer start as those of the network do (normal with `init_std`, in place of
+    torch's start), and the bias of the step sizes at zero, so that dt is about log 2 in place of `dt_min` to `dt_max`.
+    Mamba starts so in a network that initialises all its linear maps again, as that of MAD's code does (athms/mad-lab
+    at 6e7e4c903b7d4d1a31d12186b709f36fa3184041, mad/model/auto_encoder.py)."""
     ssm_lr: Positive | None = None
 
     def check(self, spec: TaskSpec) -> None:

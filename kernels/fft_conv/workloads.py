@@ -150,6 +150,8 @@ WORKLOAD = Workload(
             {"B": 50, "T": 1024, "D": 256, "gates": "plain"},
             {"B": 50, "T": 4096, "D": 256, "gates": "plain"},
             {"B": 16, "T": 16384, "D": 256, "gates": "plain"},
+            # Hyena in the tasks of MAD, which have short sequences
+            *({"B": 128, "T": steps, "D": 512, "gates": "gated"} for steps in (32, 128, 256)),
         ),
     },
     keep=("filter",),

@@ -46,6 +46,9 @@ def assert_results_close(inputs, dtype):
     ("dtype", "gates", "shape"),
     [
         (BF16, "plain", (8, 1024, 96)),
+        (BF16, "gated", (128, 32, 512)),
+        (BF16, "gated", (70, 130, 48)),
+        (BF16, "gated", (16, 500, 40)),
         (BF16, "gated", (8, 2048, 96)),
         (BF16, "plain", (8, 8192, 40)),
         (BF16, "gated", (3, 1001, 40)),

@@ -14,8 +14,8 @@ from kernels.fft_conv.chunked import fast_length
 from kernels.fft_conv.reference import fft_conv_reference
 from kernels.fft_conv.triton import fft_conv_triton
 from kernels.fft_conv.triton.chunks_gradient import chunks_gradient
-from kernels.fft_conv.triton.gates import Gated
-from kernels.fft_conv.triton.plan import TUNING, takes_long, takes_spectra
+from kernels.fft_conv.triton.gates import Gated, gated
+from kernels.fft_conv.triton.plan import TUNING, Operands, takes_long, takes_spectra
 from kernels.fft_conv.triton.taps_gradient import taps_gradient
 from kernels.layout import slices_of_one
 from kernels.transpose import time_last
@@ -113,6 +113,26 @@ def test_the_kernel_equals_the_loop(length, dtype):
 def test_the_kernel_takes_any_filter_length(filter_length):
     inputs = make_inputs(300, filter_length, width=3, gates=False, skip=False)
     assert_matches_reference(TRITON, fft_conv_reference, inputs, device=DEVICE)
+
+
+@pytest.mark.parametrize("gates", [("gate_in",), ("gate_out",), ("gate_in", "gate_out")])
+@pytest.mark.parametrize(("length", "filter_length"), [(20, 20), slow(70, 3), slow(200, 200)])
+def test_few_taps_meet_any_gates_in_half_precision(length, filter_length, gates):
+    inputs = make_inputs(length, filter_length, width=37)
+    inputs = {name: x for name, x in inputs.items() if not name.startswith("gate") or name in gates}
+    assert_matches_reference(TRITON, fft_conv_reference, inputs, dtype=BF16, device=DEVICE)
+
+
+@pytest.mark.parametrize("length", [5, 20, 600, 3000])
+def test_two_bfloat16_numbers_hold_a_gated_sequence_exactly(length):
+    inputs = make_inputs(length, 1, width=3)
+    x, gate = (time_last(inputs[name].bfloat16().to(DEVICE)) for name in ("u", "gate_in"))
+    split, _, _ = gated(x, gate, Operands.TERMS)
+    assert split.rest.any()
+    assert torch.equal((split.product.double() + split.rest.double())[:, :length], x.double() * gate.double())
+    # what lies beyond the sequence must not enter a sum
+    assert not split.product[:, length:].any()
+    assert not split.rest[:, length:].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

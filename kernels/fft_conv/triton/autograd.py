@@ -111,7 +111,8 @@ class FftConv(torch.autograd.Function):
         lags, length, with_gates = ctx.lags, dy.shape[1], gate_in is not None or gate_out is not None
         in_halves = ctx.operands is Operands.HALVES
         # with rounded factors the gradient of the skip, that of a single lag, would lose too much
-        direct = source if skip is not None and with_gates and not in_halves else None
+        is_rounded = with_gates and ctx.operands.num_terms == 1
+        direct = source if skip is not None and is_rounded else None
         dy = dy if in_halves and gate_out is None else time_last(dy)
         # streams of one tensor have their gradients in one tensor, so that autograd need not join them
         streams = empty_like_streams(gate_out, gate_in, u) if isinstance(taps, ShiftedTaps) else None
@@ -128,7 +129,7 @@ class FftConv(torch.autograd.Function):
             du, _, dgate_in = convolve(g, taps, epilogue, reverse=True, outputs=outputs)
             if needs_taps:
                 is_few = lags <= ctx.tuning.diagonal_lags and x.dtype == g.product.dtype == torch.bfloat16
-                if is_few or in_halves:
+                if is_few or source.rest is not None or g.rest is not None:
                     dtaps = chunks_gradient(source, g, length, lags)
                 else:
                     dtaps = taps_gradient(x, g.product, length, lags)
@@ -152,7 +153,7 @@ def fft_conv_fwd(
 ) -> tuple[Outputs, Gated, Taps, Operands]:
     """The outputs of the convolution, and the inputs, taps and operands as the kernels took them."""
     lags = min(u.shape[1], filter.shape[1])
-    operands = operands_of(u.dtype, u.shape[1], lags, gate_in is not None or gate_out is not None, tuning)
+    operands = operands_of(u.dtype, u.shape[1], lags, tuning)
     source, _, _ = gated(u, gate_in, operands)
     taps = prepare_taps(source, filter, skip, lags, operands, tuning)
     epilogue = Epilogue(skip=skip, scale=gate_out, with_plain=with_plain)

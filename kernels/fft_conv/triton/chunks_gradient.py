@@ -6,9 +6,10 @@ over the chunks c of C steps of all sequences: for each k one product [C, chunks
 registers, and one pass over the part of x and g in which a chunk c + k exists. Half of G belongs to no lag; with few k
 reading x and g costs more than products.
 
-x and g are bfloat16, or float32 as halves (`gates.Gated`), of which three products are added. Each sequence has a scale
-of its own, but a sum is over sequences. So halves of x are multiplied by a weight of their sequence: the product of the
-scales of x and g, divided by the largest such product of the channel. Weights are powers of two of at most 1.
+x and g are bfloat16, with a gate sums of two bfloat16 numbers, or float32 as halves (`gates.Gated`). Of the products of
+two sums that of the rests is left out. Each sequence of halves has a scale of its own, but a sum is over sequences. So
+halves of x are multiplied by a weight of their sequence: the product of the scales of x and g, divided by the largest
+such product of the channel. Weights are powers of two of at most 1.
 
 Sums are float32. Deterministic. Multiply-adds for each of B T D: 2 C for each k, times the part of x and g. Bytes: 2
 elements for each of B T D and k, one of which is read once more from the second cache.
@@ -39,7 +40,7 @@ class ChunkTile(NamedTuple):
 
 
 TILE = ChunkTile(64, 64, CompileOptions(num_warps=4, num_stages=3))
-HALVES_TILE = ChunkTile(64, 64, CompileOptions(num_warps=4, num_stages=2))
+PAIRS_TILE = ChunkTile(64, 64, CompileOptions(num_warps=4, num_stages=2))
 PROGRAMS_PER_PROCESSOR = 6
 """Target number of programs for each multiprocessor; to reach it, several programs share a sum G_k."""
 
@@ -69,8 +70,8 @@ def _products_kernel(
 ):
     """products [splits, D, num_k, C, C], whose sums over splits at [i, l] are G_k[i, i + l].
 
-    A tile has 2^chunk_bits chunks of each of ROWS / 2^chunk_bits sequences. weights [B, D], with halves: the factor of
-    a sequence.
+    A tile has 2^chunk_bits chunks of each of ROWS / 2^chunk_bits sequences. x_rest and g_rest: the second numbers of x
+    and g, or None. weights [B, D], with halves: the factor of a sequence.
     """
     i_k, i_d = tl.program_id(0) % num_k, (tl.program_id(0) // num_k % D).to(tl.int64)
     i_split = tl.program_id(0) // num_k // D
@@ -96,10 +97,18 @@ def _products_kernel(
         m_x, m_g = m_b & (o_x < x_T), m_b & (o_g < g_T)
         o_x, o_g = i_x + (o_b[:, None] * x_stride_b + o_x), i_g + (o_b[:, None] * g_stride_b + o_g)
         b_x, b_g = tl.load(x + o_x, mask=m_x, other=0.0), tl.load(g + o_g, mask=m_g, other=0.0)
-        if x_rest is not None:
-            b_w = tl.load(weights + (o_b * D + i_d), mask=o_b < B, other=0.0)[:, None]
+        if x_rest is not None and g_rest is not None:
             b_x2, b_g2 = tl.load(x_rest + o_x, mask=m_x, other=0.0), tl.load(g_rest + o_g, mask=m_g, other=0.0)
-            b_sum += split_dot(tl.trans(b_x * b_w), tl.trans(b_x2 * b_w), b_g, b_g2)
+            if weights is not None:
+                b_w = tl.load(weights + (o_b * D + i_d), mask=o_b < B, other=0.0)[:, None]
+                b_x, b_x2 = b_x * b_w, b_x2 * b_w
+            b_sum += split_dot(tl.trans(b_x), tl.trans(b_x2), b_g, b_g2)
+        elif x_rest is not None:
+            b_x2 = tl.load(x_rest + o_x, mask=m_x, other=0.0)
+            b_sum += tl.dot(tl.trans(b_x), b_g, tl.dot(tl.trans(b_x2), b_g))
+        elif g_rest is not None:
+            b_g2 = tl.load(g_rest + o_g, mask=m_g, other=0.0)
+            b_sum += tl.dot(tl.trans(b_x), b_g, tl.dot(tl.trans(b_x), b_g2))
         else:
             b_sum = tl.dot(tl.trans(b_x), b_g, b_sum)
         # a branch or a division would keep loads out of the pipeline
@@ -132,12 +141,11 @@ def _diagonals_kernel(products, scale, dtaps, D, lags, num_k, num_splits, C: tl.
 def chunks_gradient(source: Gated, gradient: Gated, length: int, lags: int) -> Tensor:
     """The gradient of the taps [D, lags] in float32, from the inputs of the convolution and the gradient of y.
 
-    Both are bfloat16, or halves.
+    Both are bfloat16 or sums of two such numbers, or both are halves.
     """
     x, g = source.product, gradient.product
     batch, _, width = x.shape
-    in_halves = source.scale is not None
-    tile = HALVES_TILE if in_halves else TILE
+    tile = TILE if source.rest is None and gradient.rest is None else PAIRS_TILE
     weights, scale = _weights(source.scale, gradient.scale)
     num_chunks, num_k = cdiv(length, tile.chunk), cdiv(lags, tile.chunk)
     tile_chunks = min(tile.rows, power_of_2(num_chunks))

@@ -1,7 +1,8 @@
 """The inputs of the long convolution as its kernels read them: gate times x, with time contiguous and wide loads.
 
 For products of halves, a float32 sequence is the scaled sum of two float16 numbers an element
-(`kernels/float16_parts.py`), with one scale for each sequence of each channel.
+(`kernels/float16_parts.py`), with one scale for each sequence of each channel. For products of terms, a gated sequence
+is the sum of two bfloat16 numbers an element, which is exact: a product of two bfloat16 numbers has twice as many bits.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from kernels.transpose import empty_time_last
 
 LINE = 16
 """Number of elements of which lengths and strides must be multiples, so that loads are 16 bytes wide."""
-GATE_BLOCK = 2048
-"""Maximum number of steps of one channel that a program of `_gate_kernel` takes."""
+GATE_BLOCK, GATE_ELEMENTS = 2048, 512
+"""Maximum number of steps of one channel that a program of `_gate_kernel` takes, and the number of elements for which
+it takes several channels of shorter sequences."""
 
 
 class SplitTile(NamedTuple):
@@ -67,39 +69,50 @@ def _gate_kernel(
     direct_gate_stride_b,
     direct_gate_stride_d,
     dgate_stride_b,
+    num_rows,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """out [B, D, out_T] = gate x, zero beyond T. Where `dgate` is given, dgate [B, D, T] = before x.
 
-    Where `sums` [programs] is given, each program stores its sum of gate x direct_gate direct, before rounding. Where
-    `rest` is given, scale [B, D] (out + rest) = gate x, and a program has a whole sequence.
+    A program has ROWS of the num_rows = B D rows. Where `rest` is given, out + rest = gate x; where `scale` [B, D] is
+    given as well, scale (out + rest) = gate x, and a program has whole sequences. Where `sums` [num_rows, blocks] is
+    given, it has the sums of gate x direct_gate direct over each block, before rounding.
     """
     num_t = tl.cdiv(out_T, BLOCK)
-    i_row = (tl.program_id(0) // num_t).to(tl.int64)
+    o_row = tl.program_id(0) // num_t * ROWS + tl.arange(0, ROWS)
+    m_row = o_row < num_rows
+    i_row = o_row.to(tl.int64)[:, None]
     i_b, i_d = i_row // D, i_row % D
-    o_t = tl.program_id(0) % num_t * BLOCK + tl.arange(0, BLOCK)
-    m_t = o_t < T
-    b_x = tl.load(x + i_b * x_stride_b + i_d * x_stride_d + o_t, mask=m_t, other=0.0).to(tl.float32)
+    i_t = tl.program_id(0) % num_t
+    o_t = (i_t * BLOCK + tl.arange(0, BLOCK))[None, :]
+    m_t, m_out = m_row[:, None] & (o_t < T), m_row[:, None] & (o_t < out_T)
+    b_x = tl.load(x + (i_b * x_stride_b + i_d * x_stride_d) + o_t, mask=m_t, other=0.0).to(tl.float32)
     if dgate is not None:
         b_before = tl.load(before + i_row * T + o_t, mask=m_t, other=0.0).to(tl.float32)
-        p_dgate = dgate + i_b * dgate_stride_b + i_d * T + o_t
+        p_dgate = dgate + (i_b * dgate_stride_b + i_d * T) + o_t
         tl.store(p_dgate, (b_before * b_x).to(dgate.dtype.element_ty), mask=m_t)
     if gate is not None:
-        b_x *= tl.load(gate + i_b * gate_stride_b + i_d * gate_stride_d + o_t, mask=m_t, other=0.0).to(tl.float32)
-    if rest is not None:
-        b_scale, b_inverse = _scales(tl.max(tl.abs(b_x), 0))
-        b_1, b_2 = halves(b_x * b_inverse)
-        tl.store(out + i_row * out_T + o_t, b_1, mask=o_t < out_T)
-        tl.store(rest + i_row * out_T + o_t, b_2, mask=o_t < out_T)
-        tl.store(scale + i_row, b_scale)
+        b_x *= tl.load(gate + (i_b * gate_stride_b + i_d * gate_stride_d) + o_t, mask=m_t, other=0.0).to(tl.float32)
+    if scale is not None:
+        b_scale, b_inverse = _scales(tl.max(tl.abs(b_x), 1))
+        b_1, b_2 = halves(b_x * b_inverse[:, None])
+        tl.store(out + i_row * out_T + o_t, b_1, mask=m_out)
+        tl.store(rest + i_row * out_T + o_t, b_2, mask=m_out)
+        tl.store(scale + o_row, b_scale, mask=m_row)
     else:
-        tl.store(out + i_row * out_T + o_t, b_x.to(out.dtype.element_ty), mask=o_t < out_T)
+        b_rounded = b_x.to(out.dtype.element_ty)
+        tl.store(out + i_row * out_T + o_t, b_rounded, mask=m_out)
+        if rest is not None:
+            b_rest = (b_x - b_rounded.to(tl.float32)).to(rest.dtype.element_ty)
+            tl.store(rest + i_row * out_T + o_t, b_rest, mask=m_out)
     if sums is not None:
-        b_x *= tl.load(direct + i_b * direct_stride_b + i_d * direct_stride_d + o_t, mask=m_t, other=0.0).to(tl.float32)
+        o_direct = (i_b * direct_stride_b + i_d * direct_stride_d) + o_t
+        b_x *= tl.load(direct + o_direct, mask=m_t, other=0.0).to(tl.float32)
         if direct_gate is not None:
-            o_gate = i_b * direct_gate_stride_b + i_d * direct_gate_stride_d + o_t
+            o_gate = (i_b * direct_gate_stride_b + i_d * direct_gate_stride_d) + o_t
             b_x *= tl.load(direct_gate + o_gate, mask=m_t, other=0.0).to(tl.float32)
-        tl.store(sums + tl.program_id(0), tl.sum(b_x, 0))
+        tl.store(sums + (o_row * num_t + i_t), tl.sum(b_x, 1), mask=m_row)
 
 
 @triton.jit
@@ -146,9 +159,9 @@ class Gated(NamedTuple):
     x: Tensor
     gate: Tensor | None
     rest: Tensor | None = None
-    """float16, like the product then: what rounding the product leaves. None where gate x is not split."""
+    """What rounding the product leaves, in its dtype. None where gate x is not a sum of two numbers."""
     scale: Tensor | None = None
-    """float32 [B, D], with which scale (product + rest) = gate x. None where gate x is not split."""
+    """float32 [B, D], with which scale (product + rest) = gate x. None where the numbers are not divided by a scale."""
 
 
 def split(x: Tensor) -> Gated:
@@ -179,9 +192,14 @@ def split(x: Tensor) -> Gated:
 
 def _empty_halves(batch: int, width: int, size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """The two halves [B, size, D], with time contiguous, and their scales [B, D]."""
-    parts = torch.empty((2, batch, width, size), dtype=torch.float16, device=device)
-    first, second = parts.transpose(2, 3)
-    return first, second, torch.empty((batch, width), dtype=torch.float32, device=device)
+    pair = _empty_pair(batch, width, size, torch.float16, device)
+    return *pair, torch.empty((batch, width), dtype=torch.float32, device=device)
+
+
+def _empty_pair(batch: int, width: int, size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Two tensors [B, size, D], with time contiguous."""
+    first, second = torch.empty((2, batch, width, size), dtype=dtype, device=device).transpose(2, 3)
+    return first, second
 
 
 def gated(
@@ -210,12 +228,15 @@ def gated(
     rest, scale = None, None
     if in_halves:
         out, rest, scale = _empty_halves(batch, width, size, x.device)
+    elif gate is not None and operands is Operands.TERMS:
+        out, rest = _empty_pair(batch, width, size, x.dtype, x.device)
     else:
         dtype = torch.float32 if gate is not None and operands is Operands.FLOAT32 else x.dtype
         out = torch.empty((batch, width, size), dtype=dtype, device=x.device).transpose(1, 2)
     if dgate is None and before is not None:
         dgate = empty_time_last(x)
     block = power_of_2(size) if in_halves else min(GATE_BLOCK, power_of_2(size))
+    rows = max(1, GATE_ELEMENTS // block)
     direct_x, direct_gate, sums = None, None, None
     if direct is not None:
         direct_x, direct_gate = direct.x, direct.gate
@@ -225,7 +246,7 @@ def gated(
     direct_gate_stride_b, direct_gate_stride_d = strides(direct_gate, 0, 2)
     launch(
         _gate_kernel,
-        batch * width * cdiv(size, block),
+        cdiv(batch * width, rows) * cdiv(size, block),
         x=x,
         gate=gate,
         before=before,
@@ -248,6 +269,8 @@ def gated(
         direct_gate_stride_b=direct_gate_stride_b,
         direct_gate_stride_d=direct_gate_stride_d,
         dgate_stride_b=strides(dgate, 0)[0],
+        num_rows=batch * width,
+        ROWS=rows,
         BLOCK=block,
         num_warps=4,
     )

@@ -37,7 +37,7 @@ class Operands(enum.Enum):
     ROUNDED = "rounded"
     """Inputs and taps of bfloat16."""
     TERMS = "terms"
-    """Inputs of bfloat16, and for each tap a sum of two bfloat16 numbers."""
+    """For each tap a sum of two bfloat16 numbers, and inputs of bfloat16; gated ones are such sums too."""
     HALVES = "halves"
     """For each float32 input and each tap a scaled sum of two float16 numbers (`kernels/float16_parts.py`)."""
 
@@ -96,7 +96,8 @@ class Tuning:
     long_lags: int = 2048
     """Minimum number of steps, and of taps, for transforms of whole sequences."""
     diagonal_lags: int = 128
-    """Maximum number of taps whose gradient comes from products of chunks (`chunks_gradient.py`)."""
+    """Maximum number of taps whose gradient comes from products of chunks (`chunks_gradient.py`) where x and g are
+    bfloat16. It always does where they are sums of two numbers."""
 
     def max_lags(self, dtype: torch.dtype) -> int:
         """Maximum number of taps that the kernels take for u of a dtype."""
@@ -171,16 +172,13 @@ class LongPlan(NamedTuple):
         return CompileOptions(4, num_stages=1)
 
 
-def operands_of(dtype: torch.dtype, length: int, lags: int, with_gates: bool, tuning: Tuning) -> Operands:
+def operands_of(dtype: torch.dtype, length: int, lags: int, tuning: Tuning) -> Operands:
     """The operands of the products that convolve u of some dtype and length."""
     if takes_halves(length, dtype, tuning):
         return Operands.HALVES
     if dtype != torch.bfloat16:
         return Operands.FLOAT32
-    if lags >= tuning.averaging_lags:
-        return Operands.ROUNDED
-    # a gated input is not exact in bfloat16, so few taps with gates are computed in float32
-    return Operands.FLOAT32 if with_gates else Operands.TERMS
+    return Operands.ROUNDED if lags >= tuning.averaging_lags else Operands.TERMS
 
 
 def takes_halves(length: int, dtype: torch.dtype, tuning: Tuning) -> bool:

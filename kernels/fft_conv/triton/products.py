@@ -14,10 +14,11 @@ Backward, with g the gradient of y, the same kernel goes forward in time (REVERS
     dx[c C + i] = sum_m sum_j g[c C + m K + j] taps[m K + j - i]
 
 What is multiplied (`plan.Operands`): from `averaging_lags` taps on bfloat16 inputs (gated ones rounded) are multiplied
-with bfloat16 taps. Below, inputs without gates meet taps as the sum of two bfloat16 TERMS, the rounded tap and the
-rounded rest, which together are off by 2^-17. float32 inputs of up to `halves_steps` steps and their taps are halves,
-scaled sums of two float16 numbers, whose products are three (`kernels/float16_parts.py`). With two terms the skip is
-part of the first tap. Otherwise taps are float32 and products tf32x3.
+with bfloat16 taps. Below, taps are the sum of two bfloat16 TERMS, the rounded tap and the rounded rest, which together
+are off by 2^-17; so are gated inputs, without an error, and of the four products that of the two rests is left out.
+float32 inputs of up to `halves_steps` steps and their taps are halves, scaled sums of two float16 numbers, whose
+products are three as well (`kernels/float16_parts.py`). With two terms the skip is part of the first tap. Otherwise
+taps are float32 and products tf32x3.
 
 Multiply-adds for each of B T D: lags - lags^2 / 2 T forward (times TERMS), and as many for dx. Bytes forward: 2
 elements for each of B T D, and 2 SHIFTS elements a tap.
@@ -263,7 +264,7 @@ def _conv_kernel(
         if part == 1:
             b_y = b_short
             o_t = (i_short + o_c)[:, None] * C + o_j[None, :]
-        if x_rest is not None:
+        if x_scale is not None:
             b_scale = tl.load(x_scale + (o_b * D + i_d), mask=m_b, other=0.0) * tl.load(taps_scale + i_d)
             b_y *= b_scale[:, None]
         finish(

@@ -13,6 +13,7 @@ import pandas as pd
 from reports.render.claims import tally
 from reports.render.quotes import Quote, quotes, updated
 from reports.render.report import Report, build
+from reports.render.results_table import rewritten
 from reports.render.rows import StoredRun, load_runs, same
 from reports.render.units import shown
 from suite.settings.config import find_experiments, load_experiment
@@ -144,7 +145,7 @@ def documents(home: Path) -> list[Path]:
 
 
 def update_documents(reports: Path) -> list[Path]:
-    """Writes the quoted numbers of all documents again; gives those that changed.
+    """Writes the quoted numbers and the results tables of all documents again; gives those that changed.
 
     reports: the folder of the experiments, in the home of the repository.
     """
@@ -153,7 +154,7 @@ def update_documents(reports: Path) -> list[Path]:
     changed = []
     for path in documents(home):
         text = path.read_text()
-        new = updated(text, quoted(path, home, source))
+        new = rewritten(updated(text, quoted(path, home, source)), source.report)
         if new != text:
             path.write_text(new)
             changed.append(path)

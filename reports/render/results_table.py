@@ -21,7 +21,7 @@ LINE = re.compile(
     r"\| (?P<claims>[^|]+) \|$",
     re.MULTILINE,
 )
-OURS = re.compile(r"(?P<mean>[\d.]+)(?: ± (?P<sd>[\d.]+))?[†‡§¶*\\]*")
+OURS = re.compile(r"(?P<mean>[\d.]+)(?: ± (?P<sd>[\d.]+))?[†‡§¶*]*")
 NONE = "—"
 
 

@@ -42,12 +42,12 @@ def test_a_number_of_the_results_table_stands_in_the_committed_rows(line):
 
 
 def test_a_line_is_rewritten_as_the_rows_have_it():
-    line = next(line for line in RESULTS if line["experiment"] == "quickstart")
-    for column, wrong in (("ours", "12.3 ± 4.5†"), ("claims", "1 of 99")):
+    line = next(line for line in RESULTS if line["experiment"] == "h3/table2")
+    for column, wrong in (("paper", "12.3"), ("ours", "12.3 ± 4.5†"), ("ours", "12.3"), ("claims", "1 of 99")):
         start, end = (at - line.start() for at in line.span(column))
         assert rewritten(line[0][:start] + wrong + line[0][end:], reference_report) == line[0]
-    with pytest.raises(ValueError, match=r"quickstart, paper: Attention \| 9 has no number"):
-        rewritten(line[0].replace("| 8 |", "| 9 |", 1), reference_report)
+    with pytest.raises(ValueError, match=r"h3/table2, paper: H9 \| Induction Head acc has no number"):
+        rewritten(line[0].replace("| H3 |", "| H9 |", 1), reference_report)
 
 
 def test_every_line_of_the_results_table_is_read():

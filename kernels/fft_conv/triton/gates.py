@@ -159,7 +159,8 @@ class Gated(NamedTuple):
     x: Tensor
     gate: Tensor | None
     rest: Tensor | None = None
-    """What rounding the product leaves, in its dtype. None where gate x is not a sum of two numbers."""
+    """This tensor holds what rounding the product leaves, in the dtype of the product. It is None where gate x is not a
+    sum of two numbers."""
     scale: Tensor | None = None
     """float32 [B, D], with which scale (product + rest) = gate x. None where the numbers are not divided by a scale."""
 

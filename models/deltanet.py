@@ -22,8 +22,9 @@ gated_deltaproduct.py at f1d9db7ff13c8e88dbc464c11da6584b4a3ccd5c; b of KDA star
 fla/models/kda/modeling_kda.py at 07e2bd329df15090d34c7d4b25b638b3cb57c516, and not at zero as in its layer.
 
 Departures: widths of heads follow from `d_model`; there are as many heads of values as of keys. The convolutions start
-as torch's do, as in the layers there; its language models start them normally with `init_std`. The epsilon of |q| and
-|k| is 1e-6 within the root, as in its `l2norm`.
+as torch's do, as in the layers there, unless `conv_std` is set; its language models start them normally with
+`init_std`. The epsilon of |q| and |k| is 1e-6 within the root, as in its `l2norm`. The sigmoid of beta is float32, and
+there in the dtype of autocast (`round_beta`).
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class DeltaMixer(Mixer):
         self.num_heads, self.steps, self.decay, self.gate = heads, steps, config.decay, config.gate
         self.key_dim, self.value_dim = config.key_width // heads, config.value_width // heads
         self.max_beta = 2.0 if config.negative_eigenvalues else 1.0
+        self.round_beta, self.conv_std = config.round_beta, config.conv_std
         self.split = ((1 + steps) * config.key_width, steps * config.value_width)
         self.proj = nn.Linear(d_model, sum(self.split), bias=False)
         self.conv_weight = nn.Parameter(torch.empty(sum(self.split), config.d_conv))
@@ -92,8 +94,11 @@ class DeltaMixer(Mixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        bound = self.conv_weight.shape[1] ** -0.5
-        nn.init.uniform_(self.conv_weight, -bound, bound)
+        if self.conv_std is None:
+            bound = self.conv_weight.shape[1] ** -0.5
+            nn.init.uniform_(self.conv_weight, -bound, bound)
+        else:
+            nn.init.normal_(self.conv_weight, std=self.conv_std)
         if self.decay == "none":
             return
         # the logarithm of zero is never drawn
@@ -116,7 +121,9 @@ class DeltaMixer(Mixer):
 
     def _heads(self, convolved: Tensor, x: Tensor, norm: nn.Module | None = None) -> Inputs:
         """q [..., H, K], k [..., n, H, K], v [..., n, H, V], beta [..., n, H] and log-decays of n steps a token."""
-        beta = self.max_beta * torch.sigmoid(at_least_float32(step_linear(self.beta, x, norm=norm)))
+        logits = step_linear(self.beta, x, norm=norm)
+        sigmoid = torch.sigmoid(logits if self.round_beta else at_least_float32(logits))
+        beta = self.max_beta * at_least_float32(sigmoid)
         heads = (self.steps, self.num_heads)
         qk, v = convolved.split(self.split, dim=-1)
         # one pass over the heads of queries and keys
@@ -200,6 +207,7 @@ class DeltaMixer(Mixer):
 class DeltaConfig(BackboneConfig):
     """What the mixers with the delta rule share: their network has RMS norms and SwiGLU."""
 
+    left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "round_beta", "conv_std")
     decay: ClassVar[DecayKind] = "none"
     gate: ClassVar[GateKind] = "none"
 
@@ -215,6 +223,12 @@ class DeltaConfig(BackboneConfig):
     d_conv: Factor = 4
     negative_eigenvalues: bool = False
     """Whether beta goes up to 2 and not to 1."""
+    round_beta: bool = False
+    """Whether the sigmoid of beta is computed in the dtype of autocast, as in the layers of flash-linear-attention. In
+    bfloat16 it is exactly 1 from 6.25 on, so that a beta of 2 reflects the state without damping it."""
+    conv_std: Positive | None = None
+    """Standard deviation of the convolutions at the start, normal as in the language models of flash-linear-attention.
+    None: they start as torch's do, uniform within 1 / sqrt(d_conv)."""
 
     @property
     def steps(self) -> int:

@@ -23,7 +23,8 @@ MIN_LAGS, MAX_LAGS, MIN_ROWS = 512, 16384, 8192
 MAX_STEPS = 2**18
 """Maximum number of steps for filters of more than MAX_LAGS taps."""
 FEW_LAGS, MIN_ELEMENTS = 64, 2**21
-"""They are also faster for up to FEW_LAGS taps (H3's shift model) without gates if u has MIN_ELEMENTS elements."""
+"""They are also faster for up to FEW_LAGS taps (H3's shift model) without gates, and for fewer than MIN_LAGS steps with
+gates (Hyena in the tasks of MAD), if u has MIN_ELEMENTS elements."""
 MAX_FLOAT32_STEPS, MIN_FLOAT32_ELEMENTS, MIN_FLOAT32_BATCH = 1024, 2**19, 16
 """For float32 u they are faster with up to MAX_FLOAT32_STEPS steps, MIN_FLOAT32_ELEMENTS elements and MIN_FLOAT32_BATCH
 sequences at least. With fewer sequences the sums for the gradient of the taps take many times the memory of u."""
@@ -71,8 +72,8 @@ def _kernels_are_faster(u: Tensor, filter: Tensor, with_gates: bool) -> bool:
         return enough and steps <= MAX_FLOAT32_STEPS
     if u.dtype != torch.bfloat16:
         return False
-    if lags <= FEW_LAGS:
-        return u.numel() >= MIN_ELEMENTS and not with_gates
+    if (steps < MIN_LAGS) if with_gates else (lags <= FEW_LAGS):
+        return u.numel() >= MIN_ELEMENTS
     return lags >= MIN_LAGS and (lags <= MAX_LAGS or steps <= MAX_STEPS) and batch * steps >= MIN_ROWS
 
 

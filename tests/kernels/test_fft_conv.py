@@ -501,5 +501,21 @@ def test_auto_takes_the_kernels_where_they_were_measured_to_be_faster(batch, len
     u = torch.empty(batch, length, width, dtype=dtype, device="meta")
     filters = torch.empty(width, lags, device="meta")
     assert _kernels_are_faster(u, filters, False) is expected
-    # few taps with gates take products of float32 elements where u is bfloat16
-    assert _kernels_are_faster(u, filters, True) is (expected and (lags > 64 or dtype == torch.float32))
+    if lags > 64 or dtype == torch.float32:
+        assert _kernels_are_faster(u, filters, True) is expected
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "width", "lags", "expected"),
+    [
+        (128, 32, 512, 32, True),
+        (128, 256, 512, 256, True),
+        (128, 511, 64, 8, True),
+        (64, 32, 512, 32, False),
+        (128, 512, 64, 8, False),
+        (8, 2048, 1024, 64, False),
+    ],
+)
+def test_auto_takes_the_kernels_for_short_sequences_with_gates(batch, length, width, lags, expected):
+    u = torch.empty(batch, length, width, dtype=torch.bfloat16, device="meta")
+    assert _kernels_are_faster(u, torch.empty(width, lags, device="meta"), True) is expected

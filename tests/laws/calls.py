@@ -535,7 +535,10 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
     "rwkv6": (Network("three heads", {"d_model": 12, "head_dim": 4, "mix_rank": 2, "decay_rank": 3}),),
     "rwkv7": (Network("three heads", {"d_model": 12, "head_dim": 4, "rank": 2}),),
     "mlstm": (Network("wide keys", {"num_heads": 2, "expand_k": 2.0}),),
-    "deltanet": (Network("wide values", {"num_heads": 2, "expand_v": 2.0, "d_conv": 3, "negative_eigenvalues": True}),),
+    "deltanet": (
+        Network("wide values", {"num_heads": 2, "expand_v": 2.0, "d_conv": 3, "negative_eigenvalues": True}),
+        Network("normal convolutions", {"conv_std": 0.1, "round_beta": True}),
+    ),
     "delta-product": (Network("three steps", {"num_householder": 3, "num_heads": 2}),),
     "rwkv": (Network("narrow channel mixing", {"mlp_ratio": 1.5, "num_layers": 1}),),
     "sashimi": (

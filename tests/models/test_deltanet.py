@@ -110,6 +110,42 @@ def test_parameters_are_those_of_the_released_layers(name, options, count):
     assert sum(parameter.numel() for parameter in model.mixers[0].parameters()) == count
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rounded_beta_reaches_its_limit(name):
+    def betas(**options):
+        torch.manual_seed(0)
+        config = MODELS.load(name)(num_layers=1, d_model=24, num_heads=2, negative_eigenvalues=True, **options)
+        (mixer,) = config.build(SPEC).mixers
+        torch.nn.init.normal_(mixer.beta.weight, std=2.0)
+        with torch.autocast("cpu", torch.bfloat16):
+            convolved = torch.randn(64, mixer.conv_weight.shape[0])
+            x = torch.randn(64, 24)
+            logits = F.linear(x, mixer.beta.weight).float()
+            return logits, mixer._heads(convolved, x)[3].reshape(logits.shape)
+
+    logits, exact = betas()
+    _, rounded = betas(round_beta=True)
+    large = logits >= 6.25
+    assert 0.05 < large.float().mean() < 0.95
+    assert (rounded[large] == 2).all()
+    assert (rounded[logits <= 5.5] < 2).all()
+    assert (exact[large & (logits < 12)] < 2).all()
+    assert torch.equal(rounded, (2 * torch.sigmoid(logits.bfloat16())).float())
+    torch.testing.assert_close(exact, 2 * torch.sigmoid(logits))
+
+
+def test_convolutions_may_start_normally():
+    def taps(**options):
+        torch.manual_seed(0)
+        return MODELS.load("deltanet")(num_layers=1, d_model=256, **options).build(SPEC).mixers[0].conv_weight.detach()
+
+    assert taps().abs().max() <= 0.5
+    assert taps().std() == pytest.approx(1 / 12**0.5, rel=0.05)
+    normal = taps(conv_std=0.02)
+    assert normal.std() == pytest.approx(0.02, rel=0.05)
+    assert normal.abs().max() > 0.06
+
+
 def test_heads_that_do_not_divide_the_width_are_refused():
     with pytest.raises(ValueError, match="num_heads=5 does not divide key_width=32"):
         MODELS.load("kda")(d_model=32, num_heads=5).build(SPEC)

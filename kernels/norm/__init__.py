@@ -1,12 +1,13 @@
 """Layer norm, RMS norm and the Euclidean norm over the last axis, with a residual add before and a gate behind.
 
 s = x + residual,   u = act(s)
-y = ((u - m) / sqrt(v + eps) * weight + bias) * silu(gate)
+y = ((u - m) / sqrt(v + eps) * weight + bias) * h(gate)
 
 layer: m and v are mean and variance of the D elements of u (Ba et al. 2016, equation 4);   rms: m = 0 and v is the mean
 of u^2 (Zhang & Sennrich 2019, equation 4);   l2: m = 0 and v is the sum of u^2, so that y has length one, as queries
 and keys of the delta rule have (Yang et al. 2024). act is the identity or silu. Without a residual s = x, without a
-weight or a gate its factor is one. The gate is that of RetNet (Sun et al. 2023, equation 8).
+weight or a gate its factor is one. h is silu, as in RetNet (Sun et al. 2023, equation 8), or sigmoid, as in mLSTM (Beck
+et al. 2024, section 2.3). The heads of a mixer may have a weight and a bias each, as in a group norm.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from torch import Tensor
 from kernels.backend import on_device_of, use_triton
 from kernels.norm.chunked import norm_chunked
 
-__all__ = ["Kind", "norm"]
+__all__ = ["GateActivation", "Kind", "norm"]
 
 Kind = Literal["layer", "rms", "l2"]
+GateActivation = Literal["silu", "sigmoid"]
 MAX_WIDTH = 8192
 """Maximum D of the Triton kernels, which hold whole rows in registers."""
 
@@ -36,6 +38,7 @@ def norm(
     eps: float = 1e-5,
     residual: None = None,
     gate: Tensor | None = None,
+    gate_activation: GateActivation = "silu",
     activation: Literal["silu"] | None = None,
     out_dtype: torch.dtype | None = None,
     backend: Literal["auto", "torch", "triton"] = "auto",
@@ -50,6 +53,7 @@ def norm(
     eps: float = 1e-5,
     residual: Tensor,
     gate: Tensor | None = None,
+    gate_activation: GateActivation = "silu",
     activation: Literal["silu"] | None = None,
     out_dtype: torch.dtype | None = None,
     backend: Literal["auto", "torch", "triton"] = "auto",
@@ -63,11 +67,14 @@ def norm(
     eps: float = 1e-5,
     residual: Tensor | None = None,
     gate: Tensor | None = None,
+    gate_activation: GateActivation = "silu",
     activation: Literal["silu"] | None = None,
     out_dtype: torch.dtype | None = None,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The norm of this module. x, residual and gate [..., D], weight and bias [D] or None; a bias needs a weight.
+
+    weight, bias: [H, D] for x [..., H, D] has a row for each head. The bias has the shape of the weight.
 
     Returns y, and (y, s) where a residual is given. y has the dtype `out_dtype`, by default that of x; s has the dtype
     to which torch promotes x + residual, so that a residual stream in float32 stays there. Sums and statistics are
@@ -78,7 +85,7 @@ def norm(
 
     Raises ValueError for shapes or options that do not fit.
     """
-    _check(x, weight, bias, kind, residual, gate, activation)
+    _check(x, weight, bias, kind, residual, gate, gate_activation, activation)
     out_dtype = out_dtype or x.dtype
     if backend != "auto" or not torch.compiler.is_compiling():
         obstacle = f"takes D up to {MAX_WIDTH}, got D={x.shape[-1]}" if x.shape[-1] > MAX_WIDTH else None
@@ -86,7 +93,7 @@ def norm(
             from kernels.norm.triton import norm_triton
 
             with on_device_of(x):
-                return norm_triton(x, weight, bias, kind, eps, residual, gate, activation, out_dtype)
+                return norm_triton(x, weight, bias, kind, eps, residual, gate, gate_activation, activation, out_dtype)
     return norm_chunked(
         x,
         weight,
@@ -95,6 +102,7 @@ def norm(
         eps=eps,
         residual=residual,
         gate=gate,
+        gate_activation=gate_activation,
         activation=activation,
         out_dtype=out_dtype,
     )
@@ -107,19 +115,24 @@ def _check(
     kind: str,
     residual: Tensor | None,
     gate: Tensor | None,
+    gate_activation: str,
     activation: str | None,
 ) -> None:
     if x.ndim == 0 or x.numel() == 0:
         raise ValueError(f"norm: x must be [..., D] with at least one element, got {list(x.shape)}.")
-    for name, parameter in (("weight", weight), ("bias", bias)):
-        if parameter is not None and parameter.shape != x.shape[-1:]:
-            raise ValueError(f"norm: {name} must be [{x.shape[-1]}], got {list(parameter.shape)}.")
+    if weight is None and bias is not None:
+        raise ValueError("norm: a bias needs a weight.")
+    if weight is not None and weight.shape not in (x.shape[-1:], x.shape[-2:]):
+        heads = f" or {list(x.shape[-2:])}, a row for each head" if x.ndim > 1 else ""
+        raise ValueError(f"norm: weight must be {list(x.shape[-1:])}{heads}, got {list(weight.shape)}.")
+    if weight is not None and bias is not None and bias.shape != weight.shape:
+        raise ValueError(f"norm: bias must be {list(weight.shape)} as the weight, got {list(bias.shape)}.")
     for name, other in (("residual", residual), ("gate", gate)):
         if other is not None and other.shape != x.shape:
             raise ValueError(f"norm: {name} must be {list(x.shape)} as x, got {list(other.shape)}.")
     if kind not in ("layer", "rms", "l2"):
         raise ValueError(f"norm: kind={kind!r} is not one of 'layer', 'rms', 'l2'.")
-    if weight is None and bias is not None:
-        raise ValueError("norm: a bias needs a weight.")
+    if gate_activation not in ("silu", "sigmoid"):
+        raise ValueError(f"norm: gate_activation={gate_activation!r} is not one of 'silu', 'sigmoid'.")
     if activation not in (None, "silu"):
         raise ValueError(f"norm: activation={activation!r} is not one of None, 'silu'.")

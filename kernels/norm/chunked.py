@@ -16,6 +16,7 @@ def norm_chunked(
     eps: float = 1e-5,
     residual: Tensor | None = None,
     gate: Tensor | None = None,
+    gate_activation: str = "silu",
     activation: str | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -25,16 +26,20 @@ def norm_chunked(
     u = total.to(wide)
     if activation == "silu":
         u = F.silu(u)
+    # the library's norms multiply by a weight that all rows share, and by no other
+    shared = weight if kind != "l2" and weight is not None and weight.ndim == 1 else None
     if kind == "layer":
-        y = F.layer_norm(u, u.shape[-1:], weight, bias, eps)
+        y = F.layer_norm(u, u.shape[-1:], shared, None if shared is None else bias, eps)
     elif kind == "rms":
-        y = F.rms_norm(u, u.shape[-1:], weight, eps)
+        y = F.rms_norm(u, u.shape[-1:], shared, eps)
     else:
         y = u * torch.rsqrt(u.square().sum(-1, keepdim=True) + eps)
-        y = y if weight is None else y * weight
-    if kind != "layer" and bias is not None:
+    if weight is not None and shared is None:
+        y = y * weight if bias is None else torch.addcmul(bias, y, weight)
+    elif kind == "rms" and bias is not None:
         y = y + bias
     if gate is not None:
-        y = y * F.silu(gate.to(wide))
+        gate = gate.to(wide)
+        y = y * (F.silu(gate) if gate_activation == "silu" else torch.sigmoid(gate))
     y = y.to(out_dtype or x.dtype)
     return y if residual is None else (y, total)

@@ -16,9 +16,13 @@ def norm_reference(
     eps: float = 1e-5,
     residual: Tensor | None = None,
     gate: Tensor | None = None,
+    gate_activation: str = "silu",
     activation: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """y in the dtype of x, or (y, x + residual), computed in the dtypes of the arguments."""
+    """y in the dtype of x, or (y, x + residual), computed in the dtypes of the arguments.
+
+    A weight and a bias [H, V] meet the last two axes of x [..., H, V].
+    """
     total = x if residual is None else x + residual
     u = F.silu(total) if activation == "silu" else total
     if kind == "layer":
@@ -30,6 +34,6 @@ def norm_reference(
     if bias is not None:
         y = y + bias
     if gate is not None:
-        y = y * F.silu(gate)
+        y = y * (F.silu(gate) if gate_activation == "silu" else torch.sigmoid(gate))
     y = y.to(x.dtype)
     return y if residual is None else (y, total)

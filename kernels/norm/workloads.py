@@ -1,5 +1,6 @@
-"""The benchmark's description of the norm: with its residual add, as it stands before every branch of a network, and
-of the kind l2, as it stands before the delta rule, without residual and weight.
+"""The benchmark's description of the norm: with its residual add, as it stands before every branch of a network; of the
+kind l2, as it stands before the delta rule, without residual and weight; and with H heads, as it stands behind the
+state of mLSTM, with weights of heads [H, D] and a sigmoid gate, which is a part of a projection, without residual.
 
 x has the dtype of the benchmark; residual, weight and bias are float32, as under autocast.
 """
@@ -23,6 +24,17 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
     wide = torch.promote_types(dtype, torch.float32)
     if shape["kind"] == "l2":
         return {"x": normal(generator, dtype, rows, width), "weight": None, "kind": "l2"}
+    if "H" in shape:
+        heads = int(shape["H"])
+        size = (rows // heads, heads, width)
+        projection = normal(generator, dtype, size[0], 2 * heads * width)
+        return {
+            "x": normal(generator, dtype, *size),
+            "weight": normal(generator, wide, heads, width),
+            "kind": shape["kind"],
+            "gate": projection[:, heads * width :].unflatten(-1, size[1:]),
+            "gate_activation": "sigmoid",
+        }
     return {
         "x": normal(generator, dtype, rows, width),
         "residual": normal(generator, wide, rows, width),
@@ -38,6 +50,9 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     wide, size = torch.promote_types(dtype, torch.float32).itemsize, rows * width
     if shape["kind"] == "l2":
         return Cost(traffic(size * dtype.itemsize, size * dtype.itemsize, backward), (15 if backward else 4) * size)
+    if "H" in shape:
+        half = 2 * size * dtype.itemsize + int(shape["H"]) * width * wide
+        return Cost(traffic(half, size * dtype.itemsize, backward), (24 if backward else 12) * size)
     parameters = width * wide * (2 if shape["kind"] == "layer" else 1)
     half = size * (dtype.itemsize + wide)
     # the gradients of x and the residual are that of the sum, which stands in memory instead of both
@@ -45,7 +60,8 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
 
 
 def short(shape: Shape) -> Shape:
-    return {**shape, "R": min(70, int(shape["R"])), "D": min(96, int(shape["D"]))}
+    rows = min(70, int(shape["R"]))
+    return {**shape, "R": rows - rows % int(shape.get("H", 1)), "D": min(96, int(shape["D"]))}
 
 
 def load_triton() -> Callable[..., Any]:
@@ -81,8 +97,10 @@ def l2_only(shape: Shape, dtype: torch.dtype) -> str | None:
     return None if shape["kind"] == "l2" else "has the kind l2 alone"
 
 
-def no_l2(shape: Shape, dtype: torch.dtype) -> str | None:
-    return "has no kind l2" if shape["kind"] == "l2" else None
+def norms_of_rows(shape: Shape, dtype: torch.dtype) -> str | None:
+    if shape["kind"] == "l2":
+        return "has no kind l2"
+    return "has no weights of heads" if "H" in shape else None
 
 
 PAPER: tuple[Shape, ...] = (
@@ -92,6 +110,9 @@ PAPER: tuple[Shape, ...] = (
     {"R": 65536, "D": 128, "kind": "layer"},
     # queries and keys of 16 heads in B8 T2048
     {"R": 524288, "D": 128, "kind": "l2"},
+    # outputs of the 4 heads of mLSTM in 512 strings of 39 tokens, and of the 12 heads of RWKV at B8 T2048
+    {"R": 79872, "D": 32, "H": 4, "kind": "layer"},
+    {"R": 196608, "D": 64, "H": 12, "kind": "layer"},
 )
 
 WORKLOAD = Workload(
@@ -103,7 +124,7 @@ WORKLOAD = Workload(
     implementations=(
         Implementation("triton", "ours", load_triton, cold_start=True),
         Implementation("torch", "ours", lambda: partial(norm, backend="torch")),
-        Implementation("liger", "peer", load_liger, supports=no_l2, cold_start=True),
+        Implementation("liger", "peer", load_liger, supports=norms_of_rows, cold_start=True),
         Implementation("flash-linear-attention", "peer", load_fla, supports=l2_only, cold_start=True),
     ),
     shapes={"quick": (PAPER[0], PAPER[3]), "paper": PAPER},

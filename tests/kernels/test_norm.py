@@ -23,27 +23,54 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 def in_small_tiles(
-    x, weight, bias=None, *, kind="rms", eps=1e-5, residual=None, gate=None, activation=None, out_dtype=None
+    x,
+    weight,
+    bias=None,
+    *,
+    kind="rms",
+    eps=1e-5,
+    residual=None,
+    gate=None,
+    gate_activation="silu",
+    activation=None,
+    out_dtype=None,
+    tuning=SMALL_TILES,
 ):
     """The kernels with small tiles and few programs, so that short inputs have several of both."""
-    return norm_triton(x, weight, bias, kind, eps, residual, gate, activation, out_dtype or x.dtype, SMALL_TILES)
+    out_dtype = out_dtype or x.dtype
+    return norm_triton(x, weight, bias, kind, eps, residual, gate, gate_activation, activation, out_dtype, tuning)
 
 
-def make_inputs(width, *, rows=(3, 7), kind="rms", residual=True, gate=False, weight=True, bias=None, activation=None):
+def make_inputs(
+    width,
+    *,
+    rows=(3, 7),
+    kind="rms",
+    residual=True,
+    gate=False,
+    weight=True,
+    bias=None,
+    by_head=False,
+    gate_activation="silu",
+    activation=None,
+):
+    """by_head: weight and bias are [H, V], where H is the last of `rows` and V the width."""
+    own = rows[-1:] if by_head else ()
     g = torch.Generator().manual_seed(width)
 
     def randn(*size):
         return torch.randn(*size, generator=g, dtype=torch.float64)
 
-    inputs = {"x": randn(*rows, width), "weight": randn(width), "kind": kind, "activation": activation}
+    inputs = {"x": randn(*rows, width), "weight": randn(*own, width), "kind": kind, "activation": activation}
     if not weight:
         inputs["weight"] = None
     if kind == "layer" if bias is None else bias:
-        inputs["bias"] = randn(width)
+        inputs["bias"] = randn(*own, width)
     if residual:
         inputs["residual"] = randn(*rows, width)
     if gate:
         inputs["gate"] = randn(*rows, width)
+        inputs["gate_activation"] = gate_activation
     return inputs
 
 
@@ -57,6 +84,18 @@ CASES = {
     "rms alone": {"residual": False},
     "layer alone": {"kind": "layer", "residual": False},
     "gated heads": {"residual": False, "gate": True, "rows": (2, 3, 2)},
+    "sigmoid gate": {"residual": False, "gate": True, "gate_activation": "sigmoid"},
+    "weights of heads": {"kind": "layer", "by_head": True, "rows": (2, 5, 4)},
+    "weights of heads, gated": {"by_head": True, "rows": (2, 5, 3), "residual": False, "gate": True},
+    "everything by head": {
+        "kind": "layer",
+        "by_head": True,
+        "rows": (5, 6),
+        "gate": True,
+        "gate_activation": "sigmoid",
+        "activation": "silu",
+    },
+    "length one by head": {"kind": "l2", "by_head": True, "bias": True, "rows": (7, 2), "residual": False},
     "silu before": {"residual": False, "activation": "silu"},
     "everything": {"kind": "layer", "gate": True, "activation": "silu"},
     "layer without bias": {"kind": "layer", "bias": False},
@@ -81,6 +120,47 @@ def test_any_width(kind, width):
     # a layer norm of one element has no gradient for x, and an RMS norm of one element nearly none
     inputs = make_inputs(max(width, 2), kind=kind) if width > 1 else make_inputs(1, kind="rms", rows=(5,))
     assert_matches_reference(in_small_tiles, norm_reference, inputs, device=DEVICE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, slow(torch.float16)])
+@pytest.mark.parametrize("heads", [1, 3, 4, slow(12)])
+@pytest.mark.parametrize("width", [8, 20, slow(32), slow(64)])
+def test_every_head_has_its_own_weight_and_bias(width, heads, dtype):
+    options = {"kind": "layer", "by_head": True, "gate": True, "residual": False, "gate_activation": "sigmoid"}
+    inputs = make_inputs(width, rows=(3, 7, heads), **options)
+    # tiles of part of a head's rows, of several heads and tokens, and more tiles than programs
+    for forward, backward in ((64, 32), (512, 256)):
+        op = partial(in_small_tiles, tuning=Tuning(forward=forward, backward=backward, programs_of_processor=1))
+        keep = ("weight", "bias")
+        assert_matches_reference(op, norm_reference, inputs, dtype=dtype, keep=keep, device=DEVICE)
+
+
+@pytest.mark.parametrize("op", [TORCH, in_small_tiles], ids=["torch", "triton"])
+def test_a_head_sees_no_other_heads_weight(op):
+    inputs = on_device(make_inputs(20, rows=(2, 5, 6), kind="layer", by_head=True, residual=False, gate=True))
+    weight, bias = (inputs[name].requires_grad_() for name in ("weight", "bias"))
+    whole = op(**inputs)
+    for head in range(6):
+        part = {name: inputs[name][:, :, head] for name in ("x", "gate")}
+        one = op(**{**inputs, **part, "weight": weight[head], "bias": bias[head]})
+        torch.testing.assert_close(whole[:, :, head], one, rtol=1e-5, atol=1e-5)
+        dweight, dbias = torch.autograd.grad(whole[:, :, head].square().sum(), [weight, bias], retain_graph=True)
+        expected = torch.autograd.grad(one.square().sum(), [weight, bias])
+        torch.testing.assert_close((dweight, dbias), expected, rtol=1e-4, atol=1e-4)
+        assert not dweight[torch.arange(6) != head].any()
+
+
+def test_parameters_of_one_head_are_those_of_all_rows():
+    inputs = on_device(make_inputs(24, rows=(9, 1), kind="layer"))
+    shared = {name: inputs[name].detach().requires_grad_() for name in ("weight", "bias")}
+    by_head = {name: inputs[name][None].detach().requires_grad_() for name in ("weight", "bias")}
+    y, _ = in_small_tiles(**{**inputs, **shared})
+    again, _ = in_small_tiles(**{**inputs, **by_head})
+    assert torch.equal(y, again)
+    for first, second in zip(shared.values(), by_head.values(), strict=True):
+        (expected,) = torch.autograd.grad(y.square().sum(), first, retain_graph=True)
+        (actual,) = torch.autograd.grad(again.square().sum(), second, retain_graph=True)
+        assert torch.equal(actual, expected[None])
 
 
 @pytest.mark.parametrize("op", [TORCH, in_small_tiles], ids=["torch", "triton"])
@@ -131,22 +211,25 @@ def test_a_gate_may_lie_anywhere(place):
 
 def test_a_row_of_zeros_has_length_zero_and_finite_gradients():
     x = torch.zeros(2, 4, device=DEVICE, requires_grad=True)
-    y = norm_triton(x, None, None, "l2", 1e-6, None, None, None, x.dtype, SMALL_TILES)
+    y = norm_triton(x, None, None, "l2", 1e-6, None, None, "silu", None, x.dtype, SMALL_TILES)
     assert torch.equal(y, torch.zeros_like(y))
     (dx,) = torch.autograd.grad(y.sum(), x)
     torch.testing.assert_close(dx, torch.full_like(dx, 1e3))
 
 
-def test_two_runs_are_bitwise_equal():
-    inputs = on_device(make_inputs(40, kind="layer", gate=True))
+@pytest.mark.parametrize("by_head", [False, True])
+def test_two_runs_are_bitwise_equal(by_head):
+    inputs = on_device(make_inputs(40, kind="layer", gate=True, rows=(5, 3), by_head=by_head))
     leaves = [inputs[name].requires_grad_() for name in ("x", "residual", "weight", "bias", "gate")]
     runs = [torch.autograd.grad([o.sum() for o in in_small_tiles(**inputs)], leaves) for _ in range(2)]
     assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
 
 
+@pytest.mark.parametrize("by_head", [False, True])
 @pytest.mark.parametrize("kind", ["layer", "rms", "l2"])
-def test_gradients_agree_with_finite_differences(kind):
-    inputs = make_inputs(5, rows=(3,), kind=kind, gate=True, activation="silu")
+def test_gradients_agree_with_finite_differences(kind, by_head):
+    gate = "sigmoid" if by_head else "silu"
+    inputs = make_inputs(5, rows=(3,), kind=kind, gate=True, activation="silu", by_head=by_head, gate_activation=gate)
     names = [name for name, value in inputs.items() if torch.is_tensor(value)]
     leaves = [inputs[name].requires_grad_() for name in names]
     for function in (TORCH, norm_reference):
@@ -166,8 +249,17 @@ def test_the_plain_path_is_the_norm_of_torch_bit_by_bit():
 
 def test_wrong_arguments_are_named():
     x, weight = torch.ones(2, 4), torch.ones(4)
-    with pytest.raises(ValueError, match=r"weight must be \[4\], got \[3\]"):
-        norm(x, torch.ones(3))
+    for backend in ("torch", "triton"):
+        with pytest.raises(ValueError, match=r"weight must be \[4\] or \[2, 4\], a row for each head, got \[3\]"):
+            norm(x, torch.ones(3), backend=backend)
+        with pytest.raises(ValueError, match=r"weight must be \[4\], got \[1, 4\]"):
+            norm(x[0], torch.ones(1, 4), backend=backend)
+        with pytest.raises(ValueError, match=r"or \[2, 4\], a row for each head, got \[3, 4\]"):
+            norm(x, torch.ones(3, 4), backend=backend)
+        with pytest.raises(ValueError, match=r"bias must be \[2, 4\] as the weight, got \[4\]"):
+            norm(x, torch.ones(2, 4), weight, backend=backend)
+    with pytest.raises(ValueError, match="gate_activation='relu' is not one of 'silu', 'sigmoid'"):
+        norm(x, weight, gate=x, gate_activation="relu")
     with pytest.raises(ValueError, match=r"residual must be \[2, 4\] as x, got \[4\]"):
         norm(x, weight, residual=weight)
     with pytest.raises(ValueError, match="kind='batch' is not one of 'layer', 'rms', 'l2'"):

@@ -27,13 +27,14 @@ class Norm(torch.autograd.Function):
         gate: Tensor | None,
         kind: str,
         eps: float,
+        gate_activation: str,
         activation: str | None,
         out_dtype: torch.dtype,
         tuning: Tuning,
     ) -> tuple[Tensor, Tensor | None]:
-        y, values = norm_fwd(x, residual, weight, bias, gate, kind, eps, activation, out_dtype, tuning)
+        y, values = norm_fwd(x, residual, weight, bias, gate, kind, eps, gate_activation, activation, out_dtype, tuning)
         save(ctx, *values, weight, bias, gate)
-        ctx.kind, ctx.activation, ctx.tuning = kind, activation, tuning
+        ctx.kind, ctx.gate_activation, ctx.activation, ctx.tuning = kind, gate_activation, activation, tuning
         ctx.x_dtype, ctx.residual_dtype = x.dtype, None if residual is None else residual.dtype
         ctx.set_materialize_grads(False)
         return y, None if residual is None else values.total
@@ -50,6 +51,7 @@ class Norm(torch.autograd.Function):
             bias,
             gate,
             ctx.kind,
+            ctx.gate_activation,
             ctx.activation,
             dy,
             dense(dtotal),
@@ -57,7 +59,7 @@ class Norm(torch.autograd.Function):
             ctx.residual_dtype,
             ctx.tuning,
         )
-        return *gradients, None, None, None, None, None
+        return *gradients, None, None, None, None, None, None
 
 
 def norm_triton(
@@ -68,6 +70,7 @@ def norm_triton(
     eps: float,
     residual: Tensor | None,
     gate: Tensor | None,
+    gate_activation: str,
     activation: str | None,
     out_dtype: torch.dtype,
     tuning: Tuning = TUNING,
@@ -76,7 +79,7 @@ def norm_triton(
     gate, _ = gate_rows(gate)
     tensors = (dense(x), dense(residual), dense(weight), dense(bias), gate)
     if needs_gradient(*tensors):
-        y, total = Norm.apply(*tensors, kind, eps, activation, out_dtype, tuning)
+        y, total = Norm.apply(*tensors, kind, eps, gate_activation, activation, out_dtype, tuning)
     else:
-        y, (total, _, _) = norm_fwd(*tensors, kind, eps, activation, out_dtype, tuning)
+        y, (total, _, _) = norm_fwd(*tensors, kind, eps, gate_activation, activation, out_dtype, tuning)
     return y if residual is None else (y, total)

@@ -1,11 +1,13 @@
 """The backward kernels: all gradients in one pass over the rows.
 
-With n = uhat weight + bias, uhat = (u - m) scale, y = n silu(gate), and dn = dy silu(gate):
+With n = uhat weight + bias, uhat = (u - m) scale, y = n h(gate), dn = dy h(gate), and h silu or sigmoid:
 
-    dgate = dy n silu'(gate),   dweight = sum over rows of dn uhat,   dbias = sum over rows of dn
+    dgate = dy n h'(gate),   dweight = sum over rows of dn uhat,   dbias = sum over rows of dn
     du = scale (w - uhat mean(uhat w) - mean(w)),  w = dn weight     (the last term for the kind layer only; for the
                                                                       kind l2, the sum in place of the mean)
     ds = du act'(s) + the gradient of the sum s,   dx = dresidual = ds
+
+Where weight and bias are [H, D], each of their rows is summed over the rows of x that belong to its head.
 """
 
 from __future__ import annotations
@@ -16,12 +18,24 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.launch import cdiv, launch
-from kernels.norm.triton.forward import Statistics, gate_rows
+from kernels.norm.triton.forward import Statistics, gate_rows, num_heads, weight_rows
 from kernels.norm.triton.plan import TUNING, Tuning, backward_plan
 from kernels.sums import COLUMNS, column_sums
 
 SUM_ROWS = 128
 """Rows of partial sums that are loaded at once."""
+
+
+@triton.jit
+def _store_sums(partial, b_rows, i_h, o_d, m_d, D, BLOCK_H: tl.constexpr):
+    """partial [heads, D] gets the sums over the rows of a tile, of which every BLOCK_H-th belongs to the same head."""
+    if BLOCK_H == 1:
+        tl.store(partial + i_h * D + o_d, tl.sum(b_rows, 0), mask=m_d)
+    else:
+        TOKENS: tl.constexpr = b_rows.shape[0] // BLOCK_H
+        b_sums = tl.sum(tl.reshape(b_rows, [TOKENS, BLOCK_H, b_rows.shape[1]]), 0)
+        o_h = i_h * BLOCK_H + tl.arange(0, BLOCK_H)
+        tl.store(partial + o_h[:, None] * D + o_d[None, :], b_sums, mask=m_d[None, :])
 
 
 @triton.jit
@@ -43,30 +57,41 @@ def _norm_bwd_kernel(
     gate_outer,
     gate_inner,
     HEADS: tl.constexpr,
+    GATE_HEADS: tl.constexpr,
+    SIGMOID: tl.constexpr,
     LAYER: tl.constexpr,
     L2: tl.constexpr,
     SILU: tl.constexpr,
     ROWS: tl.constexpr,
+    BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """The formulas of this module for every num_programs-th tile.
+    """The formulas of this module for every num_programs-th tile of BLOCK_H heads of ROWS / BLOCK_H tokens.
 
-    partial [programs, D or 2 D]: dweight and, where there is a bias, dbias, summed over the rows of each program; None
-    without a weight.
+    A token is HEADS rows, which have the rows of the weight. A program keeps its heads, and the rows of its tiles keep
+    theirs, so that sums over tokens are sums over tiles.
+
+    partial [programs, HEADS D or 2 HEADS D]: dweight and, where there is a bias, dbias, summed over the rows of all
+    programs with the same i_p; None without a weight.
     """
-    i_p, num_programs = tl.program_id(0), tl.num_programs(0)
+    NUM_H: tl.constexpr = HEADS // BLOCK_H
+    TOKENS: tl.constexpr = ROWS // BLOCK_H
+    i_h, i_p = tl.program_id(0) % NUM_H, tl.program_id(0) // NUM_H
+    num_programs = tl.num_programs(0) // NUM_H
     o_d = tl.arange(0, BLOCK_D)
     m_d = o_d < D
+    o_row = tl.arange(0, ROWS)
     b_weight = 1.0
     if weight is not None:
-        b_weight = tl.load(weight + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]
+        b_weight = weight_rows(weight + i_h * BLOCK_H * D, o_row % BLOCK_H, o_d, m_d, D, BLOCK_H)
     b_bias = 0.0
     if bias is not None:
-        b_bias = tl.load(bias + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]
+        b_bias = weight_rows(bias + i_h * BLOCK_H * D, o_row % BLOCK_H, o_d, m_d, D, BLOCK_H)
     b_dweight = tl.zeros([ROWS, BLOCK_D], tl.float32)
     b_dbias = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    for i in range(i_p, tl.cdiv(R, ROWS), num_programs):
-        o_r = (i * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    for i in range(i_p, tl.cdiv(R // HEADS, TOKENS), num_programs):
+        o_token = (i * TOKENS + o_row // BLOCK_H).to(tl.int64)
+        o_r = o_token * HEADS + i_h * BLOCK_H + o_row % BLOCK_H
         m_r = o_r < R
         m = m_r[:, None] & m_d[None, :]
         o = o_r[:, None] * D + o_d[None, :]
@@ -81,12 +106,13 @@ def _norm_bwd_kernel(
             b_hat -= tl.load(mean + o_r, mask=m_r, other=0.0)[:, None]
         b_hat *= b_scale
         if gate is not None:
-            o_g = (o_r // HEADS) * gate_outer + (o_r % HEADS) * gate_inner
+            o_g = (o_r // GATE_HEADS) * gate_outer + (o_r % GATE_HEADS) * gate_inner
             b_g = tl.load(gate + o_g[:, None] + o_d[None, :], mask=m, other=0.0).to(tl.float32)
             b_open = tl.sigmoid(b_g)
-            b_dgate = b_dn * (b_hat * b_weight + b_bias) * b_open * (1.0 + b_g * (1.0 - b_open))
+            b_slope = b_open * (1.0 - b_open if SIGMOID else 1.0 + b_g * (1.0 - b_open))
+            b_dgate = b_dn * (b_hat * b_weight + b_bias) * b_slope
             tl.store(dgate + o, b_dgate.to(dgate.dtype.element_ty), mask=m)
-            b_dn *= b_g * b_open
+            b_dn *= b_open if SIGMOID else b_g * b_open
         if weight is not None:
             b_dweight += b_dn * b_hat
         if bias is not None:
@@ -107,15 +133,19 @@ def _norm_bwd_kernel(
         if dresidual is not None:
             tl.store(dresidual + o, b_ds.to(dresidual.dtype.element_ty), mask=m)
     if weight is not None:
-        p_partial = partial + i_p.to(tl.int64) * (D if bias is None else 2 * D) + o_d
-        tl.store(p_partial, tl.sum(b_dweight, 0), mask=m_d)
+        columns = HEADS * D
+        p_partial = partial + i_p.to(tl.int64) * (columns if bias is None else 2 * columns)
+        _store_sums(p_partial, b_dweight, i_h, o_d, m_d, D, BLOCK_H)
         if bias is not None:
-            tl.store(p_partial + D, tl.sum(b_dbias, 0), mask=m_d)
+            _store_sums(p_partial + columns, b_dbias, i_h, o_d, m_d, D, BLOCK_H)
 
 
 @triton.jit
 def _add_programs_kernel(partial, dweight, dbias, rows, D, total, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Sums over the rows of partial [rows, total]: the first D columns are dweight, the others dbias."""
+    """Sums over the rows of partial [rows, total]: the first D columns are dweight, the others dbias.
+
+    D counts the channels of all heads of the weight.
+    """
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b_sum = column_sums(partial, o, o < total, rows, total, ROWS)
     tl.store(dweight + o, b_sum.to(dweight.dtype.element_ty), mask=o < D)
@@ -129,6 +159,7 @@ def norm_bwd(
     bias: Tensor | None,
     gate: Tensor | None,
     kind: str,
+    gate_activation: str,
     activation: str | None,
     dy: Tensor,
     dtotal: Tensor | None,
@@ -149,11 +180,13 @@ def norm_bwd(
         dresidual = dx if residual_dtype == x_dtype else torch.empty_like(total, dtype=residual_dtype)
     dgate = None if gate is None else torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     _, place = gate_rows(gate)
-    plan = backward_plan(rows, width, total.device, tuning)
-    columns = width if bias is None else 2 * width
+    heads = num_heads(weight)
+    plan = backward_plan(rows, width, heads, total.device, tuning)
+    columns = heads * width if bias is None else 2 * heads * width
+    num_partial = plan.programs * plan.block_h // heads
     partial = None
     if weight is not None:
-        partial = torch.empty((plan.programs, columns), dtype=torch.float32, device=total.device)
+        partial = torch.empty((num_partial, columns), dtype=torch.float32, device=total.device)
     launch(
         _norm_bwd_kernel,
         plan.programs,
@@ -173,11 +206,14 @@ def norm_bwd(
         D=width,
         gate_outer=place.outer,
         gate_inner=place.inner,
-        HEADS=place.heads,
+        HEADS=heads,
+        GATE_HEADS=place.heads,
+        SIGMOID=gate_activation == "sigmoid",
         LAYER=kind == "layer",
         L2=kind == "l2",
         SILU=activation == "silu",
         ROWS=plan.rows,
+        BLOCK_H=plan.block_h,
         BLOCK_D=plan.block_d,
         **plan.options.keywords(),
     )
@@ -191,8 +227,8 @@ def norm_bwd(
         partial=partial,
         dweight=dweight,
         dbias=dbias,
-        rows=plan.programs,
-        D=width,
+        rows=num_partial,
+        D=heads * width,
         total=columns,
         ROWS=SUM_ROWS,
         BLOCK=COLUMNS,

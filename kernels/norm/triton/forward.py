@@ -37,6 +37,11 @@ def gate_rows(gate: Tensor | None) -> tuple[Tensor | None, GateRows]:
     return gate.contiguous(), GateRows(1, width, 0)
 
 
+def num_heads(weight: Tensor | None) -> int:
+    """Rows of a weight [H, V]; 1 for a weight that all rows of x share."""
+    return 1 if weight is None or weight.ndim == 1 else weight.shape[0]
+
+
 def _is_one_axis(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether these axes have the memory of a single one."""
     pairs = zip(shape[1:], strides[1:], strides[:-1], strict=True)
@@ -46,6 +51,17 @@ def _is_one_axis(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 @triton.jit
 def _silu(b_x):
     return b_x * tl.sigmoid(b_x)
+
+
+@triton.jit
+def weight_rows(weight, o_h, o_d, m_d, D, HEADS: tl.constexpr):
+    """Rows o_h of a weight or bias [HEADS, D] in float32; [1, BLOCK_D] where it has only one."""
+    if HEADS == 1:
+        b_weight = tl.load(weight + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]
+    else:
+        o = o_h[:, None] * D + o_d[None, :]
+        b_weight = tl.load(weight + o, mask=m_d[None, :], other=0.0).to(tl.float32)
+    return b_weight
 
 
 @triton.jit
@@ -65,6 +81,8 @@ def _norm_fwd_kernel(
     gate_inner,
     eps,
     HEADS: tl.constexpr,
+    GATE_HEADS: tl.constexpr,
+    SIGMOID: tl.constexpr,
     LAYER: tl.constexpr,
     L2: tl.constexpr,
     SILU: tl.constexpr,
@@ -97,12 +115,13 @@ def _norm_fwd_kernel(
     tl.store(scale + o_r, b_scale, mask=m_r)
     b_y = b_u * b_scale[:, None]
     if weight is not None:
-        b_y *= tl.load(weight + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]
+        b_y *= weight_rows(weight, o_r % HEADS, o_d, m_d, D, HEADS)
     if bias is not None:
-        b_y += tl.load(bias + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]
+        b_y += weight_rows(bias, o_r % HEADS, o_d, m_d, D, HEADS)
     if gate is not None:
-        o_g = (o_r // HEADS) * gate_outer + (o_r % HEADS) * gate_inner
-        b_y *= _silu(tl.load(gate + o_g[:, None] + o_d[None, :], mask=m, other=0.0).to(tl.float32))
+        o_g = (o_r // GATE_HEADS) * gate_outer + (o_r % GATE_HEADS) * gate_inner
+        b_g = tl.load(gate + o_g[:, None] + o_d[None, :], mask=m, other=0.0).to(tl.float32)
+        b_y *= tl.sigmoid(b_g) if SIGMOID else _silu(b_g)
     tl.store(y + o, b_y.to(y.dtype.element_ty), mask=m)
 
 
@@ -123,6 +142,7 @@ def norm_fwd(
     gate: Tensor | None,
     kind: str,
     eps: float,
+    gate_activation: str,
     activation: str | None,
     out_dtype: torch.dtype,
     tuning: Tuning = TUNING,
@@ -155,7 +175,9 @@ def norm_fwd(
         gate_outer=place.outer,
         gate_inner=place.inner,
         eps=float(eps),
-        HEADS=place.heads,
+        HEADS=num_heads(weight),
+        GATE_HEADS=place.heads,
+        SIGMOID=gate_activation == "sigmoid",
         LAYER=kind == "layer",
         L2=kind == "l2",
         SILU=activation == "silu",

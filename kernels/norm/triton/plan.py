@@ -32,6 +32,8 @@ class Plan(NamedTuple):
     block_d: int
     programs: int
     options: CompileOptions
+    block_h: int = 1
+    """Heads in a tile of the backward pass, whose rows are this many heads of every token."""
 
 
 def forward_plan(rows: int, width: int, tuning: Tuning) -> Plan:
@@ -40,11 +42,18 @@ def forward_plan(rows: int, width: int, tuning: Tuning) -> Plan:
     return Plan(tile_rows, block_d, cdiv(rows, tile_rows), options)
 
 
-def backward_plan(rows: int, width: int, device: torch.device, tuning: Tuning) -> Plan:
-    """The plan of the backward pass, in which all programs run at once and compute many tiles each."""
+def backward_plan(rows: int, width: int, heads: int, device: torch.device, tuning: Tuning) -> Plan:
+    """The plan of the backward pass, in which all programs run at once and compute many tiles each.
+
+    heads: rows of the weight. Programs that differ in heads are the inner axis of the grid.
+    """
     tile_rows, block_d, options = _tile(rows, width, tuning.backward, tuning)
-    programs = min(cdiv(rows, tile_rows), tuning.programs_of_processor * num_processors(device))
-    return Plan(tile_rows, block_d, programs, options)
+    # a power of two that divides the heads, so that no tile has rows of heads that do not exist
+    block_h = min(tile_rows, heads & -heads)
+    num_h = heads // block_h
+    most = max(1, tuning.programs_of_processor * num_processors(device) // num_h)
+    programs = num_h * min(cdiv(rows // heads, tile_rows // block_h), most)
+    return Plan(tile_rows, block_d, programs, options, block_h)
 
 
 def _tile(rows: int, width: int, elements: int, tuning: Tuning) -> tuple[int, int, CompileOptions]:

@@ -57,7 +57,8 @@ class Lightning(GatedLinearMixer):
 
     def _output(self, o: Tensor, gate: Tensor | None, residual: Tensor | None = None) -> Tensor:
         assert gate is not None
-        return step_linear(self.out, torch.sigmoid(gate) * self.norm.before_product(o.flatten(-2)), residual=residual)
+        y = self.norm.before_product(o.flatten(-2), gate, gate_activation="sigmoid")
+        return step_linear(self.out, y, residual=residual)
 
 
 class LightningConfig(BackboneConfig):

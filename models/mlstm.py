@@ -32,7 +32,7 @@ from kernels.gated_linear_attention import gated_linear_attention, gated_linear_
 from models.backbone import BackboneConfig, require_divides
 from models.parts.casts import at_least_float32
 from models.parts.channel import ChannelMixerKind
-from models.parts.linear import ResidualLinear
+from models.parts.linear import Linear, ResidualLinear
 from models.parts.mixer import Mixer
 from models.parts.norms import HeadNorm, NormKind
 from models.parts.time_axis import LeftPadding, blank
@@ -55,7 +55,7 @@ class MLSTM(Mixer):
         self.key_dim, self.value_dim = keys // self.num_heads, d_model // self.num_heads
         self.split = (keys, keys, d_model, d_model)
         self.proj = nn.Linear(d_model, sum(self.split), bias=False)
-        self.gates = nn.Linear(d_model, 2 * self.num_heads)
+        self.gates = Linear(d_model, 2 * self.num_heads)
         """The input gates of all heads, then the forget gates."""
         self.norm = HeadNorm(self.num_heads, d_model, eps=config.norm_eps, bias=False)
         self.out = ResidualLinear(d_model, d_model, bias=False)
@@ -74,14 +74,15 @@ class MLSTM(Mixer):
         input_gate, forget_gate = capped.chunk(2, dim=-1)
         q, k, v = (z.unflatten(-1, (self.num_heads, -1)) for z in (q, k, v))
         # one float32 operand would make the operator multiply in float32
-        k = (at_least_float32(k) * torch.exp(input_gate - CAP).unsqueeze(-1)).to(v.dtype)
+        k = (k * torch.exp(input_gate - CAP).unsqueeze(-1)).to(v.dtype)
         v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
         return q, k, v, F.logsigmoid(forget_gate), gate
 
     def _output(self, o: Tensor, gate: Tensor) -> Tensor:
-        o, n = at_least_float32(o).tensor_split([-1], dim=-1)
-        y = self.norm(o / n.abs().clamp(min=math.exp(-CAP)))
-        return self.out((torch.sigmoid(at_least_float32(gate)) * y).to(gate.dtype))
+        o, n = o.split((self.value_dim, 1), dim=-1)
+        # the gradient of a quotient would take more passes over o than that of a product
+        factor = at_least_float32(n).abs().clamp(min=math.exp(-CAP)).reciprocal()
+        return self.out(self.norm(o * factor, gate, gate_activation="sigmoid"))
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v, log_decay, gate = self._project(x)

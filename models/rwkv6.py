@@ -24,7 +24,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.gated_linear_attention import gated_linear_attention
@@ -136,8 +135,7 @@ class TimeMix6(MatrixTimeMix):
         """y from o_t = r_t S_{t-1}: adds the bonus of the current position."""
         bonus = at_least_float32(self.bonus).view(-1, self.head_dim)
         own = (at_least_float32(r) * bonus * at_least_float32(k)).sum(-1, keepdim=True)
-        y = self.norm(at_least_float32(o) + own * at_least_float32(v))
-        return self.out((F.silu(at_least_float32(gate)) * y).to(gate.dtype))
+        return self.out(self.norm(o, gate, residual=own * at_least_float32(v)))
 
     def _sequence(self, x: Tensor) -> tuple[Tensor, Tensor]:
         r, k, v, log_decay, gate = self._project(x, shifted(x))

@@ -111,7 +111,7 @@ class TimeMix7(MatrixTimeMix):
     def _output(self, o: Tensor, r: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
         rho = at_least_float32(self.rho).view(-1, self.head_dim)
         own = (at_least_float32(r) * rho * k).sum(-1, keepdim=True) * at_least_float32(v)
-        y = self.norm(at_least_float32(o)) + own.flatten(-2)
+        y = self.norm(o) + own.flatten(-2)
         return self.out((at_least_float32(gate) * y).to(gate.dtype))
 
     def _sequence(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.norm import Kind, norm
+from kernels.norm import GateActivation, Kind, norm
 from models.parts.casts import at_least_float32, autocast_dtype
 
 NormKind = Literal["layer", "rms", "batch"]
@@ -36,12 +35,27 @@ class RMSNorm(nn.RMSNorm):
         return norm(x, self.weight, eps=self.eps, out_dtype=at_least_float32(x).dtype)
 
     def before_product(
-        self, x: Tensor, gate: Tensor | None = None, *, activation: Literal["silu"] | None = None
+        self,
+        x: Tensor,
+        gate: Tensor | None = None,
+        *,
+        gate_activation: GateActivation = "silu",
+        activation: Literal["silu"] | None = None,
     ) -> Tensor:
-        """The norm of act(x), times silu(gate), rounded once, to the dtype of the matrix product that reads it."""
+        """The norm of act(x), times silu(gate) or sigmoid(gate), rounded once.
+
+        The result has the dtype of the matrix product that reads it.
+        """
         assert self.eps is not None
-        dtype = autocast_dtype(x)
-        return norm(x, self.weight, eps=self.eps, gate=gate, activation=activation, out_dtype=dtype)
+        return norm(
+            x,
+            self.weight,
+            eps=self.eps,
+            gate=gate,
+            gate_activation=gate_activation,
+            activation=activation,
+            out_dtype=autocast_dtype(x),
+        )
 
 
 def unit(x: Tensor, *, eps: float = 1e-6) -> Tensor:
@@ -50,19 +64,39 @@ def unit(x: Tensor, *, eps: float = 1e-6) -> Tensor:
 
 
 class HeadNorm(nn.GroupNorm):
-    """(x - mean(x)) / std(x) over V of every head of x [..., H, V], times a weight [H V] plus a bias [H V].
-
-    The result is [..., H V], in float32 or wider.
-    """
+    """(x - mean(x)) / std(x) over V of every head of x [..., H, V], times a weight [H V] plus a bias [H V]."""
 
     def __init__(self, num_heads: int, width: int, *, eps: float, bias: bool = True) -> None:
         super().__init__(num_heads, width, eps=eps)
         if not bias:
             self.register_parameter("bias", None)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.layer_norm(at_least_float32(x), x.shape[-1:], eps=self.eps).flatten(-2)
-        return y * self.weight if self.bias is None else torch.addcmul(self.bias, y, self.weight)
+    def forward(
+        self,
+        x: Tensor,
+        gate: Tensor | None = None,
+        *,
+        gate_activation: GateActivation = "silu",
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """The norm [..., H V] of x, or of x + residual, in float32 or wider.
+
+        With a gate [..., H V] it is multiplied by silu(gate) or sigmoid(gate), and the product is rounded once, to the
+        dtype of the gate.
+        """
+        heads = (self.num_groups, -1)
+        y = norm(
+            x,
+            self.weight.view(heads),
+            None if self.bias is None else self.bias.view(heads),
+            kind="layer",
+            eps=self.eps,
+            residual=residual,
+            gate=None if gate is None else gate.unflatten(-1, heads),
+            gate_activation=gate_activation,
+            out_dtype=at_least_float32(x).dtype if gate is None else gate.dtype,
+        )
+        return (y if isinstance(y, Tensor) else y[0]).flatten(-2)
 
 
 NORM_MODULES = (nn.LayerNorm, nn.RMSNorm, nn.BatchNorm1d, nn.GroupNorm)

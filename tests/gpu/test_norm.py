@@ -7,6 +7,8 @@ import torch
 
 from kernels.backend import record_operators
 from kernels.norm import norm
+from models import MODELS
+from suite.contracts import TaskSpec
 from suite.laws.accuracy import assert_close
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -46,6 +48,16 @@ def wide(inputs):
     return {name: x.double() for name, x in inputs.items()}
 
 
+def assert_equals_plain_pytorch(inputs, rest, dtype):
+    """The rule of `suite.laws.accuracy` for the results of the kernels and all gradients."""
+    exact = results(partial(norm, backend="torch"), wide(inputs), rest, dtype)
+    plain = results(partial(norm, backend="torch"), inputs, rest, dtype)
+    actual = results(partial(norm, backend="triton"), inputs, rest, dtype)
+    for index, (a, e, p) in enumerate(zip(actual, exact, plain, strict=True)):
+        assert a.dtype == p.dtype
+        assert_close(a, e, a.dtype, plain=p, what=f"result {index}")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("rows", "width"), [(16384, 768), (4096, 2048), (65536, 64), (3001, 128), (7, 1), (100, 77), (33, 8192), (1, 5000)]
@@ -66,12 +78,57 @@ def test_large_inputs_equal_plain_pytorch_in_double_precision(options, rows, wid
     if width == 1 and options.get("kind") == "layer":
         pytest.skip("a layer norm of one element has no gradient for x")
     inputs, rest = make_inputs(rows, width, dtype, **options)
-    exact = results(partial(norm, backend="torch"), wide(inputs), rest, dtype)
-    plain = results(partial(norm, backend="torch"), inputs, rest, dtype)
-    actual = results(partial(norm, backend="triton"), inputs, rest, dtype)
-    for index, (a, e, p) in enumerate(zip(actual, exact, plain, strict=True)):
-        assert a.dtype == p.dtype
-        assert_close(a, e, a.dtype, plain=p, what=f"result {index}")
+    assert_equals_plain_pytorch(inputs, rest, dtype)
+
+
+def with_heads(tokens, heads, width, dtype, *, bias=True, residual=False):
+    """Inputs of a layer norm with weights of heads and a gate that is a part of a projection."""
+    inputs, options = make_inputs(tokens * heads, width, dtype, kind="layer", residual=residual)
+    g = torch.Generator("cuda").manual_seed(heads)
+    for name in ("x", "residual"):
+        if name in inputs:
+            inputs[name] = inputs[name].view(tokens, heads, width)
+    for name in ("weight", "bias"):
+        inputs[name] = torch.randn(heads, width, generator=g, device="cuda")
+    if not bias:
+        del inputs["bias"]
+    projection = torch.randn(tokens, 3 * heads * width, generator=g, device="cuda").to(dtype)
+    inputs["gate"] = projection[:, -heads * width :].unflatten(-1, (heads, width))
+    return inputs, options
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("tokens", "heads", "width"),
+    [(512 * 39, 4, 32), (16384, 12, 64), (1001, 3, 8), (1, 4, 32), (77, 1, 20), (300, 40, 64), (50, 6, 2048)],
+)
+@pytest.mark.parametrize(
+    ("options", "gate_activation"),
+    [({"bias": False}, "sigmoid"), ({"residual": True}, "silu")],
+    ids=["sigmoid", "silu, with bias and residual"],
+)
+def test_weights_of_heads_equal_plain_pytorch_in_double_precision(
+    options, gate_activation, tokens, heads, width, dtype
+):
+    inputs, rest = with_heads(tokens, heads, width, dtype, **options)
+    assert_equals_plain_pytorch(inputs, {**rest, "gate_activation": gate_activation}, dtype)
+
+
+@pytest.mark.parametrize("name", ["mlstm", "rwkv6", "rwkv7", "lightning"])
+def test_networks_with_norms_of_heads_and_gates_run_on_the_kernels(name):
+    torch.manual_seed(0)
+    spec = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=40, vocab_size=16)
+    network = MODELS.load(name)(num_layers=2, d_model=128).build(spec).cuda()
+    with record_operators() as used, torch.autocast("cuda", dtype=torch.bfloat16):
+        network(torch.randint(16, (4, 40), device="cuda")).float().square().mean().backward()
+    assert used["norm"]["backend"] == "triton"
+    assert all(torch.isfinite(p.grad).all() for p in network.parameters() if p.grad is not None)
+
+
+def test_two_runs_with_weights_of_heads_are_bitwise_equal():
+    inputs, options = with_heads(20000, 4, 32, torch.bfloat16)
+    runs = [results(partial(norm, backend="triton"), inputs, options, torch.bfloat16) for _ in range(2)]
+    assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
 
 
 def test_two_runs_are_bitwise_equal():

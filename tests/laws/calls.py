@@ -296,6 +296,8 @@ def _norm(draw: Draw) -> Iterator[Call]:
     yield Call("layer", both, {"x": x, "weight": weight, "bias": bias, "kind": "layer", "residual": residual})
     yield Call("rms", both, {"x": x, "weight": weight, "residual": residual})
     yield Call("gated", both, {"x": x, "weight": weight, "gate": gate, "activation": "silu", "eps": 1e-2})
+    heads = {"weight": draw(5, 8), "bias": draw(5, 8), "kind": "layer"}
+    yield Call("heads, sigmoid gate", both, {"x": x, **heads, "gate": gate, "gate_activation": "sigmoid"})
 
 
 def _rotary(draw: Draw) -> Iterator[Call]:

@@ -72,7 +72,8 @@ def _kernels_are_faster(u: Tensor, filter: Tensor, with_gates: bool) -> bool:
         return enough and steps <= MAX_FLOAT32_STEPS
     if u.dtype != torch.bfloat16:
         return False
-    if (steps < MIN_LAGS) if with_gates else (lags <= FEW_LAGS):
+    with_few_taps = steps < MIN_LAGS if with_gates else lags <= FEW_LAGS
+    if with_few_taps:
         return u.numel() >= MIN_ELEMENTS
     return lags >= MIN_LAGS and (lags <= MAX_LAGS or steps <= MAX_STEPS) and batch * steps >= MIN_ROWS
 

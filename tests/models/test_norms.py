@@ -13,6 +13,7 @@ from kernels.norm import norm as norm_operator
 from models import MODELS
 from models.parts import norms
 from models.parts.norms import HeadNorm, RMSNorm
+from suite.laws.accuracy import assert_close
 from suite.laws.models import build
 
 
@@ -72,12 +73,17 @@ def test_mixers_on_the_kernels_equal_those_on_plain_pytorch(name, monkeypatch):
     heads = {"head_dim": 8} if "head_dim" in config.model_fields else {"num_heads": 3}
     mixer = build(config, num_layers=1, d_model=24, dtype=torch.float32, **heads).mixers[0]
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    mixer.to(device)
-    x = torch.randn(2, 9, 24, generator=torch.Generator().manual_seed(0)).to(device).requires_grad_()
-    leaves, results = [x, *mixer.parameters()], []
-    for backend in ("torch", "triton"):
+    x = torch.randn(2, 9, 24, generator=torch.Generator().manual_seed(0)).to(device)
+
+    def results(backend, dtype):
         monkeypatch.setattr(norms, "norm", partial(norm_operator, backend=backend))
-        y = mixer(x)
-        results.append([y, *torch.autograd.grad(y.square().sum(), leaves)])
-    for plain, actual in zip(*results, strict=True):
-        torch.testing.assert_close(actual, plain, rtol=1e-4, atol=1e-4 * plain.abs().max().item())
+        mixer.to(device, dtype)
+        inputs = x.to(dtype).requires_grad_()
+        y = mixer(inputs)
+        return [y, *torch.autograd.grad(y.square().sum(), [inputs, *mixer.parameters()])]
+
+    plain, actual = results("torch", torch.float32), results("triton", torch.float32)
+    # float32 weights are exact in float64
+    exact = results("torch", torch.float64)
+    for index, (a, e, p) in enumerate(zip(actual, exact, plain, strict=True)):
+        assert_close(a, e, torch.float32, plain=p, what=f"result {index}")

@@ -160,7 +160,13 @@ class S6(Mixer):
         B, C = self._map(B, self.B), self._map(C, self.C)
         # one complex state stands for a conjugate pair, whose response is twice the real part
         C = 2 * C if self.is_complex else C
-        return keep(lambda: torch.zeros_like(x) if weight is None else F.linear(dt, weight)), A, B, C
+        shape, dtype = x.shape, x.dtype
+
+        # this function stays in memory, so it must not hold x, which is computed again, too
+        def step_sizes() -> Tensor:
+            return dt.new_zeros(shape, dtype=dtype) if weight is None else F.linear(dt, weight)
+
+        return keep(step_sizes), A, B, C
 
     def _map(self, selected: Tensor, parameter: Tensor | None) -> Tensor:
         """B or C: the parameter where there is one, else what x selects; complex where A is."""

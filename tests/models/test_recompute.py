@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 
-from models import MODELS
+from models import MODELS, mamba
 from models.attention import AttentionConfig
 from models.gsa import GSAConfig
 from models.mamba import S6, MambaConfig
@@ -67,6 +67,23 @@ def test_a_selective_state_space_model_has_the_same_bits():
             y = layer(x * 2, z, at_once)
         results.append([y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("fixed", [(), ("dt",)])
+def test_mamba_keeps_neither_the_convolved_input_nor_the_step_sizes(monkeypatch, fixed):
+    alive = []
+
+    def scan(x, dt, *_, **options):
+        # keeps both for its gradient, as the kernels do
+        alive.extend([weakref.ref(x), weakref.ref(dt)])
+        return x * dt * options["z"]
+
+    monkeypatch.setattr(mamba, "spares", lambda *_: True)
+    monkeypatch.setattr(mamba, "selective_scan", scan)
+    layer = MambaConfig(d_model=16, num_layers=1, fixed=fixed).mixer(0, TOKENS)
+    y = layer(torch.randn(2, 40, 16))
+    assert [x() for x in alive] == [None, None]
+    y.sum().backward()
 
 
 @pytest.mark.parametrize("name", ["mamba", "gsa", "h3", "transformer++"])

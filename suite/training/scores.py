@@ -20,6 +20,7 @@ UNITS = {
     "bits_per_base": "bits",
     "bits_per_sample": "bits",
     "judge_accuracy": "fraction",
+    "exact": "fraction",
     "mean_absolute_error": "sd",
 }
 

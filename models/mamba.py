@@ -10,7 +10,10 @@ Source: Mamba (Gu & Dao 2023), section 3.4, algorithm 2 and appendix E. What the
 every channel, the initialisation of dt, biases) is as in the authors' code (mamba_ssm). `inner` replaces S6 by another
 sequence layer and `gate=False` drops z, for the rows of the paper's tables 1 and 6 ("No gate", and "Mamba" with S4 or
 Hyena). `fixed` and `A_init` are the ablations of its tables 7 to 10: a step size, B or C that does not depend on the
-input, and other eigenvalues A, also complex ones.
+input, and other eigenvalues A, also complex ones. With `negative_eigenvalues` the factor of h_{t-1} is
+2 exp(dt_t A) - 1 in place of exp(dt_t A), for state tracking (Grazzi et al. 2024, arXiv 2411.12537, section 5; positive_and_negative in
+flash-linear-attention_mod/fla/models/mamba_py/mamba_mod.py of adankow/unlocking_state_tracking at
+ef8aaa307c5f0cdc530de9b3cb3fb9328c9da991).
 
 Sizes: two layers of width 64 with a tied vocabulary of 16 have 66,496 parameters. The 74K of the paper's table 11 are
 reached with `dt_rank` 16 and an untied readout, or with a vocabulary of 128 in place of the 16 that the paper states
@@ -26,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -63,6 +66,7 @@ class S6(Mixer):
     A_init: A_n = -(n + 1) where None (S4D-Real); `half`: -1/2; `random`: -exp(r) with r standard normal; `complex`:
         -1/2 + n i (S4D-Lin as the paper has it, without the factor pi), one of each pair of N / 2 conjugate pairs, with
         complex B and C and a complex state [B, width, N / 2].
+    negative_eigenvalues: the state is multiplied by 2 exp(dt A) - 1, between -1 and 1.
     network_init: linear maps keep the start that the network gives them, and b_dt is zero (see `MambaConfig`).
     """
 
@@ -78,10 +82,12 @@ class S6(Mixer):
         fixed: tuple[Selected, ...] = (),
         A_init: AInit | None = None,
         groups: int | None = None,
+        negative_eigenvalues: bool = False,
         network_init: bool = False,
     ) -> None:
         super().__init__()
         self.groups, self.network_init = groups, network_init
+        self.negative_eigenvalues = negative_eigenvalues
         self.A_init, self.is_complex = A_init, A_init == "complex"
         self.dt_min, self.dt_max, self.dt_floor = dt_min, dt_max, dt_floor
         num_states = d_state // 2 if self.is_complex else d_state
@@ -105,7 +111,15 @@ class S6(Mixer):
     @property
     def standard(self) -> bool:
         """Whether this is the S6 of the paper, for which there is an operator of a whole step."""
-        return all(self.sizes) and not self.is_complex and not self.groups
+        return all(self.sizes) and not (self.is_complex or self.groups or self.negative_eigenvalues)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """The arguments of the scan and of its step that do not depend on the input."""
+        return {
+            "D": self.D, "dt_bias": self.dt_bias, "dt_softplus": True,
+            "negative_eigenvalues": self.negative_eigenvalues,
+        }  # fmt: skip
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -188,7 +202,7 @@ class S6(Mixer):
         self, x: Tensor, z: Tensor | None = None, keep: Callable[[Callable[[], Tensor]], Tensor] = at_once
     ) -> Tensor:
         """y from x and the gate z [B, T, width]. keep: that of `Recomputing`, which then spares the step sizes."""
-        y = selective_scan(x, *self._select(x, keep), D=self.D, z=z, dt_bias=self.dt_bias, dt_softplus=True)
+        y = selective_scan(x, *self._select(x, keep), z=z, **self._options)
         assert isinstance(y, Tensor)
         return y
 
@@ -200,16 +214,14 @@ class S6(Mixer):
     def step(self, x_t: Tensor, state: State, z: Tensor | None = None) -> tuple[Tensor, State]:
         dt, A, B, C = self._select(x_t)
         B, C = self._of_channels(B, self.B), self._of_channels(C, self.C)
-        y = selective_scan_step(x_t, dt, A, B, C, state[0], D=self.D, z=z, dt_bias=self.dt_bias, dt_softplus=True)
+        y = selective_scan_step(x_t, dt, A, B, C, state[0], z=z, **self._options)
         return y, state
 
     def prefill(
         self, x: Tensor, state: State, padding: LeftPadding | None = None, z: Tensor | None = None
     ) -> tuple[Tensor, State]:
         x = blank(x, padding)
-        y, after = selective_scan(
-            x, *self._select(x), D=self.D, z=z, dt_bias=self.dt_bias, dt_softplus=True, return_final_state=True
-        )
+        y, after = selective_scan(x, *self._select(x), z=z, return_final_state=True, **self._options)
         return y, (after,)
 
     def state_size(self, length: int) -> int:
@@ -346,6 +358,7 @@ def make_inner(kind: Inner, width: int, d_model: int, length: int, config: Mamba
             fixed=config.fixed,
             A_init=config.A_init,
             groups=config.groups,
+            negative_eigenvalues=config.negative_eigenvalues,
             network_init=config.network_init,
         )
     if kind in ("s4d", "s4d-real"):
@@ -363,7 +376,7 @@ class MambaConfig(BackboneConfig):
     """
 
     left_out_when_off: ClassVar[tuple[str, ...]] = (
-        *BackboneConfig.left_out_when_off, "fixed", "A_init", "groups", "network_init",
+        *BackboneConfig.left_out_when_off, "fixed", "A_init", "groups", "negative_eigenvalues", "network_init",
     )  # fmt: skip
 
     channel_mixer: ChannelMixerKind = "none"
@@ -386,6 +399,8 @@ class MambaConfig(BackboneConfig):
     groups: Width | None = None
     """Groups of channels with a B and a C of their own, which the scan of the authors' code (mamba_ssm) takes, although
     its Mamba has one. None: one B and C for all channels."""
+    negative_eigenvalues: bool = False
+    """Whether the state is multiplied by 2 exp(dt A) - 1, between -1 and 1, in place of exp(dt A) between 0 and 1."""
     network_init: bool = False
     """Whether the linear maps of the mixer start as those of the network do (normal with `init_std`, in place of
     torch's start), and the bias of the step sizes at zero, so that dt is about log 2 in place of `dt_min` to `dt_max`.
@@ -397,10 +412,13 @@ class MambaConfig(BackboneConfig):
         super().check(spec)
         pairs = self.inner == "s4d" or self.A_init == "complex"
         check_ssm("mamba", self.d_state, self.dt_min, self.dt_max, pairs=pairs)
-        if self.inner != "s6" and (self.fixed or self.A_init or self.groups):
+        if self.inner != "s6" and (self.fixed or self.A_init or self.groups or self.negative_eigenvalues):
             raise ValueError(
-                f"mamba: fixed, A_init and groups are options of inner='s6', got inner={self.inner!r}; leave them out."
+                f"mamba: fixed, A_init, groups and negative_eigenvalues are options of inner='s6', got "
+                f"inner={self.inner!r}; leave them out."
             )
+        if self.negative_eigenvalues and self.A_init == "complex":
+            raise ValueError("mamba: negative_eigenvalues needs real eigenvalues; set A_init to half, random or null.")
         if self.groups is not None:
             require_divides("mamba", groups=self.groups, width=self.expand * self.d_model)
         if len(set(self.fixed)) != len(self.fixed):

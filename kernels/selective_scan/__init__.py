@@ -3,6 +3,9 @@
 h_t[d, n] = exp(dt_t[d] A[d, n]) h_{t-1}[d, n] + dt_t[d] B_t[n] x_t[d]
 y_t[d]    = Re(sum_n C_t[n] h_t[d, n]) + D[d] x_t[d],   times silu(z_t[d]) where z is given
 
+With `negative_eigenvalues`, the state is multiplied by 2 exp(dt A) - 1 between -1 and 1, in place of exp(dt A) between
+0 and 1 (Grazzi et al. 2024, arXiv 2411.12537, section 5).
+
 Source: Mamba (Gu & Dao 2023), section 3.2, Algorithm 2. A, B, C and D are the paper's; shapes are given in words.
 
 Departures from the paper:
@@ -43,6 +46,7 @@ def selective_scan(
     dt_softplus: bool = False,
     initial_state: Tensor | None = None,
     return_final_state: bool = False,
+    negative_eigenvalues: bool = False,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The recurrence of this module over a sequence.
@@ -53,6 +57,8 @@ def selective_scan(
                        map for each of G groups of neighbouring channels, which are scanned one after the other.
     D, dt_bias:        [width]. The step size is dt + dt_bias, through softplus if dt_softplus.
     initial_state:     [batch, width, N]; None for zero.
+    negative_eigenvalues: whether the factor of the state is 2 exp(dt A) - 1. All tensors are real then; in Triton, the
+                       scan does not run on the matrix units and does not cut time into segments.
     backend:           triton takes float32, bfloat16, float16 and complex64 inputs on a CUDA device and N up to 64; it
                        first copies x, dt and z unless their last axis is contiguous. auto takes Triton there and plain
                        PyTorch elsewhere. Both are deterministic.
@@ -62,10 +68,16 @@ def selective_scan(
     shapes that do not fit together, and where backend="triton" cannot run.
     """
     if 4 in (B.ndim, C.ndim):
-        options: dict[str, Any] = {"dt_softplus": dt_softplus, "backend": backend}
+        options: dict[str, Any] = {
+            "dt_softplus": dt_softplus, "negative_eigenvalues": negative_eigenvalues, "backend": backend,
+        }  # fmt: skip
         y, state = _scan_groups(x, dt, A, B, C, D, z, dt_bias, initial_state, options)
         return (y, state) if return_final_state else y
     _check(x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, initial_state=initial_state)
+    options = {"dt_softplus": dt_softplus}
+    if negative_eigenvalues:
+        _check_real("selective_scan", A, B, C, initial_state)
+        options["negative_eigenvalues"] = True
     if _use_triton("selective_scan", backend, x, dt, A, B, C, D, z, dt_bias, initial_state):
         from kernels.selective_scan.triton import selective_scan_triton
         from kernels.selective_scan.triton.complex import selective_scan_complex
@@ -74,12 +86,12 @@ def selective_scan(
         scan: Callable[..., Any] = selective_scan_complex if is_complex else selective_scan_triton
         with on_device_of(x):
             return scan(
-                x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus,
-                initial_state=initial_state, return_final_state=return_final_state,
+                x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, initial_state=initial_state,
+                return_final_state=return_final_state, **options,
             )  # fmt: skip
     with torch.autocast(x.device.type, enabled=False):
         y, state = selective_scan_chunked(
-            x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus, initial_state=initial_state
+            x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, initial_state=initial_state, **options
         )
     return (y, state) if return_final_state else y
 
@@ -96,6 +108,7 @@ def selective_scan_step(
     z: Tensor | None = None,
     dt_bias: Tensor | None = None,
     dt_softplus: bool = False,
+    negative_eigenvalues: bool = False,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> Tensor:
     """One step of the recurrence; `state` [batch, width, N] is updated in place.
@@ -106,6 +119,10 @@ def selective_scan_step(
     is asked for a gradient.
     """
     _check_step(x, dt, A, B, C, state, D=D, z=z, dt_bias=dt_bias)
+    options = {"softplus": dt_softplus}
+    if negative_eigenvalues:
+        _check_real("selective_scan_step", A, B, C, state)
+        options["negative"] = True
     tensors = (x, dt, A, B, C, state, D, z, dt_bias)
     if _use_triton(
         "selective_scan_step", backend, *tensors, obstacle=NO_GRADIENT if needs_gradient(*tensors) else None
@@ -115,7 +132,7 @@ def selective_scan_step(
 
         step = selective_scan_step_complex if _is_complex(A, B, C, state) else selective_scan_step_triton
         with on_device_of(x):
-            return step(x, dt, A, B, C, state, skip=D, z=z, bias=dt_bias, softplus=dt_softplus)
+            return step(x, dt, A, B, C, state, skip=D, z=z, bias=dt_bias, **options)
     with torch.autocast(x.device.type, enabled=False):
         real = A.real.dtype
         size = dt.to(real) if dt_bias is None else dt.to(real) + dt_bias.to(real)
@@ -123,7 +140,10 @@ def selective_scan_step(
             size = F.softplus(size)
         b, c = (m.unsqueeze(1) if m.ndim == 2 else m for m in (B, C))
         inputs = x.to(real)
-        state.mul_(torch.exp(size.unsqueeze(-1) * A)).add_((size * inputs).unsqueeze(-1) * b)
+        decay = torch.exp(size.unsqueeze(-1) * A)
+        if negative_eigenvalues:
+            decay = 2 * decay - 1
+        state.mul_(decay).add_((size * inputs).unsqueeze(-1) * b)
         y = (state * c).sum(-1)
         y = y.real if y.is_complex() else y
         if D is not None:
@@ -246,6 +266,11 @@ def _check_step(
         z=(z, [(batch, width)]),
         dt_bias=(dt_bias, [(width,)]),
     )
+
+
+def _check_real(op: str, *tensors: Tensor | None) -> None:
+    if _is_complex(*tensors):
+        raise ValueError(f"{op}: negative_eigenvalues needs real A, B, C and states; give real ones or leave it off.")
 
 
 def _check_shapes(op: str, **tensors: tuple[Tensor | None, list[tuple[int, ...]]]) -> None:

@@ -11,7 +11,9 @@ r_t = conj(a_t) g_t that of h_{t-1} through the decay,
 
     g_t = conj(C_t) dy_t + r_{t+1};   r_t = conj(a_t) (conj(C_t) dy_t + r_{t+1})
 
-is the same recurrence in reversed time. The gradient of dt_t A is r_t conj(h_{t-1}), and that of b_t is g_t.
+is the same recurrence in reversed time. The gradient of dt_t A is r_t conj(h_{t-1}), and that of b_t is g_t. With
+`negative_eigenvalues`, a_t = 2 exp(dt_t A) - 1, and the gradient of dt_t A is (r_t + g_t) h_{t-1}, since the derivative
+of a_t is a_t + 1.
 """
 
 from __future__ import annotations
@@ -68,6 +70,7 @@ def selective_scan_chunked(
     dt_bias: Tensor | None = None,
     dt_softplus: bool = False,
     initial_state: Tensor | None = None,
+    negative_eigenvalues: bool = False,
     schedule: Schedule | None = None,
 ) -> tuple[Tensor, Tensor]:
     """y [batch, length, width] and the final state [batch, width, N]; the computation is at least in float32.
@@ -88,7 +91,7 @@ def selective_scan_chunked(
     if schedule is None:
         schedule = HOST if x.device.type == "cpu" else DEVICE
     wide = (m.to(state_dtype) for m in (A, B, C, initial_state))
-    y, state = _Scan.apply(step * inputs, step, *wide, schedule)
+    y, state = _Scan.apply(step * inputs, step, *wide, negative_eigenvalues, schedule)
     if D is not None:
         y = y + D.to(real) * inputs
     if z is not None:
@@ -147,14 +150,22 @@ def _real_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 class _Scan(torch.autograd.Function):
-    """h_t = exp(dt_t A) h_{t-1} + u_t B_t and y_t = Re(sum_n C_t h_t), from u = dt x and dt [batch, length, width].
+    """h_t = a_t h_{t-1} + u_t B_t and y_t = Re(sum_n C_t h_t), from u = dt x and dt [batch, length, width].
 
     A, B, C and the initial state have the dtype of the states.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, initial_state: Tensor, schedule: Schedule
+        ctx: Any,
+        u: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        initial_state: Tensor,
+        negative: bool,
+        schedule: Schedule,
     ) -> tuple[Tensor, Tensor]:
         batch, length, _ = u.shape
         segment, block = schedule.cut(length, batch * A.numel())
@@ -163,32 +174,35 @@ class _Scan(torch.autograd.Function):
             end = min(begin + segment, length)
             padded, this_block = _with_padding(end - begin, block)
             starts.append(state)
-            part = _Segment(u, dt, A, B, C, begin, end, padded)
+            part = _Segment(u, dt, A, B, C, begin, end, padded, negative)
             states = part.states(state, this_block)[1:]
             y = _contract(states, part.C)
             outputs.append((y.real if y.is_complex() else y)[: end - begin].transpose(0, 1))
             state = states[-1].clone()
         ctx.save_for_backward(u, dt, A, B, C, *starts)
-        ctx.segment, ctx.block = segment, block
+        ctx.negative, ctx.segment, ctx.block = negative, segment, block
         return torch.cat(outputs, dim=1), state
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
         u, dt, A, B, C, *starts = ctx.saved_tensors
         with torch.no_grad(), torch.autocast(u.device.type, enabled=False):
-            return *_backward(u, dt, A, B, C, starts, dy, dstate, ctx.segment, ctx.block), None
+            gradients = _backward(u, dt, A, B, C, starts, dy, dstate, ctx.negative, ctx.segment, ctx.block)
+        return *gradients, None, None
 
 
 class _Segment:
     """The arguments of one segment with time as their first axis, and its decays."""
 
     def __init__(
-        self, u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, begin: int, end: int, padded: int
+        self, u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, begin: int, end: int, padded: int, negative: bool
     ) -> None:
         self.u, self.dt = (_time_first(m, begin, end, padded) for m in (u, dt))
         # [steps, batch, N], or [width, N] where they do not depend on the input
         self.B, self.C = (_time_first(m, begin, end, padded) if m.ndim == 3 else m for m in (B, C))
         self.decay = (self.dt.unsqueeze(-1) * A).exp_()
+        if negative:
+            self.decay.mul_(2).sub_(1)
 
     def states(self, start: Tensor, block: int) -> Tensor:
         """The start and the state after every step, [steps + 1, batch, width, N]."""
@@ -220,6 +234,7 @@ def _backward(
     starts: list[Tensor],
     dy: Tensor,
     dstate: Tensor,
+    negative: bool,
     segment: int,
     block: int,
 ) -> tuple[Tensor, ...]:
@@ -234,7 +249,7 @@ def _backward(
         end = min(begin + segment, length)
         size = end - begin
         padded, this_block = _with_padding(size, block)
-        part = _Segment(u, dt, A, B, C, begin, end, padded)
+        part = _Segment(u, dt, A, B, C, begin, end, padded, negative)
         states = part.states(starts[index], this_block)
         dy_part = _time_first(dy, begin, end, padded).to(A.dtype)
         u_part = part.u.to(A.dtype)
@@ -249,8 +264,11 @@ def _backward(
         dB_part += torch.einsum(f"lbd,{subscripts_c}->{subscripts_b}", u_part * dy_part, conj_c)
         du_part = _contract(reverse[1:], conj_b) + dy_part * (_over_width(conj_c) * _over_width(conj_b)).sum(-1)
         gradient = reverse[0].clone()
-        # r_t conj(h_{t-1}), the gradient of dt_t A
-        exponent = reverse[:-1].mul_(states[:-1].conj())
+        # the gradient of dt_t A
+        exponent = reverse[:-1]
+        if negative:
+            exponent = exponent + reverse[1:] + dy_part.unsqueeze(-1) * _over_width(conj_c)
+        exponent = exponent.mul_(states[:-1].conj())
         dA += torch.einsum("lbd,lbdn->dn", part.dt.to(A.dtype), exponent)
         ddt_part = (exponent * A.conj()).sum(-1)
         for whole, grad in ((du, du_part), (ddt, ddt_part)):

@@ -19,6 +19,7 @@ def selective_scan_reference(
     dt_bias: Tensor | None = None,
     dt_softplus: bool = False,
     initial_state: Tensor | None = None,
+    negative_eigenvalues: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """y [batch, length, width] and the final state [batch, width, N], computed in the dtypes of the arguments.
 
@@ -35,6 +36,8 @@ def selective_scan_reference(
     outputs = []
     for t in range(length):
         decay = torch.exp(step[:, t, :, None] * A)
+        if negative_eigenvalues:
+            decay = 2 * decay - 1
         state = decay * state + (step[:, t] * x[:, t])[:, :, None] * b[:, t]
         y_t = (c[:, t] * state).sum(-1)
         outputs.append(y_t.real if y_t.is_complex() else y_t)

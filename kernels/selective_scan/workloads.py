@@ -1,8 +1,9 @@
 """Benchmark workloads of the selective scan and of one step of it for decoding.
 
 In the shapes B is the batch, T the length, D the width and N the number of states. `form` is `gated` (with z, D,
-dt_bias and softplus, as Mamba's layer has it), `core` (the recurrence alone) or `complex` (the gated form with
-N complex states, as in Mamba's table 8). The shapes with B 1 and D 1024 are the sweep of Mamba's figure 8.
+dt_bias and softplus, as Mamba's layer has it), `core` (the recurrence alone), `complex` (the gated form with
+N complex states, as in Mamba's table 8) or `negative` (the gated form with negative eigenvalues, at the size of
+`state-tracking/formal-languages`). The shapes with B 1 and D 1024 are the sweep of Mamba's figure 8.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
         return {**inputs, "dt": log_uniform_dt(generator, dtype, batch, length, width)}
     # the inverse of softplus, so that softplus(dt_bias) is log-uniform
     dt_bias = log_uniform_dt(generator, wide, width).expm1().log()
+    if shape["form"] == "negative":
+        inputs["negative_eigenvalues"] = True
     return {
         **inputs,
         "dt": normal(generator, dtype, batch, length, width).mul_(0.3),
@@ -111,6 +114,8 @@ def channel_first(inputs: Inputs) -> Inputs:
 
 
 def real_only(shape: Shape, dtype: torch.dtype) -> str | None:
+    if shape.get("form") == "negative":
+        return "has no negative eigenvalues"
     return "is set up for real states only" if shape.get("form") == "complex" else None
 
 
@@ -147,6 +152,7 @@ WORKLOAD = Workload(
                 for form in ("gated", "core")
             ),
             {"B": 1, "T": 32768, "D": 1024, "N": 8, "form": "complex"},
+            {"B": 1024, "T": 39, "D": 256, "N": 16, "form": "negative"},
         ),
     },
     keep=("A", "D", "dt_bias"),

@@ -94,6 +94,13 @@ def test_the_kernels_without_matrix_units_equal_plain_pytorch_in_double_precisio
     assert_equals_plain_pytorch_in_double_precision(make_inputs(3, 515, 200, state), torch.bfloat16, op)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("batch", "length", "width", "state"), [(256, 39, 256, 16), (2, 515, 200, 5)])
+def test_negative_eigenvalues_equal_plain_pytorch_in_double_precision(batch, length, width, state, dtype):
+    inputs = make_inputs(batch, length, width, state, dtype) | {"negative_eigenvalues": True}
+    assert_equals_plain_pytorch_in_double_precision(inputs, dtype)
+
+
 @pytest.mark.parametrize("width", [16, 18, 32, 34, 64, 66])
 def test_few_channels_in_bfloat16_equal_plain_pytorch_in_double_precision(width):
     # the number of warps of a program follows the width

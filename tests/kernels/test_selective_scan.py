@@ -475,9 +475,9 @@ def test_a_pass_over_segments_takes_seven_launches_and_few_operations():
     assert len(operations) <= 18, operations
 
 
-@pytest.mark.parametrize("shared", ["", "B", "C"])
-def test_groups_of_channels_have_maps_of_their_own(shared):
-    inputs = make_inputs(2, 9, 6, 4)
+@pytest.mark.parametrize(("shared", "negative"), [("", False), ("", True), ("B", False), ("C", False)])
+def test_groups_of_channels_have_maps_of_their_own(shared, negative):
+    inputs = make_inputs(2, 9, 6, 4) | {"negative_eigenvalues": negative}
     maps = {name: torch.randn(2, 9, 3, 4, dtype=torch.float64) for name in "BC" if name != shared}
 
     def one_channel(**given):
@@ -494,8 +494,66 @@ def test_groups_of_channels_have_maps_of_their_own(shared):
     assert_matches_reference(partial(selective_scan, return_final_state=True), one_channel, inputs | maps, keep=WIDE)
 
 
+NEGATIVE = {"negative_eigenvalues": True}
+
+
+@pytest.mark.parametrize(("length", "constant"), [(1, False), (65, False), (200, True)])
+def test_negative_eigenvalues_equal_the_recurrence(length, constant, scan):
+    inputs = make_inputs(2, length, 6, 5, constant=constant)
+    assert_matches_reference(scan, selective_scan_reference, inputs | NEGATIVE, keep=WIDE)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "length", "changes"),
+    [
+        (torch.float32, 9, TINY),
+        (torch.bfloat16, 9, {**TINY, "channels": 2}),
+        slow(torch.float32, 35, {}),
+        slow(torch.bfloat16, 35, {}),
+        slow(torch.float16, 18, {"whole": True}),
+    ],
+)
+def test_the_kernel_with_negative_eigenvalues_equals_the_recurrence(dtype, length, changes):
+    kernel_matches(make_inputs(2, length, 3, 4) | NEGATIVE, dtype, op=short_chunks(**changes))
+
+
+@pytest.mark.slow
+def test_the_kernel_takes_maps_without_time_beside_negative_eigenvalues():
+    kernel_matches(make_inputs(1, 18, 2, 4, constant=True) | NEGATIVE, op=short_chunks())
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_steps_with_negative_eigenvalues_equal_the_whole(backend):
+    inputs = on_device(make_inputs(3, 8, 2, 5))
+    wide = {n: v.double() if torch.is_tensor(v) else v for n, v in inputs.items()}
+    exact, final = selective_scan_reference(**wide, **NEGATIVE)
+    state = inputs["initial_state"].clone()
+    for t in range(8):
+        y = selective_scan_step(**at_step(inputs, t), **NEGATIVE, state=state, backend=backend)
+        assert_close(y, exact[:, t], torch.float32, plain=exact[:, t].float(), what=f"step {t}")
+    assert_close(state, final, torch.float32, plain=final.float())
+
+
+@pytest.mark.parametrize("op", ["torch", "triton"])
+def test_a_step_that_forgets_everything_reflects_the_state_where_eigenvalues_are_negative(op):
+    inputs = make_inputs(1, 7, 3, 4, extras=False) | {"dt_softplus": False}
+    inputs |= {"x": torch.zeros(1, 7, 3, dtype=torch.float64), "dt": torch.full((1, 7, 3), 1e4, dtype=torch.float64)}
+    inputs = on_device(inputs)
+    scan = short_chunks(**TINY) if op == "triton" else partial(selective_scan, return_final_state=True)
+    _, state = scan(**inputs, **NEGATIVE)
+    assert torch.equal(state, -inputs["initial_state"])
+
+
 def test_wrong_arguments_are_named():
     inputs = make_inputs(2, 8, 6, 5)
+    with pytest.raises(ValueError, match=r"selective_scan: negative_eigenvalues needs real A, B, C and states"):
+        selective_scan(**make_inputs(2, 8, 6, 5, complex_=True), negative_eigenvalues=True)
+    with pytest.raises(ValueError, match=r"selective_scan_step: negative_eigenvalues needs real A"):
+        selective_scan_step(
+            **at_step(make_inputs(2, 8, 6, 5, complex_=True), 0),
+            state=torch.zeros(2, 6, 5, dtype=torch.complex128),
+            negative_eigenvalues=True,
+        )
     with pytest.raises(ValueError, match=r"equally many groups, which divide the width 6"):
         selective_scan(**(inputs | {"C": torch.zeros(2, 8, 4, 5)}))
     with pytest.raises(ValueError, match=r"selective_scan: C must be \[2, 8, 5\] or \[6, 5\]"):

@@ -317,6 +317,7 @@ def _selective_scan(draw: Draw) -> Iterator[Call]:
     yield Call("plain", both, inputs)
     more = {"D": draw(3), "z": draw(*leading, 3), "dt_bias": draw(3), "dt_softplus": True}
     yield Call("gated, softplus, with a state", both, inputs | more | {"initial_state": draw(2, 3, 4)})
+    yield Call("negative eigenvalues", both, inputs | {"negative_eigenvalues": True})
     fixed = {"A": draw.complex(3, 4, low=-2.0, high=-0.1), "B": draw.complex(3, 4), "C": draw.complex(3, 4)}
     yield Call("complex, fixed maps", both, inputs | fixed)
 
@@ -579,6 +580,7 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
         Network("nothing selective", {"fixed": ["dt", "B", "C"], "A_init": "half", "d_state": 4}),
         Network("complex", {"A_init": "complex", "d_state": 8}),
         Network("groups", {"groups": 4, "d_state": 4}),
+        Network("negative eigenvalues", {"negative_eigenvalues": True, "d_state": 4}),
         Network("complex, fixed maps", {"A_init": "complex", "fixed": ["B", "C"], "d_state": 8}),
         Network("random", {"A_init": "random", "fixed": ["dt"], "d_state": 3}),
         Network("s4d-real", {"inner": "s4d-real", "d_state": 8}),

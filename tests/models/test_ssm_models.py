@@ -331,6 +331,19 @@ def test_mamba_starts_as_the_network_does_where_it_is_asked_to():
 
 
 @torch.no_grad()
+def test_mamba_with_negative_eigenvalues_multiplies_the_state_by_twice_the_exponential_minus_one():
+    s6 = build("mamba", negative_eigenvalues=True, d_state=4).mixers[0].inner
+    x = torch.randn(2, 9, 32, dtype=torch.float64)
+    raw, A, B, C = s6._select(x)
+    dt, h = torch.nn.functional.softplus(raw + s6.dt_bias), torch.zeros(2, 32, 4, dtype=torch.float64)
+    y = s6(x)
+    for t in range(9):
+        size = dt[:, t, :, None]
+        h = (2 * torch.exp(size * A) - 1) * h + size * x[:, t, :, None] * B[:, t, None]
+        torch.testing.assert_close(y[:, t], (h @ C[:, t, :, None]).squeeze(-1) + s6.D * x[:, t])
+
+
+@torch.no_grad()
 def test_mamba_starts_as_in_its_ablations():
     n = torch.arange(4, dtype=torch.float64)
     for name, wanted in (("half", torch.full((4,), -0.5, dtype=torch.float64)), (None, -(n + 1))):
@@ -463,6 +476,8 @@ def test_ssm_parameters_have_their_own_rate_and_no_decay(name):
         ("hyena", {"proj_groups": 5}, "proj_groups=5 does not divide short_channels=48; choose proj_groups from 1, 2"),
         ("mamba", {"d_conv": 5}, r"d_conv in 2\.\.4"),
         ("mamba", {"inner": "s4d", "fixed": ["dt"]}, "options of inner='s6'"),
+        ("mamba", {"inner": "hyena", "negative_eigenvalues": True}, "options of inner='s6'"),
+        ("mamba", {"A_init": "complex", "negative_eigenvalues": True}, "needs real eigenvalues; set A_init to half"),
         ("dss-softmax", {"kernel_length": 1}, "at least 2 lags"),
         ("dss-softmax", {"kernel_length": 9, "bidirectional": True}, "reads the past only"),
         ("mamba", {"fixed": ["B", "B"]}, "name it once"),

@@ -25,6 +25,13 @@ def exp_or_exp2(b_x, PRECISE: tl.constexpr):
 
 
 @triton.jit
+def decay_of(b_x, PRECISE: tl.constexpr, NEGATIVE: tl.constexpr):
+    """The factor of the state: exp(x), or 2 exp(x) - 1 if NEGATIVE, with x as `exp_or_exp2` takes it."""
+    b_decay = exp_or_exp2(b_x, PRECISE)
+    return 2.0 * b_decay - 1.0 if NEGATIVE else b_decay
+
+
+@triton.jit
 def sigmoid(b_x, PRECISE: tl.constexpr):
     """1 / (1 + exp(-x))."""
     if PRECISE:
@@ -160,12 +167,12 @@ def sum_channels_each(states, factors, NT: tl.constexpr):
 
 
 @triton.jit
-def next_state_each(h, a, b_dt, b_u, row_b, NT: tl.constexpr, PRECISE: tl.constexpr):
-    """The recurrence: exp(dt[c] a[c, n]) h[c, n] + u[c] row_b[c, n] with u = dt x.
+def next_state_each(h, a, b_dt, b_u, row_b, NT: tl.constexpr, PRECISE: tl.constexpr, NEGATIVE: tl.constexpr):
+    """The recurrence: exp(dt[c] a[c, n]) h[c, n] + u[c] row_b[c, n] with u = dt x; see `decay_of`.
 
     a is A times log2(e) unless PRECISE, for the decay is 2^(dt a) then.
     """
     new_h = ()
     for i in tl.static_range(len(h)):
-        new_h += (exp_or_exp2(b_dt[i // NT] * a[i], PRECISE) * h[i] + b_u[i // NT] * row_b[i],)
+        new_h += (decay_of(b_dt[i // NT] * a[i], PRECISE, NEGATIVE) * h[i] + b_u[i // NT] * row_b[i],)
     return new_h

@@ -31,10 +31,11 @@ class SelectiveScan(torch.autograd.Function):
         bias: Tensor | None,
         initial_state: Tensor | None,
         softplus: bool,
+        negative: bool,
         return_final_state: bool,
         tuning: Tuning,
     ) -> tuple[Tensor, Tensor | None]:
-        inputs = prepare_inputs(x, dt, A, B, C, skip, z, bias, softplus, tuning)
+        inputs = prepare_inputs(x, dt, A, B, C, skip, z, bias, softplus, negative, tuning)
         y, final_state, chunks = scan_forward(
             inputs, initial_state, return_final_state=return_final_state, keep_chunks=True
         )
@@ -57,7 +58,7 @@ class SelectiveScan(torch.autograd.Function):
             dense(dfinal),
             initial_dtype=ctx.initial_dtype,
         )
-        return *gradients, None, None, None
+        return *gradients, None, None, None, None
 
 
 def selective_scan_triton(
@@ -73,6 +74,7 @@ def selective_scan_triton(
     dt_softplus: bool = False,
     initial_state: Tensor | None = None,
     return_final_state: bool = False,
+    negative_eigenvalues: bool = False,
     tuning: Tuning = TUNING,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`selective_scan` for arguments whose shapes were checked; y in the dtype of x, the final state in float32."""
@@ -83,10 +85,12 @@ def selective_scan_triton(
     tensors = (x, dt, dense(A), B, C, dense(D), z, dense(dt_bias))
     initial_state = dense(initial_state)
     if needs_gradient(*tensors, initial_state):
-        y, state = SelectiveScan.apply(*tensors, initial_state, dt_softplus, return_final_state, tuning)
+        y, state = SelectiveScan.apply(
+            *tensors, initial_state, dt_softplus, negative_eigenvalues, return_final_state, tuning
+        )
     else:
         y, state, _ = scan_forward(
-            prepare_inputs(*tensors, dt_softplus, tuning),
+            prepare_inputs(*tensors, dt_softplus, negative_eigenvalues, tuning),
             initial_state,
             return_final_state=return_final_state,
             keep_chunks=False,

@@ -10,6 +10,8 @@ the gradient of h_t, r_t that of h_{t-1} through the decay, and d... the gradien
     dA[n] = sum_t dt_t r_t[n] h_{t-1}[n]        dskip = sum_t x_t dv_t
     ddt_t = x_t du_t + sum_n A[n] r_t[n] h_{t-1}[n], times the derivative of softplus;   dbias = sum_t ddt_t
 
+Where the factor of the state is 2 exp(dt_t A[n]) - 1, r_t is that times g_t, and r_t + g_t replaces r_t in dA and ddt.
+
 Where A, u, v, h, g and r have a value for each channel d, and sums over t include the batch. r starts behind the last
 step with the gradient of the final state and ends as the gradient of the initial state.
 
@@ -38,8 +40,8 @@ from kernels.launch import KeptLaunch
 from kernels.selective_scan.triton.arithmetic import (
     LOG2E,
     and_each,
+    decay_of,
     dot_each,
-    exp_or_exp2,
     float32_each,
     multiply_add_each,
     multiply_each,
@@ -96,7 +98,7 @@ def _scan_bwd_kernel(
     x_stride_b, x_stride_t, dt_stride_b, dt_stride_t, z_stride_b, z_stride_t, dy_stride_b, dy_stride_t,
     N: tl.constexpr, NT: tl.constexpr, LANES: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_D: tl.constexpr,
     STEPS: tl.constexpr, CHUNK: tl.constexpr, SOFTPLUS: tl.constexpr, PACKED: tl.constexpr, SHUFFLE: tl.constexpr,
-    PTX: tl.constexpr,
+    PTX: tl.constexpr, NEGATIVE: tl.constexpr,
 ):  # fmt: skip
     """The gradients over one segment of time, for BLOCK_D channels of one batch row.
 
@@ -109,6 +111,7 @@ def _scan_bwd_kernel(
     partial:     [D / BLOCK_D, batch T, WIDTH], the sums over BLOCK_D channels for dB_t and dC_t, with NP columns each.
     dinitial:    [batch, D, N], the gradient of the initial state, or None.
     scratch:     [programs, CHUNK / STEPS - 1, NT CHANNELS, E], the states before all groups of a chunk but the last.
+    NEGATIVE:    whether the factor of the state is 2 exp(dt A) - 1; only over one segment.
     """
     E: tl.constexpr = BLOCK_D // CHANNELS * LANES
     PRECISE: tl.constexpr = PTX and dt.dtype.element_ty == tl.float32
@@ -198,7 +201,7 @@ def _scan_bwd_kernel(
                             PACKED, WORDS, STEPS, NT, CHANNELS, HELD, PTX,
                         )  # fmt: skip
                     dt_q, u_q = from_lane_each(b_dt, q, LANES, PTX), from_lane_each(b_u, q, LANES, PTX)
-                    h = next_state_each(h, a, dt_q, u_q, row_b, NT, PRECISE)
+                    h = next_state_each(h, a, dt_q, u_q, row_b, NT, PRECISE, NEGATIVE)
 
         if not PTX:
             # Triton may give loads another layout than stores, so that a thread reads what others wrote
@@ -231,7 +234,7 @@ def _scan_bwd_kernel(
                             PACKED, WORDS, STEPS, NT, CHANNELS, HELD, PTX,
                         )  # fmt: skip
                     dt_q, u_q = from_lane_each(b_dt, q, LANES, PTX), from_lane_each(b_u, q, LANES, PTX)
-                    h = next_state_each(h, a, dt_q, u_q, row_b, NT, PRECISE)
+                    h = next_state_each(h, a, dt_q, u_q, row_b, NT, PRECISE, NEGATIVE)
                     states += h
 
             # below, the values of the pass above are computed again, because registers cannot hold them
@@ -279,10 +282,11 @@ def _scan_bwd_kernel(
                     rh = ()
                     for i in tl.static_range(STATES):
                         b_g = row_c[i] * dv_q[i // NT] + r[i]
-                        b_r = exp_or_exp2(dt_q[i // NT] * a[i], PRECISE) * b_g
+                        b_r = decay_of(dt_q[i // NT] * a[i], PRECISE, NEGATIVE) * b_g
                         g += (b_g,)
                         new_r += (b_r,)
-                        rh += (b_r * h_before[i],)
+                        # the derivative of the decay is the decay, or one more than it if NEGATIVE
+                        rh += ((b_r + b_g if NEGATIVE else b_r) * h_before[i],)
                     r = new_r
                     v_terms = dot_each(row_c, h, NT) + v_terms
                     du_terms = dot_each(row_b, g, NT) + du_terms
@@ -404,7 +408,8 @@ def scan_backward(
         if matrix:
             constants = plan.matrix_constants() | {"KEPT": call.tuning.kept_steps}
             return call.launch_of(_scan_bwd_matrix_kernel, plan.programs, **arguments, **constants)
-        return call.launch_of(_scan_bwd_kernel, plan.programs, **arguments, **plan.constants, **call.map_constants)
+        constants = plan.constants | call.map_constants | {"NEGATIVE": call.negative}
+        return call.launch_of(_scan_bwd_kernel, plan.programs, **arguments, **constants)
 
     others = (A, skip, bias, after, dinitial)
     key = (scan_backward, matrix, dy_strides, *[None if m is None else m.dtype for m in others])

@@ -58,7 +58,7 @@ def _scan_fwd_kernel(
     x_stride_b, x_stride_t, dt_stride_b, dt_stride_t, z_stride_b, z_stride_t,
     N: tl.constexpr, NT: tl.constexpr, LANES: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_D: tl.constexpr,
     STEPS: tl.constexpr, CHUNK: tl.constexpr, SOFTPLUS: tl.constexpr, PACKED: tl.constexpr, SHUFFLE: tl.constexpr,
-    PTX: tl.constexpr,
+    PTX: tl.constexpr, NEGATIVE: tl.constexpr,
 ):  # fmt: skip
     """The recurrence over one segment of time, for BLOCK_D channels of one batch row.
 
@@ -72,6 +72,7 @@ def _scan_fwd_kernel(
     end:      if y is None, the ends [batch, splits, N, D], else the final state [batch, D, N] or None.
     total_dt: [batch, splits, D], the sum of dt over a segment, if y is None.
     chunks:   [batch, T / CHUNK, N, D], the state before every chunk, or None.
+    NEGATIVE: whether the factor of the state is 2 exp(dt A) - 1; only over one segment.
     """
     E: tl.constexpr = BLOCK_D // CHANNELS * LANES
     PRECISE: tl.constexpr = PTX and dt.dtype.element_ty == tl.float32
@@ -154,7 +155,7 @@ def _scan_fwd_kernel(
                         PACKED, WORDS, STEPS, NT, CHANNELS, HELD, PTX,
                     )  # fmt: skip
                 dt_q, u_q = from_lane_each(b_dt, q, LANES, PTX), from_lane_each(b_u, q, LANES, PTX)
-                h = next_state_each(h, a, dt_q, u_q, row_b, NT, PRECISE)
+                h = next_state_each(h, a, dt_q, u_q, row_b, NT, PRECISE, NEGATIVE)
                 if y is not None:
                     if c_stride_t is not None:
                         row_c = row_at_step(
@@ -222,7 +223,8 @@ def _scan(
         arguments = call.sizes(plan, "x", "dt", "z") | {"CHUNK": call.tuning.chunk, "SOFTPLUS": call.softplus}
         if call.matrix and plan.fits_matrix:
             return call.launch_of(_scan_fwd_matrix_kernel, plan.programs, **arguments, **plan.matrix_constants())
-        return call.launch_of(_scan_fwd_kernel, plan.programs, **arguments, **plan.constants, **call.map_constants)
+        constants = plan.constants | call.map_constants | {"NEGATIVE": call.negative}
+        return call.launch_of(_scan_fwd_kernel, plan.programs, **arguments, **constants)
 
     x, dt, A, B, C, skip, z, bias, _ = inputs
     others = (A, skip, bias, start)

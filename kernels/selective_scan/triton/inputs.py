@@ -33,6 +33,7 @@ class ScanCall:
     """The division into programs and the kept launches that calls of equal shapes, strides, dtypes and device share.
 
     tuning:   choices of the launchers.   softplus: whether step sizes go through softplus.
+    negative: whether the factor of the state is 2 exp(dt A) - 1.
     aligned:  whether x, dt and z begin at multiples of 4 bytes.
     device:   of all tensors.   shape: of x.   num_states: N.
     x, dt, z: dtype and strides of each; z may be None.
@@ -44,6 +45,7 @@ class ScanCall:
         self,
         tuning: Tuning,
         softplus: bool,
+        negative: bool,
         aligned: bool,
         device: torch.device,
         shape: Sequence[int],
@@ -55,9 +57,10 @@ class ScanCall:
         C: Map,
         packed: bool,
     ) -> None:
-        self.tuning, self.softplus, self.device, self.shape, self.num_states = (
+        self.tuning, self.softplus, self.negative, self.device, self.shape, self.num_states = (
             tuning,
             softplus,
+            negative,
             device,
             shape,
             num_states,
@@ -85,6 +88,7 @@ class ScanCall:
         even = not any(stride & 1 for stride in (shape[2], *self.strides.values()))
         self.matrix = (
             tuning.matrix
+            and not negative
             and ptx
             and packed
             and all(self.in_time)
@@ -99,8 +103,13 @@ class ScanCall:
         choose = functools.partial(choose_plan, shape, num_states, num_processors(device), tuning=tuning)
         gated = tuning.forward_matrix if self.matrix else tuning.forward
         wide = gated if z is not None else tuning.forward_segments
-        self.forward_plan = choose(wide, tuning.forward_narrow, tuning.forward_segments)
-        self.backward_plan = choose(tuning.backward if ptx else tuning.backward_portable)
+        backward = tuning.backward if ptx else tuning.backward_portable
+        if negative:
+            # the factor over a segment is no exponential of the sum of its step sizes, so time is not cut
+            self.forward_plan, self.backward_plan = choose(wide, splits=1), choose(backward, splits=1)
+        else:
+            self.forward_plan = choose(wide, tuning.forward_narrow, tuning.forward_segments)
+            self.backward_plan = choose(backward)
         self.ends_plan = choose(tuning.backward_ends, splits=self.backward_plan.splits)
         self.launches = KeptLaunches()
 
@@ -187,6 +196,7 @@ def prepare_inputs(
     z: Tensor | None,
     bias: Tensor | None,
     softplus: bool,
+    negative: bool,
     tuning: Tuning,
 ) -> ScanInputs:
     """Inputs whose maps B and C [batch, T, N] are views as words where their memory allows it, else copies.
@@ -208,6 +218,7 @@ def prepare_inputs(
     call = (ScanCall if x.is_meta else kept_call)(
         tuning,
         softplus,
+        negative,
         not addresses & 3,
         x.device,
         x.shape,

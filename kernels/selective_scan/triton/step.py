@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.device import speaks_ptx
 from kernels.launch import cdiv, launch, power_of_2
 from kernels.layout import dense
-from kernels.selective_scan.triton.arithmetic import LOG2E, exp_or_exp2, sigmoid, step_size
+from kernels.selective_scan.triton.arithmetic import LOG2E, decay_of, sigmoid, step_size
 
 STATE_ELEMENTS = 1024
 """Number of elements of the state on which one program works."""
@@ -24,6 +24,7 @@ def _step_kernel(
     D, x_stride_b, dt_stride_b, z_stride_b, b_stride_b, c_stride_b, b_stride_d, c_stride_d,
     b_stride_n, c_stride_n, s_stride_b, s_stride_d, s_stride_n,
     N: tl.constexpr, NP: tl.constexpr, BLOCK_D: tl.constexpr, SOFTPLUS: tl.constexpr, PTX: tl.constexpr,
+    NEGATIVE: tl.constexpr,
 ):  # fmt: skip
     """One step for BLOCK_D channels of one batch row; the state [batch, D, N] is updated in place.
 
@@ -47,7 +48,7 @@ def _step_kernel(
         b_bias = tl.load(bias + o_d, mask=m_d, other=0.0).to(tl.float32)
     # the time is that of the memory traffic, so precise exponentials cost nothing
     b_dt = step_size(tl.load(dt + i_b * dt_stride_b + o_d, mask=m_d, other=0.0), b_bias, SOFTPLUS, PTX)
-    b_decay = exp_or_exp2(b_dt[:, None] * b_a * (1.0 if PTX else LOG2E), PTX)
+    b_decay = decay_of(b_dt[:, None] * b_a * (1.0 if PTX else LOG2E), PTX, NEGATIVE)
     b_h = b_decay * b_h + (b_dt * b_x)[:, None] * b_b.to(tl.float32)
     tl.store(p_state, b_h.to(state.dtype.element_ty), mask=m)
     b_y = tl.sum(b_c.to(tl.float32) * b_h, 1)
@@ -71,6 +72,7 @@ def selective_scan_step_triton(
     z: Tensor | None = None,
     bias: Tensor | None = None,
     softplus: bool = False,
+    negative: bool = False,
 ) -> Tensor:
     """`selective_scan_step` without gradients, for arguments whose shapes were checked.
 
@@ -117,6 +119,7 @@ def selective_scan_step_triton(
         BLOCK_D=block_d,
         SOFTPLUS=softplus,
         PTX=speaks_ptx(),
+        NEGATIVE=negative,
         num_warps=4,
     )
     return y

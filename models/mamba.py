@@ -11,9 +11,9 @@ every channel, the initialisation of dt, biases) is as in the authors' code (mam
 sequence layer and `gate=False` drops z, for the rows of the paper's tables 1 and 6 ("No gate", and "Mamba" with S4 or
 Hyena). `fixed` and `A_init` are the ablations of its tables 7 to 10: a step size, B or C that does not depend on the
 input, and other eigenvalues A, also complex ones. With `negative_eigenvalues` the factor of h_{t-1} is
-2 exp(dt_t A) - 1 in place of exp(dt_t A), for state tracking (Grazzi et al. 2024, arXiv 2411.12537, section 5; positive_and_negative in
-flash-linear-attention_mod/fla/models/mamba_py/mamba_mod.py of adankow/unlocking_state_tracking at
-ef8aaa307c5f0cdc530de9b3cb3fb9328c9da991).
+2 exp(dt_t A) - 1 in place of exp(dt_t A), for state tracking (Grazzi et al. 2024, arXiv 2411.12537, section 5; in
+flash-linear-attention_mod/fla/models/mamba_py/mamba_mod.py of adankow/unlocking_state_tracking, at
+ef8aaa307c5f0cdc530de9b3cb3fb9328c9da991, the option is `positive_and_negative`).
 
 Sizes: two layers of width 64 with a tied vocabulary of 16 have 66,496 parameters. The 74K of the paper's table 11 are
 reached with `dt_rank` 16 and an untied readout, or with a vocabulary of 128 in place of the 16 that the paper states

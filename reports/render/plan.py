@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reports.render.rows import StoredRun, matches, same, slice_part
+from reports.render.rows import StoredRun, matches, slice_part
 from suite.registry import nearest
 from suite.settings.config import SECTIONS, ExperimentConfig
-from suite.settings.grid import lookup, points, seeds_of
+from suite.settings.grid import lookup, points, same, seeds_of
 from suite.settings.report_spec import TableSpec
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from suite.settings.grid import lookup
+from suite.settings.grid import lookup, same
 from suite.settings.report_spec import Select
 
 LOWER_IS_BETTER = frozenset(
@@ -176,26 +176,6 @@ def slice_part(name: str, key: str) -> float | str | None:
     except ValueError:
         return parts[key]
     return int(number) if number.is_integer() else number
-
-
-def same(wanted: Any, found: Any) -> bool:
-    """Whether a value in a grid stands for the value of a resolved run, whose mappings also have defaults."""
-    if isinstance(wanted, Mapping):
-        return isinstance(found, Mapping) and all(same(value, found.get(key)) for key, value in wanted.items())
-    if isinstance(wanted, (list, tuple)):
-        return (
-            isinstance(found, (list, tuple))
-            and len(wanted) == len(found)
-            and all(same(a, b) for a, b in zip(wanted, found, strict=True))
-        )
-    if isinstance(wanted, str) and isinstance(found, (int, float)) and not isinstance(found, bool):
-        # a YAML 1.1 reader takes `1e-3` for a string
-        try:
-            return float(wanted) == found
-        except ValueError:
-            return False
-    # python has True == 1
-    return isinstance(wanted, bool) == isinstance(found, bool) and bool(wanted == found)
 
 
 def matches(selector: Mapping[str, Any], config: Mapping[str, Any]) -> bool:

@@ -14,10 +14,10 @@ from reports.render.claims import tally
 from reports.render.quotes import Quote, quotes, updated
 from reports.render.report import Report, build
 from reports.render.results_table import rewritten
-from reports.render.rows import StoredRun, load_runs, same
+from reports.render.rows import StoredRun, load_runs
 from reports.render.units import shown
 from suite.settings.config import find_experiments, load_experiment
-from suite.settings.grid import lookup
+from suite.settings.grid import lookup, same
 from suite.store import storage
 
 

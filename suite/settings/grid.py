@@ -331,7 +331,8 @@ def lookup(resolved: Mapping[str, Any], key: str) -> Any:
 def same(wanted: Any, found: Any) -> bool:
     """Whether a value from a grid or a filter means the value of a resolved run, which has defaults filled in.
 
-    A mapping means every mapping that has its keys and values; a list and a tuple are alike; `true` is not 1.
+    A mapping means every mapping that has its keys and values; a list and a tuple are alike; `true` is not 1. A word
+    means the number it spells, because a YAML 1.1 reader takes `1e-3` for a string.
     """
     if isinstance(wanted, Mapping):
         return isinstance(found, Mapping) and all(same(value, found.get(key)) for key, value in wanted.items())
@@ -341,6 +342,12 @@ def same(wanted: Any, found: Any) -> bool:
             and len(wanted) == len(found)
             and all(same(a, b) for a, b in zip(wanted, found, strict=True))
         )
+    if isinstance(wanted, str) and isinstance(found, (int, float)) and not isinstance(found, bool):
+        try:
+            return float(wanted) == found
+        except ValueError:
+            return False
+    # python has True == 1
     return isinstance(wanted, bool) == isinstance(found, bool) and bool(wanted == found)
 
 

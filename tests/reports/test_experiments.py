@@ -15,10 +15,10 @@ from models import MODELS
 from reports.render import build, render
 from reports.render.claims import check_claims, read_claims
 from reports.render.plan import check_table, make_plan, read_expected
-from reports.render.rows import GridPoints, matches, same
+from reports.render.rows import GridPoints, matches
 from run_suite import WORKLOADS
 from suite.settings.config import find_experiments, load_experiment
-from suite.settings.grid import expand, lookup, points
+from suite.settings.grid import expand, lookup, points, same
 from suite.settings.resolver import Resolver
 from suite.store.storage import SCHEMA
 from tasks import TASKS

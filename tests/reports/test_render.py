@@ -18,10 +18,11 @@ from reports.render.cells import Cell, judge
 from reports.render.claims import tally
 from reports.render.plan import Published
 from reports.render.plots import draw
-from reports.render.rows import matches, same, slice_part
+from reports.render.rows import matches, slice_part
 from reports.render.sensitivity import Sensitivity
 from reports.render.units import amount, fixed
 from suite.settings.config import ExperimentConfig
+from suite.settings.grid import same
 from suite.settings.parsing import parse
 from suite.store import storage
 

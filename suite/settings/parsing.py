@@ -120,6 +120,8 @@ def _problem(error: ValidationError, cls: type[Config]) -> str:
         return f"{key}: missing"
     if first["type"] == "finite_number":
         return f"{key}: expected a finite number, got {first['input']}"
+    if first["type"] in ("tuple_type", "list_type") and isinstance(first["input"], (str, int, float)):
+        return f"{key}: expected a list, such as [{first['input']}], got {shortened(first['input'])}"
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return f"{key}: {message}" if key else message

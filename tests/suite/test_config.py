@@ -271,6 +271,12 @@ def test_a_model_that_cannot_work_is_refused(model, option, value):
         parse(MODELS.load(model), {option: value}, "here")
 
 
+def test_one_value_where_a_list_belongs_is_refused_with_the_list_to_write():
+    for given in ("dt", 2):
+        with pytest.raises(ValueError, match=rf"here: fixed: expected a list, such as \[{given}\], got {given!r}"):
+            parse(MODELS.load("mamba"), {"fixed": given}, "here")
+
+
 def test_yaml_with_code_in_it_is_not_run(tmp_path):
     path = tmp_path / "grid.yaml"
     path.write_text("title: !!python/object/apply:os.getcwd []\n")

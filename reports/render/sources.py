@@ -50,9 +50,9 @@ class CommittedRows:
         return build(load_experiment(path), path.parent, self.frame(experiment), scale=scale)
 
     def _stored(self, experiment: str, scale: str) -> list[StoredRun]:
-        reference = self.results / "reference"
-        probes = sorted((reference / "probes" / experiment).glob("*.parquet"))
-        rows = storage.read([*storage.files([reference], experiment), *probes])
+        probes = sorted((self.results / "reference" / "probes" / experiment).glob("*.parquet"))
+        # the rows of the experiment, most of them, have been read for its report
+        rows = pd.concat([self.frame(experiment), storage.read(probes)]) if probes else self.frame(experiment)
         return [run for run in load_runs(rows) if run.scale == scale]
 
     def cell(self, experiment: str, scale: str, row: str, column: str, what: str) -> list[float]:
@@ -93,15 +93,13 @@ class CommittedRows:
         split = wanted.pop("split", "test")
         step = wanted.pop("step", None)
         metric = wanted.pop("metric", "accuracy")
+        values = {key: json_value(text) for key, text in wanted.items()}
         found = []
         for run in self.stored(experiment, scale):
+            if run.status != "ok" or not all(same(value, lookup(run.config, key)) for key, value in values.items()):
+                continue
             value = run.find(metric, split, part, step=None if step is None else int(step))
-            if (
-                run.status == "ok"
-                and value is not None
-                and value.value is not None
-                and all(same(json_value(text), lookup(run.config, key)) for key, text in wanted.items())
-            ):
+            if value is not None and value.value is not None:
                 found.append((run.seed, shown(value.value, value.unit, percent=True)))
         if not found or len({seed for seed, _ in found}) < len(found):
             raise ValueError(f"{experiment}, {scale}: {selector} selects {len(found)} runs, not one for every seed")

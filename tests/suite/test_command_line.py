@@ -405,8 +405,12 @@ def test_doctor_says_what_works_and_why_the_rest_does_not(command_line):
     assert "GPU" in done.stdout
 
 
-def test_report_takes_one_experiment_or_all(command_line):
+@pytest.mark.slow
+def test_report_all_reads_the_rows_of_every_experiment(command_line):
     assert "largest gap first" in command_line("report", "--all").stdout
+
+
+def test_report_takes_one_experiment_or_all(command_line):
     for arguments, words in (
         (("report",), "name an experiment or a paper (h3), or give --all"),
         (("report", "quickstart", "--all"), "name an experiment or a paper, or give --all, not both"),

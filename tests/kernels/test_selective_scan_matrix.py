@@ -55,3 +55,17 @@ def test_the_kernels_on_the_matrix_units_equal_the_recurrence(length, state, spl
         device="cpu",
     )
     assert {"_scan_fwd_matrix_kernel", "_scan_bwd_matrix_kernel"} <= names
+
+
+def test_negative_eigenvalues_are_kept_from_the_matrix_units_and_from_segments_of_time(launched):
+    from kernels.selective_scan.triton.inputs import prepare_inputs
+
+    tuning = replace(launched[1], enough_warps=1000)
+    x, maps = torch.zeros(1, 256, 34, dtype=torch.bfloat16), torch.zeros(1, 256, 16, dtype=torch.bfloat16)
+    A = -torch.ones(34, 16)
+    calls = [
+        prepare_inputs(x, x, A, maps, maps, None, x, None, True, negative, tuning).call for negative in (False, True)
+    ]
+    assert [call.matrix for call in calls] == [True, False]
+    for plans in zip(*[(call.forward_plan, call.backward_plan) for call in calls], strict=True):
+        assert [plan.splits > 1 for plan in plans] == [True, False]

@@ -16,7 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from suite.runner import Finished
+from suite.runner import UNNEEDED, Finished
 from suite.runs import Progress as RunProgress
 from suite.runs import Run
 from suite.settings.grid import iter_keys
@@ -117,7 +117,7 @@ class GridDisplay:
         found = f"{finished.found}  " if finished.found else ""
         reason = f"  {finished.error.splitlines()[0]}" if finished.error else ""
         line = f"{finished.status:9s}{self.label(finished.run)}  {found}{finished.seconds:.1f} s{reason}"
-        style = {"ok": "", "n/a": "dim"}.get(finished.status, "red")
+        style = {"ok": "", "n/a": "dim", UNNEEDED: "dim"}.get(finished.status, "red")
         self.bars.console.print(line, style=style, markup=False, highlight=False)
 
     def stopping(self) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -29,3 +30,19 @@ def likeness(scale: str, resolved: Mapping[str, Any]) -> tuple[str, str]:
     settings = {name: value for name, value in resolved.items() if name not in ("seed", "data")}
     names = (resolved.get(section, {}).get("name", "") for section in ("task", "model"))
     return identity(settings), " ".join((scale, *names))
+
+
+def setting_of(config: Mapping[str, Any], without: Iterable[str] = ()) -> str:
+    """The settings of a resolved run as text, without the seed, the folder of its data, and the dotted keys `without`.
+
+    A run that was trained first is described by settings; its id has a seed in it and is left out too.
+    """
+    config = copy.deepcopy(dict(config))
+    for key in ("seed", "task.data", "task.tokenizer", "train.init_from.base", *without):
+        *sections, name = key.split(".")
+        tree: Any = config
+        for section in sections:
+            tree = tree.get(section) if isinstance(tree, dict) else None
+        if isinstance(tree, dict):
+            tree.pop(name, None)
+    return json.dumps(config, sort_keys=True)

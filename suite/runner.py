@@ -29,13 +29,17 @@ ENDED = ("ok", "diverged", "oom")
 A failed run (an exception, a full disk) is repeated by the next call, and so is one that could not run here (`n/a`).
 """
 
+UNNEEDED = "unneeded"
+"""Status of a run that was not carried out, because another run of its setting is good enough (`suite.store.enough`).
+It has no rows."""
+
 FAILED = ("failed", "diverged", "oom")
 """Statuses of runs that ended with an error."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A run of the grid, and how the stored run of the same identity ended (None: not stored)."""
+    """A run of the grid, and how the stored run of the same identity ended (None: not stored), or `unneeded`."""
 
     run: Run
     stored: str | None
@@ -44,7 +48,7 @@ class Planned:
 
     @property
     def todo(self) -> bool:
-        return self.stored not in ENDED
+        return self.stored not in (*ENDED, UNNEEDED)
 
 
 @dataclass(frozen=True)

@@ -195,6 +195,8 @@ def _chosen(plan: Plan, runs: Sequence[StoredRun], tried: Mapping[str, int]) -> 
     if plan.config.select is None or not runs:
         return ""
     if plan.spec.mean_over:
-        return f"{', '.join(plan.config.select.best_of)} (best of {tried[runs[0].run_id]} in every setting)"
+        counts = sorted({tried[run.run_id] for run in runs})
+        best = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+        return f"{', '.join(plan.config.select.best_of)} (best of {best} in every setting)"
     values = ", ".join(f"{key}={lookup(runs[0].config, key)}" for key in plan.config.select.best_of)
     return f"{values} (best of {tried[runs[0].run_id]})"

@@ -7,7 +7,6 @@ under the table counts the runs that are left out.
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,17 +16,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from suite.identity import setting_of
 from suite.settings.grid import lookup, same
-from suite.settings.report_spec import Select
-
-LOWER_IS_BETTER = frozenset(
-    {
-        *("loss", "mean_absolute_error"),
-        *("perplexity", "nats_per_word", "bits_per_byte", "bits_per_base", "bits_per_sample"),
-        *("peak_memory", "peak_extra_memory"),
-    }
-)
-"""Metrics of which a smaller value is the better one; for a cell, `better` in expected.csv says so."""
+from suite.settings.report_spec import LOWER_IS_BETTER, Select
 
 
 @dataclass(frozen=True)
@@ -82,20 +73,6 @@ class StoredRun:
     def setting(self, without: Iterable[str] = ()) -> str:
         """The run's settings as text, without what `setting_of` leaves out."""
         return setting_of(self.config, without)
-
-
-def setting_of(config: Mapping[str, Any], without: Iterable[str] = ()) -> str:
-    """The settings of a resolved run as text, without the seed, the folder of its data, and the dotted keys `without`.
-
-    A run that was trained first is described by settings; its id has a seed in it and is left out too.
-    """
-    config = copy.deepcopy(dict(config))
-    for key in ("seed", "task.data", "task.tokenizer", "train.init_from.base", *without):
-        *sections, name = key.split(".")
-        tree = lookup(config, ".".join(sections)) if sections else config
-        if isinstance(tree, dict):
-            tree.pop(name, None)
-    return json.dumps(config, sort_keys=True)
 
 
 def _text(value: Any) -> str:
@@ -272,19 +249,13 @@ def _of_device(runs: Sequence[StoredRun], device: str) -> tuple[list[StoredRun],
 
 
 def score(run: StoredRun, select: Select) -> float | None:
-    """The number that a run is selected by, larger is better; None where the run has none.
-
-    On valid and train it is that of the weights that the run kept: the best evaluation with `train.keep: best`, else
-    the last one.
-    """
-    sign = -1.0 if select.by in LOWER_IS_BETTER else 1.0
+    """The number that a run is selected by (`Select.score`); None for a run that did not end well."""
     rows = [v for v in run.values if (v.metric, v.split, v.slice) == (select.by, select.split, "")]
-    found = [(v.step, sign * v.value) for v in rows if v.value is not None]
-    if run.status != "ok" or not found:
-        return None
-    if select.split != "test" and lookup(run.config, "train.keep") == "best":
-        return max(value for _, value in found)
-    return max(found)[1]
+    return (
+        select.score([(v.step, v.value) for v in rows], lookup(run.config, "train.keep"))
+        if run.status == "ok"
+        else None
+    )
 
 
 def select_best(runs: Sequence[StoredRun], select: Select | None) -> tuple[list[StoredRun], dict[str, int]]:
@@ -303,6 +274,10 @@ def select_best(runs: Sequence[StoredRun], select: Select | None) -> tuple[list[
     kept: list[StoredRun] = []
     tried: dict[str, int] = {}
     for candidates in groups.values():
+        if select.enough is not None:
+            # of a value that was given up on the way, a few seeds say little
+            most = max(map(len, candidates.values()))
+            candidates = {setting: found for setting, found in candidates.items() if len(found) == most}
 
         def merit(setting: str, candidates: dict[str, list[StoredRun]] = candidates) -> tuple[int, float, str]:
             scores = [score(run, select) for run in candidates[setting]]

@@ -12,9 +12,10 @@ from typing import Any
 
 from reports.render.cells import measurement
 from reports.render.plan import Plan
-from reports.render.rows import LOWER_IS_BETTER, StoredRun
+from reports.render.rows import StoredRun
 from reports.render.units import shown
 from suite.settings.grid import lookup
+from suite.settings.report_spec import LOWER_IS_BETTER
 
 
 @dataclass(frozen=True)

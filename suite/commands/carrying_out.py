@@ -12,9 +12,10 @@ from suite.commands.planning import resolved_experiments
 from suite.commands.repository import Experiment, Repository
 from suite.executors.contract import Executor, Settings, choose
 from suite.plugins import only_on_this_machine
-from suite.runner import FAILED, Finished, Planned, missing_bases, outdated, plan
+from suite.runner import FAILED, UNNEEDED, Finished, Planned, missing_bases, outdated, plan
 from suite.runs import Run
 from suite.settings.parsing import located
+from suite.store.enough import Enough
 from suite.training.live import check_sinks
 
 if TYPE_CHECKING:
@@ -124,4 +125,12 @@ def prepare(
     if retry_failed:
         planned = [item for item in planned if item.stored in FAILED]
     todo = [item.run for item in planned if item.todo or retry_failed]
+    selects = {experiment.name: experiment.config.select for experiment, _ in found}
+    if not (force or retry_failed) and any(select and select.enough is not None for select in selects.values()):
+        enough = Enough(runs, results, selects)
+        planned = [
+            replace(item, stored=UNNEEDED) if item.todo and enough.why_not(item.run) else item for item in planned
+        ]
+        todo = enough.in_order([item.run for item in planned if item.todo])
+        settings = replace(settings, enough=enough)
     return Call([experiment for experiment, _ in found], planned, todo, len(runs), place, results, carry_out, settings)

@@ -80,6 +80,7 @@ def run(
 
     from suite.commands.carrying_out import prepare
     from suite.executors.contract import LeftRunningError, Settings
+    from suite.runner import FAILED, UNNEEDED
 
     repository = repository_of(context, plugins)
     processes = _processes(nproc, executor)
@@ -112,14 +113,16 @@ def run(
         _print_dry_run(console, call, repository.reference, scale)
         return
     num_runs, num_todo = len(call.planned), len(call.todo)
+    num_unneeded = sum(item.stored == UNNEEDED for item in call.planned)
     if retry_failed:
         console.print(f"{num_todo} of {call.num_asked} runs in {results} ended with an error", highlight=False)
     elif num_todo < num_runs:
-        console.print(f"{num_runs - num_todo} of {num_runs} runs are already stored in {results}", highlight=False)
+        spared = f", and {num_unneeded} are not needed" if num_unneeded else ""
+        stored = f"{num_runs - num_todo - num_unneeded} of {num_runs} runs are already stored in {results}{spared}"
+        console.print(stored, highlight=False)
 
     from suite.display import GridDisplay
     from suite.executors.local import OutOfTimeError
-    from suite.runner import FAILED
 
     with GridDisplay(console, num_todo, runs=[item.run for item in call.planned]) as display:
         try:
@@ -148,7 +151,8 @@ def run(
     options += "".join(f" --by {key}" for key in _changed(overrides or (), call))
     options += "" if results == LOCAL else f" --results {results}"
     reports = "; ".join(f"python run_suite.py report {place}{options}" for place in places)
-    count = "1 run" if len(ended) == 1 else f"{len(ended)} runs"
+    done = sum(finished.status != UNNEEDED for finished in ended)
+    count = ("1 run" if done == 1 else f"{done} runs") + f", {len(ended) - done} not needed" * (done < len(ended))
     console.print(f"done: {count}; now: {reports}", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -162,11 +166,13 @@ def _changed(overrides: Sequence[str], call: Call) -> list[str]:
 
 def _print_dry_run(console: Console, call: Call, reference: Path, scale: str | None) -> None:
     """Prints the plan, the time that it will take, and why a part of it cannot run here."""
+    from suite.runner import UNNEEDED
     from suite.store import storage
     from suite.store.estimate import estimate
 
     print_plan([item.run for item in call.planned], [item.stored or "to do" for item in call.planned])
-    counts = f"{len(call.planned)} runs, {len(call.todo)} to do"
+    unneeded = sum(item.stored == UNNEEDED for item in call.planned)
+    counts = f"{len(call.planned)} runs, {len(call.todo)} to do" + f", {unneeded} not needed" * bool(unneeded)
     console.print(f"{counts}, on {call.place}; results in {call.results}", highlight=False)
     roots = [call.results, reference]
     stored = [file for experiment in call.experiments for file in storage.files(roots, experiment.name)]

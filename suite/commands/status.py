@@ -39,7 +39,7 @@ def status(
     from suite.store.status import standings
 
     repository = repository_of(context, plugins)
-    (experiment, _, _), runs = resolved_runs(
+    (experiment, config, _), runs = resolved_runs(
         repository,
         experiment,
         scale=scale,
@@ -50,11 +50,11 @@ def status(
         results=results,
         without_data=True,
     )
-    found = standings(runs, results)
+    found = standings(runs, results, config.select)
     console = table_console()
     label = Labels(runs)
     for standing in found:
-        if standing.detail or standing.state not in ("ok", "to do"):
+        if standing.state != "unneeded" and (standing.detail or standing.state not in ("ok", "to do")):
             line = f"{standing.state:11s}  {label(standing.run)}  {standing.detail}"
             style = STYLES.get(standing.state, "")
             console.print(line.rstrip(), style=style, highlight=False, markup=False, soft_wrap=True)

@@ -20,6 +20,7 @@ from suite.registry import Entry, Registry
 from suite.runner import Finished
 from suite.runs import Run
 from suite.settings.parsing import assignments, parse, shortened
+from suite.store.enough import Enough
 
 if TYPE_CHECKING:
     from suite.executors.queue import Display
@@ -70,6 +71,8 @@ class Settings:
     """Viewers that get the metrics of training runs (`suite.training.live.SINKS`)."""
     within_s: float | None = None
     """Seconds after which the current runs are asked to save a checkpoint and no other starts."""
+    enough: Enough | None = None
+    """Tells which runs are not needed any more; None: all of them are needed."""
 
     def __post_init__(self) -> None:
         for name, value, most in (

@@ -31,6 +31,7 @@ from suite.executors.workers import run_in_workers
 from suite.runner import Finished, execute
 from suite.runs import Run
 from suite.store.claims import EXPIRY_S, Claims
+from suite.store.enough import Enough
 from suite.training import parallel
 
 
@@ -107,6 +108,7 @@ def run_all(
     expiry_s: float = EXPIRY_S,
     team: Team | None = None,
     packed: bool = False,
+    enough: Enough | None = None,
 ) -> list[Finished]:
     """Carries out the runs and returns how they ended, in order of their ending. Options are those of `execute`.
 
@@ -117,6 +119,7 @@ def run_all(
     within_s: seconds after which the current runs are asked to save a checkpoint and no other starts.
     team: the processes that carry out each run together.
     packed: start at most `jobs` at a time, and on a GPU no more than share it well (`suite.executors.packing`).
+    enough: tells which runs are not needed any more.
     expiry_s: seconds after which another process may take over a run of this one, if this one ends without a word.
 
     Raises KeyboardInterrupt, or OutOfTimeError after `within_s`, unless all runs ended.
@@ -132,7 +135,7 @@ def run_all(
     in_workers = jobs > 1 or team is not None
     event = CONTEXT.Event() if in_workers else threading.Event()
     with StopSignals(event, display.stopping, within_s) as stop, Claims(root, expiry_s=expiry_s) as claims:
-        queue = RunQueue(runs, root, claims, display, repeat=repeat)
+        queue = RunQueue(runs, root, claims, display, repeat=repeat, enough=enough)
         if team is not None:
             run_in_workers(queue, root, [str(team.device(0, device))], event, options, team=team)
         elif jobs > 1:
@@ -205,6 +208,7 @@ class Local(Config):
             "record": settings.record,
             "keep_weights": settings.keep_weights,
             "log": settings.log,
+            "enough": settings.enough,
         }
         device = pick_device(settings.device)
         if parallel.launched():

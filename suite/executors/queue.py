@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from suite.runner import ENDED, Finished
+from suite.runner import ENDED, UNNEEDED, Finished
 from suite.runs import Progress, Run
 from suite.store import storage
 from suite.store.claims import Claims
+from suite.store.enough import Enough
 from suite.store.target import stamp
 
 LOOK_EVERY_S = 1.0
@@ -41,11 +42,21 @@ class RunQueue:
     has stored the run, which then counts as ended, or until its claim has expired.
 
     repeat: stored runs are repeated, except those that are stored by another process from now on.
+    enough: tells which runs need not be carried out any more; they count as ended. None: all of them are needed.
     """
 
-    def __init__(self, runs: Sequence[Run], root: Path, claims: Claims, display: Display, *, repeat: bool) -> None:
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        root: Path,
+        claims: Claims,
+        display: Display,
+        *,
+        repeat: bool,
+        enough: Enough | None = None,
+    ) -> None:
         self.ended: list[Finished] = []
-        self.claims, self.display, self.repeats = claims, display, repeat
+        self.claims, self.display, self.repeats, self.enough = claims, display, repeat, enough
         self._paths = {run.run_id: storage.result_path(root, run.experiment, run.scale, run.run_id) for run in runs}
         self._before = {run_id: stamp(path) for run_id, path in self._paths.items()}
         self._waiting = deque(runs)
@@ -65,8 +76,10 @@ class RunQueue:
         if self._again:
             return self._start(self._again.popleft())
         while self._waiting:
-            run = self._waiting.popleft()
-            if self._claimed(run, place) is None:
+            run = self._take()
+            if reason := self.enough.why_not(run) if self.enough else "":
+                self._keep(Finished(run, UNNEEDED, reason, 0.0, "", stored=False))
+            elif self._claimed(run, place) is None:
                 return self._start(run)
         if self._elsewhere and time.monotonic() >= self._look_at:
             holders: Counter[str] = Counter()
@@ -81,6 +94,16 @@ class RunQueue:
                 self._said = holders
                 self.display.waiting(holders.total(), "; ".join(sorted(holders)))
         return None
+
+    def _take(self) -> Run:
+        """The next waiting run. One whose setting has a current run comes last, since that run may make it needless."""
+        if self.enough is not None:
+            busy = {self.enough.setting(run_id) for run_id in self._current} - {None}
+            for index, run in enumerate(self._waiting):
+                if self.enough.setting(run.run_id) not in busy:
+                    del self._waiting[index]
+                    return run
+        return self._waiting.popleft()
 
     def _start(self, run: Run) -> Run:
         self._elsewhere.pop(run.run_id, None)

@@ -71,7 +71,7 @@ class Ray(Config):
         root = root.resolve()
         event = threading.Event()
         with StopSignals(event, display.stopping, settings.within_s) as stop, Claims(root) as claims:
-            queue = RunQueue(runs, root, claims, display, repeat=settings.repeat)
+            queue = RunQueue(runs, root, claims, display, repeat=settings.repeat, enough=settings.enough)
             with self._connected(settings):
                 _Cluster(queue, root, settings, self._gpus(settings), len(runs)).carry_out(event)
         if len(queue.ended) < len(runs):

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from suite.bounds import NonNegative, Score
 from suite.contracts import Config
+
+LOWER_IS_BETTER = frozenset(
+    {
+        *("loss", "mean_absolute_error"),
+        *("perplexity", "nats_per_word", "bits_per_byte", "bits_per_base", "bits_per_sample"),
+        *("peak_memory", "peak_extra_memory"),
+    }
+)
+"""Metrics of which a smaller value is the better one; for a cell, `better` in expected.csv says so."""
 
 
 class Select(Config):
@@ -16,9 +26,34 @@ class Select(Config):
     best_of: tuple[str, ...]
     by: str = "accuracy"
     split: Literal["train", "valid", "test"] = "valid"
+    enough: Score | None = None
+    """Value of `by`, as it is stored, from which on a run is good enough: once a setting has a value of `best_of` with
+    which all its seeds are, `run` does not try the other values (`suite.store.enough`)."""
     success: Score | None = None
     """Value of a cell, in the shown unit, from which on a run has succeeded. Where it is given, the report also counts
     the runs that succeed at every value of `best_of`, not at the best one alone."""
+
+    def score(self, found: Iterable[tuple[int, float | None]], keep: str | None) -> float | None:
+        """The number that a run is selected by, larger is better; None where it has none.
+
+        On valid and train it is that of the weights that the run kept: the best evaluation with `train.keep: best`,
+        else the last one.
+
+        found: step and value of every evaluation, by `by` on the whole of `split`.
+        keep: `train.keep` of the run.
+        """
+        sign = -1.0 if self.by in LOWER_IS_BETTER else 1.0
+        there = [(step, sign * value) for step, value in found if value is not None]
+        if not there:
+            return None
+        if self.split != "test" and keep == "best":
+            return max(value for _, value in there)
+        return max(there)[1]
+
+    def suffices(self, score: float | None) -> bool:
+        """Whether a run with this score is good enough."""
+        sign = -1.0 if self.by in LOWER_IS_BETTER else 1.0
+        return self.enough is not None and score is not None and score >= sign * self.enough
 
 
 class TableSpec(Config):

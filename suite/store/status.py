@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from suite.runner import UNNEEDED
 from suite.runs import Run
+from suite.settings.report_spec import Select
 from suite.store import storage
 from suite.store.claims import Claim, find_claims
+from suite.store.enough import Enough
 from suite.store.jobs import Job, find_jobs, states
 
-ORDER = ("running", "queued", "ok", "diverged", "oom", "failed", "n/a", "interrupted", "to do", "no data")
+ORDER = ("running", "queued", "ok", "diverged", "oom", "failed", "n/a", "interrupted", "to do", "unneeded", "no data")
 
 
 @dataclass(frozen=True)
@@ -21,14 +24,18 @@ class Standing:
 
     run: Run
     state: str
-    """`running`, `queued` (as a job), the status of its stored rows, `interrupted` (it has a checkpoint), `to do`, or
-    `no data`."""
+    """`running`, `queued` (as a job), the status of its stored rows, `interrupted` (it has a checkpoint), `to do`,
+    `unneeded` (another run of its setting is good enough), or `no data`."""
     detail: str
-    """Who carries it out and since when, or why it failed."""
+    """Who carries it out and since when, or why it failed or is not needed."""
 
 
-def standings(runs: Sequence[Run], root: Path) -> list[Standing]:
-    """Where the runs of one experiment stand, in their order."""
+def standings(runs: Sequence[Run], root: Path, select: Select | None = None) -> list[Standing]:
+    """Where the runs of one experiment stand, in their order.
+
+    select: the selection of its report, which may say that a run is not needed.
+    """
+    enough = Enough(runs, root, {run.experiment: select for run in runs[:1]})
     claims = {(claim.scale, claim.run_id): claim for run in runs[:1] for claim in find_claims(root, run.experiment)}
     jobs = find_jobs(root, runs)
     try:
@@ -36,10 +43,16 @@ def standings(runs: Sequence[Run], root: Path) -> list[Standing]:
     except OSError:
         words = {job.job_id: "its scheduler cannot be asked here" for job in jobs.values()}
     paths = [storage.result_path(root, run.experiment, run.scale, run.run_id) for run in runs]
-    return [
+    found = [
         _standing(run, root, ending, claims.get((run.scale, run.run_id)), jobs.get(run.run_id), words)
         for run, ending in zip(runs, storage.endings(paths), strict=True)
     ]
+    return [_spared(standing, enough) if standing.state in ("to do", "interrupted") else standing for standing in found]
+
+
+def _spared(standing: Standing, enough: Enough) -> Standing:
+    reason = enough.why_not(standing.run)
+    return Standing(standing.run, UNNEEDED, reason) if reason else standing
 
 
 def _standing(

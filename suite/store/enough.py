@@ -1,0 +1,88 @@
+"""Runs of a grid that are not needed, because another run of their setting is good enough.
+
+A table shows the best of several values, such as learning rates (`select.best_of`). Where one of them reaches
+`select.enough` with all its seeds, the others could raise the cell by no more than what is left above that value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from suite.identity import setting_of
+from suite.runs import Run
+from suite.settings.grid import lookup
+from suite.settings.report_spec import Select
+from suite.store import storage
+from suite.store.target import stamp
+
+COLUMNS = ("metric", "split", "slice", "step", "value")
+
+
+class Enough:
+    """Tells which runs of a call are not needed, from the rows that are stored when it is asked.
+
+    runs: all runs of the call. Those that it leaves out (`--only`) count for nothing.
+    selects: experiment to the selection of its report.
+    """
+
+    def __init__(self, runs: Sequence[Run], root: Path, selects: Mapping[str, Select | None]) -> None:
+        self._settings: dict[str, str] = {}
+        self._values: dict[str, dict[str, list[Run]]] = {}
+        self._places: dict[str, int] = {}
+        self._selects = selects
+        self._root = root
+        self._good: dict[str, tuple[tuple[str, ...], bool]] = {}
+        for run in runs:
+            select = selects.get(run.experiment)
+            if select is None or select.enough is None or run.is_planned_only:
+                continue
+            config = run.resolved
+            setting = f"{run.experiment}/{run.scale} {setting_of(config, select.best_of)}"
+            values = self._values.setdefault(setting, {})
+            values.setdefault(setting_of(config), []).append(run)
+            self._settings[run.run_id] = setting
+            self._places[run.run_id] = len(values)
+
+    def in_order(self, runs: Sequence[Run]) -> list[Run]:
+        """The runs in an order in which every setting tries its first value before another tries its second."""
+        return sorted(runs, key=lambda run: self._places.get(run.run_id, 0))
+
+    def setting(self, run_id: str) -> str | None:
+        """Names what a run shares with those that may make it needless; None where nothing can."""
+        return self._settings.get(run_id)
+
+    def why_not(self, run: Run) -> str:
+        """Why a run is not needed, in a few words; empty where it is, and where its own rows are stored."""
+        if (setting := self.setting(run.run_id)) is None or self._path(run).exists():
+            return ""
+        for others in self._values[setting].values():
+            if run not in others and all(map(self._is_good, others)):
+                select = self._selects[run.experiment]
+                assert select is not None
+                return f"run {others[0].run_id[:6]} of this setting reached {select.by} {select.enough:g}"
+        return ""
+
+    def _path(self, run: Run) -> Path:
+        return storage.result_path(self._root, run.experiment, run.scale, run.run_id)
+
+    def _is_good(self, run: Run) -> bool:
+        path = self._path(run)
+        if (now := stamp(path)) is None:
+            return False
+        known = self._good.get(run.run_id)
+        if known is None or known[0] != now:
+            known = self._good[run.run_id] = now, self._reaches(run, path)
+        return known[1]
+
+    def _reaches(self, run: Run, path: Path) -> bool:
+        select = self._selects[run.experiment]
+        ending = storage.ending(path)
+        if select is None or ending is None or ending.status != "ok":
+            return False
+        wanted = (select.by, select.split, "")
+        rows = storage.load(path, COLUMNS).to_pylist()
+        found = [
+            (row["step"], row["value"]) for row in rows if (row["metric"], row["split"], row["slice"] or "") == wanted
+        ]
+        return select.suffices(select.score(found, lookup(run.resolved, "train.keep")))

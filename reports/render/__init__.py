@@ -28,6 +28,7 @@ from reports.render.latex import latex
 from reports.render.layout import document
 from reports.render.overview import overview
 from reports.render.report import Report, build
+from reports.render.rows import READ
 from reports.render.sources import update_documents
 from reports.render.speed_history import history
 from reports.render.text import markdown, terminal
@@ -36,6 +37,7 @@ from suite.registry import nearest
 Format = Literal["terminal", "md", "latex", "png", "html"]
 
 __all__ = [
+    "READ",
     "Board",
     "Document",
     "Format",

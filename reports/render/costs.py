@@ -62,8 +62,8 @@ def _cost(label: str, device: str, runs: Sequence[StoredRun]) -> Cost:
     for metric in COST_METRICS:
         samples: list[float] = []
         for run in runs:
-            for value in run.values:
-                if value.metric != metric or value.value is None:
+            for value in run.values.of_metric(metric):
+                if value.value is None:
                     continue
                 if metric == "state_size":
                     length = value.slice

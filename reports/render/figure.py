@@ -123,8 +123,8 @@ def _cost(spec: FigureSpec, runs: Sequence[StoredRun]) -> float | None:
     found = [
         value.value
         for run in runs
-        for value in run.values
-        if spec.x == f"metric.{value.metric}" and value.value is not None
+        for value in run.values.of_metric(spec.x.removeprefix("metric."))
+        if spec.x.startswith("metric.") and value.value is not None
     ]
     return statistics.median(found) if found else None
 
@@ -147,9 +147,9 @@ def _values(
 
 def _measurements(plan: Plan, spec: FigureSpec, column: str, run: StoredRun) -> list[Value]:
     if spec.x == "step":
-        return [v for v in run.values if (v.metric, v.split, v.slice) == (spec.y, spec.split, "")]
+        return run.values.of(spec.y, spec.split, "")
     if spec.x.startswith("slice."):
-        return [v for v in run.values if (v.metric, v.split) == (spec.y, spec.split) and v.slice]
+        return [v for v in run.values.of_metric(spec.y) if v.split == spec.split and v.slice]
     found = run.find(spec.y, spec.split, plan.spec.columns[column].get("slice", ""))
     return [] if found is None else [found]
 
@@ -163,8 +163,8 @@ def _ended(spec: FigureSpec, row: str, panel: str, settled: Settled, drawn: Sequ
         for place, runs in settled.items()
         for run in runs
         if place[0] == row and _panel(spec, run) == panel
-        for value in run.values
-        if (value.metric, value.split) == (spec.y, spec.split) and value.slice and value.value is None
+        for value in run.values.of_metric(spec.y)
+        if value.split == spec.split and value.slice and value.value is None
     ]
     beyond = [(x, status) for x, status in lost if x is not None and x > drawn[-1].x]
     return min(beyond)[1] if beyond else ""

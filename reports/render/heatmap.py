@@ -37,7 +37,7 @@ class KernelPanel:
 def kernel_panel(title: str, runs: Sequence[StoredRun]) -> KernelPanel | None:
     """The panel of the first seed that recorded kernels, or None where none did."""
     for run in sorted((run for run in runs if run.status == "ok"), key=lambda run: (run.seed, run.run_id)):
-        rows = [value for value in run.values if value.metric == "kernel" and value.samples]
+        rows = [value for value in run.values.of_metric("kernel") if value.samples]
         if not rows:
             continue
         spans = {slice_part(row.slice, "span") for row in rows}
@@ -55,7 +55,7 @@ def kernel_panel(title: str, runs: Sequence[StoredRun]) -> KernelPanel | None:
 
 def _eigenvalues(run: StoredRun, start: bool) -> tuple[tuple[float, float], ...]:
     real, imag = (
-        [x for v in run.values if v.metric == metric and v.slice.startswith("at=start") == start for x in v.samples]
+        [x for v in run.values.of_metric(metric) if v.slice.startswith("at=start") == start for x in v.samples]
         for metric in ("eigenvalue_real", "eigenvalue_imag")
     )
     return tuple(zip(real, imag, strict=True))

@@ -222,7 +222,7 @@ def _tradeoff(report: Report, index: int) -> dict[str, Any]:
 
 
 def _any_slice(run: StoredRun, metric: str) -> float | None:
-    return next((value.value for value in run.values if value.metric == metric and value.value is not None), None)
+    return next((value.value for value in run.values.of_metric(metric) if value.value is not None), None)
 
 
 def _kernels(points: Sequence[Point]) -> list[dict[str, Any]]:

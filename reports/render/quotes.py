@@ -16,7 +16,7 @@ code spans do not count, nor do those that are part of a word, as in `T2048` or 
 - `runs key=value ...`: test accuracy (%) of the stored runs with these settings, seed by seed, probes included;
   `seed=3` keeps one seed, `slice=length=512` takes a part of the test rows, `split=valid step=600` a validation
   during training, `metric=macro_accuracy` another metric.
-- `bench operator | implementation | case | metric`: newest row of `bench --shapes paper`; the default is `time`,
+- `bench operator | implementation | case | metric`: newest row of `bench`; the default is `time`,
   in ms.
 - `peer operator | implementation | shape | column`: a line of `results/peers.csv`.
 

@@ -77,7 +77,19 @@ def build(
     planned: gives the resolved settings of the runs that the grid has today at a scale; it is asked where a cell has
         runs of several settings. None: the newest are shown.
     """
-    everything = load_runs(frame)
+    return report_of(config, folder, _name(frame, folder), load_runs(frame), scale=scale, planned=planned)
+
+
+def report_of(
+    config: ExperimentConfig,
+    folder: Path,
+    name: str,
+    everything: Sequence[StoredRun],
+    *,
+    scale: str | None = None,
+    planned: Callable[[str], Iterable[Mapping[str, Any]]] | None = None,
+) -> Report:
+    """`build` for the stored runs of an experiment of this name."""
     plan = make_plan(config, folder, pick_scale(config, everything, scale))
     runs, left_out = on_grid([run for run in everything if run.scale == plan.scale], plan.points)
     if config.timed:
@@ -101,7 +113,7 @@ def build(
         left_out.append(f"left out: {counted(len(stale))} with another setting than the runs that their cell shows")
     shown = list({run.run_id: run for found in settled.values() for run in found}.values())
     return Report(
-        experiment=_name(frame, folder),
+        experiment=name,
         title=config.title,
         source=_source(config.source),
         scale=plan.scale,
@@ -139,4 +151,4 @@ def _source(source: Source | None) -> str:
 def _unit(spec: TableSpec, runs: Sequence[StoredRun]) -> str:
     """The unit that all cells share, or nothing."""
     metrics = {column.get("metric", spec.metric) for column in spec.columns.values()}
-    return shared_unit(value.unit for run in runs for value in run.values if value.metric in metrics)
+    return shared_unit(value.unit for run in runs for metric in metrics for value in run.values.of_metric(metric))

@@ -35,6 +35,49 @@ class Value:
     status: str
 
 
+class Values:
+    """The measurements of one run, in the order of its rows.
+
+    A run that trains has hundreds, of which a report reads a few; so each is made when it is asked for.
+
+    columns: a list for each column of COLUMNS.   rows: places of the run's rows in these lists.
+    """
+
+    def __init__(self, columns: Mapping[str, list[Any]], rows: Sequence[int]) -> None:
+        self._columns = columns
+        self._rows: dict[str, dict[tuple[str, str], list[int]]] = {}
+        metrics, splits, slices = columns["metric"], columns["split"], columns["slice"]
+        for row in rows:
+            self._rows.setdefault(metrics[row], {}).setdefault((splits[row], slices[row]), []).append(row)
+
+    def __iter__(self) -> Iterator[Value]:
+        rows = (row for parts in self._rows.values() for found in parts.values() for row in found)
+        return map(self._value, sorted(rows))
+
+    def of(self, metric: str, split: str, slice_name: str) -> list[Value]:
+        """The measurements of a metric on a split, or on a slice of it."""
+        return [self._value(row) for row in self._rows.get(metric, {}).get((split, slice_name), ())]
+
+    def of_metric(self, metric: str) -> list[Value]:
+        """All measurements of a metric."""
+        return [
+            self._value(row) for row in sorted(row for found in self._rows.get(metric, {}).values() for row in found)
+        ]
+
+    def _value(self, row: int) -> Value:
+        columns = self._columns
+        return Value(
+            metric=columns["metric"][row],
+            split=columns["split"][row],
+            slice=columns["slice"][row],
+            unit=columns["unit"][row],
+            step=int(_number(columns["step"][row]) or 0),
+            value=_number(columns["value"][row]),
+            samples=_samples(columns["samples"][row]),
+            status=columns["status"][row],
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class StoredRun:
     """One run: how it ended, its resolved configuration and its measurements."""
@@ -46,7 +89,7 @@ class StoredRun:
     error: str
     stand_in: str
     config: dict[str, Any]
-    values: tuple[Value, ...]
+    values: Values
     device: str
     torch: str
     precision: str
@@ -59,11 +102,7 @@ class StoredRun:
         self, metric: str, split: str = "", slice_name: str = "", *, best: bool = False, step: int | None = None
     ) -> Value | None:
         """The last measurement of that name, or the best one, or that after `step` steps; or None."""
-        found = [
-            v
-            for v in self.values
-            if (v.metric, v.split, v.slice) == (metric, split, slice_name) and step in (None, v.step)
-        ]
+        found = [v for v in self.values.of(metric, split, slice_name) if step in (None, v.step)]
         measured = [v for v in found if v.value is not None]
         if best and measured:
             sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
@@ -93,6 +132,12 @@ COLUMNS = (
     *("config", "device", "torch", "precision", "commit", "dirty", "started_at", "operators"),
 )
 """Columns that a report reads, beside the run's id."""
+READ = ("run_id", "experiment", *COLUMNS)
+"""Columns of the frame that `load_runs` and `reports.render.report.build` need."""
+
+
+TEXTS = ("metric", "split", "slice", "unit", "status")
+"""Columns of every measurement that hold text, empty where they are null."""
 
 
 def load_runs(frame: pd.DataFrame) -> list[StoredRun]:
@@ -102,25 +147,14 @@ def load_runs(frame: pd.DataFrame) -> list[StoredRun]:
         rows.setdefault(str(run_id), []).append(index)
     # lists, because reading a frame value by value takes a hundred times as long
     columns: dict[str, list[Any]] = {name: frame[name].tolist() for name in COLUMNS}
+    columns |= {name: [_text(value) for value in columns[name]] for name in TEXTS}
     return [_stored_run(run_id, columns, rows[run_id]) for run_id in sorted(rows)]
 
 
 def _stored_run(run_id: str, columns: Mapping[str, list[Any]], rows: Sequence[int]) -> StoredRun:
     """The run whose rows stand at these places of the columns."""
-
-    def texts(name: str) -> list[str]:
-        return [_text(columns[name][row]) for row in rows]
-
-    values = tuple(
-        Value(metric, split, part, unit, int(_number(step) or 0), _number(value), _samples(samples), status)
-        for metric, split, part, unit, status, step, value, samples in zip(
-            *(texts(name) for name in ("metric", "split", "slice", "unit", "status")),
-            *([columns[name][row] for row in rows] for name in ("step", "value", "samples")),
-            strict=True,
-        )
-    )
     # the row `run` says how the run ended; a run without one was interrupted
-    ended = next((row for row, value in zip(rows, values, strict=True) if value.metric == "run"), None)
+    ended = next((row for row in reversed(rows) if columns["metric"][row] == "run"), None)
     head = {name: column[rows[0] if ended is None else ended] for name, column in columns.items()}
     return StoredRun(
         run_id=run_id,
@@ -130,7 +164,7 @@ def _stored_run(run_id: str, columns: Mapping[str, list[Any]], rows: Sequence[in
         error="no final row" if ended is None else _text(head["error"]),
         stand_in=_text(head["stand_in"]),
         config=json.loads(_text(head["config"]) or "{}"),
-        values=values,
+        values=Values(columns, rows),
         device=_text(head["device"]),
         torch=_text(head["torch"]),
         precision=_text(head["precision"]),
@@ -250,12 +284,10 @@ def _of_device(runs: Sequence[StoredRun], device: str) -> tuple[list[StoredRun],
 
 def score(run: StoredRun, select: Select) -> float | None:
     """The number that a run is selected by (`Select.score`); None for a run that did not end well."""
-    rows = [v for v in run.values if (v.metric, v.split, v.slice) == (select.by, select.split, "")]
-    return (
-        select.score([(v.step, v.value) for v in rows], lookup(run.config, "train.keep"))
-        if run.status == "ok"
-        else None
-    )
+    if run.status != "ok":
+        return None
+    rows = run.values.of(select.by, select.split, "")
+    return select.score([(v.step, v.value) for v in rows], lookup(run.config, "train.keep"))
 
 
 def select_best(runs: Sequence[StoredRun], select: Select | None) -> tuple[list[StoredRun], dict[str, int]]:

@@ -12,9 +12,9 @@ import pandas as pd
 
 from reports.render.claims import tally
 from reports.render.quotes import Quote, quotes, updated
-from reports.render.report import Report, build
+from reports.render.report import Report, report_of
 from reports.render.results_table import rewritten
-from reports.render.rows import StoredRun, load_runs
+from reports.render.rows import READ, StoredRun, load_runs
 from reports.render.units import shown
 from suite.settings.config import find_experiments, load_experiment
 from suite.settings.grid import lookup, same
@@ -32,28 +32,26 @@ class CommittedRows:
         # a document quotes many cells of few reports
         self.report = cache(self._report)
         self.stored = cache(self._stored)
-        self.frame = cache(self._frame)
+        self.committed = cache(self._committed)
         self.kernels = cache(self._kernels)
 
-    def _frame(self, experiment: str) -> pd.DataFrame:
-        return storage.read(storage.files([self.results / "reference"], experiment))
+    def _committed(self, experiment: str) -> list[StoredRun]:
+        return load_runs(storage.read(storage.files([self.results / "reference"], experiment), READ))
 
     def _kernels(self) -> pd.DataFrame:
-        # beside the shapes of the papers lie sweeps of configurations, which measure no revision
+        # beside the shapes of `bench` lie sweeps of configurations, which measure no revision
         files = storage.files([self.results / "reference"], "kernels")
-        return storage.read([path for path in files if path.parent.name == "paper"])
+        return storage.read([path for path in files if path.parent.name in ("paper", "quick")])
 
     def _report(self, experiment: str, scale: str) -> Report:
         if experiment not in self.experiments:
             raise ValueError(f"there is no experiment {experiment!r}")
         path = self.experiments[experiment]
-        return build(load_experiment(path), path.parent, self.frame(experiment), scale=scale)
+        return report_of(load_experiment(path), path.parent, experiment, self.committed(experiment), scale=scale)
 
     def _stored(self, experiment: str, scale: str) -> list[StoredRun]:
         probes = sorted((self.results / "reference" / "probes" / experiment).glob("*.parquet"))
-        # the rows of the experiment, most of them, have been read for its report
-        rows = pd.concat([self.frame(experiment), storage.read(probes)]) if probes else self.frame(experiment)
-        return [run for run in load_runs(rows) if run.scale == scale]
+        return [run for run in self.committed(experiment) + load_runs(storage.read(probes, READ)) if run.scale == scale]
 
     def cell(self, experiment: str, scale: str, row: str, column: str, what: str) -> list[float]:
         cells = self.report(experiment, scale).cells

@@ -100,7 +100,7 @@ def report(
                 f"unknown scale {scale!r}{nearest(scale, config.scales)}; there are: {', '.join(config.scales)}"
             )
         rendering = repository.rendering()
-        frame = storage.read(repository.files(experiment, results))
+        frame = storage.read(repository.files(experiment, results), rendering.READ)
         if by:
             rendered = rendering.grouped(config, path.parent, experiment, frame, by, scale)
         else:
@@ -178,7 +178,7 @@ def _board(repository: Repository, name: str, results: Path | None) -> Any:
         if not config.runnable or (name != "overview" and not experiment.startswith(f"{name}/")):
             continue
         paths = repository.files(experiment, results)
-        rows = storage.read(paths)
+        rows = storage.read(paths, repository.rendering().READ)
         planned = _planned(repository, experiment)
         main = build(config, path.parent, rows, scale="paper" if "paper" in config.runnable else None, planned=planned)
         counted.append(main)

@@ -129,6 +129,9 @@ def load(path: Path, columns: Sequence[str] = SCHEMA.names) -> pa.Table:
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:120]
         raise SchemaError(f"{path}: damaged or not a parquet file ({reason}); remove it") from None
+    if versions == [SCHEMA_VERSION] and there.equals(SCHEMA):
+        # nearly every file; to compare and convert its columns one by one takes half as long as to read them
+        return table.select(list(columns))
     version = versions[0] if len(versions) == 1 else versions
     wanted = [field for field in SCHEMA if isinstance(version, int) and ADDED.get(field.name, 1) <= version]
     if version not in range(1, SCHEMA_VERSION + 1) or not all(_is_in(field, there) for field in wanted):
@@ -166,13 +169,13 @@ def files(roots: Iterable[Path], experiment: str) -> list[Path]:
     return list(found.values())
 
 
-def read(paths: Sequence[Path]) -> pd.DataFrame:
-    """The rows of many files as one frame, in file order."""
+def read(paths: Sequence[Path], columns: Sequence[str] = SCHEMA.names) -> pd.DataFrame:
+    """Columns of the rows of many files as one frame, in file order."""
     import pandas as pd
 
     if not paths:
-        return pd.DataFrame(columns=SCHEMA.names)
-    return pa.concat_tables(load(path) for path in paths).to_pandas()
+        return pd.DataFrame(columns=list(columns))
+    return pa.concat_tables(load(path, columns) for path in paths).to_pandas()
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import needs_gradient
+from kernels.autograd import needs_gradient, once_differentiable
 from kernels.launch import cdiv, launch, power_of_2
 
 CHUNK = 64
@@ -146,7 +146,7 @@ class Embedding(torch.autograd.Function):
         return F.embedding(tokens.long(), weight)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor]:
         (tokens,) = ctx.saved_tensors
         return None, embedding_gradient(tokens.flatten(), dy.reshape(-1, dy.shape[-1]), ctx.num_tokens, ctx.dtype)

@@ -23,7 +23,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from kernels.autograd import once_differentiable
 
 CHUNK = 64
 

@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, save, saved
+from kernels.autograd import needs_gradient, once_differentiable, save, saved
 from kernels.gated_linear_attention.triton.passes import GradDtypes, backward, forward
 from kernels.gated_linear_attention.triton.plan import PLANNER, EndStates, Plan, Planner, dense_channels
 from kernels.gated_linear_attention.triton.scores import ChunkFactors
@@ -182,7 +182,7 @@ class GatedSlotAttention(torch.autograd.Function):
         return result.o, result.final_keys, result.final_values
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(
         ctx: Any, do: Tensor | None, dkeys: Tensor | None, dvalues: Tensor | None
     ) -> tuple[Tensor | None, ...]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.autograd import needs_gradient
+from kernels.autograd import needs_gradient, once_differentiable
 from kernels.float32_matmul import float32_matmul
 from kernels.linear_cross_entropy.padding import padded, padded_size
 
@@ -152,7 +152,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
         count, dx, dweight, dbias = ctx.saved_tensors
         # without any label, all gradients are zero and stay so

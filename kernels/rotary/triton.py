@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import needs_gradient
+from kernels.autograd import needs_gradient, once_differentiable
 from kernels.launch import cdiv, launch, power_of_2
 from kernels.layout import dense
 
@@ -108,7 +108,7 @@ class Rotation(torch.autograd.Function):
         return y_q.to(q.dtype), y_k.to(k.dtype)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, dy_q: Tensor, dy_k: Tensor) -> tuple[Tensor | None, ...]:
         gradients = _rotate(dy_q, dy_k, *ctx.saved_tensors, backward=True)
         return *(g.to(dtype) for g, dtype in zip(gradients, ctx.dtypes, strict=True)), None, None, None

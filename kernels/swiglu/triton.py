@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, save, saved
+from kernels.autograd import needs_gradient, once_differentiable, save, saved
 from kernels.launch import cdiv, launch, power_of_2
 from kernels.layout import dense
 
@@ -89,13 +89,13 @@ class SwiGLU(torch.autograd.Function):
         return swiglu_fwd(x)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Tensor:
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor]:
         (x,) = saved(ctx)
         dx = torch.empty_like(x)
         programs, rest = _tiles(x)
         launch(_swiglu_bwd_kernel, programs, x=x, dy=dense(dy), dx=dx, **rest)
-        return dx
+        return (dx,)
 
 
 def swiglu_triton(x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels.attention.triton.backward import _keys_kernel, _queries_kernel
 from kernels.attention.triton.forward import _forward_kernel
 from kernels.attention.triton.split import Parts, split
-from kernels.autograd import needs_gradient
+from kernels.autograd import needs_gradient, once_differentiable
 from kernels.device import interpreted, is_hopper, speaks_ptx
 from kernels.launch import cdiv, launch
 
@@ -182,7 +182,7 @@ class Attention(torch.autograd.Function):
         return o
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         o, q1, q2, k1, k2, v1, v2, *rest = ctx.saved_tensors
         saved = Saved(Parts(q1, q2), Parts(k1, k2), Parts(v1, v2), *rest)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, save, saved
+from kernels.autograd import needs_gradient, once_differentiable, save, saved
 from kernels.causal_conv1d.triton.backward import conv_bwd
 from kernels.causal_conv1d.triton.forward import conv_fwd
 from kernels.causal_conv1d.triton.plan import TUNING, Tuning, empty_in_layout, is_channel_first
@@ -36,7 +36,7 @@ class CausalConv1d(torch.autograd.Function):
         return conv_fwd(x, weight, bias, initial_state, activation, return_final_state, time_last, tuning)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight, bias, initial_state = saved(ctx)
         channel_first = ctx.time_last or is_channel_first(x)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, save, saved
+from kernels.autograd import needs_gradient, once_differentiable, save, saved
 from kernels.gated_linear_attention.triton.passes import GradDtypes, Options, attend, backward
 from kernels.gated_linear_attention.triton.plan import PLANNER, EndStates, Planner, dense_channels
 from kernels.gated_linear_attention.triton.scores import ChunkFactors
@@ -34,7 +34,7 @@ class GatedLinearAttention(torch.autograd.Function):
         return result.o, result.final_state
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, g, states, *factors = saved(ctx)
         do = torch.zeros_like(v) if do is None else dense_channels(do)

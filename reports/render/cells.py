@@ -11,7 +11,7 @@ from typing import Literal
 
 from reports.render.marks import MIXED, ONE_SEED, REDUCED, SELECTED, STAND_IN
 from reports.render.plan import Plan, Published
-from reports.render.rows import StoredRun, Value
+from reports.render.rows import StoredRun, Value, score
 from reports.render.units import shown
 from suite.bench.cases import spread
 from suite.settings.grid import lookup
@@ -92,7 +92,7 @@ def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], trie
     mean = statistics.fmean(values) if values else None
     sd = statistics.stdev(values) if len(values) > 1 else None
     stand_in = any(run.stand_in for run in runs)
-    chosen = _chosen(plan, runs, tried)
+    chosen = _chosen(plan, row, column, runs, tried) if values or ends else ""
     mixed = operator_mix({"operators": run.operators} for run in averaged) or ""
     applies = {
         REDUCED: plan.reduced and bool(runs),
@@ -191,12 +191,22 @@ def judge(values: Sequence[float], published: Published, tolerance: float, *, di
     return "worse" if shortfall(centre, published) > 0 else "better"
 
 
-def _chosen(plan: Plan, runs: Sequence[StoredRun], tried: Mapping[str, int]) -> str:
-    if plan.config.select is None or not runs:
+def _chosen(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], tried: Mapping[str, int]) -> str:
+    """The chosen values of a cell, and of how many they are the best: `train.lr=0.001 (best of 2 of 4)`."""
+    select = plan.config.select
+    if select is None or not runs:
         return ""
+    values = plan.num_values(row, column)
+    # where one value is good enough, the others are not needed
+    missing = {
+        plan.setting(run.config)
+        for run in runs
+        if tried[run.run_id] < values and not select.suffices(score(run, select))
+    }
     if plan.spec.mean_over:
         counts = sorted({tried[run.run_id] for run in runs})
         best = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
-        return f"{', '.join(plan.config.select.best_of)} (best of {best} in every setting)"
-    values = ", ".join(f"{key}={lookup(runs[0].config, key)}" for key in plan.config.select.best_of)
-    return f"{values} (best of {tried[runs[0].run_id]})"
+        lack = f", values missing in {len(missing)}" if missing else ""
+        return f"{', '.join(select.best_of)} (best of {best} in every setting{lack})"
+    chosen = ", ".join(f"{key}={lookup(runs[0].config, key)}" for key in select.best_of)
+    return f"{chosen} (best of {tried[runs[0].run_id]}{f' of {values}' if missing else ''})"

@@ -97,8 +97,14 @@ class Plan:
 
     def num_settings(self, row: str, column: str) -> int:
         """Number of settings of `table.mean_over` that the grid of this scale has for a cell."""
-        points = self.points_of(row, column)
-        return len({tuple(str(point.get(key)) for key in self.spec.mean_over) for point in points})
+        return self._count(row, column, self.spec.mean_over)
+
+    def num_values(self, row: str, column: str) -> int:
+        """Number of values of `select.best_of` that the grid of this scale has for a cell."""
+        return self._count(row, column, self.config.select.best_of if self.config.select else ())
+
+    def _count(self, row: str, column: str, keys: Sequence[str]) -> int:
+        return len({tuple(str(point.get(key)) for key in keys) for point in self.points_of(row, column)})
 
 
 def make_plan(config: ExperimentConfig, folder: Path, scale: str) -> Plan:

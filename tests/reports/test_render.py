@@ -24,6 +24,7 @@ from reports.render.units import amount, fixed
 from suite.settings.config import ExperimentConfig
 from suite.settings.grid import same
 from suite.settings.parsing import parse
+from suite.settings.report_spec import Select
 from suite.store import storage
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -522,6 +523,19 @@ def test_the_best_value_is_chosen_on_validation_and_not_on_test(make):
     assert note(report, "*") == "* best by accuracy on valid, mean over seeds: train.lr=0.001 (best of 2): H3 / AR"
 
 
+def test_a_cell_says_of_how_many_values_it_is_the_best(make):
+    report = make(*three(values=(0.9, 0.9, 0.9), valid={100: 0.8}, train={"lr": 1e-3}), config=swept())
+    assert cell(report, "H3", "AR").chosen == "train.lr=0.001 (best of 1 of 2)"
+
+
+def test_where_a_value_may_be_enough_one_with_fewer_seeds_is_not_chosen(make):
+    whole = three(values=(0.8, 0.8, 0.8), valid={100: 0.9}, train={"lr": 1e-3})
+    given_up = make_run(seed=0, test=0.99, valid={100: 0.99}, train={"lr": 1e-4})
+    assert cell(make(*whole, given_up, config=swept()), "H3", "AR").mean == pytest.approx(99.0)
+    enough = swept().model_copy(update={"select": Select(best_of=("train.lr",), enough=0.9)})
+    assert cell(make(*whole, given_up, config=enough), "H3", "AR").mean == pytest.approx(80.0)
+
+
 def test_selection_looks_at_the_weights_the_run_kept(make):
     kept = {"keep": "best"}
     report = make(
@@ -770,6 +784,16 @@ def test_a_mean_over_settings_takes_the_best_run_of_each_and_waits_for_all(make)
     half = [run(1, 32, 1e-3, 0.1, 0.1), run(1, 32, 1e-2, 0.9, 0.2)]
     expected = "row,column,value,unit,better,seeds,hardware,note,source\nH3,AR,95,%,higher,,,,t\n"
     claims = "claim,left,comparison,right,source\n"
+    # rows stay from call to call; a cell without a number names no value
+    first, *few = whole[1:]
+    assert not cell(make(first, config=config, expected=expected, claims=claims), "H3", "AR").chosen
+    found = cell(make(*few, config=config, expected=expected, claims=claims), "H3", "AR")
+    assert found.values == pytest.approx((90.0,))
+    assert found.chosen == "train.lr (best of 1 to 2 in every setting, values missing in 1)"
+    # a value that is good enough ends its setting
+    enough = config.model_copy(update={"select": Select(best_of=("train.lr",), enough=0.9)})
+    found = cell(make(config=enough, expected=expected, claims=claims), "H3", "AR")
+    assert found.chosen == "train.lr (best of 1 to 2 in every setting)"
     found = cell(make(*whole, *half, config=config, expected=expected, claims=claims), "H3", "AR")
     assert found.values == pytest.approx((90.0,))
     assert found.planned == 3

@@ -32,6 +32,8 @@ OPERATORS = {
     "selective_scan": ("kernels.selective_scan.workloads:WORKLOAD", "Mamba's input-dependent recurrence"),
     "selective_scan_step": ("kernels.selective_scan.workloads:STEP", "one step of it, state in place"),
     "skinny_linear": ("kernels.skinny_linear.workloads:WORKLOAD", "linear map of few rows with its norm and residual"),
+    "slstm": ("kernels.slstm.workloads:WORKLOAD", "scalar memory of xLSTM, gates that read the last output"),
+    "slstm_step": ("kernels.slstm.workloads:STEP", "one step of it, state in place"),
     "ssm_kernel": ("kernels.ssm_kernel.workloads:WORKLOAD", "convolution filter of a diagonal state space model"),
     "swiglu": ("kernels.swiglu.workloads:WORKLOAD", "gated linear unit of a channel mixer"),
     "wkv": ("kernels.wkv.workloads:WORKLOAD", "weighted mean of values of RWKV-4"),

@@ -23,6 +23,7 @@ VERSIONS = {
     "rotary": 1,
     "selective_scan": 1,
     "skinny_linear": 1,
+    "slstm": 1,
     "ssm_kernel": 1,
     "swiglu": 1,
     "wkv": 1,

@@ -45,6 +45,7 @@ MODELS = Registry(
         "rwkv": Entry("models.rwkv:RWKVConfig", "RWKV-4, a weighted mean over the past (Peng et al. 2023)"),
         "rwkv6": Entry("models.rwkv6:RWKV6Config", "linear attention, one decay per key channel (Peng et al. 2024)"),
         "rwkv7": Entry("models.rwkv7:RWKV7Config", "decay by channel and a generalised delta rule (Peng et al. 2025)"),
+        "slstm": Entry("models.slstm:SLSTMConfig", "xLSTM's scalar memory, gates read the output (Beck et al. 2024)"),
         "mlstm": Entry("models.mlstm:MLSTMConfig", "xLSTM's matrix memory, exponential gates (Beck et al. 2024)"),
         "sashimi": Entry("models.sashimi:SashimiConfig", "U-Net over time of any blocks (Goel et al. 2022)"),
         "hybrid": Entry("models.hybrid:HybridConfig", "layers with the mixers of different models, from any list"),

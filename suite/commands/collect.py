@@ -27,7 +27,7 @@ def collect(
     from suite.executors.slurm import collect as collect_jobs
     from suite.store.status import standings
 
-    (experiment, _, _), runs = resolved_runs(
+    (experiment, config, _), runs = resolved_runs(
         repository_of(context, plugins),
         experiment,
         scale=scale,
@@ -45,4 +45,4 @@ def collect(
     display = GridDisplay(console, len(ended), runs=runs)
     for finished in ended:
         display.finished(finished)
-    print_summary(console, experiment, results, standings(runs, results))
+    print_summary(console, experiment, results, standings(runs, results, config.select))

@@ -36,6 +36,7 @@ CASES = {
     "attention, window": {"num_layers": 2, "d_model": 64, "window": 20, "position": "rope"},
     "based": {"num_layers": 2, "d_model": 64},
     "pythia": {"num_layers": 2, "d_model": 64},
+    "slstm": {"num_layers": 2, "d_model": 64},
     "rwkv7": {"num_layers": 2, "d_model": 64, "head_dim": 32},
     "dss-softmax, truncated": {"num_layers": 2, "d_model": 64, "kernel_length": 32},
 }

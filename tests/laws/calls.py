@@ -51,6 +51,8 @@ from kernels.selective_scan import selective_scan, selective_scan_step
 from kernels.selective_scan.reference import selective_scan_reference
 from kernels.skinny_linear import Norm, skinny_linear
 from kernels.skinny_linear.reference import skinny_linear_reference
+from kernels.slstm import slstm, slstm_step
+from kernels.slstm.reference import slstm_reference
 from kernels.ssm_kernel import ssm_kernel
 from kernels.ssm_kernel.reference import ssm_kernel_reference
 from kernels.swiglu import swiglu
@@ -378,6 +380,19 @@ def _ssm_kernel(draw: Draw) -> Iterator[Call]:
     yield Call("maximum detached", both, {**growing, **detached})
 
 
+def _slstm(draw: Draw) -> Iterator[Call]:
+    inputs = {"x": draw(2, 9, 4, 2, 3), "recurrent": draw(4, 2, 3, 3), "bias": draw(4, 2, 3)}
+    both = _pair(slstm, slstm_reference, return_final_state=True)
+    yield Call("plain", both, inputs)
+    yield Call("with a state", both, inputs | {"initial_state": draw(2, 4, 2, 3, low=1.0, high=2.0)})
+
+
+def _slstm_step(draw: Draw) -> Iterator[Call]:
+    inputs = {"x": draw(2, 4, 2, 3), "recurrent": draw(4, 2, 3, 3), "bias": draw(4, 2, 3)}
+    inputs["state"] = draw(2, 4, 2, 3, low=1.0, high=2.0)
+    yield Call("plain", {"torch": partial(slstm_step, backend="torch")}, inputs, ("state",), False)
+
+
 def _swiglu(draw: Draw) -> Iterator[Call]:
     yield Call("plain", _pair(swiglu, swiglu_reference), {"x": draw(3, 5, 8)})
 
@@ -420,6 +435,8 @@ OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
     "selective_scan": _selective_scan,
     "selective_scan_step": _selective_scan_step,
     "skinny_linear": _skinny_linear,
+    "slstm": _slstm,
+    "slstm_step": _slstm_step,
     "ssm_kernel": _ssm_kernel,
     "swiglu": _swiglu,
     "wkv": _wkv,
@@ -537,6 +554,7 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
     "lightning": (Network("one layer", {"num_layers": 1, "num_heads": 2}),),
     "rwkv6": (Network("three heads", {"d_model": 12, "head_dim": 4, "mix_rank": 2, "decay_rank": 3}),),
     "rwkv7": (Network("three heads", {"d_model": 12, "head_dim": 4, "rank": 2}),),
+    "slstm": (Network("no convolution", {"num_heads": 2, "d_conv": None}),),
     "mlstm": (Network("wide keys", {"num_heads": 2, "expand_k": 2.0}),),
     "deltanet": (
         Network("wide values", {"num_heads": 2, "expand_v": 2.0, "d_conv": 3, "negative_eigenvalues": True}),

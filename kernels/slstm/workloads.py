@@ -1,0 +1,126 @@
+"""Benchmark workloads of sLSTM and of one step of it for decoding. B is the batch, T the length, H heads of width K."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.slstm import slstm, slstm_step
+from kernels.slstm.reference import slstm_reference
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic, uniform
+
+
+def reference(**inputs: Any) -> Tensor:
+    return slstm_reference(**inputs)[0]
+
+
+def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """Normal gates, and matrices in which a row sums up to about one."""
+    batch, length, heads, width = sizes(shape, "BTHK")
+    wide = torch.promote_types(dtype, torch.float32)
+    return {
+        "x": normal(generator, dtype, batch, length, 4, heads, width),
+        "recurrent": normal(generator, wide, 4, heads, width, width) / width**0.5,
+        "bias": normal(generator, wide, 4, heads, width),
+    }
+
+
+def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """The products of h and R, three times as many in backward; about six exponentials for each channel, twice over."""
+    batch, length, heads, width = sizes(shape, "BTHK")
+    channels, matrices = batch * length * heads * width, 4 * heads * width * (width + 1)
+    read = 4 * channels * dtype.itemsize + matrices * max(4, dtype.itemsize)
+    return Cost(
+        num_bytes=traffic(read, channels * dtype.itemsize, backward),
+        num_flops=(4 if backward else 1) * 8 * channels * width,
+        matrix=True,
+        num_exponentials=(12 if backward else 6) * channels,
+    )
+
+
+def short(shape: Shape) -> Shape:
+    least = {"B": 3, "T": 20, "H": 2, "K": 32}
+    return {axis: min(size, int(shape[axis])) for axis, size in least.items()}
+
+
+def load_triton() -> Callable[..., Any]:
+    import triton  # noqa: F401
+
+    return partial(slstm, backend="triton")
+
+
+WORKLOAD = Workload(
+    op="slstm",
+    reference=reference,
+    make_inputs=make_inputs,
+    cost=cost,
+    short=short,
+    implementations=(
+        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation("torch", "ours", lambda: partial(slstm, backend="torch")),
+    ),
+    shapes={
+        "quick": ({"B": 1024, "T": 39, "H": 4, "K": 32},),
+        "paper": ({"B": 1024, "T": 255, "H": 4, "K": 32}, {"B": 16, "T": 2048, "H": 12, "K": 64}),
+    },
+    keep=("recurrent", "bias"),
+)
+
+
+def step_reference(state: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
+    x = inputs.pop("x").unsqueeze(1)
+    y, state = slstm_reference(x, **inputs, initial_state=state)
+    return y.squeeze(1), state
+
+
+def make_step_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """One position, and a state in float32 with a normaliser of order one."""
+    inputs = make_inputs({**shape, "T": 1}, dtype, generator)
+    batch, heads, width = sizes(shape, "BHK")
+    wide = inputs["recurrent"].dtype
+    h, c, m = normal(generator, wide, 3, batch, heads, width).unbind(0)
+    state = torch.stack([torch.tanh(h), c, uniform(generator, wide, 1.0, 3.0, batch, heads, width), m], 1)
+    return {**inputs, "x": inputs["x"].squeeze(1), "state": state}
+
+
+def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """The cost of one position, and of reading and writing the state."""
+    batch, heads, width = sizes(shape, "BHK")
+    now = cost({**shape, "T": 1}, dtype, False)
+    state = 2 * 4 * batch * heads * width * max(4, dtype.itemsize)
+    return Cost(now.num_bytes + state, now.num_flops, matrix=True, num_exponentials=now.num_exponentials)
+
+
+def updated(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """A step that also returns the state that it has updated in place, so that the state can be judged."""
+
+    def run(state: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
+        return step(state=state, **inputs), state
+
+    return run
+
+
+def load_triton_step() -> Callable[..., tuple[Tensor, Tensor]]:
+    import triton  # noqa: F401
+
+    return updated(partial(slstm_step, backend="triton"))
+
+
+STEP = Workload(
+    op="slstm_step",
+    reference=step_reference,
+    make_inputs=make_step_inputs,
+    cost=step_cost,
+    short=lambda shape: {axis: min(size, int(shape[axis])) for axis, size in {"B": 3, "H": 2, "K": 32}.items()},
+    implementations=(
+        Implementation("triton", "ours", load_triton_step, cold_start=True),
+        Implementation("torch", "ours", lambda: updated(partial(slstm_step, backend="torch"))),
+    ),
+    shapes={"quick": ({"B": 64, "H": 12, "K": 64},), "paper": ({"B": 1, "H": 12, "K": 64},)},
+    keep=("recurrent", "bias", "state"),
+    backward=False,
+)

@@ -20,7 +20,7 @@ FAMILIES = {
     r"gsa": "#d55e00",
     r"sashimi": "#aa4499",
     r"rwkv": "#4d7c8a",
-    r"mlstm|xlstm": "#c2185b",
+    r"mlstm|slstm|xlstm": "#c2185b",
     r"dss": "#17a2a2",
     r"s4d": "#98a010",
     r"s4|s6|ssm": "#8c564b",

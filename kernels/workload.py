@@ -102,3 +102,15 @@ def normal(generator: torch.Generator, dtype: torch.dtype, *size: int) -> Tensor
 def uniform(generator: torch.Generator, dtype: torch.dtype, low: float, high: float, *size: int) -> Tensor:
     """A tensor of values between low and high on the generator's device."""
     return torch.rand(size, generator=generator, device=generator.device, dtype=dtype) * (high - low) + low
+
+
+def updated(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """A step that also returns the state that it has updated in place, so that the state can be judged.
+
+    Every call continues from the state that the call before it left.
+    """
+
+    def run(state: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
+        return step(state=state, **inputs), state
+
+    return run

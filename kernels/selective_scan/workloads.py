@@ -19,7 +19,18 @@ from torch import Tensor
 from kernels.selective_scan import selective_scan, selective_scan_step
 from kernels.selective_scan.reference import selective_scan_reference
 from kernels.selective_scan.unfused import selective_scan_unfused
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic, uniform
+from kernels.workload import (
+    Cost,
+    Implementation,
+    Inputs,
+    Shape,
+    Workload,
+    normal,
+    sizes,
+    traffic,
+    uniform,
+    updated,
+)
 
 DT_MIN, DT_MAX = 1e-3, 1e-1
 
@@ -204,18 +215,6 @@ def load_mamba_step() -> Callable[..., tuple[Tensor, Tensor]]:
     from mamba_ssm.ops.triton.selective_state_update import selective_state_update
 
     return updated(selective_state_update)
-
-
-def updated(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """A step that also returns the state that it has updated in place, so that the state can be judged.
-
-    Every call continues from the state that the call before it left.
-    """
-
-    def run(state: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
-        return step(state=state, **inputs), state
-
-    return run
 
 
 STEP = Workload(

@@ -11,7 +11,18 @@ from torch import Tensor
 
 from kernels.slstm import slstm, slstm_step
 from kernels.slstm.reference import slstm_reference
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic, uniform
+from kernels.workload import (
+    Cost,
+    Implementation,
+    Inputs,
+    Shape,
+    Workload,
+    normal,
+    sizes,
+    traffic,
+    uniform,
+    updated,
+)
 
 
 def reference(**inputs: Any) -> Tensor:
@@ -93,15 +104,6 @@ def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     now = cost({**shape, "T": 1}, dtype, False)
     state = 2 * 4 * batch * heads * width * max(4, dtype.itemsize)
     return Cost(now.num_bytes + state, now.num_flops, matrix=True, num_exponentials=now.num_exponentials)
-
-
-def updated(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """A step that also returns the state that it has updated in place, so that the state can be judged."""
-
-    def run(state: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
-        return step(state=state, **inputs), state
-
-    return run
 
 
 def load_triton_step() -> Callable[..., tuple[Tensor, Tensor]]:

@@ -26,11 +26,14 @@ def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> li
         reasons = "; ".join(sorted({run.stand_in for run in runs if run.stand_in}))
         notes.append(f"{STAND_IN} stand-in data, not comparable with the paper: {reasons}")
     if MIXED in used:
-        mixes = "; ".join(f"{where}: {words}" for words, where in _places(cells, lambda cell: cell.mixed))
+        mixes = "; ".join(
+            f"{where or 'all cells'}: {words}" for words, where in _places(cells, lambda cell: cell.mixed)
+        )
         notes.append(f"{MIXED} mean over runs of different operators, which may not agree: {mixes}")
     if SELECTED in used and plan.config.select is not None:
         select = plan.config.select
-        picks = "; ".join(f"{words}: {where}" for words, where in _places(cells, lambda cell: cell.chosen))
+        places = _places(cells, lambda cell: cell.chosen)
+        picks = "; ".join(f"{words}: {where}" if where else words for words, where in places)
         notes.append(f"{SELECTED} best by {select.by} on {select.split}, mean over seeds: {picks}")
     if plan.config.timed:
         notes.append(
@@ -77,12 +80,27 @@ def _changes(plan: Plan) -> str:
 
 
 def _places(cells: Sequence[Cell], text: Callable[[Cell], str]) -> list[tuple[str, str]]:
-    """Every text that a cell has, in order, and the cells that have it as `row / column, row / column`."""
-    places: dict[str, list[str]] = {}
+    """Every text that a cell has, in order, and the cells that have it.
+
+    They are named as `row / column, row / column`, by the row alone where all cells of a row with a value have the
+    text, and by nothing where all cells of the table with a value have it.
+    """
+    places: dict[str, list[Cell]] = {}
     for cell in cells:
         if text(cell):
-            places.setdefault(text(cell), []).append(f"{cell.row} / {cell.column}")
-    return [(words, ", ".join(where)) for words, where in sorted(places.items())]
+            places.setdefault(text(cell), []).append(cell)
+    filled = [cell for cell in cells if cell.mean is not None or text(cell)]
+    if len(places) == 1 and len(filled) == len(*places.values()) > 1:
+        return [(words, "") for words in places]
+    named = []
+    for words, found in sorted(places.items()):
+        names: dict[str, None] = {}
+        for cell in found:
+            row = [other for other in filled if other.row == cell.row]
+            whole = len(row) > 1 and all(text(other) == words for other in row)
+            names[cell.row if whole else f"{cell.row} / {cell.column}"] = None
+        named.append((words, ", ".join(names)))
+    return named
 
 
 def provenance_of(runs: Sequence[StoredRun]) -> list[str]:

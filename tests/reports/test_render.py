@@ -523,6 +523,16 @@ def test_the_best_value_is_chosen_on_validation_and_not_on_test(make):
     assert note(report, "*") == "* best by accuracy on valid, mean over seeds: train.lr=0.001 (best of 2): H3 / AR"
 
 
+def test_what_holds_for_a_row_or_for_all_cells_is_said_once(make):
+    both = ("associative-recall", "induction-heads")
+    runs = [run for task in both for run in three(task=task, valid={100: 0.8}, train={"lr": 1e-3})]
+    words = "* best by accuracy on valid, mean over seeds: train.lr="
+    assert note(make(*runs, config=swept()), "*") == f"{words}0.001 (best of 1 of 2)"
+    runs += three("s4d", valid={100: 0.8}, train={"lr": 1e-4})
+    picks = "0.0001 (best of 1 of 2): S4D / AR; train.lr=0.001 (best of 1 of 2): H3"
+    assert note(make(*runs, config=swept()), "*") == words + picks
+
+
 def test_a_cell_says_of_how_many_values_it_is_the_best(make):
     report = make(*three(values=(0.9, 0.9, 0.9), valid={100: 0.8}, train={"lr": 1e-3}), config=swept())
     assert cell(report, "H3", "AR").chosen == "train.lr=0.001 (best of 1 of 2)"

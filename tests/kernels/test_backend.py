@@ -25,6 +25,7 @@ from kernels.norm import norm
 from kernels.rotary import rotary
 from kernels.selective_scan import selective_scan, selective_scan_step
 from kernels.skinny_linear import skinny_linear
+from kernels.slstm import slstm, slstm_step
 from kernels.ssm_kernel import ssm_kernel
 from kernels.swiglu import swiglu
 from kernels.versions import VERSIONS
@@ -99,6 +100,10 @@ CALLS = {
         lambda: selective_scan_step(ones(1, 2), ones(1, 2), -ones(2, 4), ones(1, 4), ones(1, 4), ones(1, 2, 4)),
     ],
     "skinny_linear": [lambda: skinny_linear(ones(1, 2), ones(3, 2))],
+    "slstm": [
+        lambda: slstm(ones(1, 3, 4, 1, 2), ones(4, 1, 2, 2)),
+        lambda: slstm_step(ones(1, 4, 1, 2), ones(4, 1, 2, 2), None, ones(1, 4, 1, 2)),
+    ],
     "ssm_kernel": [lambda: ssm_kernel(*STATE, 3, conj_pairs=False)],
     "swiglu": [lambda: swiglu(ones(2, 4))],
     "wkv": [

@@ -73,7 +73,7 @@ class SLSTM(Mixer):
             nn.init.uniform_(self.conv_bias, -bound, bound)
 
     def _gates(self, x: Tensor, convolved: Tensor) -> Tensor:
-        """What i, f, z and o get from inputs [..., D] and convolved inputs: [..., 4, H, K]."""
+        """Maps inputs [..., D] to z and o, and convolved inputs to i and f. Returns all four as [..., 4, H, K]."""
         lead, weight = x.shape[:-1], as_autocast(self.gates)
         # a product for each head, because torch multiplies nothing along two axes without a copy
         first, second = (

@@ -30,6 +30,8 @@ from kernels.slstm.reference import EMPTY, advance, slstm_reference
 
 __all__ = ["EMPTY", "empty_state", "slstm", "slstm_step"]
 
+MEASURED = False
+"""Whether the kernels have run on a GPU and were faster than PyTorch there, so that `auto` may take them."""
 MAX_WIDTH = 64
 """Maximum K of the Triton kernels, which hold four matrices [K, K] in registers, backward eight."""
 
@@ -50,8 +52,8 @@ def slstm(
     recurrent:     [4, heads, K, K]: R^g, whose rows belong to h_{t-1}.
     bias:          [4, heads, K]: b^g, or None. It is added in float32 at least.
     initial_state: [batch, 4, heads, K]: h, c, n and m; None for that before the first step (`empty_state`).
-    backend:       triton takes K up to 64 in float32, bfloat16 and float16 on a CUDA device; auto takes it there and
-                   plain PyTorch, one step after the other, elsewhere. Both are deterministic.
+    backend:       triton takes K up to 64 in float32, bfloat16 and float16 on a CUDA device. auto takes plain PyTorch,
+                   one step after the other, until the kernels have been measured on a GPU. Both are deterministic.
 
     Returns h [batch, length, heads, K] in the dtype of x and, if return_final_state, the final state, at least float32.
     Gates and states are at least float32, also for half-precision x and under autocast. The Triton kernels multiply h
@@ -61,7 +63,7 @@ def slstm(
         raise ValueError(f"slstm: x must be [batch, length >= 1, 4, heads, K], got {list(x.shape)}.")
     batch, _, _, heads, width = x.shape
     _check("slstm", recurrent, bias, initial_state, batch, heads, width)
-    if use_triton("slstm", backend, x, recurrent, bias, initial_state, obstacle=_obstacle(width)):
+    if use_triton("slstm", backend, x, recurrent, bias, initial_state, obstacle=_obstacle(width), is_faster=MEASURED):
         from kernels.slstm.triton import slstm_triton
 
         with on_device_of(x):
@@ -88,8 +90,7 @@ def slstm_step(
 ) -> Tensor:
     """One step: x [batch, 4, heads, K] to h [batch, heads, K]; `state` [batch, 4, heads, K] is updated in place.
 
-    The Triton path has no gradient, so auto takes it only where no gradient is recorded; ValueError where
-    backend="triton" is asked for a gradient.
+    backend: as in `slstm`. The Triton path has no gradient; ValueError where backend="triton" is asked for one.
     """
     if x.ndim != 4 or x.shape[1] != 4:
         raise ValueError(f"slstm_step: x must be [batch, 4, heads, K], got {list(x.shape)}.")
@@ -97,7 +98,7 @@ def slstm_step(
     _check("slstm_step", recurrent, bias, state, batch, heads, width)
     tensors = (x, recurrent, bias, state)
     obstacle = NO_GRADIENT if needs_gradient(*tensors) else _obstacle(width)
-    if use_triton("slstm_step", backend, *tensors, obstacle=obstacle):
+    if use_triton("slstm_step", backend, *tensors, obstacle=obstacle, is_faster=MEASURED):
         from kernels.slstm.triton import slstm_step_triton
 
         with on_device_of(x):

@@ -197,7 +197,7 @@ def _chosen(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], tried:
     if select is None or not runs:
         return ""
     values = plan.num_values(row, column)
-    # where one value is good enough, the others are not needed
+    # `run` skips the other values of a setting once one of them is good enough
     missing = {
         plan.setting(run.config)
         for run in runs

@@ -307,7 +307,7 @@ def select_best(runs: Sequence[StoredRun], select: Select | None) -> tuple[list[
     tried: dict[str, int] = {}
     for candidates in groups.values():
         if select.enough is not None:
-            # of a value that was given up on the way, a few seeds say little
+            # `run` may have stopped a value after some of its seeds, which must not win by one lucky seed
             most = max(map(len, candidates.values()))
             candidates = {setting: found for setting, found in candidates.items() if len(found) == most}
 

@@ -27,11 +27,11 @@ class Standing:
     """`running`, `queued` (as a job), the status of its stored rows, `interrupted` (it has a checkpoint), `to do`,
     `unneeded` (another run of its setting is good enough), or `no data`."""
     detail: str
-    """Who carries it out and since when, or why it failed or is not needed."""
+    """Names the process that carries out the run and its start, or says why the run failed or is not needed."""
 
 
 def standings(runs: Sequence[Run], root: Path, select: Select | None = None) -> list[Standing]:
-    """Where the runs of one experiment stand, in their order.
+    """Returns the state of every run of one experiment, in the order of the runs.
 
     select: the selection of its report, which may say that a run is not needed.
     """

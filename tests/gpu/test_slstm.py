@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from kernels.slstm import slstm_step
-from suite.laws.accuracy import assert_close
-from tests.gpu.test_selective_scan import results, wide
+from kernels.slstm.reference import slstm_reference
+from suite.laws.accuracy import assert_close, assert_matches_reference
 from tests.kernels.test_slstm import KEEP, TORCH, TRITON, make_inputs
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -13,12 +13,10 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("sizes", [(100, 39, 4, 32), (3, 300, 2, 64), (17, 20, 3, 21), (1, 5, 1, 5)])
-def test_the_kernel_equals_plain_pytorch_in_double_precision(sizes, dtype):
-    inputs = {name: x.to("cuda", torch.float32 if name in KEEP else dtype) for name, x in make_inputs(*sizes).items()}
-    exact, plain, actual = results(TORCH, wide(inputs)), results(TORCH, inputs), results(TRITON, inputs)
-    for name, e in exact.items():
-        kept = torch.float32 if name in ("final state", *KEEP) and dtype == torch.float32 else dtype
-        assert_close(actual[name], e, kept, plain=plain[name], what=name)
+def test_the_kernel_equals_the_recurrence_in_double_precision(sizes, dtype):
+    for initial_state in (True, False):
+        inputs = make_inputs(*sizes, initial_state=initial_state)
+        assert_matches_reference(TRITON, slstm_reference, inputs, dtype=dtype, keep=KEEP, device="cuda")
 
 
 def test_two_runs_are_bitwise_equal():

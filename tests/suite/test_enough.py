@@ -1,6 +1,5 @@
 """A grid that chooses the best of several values does not try the others once one of them is good enough."""
 
-import pytest
 import torch
 
 from suite.executors.local import run_all
@@ -46,11 +45,10 @@ def enough_of(runs, root, chosen):
     return Enough(runs, root, {runs[0].experiment: chosen})
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_the_other_values_of_a_good_setting_are_not_run(tmp_path, jobs):
+def test_the_other_values_of_a_good_setting_are_not_run(tmp_path):
     runs, display = runs_of(), Recording()
     enough = enough_of(runs, tmp_path, select(0.0))
-    ended = run_all(enough.in_order(runs), tmp_path, CPU, display, jobs=jobs, enough=enough)
+    ended = run_all(enough.in_order(runs), tmp_path, CPU, display, enough=enough)
     assert len(ended) == len(display.ended) == 6
     done = {finished.run.run_id for finished in ended if finished.status == "ok"}
     # the first rate of each setting
@@ -60,6 +58,16 @@ def test_the_other_values_of_a_good_setting_are_not_run(tmp_path, jobs):
     assert summary(standings(runs, tmp_path, select(0.0))) == "2 ok, 4 unneeded"
     assert summary(standings(runs, tmp_path, select(1.0))) == "2 ok, 4 to do"
     assert summary(standings(runs, tmp_path)) == "2 ok, 4 to do"
+
+
+def test_workers_side_by_side_spare_the_other_values_too(tmp_path):
+    runs = runs_of()
+    enough = enough_of(runs, tmp_path, select(0.0))
+    ended = run_all(enough.in_order(runs), tmp_path, CPU, Recording(), jobs=2, enough=enough)
+    done = {finished.run.run_id for finished in ended if finished.status == "ok"}
+    assert {runs[0].run_id, runs[3].run_id} <= done
+    # a worker without another run takes the second value of a setting whose first one still runs, and no third
+    assert [finished.status for finished in ended].count("unneeded") == 6 - len(done) >= 3
 
 
 def test_all_values_are_run_where_none_is_good_enough(tmp_path):

@@ -30,8 +30,6 @@ from kernels.slstm.reference import EMPTY, advance, slstm_reference
 
 __all__ = ["EMPTY", "empty_state", "slstm", "slstm_step"]
 
-MEASURED = False
-"""Whether the kernels have run on a GPU and were faster than PyTorch there, so that `auto` may take them."""
 MAX_WIDTH = 64
 """Maximum K of the Triton kernels, which hold four matrices [K, K] in registers, backward eight."""
 
@@ -52,8 +50,8 @@ def slstm(
     recurrent:     [4, heads, K, K]: R^g, whose rows belong to h_{t-1}.
     bias:          [4, heads, K]: b^g, or None. It is added in float32 at least.
     initial_state: [batch, 4, heads, K]: h, c, n and m; None for that before the first step (`empty_state`).
-    backend:       triton takes K up to 64 in float32, bfloat16 and float16 on a CUDA device. auto takes plain PyTorch,
-                   one step after the other, until the kernels have been measured on a GPU. Both are deterministic.
+    backend:       triton takes K up to 64 in float32, bfloat16 and float16 on a CUDA device, and auto takes it there;
+                   torch computes one step after the other. Both are deterministic.
 
     Returns h [batch, length, heads, K] in the dtype of x and, if return_final_state, the final state, at least float32.
     Gates and states are at least float32, also for half-precision x and under autocast. The Triton kernels multiply h
@@ -63,7 +61,7 @@ def slstm(
         raise ValueError(f"slstm: x must be [batch, length >= 1, 4, heads, K], got {list(x.shape)}.")
     batch, _, _, heads, width = x.shape
     _check("slstm", recurrent, bias, initial_state, batch, heads, width)
-    if use_triton("slstm", backend, x, recurrent, bias, initial_state, obstacle=_obstacle(width), is_faster=MEASURED):
+    if use_triton("slstm", backend, x, recurrent, bias, initial_state, obstacle=_obstacle(width)):
         from kernels.slstm.triton import slstm_triton
 
         with on_device_of(x):
@@ -98,7 +96,7 @@ def slstm_step(
     _check("slstm_step", recurrent, bias, state, batch, heads, width)
     tensors = (x, recurrent, bias, state)
     obstacle = NO_GRADIENT if needs_gradient(*tensors) else _obstacle(width)
-    if use_triton("slstm_step", backend, *tensors, obstacle=obstacle, is_faster=MEASURED):
+    if use_triton("slstm_step", backend, *tensors, obstacle=obstacle):
         from kernels.slstm.triton import slstm_step_triton
 
         with on_device_of(x):

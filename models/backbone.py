@@ -84,10 +84,12 @@ class BackboneConfig(Config):
     `scaled-mlp`: only those of the channel mixers do, as in H3's released code (HazyResearch/safari at
     02220c69d247e5473616cd053a443ad99fd2559b), which rescales by parameter name and so leaves out the output maps of
     its H3 and S4D layers. `plain`: none does."""
-    torch_init: bool = False
+    torch_init: bool | Literal["weights"] = False
     """Linear maps and embeddings of the network keep the initialisation of torch, weights and biases uniform within
     1 / sqrt(inputs) and embeddings standard normal; `init_std` and `init_residual` have no effect. The released code of
-    DSS and S4 does so (ag1988/dss at 777084e777c27caba2e87eceecb3f49d1b761cd8)."""
+    DSS and S4 does so (ag1988/dss at 777084e777c27caba2e87eceecb3f49d1b761cd8). `weights`: only the weights of linear
+    maps keep it; biases start at zero and embeddings with `init_std`, as in MAD's code (athms/mad-lab at
+    1f77b94127309e9f3e0280fe73d6079ba3eaf3eb, mad/model/language_model.py)."""
     pooling: Literal["mean", "last"] = "mean"
     """Summary of the time axis in a sequence readout."""
 
@@ -347,10 +349,12 @@ class Backbone(nn.Module):
             scaled = set()
         elif self.config.init_residual == "scaled-mlp":
             scaled -= {module for mixer in self.mixers for module in mixer.modules()}
-        for module in () if self.config.torch_init else self.modules():
+        keep = self.config.torch_init
+        for module in () if keep is True else self.modules():
             if isinstance(module, nn.Linear):
                 std = self.config.init_std / math.sqrt(branches) if module in scaled else self.config.init_std
-                nn.init.normal_(module.weight, std=std)
+                if keep != "weights":
+                    nn.init.normal_(module.weight, std=std)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
             elif isinstance(module, nn.Embedding):

@@ -36,7 +36,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -368,7 +368,7 @@ class SashimiConfig(BackboneConfig):
     """Blocks of every stage."""
     channel_mixer: ChannelMixerKind = "none"
     """Channel mixers are those of the blocks (`options`)."""
-    torch_init: bool = True
+    torch_init: bool | Literal["weights"] = True
     pool: tuple[Factor, ...] = (4, 4)
     """Positions that a stage reads as one, from the first stage on."""
     down_blocks: bool = False

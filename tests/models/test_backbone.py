@@ -244,6 +244,20 @@ def test_the_initialisation_of_torch_is_that_of_the_released_code_of_dss():
     assert "detach_maximum" not in DSSSoftmaxConfig().model_dump(mode="json")
 
 
+def test_the_weights_of_torch_start_as_in_the_released_code_of_mad():
+    """Linear maps uniform within 1 / sqrt(inputs), their biases at zero, and embeddings at 0.02."""
+    torch.manual_seed(0)
+    model = AttentionConfig(d_model=128, torch_init="weights", tie_embeddings=False, readout_bias=True).build(TOKENS)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            bound = module.in_features**-0.5
+            assert module.weight.abs().max() <= bound
+            assert module.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
+            assert module.bias is None or not module.bias.any()
+    assert model.head.bias is not None
+    assert model.encoder.weight.std().item() == pytest.approx(0.02, rel=0.05)
+
+
 def test_dss_softmax_hands_the_detached_maximum_to_its_operator():
     gradients = []
     for detach in (False, True):

@@ -2,17 +2,17 @@
 
 A program owns the rows of a tile of the batch in one head and goes through time. The matrices R of its head stay in
 registers, and h R is a product on matrix units, BLOCK_B rows at a time. Gates, states and their gradients are float32;
-h and R are multiplied in the dtype of x, float32 numbers as float32_products says.
+h and R are multiplied in the dtype of x, float32 numbers as `_tiles` says.
 
 Forward keeps c, n and m of every step, 12 bytes for each channel. Backward computes the gates again from x and the
 output of the step before, and goes back through time with the gradients of h, c and n:
 
     da^o = dh sigmoid(a^o) (1 - sigmoid(a^o)) c / n,    dc += dh sigmoid(a^o) / n,    dn -= dh h / n
     da^z = dc i (1 - tanh(a^z)^2),   da^i = i (dc tanh(a^z) + dn),   da^f = f sigmoid(-a^f) (dc c_{t-1} + dn n_{t-1})
-    dh_{t-1} = dy_{t-1} + sum over g of da^g (R^g)^T,   dc_{t-1} = f dc,   dn_{t-1} = f dn,   dR^g += h_{t-1}^T da^g
+    dh_{t-1} = dy_{t-1} + sum over g of da^g (R^g)^T,   dc_{t-1} = f dc,   dn_{t-1} = f dn
 
-with i = exp(a^i - m_t) and f = exp(log sigmoid(a^f) + m_{t-1} - m_t). Each program adds its dR up in registers; the sum
-over the tiles of the batch is one more pass. Results are deterministic.
+with i = exp(a^i - m_t) and f = exp(log sigmoid(a^f) + m_{t-1} - m_t). The gradient of R^g is the sum of h_{t-1}^T da^g
+over batch and time. Its terms do not wait for each other, so another kernel adds them up. Results are deterministic.
 """
 
 # mypy: disable-error-code="assignment, misc"
@@ -34,6 +34,10 @@ from kernels.slstm.reference import EMPTY
 
 BLOCK_B = 16
 """Rows of the batch in a program, the least that a product on matrix units takes."""
+CHUNK = 1024
+"""Positions of all rows of the batch over which a program adds up a gradient of R."""
+BLOCK_R = 64
+"""Positions in one product of it."""
 
 
 @triton.jit
@@ -141,11 +145,11 @@ def _slstm_fwd_kernel(
 
 @triton.jit
 def _slstm_bwd_kernel(
-    x, recurrent, bias, initial, y, states, dy, dfinal, dx, dinitial, partial,
+    x, recurrent, bias, initial, y, states, dy, dfinal, dx, dinitial,
     B, T, H, K, x_stride_b, x_stride_t, x_stride_g, x_stride_h,
     BLOCK_B: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, EMPTY: tl.constexpr,
 ):  # fmt: skip
-    """dx [B, T, 4, H, K], the gradient of the initial state, and dR of each tile of the batch [tiles, 4, H, K, K].
+    """dx [B, T, 4, H, K] and the gradient of the initial state.
 
     y, states, dy, dfinal, dx and dinitial are dense.
     """
@@ -163,10 +167,6 @@ def _slstm_bwd_kernel(
     bias_f = _bias(bias, 1, i_h, o_k, m_k, H, K)
     bias_z = _bias(bias, 2, i_h, o_k, m_k, H, K)
     bias_o = _bias(bias, 3, i_h, o_k, m_k, H, K)
-    s_i = tl.zeros([BLOCK_K, BLOCK_K], tl.float32)
-    s_f = tl.zeros([BLOCK_K, BLOCK_K], tl.float32)
-    s_z = tl.zeros([BLOCK_K, BLOCK_K], tl.float32)
-    s_o = tl.zeros([BLOCK_K, BLOCK_K], tl.float32)
     width = 4 * H * K
     b_dh = _state(dfinal, o_b, 0, i_h, o_k, m, width, H * K, H, K, 0.0)
     b_dc = _state(dfinal, o_b, 1, i_h, o_k, m, width, H * K, H, K, 0.0)
@@ -216,11 +216,6 @@ def _slstm_bwd_kernel(
         tl.store(p_dx + 3 * H * K, g_o, mask=m)
         b_dh = _product(g_i, tl.trans(r_i), PRECISION) + _product(g_f, tl.trans(r_f), PRECISION)
         b_dh += _product(g_z, tl.trans(r_z), PRECISION) + _product(g_o, tl.trans(r_o), PRECISION)
-        b_turned = tl.trans(b_last)
-        s_i += _product(b_turned, g_i, PRECISION)
-        s_f += _product(b_turned, g_f, PRECISION)
-        s_z += _product(b_turned, g_z, PRECISION)
-        s_o += _product(b_turned, g_o, PRECISION)
         p_x -= x_stride_t
         p_y -= H * K
         p_s -= 3 * H * K
@@ -231,19 +226,39 @@ def _slstm_bwd_kernel(
         tl.store(p_first + H * K, b_dc, mask=m)
         tl.store(p_first + 2 * H * K, b_dn, mask=m)
         tl.store(p_first + 3 * H * K, tl.zeros_like(b_dn), mask=m)
-    p_partial = partial + (i_b.to(tl.int64) * 4 * H + i_h) * K * K + o_k[:, None] * K + o_k[None, :]
-    m_r = m_k[:, None] & m_k[None, :]
-    tl.store(p_partial, s_i, mask=m_r)
-    tl.store(p_partial + H * K * K, s_f, mask=m_r)
-    tl.store(p_partial + 2 * H * K * K, s_z, mask=m_r)
-    tl.store(p_partial + 3 * H * K * K, s_o, mask=m_r)
+
+
+@triton.jit
+def _slstm_weights_kernel(
+    initial, y, dx, partial, B, T, H, K,
+    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The sum of h_{t-1}^T da^g over a chunk of positions, [chunks, 4, H, K, K]. All tensors are dense."""
+    i_m, i_chunk = tl.program_id(0) % (4 * H), tl.program_id(0) // (4 * H)
+    i_h = i_m % H
+    o_k = tl.arange(0, BLOCK_K)
+    m_k = o_k < K
+    b_dr = tl.zeros([BLOCK_K, BLOCK_K], tl.float32)
+    for start in range(0, CHUNK, BLOCK_R):
+        o_r = (i_chunk * CHUNK + start + tl.arange(0, BLOCK_R)).to(tl.int64)
+        m_r = o_r < B * T
+        m = m_r[:, None] & m_k[None, :]
+        # the output of the position before, which a first position does not have
+        m_first = o_r % T == 0
+        b_h = tl.load(y + ((o_r - 1) * H + i_h)[:, None] * K + o_k[None, :], mask=m & ~m_first[:, None], other=0.0)
+        if initial is not None:
+            p_initial = initial + ((o_r // T) * 4 * H + i_h)[:, None] * K + o_k[None, :]
+            b_first = tl.load(p_initial, mask=m & m_first[:, None], other=0.0).to(b_h.dtype)
+            b_h = tl.where(m_first[:, None], b_first, b_h)
+        b_da = tl.load(dx + (o_r * 4 * H + i_m)[:, None] * K + o_k[None, :], mask=m, other=0.0)
+        b_dr += _product(tl.trans(b_h), b_da, PRECISION)
+    p_partial = partial + (i_chunk.to(tl.int64) * 4 * H + i_m) * K * K + o_k[:, None] * K + o_k[None, :]
+    tl.store(p_partial, b_dr, mask=m_k[:, None] & m_k[None, :])
 
 
 class Tiles(NamedTuple):
-    """Programs of both kernels, and the arguments behind the tensors that they share."""
+    """Programs of the two kernels that go through time, and the arguments behind the tensors that they share."""
 
-    tiles: int
-    """Tiles of the batch."""
     programs: int
     sizes: dict[str, Any]
     options: dict[str, Any]
@@ -257,9 +272,10 @@ def _tiles(x: Tensor) -> Tiles:
         "B": batch, "T": length, "H": heads, "K": width,
         "x_stride_b": stride_b, "x_stride_t": stride_t, "x_stride_g": stride_g, "x_stride_h": stride_h,
     }  # fmt: skip
-    precision = float32_products() if x.dtype == torch.float32 else "tf32"
+    # at K 64, matrices that are split into tf32 parts would take more shared memory than an H200 has
+    precision = "tf32" if x.dtype != torch.float32 else float32_products() if block_k <= 32 else "ieee"
     options = {"BLOCK_B": BLOCK_B, "BLOCK_K": block_k, "PRECISION": precision, "EMPTY": EMPTY}
-    return Tiles(tiles, tiles * heads, sizes, {**options, "num_warps": 4 if block_k <= 32 else 8})
+    return Tiles(tiles * heads, sizes, {**options, "num_warps": 4 if block_k <= 32 else 8})
 
 
 def _channels(x: Tensor) -> Tensor:
@@ -282,6 +298,19 @@ def _forward(
         final=final, **work.sizes, s_stride_b=stride_b, s_stride_p=stride_p, **work.options,
     )  # fmt: skip
     return y, states
+
+
+def _weights(initial: Tensor | None, y: Tensor, dx: Tensor, work: Tiles) -> Tensor:
+    """dR [4, H, K, K] in float32."""
+    batch, length, _, heads, width = dx.shape
+    chunks = cdiv(batch * length, CHUNK)
+    partial = torch.empty((chunks, 4, heads, width, width), dtype=torch.float32, device=dx.device)
+    launch(
+        _slstm_weights_kernel, chunks * 4 * heads, initial=initial, y=y, dx=dx, partial=partial,
+        B=batch, T=length, H=heads, K=width, BLOCK_R=BLOCK_R, BLOCK_K=work.options["BLOCK_K"], CHUNK=CHUNK,
+        PRECISION=work.options["PRECISION"], num_warps=4,
+    )  # fmt: skip
+    return partial.sum(0)
 
 
 def _empty_like(x: Tensor) -> Tensor:
@@ -310,15 +339,15 @@ class SLSTM(torch.autograd.Function):
         dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         dinitial = None if initial is None else _empty_like(x)
         work = _tiles(x)
-        partial = torch.empty((work.tiles, *recurrent.shape), dtype=torch.float32, device=x.device)
         launch(
             _slstm_bwd_kernel, work.programs, x=x, recurrent=recurrent, bias=bias, initial=initial, y=y, states=states,
-            dy=dy, dfinal=dense(dfinal), dx=dx, dinitial=dinitial, partial=partial, **work.sizes, **work.options,
+            dy=dy, dfinal=dense(dfinal), dx=dx, dinitial=dinitial, **work.sizes, **work.options,
         )  # fmt: skip
+        drecurrent = _weights(initial, y, dx, work)
         if dinitial is not None:
             dinitial = dinitial.to(initial.dtype)
         dbias = None if bias is None else dx.sum((0, 1), dtype=torch.float32).to(bias.dtype)
-        return dx, partial.sum(0).to(recurrent.dtype), dbias, dinitial
+        return dx, drecurrent.to(recurrent.dtype), dbias, dinitial
 
 
 def slstm_triton(

@@ -49,7 +49,13 @@ class BackboneConfig(Config):
     """
 
     version: ClassVar[int] = 1
-    left_out_when_off: ClassVar[tuple[str, ...]] = ("short_conv", "base_conv_layers", "torch_init", "readout_bias")
+    left_out_when_off: ClassVar[tuple[str, ...]] = (
+        "short_conv",
+        "base_conv_layers",
+        "torch_init",
+        "mixer_gain",
+        "readout_bias",
+    )
     """Options that were added after some runs were stored. While an option is off, it is not part of the identity of a
     run, so that older runs keep their ids."""
     positions: ClassVar[tuple[str, ...]] = ("none", "learned", "sinusoidal")
@@ -90,6 +96,9 @@ class BackboneConfig(Config):
     DSS and S4 does so (ag1988/dss at 777084e777c27caba2e87eceecb3f49d1b761cd8). `weights`: only the weights of linear
     maps keep it; biases start at zero and embeddings with `init_std`, as in MAD's code (athms/mad-lab at
     1f77b94127309e9f3e0280fe73d6079ba3eaf3eb, mad/model/language_model.py)."""
+    mixer_gain: Positive | None = None
+    """Linear maps of the mixers start by Xavier's rule, uniform within gain sqrt(6 / (inputs + outputs)), in place of
+    the start of the network's. Layers of linear attention in fla-org/flash-linear-attention start so with 2^-2.5."""
     pooling: Literal["mean", "last"] = "mean"
     """Summary of the time axis in a sequence readout."""
 
@@ -362,6 +371,10 @@ class Backbone(nn.Module):
         if isinstance(self.encoder, nn.Linear):
             # with weights as small as an embedding's, a signal of few channels would vanish next to the norm's epsilon
             self.encoder.reset_parameters()
+        if self.config.mixer_gain is not None:
+            for module in (module for mixer in self.mixers for module in mixer.modules()):
+                if isinstance(module, nn.Linear):
+                    nn.init.xavier_uniform_(module.weight, self.config.mixer_gain)
         for module in self.modules():
             if isinstance(module, Mixer):
                 module.reset_parameters()

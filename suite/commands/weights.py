@@ -111,6 +111,7 @@ OF_TRAINING = (
     "init_std",
     "init_residual",
     "torch_init",
+    "mixer_gain",
     "embed_dropout",
     "resid_dropout",
     "attention_dropout",

@@ -258,6 +258,21 @@ def test_the_weights_of_torch_start_as_in_the_released_code_of_mad():
     assert model.encoder.weight.std().item() == pytest.approx(0.02, rel=0.05)
 
 
+def test_the_maps_of_mixers_start_by_xaviers_rule():
+    """Uniform within gain sqrt(6 / (inputs + outputs)); the maps of channel mixers start as before."""
+    torch.manual_seed(0)
+    model = AttentionConfig(d_model=128, mixer_gain=2**-2.5).build(TOKENS)
+    for mixer in model.mixers:
+        for module in mixer.modules():
+            if isinstance(module, nn.Linear):
+                bound = 2**-2.5 * (6 / sum(module.weight.shape)) ** 0.5
+                assert module.weight.abs().max() <= bound
+                assert module.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
+    others = [module.weight for module in model.layers.modules() if isinstance(module, nn.Linear)]
+    assert max(weight.abs().max().item() for weight in others) > 0.05
+    assert "mixer_gain" not in AttentionConfig().model_dump(mode="json")
+
+
 def test_dss_softmax_hands_the_detached_maximum_to_its_operator():
     gradients = []
     for detach in (False, True):

@@ -5,6 +5,7 @@
 - After SIGTERM it saves and waits for what Slurm does: a preempted job is put back, a cancelled one ends.
 - Jobs go on when the terminal is gone. The same command waits for them again and submits none twice; `status` shows
   them, and `collect` gives a row to a run whose job ended without one.
+- A job whose run is not needed any more (`select.enough`) when it starts ends at once and removes its record.
 
 All nodes need this checkout at the same path, and the folder of results.
 """
@@ -29,9 +30,10 @@ from suite.environment import REPOSITORY, pick_device
 from suite.executors.contract import LeftRunningError, Settings
 from suite.executors.local import StopSignals, run_in_sequence
 from suite.executors.queue import Display, RunQueue
-from suite.runner import Finished, store_failure
+from suite.runner import UNNEEDED, Finished, store_failure
 from suite.runs import Run
 from suite.store.claims import Claims, claim_path, read_claim
+from suite.store.enough import Enough
 from suite.store.jobs import LATE_S, Job, find_jobs, forget_job, job_folder, keep_job, new_ending, row_stamp, states
 from suite.store.target import is_remote
 
@@ -87,7 +89,8 @@ class Slurm(Config):
             raise LeftRunningError(f"{len(new)} jobs submitted, {len(jobs) - len(new)} were there; {hint}", 0)
         event = threading.Event()
         with StopSignals(event, lambda: None, None):
-            ended = _watch(runs, jobs, root, display, event, late_s=LATE_S if self.cluster == "slurm" else 2.0)
+            late_s = LATE_S if self.cluster == "slurm" else 2.0
+            ended = _watch(runs, jobs, root, display, event, settings.enough, late_s=late_s)
         if len(ended) < len(runs):
             raise LeftRunningError(f"{len(runs) - len(ended)} jobs go on; {hint}", 130)
         return ended
@@ -135,6 +138,8 @@ class _Job:
     options: dict[str, Any]
     repeat: bool
     """Whether rows that are there already are replaced."""
+    enough: Enough | None
+    """Tells whether the run is still needed; None: it is."""
 
     @classmethod
     def of(cls, run: Run, root: Path, settings: Settings) -> _Job:
@@ -145,7 +150,8 @@ class _Job:
             "keep_weights": settings.keep_weights,
             "log": settings.log,
         }
-        return cls(run, root, settings.device, options, settings.repeat)
+        enough = None if settings.enough is None else settings.enough.of(run, root)
+        return cls(run, root, settings.device, options, settings.repeat, enough)
 
     def __call__(self) -> None:
         import submitit
@@ -164,9 +170,11 @@ class _Job:
         before = {number: signal.signal(number, heed) for number in (signal.SIGUSR2, signal.SIGTERM)}
         place = f"job {submitit.JobEnvironment().job_id}"
         with Claims(self.root) as claims, GridDisplay(Console(), 1) as display:
-            queue = RunQueue([self.run], self.root, claims, display, repeat=self.repeat)
+            queue = RunQueue([self.run], self.root, claims, display, repeat=self.repeat, enough=self.enough)
             run_in_sequence(queue, self.root, pick_device(self.device), stop, self.options, place=place)
         if queue.ended:
+            if queue.ended[0].status == UNNEEDED:
+                forget_job(self.root, self.run)
             return
         warned.wait(GRACE_S)
         for number, handler in before.items():
@@ -183,9 +191,16 @@ class _Job:
 
 
 def _watch(
-    runs: Sequence[Run], jobs: dict[str, Job], root: Path, display: Display, stop: threading.Event, *, late_s: float
+    runs: Sequence[Run],
+    jobs: dict[str, Job],
+    root: Path,
+    display: Display,
+    stop: threading.Event,
+    enough: Enough | None,
+    *,
+    late_s: float,
 ) -> list[Finished]:
-    """Shows the runs of jobs until all have ended or `stop` is set. Returns how they ended."""
+    """Shows the runs of jobs until all have ended or are not needed, or `stop` is set. Returns how they ended."""
     left = {run.run_id: run for run in runs}
     shown: set[str] = set()
     gone_since: dict[str, float] = {}
@@ -196,7 +211,11 @@ def _watch(
         if look % 5 == 0:
             current = states([jobs[run_id] for run_id in left])
         for run in list(left.values()):
+            claim = read_claim(claim_path(root, run.experiment, run.scale, run.run_id))
+            is_running = claim is not None and claim.live
             finished = _ending(run, jobs[run.run_id], root)
+            if finished is None and not is_running and (reason := enough.why_not(run) if enough else ""):
+                finished = Finished(run, UNNEEDED, reason, 0.0, "", stored=False)
             if finished is None and jobs[run.run_id].job_id not in current:
                 since = gone_since.setdefault(run.run_id, time.monotonic())
                 if time.monotonic() - since > late_s:
@@ -206,11 +225,9 @@ def _watch(
                 forget_job(root, run)
                 ended.append(finished)
                 display.finished(finished)
-            elif run.run_id not in shown:
-                claim = read_claim(claim_path(root, run.experiment, run.scale, run.run_id))
-                if claim is not None and claim.live:
-                    shown.add(run.run_id)
-                    display.started(run)
+            elif is_running and run.run_id not in shown:
+                shown.add(run.run_id)
+                display.started(run)
         stop.wait(1.0)
     raise AssertionError("not reached")
 

@@ -52,6 +52,13 @@ class Enough:
         """Names what a run shares with those that may make it needless; None where nothing can."""
         return self._settings.get(run_id)
 
+    def of(self, run: Run, root: Path) -> Enough | None:
+        """The part that concerns one run, for a process that has the results in `root`; None where it is empty."""
+        if (setting := self.setting(run.run_id)) is None:
+            return None
+        runs = [other for value in self._values[setting].values() for other in value]
+        return Enough(runs, root, {run.experiment: self._selects[run.experiment]})
+
     def why_not(self, run: Run) -> str:
         """Why a run is not needed, in a few words; empty where it is, and where its own rows are stored."""
         if (setting := self.setting(run.run_id)) is None or self._path(run).exists():

@@ -19,6 +19,7 @@ from suite.store.claims import find_claims
 from suite.store.jobs import Job, find_jobs, forget_job, keep_job, states
 from suite.store.status import standings
 from tests.suite.one_node_slurm import missing, one_node_slurm
+from tests.suite.test_enough import enough_of, keep, select
 from tests.suite.test_workers import Recording, ending, values
 from tests.suite.toy import make_run
 
@@ -99,6 +100,26 @@ def test_a_run_whose_job_died_gets_a_row_by_collect(tmp_path):
     assert status == "failed"
     assert "ended without rows" in error
     assert collect([run, good], tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_job_that_is_not_needed_when_it_starts_ends_without_a_trace(tmp_path, wait):
+    runs = [make_run(train={"lr": lr}) for lr in (0.01, 0.003, 0.001)]
+    keep(runs[0], tmp_path, 0.95)
+    settings = dataclasses.replace(CPU, enough=enough_of(runs, tmp_path, select(0.9)))
+    if wait:
+        ended = processes()(runs[1:], tmp_path, Recording(), settings)
+        assert [finished.status for finished in ended] == ["unneeded", "unneeded"]
+    else:
+        with pytest.raises(LeftRunningError, match="2 jobs submitted"):
+            processes("wait=false")(runs[1:], tmp_path, Recording(), settings)
+        jobs = find_jobs(tmp_path, runs)
+        wait_until(lambda: not states(jobs.values()))
+        assert collect(runs[1:], tmp_path, late_s=0.5) == []
+    assert not find_jobs(tmp_path, runs)
+    assert len(list(tmp_path.rglob("*.parquet"))) == 1
+    assert not find_claims(tmp_path, runs[0].experiment)
 
 
 def test_runs_that_another_process_stored_need_no_job(tmp_path):

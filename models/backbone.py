@@ -90,7 +90,7 @@ class BackboneConfig(Config):
     `scaled-mlp`: only those of the channel mixers do, as in H3's released code (HazyResearch/safari at
     02220c69d247e5473616cd053a443ad99fd2559b), which rescales by parameter name and so leaves out the output maps of
     its H3 and S4D layers. `plain`: none does."""
-    torch_init: bool | Literal["weights"] = False
+    torch_init: Literal[True, False, "weights"] = False
     """Linear maps and embeddings of the network keep the initialisation of torch, weights and biases uniform within
     1 / sqrt(inputs) and embeddings standard normal; `init_std` and `init_residual` have no effect. The released code of
     DSS and S4 does so (ag1988/dss at 777084e777c27caba2e87eceecb3f49d1b761cd8). `weights`: only the weights of linear

@@ -368,7 +368,7 @@ class SashimiConfig(BackboneConfig):
     """Blocks of every stage."""
     channel_mixer: ChannelMixerKind = "none"
     """Channel mixers are those of the blocks (`options`)."""
-    torch_init: bool | Literal["weights"] = True
+    torch_init: Literal[True, False, "weights"] = True
     pool: tuple[Factor, ...] = (4, 4)
     """Positions that a stage reads as one, from the first stage on."""
     down_blocks: bool = False

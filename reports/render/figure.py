@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from reports.render.cells import Cell
 from reports.render.heatmap import KernelPanel, kernel_panel
 from reports.render.plan import Plan
 from reports.render.rows import StoredRun, Value, commonest_device, counted, slice_part
@@ -49,7 +50,10 @@ class Figure:
 
     spec: FigureSpec
     panels: tuple[tuple[str, tuple[Series, ...]], ...]
-    """Title and series of each panel; empty where the figure shows learned kernels or successes."""
+    """Title and series of each panel; empty where the figure shows cells, learned kernels or successes."""
+    cells: tuple[Cell, ...] = ()
+    costs: tuple[tuple[str, float], ...] = ()
+    """Row of the cells to its cost, where the figure has one."""
     kernels: tuple[KernelPanel, ...] = ()
     successes: tuple[Sensitivity, ...] = ()
     reference: str = "paper"
@@ -66,19 +70,21 @@ class Figure:
     @property
     def empty(self) -> bool:
         """Whether there is nothing to draw."""
-        return not (self.kernels or self.successes) and not any(
+        return not (self.cells or self.kernels or self.successes) and not any(
             s.points or s.published for _, panel in self.panels for s in panel
         )
 
 
-def make_figure(plan: Plan, spec: FigureSpec, settled: Settled, sensitivity: Sequence[Sensitivity] = ()) -> Figure:
+def make_figure(
+    plan: Plan, spec: FigureSpec, settled: Settled, sensitivity: Sequence[Sensitivity] = (), cells: Sequence[Cell] = ()
+) -> Figure:
     """The figure that `spec` asks for; a figure of learned kernels shows those of the first seed, and one over a speed
     the runs of the device that most runs used, because speeds of two devices are never compared."""
     if spec.kind == "successes":
         return Figure(spec, (), successes=tuple(sensitivity))
     if spec.kind == "kernels":
         found = [kernel_panel(row, _runs_of(row, settled)) for row in plan.spec.rows]
-        return Figure(spec, (), tuple(panel for panel in found if panel is not None))
+        return Figure(spec, (), kernels=tuple(panel for panel in found if panel is not None))
     device = ""
     if spec.x.endswith("throughput"):
         kept, elsewhere = commonest_device([run for runs in settled.values() for run in runs])
@@ -86,6 +92,15 @@ def make_figure(plan: Plan, spec: FigureSpec, settled: Settled, sensitivity: Seq
         if kept:
             others = f"; {counted(elsewhere)} on others not shown" if elsewhere else ""
             device = f"{kept[0].device or 'unknown device'}{others}"
+    if spec.kind == "cells":
+        costs = [(row, _cost(spec, _runs_of(row, settled))) for row in plan.spec.rows]
+        return Figure(
+            spec,
+            (),
+            cells=tuple(cells) if any(cell.mean is not None for cell in cells) else (),
+            costs=tuple((row, cost) for row, cost in costs if cost is not None),
+            device=device,
+        )
     panels: dict[str, list[Series]] = {}
     for row in plan.spec.rows:
         points: dict[str, dict[Any, dict[str, float]]] = {}

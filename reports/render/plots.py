@@ -14,6 +14,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
+from reports.render.colored_cells import COLUMN_WIDTH, COST_WIDTH, draw_cells, filled_columns, ranked
 from reports.render.colors import colors_of
 from reports.render.document import Document
 from reports.render.figure import Figure, Series
@@ -45,6 +46,8 @@ def draw(report: Report) -> Canvas | None:
     figure = report.figure
     if figure is None or figure.empty:
         return None
+    if figure.cells:
+        return _cells(report, figure)
     if figure.kernels:
         return _kernels(report, figure)
     if figure.successes:
@@ -82,6 +85,17 @@ def _heading(report: Report) -> str:
     kinds = [word for mark, word in words.items() if mark in marks]
     where = f", {report.device}" if report.timed and report.device else ""
     return report.experiment + where + (f" ({', '.join(kinds)})" if kinds else "")
+
+
+def _cells(report: Report, figure: Figure) -> Canvas:
+    width = 3.0 + COLUMN_WIDTH * len(filled_columns(figure.cells)) + COST_WIDTH * bool(figure.costs)
+    size = width, 1.0 + 0.24 * len(ranked(figure.cells))
+    with matplotlib.rc_context(STYLE):
+        canvas = Canvas(figsize=size, layout="constrained")
+        FigureCanvasAgg(canvas)
+        draw_cells(canvas, figure, report.unit, report.decimals)
+        canvas.suptitle(_heading(report), fontsize=10)
+    return canvas
 
 
 def _kernels(report: Report, figure: Figure) -> Canvas:

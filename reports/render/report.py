@@ -125,7 +125,7 @@ def report_of(
         sensitivity=tuple(sensitivity),
         costs=tuple(costs_of(settled)),
         provenance=tuple(provenance_of(shown)),
-        figure=None if config.figure is None else make_figure(plan, config.figure, settled, sensitivity),
+        figure=None if config.figure is None else make_figure(plan, config.figure, settled, sensitivity, cells),
         timed=config.timed,
         device=shown[0].device if config.timed and shown else "",
         spec=plan.spec,

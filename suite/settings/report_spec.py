@@ -85,8 +85,10 @@ class TableSpec(Config):
 class FigureSpec(Config):
     """The figure the paper shows, drawn from the same rows as the table."""
 
-    kind: Literal["lines", "bars", "kernels", "successes"]
-    """`kernels`: what `train.record_kernels` recorded, a panel for every row of the table, without other options.
+    kind: Literal["lines", "bars", "cells", "kernels", "successes"]
+    """`cells`: the table itself, its cells coloured and its rows sorted by their mean; where `x` names a cost, there is
+    a dot beside each row at the median of its runs.
+    `kernels`: what `train.record_kernels` recorded, a panel for every row of the table, without other options.
     `successes`: share of the seeds that reach `select.success` at every value of `select.best_of`, a line for every
     cell of the table; the only options are labels."""
     x: str = ""
@@ -104,7 +106,10 @@ class FigureSpec(Config):
 
     @model_validator(mode="after")
     def _has_what_its_kind_needs(self) -> FigureSpec:
-        if (self.kind in ("kernels", "successes")) == bool(self.x):
+        if self.kind == "cells":
+            if self.x and not self.x.startswith("metric."):
+                raise ValueError(f"x: a figure of kind cells takes a cost, such as metric.state_size, got {self.x!r}")
+        elif (self.kind in ("kernels", "successes")) == bool(self.x):
             raise ValueError(f"x: a figure of kind {self.kind} {'has none' if self.x else 'needs one'}, got {self.x!r}")
         return self
 

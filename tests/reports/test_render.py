@@ -866,6 +866,26 @@ def test_successes_are_drawn_as_a_field_for_every_value(make):
     assert draw(make(*runs, config=grid(**axis, figure=figure))) is None
 
 
+def test_the_cells_of_a_table_are_drawn_with_the_best_row_first(make):
+    config = grid(figure={"kind": "cells"})
+    assert draw(make(config=config)) is None
+    report = make(*three(values=(0.9, 0.95)), *three("s4d", values=(0.2, 0.3)), config=config)
+    axes = draw(report).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["H3", "S4D"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["AR"]
+    assert [(text.get_position(), text.get_text()) for text in axes.texts] == [((0, 0), "92.5"), ((0, 1), "25.0")]
+    assert axes.get_xlabel() == "%, mean over 2 seeds"
+    costs = grid(figure={"kind": "cells", "x": "metric.num_parameters", "x_label": "parameters"})
+    cells, dots = draw(make(config=costs)).axes
+    ((x, y),) = [line.get_data() for line in dots.get_lines()]
+    assert list(x) == [next(c.values["num_parameters"][0] for c in report.costs if c.label == r) for r in ("H3", "S4D")]
+    assert list(y) == [0, 1]
+    assert dots.get_xlabel() == "parameters"
+    assert [text.get_text() for text in cells.texts] == ["92.5", "25.0"]
+    with pytest.raises(ValueError, match="a figure of kind cells takes a cost"):
+        grid(figure={"kind": "cells", "x": "model.d_model"})
+
+
 def test_a_selector_that_selects_nothing_is_an_error(make):
     bad = {**yaml.safe_load(GRID)["table"], "rows": {"H3": {"modle.name": "h3"}}}
     with pytest.raises(ValueError, match=r"modle\.name"):

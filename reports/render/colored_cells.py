@@ -1,0 +1,79 @@
+"""The table of a report as a picture: a field for every cell, coloured by its mean.
+
+The rows are sorted by the mean over their columns, the largest first. A cell without a value is white, and rows and
+columns without any are left out. Beside each row is a dot at what it costs, if the figure asks for a cost.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from reports.render.cells import Cell
+from reports.render.figure import Figure
+
+COLUMN_WIDTH, COLUMN_LETTERS = 1.1, 15
+COST_WIDTH, COST_LETTERS = 2.0, 32
+"""Inches of a column and of the costs, and how many letters fit into a line below them."""
+NO_VALUE = float("nan")
+
+
+def draw_cells(canvas: Any, figure: Figure, unit: str, decimals: int) -> None:
+    """Draws the cells; percentages have colours from 0 to 100, other units from the smallest to the largest mean."""
+    cells = figure.cells
+    columns = filled_columns(cells)
+    means = {(cell.row, cell.column): cell.mean for cell in cells if cell.mean is not None}
+    rows = ranked(cells)
+    fields = [[means.get((row, column), NO_VALUE) for column in columns] for row in rows]
+    low, high = (0.0, 100.0) if unit == "%" else (min(means.values()), max(means.values()))
+    ax, *beside = canvas.subplots(
+        1,
+        1 + bool(figure.costs),
+        sharey=True,
+        squeeze=False,
+        width_ratios=[COLUMN_WIDTH * len(columns), COST_WIDTH][: 1 + bool(figure.costs)],
+    )[0]
+    ax.imshow(fields, aspect="auto", cmap="viridis", vmin=low, vmax=high)
+    for i, line in enumerate(fields):
+        for j, value in enumerate(line):
+            if not math.isnan(value):
+                color = "black" if value - low > (high - low) / 2 else "white"
+                ax.text(j, i, f"{value:.{decimals}f}", ha="center", va="center", color=color, fontsize=8)
+    ax.grid(visible=False)
+    names = [textwrap.fill(column, COLUMN_LETTERS, break_long_words=False) for column in columns]
+    ax.set_xticks(range(len(columns)), names)
+    ax.set_yticks(range(len(rows)), rows)
+    ax.tick_params(length=0)
+    ax.set_xlabel(", ".join(filter(None, (unit, _seeds(cells)))))
+    for dots in beside:
+        costs = dict(figure.costs)
+        places = [i for i, row in enumerate(rows) if row in costs]
+        dots.plot([costs[rows[i]] for i in places], places, "o", ms=5, color="#440154")
+        dots.set_xscale("log", base=2 if figure.spec.x_log2 else 10)
+        dots.set_xlabel("\n".join(textwrap.fill(line, COST_LETTERS) for line in figure.x_label.splitlines()))
+        dots.tick_params(axis="y", length=0)
+
+
+def filled_columns(cells: Sequence[Cell]) -> list[str]:
+    """The columns that have a value, in the table's order."""
+    return list(dict.fromkeys(cell.column for cell in cells if cell.mean is not None))
+
+
+def ranked(cells: Sequence[Cell]) -> list[str]:
+    """The rows that have a value, the largest mean over their columns first, and equal ones in the table's order."""
+    values: dict[str, list[float]] = {}
+    for cell in cells:
+        if cell.mean is not None:
+            values.setdefault(cell.row, []).append(cell.mean)
+    return sorted(values, key=lambda row: -statistics.fmean(values[row]))
+
+
+def _seeds(cells: Sequence[Cell]) -> str:
+    """How many seeds the means are over."""
+    counts = sorted({cell.num_seeds for cell in cells if cell.mean is not None})
+    if counts == [1]:
+        return "one seed"
+    return f"mean over {counts[0]} seeds" if len(counts) == 1 else f"mean over {counts[0]} to {counts[-1]} seeds"

@@ -1,7 +1,8 @@
 """The table of a report as a picture: a field for every cell, coloured by its mean.
 
-The rows are sorted by the mean over their columns, the largest first. A cell without a value is white, and rows and
-columns without any are left out. Beside each row is a dot at what it costs, if the figure asks for a cost.
+The rows are sorted by their mean over the columns in which no row lacks a value, the largest first. A cell without a
+value is white, and rows and columns without any are left out. Beside each row is a dot at what it costs, if the figure
+asks for a cost.
 """
 
 from __future__ import annotations
@@ -59,16 +60,21 @@ def draw_cells(canvas: Any, figure: Figure, unit: str, decimals: int) -> None:
 
 def filled_columns(cells: Sequence[Cell]) -> list[str]:
     """The columns that have a value, in the table's order."""
-    return list(dict.fromkeys(cell.column for cell in cells if cell.mean is not None))
+    filled = {cell.column for cell in cells if cell.mean is not None}
+    return [column for column in dict.fromkeys(cell.column for cell in cells) if column in filled]
 
 
 def ranked(cells: Sequence[Cell]) -> list[str]:
-    """The rows that have a value, the largest mean over their columns first, and equal ones in the table's order."""
-    values: dict[str, list[float]] = {}
+    """The rows that have a value, the largest mean first, and equal ones in the table's order.
+
+    The mean is over the columns in which all of them have a value.
+    """
+    values: dict[str, dict[str, float]] = {}
     for cell in cells:
         if cell.mean is not None:
-            values.setdefault(cell.row, []).append(cell.mean)
-    return sorted(values, key=lambda row: -statistics.fmean(values[row]))
+            values.setdefault(cell.row, {})[cell.column] = cell.mean
+    shared = set.intersection(*(set(line) for line in values.values())) if values else set()
+    return sorted(values, key=lambda row: -statistics.fmean(values[row][column] for column in shared) if shared else 0)
 
 
 def _seeds(cells: Sequence[Cell]) -> str:

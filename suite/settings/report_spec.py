@@ -86,7 +86,7 @@ class FigureSpec(Config):
     """The figure the paper shows, drawn from the same rows as the table."""
 
     kind: Literal["lines", "bars", "cells", "kernels", "successes"]
-    """`cells`: the table itself, its cells coloured and its rows sorted by their mean; where `x` names a cost, there is
+    """`cells`: the table itself, its cells coloured and the best rows first; where `x` names a cost, there is
     a dot beside each row at the median of its runs.
     `kernels`: what `train.record_kernels` recorded, a panel for every row of the table, without other options.
     `successes`: share of the seeds that reach `select.success` at every value of `select.best_of`, a line for every

@@ -875,13 +875,17 @@ def test_the_cells_of_a_table_are_drawn_with_the_best_row_first(make):
     assert [label.get_text() for label in axes.get_xticklabels()] == ["AR"]
     assert [(text.get_position(), text.get_text()) for text in axes.texts] == [((0, 0), "92.5"), ((0, 1), "25.0")]
     assert axes.get_xlabel() == "%, mean over 2 seeds"
+    # a value in a column that the other row lacks moves no row
+    more = make(*three("s4d", "induction-heads", values=(1.0,)), config=config)
+    assert [label.get_text() for label in draw(more).axes[0].get_yticklabels()] == ["H3", "S4D"]
+    assert [label.get_text() for label in draw(more).axes[0].get_xticklabels()] == ["IH", "AR"]
     costs = grid(figure={"kind": "cells", "x": "metric.num_parameters", "x_label": "parameters"})
     cells, dots = draw(make(config=costs)).axes
     ((x, y),) = [line.get_data() for line in dots.get_lines()]
     assert list(x) == [next(c.values["num_parameters"][0] for c in report.costs if c.label == r) for r in ("H3", "S4D")]
     assert list(y) == [0, 1]
     assert dots.get_xlabel() == "parameters"
-    assert [text.get_text() for text in cells.texts] == ["92.5", "25.0"]
+    assert [text.get_text() for text in cells.texts] == ["92.5", "100.0", "25.0"]
     with pytest.raises(ValueError, match="a figure of kind cells takes a cost"):
         grid(figure={"kind": "cells", "x": "model.d_model"})
 

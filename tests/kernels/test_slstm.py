@@ -161,6 +161,13 @@ def test_the_kernel_equals_the_recurrence(sizes, dtype):
         assert_matches_reference(TRITON, slstm_reference, inputs, dtype=dtype, keep=KEEP, device=DEVICE)
 
 
+def test_the_gradient_of_the_matrices_is_a_sum_over_chunks(monkeypatch):
+    """153 positions in chunks of 64, which begin and end within a row."""
+    triton = pytest.importorskip("kernels.slstm.triton", reason="needs triton")
+    monkeypatch.setattr(triton, "CHUNK", 64)
+    assert_matches_reference(TRITON, slstm_reference, make_inputs(17, 9, 2, 5), keep=KEEP, device=DEVICE)
+
+
 def test_the_kernel_takes_any_view():
     pytest.importorskip("triton")
 

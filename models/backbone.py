@@ -98,7 +98,8 @@ class BackboneConfig(Config):
     1f77b94127309e9f3e0280fe73d6079ba3eaf3eb, mad/model/language_model.py)."""
     mixer_gain: Positive | None = None
     """Linear maps of the mixers start by Xavier's rule, uniform within gain sqrt(6 / (inputs + outputs)), in place of
-    the start of the network's. Layers of linear attention in fla-org/flash-linear-attention start so with 2^-2.5."""
+    the start of the network's. GLA does so in MAD's code, with the gain 2^-2.5 (athms/mad-lab at
+    6e7e4c903b7d4d1a31d12186b709f36fa3184041, mad/model/layers/attention_gated_linear.py)."""
     pooling: Literal["mean", "last"] = "mean"
     """Summary of the time axis in a sequence readout."""
 

@@ -50,8 +50,9 @@ def slstm(
     recurrent:     [4, heads, K, K]: R^g, whose rows belong to h_{t-1}.
     bias:          [4, heads, K]: b^g, or None. It is added in float32 at least.
     initial_state: [batch, 4, heads, K]: h, c, n and m; None for that before the first step (`empty_state`).
-    backend:       triton takes K up to 64 in float32, bfloat16 and float16 on a CUDA device, and auto takes it there;
-                   torch computes one step after the other. Both are deterministic.
+    backend:       triton takes K up to 64 in float32, bfloat16 and float16 on a CUDA device; torch computes one step
+                   after the other. auto takes triton there where no gradient is recorded, because version 2 of the
+                   backward kernels (LOG.md) has not run on a GPU yet. Both are deterministic.
 
     Returns h [batch, length, heads, K] in the dtype of x and, if return_final_state, the final state, at least float32.
     Gates and states are at least float32, also for half-precision x and under autocast. The Triton kernels multiply h
@@ -61,7 +62,9 @@ def slstm(
         raise ValueError(f"slstm: x must be [batch, length >= 1, 4, heads, K], got {list(x.shape)}.")
     batch, _, _, heads, width = x.shape
     _check("slstm", recurrent, bias, initial_state, batch, heads, width)
-    if use_triton("slstm", backend, x, recurrent, bias, initial_state, obstacle=_obstacle(width)):
+    tensors = (x, recurrent, bias, initial_state)
+    forward_only = not needs_gradient(*tensors)
+    if use_triton("slstm", backend, *tensors, obstacle=_obstacle(width), is_faster=forward_only):
         from kernels.slstm.triton import slstm_triton
 
         with on_device_of(x):

@@ -35,9 +35,9 @@ from kernels.slstm.reference import EMPTY
 BLOCK_B = 16
 """Rows of the batch in a program, the least that a product on matrix units takes."""
 CHUNK = 1024
-"""Positions of all rows of the batch over which a program adds up a gradient of R."""
+"""Number of positions, counted over all rows of the batch, whose terms one program adds to the gradient of R."""
 BLOCK_R = 64
-"""Positions in one product of it."""
+"""Number of positions that one matrix product sums over."""
 
 
 @triton.jit
@@ -149,7 +149,7 @@ def _slstm_bwd_kernel(
     B, T, H, K, x_stride_b, x_stride_t, x_stride_g, x_stride_h,
     BLOCK_B: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, EMPTY: tl.constexpr,
 ):  # fmt: skip
-    """dx [B, T, 4, H, K] and the gradient of the initial state.
+    """Computes dx [B, T, 4, H, K] and the gradient of the initial state.
 
     y, states, dy, dfinal, dx and dinitial are dense.
     """
@@ -233,21 +233,21 @@ def _slstm_weights_kernel(
     initial, y, dx, partial, B, T, H, K,
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The sum of h_{t-1}^T da^g over a chunk of positions, [chunks, 4, H, K, K]. All tensors are dense."""
+    """Sums h_{t-1}^T da^g over one chunk of positions, into partial [chunks, 4, H, K, K]. All tensors are dense."""
     i_m, i_chunk = tl.program_id(0) % (4 * H), tl.program_id(0) // (4 * H)
     i_h = i_m % H
     o_k = tl.arange(0, BLOCK_K)
     m_k = o_k < K
     b_dr = tl.zeros([BLOCK_K, BLOCK_K], tl.float32)
     for start in range(0, CHUNK, BLOCK_R):
-        o_r = (i_chunk * CHUNK + start + tl.arange(0, BLOCK_R)).to(tl.int64)
-        m_r = o_r < B * T
-        m = m_r[:, None] & m_k[None, :]
-        # the output of the position before, which a first position does not have
-        m_first = o_r % T == 0
+        o_r = i_chunk.to(tl.int64) * CHUNK + start + tl.arange(0, BLOCK_R)
+        o_b = o_r // T
+        m = (o_b < B)[:, None] & m_k[None, :]
+        # the first position of a row has no output before it
+        m_first = o_r == o_b * T
         b_h = tl.load(y + ((o_r - 1) * H + i_h)[:, None] * K + o_k[None, :], mask=m & ~m_first[:, None], other=0.0)
         if initial is not None:
-            p_initial = initial + ((o_r // T) * 4 * H + i_h)[:, None] * K + o_k[None, :]
+            p_initial = initial + (o_b * 4 * H + i_h)[:, None] * K + o_k[None, :]
             b_first = tl.load(p_initial, mask=m & m_first[:, None], other=0.0).to(b_h.dtype)
             b_h = tl.where(m_first[:, None], b_first, b_h)
         b_da = tl.load(dx + (o_r * 4 * H + i_m)[:, None] * K + o_k[None, :], mask=m, other=0.0)
@@ -257,7 +257,7 @@ def _slstm_weights_kernel(
 
 
 class Tiles(NamedTuple):
-    """Programs of the two kernels that go through time, and the arguments behind the tensors that they share."""
+    """Number of programs and shared arguments of the two kernels that go through time."""
 
     programs: int
     sizes: dict[str, Any]
@@ -301,7 +301,7 @@ def _forward(
 
 
 def _weights(initial: Tensor | None, y: Tensor, dx: Tensor, work: Tiles) -> Tensor:
-    """dR [4, H, K, K] in float32."""
+    """Returns dR [4, H, K, K] in float32."""
     batch, length, _, heads, width = dx.shape
     chunks = cdiv(batch * length, CHUNK)
     partial = torch.empty((chunks, 4, heads, width, width), dtype=torch.float32, device=dx.device)

@@ -1,4 +1,4 @@
-"""The table of a report as a picture: a field for every cell, coloured by its mean.
+"""Draws the table of a report as a heat map: every cell is a field, coloured by its mean.
 
 The rows are sorted by their mean over the columns in which no row lacks a value, the largest first. A cell without a
 value is white, and rows and columns without any are left out. Beside each row is a dot at what it costs, if the figure
@@ -18,12 +18,12 @@ from reports.render.figure import Figure
 
 COLUMN_WIDTH, COLUMN_LETTERS = 1.1, 15
 COST_WIDTH, COST_LETTERS = 2.0, 32
-"""Inches of a column and of the costs, and how many letters fit into a line below them."""
+"""Widths of a column and of the panel of costs, in inches, and the number of letters at which their labels wrap."""
 NO_VALUE = float("nan")
 
 
 def draw_cells(canvas: Any, figure: Figure, unit: str, decimals: int) -> None:
-    """Draws the cells; percentages have colours from 0 to 100, other units from the smallest to the largest mean."""
+    """Draws the cells. Colours span 0 to 100 for percentages, and the smallest to the largest mean for other units."""
     cells = figure.cells
     columns = filled_columns(cells)
     means = {(cell.row, cell.column): cell.mean for cell in cells if cell.mean is not None}
@@ -59,15 +59,15 @@ def draw_cells(canvas: Any, figure: Figure, unit: str, decimals: int) -> None:
 
 
 def filled_columns(cells: Sequence[Cell]) -> list[str]:
-    """The columns that have a value, in the table's order."""
+    """Returns the columns in which at least one row has a value, in the table's order."""
     filled = {cell.column for cell in cells if cell.mean is not None}
     return [column for column in dict.fromkeys(cell.column for cell in cells) if column in filled]
 
 
 def ranked(cells: Sequence[Cell]) -> list[str]:
-    """The rows that have a value, the largest mean first, and equal ones in the table's order.
+    """Returns the rows that have a value, sorted by descending mean; rows of equal mean keep the table's order.
 
-    The mean is over the columns in which all of them have a value.
+    The mean is taken over the columns in which all of these rows have a value.
     """
     values: dict[str, dict[str, float]] = {}
     for cell in cells:
@@ -78,7 +78,7 @@ def ranked(cells: Sequence[Cell]) -> list[str]:
 
 
 def _seeds(cells: Sequence[Cell]) -> str:
-    """How many seeds the means are over."""
+    """Returns the label that says over how many seeds the cells are averaged."""
     counts = sorted({cell.num_seeds for cell in cells if cell.mean is not None})
     if counts == [1]:
         return "one seed"

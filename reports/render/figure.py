@@ -53,7 +53,7 @@ class Figure:
     """Title and series of each panel; empty where the figure shows cells, learned kernels or successes."""
     cells: tuple[Cell, ...] = ()
     costs: tuple[tuple[str, float], ...] = ()
-    """Row of the cells to its cost, where the figure has one."""
+    """Pairs of a row and its cost, of the rows that have one; empty where `spec.x` names no cost."""
     kernels: tuple[KernelPanel, ...] = ()
     successes: tuple[Sensitivity, ...] = ()
     reference: str = "paper"

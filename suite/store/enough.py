@@ -53,7 +53,10 @@ class Enough:
         return self._settings.get(run_id)
 
     def of(self, run: Run, root: Path) -> Enough | None:
-        """The part that concerns one run, for a process that has the results in `root`; None where it is empty."""
+        """Returns a copy that knows only the runs of this run's setting; None where no run can make it needless.
+
+        root: the folder of results in the process that uses the copy.
+        """
         if (setting := self.setting(run.run_id)) is None:
             return None
         runs = [other for value in self._values[setting].values() for other in value]

@@ -496,6 +496,7 @@ BACKBONE = (
     *(Network(f"channel_mixer={kind}", {"channel_mixer": kind}) for kind in ("none", "identity", "mlp", "swiglu")),
     Network("postnorm", {"prenorm": False}),
     Network("initialisation of torch", {"torch_init": True}, "signal"),
+    Network("weights of torch, mixers by Xavier's rule", {"torch_init": "weights", "mixer_gain": 0.2}),
     Network("short convolution", {"short_conv": 3}),
     Network("BaseConv below", {"base_conv_layers": [0]}),
 )

@@ -51,8 +51,7 @@ def slstm(
     bias:          [4, heads, K]: b^g, or None. It is added in float32 at least.
     initial_state: [batch, 4, heads, K]: h, c, n and m; None for that before the first step (`empty_state`).
     backend:       triton takes K up to 64 in float32, bfloat16 and float16 on a CUDA device; torch computes one step
-                   after the other. auto takes triton there where no gradient is recorded, because version 2 of the
-                   backward kernels (LOG.md) has not run on a GPU yet. Both are deterministic.
+                   after the other. Both are deterministic.
 
     Returns h [batch, length, heads, K] in the dtype of x and, if return_final_state, the final state, at least float32.
     Gates and states are at least float32, also for half-precision x and under autocast. The Triton kernels multiply h
@@ -63,8 +62,7 @@ def slstm(
     batch, _, _, heads, width = x.shape
     _check("slstm", recurrent, bias, initial_state, batch, heads, width)
     tensors = (x, recurrent, bias, initial_state)
-    forward_only = not needs_gradient(*tensors)
-    if use_triton("slstm", backend, *tensors, obstacle=_obstacle(width), is_faster=forward_only):
+    if use_triton("slstm", backend, *tensors, obstacle=_obstacle(width)):
         from kernels.slstm.triton import slstm_triton
 
         with on_device_of(x):

@@ -1,8 +1,12 @@
 """Draws the table of a report as a heat map: every cell is a field, coloured by its mean.
 
-The rows are sorted by their mean over the columns in which no row lacks a value, the largest first. A cell without a
+The rows are sorted by their mean over the columns in which no row lacks a value, the best first. A cell without a
 value is white, and rows and columns without any are left out. Beside each row is a dot at what it costs, if the figure
 asks for a cost.
+
+Percentages are coloured from 0 to 100. Other units may differ by orders of magnitude between rows and between columns:
+each column has a logarithmic scale of its own, from its worst mean to its best, and rows are sorted by the geometric
+mean. Of times and of the metrics in `LOWER_IS_BETTER` the smallest is the best.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from typing import Any
 
 from reports.render.cells import Cell
 from reports.render.figure import Figure
+from suite.settings.report_spec import LOWER_IS_BETTER
 
 COLUMN_WIDTH, COLUMN_LETTERS = 1.1, 15
 COST_WIDTH, COST_LETTERS = 2.0, 32
@@ -23,13 +28,11 @@ NO_VALUE = float("nan")
 
 
 def draw_cells(canvas: Any, figure: Figure, unit: str, decimals: int) -> None:
-    """Draws the cells. Colours span 0 to 100 for percentages, and the smallest to the largest mean for other units."""
+    """Draws the cells. `unit` and `decimals` are those of the report."""
     cells = figure.cells
     columns = filled_columns(cells)
     means = {(cell.row, cell.column): cell.mean for cell in cells if cell.mean is not None}
-    rows = ranked(cells)
-    fields = [[means.get((row, column), NO_VALUE) for column in columns] for row in rows]
-    low, high = (0.0, 100.0) if unit == "%" else (min(means.values()), max(means.values()))
+    rows = ranked(figure, unit)
     ax, *beside = canvas.subplots(
         1,
         1 + bool(figure.costs),
@@ -37,18 +40,19 @@ def draw_cells(canvas: Any, figure: Figure, unit: str, decimals: int) -> None:
         squeeze=False,
         width_ratios=[COLUMN_WIDTH * len(columns), COST_WIDTH][: 1 + bool(figure.costs)],
     )[0]
-    ax.imshow(fields, aspect="auto", cmap="viridis", vmin=low, vmax=high)
-    for i, line in enumerate(fields):
-        for j, value in enumerate(line):
-            if not math.isnan(value):
-                color = "black" if value - low > (high - low) / 2 else "white"
-                ax.text(j, i, f"{value:.{decimals}f}", ha="center", va="center", color=color, fontsize=8)
+    shades = [_shades([means.get((row, column)) for row in rows], figure, unit) for column in columns]
+    ax.imshow(list(zip(*shades, strict=True)), aspect="auto", cmap="viridis", vmin=0.0, vmax=1.0)
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            if (row, column) in means:
+                color = "black" if shades[j][i] > 0.5 else "white"
+                ax.text(j, i, f"{means[row, column]:.{decimals}f}", ha="center", va="center", color=color, fontsize=8)
     ax.grid(visible=False)
     names = [textwrap.fill(column, COLUMN_LETTERS, break_long_words=False) for column in columns]
     ax.set_xticks(range(len(columns)), names)
     ax.set_yticks(range(len(rows)), rows)
     ax.tick_params(length=0)
-    ax.set_xlabel(", ".join(filter(None, (unit, _seeds(cells)))))
+    ax.set_xlabel(", ".join(filter(None, (unit, "" if figure.spec.y == "time" else _seeds(cells)))))
     for dots in beside:
         costs = dict(figure.costs)
         places = [i for i, row in enumerate(rows) if row in costs]
@@ -64,17 +68,32 @@ def filled_columns(cells: Sequence[Cell]) -> list[str]:
     return [column for column in dict.fromkeys(cell.column for cell in cells) if column in filled]
 
 
-def ranked(cells: Sequence[Cell]) -> list[str]:
-    """Returns the rows that have a value, sorted by descending mean; rows of equal mean keep the table's order.
+def ranked(figure: Figure, unit: str) -> list[str]:
+    """Returns the rows that have a value, the best mean first; rows of equal mean keep the table's order.
 
     The mean is taken over the columns in which all of these rows have a value.
     """
     values: dict[str, dict[str, float]] = {}
-    for cell in cells:
+    for cell in figure.cells:
         if cell.mean is not None:
-            values.setdefault(cell.row, {})[cell.column] = cell.mean
+            values.setdefault(cell.row, {})[cell.column] = _scaled(cell.mean, figure, unit)
     shared = set.intersection(*(set(line) for line in values.values())) if values else set()
     return sorted(values, key=lambda row: -statistics.fmean(values[row][column] for column in shared) if shared else 0)
+
+
+def _scaled(mean: float, figure: Figure, unit: str) -> float:
+    """Returns a mean on the scale of the colours, where larger is better."""
+    scaled = mean if unit == "%" else math.log(mean) if mean > 0 else -math.inf
+    return -scaled if figure.spec.y == "time" or figure.spec.y in LOWER_IS_BETTER else scaled
+
+
+def _shades(means: Sequence[float | None], figure: Figure, unit: str) -> list[float]:
+    """Returns the places of a column's means on the colour map, from 0 to 1; NaN where there is none."""
+    scaled = [NO_VALUE if mean is None else _scaled(mean, figure, unit) for mean in means]
+    finite = [value for value in scaled if math.isfinite(value)]
+    low, high = (0.0, 100.0) if unit == "%" else (min(finite, default=0.0), max(finite, default=1.0))
+    # of equal means, each is the best
+    return [min(max((value - low) / (high - low), 0.0), 1.0) if high > low else value - low + 1.0 for value in scaled]
 
 
 def _seeds(cells: Sequence[Cell]) -> str:

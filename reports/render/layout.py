@@ -10,6 +10,7 @@ from reports.render.claims import Claim
 from reports.render.costs import COST_METRICS, Cost
 from reports.render.document import DASH, Document, Grid
 from reports.render.matrix import matrix
+from reports.render.notes import choices_are_listed
 from reports.render.report import Report
 from reports.render.sensitivity import text
 from reports.render.units import amount, fixed
@@ -88,12 +89,15 @@ def _cells(report: Report, cells: Sequence[Cell], heading: str) -> Grid:
         ("success", _success),
         ("difference", lambda cell: _difference(cell, report.decimals)),
         ("verdict", lambda cell: cell.verdict),
+        ("best at", lambda cell: cell.chosen),
     ]
     unused = {"median", "seeds", "success"} if report.timed else {"spread"}
     if not any(cell.planned for cell in report.cells):
         unused |= {f"ours{unit}", "median", "seeds", "success", "difference", "verdict"}
     if not report.has_published:
         unused |= {f"{report.spec.reference}{unit}", "success", "difference", "verdict"}
+    if not choices_are_listed(report.cells):
+        unused.add("best at")
     columns = [(title, text) for title, text in columns if title not in unused]
     lines = tuple(tuple(text(cell) for _, text in columns) for cell in cells)
     header = tuple(title for title, _ in columns)

@@ -10,6 +10,9 @@ from reports.render.marks import MIXED, ONE_SEED, REDUCED, SELECTED, STAND_IN
 from reports.render.plan import Plan
 from reports.render.rows import StoredRun
 
+LONGEST_LIST = 12
+"""Rows and cells that a footnote names, at most."""
+
 
 def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> list[str]:
     """The lines under the table, in a fixed order, each only where it applies.
@@ -27,13 +30,15 @@ def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> li
         notes.append(f"{STAND_IN} stand-in data, not comparable with the paper: {reasons}")
     if MIXED in used:
         mixes = "; ".join(
-            f"{where or 'all cells'}: {words}" for words, where in _places(cells, lambda cell: cell.mixed)
+            f"{', '.join(where) or 'all cells'}: {words}" for words, where in _places(cells, lambda cell: cell.mixed)
         )
         notes.append(f"{MIXED} mean over runs of different operators, which may not agree: {mixes}")
     if SELECTED in used and plan.config.select is not None:
         select = plan.config.select
-        places = _places(cells, lambda cell: cell.chosen)
-        picks = "; ".join(f"{words}: {where}" if where else words for words, where in places)
+        picks = "see the list of cells"
+        if not choices_are_listed(cells):
+            places = _places(cells, lambda cell: cell.chosen)
+            picks = "; ".join(f"{words}: {', '.join(where)}" if where else words for words, where in places)
         notes.append(f"{SELECTED} best by {select.by} on {select.split}, mean over seeds: {picks}")
     if plan.config.timed:
         notes.append(
@@ -79,11 +84,17 @@ def _changes(plan: Plan) -> str:
     return ", ".join(changed)
 
 
-def _places(cells: Sequence[Cell], text: Callable[[Cell], str]) -> list[tuple[str, str]]:
+def choices_are_listed(cells: Sequence[Cell]) -> bool:
+    """Whether the values of `select.best_of` stand in the list of cells, because a footnote would name too many."""
+    places = _places(cells, lambda cell: cell.chosen)
+    return len({cell.column for cell in cells}) > 1 and sum(len(where) for _, where in places) > LONGEST_LIST
+
+
+def _places(cells: Sequence[Cell], text: Callable[[Cell], str]) -> list[tuple[str, list[str]]]:
     """Every text that a cell has, in order, and the cells that have it.
 
-    They are named as `row / column, row / column`, by the row alone where all cells of a row with a value have the
-    text, and by nothing where all cells of the table with a value have it.
+    They are named as `row / column`, by the row alone where all cells of a row with a value have the text, and by
+    nothing where all cells of the table with a value have it.
     """
     places: dict[str, list[Cell]] = {}
     for cell in cells:
@@ -91,15 +102,15 @@ def _places(cells: Sequence[Cell], text: Callable[[Cell], str]) -> list[tuple[st
             places.setdefault(text(cell), []).append(cell)
     filled = [cell for cell in cells if cell.mean is not None or text(cell)]
     if len(places) == 1 and len(filled) == len(*places.values()) > 1:
-        return [(words, "") for words in places]
-    named = []
+        return [(words, []) for words in places]
+    named: list[tuple[str, list[str]]] = []
     for words, found in sorted(places.items()):
         names: dict[str, None] = {}
         for cell in found:
             row = [other for other in filled if other.row == cell.row]
             whole = len(row) > 1 and all(text(other) == words for other in row)
             names[cell.row if whole else f"{cell.row} / {cell.column}"] = None
-        named.append((words, ", ".join(names)))
+        named.append((words, list(names)))
     return named
 
 

@@ -89,7 +89,7 @@ def _heading(report: Report) -> str:
 
 def _cells(report: Report, figure: Figure) -> Canvas:
     width = 3.0 + COLUMN_WIDTH * len(filled_columns(figure.cells)) + COST_WIDTH * bool(figure.costs)
-    size = width, 1.0 + 0.24 * len(ranked(figure.cells))
+    size = width, 1.0 + 0.24 * len(ranked(figure, report.unit))
     with matplotlib.rc_context(STYLE):
         canvas = Canvas(figsize=size, layout="constrained")
         FigureCanvasAgg(canvas)

@@ -16,6 +16,7 @@ from matplotlib.colors import to_hex
 from reports.render import Report, build, render
 from reports.render.cells import Cell, judge
 from reports.render.claims import tally
+from reports.render.layout import grids
 from reports.render.plan import Published
 from reports.render.plots import draw
 from reports.render.rows import matches, slice_part
@@ -533,6 +534,32 @@ def test_what_holds_for_a_row_or_for_all_cells_is_said_once(make):
     assert note(make(*runs, config=swept()), "*") == words + picks
 
 
+def test_choices_that_differ_in_many_cells_stand_in_the_list_of_cells(make):
+    tasks = ("associative-recall", "induction-heads")
+    names = [f"mixer{i}" for i in range(7)]
+    values = yaml.safe_load(GRID)
+    config = grid(
+        sweep={**values["sweep"], "model.name": names, "train.lr": [1e-3, 1e-4]},
+        select=SELECT,
+        table={**values["table"], "rows": {name: {"model.name": name} for name in names}},
+    )
+    runs = [
+        run
+        for name in names
+        for task, lr in zip(tasks, (1e-3, 1e-4), strict=True)
+        for run in three(name, task=task, valid={100: 0.8}, train={"lr": lr})
+    ]
+    empty = {"claims": "claim,left,comparison,right,source\n", "expected": ""}
+    few = make(*runs[:6], config=config, **empty)
+    assert "see the list" not in note(few, "*")
+    assert all(part.header[-1] != "best at" for part in grids(few))
+    report = make(*runs, config=config, **empty)
+    assert note(report, "*") == "* best by accuracy on valid, mean over seeds: see the list of cells"
+    (listed,) = [part for part in grids(report) if part.heading == "Every cell that has runs"]
+    assert listed.header[-1] == "best at"
+    assert {line[-1] for line in listed.lines} == {f"train.lr={lr} (best of 1 of 2)" for lr in (0.001, 0.0001)}
+
+
 def test_a_cell_says_of_how_many_values_it_is_the_best(make):
     report = make(*three(values=(0.9, 0.9, 0.9), valid={100: 0.8}, train={"lr": 1e-3}), config=swept())
     assert cell(report, "H3", "AR").chosen == "train.lr=0.001 (best of 1 of 2)"
@@ -886,6 +913,11 @@ def test_the_cells_of_a_table_are_drawn_with_the_best_row_first(make):
     assert list(y) == [0, 1]
     assert dots.get_xlabel() == "parameters"
     assert [text.get_text() for text in cells.texts] == ["92.5", "100.0", "25.0"]
+    # of times the smallest is the best, and each column has colours of its own
+    times = grid(figure={"kind": "cells", "y": "time", "percent": False, "split": ""})
+    report = make(*three(values=(0.9, 0.95)), *three("s4d", values=(0.2, 0.3)), config=times)
+    axes = draw(report).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["S4D", "H3"]
     with pytest.raises(ValueError, match="a figure of kind cells takes a cost"):
         grid(figure={"kind": "cells", "x": "model.d_model"})
 

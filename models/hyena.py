@@ -38,7 +38,7 @@ from models.backbone import BackboneConfig, require_divides
 from models.parts.casts import at_least_float32
 from models.parts.linear import Linear, ResidualLinear, unbind
 from models.parts.mixer import Mixer
-from models.parts.time_axis import LeftPadding, blank, newest_first
+from models.parts.time_axis import LeftPadding, blank
 from suite.bounds import Factor, Positive, Width
 from suite.contracts import TaskSpec
 
@@ -113,7 +113,8 @@ class ImplicitFilter(nn.Module):
 class LongConv(Mixer):
     """One implicit filter and a skip in every channel: x [B, T, D] to [B, T, D].
 
-    Its state: the inputs so far [B, capacity, D], the newest first, then zeros. No smaller state gives the same output.
+    Its state: the inputs so far [B, D, capacity], zeros where there are none yet, and their number [B]. Input t is at
+    t modulo the capacity. No smaller state gives the same output.
     """
 
     def __init__(
@@ -145,15 +146,24 @@ class LongConv(Mixer):
 
     def init_state(self, batch_size: int, capacity: int) -> State:
         self.filter.check_length(capacity)
-        return (at_least_float32(self.D).new_zeros(batch_size, capacity, self.D.shape[0]),)
+        zeros = at_least_float32(self.D).new_zeros
+        return zeros(batch_size, len(self.D), capacity), zeros(batch_size, dtype=torch.long)
 
     def step(
         self, x_t: Tensor, state: State, gate_in: Tensor | None = None, gate_out: Tensor | None = None
     ) -> tuple[Tensor, State]:
+        inputs, count = state
         v = at_least_float32(x_t if gate_in is None else gate_in * x_t)
-        history = torch.cat([v.unsqueeze(1), state[0][:, :-1]], dim=1)
-        y = (self.filter(history.shape[1]).t() * history).sum(1) + self.D * v
-        return (y if gate_out is None else gate_out * y).to(x_t.dtype), (history,)
+        capacity = inputs.shape[2]
+        # all rows have seen as many positions, those of padding included
+        place = count[:1] % capacity
+        inputs.index_copy_(2, place, v.unsqueeze(-1))
+        lags = (place - torch.arange(capacity, device=place.device)) % capacity
+        # moving the inputs or the products with the taps through memory would take several times as long as the product
+        with torch.autocast(x_t.device.type, enabled=False):
+            taps = self.filter(capacity).t().index_select(0, lags).t().contiguous()
+            y = torch.bmm(inputs.transpose(0, 1), taps.unsqueeze(-1)).squeeze(-1).t() + self.D * v
+        return (y if gate_out is None else gate_out * y).to(x_t.dtype), (inputs, count + 1)
 
     def prefill(
         self,
@@ -163,12 +173,14 @@ class LongConv(Mixer):
         gate_in: Tensor | None = None,
         gate_out: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        steps, capacity = x.shape[1], state[0].shape[1]
+        steps, capacity = x.shape[1], state[0].shape[2]
         if steps > capacity:
             raise ValueError(f"hyena: its state has room for {capacity} positions, got {steps}; raise capacity.")
         x = blank(x, padding)
         v = at_least_float32(x if gate_in is None else gate_in * x)
-        return self(x, gate_in, gate_out), (newest_first(v, capacity),)
+        inputs, count = state
+        inputs[..., :steps] = v.mT
+        return self(x, gate_in, gate_out), (inputs, count + steps)
 
     def state_size(self, length: int) -> int:
         return length * self.D.shape[0]
@@ -180,8 +192,8 @@ class LongConv(Mixer):
 class Hyena(Mixer):
     """The mixer.
 
-    Its state: the last inputs of the short filter [B, (order + 1) E, 2], and all inputs of every long convolution,
-    [B, capacity, E]. E is the width of a stream, inner_factor * d_model.
+    Its state: the last inputs of the short filter [B, (order + 1) E, 2], and of every long convolution all inputs,
+    [B, E, capacity], and their number, [B]. E is the width of a stream, inner_factor * d_model.
     """
 
     def __init__(self, config: HyenaConfig, length: int) -> None:
@@ -234,21 +246,22 @@ class Hyena(Mixer):
     def init_state(self, batch_size: int, capacity: int) -> State:
         weight = at_least_float32(self.short_weight)
         window = weight.new_zeros(batch_size, weight.shape[0], weight.shape[1] - 1)
-        return (window, *(conv.init_state(batch_size, capacity)[0] for conv in self._convs()))
+        return (window, *(part for conv in self._convs() for part in conv.init_state(batch_size, capacity)))
 
     def _convs(self) -> list[LongConv]:
         return [conv for conv in self.convs if isinstance(conv, LongConv)]
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
-        window, *histories = state
+        window = state[0]
         streams = causal_conv1d_step(self._channels(x_t), self.short_weight, self.short_bias, window)
         *gates, v = streams.chunk(self.num_streams, dim=-1)
-        longer = []
-        for i, (conv, history) in enumerate(zip(self._convs(), histories, strict=True)):
+        after: list[Tensor] = []
+        for i, conv in enumerate(self._convs()):
             last = i == len(self.convs) - 1
-            v, (history,) = conv.step(v, (history,), gate_in=gates[-1 - i], gate_out=gates[0] if last else None)
-            longer.append(history)
-        return self.out(v), (window, *longer)
+            inner = state[1 + 2 * i : 3 + 2 * i]
+            v, inner = conv.step(v, inner, gate_in=gates[-1 - i], gate_out=gates[0] if last else None)
+            after += inner
+        return self.out(v), (window, *after)
 
     def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
         u = blank(self._channels(x), padding)
@@ -256,14 +269,13 @@ class Hyena(Mixer):
             u, self.short_weight, self.short_bias, return_final_state=True, time_last=_time_comes_last(u)
         )
         *gates, v = self._divide(streams)
-        histories = []
+        after: list[Tensor] = []
         for i, conv in enumerate(self._convs()):
             last = i == len(self.convs) - 1
-            v, (history,) = conv.prefill(
-                v, (state[1 + i],), padding, gate_in=gates[-1 - i], gate_out=gates[0] if last else None
-            )
-            histories.append(history)
-        return self.out(v), (window.to(state[0].dtype), *histories)
+            inner = state[1 + 2 * i : 3 + 2 * i]
+            v, inner = conv.prefill(v, inner, padding, gate_in=gates[-1 - i], gate_out=gates[0] if last else None)
+            after += inner
+        return self.out(v), (window.to(state[0].dtype), *after)
 
     def state_size(self, length: int) -> int:
         short = self.short_weight.shape[0] * (self.short_weight.shape[1] - 1)

@@ -104,9 +104,7 @@ class Mamba3(Mixer):
         now = trapezoid * dt
         # what the next position adds for this one
         later = blank(F.pad(((1 - trapezoid) * dt)[:, 1:], (0, 0, 0, 1)), padding)
-        keys, queries, own = rotated_keys(
-            B, C, self.B_bias, self.C_bias, theta, now, later, log_decay, dtype=x.dtype
-        )
+        keys, queries, own = rotated_keys(B, C, self.B_bias, self.C_bias, theta, now, later, log_decay, dtype=x.dtype)
         o, memory = read_moved(self.operator, queries, keys, x, log_decay)
         o = at_least_float32(o) + own.unsqueeze(-1) * at_least_float32(x)
         return self._output(o, x, z), (B[:, -1], theta[:, -1], memory, x[:, -1])

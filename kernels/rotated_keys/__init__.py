@@ -3,9 +3,9 @@
     k_t = R(theta_t) (B_t + b_B),   q_t = R(theta_t) (C_t + b_C)                     for each head
     keys_t = (now_t + later_t) k_t,   queries_t = exp(log_decay_{t+1}) q_{t+1},   own_t = now_t (q_t . k_t)
 
-R(theta) rotates R pairs of channels i and i + R, by one angle a pair, and leaves the other N - 2 R channels as they are.
-Queries stand one position early, where a linear attention that writes its state before it is read gives what a state
-read before it is written does; so the first query goes unused, and the last position has a query of zeros.
+R(theta) rotates R pairs of channels, i and i + R, by one angle a pair, and leaves the other N - 2 R as they are.
+Queries stand one position early, because there a linear attention that reads its state after writing it gives what
+q_t reads before position t is written. So q_1 goes unused, and the last position has a query of zeros.
 
 Source: Lahoti et al. 2026 (arXiv 2603.15569), the rotated B and C and the trapezoidal rule, in the form of
 models/mamba3.py. Departure: a rotated pair is two channels R apart, not two neighbours, which permutes channels.
@@ -45,9 +45,9 @@ def rotated_keys(
     now, later:       [batch, T, H]: weights of a key for its own position and for the next one.
     log_decay:        [batch, T, H].
     dtype:            that of keys and queries; None: that of B. own is float32, or wider where an input is.
-    backend:          triton takes float32, bfloat16 and float16 on a CUDA device, reads the inputs above and nothing
-                      as large as the results, and sums q . k before the rotation, which does not change it. torch
-                      writes every term down. auto takes torch, because the kernels have not run on a GPU yet.
+    backend:          triton takes float32, bfloat16 and float16 on a CUDA device; it takes q . k before the rotation,
+                      which does not change it, and keeps nothing as large as the results. torch computes the
+                      equations term by term. auto takes torch, because the kernels have not run on a GPU yet.
 
     All is computed in float32 at least and rounded once. Results and gradients are deterministic on both. ValueError
     for shapes that do not fit together, and where backend="triton" cannot run.

@@ -27,7 +27,8 @@ def rotated_keys_reference(
         own.append(now[:, t] * (q * k).sum(-1))
         queries.append(torch.exp(log_decay[:, t])[..., None] * q)
     queries = [*queries[1:], torch.zeros_like(queries[0])]
-    return *(torch.stack(x, 1).to(dtype or B.dtype) for x in (keys, queries)), torch.stack(own, 1)
+    dtype = dtype or B.dtype
+    return torch.stack(keys, 1).to(dtype), torch.stack(queries, 1).to(dtype), torch.stack(own, 1)
 
 
 def _rotated(x: Tensor, theta: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ OPERATORS = {
     "mamba_inner_step": ("kernels.mamba_inner.workloads:STEP", "one step between the wide maps of a Mamba block"),
     "norm": ("kernels.norm.workloads:WORKLOAD", "layer and RMS norm with the residual add before and a gate behind"),
     "rotary": ("kernels.rotary.workloads:WORKLOAD", "rotary positions of queries and keys"),
+    "rotated_keys": ("kernels.rotated_keys.workloads:WORKLOAD", "rotated keys and queries of Mamba-3"),
     "selective_scan": ("kernels.selective_scan.workloads:WORKLOAD", "Mamba's input-dependent recurrence"),
     "selective_scan_step": ("kernels.selective_scan.workloads:STEP", "one step of it, state in place"),
     "skinny_linear": ("kernels.skinny_linear.workloads:WORKLOAD", "linear map of few rows with its norm and residual"),

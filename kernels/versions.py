@@ -21,6 +21,7 @@ VERSIONS = {
     "mamba_inner": 1,
     "norm": 1,
     "rotary": 1,
+    "rotated_keys": 1,
     "selective_scan": 1,
     "skinny_linear": 1,
     "slstm": 1,

@@ -11,7 +11,8 @@ vector a head, and B, C and w shared by all heads. A rotation that depends on th
 with l = 1 the rule is that of Mamba-2.
 
 It runs on `gated_linear_attention` once: H_t = S_t + (1 - l_{t+1}) dt_{t+1} k_t^T x_t is a state that one
-position at a time writes to, and q_t S_t = exp(-dt_t a_t) q_t H_{t-1} + l_t dt_t (q_t k_t) x_t (`read_before`).
+position at a time writes to, and q_t S_t = exp(-dt_t a_t) q_t H_{t-1} + l_t dt_t (q_t k_t) x_t (`read_moved`).
+`rotated_keys` computes the keys and queries of that, and the factors of x_t.
 
 Source: Lahoti et al. 2026 (arXiv 2603.15569); a in the projection, the norms, biases and initial values are as in the
 authors' code (state-spaces/mamba at 0348a3dd7cd7b5a997d0bce5131c42146cc09324, mamba_ssm/modules/mamba3.py), without its
@@ -30,12 +31,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
+from kernels.rotated_keys import rotate_pairs, rotated_keys
 from models.backbone import BackboneConfig, require_divides
 from models.mamba2 import initial_step_bias
 from models.parts.casts import at_least_float32
 from models.parts.channel import ChannelMixerKind
 from models.parts.linear import ResidualLinear, split_linear
-from models.parts.linear_attention import read_before
+from models.parts.linear_attention import read_moved
 from models.parts.mixer import Mixer
 from models.parts.norms import NormKind, RMSNorm
 from models.parts.time_axis import LeftPadding, blank
@@ -82,44 +84,30 @@ class Mamba3(Mixer):
             nn.init.ones_(ones)
 
     def _parts(self, u: Tensor, padding: LeftPadding | None = None) -> tuple[Tensor, ...]:
-        """z [..., E D], x [..., H, P], unrotated k and q [..., H, N], dt, -dt a, l [..., H], turns [..., H, R]."""
+        """z [..., E D], x [..., H, P], norms of B and C [..., N], dt, -dt a, l [..., H], turns [..., H, R]."""
         z, x, B, C, dt, a, trapezoid, turn = split_linear(self.in_proj, u, self.sizes)
         dt = blank(F.softplus(at_least_float32(dt) + at_least_float32(self.dt_bias)), padding)
         log_decay = -dt * F.softplus(at_least_float32(a)).clamp(min=LEAST_RATE)
-        k = self.B_norm(B).unsqueeze(-2) + self.B_bias
-        q = self.C_norm(C).unsqueeze(-2) + self.C_bias
         turns = dt.unsqueeze(-1) * (math.pi * torch.tanh(at_least_float32(turn))).unsqueeze(-2)
         x = x.unflatten(-1, (self.num_heads, self.head_dim))
-        return z, x, k, q, dt, log_decay, torch.sigmoid(at_least_float32(trapezoid)), turns
-
-    def _rotate(self, theta: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-        """Each tensor that is given, [..., H, N], with its first R pairs of channels rotated by theta [..., H, R]."""
-        cos, sin = theta.cos(), theta.sin()
-        rotated = []
-        for x in given:
-            first, second, rest = x.split((self.pairs, self.pairs, self.d_state - 2 * self.pairs), dim=-1)
-            rotated.append(torch.cat([first * cos - second * sin, first * sin + second * cos, rest], dim=-1))
-        return tuple(rotated)
+        trapezoid = torch.sigmoid(at_least_float32(trapezoid))
+        return z, x, self.B_norm(B), self.C_norm(C), dt, log_decay, trapezoid, turns
 
     def _output(self, o: Tensor, x: Tensor, z: Tensor) -> Tensor:
         y = at_least_float32(o) + at_least_float32(self.D).unsqueeze(-1) * at_least_float32(x)
         return self.out((y.flatten(-2) * F.silu(at_least_float32(z))).to(z.dtype))
 
-    def _sequence(self, u: Tensor, padding: LeftPadding | None) -> tuple[Tensor, State]:
-        """y [B, T, D] and the state behind u [B, T, D]."""
-        z, x, k, q, dt, log_decay, trapezoid, turns = self._parts(u, padding)
+    def _sequence(self, u: Tensor, padding: LeftPadding | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """y [B, T, D], and at the last position of u [B, T, D] the norm of B, theta, S and x."""
+        z, x, B, C, dt, log_decay, trapezoid, turns = self._parts(u, padding)
         theta = turns.cumsum(1)
-        k, q = self._rotate(theta, k, q)
-        k = blank(k, padding)
         now = trapezoid * dt
         # what the next position adds for this one
-        later = F.pad(((1 - trapezoid) * dt)[:, 1:], (0, 0, 0, 1))
-        keys = (k * (now + later).unsqueeze(-1)).to(x.dtype)
-        queries = (q * log_decay.exp().unsqueeze(-1)).to(x.dtype)
-        o, memory = read_before(self.operator, queries, keys, x, log_decay)
-        o = at_least_float32(o) + (now.unsqueeze(-1) * (q * k).sum(-1, keepdim=True)) * at_least_float32(x)
-        angle = torch.remainder(theta[:, -1], 2 * math.pi)
-        return self._output(o, x, z), (angle, memory, k[:, -1], at_least_float32(x[:, -1]))
+        later = blank(F.pad(((1 - trapezoid) * dt)[:, 1:], (0, 0, 0, 1)), padding)
+        keys, queries, own = rotated_keys(B, C, self.B_bias, self.C_bias, theta, now, later, log_decay, dtype=x.dtype)
+        o, memory = read_moved(self.operator, queries, keys, x, log_decay)
+        o = at_least_float32(o) + own.unsqueeze(-1) * at_least_float32(x)
+        return self._output(o, x, z), (B[:, -1], theta[:, -1], memory, x[:, -1])
 
     def forward(self, u: Tensor) -> Tensor:
         return self._sequence(u, None)[0]
@@ -136,9 +124,9 @@ class Mamba3(Mixer):
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         angle, memory, last_k, last_x = state
-        z, x, k, q, dt, log_decay, trapezoid, turns = self._parts(x_t)
+        z, x, B, C, dt, log_decay, trapezoid, turns = self._parts(x_t)
         angle = torch.remainder(angle + turns, 2 * math.pi)
-        k, q = self._rotate(angle, k, q)
+        k, q = rotate_pairs(angle, B.unsqueeze(-2) + self.B_bias, C.unsqueeze(-2) + self.C_bias)
         late = ((1 - trapezoid) * dt).unsqueeze(-1) * last_k
         memory = torch.addcmul(memory, late.unsqueeze(-1), last_x.unsqueeze(-2))
         wide = at_least_float32(x)
@@ -147,7 +135,9 @@ class Mamba3(Mixer):
         return self._output(o, x, z), (angle, memory, k, wide)
 
     def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
-        return self._sequence(x, padding)
+        y, (B, theta, memory, last_x) = self._sequence(x, padding)
+        (last_k,) = rotate_pairs(theta, B.unsqueeze(-2) + self.B_bias)
+        return y, (torch.remainder(theta, 2 * math.pi), memory, last_k, at_least_float32(last_x))
 
     def state_size(self, length: int) -> int:
         return self.num_heads * (self.pairs + self.d_state * self.head_dim + self.d_state + self.head_dim)

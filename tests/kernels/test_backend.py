@@ -23,6 +23,7 @@ from kernels.lti_ssm import lti_ssm, lti_ssm_step
 from kernels.mamba_inner import mamba_inner_step
 from kernels.norm import norm
 from kernels.rotary import rotary
+from kernels.rotated_keys import rotated_keys
 from kernels.selective_scan import selective_scan, selective_scan_step
 from kernels.skinny_linear import skinny_linear
 from kernels.slstm import slstm, slstm_step
@@ -95,6 +96,9 @@ CALLS = {
     ],
     "norm": [lambda: norm(ones(2, 3), ones(3))],
     "rotary": [lambda: rotary(ones(1, 2, 1, 4), ones(1, 2, 1, 4), ones(3, 2), ones(3, 2), torch.arange(2))],
+    "rotated_keys": [
+        lambda: rotated_keys(*[ones(1, 3, 4)] * 2, *[ones(2, 4)] * 2, ones(1, 3, 2, 1), *[ones(1, 3, 2)] * 3),
+    ],
     "selective_scan": [
         lambda: selective_scan(ones(1, 3, 2), ones(1, 3, 2), -ones(2, 4), ones(1, 3, 4), ones(1, 3, 4)),
         lambda: selective_scan_step(ones(1, 2), ones(1, 2), -ones(2, 4), ones(1, 4), ones(1, 4), ones(1, 2, 4)),

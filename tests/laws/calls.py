@@ -47,6 +47,8 @@ from kernels.norm import norm
 from kernels.norm.reference import norm_reference
 from kernels.rotary import rotary
 from kernels.rotary.reference import rotary_reference
+from kernels.rotated_keys import rotated_keys
+from kernels.rotated_keys.reference import rotated_keys_reference
 from kernels.selective_scan import selective_scan, selective_scan_step
 from kernels.selective_scan.reference import selective_scan_reference
 from kernels.skinny_linear import Norm, skinny_linear
@@ -312,6 +314,13 @@ def _rotary(draw: Draw) -> Iterator[Call]:
     yield Call("plain", {name: with_tables(op) for name, op in _pair(rotary, rotary_reference).items()}, heads)
 
 
+def _rotated_keys(draw: Draw) -> Iterator[Call]:
+    inputs = {"B": draw(2, 5, 9), "C": draw(2, 5, 9), "B_bias": draw(3, 9), "C_bias": draw(3, 9)}
+    inputs |= {"theta": draw(2, 5, 3, 2, low=-6.0, high=6.0), "now": draw(2, 5, 3), "later": draw(2, 5, 3)}
+    inputs["log_decay"] = draw(2, 5, 3, low=-2.0, high=-0.1)
+    yield Call("plain", _pair(rotated_keys, rotated_keys_reference), inputs)
+
+
 def _selective_scan(draw: Draw) -> Iterator[Call]:
     leading = (2, LENGTH)
     inputs = _scan(draw, *leading)
@@ -432,6 +441,7 @@ OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
     "mamba_inner_step": _mamba_inner_step,
     "norm": _norm,
     "rotary": _rotary,
+    "rotated_keys": _rotated_keys,
     "selective_scan": _selective_scan,
     "selective_scan_step": _selective_scan_step,
     "skinny_linear": _skinny_linear,

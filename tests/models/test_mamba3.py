@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+import models.mamba3
+from kernels.rotated_keys import rotated_keys
 from models import MODELS
+from models.parts.time_axis import LeftPadding
 from suite.laws.models import build
 
 
@@ -62,6 +66,22 @@ def test_the_mixer_is_the_recurrence_of_the_paper():
         y_t, state = mixer.step(u[:, t], state)
         steps.append(y_t)
     torch.testing.assert_close(torch.stack(steps, 1), wanted, rtol=1e-9, atol=1e-10)
+
+
+def test_keys_of_the_triton_kernels_give_the_same_layer(monkeypatch):
+    pytest.importorskip("triton")
+    mixer = build(MODELS.load("mamba3"), num_layers=1, d_model=16, d_state=12, head_dim=16).mixers[0].float()
+    u = torch.randn(3, 20, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    padding, found = LeftPadding.of(torch.tensor([20, 1, 7]), 20), []
+    for backend in ("torch", "triton"):
+        monkeypatch.setattr(models.mamba3, "rotated_keys", partial(rotated_keys, backend=backend))
+        y = mixer(u)
+        gradients = torch.autograd.grad(y.square().sum(), [u, *mixer.parameters()])
+        with torch.no_grad():
+            _, state = mixer.prefill(u, mixer.init_state(3, 20), padding)
+        found.append([y, *gradients, *state])
+    for expected, actual in zip(*found, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_it_starts_as_the_authors_code_does():

@@ -1,0 +1,77 @@
+"""The benchmark's description of rotated keys, in the sizes of Mamba-3: B batch, T time, H heads, N states, R pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from kernels.rotated_keys import rotated_keys
+from kernels.rotated_keys.reference import rotated_keys_reference
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic, uniform
+
+KEEP = ("B_bias", "C_bias", "theta", "now", "later", "log_decay")
+
+
+def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """Angles of a sequence that is already some way behind, and biases and factors of a model at its start."""
+    batch, length, heads, states, pairs = sizes(shape, "BTHNR")
+    wide, of_heads = torch.promote_types(dtype, torch.float32), (batch, length, heads)
+    return {
+        "B": normal(generator, dtype, batch, length, states),
+        "C": normal(generator, dtype, batch, length, states),
+        "B_bias": 1 + normal(generator, wide, heads, states) / 4,
+        "C_bias": 1 + normal(generator, wide, heads, states) / 4,
+        "theta": uniform(generator, wide, -50.0, 50.0, *of_heads, pairs),
+        "now": uniform(generator, wide, 0.1, 0.9, *of_heads),
+        "later": uniform(generator, wide, 0.1, 0.9, *of_heads),
+        "log_decay": uniform(generator, wide, -1.0, 0.0, *of_heads),
+    }
+
+
+def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """A rotation is 6 operations for each pair, a factor, a bias and a share of the product 4 for each element."""
+    batch, length, heads, states, pairs = sizes(shape, "BTHNR")
+    rows, wide = batch * length, max(4, dtype.itemsize)
+    of_heads = rows * heads
+    read = 2 * rows * states * dtype.itemsize + (2 * heads * states + of_heads * (pairs + 3)) * wide
+    written = 2 * of_heads * states * dtype.itemsize + of_heads * wide
+    return Cost(
+        num_bytes=traffic(read, written, backward),
+        num_flops=(3 if backward else 1) * of_heads * (12 * pairs + 6 * states),
+        num_exponentials=(2 if backward else 1) * of_heads * (2 * pairs + 1),
+    )
+
+
+def short(shape: Shape) -> Shape:
+    least = {"B": 2, "T": 20, "H": 3}
+    return {axis: min(int(size), least.get(axis, int(size))) for axis, size in shape.items()}
+
+
+def load_triton() -> Callable[..., Any]:
+    import triton  # noqa: F401
+
+    return partial(rotated_keys, backend="triton")
+
+
+PAPER: tuple[Shape, ...] = (
+    {"B": 8, "T": 2048, "H": 64, "N": 128, "R": 32},
+    {"B": 1, "T": 16384, "H": 64, "N": 128, "R": 32},
+    {"B": 8, "T": 2048, "H": 32, "N": 64, "R": 16},
+)
+
+WORKLOAD = Workload(
+    op="rotated_keys",
+    reference=rotated_keys_reference,
+    make_inputs=make_inputs,
+    cost=cost,
+    short=short,
+    implementations=(
+        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation("torch", "ours", lambda: partial(rotated_keys, backend="torch")),
+    ),
+    shapes={"quick": PAPER[:1], "paper": PAPER},
+    keep=KEEP,
+)

@@ -1,0 +1,76 @@
+"""Rotated keys on a GPU, at sizes of real use."""
+
+import pytest
+import torch
+
+from kernels.rotated_keys.reference import rotated_keys_reference
+from kernels.rotated_keys.workloads import KEEP
+from suite.laws.accuracy import assert_close, assert_matches_reference
+from tests.kernels.test_rotated_keys import TORCH, TRITON, make_inputs
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+
+def results(op, inputs, **options):
+    leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
+    outputs = op(**leaves, **options)
+    cotangents = [torch.linspace(-1, 1, y.numel(), device="cuda").view_as(y).bfloat16().to(y) for y in outputs]
+    return [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), cotangents)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "sizes", [(2, 300, 16, 128, 32), (3, 70, 5, 64, 16), (1, 130, 3, 37, 9), (70, 1, 2, 16, 8), (1, 5, 70, 16, 4)]
+)
+def test_the_kernel_equals_the_equations_in_double_precision(sizes, dtype):
+    inputs = make_inputs(*sizes)
+    assert_matches_reference(TRITON, rotated_keys_reference, inputs, dtype=dtype, keep=KEEP, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_of_mamba_3_equals_plain_pytorch_in_double_precision(dtype):
+    """B and C are float32 there, whatever the dtype of keys and queries; angles grow to some hundred."""
+    inputs = {name: x.to("cuda", torch.float32) for name, x in make_inputs(2, 2048, 32, 128, 32).items()}
+    inputs["theta"] = inputs["theta"].abs().div(300).cumsum(1)
+    exact = results(TORCH, {name: x.double() for name, x in inputs.items()}, dtype=torch.float64)
+    plain = results(TORCH, inputs, dtype=dtype)
+    found = results(TRITON, inputs, dtype=dtype)
+    names = ["keys", "queries", "own", *inputs]
+    for name, a, e, p in zip(names, found, exact, plain, strict=True):
+        assert_close(a, e, dtype if name in ("keys", "queries") else torch.float32, plain=p, what=name)
+
+
+def test_two_runs_are_bitwise_equal():
+    inputs = {name: x.to("cuda", torch.float32) for name, x in make_inputs(4, 500, 24, 128, 32).items()}
+    for a, b in zip(*(results(TRITON, inputs, dtype=torch.bfloat16) for _ in range(2)), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_more_than_two_to_the_31_elements():
+    """Offsets of the last keys do not fit 32 bits; the last positions are those of a short call."""
+    if torch.cuda.get_device_properties(0).total_memory < 60e9:
+        pytest.skip("needs 60 GB")
+    rows, heads, states, pairs = (1 << 18) + 8, 64, 128, 32
+    g = torch.Generator("cuda").manual_seed(0)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=g, device="cuda")
+
+    inputs = {name: randn(1, rows, states) for name in "BC"} | {f"{name}_bias": randn(heads, states) for name in "BC"}
+    inputs["theta"] = randn(1, rows, heads, pairs)
+    inputs |= {name: randn(1, rows, heads) for name in ("now", "later", "log_decay")}
+    end = {name: x if name.endswith("bias") else x[:, -40:] for name, x in inputs.items()}
+    whole = results(TRITON, inputs, dtype=torch.bfloat16)
+    keys, queries, own = TORCH(**end, dtype=torch.bfloat16)
+    for found, expected in zip(whole, (keys, queries, own), strict=False):
+        torch.testing.assert_close(found[:, -40:], expected, rtol=1e-2, atol=1e-4)
+    # gradients of positions, against those of the same cotangents on the last rows
+    leaves = {name: x.detach().requires_grad_() for name, x in end.items()}
+    outputs = TORCH(**leaves, dtype=torch.bfloat16)
+    cotangents = [
+        torch.linspace(-1, 1, y.numel(), device="cuda").view_as(y)[:, -40:].bfloat16().to(y) for y in whole[:3]
+    ]
+    expected = torch.autograd.grad(outputs, [leaves["theta"], leaves["later"]], cotangents)
+    for name, e in zip(("theta", "later"), expected, strict=True):
+        found = whole[3 + list(inputs).index(name)][:, -39:]
+        torch.testing.assert_close(found, e[:, -39:], rtol=1e-3, atol=1e-2)

@@ -1,0 +1,173 @@
+"""Claims about rotated keys; the accuracy rule is that of `suite.laws.accuracy`."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from kernels.rotated_keys import rotate_pairs, rotated_keys
+from kernels.rotated_keys.reference import rotated_keys_reference
+from kernels.rotated_keys.workloads import KEEP
+from suite.laws.accuracy import assert_matches_reference
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TORCH = partial(rotated_keys, backend="torch")
+TRITON = partial(rotated_keys, backend="triton")
+
+
+def make_inputs(batch, length, heads, states, pairs, *, dtype=torch.float64):
+    g = torch.Generator().manual_seed(length)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
+
+    of_heads = (batch, length, heads)
+    return {
+        "B": randn(batch, length, states),
+        "C": randn(batch, length, states),
+        "B_bias": randn(heads, states),
+        "C_bias": randn(heads, states),
+        "theta": 30 * randn(*of_heads, pairs),
+        "now": randn(*of_heads),
+        "later": randn(*of_heads),
+        "log_decay": -randn(*of_heads).abs(),
+    }
+
+
+def test_a_pair_turns_as_a_complex_number():
+    inputs = make_inputs(2, 4, 3, 7, 2)
+    keys, queries, own = rotated_keys_reference(**inputs)
+    turn = torch.exp(1j * inputs["theta"])
+    k, q = inputs["B"].unsqueeze(2) + inputs["B_bias"], inputs["C"].unsqueeze(2) + inputs["C_bias"]
+    torch.testing.assert_close(own, inputs["now"] * (k * q).sum(-1))
+    k, q = k * (inputs["now"] + inputs["later"]).unsqueeze(-1), q * inputs["log_decay"].exp().unsqueeze(-1)
+    for x, y in ((k, keys), (q[:, 1:], queries[:, :-1])):
+        turned = torch.complex(x[..., :2], x[..., 2:4]) * turn[:, -x.shape[1] :]
+        torch.testing.assert_close(torch.complex(y[..., :2], y[..., 2:4]), turned)
+        assert torch.equal(y[..., 4:], x[..., 4:])
+    assert not queries[:, -1].any()
+
+
+def test_gradients_agree_with_finite_differences():
+    inputs = {name: x.requires_grad_() for name, x in make_inputs(1, 3, 2, 5, 2).items()}
+    assert torch.autograd.gradcheck(TORCH, tuple(inputs.values()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [(2, 7, 3, 8, 2), (1, 1, 1, 2, 1), (2, 5, 2, 9, 4)])
+def test_plain_pytorch_equals_the_equations(sizes, dtype):
+    assert_matches_reference(TORCH, rotated_keys_reference, make_inputs(*sizes), dtype=dtype, keep=KEEP)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    [
+        ((2, 21, 3, 16, 4), torch.float32),
+        ((2, 21, 3, 16, 4), torch.bfloat16),
+        # neither pairs nor what is left are a power of two, and rows end within a tile
+        ((3, 11, 2, 17, 3), torch.float32),
+        # all channels rotate
+        ((1, 5, 2, 6, 3), torch.bfloat16),
+        ((1, 1, 1, 2, 1), torch.float32),
+        pytest.param((1, 40, 5, 128, 32), torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param((2, 9, 4, 12, 3), torch.float16, marks=pytest.mark.slow),
+    ],
+)
+def test_the_kernel_equals_the_equations(sizes, dtype):
+    pytest.importorskip("triton")
+    inputs = make_inputs(*sizes)
+    assert_matches_reference(TRITON, rotated_keys_reference, inputs, dtype=dtype, keep=KEEP, device=DEVICE)
+
+
+@pytest.mark.parametrize("programs", [1, 4, 100])
+def test_heads_may_be_split_into_groups(programs, monkeypatch):
+    triton = pytest.importorskip("kernels.rotated_keys.triton", reason="needs triton")
+    for name in ("FORWARD", "BACKWARD"):
+        monkeypatch.setattr(triton, name, getattr(triton, name)._replace(programs=programs))
+    inputs = make_inputs(2, 9, 5, 6, 2)
+    assert_matches_reference(TRITON, rotated_keys_reference, inputs, keep=KEEP, device=DEVICE)
+
+
+def test_results_may_be_narrower_than_the_inputs():
+    """B and C are float32 in a network of bfloat16, and keys and queries are not."""
+    pytest.importorskip("triton")
+
+    def narrow(op):
+        return lambda **inputs: op(**inputs, dtype=torch.bfloat16)
+
+    inputs = {name: x.to(DEVICE) for name, x in make_inputs(2, 9, 3, 8, 2, dtype=torch.float32).items()}
+    found, plain = narrow(TRITON)(**inputs), narrow(TORCH)(**inputs)
+    assert [x.dtype for x in found] == [x.dtype for x in plain] == [torch.bfloat16, torch.bfloat16, torch.float32]
+    torch.testing.assert_close(found[2], plain[2])
+    for a, b in zip(found[:2], plain[:2], strict=True):
+        torch.testing.assert_close(a, b, rtol=2**-7, atol=1e-4)
+
+
+def test_the_kernel_takes_any_view():
+    pytest.importorskip("triton")
+
+    def backwards(x):
+        return x.permute(*reversed(range(x.ndim))).contiguous().permute(*reversed(range(x.ndim)))
+
+    def on_views(**inputs):
+        keys, queries, own = TRITON(**{name: backwards(x) for name, x in inputs.items()})
+        # the gradients of these have strides of their own, too
+        return backwards(keys), backwards(queries), backwards(own)
+
+    inputs = make_inputs(2, 6, 3, 8, 2)
+    assert_matches_reference(on_views, rotated_keys_reference, inputs, keep=KEEP, device=DEVICE)
+
+
+def test_only_some_inputs_and_results_may_have_gradients():
+    pytest.importorskip("triton")
+    inputs = {name: x.to(DEVICE) for name, x in make_inputs(2, 6, 3, 8, 2, dtype=torch.float32).items()}
+    gradients = []
+    for op in (TRITON, TORCH):
+        theta, bias = (inputs[name].clone().requires_grad_() for name in ("theta", "C_bias"))
+        _, queries, _ = op(**(inputs | {"theta": theta, "C_bias": bias}))
+        gradients.append(torch.autograd.grad(queries.square().sum() + queries.sum(), (theta, bias)))
+    for found, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_future_inputs_change_only_the_query_in_front_of_them():
+    inputs = make_inputs(2, 9, 2, 8, 2)
+    changed = {name: x if name.endswith("bias") else x.clone() for name, x in inputs.items()}
+    for name, x in changed.items():
+        if not name.endswith("bias"):
+            x[:, 6:] += 1
+    for found, expected, same in zip(TORCH(**changed), TORCH(**inputs), (6, 5, 6), strict=True):
+        assert torch.equal(found[:, :same], expected[:, :same])
+        assert not torch.equal(found[:, same : same + 1], expected[:, same : same + 1])
+
+
+def test_a_rotation_keeps_products():
+    g = torch.Generator().manual_seed(0)
+    theta, k, q = (torch.randn(3, size, generator=g, dtype=torch.float64) for size in (2, 7, 7))
+    turned_k, turned_q = rotate_pairs(theta, k, q)
+    torch.testing.assert_close((turned_k * turned_q).sum(-1), (k * q).sum(-1))
+
+
+def test_auto_takes_plain_pytorch_until_the_kernels_are_measured():
+    inputs = {name: x.to(DEVICE) for name, x in make_inputs(2, 6, 3, 8, 2, dtype=torch.float32).items()}
+    for found, expected in zip(rotated_keys(**inputs), TORCH(**inputs), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_wrong_arguments_are_named():
+    inputs = make_inputs(2, 4, 3, 8, 2)
+    for name, x, message in (
+        ("B", torch.ones(2, 0, 8), r"B must be \[batch, T, N\] with at least one element, got \[2, 0, 8\]"),
+        ("C", torch.ones(2, 4, 7), r"C must be \[2, 4, 8\] to go with B, got \[2, 4, 7\]"),
+        ("B_bias", torch.ones(3, 7), r"B_bias must be \[H, 8\] with H >= 1, got \[3, 7\]"),
+        ("C_bias", torch.ones(2, 8), r"C_bias must be \[3, 8\] to go with B, got \[2, 8\]"),
+        ("theta", torch.ones(2, 4, 3, 5), r"theta must be \[2, 4, 3, R\] with 1 <= R <= 4, half of N, got \[2, 4, 3"),
+        ("later", torch.ones(2, 4), r"later must be \[2, 4, 3\] to go with B, got \[2, 4\]"),
+    ):
+        with pytest.raises(ValueError, match=f"rotated_keys: {message}"):
+            rotated_keys(**(inputs | {name: x}))
+    with pytest.raises(ValueError, match=r"takes float32, bfloat16 and float16, got torch.float64; use backend="):
+        TRITON(**inputs, dtype=torch.float32)
+    narrow = {name: x.float() for name, x in inputs.items()}
+    with pytest.raises(ValueError, match=r"gives float32, bfloat16 and float16, not torch.float64; use backend="):
+        TRITON(**narrow, dtype=torch.float64)

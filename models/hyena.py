@@ -113,8 +113,9 @@ class ImplicitFilter(nn.Module):
 class LongConv(Mixer):
     """One implicit filter and a skip in every channel: x [B, T, D] to [B, T, D].
 
-    Its state: the inputs so far [B, D, capacity], zeros where there are none yet, and their number [B]. Input t is at
-    t modulo the capacity. No smaller state gives the same output.
+    Its state: the inputs so far [B, D, capacity], zeros where there are none yet, and their number [], which counts
+    padding in front of a row as inputs of zero. Input t is at t modulo the capacity. No smaller state gives the same
+    output.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class LongConv(Mixer):
     def init_state(self, batch_size: int, capacity: int) -> State:
         self.filter.check_length(capacity)
         zeros = at_least_float32(self.D).new_zeros
-        return zeros(batch_size, len(self.D), capacity), zeros(batch_size, dtype=torch.long)
+        return zeros(batch_size, len(self.D), capacity), zeros((), dtype=torch.long)
 
     def step(
         self, x_t: Tensor, state: State, gate_in: Tensor | None = None, gate_out: Tensor | None = None
@@ -155,8 +156,7 @@ class LongConv(Mixer):
         inputs, count = state
         v = at_least_float32(x_t if gate_in is None else gate_in * x_t)
         capacity = inputs.shape[2]
-        # all rows have seen as many positions, those of padding included
-        place = count[:1] % capacity
+        place = (count % capacity).view(1)
         inputs.index_copy_(2, place, v.unsqueeze(-1))
         lags = (place - torch.arange(capacity, device=place.device)) % capacity
         # moving the inputs or the products with the taps through memory would take several times as long as the product
@@ -193,7 +193,7 @@ class Hyena(Mixer):
     """The mixer.
 
     Its state: the last inputs of the short filter [B, (order + 1) E, 2], and of every long convolution all inputs,
-    [B, E, capacity], and their number, [B]. E is the width of a stream, inner_factor * d_model.
+    [B, E, capacity], and their number, []. E is the width of a stream, inner_factor * d_model.
     """
 
     def __init__(self, config: HyenaConfig, length: int) -> None:

@@ -3,6 +3,7 @@
 OPERATORS = {
     "attention": ("kernels.attention.workloads:WORKLOAD", "causal softmax attention, the quadratic yardstick"),
     "attention_step": ("kernels.attention.workloads:STEP", "one step of it against a cache of keys and values"),
+    "cauchy": ("kernels.cauchy.workloads:WORKLOAD", "sums of fractions over conjugate poles, which make S4's filter"),
     "causal_conv1d": ("kernels.causal_conv1d.workloads:WORKLOAD", "short causal depthwise convolution, W 2 to 4"),
     "delta_rule": ("kernels.delta_rule.workloads:WORKLOAD", "delta rule with decays: DeltaNet, Gated DeltaNet, KDA"),
     "delta_rule_step": ("kernels.delta_rule.workloads:STEP", "one step of it"),

@@ -6,6 +6,7 @@ on kernels of another one (gated slot attention on those of gated linear attenti
 
 VERSIONS = {
     "attention": 1,
+    "cauchy": 1,
     "causal_conv1d": 1,
     "delta_rule": 1,
     "embedding": 1,

@@ -38,6 +38,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from kernels.cauchy import cauchy
 from kernels.fft_conv import fft_conv
 from models.backbone import BackboneConfig
 from models.parts.casts import at_least_float32
@@ -259,21 +260,8 @@ class System:
     def _transform(self, products: Tensor, s: Tensor) -> Tensor:
         """The transform of K [c, D, F] at exp(-2 s), s [F], of the products of (C~, P^*) with (B, P)."""
         rank, kind = len(self.P), self.Lambda.dtype
-        w, q, outer = ((2 * s.sinh()).to(kind), self.dt[:, None] * s.cosh().to(kind), s.exp().to(kind))
-        Lambda, at = self.Lambda.unsqueeze(-1), q.unsqueeze(1)
-        # sum_n v / (w - q Lambda) + conj v / (w - q conj Lambda) is (w sum 2 Re(v) - q sum 2 Re(v conj Lambda)) over a
-        # denominator that both numbers of a pair share, so a product of real matrices makes all sums
-        shared = torch.view_as_real(1 / ((w - at * Lambda) * (w - at * Lambda.conj())))
-        weights = torch.stack([2 * products.real, 2 * (products * self.Lambda.conj()).real])
-        # the products cancel too far for TF32
-        exact = self.dt.dtype if torch.get_float32_matmul_precision() == "highest" else torch.float64
-        sums = weights.to(exact).flatten(0, 2).transpose(0, 1) @ shared.to(exact).flatten(-2)
-        sums = (
-            torch.view_as_complex(sums.to(self.dt.dtype).unflatten(-1, (-1, 2)))
-            .transpose(0, 1)
-            .unflatten(0, weights.shape[:3])
-        )
-        U = w * sums[0] - q * sums[1]
+        U = cauchy(products, self.Lambda, self.dt, s)
+        q, outer = self.dt[:, None] * s.cosh().to(kind), s.exp().to(kind)
         inner, entry, read = U[-rank:, 1:], U[-rank:, 0], U[:-rank, 1:]
         eye = torch.eye(rank, dtype=kind, device=q.device)[..., None, None]
         correction = ((read.unsqueeze(2) * small_inverse(eye + q * inner)).sum(1) * entry).sum(1)

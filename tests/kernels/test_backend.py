@@ -8,6 +8,7 @@ import torch
 from kernels import OPERATORS
 from kernels.attention import attention
 from kernels.backend import record, record_operators, triton_missing, use_triton
+from kernels.cauchy import cauchy
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.delta_rule import delta_rule, delta_rule_step
 from kernels.delta_rule.generalised import generalised_delta_rule
@@ -40,6 +41,7 @@ def ones(*shape):
 STATE = -ones(2, 3), None, ones(2, 3), ones(2)
 CALLS = {
     "attention": [lambda: attention(*[ones(1, 3, 1, 2)] * 3)],
+    "cauchy": [lambda: cauchy(*[ones(2, 3).to(torch.complex64)] * 2, ones(2), ones(4).to(torch.complex64))],
     "causal_conv1d": [
         lambda: causal_conv1d(ones(1, 3, 2), ones(2, 2)),
         lambda: causal_conv1d_step(ones(1, 2), ones(2, 2), None, ones(1, 2, 1)),

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from kernels.attention import attention, attention_step
 from kernels.attention.reference import attention_reference, attention_step_reference
+from kernels.cauchy import cauchy
+from kernels.cauchy.reference import cauchy_reference
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.causal_conv1d.reference import causal_conv1d_reference
 from kernels.delta_rule import delta_rule, delta_rule_step
@@ -136,6 +138,13 @@ def _attention_step(draw: Draw) -> Iterator[Call]:
 
     reference = partial(attention_step_reference, count=torch.tensor([0, 4]))
     yield Call("rotated", {"torch": torch_step, "reference": reference}, inputs, gradients=False)
+
+
+def _cauchy(draw: Draw) -> Iterator[Call]:
+    system = {"residues": draw.complex(2, 3, 4), "Lambda": draw.complex(3, 4, high=-0.1), "dt": draw(3, low=0.1)}
+    # points are constants, so no gradient is asked for them
+    points = draw.complex(9, low=0.01, high=0.1) / 4
+    yield Call("plain", {kind: partial(op, s=points) for kind, op in _pair(cauchy, cauchy_reference).items()}, system)
 
 
 def _causal_conv1d(draw: Draw) -> Iterator[Call]:
@@ -424,6 +433,7 @@ def _wkv_step(draw: Draw) -> Iterator[Call]:
 OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
     "attention": _attention,
     "attention_step": _attention_step,
+    "cauchy": _cauchy,
     "causal_conv1d": _causal_conv1d,
     "delta_rule": _delta_rule,
     "delta_rule_step": _delta_rule_step,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
+from kernels.cauchy import cauchy
 from models.parts.hippo import RANKS, diagonal_less_low_rank, low_rank, transition
 from models.s4 import MIN_DECAY, S4Config, S4Kernel
 from suite.contracts import TaskSpec
@@ -106,6 +109,27 @@ def test_filters_and_gradients_in_float32_are_near_those_of_float64(measure, pre
         torch.set_float32_matmul_precision("highest")
     for wanted, got in zip(*results, strict=True):
         assert (got - wanted).norm() < 1e-4 * wanted.norm()
+
+
+@pytest.mark.parametrize("measure", ["legs", "legt"])
+def test_filters_and_gradients_from_the_triton_kernels_are_near_those_of_float64(measure, monkeypatch):
+    """In one piece and, with a gradient through a checkpoint, in pieces of 30 frequencies."""
+    pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    exact = make(measure, width=3, d_state=16, bidirectional=True).to(device)
+    single = S4Kernel(3, 16, init=measure, bidirectional=True).to(device)
+    single.load_state_dict(exact.state_dict())
+    exact.load_state_dict(single.state_dict())
+    weights = torch.randn(2, 3, 100, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(device)
+    results = []
+    for ssm, backend, piece in ((exact, "torch", None), (single, "triton", None), (single, "triton", 30)):
+        monkeypatch.setattr("models.s4.cauchy", partial(cauchy, backend=backend))
+        leaves = [getattr(ssm, name) for name in ("log_dt", "log_A_real", "A_imag", "P", "B", "C")]
+        filters = ssm._system().filters(ssm._maps(), 100, piece)
+        results.append([filters, *torch.autograd.grad((filters * weights).sum(), leaves)])
+    for wanted, *found in zip(*results, strict=True):
+        for got in found:
+            assert (got - wanted).norm() < 1e-4 * wanted.norm()
 
 
 @torch.no_grad()

@@ -7,8 +7,8 @@
     y_t = W_o (g_t * (norm_h(o_t) + (sum_i rho_i r_ti k_ti) v_t)),         g = sigmoid(m_g(x) A_g) B_g
 
 with S [K, V] and norm_h a layer norm of every head. What is removed from the state, c S, lies in another direction than
-what is written: `kernels/delta_rule/generalised.py`.
-Channel mixing is y = W_v relu(W_k m(x))^2.
+what is written: `kernels/delta_rule/generalised.py`. `kernels/rwkv7_inputs` computes what lies between the linear maps
+and the recurrence. Channel mixing is y = W_v relu(W_k m(x))^2.
 
 Source: Peng et al. 2025 (arXiv 2503.14456), section 4; initial values, ranks and the epsilon 64e-5 of the norm as in
 the authors' code (BlinkDL/RWKV-LM at d4a6c3be999c5c2ece521660279a5d68ced0458d, RWKV-v7/train_temp/src/model.py, x070).
@@ -22,19 +22,19 @@ that.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.delta_rule.generalised import generalised_delta_rule
+from kernels.delta_rule import delta_rule
+from kernels.rwkv7_inputs import rwkv7_inputs, rwkv7_position
 from models.backbone import require_divides
 from models.parts.casts import at_least_float32
 from models.parts.linear import ResidualLinear
 from models.parts.mixer import Mixer
-from models.parts.norms import HeadNorm, unit
+from models.parts.norms import HeadNorm
 from models.rwkv import ChannelMixing, RWKVConfig, shifted
 from models.rwkv6 import MatrixTimeMix
 from suite.bounds import Ratio, Width
@@ -93,43 +93,37 @@ class TimeMix7(MatrixTimeMix):
         return (torch.tanh(low) if use == "w" else torch.sigmoid(low) if use == "g" else low) @ up
 
     def _project(self, x: Tensor, before: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        """r, k, v, minus c, e c and the log-decays, each [..., H, K], and the gate, from x and the inputs before it."""
+        """The inputs of `rwkv7_inputs`, and the gate, from x and the inputs before it."""
         change = before - x
         mu = self.mu.to(x.dtype).view(len(USES), *[1] * (x.ndim - 1), -1)
         mixed = dict(zip(USES, torch.addcmul(x, change, mu), strict=True))
         k, v, r = self.key(mixed["k"]), self.value(mixed["v"]), self.receptance(mixed["r"])
-        raw = at_least_float32(self.w_0) + at_least_float32(self._low_rank("w", mixed["w"]))
-        log_decay = -math.exp(-0.5) * torch.sigmoid(raw)
-        rate = torch.sigmoid(at_least_float32(self.a_0) + at_least_float32(self._low_rank("a", mixed["a"])))
-        wide = at_least_float32(k)
-        k = wide * (1 + (rate - 1) * at_least_float32(self.alpha))
-        heads = (-1, self.head_dim)
-        c = unit((wide * at_least_float32(self.xi)).unflatten(-1, heads), eps=1e-24)
-        r, k, v, rate, log_decay = (z.unflatten(-1, heads) for z in (r, k, v, rate, log_decay))
-        return (r, k, v, -c, rate * c, log_decay), self._low_rank("g", mixed["g"])
+        w, a = self._low_rank("w", mixed["w"]), self._low_rank("a", mixed["a"])
+        parameters = (self.w_0, self.a_0, self.xi, self.alpha, self.rho)
+        return (r, k, v, w, a, *parameters), self._low_rank("g", mixed["g"])
 
-    def _output(self, o: Tensor, r: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
-        rho = at_least_float32(self.rho).view(-1, self.head_dim)
-        own = (at_least_float32(r) * rho * k).sum(-1, keepdim=True) * at_least_float32(v)
+    def _output(self, o: Tensor, own: Tensor, gate: Tensor) -> Tensor:
         y = self.norm(o) + own.flatten(-2)
         return self.out((at_least_float32(gate) * y).to(gate.dtype))
 
     def _sequence(self, x: Tensor) -> tuple[Tensor, Tensor]:
         inputs, gate = self._project(x, shifted(x))
-        o, memory = generalised_delta_rule(*inputs)
-        r, k, v, *_ = inputs
-        return self._output(o, r, k, v, gate), memory
+        q, k, v, write, log_decay, own = rwkv7_inputs(*inputs, head_dim=self.head_dim)
+        beta = v.new_ones(v.shape[:-1])
+        o, memory = delta_rule(q, k, v, beta, log_decay, write=write, scale=1.0, return_final_state=True)
+        return self._output(o[:, 1::2], own, gate), memory
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         last, memory = state
-        inputs, gate = self._project(x_t, last.to(x_t.dtype))
-        r, k, v, *_ = inputs
-        q, key, value, remove, add, log_decay = (z.to(memory.dtype) for z in inputs)
+        (r, k, v, *rest), gate = self._project(x_t, last.to(x_t.dtype))
+        *vectors, own = rwkv7_position(r, k, v, *rest, head_dim=self.head_dim)
+        q, value = (z.unflatten(-1, (-1, self.head_dim)).to(memory.dtype) for z in (r, v))
+        key, remove, add, log_decay = (z.to(memory.dtype) for z in vectors)
         removed = remove.unsqueeze(-2) @ memory
         memory = log_decay.exp().unsqueeze(-1) * memory + add.unsqueeze(-1) * removed
         memory = torch.addcmul(memory, key.unsqueeze(-1), value.unsqueeze(-2))
         o = (q.unsqueeze(-2) @ memory).squeeze(-2)
-        return self._output(o, r, k, v, gate), (x_t.to(last.dtype), memory)
+        return self._output(o, own, gate), (x_t.to(last.dtype), memory)
 
     def ssm_parameters(self) -> dict[str, nn.Parameter]:
         low_rank = [f"{use}_{side}" for use in ("w", "a", "g") for side in ("down", "up")]

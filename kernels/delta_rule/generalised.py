@@ -36,6 +36,24 @@ def generalised_delta_rule_reference(
     return torch.stack(outputs, 1).to(v.dtype), state
 
 
+def two_steps(
+    q: Tensor, k: Tensor, v: Tensor, remove: Tensor, add: Tensor, log_decay: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v, log_decay and write of `delta_rule` [B, 2 T, H, K or V], of the arguments of `generalised_delta_rule`.
+
+    All are in the dtype of v but log_decay, which keeps its own.
+    """
+    dtype = v.dtype
+    reading = (-remove.to(log_decay.dtype) * torch.exp(-log_decay)).to(dtype)
+    nothing, no_value = torch.zeros_like(reading), torch.zeros_like(v)
+
+    def two(first: Tensor, second: Tensor) -> Tensor:
+        return torch.stack((first, second), 2).flatten(1, 2)
+
+    inputs = two(nothing, q.to(dtype)), two(reading, nothing), two(no_value, v)
+    return *inputs, two(log_decay, torch.zeros_like(log_decay)), two(add.to(dtype), k.to(dtype))
+
+
 def generalised_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -55,20 +73,12 @@ def generalised_delta_rule(
 
     Raises ValueError for shapes that do not fit.
     """
-    dtype = v.dtype
-    reading = (-remove.to(log_decay.dtype) * torch.exp(-log_decay)).to(dtype)
-    nothing, no_value = torch.zeros_like(reading), torch.zeros_like(v)
-
-    def two(first: Tensor, second: Tensor) -> Tensor:
-        return torch.stack((first, second), 2).flatten(1, 2)
-
-    inputs = two(nothing, q.to(dtype)), two(reading, nothing), two(no_value, v)
-    decays, write = two(log_decay, torch.zeros_like(log_decay)), two(add.to(dtype), k.to(dtype))
-    in_triton = use_triton(
-        "generalised_delta_rule", backend, *inputs, decays, write, obstacle=obstacle(*inputs, decays, write)
-    )
+    steps = query, read, value, decays, write = two_steps(q, k, v, remove, add, log_decay)
+    in_triton = use_triton("generalised_delta_rule", backend, *steps, obstacle=obstacle(*steps))
     o, state = delta_rule(
-        *inputs,
+        query,
+        read,
+        value,
         torch.ones_like(v[..., 0]).repeat_interleave(2, 1),
         decays,
         write=write,

@@ -25,6 +25,7 @@ from kernels.mamba_inner import mamba_inner_step
 from kernels.norm import norm
 from kernels.rotary import rotary
 from kernels.rotated_keys import rotated_keys
+from kernels.rwkv7_inputs import rwkv7_inputs
 from kernels.selective_scan import selective_scan, selective_scan_step
 from kernels.skinny_linear import skinny_linear
 from kernels.slstm import slstm, slstm_step
@@ -101,6 +102,7 @@ CALLS = {
     "rotated_keys": [
         lambda: rotated_keys(*[ones(1, 3, 4)] * 2, *[ones(2, 4)] * 2, ones(1, 3, 2, 1), *[ones(1, 3, 2)] * 3),
     ],
+    "rwkv7_inputs": [lambda: rwkv7_inputs(*[ones(1, 3, 4)] * 5, *[ones(4)] * 5, head_dim=2)],
     "selective_scan": [
         lambda: selective_scan(ones(1, 3, 2), ones(1, 3, 2), -ones(2, 4), ones(1, 3, 4), ones(1, 3, 4)),
         lambda: selective_scan_step(ones(1, 2), ones(1, 2), -ones(2, 4), ones(1, 4), ones(1, 4), ones(1, 2, 4)),

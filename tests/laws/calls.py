@@ -51,6 +51,8 @@ from kernels.rotary import rotary
 from kernels.rotary.reference import rotary_reference
 from kernels.rotated_keys import rotated_keys
 from kernels.rotated_keys.reference import rotated_keys_reference
+from kernels.rwkv7_inputs import rwkv7_inputs
+from kernels.rwkv7_inputs.reference import rwkv7_inputs_reference
 from kernels.selective_scan import selective_scan, selective_scan_step
 from kernels.selective_scan.reference import selective_scan_reference
 from kernels.skinny_linear import Norm, skinny_linear
@@ -330,6 +332,12 @@ def _rotated_keys(draw: Draw) -> Iterator[Call]:
     yield Call("plain", _pair(rotated_keys, rotated_keys_reference), inputs)
 
 
+def _rwkv7_inputs(draw: Draw) -> Iterator[Call]:
+    inputs = {name: draw(2, 5, 6) for name in "rkvwa"} | {name: draw(6) for name in ("w_0", "a_0", "xi")}
+    inputs |= {"alpha": draw(6, low=0.5, high=1.5), "rho": draw(6), "head_dim": 3}
+    yield Call("plain", _pair(rwkv7_inputs, rwkv7_inputs_reference), inputs)
+
+
 def _selective_scan(draw: Draw) -> Iterator[Call]:
     leading = (2, LENGTH)
     inputs = _scan(draw, *leading)
@@ -452,6 +460,7 @@ OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
     "norm": _norm,
     "rotary": _rotary,
     "rotated_keys": _rotated_keys,
+    "rwkv7_inputs": _rwkv7_inputs,
     "selective_scan": _selective_scan,
     "selective_scan_step": _selective_scan_step,
     "skinny_linear": _skinny_linear,

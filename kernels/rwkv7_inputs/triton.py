@@ -1,0 +1,292 @@
+"""The inputs of RWKV-7's delta rule in Triton: one pass over memory in each direction.
+
+With sigma the logistic function, M = exp(-1/2), and sums over the K channels of a head (letters: package docstring):
+
+    L = -M sigma(w_0 + w),   e = sigma(a_0 + a),   g = 1 + (e - 1) alpha,   k~ = k g
+    c = k xi s,  s = (sum (k xi)^2 + eps)^(-1/2),   b = sum rho r k~,   own = b v
+
+The backward pass reads the same inputs again. With dX the gradient of a result X, and reading = c exp(-L):
+
+    db = sum down v,                                dv = dvalue + b down
+    dr = dq + db rho k~,                            drho = db r k~
+    dk~ = dwrite_2 + db rho r,                      dalpha = dk~ k (e - 1)
+    dc = dreading exp(-L) + dwrite_1 e,             du = s (dc - c sum c dc),   dxi = du k
+    de = dwrite_1 c + dk~ k alpha,                  da = de e (1 - e)
+    dw = (dL - dreading c exp(-L)) L (1 - sigma),   dk = dk~ g + du xi
+
+dw_0, da_0, dxi, dalpha and drho are sums over the positions. Each program adds those of its own, and torch adds these
+partial sums, always in the same order.
+
+Layout:  inputs and own [R, D] dense with R = B T positions and D = H K channels; results [2 R, D] dense, with the two
+         steps of a position one behind the other. A program takes one head.
+float32: everything between a load and a store; log_decay and own are stored so.
+Bytes:   with n for the size of an element of v, R D (13 n + 12) forward, of which 5 n are read, and R D (15 n + 8)
+         backward, of which 10 n + 8 are read: the gradients of the zeros are not.
+FLOPs:   about 25 R D forward and 65 R D backward, with three exponentials each. Deterministic.
+"""
+
+# mypy: disable-error-code="assignment, misc"
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.autograd import needs_gradient, once_differentiable, save, saved
+from kernels.launch import cdiv, launch, power_of_2
+from kernels.layout import dense
+from kernels.rwkv7_inputs import EPS
+
+ELEMENTS, NUM_WARPS = 512, 4
+"""Elements of a tile: four for each thread, because the backward pass holds more than twenty tiles at once."""
+TILES = 16
+"""Tiles of a program of the backward pass, which adds the gradients of parameters over all of them."""
+FASTEST_DECAY = math.exp(-0.5)
+
+
+@triton.jit
+def _load(x, o, m):
+    return tl.load(x + o, mask=m, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store(x, o, b_x, m):
+    tl.store(x + o, b_x.to(x.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def _vectors(b_k, b_w, b_a, b_xi, b_alpha, EPS: tl.constexpr, FASTEST: tl.constexpr):
+    """L, e, g, c and s of a tile [ROWS, BLOCK_K], with w_0 + w as w and a_0 + a as a; s is [ROWS, 1]."""
+    b_e = tl.sigmoid(b_a)
+    b_u = b_k * b_xi
+    b_s = tl.rsqrt(tl.sum(b_u * b_u, 1) + EPS)[:, None]
+    return -FASTEST * tl.sigmoid(b_w), b_e, 1.0 + (b_e - 1.0) * b_alpha, b_u * b_s, b_s
+
+
+@triton.jit
+def _rwkv7_fwd_kernel(
+    r, k, v, w, a, w_0, a_0, xi, alpha, rho, q, reading, value, write, log_decay, own,
+    R, H, K: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, EPS: tl.constexpr, FASTEST: tl.constexpr,
+):  # fmt: skip
+    """ROWS positions of one head."""
+    i_h, i_r = tl.program_id(0) % H, tl.program_id(0) // H
+    D = H * K
+    o_k = tl.arange(0, BLOCK_K)[None, :]
+    o_d = i_h * K + o_k
+    o_r = (i_r.to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    m_k = o_k < K
+    m = (o_r < R) & m_k
+    o = o_r * D + o_d
+    b_r, b_k, b_v = _load(r, o, m), _load(k, o, m), _load(v, o, m)
+    b_w = _load(w, o, m) + _load(w_0, o_d, m_k)
+    b_a = _load(a, o, m) + _load(a_0, o_d, m_k)
+    b_xi, b_alpha = _load(xi, o_d, m_k), _load(alpha, o_d, m_k)
+    b_log, b_e, b_g, b_c, _ = _vectors(b_k, b_w, b_a, b_xi, b_alpha, EPS, FASTEST)
+    b_key = b_k * b_g
+    b_bonus = tl.sum(b_r * _load(rho, o_d, m_k) * b_key, 1)[:, None]
+    o_1 = 2 * o_r * D + o_d
+    o_2 = o_1 + D
+    b_zero = tl.zeros([ROWS, BLOCK_K], tl.float32)
+    _store(q, o_1, b_zero, m)
+    _store(q, o_2, b_r, m)
+    _store(reading, o_1, b_c * tl.exp(-b_log), m)
+    _store(reading, o_2, b_zero, m)
+    _store(value, o_1, b_zero, m)
+    _store(value, o_2, b_v, m)
+    _store(write, o_1, b_e * b_c, m)
+    _store(write, o_2, b_key, m)
+    _store(log_decay, o_1, b_log, m)
+    _store(log_decay, o_2, b_zero, m)
+    _store(own, o, b_bonus * b_v, m)
+
+
+@triton.jit
+def _rwkv7_bwd_kernel(
+    r, k, v, w, a, w_0, a_0, xi, alpha, rho, dq, dreading, dvalue, dwrite, dlog, down, dr, dk, dv, dw, da, partial,
+    R, H, K: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, TILES: tl.constexpr, EPS: tl.constexpr,
+    FASTEST: tl.constexpr,
+):  # fmt: skip
+    """TILES tiles of ROWS positions of one head, and their terms of the gradients of parameters.
+
+    partial: [programs of a head, 5, D], for w_0, a_0, xi, alpha and rho.
+    """
+    i_h, i_r = tl.program_id(0) % H, tl.program_id(0) // H
+    D = H * K
+    o_k = tl.arange(0, BLOCK_K)[None, :]
+    o_d = i_h * K + o_k
+    m_k = o_k < K
+    b_w_0, b_a_0 = _load(w_0, o_d, m_k), _load(a_0, o_d, m_k)
+    b_xi, b_alpha, b_rho = _load(xi, o_d, m_k), _load(alpha, o_d, m_k), _load(rho, o_d, m_k)
+    b_dw_0 = tl.zeros([ROWS, BLOCK_K], tl.float32)
+    b_da_0 = tl.zeros([ROWS, BLOCK_K], tl.float32)
+    b_dxi = tl.zeros([ROWS, BLOCK_K], tl.float32)
+    b_dalpha = tl.zeros([ROWS, BLOCK_K], tl.float32)
+    b_drho = tl.zeros([ROWS, BLOCK_K], tl.float32)
+    for i in range(TILES):
+        o_r = ((i_r.to(tl.int64) * TILES + i) * ROWS + tl.arange(0, ROWS))[:, None]
+        m = (o_r < R) & m_k
+        o = o_r * D + o_d
+        o_1 = 2 * o_r * D + o_d
+        o_2 = o_1 + D
+        b_r, b_k, b_v = _load(r, o, m), _load(k, o, m), _load(v, o, m)
+        b_w, b_a = _load(w, o, m) + b_w_0, _load(a, o, m) + b_a_0
+        b_log, b_e, b_g, b_c, b_s = _vectors(b_k, b_w, b_a, b_xi, b_alpha, EPS, FASTEST)
+        b_key = b_k * b_g
+        b_down = _load(down, o, m)
+        b_bonus = tl.sum(b_r * b_rho * b_key, 1)[:, None]
+        b_dbonus = tl.sum(b_down * b_v, 1)[:, None]
+        _store(dv, o, _load(dvalue, o_2, m) + b_bonus * b_down, m)
+        _store(dr, o, _load(dq, o_2, m) + b_dbonus * b_rho * b_key, m)
+        b_drho += b_dbonus * b_r * b_key
+        b_dkey = _load(dwrite, o_2, m) + b_dbonus * b_rho * b_r
+        b_dalpha += b_dkey * b_k * (b_e - 1.0)
+        b_dadd = _load(dwrite, o_1, m)
+        b_dgrown = _load(dreading, o_1, m) * tl.exp(-b_log)
+        b_dw = (_load(dlog, o_1, m) - b_dgrown * b_c) * b_log * (1.0 - tl.sigmoid(b_w))
+        _store(dw, o, b_dw, m)
+        b_dw_0 += b_dw
+        b_da = (b_dadd * b_c + b_dkey * b_k * b_alpha) * b_e * (1.0 - b_e)
+        _store(da, o, b_da, m)
+        b_da_0 += b_da
+        b_dc = b_dgrown + b_dadd * b_e
+        b_du = b_s * (b_dc - b_c * tl.sum(b_c * b_dc, 1)[:, None])
+        b_dxi += b_du * b_k
+        _store(dk, o, b_dkey * b_g + b_du * b_xi, m)
+    o_p = i_r.to(tl.int64) * 5 * D + i_h * K + tl.arange(0, BLOCK_K)
+    m_p = tl.arange(0, BLOCK_K) < K
+    tl.store(partial + o_p, tl.sum(b_dw_0, 0), mask=m_p)
+    tl.store(partial + o_p + D, tl.sum(b_da_0, 0), mask=m_p)
+    tl.store(partial + o_p + 2 * D, tl.sum(b_dxi, 0), mask=m_p)
+    tl.store(partial + o_p + 3 * D, tl.sum(b_dalpha, 0), mask=m_p)
+    tl.store(partial + o_p + 4 * D, tl.sum(b_drho, 0), mask=m_p)
+
+
+def _sizes(r: Tensor, head_dim: int) -> tuple[int, int, dict[str, Any]]:
+    """Positions, heads, and the constexprs that the kernels share, for r [B, T, D]."""
+    block_k = power_of_2(head_dim)
+    shared = {"K": head_dim, "ROWS": ELEMENTS // block_k, "BLOCK_K": block_k}
+    return r.numel() // r.shape[-1], r.shape[-1] // head_dim, shared
+
+
+def rwkv7_inputs_fwd(inputs: tuple[Tensor, ...], head_dim: int) -> tuple[Tensor, ...]:
+    """q, k, v, write, log_decay and own of the ten inputs, which are contiguous."""
+    r, k, v, w, a, w_0, a_0, xi, alpha, rho = inputs
+    rows, heads, shared = _sizes(r, head_dim)
+    batch, length = r.shape[:2]
+    q, reading, value, write, log_decay = (
+        torch.empty((batch, 2 * length, heads, head_dim), dtype=dtype, device=r.device)
+        for dtype in (v.dtype,) * 4 + (torch.float32,)
+    )
+    own = torch.empty((batch, length, heads, head_dim), dtype=torch.float32, device=r.device)
+    launch(
+        _rwkv7_fwd_kernel,
+        heads * cdiv(rows, shared["ROWS"]),
+        r=r,
+        k=k,
+        v=v,
+        w=w,
+        a=a,
+        w_0=w_0,
+        a_0=a_0,
+        xi=xi,
+        alpha=alpha,
+        rho=rho,
+        q=q,
+        reading=reading,
+        value=value,
+        write=write,
+        log_decay=log_decay,
+        own=own,
+        R=rows,
+        H=heads,
+        **shared,
+        EPS=EPS,
+        FASTEST=FASTEST_DECAY,
+        num_warps=NUM_WARPS,
+    )
+    return q, reading, value, write, log_decay, own
+
+
+def rwkv7_inputs_bwd(
+    inputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...], head_dim: int
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the ten inputs, from those of the six results."""
+    r, k, v, w, a, w_0, a_0, xi, alpha, rho = inputs
+    dq, dreading, dvalue, dwrite, dlog, down = (dense(x) for x in gradients)
+    dr, dk, dv, dw, da = (torch.empty_like(x) for x in (r, k, v, w, a))
+    rows, heads, shared = _sizes(r, head_dim)
+    programs = cdiv(rows, TILES * shared["ROWS"])
+    partial = torch.empty((programs, 5, r.shape[-1]), dtype=torch.float32, device=r.device)
+    launch(
+        _rwkv7_bwd_kernel,
+        heads * programs,
+        r=r,
+        k=k,
+        v=v,
+        w=w,
+        a=a,
+        w_0=w_0,
+        a_0=a_0,
+        xi=xi,
+        alpha=alpha,
+        rho=rho,
+        dq=dq,
+        dreading=dreading,
+        dvalue=dvalue,
+        dwrite=dwrite,
+        dlog=dlog,
+        down=down,
+        dr=dr,
+        dk=dk,
+        dv=dv,
+        dw=dw,
+        da=da,
+        partial=partial,
+        R=rows,
+        H=heads,
+        **shared,
+        TILES=TILES,
+        EPS=EPS,
+        FASTEST=FASTEST_DECAY,
+        num_warps=NUM_WARPS,
+    )
+    of_parameters = partial.sum(0).unbind(0)
+    return dr, dk, dv, dw, da, *(d.to(x.dtype) for d, x in zip(of_parameters, inputs[5:], strict=True))
+
+
+class RWKV7Inputs(torch.autograd.Function):
+    """The ten inputs and head_dim to q, k, v, write, log_decay and own."""
+
+    @staticmethod
+    def forward(ctx: Any, head_dim: int, *inputs: Tensor) -> tuple[Tensor, ...]:
+        save(ctx, *inputs)
+        ctx.head_dim = head_dim
+        return rwkv7_inputs_fwd(inputs, head_dim)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *rwkv7_inputs_bwd(tuple(saved(ctx)), gradients, ctx.head_dim)
+
+
+def rwkv7_inputs_triton(
+    r: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    a: Tensor,
+    w_0: Tensor,
+    a_0: Tensor,
+    xi: Tensor,
+    alpha: Tensor,
+    rho: Tensor,
+    head_dim: int,
+) -> tuple[Tensor, ...]:
+    """`rwkv7_inputs` for arguments that were checked."""
+    inputs = tuple(dense(x) for x in (r, k, v, w, a, w_0, a_0, xi, alpha, rho))
+    return RWKV7Inputs.apply(head_dim, *inputs) if needs_gradient(*inputs) else rwkv7_inputs_fwd(inputs, head_dim)

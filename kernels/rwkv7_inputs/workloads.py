@@ -1,0 +1,73 @@
+"""The benchmark's description of the inputs of RWKV-7's delta rule, in the sizes of a layer of width 2048."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from kernels.rwkv7_inputs import rwkv7_inputs
+from kernels.rwkv7_inputs.reference import rwkv7_inputs_reference
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, uniform
+
+PARAMETERS = ("w_0", "a_0", "xi", "alpha", "rho")
+
+
+def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """Decays and rates over their whole range; rho is larger than at the start of a network, where own is small."""
+    batch, length, heads, key = sizes(shape, "BTHK")
+    wide = torch.promote_types(dtype, torch.float32)
+    width = heads * key
+    return {
+        **{name: normal(generator, dtype, batch, length, width) for name in "rkvwa"},
+        "w_0": normal(generator, wide, width),
+        "a_0": normal(generator, wide, width),
+        "xi": uniform(generator, wide, 0.5, 1.0, width),
+        "alpha": uniform(generator, wide, 0.5, 1.5, width),
+        "rho": normal(generator, wide, width) * key**-0.5,
+        "head_dim": key,
+    }
+
+
+def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """Five inputs and six results, of which four have two rows a position and two are in float32.
+
+    The backward pass reads the inputs and the gradients of the results, those of the zeros left out, and writes five.
+    """
+    batch, length, heads, key = sizes(shape, "BTHK")
+    size, element, wide = batch * length * heads * key, dtype.itemsize, max(4, dtype.itemsize)
+    num_bytes = size * (13 * element + 3 * wide) + (size * (15 * element + 2 * wide) if backward else 0)
+    return Cost(
+        num_bytes=num_bytes,
+        num_flops=(90 if backward else 25) * size,
+        num_exponentials=(6 if backward else 3) * size,
+    )
+
+
+def short(shape: Shape) -> Shape:
+    return {**shape, "B": min(2, int(shape["B"])), "T": min(20, int(shape["T"])), "H": min(3, int(shape["H"]))}
+
+
+def load_triton() -> Callable[..., Any]:
+    import triton  # noqa: F401
+
+    return partial(rwkv7_inputs, backend="triton")
+
+
+PAPER: tuple[Shape, ...] = ({"B": 8, "T": 2048, "H": 32, "K": 64},)
+
+WORKLOAD = Workload(
+    op="rwkv7_inputs",
+    reference=rwkv7_inputs_reference,
+    make_inputs=make_inputs,
+    cost=cost,
+    short=short,
+    implementations=(
+        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation("torch", "ours", lambda: partial(rwkv7_inputs, backend="torch")),
+    ),
+    shapes={"quick": PAPER, "paper": PAPER},
+    keep=PARAMETERS,
+)

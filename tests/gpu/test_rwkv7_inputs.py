@@ -1,0 +1,60 @@
+"""The inputs of RWKV-7's delta rule on a GPU: the laws of `tests/kernels/test_rwkv7_inputs.py` at sizes of real use."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.backend import record_operators
+from kernels.rwkv7_inputs import rwkv7_inputs
+from kernels.rwkv7_inputs.reference import rwkv7_inputs_reference
+from suite.laws.accuracy import assert_close, assert_matches_reference
+from tests.kernels.test_rwkv7_inputs import KEEP, POSITIONS, cast, gradients, make_inputs
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sizes", [(2, 300, 32, 64), (3, 77, 5, 37), (1, 1, 1, 64), (1, 129, 2, 256), (2, 70, 3, 8)])
+def test_the_kernels_equal_the_equations_in_double_precision(sizes, dtype):
+    op = partial(rwkv7_inputs, backend="triton")
+    assert_matches_reference(op, rwkv7_inputs_reference, make_inputs(*sizes), dtype=dtype, keep=KEEP, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_equals_plain_pytorch_in_double_precision(dtype):
+    inputs = cast(make_inputs(8, 2048, 32, 64), torch.float32)
+    inputs |= {name: inputs[name].to(dtype) for name in POSITIONS}
+    exact_inputs = cast(inputs, torch.float64)
+    exact, plain = (rwkv7_inputs(**given, backend="torch") for given in (exact_inputs, inputs))
+    for name, a, e, p in zip(exact._fields, rwkv7_inputs(**inputs, backend="triton"), exact, plain, strict=True):
+        assert_close(a, e, dtype, plain=p, what=name)
+    exact_gradients = gradients(exact_inputs, "torch")
+    plain_gradients, found = gradients(inputs, "torch"), gradients(inputs, "triton")
+    for name, a, e, p in zip((*POSITIONS, *KEEP), found, exact_gradients, plain_gradients, strict=True):
+        assert_close(a, e, dtype, plain=p, what=f"gradient of {name}")
+
+
+def test_two_runs_are_bitwise_equal():
+    inputs = cast(make_inputs(4, 1000, 8, 64), torch.float32)
+    runs = [[*rwkv7_inputs(**inputs, backend="triton"), *gradients(inputs, "triton")] for _ in range(2)]
+    for a, b in zip(*runs, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_more_than_two_to_the_31_elements():
+    x = torch.randn(1, 2**17 + 1, 2**13, device="cuda", dtype=torch.bfloat16)
+    parameters = [torch.ones(2**13, device="cuda") for _ in KEEP]
+    # the results of two steps have 2^31 elements and more, the inputs half of that
+    whole = rwkv7_inputs(*[x] * 5, *parameters, head_dim=64, backend="triton")
+    end = rwkv7_inputs(*[x[:, -3:].clone()] * 5, *parameters, head_dim=64, backend="triton")
+    for x, y in zip(whole, end, strict=True):
+        assert torch.equal(x[:, -y.shape[1] :], y)
+
+
+def test_automatic_choice_is_plain_pytorch_until_the_kernels_were_measured():
+    inputs: dict[str, Tensor] = cast(make_inputs(1, 4, 1, 64), torch.float32)
+    with record_operators() as used:
+        rwkv7_inputs(**inputs)
+    assert used["rwkv7_inputs"]["backend"] == "torch"

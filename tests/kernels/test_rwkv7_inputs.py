@@ -1,0 +1,163 @@
+"""Claims about the inputs of RWKV-7's delta rule; the accuracy rule is that of `suite.laws.accuracy`."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+from kernels.backend import record_operators
+from kernels.delta_rule import delta_rule
+from kernels.rwkv7_inputs import rwkv7_inputs, rwkv7_position
+from kernels.rwkv7_inputs.reference import rwkv7_inputs_reference
+from suite.laws.accuracy import assert_matches_reference
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+POSITIONS = ("r", "k", "v", "w", "a")
+KEEP = ("w_0", "a_0", "xi", "alpha", "rho")
+BACKENDS = ["torch", "triton"]
+
+
+def make_inputs(batch: int, length: int, heads: int, key: int) -> dict:
+    """Decays and rates over their whole range, and factors of the size that trained networks have."""
+    g = torch.Generator().manual_seed(key)
+    normal = partial(torch.randn, generator=g, dtype=torch.float64)
+    width = heads * key
+    inputs = {name: normal(batch, length, width) for name in POSITIONS}
+    inputs |= {"w_0": normal(width), "a_0": normal(width), "xi": 1 + 0.3 * normal(width)}
+    return inputs | {"alpha": 1 + 0.3 * normal(width), "rho": normal(width) / key**0.5, "head_dim": key}
+
+
+def cast(inputs: dict, dtype: torch.dtype) -> dict:
+    return {name: x.to(DEVICE, dtype) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+
+
+def gradients(inputs: dict, backend: str) -> list[Tensor]:
+    """Gradients of a fixed weighted sum of all results, for all tensors."""
+    leaves = {name: x.requires_grad_() for name, x in inputs.items() if isinstance(x, Tensor)}
+    results = rwkv7_inputs(**inputs, backend=backend)
+    total = sum((x * torch.linspace(-1, 1, x.numel()).bfloat16().to(x).view_as(x)).sum() for x in results)
+    return list(torch.autograd.grad(total, list(leaves.values())))
+
+
+# a whole tile; channels and positions that fill none; one position of one head; several programs of the backward pass
+@pytest.mark.parametrize("sizes", [(2, 4, 2, 64), (3, 7, 3, 5), (1, 1, 1, 96), (3, 90, 1, 32)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_results_and_gradients_are_those_of_the_equations(backend, dtype, sizes):
+    op = partial(rwkv7_inputs, backend=backend)
+    assert_matches_reference(op, rwkv7_inputs_reference, make_inputs(*sizes), dtype=dtype, keep=KEEP, device=DEVICE)
+
+
+def test_gradients_are_those_of_differences_in_float64():
+    inputs = make_inputs(1, 2, 2, 3)
+    size = inputs.pop("head_dim")
+
+    def op(*tensors):
+        return tuple(rwkv7_inputs(*tensors, head_dim=size))
+
+    assert torch.autograd.gradcheck(op, [x.requires_grad_() for x in inputs.values()])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_steps_of_the_delta_rule_are_the_recurrence(backend):
+    inputs = cast(make_inputs(2, 9, 2, 8), torch.float32)
+    steps = rwkv7_inputs(**inputs, backend=backend)
+    q, k, v, write, log_decay, own = (x.double() for x in steps)
+    beta = torch.ones_like(v[..., 0])
+    o, final = delta_rule(q, k, v, beta, log_decay, write=write, scale=1.0, return_final_state=True, backend="torch")
+    exact = {name: x.double() if isinstance(x, Tensor) else x for name, x in inputs.items()}
+    at = rwkv7_position(**exact)
+    r, value = (exact[name].unflatten(-1, (2, 8)) for name in "rv")
+    state = torch.zeros_like(final)
+    for t in range(9):
+        held = at.remove[:, t].unsqueeze(-2) @ state
+        state = at.log_decay[:, t].exp().unsqueeze(-1) * state + at.add[:, t].unsqueeze(-1) * held
+        state = state + at.k[:, t].unsqueeze(-1) * value[:, t].unsqueeze(-2)
+        torch.testing.assert_close(o[:, 2 * t + 1], (r[:, t].unsqueeze(-2) @ state).squeeze(-2), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(final, state, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(own, at.own, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_dtypes_are_those_of_the_values_with_decays_in_float32(backend):
+    inputs = cast(make_inputs(1, 2, 1, 4), torch.bfloat16)
+    steps = rwkv7_inputs(**inputs, backend=backend)
+    assert {x.dtype for x in (steps.q, steps.k, steps.v, steps.write)} == {torch.bfloat16}
+    assert steps.log_decay.dtype == steps.own.dtype == torch.float32
+    assert steps.q.shape == steps.log_decay.shape == (1, 4, 1, 4)
+    assert steps.own.shape == (1, 2, 1, 4)
+    for gradient, x in zip(gradients(inputs, backend), inputs.values(), strict=False):
+        assert gradient.dtype == x.dtype
+
+
+def test_inputs_may_have_any_memory():
+    inputs = cast(make_inputs(2, 3, 2, 16), torch.float32)
+    strided = dict(inputs)
+    for name in POSITIONS:
+        strided[name] = inputs[name].transpose(0, 1).contiguous().transpose(0, 1)
+    for name in KEEP:
+        strided[name] = inputs[name].repeat_interleave(2)[::2]
+    strided["v"] = torch.stack((inputs["v"], inputs["v"]), -1)[..., 1]
+    for x, y in zip(rwkv7_inputs(**strided, backend="triton"), rwkv7_inputs(**inputs, backend="triton"), strict=True):
+        assert torch.equal(x, y)
+    # the gradients of the results come in any memory too
+    for x, y in zip(gradients(strided, "triton"), gradients(inputs, "torch"), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_results_may_have_any_memory():
+    inputs = cast(make_inputs(1, 5, 2, 8), torch.float32)
+    leaves = [x.requires_grad_() for x in inputs.values() if isinstance(x, Tensor)]
+    # a sum gives a gradient that is one element in memory
+    found = [
+        torch.autograd.grad(sum(x.sum() for x in rwkv7_inputs(**inputs, backend=backend)), leaves)
+        for backend in BACKENDS
+    ]
+    for x, y in zip(*found, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_key_of_zeros_removes_nothing(backend):
+    inputs = cast(make_inputs(1, 3, 2, 8), torch.float32)
+    inputs["k"] = torch.zeros_like(inputs["k"])
+    steps = rwkv7_inputs(**inputs, backend=backend)
+    assert not steps.k.any()
+    assert not steps.write.any()
+    assert all(x.isfinite().all() for x in gradients(inputs, backend))
+
+
+def test_extreme_decays_and_rates_stay_finite():
+    inputs = cast(make_inputs(1, 4, 1, 8), torch.float32)
+    inputs["w"][0] = torch.tensor([[-80.0], [-30.0], [30.0], [80.0]])
+    inputs["a"][0] = torch.tensor([[80.0], [30.0], [-30.0], [-80.0]])
+    plain, ours = (rwkv7_inputs(**inputs, backend=backend) for backend in BACKENDS)
+    for x, y in zip(ours, plain, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
+    for x, y in zip(gradients(inputs, "triton"), gradients(inputs, "torch"), strict=True):
+        assert x.isfinite().all()
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_automatic_choice_is_plain_pytorch():
+    with record_operators() as used:
+        rwkv7_inputs(**cast(make_inputs(1, 2, 1, 4), torch.float32))
+    assert used["rwkv7_inputs"]["backend"] == "torch"
+
+
+def test_what_does_not_fit_is_refused():
+    inputs = make_inputs(1, 2, 2, 3)
+    with pytest.raises(ValueError, match=r"r must be \[B, T >= 1, D\] with at least one element, got \[6\]"):
+        rwkv7_inputs(**(inputs | {"r": torch.ones(6)}))
+    with pytest.raises(ValueError, match=r"rwkv7_inputs: w must be \[1, 2, 6\] as r, got \[1, 2, 5\]"):
+        rwkv7_inputs(**(inputs | {"w": torch.ones(1, 2, 5)}))
+    with pytest.raises(ValueError, match=r"rwkv7_inputs: xi must be \[6\], got \[2, 3\]"):
+        rwkv7_inputs(**(inputs | {"xi": torch.ones(2, 3)}))
+    with pytest.raises(ValueError, match=r"rwkv7_position: head_dim must divide D=6, got 4"):
+        rwkv7_position(**(inputs | {"head_dim": 4}))
+    with pytest.raises(ValueError, match=r"takes float32, bfloat16 and float16, got torch\.float64"):
+        rwkv7_inputs(**inputs, backend="triton")
+    with pytest.raises(ValueError, match="takes K up to 256, got K=300"):
+        rwkv7_inputs(**cast(make_inputs(1, 1, 1, 300), torch.float32), backend="triton")

@@ -202,7 +202,8 @@ def _step(
 
     A, B, C, dt, _ = widen(system.A, system.B, system.C, system.dt)
     if discretization == "dss-softmax":
-        assert length is not None and position is not None
+        assert length is not None
+        assert position is not None
         grows, z, scale = split_softmax(A, dt, length)
         one = torch.ones_like(z)
         decay, entry = torch.where(grows, one, torch.exp(z)), torch.where(grows, torch.exp(z * position), one)

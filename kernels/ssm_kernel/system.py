@@ -131,15 +131,16 @@ def load_system(
         g_re, g_im = 1.0 + 0 * z_re, 0 * z_re
     else:
         g_re, g_im = entry(z_re, z_im, a_re, a_im, RULE)
-        g_re, g_im = b_dt * g_re, b_dt * g_im
     o_c = o_d[:, None] * N + o_n[None, :]
     if B is not None:
         b_re, b_im = load_wide(B, o_c, m_n, True)
         g_re, g_im = times(g_re, g_im, b_re, b_im)
+    if RULE != "dss-exp-no-scale":
+        g_re, g_im = b_dt * g_re, b_dt * g_im
+    a_re, a_im, g_re, g_im = a_re.to(tl.float32), a_im.to(tl.float32), g_re.to(tl.float32), g_im.to(tl.float32)
     c_re = FACTOR * tl.load(C + 2 * o_c, mask=m_n, other=0.0).to(tl.float32)
     c_im = FACTOR * tl.load(C + 2 * o_c + 1, mask=m_n, other=0.0).to(tl.float32)
-    a_re, a_im = a_re.to(tl.float32), a_im.to(tl.float32)
-    return a_re, a_im, g_re.to(tl.float32), g_im.to(tl.float32), c_re, c_im
+    return a_re, a_im, g_re, g_im, c_re, c_im
 
 
 @triton.jit

@@ -33,8 +33,8 @@ MAX_ROWS = 16
 """Maximum number of rows of a program."""
 MAX_BLOCK_D = 8
 """Maximum number of channels of a program."""
-MAX_STATES_OF_PROGRAM = 4096
-"""Maximum number of complex states of a program; with four warps they take 64 registers of each thread."""
+MAX_STATES_OF_PROGRAM = 2048
+"""Maximum number of complex states of a program; with four warps they take 32 of the 128 registers of a thread."""
 
 
 class Tuning(NamedTuple):
@@ -60,10 +60,10 @@ def _lti_ssm_step_kernel(
     m_d = o_d < D
     m_bd = (o_b < rows)[:, None] & m_d[None, :]
     b_skip = tl.load(skip + o_d, mask=m_d, other=0.0).to(tl.float32)
-    a_re, a_im, g_re, g_im, c_re, c_im = load_system(
-        log_dt, log_A_real, A_imag, B, C, o_d, o_n, D, A_stride_d, dt_scale, N, FACTOR, RULE
-    )
     if OVERLAP:
+        a_re, a_im, g_re, g_im, c_re, c_im = load_system(
+            log_dt, log_A_real, A_imag, B, C, o_d, o_n, D, A_stride_d, dt_scale, N, FACTOR, RULE
+        )
         gdc_launch_dependents()
         gdc_wait()
     b_v = tl.load(u + o_b[:, None] * u_stride_b + o_d[None, :], mask=m_bd, other=0.0).to(tl.float32)
@@ -74,7 +74,13 @@ def _lti_ssm_step_kernel(
     # a last axis of two, so that one instruction moves both parts of a complex number
     p_s = state + 2 * o_s[:, :, :, None] + tl.arange(0, 2)[None, None, None, :]
     m_s = m_bd[:, :, None, None] & (o_n < N)[None, None, :, None]
-    h_re, h_im = tl.split(tl.load(p_s, mask=m_s, other=0.0))
+    b_h = tl.load(p_s, mask=m_s, other=0.0)
+    if not OVERLAP:
+        # after the loads, so that the states arrive while the system is discretized
+        a_re, a_im, g_re, g_im, c_re, c_im = load_system(
+            log_dt, log_A_real, A_imag, B, C, o_d, o_n, D, A_stride_d, dt_scale, N, FACTOR, RULE
+        )
+    h_re, h_im = tl.split(b_h)
     h_re, h_im = times(a_re[None, :, :], a_im[None, :, :], h_re, h_im)
     h_re += g_re[None, :, :] * b_v[:, :, None]
     h_im += g_im[None, :, :] * b_v[:, :, None]

@@ -27,6 +27,7 @@ OPERATORS = {
         "readout and cross entropy, without the logits of all tokens",
     ),
     "lti_ssm": ("kernels.lti_ssm.workloads:WORKLOAD", "diagonal time-invariant state space model: S4D, DSS, H3"),
+    "lti_ssm_step": ("kernels.lti_ssm.workloads:STEP", "one step of it, state in place"),
     "mamba_inner_step": ("kernels.mamba_inner.workloads:STEP", "one step between the wide maps of a Mamba block"),
     "norm": ("kernels.norm.workloads:WORKLOAD", "layer and RMS norm with the residual add before and a gate behind"),
     "rotary": ("kernels.rotary.workloads:WORKLOAD", "rotary positions of queries and keys"),

@@ -27,7 +27,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from kernels.lti_ssm import lti_ssm, lti_ssm_step
+from kernels.lti_ssm import ContinuousSystem, DiagonalSystem, lti_ssm, lti_ssm_step
 from kernels.ssm_kernel import ssm_kernel
 from models.backbone import BackboneConfig
 from models.parts.casts import at_least_float32
@@ -114,6 +114,13 @@ class DSS(Mixer):
         gain = 1 if self.variant == "dss-exp-no-scale" else stretched / eigenvalues
         return stretched, None, W * gain, dt
 
+    def _system_of_step(self) -> DiagonalSystem | ContinuousSystem:
+        """The parameters as they are, for a step that discretizes them itself, where they have the form for that."""
+        if self.variant == "dss-softmax" or self.separate_dt:
+            return ContinuousSystem(*self._system(), self.D)
+        shared_re, shared_im = self.Lambda_re.unsqueeze(0), self.Lambda_im.unsqueeze(0)
+        return DiagonalSystem(self.log_dt, shared_re, shared_im, None, self.W, self.D)
+
     @property
     def _softmax_length(self) -> int | None:
         return math.ceil(self.length / self.step_scale) if self.variant == "dss-softmax" else None
@@ -171,11 +178,11 @@ class DSS(Mixer):
         softmax = self.variant == "dss-softmax"
         y = lti_ssm_step(
             x_t,
-            *self._system(),
+            self._system_of_step(),
             state[0],
-            D=self.D,
             conj_pairs=False,
             discretization=self.variant,
+            dt_scale=self.step_scale,
             length=self._softmax_length,
             position=state[1] if softmax else None,
         )

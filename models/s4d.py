@@ -22,8 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.h3_inner import DiagonalSystem
-from kernels.lti_ssm import lti_ssm, lti_ssm_step
+from kernels.lti_ssm import ContinuousSystem, DiagonalSystem, lti_ssm, lti_ssm_step
 from kernels.ssm_kernel import ssm_kernel
 from models.backbone import BackboneConfig
 from models.parts.casts import as_autocast, at_least_float32
@@ -198,11 +197,11 @@ class DiagonalSSM(Mixer):
         self._check_causal()
         y = lti_ssm_step(
             x_t,
-            *self._system(),
+            self.complex_system() or ContinuousSystem(*self._system(), self.D),
             state[0],
-            D=self.D,
             conj_pairs=not self.is_real,
             discretization=self.discretization,
+            dt_scale=self.step_scale,
             gate_in=gate_in,
             gate_out=gate_out,
         )

@@ -11,37 +11,20 @@ run.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from kernels.autograd import needs_gradient
 from kernels.backend import NO_GRADIENT, on_device_of, use_triton
-from kernels.lti_ssm import lti_ssm_step
+from kernels.lti_ssm import DiagonalSystem, lti_ssm_step
 
 __all__ = ["DiagonalSystem", "h3_inner_step"]
 
 MAX_TAPS = 1024
 MAX_STATES = 512
 """Maximum M and N of the Triton kernel."""
-
-
-class DiagonalSystem(NamedTuple):
-    """The parameters of a diagonal state space model with N complex states, one of each conjugate pair."""
-
-    log_dt: Tensor
-    """[D]."""
-    log_A_real: Tensor
-    """[D, N], or [1, N] where all channels share their eigenvalues."""
-    A_imag: Tensor
-    """The imaginary parts of A, in the shape of log_A_real."""
-    B: Tensor | None
-    """[D, N, 2], real and imaginary parts; None: one."""
-    C: Tensor
-    """[D, N, 2]."""
-    skip: Tensor
-    """D [D]."""
 
 
 def h3_inner_step(
@@ -90,13 +73,9 @@ def h3_inner_step(
     inputs = torch.cat([newest.unsqueeze(-1), window], dim=-1)
     window.copy_(inputs[..., :-1])
     shifted = (inputs * taps).sum(-1) + shift_skip * newest
-    wide = state.real.dtype
-    A = torch.complex(-torch.exp(system.log_A_real.to(wide)), system.A_imag.to(wide)).expand(len(system.log_dt), -1)
-    B, C = (None if m is None else torch.view_as_complex(m.to(wide)) for m in (system.B, system.C))
-    assert C is not None
     y = lti_ssm_step(
-        v.to(wide), A, B, C, torch.exp(system.log_dt.to(wide)) * dt_scale, state, D=system.skip,
-        discretization=discretization, gate_in=shifted, gate_out=q,
+        v.to(state.real.dtype), system, state, discretization=discretization, dt_scale=dt_scale, gate_in=shifted,
+        gate_out=q, backend=backend,
     )  # fmt: skip
     return y.to(q.dtype)
 
@@ -117,23 +96,18 @@ def _check(
             f"{list(q.shape)}, {list(taps.shape)} and {list(state.shape)}."
         )
     (batch, width), num_taps, num_states = q.shape, taps.shape[1], state.shape[2]
-    rows = system.log_A_real.shape[0] if system.log_A_real.ndim and len(system.log_A_real) == 1 else width
-    wanted: dict[str, tuple[Tensor | None, tuple[int, ...]]] = {
+    wanted: dict[str, tuple[Tensor, tuple[int, ...]]] = {
         "k": (k, (batch, width)),
         "v": (v, (batch, width)),
         "window": (window, (batch, width, num_taps - 1)),
         "state": (state, (batch, width, num_states)),
         "taps": (taps, (width, num_taps)),
         "shift_skip": (shift_skip, (width,)),
-        "log_dt": (system.log_dt, (width,)),
-        "log_A_real": (system.log_A_real, (rows, num_states)),
-        "A_imag": (system.A_imag, (rows, num_states)),
-        "B": (system.B, (width, num_states, 2)),
-        "C": (system.C, (width, num_states, 2)),
-        "skip": (system.skip, (width,)),
     }
     for name, (tensor, shape) in wanted.items():
-        if tensor is not None and tuple(tensor.shape) != shape:
+        if tuple(tensor.shape) != shape:
             raise ValueError(f"h3_inner_step: {name} must be {list(shape)}, got {list(tensor.shape)}.")
+    if wrong := system.wrong_shape(width, num_states):
+        raise ValueError(f"h3_inner_step: {wrong}.")
     if not state.is_complex():
         raise ValueError(f"h3_inner_step: state must be complex, got {state.dtype}.")

@@ -25,10 +25,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.h3_inner import DiagonalSystem
 from kernels.launch import cdiv, launch, overlap_options, power_of_2
 from kernels.layout import as_pairs, dense
-from kernels.ssm_kernel.system import abar, entry, load_wide, times
+from kernels.lti_ssm import DiagonalSystem
+from kernels.ssm_kernel.system import load_system, times
 
 
 class Tuning(NamedTuple):
@@ -56,20 +56,9 @@ def _h3_step_kernel(
     b_taps = tl.load(taps + o_d[:, None] * M + o_m[None, :], mask=m_m, other=0.0).to(tl.float32)
     b_shift_skip = tl.load(shift_skip + o_d, mask=m_d, other=0.0).to(tl.float32)
     b_skip = tl.load(skip + o_d, mask=m_d, other=0.0).to(tl.float32)
-    b_dt = (tl.exp(tl.load(log_dt + o_d, mask=m_d, other=0.0).to(tl.float64)) * dt_scale)[:, None]
-    o_a = o_d[:, None] * A_stride_d + o_n[None, :]
-    z_re = -b_dt * tl.exp(tl.load(log_A_real + o_a, mask=m_n, other=0.0).to(tl.float64))
-    z_im = b_dt * tl.load(A_imag + o_a, mask=m_n, other=0.0).to(tl.float64)
-    a_re, a_im = abar(z_re, z_im, RULE)
-    g_re, g_im = entry(z_re, z_im, a_re, a_im, RULE)
-    o_c = o_d[:, None] * N + o_n[None, :]
-    if B is not None:
-        b_re, b_im = load_wide(B, o_c, m_n, True)
-        g_re, g_im = times(g_re, g_im, b_re, b_im)
-    a_re, a_im = a_re.to(tl.float32), a_im.to(tl.float32)
-    g_re, g_im = (b_dt * g_re).to(tl.float32), (b_dt * g_im).to(tl.float32)
-    c_re = 2.0 * tl.load(C + 2 * o_c, mask=m_n, other=0.0).to(tl.float32)
-    c_im = 2.0 * tl.load(C + 2 * o_c + 1, mask=m_n, other=0.0).to(tl.float32)
+    a_re, a_im, g_re, g_im, c_re, c_im = load_system(
+        log_dt, log_A_real, A_imag, B, C, o_d, o_n, D, A_stride_d, dt_scale, N, 2.0, RULE
+    )
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()

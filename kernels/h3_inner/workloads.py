@@ -11,14 +11,14 @@ from torch import Tensor
 
 from kernels.h3_inner import DiagonalSystem, h3_inner_step
 from kernels.h3_inner.reference import h3_inner_step_reference
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, uniform
+from kernels.lti_ssm.workloads import PARAMETERS, make_parameters
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes
 
-SYSTEM = DiagonalSystem._fields
-KEEP = ("window", "state", "taps", "shift_skip", *(name for name in SYSTEM if name != "B"))
+KEEP = ("window", "state", "taps", "shift_skip", *(name for name in PARAMETERS if name != "B"))
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    """Eigenvalues of S4D-Lin, step sizes between 0.001 and 0.1."""
+    """With the system of `lti_ssm_step`."""
     batch, width, taps, states = sizes(shape, "BDMN")
     wide = torch.promote_types(dtype, torch.float32)
     pairs = normal(generator, wide, batch, width, states, 2)
@@ -28,12 +28,7 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
         "state": torch.view_as_complex(pairs),
         "taps": normal(generator, wide, width, taps) * taps**-0.5,
         "shift_skip": normal(generator, wide, width),
-        "log_dt": uniform(generator, wide, -7.0, -2.3, width),
-        "log_A_real": uniform(generator, wide, -1.0, 0.0, width, states),
-        "A_imag": 3.14 * torch.arange(states, device=generator.device, dtype=wide).expand(width, -1).contiguous(),
-        "B": None,
-        "C": normal(generator, wide, width, states, 2) * (2 * states) ** -0.5,
-        "skip": normal(generator, wide, width),
+        **make_parameters(shape, dtype, generator),
     }
 
 
@@ -58,7 +53,7 @@ def with_state(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tenso
     """A step of flat arguments that also returns the window and the state that it has updated in place."""
 
     def run(window: Tensor, state: Tensor, **inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        system = DiagonalSystem(**{name: inputs.pop(name) for name in SYSTEM})
+        system = DiagonalSystem(**{name: inputs.pop(name) for name in PARAMETERS})
         return step(window=window, state=state, system=system, **inputs), window, state
 
     return run

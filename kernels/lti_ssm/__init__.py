@@ -29,16 +29,19 @@ import torch
 from torch import Tensor
 
 from kernels.autograd import needs_gradient
-from kernels.backend import on_device_of, record, use_triton
+from kernels.backend import NO_GRADIENT, on_device_of, use_triton
 from kernels.lti_ssm.chunked import lti_ssm_chunked
-from kernels.ssm_kernel import Discretization, check_parameters
+from kernels.lti_ssm.systems import ContinuousSystem, DiagonalSystem
+from kernels.ssm_kernel import DISCRETIZATIONS, Discretization, check_parameters
 from kernels.ssm_kernel.chunked import widen
 from kernels.ssm_kernel.discretize import discretize, split_softmax
 
-__all__ = ["lti_ssm", "lti_ssm_step"]
+__all__ = ["ContinuousSystem", "DiagonalSystem", "lti_ssm", "lti_ssm_step"]
 
 MAX_TRITON_STATE = 64
 """Maximum number of states of a channel on the Triton path, where they stay in registers."""
+MAX_STATES_OF_STEP = 512
+"""Maximum number of states of a channel in the kernel of `lti_ssm_step`."""
 MOST_STATES_FLOAT32 = 32
 """Maximum number of states for which `auto` takes the Triton path in float32 and float16 (three tf32 products each)."""
 MOST_STEPS_FLOAT32 = 256
@@ -118,54 +121,141 @@ def lti_ssm(
 
 def lti_ssm_step(
     u: Tensor,
-    A: Tensor,
-    B: Tensor | None,
-    C: Tensor,
-    dt: Tensor,
+    system: DiagonalSystem | ContinuousSystem,
     state: Tensor,
     *,
     conj_pairs: bool = True,
-    D: Tensor | None = None,
     discretization: Discretization = "zoh",
+    dt_scale: float = 1.0,
     gate_in: Tensor | None = None,
     gate_out: Tensor | None = None,
     length: int | None = None,
     position: Tensor | int | None = None,
+    backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> Tensor:
     """y [B, D] of one step with inputs u and gates [B, D]; `state` [B, D, N] is updated in place.
 
-    dss-softmax also needs `length`, the L of its normalization, and `position`, the time of this step, as a tensor
-    where the step is captured in a CUDA graph.
+    system:   a `DiagonalSystem` where the states are complex and A and dt are given by logarithms, which a kernel can
+              read; a `ContinuousSystem` otherwise.
+    dt_scale: factor of the dt of a `DiagonalSystem`. That of a `ContinuousSystem` is taken as it is.
+    length, position: for dss-softmax only, and needed there: the L of its normalization, and the time of this step, as
+              a tensor where the step is captured in a CUDA graph.
+    backend:  triton takes a `DiagonalSystem` with N up to 512, a state in complex64 and every discretization but
+              dss-softmax on a CUDA device, where no gradient is recorded. auto takes plain PyTorch, because the kernel
+              (LOG.md) has not run on a GPU yet.
+
+    ValueError where shapes, options or the backend do not fit together.
     """
-    record("lti_ssm_step", "torch")
+    _check_step(u, system, state, conj_pairs, discretization, gate_in, gate_out, length, position)
+    obstacle = None
+    tensors: tuple[Tensor | None, ...] = (gate_in, gate_out)
+    if not isinstance(system, DiagonalSystem):
+        obstacle = "takes a DiagonalSystem, got a ContinuousSystem"
+    elif needs_gradient(u, state, *tensors, *system):
+        obstacle = NO_GRADIENT
+    elif discretization == "dss-softmax":
+        obstacle = "takes no dss-softmax"
+    elif state.shape[2] > MAX_STATES_OF_STEP:
+        obstacle = f"takes N <= {MAX_STATES_OF_STEP}, got N={state.shape[2]}"
+    elif state.dtype != torch.complex64:
+        obstacle = f"takes a state in complex64, got {state.dtype}"
+    else:
+        tensors = (*tensors, *system)
+    # the kernel was compiled for a GPU and has passed its tests in the interpreter, but has not run on a GPU yet
+    if use_triton("lti_ssm_step", backend, u, *tensors, obstacle=obstacle, is_faster=False):
+        from kernels.lti_ssm.triton.step import lti_ssm_step_triton
+
+        assert isinstance(system, DiagonalSystem)
+        with on_device_of(u):
+            return lti_ssm_step_triton(
+                u, system, state, conj_pairs=conj_pairs, discretization=discretization, dt_scale=dt_scale,
+                gate_in=gate_in, gate_out=gate_out,
+            )  # fmt: skip
     with torch.autocast(u.device.type, enabled=False):
-        real = state.real.dtype if state.is_complex() else state.dtype
-        v = u.to(real) if gate_in is None else gate_in.to(real) * u.to(real)
+        if isinstance(system, DiagonalSystem):
+            system = system.continuous(state.real.dtype, dt_scale)
+        return _step(
+            u, system, state, conj_pairs=conj_pairs, discretization=discretization, gate_in=gate_in, gate_out=gate_out,
+            length=length, position=position,
+        )  # fmt: skip
 
-        def narrow(m: Tensor) -> Tensor:
-            # a negative Abar has a complex logarithm, also in a real system
-            return (m.real if m.is_complex() and not state.is_complex() else m).to(state.dtype)
 
-        A, B, C, dt, _ = widen(A, B, C, dt)
-        if discretization == "dss-softmax":
-            if length is None or position is None:
-                raise ValueError("lti_ssm_step: dss-softmax needs length (its normalization) and position (the time).")
-            grows, z, scale = split_softmax(A, dt, length)
-            one = torch.ones_like(z)
-            decay, entry = torch.where(grows, one, torch.exp(z)), torch.where(grows, torch.exp(z * position), one)
-            weight = (C if B is None else C * B) * scale
-            weight = weight * torch.where(grows, torch.exp(z * (length - 1 - position)), one)
-        else:
-            log_abar, scale_or_one = discretize(A, dt, discretization)
-            decay, weight = torch.exp(log_abar), C
-            entry = torch.ones_like(log_abar) if scale_or_one is None else scale_or_one
-            entry = entry if B is None else entry * B
-        state.mul_(narrow(decay)).add_(narrow(entry) * v.unsqueeze(-1))
-        y = (state * narrow(weight)).sum(-1)
-        y = (2.0 if conj_pairs else 1.0) * (y.real if y.is_complex() else y)
-        if D is not None:
-            y = y + D.to(v.dtype) * v
-        return (y if gate_out is None else gate_out.to(y.dtype) * y).to(u.dtype)
+def _step(
+    u: Tensor,
+    system: ContinuousSystem,
+    state: Tensor,
+    *,
+    conj_pairs: bool,
+    discretization: Discretization,
+    gate_in: Tensor | None,
+    gate_out: Tensor | None,
+    length: int | None,
+    position: Tensor | int | None,
+) -> Tensor:
+    """`lti_ssm_step` in plain PyTorch."""
+    real = state.real.dtype if state.is_complex() else state.dtype
+    v = u.to(real) if gate_in is None else gate_in.to(real) * u.to(real)
+
+    def narrow(m: Tensor) -> Tensor:
+        # a negative Abar has a complex logarithm, also in a real system
+        return (m.real if m.is_complex() and not state.is_complex() else m).to(state.dtype)
+
+    A, B, C, dt, _ = widen(system.A, system.B, system.C, system.dt)
+    if discretization == "dss-softmax":
+        assert length is not None
+        assert position is not None
+        grows, z, scale = split_softmax(A, dt, length)
+        one = torch.ones_like(z)
+        decay, entry = torch.where(grows, one, torch.exp(z)), torch.where(grows, torch.exp(z * position), one)
+        weight = (C if B is None else C * B) * scale
+        weight = weight * torch.where(grows, torch.exp(z * (length - 1 - position)), one)
+    else:
+        log_abar, scale_or_one = discretize(A, dt, discretization)
+        decay, weight = torch.exp(log_abar), C
+        entry = torch.ones_like(log_abar) if scale_or_one is None else scale_or_one
+        entry = entry if B is None else entry * B
+    state.mul_(narrow(decay)).add_(narrow(entry) * v.unsqueeze(-1))
+    y = (state * narrow(weight)).sum(-1)
+    y = (2.0 if conj_pairs else 1.0) * (y.real if y.is_complex() else y)
+    if system.D is not None:
+        y = y + system.D.to(v.dtype) * v
+    return (y if gate_out is None else gate_out.to(y.dtype) * y).to(u.dtype)
+
+
+def _check_step(
+    u: Tensor,
+    system: DiagonalSystem | ContinuousSystem,
+    state: Tensor,
+    conj_pairs: bool,
+    discretization: str,
+    gate_in: Tensor | None,
+    gate_out: Tensor | None,
+    length: int | None,
+    position: Tensor | int | None,
+) -> None:
+    if u.ndim != 2 or state.ndim != 3 or state.shape[:2] != u.shape:
+        raise ValueError(
+            f"lti_ssm_step: u must be [B, D] and state [B, D, N], got {list(u.shape)} and {list(state.shape)}."
+        )
+    (_, width), num_states = u.shape, state.shape[2]
+    for name, gate in (("gate_in", gate_in), ("gate_out", gate_out)):
+        if gate is not None and gate.shape != u.shape:
+            raise ValueError(f"lti_ssm_step: {name} must be {list(u.shape)} as u, got {list(gate.shape)}.")
+    if discretization not in DISCRETIZATIONS:
+        raise ValueError(f"lti_ssm_step: discretization={discretization!r} is not one of {', '.join(DISCRETIZATIONS)}.")
+    if discretization == "dss-softmax" and (length is None or position is None):
+        raise ValueError("lti_ssm_step: dss-softmax needs length (its normalization) and position (the time).")
+    if isinstance(system, DiagonalSystem):
+        if wrong := system.wrong_shape(width, num_states):
+            raise ValueError(f"lti_ssm_step: {wrong}.")
+        if not state.is_complex():
+            raise ValueError(f"lti_ssm_step: a DiagonalSystem needs a complex state, got {state.dtype}.")
+        return
+    A, B, C, dt, skip = system
+    check_parameters("lti_ssm_step", A, B, C, dt, conj_pairs=conj_pairs, discretization=discretization)
+    for name, tensor, shape in (("dt", dt, (width,)), ("C", C, (width, num_states)), ("D", skip, (width,))):
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise ValueError(f"lti_ssm_step: {name} must be {list(shape)}, got {list(tensor.shape)}.")
 
 
 def _check(

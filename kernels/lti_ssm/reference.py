@@ -48,6 +48,40 @@ def lti_ssm_reference(
     return (y if gate_out is None else gate_out * y), state
 
 
+def lti_ssm_step_reference(
+    u: Tensor,
+    state: Tensor,
+    *,
+    log_dt: Tensor,
+    log_A_real: Tensor,
+    A_imag: Tensor,
+    C: Tensor,
+    skip: Tensor,
+    B: Tensor | None = None,
+    dt_scale: float = 1.0,
+    conj_pairs: bool = True,
+    discretization: str = "zoh",
+    gate_in: Tensor | None = None,
+    gate_out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """y [B, D] and the next state of one step with the parameters of a `DiagonalSystem`, in their dtypes."""
+    y, after = lti_ssm_reference(
+        u.unsqueeze(1),
+        torch.complex(-torch.exp(log_A_real), A_imag).expand(len(log_dt), -1),
+        None if B is None else torch.view_as_complex(B),
+        torch.view_as_complex(C),
+        torch.exp(log_dt) * dt_scale,
+        conj_pairs=conj_pairs,
+        D=skip,
+        discretization=discretization,
+        gate_in=None if gate_in is None else gate_in.unsqueeze(1),
+        gate_out=None if gate_out is None else gate_out.unsqueeze(1),
+        initial_state=state,
+    )
+    assert after is not None
+    return y.squeeze(1), after
+
+
 def _real_sum(weight: Tensor, state: Tensor) -> Tensor:
     y = (weight * state).sum(-1)
     return y.real if y.is_complex() else y

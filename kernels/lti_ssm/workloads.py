@@ -6,6 +6,8 @@
 There are two baselines in PyTorch, both with transforms in float32. `fft` computes the whole operator: the filter from
 all powers at once, and the convolution. `fft-filter-given` is the convolution alone with a filter computed in advance,
 without the gradients of the system: the part of the work that a kernel which forms no filter has to beat.
+
+`STEP` is one position of decoding, at the sizes of S4D (N 32), DSS (N 64) and GSS (N 64, a quarter of the width).
 """
 
 from __future__ import annotations
@@ -18,14 +20,15 @@ import torch
 from torch import Tensor
 
 from kernels.fft_conv.workloads import channel_first, time_second, torch_fft_conv
-from kernels.lti_ssm import lti_ssm
-from kernels.lti_ssm.reference import lti_ssm_reference
+from kernels.lti_ssm import DiagonalSystem, lti_ssm, lti_ssm_step
+from kernels.lti_ssm.reference import lti_ssm_reference, lti_ssm_step_reference
 from kernels.ssm_kernel import ssm_kernel
 from kernels.ssm_kernel.workloads import make_system, system_bytes, vandermonde_kernel
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic, uniform
 
 CHUNK = 64
 SEQUENCES = ("u", "gate_in", "gate_out")
+PARAMETERS = DiagonalSystem._fields
 
 
 def reference(**inputs: Any) -> Tensor:
@@ -125,4 +128,75 @@ WORKLOAD = Workload(
         ),
     },
     keep=("dt", "D"),
+)
+
+
+def make_parameters(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """The fields of a `DiagonalSystem`: eigenvalues of S4D-Lin, step sizes between 0.001 and 0.1."""
+    width, states = sizes(shape, "DN")
+    wide = torch.promote_types(dtype, torch.float32)
+    return {
+        "log_dt": uniform(generator, wide, -7.0, -2.3, width),
+        "log_A_real": uniform(generator, wide, -1.0, 0.0, width, states),
+        "A_imag": 3.14 * torch.arange(states, device=generator.device, dtype=wide).expand(width, -1).contiguous(),
+        "B": None,
+        "C": normal(generator, wide, width, states, 2) * (2 * states) ** -0.5,
+        "skip": normal(generator, wide, width),
+    }
+
+
+def make_step_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    batch, width, states = sizes(shape, "BDN")
+    pairs = normal(generator, torch.promote_types(dtype, torch.float32), batch, width, states, 2)
+    u = normal(generator, dtype, batch, width)
+    return {"u": u, "state": torch.view_as_complex(pairs), **make_parameters(shape, dtype, generator)}
+
+
+def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """The parameters and u once, and the state twice, since it is read and written."""
+    batch, width, states = sizes(shape, "BDN")
+    wide = max(4, dtype.itemsize)
+    return Cost(
+        num_bytes=2 * batch * width * dtype.itemsize + (4 * batch * width * states + width * (2 + 4 * states)) * wide,
+        num_flops=batch * width * 14 * states,
+        num_exponentials=width * states,
+    )
+
+
+def with_state(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """A step of flat arguments that also returns the state, which it has updated in place."""
+
+    def run(state: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
+        system = DiagonalSystem(**{name: inputs.pop(name) for name in PARAMETERS})
+        return step(system=system, state=state, **inputs), state
+
+    return run
+
+
+def load_triton_step() -> Callable[..., Any]:
+    import triton  # noqa: F401
+
+    return with_state(partial(lti_ssm_step, backend="triton"))
+
+
+STEP = Workload(
+    op="lti_ssm_step",
+    reference=lti_ssm_step_reference,
+    make_inputs=make_step_inputs,
+    cost=step_cost,
+    short=lambda shape: {**shape, "B": min(2, int(shape["B"])), "D": min(40, int(shape["D"]))},
+    implementations=(
+        Implementation("triton", "ours", load_triton_step, cold_start=True),
+        Implementation("torch", "ours", lambda: with_state(partial(lti_ssm_step, backend="torch"))),
+    ),
+    shapes={
+        "quick": ({"B": 1, "D": 2048, "N": 32}, {"B": 32, "D": 2048, "N": 32}),
+        "paper": (
+            *({"B": batch, "D": 2048, "N": 32} for batch in (1, 16, 32, 64)),
+            {"B": 32, "D": 2048, "N": 64},
+            {"B": 32, "D": 512, "N": 64},
+        ),
+    },
+    keep=("state", *(name for name in PARAMETERS if name != "B")),
+    backward=False,
 )

@@ -111,6 +111,39 @@ def entry(z_re, z_im, a_re, a_im, RULE: tl.constexpr):
 
 
 @triton.jit
+def load_system(
+    log_dt, log_A_real, A_imag, B, C, o_d, o_n, D, A_stride_d, dt_scale,
+    N: tl.constexpr, FACTOR: tl.constexpr, RULE: tl.constexpr,
+):  # fmt: skip
+    """Abar, Bbar and FACTOR C of channels o_d and states o_n, real and imaginary parts [D, N] each, in float32.
+
+    The system is given by its trained parameters (`kernels.lti_ssm.systems.DiagonalSystem`) in contiguous tensors; B
+    may be None. dt is multiplied by dt_scale.
+    """
+    m_d = o_d < D
+    m_n = m_d[:, None] & (o_n < N)[None, :]
+    b_dt = (tl.exp(tl.load(log_dt + o_d, mask=m_d, other=0.0).to(tl.float64)) * dt_scale)[:, None]
+    o_a = o_d[:, None] * A_stride_d + o_n[None, :]
+    z_re = -b_dt * tl.exp(tl.load(log_A_real + o_a, mask=m_n, other=0.0).to(tl.float64))
+    z_im = b_dt * tl.load(A_imag + o_a, mask=m_n, other=0.0).to(tl.float64)
+    a_re, a_im = abar(z_re, z_im, RULE)
+    if RULE == "dss-exp-no-scale":
+        g_re, g_im = 1.0 + 0 * z_re, 0 * z_re
+    else:
+        g_re, g_im = entry(z_re, z_im, a_re, a_im, RULE)
+    o_c = o_d[:, None] * N + o_n[None, :]
+    if B is not None:
+        b_re, b_im = load_wide(B, o_c, m_n, True)
+        g_re, g_im = times(g_re, g_im, b_re, b_im)
+    if RULE != "dss-exp-no-scale":
+        g_re, g_im = b_dt * g_re, b_dt * g_im
+    a_re, a_im, g_re, g_im = a_re.to(tl.float32), a_im.to(tl.float32), g_re.to(tl.float32), g_im.to(tl.float32)
+    c_re = FACTOR * tl.load(C + 2 * o_c, mask=m_n, other=0.0).to(tl.float32)
+    c_im = FACTOR * tl.load(C + 2 * o_c + 1, mask=m_n, other=0.0).to(tl.float32)
+    return a_re, a_im, g_re, g_im, c_re, c_im
+
+
+@triton.jit
 def entry_gradient(z_re, z_im, a_re, a_im, g_re, g_im, RULE: tl.constexpr):
     """The derivatives dg / dz and dlog(Abar) / dz."""
     one, zero = 1.0 + 0 * z_re, 0 * z_re

@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.lti_ssm import lti_ssm
+from kernels.lti_ssm import DiagonalSystem, lti_ssm, lti_ssm_step
 from kernels.lti_ssm import workloads as described
-from kernels.lti_ssm.reference import lti_ssm_reference
+from kernels.lti_ssm.reference import lti_ssm_reference, lti_ssm_step_reference
 from suite.laws.accuracy import assert_close, assert_matches_reference
 from tests.kernels.test_lti_ssm import PARAMETERS
 from tests.kernels.test_lti_ssm import make_inputs as make_small_inputs
@@ -162,3 +162,79 @@ def test_a_recorded_training_step_gives_the_same_gradients():
     graph.replay()
     for e, r in zip(expected, recorded, strict=True):
         assert torch.equal(e, r)
+
+
+STEP = described.with_state(partial(lti_ssm_step, backend="triton"))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 33, 64])
+@pytest.mark.parametrize(("width", "states"), [(2048, 32), (300, 64), (77, 5), (9, 512), (8, 1)])
+@pytest.mark.parametrize("rule", ["zoh", "bilinear", "dss-exp", "dss-exp-no-scale"])
+def test_a_step_equals_the_step_as_written(rows, width, states, rule):
+    shape = {"B": rows, "D": width, "N": states}
+    inputs = described.make_step_inputs(shape, torch.float64, torch.Generator().manual_seed(rows))
+    assert_matches_reference(
+        STEP, lti_ssm_step_reference, inputs | {"discretization": rule}, dtype=BF16, keep=described.STEP.keep,
+        device="cuda", grad=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [1, 33])
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
+def test_a_step_with_gates_a_trained_B_and_shared_eigenvalues_on_a_strided_state(rows, dtype):
+    g = torch.Generator().manual_seed(rows)
+    inputs = described.make_step_inputs({"B": rows, "D": 300, "N": 24}, torch.float64, g)
+    inputs |= {name: inputs[name][:1] for name in ("log_A_real", "A_imag")}
+    inputs |= {name: torch.randn(rows, 300, generator=g).double() for name in ("gate_in", "gate_out")}
+    inputs |= {"B": torch.randn(300, 24, 2, generator=g).double(), "conj_pairs": False, "dt_scale": 0.5}
+
+    def with_strides(state, **rest):
+        return STEP(state=state.permute(2, 0, 1).contiguous().permute(1, 2, 0), **rest)
+
+    keep = (*described.STEP.keep, "B")
+    assert_matches_reference(
+        with_strides, lti_ssm_step_reference, inputs, dtype=dtype, keep=keep, device="cuda", grad=False
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 17])
+def test_2000_steps_follow_the_recurrence(rows):
+    g = torch.Generator("cuda").manual_seed(rows)
+    inputs = described.make_step_inputs({"B": rows, "D": 200, "N": 32}, FP32, g)
+    system = DiagonalSystem(**{name: inputs[name] for name in described.PARAMETERS})
+    exact = DiagonalSystem(*(x if x is None else x.double() for x in system))
+    state = inputs["state"].clone()
+    plain, wide_state = state.clone(), state.to(torch.complex128)
+    for _ in range(2000):
+        u = torch.randn(rows, 200, generator=g, device="cuda")
+        y = lti_ssm_step(u, system, state, backend="triton")
+        y_plain = lti_ssm_step(u, system, plain, backend="torch")
+        expected = lti_ssm_step(u.double(), exact, wide_state, backend="torch")
+    assert_close(y, expected, FP32, plain=y_plain, what="y")
+    assert_close(state, wide_state, FP32, plain=plain, what="state")
+
+
+@pytest.mark.parametrize("rows", [1, 17])
+def test_recorded_steps_give_the_same_bits(rows):
+    """With one row a step starts while the one before it still runs; here that one gives its input and its state."""
+    g = torch.Generator("cuda").manual_seed(rows)
+    inputs = described.make_step_inputs({"B": rows, "D": 2048, "N": 32}, BF16, g)
+    system = DiagonalSystem(**{name: inputs[name] for name in described.PARAMETERS})
+    u, start = inputs["u"], inputs["state"]
+
+    def steps(state):
+        y = u
+        for _ in range(8):
+            y = lti_ssm_step(y, system, state, backend="triton")
+        return y
+
+    expected_state = start.clone()
+    expected = steps(expected_state)
+    state = start.clone()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, stream=stream):
+        recorded = steps(state)
+    state.copy_(start)
+    graph.replay()
+    assert torch.equal(recorded, expected)
+    assert torch.equal(state, expected_state)

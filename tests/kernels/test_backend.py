@@ -20,7 +20,7 @@ from kernels.gated_linear_attention import gated_linear_attention, gated_linear_
 from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
 from kernels.h3_inner import DiagonalSystem, h3_inner_step
 from kernels.linear_cross_entropy import linear_cross_entropy
-from kernels.lti_ssm import lti_ssm, lti_ssm_step
+from kernels.lti_ssm import ContinuousSystem, lti_ssm, lti_ssm_step
 from kernels.mamba_inner import mamba_inner_step
 from kernels.norm import norm
 from kernels.rotary import rotary
@@ -40,6 +40,7 @@ def ones(*shape):
 
 
 STATE = -ones(2, 3), None, ones(2, 3), ones(2)
+PARAMETERS = DiagonalSystem(ones(2), ones(2, 3), ones(2, 3), None, ones(2, 3, 2), ones(2))
 CALLS = {
     "attention": [lambda: attention(*[ones(1, 3, 1, 2)] * 3)],
     "cauchy": [lambda: cauchy(*[ones(2, 3).to(torch.complex64)] * 2, ones(2), ones(4).to(torch.complex64))],
@@ -72,7 +73,7 @@ CALLS = {
             ones(1, 2, 3).to(torch.complex64),
             taps=ones(2, 2),
             shift_skip=ones(2),
-            system=DiagonalSystem(ones(2), ones(2, 3), ones(2, 3), None, ones(2, 3, 2), ones(2)),
+            system=PARAMETERS,
         ),
     ],
     "linear_cross_entropy": [
@@ -80,7 +81,8 @@ CALLS = {
     ],
     "lti_ssm": [
         lambda: lti_ssm(ones(1, 3, 2), *STATE, conj_pairs=False),
-        lambda: lti_ssm_step(ones(1, 2), *STATE, ones(1, 2, 3), conj_pairs=False),
+        lambda: lti_ssm_step(ones(1, 2), ContinuousSystem(*STATE), ones(1, 2, 3), conj_pairs=False),
+        lambda: lti_ssm_step(ones(1, 2), PARAMETERS, ones(1, 2, 3).to(torch.complex64)),
     ],
     "mamba_inner": [
         lambda: mamba_inner_step(

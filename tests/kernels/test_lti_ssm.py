@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.lti_ssm import _kernels_win, lti_ssm, lti_ssm_step
+from kernels.lti_ssm import ContinuousSystem, _kernels_win, lti_ssm, lti_ssm_step
 from kernels.lti_ssm.chunked import lti_ssm_chunked
 from kernels.lti_ssm.reference import lti_ssm_reference
 from kernels.ssm_kernel import DISCRETIZATIONS, ssm_kernel
@@ -132,12 +132,13 @@ def test_steps_equal_the_whole(discretization, complex_):
     inputs = make_inputs(20, discretization=discretization, complex_=complex_)
     whole, final = lti_ssm(**inputs, return_final_state=True)
     state = inputs["initial_state"].clone()
-    rest = {name: inputs[name] for name in ("A", "B", "C", "dt", "D", "discretization", "conj_pairs")}
+    system = ContinuousSystem(*(inputs[name] for name in ("A", "B", "C", "dt", "D")))
+    rest = {name: inputs[name] for name in ("discretization", "conj_pairs")}
     for t in range(20):
         in_time = {name: inputs[name][:, t] for name in ("u", "gate_in", "gate_out")}
         if discretization == "dss-softmax":
             rest |= {"length": inputs["length"], "position": torch.tensor(inputs["position"] + t)}
-        y = lti_ssm_step(**in_time, **rest, state=state)
+        y = lti_ssm_step(**in_time, **rest, system=system, state=state)
         torch.testing.assert_close(y, whole[:, t], rtol=1e-10, atol=1e-11)
     torch.testing.assert_close(state, final, rtol=1e-10, atol=1e-11)
 

@@ -38,11 +38,12 @@ from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attent
 from kernels.gated_slot_attention.reference import gated_slot_attention_reference
 from kernels.h3_inner import h3_inner_step
 from kernels.h3_inner.reference import h3_inner_step_reference
-from kernels.h3_inner.workloads import with_state
+from kernels.h3_inner.workloads import with_state as with_h3_state
 from kernels.linear_cross_entropy import linear_cross_entropy
 from kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
-from kernels.lti_ssm import lti_ssm, lti_ssm_step
-from kernels.lti_ssm.reference import lti_ssm_reference
+from kernels.lti_ssm import ContinuousSystem, lti_ssm, lti_ssm_step
+from kernels.lti_ssm.reference import lti_ssm_reference, lti_ssm_step_reference
+from kernels.lti_ssm.workloads import with_state as with_lti_state
 from kernels.mamba_inner import mamba_inner_step
 from kernels.mamba_inner.reference import mamba_inner_step_reference
 from kernels.norm import norm
@@ -290,9 +291,25 @@ def _lti_ssm(draw: Draw) -> Iterator[Call]:
     two_sided = _system(draw) | {"C": draw.complex(2, 3, 4), "bidirectional": True}
     yield Call("bidirectional", _pair(lti_ssm, lti_ssm_reference), {"u": u, **two_sided})
     one = {"u": u[:, 0], "state": state, **_system(draw), "D": draw(3)}
-    yield Call("step", {"torch": lti_ssm_step}, one, ("state",), False)
+
+    def step(A: Tensor, B: Tensor, C: Tensor, dt: Tensor, D: Tensor, **rest: Any) -> Tensor:
+        return lti_ssm_step(system=ContinuousSystem(A, B, C, dt, D), **rest)
+
+    yield Call("step", {"torch": step}, one, ("state",), False)
     softmax = {"discretization": "dss-softmax", "length": 9, "position": 4}
-    yield Call("step of dss-softmax", {"torch": lti_ssm_step}, one | softmax, ("state",), False)
+    yield Call("step of dss-softmax", {"torch": step}, one | softmax, ("state",), False)
+
+
+def _lti_ssm_step(draw: Draw) -> Iterator[Call]:
+    inputs = {"u": draw(2, 3), "state": draw.complex(2, 3, 4), "log_dt": draw(3) - 3, "skip": draw(3)}
+    inputs |= {"log_A_real": draw(3, 4), "A_imag": draw(3, 4), "B": None, "C": draw(3, 4, 2)}
+    both = {"torch": with_lti_state(partial(lti_ssm_step, backend="torch")), "reference": lti_ssm_step_reference}
+    for rule in ("zoh", "bilinear", "dss-exp", "dss-exp-no-scale"):
+        yield Call(rule, both, inputs | {"discretization": rule}, gradients=False)
+    more = {"B": draw(3, 4, 2), "gate_in": draw(2, 3), "gate_out": draw(2, 3)}
+    yield Call("trained B, gated", both, inputs | more, gradients=False)
+    shared = {"log_A_real": draw(1, 4), "A_imag": draw(1, 4), "conj_pairs": False}
+    yield Call("shared eigenvalues", both, inputs | shared, gradients=False)
 
 
 def _scan(draw: Draw, *leading: int) -> Inputs:
@@ -355,7 +372,7 @@ def _h3_inner_step(draw: Draw) -> Iterator[Call]:
     inputs |= {"state": torch.view_as_complex(draw(2, 3, 4, 2)), "C": draw(3, 4, 2), "B": None}
     inputs |= {"log_A_real": draw(3, 4), "A_imag": draw(3, 4), "log_dt": draw(3) - 3}
     inputs |= {"shift_skip": draw(3), "skip": draw(3)}
-    torch_step = with_state(partial(h3_inner_step, backend="torch"))
+    torch_step = with_h3_state(partial(h3_inner_step, backend="torch"))
     yield Call("plain", {"torch": torch_step, "reference": h3_inner_step_reference}, inputs, gradients=False)
 
 
@@ -455,6 +472,7 @@ OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
     "gated_slot_attention": _gated_slot_attention,
     "linear_cross_entropy": _linear_cross_entropy,
     "lti_ssm": _lti_ssm,
+    "lti_ssm_step": _lti_ssm_step,
     "h3_inner_step": _h3_inner_step,
     "mamba_inner_step": _mamba_inner_step,
     "norm": _norm,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
-from kernels.lti_ssm import lti_ssm
+import models.dss
+import models.s4d
+from kernels.backend import record_operators
+from kernels.lti_ssm import lti_ssm, lti_ssm_step
 from kernels.selective_scan.reference import selective_scan_reference
 from models import MODELS
 from models.backbone import Backbone
@@ -99,6 +103,38 @@ def test_steps_equal_forward_with_every_option(name, options):
     torch.testing.assert_close(torch.stack(logits, 1), parallel, rtol=1e-9, atol=1e-9 * parallel.abs().max().item())
     stored = [part for part in tensors(state.mixers) if part.is_floating_point() or part.is_complex()]
     assert sum(part.numel() * (2 if part.is_complex() else 1) for part in stored) == 2 * model.state_size(LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("s4d", {"d_state": 8}),
+        ("s4d", {"tie_A": True, "discretization": "bilinear", "d_state": 6}),
+        ("dss-exp", {"d_state": 5}),
+        ("dss-exp-no-scale", {"d_state": 4}),
+        ("gss", {"reduction": 2, "d_state": 4}),
+        ("h3", {"short_filter": 3, "train_B": True, "d_state": 8}),
+        ("mamba", {"inner": "s4d"}),
+    ],
+)
+@torch.no_grad()
+def test_steps_of_the_kernel_equal_forward(name, options, monkeypatch):
+    pytest.importorskip("triton")
+    kernel = partial(lti_ssm_step, backend="triton")
+    for module in (models.s4d, models.dss):
+        monkeypatch.setattr(module, "lti_ssm_step", kernel)
+    model, inputs = build(name, dtype=torch.float32, **options), make_inputs()[:, :6]
+    for module in model.modules():
+        if hasattr(module, "step_scale"):
+            module.step_scale = 0.5
+    parallel, state = model(inputs), model.init_state(2)
+    with record_operators() as used:
+        steps = []
+        for t in range(6):
+            logits, state = model.step(inputs[:, t], state)
+            steps.append(logits)
+    assert used["lti_ssm"]["backend"] == "triton"
+    torch.testing.assert_close(torch.stack(steps, 1), parallel, rtol=1e-4, atol=1e-5 * parallel.abs().max().item())
 
 
 @every_option

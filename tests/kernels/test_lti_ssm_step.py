@@ -1,0 +1,189 @@
+"""One step of the state space model: the kernel and plain PyTorch against the step as written."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from kernels.backend import record_operators
+from kernels.lti_ssm import ContinuousSystem, DiagonalSystem, lti_ssm_step
+from kernels.lti_ssm.reference import lti_ssm_step_reference
+from kernels.lti_ssm.workloads import PARAMETERS, STEP, make_step_inputs, with_state
+from suite.laws.accuracy import assert_close, assert_matches_reference
+
+pytest.importorskip("triton")
+
+from kernels.lti_ssm.triton.step import Tuning, lti_ssm_step_triton, tuning
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+RULES = ("zoh", "bilinear", "dss-exp", "dss-exp-no-scale")
+TRITON = with_state(partial(lti_ssm_step, backend="triton"))
+
+
+def inputs(rows, width, states, *, rule="zoh", dtype=torch.float64, seed=3, **more):
+    g = torch.Generator().manual_seed(seed)
+    made = make_step_inputs({"B": rows, "D": width, "N": states}, dtype, g) | {"discretization": rule}
+    return made | more
+
+
+def gates(rows, width, dtype=torch.float64):
+    g = torch.Generator().manual_seed(5)
+    return {name: torch.randn(rows, width, generator=g, dtype=dtype) for name in ("gate_in", "gate_out")}
+
+
+@pytest.mark.parametrize(("rows", "width", "states"), [(1, 20, 4), (5, 11, 3), (17, 9, 1)])
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("rule", RULES)
+def test_it_equals_the_step_as_written(rows, width, states, backend, rule):
+    step = with_state(partial(lti_ssm_step, backend=backend))
+    assert_matches_reference(
+        step, lti_ssm_step_reference, inputs(rows, width, states, rule=rule), dtype=torch.bfloat16, keep=STEP.keep,
+        device=DEVICE, grad=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_other_dtypes_of_the_kernel(dtype):
+    given = inputs(3, 11, 4) | gates(3, 11)
+    assert_matches_reference(
+        TRITON, lti_ssm_step_reference, given, dtype=dtype, keep=STEP.keep, device=DEVICE, grad=False
+    )
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("given_gates", [("gate_in",), ("gate_out",), ("gate_in", "gate_out")])
+def test_either_gate_and_both(backend, given_gates):
+    more = {name: gate for name, gate in gates(3, 12).items() if name in given_gates}
+    step = with_state(partial(lti_ssm_step, backend=backend))
+    assert_matches_reference(
+        step, lti_ssm_step_reference, inputs(3, 12, 3) | more, dtype=torch.bfloat16, keep=STEP.keep, device=DEVICE,
+        grad=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("rule", RULES)
+def test_shared_eigenvalues_a_trained_B_another_rate_and_no_pairs(backend, rule):
+    given = inputs(2, 12, 3, rule=rule)
+    given |= {name: given[name][:1] for name in ("log_A_real", "A_imag")}
+    given |= {"B": torch.randn(12, 3, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)}
+    given |= {"dt_scale": 0.5, "conj_pairs": False}
+    step = with_state(partial(lti_ssm_step, backend=backend))
+    assert_matches_reference(step, lti_ssm_step_reference, given, device=DEVICE, grad=False)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_views_are_read_and_a_state_with_any_strides_is_updated_in_place(backend):
+    streams = torch.randn(4, 3, 10, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    given = inputs(4, 10, 3)
+    step = with_state(partial(lti_ssm_step, backend=backend))
+
+    def of_views(streams, state, C, **rest):
+        gate_out, gate_in, u = streams.unbind(1)
+        wider = torch.full((10, 5, 4), torch.nan, dtype=state.dtype, device=state.device)
+        view = wider[:, 1:4].permute(2, 0, 1)
+        view.copy_(state)
+        # channels with a stride of their own, as after a transposition
+        u = u.t().contiguous().t()
+        y, after = step(u=u, gate_in=gate_in, gate_out=gate_out, state=view, C=C.flip(2), **rest)
+        assert after.data_ptr() == wider[:, 1:4].data_ptr()
+        assert wider[:, 0].isnan().all()
+        assert wider[:, 4].isnan().all()
+        return y, after
+
+    def exact(streams, C, **rest):
+        gate_out, gate_in, u = streams.unbind(1)
+        return lti_ssm_step_reference(u=u, gate_in=gate_in, gate_out=gate_out, C=C.flip(2), **rest)
+
+    del given["u"]
+    assert_matches_reference(of_views, exact, {"streams": streams, **given}, device=DEVICE, grad=False)
+
+
+def test_plain_pytorch_is_exact_in_double_precision():
+    step = with_state(partial(lti_ssm_step, backend="torch"))
+    given = inputs(2, 12, 3) | gates(2, 12)
+    assert_matches_reference(step, lti_ssm_step_reference, given, dtype=torch.float64, grad=False)
+
+
+@pytest.mark.parametrize("tile", [Tuning(1, 4, 1), Tuning(4, 2, 2), Tuning(2, 16, 4)])
+def test_every_tile_gives_the_same_result(tile):
+    given = inputs(5, 11, 3) | gates(5, 11)
+
+    def tiled(system, **rest):
+        options = {"conj_pairs": True, "dt_scale": 1.0}
+        return lti_ssm_step_triton(system=system, tile=tile, **(options | rest))
+
+    assert_matches_reference(with_state(tiled), lti_ssm_step_reference, given, device=DEVICE, grad=False)
+
+
+@pytest.mark.parametrize("states", [1, 3, 32, 64, 500, 512])
+@pytest.mark.parametrize("rows", [1, 3, 16, 1000])
+def test_a_program_has_no_more_states_than_its_registers_hold(rows, states):
+    tile = tuning(rows, states)
+    assert 1 <= tile.rows * tile.block_d * states <= 2048
+    assert tile.rows < 2 * rows
+
+
+def test_steps_of_the_kernel_follow_the_recurrence():
+    on_device = {name: x.to(DEVICE) if torch.is_tensor(x) else x for name, x in inputs(2, 9, 4).items()}
+    exact = dict(on_device)
+    kinds = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+    given = {name: x.to(kinds[x.dtype]) if torch.is_tensor(x) else x for name, x in on_device.items()}
+    exact |= {name: x.to(exact[name].dtype) for name, x in given.items() if torch.is_tensor(x)}
+    for seed in range(4):
+        u = torch.randn(2, 9, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+        y, _ = TRITON(**(given | {"u": u}))
+        expected, exact["state"] = lti_ssm_step_reference(**(exact | {"u": u.double()}))
+        assert_close(y, expected, torch.float32, what=f"step {seed}")
+    assert_close(given["state"], exact["state"], torch.float32, what="state")
+
+
+def test_auto_takes_plain_pytorch_until_the_kernel_has_been_measured():
+    given = {
+        name: x.to(DEVICE) if torch.is_tensor(x) else x for name, x in inputs(2, 8, 3, dtype=torch.float32).items()
+    }
+    with record_operators() as used:
+        TRITON(**given)
+        assert used["lti_ssm"]["backend"] == "triton"
+        with_state(lti_ssm_step)(**given)
+    assert used["lti_ssm"]["backend"] == "triton+torch"
+
+
+def test_arguments_that_the_kernel_cannot_take_are_named():
+    given = inputs(2, 8, 3, dtype=torch.float32)
+    with pytest.raises(ValueError, match="lti_ssm_step: backend='triton' takes no dss-softmax; use backend='auto'"):
+        TRITON(**(given | {"discretization": "dss-softmax", "length": 8, "position": 0}))
+    with pytest.raises(ValueError, match="has no gradient; call it under"):
+        TRITON(**(given | {"skip": given["skip"].requires_grad_()}))
+    with pytest.raises(ValueError, match=r"takes a state in complex64, got torch\.complex128"):
+        TRITON(**(inputs(2, 8, 3, dtype=torch.float32) | {"state": given["state"].to(torch.complex128)}))
+    with pytest.raises(ValueError, match="takes N <= 512, got N=513"):
+        TRITON(**inputs(1, 2, 513, dtype=torch.float32))
+    with pytest.raises(ValueError, match=r"takes float32, bfloat16 and float16, got torch\.float64"):
+        TRITON(**(inputs(2, 8, 3, dtype=torch.float32) | {"log_dt": given["log_dt"].double()}))
+    ones = torch.ones(8, 3)
+    with pytest.raises(ValueError, match="takes a DiagonalSystem, got a ContinuousSystem"):
+        lti_ssm_step(
+            given["u"], ContinuousSystem(-ones, None, ones, ones[:, 0]), torch.zeros(2, 8, 3), conj_pairs=False,
+            backend="triton",
+        )  # fmt: skip
+
+
+def test_arguments_that_do_not_fit_are_refused():
+    given = inputs(2, 8, 3, dtype=torch.float32)
+    step = with_state(lti_ssm_step)
+    with pytest.raises(ValueError, match=r"lti_ssm_step: C must be \[8, 3, 2\], got \[7, 3, 2\]"):
+        step(**(given | {"C": given["C"][:-1]}))
+    with pytest.raises(ValueError, match=r"u must be \[B, D\] and state \[B, D, N\], got \[2, 7\] and \[2, 8, 3\]"):
+        step(**(given | {"u": given["u"][:, :-1]}))
+    with pytest.raises(ValueError, match=r"gate_in must be \[2, 8\] as u, got \[1, 8\]"):
+        step(**(given | {"gate_in": given["u"][:1]}))
+    with pytest.raises(ValueError, match="a DiagonalSystem needs a complex state"):
+        step(**(given | {"state": given["state"].real}))
+    with pytest.raises(ValueError, match="discretization='zero' is not one of zoh"):
+        step(**(given | {"discretization": "zero"}))
+    with pytest.raises(ValueError, match="dss-softmax needs length"):
+        step(**(given | {"discretization": "dss-softmax"}))
+    system = DiagonalSystem(**{name: given[name] for name in PARAMETERS}).continuous(torch.float32, 1.0)
+    with pytest.raises(ValueError, match=r"D must be \[8\], got \[7\]"):
+        lti_ssm_step(given["u"], system._replace(D=given["skip"][:-1]), given["state"])

@@ -114,8 +114,9 @@ class LongConv(Mixer):
     """One implicit filter and a skip in every channel: x [B, T, D] to [B, T, D].
 
     Its state: the inputs so far [B, D, capacity], zeros where there are none yet, and their number [], which counts
-    padding in front of a row as inputs of zero. Input t is at t modulo the capacity. No smaller state gives the same
-    output.
+    padding in front of a row as inputs of zero. Input t is at t modulo the capacity; where rows may skip steps
+    (`Mixer.rows_skip`), the newest input comes first and the number stays zero. No smaller state gives the same output.
+    Steps change the inputs in place, so they have no gradient through more than one step.
     """
 
     def __init__(
@@ -156,14 +157,18 @@ class LongConv(Mixer):
         inputs, count = state
         v = at_least_float32(x_t if gate_in is None else gate_in * x_t)
         capacity = inputs.shape[2]
-        place = (count % capacity).view(1)
-        inputs.index_copy_(2, place, v.unsqueeze(-1))
-        lags = (place - torch.arange(capacity, device=place.device)) % capacity
-        # moving the inputs or the products with the taps through memory would take several times as long as the product
+        taps = self.filter(capacity).t()
+        if self.rows_skip:
+            inputs = torch.cat([v.unsqueeze(-1), inputs[..., :-1]], dim=-1)
+        else:
+            # in place, because moving all inputs takes several times as long as reading them
+            place = (count % capacity).view(1)
+            inputs.index_copy_(2, place, v.unsqueeze(-1))
+            taps = taps.index_select(0, (place - torch.arange(capacity, device=place.device)) % capacity)
+            count = count + 1
         with torch.autocast(x_t.device.type, enabled=False):
-            taps = self.filter(capacity).t().index_select(0, lags).t().contiguous()
-            y = torch.bmm(inputs.transpose(0, 1), taps.unsqueeze(-1)).squeeze(-1).t() + self.D * v
-        return (y if gate_out is None else gate_out * y).to(x_t.dtype), (inputs, count + 1)
+            y = torch.bmm(inputs.transpose(0, 1), taps.t().contiguous().unsqueeze(-1)).squeeze(-1).t() + self.D * v
+        return (y if gate_out is None else gate_out * y).to(x_t.dtype), (inputs, count)
 
     def prefill(
         self,
@@ -179,8 +184,8 @@ class LongConv(Mixer):
         x = blank(x, padding)
         v = at_least_float32(x if gate_in is None else gate_in * x)
         inputs, count = state
-        inputs[..., :steps] = v.mT
-        return self(x, gate_in, gate_out), (inputs, count + steps)
+        inputs[..., :steps] = v.flip(1).mT if self.rows_skip else v.mT
+        return self(x, gate_in, gate_out), (inputs, count if self.rows_skip else count + steps)
 
     def state_size(self, length: int) -> int:
         return length * self.D.shape[0]

@@ -185,6 +185,10 @@ class UNet(Mixer):
             for stage, size in zip(stages[:-1] if config.down_blocks else [], lengths, strict=False)
         )
         """The stages on the way down, or none."""
+        for stage in (*self.stages[1:], *self.before[1:]):
+            for module in stage.modules():
+                if isinstance(module, Mixer):
+                    module.rows_skip = True
         pairs = list(zip(self.pool, widths, widths[1:], strict=False))
         self.down = nn.ModuleList(nn.Linear(p * outer, inner) for p, outer, inner in pairs)
         self.up = nn.ModuleList(nn.Linear(inner, p * outer) for p, outer, inner in pairs)

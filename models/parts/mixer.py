@@ -21,6 +21,10 @@ class Mixer(nn.Module):
     operator keeps it as its attribute `operator`, so that it can be observed.
     """
 
+    rows_skip = False
+    """Whether some rows of a batch may keep their state at a step while others go on, as below the first stage of a
+    U-Net. Then a number that all rows share cannot tell how many positions a row has seen."""
+
     def forward(self, x: Tensor) -> Tensor:
         """x [B, T, D] to y [B, T, D]."""
         raise NotImplementedError

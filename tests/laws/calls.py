@@ -613,6 +613,7 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
     "sashimi": (
         Network("mamba outside", {"outer": "mamba", "center": "attention", "pool": [3, 2], "d_model": 8}),
         Network("blocks on the way down", {"down_blocks": True, "outer": "mamba", "pool": [3], "d_model": 8}),
+        Network("hyena in the centre", {"outer": "mamba", "center": "hyena", "pool": [3], "d_model": 8}),
     ),
     "hybrid": (
         Network(

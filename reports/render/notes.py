@@ -35,7 +35,7 @@ def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> li
         notes.append(f"{MIXED} mean over runs of different operators, which may not agree: {mixes}")
     if SELECTED in used and plan.config.select is not None:
         select = plan.config.select
-        picks = "see the list of cells"
+        picks = "the column `best at` of the table of every cell"
         if not choices_are_listed(cells):
             places = _places(cells, lambda cell: cell.chosen)
             picks = "; ".join(f"{words}: {', '.join(where)}" if where else words for words, where in places)

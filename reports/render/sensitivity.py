@@ -38,13 +38,15 @@ class Sensitivity:
     def window(self) -> str:
         """The longest stretch of neighbouring values at which at least half of the runs succeed; `none` without one.
 
-        `or less` and `or more` say that it reaches the smallest or the largest value that was tried.
+        `or less` and `or more` say that it reaches the smallest or the largest value that was tried, if there are more.
         """
         stretches = _stretches([2 * successes >= runs for _, successes, runs in self.tried])
         if not stretches:
             return "none"
         first, last = max(stretches, key=lambda ends: ends[1] - ends[0])
         low, high = self.tried[first][0], self.tried[last][0]
+        if len(self.tried) == 1:
+            return f"{text(low)} (no other was tried)"
         below, above = " or less" * (first == 0), " or more" * (last == len(self.tried) - 1)
         if low == high:
             return text(low) + below + above

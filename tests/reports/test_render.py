@@ -551,10 +551,13 @@ def test_choices_that_differ_in_many_cells_stand_in_the_list_of_cells(make):
     ]
     empty = {"claims": "claim,left,comparison,right,source\n", "expected": ""}
     few = make(*runs[:6], config=config, **empty)
-    assert "see the list" not in note(few, "*")
+    assert "column" not in note(few, "*")
     assert all(part.header[-1] != "best at" for part in grids(few))
     report = make(*runs, config=config, **empty)
-    assert note(report, "*") == "* best by accuracy on valid, mean over seeds: see the list of cells"
+    assert (
+        note(report, "*")
+        == "* best by accuracy on valid, mean over seeds: the column `best at` of the table of every cell"
+    )
     (listed,) = [part for part in grids(report) if part.heading == "Every cell that has runs"]
     assert listed.header[-1] == "best at"
     assert {line[-1] for line in listed.lines} == {f"train.lr={lr} (best of 1 of 2)" for lr in (0.001, 0.0001)}

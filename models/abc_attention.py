@@ -20,6 +20,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
@@ -34,6 +35,8 @@ from suite.bounds import Epsilon, Ratio, Width
 from suite.contracts import TaskSpec
 
 State = tuple[Tensor, Tensor, Tensor]
+BLOCK = 128
+"""Positions that are added one after the other in `_running_total`."""
 
 
 class ABC(Mixer):
@@ -57,7 +60,7 @@ class ABC(Mixer):
 
     def _slots(self, logits: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """phi, the logarithm of its decay and log sum_j e_j, all [B, T, H, M]."""
-        total = logits.logcumsumexp(1)
+        total = _running_total(logits)
         log_decay = None
         if self.running_mean:
             # the memory is empty before the first position, so any decay will do there
@@ -102,6 +105,19 @@ class ABC(Mixer):
 
     def state_size(self, length: int) -> int:
         return self.num_heads * self.num_slots * (2 * self.head_dim + 1)
+
+
+def _running_total(logits: Tensor) -> Tensor:
+    """log sum_{j <= t} exp(logits_j) of logits [B, T, H, M], which are at most 32 or -inf.
+
+    The sum of T exponentials is far from the ends of float32. Blocks are added at the same time; torch.logcumsumexp
+    goes through time step by step.
+    """
+    steps = logits.shape[1]
+    blocks = F.pad(logits.exp(), (0, 0, 0, 0, 0, -steps % BLOCK)).unflatten(1, (-1, BLOCK))
+    within = blocks.cumsum(2)
+    before = F.pad(within[:, :-1, -1:].cumsum(1), (0, 0, 0, 0, 0, 0, 1, 0))
+    return (within + before).flatten(1, 2)[:, :steps].log()
 
 
 class ABCConfig(BackboneConfig):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from models import MODELS
-from models.abc_attention import ABCConfig
+from models.abc_attention import ABCConfig, _running_total
 from models.attention import AttentionConfig
 from models.gla import GLAConfig
 from models.gsa import FUNCTIONS, GSAConfig
@@ -314,3 +314,16 @@ def test_layers_of_the_based_paper_are_a_hybrid():
     )
     inputs = laws.make_inputs(laws.TOKENS, 30, 2)
     torch.testing.assert_close(laws.unroll(model, inputs)[0], model(inputs), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("steps", [1, 128, 300])
+def test_the_running_total_of_abc_is_a_cumulative_log_sum_exp(steps):
+    logits = torch.empty(2, steps, 3, 4, dtype=torch.float64).uniform_(-32, 32).requires_grad_()
+    total, exact = _running_total(logits), logits.logcumsumexp(1)
+    torch.testing.assert_close(total, exact, rtol=1e-12, atol=1e-12)
+    weights = torch.randn_like(exact)
+    ours, theirs = (torch.autograd.grad(x, logits, weights)[0] for x in (total, exact))
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    # padding in front of a row adds nothing
+    padded = torch.cat([torch.full((2, 5, 3, 4), -math.inf, dtype=torch.float64), logits.detach()], dim=1)
+    torch.testing.assert_close(_running_total(padded)[:, 5:], total.detach(), rtol=1e-12, atol=1e-12)

@@ -36,7 +36,7 @@ from suite.contracts import TaskSpec
 
 State = tuple[Tensor, Tensor, Tensor]
 BLOCK = 128
-"""Positions that are added one after the other in `_running_total`."""
+"""`_running_total` adds this many positions one after the other."""
 
 
 class ABC(Mixer):
@@ -108,7 +108,7 @@ class ABC(Mixer):
 
 
 def _running_total(logits: Tensor) -> Tensor:
-    """log sum_{j <= t} exp(logits_j) of logits [B, T, H, M], which are at most 32 or -inf.
+    """Returns log sum_{j <= t} exp(logits_j) of logits [B, T, H, M], which are at most 32 or -inf.
 
     The sum of T exponentials is far from the ends of float32. Blocks are added at the same time; torch.logcumsumexp
     goes through time step by step.

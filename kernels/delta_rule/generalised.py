@@ -54,6 +54,23 @@ def two_steps(
     return *inputs, two(log_decay, torch.zeros_like(log_decay)), two(add.to(dtype), k.to(dtype))
 
 
+def delta_rule_of_two_steps(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    write: Tensor,
+    *,
+    backend: Literal["auto", "triton", "torch"] = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Runs `delta_rule` on inputs as those of `two_steps`, and returns what `generalised_delta_rule` does."""
+    beta = v.new_ones(v.shape[:-1])
+    o, state = delta_rule(
+        q, k, v, beta, log_decay, write=write, scale=1.0, return_final_state=True, backend=backend
+    )  # fmt: skip
+    return o[:, 1::2], state
+
+
 def generalised_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -73,17 +90,6 @@ def generalised_delta_rule(
 
     Raises ValueError for shapes that do not fit.
     """
-    steps = query, read, value, decays, write = two_steps(q, k, v, remove, add, log_decay)
+    steps = two_steps(q, k, v, remove, add, log_decay)
     in_triton = use_triton("generalised_delta_rule", backend, *steps, obstacle=obstacle(*steps))
-    o, state = delta_rule(
-        query,
-        read,
-        value,
-        torch.ones_like(v[..., 0]).repeat_interleave(2, 1),
-        decays,
-        write=write,
-        scale=1.0,
-        return_final_state=True,
-        backend="triton" if in_triton else "torch",
-    )
-    return o[:, 1::2], state
+    return delta_rule_of_two_steps(*steps, backend="triton" if in_triton else "torch")

@@ -20,7 +20,7 @@ from kernels.autograd import needs_gradient
 from kernels.backend import NO_GRADIENT, on_device_of, use_triton
 from kernels.lti_ssm import DiagonalSystem, lti_ssm_step
 
-__all__ = ["DiagonalSystem", "h3_inner_step"]
+__all__ = ["h3_inner_step"]
 
 MAX_TAPS = 1024
 MAX_STATES = 512

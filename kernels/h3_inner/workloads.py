@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.h3_inner import DiagonalSystem, h3_inner_step
+from kernels.h3_inner import h3_inner_step
 from kernels.h3_inner.reference import h3_inner_step_reference
+from kernels.lti_ssm import DiagonalSystem
 from kernels.lti_ssm.workloads import PARAMETERS, make_parameters
 from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes
 

@@ -192,7 +192,7 @@ def _step(
     length: int | None,
     position: Tensor | int | None,
 ) -> Tensor:
-    """`lti_ssm_step` in plain PyTorch."""
+    """Computes `lti_ssm_step` in plain PyTorch."""
     real = state.real.dtype if state.is_complex() else state.dtype
     v = u.to(real) if gate_in is None else gate_in.to(real) * u.to(real)
 

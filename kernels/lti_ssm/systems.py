@@ -50,7 +50,7 @@ class DiagonalSystem(NamedTuple):
         return ContinuousSystem(A, B, C, torch.exp(self.log_dt.to(dtype)) * dt_scale, self.skip)
 
     def wrong_shape(self, width: int, num_states: int) -> str | None:
-        """What is wrong with the shapes of the parameters, as `C must be [4, 3, 2], got [4, 3, 1]`, or None."""
+        """Names a parameter of a wrong shape, as `C must be [4, 3, 2], got [4, 3, 1]`; returns None where all fit."""
         rows = 1 if self.log_A_real.ndim and len(self.log_A_real) == 1 else width
         wanted: dict[str, tuple[Tensor | None, tuple[int, ...]]] = {
             "log_dt": (self.log_dt, (width,)),

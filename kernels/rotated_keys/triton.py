@@ -48,6 +48,7 @@ class Tuning(NamedTuple):
     """Programs for each multiprocessor, below which heads are split into more groups."""
 
 
+INPUTS = ("B", "C", "B_bias", "C_bias", "theta", "now", "later", "log_decay")
 FORWARD, BACKWARD = Tuning(16, 4, 16), Tuning(16, 4, 4)
 
 
@@ -207,7 +208,7 @@ def _tiles(B: Tensor, theta: Tensor, tuning: Tuning) -> Tiles:
 
 
 def _forward(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    B, C, B_bias, C_bias, theta, now, later, log_decay = tensors
+    B, *_, theta, now, _, _ = tensors
     work = _tiles(B, theta, FORWARD)
     shape = (*theta.shape[:3], B.shape[2])
     keys, queries = (torch.empty(shape, dtype=dtype, device=B.device) for _ in "kq")
@@ -216,14 +217,7 @@ def _forward(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, T
     launch(
         _rotated_keys_fwd_kernel,
         work.tiles * work.groups,
-        B=B,
-        C=C,
-        B_bias=B_bias,
-        C_bias=C_bias,
-        theta=theta,
-        now=now,
-        later=later,
-        log_decay=log_decay,
+        **dict(zip(INPUTS, tensors, strict=True)),
         keys=keys,
         queries=queries,
         own=own,
@@ -235,7 +229,7 @@ def _forward(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, T
 def _backward(
     tensors: list[Tensor], dkeys: Tensor, dqueries: Tensor, down: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    B, C, B_bias, C_bias, theta, now, later, log_decay = tensors
+    B, _, B_bias, _, theta, now, *_ = tensors
     work = _tiles(B, theta, BACKWARD)
 
     def empty(*shape: int) -> Tensor:
@@ -247,14 +241,7 @@ def _backward(
     launch(
         _rotated_keys_bwd_kernel,
         work.tiles * work.groups,
-        B=B,
-        C=C,
-        B_bias=B_bias,
-        C_bias=C_bias,
-        theta=theta,
-        now=now,
-        later=later,
-        log_decay=log_decay,
+        **dict(zip(INPUTS, tensors, strict=True)),
         dkeys=dense(dkeys),
         dqueries=dense(dqueries),
         down=dense(down),

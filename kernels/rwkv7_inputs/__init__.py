@@ -1,4 +1,4 @@
-"""What RWKV-7 computes between its linear maps and the delta rule, written as the two steps a position of `delta_rule`.
+"""Computes all of RWKV-7 that lies between its linear maps and `delta_rule`, which takes two steps a position.
 
     L = -exp(-1/2) sigmoid(w_0 + w),   e = sigmoid(a_0 + a)            log-decay and rate
     c = k xi / |k xi|,                 k~ = k (1 + (e - 1) alpha)      what is removed, and the key
@@ -38,7 +38,7 @@ EPS = 1e-24
 
 
 class Position(NamedTuple):
-    """What the recurrence reads at a position, in float32 or wider, [..., H, K]."""
+    """The recurrence reads these vectors at each position. All are [..., H, K] in float32 or wider."""
 
     k: Tensor
     """k~."""
@@ -49,7 +49,7 @@ class Position(NamedTuple):
     log_decay: Tensor
     """L."""
     own: Tensor
-    """What the position adds to its output besides o_t."""
+    """The position adds this vector to its output o_t."""
 
 
 class DeltaRuleInputs(NamedTuple):
@@ -62,7 +62,7 @@ class DeltaRuleInputs(NamedTuple):
     log_decay: Tensor
     """In float32 or wider, where q, k, v and write have the dtype of v."""
     own: Tensor
-    """What every position adds to its output besides o_t, [B, T, H, K] in float32 or wider."""
+    """Every position adds its vector to its output o_t, [B, T, H, K] in float32 or wider."""
 
 
 def rwkv7_inputs(
@@ -94,14 +94,12 @@ def rwkv7_inputs(
     tensors = (r, k, v, w, a, w_0, a_0, xi, alpha, rho)
     obstacle = f"takes K up to {MAX_KEYS}, got K={head_dim}" if head_dim > MAX_KEYS else None
     # the kernels have not run on a GPU yet
-    if (backend != "auto" or not torch.compiler.is_compiling()) and use_triton(
-        "rwkv7_inputs", backend, *tensors, obstacle=obstacle, is_faster=False
-    ):
+    if use_triton("rwkv7_inputs", backend, *tensors, obstacle=obstacle, is_faster=False):
         from kernels.rwkv7_inputs.triton import rwkv7_inputs_triton
 
         with on_device_of(r):
-            return DeltaRuleInputs(*rwkv7_inputs_triton(*tensors, head_dim))
-    at = _position(*tensors, head_dim, "auto" if backend == "auto" else "torch")
+            return DeltaRuleInputs(*rwkv7_inputs_triton(tensors, head_dim))
+    at = _position(tensors, head_dim, "auto" if backend == "auto" else "torch")
     r, v = r.unflatten(-1, (-1, head_dim)), v.unflatten(-1, (-1, head_dim))
     q, key, value, log_decay, write = two_steps(r, at.k, v, at.remove, at.add, at.log_decay)
     return DeltaRuleInputs(q, key, value, write, log_decay, at.own)
@@ -126,27 +124,15 @@ def rwkv7_position(
     Raises ValueError for shapes that do not fit.
     """
     _check("rwkv7_position", ("...",), (r, k, v, w, a), (w_0, a_0, xi, alpha, rho), head_dim)
-    return _position(r, k, v, w, a, w_0, a_0, xi, alpha, rho, head_dim, "auto")
+    return _position((r, k, v, w, a, w_0, a_0, xi, alpha, rho), head_dim, "auto")
 
 
 def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _position(
-    r: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w: Tensor,
-    a: Tensor,
-    w_0: Tensor,
-    a_0: Tensor,
-    xi: Tensor,
-    alpha: Tensor,
-    rho: Tensor,
-    head_dim: int,
-    backend: Literal["auto", "torch"],
-) -> Position:
+def _position(tensors: tuple[Tensor, ...], head_dim: int, backend: Literal["auto", "torch"]) -> Position:
+    r, k, v, w, a, w_0, a_0, xi, alpha, rho = tensors
     heads = (-1, head_dim)
     log_decay = -math.exp(-0.5) * torch.sigmoid(_wide(w_0) + _wide(w))
     rate = torch.sigmoid(_wide(a_0) + _wide(a))

@@ -47,6 +47,7 @@ ELEMENTS, NUM_WARPS = 512, 4
 TILES = 16
 """Tiles of a program of the backward pass, which adds the gradients of parameters over all of them."""
 FASTEST_DECAY = math.exp(-0.5)
+INPUTS = ("r", "k", "v", "w", "a", "w_0", "a_0", "xi", "alpha", "rho")
 
 
 @triton.jit
@@ -175,7 +176,7 @@ def _sizes(r: Tensor, head_dim: int) -> tuple[int, int, dict[str, Any]]:
 
 def rwkv7_inputs_fwd(inputs: tuple[Tensor, ...], head_dim: int) -> tuple[Tensor, ...]:
     """q, k, v, write, log_decay and own of the ten inputs, which are contiguous."""
-    r, k, v, w, a, w_0, a_0, xi, alpha, rho = inputs
+    r, _, v, *_ = inputs
     rows, heads, shared = _sizes(r, head_dim)
     batch, length = r.shape[:2]
     q, reading, value, write, log_decay = (
@@ -186,16 +187,7 @@ def rwkv7_inputs_fwd(inputs: tuple[Tensor, ...], head_dim: int) -> tuple[Tensor,
     launch(
         _rwkv7_fwd_kernel,
         heads * cdiv(rows, shared["ROWS"]),
-        r=r,
-        k=k,
-        v=v,
-        w=w,
-        a=a,
-        w_0=w_0,
-        a_0=a_0,
-        xi=xi,
-        alpha=alpha,
-        rho=rho,
+        **dict(zip(INPUTS, inputs, strict=True)),
         q=q,
         reading=reading,
         value=value,
@@ -216,7 +208,7 @@ def rwkv7_inputs_bwd(
     inputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...], head_dim: int
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the ten inputs, from those of the six results."""
-    r, k, v, w, a, w_0, a_0, xi, alpha, rho = inputs
+    r, k, v, w, a, *_ = inputs
     dq, dreading, dvalue, dwrite, dlog, down = (dense(x) for x in gradients)
     dr, dk, dv, dw, da = (torch.empty_like(x) for x in (r, k, v, w, a))
     rows, heads, shared = _sizes(r, head_dim)
@@ -225,16 +217,7 @@ def rwkv7_inputs_bwd(
     launch(
         _rwkv7_bwd_kernel,
         heads * programs,
-        r=r,
-        k=k,
-        v=v,
-        w=w,
-        a=a,
-        w_0=w_0,
-        a_0=a_0,
-        xi=xi,
-        alpha=alpha,
-        rho=rho,
+        **dict(zip(INPUTS, inputs, strict=True)),
         dq=dq,
         dreading=dreading,
         dvalue=dvalue,
@@ -274,19 +257,7 @@ class RWKV7Inputs(torch.autograd.Function):
         return None, *rwkv7_inputs_bwd(tuple(saved(ctx)), gradients, ctx.head_dim)
 
 
-def rwkv7_inputs_triton(
-    r: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w: Tensor,
-    a: Tensor,
-    w_0: Tensor,
-    a_0: Tensor,
-    xi: Tensor,
-    alpha: Tensor,
-    rho: Tensor,
-    head_dim: int,
-) -> tuple[Tensor, ...]:
+def rwkv7_inputs_triton(tensors: tuple[Tensor, ...], head_dim: int) -> tuple[Tensor, ...]:
     """`rwkv7_inputs` for arguments that were checked."""
-    inputs = tuple(dense(x) for x in (r, k, v, w, a, w_0, a_0, xi, alpha, rho))
+    inputs = tuple(dense(x) for x in tensors)
     return RWKV7Inputs.apply(head_dim, *inputs) if needs_gradient(*inputs) else rwkv7_inputs_fwd(inputs, head_dim)

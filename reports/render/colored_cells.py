@@ -84,14 +84,20 @@ def ranked(figure: Figure, unit: str) -> list[str]:
 def _scaled(mean: float, figure: Figure, unit: str) -> float:
     """Returns a mean on the scale of the colours, where larger is better."""
     scaled = mean if unit == "%" else math.log(mean) if mean > 0 else -math.inf
-    return -scaled if figure.spec.y == "time" or figure.spec.y in LOWER_IS_BETTER else scaled
+    return -scaled if _lower_is_better(figure) else scaled
+
+
+def _lower_is_better(figure: Figure) -> bool:
+    return figure.spec.y == "time" or figure.spec.y in LOWER_IS_BETTER
 
 
 def _shades(means: Sequence[float | None], figure: Figure, unit: str) -> list[float]:
     """Returns the places of a column's means on the colour map, from 0 to 1; NaN where there is none."""
     scaled = [NO_VALUE if mean is None else _scaled(mean, figure, unit) for mean in means]
     finite = [value for value in scaled if math.isfinite(value)]
-    low, high = (0.0, 100.0) if unit == "%" else (min(finite, default=0.0), max(finite, default=1.0))
+    low, high = min(finite, default=0.0), max(finite, default=1.0)
+    if unit == "%":
+        low, high = (-100.0, 0.0) if _lower_is_better(figure) else (0.0, 100.0)
     # of equal means, each is the best
     return [min(max((value - low) / (high - low), 0.0), 1.0) if high > low else value - low + 1.0 for value in scaled]
 

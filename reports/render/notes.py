@@ -11,7 +11,7 @@ from reports.render.plan import Plan
 from reports.render.rows import StoredRun
 
 LONGEST_LIST = 12
-"""Rows and cells that a footnote names, at most."""
+"""A footnote names at most this many rows and cells."""
 
 
 def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> list[str]:

@@ -42,7 +42,7 @@ def test_memory_is_that_of_the_sums():
 
 
 @pytest.mark.parametrize("measure", ["legs", "legt", "fout"])
-def test_filters_of_s4_are_about_as_exact_as_those_of_plain_pytorch(measure, monkeypatch):
+def test_filters_of_s4_are_as_exact_as_the_rule_asks(measure, monkeypatch):
     torch.manual_seed(0)
     single_ssm = S4Kernel(64, 64, init=measure).cuda()
     exact_ssm = S4Kernel(64, 64, init=measure).cuda().double()
@@ -59,8 +59,7 @@ def test_filters_of_s4_are_about_as_exact_as_those_of_plain_pytorch(measure, mon
 
     exact, plain, actual = results(exact_ssm, TORCH), results(single_ssm, TORCH), results(single_ssm, TRITON)
     for e, p, a in zip(exact, plain, actual, strict=True):
-        # errors of gradients that almost cancel are a matter of chance
-        assert (a - e).norm() <= 4 * (p - e).norm() + 1e-5 * e.norm()
+        assert_close(a, e, torch.float32, plain=p)
 
 
 def test_a_recorded_step_gives_the_same_gradients():

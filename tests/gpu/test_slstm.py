@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from kernels.slstm import slstm_step
+from kernels.backend import record_operators
+from kernels.slstm import slstm, slstm_step
 from kernels.slstm.reference import slstm_reference
 from suite.laws.accuracy import assert_close, assert_matches_reference
 from tests.kernels.test_slstm import KEEP, TORCH, TRITON, make_inputs
@@ -38,3 +39,12 @@ def test_steps_equal_the_whole():
         y = slstm_step(inputs["x"][:, t], inputs["recurrent"], inputs["bias"], state, backend="triton")
         assert_close(y.cpu(), exact[:, t], torch.float32, plain=exact[:, t].float(), what=f"step {t}")
     assert_close(state.cpu(), final, torch.float32, plain=final.float())
+
+
+def test_auto_takes_the_kernels_with_a_gradient_and_without():
+    inputs = {name: x.to("cuda", torch.float32) for name, x in make_inputs(20, 12, 3, 40).items()}
+    for needed in (False, True):
+        inputs["recurrent"].requires_grad_(needed)
+        with record_operators() as used:
+            slstm(**inputs)
+        assert used["slstm"]["backend"] == "triton"

@@ -18,9 +18,9 @@ from kernels.float32_matmul import float32_matmul
 from kernels.forget_gate import forget_gate
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
-from kernels.h3_inner import DiagonalSystem, h3_inner_step
+from kernels.h3_inner import h3_inner_step
 from kernels.linear_cross_entropy import linear_cross_entropy
-from kernels.lti_ssm import ContinuousSystem, lti_ssm, lti_ssm_step
+from kernels.lti_ssm import ContinuousSystem, DiagonalSystem, lti_ssm, lti_ssm_step
 from kernels.mamba_inner import mamba_inner_step
 from kernels.norm import norm
 from kernels.rotary import rotary

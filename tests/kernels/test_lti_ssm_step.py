@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.backend import record_operators
 from kernels.lti_ssm import ContinuousSystem, DiagonalSystem, lti_ssm_step
 from kernels.lti_ssm.reference import lti_ssm_step_reference
 from kernels.lti_ssm.workloads import PARAMETERS, STEP, make_step_inputs, with_state
@@ -136,17 +135,6 @@ def test_steps_of_the_kernel_follow_the_recurrence():
         expected, exact["state"] = lti_ssm_step_reference(**(exact | {"u": u.double()}))
         assert_close(y, expected, torch.float32, what=f"step {seed}")
     assert_close(given["state"], exact["state"], torch.float32, what="state")
-
-
-def test_auto_takes_plain_pytorch_until_the_kernel_has_been_measured():
-    given = {
-        name: x.to(DEVICE) if torch.is_tensor(x) else x for name, x in inputs(2, 8, 3, dtype=torch.float32).items()
-    }
-    with record_operators() as used:
-        TRITON(**given)
-        assert used["lti_ssm"]["backend"] == "triton"
-        with_state(lti_ssm_step)(**given)
-    assert used["lti_ssm"]["backend"] == "triton+torch"
 
 
 def test_arguments_that_the_kernel_cannot_take_are_named():

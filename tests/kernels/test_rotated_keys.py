@@ -148,12 +148,6 @@ def test_a_rotation_keeps_products():
     torch.testing.assert_close((turned_k * turned_q).sum(-1), (k * q).sum(-1))
 
 
-def test_auto_takes_plain_pytorch_until_the_kernels_are_measured():
-    inputs = {name: x.to(DEVICE) for name, x in make_inputs(2, 6, 3, 8, 2, dtype=torch.float32).items()}
-    for found, expected in zip(rotated_keys(**inputs), TORCH(**inputs), strict=True):
-        assert torch.equal(found, expected)
-
-
 def test_wrong_arguments_are_named():
     inputs = make_inputs(2, 4, 3, 8, 2)
     for name, x, message in (

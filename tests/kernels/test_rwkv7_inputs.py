@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-from kernels.backend import record_operators
 from kernels.delta_rule import delta_rule
 from kernels.rwkv7_inputs import rwkv7_inputs, rwkv7_position
 from kernels.rwkv7_inputs.reference import rwkv7_inputs_reference
@@ -139,12 +138,6 @@ def test_extreme_decays_and_rates_stay_finite():
     for x, y in zip(gradients(inputs, "triton"), gradients(inputs, "torch"), strict=True):
         assert x.isfinite().all()
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
-
-
-def test_automatic_choice_is_plain_pytorch():
-    with record_operators() as used:
-        rwkv7_inputs(**cast(make_inputs(1, 2, 1, 4), torch.float32))
-    assert used["rwkv7_inputs"]["backend"] == "torch"
 
 
 def test_what_does_not_fit_is_refused():

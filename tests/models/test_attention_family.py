@@ -22,6 +22,7 @@ from models.retnet import RetNetConfig
 from models.transformer import TransformerPPConfig
 from suite.contracts import TaskSpec
 from suite.laws import models as laws
+from suite.laws.accuracy import assert_close
 
 SPEC = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=64, vocab_size=16)
 PAPER_WIDTH = 2048
@@ -327,3 +328,12 @@ def test_the_running_total_of_abc_is_a_cumulative_log_sum_exp(steps):
     # padding in front of a row adds nothing
     padded = torch.cat([torch.full((2, 5, 3, 4), -math.inf, dtype=torch.float64), logits.detach()], dim=1)
     torch.testing.assert_close(_running_total(padded)[:, 5:], total.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_of_the_running_total_of_abc_are_exact_in_float32():
+    logits = torch.empty(1, 2000, 2, 4).uniform_(-32, 32).requires_grad_()
+    wide = logits.detach().double().requires_grad_()
+    weights = torch.randn_like(logits)
+    (ours,) = torch.autograd.grad(_running_total(logits), logits, weights)
+    (exact,) = torch.autograd.grad(wide.logcumsumexp(1), wide, weights.double())
+    assert_close(ours, exact, torch.float32, what="gradient of the logits")

@@ -1,4 +1,4 @@
-"""The two views of the leaderboard: every mixer is there, and what a view holds equal is equal."""
+"""The views of the leaderboard: every mixer is in each of them, and what a view holds equal is equal."""
 
 from __future__ import annotations
 
@@ -32,6 +32,15 @@ def networks(view):
 @pytest.mark.parametrize("view", ["parameters", "state"])
 def test_every_mixer_has_a_place(view):
     assert {name for name, _, _ in networks(view)} == set(MODELS) - NO_MIXERS
+
+
+def test_every_mixer_is_timed():
+    grid = load_experiment(REPORTS / "leaderboard/speed/grid.yaml")
+    runs = list(expand("leaderboard/speed", grid, Resolver(TASKS, MODELS, WORKLOADS), scale="paper"))
+    for measure in ("layer", "decode"):
+        timed = [run.resolved["model"]["name"] for run in runs if run.resolved["speed"]["measure"] == measure]
+        assert set(timed) == set(MODELS) - NO_MIXERS
+        assert len(timed) == len(grid.table.rows)
 
 
 def test_all_networks_of_one_view_have_as_many_parameters():

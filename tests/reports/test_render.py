@@ -877,6 +877,7 @@ def test_the_window_is_a_stretch_of_neighbours_and_says_where_it_may_be_wider():
     assert window(0, 3, 0, 0) == "10"
     assert window(0, 0, 0, 4) == "1e+03 or more"
     assert window(4, 4, 4, 4) == "1 or less to 1e+03 or more (1e+03 times)"
+    assert window(4) == "1 (no other was tried)"
 
 
 def test_successes_are_drawn_as_a_field_for_every_value(make):
@@ -917,10 +918,12 @@ def test_the_cells_of_a_table_are_drawn_with_the_best_row_first(make):
     assert dots.get_xlabel() == "parameters"
     assert [text.get_text() for text in cells.texts] == ["92.5", "100.0", "25.0"]
     # of times the smallest is the best, and each column has colours of its own
-    times = grid(figure={"kind": "cells", "y": "time", "percent": False, "split": ""})
+    table = {**yaml.safe_load(GRID)["table"], "percent": False}
+    times = grid(table=table, figure={"kind": "cells", "y": "time", "percent": False, "split": ""})
     report = make(*three(values=(0.9, 0.95)), *three("s4d", values=(0.2, 0.3)), config=times)
     axes = draw(report).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["S4D", "H3"]
+    assert axes.images[0].get_array()[:, 1].tolist() == [1.0, 0.0]
     with pytest.raises(ValueError, match="a figure of kind cells takes a cost"):
         grid(figure={"kind": "cells", "x": "model.d_model"})
 

@@ -84,7 +84,8 @@ def _lti_ssm_step_kernel(
     h_re, h_im = times(a_re[None, :, :], a_im[None, :, :], h_re, h_im)
     h_re += g_re[None, :, :] * b_v[:, :, None]
     h_im += g_im[None, :, :] * b_v[:, :, None]
-    # where the tile has fewer states than threads, several threads read a state, all of them before one replaces it
+    # several threads read the same state where a tile has fewer states than threads, and one of them would replace it
+    # before the others have read it
     tl.debug_barrier()
     tl.store(p_s, tl.join(h_re, h_im), mask=m_s)
     b_y = tl.sum(c_re[None, :, :] * h_re - c_im[None, :, :] * h_im, 2) + b_skip[None, :] * b_v

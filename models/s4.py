@@ -38,7 +38,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from kernels.cauchy import cauchy
+from kernels.cauchy import cauchy, elements_per_point
 from kernels.fft_conv import fft_conv
 from models.backbone import BackboneConfig
 from models.parts.casts import at_least_float32
@@ -55,7 +55,7 @@ DAMPING = 2.0
 """The circle of the transform is so far inside that K_L there has the weight e^-DAMPING. Dividing by the weights again
 makes rounding errors of the last taps larger by e^DAMPING."""
 MOST_ELEMENTS = 1 << 24
-"""Elements of a [D, N / 2, frequencies] buffer; the transform is made of pieces that large, which backward repeats."""
+"""Elements of a buffer of all terms (in Triton: sums) and frequencies of a piece; backward repeats every piece."""
 BLOCK = 64
 """Inputs that a prefill takes at once."""
 
@@ -229,9 +229,9 @@ class System:
         left, right = torch.cat([C, self.P.conj()]), torch.cat([self.B.unsqueeze(0), self.P])
         products = left.unsqueeze(1) * right.unsqueeze(0)
         frequencies = length // 2 + 1
-        size = piece or max(1, MOST_ELEMENTS // self.Lambda.numel())
         time = torch.arange(max(frequencies, length), dtype=torch.float64, device=C.device)
         exponents = torch.complex(torch.full_like(time, DAMPING / 2), math.pi * time)[:frequencies] / length
+        size = piece or max(1, MOST_ELEMENTS // elements_per_point(products, self.Lambda, self.dt, exponents))
         pieces = [self._piece(products, s, frequencies > size) for s in exponents.split(size)]
         weights = torch.exp(time[:length] * (DAMPING / length)).to(self.dt.dtype)
         return torch.fft.irfft(torch.cat(pieces, -1), n=length) * weights

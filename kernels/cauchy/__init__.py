@@ -23,7 +23,7 @@ from torch import Tensor
 from kernels.backend import on_device_of, use_triton
 from kernels.cauchy.matrix import cauchy_matrix
 
-__all__ = ["cauchy"]
+__all__ = ["cauchy", "elements_per_point"]
 
 
 def cauchy(
@@ -45,22 +45,35 @@ def cauchy(
               should be given in complex128.
     backend:  triton takes complex64 on a CUDA device and keeps nothing larger than its result. torch forms a tensor
               [D, N, F] a few times; it sums in float64 where matrix products of float32 are not exact
-              (`torch.set_float32_matmul_precision`). Both are deterministic. auto takes torch, because the kernels have
-              not run on a GPU yet (LOG.md).
+              (`torch.set_float32_matmul_precision`). Both are deterministic. auto takes triton wherever it can.
 
     Returns U in the dtype of residues. It has gradients for residues, Lambda and dt, and in Triton no gradients of
     gradients. ValueError for shapes and dtypes that do not fit together, and where backend="triton" cannot run.
     """
     _check(residues, Lambda, dt, s)
-    obstacle = None if s.device == dt.device else f"needs all tensors on one device, got {dt.device} and {s.device}"
-    # for a complex tensor, the dtype of its parts decides; the kernels have not run on a GPU yet
-    if use_triton("cauchy", backend, dt, residues.real, Lambda.real, obstacle=obstacle, is_faster=False):
+    if _use_triton(backend, residues, Lambda, dt, s):
         from kernels.cauchy.triton import cauchy_triton
 
         with on_device_of(dt):
             return cauchy_triton(residues, Lambda, dt, s)
     with torch.autocast(dt.device.type, enabled=False):
         return cauchy_matrix(residues, Lambda, dt, s)
+
+
+def elements_per_point(residues: Tensor, Lambda: Tensor, dt: Tensor, s: Tensor) -> int:
+    """Complex numbers that `cauchy` with backend="auto" needs in memory for every point of s.
+
+    A caller with many points can compute them in pieces of a size that fits. They are D N in PyTorch, for a term of
+    every pole, and one for each of the sums in Triton, which keeps the terms in registers.
+    """
+    sums = residues.numel() // Lambda.shape[1]
+    return sums if _use_triton("auto", residues, Lambda, dt, s) else Lambda.numel()
+
+
+def _use_triton(backend: str, residues: Tensor, Lambda: Tensor, dt: Tensor, s: Tensor) -> bool:
+    obstacle = None if s.device == dt.device else f"needs all tensors on one device, got {dt.device} and {s.device}"
+    # for a complex tensor, the dtype of its parts decides
+    return use_triton("cauchy", backend, dt, residues.real, Lambda.real, obstacle=obstacle)
 
 
 def _check(residues: Tensor, Lambda: Tensor, dt: Tensor, s: Tensor) -> None:

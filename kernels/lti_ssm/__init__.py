@@ -141,8 +141,7 @@ def lti_ssm_step(
     length, position: for dss-softmax only, and needed there: the L of its normalization, and the time of this step, as
               a tensor where the step is captured in a CUDA graph.
     backend:  triton takes a `DiagonalSystem` with N up to 512, a state in complex64 and every discretization but
-              dss-softmax on a CUDA device, where no gradient is recorded. auto takes plain PyTorch, because the kernel
-              (LOG.md) has not run on a GPU yet.
+              dss-softmax on a CUDA device, where no gradient is recorded; auto takes it wherever it can.
 
     ValueError where shapes, options or the backend do not fit together.
     """
@@ -161,8 +160,7 @@ def lti_ssm_step(
         obstacle = f"takes a state in complex64, got {state.dtype}"
     else:
         tensors = (*tensors, *system)
-    # the kernel was compiled for a GPU and has passed its tests in the interpreter, but has not run on a GPU yet
-    if use_triton("lti_ssm_step", backend, u, *tensors, obstacle=obstacle, is_faster=False):
+    if use_triton("lti_ssm_step", backend, u, *tensors, obstacle=obstacle):
         from kernels.lti_ssm.triton.step import lti_ssm_step_triton
 
         assert isinstance(system, DiagonalSystem)

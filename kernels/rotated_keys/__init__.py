@@ -47,7 +47,7 @@ def rotated_keys(
     dtype:            that of keys and queries; None: that of B. own is float32, or wider where an input is.
     backend:          triton takes float32, bfloat16 and float16 on a CUDA device; it takes q . k before the rotation,
                       which does not change it, and keeps nothing as large as the results. torch computes the
-                      equations term by term. auto takes torch, because the kernels have not run on a GPU yet.
+                      equations term by term. auto takes triton wherever it can.
 
     All is computed in float32 at least and rounded once. Results and gradients are deterministic on both. ValueError
     for shapes that do not fit together, and where backend="triton" cannot run.
@@ -56,8 +56,7 @@ def rotated_keys(
     dtype = dtype or B.dtype
     tensors = (B, C, B_bias, C_bias, theta, now, later, log_decay)
     obstacle = None if dtype in TRITON_DTYPES else f"gives float32, bfloat16 and float16, not {dtype}"
-    # to be measured on a GPU
-    if use_triton("rotated_keys", backend, *tensors, obstacle=obstacle, is_faster=False):
+    if use_triton("rotated_keys", backend, *tensors, obstacle=obstacle):
         from kernels.rotated_keys.triton import rotated_keys_triton
 
         with on_device_of(B):

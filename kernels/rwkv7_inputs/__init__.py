@@ -85,16 +85,15 @@ def rwkv7_inputs(
     r, k, v, w, a:           [B, T, D] with D = H K and K = head_dim.
     w_0, a_0, xi, alpha, rho: [D].
     backend: the Triton path takes K up to 256 in float32, bfloat16 and float16. It computes in float32, rounds once,
-             and keeps nothing but its inputs for the backward pass. It copies what is not contiguous. `auto` does not
-             take it, because its kernels (LOG.md) have not run on a GPU yet. Both paths are deterministic.
+             and keeps nothing but its inputs for the backward pass. It copies what is not contiguous. `auto` takes it
+             wherever it can. Both paths are deterministic.
 
     Everything is computed in float32 at least, also under autocast. Raises ValueError for shapes that do not fit.
     """
     _check("rwkv7_inputs", ("B", "T >= 1"), (r, k, v, w, a), (w_0, a_0, xi, alpha, rho), head_dim)
     tensors = (r, k, v, w, a, w_0, a_0, xi, alpha, rho)
     obstacle = f"takes K up to {MAX_KEYS}, got K={head_dim}" if head_dim > MAX_KEYS else None
-    # the kernels have not run on a GPU yet
-    if use_triton("rwkv7_inputs", backend, *tensors, obstacle=obstacle, is_faster=False):
+    if use_triton("rwkv7_inputs", backend, *tensors, obstacle=obstacle):
         from kernels.rwkv7_inputs.triton import rwkv7_inputs_triton
 
         with on_device_of(r):

@@ -16,8 +16,8 @@ code spans do not count, nor do those that are part of a word, as in `T2048` or 
 - `runs key=value ...`: test accuracy (%) of the stored runs with these settings, seed by seed, probes included;
   `seed=3` keeps one seed, `slice=length=512` takes a part of the test rows, `split=valid step=600` a validation
   during training, `metric=macro_accuracy` another metric.
-- `bench operator | implementation | case | metric`: newest row of `bench`; the default is `time`,
-  in ms.
+- `bench operator | implementation | case | metric | device`: newest row of `bench`; the default is `time`, in ms, on
+  the device that most rows are of, so that no table mixes the speeds of two. `device` is a part of its name.
 - `peer operator | implementation | shape | column`: a line of `results/peers.csv`.
 
 `<!-- rows: experiment scale -->` says of which report the numbers below it are. In the README of an experiment they are
@@ -27,7 +27,7 @@ of its scale `paper` until then.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Protocol
@@ -53,7 +53,7 @@ class Source(Protocol):
     def runs(self, experiment: str, scale: str, selector: dict[str, str]) -> list[float]:
         """Test accuracy (or another metric, fractions in %) of stored runs, in the order of their seeds."""
 
-    def bench(self, operator: str, implementation: str, case: str, metric: str) -> float:
+    def bench(self, operator: str, implementation: str, case: str, metric: str = "time", device: str = "") -> float:
         """A measurement of an operator."""
 
     def peer(self, operator: str, implementation: str, shape: str, column: str) -> float:
@@ -144,10 +144,10 @@ def _term(term: str, source: Source, experiment: str, scale: str) -> list[float]
         return source.tried(experiment, scale, *parts)
     if kind == "runs":
         return source.runs(experiment, scale, dict(pair.partition("=")[::2] for pair in rest.split()))
-    measured: dict[str, Callable[[str, str, str, str], float]] = {"bench": source.bench, "peer": source.peer}
-    if kind in measured:
-        operator, implementation, case, *column = parts
-        return [measured[kind](operator, implementation, case, *(column or ["time"]))]
+    if kind == "bench":
+        return [source.bench(*parts)]
+    if kind == "peer":
+        return [source.peer(*parts)]
     if " / " in term:
         above, below = (_term(side.strip(), source, experiment, scale) for side in term.split(" / "))
         return [above[0] / below[0]]

@@ -103,13 +103,15 @@ class CommittedRows:
             raise ValueError(f"{experiment}, {scale}: {selector} selects {len(found)} runs, not one for every seed")
         return [value for _, value in sorted(found)]
 
-    def bench(self, operator: str, implementation: str, case: str, metric: str) -> float:
+    def bench(self, operator: str, implementation: str, case: str, metric: str = "time", device: str = "") -> float:
         rows = self.kernels()
         wanted = {"task": operator, "model": implementation, "slice": case, "metric": metric, "status": "ok"}
+        device = device or str(rows["device"].mode()[0])
+        rows = rows[rows["device"].str.contains(device, regex=False)]
         for column, value in wanted.items():
             rows = rows[rows[column] == value]
         if rows.empty:
-            raise ValueError(f"no row of {wanted}")
+            raise ValueError(f"no row of {wanted} on {device}")
         return float(rows.sort_values("started_at")["value"].iloc[-1])
 
     def peer(self, operator: str, implementation: str, shape: str, column: str) -> float:

@@ -34,8 +34,8 @@ class Rows:
     def runs(self, experiment, scale, selector):
         return [float(selector["seed"])]
 
-    def bench(self, operator, implementation, case, metric):
-        return 0.1234
+    def bench(self, operator, implementation, case, metric="time", device=""):
+        return 0.1234 if device == "" else 7.0
 
     def peer(self, operator, implementation, shape, column):
         return 1234.5
@@ -53,6 +53,7 @@ class Rows:
         ("1 of 2 claims<!--= claims -->", "3 of 5 claims<!--= claims -->"),
         ("4 at 2^20<!--= runs seed=6 -->", "6 at 2^20<!--= runs seed=6 -->"),
         ("0.0 ms<!--= bench x | y | z -->", "0.1 ms<!--= bench x | y | z -->"),
+        ("0.0 ms<!--= bench x | y | z | time | H100 -->", "7.0 ms<!--= bench x | y | z | time | H100 -->"),
         ("1,000<!--= peer x | y | z | c -->", "1,234<!--= peer x | y | z | c -->"),
         ("`0.5` 5.0<!--= H3 | b -->", "`0.5` 12.0<!--= H3 | b -->"),
         ("<!-- rows: h3 small -->5.0<!--= H3 | b -->", "<!-- rows: h3 small -->13.0<!--= H3 | b -->"),

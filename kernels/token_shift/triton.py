@@ -33,7 +33,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.autograd import needs_gradient, once_differentiable, save, saved
-from kernels.launch import cdiv, launch, power_of_2
+from kernels.launch import CompileOptions, cdiv, launch, power_of_2
 from kernels.layout import dense
 from kernels.token_shift import MAX_USES
 
@@ -43,6 +43,8 @@ ELEMENTS = 2048
 """Elements of a tile of the forward pass, which has several positions."""
 CHUNK = 32
 """Positions of a program of the backward pass."""
+BACKWARD = CompileOptions(NUM_WARPS, max_registers=96)
+"""Without the limit three programs of U = 5 with delta run on a multiprocessor at once, with it five."""
 
 
 @triton.jit
@@ -209,7 +211,7 @@ def token_shift_bwd(
         **sizes,
         CHUNK=CHUNK,
         BLOCK_D=block_d,
-        num_warps=NUM_WARPS,
+        **BACKWARD.keywords(),
     )
     return dx, partial.sum(0).to(mu.dtype), ddelta, dinitial
 

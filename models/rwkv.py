@@ -2,7 +2,9 @@
 
     time mixing:     k, v = W_k m_k(x), W_v m_v(x);   y = W_o (sigmoid(W_r m_r(x)) * wkv(k, v))
     channel mixing:  y = sigmoid(W_r m_r(x)) * W_v relu(W_k m_k(x))^2
-    m(x)_t = mu * x_t + (1 - mu) * x_{t-1},  with a mu for every channel and use;   wkv is `kernels.wkv`
+    m(x)_t = mu * x_t + (1 - mu) * x_{t-1},  with a mu for every channel and use
+
+wkv is `kernels.wkv`, and m is `kernels.token_shift`.
 
 The two alternate, each in a residual branch behind a layer norm, and the embedding has a norm of its own.
 

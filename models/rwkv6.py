@@ -8,7 +8,7 @@
 with norm_h a layer norm of every head. Channel mixing, which alternates with it, and the norm behind the embedding are
 those of RWKV-4 (models/rwkv.py).
 
-It runs on `gated_linear_attention` (`read_before`), and the bonus is added outside.
+It runs on `token_shift` and `gated_linear_attention` (`read_before`), and the bonus is added outside.
 
 Source: Peng et al. 2024 (arXiv 2404.05892), sections 4.1 and 4.2; initial values, the ranks 32 and 64 of the two
 low-rank maps, the epsilon 64e-5 of the norm and the width 3.5 D of channel mixing are as in the authors' code

@@ -7,8 +7,8 @@
     y_t = W_o (g_t * (norm_h(o_t) + (sum_i rho_i r_ti k_ti) v_t)),         g = sigmoid(m_g(x) A_g) B_g
 
 with S [K, V] and norm_h a layer norm of every head. What is removed from the state, c S, lies in another direction than
-what is written: `kernels/delta_rule/generalised.py`. `kernels/rwkv7_inputs` computes what lies between the linear maps
-and the recurrence. Channel mixing is y = W_v relu(W_k m(x))^2.
+what is written: `kernels/delta_rule/generalised.py`. `kernels/token_shift` computes all m_u, and `kernels/rwkv7_inputs`
+what lies between the linear maps and the recurrence. Channel mixing is y = W_v relu(W_k m(x))^2.
 
 Source: Peng et al. 2025 (arXiv 2503.14456), section 4; initial values, ranks and the epsilon 64e-5 of the norm as in
 the authors' code (BlinkDL/RWKV-LM at d4a6c3be999c5c2ece521660279a5d68ced0458d, RWKV-v7/train_temp/src/model.py, x070).

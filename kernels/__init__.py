@@ -40,6 +40,7 @@ OPERATORS = {
     "slstm_step": ("kernels.slstm.workloads:STEP", "one step of it, state in place"),
     "ssm_kernel": ("kernels.ssm_kernel.workloads:WORKLOAD", "convolution filter of a diagonal state space model"),
     "swiglu": ("kernels.swiglu.workloads:WORKLOAD", "gated linear unit of a channel mixer"),
+    "token_shift": ("kernels.token_shift.workloads:WORKLOAD", "inputs of RWKV mixed with the ones before them"),
     "wkv": ("kernels.wkv.workloads:WORKLOAD", "weighted mean of values of RWKV-4"),
     "wkv_step": ("kernels.wkv.workloads:STEP", "one step of it, state in place"),
 }

@@ -29,5 +29,6 @@ VERSIONS = {
     "slstm": 1,
     "ssm_kernel": 1,
     "swiglu": 1,
+    "token_shift": 1,
     "wkv": 1,
 }

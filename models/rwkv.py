@@ -2,7 +2,9 @@
 
     time mixing:     k, v = W_k m_k(x), W_v m_v(x);   y = W_o (sigmoid(W_r m_r(x)) * wkv(k, v))
     channel mixing:  y = sigmoid(W_r m_r(x)) * W_v relu(W_k m_k(x))^2
-    m(x)_t = mu * x_t + (1 - mu) * x_{t-1},  with a mu for every channel and use;   wkv is `kernels.wkv`
+    m(x)_t = mu * x_t + (1 - mu) * x_{t-1},  with a mu for every channel and use
+
+wkv is `kernels.wkv`, and m is `kernels.token_shift`.
 
 The two alternate, each in a residual branch behind a layer norm, and the embedding has a norm of its own.
 
@@ -17,12 +19,13 @@ norm. mu, decay and bonus have no weight decay and one learning rate, where the 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.token_shift import Weighs, token_shift, token_shift_step
 from kernels.wkv import EMPTY, empty_state, wkv, wkv_step
 from models.backbone import BackboneConfig, Layer, joined
 from models.parts.casts import at_least_float32
@@ -43,15 +46,25 @@ class Shifting(Mixer):
 
     is_first = False
     """Whether it is the first mixer of the network, in front of which the embedding has its norm."""
+    weighs: ClassVar[Weighs] = "before"
+    """Whether mu is the factor of the input before or that of the present one."""
 
     def __init__(self, d_model: int, uses: int, layer: int, num_layers: int) -> None:
         super().__init__()
         self.mu = nn.Parameter(torch.empty(uses, d_model))
         self.depth, self.height = layer / max(1, num_layers - 1), 1 - layer / num_layers
 
-    def _mix(self, x: Tensor, before: Tensor) -> tuple[Tensor, ...]:
-        """m(x) for each use, from x and the inputs one position before it."""
-        return tuple(torch.lerp(before, x, mu.to(x.dtype)) for mu in self.mu)
+    def _mix(
+        self, x: Tensor, last: Tensor | None, mu: Tensor | None = None, delta: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """m(x) for each row of mu (None: all), by `kernels.token_shift`.
+
+        last: None for a sequence x [B, T, D] behind zeros; the input before it for one position x [B, D].
+        """
+        mu = self.mu if mu is None else mu
+        if last is None:
+            return token_shift(x, mu, delta, weighs=self.weighs)
+        return token_shift_step(x, last, mu, delta, weighs=self.weighs)
 
     def init_state(self, batch_size: int, capacity: int) -> tuple[Tensor, ...]:
         mu = at_least_float32(self.mu)
@@ -66,15 +79,11 @@ class Shifting(Mixer):
         return {"mu": self.mu}
 
 
-def shifted(x: Tensor) -> Tensor:
-    """The inputs [B, T, D] one position before each, zeros before the first one."""
-    return F.pad(x, (0, 0, 1, -1))
-
-
 class TimeMix(Shifting):
     """Time mixing. Its state: the last input [B, D], then that of WKV [B, 3, D]."""
 
     operator = staticmethod(wkv)
+    weighs = "now"
 
     def __init__(self, d_model: int, layer: int, num_layers: int) -> None:
         super().__init__(d_model, 3, layer, num_layers)
@@ -97,14 +106,14 @@ class TimeMix(Shifting):
         self.log_rate.copy_(-5 + 8 * (index / max(1, len(ramp) - 1)) ** (0.7 + 1.3 * self.depth))
         self.bonus.copy_(math.log(0.3) + 0.5 * ((index + 1) % 3 - 1))
 
-    def _project(self, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """k, v, the gate and the logarithm of the decay."""
-        k, v, r = self._mix(x, before)
+    def _project(self, x: Tensor, last: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """k, v, the gate and the logarithm of the decay; x and last as in `_mix`."""
+        k, v, r = self._mix(x, last)
         gate = torch.sigmoid(self.receptance(r))
         return self.key(k), self.value(v), gate, -torch.exp(at_least_float32(self.log_rate))
 
     def forward(self, x: Tensor) -> Tensor:
-        k, v, gate, log_decay = self._project(x, shifted(x))
+        k, v, gate, log_decay = self._project(x)
         y = self.operator(k, v, log_decay, self.bonus)
         assert isinstance(y, Tensor)
         return self.out(gate * y)
@@ -119,13 +128,13 @@ class TimeMix(Shifting):
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         last, memory = state
-        k, v, gate, log_decay = self._project(x_t, last.to(x_t.dtype))
+        k, v, gate, log_decay = self._project(x_t, last)
         y = wkv_step(k, v, log_decay, self.bonus, memory)
         return self.out(gate * y), (x_t.to(last.dtype), memory)
 
     def prefill(self, x: Tensor, state: Any, padding: LeftPadding | None = None) -> tuple[Tensor, Any]:
         x = blank(x, padding)
-        k, v, gate, log_decay = self._project(x, shifted(x))
+        k, v, gate, log_decay = self._project(x)
         if padding is not None:
             # the weight of a padded position is that of an empty past; half precision has no number as small
             k = padding.fill(at_least_float32(k), EMPTY)
@@ -142,15 +151,15 @@ class TimeMix(Shifting):
 class ChannelMixing(Shifting):
     """Base class of channel mixing. Its state: the last input [B, D]. A subclass defines `_output`."""
 
-    def _output(self, x: Tensor, before: Tensor) -> Tensor:
-        """y from x and the inputs one position before it."""
+    def _output(self, x: Tensor, last: Tensor | None = None) -> Tensor:
+        """y, with x and last as in `_mix`."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._output(x, shifted(x))
+        return self._output(x)
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return self._output(x_t, state[0].to(x_t.dtype)), (x_t.to(state[0].dtype),)
+        return self._output(x_t, state[0]), (x_t.to(state[0].dtype),)
 
     def prefill(self, x: Tensor, state: Any, padding: LeftPadding | None = None) -> tuple[Tensor, Any]:
         x = blank(x, padding)
@@ -163,6 +172,8 @@ class ChannelMixing(Shifting):
 class ChannelMix(ChannelMixing):
     """Channel mixing of RWKV-4."""
 
+    weighs = "now"
+
     def __init__(self, d_model: int, width: int, layer: int, num_layers: int) -> None:
         super().__init__(d_model, 2, layer, num_layers)
         self.key = nn.Linear(d_model, width, bias=False)
@@ -174,8 +185,8 @@ class ChannelMix(ChannelMixing):
     def reset_parameters(self) -> None:
         self.mu.copy_((self._ramp() ** self.height).expand_as(self.mu))
 
-    def _output(self, x: Tensor, before: Tensor) -> Tensor:
-        k, r = self._mix(x, before)
+    def _output(self, x: Tensor, last: Tensor | None = None) -> Tensor:
+        k, r = self._mix(x, last)
         return torch.sigmoid(self.receptance(r)) * self.out(F.relu(self.key(k)).square())
 
 

@@ -8,7 +8,7 @@
 with norm_h a layer norm of every head. Channel mixing, which alternates with it, and the norm behind the embedding are
 those of RWKV-4 (models/rwkv.py).
 
-It runs on `gated_linear_attention` (`read_before`), and the bonus is added outside.
+It runs on `token_shift` and `gated_linear_attention` (`read_before`), and the bonus is added outside.
 
 Source: Peng et al. 2024 (arXiv 2404.05892), sections 4.1 and 4.2; initial values, the ranks 32 and 64 of the two
 low-rank maps, the epsilon 64e-5 of the norm and the width 3.5 D of channel mixing are as in the authors' code
@@ -34,7 +34,7 @@ from models.parts.linear_attention import read_before
 from models.parts.mixer import Mixer
 from models.parts.norms import HeadNorm
 from models.parts.time_axis import LeftPadding, blank
-from models.rwkv import RWKVConfig, Shifting, shifted
+from models.rwkv import RWKVConfig, Shifting
 from suite.bounds import Ratio, Width
 from suite.contracts import TaskSpec
 
@@ -114,15 +114,14 @@ class TimeMix6(MatrixTimeMix):
         self.decay.copy_(-6 + 5 * rising ** (0.7 + 1.3 * self.depth))
         self.bonus.copy_(self.depth * (1 - rising) + 0.1 * ((index + 1) % 3 - 1))
 
-    def _project(self, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """r, k, v, the log-decays, each [..., H, K], and the gate, from x and the inputs one position before it."""
-        fixed, mu_x = self.mu.to(x.dtype).split((USES, 1))
-        change = before - x
-        low = torch.tanh(torch.addcmul(x, change, mu_x[0]) @ self.mix_down)
+    def _project(self, x: Tensor, last: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """r, k, v, the log-decays, each [..., H, K], and the gate; x and last as in `_mix`."""
+        fixed, mu_x = self.mu.split((USES, 1))
+        (shared,) = self._mix(x, last, mu_x)
+        low = torch.tanh(shared @ self.mix_down)
         # all uses in one product: [uses, positions, rank] by [uses, rank, D]
         low = low.view(-1, USES, self.mix_up.shape[1]).transpose(0, 1)
-        mixes = (fixed.unsqueeze(1) + low @ self.mix_up).view(USES, *x.shape)
-        w, k, v, r, g = torch.addcmul(x, change, mixes)
+        w, k, v, r, g = self._mix(x, last, fixed, (low @ self.mix_up).view(USES, *x.shape))
         decay = torch.tanh(w @ self.decay_down) @ self.decay_up
         log_decay = -torch.exp(at_least_float32(self.decay) + at_least_float32(decay))
         heads = (-1, self.head_dim)
@@ -138,13 +137,13 @@ class TimeMix6(MatrixTimeMix):
         return self.out(self.norm(o, gate, residual=own * at_least_float32(v)))
 
     def _sequence(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        r, k, v, log_decay, gate = self._project(x, shifted(x))
+        r, k, v, log_decay, gate = self._project(x)
         o, memory = read_before(self.operator, r, k, v, log_decay)
         return self._output(o, r, k, v, gate), memory
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         last, memory = state
-        r, k, v, log_decay, gate = self._project(x_t, last.to(x_t.dtype))
+        r, k, v, log_decay, gate = self._project(x_t, last)
         o = (r.to(memory.dtype).unsqueeze(-2) @ memory).squeeze(-2)
         write = k.to(memory.dtype).unsqueeze(-1) * v.to(memory.dtype).unsqueeze(-2)
         memory = torch.addcmul(write, log_decay.to(memory.dtype).exp().unsqueeze(-1), memory)

@@ -7,8 +7,8 @@
     y_t = W_o (g_t * (norm_h(o_t) + (sum_i rho_i r_ti k_ti) v_t)),         g = sigmoid(m_g(x) A_g) B_g
 
 with S [K, V] and norm_h a layer norm of every head. What is removed from the state, c S, lies in another direction than
-what is written: `kernels/delta_rule/generalised.py`. `kernels/rwkv7_inputs` computes what lies between the linear maps
-and the recurrence. Channel mixing is y = W_v relu(W_k m(x))^2.
+what is written: `kernels/delta_rule/generalised.py`. `kernels/token_shift` computes all m_u, and `kernels/rwkv7_inputs`
+what lies between the linear maps and the recurrence. Channel mixing is y = W_v relu(W_k m(x))^2.
 
 Source: Peng et al. 2025 (arXiv 2503.14456), section 4; initial values, ranks and the epsilon 64e-5 of the norm as in
 the authors' code (BlinkDL/RWKV-LM at d4a6c3be999c5c2ece521660279a5d68ced0458d, RWKV-v7/train_temp/src/model.py, x070).
@@ -35,7 +35,7 @@ from models.parts.casts import at_least_float32
 from models.parts.linear import ResidualLinear
 from models.parts.mixer import Mixer
 from models.parts.norms import HeadNorm
-from models.rwkv import ChannelMixing, RWKVConfig, shifted
+from models.rwkv import ChannelMixing, RWKVConfig
 from models.rwkv6 import MatrixTimeMix
 from suite.bounds import Ratio, Width
 from suite.contracts import TaskSpec
@@ -92,11 +92,9 @@ class TimeMix7(MatrixTimeMix):
         low = x @ down
         return (torch.tanh(low) if use == "w" else torch.sigmoid(low) if use == "g" else low) @ up
 
-    def _project(self, x: Tensor, before: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        """The inputs of `rwkv7_inputs`, and the gate, from x and the inputs before it."""
-        change = before - x
-        mu = self.mu.to(x.dtype).view(len(USES), *[1] * (x.ndim - 1), -1)
-        mixed = dict(zip(USES, torch.addcmul(x, change, mu), strict=True))
+    def _project(self, x: Tensor, last: Tensor | None = None) -> tuple[tuple[Tensor, ...], Tensor]:
+        """The inputs of `rwkv7_inputs`, and the gate; x and last as in `_mix`."""
+        mixed = dict(zip(USES, self._mix(x, last), strict=True))
         k, v, r = self.key(mixed["k"]), self.value(mixed["v"]), self.receptance(mixed["r"])
         w, a = self._low_rank("w", mixed["w"]), self._low_rank("a", mixed["a"])
         parameters = (self.w_0, self.a_0, self.xi, self.alpha, self.rho)
@@ -107,14 +105,14 @@ class TimeMix7(MatrixTimeMix):
         return self.out((at_least_float32(gate) * y).to(gate.dtype))
 
     def _sequence(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        inputs, gate = self._project(x, shifted(x))
+        inputs, gate = self._project(x)
         q, k, v, write, log_decay, own = rwkv7_inputs(*inputs, head_dim=self.head_dim)
         o, memory = delta_rule_of_two_steps(q, k, v, log_decay, write)
         return self._output(o, own, gate), memory
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         last, memory = state
-        (r, k, v, *rest), gate = self._project(x_t, last.to(x_t.dtype))
+        (r, k, v, *rest), gate = self._project(x_t, last)
         *vectors, own = rwkv7_position(r, k, v, *rest, head_dim=self.head_dim)
         q, value = (z.unflatten(-1, (-1, self.head_dim)).to(memory.dtype) for z in (r, v))
         key, remove, add, log_decay = (z.to(memory.dtype) for z in vectors)
@@ -142,7 +140,8 @@ class ChannelMix7(ChannelMixing):
     def reset_parameters(self) -> None:
         self.mu.copy_((1 - self._ramp() ** self.height**4).expand_as(self.mu))
 
-    def _output(self, x: Tensor, before: Tensor) -> Tensor:
+    def _output(self, x: Tensor, last: Tensor | None = None) -> Tensor:
+        before = F.pad(x, (0, 0, 1, -1)) if last is None else last.to(x.dtype)
         mixed = x + (before - x) * self.mu[0].to(x.dtype)
         return self.out(F.relu(self.key(mixed)).square())
 

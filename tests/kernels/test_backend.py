@@ -31,6 +31,7 @@ from kernels.skinny_linear import skinny_linear
 from kernels.slstm import slstm, slstm_step
 from kernels.ssm_kernel import ssm_kernel
 from kernels.swiglu import swiglu
+from kernels.token_shift import token_shift
 from kernels.versions import VERSIONS
 from kernels.wkv import wkv, wkv_step
 
@@ -116,6 +117,7 @@ CALLS = {
     ],
     "ssm_kernel": [lambda: ssm_kernel(*STATE, 3, conj_pairs=False)],
     "swiglu": [lambda: swiglu(ones(2, 4))],
+    "token_shift": [lambda: token_shift(ones(1, 3, 2), ones(2, 2))],
     "wkv": [
         lambda: wkv(ones(1, 3, 2), ones(1, 3, 2), -ones(2), ones(2)),
         lambda: wkv_step(ones(1, 2), ones(1, 2), -ones(2), ones(2), ones(1, 3, 2)),

@@ -64,6 +64,8 @@ from kernels.ssm_kernel import ssm_kernel
 from kernels.ssm_kernel.reference import ssm_kernel_reference
 from kernels.swiglu import swiglu
 from kernels.swiglu.reference import swiglu_reference
+from kernels.token_shift import token_shift, token_shift_step
+from kernels.token_shift.reference import token_shift_reference
 from kernels.wkv import wkv, wkv_step
 from kernels.wkv.reference import wkv_reference
 from suite.contracts import TaskSpec
@@ -440,6 +442,18 @@ def _swiglu(draw: Draw) -> Iterator[Call]:
     yield Call("plain", _pair(swiglu, swiglu_reference), {"x": draw(3, 5, 8)})
 
 
+def _token_shift(draw: Draw) -> Iterator[Call]:
+    both, inputs = _pair(token_shift, token_shift_reference), {"x": draw(2, 5, 3), "mu": draw(4, 3)}
+    yield Call("plain", both, inputs)
+    yield Call("mu weighs the present input", both, {**inputs, "weighs": "now"})
+    yield Call("with a state", both, inputs | {"delta": draw(4, 2, 5, 3), "initial_state": draw(2, 3)})
+
+
+def _token_shift_step(draw: Draw) -> Iterator[Call]:
+    inputs = {"x_t": draw(2, 3), "state": draw(2, 3), "mu": draw(4, 3), "delta": draw(4, 2, 3)}
+    yield Call("plain", {"torch": token_shift_step}, inputs)
+
+
 def _wkv(draw: Draw) -> Iterator[Call]:
     inputs = {"k": draw(2, LENGTH, 3), "v": draw(2, LENGTH, 3), "log_decay": draw(3, low=-2.0, high=-0.1)}
     inputs["bonus"] = draw(3)
@@ -486,6 +500,8 @@ OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
     "slstm_step": _slstm_step,
     "ssm_kernel": _ssm_kernel,
     "swiglu": _swiglu,
+    "token_shift": _token_shift,
+    "token_shift_step": _token_shift_step,
     "wkv": _wkv,
     "wkv_step": _wkv_step,
 }

@@ -1,0 +1,68 @@
+"""The benchmark's description of the token shift, in the sizes of a layer of width 2048."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from kernels.token_shift import token_shift
+from kernels.token_shift.reference import token_shift_reference
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic, uniform
+
+
+def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """mu over its whole range. `delta` says whether the factors depend on the data, as in RWKV-6."""
+    batch, length, width, uses = sizes(shape, "BTDU")
+    wide = torch.promote_types(dtype, torch.float32)
+    changes = normal(generator, dtype, uses, batch, length, width) * 0.5 if shape["delta"] == "yes" else None
+    return {
+        "x": normal(generator, dtype, batch, length, width),
+        "mu": uniform(generator, wide, 0.0, 1.0, uses, width),
+        "delta": changes,
+    }
+
+
+def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """x and delta are read and U results written; the backward pass reads all of them and writes the gradients."""
+    batch, length, width, uses = sizes(shape, "BTDU")
+    size = batch * length * width
+    num_inputs = 1 + (uses if shape["delta"] == "yes" else 0)
+    mu = uses * width * max(4, dtype.itemsize)
+    num_bytes = traffic(num_inputs * size * dtype.itemsize + mu, uses * size * dtype.itemsize, backward)
+    return Cost(num_bytes=num_bytes, num_flops=(11 if backward else 4) * uses * size)
+
+
+def short(shape: Shape) -> Shape:
+    return {**shape, "B": min(2, int(shape["B"])), "T": min(40, int(shape["T"])), "D": min(96, int(shape["D"]))}
+
+
+def load_triton() -> Callable[..., Any]:
+    import triton  # noqa: F401
+
+    return partial(token_shift, backend="triton")
+
+
+LAYER: Shape = {"B": 8, "T": 2048, "D": 2048}
+RWKV6: Shape = {**LAYER, "U": 5, "delta": "yes"}
+RWKV7: Shape = {**LAYER, "U": 6, "delta": "no"}
+
+WORKLOAD = Workload(
+    op="token_shift",
+    reference=token_shift_reference,
+    make_inputs=make_inputs,
+    cost=cost,
+    short=short,
+    implementations=(
+        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation("torch", "ours", lambda: partial(token_shift, backend="torch")),
+    ),
+    shapes={
+        "quick": (RWKV6, RWKV7),
+        # the shift with mu_x in front of the low-rank maps of RWKV-6, and that of RWKV-4
+        "paper": (RWKV6, RWKV7, {**LAYER, "U": 1, "delta": "no"}, {**LAYER, "U": 3, "delta": "no"}),
+    },
+    keep=("mu",),
+)

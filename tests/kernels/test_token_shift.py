@@ -1,0 +1,167 @@
+"""Claims about the token shift; the accuracy rule is that of `suite.laws.accuracy`."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+from kernels.token_shift import token_shift, token_shift_step
+from kernels.token_shift.reference import token_shift_reference
+from suite.laws.accuracy import assert_matches_reference
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+KEEP = ("mu",)
+BACKENDS = ["torch", "triton"]
+# several programs of the backward pass, whose chunks cross sequences; widths and lengths that fill no tile; several
+# tiles of channels; one position
+SIZES = [(3, 45, 24, 5), (2, 7, 5, 3), (1, 3, 600, 2), (2, 1, 16, 6), (1, 1, 1, 1)]
+
+
+def make_inputs(
+    batch: int, length: int, width: int, uses: int, *, delta: bool = True, initial: bool = True
+) -> dict[str, Tensor | None]:
+    g = torch.Generator().manual_seed(width)
+    normal = partial(torch.randn, generator=g, dtype=torch.float64)
+    return {
+        "x": normal(batch, length, width),
+        "mu": torch.rand(uses, width, generator=g, dtype=torch.float64),
+        "delta": 0.5 * normal(uses, batch, length, width) if delta else None,
+        "initial_state": normal(batch, width) if initial else None,
+    }
+
+
+def cast(inputs: dict, dtype: torch.dtype) -> dict:
+    return {name: x.to(DEVICE, dtype) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+
+
+def gradients(inputs: dict, backend: str) -> list[Tensor]:
+    """Gradients of a fixed weighted sum of all results, for all tensors."""
+    leaves = [x.requires_grad_() for x in inputs.values() if isinstance(x, Tensor)]
+    results = token_shift(**inputs, backend=backend)
+    total = sum(
+        (x * torch.linspace(u - 2, u - 1, x.numel()).bfloat16().to(x).view_as(x)).sum() for u, x in enumerate(results)
+    )
+    return list(torch.autograd.grad(total, leaves))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("delta", [True, False], ids=["delta", "mu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_results_and_gradients_are_those_of_the_equation(backend, dtype, delta, size):
+    # with an initial state in one half of the cases
+    inputs = make_inputs(*size, delta=delta, initial=delta == (size[0] > 1))
+    op = partial(token_shift, backend=backend)
+    assert_matches_reference(op, token_shift_reference, inputs, dtype=dtype, keep=KEEP, device=DEVICE)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_mu_may_weigh_the_present_input(backend):
+    inputs = make_inputs(2, 9, 12, 3, delta=False) | {"weighs": "now"}
+    op = partial(token_shift, backend=backend)
+    assert_matches_reference(op, token_shift_reference, inputs, keep=KEEP, device=DEVICE)
+
+
+def test_gradients_are_those_of_differences_in_float64():
+    inputs = make_inputs(2, 3, 2, 2)
+
+    def op(x, mu, delta, initial):
+        return token_shift(x, mu, delta, initial_state=initial)
+
+    assert torch.autograd.gradcheck(op, [x.requires_grad_() for x in inputs.values()])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_parts_with_the_state_between_them_are_the_whole(backend):
+    inputs = cast(make_inputs(2, 40, 8, 2), torch.float32)
+    x, mu, delta, initial = inputs.values()
+    whole = token_shift(x, mu, delta, initial_state=initial, backend=backend)
+    first = token_shift(x[:, :33], mu, delta[:, :, :33], initial_state=initial, backend=backend)
+    second = token_shift(x[:, 33:], mu, delta[:, :, 33:], initial_state=x[:, 32], backend=backend)
+    for all_of_it, *parts in zip(whole, first, second, strict=True):
+        assert torch.equal(all_of_it, torch.cat(parts, 1))
+
+
+@pytest.mark.parametrize("weighs", ["before", "now"])
+def test_steps_are_the_positions_of_a_sequence(weighs):
+    inputs = make_inputs(2, 5, 4, 3, delta=weighs == "before")
+    x, mu, delta, state = inputs.values()
+    whole = torch.stack(token_shift(**inputs, weighs=weighs))
+    for t in range(5):
+        at = None if delta is None else delta[:, :, t]
+        step = token_shift_step(x[:, t], state, mu, at, weighs=weighs)
+        assert torch.equal(torch.stack(step), whole[:, :, t])
+        state = x[:, t]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sequences_of_a_batch_do_not_see_each_other(backend):
+    inputs = cast(make_inputs(3, 11, 4, 2, initial=False), torch.float32)
+    results = token_shift(**inputs, backend=backend)
+    found = gradients(inputs, backend)[0]
+    alone = {**inputs, "x": inputs["x"][1:2].detach(), "delta": inputs["delta"][:, 1:2].detach()}
+    for y, of_one in zip(results, token_shift(**alone, backend=backend), strict=True):
+        assert torch.equal(y[1:2], of_one)
+    other = {**inputs, "x": inputs["x"].detach().clone(), "delta": inputs["delta"].detach().clone()}
+    other["x"][0], other["delta"][:, 2] = 7.0, 7.0
+    assert torch.equal(gradients(other, backend)[0][1], found[1])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_results_and_gradients_have_the_dtypes_of_the_inputs(backend):
+    inputs = cast(make_inputs(1, 2, 4, 3), torch.bfloat16)
+    inputs["mu"], inputs["initial_state"] = inputs["mu"].float(), inputs["initial_state"].float()
+    assert {y.dtype for y in token_shift(**inputs, backend=backend)} == {torch.bfloat16}
+    for gradient, x in zip(gradients(inputs, backend), inputs.values(), strict=True):
+        assert gradient.dtype == x.dtype
+        assert gradient.shape == x.shape
+
+
+def test_inputs_and_gradients_of_results_may_have_any_memory():
+    inputs = cast(make_inputs(2, 6, 8, 3), torch.float32)
+    strided = {
+        "x": inputs["x"].transpose(0, 1).contiguous().transpose(0, 1),
+        "mu": inputs["mu"].repeat_interleave(2, 1)[:, ::2],
+        "delta": torch.stack((inputs["delta"], inputs["delta"]), -1)[..., 1],
+        "initial_state": inputs["initial_state"].t().contiguous().t(),
+    }
+    for a, b in zip(token_shift(**strided, backend="triton"), token_shift(**inputs, backend="triton"), strict=True):
+        assert torch.equal(a, b)
+    leaves = [x.requires_grad_() for x in inputs.values()]
+    # a sum gives a gradient that is one element in memory
+    found = [
+        torch.autograd.grad(sum(y.sum() for y in token_shift(**inputs, backend=backend)), leaves)
+        for backend in BACKENDS
+    ]
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_the_gradient_of_one_result_alone_is_that_of_plain_pytorch():
+    inputs = cast(make_inputs(2, 6, 8, 3), torch.float32)
+    leaves = [x.requires_grad_() for x in inputs.values()]
+    found = [torch.autograd.grad(token_shift(**inputs, backend=b)[1].square().sum(), leaves) for b in BACKENDS]
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_what_does_not_fit_is_refused():
+    x, mu = torch.ones(2, 3, 4), torch.ones(5, 4)
+    with pytest.raises(ValueError, match=r"x must be \[B, T >= 1, D\] with at least one element, got \[4\]"):
+        token_shift(torch.ones(4), mu)
+    with pytest.raises(ValueError, match=r"token_shift: mu must be \[U >= 1, 4\], got \[4\]"):
+        token_shift(x, torch.ones(4))
+    with pytest.raises(ValueError, match=r"token_shift: delta must be \[5, 2, 3, 4\], got \[2, 3, 4\]"):
+        token_shift(x, mu, x)
+    with pytest.raises(ValueError, match=r"token_shift_step: state must be \[2, 4\], got \[4\]"):
+        token_shift_step(x[:, 0], torch.ones(4), mu)
+    with pytest.raises(ValueError, match=r"delta needs weighs='before', got weighs='now'"):
+        token_shift(x, mu, torch.ones(5, 2, 3, 4), weighs="now")
+    with pytest.raises(ValueError, match=r"weighs='after' is not one of 'before', 'now'"):
+        token_shift(x, mu, weighs="after")
+    with pytest.raises(ValueError, match=r"takes U up to 6, got U=7"):
+        token_shift(x, torch.ones(7, 4), backend="triton")
+    with pytest.raises(ValueError, match=r"takes float32, bfloat16 and float16, got torch\.float64"):
+        token_shift(x.double(), mu, backend="triton")

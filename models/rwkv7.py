@@ -141,8 +141,7 @@ class ChannelMix7(ChannelMixing):
         self.mu.copy_((1 - self._ramp() ** self.height**4).expand_as(self.mu))
 
     def _output(self, x: Tensor, last: Tensor | None = None) -> Tensor:
-        before = F.pad(x, (0, 0, 1, -1)) if last is None else last.to(x.dtype)
-        mixed = x + (before - x) * self.mu[0].to(x.dtype)
+        (mixed,) = self._mix(x, last)
         return self.out(F.relu(self.key(mixed)).square())
 
 

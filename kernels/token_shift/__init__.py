@@ -45,8 +45,7 @@ def token_shift(
     weighs:        whether mu is the factor of the input before ("before") or that of the present one ("now").
     backend:       the Triton path takes U up to 6 in float32, bfloat16 and float16. It computes in float32, rounds
                    once, and keeps nothing but its inputs for the backward pass. It copies what is not contiguous.
-                   `auto` does not take it, because its kernels (LOG.md) have not run on a GPU yet. Both paths are
-                   deterministic.
+                   `auto` takes it wherever it can. Both paths are deterministic.
 
     The plain path computes in the dtype of x. Raises ValueError for shapes that do not fit.
     """
@@ -54,8 +53,7 @@ def token_shift(
         raise ValueError(f"token_shift: x must be [B, T >= 1, D] with at least one element, got {list(x.shape)}.")
     _check("token_shift", x, initial_state, "initial_state", mu, delta, weighs)
     obstacle = f"takes U up to {MAX_USES}, got U={len(mu)}" if len(mu) > MAX_USES else None
-    # the kernels have not run on a GPU yet
-    if use_triton("token_shift", backend, x, mu, delta, initial_state, obstacle=obstacle, is_faster=False):
+    if use_triton("token_shift", backend, x, mu, delta, initial_state, obstacle=obstacle):
         from kernels.token_shift.triton import token_shift_triton
 
         with on_device_of(x):

@@ -64,7 +64,7 @@ from kernels.ssm_kernel import ssm_kernel
 from kernels.ssm_kernel.reference import ssm_kernel_reference
 from kernels.swiglu import swiglu
 from kernels.swiglu.reference import swiglu_reference
-from kernels.token_shift import token_shift, token_shift_step
+from kernels.token_shift import token_shift
 from kernels.token_shift.reference import token_shift_reference
 from kernels.wkv import wkv, wkv_step
 from kernels.wkv.reference import wkv_reference
@@ -449,11 +449,6 @@ def _token_shift(draw: Draw) -> Iterator[Call]:
     yield Call("with a state", both, inputs | {"delta": draw(4, 2, 5, 3), "initial_state": draw(2, 3)})
 
 
-def _token_shift_step(draw: Draw) -> Iterator[Call]:
-    inputs = {"x_t": draw(2, 3), "state": draw(2, 3), "mu": draw(4, 3), "delta": draw(4, 2, 3)}
-    yield Call("plain", {"torch": token_shift_step}, inputs)
-
-
 def _wkv(draw: Draw) -> Iterator[Call]:
     inputs = {"k": draw(2, LENGTH, 3), "v": draw(2, LENGTH, 3), "log_decay": draw(3, low=-2.0, high=-0.1)}
     inputs["bonus"] = draw(3)
@@ -501,7 +496,6 @@ OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
     "ssm_kernel": _ssm_kernel,
     "swiglu": _swiglu,
     "token_shift": _token_shift,
-    "token_shift_step": _token_shift_step,
     "wkv": _wkv,
     "wkv_step": _wkv_step,
 }

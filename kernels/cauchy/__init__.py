@@ -45,15 +45,15 @@ def cauchy(
               should be given in complex128.
     backend:  triton takes complex64 on a CUDA device and keeps nothing larger than its result. torch forms a tensor
               [D, N, F] a few times; it sums in float64 where matrix products of float32 are not exact
-              (`torch.set_float32_matmul_precision`). Both are deterministic. auto takes torch, because the kernels have
-              not run on a GPU yet (LOG.md).
+              (`torch.set_float32_matmul_precision`). Both are deterministic. auto takes torch, because the kernels
+              were not timed on a GPU yet (LOG.md).
 
     Returns U in the dtype of residues. It has gradients for residues, Lambda and dt, and in Triton no gradients of
     gradients. ValueError for shapes and dtypes that do not fit together, and where backend="triton" cannot run.
     """
     _check(residues, Lambda, dt, s)
     obstacle = None if s.device == dt.device else f"needs all tensors on one device, got {dt.device} and {s.device}"
-    # for a complex tensor, the dtype of its parts decides; the kernels have not run on a GPU yet
+    # for a complex tensor, the dtype of its parts decides; the kernels were not timed on a GPU yet
     if use_triton("cauchy", backend, dt, residues.real, Lambda.real, obstacle=obstacle, is_faster=False):
         from kernels.cauchy.triton import cauchy_triton
 

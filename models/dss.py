@@ -47,8 +47,9 @@ class DSS(Mixer):
     """The state space model alone: x [B, T, D] to [B, T, D].
 
     Its state: h [B, D, N], complex. dss-softmax adds the number of positions seen [], padding included, which its
-    rescaled state of section 3.4 needs. At another sampling rate, the normalisation of dss-softmax covers as much time
-    as before. dss-exp-no-scale has no dt in its gain, so its response grows with the rate.
+    rescaled state of section 3.4 needs; where rows may skip steps (`Mixer.rows_skip`), that of each row [B]. At another
+    sampling rate, the normalisation of dss-softmax covers as much time as before. dss-exp-no-scale has no dt in its
+    gain, so its response grows with the rate.
 
     separate_dt: log_dt is [D, 2], and P[n, l] = (re dt[0] + i im dt[1]) l, while the gain keeps Lambda^-1.
     random_start: Lambda_re and Lambda_im start standard normal.
@@ -171,7 +172,8 @@ class DSS(Mixer):
         state = weight.new_zeros(shape, dtype=weight.dtype.to_complex())
         if self.variant != "dss-softmax":
             return (state,)
-        return state, torch.zeros((), dtype=torch.long, device=weight.device)
+        count = torch.zeros([batch_size] if self.rows_skip else [], dtype=torch.long, device=weight.device)
+        return state, count
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         self._check_causal()

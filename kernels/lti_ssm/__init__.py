@@ -139,7 +139,7 @@ def lti_ssm_step(
               read; a `ContinuousSystem` otherwise.
     dt_scale: factor of the dt of a `DiagonalSystem`. That of a `ContinuousSystem` is taken as it is.
     length, position: for dss-softmax only, and needed there: the L of its normalization, and the time of this step, as
-              a tensor where the step is captured in a CUDA graph.
+              a tensor where the step is captured in a CUDA graph; a tensor [B] gives every row its own time.
     backend:  triton takes a `DiagonalSystem` with N up to 512, a state in complex64 and every discretization but
               dss-softmax on a CUDA device, where no gradient is recorded; auto takes it wherever it can.
 
@@ -202,6 +202,8 @@ def _step(
     if discretization == "dss-softmax":
         assert length is not None
         assert position is not None
+        if isinstance(position, Tensor) and position.ndim:
+            position = position.view(-1, 1, 1)
         grows, z, scale = split_softmax(A, dt, length)
         one = torch.ones_like(z)
         decay, entry = torch.where(grows, one, torch.exp(z)), torch.where(grows, torch.exp(z * position), one)
@@ -243,6 +245,8 @@ def _check_step(
         raise ValueError(f"lti_ssm_step: discretization={discretization!r} is not one of {', '.join(DISCRETIZATIONS)}.")
     if discretization == "dss-softmax" and (length is None or position is None):
         raise ValueError("lti_ssm_step: dss-softmax needs length (its normalization) and position (the time).")
+    if isinstance(position, Tensor) and position.shape not in ((), u.shape[:1]):
+        raise ValueError(f"lti_ssm_step: position must be a number or [{len(u)}], got {list(position.shape)}.")
     if isinstance(system, DiagonalSystem):
         if wrong := system.wrong_shape(width, num_states):
             raise ValueError(f"lti_ssm_step: {wrong}.")

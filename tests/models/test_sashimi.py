@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from models import MODELS
 from models.attention import Attention
 from models.mamba import Mamba
+from models.parts.time_axis import LeftPadding
 from models.s4 import S4Kernel
 from models.sashimi import SashimiConfig, UNet
 from suite.contracts import TaskSpec
@@ -86,6 +87,27 @@ def test_steps_of_any_blocks_equal_the_parallel_form(outer, center):
     for t in range(20):
         y_t, state = net.step(x[:, t], state)
         torch.testing.assert_close(y_t, wanted[:, t], rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_growing_modes_of_dss_softmax_count_the_steps_of_their_own_stage():
+    net = make(center="dss-softmax", options={"dss-softmax": {"random_start": True, "d_state": 6}})
+    ssm = net.stages[2].blocks[0].mixer.ssm
+    assert (ssm.eigenvalues().real > 0).any()
+    x = torch.randn(2, 20, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    wanted, state = net(x), net.init_state(2, 40)
+    for t in range(20):
+        y_t, state = net.step(x[:, t], state)
+        torch.testing.assert_close(y_t, wanted[:, t], rtol=1e-9, atol=1e-9)
+    # behind padding, the rows of a batch come to the stages below at different steps
+    padding = LeftPadding.of(torch.tensor([14, 10]), 14)
+    late = torch.stack([x[0], x[1].roll(4, 0)])
+    y, state = net.prefill(late[:, :14], net.init_state(2, 40), padding)
+    torch.testing.assert_close(y[1, 4:], wanted[1, :10], rtol=1e-9, atol=1e-9)
+    for t in range(14, 20):
+        y_t, state = net.step(late[:, t], state)
+        torch.testing.assert_close(y_t[0], wanted[0, t], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(y_t[1], wanted[1, t - 4], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 5, 6, 7, 12])

@@ -70,7 +70,7 @@ class CallPlan:
         self.row = self.num_states * (2 if self.is_complex else 1)
         """Number of real elements in the states of one channel."""
         self.state_dtype = torch.complex64 if self.is_complex else torch.float32
-        config = tuning.config(self.dtype, self.length, self.is_complex, self.gated)
+        config = tuning.config(self.dtype, self.length, self.num_states, self.is_complex, self.gated)
         programs = tuning.programs_on(u.device)
         self.plan = plan = cheapest_plan(self.batch, self.length, self.width, with_end, programs, config, tuning)
         near = num_near(plan.chunk)

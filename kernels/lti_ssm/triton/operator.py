@@ -47,7 +47,7 @@ def lti_ssm_triton(
     tensors = (u, gate_in, gate_out, initial_state, *system)
     trained = needs_gradient(*tensors)
     tuning = planner.tuning
-    if trained and is_complex and A.shape[-1] > tuning.max_pairs and not tuning.has_narrow_states(u, gate_in, gate_out):
+    if trained and is_complex and tuning.needs_two_passes(u, A.shape[-1]):
         # a backward pass of all modes would take more shared memory than there is, and y is a sum over modes
         results = []
         for modes, skip in ((slice(tuning.max_pairs), D), (slice(tuning.max_pairs, None), None)):

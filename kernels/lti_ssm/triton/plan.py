@@ -93,22 +93,26 @@ class Tuning(NamedTuple):
     int64_elements: int = 2**31
     """Number of elements of a tensor from which on offsets are computed in 64 bits."""
 
-    def config(self, dtype: torch.dtype, length: int, is_complex: bool, gated: bool) -> Config:
+    def config(self, dtype: torch.dtype, length: int, num_states: int, is_complex: bool, gated: bool) -> Config:
         """The configuration for inputs of a dtype and length, a real or complex system, and with or without gates."""
         config = self.narrow if dtype == torch.bfloat16 else self.wide
         if length < self.averaging_length:
             return config._replace(gated_terms=2, tap_terms=2, map_terms=2, state_terms=2, sum_terms=2)
         if gated and dtype == torch.bfloat16:
             # a gate multiplies what is left of the rounding errors in an output; where both are large, the product is
-            # more than the accuracy rule allows
-            config = config._replace(map_terms=2, state_terms=2)
+            # more than the accuracy rule allows. For many states two terms of the maps are enough, and all there is
+            # shared memory for: two passes of half the states would round their outputs to bfloat16 before the sum
+            many = is_complex and num_states > self.max_pairs
+            config = config._replace(map_terms=2, state_terms=1 if many else 2)
         # the gradient of dt of slow modes is a small difference of large sums
         return config if is_complex else config._replace(gated_terms=2)
 
-    def has_narrow_states(self, u: torch.Tensor, *gates: torch.Tensor | None) -> bool:
-        """Whether the states of a complex system with inputs u [B, T, D] are multiplied in one bfloat16 term."""
-        gated = any(gate is not None for gate in gates)
-        return u.dtype == torch.bfloat16 and self.config(u.dtype, u.shape[1], True, gated).state_terms == 1
+    def needs_two_passes(self, u: torch.Tensor, num_states: int) -> bool:
+        """Whether a backward pass of a complex system with inputs u [B, T, D] takes more shared memory than there is.
+
+        It does where more than `max_pairs` states are multiplied in two bfloat16 terms or in float32.
+        """
+        return num_states > self.max_pairs and (u.dtype != torch.bfloat16 or u.shape[1] < self.averaging_length)
 
     def programs_on(self, device: torch.device) -> int:
         """Programs that run at the same time on a device."""

@@ -14,8 +14,10 @@ The backward pass reads the same inputs again. With dX the gradient of a result 
     de = dwrite_1 c + dk~ k alpha,                  da = de e (1 - e)
     dw = (dL - dreading c exp(-L)) L (1 - sigma),   dk = dk~ g + du xi
 
-dw_0, da_0, dxi, dalpha and drho are sums over the positions. Each program adds those of its own, and torch adds these
-partial sums, always in the same order.
+dw_0, da_0, dxi, dalpha and drho are sums over the positions. Each program adds those of its own in float32, and torch
+adds these partial sums in float64, always in the same order. The tiles of a program are spread over all positions:
+neighbours often have gradients of one sign, so the sum of a run of them can be many times larger than that of all, and
+its rounding errors as well.
 
 Layout:  inputs and own [R, D] dense with R = B T positions and D = H K channels; results [2 R, D] dense, with the two
          steps of a position one behind the other. A program takes one head.
@@ -114,9 +116,11 @@ def _rwkv7_bwd_kernel(
 ):  # fmt: skip
     """TILES tiles of ROWS positions of one head, and their terms of the gradients of parameters.
 
+    With P programs for a head, the tiles of program p are p, p + P, p + 2 P and so on.
+
     partial: [programs of a head, 5, D], for w_0, a_0, xi, alpha and rho.
     """
-    i_h, i_r = tl.program_id(0) % H, tl.program_id(0) // H
+    i_h, i_r, num_programs = tl.program_id(0) % H, tl.program_id(0) // H, tl.num_programs(0) // H
     D = H * K
     o_k = tl.arange(0, BLOCK_K)[None, :]
     o_d = i_h * K + o_k
@@ -129,7 +133,7 @@ def _rwkv7_bwd_kernel(
     b_dalpha = tl.zeros([ROWS, BLOCK_K], tl.float32)
     b_drho = tl.zeros([ROWS, BLOCK_K], tl.float32)
     for i in range(TILES):
-        o_r = ((i_r.to(tl.int64) * TILES + i) * ROWS + tl.arange(0, ROWS))[:, None]
+        o_r = ((i_r.to(tl.int64) + i * num_programs) * ROWS + tl.arange(0, ROWS))[:, None]
         m = (o_r < R) & m_k
         o = o_r * D + o_d
         o_1 = 2 * o_r * D + o_d
@@ -238,7 +242,7 @@ def rwkv7_inputs_bwd(
         FASTEST=FASTEST_DECAY,
         num_warps=NUM_WARPS,
     )
-    of_parameters = partial.sum(0).unbind(0)
+    of_parameters = partial.sum(0, dtype=torch.float64).unbind(0)
     return dr, dk, dv, dw, da, *(d.to(x.dtype) for d, x in zip(of_parameters, inputs[5:], strict=True))
 
 

@@ -47,8 +47,9 @@ multiply in tf32x3.
 Deterministic: partial sums, no atomics. Limits: N <= 64; dss-softmax is not supported; two sides are two calls.
 
 Elements read or written, in units of B T D: forward 3 (2 where a sequence is one row), one more to keep the states;
-backward 5. Multiply-adds a step with N complex states: forward CHUNK + 6 N, backward 2 CHUNK + 10 N + 4 N^2 / CHUNK,
-and CHUNK more in each for the second term of the taps (CHUNK + 4 N more backward with gate_out).
+backward 5. With gate_out, the forward pass also keeps y before this gate, which the backward pass reads. Multiply-adds
+a step with N complex states: forward CHUNK + 6 N, backward 2 CHUNK + 10 N + 4 N^2 / CHUNK, and CHUNK more in each for
+the second term of the taps (with gates in bfloat16, 4 N more in each for second terms of states and maps).
 """
 
 from __future__ import annotations

@@ -30,15 +30,15 @@ class LtiSsm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         *system, ctx.call = rest
         tables = prepare(ctx.call, *system)
-        y, end, states = lti_fwd(ctx.call, u, gate_in, gate_out, tables, initial_state)
-        save(ctx, u, gate_in, gate_out, states, tables, *system)
+        y, end, states, ungated = lti_fwd(ctx.call, u, gate_in, gate_out, tables, initial_state)
+        save(ctx, u, gate_in, gate_out, ungated, states, tables, *system)
         ctx.set_materialize_grads(False)
         return y, end
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dend: Tensor | None) -> tuple[Tensor | None, ...]:
-        u, gate_in, gate_out, states, tables, *system = saved(ctx)
+        u, gate_in, gate_out, ungated, states, tables, *system = saved(ctx)
         call, with_start = ctx.call, ctx.needs_input_grad[3]
         dy = u.new_empty_strided(u.shape, call.time_last).zero_() if dy is None else time_last(dy)
         du, dgate_in, dgate_out, partial, dstart = lti_bwd(
@@ -48,6 +48,7 @@ class LtiSsm(torch.autograd.Function):
             gate_out=gate_out,
             dy=dy,
             tables=tables,
+            ungated=ungated,
             states=states,
             dend=dense(dend),
             with_start=with_start,

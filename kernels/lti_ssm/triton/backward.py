@@ -23,6 +23,7 @@ from kernels.lti_ssm.triton.products import (
     add_product,
     as_factors,
     interleave,
+    leading_terms,
     load_parts,
     load_tile,
     multiply,
@@ -102,6 +103,7 @@ def _lti_bwd_kernel(
     gate_out,
     dy,
     tables,
+    ungated,
     states,
     after,
     dend,
@@ -138,12 +140,14 @@ def _lti_bwd_kernel(
     TAP_TERMS: tl.constexpr,
     MAP_TERMS: tl.constexpr,
     STATE_TERMS: tl.constexpr,
+    SUM_TERMS: tl.constexpr,
     STORE: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
     """The gradient recurrence of this module, for one piece of ROWS / SEGMENTS sequences of one channel.
 
-    u, gates, dy [B, T, D], time contiguous. tables: those of `_prepare_kernel`. states: those of the forward kernel.
+    u, gates, dy [B, T, D], time contiguous. tables: those of `_prepare_kernel`.
+    ungated, states: those of the forward kernel.
     after [num_pieces, B, D, N] or None (zeros): dh behind each piece.
     dend [B, D, N] or None: the gradient of the state before chunk T // CHUNK.
     du and the gradients of gates that are given: receive [B, D, T]. With du None, only dh is computed.
@@ -177,7 +181,7 @@ def _lti_bwd_kernel(
     a_re, a_im = load_parts(decays, o_w, m_w, COMPLEX)
     r_re, r_im = load_parts(decays + row, o_w, m_w, COMPLEX)
     w_re, w_im = load_map(powers, weight, o_c, o_w, m_w, row, NEAR, COMPLEX)
-    w = split_terms(interleave(w_re, -w_im, COMPLEX), MAP_TERMS, BF16)
+    w = split_terms(interleave(w_re, -w_im, COMPLEX), SUM_TERMS, BF16)
     if du is not None:
         e_re, e_im = load_map(powers, bbar, CHUNK - 1 - o_c, o_w, m_w, row, NEAR, COMPLEX)
         e = transpose_terms(split_terms(interleave(e_re, e_im, COMPLEX), MAP_TERMS, BF16))
@@ -239,7 +243,7 @@ def _lti_bwd_kernel(
                 # the gradient of the skip is this sum alone; rounding v or g to bfloat16 would lose too much of it
                 dskip += tl.sum(b_v.to(tl.float32) * b_g.to(tl.float32), 1)
             g, v = as_factors(b_g, GATED_TERMS, BF16), as_factors(b_v, GATED_TERMS, BF16)
-            h, dh = as_factors(b_h, STATE_TERMS, BF16), split_terms(b_dh, STATE_TERMS, BF16)
+            h, dh = as_factors(b_h, SUM_TERMS, BF16), split_terms(b_dh, STATE_TERMS, BF16)
             b_dh = add_product(decay_states(b_dh, a_re, -a_im, r_re, -r_im, COMPLEX, BF16), g, w, BF16)
             if dend is not None:
                 m_end = m_b & m_w & (i_chunk == T // CHUNK)
@@ -254,13 +258,13 @@ def _lti_bwd_kernel(
                 b_dv *= b_gate_in
             b_du = b_dv.to(du.dtype.element_ty)
             if gate_out is not None:
-                b_y = add_product(tl.zeros([ROWS, CHUNK], tl.float32), v, k, BF16)
-                b_y = add_product(b_y, h, transpose_terms(w), BF16)
+                b_y = load_tile(ungated, o_row * T, o_t, m_t).to(tl.float32)
                 b_dgate = (b_y * b_dy.to(tl.float32)).to(dgate_out.dtype.element_ty)
                 tl.store(dgate_out + o_y, b_dgate, mask=m_t, cache_modifier=STORE)
 
             v_transposed = transpose_terms(v)
             dk = add_product(dk, v_transposed, g, BF16)
+            dh = leading_terms(dh, SUM_TERMS)
             de = add_product(de, v_transposed, dh, BF16)
             dw = add_product(dw, transpose_terms(g), h, BF16)
             dhh = add_product(dhh, transpose_terms(h), dh, BF16)

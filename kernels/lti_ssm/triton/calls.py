@@ -70,7 +70,7 @@ class CallPlan:
         self.row = self.num_states * (2 if self.is_complex else 1)
         """Number of real elements in the states of one channel."""
         self.state_dtype = torch.complex64 if self.is_complex else torch.float32
-        config = tuning.config(self.dtype, self.length, self.is_complex)
+        config = tuning.config(self.dtype, self.length, self.is_complex, self.gated)
         programs = tuning.programs_on(u.device)
         self.plan = plan = cheapest_plan(self.batch, self.length, self.width, with_end, programs, config, tuning)
         near = num_near(plan.chunk)
@@ -78,9 +78,9 @@ class CallPlan:
         self.state_shape = self.batch, self.width, self.num_states
         padded = padded_states(self.num_states, self.is_complex) * (2 if self.is_complex else 1)
         self.states_shape = self.batch, self.width, plan.chunks, padded
-        one_term = self.dtype == torch.bfloat16 and config.state_terms == 1
-        self.states_dtype = torch.bfloat16 if one_term else torch.float32
-        """The dtype in which the states before each chunk are kept, that of the products of the backward pass."""
+        one_term = self.dtype == torch.bfloat16 and config.sum_terms == 1
+        self.kept_dtype = torch.bfloat16 if one_term else torch.float32
+        """The dtype in which the states before each chunk and y before gate_out are kept for the backward pass."""
         bits = plan.chunk.bit_length()
         self.system_constants = {
             # dss-exp is another name of zoh
@@ -245,21 +245,43 @@ def lti_fwd(
     gate_out: Tensor | None,
     tables: Tensor,
     initial_state: Tensor | None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """y [B, T, D]; on request the state before chunk T // CHUNK; and, where trained, the states before all chunks."""
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """y [B, T, D]; on request the state before chunk T // CHUNK; where trained, the states before all chunks and, with
+    a gate_out, y before this gate.
+    """
     start = initial_state
     if call.plan.pieces > 1:
         ends = u.new_empty((call.plan.pieces, *call.state_shape), dtype=call.state_dtype)
         call.forward_ends(
-            u=u, gate_in=gate_in, gate_out=gate_out, tables=tables, start=None, y=None, states=None, end=ends
+            u=u,
+            gate_in=gate_in,
+            gate_out=gate_out,
+            tables=tables,
+            start=None,
+            y=None,
+            ungated=None,
+            states=None,
+            end=ends,
         )
         start = call.pass_on(ends, tables, initial_state, False)
     # not the transpose of something else: a view that a custom function returns may not be changed in place
     y = u.new_empty_strided(u.shape, call.time_last)
-    states = u.new_empty(call.states_shape, dtype=call.states_dtype) if call.trained else None
+    states = u.new_empty(call.states_shape, dtype=call.kept_dtype) if call.trained else None
     end = u.new_empty(call.state_shape, dtype=call.state_dtype) if call.with_end else None
-    call.forward(u=u, gate_in=gate_in, gate_out=gate_out, tables=tables, start=start, y=y, states=states, end=end)
-    return y, end, states
+    with_ungated = call.trained and gate_out is not None
+    ungated = u.new_empty_strided(u.shape, call.time_last, dtype=call.kept_dtype) if with_ungated else None
+    call.forward(
+        u=u,
+        gate_in=gate_in,
+        gate_out=gate_out,
+        tables=tables,
+        start=start,
+        y=y,
+        ungated=ungated,
+        states=states,
+        end=end,
+    )
+    return y, end, states, ungated
 
 
 def lti_bwd(
@@ -269,6 +291,7 @@ def lti_bwd(
     gate_out: Tensor | None,
     dy: Tensor,
     tables: Tensor,
+    ungated: Tensor | None,
     states: Tensor,
     dend: Tensor | None,
     with_start: bool,
@@ -287,6 +310,7 @@ def lti_bwd(
             gate_out=gate_out,
             dy=dy,
             tables=tables,
+            ungated=None,
             states=states,
             after=None,
             dend=dend,
@@ -310,6 +334,7 @@ def lti_bwd(
         gate_out=gate_out,
         dy=dy,
         tables=tables,
+        ungated=ungated,
         states=states,
         after=after,
         dend=dend,

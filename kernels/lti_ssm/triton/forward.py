@@ -12,6 +12,7 @@ from kernels.lti_ssm.triton.products import (
     add_product,
     as_factors,
     interleave,
+    leading_terms,
     load_parts,
     load_tile,
     split_terms,
@@ -29,6 +30,7 @@ def _lti_fwd_kernel(
     tables,
     start,
     y,
+    ungated,
     states,
     end,
     B,
@@ -56,6 +58,7 @@ def _lti_fwd_kernel(
     TAP_TERMS: tl.constexpr,
     MAP_TERMS: tl.constexpr,
     STATE_TERMS: tl.constexpr,
+    SUM_TERMS: tl.constexpr,
     STORE: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
@@ -63,6 +66,7 @@ def _lti_fwd_kernel(
 
     u, gates [B, T, D], time contiguous. tables: those of `_prepare_kernel`. y [B, D, T], or None: then only the states
     after the piece are computed.
+    ungated: None, or receives y before gate_out, contiguous as y.
     start [num_pieces, B, D, N] or None (zeros): the state before each piece.
     states [B, D, num_chunks, BLOCK_N interleaved] or None: receives the state before each chunk.
     end: receives [num_pieces, B, D, N], the state after each piece, where y is None; else None or [B, D, N], the state
@@ -92,7 +96,7 @@ def _lti_fwd_kernel(
     a_re, a_im = load_parts(decays, o_w, m_w, COMPLEX)
     r_re, r_im = load_parts(decays + row, o_w, m_w, COMPLEX)
     e_re, e_im = load_map(powers, bbar, CHUNK - 1 - o_c, o_w, m_w, row, NEAR, COMPLEX)
-    e = split_terms(interleave(e_re, e_im, COMPLEX), MAP_TERMS, BF16)
+    e = leading_terms(split_terms(interleave(e_re, e_im, COMPLEX), MAP_TERMS, BF16), SUM_TERMS)
     if y is not None:
         # before the first loop, so that the program waits only once for what it loads from the tables
         k = split_terms(load_toeplitz(taps, CHUNK), TAP_TERMS, BF16)
@@ -141,6 +145,9 @@ def _lti_fwd_kernel(
             b_h = add_product(decay_states(b_h, a_re, a_im, r_re, r_im, COMPLEX, BF16), v, e, BF16)
             b_y = add_product(tl.zeros([ROWS, CHUNK], tl.float32), v, k, BF16)
             b_y = add_product(b_y, h, w, BF16)
+            if ungated is not None:
+                b_ungated = b_y.to(ungated.dtype.element_ty)
+                tl.store(ungated + (o_row * T + o_t), b_ungated, mask=m_t, cache_modifier=STORE)
             if gate_out is not None:
                 b_y *= load_tile(gate_out, o_out, o_t, m_t).to(tl.float32)
             tl.store(y + (o_row * T + o_t), b_y.to(y.dtype.element_ty), mask=m_t, cache_modifier=STORE)

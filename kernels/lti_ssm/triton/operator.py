@@ -47,8 +47,7 @@ def lti_ssm_triton(
     tensors = (u, gate_in, gate_out, initial_state, *system)
     trained = needs_gradient(*tensors)
     tuning = planner.tuning
-    one_term = u.dtype == torch.bfloat16 and u.shape[1] >= tuning.averaging_length
-    if trained and is_complex and A.shape[-1] > tuning.max_pairs and not one_term:
+    if trained and is_complex and A.shape[-1] > tuning.max_pairs and not tuning.has_narrow_states(u, gate_in, gate_out):
         # a backward pass of all modes would take more shared memory than there is, and y is a sum over modes
         results = []
         for modes, skip in ((slice(tuning.max_pairs), D), (slice(tuning.max_pairs, None), None)):
@@ -87,7 +86,7 @@ def lti_ssm_triton(
     if trained:
         y, state = LtiSsm.apply(*tensors, call)
     else:
-        y, state, _ = lti_fwd(call, u, gate_in, gate_out, prepare(call, *system), initial_state)
+        y, state, _, _ = lti_fwd(call, u, gate_in, gate_out, prepare(call, *system), initial_state)
     rest = u.shape[1] % call.plan.chunk
     if state is None or not rest:
         return y, state

@@ -28,6 +28,9 @@ class Config(NamedTuple):
     """The same for the input map E and the output map W."""
     state_terms: int
     """The same for the states h and their gradients dh."""
+    sum_terms: int
+    """How many of the terms of E, W, h and dh enter products that are summed over time: those which give states,
+    their gradients and the gradients of parameters."""
     store: str
     """Cache modifier of what the kernels write."""
     warps: tuple[int, int]
@@ -46,6 +49,7 @@ class Tuning(NamedTuple):
         tap_terms=2,
         map_terms=1,
         state_terms=1,
+        sum_terms=1,
         store=".cs",
         warps=(4, 4),
         stages=(6, 3),
@@ -58,6 +62,7 @@ class Tuning(NamedTuple):
         tap_terms=1,
         map_terms=1,
         state_terms=1,
+        sum_terms=1,
         store=".cs",
         warps=(8, 8),
         stages=(2, 2),
@@ -88,13 +93,22 @@ class Tuning(NamedTuple):
     int64_elements: int = 2**31
     """Number of elements of a tensor from which on offsets are computed in 64 bits."""
 
-    def config(self, dtype: torch.dtype, length: int, is_complex: bool) -> Config:
-        """The configuration for inputs of a dtype and length and for a real or complex system."""
+    def config(self, dtype: torch.dtype, length: int, is_complex: bool, gated: bool) -> Config:
+        """The configuration for inputs of a dtype and length, a real or complex system, and with or without gates."""
         config = self.narrow if dtype == torch.bfloat16 else self.wide
         if length < self.averaging_length:
-            return config._replace(gated_terms=2, tap_terms=2, map_terms=2, state_terms=2)
+            return config._replace(gated_terms=2, tap_terms=2, map_terms=2, state_terms=2, sum_terms=2)
+        if gated and dtype == torch.bfloat16:
+            # a gate multiplies what is left of the rounding errors in an output; where both are large, the product is
+            # more than the accuracy rule allows
+            config = config._replace(map_terms=2, state_terms=2)
         # the gradient of dt of slow modes is a small difference of large sums
         return config if is_complex else config._replace(gated_terms=2)
+
+    def has_narrow_states(self, u: torch.Tensor, *gates: torch.Tensor | None) -> bool:
+        """Whether the states of a complex system with inputs u [B, T, D] are multiplied in one bfloat16 term."""
+        gated = any(gate is not None for gate in gates)
+        return u.dtype == torch.bfloat16 and self.config(u.dtype, u.shape[1], True, gated).state_terms == 1
 
     def programs_on(self, device: torch.device) -> int:
         """Programs that run at the same time on a device."""
@@ -235,6 +249,7 @@ def kernel_constants(
         "TAP_TERMS": config.tap_terms,
         "MAP_TERMS": config.map_terms,
         "STATE_TERMS": config.state_terms,
+        "SUM_TERMS": config.sum_terms,
         "STORE": config.store,
         "NUM_STAGES": stages,
     }

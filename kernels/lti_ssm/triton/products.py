@@ -77,6 +77,16 @@ def as_factors(b_x, NUM: tl.constexpr, BF16: tl.constexpr):
 
 
 @triton.jit
+def leading_terms(terms, NUM: tl.constexpr):
+    """The first NUM tiles of a tuple; with NUM = 2, all of them."""
+    if NUM == 1:  # noqa: SIM108
+        leading = (terms[0],)
+    else:
+        leading = terms
+    return leading
+
+
+@triton.jit
 def transpose_terms(terms):
     """The transpose of every tile of a tuple."""
     transposed = ()

@@ -46,11 +46,10 @@ def test_two_runs_are_bitwise_equal():
 
 
 def test_more_than_two_to_the_31_elements():
-    if torch.cuda.mem_get_info()[0] < 60e9:
-        pytest.skip("needs 60 GB that no other process uses")
+    if torch.cuda.mem_get_info()[0] < 70e9:
+        pytest.skip("needs 70 GB that no other process uses")
     x = torch.randn(1, 2**18 + 1, 2**13, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     parameters = [torch.ones(2**13, device="cuda") for _ in KEEP]
-    # log_decay is small where x is, and own is of order one
     q, k, v, log_decay, own = rwkv6_inputs(*[x] * 4, *parameters, head_dim=64, backend="triton")
     last = x[:, -4:].detach().requires_grad_()
     end = rwkv6_inputs(*[last] * 4, *parameters, head_dim=64, backend="triton")

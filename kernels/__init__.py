@@ -32,6 +32,7 @@ OPERATORS = {
     "norm": ("kernels.norm.workloads:WORKLOAD", "layer and RMS norm with the residual add before and a gate behind"),
     "rotary": ("kernels.rotary.workloads:WORKLOAD", "rotary positions of queries and keys"),
     "rotated_keys": ("kernels.rotated_keys.workloads:WORKLOAD", "rotated keys and queries of Mamba-3"),
+    "rwkv6_inputs": ("kernels.rwkv6_inputs.workloads:WORKLOAD", "RWKV-6 between its linear maps and its recurrence"),
     "rwkv7_inputs": ("kernels.rwkv7_inputs.workloads:WORKLOAD", "RWKV-7 between its linear maps and the delta rule"),
     "selective_scan": ("kernels.selective_scan.workloads:WORKLOAD", "Mamba's input-dependent recurrence"),
     "selective_scan_step": ("kernels.selective_scan.workloads:STEP", "one step of it, state in place"),

@@ -23,6 +23,7 @@ VERSIONS = {
     "norm": 1,
     "rotary": 1,
     "rotated_keys": 1,
+    "rwkv6_inputs": 1,
     "rwkv7_inputs": 1,
     "selective_scan": 1,
     "skinny_linear": 1,

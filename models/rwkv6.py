@@ -8,7 +8,8 @@
 with norm_h a layer norm of every head. Channel mixing, which alternates with it, and the norm behind the embedding are
 those of RWKV-4 (models/rwkv.py).
 
-It runs on `token_shift` and `gated_linear_attention` (`read_before`), and the bonus is added outside.
+It runs on `gated_linear_attention` (`read_moved`). `kernels/token_shift` computes ddlerp_u, and `kernels/rwkv6_inputs`
+all that lies between the linear maps and the recurrence; the norm adds to o_t what the bonus gives.
 
 Source: Peng et al. 2024 (arXiv 2404.05892), sections 4.1 and 4.2; initial values, the ranks 32 and 64 of the two
 low-rank maps, the epsilon 64e-5 of the norm and the width 3.5 D of channel mixing are as in the authors' code
@@ -27,10 +28,10 @@ import torch
 from torch import Tensor, nn
 
 from kernels.gated_linear_attention import gated_linear_attention
+from kernels.rwkv6_inputs import rwkv6_inputs, rwkv6_position
 from models.backbone import require_divides
-from models.parts.casts import at_least_float32
 from models.parts.linear import ResidualLinear
-from models.parts.linear_attention import read_before
+from models.parts.linear_attention import read_moved
 from models.parts.mixer import Mixer
 from models.parts.norms import HeadNorm
 from models.parts.time_axis import LeftPadding, blank
@@ -114,8 +115,8 @@ class TimeMix6(MatrixTimeMix):
         self.decay.copy_(-6 + 5 * rising ** (0.7 + 1.3 * self.depth))
         self.bonus.copy_(self.depth * (1 - rising) + 0.1 * ((index + 1) % 3 - 1))
 
-    def _project(self, x: Tensor, last: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """r, k, v, the log-decays, each [..., H, K], and the gate; x and last as in `_mix`."""
+    def _project(self, x: Tensor, last: Tensor | None = None) -> tuple[tuple[Tensor, ...], Tensor]:
+        """The inputs of `rwkv6_inputs`, and the gate; x and last as in `_mix`."""
         fixed, mu_x = self.mu.split((USES, 1))
         (shared,) = self._mix(x, last, mu_x)
         low = torch.tanh(shared @ self.mix_down)
@@ -123,31 +124,24 @@ class TimeMix6(MatrixTimeMix):
         low = low.view(-1, USES, self.mix_up.shape[1]).transpose(0, 1)
         w, k, v, r, g = self._mix(x, last, fixed, (low @ self.mix_up).view(USES, *x.shape))
         decay = torch.tanh(w @ self.decay_down) @ self.decay_up
-        log_decay = -torch.exp(at_least_float32(self.decay) + at_least_float32(decay))
-        heads = (-1, self.head_dim)
-        r, k, v, log_decay = (
-            z.unflatten(-1, heads) for z in (self.receptance(r), self.key(k), self.value(v), log_decay)
-        )
-        return r, k, v, log_decay, self.gate(g)
-
-    def _output(self, o: Tensor, r: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
-        """y from o_t = r_t S_{t-1}: adds the bonus of the current position."""
-        bonus = at_least_float32(self.bonus).view(-1, self.head_dim)
-        own = (at_least_float32(r) * bonus * at_least_float32(k)).sum(-1, keepdim=True)
-        return self.out(self.norm(o, gate, residual=own * at_least_float32(v)))
+        inputs = self.receptance(r), self.key(k), self.value(v), decay, self.decay, self.bonus
+        return inputs, self.gate(g)
 
     def _sequence(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        r, k, v, log_decay, gate = self._project(x)
-        o, memory = read_before(self.operator, r, k, v, log_decay)
-        return self._output(o, r, k, v, gate), memory
+        inputs, gate = self._project(x)
+        q, k, v, log_decay, own = rwkv6_inputs(*inputs, head_dim=self.head_dim)
+        o, memory = read_moved(self.operator, q, k, v, log_decay)
+        return self.out(self.norm(o, gate, residual=own)), memory
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         last, memory = state
-        r, k, v, log_decay, gate = self._project(x_t, last)
-        o = (r.to(memory.dtype).unsqueeze(-2) @ memory).squeeze(-2)
-        write = k.to(memory.dtype).unsqueeze(-1) * v.to(memory.dtype).unsqueeze(-2)
-        memory = torch.addcmul(write, log_decay.to(memory.dtype).exp().unsqueeze(-1), memory)
-        return self._output(o, r, k, v, gate), (x_t.to(last.dtype), memory)
+        inputs, gate = self._project(x_t, last)
+        at = rwkv6_position(*inputs, head_dim=self.head_dim)
+        r, k, v = (z.unflatten(-1, (-1, self.head_dim)).to(memory.dtype) for z in inputs[:3])
+        o = (r.unsqueeze(-2) @ memory).squeeze(-2)
+        write = k.unsqueeze(-1) * v.unsqueeze(-2)
+        memory = torch.addcmul(write, at.log_decay.to(memory.dtype).exp().unsqueeze(-1), memory)
+        return self.out(self.norm(o, gate, residual=at.own)), (x_t.to(last.dtype), memory)
 
     def ssm_parameters(self) -> dict[str, nn.Parameter]:
         names = ("mu", "mix_down", "mix_up", "decay", "decay_down", "decay_up", "bonus")

@@ -20,21 +20,14 @@ Projected = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
 """q, k [..., H, K], v [..., H, V], the log-decay, and the gate [..., H V] of the output or None."""
 
 
-def read_before(
-    operator: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor
-) -> tuple[Tensor, Tensor]:
-    """(o, S_T) with o_t = q_t S_{t-1}, the state before position t is written, for `gated_linear_attention`.
-
-    That operator returns q_t S_{t-1} at position t - 1 for the query q_t, so queries move back by one position and
-    outputs forward. The arguments are those of the operator; scale is one.
-    """
-    return read_moved(operator, F.pad(q[:, 1:], (0, 0, 0, 0, 0, 1)), k, v, log_decay)
-
-
 def read_moved(
     operator: Callable[..., Any], queries: Tensor, k: Tensor, v: Tensor, log_decay: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`read_before` for queries that have moved back already: queries_t = q_{t+1}, with zeros at the last position."""
+    """(o, S_T) with o_t = q_t S_{t-1}, the state before position t is written, for `gated_linear_attention`.
+
+    That operator returns q_t S_{t-1} at position t - 1 for the query q_t, so queries have moved back by one position,
+    queries_t = q_{t+1} with zeros at the last position, and outputs move forward here. scale is one.
+    """
     o, final = operator(queries, k, v, log_decay, scale=1.0, return_final_state=True)
     return F.pad(o[:, :-1], (0, 0, 0, 0, 1, 0)), final
 

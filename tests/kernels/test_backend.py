@@ -25,6 +25,7 @@ from kernels.mamba_inner import mamba_inner_step
 from kernels.norm import norm
 from kernels.rotary import rotary
 from kernels.rotated_keys import rotated_keys
+from kernels.rwkv6_inputs import rwkv6_inputs
 from kernels.rwkv7_inputs import rwkv7_inputs
 from kernels.selective_scan import selective_scan, selective_scan_step
 from kernels.skinny_linear import skinny_linear
@@ -105,6 +106,7 @@ CALLS = {
     "rotated_keys": [
         lambda: rotated_keys(*[ones(1, 3, 4)] * 2, *[ones(2, 4)] * 2, ones(1, 3, 2, 1), *[ones(1, 3, 2)] * 3),
     ],
+    "rwkv6_inputs": [lambda: rwkv6_inputs(*[ones(1, 3, 4)] * 4, *[ones(4)] * 2, head_dim=2)],
     "rwkv7_inputs": [lambda: rwkv7_inputs(*[ones(1, 3, 4)] * 5, *[ones(4)] * 5, head_dim=2)],
     "selective_scan": [
         lambda: selective_scan(ones(1, 3, 2), ones(1, 3, 2), -ones(2, 4), ones(1, 3, 4), ones(1, 3, 4)),

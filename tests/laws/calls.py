@@ -52,6 +52,8 @@ from kernels.rotary import rotary
 from kernels.rotary.reference import rotary_reference
 from kernels.rotated_keys import rotated_keys
 from kernels.rotated_keys.reference import rotated_keys_reference
+from kernels.rwkv6_inputs import rwkv6_inputs
+from kernels.rwkv6_inputs.reference import rwkv6_inputs_reference
 from kernels.rwkv7_inputs import rwkv7_inputs
 from kernels.rwkv7_inputs.reference import rwkv7_inputs_reference
 from kernels.selective_scan import selective_scan, selective_scan_step
@@ -351,6 +353,11 @@ def _rotated_keys(draw: Draw) -> Iterator[Call]:
     yield Call("plain", _pair(rotated_keys, rotated_keys_reference), inputs)
 
 
+def _rwkv6_inputs(draw: Draw) -> Iterator[Call]:
+    inputs = {name: draw(2, 5, 6) for name in "rkvw"} | {"w_0": draw(6), "bonus": draw(6), "head_dim": 3}
+    yield Call("plain", _pair(rwkv6_inputs, rwkv6_inputs_reference), inputs)
+
+
 def _rwkv7_inputs(draw: Draw) -> Iterator[Call]:
     inputs = {name: draw(2, 5, 6) for name in "rkvwa"} | {name: draw(6) for name in ("w_0", "a_0", "xi")}
     inputs |= {"alpha": draw(6, low=0.5, high=1.5), "rho": draw(6), "head_dim": 3}
@@ -487,6 +494,7 @@ OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
     "norm": _norm,
     "rotary": _rotary,
     "rotated_keys": _rotated_keys,
+    "rwkv6_inputs": _rwkv6_inputs,
     "rwkv7_inputs": _rwkv7_inputs,
     "selective_scan": _selective_scan,
     "selective_scan_step": _selective_scan_step,

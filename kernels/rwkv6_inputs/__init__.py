@@ -1,0 +1,130 @@
+"""Computes all of RWKV-6 that lies between its linear maps and `gated_linear_attention`, and what the bonus adds.
+
+    L_t = -exp(w_0 + w_t)                                log-decay, for every channel
+    q_t = r_{t+1},   q_T = 0                             queries, which read the state before their position is written
+    own_t = (sum_i r_t,i bonus_i k_t,i) v_t              what a position adds to its own output
+
+with the sum over the K channels of every head. k and v are returned as they are. They are results because their
+gradients from `gated_linear_attention` are then added to those from `own` in the pass that computes the latter.
+
+Source: "Eagle and Finch" (Peng et al. 2024, arXiv 2404.05892), section 4.2, where w_0 is lambda and the bonus is u; w
+is the output of its low-rank map, and r, k and v those of its linear maps. It is one operator because each of its parts
+passes over all of [B, T, D] once or twice. The queries are moved because `gated_linear_attention` reads its state
+behind the position that it writes: its output for q_{t-1} is r_t S_{t-1}, which is what position t needs.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.backend import on_device_of, use_triton
+
+__all__ = ["LinearAttentionInputs", "Position", "rwkv6_inputs", "rwkv6_position"]
+
+MAX_KEYS = 256
+"""Maximum K of the Triton kernels, which hold whole heads in registers."""
+
+
+class Position(NamedTuple):
+    """What the recurrence and its output need besides r, k and v at each position. Both are [..., H, K] in float32 or
+    wider."""
+
+    log_decay: Tensor
+    """L."""
+    own: Tensor
+    """The position adds this vector to its output o_t."""
+
+
+class LinearAttentionInputs(NamedTuple):
+    """The inputs of `gated_linear_attention`, and `own`. All are [B, T, H, K]."""
+
+    q: Tensor
+    """r, moved back by one position, with zeros at the last position."""
+    k: Tensor
+    v: Tensor
+    log_decay: Tensor
+    """In float32 or wider, where q, k and v have the dtypes of r, k and v."""
+    own: Tensor
+    """Every position adds its vector to its output o_t, in float32 or wider."""
+
+
+def rwkv6_inputs(
+    r: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    w_0: Tensor,
+    bonus: Tensor,
+    *,
+    head_dim: int,
+    backend: Literal["auto", "torch", "triton"] = "auto",
+) -> LinearAttentionInputs:
+    """q, k, v and log_decay of `gated_linear_attention`, and own, by the equations of this module.
+
+    r, k, v, w: [B, T, D] with D = H K and K = head_dim.
+    w_0, bonus: [D].
+    backend: the Triton path takes K up to 256 in float32, bfloat16 and float16. It computes in float32, rounds once,
+             and keeps nothing but its inputs for the backward pass. It copies what is not contiguous. `auto` takes
+             plain PyTorch until the kernels were measured. Both paths are deterministic.
+
+    log_decay and own are computed in float32 at least, also under autocast. Raises ValueError for shapes that do not
+    fit.
+    """
+    _check("rwkv6_inputs", ("B", "T >= 1"), (r, k, v, w), (w_0, bonus), head_dim)
+    tensors = (r, k, v, w, w_0, bonus)
+    obstacle = f"takes K up to {MAX_KEYS}, got K={head_dim}" if head_dim > MAX_KEYS else None
+    # the kernels have not run on a GPU yet
+    if use_triton("rwkv6_inputs", backend, *tensors, obstacle=obstacle, is_faster=False):
+        from kernels.rwkv6_inputs.triton import rwkv6_inputs_triton
+
+        with on_device_of(r):
+            return LinearAttentionInputs(*rwkv6_inputs_triton(tensors, head_dim))
+    at = _position(tensors, head_dim)
+    r, k, v = (x.unflatten(-1, (-1, head_dim)) for x in (r, k, v))
+    return LinearAttentionInputs(F.pad(r[:, 1:], (0, 0, 0, 0, 0, 1)), k, v, at.log_decay, at.own)
+
+
+def rwkv6_position(
+    r: Tensor, k: Tensor, v: Tensor, w: Tensor, w_0: Tensor, bonus: Tensor, *, head_dim: int
+) -> Position:
+    """log_decay and own alone, for decoding: r, k, v, w are [..., D]. It is plain PyTorch.
+
+    Raises ValueError for shapes that do not fit.
+    """
+    _check("rwkv6_position", ("...",), (r, k, v, w), (w_0, bonus), head_dim)
+    return _position((r, k, v, w, w_0, bonus), head_dim)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _position(tensors: tuple[Tensor, ...], head_dim: int) -> Position:
+    r, k, v, w, w_0, bonus = tensors
+    heads = (-1, head_dim)
+    log_decay = -torch.exp(_wide(w_0) + _wide(w))
+    r, k, v, log_decay = (x.unflatten(-1, heads) for x in (r, k, v, log_decay))
+    own = (_wide(r) * _wide(bonus).view(heads) * _wide(k)).sum(-1, keepdim=True)
+    return Position(log_decay, own * _wide(v))
+
+
+def _check(
+    op: str, axes: tuple[str, ...], inputs: tuple[Tensor, ...], parameters: tuple[Tensor, ...], head_dim: int
+) -> None:
+    first = inputs[0]
+    wanted = f"[{', '.join(axes)}, D]"
+    if first.ndim == 0 or (axes != ("...",) and first.ndim != len(axes) + 1) or first.numel() == 0:
+        raise ValueError(f"{op}: r must be {wanted} with at least one element, got {list(first.shape)}.")
+    width = first.shape[-1]
+    if head_dim < 1 or width % head_dim:
+        raise ValueError(f"{op}: head_dim must divide D={width}, got {head_dim}.")
+    for name, x in zip("kvw", inputs[1:], strict=True):
+        if x.shape != first.shape:
+            raise ValueError(f"{op}: {name} must be {list(first.shape)} as r, got {list(x.shape)}.")
+    for name, x in zip(("w_0", "bonus"), parameters, strict=True):
+        if x.shape != (width,):
+            raise ValueError(f"{op}: {name} must be [{width}], got {list(x.shape)}.")

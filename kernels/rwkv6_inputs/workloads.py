@@ -1,0 +1,70 @@
+"""The benchmark's description of the inputs of RWKV-6's linear attention, in the sizes of a layer of width 2048."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from kernels.rwkv6_inputs import rwkv6_inputs
+from kernels.rwkv6_inputs.reference import rwkv6_inputs_reference
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, uniform
+
+PARAMETERS = ("w_0", "bonus")
+
+
+def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """Decays as at the start of a network; the bonus is such that own is of order one."""
+    batch, length, heads, key = sizes(shape, "BTHK")
+    wide = torch.promote_types(dtype, torch.float32)
+    width = heads * key
+    return {
+        **{name: normal(generator, dtype, batch, length, width) for name in "rkvw"},
+        "w_0": uniform(generator, wide, -6.0, -1.0, width),
+        "bonus": normal(generator, wide, width) * key**-0.5,
+        "head_dim": key,
+    }
+
+
+def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """Four inputs are read and q, log_decay and own written, the last two in float32. k and v are not copied.
+
+    The backward pass reads the inputs and the gradients of the five results, and writes four.
+    """
+    batch, length, heads, key = sizes(shape, "BTHK")
+    size, element, wide = batch * length * heads * key, dtype.itemsize, max(4, dtype.itemsize)
+    num_bytes = size * (5 * element + 2 * wide) + (size * (11 * element + 2 * wide) if backward else 0)
+    return Cost(
+        num_bytes=num_bytes,
+        num_flops=(22 if backward else 6) * size,
+        num_exponentials=(2 if backward else 1) * size,
+    )
+
+
+def short(shape: Shape) -> Shape:
+    return {**shape, "B": min(2, int(shape["B"])), "T": min(20, int(shape["T"])), "H": min(3, int(shape["H"]))}
+
+
+def load_triton() -> Callable[..., Any]:
+    import triton  # noqa: F401
+
+    return partial(rwkv6_inputs, backend="triton")
+
+
+PAPER: tuple[Shape, ...] = ({"B": 8, "T": 2048, "H": 32, "K": 64},)
+
+WORKLOAD = Workload(
+    op="rwkv6_inputs",
+    reference=rwkv6_inputs_reference,
+    make_inputs=make_inputs,
+    cost=cost,
+    short=short,
+    implementations=(
+        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation("torch", "ours", lambda: partial(rwkv6_inputs, backend="torch")),
+    ),
+    shapes={"quick": PAPER, "paper": PAPER},
+    keep=PARAMETERS,
+)

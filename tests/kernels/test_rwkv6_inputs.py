@@ -1,0 +1,188 @@
+"""Claims about the inputs of RWKV-6's linear attention; the accuracy rule is that of `suite.laws.accuracy`."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+from kernels.gated_linear_attention import gated_linear_attention
+from kernels.rwkv6_inputs import rwkv6_inputs, rwkv6_position
+from kernels.rwkv6_inputs.reference import rwkv6_inputs_reference
+from suite.laws.accuracy import FLOOR, assert_close, assert_matches_reference
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+POSITIONS = ("r", "k", "v", "w")
+KEEP = ("w_0", "bonus")
+BACKENDS = ["torch", "triton"]
+
+
+def make_inputs(batch: int, length: int, heads: int, key: int) -> dict:
+    """Decays that forget at once and those that hardly forget, and own of order one."""
+    g = torch.Generator().manual_seed(key)
+    normal = partial(torch.randn, generator=g, dtype=torch.float64)
+    width = heads * key
+    inputs = {name: normal(batch, length, width) for name in POSITIONS}
+    return inputs | {"w_0": normal(width) - 1, "bonus": normal(width) / key**0.5, "head_dim": key}
+
+
+def cast(inputs: dict, dtype: torch.dtype) -> dict:
+    return {name: x.to(DEVICE, dtype) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+
+
+def gradients(inputs: dict, backend: str) -> list[Tensor]:
+    """Gradients of a fixed weighted sum of all results, for all tensors; the weights rise from -1 to 1."""
+    leaves = {name: x.requires_grad_() for name, x in inputs.items() if isinstance(x, Tensor)}
+    results = rwkv6_inputs(**inputs, backend=backend)
+    total = sum((x * torch.linspace(-1, 1, x.numel()).bfloat16().to(x).view_as(x)).sum() for x in results)
+    return list(torch.autograd.grad(total, list(leaves.values())))
+
+
+def own_first(op):
+    """The comparison looks at the size of the first result, and the queries of a single position are zeros."""
+    return lambda **inputs: tuple(reversed(op(**inputs)))
+
+
+# a whole tile; channels and positions that fill none; one position of one head; several programs of the backward pass;
+# tiles with several short sequences; sequences of one position, whose queries are all zero
+SIZES = [(2, 8, 2, 64), (3, 7, 3, 5), (1, 1, 1, 96), (2, 150, 1, 64), (90, 3, 1, 32), (9, 1, 2, 16)]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_results_and_gradients_are_those_of_the_equations(backend, dtype, sizes):
+    op, exact = own_first(partial(rwkv6_inputs, backend=backend)), own_first(rwkv6_inputs_reference)
+    assert_matches_reference(op, exact, make_inputs(*sizes), dtype=dtype, keep=KEEP, device=DEVICE)
+
+
+def test_gradients_are_those_of_differences_in_float64():
+    inputs = make_inputs(1, 3, 2, 3)
+    size = inputs.pop("head_dim")
+
+    def op(*tensors):
+        return tuple(rwkv6_inputs(*tensors, head_dim=size))
+
+    assert torch.autograd.gradcheck(op, [x.requires_grad_() for x in inputs.values()])
+
+
+def test_sums_over_long_runs_of_one_sign_are_exact():
+    # sums over runs of positions are many times larger than the sum over all, which must not be rounded at their size
+    inputs = cast(make_inputs(4, 1024, 1, 64), torch.float32)
+    exact = gradients(cast(inputs, torch.float64), "torch")[len(POSITIONS) :]
+    for name, a, e in zip(KEEP, gradients(inputs, "triton")[len(POSITIONS) :], exact, strict=True):
+        assert_close(a, e, torch.float32, what=f"gradient of {name}", floor=FLOOR[torch.float32] / 2)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_linear_attention_of_these_inputs_is_the_recurrence(backend):
+    inputs = cast(make_inputs(2, 9, 2, 8), torch.float32)
+    q, k, v, log_decay, own = (x.double() for x in rwkv6_inputs(**inputs, backend=backend))
+    o, final = gated_linear_attention(q, k, v, log_decay, scale=1.0, return_final_state=True, backend="torch")
+    exact = {name: x.double() if isinstance(x, Tensor) else x for name, x in inputs.items()}
+    r, key, value, bonus = (exact[name].unflatten(-1, (2, 8)) for name in ("r", "k", "v", "bonus"))
+    at = rwkv6_position(**exact)
+    state = torch.zeros_like(final)
+    for t in range(9):
+        write = key[:, t].unsqueeze(-1) * value[:, t].unsqueeze(-2)
+        wanted = (r[:, t].unsqueeze(-2) @ (state + bonus.unsqueeze(-1) * write)).squeeze(-2)
+        before = o[:, t - 1] if t else torch.zeros_like(wanted)
+        torch.testing.assert_close(before + own[:, t], wanted, rtol=1e-5, atol=1e-5)
+        state = at.log_decay[:, t].exp().unsqueeze(-1) * state + write
+    torch.testing.assert_close(final, state, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(own, at.own, rtol=1e-5, atol=1e-5)
+
+
+def test_a_position_is_what_the_sequence_has_there():
+    inputs = cast(make_inputs(2, 5, 2, 8), torch.float32)
+    whole = rwkv6_inputs(**inputs, backend="torch")
+    at = rwkv6_position(**(inputs | {name: inputs[name][:, 3] for name in POSITIONS}))
+    assert torch.equal(at.log_decay, whole.log_decay[:, 3])
+    assert torch.equal(at.own, whole.own[:, 3])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_dtypes_are_those_of_the_arguments_with_decays_in_float32(backend):
+    inputs = cast(make_inputs(1, 2, 1, 4), torch.bfloat16)
+    found = rwkv6_inputs(**inputs, backend=backend)
+    assert {x.dtype for x in (found.q, found.k, found.v)} == {torch.bfloat16}
+    assert found.log_decay.dtype == found.own.dtype == torch.float32
+    assert {x.shape for x in found} == {(1, 2, 1, 4)}
+    for gradient, x in zip(gradients(inputs, backend), inputs.values(), strict=False):
+        assert gradient.dtype == x.dtype
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_keys_and_values_are_not_copied(backend):
+    inputs = cast(make_inputs(1, 2, 1, 4), torch.float32)
+    inputs["r"].requires_grad_()
+    found = rwkv6_inputs(**inputs, backend=backend)
+    assert found.k.data_ptr() == inputs["k"].data_ptr()
+    assert found.v.data_ptr() == inputs["v"].data_ptr()
+
+
+def test_inputs_may_have_any_memory():
+    inputs = cast(make_inputs(2, 3, 2, 16), torch.float32)
+    strided = dict(inputs)
+    for name in POSITIONS:
+        strided[name] = inputs[name].transpose(0, 1).contiguous().transpose(0, 1)
+    for name in KEEP:
+        strided[name] = inputs[name].repeat_interleave(2)[::2]
+    strided["v"] = torch.stack((inputs["v"], inputs["v"]), -1)[..., 1]
+    for x, y in zip(rwkv6_inputs(**strided, backend="triton"), rwkv6_inputs(**inputs, backend="triton"), strict=True):
+        assert torch.equal(x, y)
+    for x, y in zip(gradients(strided, "triton"), gradients(inputs, "torch"), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_results_may_have_any_memory():
+    inputs = cast(make_inputs(1, 5, 2, 8), torch.float32)
+    leaves = [x.requires_grad_() for x in inputs.values() if isinstance(x, Tensor)]
+    # a sum gives a gradient that is one element in memory
+    found = [
+        torch.autograd.grad(sum(x.sum() for x in rwkv6_inputs(**inputs, backend=backend)), leaves)
+        for backend in BACKENDS
+    ]
+    for x, y in zip(*found, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_the_gradient_of_one_result_alone_is_that_of_plain_pytorch():
+    inputs = cast(make_inputs(2, 6, 2, 8), torch.float32)
+    leaves = [x.requires_grad_() for x in inputs.values() if isinstance(x, Tensor)]
+    for i in range(5):
+        found = []
+        for backend in BACKENDS:
+            total = rwkv6_inputs(**inputs, backend=backend)[i].square().sum()
+            gradient = torch.autograd.grad(total, leaves, allow_unused=True)
+            found.append([torch.zeros_like(x) if d is None else d for x, d in zip(leaves, gradient, strict=True)])
+        for x, y in zip(*found, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_extreme_decays_stay_finite():
+    inputs = cast(make_inputs(1, 4, 1, 8), torch.float32)
+    inputs["w"][0] = torch.tensor([[-80.0], [-30.0], [30.0], [80.0]])
+    plain, ours = (rwkv6_inputs(**inputs, backend=backend) for backend in BACKENDS)
+    for x, y in zip(ours, plain, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-6)
+    for x, y in zip(gradients(inputs, "triton"), gradients(inputs, "torch"), strict=True):
+        assert x.isfinite().all()
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_what_does_not_fit_is_refused():
+    inputs = make_inputs(1, 2, 2, 3)
+    with pytest.raises(ValueError, match=r"r must be \[B, T >= 1, D\] with at least one element, got \[6\]"):
+        rwkv6_inputs(**(inputs | {"r": torch.ones(6)}))
+    with pytest.raises(ValueError, match=r"rwkv6_inputs: w must be \[1, 2, 6\] as r, got \[1, 2, 5\]"):
+        rwkv6_inputs(**(inputs | {"w": torch.ones(1, 2, 5)}))
+    with pytest.raises(ValueError, match=r"rwkv6_inputs: bonus must be \[6\], got \[2, 3\]"):
+        rwkv6_inputs(**(inputs | {"bonus": torch.ones(2, 3)}))
+    with pytest.raises(ValueError, match=r"rwkv6_position: head_dim must divide D=6, got 4"):
+        rwkv6_position(**(inputs | {"head_dim": 4}))
+    with pytest.raises(ValueError, match=r"takes float32, bfloat16 and float16, got torch\.float64"):
+        rwkv6_inputs(**inputs, backend="triton")
+    with pytest.raises(ValueError, match="takes K up to 256, got K=300"):
+        rwkv6_inputs(**cast(make_inputs(1, 1, 1, 300), torch.float32), backend="triton")

@@ -5,8 +5,8 @@
 A program takes BLOCK_D channels of ROWS rows. It discretizes their system once, since the parameters are the same for
 all rows, and has the states of all its rows in registers at once, so that it waits for memory once and not row by row.
 
-Layout:  u, gates, y [B, D] with contiguous channels; state [B, D, N] with any strides, each state a pair of real and
-         imaginary part; parameters contiguous.
+Layout:  u, gates, y [B, D] with contiguous channels; state [B, D, N] with any strides, each state an integer of 64
+         bits that holds its real and its imaginary part; parameters contiguous.
 float32: everything but the discretization, which is float64: a state is multiplied by Abar at each of thousands of
          positions.
 Cost:    reads and writes the state, 4 B D N elements, and reads D (2 + 4 N) parameters for every ROWS rows.
@@ -71,23 +71,24 @@ def _lti_ssm_step_kernel(
         p_in = gate_in + o_b[:, None] * in_stride_b + o_d[None, :]
         b_v *= tl.load(p_in, mask=m_bd, other=0.0).to(tl.float32)
     o_s = o_b[:, None, None] * s_stride_b + o_d[None, :, None] * s_stride_d + o_n[None, None, :] * s_stride_n
-    # a last axis of two, so that one instruction moves both parts of a complex number
-    p_s = state + 2 * o_s[:, :, :, None] + tl.arange(0, 2)[None, None, None, :]
-    m_s = m_bd[:, :, None, None] & (o_n < N)[None, None, :, None]
-    b_h = tl.load(p_s, mask=m_s, other=0.0)
+    m_s = m_bd[:, :, None] & (o_n < N)[None, None, :]
+    # both parts of a complex number in one integer; with them on an axis of two, Triton 3.6 would let neighbouring
+    # threads read neighbouring rows
+    b_h = tl.load(state + o_s, mask=m_s, other=0)
     if not OVERLAP:
         # after the loads, so that the states arrive while the system is discretized
         a_re, a_im, g_re, g_im, c_re, c_im = load_system(
             log_dt, log_A_real, A_imag, B, C, o_d, o_n, D, A_stride_d, dt_scale, N, FACTOR, RULE
         )
-    h_re, h_im = tl.split(b_h)
+    h_re, h_im = b_h.to(tl.int32).to(tl.float32, bitcast=True), (b_h >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     h_re, h_im = times(a_re[None, :, :], a_im[None, :, :], h_re, h_im)
     h_re += g_re[None, :, :] * b_v[:, :, None]
     h_im += g_im[None, :, :] * b_v[:, :, None]
     # several threads read the same state where a tile has fewer states than threads, and one of them would replace it
     # before the others have read it
     tl.debug_barrier()
-    tl.store(p_s, tl.join(h_re, h_im), mask=m_s)
+    b_low = h_re.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+    tl.store(state + o_s, (h_im.to(tl.int32, bitcast=True).to(tl.int64) << 32) | b_low, mask=m_s)
     b_y = tl.sum(c_re[None, :, :] * h_re - c_im[None, :, :] * h_im, 2) + b_skip[None, :] * b_v
     if gate_out is not None:
         p_out = gate_out + o_b[:, None] * out_stride_b + o_d[None, :]
@@ -127,7 +128,7 @@ def lti_ssm_step_triton(
         u=u,
         gate_in=gate_in,
         gate_out=gate_out,
-        state=torch.view_as_real(state),
+        state=torch.view_as_real(state).view(torch.int64).squeeze(-1),
         log_dt=dense(system.log_dt),
         log_A_real=log_A_real,
         A_imag=dense(system.A_imag),

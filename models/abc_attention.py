@@ -20,7 +20,6 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
@@ -30,13 +29,11 @@ from models.parts.channel import ChannelMixerKind
 from models.parts.linear import ResidualLinear
 from models.parts.mixer import Mixer
 from models.parts.norms import NormKind
-from models.parts.time_axis import LeftPadding, blank
+from models.parts.time_axis import LeftPadding, blank, running_sum
 from suite.bounds import Epsilon, Ratio, Width
 from suite.contracts import TaskSpec
 
 State = tuple[Tensor, Tensor, Tensor]
-BLOCK = 128
-"""`_running_total` adds this many positions one after the other."""
 
 
 class ABC(Mixer):
@@ -110,14 +107,9 @@ class ABC(Mixer):
 def _running_total(logits: Tensor) -> Tensor:
     """Returns log sum_{j <= t} exp(logits_j) of logits [B, T, H, M], which are at most 32 or -inf.
 
-    The sum of T exponentials is far from the ends of float32. Blocks are added at the same time; torch.logcumsumexp
-    goes through time step by step.
+    The sum of T exponentials is far from the ends of float32.
     """
-    steps = logits.shape[1]
-    blocks = F.pad(logits.exp(), (0, 0, 0, 0, 0, -steps % BLOCK)).unflatten(1, (-1, BLOCK))
-    within = blocks.cumsum(2)
-    before = F.pad(within[:, :-1, -1:].cumsum(1), (0, 0, 0, 0, 0, 0, 1, 0))
-    return (within + before).flatten(1, 2)[:, :steps].log()
+    return running_sum(logits.exp()).log()
 
 
 class ABCConfig(BackboneConfig):

@@ -40,7 +40,7 @@ from models.parts.linear import ResidualLinear, split_linear
 from models.parts.linear_attention import read_moved
 from models.parts.mixer import Mixer
 from models.parts.norms import NormKind, RMSNorm
-from models.parts.time_axis import LeftPadding, blank
+from models.parts.time_axis import LeftPadding, blank, running_sum
 from suite.bounds import Factor, Positive, Ratio, Width
 from suite.contracts import TaskSpec
 
@@ -100,7 +100,7 @@ class Mamba3(Mixer):
     def _sequence(self, u: Tensor, padding: LeftPadding | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """y [B, T, D], and at the last position of u [B, T, D] the norm of B, theta, S and x."""
         z, x, B, C, dt, log_decay, trapezoid, turns = self._parts(u, padding)
-        theta = turns.cumsum(1)
+        theta = running_sum(turns)
         now = trapezoid * dt
         # what the next position adds for this one
         later = blank(F.pad(((1 - trapezoid) * dt)[:, 1:], (0, 0, 0, 1)), padding)

@@ -80,14 +80,15 @@ def use_triton(
         "backend='triton'", or None.
     is_faster: whether the operator's kernels were measured to be faster than PyTorch for these arguments.
     """
-    chosen = _chooses_triton(op, backend, x, others, obstacle, is_faster)
+    chosen = chooses_triton(op, backend, x, *others, obstacle=obstacle, is_faster=is_faster)
     record(op, "triton" if chosen else "torch")
     return chosen
 
 
-def _chooses_triton(
-    op: str, backend: str, x: Tensor, others: tuple[Tensor | None, ...], obstacle: str | None, is_faster: bool
+def chooses_triton(
+    op: str, backend: str, x: Tensor, *others: Tensor | None, obstacle: str | None = None, is_faster: bool = True
 ) -> bool:
+    """The answer of `use_triton`, which is not recorded: `op` is not about to run."""
     if backend == "torch":
         return False
     if backend not in ("auto", "triton"):

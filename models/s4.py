@@ -55,7 +55,8 @@ DAMPING = 2.0
 """The circle of the transform is so far inside that K_L there has the weight e^-DAMPING. Dividing by the weights again
 makes rounding errors of the last taps larger by e^DAMPING."""
 MOST_ELEMENTS = 1 << 24
-"""Elements of a buffer of all terms (in Triton: sums) and frequencies of a piece; backward repeats every piece."""
+"""Maximum number of elements of the largest tensor of a piece: [D, N / 2, frequencies] in PyTorch, [sums, D,
+frequencies] in Triton. Where there are several pieces, the backward pass computes each of them again."""
 BLOCK = 64
 """Inputs that a prefill takes at once."""
 

@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.backend import on_device_of, use_triton
+from kernels.backend import chooses_triton, on_device_of, use_triton
 from kernels.cauchy.matrix import cauchy_matrix
 
 __all__ = ["cauchy", "elements_per_point"]
@@ -51,7 +51,8 @@ def cauchy(
     gradients. ValueError for shapes and dtypes that do not fit together, and where backend="triton" cannot run.
     """
     _check(residues, Lambda, dt, s)
-    if _use_triton(backend, residues, Lambda, dt, s):
+    # for a complex tensor, the dtype of its parts decides
+    if use_triton("cauchy", backend, dt, residues.real, Lambda.real, obstacle=_obstacle(dt, s)):
         from kernels.cauchy.triton import cauchy_triton
 
         with on_device_of(dt):
@@ -67,13 +68,12 @@ def elements_per_point(residues: Tensor, Lambda: Tensor, dt: Tensor, s: Tensor) 
     every pole, and one for each of the sums in Triton, which keeps the terms in registers.
     """
     sums = residues.numel() // Lambda.shape[1]
-    return sums if _use_triton("auto", residues, Lambda, dt, s) else Lambda.numel()
+    kernels = chooses_triton("cauchy", "auto", dt, residues.real, Lambda.real, obstacle=_obstacle(dt, s))
+    return sums if kernels else Lambda.numel()
 
 
-def _use_triton(backend: str, residues: Tensor, Lambda: Tensor, dt: Tensor, s: Tensor) -> bool:
-    obstacle = None if s.device == dt.device else f"needs all tensors on one device, got {dt.device} and {s.device}"
-    # for a complex tensor, the dtype of its parts decides
-    return use_triton("cauchy", backend, dt, residues.real, Lambda.real, obstacle=obstacle)
+def _obstacle(dt: Tensor, s: Tensor) -> str | None:
+    return None if s.device == dt.device else f"needs all tensors on one device, got {dt.device} and {s.device}"
 
 
 def _check(residues: Tensor, Lambda: Tensor, dt: Tensor, s: Tensor) -> None:

@@ -69,7 +69,7 @@ def rwkv6_inputs(
     w_0, bonus: [D].
     backend: the Triton path takes K up to 256 in float32, bfloat16 and float16. It computes in float32, rounds once,
              and keeps nothing but its inputs for the backward pass. It copies what is not contiguous. `auto` takes
-             plain PyTorch until the kernels were measured. Both paths are deterministic.
+             plain PyTorch because the kernels have not run on a GPU yet. Both paths are deterministic.
 
     log_decay and own are computed in float32 at least, also under autocast. Raises ValueError for shapes that do not
     fit.

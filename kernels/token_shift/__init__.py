@@ -83,7 +83,7 @@ def _mixed(x: Tensor, before: Tensor, mu: Tensor, delta: Tensor | None, weighs: 
     if weighs == "now":
         return tuple(torch.lerp(before, x, one) for one in mu)
     factors = mu.view(len(mu), *[1] * (x.ndim - 1), -1)
-    return torch.addcmul(x, before - x, factors if delta is None else factors + delta).unbind()
+    return torch.addcmul(x, before - x, factors if delta is None else factors + delta.to(x.dtype)).unbind()
 
 
 def _check(

@@ -16,8 +16,8 @@ code spans do not count, nor do those that are part of a word, as in `T2048` or 
 - `runs key=value ...`: test accuracy (%) of the stored runs with these settings, seed by seed, probes included;
   `seed=3` keeps one seed, `slice=length=512` takes a part of the test rows, `split=valid step=600` a validation
   during training, `metric=macro_accuracy` another metric.
-- `bench operator | implementation | case | metric | device`: newest row of `bench`; the default is `time`, in ms, on
-  the device that most rows are of, so that no table mixes the speeds of two. `device` is a part of its name.
+- `bench operator | implementation | case | metric | device`: newest row of `bench`. `metric` is `time` (ms) if left
+  out. `device` is a part of a device's name; if left out, the device that has the most rows is meant.
 - `peer operator | implementation | shape | column`: a line of `results/peers.csv`.
 
 `<!-- rows: experiment scale -->` says of which report the numbers below it are. In the README of an experiment they are
@@ -144,10 +144,11 @@ def _term(term: str, source: Source, experiment: str, scale: str) -> list[float]
         return source.tried(experiment, scale, *parts)
     if kind == "runs":
         return source.runs(experiment, scale, dict(pair.partition("=")[::2] for pair in rest.split()))
-    if kind == "bench":
-        return [source.bench(*parts)]
-    if kind == "peer":
-        return [source.peer(*parts)]
+    if kind in ("bench", "peer"):
+        least, most = (3, 5) if kind == "bench" else (4, 4)
+        if not least <= len(parts) <= most:
+            raise ValueError(f"{term!r} has {len(parts)} parts between bars, not {least} to {most}")
+        return [source.bench(*parts) if kind == "bench" else source.peer(*parts)]
     if " / " in term:
         above, below = (_term(side.strip(), source, experiment, scale) for side in term.split(" / "))
         return [above[0] / below[0]]

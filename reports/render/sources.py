@@ -106,12 +106,12 @@ class CommittedRows:
     def bench(self, operator: str, implementation: str, case: str, metric: str = "time", device: str = "") -> float:
         rows = self.kernels()
         wanted = {"task": operator, "model": implementation, "slice": case, "metric": metric, "status": "ok"}
-        device = device or str(rows["device"].mode()[0])
-        rows = rows[rows["device"].str.contains(device, regex=False)]
+        named = rows["device"].str.contains(device, regex=False)
+        rows = rows[named if device else rows["device"] == rows["device"].mode()[0]]
         for column, value in wanted.items():
             rows = rows[rows[column] == value]
         if rows.empty:
-            raise ValueError(f"no row of {wanted} on {device}")
+            raise ValueError(f"no row of {wanted} on {device or 'the device that has the most rows'}")
         return float(rows.sort_values("started_at")["value"].iloc[-1])
 
     def peer(self, operator: str, implementation: str, shape: str, column: str) -> float:

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from kernels.backend import record_operators
+from kernels.cauchy import cauchy, elements_per_point
 from models.s4 import S4Kernel
 from suite.laws.accuracy import assert_close
 from tests.kernels.test_cauchy import TORCH, TRITON, double, make_inputs, single, values
@@ -106,3 +108,28 @@ def test_a_recorded_step_gives_the_same_gradients():
     graph.replay()
     for e, r in zip(expected.values(), recorded, strict=True):
         assert torch.equal(e, r.cpu())
+
+
+def test_auto_takes_the_kernels_which_need_memory_for_their_sums():
+    inputs = single(make_inputs((2, 2), 64, 32, 512))
+    with record_operators() as used:
+        cauchy(**inputs)
+    assert used["cauchy"]["backend"] == "triton"
+    assert elements_per_point(**inputs) == 4 * 64
+
+
+def test_filters_of_s4_in_pieces_are_those_of_one_piece(monkeypatch):
+    torch.manual_seed(0)
+    ssm = S4Kernel(64, 64).cuda()
+    weights = torch.randn(64, 2048, device="cuda")
+
+    def results():
+        filters = ssm.kernel(2048)
+        leaves = [getattr(ssm, name) for name in ("log_dt", "log_A_real", "A_imag", "P", "B", "C")]
+        return [filters, *torch.autograd.grad((filters * weights).sum(), leaves)]
+
+    whole = results()
+    # four sums of 64 channels, 100 of the 1,025 frequencies at a time
+    monkeypatch.setattr("models.s4.MOST_ELEMENTS", 4 * 64 * 100)
+    for found, expected in zip(results(), whole, strict=True):
+        assert_close(found, expected, torch.float32, plain=expected)

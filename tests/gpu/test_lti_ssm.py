@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 
+from kernels.backend import record_operators
 from kernels.lti_ssm import DiagonalSystem, lti_ssm, lti_ssm_step
 from kernels.lti_ssm import workloads as described
 from kernels.lti_ssm.reference import lti_ssm_reference, lti_ssm_step_reference
@@ -238,3 +239,11 @@ def test_recorded_steps_give_the_same_bits(rows):
     graph.replay()
     assert torch.equal(recorded, expected)
     assert torch.equal(state, expected_state)
+
+
+def test_auto_takes_the_kernel_of_a_step():
+    inputs = described.make_step_inputs({"B": 2, "D": 8, "N": 4}, torch.float32, torch.Generator().manual_seed(0))
+    inputs = {name: x.to("cuda") if torch.is_tensor(x) else x for name, x in inputs.items()}
+    with record_operators() as used:
+        described.with_state(lti_ssm_step)(**inputs)
+    assert used["lti_ssm_step"]["backend"] == "triton"

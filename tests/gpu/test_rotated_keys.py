@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from kernels.backend import record_operators
+from kernels.rotated_keys import rotated_keys
 from kernels.rotated_keys.reference import rotated_keys_reference
 from kernels.rotated_keys.workloads import KEEP
 from suite.laws.accuracy import assert_close, assert_matches_reference
@@ -74,3 +76,10 @@ def test_more_than_two_to_the_31_elements():
     for name, e in zip(("theta", "later"), expected, strict=True):
         found = whole[3 + list(inputs).index(name)][:, -39:]
         torch.testing.assert_close(found, e[:, -39:], rtol=1e-4, atol=1e-4)
+
+
+def test_auto_takes_the_kernels():
+    inputs = {name: x.to("cuda", torch.float32) for name, x in make_inputs(1, 5, 2, 16, 4).items()}
+    with record_operators() as used:
+        rotated_keys(**inputs)
+    assert used["rotated_keys"]["backend"] == "triton"

@@ -6,7 +6,8 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.cauchy import cauchy
+from kernels.backend import record_operators
+from kernels.cauchy import cauchy, elements_per_point
 from kernels.cauchy.reference import cauchy_reference
 from suite.laws.accuracy import assert_close, assert_matches_reference
 
@@ -207,3 +208,10 @@ def test_wrong_arguments_are_named():
         cauchy(**(inputs | {"dt": inputs["dt"].float()}))
     with pytest.raises(ValueError, match=r"got torch.float64; use backend="):
         cauchy(**inputs, backend="triton")
+
+
+def test_a_point_takes_memory_for_every_pole_in_pytorch_and_asking_records_no_operator():
+    inputs = make_inputs((2, 2), 5, 6, 9)
+    with record_operators() as used:
+        assert elements_per_point(**inputs) == 5 * 6
+    assert used == {}

@@ -115,6 +115,13 @@ def test_the_kernel_in_bfloat16_equals_the_recurrence_over_several_chunks(length
     assert_kernel_matches(make_kernel_inputs(length, gates=gates, width=1), torch.bfloat16, kernel_with(tiles(rows=16)))
 
 
+@pytest.mark.parametrize(("states", "state_terms"), [(32, 2), (33, 1)])
+def test_gates_take_two_terms_of_maps_and_of_as_many_states_as_there_is_room_for(states, state_terms):
+    config = TUNING.config(torch.bfloat16, 512, states, True, True)
+    assert (config.map_terms, config.state_terms, config.sum_terms) == (2, state_terms, 1)
+    assert not TUNING.needs_two_passes(torch.empty(1, 512, 1, dtype=torch.bfloat16), states)
+
+
 @pytest.mark.parametrize(
     "discretization", ["bilinear", *(pytest.param(name, marks=SLOW) for name in ("dss-exp", "dss-exp-no-scale"))]
 )

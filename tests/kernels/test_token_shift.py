@@ -112,7 +112,7 @@ def test_sequences_of_a_batch_do_not_see_each_other(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_results_and_gradients_have_the_dtypes_of_the_inputs(backend):
     inputs = cast(make_inputs(1, 2, 4, 3), torch.bfloat16)
-    inputs["mu"], inputs["initial_state"] = inputs["mu"].float(), inputs["initial_state"].float()
+    inputs |= {name: inputs[name].float() for name in ("mu", "delta", "initial_state")}
     assert {y.dtype for y in token_shift(**inputs, backend=backend)} == {torch.bfloat16}
     for gradient, x in zip(gradients(inputs, backend), inputs.values(), strict=True):
         assert gradient.dtype == x.dtype

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import models.mamba3
 from kernels.rotated_keys import rotated_keys
 from models import MODELS
-from models.parts.time_axis import BLOCK, LeftPadding, running_sum
+from models.parts.time_axis import LeftPadding
 from suite.laws.models import build
 
 
@@ -98,13 +98,3 @@ def test_it_starts_as_the_authors_code_does():
 def test_too_few_states_to_rotate_are_refused():
     with pytest.raises(ValueError, match="mamba3: half of d_state"):
         build(MODELS.load("mamba3"), d_state=3)
-
-
-@pytest.mark.parametrize("steps", [1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK, 1000])
-def test_the_running_sum_in_blocks_is_a_cumulative_sum(steps):
-    x = torch.randn(2, steps, 3, 4, dtype=torch.float64, requires_grad=True)
-    weights = torch.randn_like(x)
-    ours, exact = running_sum(x), x.cumsum(1)
-    torch.testing.assert_close(ours, exact, rtol=1e-12, atol=1e-12)
-    gradients = [torch.autograd.grad((y * weights).sum(), x)[0] for y in (ours, exact)]
-    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kernels.autograd import needs_gradient
 from kernels.backend import NO_GRADIENT, on_device_of, use_triton
+from kernels.positions import at_least_float32
 
 __all__ = ["forget_gate"]
 
@@ -52,7 +53,7 @@ def forget_gate(
 
         with on_device_of(x):
             return forget_gate_triton(x, logits, layer, damping, complement)
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    x = at_least_float32(x)
     if logits is None:
         log_a = F.logsigmoid(x) / damping
         return log_a, -torch.expm1(log_a) if complement else None

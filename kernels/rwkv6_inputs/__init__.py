@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.backend import on_device_of, use_triton
+from kernels.positions import at_least_float32, check_positions
 
 __all__ = ["LinearAttentionInputs", "Position", "rwkv6_inputs", "rwkv6_position"]
 
@@ -30,7 +31,7 @@ MAX_KEYS = 256
 
 
 class Position(NamedTuple):
-    """What the recurrence and its output need besides r, k and v at each position. Both are [..., H, K] in float32 or
+    """The recurrence and its output need these besides r, k and v at each position. Both are [..., H, K] in float32 or
     wider."""
 
     log_decay: Tensor
@@ -74,7 +75,9 @@ def rwkv6_inputs(
     log_decay and own are computed in float32 at least, also under autocast. Raises ValueError for shapes that do not
     fit.
     """
-    _check("rwkv6_inputs", ("B", "T >= 1"), (r, k, v, w), (w_0, bonus), head_dim)
+    check_positions(
+        "rwkv6_inputs", {"r": r, "k": k, "v": v, "w": w}, {"w_0": w_0, "bonus": bonus}, head_dim, sequence=True
+    )
     tensors = (r, k, v, w, w_0, bonus)
     obstacle = f"takes K up to {MAX_KEYS}, got K={head_dim}" if head_dim > MAX_KEYS else None
     # the kernels have not run on a GPU yet
@@ -95,36 +98,16 @@ def rwkv6_position(
 
     Raises ValueError for shapes that do not fit.
     """
-    _check("rwkv6_position", ("...",), (r, k, v, w), (w_0, bonus), head_dim)
+    check_positions(
+        "rwkv6_position", {"r": r, "k": k, "v": v, "w": w}, {"w_0": w_0, "bonus": bonus}, head_dim, sequence=False
+    )
     return _position((r, k, v, w, w_0, bonus), head_dim)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _position(tensors: tuple[Tensor, ...], head_dim: int) -> Position:
     r, k, v, w, w_0, bonus = tensors
     heads = (-1, head_dim)
-    log_decay = -torch.exp(_wide(w_0) + _wide(w))
+    log_decay = -torch.exp(at_least_float32(w_0) + at_least_float32(w))
     r, k, v, log_decay = (x.unflatten(-1, heads) for x in (r, k, v, log_decay))
-    own = (_wide(r) * _wide(bonus).view(heads) * _wide(k)).sum(-1, keepdim=True)
-    return Position(log_decay, own * _wide(v))
-
-
-def _check(
-    op: str, axes: tuple[str, ...], inputs: tuple[Tensor, ...], parameters: tuple[Tensor, ...], head_dim: int
-) -> None:
-    first = inputs[0]
-    wanted = f"[{', '.join(axes)}, D]"
-    if first.ndim == 0 or (axes != ("...",) and first.ndim != len(axes) + 1) or first.numel() == 0:
-        raise ValueError(f"{op}: r must be {wanted} with at least one element, got {list(first.shape)}.")
-    width = first.shape[-1]
-    if head_dim < 1 or width % head_dim:
-        raise ValueError(f"{op}: head_dim must divide D={width}, got {head_dim}.")
-    for name, x in zip("kvw", inputs[1:], strict=True):
-        if x.shape != first.shape:
-            raise ValueError(f"{op}: {name} must be {list(first.shape)} as r, got {list(x.shape)}.")
-    for name, x in zip(("w_0", "bonus"), parameters, strict=True):
-        if x.shape != (width,):
-            raise ValueError(f"{op}: {name} must be [{width}], got {list(x.shape)}.")
+    own = (at_least_float32(r) * at_least_float32(bonus).view(heads) * at_least_float32(k)).sum(-1, keepdim=True)
+    return Position(log_decay, own * at_least_float32(v))

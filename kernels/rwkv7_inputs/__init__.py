@@ -28,6 +28,7 @@ from torch import Tensor
 from kernels.backend import on_device_of, use_triton
 from kernels.delta_rule.generalised import two_steps
 from kernels.norm import norm
+from kernels.positions import at_least_float32, check_positions
 
 __all__ = ["DeltaRuleInputs", "Position", "rwkv7_inputs", "rwkv7_position"]
 
@@ -90,7 +91,13 @@ def rwkv7_inputs(
 
     Everything is computed in float32 at least, also under autocast. Raises ValueError for shapes that do not fit.
     """
-    _check("rwkv7_inputs", ("B", "T >= 1"), (r, k, v, w, a), (w_0, a_0, xi, alpha, rho), head_dim)
+    check_positions(
+        "rwkv7_inputs",
+        {"r": r, "k": k, "v": v, "w": w, "a": a},
+        {"w_0": w_0, "a_0": a_0, "xi": xi, "alpha": alpha, "rho": rho},
+        head_dim,
+        sequence=True,
+    )
     tensors = (r, k, v, w, a, w_0, a_0, xi, alpha, rho)
     obstacle = f"takes K up to {MAX_KEYS}, got K={head_dim}" if head_dim > MAX_KEYS else None
     if use_triton("rwkv7_inputs", backend, *tensors, obstacle=obstacle):
@@ -122,40 +129,24 @@ def rwkv7_position(
 
     Raises ValueError for shapes that do not fit.
     """
-    _check("rwkv7_position", ("...",), (r, k, v, w, a), (w_0, a_0, xi, alpha, rho), head_dim)
+    check_positions(
+        "rwkv7_position",
+        {"r": r, "k": k, "v": v, "w": w, "a": a},
+        {"w_0": w_0, "a_0": a_0, "xi": xi, "alpha": alpha, "rho": rho},
+        head_dim,
+        sequence=False,
+    )
     return _position((r, k, v, w, a, w_0, a_0, xi, alpha, rho), head_dim, "auto")
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _position(tensors: tuple[Tensor, ...], head_dim: int, backend: Literal["auto", "torch"]) -> Position:
     r, k, v, w, a, w_0, a_0, xi, alpha, rho = tensors
     heads = (-1, head_dim)
-    log_decay = -math.exp(-0.5) * torch.sigmoid(_wide(w_0) + _wide(w))
-    rate = torch.sigmoid(_wide(a_0) + _wide(a))
-    wide = _wide(k)
-    key = wide * (1 + (rate - 1) * _wide(alpha))
-    c = norm((wide * _wide(xi)).unflatten(-1, heads), None, kind="l2", eps=EPS, backend=backend)
+    log_decay = -math.exp(-0.5) * torch.sigmoid(at_least_float32(w_0) + at_least_float32(w))
+    rate = torch.sigmoid(at_least_float32(a_0) + at_least_float32(a))
+    wide = at_least_float32(k)
+    key = wide * (1 + (rate - 1) * at_least_float32(alpha))
+    c = norm((wide * at_least_float32(xi)).unflatten(-1, heads), None, kind="l2", eps=EPS, backend=backend)
     r, key, v, rate, log_decay = (x.unflatten(-1, heads) for x in (r, key, v, rate, log_decay))
-    own = (_wide(r) * _wide(rho).view(heads) * key).sum(-1, keepdim=True) * _wide(v)
+    own = (at_least_float32(r) * at_least_float32(rho).view(heads) * key).sum(-1, keepdim=True) * at_least_float32(v)
     return Position(key, -c, rate * c, log_decay, own)
-
-
-def _check(
-    op: str, axes: tuple[str, ...], inputs: tuple[Tensor, ...], parameters: tuple[Tensor, ...], head_dim: int
-) -> None:
-    first = inputs[0]
-    wanted = f"[{', '.join(axes)}, D]"
-    if first.ndim == 0 or (axes != ("...",) and first.ndim != len(axes) + 1) or first.numel() == 0:
-        raise ValueError(f"{op}: r must be {wanted} with at least one element, got {list(first.shape)}.")
-    width = first.shape[-1]
-    if head_dim < 1 or width % head_dim:
-        raise ValueError(f"{op}: head_dim must divide D={width}, got {head_dim}.")
-    for name, x in zip("kvwa", inputs[1:], strict=True):
-        if x.shape != first.shape:
-            raise ValueError(f"{op}: {name} must be {list(first.shape)} as r, got {list(x.shape)}.")
-    for name, x in zip(("w_0", "a_0", "xi", "alpha", "rho"), parameters, strict=True):
-        if x.shape != (width,):
-            raise ValueError(f"{op}: {name} must be [{width}], got {list(x.shape)}.")

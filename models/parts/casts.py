@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kernels.positions import at_least_float32 as at_least_float32
+
 
 def autocast_dtype(x: Tensor) -> torch.dtype:
     """The dtype that autocast gives to a linear map on the device of x; without autocast that of x."""
@@ -24,11 +26,6 @@ def autocast_dtype(x: Tensor) -> torch.dtype:
 def as_autocast(x: Tensor) -> Tensor:
     """x in the dtype that autocast gives to a linear map. The residual stream stays in float32 there."""
     return x.to(autocast_dtype(x))
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """x in float32 or wider. Under autocast, states, decays, step sizes and norms need this precision."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class CastAll(torch.autograd.Function):

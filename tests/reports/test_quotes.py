@@ -74,6 +74,21 @@ def test_numbers_of_another_paragraph_or_line_are_out_of_reach():
         quotes("| 7.0 |\n| 8.0<!--= H3 | a & b --> |", Rows())
 
 
+def test_a_quoted_speed_is_of_the_device_that_is_named_or_else_of_the_one_with_the_most_rows():
+    step = "h3_inner_step", "triton", "B=64,D=2048,M=64,N=32,dtype=bfloat16,pass=forward"
+    one, other = SOURCE.bench(*step, "time", "H200"), SOURCE.bench(*step, "time", "H100")
+    assert one != other
+    assert SOURCE.bench(*step) == one
+    with pytest.raises(ValueError, match=r"no row of .* on H300"):
+        SOURCE.bench(*step, "time", "H300")
+
+
+@pytest.mark.parametrize("query", ["bench x | y", "bench x | y | z | time | H100 | more", "peer x | y | z"])
+def test_a_quote_with_too_few_or_too_many_parts_is_refused(query):
+    with pytest.raises(ValueError, match="parts between bars"):
+        quotes(f"1.0<!--= {query} -->", Rows())
+
+
 def test_measured_numbers_without_a_source_are_found():
     text = "It has 84.5 % and 70 % of 12 rows at `0.02`, rate 4.6e-3, version 2.<!--= H3 | a -->"
     assert [found.split()[0] for found in unquoted(text, quotes(text, Rows()))] == ["84.5", "70"]

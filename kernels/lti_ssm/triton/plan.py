@@ -29,8 +29,8 @@ class Config(NamedTuple):
     state_terms: int
     """The same for the states h and their gradients dh."""
     sum_terms: int
-    """How many of the terms of E, W, h and dh enter products that are summed over time: those which give states,
-    their gradients and the gradients of parameters."""
+    """Products that are summed over time, which give states, their gradients and the gradients of parameters, take this
+    many of the terms of E, W, h and dh."""
     store: str
     """Cache modifier of what the kernels write."""
     warps: tuple[int, int]

@@ -211,12 +211,49 @@ def test_equal_keys_and_full_reflections_stay_bounded(dtype):
 
 
 @in_chunks
+@pytest.mark.parametrize(("min_segment", "state"), [(2, True), (1, True), (1, False)])
 @pytest.mark.parametrize("decay", quick(DECAYS, "head", "key"))
-def test_segments_walked_side_by_side_equal_the_loop(decay, chunk):
-    """Five chunks in segments of three and two; values and keys of several blocks."""
+def test_segments_walked_side_by_side_equal_the_loop(decay, chunk, min_segment, state):
+    """Five chunks in segments of three and two, or of one; values and keys of several blocks.
+
+    A matrix of a segment is needed only between the first and the last segment.
+    """
     walk = {key: tile._replace(block_v=16) for key, tile in tuning()["walk"].items()}
-    changes = {"few_programs": 1000, "enough_programs": 4, "min_segment": 2, "chunk": chunk, "walk": walk}
-    equals_the_loop(make_inputs(scaled(290, chunk), decay, H=1, K=20, V=20), **changes)
+    changes = {"few_programs": 1000, "enough_programs": 1000, "min_segment": min_segment, "chunk": chunk, "walk": walk}
+    equals_the_loop(make_inputs(scaled(290, chunk), decay, state=state, H=1, K=20, V=20), **changes)
+
+
+@pytest.mark.parametrize(
+    ("heads", "most", "walks", "side_by_side", "expected"),
+    [
+        (4, 8, 16, 1000, (4, 8)),  # more than four segments would be walked in two rounds
+        (4, 8, 1000, 20, (4, 8)),  # 4 (4 - 1) walks of values and 4 (4 - 2) of columns of the identity are 20
+        (4, 8, 1000, 19, (6, 6)),  # two rounds of the walk to the ends, of fewer chunks
+        (4, 8, 4, 1000, (1, 32)),
+        (4, 0, 1000, 1000, (1, 32)),
+        (4, 5, 1000, 1000, (5, 7)),
+    ],
+)
+def test_time_is_cut_into_segments_that_run_side_by_side(heads, most, walks, side_by_side, expected):
+    walk = pytest.importorskip("kernels.delta_rule.triton.walk")
+    assert walk.best_segments(heads, 32, most, 1, walks, (1, 1), side_by_side) == expected
+
+
+def test_long_sequences_of_few_heads_are_cut():
+    """The shapes of `bench`, and a sequence of more keys than have room for a matrix."""
+    walk = pytest.importorskip("kernels.delta_rule.triton.walk")
+    plan = pytest.importorskip("kernels.delta_rule.triton.plan")
+
+    def segments(planner, batch, length, key_dim=128, by_rows=True):
+        x = torch.empty(batch, length, 16, key_dim, dtype=torch.bfloat16, device="meta")
+        return walk.cut_time(planner(1.0, x, x, x), x, 128, by_rows=by_rows)
+
+    assert segments(plan.PLANNER, 8, 2048) == (1, 32)
+    assert segments(plan.SHORT_CHUNKS, 8, 2048) == (1, 64)
+    assert segments(plan.PLANNER, 1, 16384) == (7, 37)
+    assert segments(plan.SHORT_CHUNKS, 1, 16384) == (7, 74)
+    assert segments(plan.PLANNER, 1, 16384, by_rows=False) == (8, 32)
+    assert segments(plan.PLANNER, 1, 16384, key_dim=256) == (1, 256)
 
 
 @in_chunks

@@ -35,7 +35,7 @@ class Result(NamedTuple):
     final_state: Tensor | None
     plan: Plan
     saved: tuple[Tensor | None, ...]
-    """q, k, beta, g, write, delta, the states before every chunk and the chunk factors."""
+    """q, k, beta, g, write, delta, the states before every chunk, the matrices of segments and the chunk factors."""
 
 
 def forward(
@@ -65,8 +65,8 @@ def forward(
         final = q.new_empty((plan.num_sequences(q), *q.shape[2:], v.shape[3]), dtype=torch.float32)
     factors = delta_factors(plan, q, k, beta, g, write)
     boundary = EndStates(dense(initial_state), final)
-    o, delta, states = delta_walk(plan, q=q, k=k, v=v, factors=factors, boundary=boundary, keep=keep)
-    return Result(o, final, plan, (q, k, beta, g, write, delta, states, *factors))
+    o, *kept = delta_walk(plan, q=q, k=k, v=v, factors=factors, boundary=boundary, keep=keep)
+    return Result(o, final, plan, (q, k, beta, g, write, *kept, *factors))
 
 
 class DeltaRule(torch.autograd.Function):
@@ -92,14 +92,22 @@ class DeltaRule(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, beta, g, write, delta, states, *factors = saved(ctx)
+        q, k, beta, g, write, delta, states, transitions, *factors = saved(ctx)
         do = torch.zeros_like(delta, dtype=ctx.value_dtype) if do is None else dense_channels(do)
         dinitial = None
         if ctx.initial_dtype is not None:
             shape = (ctx.plan.num_sequences(q), *q.shape[2:], delta.shape[3])
             dinitial = torch.empty(shape, dtype=ctx.initial_dtype, device=q.device)
         boundary = EndStates(dense(dfinal), dinitial)
-        dv, dstates = delta_back(ctx.plan, q=q, k=k, do=do, factors=ChunkFactors(*factors), boundary=boundary)
+        dv, dstates = delta_back(
+            ctx.plan,
+            q=q,
+            k=k,
+            do=do,
+            factors=ChunkFactors(*factors),
+            transitions=transitions,
+            boundary=boundary,
+        )
         dq, dk, dbeta, dg, dwrite = delta_grads(
             ctx.plan,
             q=q,

@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.delta_rule.triton.plan import ChunkFactors, Plan, back_tile, is_whole
 from kernels.delta_rule.triton.tiles import load_row, load_rows, solve, store_rows, store_state, two_term_dot
-from kernels.delta_rule.triton.walk import ALL, ENDS, REST, cut_time, first_state, store_last_state
+from kernels.delta_rule.triton.walk import ENDS, cut_time, first_state, store_last_state
 from kernels.gated_linear_attention.triton.plan import EndStates, position_strides
 from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
 from kernels.launch import KeptLaunch, cdiv
@@ -81,7 +82,7 @@ def _back_kernel(
     else:
         i_first = tl.load(bounds + i_b)
         num_own, o_chunks = tl.load(bounds + i_b + 1) - i_first, i_h * num_t
-    b_dstate = first_state(first, ends, transitions, i_v, i_bh, i_segment, num_bh, K, V, BK, BV, PART, PRECISION)
+    b_dstate = first_state(first, ends, transitions, i_v, i_bh, i_segment, num_bh, K, V, BK, BV, PART, PRECISION, True)
     if table is not None:
         i_b *= 0
     q += i_b * q_stride_b + i_h * q_stride_h
@@ -96,8 +97,11 @@ def _back_kernel(
     BY_ROWS: tl.constexpr = k_out is None
     if BY_ROWS:
         row_out += i_b * row_stride_b + i_h * row_stride_h
-    for i in range(i_segment * num_walked, tl.minimum((i_segment + 1) * num_walked, num_own)):
-        i_t = i_first + num_own - 1 - i
+    # the segments are those of `_walk_kernel`, of which the last one may be shorter
+    begin = (tl.cdiv(num_own, num_walked) - 1 - i_segment) * num_walked
+    stop = tl.minimum(begin + num_walked, num_own)
+    for i in range(begin, stop):
+        i_t = i_first + begin + stop - 1 - i
         start, end = chunk_span(table, i_t, T, C)
         o_t = start + o_c
         m_t, o_rows = o_t < end, o_t.to(tl.int64)
@@ -106,7 +110,7 @@ def _back_kernel(
             if decay is not None:
                 b_decay = tl.load(decay + o_chunks + i_t)
         b_k = load_rows(k, k_stride_t, start, o_c, o_k, end, K, WHOLE).to(dtype)
-        b_do = tl.trans(load_rows(do, do_stride_t, start, o_c, o_v, end, V, WHOLE and PART != _ENDS)).to(dtype)
+        b_do = tl.trans(load_rows(do, do_stride_t, start, o_c, o_v, end, V, WHOLE)).to(dtype)
         b_scores = load_rows(scores, H * C, start, o_c, o_c, end, C, WHOLE)
         b_inverse = load_rows(inverse, H * C, start, o_c, o_c, end, C, WHOLE)
         b_inverse_low = None
@@ -149,18 +153,23 @@ def _back_kernel(
             )
             b_dstate = two_term_dot(b_left, b_q, b_dstate, PRECISION, BY_ROWS)
         b_dstate = two_term_dot(-b_dv, b_k, b_dstate, PRECISION, BY_ROWS)
-    num_done = (i_segment + 1) * num_walked
-    store_last_state(
-        b_dstate, ends, transitions, last, i_v, i_bh, i_segment, num_bh, num_done, num_t, K, V, BK, BV, PART
-    )
+    store_last_state(b_dstate, ends, transitions, last, i_v, i_bh, i_segment, num_bh, K, V, BK, BV, PART, True)
 
 
 def delta_back(
-    plan: Plan, *, q: Tensor, k: Tensor, do: Tensor, factors: ChunkFactors, boundary: EndStates
+    plan: Plan,
+    *,
+    q: Tensor,
+    k: Tensor,
+    do: Tensor,
+    factors: ChunkFactors,
+    transitions: Tensor | None,
+    boundary: EndStates,
 ) -> tuple[Tensor, Tensor]:
     """dv [B, T, H, V] and the gradients of the states behind every chunk, in `plan.work`; see `_back_kernel`.
 
-    boundary: the gradient of the final state, and memory for that of the initial state.
+    transitions: what `delta_walk` returns.
+    boundary:    the gradient of the final state, and memory for that of the initial state.
     """
     batch, length, heads, key_dim = k.shape
     value_dim = do.shape[-1]
@@ -169,16 +178,19 @@ def delta_back(
     dstates = do.new_empty((batch, heads, num_chunks, value_dim, key_dim), dtype=plan.work)
     if factors.q_in is not None and factors.k_in is not None:
         q, k = factors.q_in, factors.k_in
-    segments = cut_time(plan, k, value_dim)
-    first, last = boundary
     by_rows = factors.k_out is None
+    segments = cut_time(plan, k, value_dim, by_rows=by_rows)
+    ends = None
+    if segments.count > 1:
+        ends = k.new_empty((segments.count - 1, batch, heads, value_dim, key_dim), dtype=torch.float32)
+    first, last = boundary
 
-    for part in (ALL,) if segments.ends is None else (ENDS, REST):
+    for part in segments.parts:
         writes = part != ENDS
 
         def make(part: int = part) -> KeptLaunch:
-            block_k, block_v, options = back_tile(plan, key_dim, value_dim, by_rows=by_rows)
-            num_v = cdiv(value_dim, block_v) + (cdiv(key_dim, block_v) if part == ENDS else 0)
+            block_k, block_v, options = back_tile(plan, key_dim, value_dim, by_rows=by_rows, ends=part == ENDS)
+            num_v = cdiv(value_dim, block_v)
             return KeptLaunch(
                 _back_kernel,
                 (plan.num_sequences(k) * heads * num_v, segments.count - (part == ENDS)),
@@ -215,8 +227,8 @@ def delta_back(
             factors.k_out,
             dv if writes else None,
             dstates if writes else None,
-            segments.ends,
-            segments.transitions,
+            ends,
+            transitions,
             first,
             last if writes else None,
             plan.table,

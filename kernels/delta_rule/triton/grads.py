@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.delta_rule.triton.plan import Plan
+from kernels.delta_rule.triton.plan import Plan, is_whole
+from kernels.delta_rule.triton.tiles import load_rows, store_rows
 from kernels.gated_linear_attention.triton.decays import (
     CHANNEL_DECAY,
     HEAD_DECAY,
@@ -23,16 +24,16 @@ from kernels.gated_linear_attention.triton.decays import (
     masked_sums,
     tree_level,
 )
-from kernels.gated_linear_attention.triton.plan import HEAD, decay_kind, position_strides
-from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span, load_tile, store_tile
+from kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, decay_kind, position_strides
+from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
 from kernels.launch import KeptLaunch, cdiv
 
 
 @triton.jit
-def load_values(p, o_v, o_k, V: tl.constexpr, K: tl.constexpr):
+def load_state(p, o_v, o_k, V: tl.constexpr, K: tl.constexpr, WHOLE: tl.constexpr):
     """Rows o_v and columns o_k of a contiguous transposed state [V, K], zero outside of it."""
-    m_s = (o_v < V)[:, None] & (o_k < K)[None, :]
-    return tl.load(p + o_v[:, None] * K + o_k[None, :], mask=m_s, other=0.0)
+    p_state = p + o_v[:, None] * K + o_k[None, :]
+    return tl.load(p_state) if WHOLE else tl.load(p_state, mask=(o_v < V)[:, None] & (o_k < K)[None, :], other=0.0)
 
 
 @triton.jit
@@ -85,6 +86,7 @@ def _grads_kernel(
     DECAY: tl.constexpr,
     LIMIT: tl.constexpr,
     PRECISION: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):
     """dq, dk [C, BK] of one chunk; dbeta, and dg of a decay of a head, are sums over channels, [B, T, H, K / BK].
 
@@ -120,9 +122,9 @@ def _grads_kernel(
     b_da, b_dl = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
     for i_v in range(0, end_v, BV):
         o_v = i_v + tl.arange(0, BV)
-        b_delta = tl.trans(load_tile(delta + o_head * V, H * V, o_t, o_v, end, V))
-        b_do = load_tile(do, do_stride_t, o_t, o_v, end, V).to(dtype)
-        b_dv = load_tile(dv + o_head * V, H * V, o_t, o_v, end, V)
+        b_delta = tl.trans(load_rows(delta + o_head * V, H * V, start, o_c, o_v, end, V, WHOLE))
+        b_do = load_rows(do, do_stride_t, start, o_c, o_v, end, V, WHOLE).to(dtype)
+        b_dv = load_rows(dv + o_head * V, H * V, start, o_c, o_v, end, V, WHOLE)
         b_da = tl.dot(b_do, b_delta, b_da, input_precision=PRECISION)
         b_dl = tl.dot(b_dv, b_delta, b_dl, input_precision=PRECISION)
     b_da *= scale
@@ -143,15 +145,15 @@ def _grads_kernel(
             b_dl *= b_pairs
         # each pair of a query or key with a written key, without the beta of the latter: sums of them give dbeta and dg
         # more accurately than the rounded factors of dw
-        b_q = load_tile(q, q_stride_t, o_t, o_k, end, K).to(dtype)
-        b_k = load_tile(k, k_stride_t, o_t, o_k, end, K).to(dtype)
+        b_q = load_rows(q, q_stride_t, start, o_c, o_k, end, K, WHOLE).to(dtype)
+        b_k = load_rows(k, k_stride_t, start, o_c, o_k, end, K, WHOLE).to(dtype)
         b_pairs = b_da * tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         b_pairs += b_dl * tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
         b_dbeta = tl.sum(b_pairs, 0)
         if DECAY == HEAD_DECAY and dg is not None:
             b_pairs *= b_beta[None, :]
             if PRECISION == "tf32":
-                b_net = tl.sum(b_pairs, 1) - tl.sum(b_pairs, 0)
+                b_net = tl.sum(b_pairs, 1) - b_beta * b_dbeta
             else:
                 # in float32 rounding errors of what cancels would be visible after a sum over time, so only the pairs
                 # with i >= l and j < l are summed
@@ -162,32 +164,33 @@ def _grads_kernel(
 
     b_dq, b_dr = tl.zeros([C, BK], tl.float32), tl.zeros([C, BK], tl.float32)
     b_dw = tl.zeros([C, BK], tl.float32)
-    b_through = tl.zeros([BK], tl.float32)
+    # a decay of a head needs the sum of all elements, and sums of rows stay within a warp
+    b_through = tl.zeros([BV if DECAY == HEAD_DECAY else BK], tl.float32)
     for i_v in range(0, end_v, BV):
         o_v = i_v + tl.arange(0, BV)
-        b_delta = load_tile(delta + o_head * V, H * V, o_t, o_v, end, V)
-        b_do = load_tile(do, do_stride_t, o_t, o_v, end, V).to(dtype)
-        b_dv = load_tile(dv + o_head * V, H * V, o_t, o_v, end, V)
-        b_state = load_values(states + i_c * K * V, o_v, o_k, V, K)
-        b_dstate = load_values(dstates + i_c * K * V, o_v, o_k, V, K)
+        b_delta = load_rows(delta + o_head * V, H * V, start, o_c, o_v, end, V, WHOLE)
+        b_do = load_rows(do, do_stride_t, start, o_c, o_v, end, V, WHOLE).to(dtype)
+        b_dv = load_rows(dv + o_head * V, H * V, start, o_c, o_v, end, V, WHOLE)
+        b_state = load_state(states + i_c * K * V, o_v, o_k, V, K, WHOLE)
+        b_dstate = load_state(dstates + i_c * K * V, o_v, o_k, V, K, WHOLE)
         b_dq = tl.dot(b_do, b_state, b_dq, input_precision=PRECISION)
         b_dr = tl.dot(b_dv, b_state, b_dr, input_precision=PRECISION)
         b_dw = tl.dot(b_delta, b_dstate, b_dw, input_precision=PRECISION)
         if dg is not None:
-            b_through += tl.sum(b_state.to(tl.float32) * b_dstate.to(tl.float32), 0)
+            b_through += tl.sum(b_state.to(tl.float32) * b_dstate.to(tl.float32), 1 if DECAY == HEAD_DECAY else 0)
     b_dq *= scale
     b_dr = -b_dr
-    b_q = load_tile(q, q_stride_t, o_t, o_k, end, K).to(tl.float32)
-    b_k = load_tile(k, k_stride_t, o_t, o_k, end, K).to(tl.float32)
+    b_q = load_rows(q, q_stride_t, start, o_c, o_k, end, K, WHOLE).to(tl.float32)
+    b_k = load_rows(k, k_stride_t, start, o_c, o_k, end, K, WHOLE).to(tl.float32)
     b_write = b_k
     if write is not None:
         p_write = write + i_b * write_stride_b + i_h * write_stride_h
-        b_write = load_tile(p_write, write_stride_t, o_t, o_k, end, K).to(tl.float32)
+        b_write = load_rows(p_write, write_stride_t, start, o_c, o_k, end, K, WHOLE).to(tl.float32)
     b_w = b_write * b_beta[:, None]
     if DECAY == CHANNEL_DECAY:
         NARROW: tl.constexpr = g.dtype.element_ty == tl.bfloat16
         p_g = g + i_b * g_stride_b + i_h * g_stride_h
-        b_g = tl.maximum(load_tile(p_g, g_stride_t, o_t, o_k, end, K).to(tl.float32), LOWEST)
+        b_g = tl.maximum(load_rows(p_g, g_stride_t, start, o_c, o_k, end, K, WHOLE).to(tl.float32), LOWEST)
         b_first, b_second = half_totals(b_g, o_c, C)
         b_dg = tl.zeros([C, BK], tl.float32)
         # for each position, the gradient that arrives at it minus the one that leaves from it, within the chunk
@@ -248,7 +251,7 @@ def _grads_kernel(
                     b_net += b_read.to(tl.float32) * b_inside - b_written.to(tl.float32) * b_dw_inside
         if dg is not None:
             b_dg += masked_sums(o_c[None, :] >= o_c[:, None], b_net, False, PRECISION)
-            store_tile(dg + o_head * K, H * K, o_t, o_k, end, K, b_dg)
+            store_rows(dg + o_head * K, H * K, start, o_c, o_k, end, K, b_dg, WHOLE)
         b_dbeta = tl.sum(b_write * b_dw, 1)
     else:
         if DECAY == HEAD_DECAY:
@@ -256,15 +259,16 @@ def _grads_kernel(
             b_dq *= b_in
             b_dr *= b_in
             b_dw *= exponential(b_suffix, PRECISION)[:, None]
-            if dg is not None:
-                b_net += tl.sum(b_q * b_dq + b_k * b_dr, 1)
-                b_dg = tl.sum(tl.where(o_c[:, None] <= o_c[None, :], b_net[None, :], 0.0), 1)
-                b_dg += tl.sum(tl.where(m_past, tl.sum(b_w * b_dw, 1)[None, :], 0.0), 1)
-                if PRECISION != "tf32":
-                    b_dg += b_dg_inside
-                b_dg += tl.sum(b_through, 0) * exponential(tl.sum(b_g, 0), PRECISION)
-                tl.store(dg + (o_head + o_rows * H) * num_k + i_k, b_dg, mask=m_t)
-        b_dbeta += tl.sum(b_k * b_dw, 1)
+        b_written_dw = tl.sum(b_k * b_dw, 1)
+        b_dbeta += b_written_dw
+        if DECAY == HEAD_DECAY and dg is not None:
+            b_net += tl.sum(b_q * b_dq + b_k * b_dr, 1)
+            b_leaving = b_beta * b_written_dw
+            b_dg = tl.sum(tl.where(m_past, b_leaving[None, :], b_net[None, :]), 1)
+            if PRECISION != "tf32":
+                b_dg += b_dg_inside
+            b_dg += tl.sum(b_through, 0) * exponential(tl.sum(b_g, 0), PRECISION)
+            tl.store(dg + (o_head + o_rows * H) * num_k + i_k, b_dg, mask=m_t)
         b_written = as_operand(b_w, dtype, PRECISION)
         b_dq = tl.dot(b_da, b_written, b_dq, input_precision=PRECISION)
         b_dr = tl.dot(b_dl, b_written, b_dr, input_precision=PRECISION)
@@ -273,12 +277,12 @@ def _grads_kernel(
 
     b_dbeta += b_diagonal * tl.sum(b_q * b_write, 1)
     b_dw += b_diagonal[:, None] * b_q
-    store_tile(dq + o_head * K, H * K, o_t, o_k, end, K, b_dq + b_diagonal[:, None] * b_w)
+    store_rows(dq + o_head * K, H * K, start, o_c, o_k, end, K, b_dq + b_diagonal[:, None] * b_w, WHOLE)
     if write is None:
-        store_tile(dk + o_head * K, H * K, o_t, o_k, end, K, b_dr + b_beta[:, None] * b_dw)
+        store_rows(dk + o_head * K, H * K, start, o_c, o_k, end, K, b_dr + b_beta[:, None] * b_dw, WHOLE)
     else:
-        store_tile(dk + o_head * K, H * K, o_t, o_k, end, K, b_dr)
-        store_tile(dwrite + o_head * K, H * K, o_t, o_k, end, K, b_beta[:, None] * b_dw)
+        store_rows(dk + o_head * K, H * K, start, o_c, o_k, end, K, b_dr, WHOLE)
+        store_rows(dwrite + o_head * K, H * K, start, o_c, o_k, end, K, b_beta[:, None] * b_dw, WHOLE)
     tl.store(dbeta + (o_head + o_rows * H) * num_k + i_k, b_dbeta, mask=m_t)
 
 
@@ -334,6 +338,7 @@ def delta_grads(
             DECAY=kind,
             LIMIT=plan.mild,
             PRECISION=plan.precision,
+            WHOLE=kind != CHANNEL and is_whole(plan, length, (key_dim, block_k), (value_dim, block_v)),
             **tile.options.keywords(),
         )
 

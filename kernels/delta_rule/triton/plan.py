@@ -31,8 +31,8 @@ def default_tuning() -> dict[str, object]:
             256: Tile(256, 64, CompileOptions(4, 2)),
         },
         "grads": {NONE: grads, HEAD: grads, CHANNEL: Tile(32, 64, CompileOptions(4, 2))},
-        "few_programs": 128,
-        "enough_programs": 128,
+        "few_programs": 132,
+        "enough_programs": 396,
     }
 
 
@@ -61,8 +61,7 @@ def short_chunks() -> dict[str, object]:
             128: Tile(128, 64, CompileOptions(4, 3)),
             256: Tile(256, 64, CompileOptions(4, 2)),
         },
-        "few_programs": 256,
-        "enough_programs": 256,
+        "few_programs": 264,
     }
 
 
@@ -105,8 +104,31 @@ def walk_tile(plan: Plan, key_dim: int, value_dim: int) -> Tile:
     return Tile(block_k, block_v, tile.options._replace(num_warps=max(4, block_v // 16)))
 
 
-def back_tile(plan: Plan, key_dim: int, value_dim: int, *, by_rows: bool) -> Tile:
-    """The tile of the walk back. by_rows: no decay is that of a channel, which leaves memory for a third stage."""
+class EndsTile(NamedTuple):
+    """The tile of the walk that finds the states at the ends of segments."""
+
+    tile: Tile
+    num_programs: int
+    """Number of programs that run at the same time."""
+
+
+def ends_tile(plan: Plan, key_dim: int, value_dim: int, *, by_rows: bool) -> EndsTile:
+    """Three programs share a multiprocessor where no decay is that of a channel, because the walk reads neither queries
+    nor scores; 168 registers are the most that this allows.
+    """
+    block_k, block_v, options = tile = walk_tile(plan, key_dim, value_dim)
+    if plan.work == torch.float32 or not by_rows:
+        return EndsTile(tile, plan.tuning.few_programs)
+    narrow = Tile(block_k, min(block_v, 64), CompileOptions(4, options.num_stages, 168))
+    return EndsTile(narrow, plan.tuning.enough_programs)
+
+
+def back_tile(plan: Plan, key_dim: int, value_dim: int, *, by_rows: bool, ends: bool) -> Tile:
+    """The tile of the walk back.
+
+    by_rows: no decay is that of a channel, which leaves memory for a third stage.
+    ends:    the walk finds the gradients at the ends of segments.
+    """
     block_k, block_v, options = walk_tile(plan, key_dim, value_dim)
     if plan.work == torch.bfloat16 and by_rows and block_k == 128:
         options = options._replace(num_stages=3)

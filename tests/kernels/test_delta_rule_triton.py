@@ -235,25 +235,25 @@ def test_segments_walked_side_by_side_equal_the_loop(decay, chunk, min_segment, 
     ],
 )
 def test_time_is_cut_into_segments_that_run_side_by_side(heads, most, walks, side_by_side, expected):
-    walk = pytest.importorskip("kernels.delta_rule.triton.walk")
-    assert walk.best_segments(heads, 32, most, 1, walks, (1, 1), side_by_side) == expected
+    segments = pytest.importorskip("kernels.delta_rule.triton.segments")
+    assert segments.best_segments(heads, 32, most, 1, walks, (1, 1), side_by_side) == expected
 
 
 def test_long_sequences_of_few_heads_are_cut():
     """The shapes of `bench`, and a sequence of more keys than have room for a matrix."""
-    walk = pytest.importorskip("kernels.delta_rule.triton.walk")
+    segments = pytest.importorskip("kernels.delta_rule.triton.segments")
     plan = pytest.importorskip("kernels.delta_rule.triton.plan")
 
-    def segments(planner, batch, length, key_dim=128, by_rows=True):
+    def cut(planner, batch, length, key_dim=128, by_rows=True):
         x = torch.empty(batch, length, 16, key_dim, dtype=torch.bfloat16, device="meta")
-        return walk.cut_time(planner(1.0, x, x, x), x, 128, by_rows=by_rows)
+        return segments.cut_time(planner(1.0, x, x, x), x, 128, by_rows=by_rows)
 
-    assert segments(plan.PLANNER, 8, 2048) == (1, 32)
-    assert segments(plan.SHORT_CHUNKS, 8, 2048) == (1, 64)
-    assert segments(plan.PLANNER, 1, 16384) == (7, 37)
-    assert segments(plan.SHORT_CHUNKS, 1, 16384) == (7, 74)
-    assert segments(plan.PLANNER, 1, 16384, by_rows=False) == (8, 32)
-    assert segments(plan.PLANNER, 1, 16384, key_dim=256) == (1, 256)
+    assert cut(plan.PLANNER, 8, 2048) == (1, 32)
+    assert cut(plan.SHORT_CHUNKS, 8, 2048) == (1, 64)
+    assert cut(plan.PLANNER, 1, 16384) == (7, 37)
+    assert cut(plan.SHORT_CHUNKS, 1, 16384) == (7, 74)
+    assert cut(plan.PLANNER, 1, 16384, by_rows=False) == (8, 32)
+    assert cut(plan.PLANNER, 1, 16384, key_dim=256) == (1, 256)
 
 
 @in_chunks

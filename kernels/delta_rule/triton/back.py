@@ -4,14 +4,20 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.delta_rule.triton.plan import ChunkFactors, Plan, back_tile, is_whole
+from kernels.delta_rule.triton.segments import (
+    ENDS,
+    cut_time,
+    first_state,
+    new_ends,
+    segment_starts,
+    store_last_state,
+)
 from kernels.delta_rule.triton.tiles import load_row, load_rows, solve, store_rows, store_state, two_term_dot
-from kernels.delta_rule.triton.walk import ENDS, cut_time, first_state, store_last_state
 from kernels.gated_linear_attention.triton.plan import EndStates, position_strides
 from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
 from kernels.launch import KeptLaunch, cdiv
@@ -34,7 +40,6 @@ def _back_kernel(
     dv,
     dstates,
     ends,
-    transitions,
     first,
     last,
     table,
@@ -53,9 +58,6 @@ def _back_kernel(
     do_stride_b,
     do_stride_t,
     do_stride_h,
-    row_stride_b,
-    row_stride_t,
-    row_stride_h,
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
@@ -82,7 +84,7 @@ def _back_kernel(
     else:
         i_first = tl.load(bounds + i_b)
         num_own, o_chunks = tl.load(bounds + i_b + 1) - i_first, i_h * num_t
-    b_dstate = first_state(first, ends, transitions, i_v, i_bh, i_segment, num_bh, K, V, BK, BV, PART, PRECISION, True)
+    b_dstate = first_state(first, ends, i_v, i_bh, i_segment, num_bh, K, V, BK, BV, PART)
     if table is not None:
         i_b *= 0
     q += i_b * q_stride_b + i_h * q_stride_h
@@ -95,18 +97,15 @@ def _back_kernel(
     scores += o_head * C
     dtype = inverse.dtype.element_ty
     BY_ROWS: tl.constexpr = k_out is None
-    if BY_ROWS:
-        row_out += i_b * row_stride_b + i_h * row_stride_h
+    o_row = (i_b * H + i_h) * T
     # the segments are those of `_walk_kernel`, of which the last one may be shorter
     begin = (tl.cdiv(num_own, num_walked) - 1 - i_segment) * num_walked
     stop = tl.minimum(begin + num_walked, num_own)
     for i in range(begin, stop):
         i_t = i_first + begin + stop - 1 - i
         start, end = chunk_span(table, i_t, T, C)
-        o_t = start + o_c
-        m_t, o_rows = o_t < end, o_t.to(tl.int64)
         if BY_ROWS:
-            b_row = load_row(row_out, row_stride_t, o_rows, m_t, WHOLE).to(tl.float32)
+            b_row = load_row(row_out + o_row, start, o_c, end, WHOLE)
             if decay is not None:
                 b_decay = tl.load(decay + o_chunks + i_t)
         b_k = load_rows(k, k_stride_t, start, o_c, o_k, end, K, WHOLE).to(dtype)
@@ -142,7 +141,7 @@ def _back_kernel(
         elif decay is not None:
             b_dstate *= b_decay
         if row_in is not None:
-            b_in = load_row(row_in + o_head, H, o_rows, m_t, WHOLE)
+            b_in = load_row(row_in + o_row, start, o_c, end, WHOLE)
             b_dv *= b_in[None, :]
         b_q = load_rows(q, q_stride_t, start, o_c, o_k, end, K, WHOLE).to(dtype)
         if not BY_ROWS:
@@ -153,7 +152,7 @@ def _back_kernel(
             )
             b_dstate = two_term_dot(b_left, b_q, b_dstate, PRECISION, BY_ROWS)
         b_dstate = two_term_dot(-b_dv, b_k, b_dstate, PRECISION, BY_ROWS)
-    store_last_state(b_dstate, ends, transitions, last, i_v, i_bh, i_segment, num_bh, K, V, BK, BV, PART, True)
+    store_last_state(b_dstate, ends, last, i_v, i_bh, i_segment, num_bh, K, V, BK, BV, PART)
 
 
 def delta_back(
@@ -180,9 +179,7 @@ def delta_back(
         q, k = factors.q_in, factors.k_in
     by_rows = factors.k_out is None
     segments = cut_time(plan, k, value_dim, by_rows=by_rows)
-    ends = None
-    if segments.count > 1:
-        ends = k.new_empty((segments.count - 1, batch, heads, value_dim, key_dim), dtype=torch.float32)
+    ends = new_ends(segments, k, value_dim)
     first, last = boundary
 
     for part in segments.parts:
@@ -199,7 +196,7 @@ def delta_back(
                 scale=plan.scale,
                 num_walked=segments.num_walked,
                 num_v=num_v,
-                **position_strides(q=q, k=k, do=do, row=factors.row_out),
+                **position_strides(q=q, k=k, do=do),
                 H=heads,
                 K=key_dim,
                 V=value_dim,
@@ -228,10 +225,11 @@ def delta_back(
             dv if writes else None,
             dstates if writes else None,
             ends,
-            transitions,
             first,
             last if writes else None,
             plan.table,
             plan.bounds,
         )
+        if part == ENDS:
+            segment_starts(plan, segments, ends, transitions, back=True)
     return dv, dstates

@@ -175,8 +175,9 @@ def _factors_kernel(
     o_head = i_b * T * H + i_h
     start, end = chunk_span(table, i_t, T, C)
     o_t = start + o_c
-    o_rows, m_t = o_head + o_t.to(tl.int64) * H, o_t < end
+    o_rows, m_t = i_bh * T + o_t, o_t < end
     b_beta = tl.load(beta + o_t.to(tl.int64) * beta_stride_t, mask=m_t, other=0.0).to(tl.float32)
+    b_beta_out = b_beta
     b_scores, b_system = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
     if DECAY == CHANNEL_DECAY:
         NARROW: tl.constexpr = g.dtype.element_ty == tl.bfloat16
@@ -245,12 +246,13 @@ def _factors_kernel(
             b_system = tl.dot(b_k.to(dtype), b_right, b_system, input_precision=PRECISION)
     if DECAY == HEAD_DECAY:
         tl.store(row_in + o_rows, exponential(b_prefix, PRECISION), mask=m_t)
-        tl.store(row_out + o_rows, b_beta * exponential(b_suffix, PRECISION), mask=m_t)
+        b_beta_out = b_beta * exponential(b_suffix, PRECISION)
         tl.store(decay + i_bh * num_t + i_t, exponential(tl.sum(b_g_head, 0), PRECISION))
         b_pairs = decay_matrix(b_g_head, b_prefix, o_c, PRECISION)
         b_scores *= b_pairs
         b_system *= b_pairs
     if DECAY != CHANNEL_DECAY:
+        tl.store(row_out + o_rows, b_beta_out, mask=m_t)
         b_scores = tl.where(o_c[:, None] >= o_c[None, :], b_scores, 0.0) * (scale * b_beta)[None, :]
         b_system *= b_beta[None, :]
     b_system = tl.where(o_c[:, None] > o_c[None, :], b_system, 0.0)
@@ -287,12 +289,11 @@ def delta_factors(
     inverse, scores = (new(batch, length, heads, plan.chunk, dtype=plan.work) for _ in range(2))
     inverse_low = torch.empty_like(inverse) if plan.work == torch.bfloat16 else None
     decay = row_in = q_in = k_in = k_out = None
-    row_out: Tensor | None = beta
+    row_out = None if kind == CHANNEL else new(batch, heads, length)
     if kind == HEAD:
-        decay = new(batch, heads, num_chunks)
-        row_in, row_out = new(batch, length, heads), new(batch, length, heads)
+        decay, row_in = new(batch, heads, num_chunks), new(batch, heads, length)
     elif kind == CHANNEL:
-        decay, row_out = new(batch, heads, num_chunks, key_dim), None
+        decay = new(batch, heads, num_chunks, key_dim)
         q_in, k_in, k_out = (new(batch, length, heads, key_dim, dtype=plan.work) for _ in range(3))
 
     def make() -> KeptLaunch:
@@ -318,7 +319,6 @@ def delta_factors(
             **tile.options.keywords(),
         )
 
-    written = None if kind != HEAD else row_out
-    tensors = q, k, beta, g, write, inverse, inverse_low, scores, decay, row_in, written, q_in, k_in, k_out, plan.table
+    tensors = q, k, beta, g, write, inverse, inverse_low, scores, decay, row_in, row_out, q_in, k_in, k_out, plan.table
     plan.launches.get("factors", make)(*tensors)
     return ChunkFactors(inverse, inverse_low, scores, decay, row_in, row_out, q_in, k_in, k_out)

@@ -117,6 +117,13 @@ def _grads_kernel(
     o_t = start + o_c
     o_rows, m_t = o_t.to(tl.int64), o_t < end
 
+    p_beta = beta + i_b * beta_stride_b + i_h * beta_stride_h + o_rows * beta_stride_t
+    b_beta = tl.load(p_beta, mask=m_t, other=0.0).to(tl.float32)
+    if DECAY == HEAD_DECAY:
+        # before the loop, so that nothing waits for them behind it
+        p_g = g + i_b * g_stride_b + i_h * g_stride_h
+        b_g = load_head_decays(p_g, g_stride_t, o_t, m_t)
+        b_prefix, b_suffix = head_prefix_suffix(p_g, g_stride_t, o_t, o_c, end, C)
     # the ends of the loops are an argument, so that they remain where they have one iteration (see LOG.md of
     # gated_linear_attention)
     b_da, b_dl = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
@@ -133,13 +140,8 @@ def _grads_kernel(
     b_da, b_dl = tl.where(m_past, b_da, 0.0), tl.where(m_past, -b_dl, 0.0)
     q += i_b * q_stride_b + i_h * q_stride_h
     k += i_b * k_stride_b + i_h * k_stride_h
-    p_beta = beta + i_b * beta_stride_b + i_h * beta_stride_h + o_rows * beta_stride_t
-    b_beta = tl.load(p_beta, mask=m_t, other=0.0).to(tl.float32)
     if DECAY != CHANNEL_DECAY:
         if DECAY == HEAD_DECAY:
-            p_g = g + i_b * g_stride_b + i_h * g_stride_h
-            b_g = load_head_decays(p_g, g_stride_t, o_t, m_t)
-            b_prefix, b_suffix = head_prefix_suffix(p_g, g_stride_t, o_t, o_c, end, C)
             b_pairs = decay_matrix(b_g, b_prefix, o_c, PRECISION)
             b_da *= b_pairs
             b_dl *= b_pairs

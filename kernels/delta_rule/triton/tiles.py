@@ -25,9 +25,10 @@ def load_rows(p, stride_t, start, o_c, o_x, end, X, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def load_row(p, stride_t, o_rows, m_t, WHOLE: tl.constexpr):
-    """Loads one number for each position of a chunk."""
-    return tl.load(p + o_rows * stride_t) if WHOLE else tl.load(p + o_rows * stride_t, mask=m_t, other=0.0)
+def load_row(p, start, o_c, end, WHOLE: tl.constexpr):
+    """Loads the numbers of positions start + o_c, which are neighbours in memory."""
+    p_row = p + start + o_c
+    return tl.load(p_row) if WHOLE else tl.load(p_row, mask=start + o_c < end, other=0.0)
 
 
 @triton.jit

@@ -1,123 +1,29 @@
-"""`_walk_kernel`: what is written at every position, the outputs and the states, in one walk over the chunks.
-
-Where few programs would walk over a long sequence, time is cut into segments that are walked at the same time: first
-from zeros, to find what each segment adds to the state at its end, and from the columns of the identity, to find the
-matrix with which it multiplies the state at its start; then from the states that follow from these. The gradient of
-the state at the start of a segment is the transpose of that matrix times the gradient at its end, plus what the segment
-adds. So the walk back over the same segments needs no matrices of its own.
-"""
+"""`_walk_kernel`: what is written at every position, the outputs and the states, in one walk over the chunks."""
 
 # mypy: disable-error-code="assignment, misc"
 
 from __future__ import annotations
 
-import functools
-from typing import NamedTuple
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.delta_rule.triton.plan import ChunkFactors, Plan, ends_tile, is_whole, walk_tile
+from kernels.delta_rule.triton.segments import (
+    ENDS,
+    cut_time,
+    first_state,
+    new_ends,
+    new_transitions,
+    segment_starts,
+    store_last_state,
+)
 from kernels.delta_rule.triton.tiles import load_row, load_rows, solve, store_rows, store_state, two_term_dot
 from kernels.gated_linear_attention.triton.plan import EndStates, position_strides
 from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
 from kernels.launch import KeptLaunch, cdiv
 
-ALL, ENDS, REST = 0, 1, 2
-"""Parts that a launch walks over: all of time, all segments but the last from zeros and from the identity, or all
-segments from their states."""
-_ENDS, _REST = tl.constexpr(ENDS), tl.constexpr(REST)
-
-
-@triton.jit
-def first_state(
-    first,
-    ends,
-    transitions,
-    i_v,
-    i_bh,
-    i_segment,
-    num_bh,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    PART: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BACK: tl.constexpr,
-):
-    """The transposed state [BV, BK] from which a program starts to walk.
-
-    first: a state [B, H, K, V] or None, that of the first segment. For ENDS the other segments start from zeros, and
-    the blocks behind those of V from columns of the identity. For REST the state at the end of the first segment is
-    its `ends`; at the end of another one, its `ends` plus its `transitions` times the state at its start.
-    BACK: segments count from the end of time, and matrices are transposed.
-    """
-    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
-    b_state = tl.zeros([BV, BK], tl.float32)
-    m_state = (o_v < V)[:, None] & (o_k < K)[None, :]
-    if PART == _ENDS and not BACK:
-        o_column = o_v - tl.cdiv(V, BV) * BV
-        b_state += (o_column[:, None] == o_k[None, :]).to(tl.float32)
-    if first is not None:
-        o_state = i_bh * K * V + o_k[None, :] * V + o_v[:, None]
-        b_state += tl.load(first + o_state, mask=m_state & (o_v * 0 + i_segment == 0)[:, None], other=0.0).to(
-            tl.float32
-        )
-    if PART == _REST:
-        m_pair = (o_k < K)[:, None] & (o_k < K)[None, :]
-        for i in tl.range(i_segment, num_stages=1):
-            i_end = i * num_bh + i_bh
-            b_end = tl.load(ends + i_end * K * V + o_v[:, None] * K + o_k[None, :], mask=m_state, other=0.0)
-            if transitions is not None:
-                if BACK:
-                    i_end = (tl.num_programs(1) - 1 - i) * num_bh + i_bh
-                p_matrix = transitions + i_end * K * K + o_k[:, None] * K + o_k[None, :]
-                # the first segment has no matrix: what it does to the state at its start is part of its end
-                b_matrix = tl.load(p_matrix, mask=m_pair & (o_k * 0 + i > 0)[:, None], other=0.0)
-                b_matrix = as_operand(b_matrix, tl.float32, PRECISION)
-                if not BACK:
-                    b_matrix = tl.trans(b_matrix)
-                b_left = as_operand(b_state, tl.float32, PRECISION)
-                b_end = tl.dot(b_left, b_matrix, b_end, input_precision=PRECISION)
-            b_state = b_end
-    return b_state
-
-
-@triton.jit
-def store_last_state(
-    b_state,
-    ends,
-    transitions,
-    last,
-    i_v,
-    i_bh,
-    i_segment,
-    num_bh,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    PART: tl.constexpr,
-    BACK: tl.constexpr,
-):
-    """Writes the transposed state [BV, BK] behind the last chunk of a program to where `first_state` reads it."""
-    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
-    m_k = (o_k < K)[None, :]
-    if PART == _ENDS:
-        i_end, o_column = i_segment * num_bh + i_bh, o_v - tl.cdiv(V, BV) * BV
-        p_end = ends + i_end * K * V + o_v[:, None] * K + o_k[None, :]
-        tl.store(p_end, b_state, mask=(o_v < V)[:, None] & m_k)
-        if not BACK and transitions is not None:
-            p_matrix = transitions + i_end * K * K + o_k[None, :] * K + o_column[:, None]
-            tl.store(p_matrix, b_state, mask=((o_column >= 0) & (o_column < K))[:, None] & m_k)
-    elif last is not None:
-        # only the last segment writes the final state
-        p_last = last + i_bh * K * V + o_k[None, :] * V + o_v[:, None]
-        m_state = ((o_v < V) & (o_v * 0 + i_segment + 1 == tl.num_programs(1)))[:, None] & m_k
-        tl.store(p_last, b_state.to(last.dtype.element_ty), mask=m_state)
+_ENDS = tl.constexpr(ENDS)
 
 
 @triton.jit
@@ -155,9 +61,6 @@ def _walk_kernel(
     v_stride_b,
     v_stride_t,
     v_stride_h,
-    row_stride_b,
-    row_stride_t,
-    row_stride_h,
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
@@ -193,7 +96,10 @@ def _walk_kernel(
     else:
         i_first = tl.load(bounds + i_b)
         num_own, o_chunks = tl.load(bounds + i_b + 1) - i_first, i_h * num_t
-    b_state = first_state(first, ends, transitions, i_v, i_bh, i_segment, num_bh, K, V, BK, BV, PART, PRECISION, False)
+    b_state = first_state(first, ends, i_v, i_bh, i_segment, num_bh, K, V, BK, BV, PART)
+    if PART == _ENDS:
+        # behind the blocks of V those of the identity
+        b_state += (o_v[:, None] - tl.cdiv(V, BV) * BV == o_k[None, :]).to(tl.float32)
     if table is not None:
         i_b *= 0
     q += i_b * q_stride_b + i_h * q_stride_h
@@ -206,13 +112,10 @@ def _walk_kernel(
     scores += o_head * C
     dtype = inverse.dtype.element_ty
     BY_ROWS: tl.constexpr = k_out is None
-    if BY_ROWS:
-        row_out += i_b * row_stride_b + i_h * row_stride_h
+    o_row = (i_b * H + i_h) * T
     for i in range(i_segment * num_walked, tl.minimum((i_segment + 1) * num_walked, num_own)):
         i_t = i_first + i
         start, end = chunk_span(table, i_t, T, C)
-        o_t = start + o_c
-        m_t, o_rows = o_t < end, o_t.to(tl.int64)
         # loaded first, so that nothing waits for it; decays of channels would take registers until they are used
         if BY_ROWS and decay is not None:
             b_decay = tl.load(decay + o_chunks + i_t)
@@ -229,7 +132,7 @@ def _walk_kernel(
             b_q = load_rows(q, q_stride_t, start, o_c, o_k, end, K, WHOLE).to(dtype)
         b_held = tl.dot(b_left, tl.trans(b_k), input_precision=PRECISION)
         if row_in is not None:
-            b_in = load_row(row_in + o_head, H, o_rows, m_t, WHOLE)
+            b_in = load_row(row_in + o_row, start, o_c, end, WHOLE)
             b_held *= b_in[None, :]
         b_rest = b_v.to(tl.float32) - b_held
         b_delta = solve(b_rest, b_inverse, b_inverse_low, PRECISION, BY_ROWS)
@@ -252,75 +155,17 @@ def _walk_kernel(
         if BY_ROWS:
             if decay is not None:
                 b_state *= b_decay
-            b_row = load_row(row_out, row_stride_t, o_rows, m_t, WHOLE)
-            b_delta *= b_row.to(tl.float32)[None, :]
+            b_delta *= load_row(row_out + o_row, start, o_c, end, WHOLE)[None, :]
         else:
             b_state *= tl.load(decay + (o_chunks + i_t) * K + o_k, mask=o_k < K, other=0.0)[None, :]
             b_k = load_rows(k_out + o_head * K, H * K, start, o_c, o_k, end, K, WHOLE)
         b_state = two_term_dot(b_delta, b_k, b_state, PRECISION, BY_ROWS)
-    store_last_state(b_state, ends, transitions, last, i_v, i_bh, i_segment, num_bh, K, V, BK, BV, PART, False)
-
-
-class Segments(NamedTuple):
-    """Segments of time that are walked at the same time."""
-
-    count: int
-    num_walked: int
-    """Number of chunks in a segment; the last one may have fewer."""
-
-    @property
-    def parts(self) -> tuple[int, ...]:
-        """The launches of a walk."""
-        return (ALL,) if self.count == 1 else (ENDS, REST)
-
-
-ENDS_COST = 0.75
-"""Products of a chunk in the walk to the ends of segments, relative to those of the other walk."""
-
-
-@functools.cache
-def best_segments(
-    num_heads: int, num_chunks: int, most: int, blocks: int, walks: int, ends: tuple[int, int], side_by_side: int
-) -> Segments:
-    """The number of segments with which the two walks take the fewest chunks one after the other.
-
-    In the second walk a segment begins with one product for each segment before it, each of which counts as a chunk.
-
-    num_heads: of all sequences.   most: maximum number of segments.   blocks: of values for each head.
-    walks:     number of programs of a walk that run at the same time.
-    ends:      blocks of values and of columns of the identity for each head in the walk to the ends of segments.
-    side_by_side: number of programs of that walk that run at the same time.
-    """
-
-    def cost(count: int) -> float:
-        num_walked = cdiv(num_chunks, count)
-        whole = cdiv(num_heads * blocks * count, walks)
-        if count == 1:
-            return num_walked * whole
-        values, columns = ends
-        num_ends = num_heads * (values * (count - 1) + columns * (count - 2))
-        return whole * (num_walked + count) + ENDS_COST * num_walked * cdiv(num_ends, side_by_side)
-
-    count = min(range(1, max(1, most) + 1), key=cost)
-    num_walked = cdiv(num_chunks, count)
-    return Segments(cdiv(num_chunks, num_walked), num_walked)
-
-
-def cut_time(plan: Plan, x: Tensor, value_dim: int, *, by_rows: bool) -> Segments:
-    """Segments for the walks over x [B, T, H, K] with values of `value_dim` channels.
-
-    Packed sequences are never cut, and neither are walks with so many keys that a program has no room for a matrix.
-    by_rows: no decay is that of a channel.
-    """
-    batch, length, heads, key_dim = x.shape
-    tuning, num_chunks = plan.tuning, plan.num_chunks(length)
-    blocks = cdiv(value_dim, walk_tile(plan, key_dim, value_dim).block_v)
-    if plan.table is not None or key_dim > 128 or 2 * batch * heads * blocks > tuning.few_programs:
-        return Segments(1, num_chunks)
-    tile, side_by_side = ends_tile(plan, key_dim, value_dim, by_rows=by_rows)
-    ends = cdiv(value_dim, tile.block_v), cdiv(key_dim, tile.block_v)
-    most = num_chunks // tuning.min_segment
-    return best_segments(batch * heads, num_chunks, most, blocks, tuning.few_programs, ends, side_by_side)
+    store_last_state(b_state, ends, last, i_v, i_bh, i_segment, num_bh, K, V, BK, BV, PART)
+    if PART == _ENDS and transitions is not None:
+        o_column = o_v - tl.cdiv(V, BV) * BV
+        m_matrix = ((o_column >= 0) & (o_column < K))[:, None] & (o_k < K)[None, :]
+        p_matrix = transitions + (i_segment * num_bh + i_bh) * K * K + o_k[None, :] * K + o_column[:, None]
+        tl.store(p_matrix, b_state, mask=m_matrix)
 
 
 def delta_walk(
@@ -348,14 +193,8 @@ def delta_walk(
         q, k = factors.q_in, factors.k_in
     by_rows = factors.k_out is None
     segments = cut_time(plan, k, value_dim, by_rows=by_rows)
-    ends = transitions = None
-    if segments.count > 1:
-        ends = k.new_empty((segments.count - 1, batch, heads, value_dim, key_dim), dtype=torch.float32)
-    if segments.count > 2:
-        # the first segment needs none, so its place stays empty
-        transitions = k.new_empty((segments.count - 1, batch, heads, key_dim, key_dim), dtype=torch.float32)
+    ends, transitions = new_ends(segments, k, value_dim), new_transitions(segments, k)
     first, last = boundary
-    row = factors.row_out
 
     for part in segments.parts:
         writes = part != ENDS
@@ -376,7 +215,7 @@ def delta_walk(
                 scale=plan.scale,
                 num_walked=segments.num_walked,
                 num_v=num_v,
-                **position_strides(q=q, k=k, v=v, row=row),
+                **position_strides(q=q, k=k, v=v),
                 H=heads,
                 K=key_dim,
                 V=value_dim,
@@ -411,4 +250,6 @@ def delta_walk(
             plan.table,
             plan.bounds,
         )
+        if part == ENDS:
+            segment_starts(plan, segments, ends, transitions, back=False)
     return o, delta, states, transitions if keep else None

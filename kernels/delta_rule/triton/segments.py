@@ -1,0 +1,238 @@
+"""Segments of time, which are walked at the same time where few programs would walk over a long sequence.
+
+A first walk starts every segment but the last from zeros, which gives E_s, what the segment adds to the state at its
+end, and every segment but the first and the last from the columns of the identity, which gives T_s, the matrix with
+which it multiplies the state at its start. The first segment starts from the given state. Then
+
+    state at the end of segment s = E_s + T_s (state at its start)
+
+follows for one segment after the other (`_starts_kernel`), and a second walk starts all segments from these states. For
+the gradients of the states the segments count from the end of time, and the matrices are the transposes of the same
+T_s, so that the walk back finds no matrices of its own.
+"""
+
+# mypy: disable-error-code="assignment, misc"
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.delta_rule.triton.plan import Plan, ends_tile, walk_tile
+from kernels.gated_linear_attention.triton.tiles import as_operand
+from kernels.launch import KeptLaunch, cdiv
+
+ALL, ENDS, REST = 0, 1, 2
+"""What a walk covers: all of time; all segments but the last, for E_s and T_s; or all segments from their states."""
+_ENDS, _REST = tl.constexpr(ENDS), tl.constexpr(REST)
+
+
+@triton.jit
+def first_state(
+    first,
+    ends,
+    i_v,
+    i_bh,
+    i_segment,
+    num_bh,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    PART: tl.constexpr,
+):
+    """The transposed state [BV, BK] from which a program starts to walk.
+
+    first: a state [B, H, K, V] or None, that of the first segment. The other segments start from zeros for ENDS, and
+    for REST from the state at the end of the segment before, which is in `ends`.
+    """
+    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
+    b_state = tl.zeros([BV, BK], tl.float32)
+    m_state = (o_v < V)[:, None] & (o_k < K)[None, :]
+    if first is not None:
+        m_first = m_state & (o_v * 0 + i_segment == 0)[:, None]
+        p_first = first + i_bh * K * V + o_k[None, :] * V + o_v[:, None]
+        b_state += tl.load(p_first, mask=m_first, other=0.0).to(tl.float32)
+    if PART == _REST:
+        m_end = m_state & (o_v * 0 + i_segment > 0)[:, None]
+        p_end = ends + ((i_segment - 1) * num_bh + i_bh) * K * V + o_v[:, None] * K + o_k[None, :]
+        b_state += tl.load(p_end, mask=m_end, other=0.0)
+    return b_state
+
+
+@triton.jit
+def store_last_state(
+    b_state,
+    ends,
+    last,
+    i_v,
+    i_bh,
+    i_segment,
+    num_bh,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    PART: tl.constexpr,
+):
+    """Writes the transposed state [BV, BK] behind the last chunk of a program to `ends` or `last`."""
+    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
+    m_state = (o_v < V)[:, None] & (o_k < K)[None, :]
+    if PART == _ENDS:
+        p_end = ends + (i_segment * num_bh + i_bh) * K * V + o_v[:, None] * K + o_k[None, :]
+        tl.store(p_end, b_state, mask=m_state)
+    elif last is not None:
+        # only the last segment writes the final state
+        m_last = m_state & (o_v * 0 + i_segment + 1 == tl.num_programs(1))[:, None]
+        p_last = last + i_bh * K * V + o_k[None, :] * V + o_v[:, None]
+        tl.store(p_last, b_state.to(last.dtype.element_ty), mask=m_last)
+
+
+@triton.jit
+def _starts_kernel(
+    ends,
+    transitions,
+    num_ends,
+    num_v,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BACK: tl.constexpr,
+):
+    """Replaces what every segment adds to the state at its end by that state, for one head and BV values.
+
+    ends: [segments - 1, B, H, V, K]; transitions: [segments - 1, B, H, K, K], of which the first is not read.
+    """
+    i_v, i_bh = tl.program_id(0) % num_v, (tl.program_id(0) // num_v).to(tl.int64)
+    num_bh = (tl.num_programs(0) // num_v).to(tl.int64)
+    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
+    m_state, m_pair = (o_k < K)[:, None] & (o_v < V)[None, :], (o_k < K)[:, None] & (o_k < K)[None, :]
+    o_state = i_bh * K * V + o_v[None, :] * K + o_k[:, None]
+    b_state = tl.load(ends + o_state, mask=m_state, other=0.0)
+    for i in range(1, num_ends):
+        i_matrix = num_ends - i if BACK else i
+        p_matrix = transitions + (i_matrix * num_bh + i_bh) * K * K
+        # element [k, j] takes the state of key j to key k
+        p_matrix += o_k[None, :] * K + o_k[:, None] if BACK else o_k[:, None] * K + o_k[None, :]
+        b_matrix = as_operand(tl.load(p_matrix, mask=m_pair, other=0.0), tl.float32, PRECISION)
+        p_end = ends + i * num_bh * K * V + o_state
+        b_end = tl.load(p_end, mask=m_state, other=0.0)
+        b_right = as_operand(b_state, tl.float32, PRECISION)
+        b_state = tl.dot(b_matrix, b_right, b_end, input_precision=PRECISION)
+        tl.store(p_end, b_state, mask=m_state)
+
+
+class Segments(NamedTuple):
+    """Segments of time that are walked at the same time."""
+
+    count: int
+    num_walked: int
+    """Number of chunks in a segment; the last one may have fewer."""
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The launches of a walk."""
+        return (ALL,) if self.count == 1 else (ENDS, REST)
+
+
+ENDS_COST = 0.75
+"""Products of a chunk in the walk to the ends of segments, relative to those of the other walk."""
+
+
+@functools.cache
+def best_segments(
+    num_heads: int, num_chunks: int, most: int, blocks: int, walks: int, ends: tuple[int, int], side_by_side: int
+) -> Segments:
+    """The number of segments with which the two walks take the fewest chunks one after the other.
+
+    The product that gives the state at the end of a segment counts as a chunk.
+
+    num_heads: of all sequences.   most: maximum number of segments.   blocks: of values for each head.
+    walks:     number of programs of a walk that run at the same time.
+    ends:      blocks of values and of columns of the identity for each head in the walk to the ends of segments.
+    side_by_side: number of programs of that walk that run at the same time.
+    """
+
+    def cost(count: int) -> float:
+        num_walked = cdiv(num_chunks, count)
+        whole = cdiv(num_heads * blocks * count, walks)
+        if count == 1:
+            return num_walked * whole
+        values, columns = ends
+        num_ends = num_heads * (values * (count - 1) + columns * (count - 2))
+        return num_walked * (whole + ENDS_COST * cdiv(num_ends, side_by_side)) + count
+
+    count = min(range(1, max(1, most) + 1), key=cost)
+    num_walked = cdiv(num_chunks, count)
+    return Segments(cdiv(num_chunks, num_walked), num_walked)
+
+
+def cut_time(plan: Plan, x: Tensor, value_dim: int, *, by_rows: bool) -> Segments:
+    """Segments for the walks over x [B, T, H, K] with values of `value_dim` channels.
+
+    Packed sequences are never cut, and neither are walks with so many keys that a program has no room for a matrix.
+    by_rows: no decay is that of a channel.
+    """
+    batch, length, heads, key_dim = x.shape
+    tuning, num_chunks = plan.tuning, plan.num_chunks(length)
+    blocks = cdiv(value_dim, walk_tile(plan, key_dim, value_dim).block_v)
+    if plan.table is not None or key_dim > 128 or 2 * batch * heads * blocks > tuning.few_programs:
+        return Segments(1, num_chunks)
+    tile, side_by_side = ends_tile(plan, key_dim, value_dim, by_rows=by_rows)
+    ends = cdiv(value_dim, tile.block_v), cdiv(key_dim, tile.block_v)
+    most = num_chunks // tuning.min_segment
+    return best_segments(batch * heads, num_chunks, most, blocks, tuning.few_programs, ends, side_by_side)
+
+
+def new_ends(segments: Segments, x: Tensor, value_dim: int) -> Tensor | None:
+    """Memory for the states at the ends of all segments but the last, for x [B, T, H, K]; None for one segment."""
+    batch, _, heads, key_dim = x.shape
+    if segments.count == 1:
+        return None
+    return x.new_empty((segments.count - 1, batch, heads, value_dim, key_dim), dtype=torch.float32)
+
+
+def new_transitions(segments: Segments, x: Tensor) -> Tensor | None:
+    """Memory for the matrices of all segments but the last, for x [B, T, H, K]. That of the first stays empty.
+
+    None where no segment needs a matrix.
+    """
+    batch, _, heads, key_dim = x.shape
+    if segments.count <= 2:
+        return None
+    return x.new_empty((segments.count - 1, batch, heads, key_dim, key_dim), dtype=torch.float32)
+
+
+def segment_starts(
+    plan: Plan, segments: Segments, ends: Tensor | None, transitions: Tensor | None, *, back: bool
+) -> None:
+    """Makes of `ends` the states at the ends of segments; see `_starts_kernel`. back: `ends` are those of gradients."""
+    if ends is None or transitions is None:
+        return
+    num_ends, batch, heads, value_dim, key_dim = ends.shape
+
+    def make() -> KeptLaunch:
+        block_k, block_v = plan.width(128, key_dim), plan.width(64, value_dim)
+        num_v = cdiv(value_dim, block_v)
+        return KeptLaunch(
+            _starts_kernel,
+            batch * heads * num_v,
+            num_ends=num_ends,
+            num_v=num_v,
+            K=key_dim,
+            V=value_dim,
+            BK=block_k,
+            BV=block_v,
+            PRECISION=plan.precision,
+            BACK=back,
+            num_warps=8,
+        )
+
+    plan.launches.get(("starts", back, segments), make)(ends, transitions)

@@ -24,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.delta_rule.triton.plan import Plan, ends_tile, walk_tile
+from kernels.device import is_hopper
 from kernels.gated_linear_attention.triton.tiles import as_operand
 from kernels.launch import KeptLaunch, cdiv
 
@@ -108,7 +109,8 @@ def _starts_kernel(
 ):
     """Replaces what every segment adds to the state at its end by that state, for one head and BV values.
 
-    ends: [segments - 1, B, H, V, K]; transitions: [segments - 1, B, H, K, K], of which the first is not read.
+    ends: [segments - 1, B, H, V, K], at least two; transitions: [segments - 1, B, H, K, K], rounded to PRECISION, of
+    which the first is not read.
     """
     i_v, i_bh = tl.program_id(0) % num_v, (tl.program_id(0) // num_v).to(tl.int64)
     num_bh = (tl.num_programs(0) // num_v).to(tl.int64)
@@ -116,17 +118,21 @@ def _starts_kernel(
     m_state, m_pair = (o_k < K)[:, None] & (o_v < V)[None, :], (o_k < K)[:, None] & (o_k < K)[None, :]
     o_state = i_bh * K * V + o_v[None, :] * K + o_k[:, None]
     b_state = tl.load(ends + o_state, mask=m_state, other=0.0)
+    ends += o_state
+    # of the next segment, so that no product waits for it
+    b_end = tl.load(ends + num_bh * K * V, mask=m_state, other=0.0)
     for i in range(1, num_ends):
         i_matrix = num_ends - i if BACK else i
         p_matrix = transitions + (i_matrix * num_bh + i_bh) * K * K
         # element [k, j] takes the state of key j to key k
         p_matrix += o_k[None, :] * K + o_k[:, None] if BACK else o_k[:, None] * K + o_k[None, :]
-        b_matrix = as_operand(tl.load(p_matrix, mask=m_pair, other=0.0), tl.float32, PRECISION)
-        p_end = ends + i * num_bh * K * V + o_state
-        b_end = tl.load(p_end, mask=m_state, other=0.0)
+        b_matrix = tl.load(p_matrix, mask=m_pair, other=0.0)
+        m_next = m_state & (o_k * 0 + i + 1 < num_ends)[:, None]
+        b_next = tl.load(ends + (i + 1) * num_bh * K * V, mask=m_next, other=0.0)
         b_right = as_operand(b_state, tl.float32, PRECISION)
         b_state = tl.dot(b_matrix, b_right, b_end, input_precision=PRECISION)
-        tl.store(p_end, b_state, mask=m_state)
+        tl.store(ends + i * num_bh * K * V, b_state, mask=m_state)
+        b_end = b_next
 
 
 class Segments(NamedTuple):
@@ -232,7 +238,9 @@ def segment_starts(
             BV=block_v,
             PRECISION=plan.precision,
             BACK=back,
+            # a matrix of 128 keys takes 64 kB, of which Hopper has room for two
             num_warps=8,
+            num_stages=2 if is_hopper() else 1,
         )
 
     plan.launches.get(("starts", back, segments), make)(ends, transitions)

@@ -165,7 +165,7 @@ def _walk_kernel(
         o_column = o_v - tl.cdiv(V, BV) * BV
         m_matrix = ((o_column >= 0) & (o_column < K))[:, None] & (o_k < K)[None, :]
         p_matrix = transitions + (i_segment * num_bh + i_bh) * K * K + o_k[None, :] * K + o_column[:, None]
-        tl.store(p_matrix, b_state, mask=m_matrix)
+        tl.store(p_matrix, as_operand(b_state, tl.float32, PRECISION), mask=m_matrix)
 
 
 def delta_walk(

@@ -69,8 +69,8 @@ def rwkv6_inputs(
     r, k, v, w: [B, T, D] with D = H K and K = head_dim.
     w_0, bonus: [D].
     backend: the Triton path takes K up to 256 in float32, bfloat16 and float16. It computes in float32, rounds once,
-             and keeps nothing but its inputs for the backward pass. It copies what is not contiguous. `auto` takes
-             plain PyTorch because the kernels have not run on a GPU yet. Both paths are deterministic.
+             and keeps nothing but its inputs for the backward pass. It copies what is not contiguous. `auto` takes it
+             wherever it can. Both paths are deterministic.
 
     log_decay and own are computed in float32 at least, also under autocast. Raises ValueError for shapes that do not
     fit.
@@ -80,8 +80,7 @@ def rwkv6_inputs(
     )
     tensors = (r, k, v, w, w_0, bonus)
     obstacle = f"takes K up to {MAX_KEYS}, got K={head_dim}" if head_dim > MAX_KEYS else None
-    # the kernels have not run on a GPU yet
-    if use_triton("rwkv6_inputs", backend, *tensors, obstacle=obstacle, is_faster=False):
+    if use_triton("rwkv6_inputs", backend, *tensors, obstacle=obstacle):
         from kernels.rwkv6_inputs.triton import rwkv6_inputs_triton
 
         with on_device_of(r):

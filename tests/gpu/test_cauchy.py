@@ -1,5 +1,7 @@
 """Sums of fractions over conjugate poles on a GPU: the claims of `tests/kernels/test_cauchy.py` at realistic sizes."""
 
+import copy
+
 import pytest
 import torch
 
@@ -57,13 +59,35 @@ def on_rounded_inputs(residues, Lambda, dt, s):
     return TORCH(residues, Lambda, dt.float().double(), s)
 
 
+def filters_and_gradients(ssm, weights):
+    """S4's filters, and gradients of their sums weighted by each of the cotangents `weights` [8, D, L]."""
+    leaves = [getattr(ssm, name) for name in ("log_dt", "log_A_real", "A_imag", "P", "B", "C")]
+    filters = ssm.kernel(weights.shape[-1])
+    gradients = [torch.autograd.grad((filters * w).sum(), leaves, retain_graph=True) for w in weights]
+    return [filters.unsqueeze(0), *(torch.stack(x) for x in zip(*gradients, strict=True))]
+
+
+def assert_as_exact(actual, exact, plain):
+    """The rule for filters and gradients, where the error of an element is its root mean square over the cotangents.
+
+    Gradients of eigenvalues near the imaginary axis lose so many digits that the largest single error changes by more
+    than a factor of two where plain PyTorch only adds the poles in another order.
+    """
+
+    def root_mean_square(x):
+        return x.square().mean(0).sqrt()
+
+    for a, e, p in zip(actual, exact, plain, strict=True):
+        size = root_mean_square(e)
+        with_errors = [size + root_mean_square(x - e) for x in (a, p)]
+        assert_close(with_errors[0], size, torch.float32, plain=with_errors[1])
+
+
 @pytest.mark.parametrize("measure", ["legs", "legt", "fout"])
 def test_filters_of_s4_are_as_exact_as_the_rule_asks(measure, monkeypatch):
     """The sums are computed in float32 and the rest of the filter in float64, so that all errors are those of the sums.
 
-    In float32, the rest would have errors several times as large. The error of an element is its root mean square over
-    eight cotangents: gradients of eigenvalues near the imaginary axis lose so many digits that the largest single error
-    changes by more than a factor of two where plain PyTorch only adds the poles in another order.
+    In float32, the rest would have errors several times as large.
     """
     torch.manual_seed(0)
     ssm = S4Kernel(64, 64, init=measure).cuda().double()
@@ -71,22 +95,11 @@ def test_filters_of_s4_are_as_exact_as_the_rule_asks(measure, monkeypatch):
     weights = torch.randn(8, 64, 2048, generator=generator, dtype=torch.float64, device="cuda")
 
     def results(op):
-        """Filters, and gradients of a sum of them for each cotangent."""
         monkeypatch.setattr("models.s4.cauchy", op)
-        leaves = [getattr(ssm, name) for name in ("log_dt", "log_A_real", "A_imag", "P", "B", "C")]
-        filters = ssm.kernel(2048)
-        gradients = [torch.autograd.grad((filters * w).sum(), leaves, retain_graph=True) for w in weights]
-        return [filters.unsqueeze(0), *(torch.stack(x) for x in zip(*gradients, strict=True))]
+        return filters_and_gradients(ssm, weights)
 
-    def root_mean_square(x):
-        return x.square().mean(0).sqrt()
-
-    for exact, plain, actual in zip(
-        *map(results, (on_rounded_inputs, in_single(TORCH), in_single(TRITON))), strict=True
-    ):
-        size = root_mean_square(exact)
-        with_errors = [size + root_mean_square(x - exact) for x in (actual, plain)]
-        assert_close(with_errors[0], size, torch.float32, plain=with_errors[1])
+    exact, plain, actual = map(results, (on_rounded_inputs, in_single(TORCH), in_single(TRITON)))
+    assert_as_exact(actual, exact, plain)
 
 
 def test_a_recorded_step_gives_the_same_gradients():
@@ -118,18 +131,14 @@ def test_auto_takes_the_kernels_which_need_memory_for_their_sums():
     assert elements_per_point(**inputs) == 4 * 64
 
 
-def test_filters_of_s4_in_pieces_are_those_of_one_piece(monkeypatch):
+def test_filters_of_s4_in_pieces_are_as_exact_as_in_one_piece(monkeypatch):
+    """Gradients are sums over the pieces, in another order than in one piece, so neither is the exact value."""
     torch.manual_seed(0)
     ssm = S4Kernel(64, 64).cuda()
-    weights = torch.randn(64, 2048, device="cuda")
-
-    def results():
-        filters = ssm.kernel(2048)
-        leaves = [getattr(ssm, name) for name in ("log_dt", "log_A_real", "A_imag", "P", "B", "C")]
-        return [filters, *torch.autograd.grad((filters * weights).sum(), leaves)]
-
-    whole = results()
+    generator = torch.Generator("cuda").manual_seed(1)
+    weights = torch.randn(8, 64, 2048, generator=generator, device="cuda")
+    exact = filters_and_gradients(copy.deepcopy(ssm).double(), weights.double())
+    whole = filters_and_gradients(ssm, weights)
     # four sums of 64 channels, 100 of the 1,025 frequencies at a time
     monkeypatch.setattr("models.s4.MOST_ELEMENTS", 4 * 64 * 100)
-    for found, expected in zip(results(), whole, strict=True):
-        assert_close(found, expected, torch.float32, plain=expected)
+    assert_as_exact(filters_and_gradients(ssm, weights), exact, plain=whole)

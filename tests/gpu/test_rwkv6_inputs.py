@@ -61,8 +61,8 @@ def test_more_than_two_to_the_31_elements():
     assert torch.equal(dx[:, -4:], torch.autograd.grad(own, last, torch.ones_like(own))[0])
 
 
-def test_auto_takes_plain_pytorch_until_the_kernels_were_measured():
+def test_auto_takes_the_kernels():
     inputs: dict[str, Tensor] = cast(make_inputs(1, 4, 1, 64), torch.float32)
     with record_operators() as used:
         rwkv6_inputs(**inputs)
-    assert used["rwkv6_inputs"]["backend"] == "torch"
+    assert used["rwkv6_inputs"]["backend"] == "triton"

@@ -6,11 +6,12 @@ A chunk is C positions. With P_i, R_j and D_ij the sums of log-decays of gated l
 
     A_ij = scale q_i^T exp(D_ij) w_j for j <= i,   L_ij = k_i^T exp(D_ij) w_j for j < i,   delta = v less what M holds
 
-    factors.py _factors_kernel A, (I + L)^-1 and the decays between positions and the ends of the chunk
-    walk.py    _walk_kernel    delta = (I + L)^-1 (v - k_in M);  o = q_in M + A delta;  M <- exp(P_C) M + k_out^T delta
-    back.py    _back_kernel    dv = (I + L)^-T (A^T do + k_out dM);  dM <- exp(P_C) dM + q_in^T do - k_in^T dv
-    grads.py   _grads_kernel   gradients of q, k, b and the log-decays from do, dv, delta, M and dM, chunk by chunk
-    step.py    _step_kernel    one position, for decoding
+    factors.py  _factors_kernel A, (I + L)^-1 and the decays between positions and the ends of the chunk
+    walk.py     _walk_kernel    delta = (I + L)^-1 (v - k_in M);  o = q_in M + A delta;  M <- exp(P_C) M + k_out^T delta
+    back.py     _back_kernel    dv = (I + L)^-T (A^T do + k_out dM);  dM <- exp(P_C) dM + q_in^T do - k_in^T dv
+    grads.py    _grads_kernel   gradients of q, k, b and the log-decays from do, dv, delta, M and dM, chunk by chunk
+    segments.py _starts_kernel  the states from which segments of a long sequence start
+    step.py     _step_kernel    one position, for decoding
 
 with q_in = scale q exp(P), k_in = k exp(P), k_out = w exp(R). For a decay of a channel these three are written by
 `_factors_kernel`; otherwise rows of the products are scaled, and q and k are read as they are.
@@ -19,7 +20,7 @@ This is not the usual order of the WY transform, which solves the triangular sys
 known. Here the system is solved for V - K_in M inside the walk: one product of [C, C] more on its way, but neither
 (I + L)^-1 V nor (I + L)^-1 K_in is ever in memory, and the gradient of v is what the backward walk computes anyway.
 
-A long sequence with few heads is cut into segments that are walked at the same time (`walk.py`). Packed sequences have
+A long sequence with few heads is cut into segments that are walked at the same time (`segments.py`). Packed sequences have
 a table of their chunks, none of which crosses the end of a sequence.
 
 float32: sums, exponentials, the triangular inverse, delta and states while they are updated. For bfloat16 inputs the
@@ -27,7 +28,7 @@ operands of matrix products and what is kept for backward (delta, M and dM of ev
 what it is multiplied with, and what is added to M are the sum of two bfloat16 terms. All other inputs, float16 too,
 have float32 operands, multiplied as three tf32 products. There are no atomics, so results are deterministic.
 Saved for backward besides the inputs, in elements for each position and head: delta V, M K V / C, A and (I + L)^-1
-3 C, and for a decay of a channel 3 K.
+3 C, and for a decay of a channel 3 K; and a matrix of K^2 for each segment and head.
 
 Names in the kernels: `i_` index, `o_` offsets, `m_` mask, `p_` pointer, `b_` value of a block; B batch, T time,
 H heads, K channels of keys, V channels of values, C positions in a chunk; `num_t` number of chunks, `i_t` chunk, `o_c`

@@ -141,9 +141,10 @@ def run_all(
         elif jobs > 1:
             spread = torch.cuda.device_count() if device.type == "cuda" and device.index is None else 1
             devices = [f"cuda:{worker % spread}" if spread > 1 else str(device) for worker in range(jobs)]
-            on_gpu = packed and device.type == "cuda"
-            with multi_process_service() if on_gpu else contextlib.nullcontext():
-                run_in_workers(queue, root, devices, event, options, room=Room() if on_gpu else None)
+            on_gpu = device.type == "cuda"
+            several = on_gpu and (packed or jobs > spread)
+            with multi_process_service() if several else contextlib.nullcontext():
+                run_in_workers(queue, root, devices, event, options, room=Room() if packed and on_gpu else None)
         else:
             run_in_sequence(queue, root, device, event, options)
     if len(queue.ended) < len(runs):

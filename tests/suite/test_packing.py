@@ -1,5 +1,6 @@
 """As many runs share a GPU as its memory and their speed allow, and no run ends out of memory for its neighbours."""
 
+import contextlib
 import os
 import stat
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from suite.executors import packing
+from suite.executors import local, packing
 from suite.executors.local import run_all
 from suite.executors.packing import MOST, SETTLED, Load, Room, multi_process_service
 from suite.executors.workers import kind_of
@@ -166,6 +167,36 @@ def test_the_multi_process_service_is_started_where_it_works_and_ends_with_the_c
     if works:
         assert (tmp_path / "word").read_text() == "quit\n"
         assert not os.path.exists(f"/proc/{(tmp_path / 'pid').read_text().strip()}")
+
+
+@pytest.mark.parametrize(
+    ("device", "jobs", "packed", "started"),
+    [
+        ("cuda", 2, False, False),  # one run on each of two GPUs
+        ("cuda", 3, False, True),
+        ("cuda", 2, True, True),  # `--jobs auto`, which may give a GPU several
+        ("cuda:1", 2, False, True),
+        ("cpu", 4, False, False),
+    ],
+)
+def test_the_service_is_started_where_a_gpu_gets_several_runs(tmp_path, monkeypatch, device, jobs, packed, started):
+    services = []
+
+    @contextlib.contextmanager
+    def service():
+        services.append(True)
+        yield True
+
+    def stop(*args, **options):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(local, "multi_process_service", service)
+    monkeypatch.setattr(local, "run_in_workers", stop)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    runs = [make_run(seed=seed) for seed in range(4)]
+    with pytest.raises(ZeroDivisionError):
+        local.run_all(runs, tmp_path, torch.device(device), Recording(), jobs=jobs, packed=packed)
+    assert bool(services) == started
 
 
 def test_auto_is_a_number_of_jobs(command_line):

@@ -20,8 +20,8 @@ This is not the usual order of the WY transform, which solves the triangular sys
 known. Here the system is solved for V - K_in M inside the walk: one product of [C, C] more on its way, but neither
 (I + L)^-1 V nor (I + L)^-1 K_in is ever in memory, and the gradient of v is what the backward walk computes anyway.
 
-A long sequence with few heads is cut into segments that are walked at the same time (`segments.py`). Packed sequences have
-a table of their chunks, none of which crosses the end of a sequence.
+A long sequence with few heads is cut into segments that are walked at the same time (`segments.py`). Packed sequences
+have a table of their chunks, none of which crosses the end of a sequence.
 
 float32: sums, exponentials, the triangular inverse, delta and states while they are updated. For bfloat16 inputs the
 operands of matrix products and what is kept for backward (delta, M and dM of every chunk) are bfloat16; (I + L)^-1,

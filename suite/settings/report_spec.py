@@ -23,8 +23,8 @@ LOWER_IS_BETTER = frozenset(
 class Select(Config):
     """Selection of the runs that a table shows, e.g. those with the best learning rate by validation accuracy.
 
-    The best value of `best_of` has the largest mean of `by` over the seeds. Of values with equal means the one with the
-    smallest mean loss on `split` is taken, where all their runs have a loss, and else the first one of the grid.
+    The best value of `best_of` has the best mean of `by` over the seeds. Of values with exactly equal means, the one
+    with the smallest mean loss on `split` is chosen where all their runs have a loss, and else the first of the grid.
     """
 
     best_of: tuple[str, ...]

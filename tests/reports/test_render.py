@@ -523,7 +523,10 @@ def test_the_best_value_is_chosen_on_validation_and_not_on_test(make):
     found = cell(report, "H3", "AR")
     assert found.mean == pytest.approx(90.0)
     assert found.chosen == "train.lr=0.001 (best of 2)"
-    assert note(report, "*") == "* best by accuracy on valid, mean over seeds, ties by loss: train.lr=0.001 (best of 2): H3 / AR"
+    assert (
+        note(report, "*")
+        == "* best by accuracy on valid, mean over seeds, ties by loss: train.lr=0.001 (best of 2): H3 / AR"
+    )
 
 
 def test_what_holds_for_a_row_or_for_all_cells_is_said_once(make):
@@ -629,7 +632,11 @@ def test_without_a_loss_the_first_of_equal_values_in_the_grid_is_chosen(make, ra
     # a loss that only the second value has decides nothing
     runs = [
         make_run(
-            test=test, valid={100: 1.0}, loss=loss, train={"lr": lr}, columns={"run_id": f"h3-associative-recall-{name}"}
+            test=test,
+            valid={100: 1.0},
+            loss=loss,
+            train={"lr": lr},
+            columns={"run_id": f"h3-associative-recall-{name}"},
         )
         for lr, test, loss, name in zip(rates, (0.9, 0.5), (None, {100: 0.1}), names, strict=True)
     ]

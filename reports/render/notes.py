@@ -39,7 +39,7 @@ def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> li
         if not choices_are_listed(cells):
             places = _places(cells, lambda cell: cell.chosen)
             picks = "; ".join(f"{words}: {', '.join(where)}" if where else words for words, where in places)
-        notes.append(f"{SELECTED} best by {select.by} on {select.split}, mean over seeds: {picks}")
+        notes.append(f"{SELECTED} {select.rule}: {picks}")
     if plan.config.timed:
         notes.append(
             "a value is the median of raw samples; spread: half the distance between their quartiles, over the median"

@@ -97,7 +97,7 @@ def report_of(
         if elsewhere:
             left_out.append(f"left out: {counted(elsewhere)} on another device than that of the newest run")
     sensitivity = sensitivities(plan, runs)
-    runs, tried = select_best(runs, config.select)
+    runs, tried = select_best(runs, config.select, plan.points)
     # in a mean over settings, another run may be the best one in each
     free = {*plan.spec.mean_over, *config.select.best_of} if plan.spec.mean_over and config.select else ()
     today = functools.cache(lambda: () if planned is None else tuple(planned(plan.scale)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -220,13 +221,22 @@ class GridPoints:
                 values[repr(value)] = value, found | 1 << i
 
     def __call__(self, config: Mapping[str, Any]) -> bool:
+        return bool(self._matching(config))
+
+    def place(self, config: Mapping[str, Any]) -> int:
+        """Index of the first point that a resolved run is; -1 where it is none."""
+        found = self._matching(config)
+        return (found & -found).bit_length() - 1
+
+    def _matching(self, config: Mapping[str, Any]) -> int:
+        """The points that a resolved run is, a bit for each."""
         left = self.all
         for key, values in self.stated.items():
             found = lookup(config, key)
             for value, stating in values.values():
                 if left & stating and not same(value, found):
                     left &= ~stating
-        return bool(left)
+        return left
 
 
 def on_grid(runs: Sequence[StoredRun], points: Sequence[Mapping[str, Any]]) -> tuple[list[StoredRun], list[str]]:
@@ -284,17 +294,27 @@ def _of_device(runs: Sequence[StoredRun], device: str) -> tuple[list[StoredRun],
 
 def score(run: StoredRun, select: Select) -> float | None:
     """The number that a run is selected by (`Select.score`); None for a run that did not end well."""
+    chosen = _evaluation(run, select)
+    return None if chosen is None else chosen[1]
+
+
+def _evaluation(run: StoredRun, select: Select) -> tuple[int, float] | None:
+    """Step and score of the evaluation that a run is selected by; None for a run that did not end well."""
     if run.status != "ok":
         return None
     rows = run.values.of(select.by, select.split, "")
-    return select.score([(v.step, v.value) for v in rows], lookup(run.config, "train.keep"))
+    return select.evaluation([(v.step, v.value) for v in rows], lookup(run.config, "train.keep"))
 
 
-def select_best(runs: Sequence[StoredRun], select: Select | None) -> tuple[list[StoredRun], dict[str, int]]:
+def select_best(
+    runs: Sequence[StoredRun], select: Select | None, points: Sequence[Mapping[str, Any]]
+) -> tuple[list[StoredRun], dict[str, int]]:
     """The runs with the best value of `select.best_of`, among runs that differ only in it and in the seed.
 
-    The best value has the largest mean score over seeds. A value with fewer failed runs is preferred, so that the
-    surviving seeds of a setting that mostly diverges do not win.
+    The best value has the largest mean score over seeds, and `Select` says which one of equal values is taken. A value
+    with fewer failed runs is preferred, so that the surviving seeds of a setting that mostly diverges do not win.
+
+    points: all points of the grid, in its order.
 
     Returns the runs, and run id to how many values were compared.
     """
@@ -303,23 +323,46 @@ def select_best(runs: Sequence[StoredRun], select: Select | None) -> tuple[list[
     groups: dict[str, dict[str, list[StoredRun]]] = {}
     for run in runs:
         groups.setdefault(run.setting(without=select.best_of), {}).setdefault(run.setting(), []).append(run)
+    place = GridPoints(points).place
     kept: list[StoredRun] = []
     tried: dict[str, int] = {}
-    for candidates in groups.values():
+    for values in groups.values():
+        candidates = sorted(values.values(), key=lambda found: place(found[0].config))
         if select.enough is not None:
             # `run` may have stopped a value after some of its seeds, which must not win by one lucky seed
-            most = max(map(len, candidates.values()))
-            candidates = {setting: found for setting, found in candidates.items() if len(found) == most}
-
-        def merit(setting: str, candidates: dict[str, list[StoredRun]] = candidates) -> tuple[int, float, str]:
-            scores = [score(run, select) for run in candidates[setting]]
-            good = [s for s in scores if s is not None]
-            return len(good) - len(scores), sum(good) / len(good) if good else -math.inf, setting
-
-        best = candidates[max(candidates, key=merit)]
+            most = max(map(len, candidates))
+            candidates = [found for found in candidates if len(found) == most]
+        best = _best(candidates, select)
         kept += best
         tried.update({run.run_id: len(candidates) for run in best})
     return sorted(kept, key=lambda run: run.run_id), tried
+
+
+def _best(candidates: Sequence[list[StoredRun]], select: Select) -> list[StoredRun]:
+    """The runs of the best value of `select.best_of`, from those of every value in the order of the grid."""
+    for found in candidates:
+        # `run` may have skipped the values after this one, so they must not count
+        if all(select.suffices(score(run, select)) for run in found):
+            return found
+    merits = [_merit(found, select) for found in candidates]
+    tied = [found for found, merit in zip(candidates, merits, strict=True) if merit == max(merits)]
+    losses = [loss for found in tied if (loss := _loss(found, select)) is not None]
+    return tied[losses.index(min(losses))] if len(losses) == len(tied) else tied[0]
+
+
+def _merit(runs: Sequence[StoredRun], select: Select) -> tuple[int, float]:
+    """Number of failures, negative, and mean score of the runs of one value; more is better."""
+    scores = [score(run, select) for run in runs]
+    good = [s for s in scores if s is not None]
+    return len(good) - len(scores), statistics.fmean(good) if good else -math.inf
+
+
+def _loss(runs: Sequence[StoredRun], select: Select) -> float | None:
+    """Mean loss of the evaluations that runs are selected by; None where one of them has no loss."""
+    steps = [(run, chosen[0]) for run in runs if (chosen := _evaluation(run, select)) is not None]
+    found = [run.find("loss", select.split, step=step) for run, step in steps]
+    losses = [value.value for value in found if value is not None and value.value is not None]
+    return statistics.fmean(losses) if losses and len(losses) == len(steps) else None
 
 
 Planned = Callable[[], Iterable[Mapping[str, Any]]]

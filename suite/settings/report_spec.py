@@ -21,34 +21,49 @@ LOWER_IS_BETTER = frozenset(
 
 
 class Select(Config):
-    """Selection of the runs that a table shows, e.g. those with the best learning rate by validation accuracy."""
+    """Selection of the runs that a table shows, e.g. those with the best learning rate by validation accuracy.
+
+    The best value of `best_of` has the best mean of `by` over the seeds. Of values with exactly equal means, the one
+    with the smallest mean loss on `split` is chosen where all their runs have a loss, and else the first of the grid.
+    """
 
     best_of: tuple[str, ...]
     by: str = "accuracy"
     split: Literal["train", "valid", "test"] = "valid"
     enough: Score | None = None
     """Value of `by`, as it is stored, from which on a run is good enough: once a setting has a value of `best_of` with
-    which all its seeds are, `run` does not try the other values (`suite.store.enough`)."""
+    which all its seeds are, `run` does not try the other values (`suite.store.enough`). The table shows the first such
+    value of the grid, whether or not later ones were run."""
     success: Score | None = None
     """Value of a cell, in the shown unit, from which on a run has succeeded. Where it is given, the report also counts
     the runs that succeed at every value of `best_of`, not at the best one alone."""
 
-    def score(self, found: Iterable[tuple[int, float | None]], keep: str | None) -> float | None:
-        """The number that a run is selected by, larger is better; None where it has none.
+    @property
+    def rule(self) -> str:
+        """How the shown value of `best_of` is chosen, in a few words for the note of a report."""
+        first = "" if self.enough is None else f"first with {self.enough:g} in every seed, else "
+        ties = "" if self.by == "loss" else ", ties by loss"
+        return f"{first}best by {self.by} on {self.split}, mean over seeds{ties}"
 
-        On valid and train it is that of the weights that the run kept: the best evaluation with `train.keep: best`,
-        else the last one.
+    def evaluation(self, found: Iterable[tuple[int, float | None]], keep: str | None) -> tuple[int, float] | None:
+        """Step and score (the value, with its sign changed where smaller is better) that a run is selected by.
+
+        On valid and train it is the evaluation of the weights that the run kept: the best one, of equal ones the
+        first, with `train.keep: best`, else the last one. None where there is none.
 
         found: step and value of every evaluation, by `by` on the whole of `split`.
         keep: `train.keep` of the run.
         """
         sign = -1.0 if self.by in LOWER_IS_BETTER else 1.0
         there = [(step, sign * value) for step, value in found if value is not None]
-        if not there:
-            return None
         if self.split != "test" and keep == "best":
-            return max(value for _, value in there)
-        return max(there)[1]
+            return max(there, key=lambda pair: (pair[1], -pair[0]), default=None)
+        return max(there, default=None)
+
+    def score(self, found: Iterable[tuple[int, float | None]], keep: str | None) -> float | None:
+        """The number that a run is selected by, larger is better; None where it has none. Arguments: `evaluation`."""
+        chosen = self.evaluation(found, keep)
+        return None if chosen is None else chosen[1]
 
     def suffices(self, score: float | None) -> bool:
         """Whether a run with this score is good enough."""

@@ -94,6 +94,7 @@ def make_run(
     scale: str = "paper",
     status: str = "ok",
     valid: dict[int, float] | None = None,
+    loss: dict[int, float] | None = None,
     slices: dict[str, float | None] | None = None,
     speed: list[float] | None = None,
     train: dict[str, Any] | None = None,
@@ -136,6 +137,7 @@ def make_run(
         return {**shared, "metric": metric, "unit": unit, "value": value, **more}
 
     rows = [row("accuracy", "fraction", v, split="valid", step=s) for s, v in (valid or {}).items()]
+    rows += [row("loss", "nats", v, split="valid", step=s) for s, v in (loss or {}).items()]
     for name, value in (slices or {}).items():
         rows.append(
             row("accuracy", "fraction", value, split="test", slice=name, status="ok" if value is not None else "oom")
@@ -521,13 +523,16 @@ def test_the_best_value_is_chosen_on_validation_and_not_on_test(make):
     found = cell(report, "H3", "AR")
     assert found.mean == pytest.approx(90.0)
     assert found.chosen == "train.lr=0.001 (best of 2)"
-    assert note(report, "*") == "* best by accuracy on valid, mean over seeds: train.lr=0.001 (best of 2): H3 / AR"
+    assert (
+        note(report, "*")
+        == "* best by accuracy on valid, mean over seeds, ties by loss: train.lr=0.001 (best of 2): H3 / AR"
+    )
 
 
 def test_what_holds_for_a_row_or_for_all_cells_is_said_once(make):
     both = ("associative-recall", "induction-heads")
     runs = [run for task in both for run in three(task=task, valid={100: 0.8}, train={"lr": 1e-3})]
-    words = "* best by accuracy on valid, mean over seeds: train.lr="
+    words = "* best by accuracy on valid, mean over seeds, ties by loss: train.lr="
     assert note(make(*runs, config=swept()), "*") == f"{words}0.001 (best of 1 of 2)"
     runs += three("s4d", valid={100: 0.8}, train={"lr": 1e-4})
     picks = "0.0001 (best of 1 of 2): S4D / AR; train.lr=0.001 (best of 1 of 2): H3"
@@ -556,7 +561,7 @@ def test_choices_that_differ_in_many_cells_stand_in_the_list_of_cells(make):
     report = make(*runs, config=config, **empty)
     assert (
         note(report, "*")
-        == "* best by accuracy on valid, mean over seeds: the column `best at` of the table of every cell"
+        == "* best by accuracy on valid, mean over seeds, ties by loss: the column `best at` of the table of every cell"
     )
     (listed,) = [part for part in grids(report) if part.heading == "Every cell that has runs"]
     assert listed.header[-1] == "best at"
@@ -574,6 +579,83 @@ def test_where_a_value_may_be_enough_one_with_fewer_seeds_is_not_chosen(make):
     assert cell(make(*whole, given_up, config=swept()), "H3", "AR").mean == pytest.approx(99.0)
     enough = swept().model_copy(update={"select": Select(best_of=("train.lr",), enough=0.9)})
     assert cell(make(*whole, given_up, config=enough), "H3", "AR").mean == pytest.approx(80.0)
+
+
+RATES = ([1e-3, 1e-4], [1e-4, 1e-3])
+
+
+def swept_in(rates: list[float], **select: Any) -> ExperimentConfig:
+    values = yaml.safe_load(GRID)
+    return grid(sweep={**values["sweep"], "train.lr": rates}, select={**SELECT, **select})
+
+
+@pytest.mark.parametrize("better", [1e-3, 1e-4])
+def test_of_equal_values_the_one_with_the_smaller_validation_loss_is_chosen(make, better):
+    # equal means of other seeds, whose plain sums differ in the last bit
+    accuracies = {1e-3: (0.1, 0.2, 0.3), 1e-4: (0.3, 0.2, 0.1)}
+    runs = [
+        make_run(
+            seed=seed,
+            test=0.9 if lr == better else 0.5,
+            valid={50: 1.0, 100: accuracy},
+            loss={50: 0.0 if lr != better else 9.0, 100: (0.2 if lr == better else 0.3) - 0.1 * seed},
+            train={"lr": lr},
+        )
+        for lr in RATES[0]
+        for seed, accuracy in enumerate(accuracies[lr])
+    ]
+    found = cell(make(*runs, config=swept()), "H3", "AR")
+    assert found.mean == pytest.approx(90.0)
+    assert found.chosen == f"train.lr={better} (best of 2)"
+
+
+def test_the_loss_of_a_tie_is_that_of_the_weights_the_run_kept(make):
+    runs = [
+        make_run(test=0.9, valid={50: 0.8, 75: 0.8, 100: 0.7}, loss={50: 0.1, 75: 9, 100: 9}, train={"lr": 1e-4}),
+        make_run(test=0.5, valid={50: 0.7, 100: 0.8}, loss={50: 0.0, 100: 0.2}, train={"lr": 1e-3}),
+    ]
+    kept = [[{**row, "config": row["config"].replace('"last"', '"best"')} for row in rows] for rows in runs]
+    assert cell(make(*kept, config=swept()), "H3", "AR").mean == pytest.approx(90.0)
+
+
+def test_a_smaller_loss_does_not_outweigh_a_better_value(make):
+    runs = [
+        make_run(test=0.9, valid={100: 0.81}, loss={100: 0.3}, train={"lr": 1e-4}),
+        make_run(test=0.5, valid={100: 0.80}, loss={100: 0.2}, train={"lr": 1e-3}),
+    ]
+    assert cell(make(*runs, config=swept()), "H3", "AR").mean == pytest.approx(90.0)
+
+
+@pytest.mark.parametrize("rates", RATES)
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_without_a_loss_the_first_of_equal_values_in_the_grid_is_chosen(make, rates, names):
+    # a loss that only the second value has decides nothing
+    runs = [
+        make_run(
+            test=test,
+            valid={100: 1.0},
+            loss=loss,
+            train={"lr": lr},
+            columns={"run_id": f"h3-associative-recall-{name}"},
+        )
+        for lr, test, loss, name in zip(rates, (0.9, 0.5), (None, {100: 0.1}), names, strict=True)
+    ]
+    found = cell(make(*runs, config=swept_in(rates)), "H3", "AR")
+    assert found.mean == pytest.approx(90.0)
+    assert found.chosen == f"train.lr={rates[0]} (best of 2)"
+
+
+@pytest.mark.parametrize("rates", RATES)
+def test_a_value_that_run_may_skip_changes_no_choice(make, rates):
+    config = swept_in(rates, enough=0.9)
+    good = make_run(test=0.9, valid={100: 0.95}, loss={100: 0.2}, train={"lr": rates[0]})
+    better = make_run(test=0.5, valid={100: 1.0}, loss={100: 0.1}, train={"lr": rates[1]})
+    assert cell(make(good, config=config), "H3", "AR").mean == pytest.approx(90.0)
+    report = make(better, config=config)
+    assert cell(report, "H3", "AR").mean == pytest.approx(90.0)
+    assert note(report, "*").startswith(
+        "* first with 0.9 in every seed, else best by accuracy on valid, mean over seeds, ties by loss: "
+    )
 
 
 def test_selection_looks_at_the_weights_the_run_kept(make):

@@ -72,8 +72,9 @@ def _back_kernel(
 
         dv = (I + L)^-T (A^T do + k_out dM),    dM <- decay dM + q_in^T do - k_in^T dv
 
-    The arguments are those of `_walk_kernel`, with do and dv in place of v and o, and dM of every chunk in dstates
-    [B, H, chunks, V, K]. Here, too, everything is transposed, and the first segment is the last one in time.
+    The arguments are those of `_walk_kernel` without delta, states and transitions, with do and dv in place of v and o,
+    and dM of every chunk in dstates [B, H, chunks, V, K]. Here, too, everything is transposed, and the first segment is
+    the last one in time.
     """
     i_v, i_bh = tl.program_id(0) % num_v, (tl.program_id(0) // num_v).to(tl.int64)
     i_b, i_h = i_bh // H, i_bh % H
@@ -186,7 +187,7 @@ def delta_back(
         writes = part != ENDS
 
         def make(part: int = part) -> KeptLaunch:
-            block_k, block_v, options = back_tile(plan, key_dim, value_dim, by_rows=by_rows, ends=part == ENDS)
+            block_k, block_v, options = back_tile(plan, key_dim, value_dim, by_rows=by_rows)
             num_v = cdiv(value_dim, block_v)
             return KeptLaunch(
                 _back_kernel,

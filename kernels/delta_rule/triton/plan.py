@@ -19,7 +19,9 @@ def default_tuning() -> dict[str, object]:
     """Fields of `Tuning` that differ from those of gated linear attention, measured on an H200 at K 128, V 128.
 
     `scores` are the tiles of `_factors_kernel`, `walk` those of both walks, `grads` those of `_grads_kernel`;
-    `states` and `read` are not used.
+    `states` and `read` are not used. `few_programs` is the number of programs of a walk that run at the same time, and
+    `enough_programs` that of the walk to the ends of segments where no decay is that of a channel, on 132
+    multiprocessors.
     """
     grads = Tile(64, 64, CompileOptions(4, 2))
     return {
@@ -124,12 +126,8 @@ def ends_tile(plan: Plan, key_dim: int, value_dim: int, *, by_rows: bool) -> End
     return EndsTile(narrow, plan.tuning.enough_programs)
 
 
-def back_tile(plan: Plan, key_dim: int, value_dim: int, *, by_rows: bool, ends: bool) -> Tile:
-    """The tile of the walk back.
-
-    by_rows: no decay is that of a channel, which leaves memory for a third stage.
-    ends:    the walk finds the gradients at the ends of segments.
-    """
+def back_tile(plan: Plan, key_dim: int, value_dim: int, *, by_rows: bool) -> Tile:
+    """The tile of the walk back. by_rows: no decay is that of a channel, which leaves memory for a third stage."""
     block_k, block_v, options = walk_tile(plan, key_dim, value_dim)
     if plan.work == torch.bfloat16 and by_rows and block_k == 128:
         options = options._replace(num_stages=3)

@@ -183,7 +183,9 @@ def best_segments(
 def cut_time(plan: Plan, x: Tensor, value_dim: int, *, by_rows: bool) -> Segments:
     """Segments for the walks over x [B, T, H, K] with values of `value_dim` channels.
 
-    Packed sequences are never cut, and neither are walks with so many keys that a program has no room for a matrix.
+    Not cut are packed sequences, walks with so many keys that a program has no room for a matrix, and walks of which
+    two segments would not run at the same time.
+
     by_rows: no decay is that of a channel.
     """
     batch, length, heads, key_dim = x.shape

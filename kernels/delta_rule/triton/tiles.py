@@ -1,4 +1,4 @@
-"""Device functions that both walks of the delta rule share."""
+"""Device functions that the kernels of the delta rule share."""
 
 # mypy: disable-error-code="assignment, misc"
 

@@ -1,4 +1,4 @@
-"""What operators share whose inputs are vectors [D] at every position, in heads of K channels."""
+"""Operators whose inputs are vectors [D] at every position, in heads of K channels, share this check and this cast."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Select(Config):
 
     @property
     def rule(self) -> str:
-        """How the shown value of `best_of` is chosen, in a few words for the note of a report."""
+        """The note of a report says in these words how the shown value of `best_of` is chosen."""
         first = "" if self.enough is None else f"first with {self.enough:g} in every seed, else "
         ties = "" if self.by == "loss" else ", ties by loss"
         return f"{first}best by {self.by} on {self.split}, mean over seeds{ties}"

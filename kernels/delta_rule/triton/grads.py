@@ -120,7 +120,7 @@ def _grads_kernel(
     p_beta = beta + i_b * beta_stride_b + i_h * beta_stride_h + o_rows * beta_stride_t
     b_beta = tl.load(p_beta, mask=m_t, other=0.0).to(tl.float32)
     if DECAY == HEAD_DECAY:
-        # before the loop, so that nothing waits for them behind it
+        # these are loaded before the loop, so that nothing waits for them behind it
         p_g = g + i_b * g_stride_b + i_h * g_stride_h
         b_g = load_head_decays(p_g, g_stride_t, o_t, m_t)
         b_prefix, b_suffix = head_prefix_suffix(p_g, g_stride_t, o_t, o_c, end, C)

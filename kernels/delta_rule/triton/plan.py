@@ -83,10 +83,11 @@ class ChunkFactors(NamedTuple):
     decay: Tensor | None
     """Decay over a whole chunk, [B, H, chunks] for a decay of a head and [B, H, chunks, K] for one of a channel."""
     row_in: Tensor | None
-    """Of a decay of a head, the decay from the start of the chunk up to each position, [B, H, T], float32."""
+    """With a decay of a head, this is the decay from the start of the chunk up to each position, [B, H, T], float32."""
     row_out: Tensor | None
-    """beta times the decay from after each position to the end of the chunk, [B, H, T], float32. Without decay it is
-    beta. The positions of a head are neighbours in memory, since a walk waits for these factors in every chunk."""
+    """This is beta times the decay from after each position to the end of the chunk, [B, H, T], float32, which without
+    a decay is beta. The positions of a head are neighbours in memory, since a walk waits for these factors in every
+    chunk."""
     q_in: Tensor | None
     """Of a decay of a channel, scaled queries times the decay from the start of the chunk, [B, T, H, K]."""
     k_in: Tensor | None
@@ -108,7 +109,7 @@ def walk_tile(plan: Plan, key_dim: int, value_dim: int) -> Tile:
 
 
 class EndsTile(NamedTuple):
-    """The tile of the walk that finds the states at the ends of segments."""
+    """A tile of the walk that finds the states at the ends of segments, and how many of its programs run."""
 
     tile: Tile
     num_programs: int

@@ -29,7 +29,8 @@ from kernels.gated_linear_attention.triton.tiles import as_operand
 from kernels.launch import KeptLaunch, cdiv
 
 ALL, ENDS, REST = 0, 1, 2
-"""What a walk covers: all of time; all segments but the last, for E_s and T_s; or all segments from their states."""
+"""A launch of a walk covers all of time (ALL), all segments but the last to find E_s and T_s (ENDS), or all segments
+from the states at their starts (REST)."""
 _ENDS, _REST = tl.constexpr(ENDS), tl.constexpr(REST)
 
 
@@ -119,7 +120,7 @@ def _starts_kernel(
     o_state = i_bh * K * V + o_v[None, :] * K + o_k[:, None]
     b_state = tl.load(ends + o_state, mask=m_state, other=0.0)
     ends += o_state
-    # of the next segment, so that no product waits for it
+    # what the next segment adds is loaded one step early, so that no product waits for it
     b_end = tl.load(ends + num_bh * K * V, mask=m_state, other=0.0)
     for i in range(1, num_ends):
         i_matrix = num_ends - i if BACK else i
@@ -144,19 +145,19 @@ class Segments(NamedTuple):
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """The launches of a walk."""
+        """A walk consists of these launches, one after the other."""
         return (ALL,) if self.count == 1 else (ENDS, REST)
 
 
 ENDS_COST = 0.75
-"""Products of a chunk in the walk to the ends of segments, relative to those of the other walk."""
+"""A chunk takes this share of the matrix products in the walk to the ends of segments, compared with the other walk."""
 
 
 @functools.cache
 def best_segments(
     num_heads: int, num_chunks: int, most: int, blocks: int, walks: int, ends: tuple[int, int], side_by_side: int
 ) -> Segments:
-    """The number of segments with which the two walks take the fewest chunks one after the other.
+    """Chooses the number of segments with which the two walks take the fewest chunks one after the other.
 
     The product that gives the state at the end of a segment counts as a chunk.
 
@@ -181,10 +182,10 @@ def best_segments(
 
 
 def cut_time(plan: Plan, x: Tensor, value_dim: int, *, by_rows: bool) -> Segments:
-    """Segments for the walks over x [B, T, H, K] with values of `value_dim` channels.
+    """Returns the segments of the walks over x [B, T, H, K] with values of `value_dim` channels.
 
-    Not cut are packed sequences, walks with so many keys that a program has no room for a matrix, and walks of which
-    two segments would not run at the same time.
+    There is one segment for packed sequences, where a program has no room for a matrix of so many keys, and where two
+    segments would not run at the same time.
 
     by_rows: no decay is that of a channel.
     """
@@ -200,7 +201,7 @@ def cut_time(plan: Plan, x: Tensor, value_dim: int, *, by_rows: bool) -> Segment
 
 
 def new_ends(segments: Segments, x: Tensor, value_dim: int) -> Tensor | None:
-    """Memory for the states at the ends of all segments but the last, for x [B, T, H, K]; None for one segment."""
+    """Allocates the states at the ends of all segments but the last, for x [B, T, H, K]; None for one segment."""
     batch, _, heads, key_dim = x.shape
     if segments.count == 1:
         return None
@@ -208,7 +209,7 @@ def new_ends(segments: Segments, x: Tensor, value_dim: int) -> Tensor | None:
 
 
 def new_transitions(segments: Segments, x: Tensor) -> Tensor | None:
-    """Memory for the matrices of all segments but the last, for x [B, T, H, K]. That of the first stays empty.
+    """Allocates the matrices of all segments but the last, for x [B, T, H, K]. That of the first is never written.
 
     None where no segment needs a matrix.
     """
@@ -221,7 +222,10 @@ def new_transitions(segments: Segments, x: Tensor) -> Tensor | None:
 def segment_starts(
     plan: Plan, segments: Segments, ends: Tensor | None, transitions: Tensor | None, *, back: bool
 ) -> None:
-    """Makes of `ends` the states at the ends of segments; see `_starts_kernel`. back: `ends` are those of gradients."""
+    """Adds to `ends` what segments keep of the states at their starts; see `_starts_kernel`.
+
+    back: `ends` are gradients, and segments count from the end of time.
+    """
     if ends is None or transitions is None:
         return
     num_ends, batch, heads, value_dim, key_dim = ends.shape

@@ -98,7 +98,7 @@ def _walk_kernel(
         num_own, o_chunks = tl.load(bounds + i_b + 1) - i_first, i_h * num_t
     b_state = first_state(first, ends, i_v, i_bh, i_segment, num_bh, K, V, BK, BV, PART)
     if PART == _ENDS:
-        # behind the blocks of V those of the identity
+        # the blocks behind those of V start from columns of the identity
         b_state += (o_v[:, None] - tl.cdiv(V, BV) * BV == o_k[None, :]).to(tl.float32)
     if table is not None:
         i_b *= 0

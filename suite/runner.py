@@ -30,7 +30,7 @@ A failed run (an exception, a full disk) is repeated by the next call, and so is
 """
 
 UNNEEDED = "unneeded"
-"""Status of a run that was not carried out, because another run of its setting is good enough (`suite.store.enough`).
+"""Status of a run that was not carried out, because a value before its own is good enough (`suite.store.enough`).
 It has no rows."""
 
 FAILED = ("failed", "diverged", "oom")

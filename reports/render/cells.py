@@ -11,7 +11,7 @@ from typing import Literal
 
 from reports.render.marks import MIXED, ONE_SEED, REDUCED, SELECTED, STAND_IN
 from reports.render.plan import Plan, Published
-from reports.render.rows import StoredRun, Value, score
+from reports.render.rows import StoredRun, Tried, Value, score
 from reports.render.units import shown
 from suite.bench.cases import spread
 from suite.settings.grid import lookup
@@ -62,11 +62,11 @@ class Cell:
         return bool(self.planned) and self.mean is None and not self.failures
 
 
-def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], tried: Mapping[str, int]) -> Cell:
+def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], tried: Mapping[str, Tried]) -> Cell:
     """The cell of one row and column.
 
     runs: the runs of one setting that belong here (`rows.settle`).
-    tried: run id to how many values of `select.best_of` were compared (`rows.select_best`).
+    tried: run id to the values of `select.best_of` that were compared (`rows.select_best`).
     """
     published = plan.published.get((row, column))
     if row not in plan.spec.rows or (plan.cannot_run and not runs):
@@ -191,22 +191,23 @@ def judge(values: Sequence[float], published: Published, tolerance: float, *, di
     return "worse" if shortfall(centre, published) > 0 else "better"
 
 
-def _chosen(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], tried: Mapping[str, int]) -> str:
+def _chosen(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], tried: Mapping[str, Tried]) -> str:
     """The chosen values of a cell, and of how many they are the best: `train.lr=0.001 (best of 2 of 4)`."""
     select = plan.config.select
     if select is None or not runs:
         return ""
     values = plan.num_values(row, column)
-    # `run` skips the other values of a setting once one of them is good enough
-    missing = {
-        plan.setting(run.config)
-        for run in runs
-        if tried[run.run_id] < values and not select.suffices(score(run, select))
-    }
+
+    def may_change(run: StoredRun) -> bool:
+        """Whether another value may be shown once its runs are there; no value after one that is good enough is."""
+        found = tried[run.run_id]
+        return found.lacks_earlier if select.suffices(score(run, select)) else found.compared < values
+
+    missing = {plan.setting(run.config) for run in runs if may_change(run)}
     if plan.spec.mean_over:
-        counts = sorted({tried[run.run_id] for run in runs})
+        counts = sorted({tried[run.run_id].compared for run in runs})
         best = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
         lack = f", values missing in {len(missing)}" if missing else ""
         return f"{', '.join(select.best_of)} (best of {best} in every setting{lack})"
     chosen = ", ".join(f"{key}={lookup(runs[0].config, key)}" for key in select.best_of)
-    return f"{chosen} (best of {tried[runs[0].run_id]}{f' of {values}' if missing else ''})"
+    return f"{chosen} (best of {tried[runs[0].run_id].compared}{f' of {values}' if missing else ''})"

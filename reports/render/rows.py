@@ -306,9 +306,19 @@ def _evaluation(run: StoredRun, select: Select) -> tuple[int, float] | None:
     return select.evaluation([(v.step, v.value) for v in rows], lookup(run.config, "train.keep"))
 
 
+@dataclass(frozen=True)
+class Tried:
+    """The values of `select.best_of` that were tried in the setting of a chosen run."""
+
+    compared: int
+    """Number of values that were compared."""
+    lacks_earlier: bool
+    """Whether a value before the chosen one in the grid was not compared, because some of its runs are missing."""
+
+
 def select_best(
     runs: Sequence[StoredRun], select: Select | None, points: Sequence[Mapping[str, Any]]
-) -> tuple[list[StoredRun], dict[str, int]]:
+) -> tuple[list[StoredRun], dict[str, Tried]]:
     """The runs with the best value of `select.best_of`, among runs that differ only in it and in the seed.
 
     The best value has the largest mean score over seeds, and `Select` says which one of equal values is taken. A value
@@ -316,26 +326,43 @@ def select_best(
 
     points: all points of the grid, in its order.
 
-    Returns the runs, and run id to how many values were compared.
+    Returns the runs, and run id to the values that were compared.
     """
     if select is None:
         return list(runs), {}
     groups: dict[str, dict[str, list[StoredRun]]] = {}
     for run in runs:
         groups.setdefault(run.setting(without=select.best_of), {}).setdefault(run.setting(), []).append(run)
-    place = GridPoints(points).place
+    grid = GridPoints(points)
+    siblings = _siblings(points, select.best_of)
     kept: list[StoredRun] = []
-    tried: dict[str, int] = {}
+    tried: dict[str, Tried] = {}
     for values in groups.values():
-        candidates = sorted(values.values(), key=lambda found: place(found[0].config))
+        places = {found[0].run_id: grid.place(found[0].config) for found in values.values()}
+        candidates = sorted(values.values(), key=lambda found: places[found[0].run_id])
         if select.enough is not None:
             # `run` may have stopped a value after some of its seeds, which must not win by one lucky seed
             most = max(map(len, candidates))
             candidates = [found for found in candidates if len(found) == most]
         best = _best(candidates, select)
         kept += best
-        tried.update({run.run_id: len(candidates) for run in best})
+        chosen = places[best[0].run_id]
+        compared = {places[found[0].run_id] for found in candidates}
+        earlier = {place for place in siblings[chosen] if place < chosen}
+        found = Tried(len(candidates), lacks_earlier=not earlier <= compared)
+        tried.update({run.run_id: found for run in best})
     return sorted(kept, key=lambda run: run.run_id), tried
+
+
+def _siblings(points: Sequence[Mapping[str, Any]], keys: Collection[str]) -> list[list[int]]:
+    """For each point, the indices of the points that differ from it only in these keys, in order, its own included."""
+    groups: dict[frozenset[tuple[str, str]], list[int]] = {}
+    found = []
+    for index, point in enumerate(points):
+        rest = frozenset((key, repr(value)) for key, value in point.items() if key not in keys)
+        found.append(groups.setdefault(rest, []))
+        found[-1].append(index)
+    return found
 
 
 def _best(candidates: Sequence[list[StoredRun]], select: Select) -> list[StoredRun]:

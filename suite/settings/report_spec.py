@@ -32,8 +32,8 @@ class Select(Config):
     split: Literal["train", "valid", "test"] = "valid"
     enough: Score | None = None
     """Value of `by`, as it is stored, from which on a run is good enough: once a setting has a value of `best_of` with
-    which all its seeds are, `run` does not try the other values (`suite.store.enough`). The table shows the first such
-    value of the grid, whether or not later ones were run."""
+    which all its seeds are, `run` does not try the values after it in the grid (`suite.store.enough`). The table shows
+    the first such value of the grid, whether or not later ones were run, and says where an earlier one is missing."""
     success: Score | None = None
     """Value of a cell, in the shown unit, from which on a run has succeeded. Where it is given, the report also counts
     the runs that succeed at every value of `best_of`, not at the best one alone."""

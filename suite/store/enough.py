@@ -1,7 +1,9 @@
-"""Runs of a grid that are not needed, because another run of their setting is good enough.
+"""Runs of a grid that are not needed, because a value before theirs is good enough.
 
 A table shows the best of several values, such as learning rates (`select.best_of`). Where one of them reaches
-`select.enough` with all its seeds, the others could raise the cell by no more than what is left above that value.
+`select.enough` with all its seeds, the others could raise the cell by no more than what is left above that value. The
+table shows the first such value in the order of the grid, so only the values after it are not needed: one before it
+may be good enough too, and would then be shown, whichever was carried out first.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ class Enough:
     def __init__(self, runs: Sequence[Run], root: Path, selects: Mapping[str, Select | None]) -> None:
         self._settings: dict[str, str] = {}
         self._values: dict[str, dict[str, list[Run]]] = {}
+        """Setting to its values, in the order of the grid, and the runs of each, one a seed."""
         self._places: dict[str, int] = {}
         self._selects = selects
         self._root = root
@@ -67,7 +70,9 @@ class Enough:
         if (setting := self.setting(run.run_id)) is None or self._path(run).exists():
             return ""
         for others in self._values[setting].values():
-            if run not in others and all(map(self._is_good, others)):
+            if run in others:
+                return ""
+            if all(map(self._is_good, others)):
                 select = self._selects[run.experiment]
                 assert select is not None
                 return f"run {others[0].run_id[:6]} of this setting reached {select.by} {select.enough:g}"

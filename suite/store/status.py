@@ -25,7 +25,7 @@ class Standing:
     run: Run
     state: str
     """`running`, `queued` (as a job), the status of its stored rows, `interrupted` (it has a checkpoint), `to do`,
-    `unneeded` (another run of its setting is good enough), or `no data`."""
+    `unneeded` (a value before its own is good enough), or `no data`."""
     detail: str
     """Names the process that carries out the run and its start, or says why the run failed or is not needed."""
 

@@ -658,6 +658,22 @@ def test_a_value_that_run_may_skip_changes_no_choice(make, rates):
     )
 
 
+@pytest.mark.parametrize("rates", RATES)
+def test_a_good_value_is_not_called_the_first_while_runs_of_an_earlier_one_are_missing(make, rates):
+    config = swept_in(rates, enough=0.9)
+    first, later = (three(values=(0.9, 0.9, 0.9), valid={100: 0.95}, train={"lr": lr}) for lr in rates)
+    for found in (later, first[:2]):
+        # two seeds of three are not all of them
+        assert cell(make(*found, config=config), "H3", "AR").chosen == f"train.lr={rates[1]} (best of 1 of 2)"
+    assert cell(make(*first, config=config), "H3", "AR").chosen == f"train.lr={rates[0]} (best of 2)"
+
+
+def test_a_good_value_after_one_that_is_not_is_the_first(make):
+    config = swept_in([1e-3, 1e-4, 1e-5], enough=0.9)
+    bad, good = (make_run(valid={100: valid}, train={"lr": lr}) for lr, valid in ((1e-3, 0.8), (1e-4, 0.95)))
+    assert cell(make(bad, good, config=config), "H3", "AR").chosen == "train.lr=0.0001 (best of 2)"
+
+
 def test_selection_looks_at_the_weights_the_run_kept(make):
     kept = {"keep": "best"}
     report = make(
@@ -912,8 +928,11 @@ def test_a_mean_over_settings_takes_the_best_run_of_each_and_waits_for_all(make)
     found = cell(make(*few, config=config, expected=expected, claims=claims), "H3", "AR")
     assert found.values == pytest.approx((90.0,))
     assert found.chosen == "train.lr (best of 1 to 2 in every setting, values missing in 1)"
-    # a value that is good enough ends its setting
+    # a value that is good enough spares those after it in the grid, and none before it
     enough = config.model_copy(update={"select": Select(best_of=("train.lr",), enough=0.9)})
+    found = cell(make(config=enough, expected=expected, claims=claims), "H3", "AR")
+    assert found.chosen == "train.lr (best of 1 to 2 in every setting, values missing in 1)"
+    enough = enough.model_copy(update={"sweep": {**config.sweep, "train.lr": [1e-2, 1e-3]}})
     found = cell(make(config=enough, expected=expected, claims=claims), "H3", "AR")
     assert found.chosen == "train.lr (best of 1 to 2 in every setting)"
     found = cell(make(*whole, *half, config=config, expected=expected, claims=claims), "H3", "AR")

@@ -1,4 +1,4 @@
-"""A grid that chooses the best of several values does not try the others once one of them is good enough."""
+"""A grid that chooses the best of several values does not try those after the first one that is good enough."""
 
 import torch
 
@@ -97,6 +97,19 @@ def test_a_value_is_good_enough_with_all_its_seeds_only(tmp_path):
     assert not enough.why_not(runs[-1]), "another setting"
 
 
+def test_a_later_value_does_not_spare_an_earlier_one(tmp_path):
+    runs = runs_of()
+    enough = enough_of(runs, tmp_path, select(0.9))
+    # the second rate, carried out first (`--only`, or by another worker)
+    keep(runs[1], tmp_path, 0.95)
+    assert not enough.why_not(runs[0])
+    assert enough.why_not(runs[2]) == f"run {runs[1].run_id[:6]} of this setting reached accuracy 0.9"
+    alone = enough.of(runs[0], tmp_path)
+    assert alone is not None
+    assert not alone.why_not(runs[0])
+    assert summary(standings(runs, tmp_path, select(0.9))) == "1 ok, 4 to do, 1 unneeded"
+
+
 def test_a_run_that_ended_with_an_error_is_not_good_enough(tmp_path):
     runs = runs_of()
     keep(runs[0], tmp_path, 1.0, status="diverged")
@@ -139,3 +152,15 @@ def test_the_command_line_says_what_is_not_needed(command_line, tmp_path):
     # `--only` carries out a value that the grid would skip
     assert "done: 2 runs;" in command_line("run", *asked, "--only", "train.lr=1e-3", "--device", "cpu").stdout
     assert "6 runs, 6 to do" in command_line("run", *asked, "--force", "--dry-run", "--device", "cpu").stdout
+
+
+def test_the_shown_value_does_not_depend_on_which_ran_first(command_line, tmp_path):
+    (tmp_path / "grid.yaml").write_text(GRID)
+    asked = (tmp_path, "--results", tmp_path / "results")
+    run = ("run", *asked, "--device", "cpu")
+    assert "done: 2 runs;" in command_line(*run, "--only", "train.lr=1e-3").stdout
+    # until the first value has run, the cell says that values are missing
+    assert "train.lr=0.001 (best of 1 of 3)" in command_line("report", *asked).stdout
+    assert "6 runs, 2 to do, 2 not needed" in command_line(*run, "--dry-run").stdout
+    assert "done: 2 runs;" in command_line(*run).stdout
+    assert "train.lr=0.01 (best of 2)" in command_line("report", *asked).stdout

@@ -120,10 +120,12 @@ def test_masks_are_left_out_only_where_nothing_is_outside():
     assert not impl.is_whole(planner(1.0, x.float(), x, x), 48, (32, 32))
 
 
-@pytest.mark.parametrize("chunk", [16, 32])
-def test_an_inverse_beyond_float16_equals_the_loop(chunk):
+@pytest.mark.parametrize(("chunk", "decay"), [(16, "none"), (32, "none"), (32, "key")])
+def test_an_inverse_beyond_float16_equals_the_loop(chunk, decay):
     """One key with b |k|^2 = 4: the state triples at every step, up to 3^31 within a chunk."""
-    inputs = make_inputs(32, "none", state=False)
+    inputs = make_inputs(32, decay, state=False)
+    if decay == "key":
+        inputs["log_decay"] = torch.zeros_like(inputs["log_decay"])
     inputs["k"] = 2.0 * inputs["k"][:, :1].expand_as(inputs["k"]).contiguous()
     inputs["beta"] = torch.ones_like(inputs["beta"])
     rounded = {n: x.bfloat16() if isinstance(x, Tensor) else x for n, x in inputs.items()}
@@ -182,6 +184,14 @@ def test_factors_about_the_middle_of_a_chunk_and_the_tree_equal_the_loop():
     assert not torch.equal(about_the_middle, by_the_tree)
 
 
+def test_a_steep_chunk_between_mild_ones_equals_the_loop():
+    """Only one of three chunks, of one of two heads, and of one of two tiles of keys, is factored by the tree."""
+    inputs = make_inputs(48, "key", K=32)
+    inputs["log_decay"][:, 20:26, 1, 20] = -50.0
+    narrow = {n: {key: tile._replace(block_k=16) for key, tile in tuning()[n].items()} for n in ("scores", "grads")}
+    equals_the_loop(inputs, torch.bfloat16, chunk=16, **narrow)
+
+
 def test_the_inverse_of_four_blocks_is_that_of_the_system():
     """The keys of one chunk are so close that powers of its system grow to 1e9 before they vanish."""
     plan, factors = (pytest.importorskip(f"kernels.delta_rule.triton.{name}") for name in ("plan", "factors"))
@@ -196,10 +206,13 @@ def test_the_inverse_of_four_blocks_is_that_of_the_system():
     assert relative_error(found, exact - torch.eye(64, device=k.device))[0] < 1e-5
 
 
+@pytest.mark.parametrize("decay", ["none", "key"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_equal_keys_and_full_reflections_stay_bounded(dtype):
+def test_equal_keys_and_full_reflections_stay_bounded(dtype, decay):
     """beta = 2 with one key everywhere is the worst case of the triangular system; the README says what is lost."""
-    inputs = make_inputs(200, "none", H=1)
+    inputs = make_inputs(200, decay, H=1)
+    if decay == "key":
+        inputs["log_decay"] = torch.zeros_like(inputs["log_decay"])
     inputs["k"] = inputs["k"][:, :1].expand_as(inputs["k"])
     inputs["beta"].fill_(2.0)
     rounded = {n: x.to(torch.float32 if n in KEEP else dtype) for n, x in inputs.items() if isinstance(x, Tensor)}

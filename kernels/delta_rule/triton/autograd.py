@@ -92,7 +92,8 @@ class DeltaRule(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, beta, g, write, delta, states, transitions, *factors = saved(ctx)
+        q, k, beta, g, write, delta, states, transitions, *kept = saved(ctx)
+        factors = ChunkFactors(*kept)
         do = torch.zeros_like(delta, dtype=ctx.value_dtype) if do is None else dense_channels(do)
         dinitial = None
         if ctx.initial_dtype is not None:
@@ -104,7 +105,7 @@ class DeltaRule(torch.autograd.Function):
             q=q,
             k=k,
             do=do,
-            factors=ChunkFactors(*factors),
+            factors=factors,
             transitions=transitions,
             boundary=boundary,
         )
@@ -120,6 +121,7 @@ class DeltaRule(torch.autograd.Function):
             dv=dv,
             states=states,
             dstates=dstates,
+            steep=factors.steep,
             needs_dg=ctx.needs_input_grad[4],
         )
         return dq, dk, dv.to(ctx.value_dtype), dbeta, dg, dwrite, dinitial, None

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
@@ -128,6 +130,7 @@ def _factors_kernel(
     q_in,
     k_in,
     k_out,
+    steep,
     table,
     T,
     num_t,
@@ -157,6 +160,7 @@ def _factors_kernel(
     LIMIT: tl.constexpr,
     PRECISION: tl.constexpr,
     WHOLE: tl.constexpr,
+    STEEP: tl.constexpr,
 ):
     """For one chunk, with D_ij the sum of the log-decays in (j, i] and w_j = beta_j k_j the key that is written, or
     beta_j write_j for a decay of a channel where `write` is given:
@@ -164,10 +168,17 @@ def _factors_kernel(
         A_ij = scale sum_x q_ix w_jx exp(D_ijx), j <= i;    L_ij = sum_x k_ix w_jx exp(D_ijx), j < i;    (I + L)^-1 - I
 
     and what `ChunkFactors` says of the decays. The factors of a chunk are those of gated linear attention.
+
+    A decay of a channel takes two launches, because one program with both ways of factoring a chunk would need the
+    registers of both. The first (STEEP false) factors every chunk about its middle and writes to `steep` where this may
+    overflow; the second (STEEP true) factors only these chunks, by a tree.
     """
     i_t, i_bh = tl.program_id(0) % num_t, (tl.program_id(0) // num_t).to(tl.int64)
     i_b, i_h = i_bh // H, i_bh % H
     dtype = scores.dtype.element_ty
+    if STEEP:  # noqa: SIM102 (Triton decides this condition when it compiles, and the inner one at run time)
+        if tl.load(steep + i_bh * num_t + i_t) == 0:
+            return
     o_c = tl.arange(0, C)
     q += i_b * q_stride_b + i_h * q_stride_h
     k += i_b * k_stride_b + i_h * k_stride_h
@@ -182,8 +193,8 @@ def _factors_kernel(
     if DECAY == CHANNEL_DECAY:
         NARROW: tl.constexpr = g.dtype.element_ty == tl.bfloat16
         g += i_b * g_stride_b + i_h * g_stride_h
-        b_middle = from_middle(o_c, C)
         m_past = o_c[:, None] >= o_c[None, :]
+        b_lowest = tl.zeros([BK], tl.float32)
     if DECAY == HEAD_DECAY:
         # before the loop, so that nothing waits for them behind it
         g += i_b * g_stride_b + i_h * g_stride_h
@@ -194,52 +205,51 @@ def _factors_kernel(
         b_q = load_rows(q, q_stride_t, start, o_c, o_k, end, K, WHOLE)
         b_k = load_rows(k, k_stride_t, start, o_c, o_k, end, K, WHOLE)
         if DECAY == CHANNEL_DECAY:
-            b_q32, b_k32 = b_q.to(tl.float32) * scale, b_k.to(tl.float32)
-            b_w32 = b_k32 * b_beta[:, None]
+            b_w = b_k
             if write is not None:
                 p_write = write + i_b * write_stride_b + i_h * write_stride_h
                 b_w = load_rows(p_write, write_stride_t, start, o_c, o_k, end, K, WHOLE)
-                b_w32 = b_w.to(tl.float32) * b_beta[:, None]
+            b_w = b_w.to(tl.float32) * b_beta[:, None]
             b_g = tl.maximum(load_rows(g, g_stride_t, start, o_c, o_k, end, K, WHOLE).to(tl.float32), LOWEST)
             b_first, b_second = half_totals(b_g, o_c, C)
-            b_all = exponential(b_first + b_second, PRECISION)
-            tl.store(decay + (i_bh * num_t + i_t) * K + o_k, b_all, mask=o_k < K)
-            # outside of the branch, so that the matrix is moved to its layout once and not in every iteration
-            b_exponent = masked_sums(b_middle, b_g, NARROW, PRECISION)
-            if tl.min(tl.minimum(b_first, b_second), 0) > -LIMIT:
-                b_factor = exponential(b_exponent, PRECISION)
-                b_w32 *= exponential(-b_exponent, PRECISION)
-                b_right = tl.trans(as_operand(b_w32, dtype, PRECISION))
-                b_out = b_w32 * exponential(b_second, PRECISION)[None, :]
-                b_q32 *= b_factor
-                b_k32 *= b_factor
-                b_left = as_operand(b_q32, dtype, PRECISION)
-                b_pairs = tl.dot(b_left, b_right, input_precision=PRECISION)
-                b_scores += tl.where(m_past, b_pairs, 0.0)
-                b_left = as_operand(b_k32, dtype, PRECISION)
-                b_pairs = tl.dot(b_left, b_right, input_precision=PRECISION)
-                b_system += tl.where(m_past, b_pairs, 0.0)
-                b_start = exponential(b_first, PRECISION)[None, :]
-                b_q32 *= b_start
-                b_k32 *= b_start
+            o_dense = o_head * K
+            if not STEEP:
+                b_all = exponential(b_first + b_second, PRECISION)
+                tl.store(decay + (i_bh * num_t + i_t) * K + o_k, b_all, mask=o_k < K)
+                b_lowest = tl.minimum(b_lowest, tl.minimum(b_first, b_second))
+                b_exponent = masked_sums(from_middle(o_c, C), b_g, NARROW, PRECISION)
+                # written keys, queries and keys are finished one after the other, so that registers hold one of them
+                b_w *= exponential(-b_exponent, PRECISION)
+                b_right = tl.trans(as_operand(b_w, dtype, PRECISION))
+                b_out = as_operand(b_w * exponential(b_second, PRECISION)[None, :], dtype, PRECISION)
+                store_rows(k_out + o_dense, H * K, start, o_c, o_k, end, K, b_out, WHOLE)
+                b_factor, b_start = exponential(b_exponent, PRECISION), exponential(b_first, PRECISION)[None, :]
+                b_read = b_q.to(tl.float32) * scale * b_factor
+                b_scores = tl.dot(as_operand(b_read, dtype, PRECISION), b_right, b_scores, input_precision=PRECISION)
+                b_in = as_operand(b_read * b_start, dtype, PRECISION)
+                store_rows(q_in + o_dense, H * K, start, o_c, o_k, end, K, b_in, WHOLE)
+                b_read = b_k.to(tl.float32) * b_factor
+                b_system = tl.dot(as_operand(b_read, dtype, PRECISION), b_right, b_system, input_precision=PRECISION)
+                b_in = as_operand(b_read * b_start, dtype, PRECISION)
+                store_rows(k_in + o_dense, H * K, start, o_c, o_k, end, K, b_in, WHOLE)
             else:
-                b_scores += tl.where(o_c[:, None] == o_c[None, :], tl.sum(b_q32 * b_w32, 1)[:, None], 0.0)
+                b_q32, b_k32 = b_q.to(tl.float32) * scale, b_k.to(tl.float32)
+                b_scores += tl.where(o_c[:, None] == o_c[None, :], tl.sum(b_q32 * b_w, 1)[:, None], 0.0)
                 for level in range(LEVELS):
                     b_factor, m_pair = tree_level(b_g, o_c, level, NARROW, PRECISION)
-                    b_right = tl.trans(as_operand(b_w32 * b_factor, dtype, PRECISION))
+                    b_right = tl.trans(as_operand(b_w * b_factor, dtype, PRECISION))
                     b_left = as_operand(b_q32 * b_factor, dtype, PRECISION)
                     b_scores += tl.where(m_pair, tl.dot(b_left, b_right, input_precision=PRECISION), 0.0)
                     b_left = as_operand(b_k32 * b_factor, dtype, PRECISION)
                     b_system += tl.where(m_pair, tl.dot(b_left, b_right, input_precision=PRECISION), 0.0)
                 b_prefix = exponential(masked_sums(m_past, b_g, NARROW, PRECISION), PRECISION)
                 b_suffix = masked_sums(o_c[:, None] < o_c[None, :], b_g, NARROW, PRECISION)
-                b_q32 *= b_prefix
-                b_k32 *= b_prefix
-                b_out = b_w32 * exponential(b_suffix, PRECISION)
-            o_dense = o_head * K
-            store_rows(q_in + o_dense, H * K, start, o_c, o_k, end, K, as_operand(b_q32, dtype, PRECISION), WHOLE)
-            store_rows(k_in + o_dense, H * K, start, o_c, o_k, end, K, as_operand(b_k32, dtype, PRECISION), WHOLE)
-            store_rows(k_out + o_dense, H * K, start, o_c, o_k, end, K, as_operand(b_out, dtype, PRECISION), WHOLE)
+                b_in = as_operand(b_q32 * b_prefix, dtype, PRECISION)
+                store_rows(q_in + o_dense, H * K, start, o_c, o_k, end, K, b_in, WHOLE)
+                b_in = as_operand(b_k32 * b_prefix, dtype, PRECISION)
+                store_rows(k_in + o_dense, H * K, start, o_c, o_k, end, K, b_in, WHOLE)
+                b_out = as_operand(b_w * exponential(b_suffix, PRECISION), dtype, PRECISION)
+                store_rows(k_out + o_dense, H * K, start, o_c, o_k, end, K, b_out, WHOLE)
         else:
             b_right = tl.trans(b_k.to(dtype))
             b_scores = tl.dot(b_q.to(dtype), b_right, b_scores, input_precision=PRECISION)
@@ -251,6 +261,13 @@ def _factors_kernel(
         b_pairs = decay_matrix(b_g_head, b_prefix, o_c, PRECISION)
         b_scores *= b_pairs
         b_system *= b_pairs
+    if DECAY == CHANNEL_DECAY and not STEEP:
+        is_steep = tl.min(b_lowest, 0) <= -LIMIT
+        tl.store(steep + i_bh * num_t + i_t, is_steep.to(tl.int32))
+        b_scores = tl.where(m_past, b_scores, 0.0)
+        # a steep chunk may have overflowed, and the second launch computes it anew; a system of zeros spares it the
+        # slower inverse below
+        b_system = tl.where(is_steep, 0.0, b_system)
     if DECAY != CHANNEL_DECAY:
         tl.store(row_out + o_rows, b_beta_out, mask=m_t)
         b_scores = tl.where(o_c[:, None] >= o_c[None, :], b_scores, 0.0) * (scale * b_beta)[None, :]
@@ -258,7 +275,7 @@ def _factors_kernel(
     b_system = tl.where(o_c[:, None] > o_c[None, :], b_system, 0.0)
     o_dense = o_head * C
     store_rows(scores + o_dense, H * C, start, o_c, o_c, end, C, as_operand(b_scores, dtype, PRECISION), WHOLE)
-    if DECAY != CHANNEL_DECAY and dtype == tl.bfloat16:
+    if dtype == tl.bfloat16:
         b_inverse = inverse_by_halves(b_system, o_c, C, LEVELS)
         # where b |k|^2 exceeds 2 the inverse can grow beyond float16, which leaves infinity or NaN
         if tl.sum((tl.abs(b_inverse) <= LARGEST).to(tl.int32)) < C * C:
@@ -288,15 +305,16 @@ def delta_factors(
 
     inverse, scores = (new(batch, length, heads, plan.chunk, dtype=plan.work) for _ in range(2))
     inverse_low = torch.empty_like(inverse) if plan.work == torch.bfloat16 else None
-    decay = row_in = q_in = k_in = k_out = None
+    decay = row_in = q_in = k_in = k_out = steep = None
     row_out = None if kind == CHANNEL else new(batch, heads, length)
     if kind == HEAD:
         decay, row_in = new(batch, heads, num_chunks), new(batch, heads, length)
     elif kind == CHANNEL:
         decay = new(batch, heads, num_chunks, key_dim)
         q_in, k_in, k_out = (new(batch, length, heads, key_dim, dtype=plan.work) for _ in range(3))
+        steep = new(batch, heads, num_chunks, dtype=torch.int32)
 
-    def make() -> KeptLaunch:
+    def make(for_steep: bool) -> KeptLaunch:
         tile = plan.tuning.scores[kind]
         block_k = plan.width(tile.block_k, key_dim)
         return KeptLaunch(
@@ -316,9 +334,11 @@ def delta_factors(
             LIMIT=plan.mild,
             PRECISION=plan.precision,
             WHOLE=kind != CHANNEL and is_whole(plan, length, (key_dim, block_k)),
+            STEEP=for_steep,
             **tile.options.keywords(),
         )
 
-    tensors = q, k, beta, g, write, inverse, inverse_low, scores, decay, row_in, row_out, q_in, k_in, k_out, plan.table
-    plan.launches.get("factors", make)(*tensors)
-    return ChunkFactors(inverse, inverse_low, scores, decay, row_in, row_out, q_in, k_in, k_out)
+    factors = ChunkFactors(inverse, inverse_low, scores, decay, row_in, row_out, q_in, k_in, k_out, steep)
+    for for_steep in (False,) if steep is None else (False, True):
+        plan.launches.get(("factors", for_steep), partial(make, for_steep))(q, k, beta, g, write, *factors, plan.table)
+    return factors

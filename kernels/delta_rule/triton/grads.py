@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
@@ -53,6 +55,7 @@ def _grads_kernel(
     dbeta,
     dg,
     dwrite,
+    steep,
     table,
     T,
     num_t,
@@ -84,9 +87,9 @@ def _grads_kernel(
     BK: tl.constexpr,
     BV: tl.constexpr,
     DECAY: tl.constexpr,
-    LIMIT: tl.constexpr,
     PRECISION: tl.constexpr,
     WHOLE: tl.constexpr,
+    STEEP: tl.constexpr,
 ):
     """dq, dk [C, BK] of one chunk; dbeta, and dg of a decay of a head, are sums over channels, [B, T, H, K / BK].
 
@@ -104,11 +107,17 @@ def _grads_kernel(
     dwrite = beta dw and dbeta = <write, dw>. As in gated linear attention, dg_l is the sum of what passes position l,
     in which what does not pass it cancels, as both sides consist of the same rounded factors; the diagonal of A passes
     nothing and is left out.
+
+    With a decay of a channel, one launch (STEEP false) takes the chunks that were factored about their middle, and
+    another (STEEP true) those that were factored by a tree, which `steep` names; `_factors_kernel` gives the reason.
     """
     num_k = tl.cdiv(K, BK)
     i_k, i_c = tl.program_id(0) % num_k, (tl.program_id(0) // num_k).to(tl.int64)
     i_t, i_bh = i_c % num_t, i_c // num_t
     i_b, i_h = i_bh // H, i_bh % H
+    if DECAY == CHANNEL_DECAY:  # noqa: SIM102 (Triton decides this condition when it compiles, and the inner one at run time)
+        if (tl.load(steep + i_c) != 0) != STEEP:
+            return
     dtype = states.dtype.element_ty
     o_c, o_k = tl.arange(0, C), i_k * BK + tl.arange(0, BK)
     o_head = i_b * T * H + i_h
@@ -199,7 +208,7 @@ def _grads_kernel(
         b_net = tl.zeros([C, BK], tl.float32)
         if dg is not None:
             b_dg += (b_through * exponential(b_first + b_second, PRECISION))[None, :]
-        if tl.min(tl.minimum(b_first, b_second), 0) > -LIMIT:
+        if not STEEP:
             b_exponent = masked_sums(from_middle(o_c, C), b_g, NARROW, PRECISION)
             b_factor, b_inverse = exponential(b_exponent, PRECISION), exponential(-b_exponent, PRECISION)
             b_start = exponential(b_first, PRECISION)[None, :]
@@ -301,9 +310,13 @@ def delta_grads(
     dv: Tensor,
     states: Tensor,
     dstates: Tensor,
+    steep: Tensor | None,
     needs_dg: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Gradients of q, k, beta, where it is needed of g, and where it is given of write; see `_grads_kernel`."""
+    """Gradients of q, k, beta, where it is needed of g, and where it is given of write; see `_grads_kernel`.
+
+    steep: as in `ChunkFactors`.
+    """
     batch, length, heads, key_dim = k.shape
     value_dim, kind = do.shape[-1], decay_kind(g)
     tile = plan.tuning.grads[kind]
@@ -320,7 +333,7 @@ def delta_grads(
     if g is not None and needs_dg:
         dg = new(num_k) if kind == HEAD else new(key_dim, g.dtype)
 
-    def make() -> KeptLaunch:
+    def make(for_steep: bool) -> KeptLaunch:
         num_chunks, block_v = plan.num_chunks(length), plan.width(tile.block_v, value_dim)
         return KeptLaunch(
             _grads_kernel,
@@ -338,15 +351,16 @@ def delta_grads(
             BK=block_k,
             BV=block_v,
             DECAY=kind,
-            LIMIT=plan.mild,
             PRECISION=plan.precision,
             WHOLE=kind != CHANNEL and is_whole(plan, length, (key_dim, block_k), (value_dim, block_v)),
+            STEEP=for_steep,
             **tile.options.keywords(),
         )
 
-    key = "grads", dg is None, do.stride(), do.dtype
-    tensors = q, k, beta, g, write, delta, do, dv, states, dstates, dq, dk, dbeta, dg, dwrite, plan.table
-    plan.launches.get(key, make)(*tensors)
+    tensors = q, k, beta, g, write, delta, do, dv, states, dstates, dq, dk, dbeta, dg, dwrite, steep, plan.table
+    for for_steep in (False,) if steep is None else (False, True):
+        key = "grads", for_steep, dg is None, do.stride(), do.dtype
+        plan.launches.get(key, partial(make, for_steep))(*tensors)
     if dg is not None and kind == HEAD and g is not None:
         dg = dg.sum(-1).to(g.dtype)
     return dq, dk, dbeta.sum(-1).to(beta.dtype), dg, dwrite

@@ -94,6 +94,9 @@ class ChunkFactors(NamedTuple):
     """Likewise keys times the decay from the start of the chunk."""
     k_out: Tensor | None
     """Likewise keys times beta and the decay to the end of the chunk."""
+    steep: Tensor | None
+    """With a decay of a channel, this is 1 for every chunk that is factored by a tree, and 0 for one that is factored
+    about its middle, [B, H, chunks], int32."""
 
 
 def walk_tile(plan: Plan, key_dim: int, value_dim: int) -> Tile:

@@ -58,11 +58,18 @@ def delta_rule_chunked(
     log_decay: Tensor | None = None,
     *,
     write: Tensor | None = None,
+    plain: Tensor | None = None,
     scale: float | None = None,
     initial_state: Tensor | None = None,
     return_final_state: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Arguments and results as in the public operator; computes in float32 (float64 for float64 inputs)."""
+    """Arguments and results as in the public operator; computes in float32 (float64 for float64 inputs).
+
+    plain: [B, T, H, K] or None: v_t is written under this key e_t, is not replaced, and what is written under `write`
+           has the value zero, S_t = S_{t-1} diag(a_t) (I - b_t k_t w_t^T) + v_t e_t^T. Then the right side of the
+           system of a chunk is -(the scores of k with e at j < i) V, and V and e are added to the output and the state
+           as in linear attention.
+    """
     batch, length, heads, key_dim = q.shape
     scale = key_dim**-0.5 if scale is None else scale
     work = torch.promote_types(q.dtype, torch.float32)
@@ -75,14 +82,23 @@ def delta_rule_chunked(
             decay = make_decay(to_chunks(log_decay if log_decay.dim() == 4 else log_decay.unsqueeze(-1), size))
         c_write = c_k if write is None else to_chunks(write.to(work), size)
         scores = decayed_scores(c_q, c_write, decay)
-        u_0, w = pseudo_values(c_k, c_write, c_v, c_beta, decay)
+        right, own = c_v, None
+        if plain is not None:
+            c_plain = to_chunks(plain.to(work), size)
+            own = decayed_scores(c_q, c_plain, decay) @ c_v
+            right = -decayed_scores(c_k, c_plain, decay).tril(-1) @ c_v
+            plain_out = c_plain if decay is None else c_plain * decay.suffix
+        u_0, w = pseudo_values(c_k, c_write, right, c_beta, decay)
         q_in, k_out = (c_q, c_write) if decay is None else (c_q * decay.prefix, c_write * decay.suffix)
         state = c_q.new_zeros(batch, heads, key_dim, v.shape[-1]) if initial_state is None else initial_state.to(work)
         outputs = []
         for i in range(c_q.shape[2]):
             u = u_0[:, :, i] - w[:, :, i] @ state
-            outputs.append(q_in[:, :, i] @ state + scores[:, :, i] @ u)
+            o_i = q_in[:, :, i] @ state + scores[:, :, i] @ u
+            outputs.append(o_i if own is None else o_i + own[:, :, i])
             kept = state if decay is None else decay.log_total[:, :, i].exp().unsqueeze(-1) * state
             state = kept + k_out[:, :, i].mT @ u
+            if plain is not None:
+                state = state + plain_out[:, :, i].mT @ c_v[:, :, i]
         o = from_chunks(torch.stack(outputs, 2), length).to(v.dtype)
     return (o, state) if return_final_state else o

@@ -1,4 +1,4 @@
-"""The generalised delta rule of RWKV-7, as two steps of `delta_rule` a position.
+"""The generalised delta rule of RWKV-7, as one or two steps of the delta rule a position.
 
     S_t = S_{t-1} diag(a_t) + (S_{t-1} remove_t) add_t^T + v_t k_t^T,     o_t = S_t q_t,     a_t = exp(log_decay_t)
 
@@ -6,6 +6,9 @@ with S [V, K]. What is removed lies in another direction than what is added, and
 first step of a position decays the state, reads it for -remove_t / a_t, which finds -S_{t-1} remove_t in the decayed
 state, and writes the difference to a value of zero under add_t. The second has no decay, reads nothing and writes v_t
 under k_t. q_t reads the state behind it.
+
+The chunked forms can do both in one step, because v_t k_t^T is added as in linear attention (`plain`), whatever the
+other step does. Then there are half as many positions and triangular systems.
 
 Source: Peng et al. 2025 (arXiv 2503.14456), section 4, there with S as here and z = remove, b = add.
 """
@@ -17,8 +20,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.backend import use_triton
+from kernels.backend import on_device_of, use_triton
 from kernels.delta_rule import delta_rule, obstacle
+from kernels.delta_rule.chunked import delta_rule_chunked
+
+ONE_STEP = False
+"""Whether `generalised_delta_rule` takes one step a position on the Triton kernels. They are right in Triton's
+interpreter, and no GPU has run them yet, so they take two."""
 
 
 def generalised_delta_rule_reference(
@@ -52,6 +60,25 @@ def two_steps(
 
     inputs = two(nothing, q.to(dtype)), two(reading, nothing), two(no_value, v)
     return *inputs, two(log_decay, torch.zeros_like(log_decay)), two(add.to(dtype), k.to(dtype))
+
+
+def delta_rule_of_one_step(
+    q: Tensor, k: Tensor, v: Tensor, remove: Tensor, add: Tensor, log_decay: Tensor, *, backend: Literal["triton", "torch"]
+) -> tuple[Tensor, Tensor]:
+    """Arguments and results are those of `generalised_delta_rule`."""
+    dtype = v.dtype
+    reading = (-remove.to(log_decay.dtype) * torch.exp(-log_decay)).to(dtype)
+    inputs = q.to(dtype), reading, v, v.new_ones(v.shape[:-1]), log_decay
+    options = {"write": add.to(dtype), "plain": k.to(dtype), "scale": 1.0, "return_final_state": True}
+    if backend == "torch":
+        o, state = delta_rule_chunked(*inputs, **options)
+        return o, state
+    from kernels.delta_rule.triton import delta_rule_triton
+
+    with on_device_of(q):
+        o, final = delta_rule_triton(*inputs, **options)
+    assert final is not None
+    return o, final
 
 
 def delta_rule_of_two_steps(
@@ -90,6 +117,17 @@ def generalised_delta_rule(
 
     Raises ValueError for shapes that do not fit.
     """
-    steps = two_steps(q, k, v, remove, add, log_decay)
-    in_triton = use_triton("generalised_delta_rule", backend, *steps, obstacle=obstacle(*steps))
-    return delta_rule_of_two_steps(*steps, backend="triton" if in_triton else "torch")
+    if v.dim() != 4 or any(x.shape != q.shape for x in (k, remove, add, log_decay)) or v.shape[:3] != q.shape[:3]:
+        shapes = [tuple(x.shape) for x in (q, k, v, remove, add, log_decay)]
+        raise ValueError(
+            "generalised_delta_rule: q, k, remove, add and log_decay must be [B, T, H, K] and v [B, T, H, V], got "
+            f"{', '.join(map(str, shapes))} for q, k, v, remove, add, log_decay."
+        )
+    q_like, k_like, v_like, write_like = (x[:0].to(v.dtype) for x in (q, k, v, add))
+    reason = obstacle(q_like, k_like, v_like, log_decay, write_like)
+    tensors = (q, k, v, remove, add, log_decay)
+    if not use_triton("generalised_delta_rule", backend, *tensors, obstacle=reason):
+        return delta_rule_of_one_step(*tensors, backend="torch")
+    if ONE_STEP:
+        return delta_rule_of_one_step(*tensors, backend="triton")
+    return delta_rule_of_two_steps(*two_steps(*tensors), backend="triton")

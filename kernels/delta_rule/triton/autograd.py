@@ -35,7 +35,7 @@ class Result(NamedTuple):
     final_state: Tensor | None
     plan: Plan
     saved: tuple[Tensor | None, ...]
-    """q, k, beta, g, write, delta, the states before every chunk, the matrices of segments and the chunk factors."""
+    """q, k, beta, g, write, plain, v where plain is given, delta, the states before every chunk, the matrices of segments and the chunk factors."""
 
 
 def forward(
@@ -45,6 +45,7 @@ def forward(
     beta: Tensor,
     g: Tensor | None,
     write: Tensor | None,
+    plain: Tensor | None,
     initial_state: Tensor | None,
     options: Options,
     *,
@@ -56,17 +57,21 @@ def forward(
         g = dense_channels(g)
     if write is not None:
         write = dense_channels(write)
-    plan = options.planner(options.scale, q, k, v, beta, g, initial_state, write, sequence_ends=options.sequence_ends)
+    if plain is not None:
+        plain = dense_channels(plain)
+    tensors = q, k, v, beta, g, initial_state, write, plain
+    plan = options.planner(options.scale, *tensors, sequence_ends=options.sequence_ends)
     if plan.work == torch.float32:
         # one tf32 product has the accuracy of float16, of which the solutions of the triangular systems lose some
         plan = plan._replace(precision=float32_products(), mild=plan.tuning.mild_float32)
     final = None
     if options.return_final_state:
         final = q.new_empty((plan.num_sequences(q), *q.shape[2:], v.shape[3]), dtype=torch.float32)
-    factors = delta_factors(plan, q, k, beta, g, write)
+    factors = delta_factors(plan, q, k, beta, g, write, plain)
     boundary = EndStates(dense(initial_state), final)
     o, *kept = delta_walk(plan, q=q, k=k, v=v, factors=factors, boundary=boundary, keep=keep)
-    return Result(o, final, plan, (q, k, beta, g, write, *kept, *factors))
+    own = None if plain is None else v
+    return Result(o, final, plan, (q, k, beta, g, write, plain, own, *kept, *factors))
 
 
 class DeltaRule(torch.autograd.Function):
@@ -79,10 +84,11 @@ class DeltaRule(torch.autograd.Function):
         beta: Tensor,
         g: Tensor | None,
         write: Tensor | None,
+        plain: Tensor | None,
         initial_state: Tensor | None,
         options: Options,
     ) -> tuple[Tensor, Tensor | None]:
-        result = forward(q, k, v, beta, g, write, initial_state, options, keep=True)
+        result = forward(q, k, v, beta, g, write, plain, initial_state, options, keep=True)
         save(ctx, *result.saved)
         ctx.plan, ctx.value_dtype = result.plan, v.dtype
         ctx.initial_dtype = None if initial_state is None else initial_state.dtype
@@ -92,7 +98,7 @@ class DeltaRule(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, beta, g, write, delta, states, transitions, *kept = saved(ctx)
+        q, k, beta, g, write, plain, v, delta, states, transitions, *kept = saved(ctx)
         factors = ChunkFactors(*kept)
         do = torch.zeros_like(delta, dtype=ctx.value_dtype) if do is None else dense_channels(do)
         dinitial = None
@@ -100,7 +106,7 @@ class DeltaRule(torch.autograd.Function):
             shape = (ctx.plan.num_sequences(q), *q.shape[2:], delta.shape[3])
             dinitial = torch.empty(shape, dtype=ctx.initial_dtype, device=q.device)
         boundary = EndStates(dense(dfinal), dinitial)
-        dv, dstates = delta_back(
+        dv, drest, dstates = delta_back(
             ctx.plan,
             q=q,
             k=k,
@@ -109,22 +115,24 @@ class DeltaRule(torch.autograd.Function):
             transitions=transitions,
             boundary=boundary,
         )
-        dq, dk, dbeta, dg, dwrite = delta_grads(
+        dq, dk, dbeta, dg, dwrite, dplain = delta_grads(
             ctx.plan,
             q=q,
             k=k,
             beta=beta,
             g=g,
             write=write,
+            plain=plain,
+            v=v,
             delta=delta,
             do=do,
-            dv=dv,
+            dv=drest,
             states=states,
             dstates=dstates,
             steep=factors.steep,
             needs_dg=ctx.needs_input_grad[4],
         )
-        return dq, dk, dv.to(ctx.value_dtype), dbeta, dg, dwrite, dinitial, None
+        return dq, dk, dv.to(ctx.value_dtype), dbeta, dg, dwrite, dplain, dinitial, None
 
 
 def delta_rule_triton(
@@ -135,6 +143,7 @@ def delta_rule_triton(
     log_decay: Tensor | None = None,
     *,
     write: Tensor | None = None,
+    plain: Tensor | None = None,
     scale: float | None = None,
     initial_state: Tensor | None = None,
     return_final_state: bool = False,
@@ -143,11 +152,14 @@ def delta_rule_triton(
 ) -> tuple[Tensor, Tensor | None]:
     """Arguments as in the public operator; o, and the final state or None.
 
+    plain:         [B, T, H, K] or None, for a decay of a key channel and with `write`: v_t is written under this key, is
+                   not replaced, and what is written under `write` has the value zero, S_t = S_{t-1} diag(a_t)
+                   (I - b_t k_t w_t^T) + v_t e_t^T.
     sequence_ends: 0 and where each packed sequence ends; none of them is empty.
     planner:       holds the tuning; by default the faster one of `PLANNER` and `SHORT_CHUNKS`.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    inputs = q, k, v, beta, log_decay, write, initial_state
+    inputs = q, k, v, beta, log_decay, write, plain, initial_state
     keep = needs_gradient(*inputs)
     if planner is None:
         long = decay_kind(log_decay) == CHANNEL or (keep and (interpreted() or is_hopper()))

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -37,6 +38,10 @@ def _back_kernel(
     row_in,
     row_out,
     k_out,
+    plain_scores,
+    plain_system,
+    plain_out,
+    drest,
     dv,
     dstates,
     ends,
@@ -71,6 +76,11 @@ def _back_kernel(
     """One chunk after the other from the last to the first, with dM the gradient of the state [K, BV] behind the chunk:
 
         dv = (I + L)^-T (A^T do + k_out dM),    dM <- decay dM + q_in^T do - k_in^T dv
+
+    With plain_scores, plain_system and plain_out, the first of these is drest, the gradient of -plain_system v - k_in M,
+    which takes the place of dv in the second, and
+
+        dv = plain_scores^T do + plain_out dM - plain_system^T drest
 
     The arguments are those of `_walk_kernel` without delta, states and transitions, with do and dv in place of v and o,
     and dM of every chunk in dstates [B, H, chunks, V, K]. Here, too, everything is transposed, and the first segment is
@@ -126,7 +136,18 @@ def _back_kernel(
         b_ddelta = tl.dot(b_do, b_scores, b_ddelta, input_precision=PRECISION)
         b_dv = solve(b_ddelta, b_inverse, b_inverse_low, PRECISION, BY_ROWS)
         if PART != _ENDS:
-            store_rows(dv + o_head * V, H * V, start, o_c, o_v, end, V, tl.trans(b_dv), WHOLE)
+            if plain_out is not None:
+                b_drest = as_operand(b_dv, dtype, PRECISION)
+                store_rows(drest + o_head * V, H * V, start, o_c, o_v, end, V, tl.trans(b_drest), WHOLE)
+                b_plain = load_rows(plain_system + o_head * C, H * C, start, o_c, o_c, end, C, WHOLE)
+                b_dplain = -tl.dot(b_drest, b_plain, input_precision=PRECISION)
+                b_plain = load_rows(plain_scores + o_head * C, H * C, start, o_c, o_c, end, C, WHOLE)
+                b_dplain = tl.dot(b_do, b_plain, b_dplain, input_precision=PRECISION)
+                b_plain = load_rows(plain_out + o_head * K, H * K, start, o_c, o_k, end, K, WHOLE)
+                b_dplain = tl.dot(b_left, tl.trans(b_plain), b_dplain, input_precision=PRECISION)
+                store_rows(dv + o_head * V, H * V, start, o_c, o_v, end, V, tl.trans(b_dplain), WHOLE)
+            else:
+                store_rows(dv + o_head * V, H * V, start, o_c, o_v, end, V, tl.trans(b_dv), WHOLE)
             p_state = dstates + (o_chunks + i_t) * (K * V)
             if BY_ROWS and dtype == tl.bfloat16:
                 # the halves of the columns go through the same shared memory, which leaves room for a third stage
@@ -165,8 +186,9 @@ def delta_back(
     factors: ChunkFactors,
     transitions: Tensor | None,
     boundary: EndStates,
-) -> tuple[Tensor, Tensor]:
-    """dv [B, T, H, V] and the gradients of the states behind every chunk, in `plan.work`; see `_back_kernel`.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dv and drest [B, T, H, V], which are one unless v has keys of its own, and the gradients of the states behind
+    every chunk, in `plan.work`; see `_back_kernel`.
 
     transitions: what `delta_walk` returns.
     boundary:    the gradient of the final state, and memory for that of the initial state.
@@ -175,6 +197,7 @@ def delta_back(
     value_dim = do.shape[-1]
     num_chunks = plan.num_chunks(length)
     dv = do.new_empty((batch, length, heads, value_dim), dtype=plan.work)
+    drest = dv if factors.plain_out is None else torch.empty_like(dv)
     dstates = do.new_empty((batch, heads, num_chunks, value_dim, key_dim), dtype=plan.work)
     if factors.q_in is not None and factors.k_in is not None:
         q, k = factors.q_in, factors.k_in
@@ -223,6 +246,10 @@ def delta_back(
             factors.row_in,
             factors.row_out,
             factors.k_out,
+            factors.plain_scores if writes else None,
+            factors.plain_system if writes else None,
+            factors.plain_out if writes else None,
+            drest if writes and factors.plain_out is not None else None,
             dv if writes else None,
             dstates if writes else None,
             ends,
@@ -233,4 +260,4 @@ def delta_back(
         )
         if part == ENDS:
             segment_starts(plan, segments, ends, transitions, back=True)
-    return dv, dstates
+    return dv, drest, dstates

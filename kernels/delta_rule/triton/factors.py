@@ -121,6 +121,7 @@ def _factors_kernel(
     beta,
     g,
     write,
+    plain,
     inverse,
     inverse_low,
     scores,
@@ -131,6 +132,9 @@ def _factors_kernel(
     k_in,
     k_out,
     steep,
+    plain_scores,
+    plain_system,
+    plain_out,
     table,
     T,
     num_t,
@@ -150,6 +154,9 @@ def _factors_kernel(
     write_stride_b,
     write_stride_t,
     write_stride_h,
+    plain_stride_b,
+    plain_stride_t,
+    plain_stride_h,
     H: tl.constexpr,
     K: tl.constexpr,
     C: tl.constexpr,
@@ -167,7 +174,10 @@ def _factors_kernel(
 
         A_ij = scale sum_x q_ix w_jx exp(D_ijx), j <= i;    L_ij = sum_x k_ix w_jx exp(D_ijx), j < i;    (I + L)^-1 - I
 
-    and what `ChunkFactors` says of the decays. The factors of a chunk are those of gated linear attention.
+    and what `ChunkFactors` says of the decays. The factors of a chunk are those of gated linear attention. Where
+    `plain` is given, its keys e_j take the place of w_j in a second pair of scores, which is stored as it is:
+
+        scale sum_x q_ix e_jx exp(D_ijx), j <= i;    sum_x k_ix e_jx exp(D_ijx), j < i
 
     A decay of a channel takes two launches, because one program with both ways of factoring a chunk would need the
     registers of both. The first (STEEP false) factors every chunk about its middle and writes to `steep` where this may
@@ -195,6 +205,9 @@ def _factors_kernel(
         g += i_b * g_stride_b + i_h * g_stride_h
         m_past = o_c[:, None] >= o_c[None, :]
         b_lowest = tl.zeros([BK], tl.float32)
+        if plain is not None:
+            plain += i_b * plain_stride_b + i_h * plain_stride_h
+            b_plain_scores, b_plain_system = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
     if DECAY == HEAD_DECAY:
         # before the loop, so that nothing waits for them behind it
         g += i_b * g_stride_b + i_h * g_stride_h
@@ -223,25 +236,45 @@ def _factors_kernel(
                 b_right = tl.trans(as_operand(b_w, dtype, PRECISION))
                 b_out = as_operand(b_w * exponential(b_second, PRECISION)[None, :], dtype, PRECISION)
                 store_rows(k_out + o_dense, H * K, start, o_c, o_k, end, K, b_out, WHOLE)
+                if plain is not None:
+                    b_e = load_rows(plain, plain_stride_t, start, o_c, o_k, end, K, WHOLE).to(tl.float32)
+                    b_e *= exponential(-b_exponent, PRECISION)
+                    b_plain = tl.trans(as_operand(b_e, dtype, PRECISION))
+                    b_out = as_operand(b_e * exponential(b_second, PRECISION)[None, :], dtype, PRECISION)
+                    store_rows(plain_out + o_dense, H * K, start, o_c, o_k, end, K, b_out, WHOLE)
                 b_factor, b_start = exponential(b_exponent, PRECISION), exponential(b_first, PRECISION)[None, :]
                 b_read = b_q.to(tl.float32) * scale * b_factor
-                b_scores = tl.dot(as_operand(b_read, dtype, PRECISION), b_right, b_scores, input_precision=PRECISION)
+                b_left = as_operand(b_read, dtype, PRECISION)
+                b_scores = tl.dot(b_left, b_right, b_scores, input_precision=PRECISION)
+                if plain is not None:
+                    b_plain_scores = tl.dot(b_left, b_plain, b_plain_scores, input_precision=PRECISION)
                 b_in = as_operand(b_read * b_start, dtype, PRECISION)
                 store_rows(q_in + o_dense, H * K, start, o_c, o_k, end, K, b_in, WHOLE)
                 b_read = b_k.to(tl.float32) * b_factor
-                b_system = tl.dot(as_operand(b_read, dtype, PRECISION), b_right, b_system, input_precision=PRECISION)
+                b_left = as_operand(b_read, dtype, PRECISION)
+                b_system = tl.dot(b_left, b_right, b_system, input_precision=PRECISION)
+                if plain is not None:
+                    b_plain_system = tl.dot(b_left, b_plain, b_plain_system, input_precision=PRECISION)
                 b_in = as_operand(b_read * b_start, dtype, PRECISION)
                 store_rows(k_in + o_dense, H * K, start, o_c, o_k, end, K, b_in, WHOLE)
             else:
                 b_q32, b_k32 = b_q.to(tl.float32) * scale, b_k.to(tl.float32)
-                b_scores += tl.where(o_c[:, None] == o_c[None, :], tl.sum(b_q32 * b_w, 1)[:, None], 0.0)
+                m_diagonal = o_c[:, None] == o_c[None, :]
+                b_scores += tl.where(m_diagonal, tl.sum(b_q32 * b_w, 1)[:, None], 0.0)
+                if plain is not None:
+                    b_e = load_rows(plain, plain_stride_t, start, o_c, o_k, end, K, WHOLE).to(tl.float32)
+                    b_plain_scores += tl.where(m_diagonal, tl.sum(b_q32 * b_e, 1)[:, None], 0.0)
                 for level in range(LEVELS):
                     b_factor, m_pair = tree_level(b_g, o_c, level, NARROW, PRECISION)
                     b_right = tl.trans(as_operand(b_w * b_factor, dtype, PRECISION))
                     b_left = as_operand(b_q32 * b_factor, dtype, PRECISION)
+                    b_left_k = as_operand(b_k32 * b_factor, dtype, PRECISION)
                     b_scores += tl.where(m_pair, tl.dot(b_left, b_right, input_precision=PRECISION), 0.0)
-                    b_left = as_operand(b_k32 * b_factor, dtype, PRECISION)
-                    b_system += tl.where(m_pair, tl.dot(b_left, b_right, input_precision=PRECISION), 0.0)
+                    b_system += tl.where(m_pair, tl.dot(b_left_k, b_right, input_precision=PRECISION), 0.0)
+                    if plain is not None:
+                        b_right = tl.trans(as_operand(b_e * b_factor, dtype, PRECISION))
+                        b_plain_scores += tl.where(m_pair, tl.dot(b_left, b_right, input_precision=PRECISION), 0.0)
+                        b_plain_system += tl.where(m_pair, tl.dot(b_left_k, b_right, input_precision=PRECISION), 0.0)
                 b_prefix = exponential(masked_sums(m_past, b_g, NARROW, PRECISION), PRECISION)
                 b_suffix = masked_sums(o_c[:, None] < o_c[None, :], b_g, NARROW, PRECISION)
                 b_in = as_operand(b_q32 * b_prefix, dtype, PRECISION)
@@ -250,6 +283,9 @@ def _factors_kernel(
                 store_rows(k_in + o_dense, H * K, start, o_c, o_k, end, K, b_in, WHOLE)
                 b_out = as_operand(b_w * exponential(b_suffix, PRECISION), dtype, PRECISION)
                 store_rows(k_out + o_dense, H * K, start, o_c, o_k, end, K, b_out, WHOLE)
+                if plain is not None:
+                    b_out = as_operand(b_e * exponential(b_suffix, PRECISION), dtype, PRECISION)
+                    store_rows(plain_out + o_dense, H * K, start, o_c, o_k, end, K, b_out, WHOLE)
         else:
             b_right = tl.trans(b_k.to(dtype))
             b_scores = tl.dot(b_q.to(dtype), b_right, b_scores, input_precision=PRECISION)
@@ -274,6 +310,11 @@ def _factors_kernel(
         b_system *= b_beta[None, :]
     b_system = tl.where(o_c[:, None] > o_c[None, :], b_system, 0.0)
     o_dense = o_head * C
+    if plain is not None:
+        b_plain = as_operand(tl.where(m_past, b_plain_scores, 0.0), dtype, PRECISION)
+        store_rows(plain_scores + o_dense, H * C, start, o_c, o_c, end, C, b_plain, WHOLE)
+        b_plain = as_operand(tl.where(o_c[:, None] > o_c[None, :], b_plain_system, 0.0), dtype, PRECISION)
+        store_rows(plain_system + o_dense, H * C, start, o_c, o_c, end, C, b_plain, WHOLE)
     store_rows(scores + o_dense, H * C, start, o_c, o_c, end, C, as_operand(b_scores, dtype, PRECISION), WHOLE)
     if dtype == tl.bfloat16:
         b_inverse = inverse_by_halves(b_system, o_c, C, LEVELS)
@@ -291,11 +332,18 @@ def _factors_kernel(
 
 
 def delta_factors(
-    plan: Plan, q: Tensor, k: Tensor, beta: Tensor, g: Tensor | None, write: Tensor | None = None
+    plan: Plan,
+    q: Tensor,
+    k: Tensor,
+    beta: Tensor,
+    g: Tensor | None,
+    write: Tensor | None = None,
+    plain: Tensor | None = None,
 ) -> ChunkFactors:
     """Factors of all chunks for q, k [B, T, H, K], beta [B, T, H] and log-decays [B, T, H], [B, T, H, K] or None.
 
     write: [B, T, H, K] or None; see the public operator.
+    plain: [B, T, H, K] or None, for a decay of a channel: keys under which v is written without being read first.
     """
     batch, length, heads, key_dim = k.shape
     num_chunks, kind = plan.num_chunks(length), decay_kind(g)
@@ -305,7 +353,7 @@ def delta_factors(
 
     inverse, scores = (new(batch, length, heads, plan.chunk, dtype=plan.work) for _ in range(2))
     inverse_low = torch.empty_like(inverse) if plan.work == torch.bfloat16 else None
-    decay = row_in = q_in = k_in = k_out = steep = None
+    decay = row_in = q_in = k_in = k_out = steep = plain_scores = plain_system = plain_out = None
     row_out = None if kind == CHANNEL else new(batch, heads, length)
     if kind == HEAD:
         decay, row_in = new(batch, heads, num_chunks), new(batch, heads, length)
@@ -313,6 +361,8 @@ def delta_factors(
         decay = new(batch, heads, num_chunks, key_dim)
         q_in, k_in, k_out = (new(batch, length, heads, key_dim, dtype=plan.work) for _ in range(3))
         steep = new(batch, heads, num_chunks, dtype=torch.int32)
+        if plain is not None:
+            plain_scores, plain_system, plain_out = torch.empty_like(scores), torch.empty_like(scores), torch.empty_like(q_in)
 
     def make(for_steep: bool) -> KeptLaunch:
         tile = plan.tuning.scores[kind]
@@ -323,7 +373,7 @@ def delta_factors(
             T=length,
             num_t=num_chunks,
             scale=plan.scale,
-            **position_strides(q=q, k=k, beta=beta, g=g, write=write),
+            **position_strides(q=q, k=k, beta=beta, g=g, write=write, plain=plain),
             H=heads,
             K=key_dim,
             C=plan.chunk,
@@ -338,7 +388,9 @@ def delta_factors(
             **tile.options.keywords(),
         )
 
-    factors = ChunkFactors(inverse, inverse_low, scores, decay, row_in, row_out, q_in, k_in, k_out, steep)
+    ends = decay, row_in, row_out, q_in, k_in, k_out, steep
+    factors = ChunkFactors(inverse, inverse_low, scores, *ends, plain_scores, plain_system, plain_out)
     for for_steep in (False,) if steep is None else (False, True):
-        plan.launches.get(("factors", for_steep), partial(make, for_steep))(q, k, beta, g, write, *factors, plan.table)
+        launch = plan.launches.get(("factors", for_steep), partial(make, for_steep))
+        launch(q, k, beta, g, write, plain, *factors, plan.table)
     return factors

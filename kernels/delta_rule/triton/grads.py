@@ -45,6 +45,8 @@ def _grads_kernel(
     beta,
     g,
     write,
+    plain,
+    v,
     delta,
     do,
     dv,
@@ -55,6 +57,7 @@ def _grads_kernel(
     dbeta,
     dg,
     dwrite,
+    dplain,
     steep,
     table,
     T,
@@ -76,6 +79,12 @@ def _grads_kernel(
     write_stride_b,
     write_stride_t,
     write_stride_h,
+    plain_stride_b,
+    plain_stride_t,
+    plain_stride_h,
+    v_stride_b,
+    v_stride_t,
+    v_stride_h,
     do_stride_b,
     do_stride_t,
     do_stride_h,
@@ -104,7 +113,8 @@ def _grads_kernel(
         dk = dr + beta dw,    dbeta = <k, dw>
 
     with the sums P, R and D of log-decays of gated linear attention. Where `write` is given, w = beta write, dk = dr,
-    dwrite = beta dw and dbeta = <write, dw>. As in gated linear attention, dg_l is the sum of what passes position l,
+    dwrite = beta dw and dbeta = <write, dw>. Where `plain` is given, dv is the drest of `_back_kernel`, and the keys e of
+    `plain`, under which v is written, have the part of w in all of this, with v in place of delta. As in gated linear attention, dg_l is the sum of what passes position l,
     in which what does not pass it cancels, as both sides consist of the same rounded factors; the diagonal of A passes
     nothing and is left out.
 
@@ -172,6 +182,22 @@ def _grads_kernel(
                 b_pairs = tl.dot(b_pairs, tl.trans(m_past.to(tl.float32)), input_precision=PRECISION)
                 b_dg_inside = tl.sum(tl.where(o_c[:, None] >= o_c[None, :], b_pairs, 0.0), 0)
     b_da, b_dl = as_operand(b_da, dtype, PRECISION), as_operand(b_dl, dtype, PRECISION)
+    if plain is not None:
+        plain += i_b * plain_stride_b + i_h * plain_stride_h
+        v += i_b * v_stride_b + i_h * v_stride_h
+        b_da_plain, b_dl_plain = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
+        for i_v in range(0, end_v, BV):
+            o_v = i_v + tl.arange(0, BV)
+            b_v = tl.trans(load_rows(v, v_stride_t, start, o_c, o_v, end, V, WHOLE)).to(dtype)
+            b_do = load_rows(do, do_stride_t, start, o_c, o_v, end, V, WHOLE).to(dtype)
+            b_dv = load_rows(dv + o_head * V, H * V, start, o_c, o_v, end, V, WHOLE)
+            b_da_plain = tl.dot(b_do, b_v, b_da_plain, input_precision=PRECISION)
+            b_dl_plain = tl.dot(b_dv, b_v, b_dl_plain, input_precision=PRECISION)
+        b_da_plain *= scale
+        b_diagonal_plain = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_da_plain, 0.0), 1)
+        b_da_plain = as_operand(tl.where(m_past, b_da_plain, 0.0), dtype, PRECISION)
+        b_dl_plain = as_operand(tl.where(m_past, -b_dl_plain, 0.0), dtype, PRECISION)
+        b_de = tl.zeros([C, BK], tl.float32)
 
     b_dq, b_dr = tl.zeros([C, BK], tl.float32), tl.zeros([C, BK], tl.float32)
     b_dw = tl.zeros([C, BK], tl.float32)
@@ -187,6 +213,9 @@ def _grads_kernel(
         b_dq = tl.dot(b_do, b_state, b_dq, input_precision=PRECISION)
         b_dr = tl.dot(b_dv, b_state, b_dr, input_precision=PRECISION)
         b_dw = tl.dot(b_delta, b_dstate, b_dw, input_precision=PRECISION)
+        if plain is not None:
+            b_v = load_rows(v, v_stride_t, start, o_c, o_v, end, V, WHOLE).to(dtype)
+            b_de = tl.dot(b_v, b_dstate, b_de, input_precision=PRECISION)
         if dg is not None:
             b_through += tl.sum(b_state.to(tl.float32) * b_dstate.to(tl.float32), 1 if DECAY == HEAD_DECAY else 0)
     b_dq *= scale
@@ -198,6 +227,8 @@ def _grads_kernel(
         p_write = write + i_b * write_stride_b + i_h * write_stride_h
         b_write = load_rows(p_write, write_stride_t, start, o_c, o_k, end, K, WHOLE).to(tl.float32)
     b_w = b_write * b_beta[:, None]
+    if plain is not None:
+        b_e = load_rows(plain, plain_stride_t, start, o_c, o_k, end, K, WHOLE).to(tl.float32)
     if DECAY == CHANNEL_DECAY:
         NARROW: tl.constexpr = g.dtype.element_ty == tl.bfloat16
         p_g = g + i_b * g_stride_b + i_h * g_stride_h
@@ -219,29 +250,48 @@ def _grads_kernel(
             b_read = as_operand(b_q * b_factor, dtype, PRECISION)
             b_inside = tl.dot(b_da, b_written, input_precision=PRECISION)
             b_dw_inside = tl.dot(tl.trans(b_da), b_read, input_precision=PRECISION)
+            if plain is not None:
+                b_de *= exponential(b_second, PRECISION)[None, :]
+                b_plain = as_operand(b_e * b_inverse, dtype, PRECISION)
+                b_inside = tl.dot(b_da_plain, b_plain, b_inside, input_precision=PRECISION)
+                b_de_inside = tl.dot(tl.trans(b_da_plain), b_read, input_precision=PRECISION)
             if dg is not None:
                 b_net += b_read.to(tl.float32) * b_inside + b_q * b_factor * b_dq
             b_dq = (b_dq + b_inside) * b_factor
             b_read = as_operand(b_k * b_factor, dtype, PRECISION)
             b_inside = tl.dot(b_dl, b_written, input_precision=PRECISION)
             b_dw_inside = tl.dot(tl.trans(b_dl), b_read, b_dw_inside, input_precision=PRECISION)
+            if plain is not None:
+                b_inside = tl.dot(b_dl_plain, b_plain, b_inside, input_precision=PRECISION)
+                b_de_inside = tl.dot(tl.trans(b_dl_plain), b_read, b_de_inside, input_precision=PRECISION)
             if dg is not None:
                 b_net += b_read.to(tl.float32) * b_inside + b_k * b_factor * b_dr
                 # the part that leaves the chunk from j < l is all that leaves it minus that from j >= l
                 b_leaving = b_w * b_inverse * b_dw
                 b_dg += tl.sum(b_leaving, 0)[None, :]
                 b_net -= b_written.to(tl.float32) * b_dw_inside + b_leaving
+                if plain is not None:
+                    b_leaving = b_e * b_inverse * b_de
+                    b_dg += tl.sum(b_leaving, 0)[None, :]
+                    b_net -= b_plain.to(tl.float32) * b_de_inside + b_leaving
             b_dr = (b_dr + b_inside) * b_factor
             b_dw = (b_dw + b_dw_inside) * b_inverse
+            if plain is not None:
+                b_de = (b_de + b_de_inside) * b_inverse
         else:
             b_prefix = exponential(masked_sums(o_c[:, None] >= o_c[None, :], b_g, NARROW, PRECISION), PRECISION)
             b_dq *= b_prefix
             b_dr *= b_prefix
-            b_dw *= exponential(masked_sums(o_c[:, None] < o_c[None, :], b_g, NARROW, PRECISION), PRECISION)
+            b_suffix = exponential(masked_sums(o_c[:, None] < o_c[None, :], b_g, NARROW, PRECISION), PRECISION)
+            b_dw *= b_suffix
+            b_leaving = b_w * b_dw
+            if plain is not None:
+                b_de *= b_suffix
+                b_leaving += b_e * b_de
             # only what enters the chunk from before and what leaves it: pairs within the chunk are added below
             if dg is not None:
                 b_net += b_q * b_dq + b_k * b_dr
-                b_dg += masked_sums(m_past, b_w * b_dw, False, PRECISION)
+                b_dg += masked_sums(m_past, b_leaving, False, PRECISION)
             for level in range(LEVELS):
                 b_factor, m_pair = tree_level(b_g, o_c, level, NARROW, PRECISION)
                 b_written = as_operand(b_w * b_factor, dtype, PRECISION)
@@ -249,6 +299,11 @@ def _grads_kernel(
                 b_read = as_operand(b_q * b_factor, dtype, PRECISION)
                 b_inside = tl.dot(b_pairs, b_written, input_precision=PRECISION)
                 b_dw_inside = tl.dot(tl.trans(b_pairs), b_read, input_precision=PRECISION)
+                if plain is not None:
+                    b_plain = as_operand(b_e * b_factor, dtype, PRECISION)
+                    b_pairs = tl.where(m_pair, b_da_plain, 0.0).to(dtype)
+                    b_inside = tl.dot(b_pairs, b_plain, b_inside, input_precision=PRECISION)
+                    b_de_inside = tl.dot(tl.trans(b_pairs), b_read, input_precision=PRECISION)
                 b_dq += b_inside * b_factor
                 if dg is not None:
                     b_net += b_read.to(tl.float32) * b_inside
@@ -256,10 +311,17 @@ def _grads_kernel(
                 b_read = as_operand(b_k * b_factor, dtype, PRECISION)
                 b_inside = tl.dot(b_pairs, b_written, input_precision=PRECISION)
                 b_dw_inside = tl.dot(tl.trans(b_pairs), b_read, b_dw_inside, input_precision=PRECISION)
+                if plain is not None:
+                    b_pairs = tl.where(m_pair, b_dl_plain, 0.0).to(dtype)
+                    b_inside = tl.dot(b_pairs, b_plain, b_inside, input_precision=PRECISION)
+                    b_de_inside = tl.dot(tl.trans(b_pairs), b_read, b_de_inside, input_precision=PRECISION)
+                    b_de += b_de_inside * b_factor
                 b_dr += b_inside * b_factor
                 b_dw += b_dw_inside * b_factor
                 if dg is not None:
                     b_net += b_read.to(tl.float32) * b_inside - b_written.to(tl.float32) * b_dw_inside
+                    if plain is not None:
+                        b_net -= b_plain.to(tl.float32) * b_de_inside
         if dg is not None:
             b_dg += masked_sums(o_c[None, :] >= o_c[:, None], b_net, False, PRECISION)
             store_rows(dg + o_head * K, H * K, start, o_c, o_k, end, K, b_dg, WHOLE)
@@ -288,7 +350,12 @@ def _grads_kernel(
 
     b_dbeta += b_diagonal * tl.sum(b_q * b_write, 1)
     b_dw += b_diagonal[:, None] * b_q
-    store_rows(dq + o_head * K, H * K, start, o_c, o_k, end, K, b_dq + b_diagonal[:, None] * b_w, WHOLE)
+    b_dq += b_diagonal[:, None] * b_w
+    if plain is not None:
+        b_dq += b_diagonal_plain[:, None] * b_e
+        b_de += b_diagonal_plain[:, None] * b_q
+        store_rows(dplain + o_head * K, H * K, start, o_c, o_k, end, K, b_de, WHOLE)
+    store_rows(dq + o_head * K, H * K, start, o_c, o_k, end, K, b_dq, WHOLE)
     if write is None:
         store_rows(dk + o_head * K, H * K, start, o_c, o_k, end, K, b_dr + b_beta[:, None] * b_dw, WHOLE)
     else:
@@ -305,6 +372,8 @@ def delta_grads(
     beta: Tensor,
     g: Tensor | None,
     write: Tensor | None,
+    plain: Tensor | None,
+    v: Tensor | None,
     delta: Tensor,
     do: Tensor,
     dv: Tensor,
@@ -312,8 +381,10 @@ def delta_grads(
     dstates: Tensor,
     steep: Tensor | None,
     needs_dg: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Gradients of q, k, beta, where it is needed of g, and where it is given of write; see `_grads_kernel`.
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of q, k, beta, where it is needed of g, and where they are given of write and plain.
+
+    See `_grads_kernel`, which reads v only where plain is given.
 
     steep: as in `ChunkFactors`.
     """
@@ -328,7 +399,7 @@ def delta_grads(
         return k.new_empty((batch, length, heads, channels), dtype=dtype)
 
     dq, dk, dbeta = new(key_dim, q.dtype), new(key_dim, k.dtype), new(num_k)
-    dwrite = None if write is None else new(key_dim, write.dtype)
+    dwrite, dplain = (None if x is None else new(key_dim, x.dtype) for x in (write, plain))
     dg = None
     if g is not None and needs_dg:
         dg = new(num_k) if kind == HEAD else new(key_dim, g.dtype)
@@ -342,7 +413,7 @@ def delta_grads(
             num_t=num_chunks,
             end_v=cdiv(value_dim, block_v) * block_v,
             scale=plan.scale,
-            **position_strides(q=q, k=k, beta=beta, g=g, write=write, do=do),
+            **position_strides(q=q, k=k, beta=beta, g=g, write=write, plain=plain, v=v, do=do),
             H=heads,
             K=key_dim,
             V=value_dim,
@@ -357,10 +428,11 @@ def delta_grads(
             **tile.options.keywords(),
         )
 
-    tensors = q, k, beta, g, write, delta, do, dv, states, dstates, dq, dk, dbeta, dg, dwrite, steep, plan.table
+    inputs = q, k, beta, g, write, plain, v, delta, do, dv, states, dstates
+    tensors = *inputs, dq, dk, dbeta, dg, dwrite, dplain, steep, plan.table
     for for_steep in (False,) if steep is None else (False, True):
         key = "grads", for_steep, dg is None, do.stride(), do.dtype
         plan.launches.get(key, partial(make, for_steep))(*tensors)
     if dg is not None and kind == HEAD and g is not None:
         dg = dg.sum(-1).to(g.dtype)
-    return dq, dk, dbeta.sum(-1).to(beta.dtype), dg, dwrite
+    return dq, dk, dbeta.sum(-1).to(beta.dtype), dg, dwrite, dplain

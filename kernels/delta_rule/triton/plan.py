@@ -97,6 +97,12 @@ class ChunkFactors(NamedTuple):
     steep: Tensor | None
     """With a decay of a channel, this is 1 for every chunk that is factored by a tree, and 0 for one that is factored
     about its middle, [B, H, chunks], int32."""
+    plain_scores: Tensor | None = None
+    """Of `plain` (see `delta_factors`), these are the scores of queries with its keys, [B, T, H, C]."""
+    plain_system: Tensor | None = None
+    """Likewise the scores of keys that are read, of earlier positions only, [B, T, H, C]."""
+    plain_out: Tensor | None = None
+    """Likewise its keys times the decay to the end of the chunk, [B, T, H, K]."""
 
 
 def walk_tile(plan: Plan, key_dim: int, value_dim: int) -> Tile:

@@ -38,6 +38,9 @@ def _walk_kernel(
     row_in,
     row_out,
     k_out,
+    plain_scores,
+    plain_system,
+    plain_out,
     o,
     delta,
     states,
@@ -77,6 +80,10 @@ def _walk_kernel(
 
     For a decay of a channel q, k are q_in, k_in. Otherwise q, k are the inputs, and rows of the products are scaled:
     q_in M = scale row_in (q M), k_in M = row_in (k M), k_out^T delta = k^T (row_out delta).
+
+    With plain_scores, plain_system and plain_out, v is not replaced but written under keys of its own, and delta is what
+    is written besides it: v - k_in M becomes -plain_system v - k_in M, plain_scores v is added to o, and plain_out^T v
+    to M.
 
     delta [B, T, H, V] and the states before every chunk [B, H, chunks, V, K] are written where they are given.
     Everything is transposed: as left operands delta^T and M^T [BV, BK] never leave the registers.
@@ -134,7 +141,12 @@ def _walk_kernel(
         if row_in is not None:
             b_in = load_row(row_in + o_row, start, o_c, end, WHOLE)
             b_held *= b_in[None, :]
-        b_rest = b_v.to(tl.float32) - b_held
+        if plain_system is not None:
+            b_v = as_operand(b_v, dtype, PRECISION)
+            b_plain = tl.trans(load_rows(plain_system + o_head * C, H * C, start, o_c, o_c, end, C, WHOLE))
+            b_rest = -tl.dot(b_v, b_plain, b_held, input_precision=PRECISION)
+        else:
+            b_rest = b_v.to(tl.float32) - b_held
         b_delta = solve(b_rest, b_inverse, b_inverse_low, PRECISION, BY_ROWS)
         if PART != _ENDS:
             if not BY_ROWS:
@@ -147,6 +159,9 @@ def _walk_kernel(
             elif row_out is not None:
                 b_o *= scale
             b_o = tl.dot(b_new, b_scores, b_o, input_precision=PRECISION)
+            if plain_scores is not None:
+                b_plain = tl.trans(load_rows(plain_scores + o_head * C, H * C, start, o_c, o_c, end, C, WHOLE))
+                b_o = tl.dot(b_v, b_plain, b_o, input_precision=PRECISION)
             store_rows(o + o_head * V, H * V, start, o_c, o_v, end, V, tl.trans(b_o), WHOLE)
             if delta is not None:
                 store_rows(delta + o_head * V, H * V, start, o_c, o_v, end, V, tl.trans(b_new), WHOLE)
@@ -160,6 +175,9 @@ def _walk_kernel(
             b_state *= tl.load(decay + (o_chunks + i_t) * K + o_k, mask=o_k < K, other=0.0)[None, :]
             b_k = load_rows(k_out + o_head * K, H * K, start, o_c, o_k, end, K, WHOLE)
         b_state = two_term_dot(b_delta, b_k, b_state, PRECISION, BY_ROWS)
+        if plain_out is not None:
+            b_plain = load_rows(plain_out + o_head * K, H * K, start, o_c, o_k, end, K, WHOLE)
+            b_state = tl.dot(b_v, b_plain, b_state, input_precision=PRECISION)
     store_last_state(b_state, ends, last, i_v, i_bh, i_segment, num_bh, K, V, BK, BV, PART)
     if PART == _ENDS and transitions is not None:
         o_column = o_v - tl.cdiv(V, BV) * BV
@@ -240,6 +258,9 @@ def delta_walk(
             factors.row_in,
             factors.row_out,
             factors.k_out,
+            factors.plain_scores if writes else None,
+            factors.plain_system,
+            factors.plain_out,
             o if writes else None,
             delta if writes else None,
             states if writes else None,

@@ -2,7 +2,8 @@
 
     S_t = S_{t-1} diag(a_t) (I - b_t k_t k_t^T) + b_t v_t k_t^T,     o_t = scale S_t q_t,     a_t = exp(log_decay_t)
 
-What is written may have another key than what is read (`write`), which RWKV-7 needs (`generalised.py`).
+What is written may have another key than what is read (`write`), and values may be added under keys that are not read
+at all (`plain`), which RWKV-7 needs (`generalised.py`).
 
 Source: DeltaNet (Yang et al. 2024a, arXiv 2406.06484; no decay), Gated DeltaNet (Yang et al. 2024b, arXiv 2412.06464;
 one decay a head), Kimi Delta Attention (Kimi Team 2025, arXiv 2510.26692; one decay a key channel).
@@ -44,6 +45,7 @@ def _check(
     beta: Tensor,
     log_decay: Tensor | None,
     write: Tensor | None,
+    plain: Tensor | None,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> list[int] | None:
@@ -51,8 +53,9 @@ def _check(
         _fail(f"q and v must be [B, T, H, K] and [B, T, H, V], got {tuple(q.shape)} and {tuple(v.shape)}.")
     if k.shape != q.shape:
         _fail(f"k must have the shape of q {tuple(q.shape)}, got {tuple(k.shape)}.")
-    if write is not None and write.shape != q.shape:
-        _fail(f"write must have the shape of q {tuple(q.shape)}, got {tuple(write.shape)}.")
+    for name, x in (("write", write), ("plain", plain)):
+        if x is not None and x.shape != q.shape:
+            _fail(f"{name} must have the shape of q {tuple(q.shape)}, got {tuple(x.shape)}.")
     if v.shape[:3] != q.shape[:3]:
         _fail(f"v must share B, T, H with q {tuple(q.shape)}, got {tuple(v.shape)}.")
     if q.shape[1] < 1:
@@ -69,11 +72,14 @@ def _check(
     return ends
 
 
-def obstacle(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, write: Tensor | None) -> str | None:
+def obstacle(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, write: Tensor | None, plain: Tensor | None = None
+) -> str | None:
     """Why the kernels cannot take the inputs. A program keeps the state of all keys in registers."""
-    if write is not None and (log_decay is None or log_decay.dim() == 3):
-        return "takes `write` only with a decay of key channels"
-    products = [x for x in (q, k, v, write) if x is not None]
+    for name, x in (("write", write), ("plain", plain)):
+        if x is not None and (log_decay is None or log_decay.dim() == 3):
+            return f"takes `{name}` only with a decay of key channels"
+    products = [x for x in (q, k, v, write, plain) if x is not None]
     half = all(x.dtype == torch.bfloat16 for x in products)
     most = MAX_KEYS_BFLOAT16 if half else MAX_KEYS
     if products[0].shape[-1] <= most:
@@ -89,6 +95,7 @@ def delta_rule(
     log_decay: Tensor | None = None,
     *,
     write: Tensor | None = None,
+    plain: Tensor | None = None,
     scale: float | None = None,
     initial_state: Tensor | None = None,
     return_final_state: bool = False,
@@ -104,6 +111,8 @@ def delta_rule(
                    written.
     write:         [B, T, H, K], the keys w_t under which is written what the k_t read, or None for k itself:
                    S_t = S_{t-1} diag(a_t) (I - b_t k_t w_t^T) + b_t v_t w_t^T.
+    plain:         [B, T, H, K], keys e_t under which v_t is added whatever the state holds, or None. Then the value
+                   that is written under w_t is zero: S_t = S_{t-1} diag(a_t) (I - b_t k_t w_t^T) + v_t e_t^T.
     scale:         factor of the output; None stands for K^-0.5.
     initial_state: [B, H, K, V], the transpose of S; None stands for zeros. States are float32 (float64 for float64
                    inputs).
@@ -111,11 +120,12 @@ def delta_rule(
                    States are then [N, H, K, V]. Sequences may be empty: their final state is their initial state.
                    The values are read on the host.
     backend:       "auto" uses the Triton kernels on a GPU (K up to 256 in bfloat16, up to 128 in float32 and float16;
-                   `write` with a decay of key channels only) and plain PyTorch elsewhere.
+                   `write` and `plain` with a decay of key channels only) and plain PyTorch elsewhere. With `plain`
+                   it uses PyTorch, because no GPU has run these kernels yet.
 
     Raises ValueError for shapes or options that do not fit.
     """
-    ends = _check(q, k, v, beta, log_decay, write, initial_state, cu_seqlens)
+    ends = _check(q, k, v, beta, log_decay, write, plain, initial_state, cu_seqlens)
     if ends is not None and has_empty(ends):
         o, final = delta_rule(
             q,
@@ -124,6 +134,7 @@ def delta_rule(
             beta,
             log_decay,
             write=write,
+            plain=plain,
             scale=scale,
             initial_state=None if initial_state is None else initial_state[filled_sequences(ends)],
             return_final_state=True,
@@ -132,8 +143,9 @@ def delta_rule(
         )
         return (o, states_of_all(final, initial_state, ends)) if return_final_state else o
 
-    tensors = (q, k, v, beta, log_decay, write, initial_state)
-    if use_triton("delta_rule", backend, *tensors, obstacle=obstacle(q, k, v, log_decay, write)):
+    tensors = (q, k, v, beta, log_decay, write, plain, initial_state)
+    reason = obstacle(q, k, v, log_decay, write, plain)
+    if use_triton("delta_rule", backend, *tensors, obstacle=reason, is_faster=plain is None):
         from kernels.delta_rule.triton import delta_rule_triton
 
         with on_device_of(q):
@@ -144,6 +156,7 @@ def delta_rule(
                 beta,
                 log_decay,
                 write=write,
+                plain=plain,
                 scale=scale,
                 initial_state=initial_state,
                 return_final_state=return_final_state,
@@ -159,6 +172,7 @@ def delta_rule(
             beta[:, time],
             None if log_decay is None else log_decay[:, time],
             write=None if write is None else write[:, time],
+            plain=None if plain is None else plain[:, time],
             scale=scale,
             initial_state=None if initial_state is None else initial_state[states],
             return_final_state=True,
@@ -178,28 +192,29 @@ def delta_rule_step(
     state: Tensor,
     *,
     write: Tensor | None = None,
+    plain: Tensor | None = None,
     scale: float | None = None,
     in_place: bool = False,
     backend: Literal["auto", "triton", "torch"] = "auto",
 ) -> tuple[Tensor, Tensor]:
     """One position, for decoding: returns o [B, H, V] in the dtype of v and the next state in the dtype of `state`.
 
-    q, k: [B, H, K]; v: [B, H, V]; beta: [B, H]; log_decay: [B, H, K], [B, H] or None; state: [B, H, K, V]; write:
-    [B, H, K] or None, as in `delta_rule`.
+    q, k: [B, H, K]; v: [B, H, V]; beta: [B, H]; log_decay: [B, H, K], [B, H] or None; state: [B, H, K, V]; write,
+    plain: [B, H, K] or None, as in `delta_rule`. The Triton kernel takes no `plain`.
     in_place: the Triton kernel may overwrite the state. It has no gradient: "auto" uses PyTorch where a gradient is
     recorded, and "triton" raises ValueError.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    tensors = (q, k, v, beta, log_decay, write, state)
-    reason = NO_GRADIENT if needs_gradient(*tensors) else None
+    tensors = (q, k, v, beta, log_decay, write, plain, state)
+    reason = NO_GRADIENT if needs_gradient(*tensors) else None if plain is None else "takes no `plain`"
     if use_triton("delta_rule_step", backend, *tensors, obstacle=reason):
         from kernels.delta_rule.triton import delta_rule_step_triton
 
         with on_device_of(q):
             return delta_rule_step_triton(q, k, v, beta, log_decay, state, scale=scale, write=write, in_place=in_place)
     dtype = state.dtype
-    decay, write = (None if x is None else x.to(dtype) for x in (log_decay, write))
+    decay, write, plain = (None if x is None else x.to(dtype) for x in (log_decay, write, plain))
     with torch.autocast(q.device.type, enabled=False):
         q, k, beta = q.to(dtype), k.to(dtype), beta.to(dtype)
-        o, state = step(q, k, v.to(dtype), beta, decay, state, scale=scale, write=write)
+        o, state = step(q, k, v.to(dtype), beta, decay, state, scale=scale, write=write, plain=plain)
     return o.to(v.dtype), state

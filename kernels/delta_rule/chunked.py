@@ -65,10 +65,8 @@ def delta_rule_chunked(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Arguments and results as in the public operator; computes in float32 (float64 for float64 inputs).
 
-    plain: [B, T, H, K] or None: v_t is written under this key e_t, is not replaced, and what is written under `write`
-           has the value zero, S_t = S_{t-1} diag(a_t) (I - b_t k_t w_t^T) + v_t e_t^T. Then the right side of the
-           system of a chunk is -(the scores of k with e at j < i) V, and V and e are added to the output and the state
-           as in linear attention.
+    With `plain`, the right side of the system of a chunk has -(the scores of k with e at j < i) V in place of V, and V
+    is added to the output and the state under e as in linear attention.
     """
     batch, length, heads, key_dim = q.shape
     scale = key_dim**-0.5 if scale is None else scale

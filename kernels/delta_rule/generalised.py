@@ -7,8 +7,8 @@ first step of a position decays the state, reads it for -remove_t / a_t, which f
 state, and writes the difference to a value of zero under add_t. The second has no decay, reads nothing and writes v_t
 under k_t. q_t reads the state behind it.
 
-The chunked forms can do both in one step, because v_t k_t^T is added as in linear attention (`plain`), whatever the
-other step does. Then there are half as many positions and triangular systems.
+The chunked forms can also do both in one step, because v_t k_t^T is added as in linear attention (`plain` of
+`delta_rule`), whatever the state holds. Then there are half as many positions and triangular systems.
 
 Source: Peng et al. 2025 (arXiv 2503.14456), section 4, there with S as here and z = remove, b = add.
 """
@@ -20,9 +20,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.backend import on_device_of, use_triton
+from kernels.backend import use_triton
 from kernels.delta_rule import delta_rule, obstacle
-from kernels.delta_rule.chunked import delta_rule_chunked
 
 ONE_STEP = False
 """Whether `generalised_delta_rule` takes one step a position on the Triton kernels. They are right in Triton's
@@ -63,22 +62,24 @@ def two_steps(
 
 
 def delta_rule_of_one_step(
-    q: Tensor, k: Tensor, v: Tensor, remove: Tensor, add: Tensor, log_decay: Tensor, *, backend: Literal["triton", "torch"]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    remove: Tensor,
+    add: Tensor,
+    log_decay: Tensor,
+    *,
+    backend: Literal["auto", "triton", "torch"] = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Arguments and results are those of `generalised_delta_rule`."""
     dtype = v.dtype
     reading = (-remove.to(log_decay.dtype) * torch.exp(-log_decay)).to(dtype)
-    inputs = q.to(dtype), reading, v, v.new_ones(v.shape[:-1]), log_decay
-    options = {"write": add.to(dtype), "plain": k.to(dtype), "scale": 1.0, "return_final_state": True}
-    if backend == "torch":
-        o, state = delta_rule_chunked(*inputs, **options)
-        return o, state
-    from kernels.delta_rule.triton import delta_rule_triton
-
-    with on_device_of(q):
-        o, final = delta_rule_triton(*inputs, **options)
-    assert final is not None
-    return o, final
+    beta, write, plain = v.new_ones(v.shape[:-1]), add.to(dtype), k.to(dtype)
+    o, state = delta_rule(
+        q.to(dtype), reading, v, beta, log_decay,
+        write=write, plain=plain, scale=1.0, return_final_state=True, backend=backend,
+    )  # fmt: skip
+    return o, state
 
 
 def delta_rule_of_two_steps(
@@ -117,17 +118,8 @@ def generalised_delta_rule(
 
     Raises ValueError for shapes that do not fit.
     """
-    if v.dim() != 4 or any(x.shape != q.shape for x in (k, remove, add, log_decay)) or v.shape[:3] != q.shape[:3]:
-        shapes = [tuple(x.shape) for x in (q, k, v, remove, add, log_decay)]
-        raise ValueError(
-            "generalised_delta_rule: q, k, remove, add and log_decay must be [B, T, H, K] and v [B, T, H, V], got "
-            f"{', '.join(map(str, shapes))} for q, k, v, remove, add, log_decay."
-        )
-    q_like, k_like, v_like, write_like = (x[:0].to(v.dtype) for x in (q, k, v, add))
-    reason = obstacle(q_like, k_like, v_like, log_decay, write_like)
-    tensors = (q, k, v, remove, add, log_decay)
-    if not use_triton("generalised_delta_rule", backend, *tensors, obstacle=reason):
-        return delta_rule_of_one_step(*tensors, backend="torch")
-    if ONE_STEP:
-        return delta_rule_of_one_step(*tensors, backend="triton")
-    return delta_rule_of_two_steps(*two_steps(*tensors), backend="triton")
+    steps = two_steps(q, k, v, remove, add, log_decay)
+    in_triton = use_triton("generalised_delta_rule", backend, *steps, obstacle=obstacle(*steps))
+    if in_triton and not ONE_STEP:
+        return delta_rule_of_two_steps(*steps, backend="triton")
+    return delta_rule_of_one_step(q, k, v, remove, add, log_decay, backend="triton" if in_triton else "torch")

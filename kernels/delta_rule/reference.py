@@ -1,6 +1,7 @@
 """The delta rule with decays, one loop over time in the dtype it is given.
 
     S_t = S_{t-1} diag(a_t) (I - b_t k_t w_t^T) + b_t v_t w_t^T        a_t = exp(log_decay_t),  w_t = k_t by default
+    S_t = S_{t-1} diag(a_t) (I - b_t k_t w_t^T) + v_t e_t^T            where e_t (`plain`) is given
     o_t = scale S_t q_t
 
 S is [V, K] here, as in the papers. The state that goes in and comes out is its transpose [K, V], as in gated linear
@@ -26,10 +27,12 @@ def step(
     *,
     scale: float,
     write: Tensor | None = None,
+    plain: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """o [B, H, V] and the next state of one step.
 
-    q, k, write: [B, H, K]; v: [B, H, V]; beta: [B, H]; log_decay: [B, H, K], [B, H] or None; state: [B, H, K, V].
+    q, k, write, plain: [B, H, K]; v: [B, H, V]; beta: [B, H]; log_decay: [B, H, K], [B, H] or None;
+    state: [B, H, K, V].
     """
     if log_decay is not None:
         decay = log_decay.exp()
@@ -37,7 +40,10 @@ def step(
     # what the decayed state holds for the key is replaced by a mean of it and v
     held = (k.unsqueeze(-1) * state).sum(-2)
     w = k if write is None else write
-    state = state + w.unsqueeze(-1) * (beta.unsqueeze(-1) * (v - held)).unsqueeze(-2)
+    value = v if plain is None else torch.zeros_like(v)
+    state = state + w.unsqueeze(-1) * (beta.unsqueeze(-1) * (value - held)).unsqueeze(-2)
+    if plain is not None:
+        state = state + plain.unsqueeze(-1) * v.unsqueeze(-2)
     return scale * (q.unsqueeze(-1) * state).sum(-2), state
 
 
@@ -49,6 +55,7 @@ def delta_rule_reference(
     log_decay: Tensor | None = None,
     *,
     write: Tensor | None = None,
+    plain: Tensor | None = None,
     scale: float | None = None,
     initial_state: Tensor | None = None,
     return_final_state: bool = False,
@@ -60,8 +67,8 @@ def delta_rule_reference(
     outputs = []
     for t in range(length):
         decay = None if log_decay is None else log_decay[:, t]
-        w = None if write is None else write[:, t]
-        o_t, state = step(q[:, t], k[:, t], v[:, t], beta[:, t], decay, state, scale=scale, write=w)
+        w, e = (None if x is None else x[:, t] for x in (write, plain))
+        o_t, state = step(q[:, t], k[:, t], v[:, t], beta[:, t], decay, state, scale=scale, write=w, plain=e)
         outputs.append(o_t.to(v.dtype))
     o = torch.stack(outputs, dim=1)
     return (o, state) if return_final_state else o

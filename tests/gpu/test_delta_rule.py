@@ -12,8 +12,9 @@ from suite.laws.accuracy import assert_close
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 TRITON = partial(delta_rule, backend="triton")
 TORCH = partial(delta_rule, backend="torch")
-DECAYS = ["none", "head", "key", "write"]
-"""`write`: a decay of every key channel, and other keys for writing than for reading."""
+DECAYS = ["none", "head", "key", "write", "plain"]
+"""`write`: a decay of every key channel, and other keys for writing than for reading; `plain`: besides, values that are
+added under keys of their own."""
 every_decay = pytest.mark.parametrize("decay", DECAYS)
 CHANNEL_FLOOR = torch.finfo(torch.bfloat16).eps
 """Floor of the gradients with a decay of every key channel, twice that of other operators. They miss the rule, as the
@@ -36,9 +37,10 @@ def make_inputs(batch, length, heads, key_dim, value_dim, decay, dtype=torch.bfl
         "q": randn(*leading, key_dim).to(dtype),
         "k": F.normalize(randn(*leading, key_dim), dim=-1).to(dtype),
         "v": randn(*leading, value_dim).to(dtype),
-        "beta": ((1 if decay == "write" else 2) * rand(*leading)).float(),
+        "beta": ((1 if decay in ("write", "plain") else 2) * rand(*leading)).float(),
         "log_decay": log_decay,
-        "write": F.normalize(randn(*leading, key_dim), dim=-1).to(dtype) if decay == "write" else None,
+        "write": F.normalize(randn(*leading, key_dim), dim=-1).to(dtype) if decay in ("write", "plain") else None,
+        "plain": (key_dim**-0.5 * randn(*leading, key_dim)).to(dtype) if decay == "plain" else None,
         # as large as the states that unit keys write, so that no position stands out
         "initial_state": (key_dim**-0.5 * randn(batch, heads, key_dim, value_dim)).float(),
         "return_final_state": True,
@@ -100,7 +102,7 @@ def test_small_sizes_equal_plain_pytorch_in_double_precision(decay, key_dim, val
 
 
 @pytest.mark.xfail(reason="kernels/delta_rule/README.md: What a per-channel decay gives away")
-@pytest.mark.parametrize("decay", ["key", "write"])
+@pytest.mark.parametrize("decay", ["key", "write", "plain"])
 def test_gradients_with_a_decay_of_channels_follow_the_rule(decay):
     for kept in ("mild", "medium", "mixed"):
         assert_right(make_inputs(1, 450, 2, 128, 128, decay, kept=kept), floor=lambda name, inputs: None)

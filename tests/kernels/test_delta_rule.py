@@ -15,9 +15,10 @@ from kernels.gated_linear_attention import gated_linear_attention_reference
 from suite.laws.accuracy import assert_close, assert_matches_reference, relative_error
 
 B, H, K, V = 2, 2, 8, 5
-DECAYS = ["none", "head", "key", "write"]
-"""`write`: a decay of every key channel, and other keys for writing than for reading."""
-ALONG_TIME = ("q", "k", "v", "beta", "log_decay", "write")
+DECAYS = ["none", "head", "key", "write", "plain"]
+"""`write`: a decay of every key channel, and other keys for writing than for reading; `plain`: besides, values that are
+added under keys of their own."""
+ALONG_TIME = ("q", "k", "v", "beta", "log_decay", "write", "plain")
 KEEP = ("beta", "log_decay", "initial_state")
 every_decay = pytest.mark.parametrize("decay", DECAYS)
 
@@ -34,7 +35,8 @@ def make_inputs(length: int, decay: str, *, state: bool = True, B: int = B) -> d
         "v": normal(B, length, H, V),
         "beta": 2 * uniform(B, length, H),
         "log_decay": None if channels is None else 0.3 * uniform(B, length, H, *channels).log(),
-        "write": F.normalize(normal(B, length, H, K), dim=-1) if decay == "write" else None,
+        "write": F.normalize(normal(B, length, H, K), dim=-1) if decay in ("write", "plain") else None,
+        "plain": normal(B, length, H, K) / K**0.5 if decay == "plain" else None,
         "initial_state": normal(B, H, K, V) if state else None,
         "return_final_state": True,
     }
@@ -59,8 +61,8 @@ def test_step_by_step_equals_parallel(decay):
     o, final = delta_rule(**inputs)
     state = inputs["initial_state"]
     for t in range(70):
-        *now, write = (None if inputs[n] is None else inputs[n][:, t] for n in ALONG_TIME)
-        o_t, state = delta_rule_step(*now, state, write=write)
+        *now, write, plain = (None if inputs[n] is None else inputs[n][:, t] for n in ALONG_TIME)
+        o_t, state = delta_rule_step(*now, state, write=write, plain=plain)
         assert_close(o_t, o[:, t], torch.float64, what=f"step {t}")
     assert_close(state, final, torch.float64, what="state")
 
@@ -118,7 +120,7 @@ def test_orthogonal_keys_make_it_gated_linear_attention():
     inputs = make_inputs(K, "head", state=False)
     inputs["k"] = torch.eye(K, dtype=torch.float64)[:, None].expand(B, K, H, K)
     beta = inputs.pop("beta")
-    del inputs["write"]
+    del inputs["write"], inputs["plain"]
     expected, _ = gated_linear_attention_reference(**inputs | {"v": beta.unsqueeze(-1) * inputs["v"]})
     assert_close(delta_rule(**inputs, beta=beta)[0], expected, torch.float64, what="output")
 
@@ -177,6 +179,7 @@ def test_packed_sequences_do_not_see_each_other_and_may_be_empty(decay):
         ({"log_decay": torch.zeros(H)}, "log_decay must have shape"),
         ({"k": torch.zeros(B, 4, H, K + 1)}, "k must have the shape of q"),
         ({"write": torch.zeros(B, 4, H, K + 1)}, "write must have the shape of q"),
+        ({"plain": torch.zeros(B, 3, H, K)}, "plain must have the shape of q"),
         ({"v": torch.zeros(B, 5, H, V)}, "v must share B, T, H"),
         ({"initial_state": torch.zeros(B, H, V, K)}, r"initial_state must be \[B, H, K, V\]"),
         ({"cu_seqlens": torch.tensor([0, 4])}, "needs all sequences packed along time"),

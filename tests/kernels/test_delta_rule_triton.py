@@ -14,10 +14,11 @@ from kernels.delta_rule import delta_rule, delta_rule_reference, delta_rule_step
 from suite.laws.accuracy import assert_close, assert_matches_reference, relative_error
 from tests.kernels.gated import DEVICE, in_chunks, kept_launches_give_the_same, make_planner, quick, scaled
 
-DECAYS = ["none", "head", "key", "write"]
-"""`write`: a decay of every key channel, and other keys for writing than for reading."""
+DECAYS = ["none", "head", "key", "write", "plain"]
+"""`write`: a decay of every key channel, and other keys for writing than for reading; `plain`: besides, values that are
+added under keys of their own."""
 KEEP = ("beta", "log_decay", "initial_state")
-ALONG_TIME = ("q", "k", "v", "beta", "log_decay", "write")
+ALONG_TIME = ("q", "k", "v", "beta", "log_decay", "write", "plain")
 every_decay = pytest.mark.parametrize("decay", DECAYS)
 one_decay = pytest.mark.parametrize("decay", quick(DECAYS, "head"))
 
@@ -53,9 +54,10 @@ def make_inputs(length: int, decay: str, *, state: bool = True, H: int = 2, K: i
         "q": normal(1, length, H, K),
         "k": F.normalize(normal(1, length, H, K), dim=-1),
         "v": normal(1, length, H, V),
-        "beta": (1 if decay == "write" else 2) * uniform(1, length, H),
+        "beta": (1 if decay in ("write", "plain") else 2) * uniform(1, length, H),
         "log_decay": None if channels is None else 0.3 * uniform(1, length, H, *channels).log(),
-        "write": F.normalize(normal(1, length, H, K), dim=-1) if decay == "write" else None,
+        "write": F.normalize(normal(1, length, H, K), dim=-1) if decay in ("write", "plain") else None,
+        "plain": normal(1, length, H, K) / K**0.5 if decay == "plain" else None,
         "initial_state": normal(1, H, K, V) if state else None,
         "return_final_state": True,
     }
@@ -357,7 +359,7 @@ def test_the_kernels_take_any_memory(decay):
         return None if x is None else x.transpose(-1, -2).contiguous().transpose(-1, -2)
 
     views = {"q": heads_first, "k": half_of_a_projection, "v": channels_apart, "beta": half_of_a_projection}
-    views |= {"log_decay": channels_apart, "initial_state": channels_apart, "write": channels_apart}
+    views |= dict.fromkeys(("log_decay", "initial_state", "write", "plain"), channels_apart)
 
     def op(**inputs):
         o, state = dense(**{n: views[n](x) if n in views else x for n, x in inputs.items()})
@@ -411,7 +413,7 @@ def test_more_keys_than_a_program_can_hold_run_in_plain_pytorch():
     assert torch.equal(delta_rule(x, x, x, beta), x)
 
 
-@every_decay
+@pytest.mark.parametrize("decay", [decay for decay in DECAYS if decay != "plain"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(("key_dim", "value_dim"), [(8, 12), (5, 300), pytest.param(130, 20, marks=pytest.mark.slow)])
 def test_a_step_of_the_kernel_equals_plain_pytorch(decay, dtype, key_dim, value_dim):

@@ -177,6 +177,7 @@ def _delta_rule(draw: Draw) -> Iterator[Call]:
     yield Call("packed", {"torch": both["torch"]}, packed | {"return_final_state": True})
     more = {"log_decay": draw(*leading, 4, low=-0.5, high=-0.01), "write": draw(*leading, 4) / 2}
     yield Call("another key to write", both, inputs | more | keep)
+    yield Call("values that are added", both, inputs | more | keep | {"plain": draw(*leading, 4) / 2})
 
 
 def _generalised_delta_rule(draw: Draw) -> Iterator[Call]:

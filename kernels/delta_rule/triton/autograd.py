@@ -35,7 +35,8 @@ class Result(NamedTuple):
     final_state: Tensor | None
     plan: Plan
     saved: tuple[Tensor | None, ...]
-    """q, k, beta, g, write, plain, v where plain is given, delta, the states before every chunk, the matrices of segments and the chunk factors."""
+    """q, k, beta, g, write, plain, v where plain is given, delta, the states before every chunk, the matrices of
+    segments and the chunk factors."""
 
 
 def forward(
@@ -152,9 +153,6 @@ def delta_rule_triton(
 ) -> tuple[Tensor, Tensor | None]:
     """Arguments as in the public operator; o, and the final state or None.
 
-    plain:         [B, T, H, K] or None, for a decay of a key channel and with `write`: v_t is written under this key, is
-                   not replaced, and what is written under `write` has the value zero, S_t = S_{t-1} diag(a_t)
-                   (I - b_t k_t w_t^T) + v_t e_t^T.
     sequence_ends: 0 and where each packed sequence ends; none of them is empty.
     planner:       holds the tuning; by default the faster one of `PLANNER` and `SHORT_CHUNKS`.
     """

@@ -77,8 +77,8 @@ def _back_kernel(
 
         dv = (I + L)^-T (A^T do + k_out dM),    dM <- decay dM + q_in^T do - k_in^T dv
 
-    With plain_scores, plain_system and plain_out, the first of these is drest, the gradient of -plain_system v - k_in M,
-    which takes the place of dv in the second, and
+    With plain_scores, plain_system and plain_out, the first of these is drest, the gradient of
+    -plain_system v - k_in M, which takes the place of dv in the second, and
 
         dv = plain_scores^T do + plain_out dM - plain_system^T drest
 

@@ -362,7 +362,11 @@ def delta_factors(
         q_in, k_in, k_out = (new(batch, length, heads, key_dim, dtype=plan.work) for _ in range(3))
         steep = new(batch, heads, num_chunks, dtype=torch.int32)
         if plain is not None:
-            plain_scores, plain_system, plain_out = torch.empty_like(scores), torch.empty_like(scores), torch.empty_like(q_in)
+            plain_scores, plain_system, plain_out = (
+                torch.empty_like(scores),
+                torch.empty_like(scores),
+                torch.empty_like(q_in),
+            )
 
     def make(for_steep: bool) -> KeptLaunch:
         tile = plan.tuning.scores[kind]

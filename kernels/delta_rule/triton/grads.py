@@ -113,10 +113,11 @@ def _grads_kernel(
         dk = dr + beta dw,    dbeta = <k, dw>
 
     with the sums P, R and D of log-decays of gated linear attention. Where `write` is given, w = beta write, dk = dr,
-    dwrite = beta dw and dbeta = <write, dw>. Where `plain` is given, dv is the drest of `_back_kernel`, and the keys e of
-    `plain`, under which v is written, have the part of w in all of this, with v in place of delta. As in gated linear attention, dg_l is the sum of what passes position l,
-    in which what does not pass it cancels, as both sides consist of the same rounded factors; the diagonal of A passes
-    nothing and is left out.
+    dwrite = beta dw and dbeta = <write, dw>. Where `plain` is given, dv is the drest of `_back_kernel`, and pairs of
+    its keys e with v, which is added under them, are treated as those of w with delta; their parts of dq and dr are
+    added.
+    As in gated linear attention, dg_l is the sum of what passes position l, in which what does not pass it cancels, as
+    both sides consist of the same rounded factors; the diagonal of A passes nothing and is left out.
 
     With a decay of a channel, one launch (STEEP false) takes the chunks that were factored about their middle, and
     another (STEEP true) those that were factored by a tree, which `steep` names; `_factors_kernel` gives the reason.

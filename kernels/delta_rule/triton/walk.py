@@ -81,9 +81,8 @@ def _walk_kernel(
     For a decay of a channel q, k are q_in, k_in. Otherwise q, k are the inputs, and rows of the products are scaled:
     q_in M = scale row_in (q M), k_in M = row_in (k M), k_out^T delta = k^T (row_out delta).
 
-    With plain_scores, plain_system and plain_out, v is not replaced but written under keys of its own, and delta is what
-    is written besides it: v - k_in M becomes -plain_system v - k_in M, plain_scores v is added to o, and plain_out^T v
-    to M.
+    With plain_scores, plain_system and plain_out, v is added under keys of its own, and delta is what is written
+    besides it: v - k_in M becomes -plain_system v - k_in M, plain_scores v is added to o, and plain_out^T v to M.
 
     delta [B, T, H, V] and the states before every chunk [B, H, chunks, V, K] are written where they are given.
     Everything is transposed: as left operands delta^T and M^T [BV, BK] never leave the registers.

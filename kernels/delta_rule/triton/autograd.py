@@ -35,8 +35,8 @@ class Result(NamedTuple):
     final_state: Tensor | None
     plan: Plan
     saved: tuple[Tensor | None, ...]
-    """q, k, beta, g, write, plain, v where plain is given, delta, the states before every chunk, the matrices of
-    segments and the chunk factors."""
+    """q, k, beta, g, write, plain, v where plain is given, delta, the states before every chunk, the transposes of
+    the matrices of segments and the chunk factors."""
 
 
 def forward(
@@ -99,7 +99,7 @@ class DeltaRule(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, beta, g, write, plain, v, delta, states, transitions, *kept = saved(ctx)
+        q, k, beta, g, write, plain, v, delta, states, transposes, *kept = saved(ctx)
         factors = ChunkFactors(*kept)
         do = torch.zeros_like(delta, dtype=ctx.value_dtype) if do is None else dense_channels(do)
         dinitial = None
@@ -113,7 +113,7 @@ class DeltaRule(torch.autograd.Function):
             k=k,
             do=do,
             factors=factors,
-            transitions=transitions,
+            transposes=transposes,
             boundary=boundary,
         )
         dq, dk, dbeta, dg, dwrite, dplain = delta_grads(

@@ -82,9 +82,9 @@ def _back_kernel(
 
         dv = plain_scores^T do + plain_out dM - plain_system^T drest
 
-    The arguments are those of `_walk_kernel` without delta, states and transitions, with do and dv in place of v and o,
-    and dM of every chunk in dstates [B, H, chunks, V, K]. Here, too, everything is transposed, and the first segment is
-    the last one in time.
+    The arguments are those of `_walk_kernel` without delta, states, transitions and transposes, with do and dv in place
+    of v and o, and dM of every chunk in dstates [B, H, chunks, V, K]. Here, too, everything is transposed, and the
+    first segment is the last one in time.
     """
     i_v, i_bh = tl.program_id(0) % num_v, (tl.program_id(0) // num_v).to(tl.int64)
     i_b, i_h = i_bh // H, i_bh % H
@@ -184,14 +184,14 @@ def delta_back(
     k: Tensor,
     do: Tensor,
     factors: ChunkFactors,
-    transitions: Tensor | None,
+    transposes: Tensor | None,
     boundary: EndStates,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dv and drest [B, T, H, V], which are one unless v has keys of its own, and the gradients of the states behind
     every chunk, in `plan.work`; see `_back_kernel`.
 
-    transitions: what `delta_walk` returns.
-    boundary:    the gradient of the final state, and memory for that of the initial state.
+    transposes: what `delta_walk` returns of the matrices of segments.
+    boundary:   the gradient of the final state, and memory for that of the initial state.
     """
     batch, length, heads, key_dim = k.shape
     value_dim = do.shape[-1]
@@ -259,5 +259,5 @@ def delta_back(
             plan.bounds,
         )
         if part == ENDS:
-            segment_starts(plan, segments, ends, transitions, back=True)
+            segment_starts(plan, segments, ends, transposes, back=True)
     return dv, drest, dstates

@@ -112,6 +112,7 @@ def _starts_kernel(
 
     ends: [segments - 1, B, H, V, K], at least two; transitions: [segments - 1, B, H, K, K], rounded to PRECISION, of
     which the first is not read.
+    BACK: segments count from the end of time, but in transitions, which are the transposes.
     """
     i_v, i_bh = tl.program_id(0) % num_v, (tl.program_id(0) // num_v).to(tl.int64)
     num_bh = (tl.num_programs(0) // num_v).to(tl.int64)
@@ -126,8 +127,7 @@ def _starts_kernel(
         i_matrix = num_ends - i if BACK else i
         p_matrix = transitions + (i_matrix * num_bh + i_bh) * K * K
         # element [k, j] takes the state of key j to key k
-        p_matrix += o_k[None, :] * K + o_k[:, None] if BACK else o_k[:, None] * K + o_k[None, :]
-        b_matrix = tl.load(p_matrix, mask=m_pair, other=0.0)
+        b_matrix = tl.load(p_matrix + (o_k[:, None] * K + o_k[None, :]), mask=m_pair, other=0.0)
         m_next = m_state & (o_k * 0 + i + 1 < num_ends)[:, None]
         b_next = tl.load(ends + (i + 1) * num_bh * K * V, mask=m_next, other=0.0)
         b_right = as_operand(b_state, tl.float32, PRECISION)
@@ -209,9 +209,9 @@ def new_ends(segments: Segments, x: Tensor, value_dim: int) -> Tensor | None:
 
 
 def new_transitions(segments: Segments, x: Tensor) -> Tensor | None:
-    """Allocates the matrices of all segments but the last, for x [B, T, H, K]. That of the first is never written.
+    """Allocates the matrices of all segments but the last, for x [B, T, H, K], in float32.
 
-    None where no segment needs a matrix.
+    The matrix of the first segment is never written. None where no segment needs a matrix.
     """
     batch, _, heads, key_dim = x.shape
     if segments.count <= 2:

@@ -46,6 +46,7 @@ def _walk_kernel(
     states,
     ends,
     transitions,
+    transposes,
     first,
     last,
     table,
@@ -181,8 +182,12 @@ def _walk_kernel(
     if PART == _ENDS and transitions is not None:
         o_column = o_v - tl.cdiv(V, BV) * BV
         m_matrix = ((o_column >= 0) & (o_column < K))[:, None] & (o_k < K)[None, :]
-        p_matrix = transitions + (i_segment * num_bh + i_bh) * K * K + o_k[None, :] * K + o_column[:, None]
-        tl.store(p_matrix, as_operand(b_state, tl.float32, PRECISION), mask=m_matrix)
+        o_matrix = (i_segment * num_bh + i_bh) * K * K
+        b_matrix = as_operand(b_state, tl.float32, PRECISION)
+        tl.store(transitions + o_matrix + o_k[None, :] * K + o_column[:, None], b_matrix, mask=m_matrix)
+        # for the walk back, which would load a transpose one number at a time
+        if transposes is not None:
+            tl.store(transposes + o_matrix + o_column[:, None] * K + o_k[None, :], b_matrix, mask=m_matrix)
 
 
 def delta_walk(
@@ -196,7 +201,7 @@ def delta_walk(
     keep: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """o [B, T, H, V] in the dtype of v, and for a walk back, which `keep` asks for, delta, the states before all chunks
-    and the matrices of the segments, [segments - 1, B, H, K, K] in float32; see `_walk_kernel`.
+    and the transposes of the matrices of the segments, [segments - 1, B, H, K, K] in float32; see `_walk_kernel`.
     """
     batch, length, heads, key_dim = k.shape
     value_dim = v.shape[-1]
@@ -211,6 +216,7 @@ def delta_walk(
     by_rows = factors.k_out is None
     segments = cut_time(plan, k, value_dim, by_rows=by_rows)
     ends, transitions = new_ends(segments, k, value_dim), new_transitions(segments, k)
+    transposes = new_transitions(segments, k) if keep else None
     first, last = boundary
 
     for part in segments.parts:
@@ -265,6 +271,7 @@ def delta_walk(
             states if writes else None,
             ends,
             transitions,
+            transposes,
             first,
             last if writes else None,
             plan.table,
@@ -272,4 +279,4 @@ def delta_walk(
         )
         if part == ENDS:
             segment_starts(plan, segments, ends, transitions, back=False)
-    return o, delta, states, transitions if keep else None
+    return o, delta, states, transposes

@@ -73,7 +73,9 @@ class DeltaMixer(Mixer):
         self.round_beta, self.conv_std = config.round_beta, config.conv_std
         self.split = ((1 + steps) * config.key_width, steps * config.value_width)
         self.proj = nn.Linear(d_model, sum(self.split), bias=False)
-        self.conv_weight = nn.Parameter(torch.empty(sum(self.split), config.d_conv))
+        self.conv_weight = None
+        if config.d_conv is not None:
+            self.conv_weight = nn.Parameter(torch.empty(sum(self.split), config.d_conv))
         self.beta = nn.Linear(d_model, steps * heads, bias=False)
         if self.decay == "head":
             self.decay_up = nn.Linear(d_model, heads, bias=False)
@@ -94,7 +96,9 @@ class DeltaMixer(Mixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        if self.conv_std is None:
+        if self.conv_weight is None:
+            pass
+        elif self.conv_std is None:
             bound = self.conv_weight.shape[1] ** -0.5
             nn.init.uniform_(self.conv_weight, -bound, bound)
         else:
@@ -158,17 +162,24 @@ class DeltaMixer(Mixer):
         silu = step_linear(self.gate_up, x, norm=norm) if self.gate == "silu" else None
         return step_linear(self.out, o.flatten(-2), norm=self.norm, gate=silu, residual=residual)
 
-    def forward(self, x: Tensor) -> Tensor:
-        convolved = causal_conv1d(self.proj(x), self.conv_weight, activation="silu")
+    def _convolve(self, projected: Tensor) -> Tensor:
+        if self.conv_weight is None:
+            return F.silu(projected)
+        convolved = causal_conv1d(projected, self.conv_weight, activation="silu")
         assert isinstance(convolved, Tensor)
+        return convolved
+
+    def forward(self, x: Tensor) -> Tensor:
+        convolved = self._convolve(self.proj(x))
         o = self.operator(*self._interleave(convolved, x))
         assert isinstance(o, Tensor)
         return self._output(o[:, self.steps - 1 :: self.steps], x, None)
 
     def init_state(self, batch_size: int, capacity: int) -> State:
-        weight = at_least_float32(self.conv_weight)
+        weight = at_least_float32(self.proj.weight)
+        past = 0 if self.conv_weight is None else self.conv_weight.shape[1] - 1
         # neighbouring channels lie side by side, because a step takes one input of many channels at a time
-        window = weight.new_zeros(batch_size, weight.shape[1] - 1, weight.shape[0]).transpose(1, 2)
+        window = weight.new_zeros(batch_size, past, sum(self.split)).transpose(1, 2)
         return window, weight.new_zeros(batch_size, self.num_heads, self.key_dim, self.value_dim)
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
@@ -181,7 +192,10 @@ class DeltaMixer(Mixer):
         window, after = state
         x_t, norm = shared_norm(norm, x_t)
         inputs = step_linear(self.proj, x_t, norm=norm)
-        convolved = causal_conv1d_step(inputs, self.conv_weight, None, window, activation="silu")
+        if self.conv_weight is None:
+            convolved = F.silu(inputs)
+        else:
+            convolved = causal_conv1d_step(inputs, self.conv_weight, None, window, activation="silu")
         q, k, v, beta, log_decay = self._heads(convolved, x_t, norm)
         for i in range(self.steps):
             decay = log_decay if i == 0 else None
@@ -190,14 +204,16 @@ class DeltaMixer(Mixer):
 
     def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
         # without biases, keys and values of padding are zero, and a state of zeros stays zero
-        convolved, window = causal_conv1d(
-            blank(self.proj(x), padding), self.conv_weight, activation="silu", return_final_state=True
-        )
+        projected, (window, _) = blank(self.proj(x), padding), state
+        if self.conv_weight is None:
+            convolved = F.silu(projected)
+        else:
+            convolved, window = causal_conv1d(projected, self.conv_weight, activation="silu", return_final_state=True)
         o, after = self.operator(*self._interleave(convolved, x), return_final_state=True)
         return self._output(o[:, self.steps - 1 :: self.steps], x, None), (window.to(state[0].dtype), after)
 
     def state_size(self, length: int) -> int:
-        window = self.conv_weight.shape[0] * (self.conv_weight.shape[1] - 1)
+        window = 0 if self.conv_weight is None else self.conv_weight.shape[0] * (self.conv_weight.shape[1] - 1)
         return window + self.num_heads * self.key_dim * self.value_dim
 
     def ssm_parameters(self) -> dict[str, nn.Parameter]:
@@ -220,7 +236,9 @@ class DeltaConfig(BackboneConfig):
     """Width of queries and keys, as a multiple of d_model."""
     expand_v: Ratio = 1.0
     """Width of values, as a multiple of that of keys."""
-    d_conv: Factor = 4
+    d_conv: Factor | None = 4
+    """Taps of the convolutions. None: there are none, and silu stands alone, as in the layers of
+    flash-linear-attention without short convolutions."""
     negative_eigenvalues: bool = False
     """Whether beta goes up to 2 and not to 1."""
     round_beta: bool = False
@@ -248,8 +266,8 @@ class DeltaConfig(BackboneConfig):
         name = type(self).__name__
         require_divides(name, num_heads=self.num_heads, key_width=self.key_width)
         require_divides(name, num_heads=self.num_heads, value_width=self.value_width)
-        if not 2 <= self.d_conv <= 4:
-            raise ValueError(f"{name}: needs d_conv in 2..4, got {self.d_conv}.")
+        if self.d_conv is not None and not 2 <= self.d_conv <= 4:
+            raise ValueError(f"{name}: needs d_conv in 2..4, or null for no convolutions, got {self.d_conv}.")
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         return DeltaMixer(self)

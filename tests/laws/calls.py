@@ -626,6 +626,7 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
     "deltanet": (
         Network("wide values", {"num_heads": 2, "expand_v": 2.0, "d_conv": 3, "negative_eigenvalues": True}),
         Network("normal convolutions", {"conv_std": 0.1, "round_beta": True}),
+        Network("no convolutions", {"d_conv": None}),
     ),
     "delta-product": (Network("three steps", {"num_householder": 3, "num_heads": 2}),),
     "rwkv": (Network("narrow channel mixing", {"mlp_ratio": 1.5, "num_layers": 1}),),

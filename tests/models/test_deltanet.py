@@ -16,9 +16,11 @@ NAMES = ["deltanet", "gated-deltanet", "kda", "delta-product"]
 def written_out(mixer, x, *, beta_factor):
     """y [T, D] of one sequence x [T, D]: S [V, K] of every head is updated by matrices, as the papers print it."""
     length, heads, steps, key_dim, value_dim = len(x), mixer.num_heads, mixer.steps, mixer.key_dim, mixer.value_dim
-    taps = mixer.conv_weight.shape[1]
-    padded = F.pad(x @ mixer.proj.weight.T, (0, 0, taps - 1, 0))
-    convolved = torch.stack([(padded[t : t + taps] * mixer.conv_weight.T).sum(0) for t in range(length)])
+    convolved = x @ mixer.proj.weight.T
+    if mixer.conv_weight is not None:
+        taps = mixer.conv_weight.shape[1]
+        padded = F.pad(convolved, (0, 0, taps - 1, 0))
+        convolved = torch.stack([(padded[t : t + taps] * mixer.conv_weight.T).sum(0) for t in range(length)])
     convolved = convolved * torch.sigmoid(convolved)
     q, k, v = convolved.split((heads * key_dim, steps * heads * key_dim, steps * heads * value_dim), -1)
     q = q.view(length, heads, key_dim)
@@ -53,12 +55,19 @@ def written_out(mixer, x, *, beta_factor):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("negative", [False, True], ids=["beta to 1", "beta to 2"])
+@pytest.mark.parametrize(("negative", "taps"), [(False, 4), (True, 4), (True, None)], ids=str)
 @torch.no_grad()
-def test_the_mixer_is_the_recurrence_of_the_paper(name, negative):
+def test_the_mixer_is_the_recurrence_of_the_paper(name, negative, taps):
     torch.manual_seed(0)
     config = MODELS.load(name)(
-        num_layers=1, d_model=12, num_heads=3, expand_k=0.5, expand_v=1.5, negative_eigenvalues=negative, init_std=0.5
+        num_layers=1,
+        d_model=12,
+        num_heads=3,
+        expand_k=0.5,
+        expand_v=1.5,
+        negative_eigenvalues=negative,
+        d_conv=taps,
+        init_std=0.5,
     )
     (mixer,) = config.build(SPEC).double().mixers
     # a norm and biases that differ from their start

@@ -8,7 +8,8 @@ state, and writes the difference to a value of zero under add_t. The second has 
 under k_t. q_t reads the state behind it.
 
 The chunked forms can also do both in one step, because v_t k_t^T is added as in linear attention (`plain` of
-`delta_rule`), whatever the state holds. Then there are half as many positions and triangular systems.
+`delta_rule`), whatever the state holds. Then there are half as many positions and triangular systems. Plain PyTorch
+takes one step. The kernels take two until a GPU has run them with `plain`.
 
 Source: Peng et al. 2025 (arXiv 2503.14456), section 4, there with S as here and z = remove, b = add.
 """
@@ -22,10 +23,6 @@ from torch import Tensor
 
 from kernels.backend import use_triton
 from kernels.delta_rule import delta_rule, obstacle
-
-ONE_STEP = False
-"""Whether `generalised_delta_rule` takes one step a position on the Triton kernels. They are right in Triton's
-interpreter, and no GPU has run them yet, so they take two."""
 
 
 def generalised_delta_rule_reference(
@@ -118,8 +115,9 @@ def generalised_delta_rule(
 
     Raises ValueError for shapes that do not fit.
     """
-    steps = two_steps(q, k, v, remove, add, log_decay)
-    in_triton = use_triton("generalised_delta_rule", backend, *steps, obstacle=obstacle(*steps))
-    if in_triton and not ONE_STEP:
-        return delta_rule_of_two_steps(*steps, backend="triton")
-    return delta_rule_of_one_step(q, k, v, remove, add, log_decay, backend="triton" if in_triton else "torch")
+    inputs = (q, k, v, remove, add, log_decay)
+    q_like, k_like, write_like = (x[:0].to(v.dtype) for x in (q, remove, add))
+    reason = obstacle(q_like, k_like, v, log_decay, write_like)
+    if not use_triton("generalised_delta_rule", backend, *inputs, obstacle=reason):
+        return delta_rule_of_one_step(*inputs, backend="torch")
+    return delta_rule_of_two_steps(*two_steps(*inputs), backend="triton")

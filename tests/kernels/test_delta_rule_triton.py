@@ -187,7 +187,7 @@ def test_factors_about_the_middle_of_a_chunk_and_the_tree_equal_the_loop():
 
 
 def test_a_steep_chunk_between_mild_ones_equals_the_loop():
-    """Only one of three chunks, of one of two heads, and of one of two tiles of keys, is factored by the tree."""
+    """One key of the second tile makes one of three chunks of one of two heads steep, with all of its keys."""
     inputs = make_inputs(48, "key", K=32)
     inputs["log_decay"][:, 20:26, 1, 20] = -50.0
     narrow = {n: {key: tile._replace(block_k=16) for key, tile in tuning()[n].items()} for n in ("scores", "grads")}

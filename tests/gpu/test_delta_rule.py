@@ -85,6 +85,7 @@ def assert_right(inputs, floor=floor_of):
     [
         *((decay, torch.bfloat16, (2, 128, 128)) for decay in DECAYS),
         ("head", torch.bfloat16, (2, 256, 512)),
+        *((decay, torch.bfloat16, (2, 256, 128)) for decay in ("key", "plain")),
         ("none", torch.float16, (2, 64, 128)),
         *((decay, torch.float32, (2, 128, 64)) for decay in ("head", "key")),
     ],

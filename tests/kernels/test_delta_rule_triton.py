@@ -110,6 +110,21 @@ def test_sizes_that_tiles_divide_equal_the_loop(decay):
     equals_the_loop(make_inputs(48, decay, K=32, V=32), torch.bfloat16, chunk=16)
 
 
+@pytest.mark.parametrize(
+    ("keys", "options", "stages"),
+    [
+        (256, {"by_rows": True}, 2),
+        (128, {"by_rows": False}, 2),
+        (256, {"by_rows": False}, 1),
+        (128, {"by_rows": False, "plain": True}, 1),
+    ],
+)
+def test_a_walk_loads_ahead_only_what_shared_memory_holds(keys, options, stages):
+    impl = pytest.importorskip("kernels.delta_rule.triton.plan")
+    x = torch.zeros(1, 64, 1, keys, dtype=torch.bfloat16)
+    assert impl.walk_tile(impl.PLANNER(1.0, x, x, x), keys, 64, **options).options.num_stages == stages
+
+
 def test_masks_are_left_out_only_where_nothing_is_outside():
     impl = pytest.importorskip("kernels.delta_rule.triton.plan")
     x = torch.zeros(1, 48, 1, 32, device=DEVICE, dtype=torch.bfloat16)

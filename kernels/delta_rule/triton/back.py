@@ -201,7 +201,7 @@ def delta_back(
     dstates = do.new_empty((batch, heads, num_chunks, value_dim, key_dim), dtype=plan.work)
     if factors.q_in is not None and factors.k_in is not None:
         q, k = factors.q_in, factors.k_in
-    by_rows = factors.k_out is None
+    by_rows, plain = factors.k_out is None, factors.plain_out is not None
     segments = cut_time(plan, k, value_dim, by_rows=by_rows)
     ends = new_ends(segments, k, value_dim)
     first, last = boundary
@@ -210,7 +210,7 @@ def delta_back(
         writes = part != ENDS
 
         def make(part: int = part) -> KeptLaunch:
-            block_k, block_v, options = back_tile(plan, key_dim, value_dim, by_rows=by_rows)
+            block_k, block_v, options = back_tile(plan, key_dim, value_dim, by_rows=by_rows, plain=plain)
             num_v = cdiv(value_dim, block_v)
             return KeptLaunch(
                 _back_kernel,

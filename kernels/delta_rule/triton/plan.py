@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.device import speaks_ptx
 from kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, NONE, Plan, Planner, Tile, Tuning
 from kernels.launch import CompileOptions, power_of_2
 
@@ -105,16 +106,23 @@ class ChunkFactors(NamedTuple):
     """Likewise its keys times the decay to the end of the chunk, [B, T, H, K]."""
 
 
-def walk_tile(plan: Plan, key_dim: int, value_dim: int) -> Tile:
+def walk_tile(plan: Plan, key_dim: int, value_dim: int, *, by_rows: bool = True, plain: bool = False) -> Tile:
     """The tile of a walk: all keys in their padded number, and, in bfloat16, four warps for every 64 values.
 
     The values are the rows of its products, of which four warps take 64 at a time; more warps would repeat their work.
+
+    by_rows: no decay is that of a channel. With such a decay, two stages of what a walk loads fit into the 227 kB of
+        shared memory of Hopper for up to 128 keys, and not for 256 (272 kB).
+    plain: values are added under keys of their own. A walk then loads half as much again for each chunk, of which two
+        stages fit for up to 64 keys (168 kB) and not for 128 (272 kB), and into the 64 kB of GPUs of AMD not at all.
     """
     tile = plan.tuning.walk[max(min(plan.tuning.walk), power_of_2(key_dim))]
     block_k, block_v = plan.width(tile.block_k, key_dim), plan.width(tile.block_v, value_dim)
     if plan.work == torch.float32:
         return Tile(block_k, block_v, tile.options)
-    return Tile(block_k, block_v, tile.options._replace(num_warps=max(4, block_v // 16)))
+    too_much = block_k > 64 or not speaks_ptx() if plain else block_k > 128 and not by_rows
+    stages = 1 if too_much else tile.options.num_stages
+    return Tile(block_k, block_v, tile.options._replace(num_warps=max(4, block_v // 16), num_stages=stages))
 
 
 class EndsTile(NamedTuple):
@@ -125,20 +133,20 @@ class EndsTile(NamedTuple):
     """Number of programs that run at the same time."""
 
 
-def ends_tile(plan: Plan, key_dim: int, value_dim: int, *, by_rows: bool) -> EndsTile:
+def ends_tile(plan: Plan, key_dim: int, value_dim: int, *, by_rows: bool, plain: bool = False) -> EndsTile:
     """Three programs share a multiprocessor where no decay is that of a channel, because the walk reads neither queries
     nor scores; 168 registers are the most that this allows.
     """
-    block_k, block_v, options = tile = walk_tile(plan, key_dim, value_dim)
+    block_k, block_v, options = tile = walk_tile(plan, key_dim, value_dim, by_rows=by_rows, plain=plain)
     if plan.work == torch.float32 or not by_rows:
         return EndsTile(tile, plan.tuning.few_programs)
     narrow = Tile(block_k, min(block_v, 64), CompileOptions(4, options.num_stages, 168))
     return EndsTile(narrow, plan.tuning.enough_programs)
 
 
-def back_tile(plan: Plan, key_dim: int, value_dim: int, *, by_rows: bool) -> Tile:
+def back_tile(plan: Plan, key_dim: int, value_dim: int, *, by_rows: bool, plain: bool = False) -> Tile:
     """The tile of the walk back. by_rows: no decay is that of a channel, which leaves memory for a third stage."""
-    block_k, block_v, options = walk_tile(plan, key_dim, value_dim)
+    block_k, block_v, options = walk_tile(plan, key_dim, value_dim, by_rows=by_rows, plain=plain)
     if plan.work == torch.bfloat16 and by_rows and block_k == 128:
         options = options._replace(num_stages=3)
     return Tile(block_k, block_v, options)

@@ -213,7 +213,7 @@ def delta_walk(
         states = v.new_empty((batch, heads, num_chunks, value_dim, key_dim), dtype=plan.work)
     if factors.q_in is not None and factors.k_in is not None:
         q, k = factors.q_in, factors.k_in
-    by_rows = factors.k_out is None
+    by_rows, plain = factors.k_out is None, factors.plain_out is not None
     segments = cut_time(plan, k, value_dim, by_rows=by_rows)
     ends, transitions = new_ends(segments, k, value_dim), new_transitions(segments, k)
     transposes = new_transitions(segments, k) if keep else None
@@ -224,9 +224,9 @@ def delta_walk(
 
         def make(part: int = part) -> KeptLaunch:
             if part == ENDS:
-                block_k, block_v, options = ends_tile(plan, key_dim, value_dim, by_rows=by_rows).tile
+                block_k, block_v, options = ends_tile(plan, key_dim, value_dim, by_rows=by_rows, plain=plain).tile
             else:
-                block_k, block_v, options = walk_tile(plan, key_dim, value_dim)
+                block_k, block_v, options = walk_tile(plan, key_dim, value_dim, by_rows=by_rows, plain=plain)
             num_v = cdiv(value_dim, block_v)
             if part == ENDS and segments.count > 2:
                 num_v += cdiv(key_dim, block_v)

@@ -96,13 +96,12 @@ class DeltaMixer(Mixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        if self.conv_weight is None:
-            pass
-        elif self.conv_std is None:
-            bound = self.conv_weight.shape[1] ** -0.5
-            nn.init.uniform_(self.conv_weight, -bound, bound)
-        else:
-            nn.init.normal_(self.conv_weight, std=self.conv_std)
+        if self.conv_weight is not None:
+            if self.conv_std is None:
+                bound = self.conv_weight.shape[1] ** -0.5
+                nn.init.uniform_(self.conv_weight, -bound, bound)
+            else:
+                nn.init.normal_(self.conv_weight, std=self.conv_std)
         if self.decay == "none":
             return
         # the logarithm of zero is never drawn
@@ -268,6 +267,10 @@ class DeltaConfig(BackboneConfig):
         require_divides(name, num_heads=self.num_heads, value_width=self.value_width)
         if self.d_conv is not None and not 2 <= self.d_conv <= 4:
             raise ValueError(f"{name}: needs d_conv in 2..4, or null for no convolutions, got {self.d_conv}.")
+        if self.d_conv is None and self.conv_std is not None:
+            raise ValueError(
+                f"{name}: conv_std={self.conv_std:g} starts convolutions, and d_conv=null leaves them out."
+            )
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         return DeltaMixer(self)

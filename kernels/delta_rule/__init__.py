@@ -192,29 +192,28 @@ def delta_rule_step(
     state: Tensor,
     *,
     write: Tensor | None = None,
-    plain: Tensor | None = None,
     scale: float | None = None,
     in_place: bool = False,
     backend: Literal["auto", "triton", "torch"] = "auto",
 ) -> tuple[Tensor, Tensor]:
     """One position, for decoding: returns o [B, H, V] in the dtype of v and the next state in the dtype of `state`.
 
-    q, k: [B, H, K]; v: [B, H, V]; beta: [B, H]; log_decay: [B, H, K], [B, H] or None; state: [B, H, K, V]; write,
-    plain: [B, H, K] or None, as in `delta_rule`. The Triton kernel takes no `plain`.
+    q, k: [B, H, K]; v: [B, H, V]; beta: [B, H]; log_decay: [B, H, K], [B, H] or None; state: [B, H, K, V]; write:
+    [B, H, K] or None, as in `delta_rule`.
     in_place: the Triton kernel may overwrite the state. It has no gradient: "auto" uses PyTorch where a gradient is
     recorded, and "triton" raises ValueError.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    tensors = (q, k, v, beta, log_decay, write, plain, state)
-    reason = NO_GRADIENT if needs_gradient(*tensors) else None if plain is None else "takes no `plain`"
+    tensors = (q, k, v, beta, log_decay, write, state)
+    reason = NO_GRADIENT if needs_gradient(*tensors) else None
     if use_triton("delta_rule_step", backend, *tensors, obstacle=reason):
         from kernels.delta_rule.triton import delta_rule_step_triton
 
         with on_device_of(q):
             return delta_rule_step_triton(q, k, v, beta, log_decay, state, scale=scale, write=write, in_place=in_place)
     dtype = state.dtype
-    decay, write, plain = (None if x is None else x.to(dtype) for x in (log_decay, write, plain))
+    decay, write = (None if x is None else x.to(dtype) for x in (log_decay, write))
     with torch.autocast(q.device.type, enabled=False):
         q, k, beta = q.to(dtype), k.to(dtype), beta.to(dtype)
-        o, state = step(q, k, v.to(dtype), beta, decay, state, scale=scale, write=write, plain=plain)
+        o, state = step(q, k, v.to(dtype), beta, decay, state, scale=scale, write=write)
     return o.to(v.dtype), state

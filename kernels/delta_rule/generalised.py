@@ -40,43 +40,28 @@ def generalised_delta_rule_reference(
     return torch.stack(outputs, 1).to(v.dtype), state
 
 
-def two_steps(
+def one_step(
     q: Tensor, k: Tensor, v: Tensor, remove: Tensor, add: Tensor, log_decay: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v, log_decay and write of `delta_rule` [B, 2 T, H, K or V], of the arguments of `generalised_delta_rule`.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v, log_decay, write and plain of `delta_rule` [B, T, H, K or V], of the arguments of the operator below.
 
     All are in the dtype of v but log_decay, which keeps its own.
     """
-    dtype = v.dtype
-    reading = (-remove.to(log_decay.dtype) * torch.exp(-log_decay)).to(dtype)
-    nothing, no_value = torch.zeros_like(reading), torch.zeros_like(v)
+    reading = -remove.to(log_decay.dtype) * torch.exp(-log_decay)
+    q, reading, add, k = (x.to(v.dtype) for x in (q, reading, add, k))
+    return q, reading, v, log_decay, add, k
+
+
+def two_steps(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, write: Tensor, plain: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v, log_decay and write of `delta_rule` [B, 2 T, H, K or V], of the results of `one_step`."""
 
     def two(first: Tensor, second: Tensor) -> Tensor:
         return torch.stack((first, second), 2).flatten(1, 2)
 
-    inputs = two(nothing, q.to(dtype)), two(reading, nothing), two(no_value, v)
-    return *inputs, two(log_decay, torch.zeros_like(log_decay)), two(add.to(dtype), k.to(dtype))
-
-
-def delta_rule_of_one_step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    remove: Tensor,
-    add: Tensor,
-    log_decay: Tensor,
-    *,
-    backend: Literal["auto", "triton", "torch"] = "auto",
-) -> tuple[Tensor, Tensor]:
-    """Arguments and results are those of `generalised_delta_rule`."""
-    dtype = v.dtype
-    reading = (-remove.to(log_decay.dtype) * torch.exp(-log_decay)).to(dtype)
-    beta, write, plain = v.new_ones(v.shape[:-1]), add.to(dtype), k.to(dtype)
-    o, state = delta_rule(
-        q.to(dtype), reading, v, beta, log_decay,
-        write=write, plain=plain, scale=1.0, return_final_state=True, backend=backend,
-    )  # fmt: skip
-    return o, state
+    nothing, no_value, no_decay = torch.zeros_like(q), torch.zeros_like(v), torch.zeros_like(log_decay)
+    return two(nothing, q), two(k, nothing), two(no_value, v), two(log_decay, no_decay), two(write, plain)
 
 
 def delta_rule_of_two_steps(
@@ -115,9 +100,14 @@ def generalised_delta_rule(
 
     Raises ValueError for shapes that do not fit.
     """
-    inputs = (q, k, v, remove, add, log_decay)
-    q_like, k_like, write_like = (x[:0].to(v.dtype) for x in (q, remove, add))
-    reason = obstacle(q_like, k_like, v, log_decay, write_like)
-    if not use_triton("generalised_delta_rule", backend, *inputs, obstacle=reason):
-        return delta_rule_of_one_step(*inputs, backend="torch")
-    return delta_rule_of_two_steps(*two_steps(*inputs), backend="triton")
+    step = one_step(q, k, v, remove, add, log_decay)
+    *inputs, plain = step
+    if use_triton("generalised_delta_rule", backend, *step, obstacle=obstacle(*inputs)):
+        return delta_rule_of_two_steps(*two_steps(*step), backend="triton")
+    q, reading, v, log_decay, write = inputs
+    beta = v.new_ones(v.shape[:-1])
+    o, state = delta_rule(
+        q, reading, v, beta, log_decay,
+        write=write, plain=plain, scale=1.0, return_final_state=True, backend="torch",
+    )  # fmt: skip
+    return o, state

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from kernels.backend import on_device_of, use_triton
-from kernels.delta_rule.generalised import two_steps
+from kernels.delta_rule.generalised import one_step, two_steps
 from kernels.norm import norm
 from kernels.positions import at_least_float32, check_positions
 
@@ -107,7 +107,7 @@ def rwkv7_inputs(
             return DeltaRuleInputs(*rwkv7_inputs_triton(tensors, head_dim))
     at = _position(tensors, head_dim, "auto" if backend == "auto" else "torch")
     r, v = r.unflatten(-1, (-1, head_dim)), v.unflatten(-1, (-1, head_dim))
-    q, key, value, log_decay, write = two_steps(r, at.k, v, at.remove, at.add, at.log_decay)
+    q, key, value, log_decay, write = two_steps(*one_step(r, at.k, v, at.remove, at.add, at.log_decay))
     return DeltaRuleInputs(q, key, value, write, log_decay, at.own)
 
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kernels.delta_rule import delta_rule
 from kernels.delta_rule.generalised import (
-    delta_rule_of_one_step,
     delta_rule_of_two_steps,
     generalised_delta_rule,
     generalised_delta_rule_reference,
+    one_step,
     two_steps,
 )
 from suite.laws.accuracy import assert_matches_reference
@@ -37,8 +38,15 @@ def make_inputs(length: int, *, K: int = 16, V: int = 8) -> dict:
     }
 
 
+def in_one_step(*, backend, **inputs):
+    q, k, v, log_decay, write, plain = one_step(**inputs)
+    beta = torch.ones_like(v[..., 0])
+    options = {"write": write, "plain": plain, "scale": 1.0, "return_final_state": True, "backend": backend}
+    return delta_rule(q, k, v, beta, log_decay, **options)
+
+
 def in_two_steps(*, backend, **inputs):
-    return delta_rule_of_two_steps(*two_steps(**inputs), backend=backend)
+    return delta_rule_of_two_steps(*two_steps(*one_step(**inputs)), backend=backend)
 
 
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -48,7 +56,7 @@ every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], 
 @every_backend
 @every_dtype
 @pytest.mark.parametrize("length", [3, 40, pytest.param(130, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("op", [delta_rule_of_one_step, in_two_steps], ids=["one", "two"])
+@pytest.mark.parametrize("op", [in_one_step, in_two_steps], ids=["one", "two"])
 def test_steps_of_the_delta_rule_equal_the_loop(op, length, dtype, backend):
     op, inputs, keep = partial(op, backend=backend), make_inputs(length), ("log_decay",)
     assert_matches_reference(op, generalised_delta_rule_reference, inputs, dtype=dtype, keep=keep, device=DEVICE)
@@ -61,7 +69,7 @@ def test_one_step_with_steep_decays_equals_the_loop(dtype, backend):
     inputs = make_inputs(40)
     inputs["log_decay"] = 20 * inputs["log_decay"]
     inputs["remove"] = inputs["remove"] * inputs["log_decay"].exp()
-    op, keep = partial(delta_rule_of_one_step, backend=backend), ("log_decay",)
+    op, keep = partial(in_one_step, backend=backend), ("log_decay",)
     assert_matches_reference(op, generalised_delta_rule_reference, inputs, dtype=dtype, keep=keep, device=DEVICE)
 
 
@@ -71,7 +79,7 @@ def test_one_step_of_the_kernels_in_segments_equals_the_loop(monkeypatch):
     segments = pytest.importorskip("kernels.delta_rule.triton.segments").Segments(3, 3)
     for module in (walk, back):
         monkeypatch.setattr(module, "cut_time", lambda *args, **options: segments)
-    op, inputs = partial(delta_rule_of_one_step, backend="triton"), make_inputs(130)
+    op, inputs = partial(in_one_step, backend="triton"), make_inputs(130)
     assert_matches_reference(
         op, generalised_delta_rule_reference, inputs, dtype=torch.float32, keep=("log_decay",), device=DEVICE
     )

@@ -160,3 +160,5 @@ def test_heads_that_do_not_divide_the_width_are_refused():
         MODELS.load("kda")(d_model=32, num_heads=5).build(SPEC)
     with pytest.raises(ValueError, match="needs d_conv in 2"):
         MODELS.load("deltanet")(d_model=32, d_conv=5).build(SPEC)
+    with pytest.raises(ValueError, match="starts convolutions, and d_conv=null leaves them out"):
+        MODELS.load("deltanet")(d_model=32, d_conv=None, conv_std=0.1).build(SPEC)

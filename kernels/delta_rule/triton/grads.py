@@ -147,6 +147,10 @@ def _grads_kernel(
     # the ends of the loops are an argument, so that they remain where they have one iteration (see LOG.md of
     # gated_linear_attention)
     b_da, b_dl = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
+    if plain is not None:
+        plain += i_b * plain_stride_b + i_h * plain_stride_h
+        v += i_b * v_stride_b + i_h * v_stride_h
+        b_da_plain, b_dl_plain = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
     for i_v in range(0, end_v, BV):
         o_v = i_v + tl.arange(0, BV)
         b_delta = tl.trans(load_rows(delta + o_head * V, H * V, start, o_c, o_v, end, V, WHOLE))
@@ -154,7 +158,13 @@ def _grads_kernel(
         b_dv = load_rows(dv + o_head * V, H * V, start, o_c, o_v, end, V, WHOLE)
         b_da = tl.dot(b_do, b_delta, b_da, input_precision=PRECISION)
         b_dl = tl.dot(b_dv, b_delta, b_dl, input_precision=PRECISION)
+        if plain is not None:
+            b_v = tl.trans(load_rows(v, v_stride_t, start, o_c, o_v, end, V, WHOLE)).to(dtype)
+            b_da_plain = tl.dot(b_do, b_v, b_da_plain, input_precision=PRECISION)
+            b_dl_plain = tl.dot(b_dv, b_v, b_dl_plain, input_precision=PRECISION)
     b_da *= scale
+    if plain is not None:
+        b_da_plain *= scale
     m_past = o_c[:, None] > o_c[None, :]
     b_diagonal = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_da, 0.0), 1)
     b_da, b_dl = tl.where(m_past, b_da, 0.0), tl.where(m_past, -b_dl, 0.0)
@@ -184,17 +194,6 @@ def _grads_kernel(
                 b_dg_inside = tl.sum(tl.where(o_c[:, None] >= o_c[None, :], b_pairs, 0.0), 0)
     b_da, b_dl = as_operand(b_da, dtype, PRECISION), as_operand(b_dl, dtype, PRECISION)
     if plain is not None:
-        plain += i_b * plain_stride_b + i_h * plain_stride_h
-        v += i_b * v_stride_b + i_h * v_stride_h
-        b_da_plain, b_dl_plain = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
-        for i_v in range(0, end_v, BV):
-            o_v = i_v + tl.arange(0, BV)
-            b_v = tl.trans(load_rows(v, v_stride_t, start, o_c, o_v, end, V, WHOLE)).to(dtype)
-            b_do = load_rows(do, do_stride_t, start, o_c, o_v, end, V, WHOLE).to(dtype)
-            b_dv = load_rows(dv + o_head * V, H * V, start, o_c, o_v, end, V, WHOLE)
-            b_da_plain = tl.dot(b_do, b_v, b_da_plain, input_precision=PRECISION)
-            b_dl_plain = tl.dot(b_dv, b_v, b_dl_plain, input_precision=PRECISION)
-        b_da_plain *= scale
         b_diagonal_plain = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_da_plain, 0.0), 1)
         b_da_plain = as_operand(tl.where(m_past, b_da_plain, 0.0), dtype, PRECISION)
         b_dl_plain = as_operand(tl.where(m_past, -b_dl_plain, 0.0), dtype, PRECISION)

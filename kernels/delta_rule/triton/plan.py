@@ -99,11 +99,12 @@ class ChunkFactors(NamedTuple):
     """With a decay of a channel, this is 1 for every chunk that is factored by a tree, and 0 for one that is factored
     about its middle, [B, H, chunks], int32."""
     plain_scores: Tensor | None = None
-    """Of `plain` (see `delta_factors`), these are the scores of queries with its keys, [B, T, H, C]."""
+    """Where `plain` is given (see `delta_factors`), this tensor holds the scores of queries with its keys,
+    [B, T, H, C]."""
     plain_system: Tensor | None = None
-    """Likewise the scores of keys that are read, of earlier positions only, [B, T, H, C]."""
+    """This one holds the scores of keys that are read with the keys of `plain` at earlier positions, [B, T, H, C]."""
     plain_out: Tensor | None = None
-    """Likewise its keys times the decay to the end of the chunk, [B, T, H, K]."""
+    """This one holds the keys of `plain` times the decay to the end of the chunk, [B, T, H, K]."""
 
 
 def walk_tile(plan: Plan, key_dim: int, value_dim: int, *, by_rows: bool = True, plain: bool = False) -> Tile:

@@ -121,7 +121,7 @@ def _starts_kernel(
     o_state = i_bh * K * V + o_v[None, :] * K + o_k[:, None]
     b_state = tl.load(ends + o_state, mask=m_state, other=0.0)
     ends += o_state
-    # what the next segment adds is loaded one step early, so that no product waits for it
+    # a program loads what the next segment adds one step early, so that no product waits for it
     b_end = tl.load(ends + num_bh * K * V, mask=m_state, other=0.0)
     for i in range(1, num_ends):
         i_matrix = num_ends - i if BACK else i

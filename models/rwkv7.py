@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.delta_rule.generalised import delta_rule_of_two_steps
+from kernels.delta_rule import delta_rule
 from kernels.rwkv7_inputs import rwkv7_inputs, rwkv7_position
 from models.backbone import require_divides
 from models.parts.casts import at_least_float32
@@ -106,8 +106,10 @@ class TimeMix7(MatrixTimeMix):
 
     def _sequence(self, x: Tensor) -> tuple[Tensor, Tensor]:
         inputs, gate = self._project(x)
-        q, k, v, write, log_decay, own = rwkv7_inputs(*inputs, head_dim=self.head_dim)
-        o, memory = delta_rule_of_two_steps(q, k, v, log_decay, write)
+        q, k, v, write, plain, log_decay, own = rwkv7_inputs(*inputs, head_dim=self.head_dim)
+        beta = v.new_ones(v.shape[:-1])
+        options: Any = {"write": write, "plain": plain, "scale": 1.0, "return_final_state": True}
+        o, memory = delta_rule(q, k, v, beta, log_decay, **options)
         return self._output(o, own, gate), memory
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:

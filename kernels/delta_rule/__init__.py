@@ -120,8 +120,7 @@ def delta_rule(
                    States are then [N, H, K, V]. Sequences may be empty: their final state is their initial state.
                    The values are read on the host.
     backend:       "auto" uses the Triton kernels on a GPU (K up to 256 in bfloat16, up to 128 in float32 and float16;
-                   `write` and `plain` with a decay of key channels only) and plain PyTorch elsewhere. With `plain`
-                   it uses PyTorch, because no GPU has run these kernels yet.
+                   `write` and `plain` with a decay of key channels only) and plain PyTorch elsewhere.
 
     Raises ValueError for shapes or options that do not fit.
     """
@@ -145,7 +144,7 @@ def delta_rule(
 
     tensors = (q, k, v, beta, log_decay, write, plain, initial_state)
     reason = obstacle(q, k, v, log_decay, write, plain)
-    if use_triton("delta_rule", backend, *tensors, obstacle=reason, is_faster=plain is None):
+    if use_triton("delta_rule", backend, *tensors, obstacle=reason):
         from kernels.delta_rule.triton import delta_rule_triton
 
         with on_device_of(q):

@@ -1,15 +1,11 @@
-"""The generalised delta rule of RWKV-7, as one or two steps of the delta rule a position.
+"""The generalised delta rule of RWKV-7, as one step of the delta rule a position.
 
     S_t = S_{t-1} diag(a_t) + (S_{t-1} remove_t) add_t^T + v_t k_t^T,     o_t = S_t q_t,     a_t = exp(log_decay_t)
 
 with S [V, K]. What is removed lies in another direction than what is added, and v_t is written under a third key. The
-first step of a position decays the state, reads it for -remove_t / a_t, which finds -S_{t-1} remove_t in the decayed
-state, and writes the difference to a value of zero under add_t. The second has no decay, reads nothing and writes v_t
-under k_t. q_t reads the state behind it.
-
-The chunked forms can also do both in one step, because v_t k_t^T is added as in linear attention (`plain` of
-`delta_rule`), whatever the state holds. Then there are half as many positions and triangular systems. Plain PyTorch
-takes one step. The kernels take two until a GPU has run them with `plain`.
+delta rule decays the state, reads it for -remove_t / a_t, which finds -S_{t-1} remove_t in the decayed state, and
+writes the difference to a value of zero under add_t (`write`). It adds v_t k_t^T as in linear attention, whatever the
+state holds (`plain`). q_t reads the state behind all that.
 
 Source: Peng et al. 2025 (arXiv 2503.14456), section 4, there with S as here and z = remove, b = add.
 """
@@ -40,47 +36,6 @@ def generalised_delta_rule_reference(
     return torch.stack(outputs, 1).to(v.dtype), state
 
 
-def one_step(
-    q: Tensor, k: Tensor, v: Tensor, remove: Tensor, add: Tensor, log_decay: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v, log_decay, write and plain of `delta_rule` [B, T, H, K or V], of the arguments of the operator below.
-
-    All are in the dtype of v but log_decay, which keeps its own.
-    """
-    reading = -remove.to(log_decay.dtype) * torch.exp(-log_decay)
-    q, reading, add, k = (x.to(v.dtype) for x in (q, reading, add, k))
-    return q, reading, v, log_decay, add, k
-
-
-def two_steps(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, write: Tensor, plain: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v, log_decay and write of `delta_rule` [B, 2 T, H, K or V], of the results of `one_step`."""
-
-    def two(first: Tensor, second: Tensor) -> Tensor:
-        return torch.stack((first, second), 2).flatten(1, 2)
-
-    nothing, no_value, no_decay = torch.zeros_like(q), torch.zeros_like(v), torch.zeros_like(log_decay)
-    return two(nothing, q), two(k, nothing), two(no_value, v), two(log_decay, no_decay), two(write, plain)
-
-
-def delta_rule_of_two_steps(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    write: Tensor,
-    *,
-    backend: Literal["auto", "triton", "torch"] = "auto",
-) -> tuple[Tensor, Tensor]:
-    """Runs `delta_rule` on inputs as those of `two_steps`, and returns what `generalised_delta_rule` does."""
-    beta = v.new_ones(v.shape[:-1])
-    o, state = delta_rule(
-        q, k, v, beta, log_decay, write=write, scale=1.0, return_final_state=True, backend=backend
-    )  # fmt: skip
-    return o[:, 1::2], state
-
-
 def generalised_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -100,14 +55,14 @@ def generalised_delta_rule(
 
     Raises ValueError for shapes that do not fit.
     """
-    step = one_step(q, k, v, remove, add, log_decay)
-    *inputs, plain = step
-    if use_triton("generalised_delta_rule", backend, *step, obstacle=obstacle(*inputs)):
-        return delta_rule_of_two_steps(*two_steps(*step), backend="triton")
-    q, reading, v, log_decay, write = inputs
-    beta = v.new_ones(v.shape[:-1])
+    dtype = v.dtype
+    reading = (-remove.to(log_decay.dtype) * torch.exp(-log_decay)).to(dtype)
+    q, write, plain, beta = q.to(dtype), add.to(dtype), k.to(dtype), v.new_ones(v.shape[:-1])
+    reason = obstacle(q, reading, v, log_decay, write, plain)
+    tensors = (q, reading, v, log_decay, write, plain)
+    in_triton = use_triton("generalised_delta_rule", backend, *tensors, obstacle=reason)
     o, state = delta_rule(
         q, reading, v, beta, log_decay,
-        write=write, plain=plain, scale=1.0, return_final_state=True, backend="torch",
+        write=write, plain=plain, scale=1.0, return_final_state=True, backend="triton" if in_triton else "torch",
     )  # fmt: skip
     return o, state

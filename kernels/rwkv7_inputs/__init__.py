@@ -1,4 +1,4 @@
-"""Computes all of RWKV-7 that lies between its linear maps and `delta_rule`, which takes two steps a position.
+"""Computes all of RWKV-7 that lies between its linear maps and `delta_rule`, and what a position adds to its output.
 
     L = -exp(-1/2) sigmoid(w_0 + w),   e = sigmoid(a_0 + a)            log-decay and rate
     c = k xi / |k xi|,                 k~ = k (1 + (e - 1) alpha)      what is removed, and the key
@@ -6,12 +6,12 @@
 
 with |k xi| and the sum over the K channels of every head.
 
-A position of the recurrence S_t = diag(exp L_t) S_{t-1} - (e_t c_t)^T (c_t S_{t-1}) + k~_t^T v_t becomes two of
-`delta_rule` (`kernels.delta_rule.generalised`):
+The recurrence S_t = diag(exp L_t) S_{t-1} - (e_t c_t)^T (c_t S_{t-1}) + k~_t^T v_t is that of `delta_rule` for
 
-    position | q | k             | v | write | log_decay
-    2 t      | 0 | c_t exp(-L_t) | 0 | e c   | L_t
-    2 t + 1  | r | 0             | v | k~    | 0
+    q = r,   k = c exp(-L),   v = v,   write = e c,   plain = k~,   log_decay = L
+
+with factors b_t = 1 (`kernels.delta_rule.generalised`). r and v are not copied. They are results because their
+gradients from `delta_rule` are then added to those from `own` in the pass that computes the latter.
 
 Source: Peng et al. 2025 (arXiv 2503.14456), section 4; w and a are the outputs of its low-rank maps, and k, r and v
 those of its linear maps. It is one operator because each of its parts passes over all of [B, T, D] once or twice.
@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from kernels.backend import on_device_of, use_triton
-from kernels.delta_rule.generalised import one_step, two_steps
 from kernels.norm import norm
 from kernels.positions import at_least_float32, check_positions
 
@@ -54,16 +53,25 @@ class Position(NamedTuple):
 
 
 class DeltaRuleInputs(NamedTuple):
-    """The inputs of `delta_rule` for two steps a position, [B, 2 T, H, K], and `own`."""
+    """The inputs of `delta_rule` by the names of its arguments, and `own`. All are [B, T, H, K].
+
+    q, k, v, write and plain have the dtype of v.
+    """
 
     q: Tensor
+    """r, which is not copied where it is dense and has the dtype of v."""
     k: Tensor
+    """c exp(-L): the state decays by exp(L) before it is read, and what is removed was held before that."""
     v: Tensor
+    """v, which is not copied where it is dense."""
     write: Tensor
+    """e c."""
+    plain: Tensor
+    """k~."""
     log_decay: Tensor
-    """In float32 or wider, where q, k, v and write have the dtype of v."""
+    """L, in float32 or wider."""
     own: Tensor
-    """Every position adds its vector to its output o_t, [B, T, H, K] in float32 or wider."""
+    """Every position adds its vector to its output o_t, in float32 or wider."""
 
 
 def rwkv7_inputs(
@@ -81,7 +89,7 @@ def rwkv7_inputs(
     head_dim: int,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> DeltaRuleInputs:
-    """q, k, v, write and log_decay of `delta_rule`, and own, by the equations of this module.
+    """q, k, v, write, plain and log_decay of `delta_rule`, and own, by the equations of this module.
 
     r, k, v, w, a:           [B, T, D] with D = H K and K = head_dim.
     w_0, a_0, xi, alpha, rho: [D].
@@ -106,9 +114,10 @@ def rwkv7_inputs(
         with on_device_of(r):
             return DeltaRuleInputs(*rwkv7_inputs_triton(tensors, head_dim))
     at = _position(tensors, head_dim, "auto" if backend == "auto" else "torch")
-    r, v = r.unflatten(-1, (-1, head_dim)), v.unflatten(-1, (-1, head_dim))
-    q, key, value, log_decay, write = two_steps(*one_step(r, at.k, v, at.remove, at.add, at.log_decay))
-    return DeltaRuleInputs(q, key, value, write, log_decay, at.own)
+    q, value = (x.to(v.dtype).unflatten(-1, (-1, head_dim)) for x in (r, v))
+    reading = -at.remove * torch.exp(-at.log_decay)
+    reading, write, plain = (x.to(v.dtype) for x in (reading, at.add, at.k))
+    return DeltaRuleInputs(q, reading, value, write, plain, at.log_decay, at.own)
 
 
 def rwkv7_position(
@@ -125,7 +134,7 @@ def rwkv7_position(
     *,
     head_dim: int,
 ) -> Position:
-    """The same without the two steps, for decoding: r, k, v, w, a are [..., D]. It is plain PyTorch.
+    """What the recurrence reads at single positions, for decoding: r, k, v, w, a are [..., D]. It is plain PyTorch.
 
     Raises ValueError for shapes that do not fit.
     """

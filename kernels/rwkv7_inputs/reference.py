@@ -1,4 +1,4 @@
-"""The equations of the package docstring, position by position, in the dtype of the arguments."""
+"""The equations of the package docstring in the dtype of the arguments."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def rwkv7_inputs_reference(
     rho: Tensor,
     *,
     head_dim: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v, write and log_decay of two steps a position, and own; arguments and results as in the package."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v, write, plain and log_decay of `delta_rule`, and own; arguments and results as in the package."""
 
     def heads(x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], -1, head_dim)
@@ -34,14 +34,4 @@ def rwkv7_inputs_reference(
     c = c / torch.sqrt(c.square().sum(-1, keepdim=True) + 1e-24)
     key = k * (1 + (rate - 1) * alpha)
     own = (r * rho * key).sum(-1, keepdim=True) * v
-    nothing = torch.zeros_like(v)
-    results: list[list[Tensor]] = [[], [], [], [], []]
-    for t in range(r.shape[1]):
-        removing = (nothing[:, t], c[:, t] * torch.exp(-log_decay[:, t]), nothing[:, t], rate[:, t] * c[:, t])
-        writing = (r[:, t], nothing[:, t], v[:, t], key[:, t])
-        for steps, first, second in zip(
-            results, (*removing, log_decay[:, t]), (*writing, torch.zeros_like(log_decay[:, t])), strict=True
-        ):
-            steps.extend((first, second))
-    q, reading, value, write, decays = (torch.stack(steps, 1) for steps in results)
-    return q, reading, value, write, decays, own
+    return r, c * torch.exp(-log_decay), v, rate * c, key, log_decay, own

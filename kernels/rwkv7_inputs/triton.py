@@ -9,9 +9,9 @@ The backward pass reads the same inputs again. With dX the gradient of a result 
 
     db = sum down v,                                dv = dvalue + b down
     dr = dq + db rho k~,                            drho = db r k~
-    dk~ = dwrite_2 + db rho r,                      dalpha = dk~ k (e - 1)
-    dc = dreading exp(-L) + dwrite_1 e,             du = s (dc - c sum c dc),   dxi = du k
-    de = dwrite_1 c + dk~ k alpha,                  da = de e (1 - e)
+    dk~ = dplain + db rho r,                        dalpha = dk~ k (e - 1)
+    dc = dreading exp(-L) + dwrite e,               du = s (dc - c sum c dc),   dxi = du k
+    de = dwrite c + dk~ k alpha,                    da = de e (1 - e)
     dw = (dL - dreading c exp(-L)) L (1 - sigma),   dk = dk~ g + du xi
 
 dw_0, da_0, dxi, dalpha and drho are sums over the positions. Each program adds those of its own in float32, and torch
@@ -19,11 +19,10 @@ adds these partial sums in float64, always in the same order. The tiles of a pro
 neighbours often have gradients of one sign, so the sum of a run of them can be many times larger than that of all, and
 its rounding errors as well.
 
-Layout:  inputs and own [R, D] dense with R = B T positions and D = H K channels; results [2 R, D] dense, with the two
-         steps of a position one behind the other. A program takes one head.
+Layout:  inputs and results [R, D] dense, with R = B T positions and D = H K channels. A program takes one head.
 float32: everything between a load and a store; log_decay and own are stored so.
-Bytes:   with n for the size of an element of v, R D (13 n + 12) forward, of which 5 n are read, and R D (15 n + 8)
-         backward, of which 10 n + 8 are read: the gradients of the zeros are not.
+Bytes:   with n for the size of an element of v, R D (8 n + 8) forward, of which 5 n are read, and R D (15 n + 8)
+         backward, of which 10 n + 8 are read. The results q and v are r and v themselves.
 FLOPs:   about 25 R D forward and 65 R D backward, with three exponentials each. Deterministic.
 """
 
@@ -73,7 +72,7 @@ def _vectors(b_k, b_w, b_a, b_xi, b_alpha, EPS: tl.constexpr, FASTEST: tl.conste
 
 @triton.jit
 def _rwkv7_fwd_kernel(
-    r, k, v, w, a, w_0, a_0, xi, alpha, rho, q, reading, value, write, log_decay, own,
+    r, k, v, w, a, w_0, a_0, xi, alpha, rho, reading, write, plain, log_decay, own,
     R, H, K: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, EPS: tl.constexpr, FASTEST: tl.constexpr,
 ):  # fmt: skip
     """ROWS positions of one head."""
@@ -92,26 +91,17 @@ def _rwkv7_fwd_kernel(
     b_log, b_e, b_g, b_c, _ = _vectors(b_k, b_w, b_a, b_xi, b_alpha, EPS, FASTEST)
     b_key = b_k * b_g
     b_bonus = tl.sum(b_r * _load(rho, o_d, m_k) * b_key, 1)[:, None]
-    o_1 = 2 * o_r * D + o_d
-    o_2 = o_1 + D
-    b_zero = tl.zeros([ROWS, BLOCK_K], tl.float32)
-    _store(q, o_1, b_zero, m)
-    _store(q, o_2, b_r, m)
-    _store(reading, o_1, b_c * tl.exp(-b_log), m)
-    _store(reading, o_2, b_zero, m)
-    _store(value, o_1, b_zero, m)
-    _store(value, o_2, b_v, m)
-    _store(write, o_1, b_e * b_c, m)
-    _store(write, o_2, b_key, m)
-    _store(log_decay, o_1, b_log, m)
-    _store(log_decay, o_2, b_zero, m)
+    _store(reading, o, b_c * tl.exp(-b_log), m)
+    _store(write, o, b_e * b_c, m)
+    _store(plain, o, b_key, m)
+    _store(log_decay, o, b_log, m)
     _store(own, o, b_bonus * b_v, m)
 
 
 @triton.jit
 def _rwkv7_bwd_kernel(
-    r, k, v, w, a, w_0, a_0, xi, alpha, rho, dq, dreading, dvalue, dwrite, dlog, down, dr, dk, dv, dw, da, partial,
-    R, H, K: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, TILES: tl.constexpr, EPS: tl.constexpr,
+    r, k, v, w, a, w_0, a_0, xi, alpha, rho, dq, dreading, dvalue, dwrite, dplain, dlog, down, dr, dk, dv, dw, da,
+    partial, R, H, K: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, TILES: tl.constexpr, EPS: tl.constexpr,
     FASTEST: tl.constexpr,
 ):  # fmt: skip
     """TILES tiles of ROWS positions of one head, and their terms of the gradients of parameters.
@@ -136,8 +126,6 @@ def _rwkv7_bwd_kernel(
         o_r = ((i_r.to(tl.int64) + i * num_programs) * ROWS + tl.arange(0, ROWS))[:, None]
         m = (o_r < R) & m_k
         o = o_r * D + o_d
-        o_1 = 2 * o_r * D + o_d
-        o_2 = o_1 + D
         b_r, b_k, b_v = _load(r, o, m), _load(k, o, m), _load(v, o, m)
         b_w, b_a = _load(w, o, m) + b_w_0, _load(a, o, m) + b_a_0
         b_log, b_e, b_g, b_c, b_s = _vectors(b_k, b_w, b_a, b_xi, b_alpha, EPS, FASTEST)
@@ -145,20 +133,20 @@ def _rwkv7_bwd_kernel(
         b_down = _load(down, o, m)
         b_bonus = tl.sum(b_r * b_rho * b_key, 1)[:, None]
         b_dbonus = tl.sum(b_down * b_v, 1)[:, None]
-        _store(dv, o, _load(dvalue, o_2, m) + b_bonus * b_down, m)
-        _store(dr, o, _load(dq, o_2, m) + b_dbonus * b_rho * b_key, m)
+        _store(dv, o, _load(dvalue, o, m) + b_bonus * b_down, m)
+        _store(dr, o, _load(dq, o, m) + b_dbonus * b_rho * b_key, m)
         b_drho += b_dbonus * b_r * b_key
-        b_dkey = _load(dwrite, o_2, m) + b_dbonus * b_rho * b_r
+        b_dkey = _load(dplain, o, m) + b_dbonus * b_rho * b_r
         b_dalpha += b_dkey * b_k * (b_e - 1.0)
-        b_dadd = _load(dwrite, o_1, m)
-        b_dgrown = _load(dreading, o_1, m) * tl.exp(-b_log)
-        b_dw = (_load(dlog, o_1, m) - b_dgrown * b_c) * b_log * (1.0 - tl.sigmoid(b_w))
+        b_dwrite = _load(dwrite, o, m)
+        b_dgrown = _load(dreading, o, m) * tl.exp(-b_log)
+        b_dw = (_load(dlog, o, m) - b_dgrown * b_c) * b_log * (1.0 - tl.sigmoid(b_w))
         _store(dw, o, b_dw, m)
         b_dw_0 += b_dw
-        b_da = (b_dadd * b_c + b_dkey * b_k * b_alpha) * b_e * (1.0 - b_e)
+        b_da = (b_dwrite * b_c + b_dkey * b_k * b_alpha) * b_e * (1.0 - b_e)
         _store(da, o, b_da, m)
         b_da_0 += b_da
-        b_dc = b_dgrown + b_dadd * b_e
+        b_dc = b_dgrown + b_dwrite * b_e
         b_du = b_s * (b_dc - b_c * tl.sum(b_c * b_dc, 1)[:, None])
         b_dxi += b_du * b_k
         _store(dk, o, b_dkey * b_g + b_du * b_xi, m)
@@ -179,23 +167,20 @@ def _sizes(r: Tensor, head_dim: int) -> tuple[int, int, dict[str, Any]]:
 
 
 def rwkv7_inputs_fwd(inputs: tuple[Tensor, ...], head_dim: int) -> tuple[Tensor, ...]:
-    """q, k, v, write, log_decay and own of the ten inputs, which are contiguous."""
+    """k, write, plain, log_decay and own of the ten inputs, which are contiguous."""
     r, _, v, *_ = inputs
     rows, heads, shared = _sizes(r, head_dim)
-    batch, length = r.shape[:2]
-    q, reading, value, write, log_decay = (
-        torch.empty((batch, 2 * length, heads, head_dim), dtype=dtype, device=r.device)
-        for dtype in (v.dtype,) * 4 + (torch.float32,)
+    reading, write, plain, log_decay, own = (
+        torch.empty((*r.shape[:2], heads, head_dim), dtype=dtype, device=r.device)
+        for dtype in (v.dtype,) * 3 + (torch.float32,) * 2
     )
-    own = torch.empty((batch, length, heads, head_dim), dtype=torch.float32, device=r.device)
     launch(
         _rwkv7_fwd_kernel,
         heads * cdiv(rows, shared["ROWS"]),
         **dict(zip(INPUTS, inputs, strict=True)),
-        q=q,
         reading=reading,
-        value=value,
         write=write,
+        plain=plain,
         log_decay=log_decay,
         own=own,
         R=rows,
@@ -205,15 +190,15 @@ def rwkv7_inputs_fwd(inputs: tuple[Tensor, ...], head_dim: int) -> tuple[Tensor,
         FASTEST=FASTEST_DECAY,
         num_warps=NUM_WARPS,
     )
-    return q, reading, value, write, log_decay, own
+    return reading, write, plain, log_decay, own
 
 
 def rwkv7_inputs_bwd(
     inputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...], head_dim: int
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the ten inputs, from those of the six results."""
+    """The gradients of the ten inputs, from those of the seven results."""
     r, k, v, w, a, *_ = inputs
-    dq, dreading, dvalue, dwrite, dlog, down = (dense(x) for x in gradients)
+    dq, dreading, dvalue, dwrite, dplain, dlog, down = (dense(x) for x in gradients)
     dr, dk, dv, dw, da = (torch.empty_like(x) for x in (r, k, v, w, a))
     rows, heads, shared = _sizes(r, head_dim)
     programs = cdiv(rows, TILES * shared["ROWS"])
@@ -226,6 +211,7 @@ def rwkv7_inputs_bwd(
         dreading=dreading,
         dvalue=dvalue,
         dwrite=dwrite,
+        dplain=dplain,
         dlog=dlog,
         down=down,
         dr=dr,
@@ -247,13 +233,15 @@ def rwkv7_inputs_bwd(
 
 
 class RWKV7Inputs(torch.autograd.Function):
-    """The ten inputs and head_dim to q, k, v, write, log_decay and own."""
+    """The ten inputs and head_dim to q, k, v, write, plain, log_decay and own. q and v are [B, T, D]."""
 
     @staticmethod
     def forward(ctx: Any, head_dim: int, *inputs: Tensor) -> tuple[Tensor, ...]:
         save(ctx, *inputs)
         ctx.head_dim = head_dim
-        return rwkv7_inputs_fwd(inputs, head_dim)
+        reading, *others = rwkv7_inputs_fwd(inputs, head_dim)
+        # autograd returns views of the inputs r and v, whose gradients arrive in `backward`
+        return inputs[0].to(inputs[2].dtype), reading, inputs[2], *others
 
     @staticmethod
     @once_differentiable
@@ -264,4 +252,9 @@ class RWKV7Inputs(torch.autograd.Function):
 def rwkv7_inputs_triton(tensors: tuple[Tensor, ...], head_dim: int) -> tuple[Tensor, ...]:
     """`rwkv7_inputs` for arguments that were checked."""
     inputs = tuple(dense(x) for x in tensors)
-    return RWKV7Inputs.apply(head_dim, *inputs) if needs_gradient(*inputs) else rwkv7_inputs_fwd(inputs, head_dim)
+    if needs_gradient(*inputs):
+        q, reading, v, *others = RWKV7Inputs.apply(head_dim, *inputs)
+    else:
+        q, v = inputs[0].to(inputs[2].dtype), inputs[2]
+        reading, *others = rwkv7_inputs_fwd(inputs, head_dim)
+    return q.unflatten(-1, (-1, head_dim)), reading, v.unflatten(-1, (-1, head_dim)), *others

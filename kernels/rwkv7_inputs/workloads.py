@@ -32,13 +32,13 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
 
 
 def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
-    """Five inputs and six results, of which four have two rows a position and two are in float32.
+    """Five inputs are read, and k, write, plain, log_decay and own written, the last two in float32.
 
-    The backward pass reads the inputs and the gradients of the results, those of the zeros left out, and writes five.
+    r and v are not copied. The backward pass reads the inputs and the gradients of the seven results, and writes five.
     """
     batch, length, heads, key = sizes(shape, "BTHK")
     size, element, wide = batch * length * heads * key, dtype.itemsize, max(4, dtype.itemsize)
-    num_bytes = size * (13 * element + 3 * wide) + (size * (15 * element + 2 * wide) if backward else 0)
+    num_bytes = size * (8 * element + 2 * wide) + (size * (15 * element + 2 * wide) if backward else 0)
     return Cost(
         num_bytes=num_bytes,
         num_flops=(90 if backward else 25) * size,

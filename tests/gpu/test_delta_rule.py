@@ -84,6 +84,7 @@ def assert_right(inputs, floor=floor_of):
     ("decay", "dtype", "sizes"),
     [
         *((decay, torch.bfloat16, (2, 128, 128)) for decay in DECAYS),
+        ("plain", torch.bfloat16, (2, 64, 64)),
         ("head", torch.bfloat16, (2, 256, 512)),
         *((decay, torch.bfloat16, (2, 256, 128)) for decay in ("key", "plain")),
         ("none", torch.float16, (2, 64, 128)),

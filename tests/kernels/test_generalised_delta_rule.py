@@ -8,14 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels.delta_rule import delta_rule
-from kernels.delta_rule.generalised import (
-    delta_rule_of_two_steps,
-    generalised_delta_rule,
-    generalised_delta_rule_reference,
-    one_step,
-    two_steps,
-)
+from kernels.delta_rule.generalised import generalised_delta_rule, generalised_delta_rule_reference
 from suite.laws.accuracy import assert_matches_reference
 from tests.kernels.gated import DEVICE
 
@@ -38,17 +31,6 @@ def make_inputs(length: int, *, K: int = 16, V: int = 8) -> dict:
     }
 
 
-def in_one_step(*, backend, **inputs):
-    q, k, v, log_decay, write, plain = one_step(**inputs)
-    beta = torch.ones_like(v[..., 0])
-    options = {"write": write, "plain": plain, "scale": 1.0, "return_final_state": True, "backend": backend}
-    return delta_rule(q, k, v, beta, log_decay, **options)
-
-
-def in_two_steps(*, backend, **inputs):
-    return delta_rule_of_two_steps(*two_steps(*one_step(**inputs)), backend=backend)
-
-
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 
@@ -56,30 +38,29 @@ every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], 
 @every_backend
 @every_dtype
 @pytest.mark.parametrize("length", [3, 40, pytest.param(130, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("op", [in_one_step, in_two_steps], ids=["one", "two"])
-def test_steps_of_the_delta_rule_equal_the_loop(op, length, dtype, backend):
-    op, inputs, keep = partial(op, backend=backend), make_inputs(length), ("log_decay",)
+def test_it_equals_the_loop(length, dtype, backend):
+    op, inputs, keep = partial(generalised_delta_rule, backend=backend), make_inputs(length), ("log_decay",)
     assert_matches_reference(op, generalised_delta_rule_reference, inputs, dtype=dtype, keep=keep, device=DEVICE)
 
 
 @every_backend
 @every_dtype
-def test_one_step_with_steep_decays_equals_the_loop(dtype, backend):
+def test_with_steep_decays_it_equals_the_loop(dtype, backend):
     """Within 40 positions such decays reach exp(-240), so that a chunk is factored by a tree."""
     inputs = make_inputs(40)
     inputs["log_decay"] = 20 * inputs["log_decay"]
     inputs["remove"] = inputs["remove"] * inputs["log_decay"].exp()
-    op, keep = partial(in_one_step, backend=backend), ("log_decay",)
+    op, keep = partial(generalised_delta_rule, backend=backend), ("log_decay",)
     assert_matches_reference(op, generalised_delta_rule_reference, inputs, dtype=dtype, keep=keep, device=DEVICE)
 
 
-def test_one_step_of_the_kernels_in_segments_equals_the_loop(monkeypatch):
+def test_the_kernels_in_segments_equal_the_loop(monkeypatch):
     """A long sequence of few heads is cut into segments, whose matrices do not depend on what is added."""
     walk, back = (pytest.importorskip(f"kernels.delta_rule.triton.{name}") for name in ("walk", "back"))
     segments = pytest.importorskip("kernels.delta_rule.triton.segments").Segments(3, 3)
     for module in (walk, back):
         monkeypatch.setattr(module, "cut_time", lambda *args, **options: segments)
-    op, inputs = partial(in_one_step, backend="triton"), make_inputs(130)
+    op, inputs = partial(generalised_delta_rule, backend="triton"), make_inputs(130)
     assert_matches_reference(
         op, generalised_delta_rule_reference, inputs, dtype=torch.float32, keep=("log_decay",), device=DEVICE
     )

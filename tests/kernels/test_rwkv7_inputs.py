@@ -60,12 +60,12 @@ def test_gradients_are_those_of_differences_in_float64():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_two_steps_of_the_delta_rule_are_the_recurrence(backend):
+def test_the_delta_rule_of_these_inputs_is_the_recurrence(backend):
     inputs = cast(make_inputs(2, 9, 2, 8), torch.float32)
-    steps = rwkv7_inputs(**inputs, backend=backend)
-    q, k, v, write, log_decay, own = (x.double() for x in steps)
-    beta = torch.ones_like(v[..., 0])
-    o, final = delta_rule(q, k, v, beta, log_decay, write=write, scale=1.0, return_final_state=True, backend="torch")
+    *arguments, own = (x.double() for x in rwkv7_inputs(**inputs, backend=backend))
+    q, k, v, write, plain, log_decay = arguments
+    options = {"write": write, "plain": plain, "scale": 1.0, "return_final_state": True, "backend": "torch"}
+    o, final = delta_rule(q, k, v, torch.ones_like(v[..., 0]), log_decay, **options)
     exact = {name: x.double() if isinstance(x, Tensor) else x for name, x in inputs.items()}
     at = rwkv7_position(**exact)
     r, value = (exact[name].unflatten(-1, (2, 8)) for name in "rv")
@@ -74,7 +74,7 @@ def test_two_steps_of_the_delta_rule_are_the_recurrence(backend):
         held = at.remove[:, t].unsqueeze(-2) @ state
         state = at.log_decay[:, t].exp().unsqueeze(-1) * state + at.add[:, t].unsqueeze(-1) * held
         state = state + at.k[:, t].unsqueeze(-1) * value[:, t].unsqueeze(-2)
-        torch.testing.assert_close(o[:, 2 * t + 1], (r[:, t].unsqueeze(-2) @ state).squeeze(-2), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(o[:, t], (r[:, t].unsqueeze(-2) @ state).squeeze(-2), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(final, state, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(own, at.own, rtol=1e-5, atol=1e-5)
 
@@ -82,13 +82,32 @@ def test_two_steps_of_the_delta_rule_are_the_recurrence(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_dtypes_are_those_of_the_values_with_decays_in_float32(backend):
     inputs = cast(make_inputs(1, 2, 1, 4), torch.bfloat16)
-    steps = rwkv7_inputs(**inputs, backend=backend)
-    assert {x.dtype for x in (steps.q, steps.k, steps.v, steps.write)} == {torch.bfloat16}
-    assert steps.log_decay.dtype == steps.own.dtype == torch.float32
-    assert steps.q.shape == steps.log_decay.shape == (1, 4, 1, 4)
-    assert steps.own.shape == (1, 2, 1, 4)
+    *products, log_decay, own = found = rwkv7_inputs(**inputs, backend=backend)
+    assert {x.dtype for x in products} == {torch.bfloat16}
+    assert log_decay.dtype == own.dtype == torch.float32
+    assert {x.shape for x in found} == {(1, 2, 1, 4)}
     for gradient, x in zip(gradients(inputs, backend), inputs.values(), strict=False):
         assert gradient.dtype == x.dtype
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_queries_and_values_are_not_copied(backend):
+    inputs = cast(make_inputs(1, 2, 1, 4), torch.float32)
+    inputs["k"].requires_grad_()
+    found = rwkv7_inputs(**inputs, backend=backend)
+    assert found.q.data_ptr() == inputs["r"].data_ptr()
+    assert found.v.data_ptr() == inputs["v"].data_ptr()
+
+
+def test_queries_have_the_dtype_of_the_values_and_their_gradient_that_of_r():
+    inputs = cast(make_inputs(1, 5, 2, 8), torch.float32)
+    inputs["v"] = inputs["v"].bfloat16()
+    for backend in BACKENDS:
+        assert rwkv7_inputs(**inputs, backend=backend).q.dtype == torch.bfloat16
+    for x, y in zip(gradients(inputs, "triton"), gradients(inputs, "torch"), strict=True):
+        assert x.dtype == y.dtype
+        # gradients of bfloat16 results round both
+        torch.testing.assert_close(x.float(), y.float(), rtol=2e-2, atol=2e-2)
 
 
 def test_inputs_may_have_any_memory():
@@ -122,9 +141,9 @@ def test_gradients_of_results_may_have_any_memory():
 def test_a_key_of_zeros_removes_nothing(backend):
     inputs = cast(make_inputs(1, 3, 2, 8), torch.float32)
     inputs["k"] = torch.zeros_like(inputs["k"])
-    steps = rwkv7_inputs(**inputs, backend=backend)
-    assert not steps.k.any()
-    assert not steps.write.any()
+    found = rwkv7_inputs(**inputs, backend=backend)
+    assert not found.k.any()
+    assert not found.write.any()
     assert all(x.isfinite().all() for x in gradients(inputs, backend))
 
 

@@ -9,7 +9,8 @@
     KDA:             a = exp(-exp(A) softplus(W_2 W_1 x + b)), one a key    y = W_o (norm_h(o) * sigmoid(V_2 V_1 x + c))
                      channel, A one a head
     DeltaProduct:    Gated DeltaNet with n keys, values and betas a token, which are n steps of the delta rule; the
-                     state decays before the first of them and is read behind the last
+                     state decays before the first of them and is read behind the last; with `ungated`, the same
+                     of DeltaNet
 
 with depthwise causal convolutions and norm_h an RMS norm of every head. beta in [0, 2] (`negative_eigenvalues`) gives
 I - beta k k^T an eigenvalue in [-1, 1], which state tracking needs (Grazzi et al. 2024).
@@ -67,7 +68,7 @@ class DeltaMixer(Mixer):
     def __init__(self, config: DeltaConfig) -> None:
         super().__init__()
         d_model, heads, steps = config.d_model, config.num_heads, config.steps
-        self.num_heads, self.steps, self.decay, self.gate = heads, steps, config.decay, config.gate
+        self.num_heads, self.steps, (self.decay, self.gate) = heads, steps, config.kinds
         self.key_dim, self.value_dim = config.key_width // heads, config.value_width // heads
         self.max_beta = 2.0 if config.negative_eigenvalues else 1.0
         self.round_beta, self.conv_std = config.round_beta, config.conv_std
@@ -248,6 +249,11 @@ class DeltaConfig(BackboneConfig):
     None: they start as torch's do, uniform within 1 / sqrt(d_conv)."""
 
     @property
+    def kinds(self) -> tuple[DecayKind, GateKind]:
+        """The decay and the output gate."""
+        return self.decay, self.gate
+
+    @property
     def steps(self) -> int:
         """Steps of the delta rule a token."""
         return 1
@@ -304,10 +310,27 @@ class KDAConfig(DeltaConfig):
 class DeltaProductConfig(GatedDeltaNetConfig):
     """Gated DeltaProduct: several steps of the delta rule a token, by default with beta up to 2."""
 
+    left_out_when_off: ClassVar[tuple[str, ...]] = (*GatedDeltaNetConfig.left_out_when_off, "ungated")
+
     num_householder: Factor = 2
     """Steps of the delta rule a token, each a Householder transformation of the state."""
     negative_eigenvalues: bool = True
+    ungated: bool = False
+    """Whether there is neither a decay nor an output gate, as in the word problems of Siems et al. (their code sets
+    use_forget_gate=False and use_gate=False). With one step a token this is DeltaNet."""
+
+    @property
+    def kinds(self) -> tuple[DecayKind, GateKind]:
+        return ("none", "none") if self.ungated else super().kinds
 
     @property
     def steps(self) -> int:
         return self.num_householder
+
+    def check(self, spec: TaskSpec) -> None:
+        super().check(spec)
+        if self.ungated and self.ssm_lr is not None:
+            raise ValueError(
+                f"{type(self).__name__}: ssm_lr={self.ssm_lr:g} is the rate of the decays, and ungated=true leaves "
+                "them out; drop one of them."
+            )

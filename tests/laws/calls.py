@@ -628,7 +628,10 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
         Network("normal convolutions", {"conv_std": 0.1, "round_beta": True}),
         Network("no convolutions", {"d_conv": None}),
     ),
-    "delta-product": (Network("three steps", {"num_householder": 3, "num_heads": 2}),),
+    "delta-product": (
+        Network("three steps", {"num_householder": 3, "num_heads": 2}),
+        Network("ungated", {"ungated": True, "num_heads": 2, "d_conv": None}),
+    ),
     "rwkv": (Network("narrow channel mixing", {"mlp_ratio": 1.5, "num_layers": 1}),),
     "sashimi": (
         Network("mamba outside", {"outer": "mamba", "center": "attention", "pool": [3, 2], "d_model": 8}),

@@ -54,10 +54,12 @@ def written_out(mixer, x, *, beta_factor):
     return y @ mixer.out.weight.T
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "options"), [*((name, {}) for name in NAMES), ("delta-product", {"ungated": True})], ids=str
+)
 @pytest.mark.parametrize(("negative", "taps"), [(False, 4), (True, 4), (True, None)], ids=str)
 @torch.no_grad()
-def test_the_mixer_is_the_recurrence_of_the_paper(name, negative, taps):
+def test_the_mixer_is_the_recurrence_of_the_paper(name, options, negative, taps):
     torch.manual_seed(0)
     config = MODELS.load(name)(
         num_layers=1,
@@ -68,6 +70,7 @@ def test_the_mixer_is_the_recurrence_of_the_paper(name, negative, taps):
         negative_eigenvalues=negative,
         d_conv=taps,
         init_std=0.5,
+        **options,
     )
     (mixer,) = config.build(SPEC).double().mixers
     # a norm and biases that differ from their start
@@ -87,6 +90,13 @@ def test_one_householder_step_is_gated_deltanet():
         return model(torch.arange(16)[None])
 
     assert torch.equal(logits("delta-product", num_householder=1), logits("gated-deltanet"))
+    widths = {"num_heads": 4, "expand_k": 1.0, "expand_v": 1.0}
+    assert torch.equal(logits("delta-product", num_householder=1, ungated=True, **widths), logits("deltanet"))
+
+
+def test_without_decays_their_rate_is_refused():
+    with pytest.raises(ValueError, match="drop one of them"):
+        MODELS.load("delta-product")(d_model=24, ungated=True, ssm_lr=1e-3).build(SPEC)
 
 
 def test_it_starts_as_the_released_layers_do():

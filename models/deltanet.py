@@ -9,8 +9,8 @@
     KDA:             a = exp(-exp(A) softplus(W_2 W_1 x + b)), one a key    y = W_o (norm_h(o) * sigmoid(V_2 V_1 x + c))
                      channel, A one a head
     DeltaProduct:    Gated DeltaNet with n keys, values and betas a token, which are n steps of the delta rule; the
-                     state decays before the first of them and is read behind the last; with `ungated`, the same
-                     of DeltaNet
+                     state decays before the first of them and is read behind the last; `without` decays and
+                     gates it is n steps a token of DeltaNet
 
 with depthwise causal convolutions and norm_h an RMS norm of every head. beta in [0, 2] (`negative_eigenvalues`) gives
 I - beta k k^T an eigenvalue in [-1, 1], which state tracking needs (Grazzi et al. 2024).
@@ -310,18 +310,19 @@ class KDAConfig(DeltaConfig):
 class DeltaProductConfig(GatedDeltaNetConfig):
     """Gated DeltaProduct: several steps of the delta rule a token, by default with beta up to 2."""
 
-    left_out_when_off: ClassVar[tuple[str, ...]] = (*GatedDeltaNetConfig.left_out_when_off, "ungated")
+    left_out_when_off: ClassVar[tuple[str, ...]] = (*GatedDeltaNetConfig.left_out_when_off, "without")
 
     num_householder: Factor = 2
     """Steps of the delta rule a token, each a Householder transformation of the state."""
     negative_eigenvalues: bool = True
-    ungated: bool = False
-    """Whether there is neither a decay nor an output gate, as in the word problems of Siems et al. (their code sets
-    use_forget_gate=False and use_gate=False). With one step a token this is DeltaNet."""
+    without: tuple[Literal["decay", "gate"], ...] = ()
+    """Parts that are left out: the decays, the output gates, or both, as in the word problems of Siems et al., whose
+    code sets use_forget_gate=False and use_gate=False. Without both and with one step a token this is DeltaNet."""
 
     @property
     def kinds(self) -> tuple[DecayKind, GateKind]:
-        return ("none", "none") if self.ungated else super().kinds
+        decay, gate = super().kinds
+        return "none" if "decay" in self.without else decay, "none" if "gate" in self.without else gate
 
     @property
     def steps(self) -> int:
@@ -329,8 +330,8 @@ class DeltaProductConfig(GatedDeltaNetConfig):
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
-        if self.ungated and self.ssm_lr is not None:
+        if "decay" in self.without and self.ssm_lr is not None:
             raise ValueError(
-                f"{type(self).__name__}: ssm_lr={self.ssm_lr:g} is the rate of the decays, and ungated=true leaves "
-                "them out; drop one of them."
+                f"{type(self).__name__}: ssm_lr={self.ssm_lr:g} is the rate of the decays, which `without` leaves out; "
+                "drop one of them."
             )

@@ -630,7 +630,7 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
     ),
     "delta-product": (
         Network("three steps", {"num_householder": 3, "num_heads": 2}),
-        Network("ungated", {"ungated": True, "num_heads": 2, "d_conv": None}),
+        Network("without decays", {"without": ["decay", "gate"], "num_heads": 2, "d_conv": None}),
     ),
     "rwkv": (Network("narrow channel mixing", {"mlp_ratio": 1.5, "num_layers": 1}),),
     "sashimi": (

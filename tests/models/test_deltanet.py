@@ -55,7 +55,7 @@ def written_out(mixer, x, *, beta_factor):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [*((name, {}) for name in NAMES), ("delta-product", {"ungated": True})], ids=str
+    ("name", "options"), [*((name, {}) for name in NAMES), ("delta-product", {"without": ("gate",)})], ids=str
 )
 @pytest.mark.parametrize(("negative", "taps"), [(False, 4), (True, 4), (True, None)], ids=str)
 @torch.no_grad()
@@ -91,12 +91,14 @@ def test_one_householder_step_is_gated_deltanet():
 
     assert torch.equal(logits("delta-product", num_householder=1), logits("gated-deltanet"))
     widths = {"num_heads": 4, "expand_k": 1.0, "expand_v": 1.0}
-    assert torch.equal(logits("delta-product", num_householder=1, ungated=True, **widths), logits("deltanet"))
+    assert torch.equal(
+        logits("delta-product", num_householder=1, without=("decay", "gate"), **widths), logits("deltanet")
+    )
 
 
 def test_without_decays_their_rate_is_refused():
     with pytest.raises(ValueError, match="drop one of them"):
-        MODELS.load("delta-product")(d_model=24, ungated=True, ssm_lr=1e-3).build(SPEC)
+        MODELS.load("delta-product")(d_model=24, without=("decay",), ssm_lr=1e-3).build(SPEC)
 
 
 def test_it_starts_as_the_released_layers_do():

@@ -9,8 +9,8 @@
     KDA:             a = exp(-exp(A) softplus(W_2 W_1 x + b)), one a key    y = W_o (norm_h(o) * sigmoid(V_2 V_1 x + c))
                      channel, A one a head
     DeltaProduct:    Gated DeltaNet with n keys, values and betas a token, which are n steps of the delta rule; the
-                     state decays before the first of them and is read behind the last; `without` decays and
-                     gates it is n steps a token of DeltaNet
+                     state decays before the first of them and is read behind the last. Without decays and
+                     gates (`without`) it is DeltaNet with n steps a token
 
 with depthwise causal convolutions and norm_h an RMS norm of every head. beta in [0, 2] (`negative_eigenvalues`) gives
 I - beta k k^T an eigenvalue in [-1, 1], which state tracking needs (Grazzi et al. 2024).
@@ -35,6 +35,7 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import field_validator
 from torch import Tensor, nn
 
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
@@ -317,7 +318,14 @@ class DeltaProductConfig(GatedDeltaNetConfig):
     negative_eigenvalues: bool = True
     without: tuple[Literal["decay", "gate"], ...] = ()
     """Parts that are left out: the decays, the output gates, or both, as in the word problems of Siems et al., whose
-    code sets use_forget_gate=False and use_gate=False. Without both and with one step a token this is DeltaNet."""
+    code sets use_forget_gate=False and use_gate=False. Without both, and with one step a token and the same widths,
+    this is DeltaNet."""
+
+    @field_validator("without")
+    @classmethod
+    def _in_one_order(cls, without: tuple[Literal["decay", "gate"], ...]) -> tuple[Literal["decay", "gate"], ...]:
+        # equal networks have one id
+        return tuple(sorted(set(without)))
 
     @property
     def kinds(self) -> tuple[DecayKind, GateKind]:

@@ -55,7 +55,9 @@ def written_out(mixer, x, *, beta_factor):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [*((name, {}) for name in NAMES), ("delta-product", {"without": ("gate",)})], ids=str
+    ("name", "options"),
+    [*((name, {}) for name in NAMES), *(("delta-product", {"without": parts}) for parts in [("gate",), ("decay",)])],
+    ids=str,
 )
 @pytest.mark.parametrize(("negative", "taps"), [(False, 4), (True, 4), (True, None)], ids=str)
 @torch.no_grad()
@@ -94,6 +96,13 @@ def test_one_householder_step_is_gated_deltanet():
     assert torch.equal(
         logits("delta-product", num_householder=1, without=("decay", "gate"), **widths), logits("deltanet")
     )
+
+
+def test_parts_that_are_left_out_have_one_order():
+    (first, second) = (
+        MODELS.load("delta-product")(without=parts) for parts in [("gate", "decay", "gate"), ("decay", "gate")]
+    )
+    assert first == second
 
 
 def test_without_decays_their_rate_is_refused():

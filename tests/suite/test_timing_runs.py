@@ -243,6 +243,7 @@ def test_the_figure_of_timings_says_what_ran_out_of_memory(call, tmp_path):
     assert ">oom<" in (tmp_path / "results" / "demo" / "sums" / "figure.svg").read_text()
 
 
+@pytest.mark.slow
 def test_a_wrong_result_is_exit_code_1_and_one_that_cannot_run_here_is_0(call):
     assert call("run", "demo/sums", "--device", "cpu", "--set", "bench.implementation=late")[0] == 1
     assert call("run", "demo/sums", "--device", "cpu", "--set", "bench.implementation=absent")[0] == 0

@@ -134,7 +134,7 @@ def rwkv7_position(
     *,
     head_dim: int,
 ) -> Position:
-    """What the recurrence reads at single positions, for decoding: r, k, v, w, a are [..., D]. It is plain PyTorch.
+    """Computes what the recurrence reads at single positions, for decoding, in plain PyTorch. r, k, v, w, a: [..., D].
 
     Raises ValueError for shapes that do not fit.
     """

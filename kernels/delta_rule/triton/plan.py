@@ -99,7 +99,7 @@ class ChunkFactors(NamedTuple):
     """With a decay of a channel, this is 1 for every chunk that is factored by a tree, and 0 for one that is factored
     about its middle, [B, H, chunks], int32."""
     plain_scores: Tensor | None = None
-    """Where `plain` is given (see `delta_factors`), this tensor holds the scores of queries with its keys,
+    """This tensor holds the scores of queries with the keys of `plain`, where it is given (see `delta_factors`),
     [B, T, H, C]."""
     plain_system: Tensor | None = None
     """This one holds the scores of keys that are read with the keys of `plain` at earlier positions, [B, T, H, C]."""

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.backend import use_triton
+from kernels.backend import on_device_of, use_triton
 from kernels.delta_rule import delta_rule, obstacle
 
 
@@ -55,12 +55,22 @@ def generalised_delta_rule(
 
     Raises ValueError for shapes that do not fit.
     """
+    if remove.shape != log_decay.shape:
+        raise ValueError(
+            f"generalised_delta_rule: remove and log_decay need one shape, got {tuple(remove.shape)} and "
+            f"{tuple(log_decay.shape)}."
+        )
     dtype = v.dtype
-    reading = (-remove.to(log_decay.dtype) * torch.exp(-log_decay)).to(dtype)
     q, write, plain, beta = q.to(dtype), add.to(dtype), k.to(dtype), v.new_ones(v.shape[:-1])
-    reason = obstacle(q, reading, v, log_decay, write, plain)
-    tensors = (q, reading, v, log_decay, write, plain)
-    in_triton = use_triton("generalised_delta_rule", backend, *tensors, obstacle=reason)
+    reason = obstacle(q, write, v, log_decay, write, plain)
+    in_triton = use_triton("generalised_delta_rule", backend, q, remove, v, log_decay, write, plain, obstacle=reason)
+    if in_triton:
+        from kernels.delta_rule.triton.reading import reading_keys
+
+        with on_device_of(q):
+            reading, log_decay = reading_keys(remove, log_decay, dtype)
+    else:
+        reading = (-remove.to(log_decay.dtype) * torch.exp(-log_decay)).to(dtype)
     o, state = delta_rule(
         q, reading, v, beta, log_decay,
         write=write, plain=plain, scale=1.0, return_final_state=True, backend="triton" if in_triton else "torch",

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.delta_rule.triton.pairs import chunk_pairs
 from kernels.delta_rule.triton.plan import Plan, is_whole
 from kernels.delta_rule.triton.tiles import load_rows, store_rows
 from kernels.gated_linear_attention.triton.decays import (
@@ -52,6 +53,11 @@ def _grads_kernel(
     dv,
     states,
     dstates,
+    da,
+    dl,
+    da_plain,
+    dl_plain,
+    diagonals,
     dq,
     dk,
     dbeta,
@@ -144,30 +150,29 @@ def _grads_kernel(
         p_g = g + i_b * g_stride_b + i_h * g_stride_h
         b_g = load_head_decays(p_g, g_stride_t, o_t, m_t)
         b_prefix, b_suffix = head_prefix_suffix(p_g, g_stride_t, o_t, o_c, end, C)
-    # the ends of the loops are an argument, so that they remain where they have one iteration (see LOG.md of
-    # gated_linear_attention)
-    b_da, b_dl = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
+    m_past = o_c[:, None] > o_c[None, :]
     if plain is not None:
         plain += i_b * plain_stride_b + i_h * plain_stride_h
         v += i_b * v_stride_b + i_h * v_stride_h
-        b_da_plain, b_dl_plain = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
-    for i_v in range(0, end_v, BV):
-        o_v = i_v + tl.arange(0, BV)
-        b_delta = tl.trans(load_rows(delta + o_head * V, H * V, start, o_c, o_v, end, V, WHOLE))
-        b_do = load_rows(do, do_stride_t, start, o_c, o_v, end, V, WHOLE).to(dtype)
-        b_dv = load_rows(dv + o_head * V, H * V, start, o_c, o_v, end, V, WHOLE)
-        b_da = tl.dot(b_do, b_delta, b_da, input_precision=PRECISION)
-        b_dl = tl.dot(b_dv, b_delta, b_dl, input_precision=PRECISION)
-        if plain is not None:
-            b_v = tl.trans(load_rows(v, v_stride_t, start, o_c, o_v, end, V, WHOLE)).to(dtype)
-            b_da_plain = tl.dot(b_do, b_v, b_da_plain, input_precision=PRECISION)
-            b_dl_plain = tl.dot(b_dv, b_v, b_dl_plain, input_precision=PRECISION)
-    b_da *= scale
-    if plain is not None:
-        b_da_plain *= scale
-    m_past = o_c[:, None] > o_c[None, :]
-    b_diagonal = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_da, 0.0), 1)
-    b_da, b_dl = tl.where(m_past, b_da, 0.0), tl.where(m_past, -b_dl, 0.0)
+    if DECAY == CHANNEL_DECAY:
+        b_da = load_rows(da + o_head * C, H * C, start, o_c, o_c, end, C, False)
+        b_dl = load_rows(dl + o_head * C, H * C, start, o_c, o_c, end, C, False)
+        p_diagonals = diagonals + o_head + o_rows * H
+        b_diagonal = tl.load(p_diagonals, mask=m_t, other=0.0)
+    else:
+        # the ends of the loops are an argument, so that they remain where they have one iteration (see LOG.md of
+        # gated_linear_attention)
+        b_da, b_dl = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
+        for i_v in range(0, end_v, BV):
+            o_v = i_v + tl.arange(0, BV)
+            b_delta = tl.trans(load_rows(delta + o_head * V, H * V, start, o_c, o_v, end, V, WHOLE))
+            b_do = load_rows(do, do_stride_t, start, o_c, o_v, end, V, WHOLE).to(dtype)
+            b_dv = load_rows(dv + o_head * V, H * V, start, o_c, o_v, end, V, WHOLE)
+            b_da = tl.dot(b_do, b_delta, b_da, input_precision=PRECISION)
+            b_dl = tl.dot(b_dv, b_delta, b_dl, input_precision=PRECISION)
+        b_da *= scale
+        b_diagonal = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_da, 0.0), 1)
+        b_da, b_dl = tl.where(m_past, b_da, 0.0), tl.where(m_past, -b_dl, 0.0)
     q += i_b * q_stride_b + i_h * q_stride_h
     k += i_b * k_stride_b + i_h * k_stride_h
     if DECAY != CHANNEL_DECAY:
@@ -192,11 +197,12 @@ def _grads_kernel(
                 b_net = tl.zeros([C], tl.float32)
                 b_pairs = tl.dot(b_pairs, tl.trans(m_past.to(tl.float32)), input_precision=PRECISION)
                 b_dg_inside = tl.sum(tl.where(o_c[:, None] >= o_c[None, :], b_pairs, 0.0), 0)
-    b_da, b_dl = as_operand(b_da, dtype, PRECISION), as_operand(b_dl, dtype, PRECISION)
+        b_da, b_dl = as_operand(b_da, dtype, PRECISION), as_operand(b_dl, dtype, PRECISION)
     if plain is not None:
-        b_diagonal_plain = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_da_plain, 0.0), 1)
-        b_da_plain = as_operand(tl.where(m_past, b_da_plain, 0.0), dtype, PRECISION)
-        b_dl_plain = as_operand(tl.where(m_past, -b_dl_plain, 0.0), dtype, PRECISION)
+        b_da_plain = load_rows(da_plain + o_head * C, H * C, start, o_c, o_c, end, C, False)
+        b_dl_plain = load_rows(dl_plain + o_head * C, H * C, start, o_c, o_c, end, C, False)
+        p_diagonals += (tl.num_programs(0) // (num_t * num_k)).to(tl.int64) * T
+        b_diagonal_plain = tl.load(p_diagonals, mask=m_t, other=0.0)
         b_de = tl.zeros([C, BK], tl.float32)
 
     b_dq, b_dr = tl.zeros([C, BK], tl.float32), tl.zeros([C, BK], tl.float32)
@@ -384,7 +390,7 @@ def delta_grads(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of q, k, beta, where it is needed of g, and where they are given of write and plain.
 
-    See `_grads_kernel`, which reads v only where plain is given.
+    See `_grads_kernel`. v is read only where plain is given.
 
     steep: as in `ChunkFactors`.
     """
@@ -404,8 +410,10 @@ def delta_grads(
     if g is not None and needs_dg:
         dg = new(num_k) if kind == HEAD else new(key_dim, g.dtype)
 
+    num_chunks, block_v = plan.num_chunks(length), plan.width(tile.block_v, value_dim)
+    pairs = chunk_pairs(plan, delta=delta, do=do, dv=dv, v=v) if kind == CHANNEL else (None,) * 5
+
     def make(for_steep: bool) -> KeptLaunch:
-        num_chunks, block_v = plan.num_chunks(length), plan.width(tile.block_v, value_dim)
         return KeptLaunch(
             _grads_kernel,
             batch * heads * num_chunks * num_k,
@@ -428,7 +436,7 @@ def delta_grads(
             **tile.options.keywords(),
         )
 
-    inputs = q, k, beta, g, write, plain, v, delta, do, dv, states, dstates
+    inputs = q, k, beta, g, write, plain, v, delta, do, dv, states, dstates, *pairs
     tensors = *inputs, dq, dk, dbeta, dg, dwrite, dplain, steep, plan.table
     for for_steep in (False,) if steep is None else (False, True):
         key = "grads", for_steep, dg is None, do.stride(), do.dtype

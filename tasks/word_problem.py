@@ -44,6 +44,18 @@ def products(group: str) -> Array:
     return order[np.searchsorted(codes, images[:, images] @ weights)]
 
 
+@functools.cache
+def orders(group: str) -> Array:
+    """The order of every element: how often it has to be multiplied by itself until the product is the identity."""
+    table = products(group)
+    elements = powers = np.arange(len(table))
+    found = np.zeros(len(table), dtype=int)
+    for times in range(1, len(table) + 1):
+        found[(powers == 0) & (found == 0)] = times
+        powers = table[powers, elements]
+    return found
+
+
 class WordProblem(FreshTask):
     """The word problem of a group: at every position, the product of all elements so far.
 
@@ -101,12 +113,16 @@ class WordProblem(FreshTask):
     """Number of unique training rows; 0: fresh rows at every step."""
     num_test: Size = 1000
     """Number of rows of each test length, and of a clean validation split."""
+    repeats: bool = False
+    """Whether the test also has rows in which one element is repeated, each drawn element but the identity in a row of
+    its own. They have a slice for each test length and each order of an element (`length=64,order=3`). Rows of random
+    elements seldom repeat one for long, so a model can be right on them without keeping the products of such rows."""
 
     @model_serializer(mode="wrap")
     def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # runs without this option keep the ids they had before the option existed
+        # runs without these options keep the ids they had before the options existed
         values: dict[str, Any] = handler(self)
-        return {key: value for key, value in values.items() if key != "min_test_length" or value}
+        return {key: value for key, value in values.items() if key not in ("min_test_length", "repeats") or value}
 
     @model_validator(mode="after")
     def _can_work(self) -> WordProblem:
@@ -132,6 +148,11 @@ class WordProblem(FreshTask):
         if self.min_test_length and self.labels == "every":
             raise ValueError(
                 f"{self.name}: min_test_length has no meaning with labels=every; take labels: end, or drop it."
+            )
+        if self.repeats and self.labels == "end":
+            raise ValueError(
+                f"{self.name}: repeats counts the positions that are right and has no meaning with labels=end; take "
+                "labels: every, or drop it."
             )
         if self.min_test_length > min(self.test_lengths):
             raise ValueError(
@@ -176,6 +197,10 @@ class WordProblem(FreshTask):
             else:
                 rows = self._draw(rng, self.num_test, length)
             yield self._labelled(rows, rng, split)
+            if split == "test" and self.repeats:
+                for order, elements in self._by_order().items():
+                    rows = np.repeat(elements[:, None], length, axis=1)
+                    yield self._labelled(rows, rng, split, f"length={length},order={order}")
 
     def chunk(self, seed: int, index: int) -> Segment:
         rng = numpy_generator(seed, f"{self.name}/train", index)
@@ -189,7 +214,13 @@ class WordProblem(FreshTask):
     def _draw(self, rng: np.random.Generator, num_rows: int, length: int) -> Array:
         return self.drawn[rng.integers(0, len(self.drawn), (num_rows, length))]
 
-    def _labelled(self, rows: Array, rng: np.random.Generator, split: str) -> Segment:
+    def _by_order(self) -> dict[int, Array]:
+        """The drawn elements but the identity, by their order."""
+        elements = self.drawn[self.drawn != 0]
+        order = orders(self.group)[elements]
+        return {int(n): elements[order == n] for n in np.unique(order)}
+
+    def _labelled(self, rows: Array, rng: np.random.Generator, split: str, name: str = "") -> Segment:
         num_rows, length = rows.shape
         table, running = products(self.group), np.empty_like(rows)
         state = np.zeros(num_rows, dtype=rows.dtype)
@@ -204,7 +235,8 @@ class WordProblem(FreshTask):
             places = np.full((num_rows, 1), length - 1)
         inputs = np.pad(rows, ((0, 0), (1, 0)), constant_values=self.num_elements) if self.begin else rows
         targets = np.take_along_axis(running, places, axis=1)
-        name = f"length={shortest}..{length}" if split == "test" and shortest < length else f"length={length}"
+        ranged = split == "test" and shortest < length
+        name = name or (f"length={shortest}..{length}" if ranged else f"length={length}")
         return token_segment(inputs, targets, places + self.begin, self.spec.vocab_size, name)
 
     def solve(self, segment: Segment) -> Array:

@@ -84,6 +84,10 @@ INSTANCES: dict[str, tuple[str, Options]] = {
         "word-problem",
         {"group": "Z5", "length": 24, "test_lengths": (64,), "num_train": 0, "num_test": 100, "labels": "end"},
     ),
+    "word-problem/repeats": (
+        "word-problem",
+        {"group": "S3", "length": 32, "test_lengths": (32,), "num_train": 200, "num_test": 100, "repeats": True},
+    ),
     "word-problem/swaps": (
         "word-problem",
         {

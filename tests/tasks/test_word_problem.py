@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from tasks.word_problem import WordProblem, permutations, products
+from tasks.word_problem import WordProblem, orders, permutations, products
 
 SMALL = {"num_train": 100, "num_test": 50}
 
@@ -78,6 +78,32 @@ def test_one_set_of_test_rows_may_have_a_range_of_lengths():
     assert "min_test_length" not in WordProblem().model_dump()
 
 
+def test_rows_that_repeat_one_element_have_slices_by_its_order():
+    task = WordProblem(group="S3", length=8, test_lengths=(8, 12), num_train=10, num_test=5, repeats=True)
+
+    segments = {segment.slice: segment for segment in task.segments("test", 0)}
+
+    assert list(segments) == [f"length={n}{more}" for n in (8, 12) for more in ("", ",order=2", ",order=3")]
+    for order, elements in (2, (1, 2, 5)), (3, (3, 4)):
+        segment = segments[f"length=12,order={order}"]
+        assert segment.inputs[:, 1:].tolist() == [[element] * 12 for element in elements]
+        # the identity, element 0, returns after as many positions as the order says, and not before
+        assert ((segment.targets == 0).nonzero()[:, 1] % order == order - 1).all()
+        assert (segment.targets == 0).sum() == len(elements) * 12 // order
+        assert (task.solve(segment) == segment.targets.numpy()).all()
+    plain = task.model_copy(update={"repeats": False})
+    assert [s.slice for s in task.segments("valid", 0)] == [s.slice for s in plain.segments("valid", 0)]
+    assert "repeats" in task.model_dump()
+    assert "repeats" not in plain.model_dump()
+
+
+@pytest.mark.parametrize(
+    ("group", "counts"), [("S5", [1, 25, 20, 30, 24, 20]), ("A5", [1, 15, 20, 24]), ("Z6", [1, 1, 2, 2])]
+)
+def test_the_elements_have_the_orders_of_their_group(group, counts):
+    assert np.unique(orders(group), return_counts=True)[1].tolist() == counts
+
+
 def test_swaps_move_two_points():
     task = WordProblem(group="S5", max_moved=2, identity=False, **SMALL)
     images = np.array(permutations("S5"))[task.drawn]
@@ -100,6 +126,7 @@ def test_swaps_move_two_points():
         ({"labels": "end", "min_length": 200}, r"min_length=200 is above length=128"),
         ({"min_test_length": 8}, r"min_test_length has no meaning with labels=every"),
         ({"labels": "end", "min_test_length": 40}, r"min_test_length=40 is above a test length of 32"),
+        ({"labels": "end", "repeats": True}, r"repeats counts the positions that are right"),
         ({"test_lengths": ()}, r"at least 1 item"),
     ],
 )

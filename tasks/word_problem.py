@@ -151,8 +151,7 @@ class WordProblem(FreshTask):
             )
         if self.repeats and self.labels == "end":
             raise ValueError(
-                f"{self.name}: repeats counts the positions that are right and has no meaning with labels=end; take "
-                "labels: every, or drop it."
+                f"{self.name}: repeats needs a label at every position, got labels=end; take labels: every, or drop it."
             )
         if self.min_test_length > min(self.test_lengths):
             raise ValueError(

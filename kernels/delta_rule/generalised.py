@@ -62,6 +62,8 @@ def generalised_delta_rule(
         )
     dtype = v.dtype
     q, write, plain, beta = q.to(dtype), add.to(dtype), k.to(dtype), v.new_ones(v.shape[:-1])
+    # the kernels read it in its own dtype unless that is one that they do not take
+    remove = remove.to(log_decay.dtype) if remove.dtype == torch.float64 else remove
     reason = obstacle(q, write, v, log_decay, write, plain)
     in_triton = use_triton("generalised_delta_rule", backend, q, remove, v, log_decay, write, plain, obstacle=reason)
     if in_triton:

@@ -261,7 +261,7 @@ def _exceeded(figures: Found, budget: Found, update: str) -> Iterator[str]:
         return
     if figures.unwritten:
         yield f"reads uniform registers that nothing wrote, {figures.unwritten} times: the compiler made wrong code"
-    for name in ("registers", "scalars", "spills", "stack", "shared"):
+    for name in ("registers", "scalars", "spills", "stack", "shared", "waits"):
         if (value := getattr(figures, name)) > (limit := getattr(budget, name)):
             yield f"{name} {value} > budget {limit}"
     if figures.instructions > INSTRUCTIONS * budget.instructions:
@@ -344,7 +344,7 @@ def _dump(found: Found) -> Any:
     """Figures as JSON; those that are zero for nearly every kernel are left out where they are zero."""
     if isinstance(found, str):
         return found
-    return {key: value for key, value in asdict(found).items() if key not in ("scalars", "unwritten") or value}
+    return {key: value for key, value in asdict(found).items() if key not in ("scalars", "waits", "unwritten") or value}
 
 
 def _read(path: Path) -> dict[str, Any]:

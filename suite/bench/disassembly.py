@@ -31,6 +31,9 @@ class Figures:
     shared:       bytes of shared memory per program.
     instructions: number of instructions.
     matrix:       number of instructions of the matrix units by kind, without their shape: {"HGMMA.F32.BF16": 4}.
+    waits:        number of waits for products of the matrix units of Hopper (WARPGROUP.DEPBAR). A warp starts several
+                  products and waits once; as many waits as products mean that ptxas lets each of them wait for the one
+                  before, because registers are short or other instructions lie between.
     loads:        number of loads from global memory by bytes per thread: {"16": 8, "2": 1}.
     unwritten:    reads of uniform registers that no earlier instruction writes, which is wrong code (NVIDIA only).
     """
@@ -42,6 +45,7 @@ class Figures:
     instructions: int
     scalars: int = 0
     matrix: dict[str, int] = field(default_factory=dict)
+    waits: int = 0
     loads: dict[str, int] = field(default_factory=dict)
     unwritten: int = 0
 
@@ -89,6 +93,7 @@ def of_sass(text: str, shared: int) -> Figures:
         shared=shared,
         instructions=len(opcodes),
         matrix=_tally(map(_sass_matrix, opcodes)),
+        waits=sum(opcode.startswith("WARPGROUP.DEPBAR") for opcode in opcodes),
         loads=_tally(map(_sass_load, opcodes)),
         unwritten=len(unwritten(text)),
     )

@@ -80,3 +80,32 @@ def test_without_removal_it_is_linear_attention_with_decays():
     total = inputs["log_decay"].cumsum(1)
     weights = torch.einsum("bthk,bshk->bhts", inputs["q"] * total.exp(), inputs["k"] * (-total).exp()).tril()
     assert (o - torch.einsum("bhts,bshv->bthv", weights, inputs["v"])).abs().max() < 1e-10
+
+
+@every_backend
+def test_what_is_removed_has_the_shape_of_the_decays(backend):
+    inputs = make_inputs(3)
+    inputs["remove"] = inputs["remove"][:, :1]
+    with pytest.raises(ValueError, match="remove and log_decay need one shape"):
+        generalised_delta_rule(**inputs, backend=backend)
+
+
+@pytest.mark.parametrize("needed", ["remove", "log_decay"])
+def test_the_gradient_of_one_input_alone_is_that_of_all(needed):
+    tensors = {name: x.float().to(DEVICE) for name, x in make_inputs(5).items()}
+
+    def gradient(names):
+        leaves = {name: x.clone().requires_grad_(name in names) for name, x in tensors.items()}
+        generalised_delta_rule(**leaves, backend="triton")[0].sum().backward()
+        return {name: leaves[name].grad for name in tensors if leaves[name].grad is not None}
+
+    alone, together = gradient([needed]), gradient(list(tensors))
+    assert list(alone) == [needed]
+    assert torch.equal(alone[needed], together[needed])
+
+
+def test_a_float64_input_beside_others_in_float32_runs_in_the_kernels():
+    tensors = {name: x.float().to(DEVICE) for name, x in make_inputs(5).items()}
+    wide = tensors | {"remove": tensors["remove"].double()}
+    outputs = [generalised_delta_rule(**each, backend="triton")[0] for each in (tensors, wide)]
+    assert torch.equal(*outputs)

@@ -142,8 +142,9 @@ def test_the_oracle_of_the_task_is_always_right(case):
             assert correct == count == known.sum()
             constant = torch.zeros(*labels.shape, task.spec.num_classes)
             correct, count = task.score(constant, labels)["accuracy"]
-            # exactly half where an element of order two is repeated: every other product is the identity
-            assert correct <= 0.5 * count, "a constant answer is right more than half of the time"
+            # half where an element of order two is repeated: every other product is the identity
+            half = correct == 0.5 * count and segment.slice.endswith("order=2")
+            assert correct < 0.5 * count or half, "a constant answer is right half the time"
 
 
 @pytest.mark.parametrize("case", [case for case in INSTANCES if build(case).fresh])

@@ -244,6 +244,7 @@ def collection(figures, name="op/kernel[W=4]#0000", version="1.0", ops=("op",)):
         ({"registers": 72}, "registers 72 > budget 64"),
         ({"stack": 16}, "stack 16 > budget 0"),
         ({"shared": 2048}, "shared 2048 > budget 1024"),
+        ({"waits": 8}, "waits 8 > budget 0"),
         ({"instructions": 1051}, "instructions 1051 > budget 1000 and 5 %"),
         ({"loads": {"16": 6, "2": 4}}, "mean load 10.4 bytes < budget 13.2"),
         ({"registers": 56, "instructions": 1050, "loads": {"16": 8}}, None),
@@ -298,6 +299,7 @@ def test_the_width_of_a_load_is_not_that_of_its_cache_hint():
         /*0030*/        @!UP1 UTMALDG.2D [UR4], [UR6] ;  /* 0x0 */
         /*0040*/              UIADD3.64 UR10, UR4, UR4 ;  /* 0x0 */
         /*0040*/              HGMMA.64x64x16.F32.BF16 R24, R4, gdesc[UR8], R24 ;  /* 0x0 */
+        /*0040*/              WARPGROUP.DEPBAR.LE gsb0, 0x0 ;  /* 0x0 */
         /*0050*/          @P1 STL [R1], R2 ;  /* 0x0 */
         /*0060*/              LDG.E R2, [R2.64] ;  /* 0x0 */
         /*0070*/              NOP ;  /* 0x0 */
@@ -307,8 +309,9 @@ def test_the_width_of_a_load_is_not_that_of_its_cache_hint():
         spills=1,
         stack=24,
         shared=512,
-        instructions=10,
+        instructions=11,
         matrix={"HGMMA.F32.BF16": 1},
+        waits=1,
         loads={"16": 2, "2": 1, "4": 1, "8": 1},
     )
 

@@ -126,7 +126,7 @@ def test_swaps_move_two_points():
         ({"labels": "end", "min_length": 200}, r"min_length=200 is above length=128"),
         ({"min_test_length": 8}, r"min_test_length has no meaning with labels=every"),
         ({"labels": "end", "min_test_length": 40}, r"min_test_length=40 is above a test length of 32"),
-        ({"labels": "end", "repeats": True}, r"repeats counts the positions that are right"),
+        ({"labels": "end", "repeats": True}, r"repeats needs a label at every position"),
         ({"test_lengths": ()}, r"at least 1 item"),
     ],
 )

@@ -122,6 +122,7 @@ def _grads_kernel(
     dwrite = beta dw and dbeta = <write, dw>. Where `plain` is given, dv is the drest of `_back_kernel`, and pairs of
     its keys e with v, which is added under them, are treated as those of w with delta; their parts of dq and dr are
     added.
+    With a decay of a channel dA, dL and the diagonal of dA are read from `ChunkPairs`, and otherwise computed here.
     As in gated linear attention, dg_l is the sum of what passes position l, in which what does not pass it cancels, as
     both sides consist of the same rounded factors; the diagonal of A passes nothing and is left out.
 

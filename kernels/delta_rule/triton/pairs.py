@@ -23,14 +23,16 @@ from kernels.launch import KeptLaunch, cdiv
 
 
 class ChunkPairs(NamedTuple):
-    """Outputs of `_pairs_kernel`, of all pairs of positions i > j of a chunk, as operands of matrix products."""
+    """Outputs of `_pairs_kernel`, of all pairs of positions i > j of a chunk and zero elsewhere, as operands of matrix
+    products."""
 
     da: Tensor
-    """dA, the gradient of the scores of queries with written keys, [B, T, H, C]: row i belongs to position i."""
+    """dA, the gradient of the scores of queries with written keys before they are scaled, [B, T, H, C]: row i belongs
+    to position i."""
     dl: Tensor
     """dL, likewise the gradient of the scores of keys that are read with written keys."""
     da_plain: Tensor | None
-    """The gradient of the scores of queries with the keys of `plain`, where it is given."""
+    """Likewise of the scores of queries with the keys of `plain`, where it is given."""
     dl_plain: Tensor | None
     """Likewise of keys that are read with the keys of `plain`."""
     diagonals: Tensor

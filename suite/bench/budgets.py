@@ -262,7 +262,9 @@ def _exceeded(figures: Found, budget: Found, update: str) -> Iterator[str]:
     if figures.unwritten:
         yield f"reads uniform registers that nothing wrote, {figures.unwritten} times: the compiler made wrong code"
     for name in ("registers", "scalars", "spills", "stack", "shared", "waits"):
-        if (value := getattr(figures, name)) > (limit := getattr(budget, name)):
+        value, limit = getattr(figures, name), getattr(budget, name)
+        # a budget may be older than a figure
+        if value is not None and limit is not None and value > limit:
             yield f"{name} {value} > budget {limit}"
     if figures.instructions > INSTRUCTIONS * budget.instructions:
         yield f"instructions {figures.instructions} > budget {budget.instructions} and 5 %"

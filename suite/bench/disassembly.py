@@ -33,7 +33,7 @@ class Figures:
     matrix:       number of instructions of the matrix units by kind, without their shape: {"HGMMA.F32.BF16": 4}.
     waits:        number of waits for products of the matrix units of Hopper (WARPGROUP.DEPBAR). A warp starts several
                   products and waits once; as many waits as products mean that ptxas lets each of them wait for the one
-                  before, because registers are short or other instructions lie between.
+                  before, because registers are short or other instructions lie between. None where there are none.
     loads:        number of loads from global memory by bytes per thread: {"16": 8, "2": 1}.
     unwritten:    reads of uniform registers that no earlier instruction writes, which is wrong code (NVIDIA only).
     """
@@ -45,7 +45,7 @@ class Figures:
     instructions: int
     scalars: int = 0
     matrix: dict[str, int] = field(default_factory=dict)
-    waits: int = 0
+    waits: int | None = None
     loads: dict[str, int] = field(default_factory=dict)
     unwritten: int = 0
 
@@ -93,7 +93,7 @@ def of_sass(text: str, shared: int) -> Figures:
         shared=shared,
         instructions=len(opcodes),
         matrix=_tally(map(_sass_matrix, opcodes)),
-        waits=sum(opcode.startswith("WARPGROUP.DEPBAR") for opcode in opcodes),
+        waits=sum(opcode.startswith("WARPGROUP.DEPBAR") for opcode in opcodes) if names["HGMMA"] else None,
         loads=_tally(map(_sass_load, opcodes)),
         unwritten=len(unwritten(text)),
     )

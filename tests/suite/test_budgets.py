@@ -230,7 +230,7 @@ def test_only_a_kernel_that_changed_is_compiled_and_one_over_budget_is_named(tmp
     assert digests(path) == found.digests
 
 
-FIGURES = Figures(registers=64, spills=0, stack=0, shared=1024, instructions=1000, loads={"16": 8, "2": 2})
+FIGURES = Figures(registers=64, spills=0, stack=0, shared=1024, instructions=1000, waits=4, loads={"16": 8, "2": 2})
 
 
 def collection(figures, name="op/kernel[W=4]#0000", version="1.0", ops=("op",)):
@@ -244,7 +244,8 @@ def collection(figures, name="op/kernel[W=4]#0000", version="1.0", ops=("op",)):
         ({"registers": 72}, "registers 72 > budget 64"),
         ({"stack": 16}, "stack 16 > budget 0"),
         ({"shared": 2048}, "shared 2048 > budget 1024"),
-        ({"waits": 8}, "waits 8 > budget 0"),
+        ({"waits": 8}, "waits 8 > budget 4"),
+        ({"waits": None}, None),
         ({"instructions": 1051}, "instructions 1051 > budget 1000 and 5 %"),
         ({"loads": {"16": 6, "2": 4}}, "mean load 10.4 bytes < budget 13.2"),
         ({"registers": 56, "instructions": 1050, "loads": {"16": 8}}, None),
@@ -255,6 +256,12 @@ def test_a_figure_over_budget_is_one_line(tmp_path, change, problem):
     update(collection(FIGURES), path)
     lines = [str(line) for line in check(collection(replace(FIGURES, **change)), path)]
     assert lines == ([f"op/kernel[W=4]#0000 sm_90: {problem}"] if problem else [])
+
+
+def test_a_budget_that_is_older_than_a_figure_does_not_limit_it(tmp_path):
+    path = tmp_path / "budgets.json"
+    update(collection(replace(FIGURES, waits=None)), path)
+    assert check(collection(FIGURES), path) == []
 
 
 def test_kernels_and_budgets_must_match(tmp_path):

@@ -48,7 +48,8 @@ def generalised_delta_rule(
 ) -> tuple[Tensor, Tensor]:
     """(o [B, T, H, V] in the dtype of v, S_T transposed [B, H, K, V]) from a state of zeros.
 
-    q, k, remove, add: [B, T, H, K], in the dtype of v on their way through the operator; v: [B, T, H, V].
+    q, k, add:         [B, T, H, K], in the dtype of v on their way through the operator; v: [B, T, H, V].
+    remove:            [B, T, H, K], read in its own dtype; the keys that are made of it are in the dtype of v.
     log_decay:         [B, T, H, K], float32. exp of single ones divides, so they must not be far below zero; those of
                        RWKV-7 are at least -0.61.
     backend:           as in `delta_rule`, whose limits and precision are those of this operator.

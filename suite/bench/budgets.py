@@ -259,8 +259,8 @@ def _exceeded(figures: Found, budget: Found, update: str) -> Iterator[str]:
         elif isinstance(budget, str) and not isinstance(figures, str):
             yield f"can be compiled now; {update}"
         return
-    if figures.unwritten:
-        yield f"reads uniform registers that nothing wrote, {figures.unwritten} times: the compiler made wrong code"
+    if figures.wrong:
+        yield f"has {figures.wrong} instructions that cannot be right: the compiler made wrong code"
     for name in ("registers", "scalars", "spills", "stack", "shared", "waits"):
         value, limit = getattr(figures, name), getattr(budget, name)
         # a budget may be older than a figure
@@ -346,7 +346,7 @@ def _dump(found: Found) -> Any:
     """Figures as JSON; those that are zero for nearly every kernel are left out where they are zero."""
     if isinstance(found, str):
         return found
-    return {key: value for key, value in asdict(found).items() if key not in ("scalars", "waits", "unwritten") or value}
+    return {key: value for key, value in asdict(found).items() if key not in ("scalars", "waits", "wrong") or value}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -35,7 +35,8 @@ class Figures:
                   products and waits once; as many waits as products mean that ptxas lets each of them wait for the one
                   before, because registers are short or other instructions lie between. None where there are none.
     loads:        number of loads from global memory by bytes per thread: {"16": 8, "2": 1}.
-    unwritten:    reads of uniform registers that no earlier instruction writes, which is wrong code (NVIDIA only).
+    wrong:        instructions that cannot be right: reads of uniform registers that no earlier instruction writes, and
+                  products whose descriptor is no constant where it has to be one (NVIDIA only).
     """
 
     registers: int
@@ -47,7 +48,7 @@ class Figures:
     matrix: dict[str, int] = field(default_factory=dict)
     waits: int | None = None
     loads: dict[str, int] = field(default_factory=dict)
-    unwritten: int = 0
+    wrong: int = 0
 
     @property
     def narrowest_load(self) -> int | None:
@@ -95,10 +96,12 @@ def of_sass(text: str, shared: int) -> Figures:
         matrix=_tally(map(_sass_matrix, opcodes)),
         waits=sum(opcode.startswith("WARPGROUP.DEPBAR") for opcode in opcodes) if names["HGMMA"] else None,
         loads=_tally(map(_sass_load, opcodes)),
-        unwritten=len(unwritten(text)),
+        wrong=len(unwritten(text)) + len(misdescribed(text)),
     )
 
 
+INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
+"""An instruction with its operands."""
 UNIFORM = re.compile(r"U(?!BL|TMA|SETP|ISETP|PLOP|TCATOM)|S2UR|R2UR|LDCU|VOTEU|CS2UR|REDUX")
 """Instructions that write a uniform register, which is the first operand."""
 IN_PAIRS = re.compile(r"(ULDC|LDCU|UMOV|S2UR|UIADD3)\.64|UIMAD\.WIDE")
@@ -117,8 +120,7 @@ def unwritten(text: str) -> list[str]:
     for line in text.splitlines():
         if "Function :" in line:
             written.clear()
-        matched = re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?);", line)
-        if not matched:
+        if not (matched := INSTRUCTION.match(line)):
             continue
         opcode, operands = matched.groups()
         target = re.match(r"(?:UP\w+,\s*)?UR(\d+)", operands) if UNIFORM.match(opcode) else None
@@ -138,6 +140,77 @@ def unwritten(text: str) -> list[str]:
             written |= {int(target[1]), int(target[1]) + 1} if IN_PAIRS.match(opcode) else {int(target[1])}
             if ".128" in opcode:
                 written |= {int(target[1]) + i for i in range(4)}
+    return found
+
+
+OTHER, ANY = "other", "any"
+"""What is known of a register besides a number: it holds something that is computed, or it may hold anything."""
+
+
+def misdescribed(text: str) -> list[str]:
+    """Matrix products (HGMMA) whose descriptor of an operand in shared memory has an upper word that is computed.
+
+    A descriptor has two words in uniform registers: the address, and above it a constant that says how the tile lies in
+    memory. ptxas 12.8, which Triton 3.6 brings, makes wrong code of this kind, too: it adds the constant to a register
+    that has been given to something else (kernels/delta_rule/LOG.md).
+    Numbers are followed through copies, additions and "or"; a carry and the jumps of loops are left out.
+    """
+    uniform: dict[int, int | str] = {}
+    vector: dict[int, int | str] = {}
+    found = []
+
+    def value(operand: str, above: int = 0) -> int | str:
+        """What an operand holds, or the register `above` it."""
+        operand = operand.removesuffix(".reuse")
+        if operand in ("URZ", "RZ"):
+            return 0
+        if matched := re.fullmatch(r"(U?)R(\d+)", operand):
+            known, unknown = (uniform, OTHER) if matched[1] else (vector, ANY)
+            return known.get(int(matched[2]) + above, unknown)
+        number = re.fullmatch(r"-?0x[0-9a-f]+", operand)
+        return OTHER if number is None else 0 if above else int(operand, 16) & 0xFFFFFFFF
+
+    def combined(values: Iterable[int | str], either: bool = False) -> int | str:
+        """The sum of values, or their "or"."""
+        total = 0
+        for x in values:
+            if isinstance(x, str):
+                return x
+            total = total | x if either else total + x & 0xFFFFFFFF
+        return total
+
+    for line in text.splitlines():
+        if "Function :" in line:
+            uniform.clear()
+            vector.clear()
+        if not (matched := INSTRUCTION.match(line)):
+            continue
+        opcode, arguments = matched.groups()
+        operands = [x.strip() for x in arguments.split(",")]
+        if opcode.startswith("HGMMA"):
+            # with A in registers, only the last two registers are read, which describe B
+            words = (3,) if re.match(r"R\d+,\s*R\d+", arguments) else (1, 3)
+            descriptors = map(int, re.findall(r"gdesc\[UR(\d+)\]", arguments))
+            if any(uniform.get(first + word) == OTHER for first in descriptors for word in words):
+                found.append(f"{opcode} {arguments}")
+            continue
+        operands = [x for x in operands if not re.fullmatch(r"!?U?P[\dT]", x)]
+        target = re.fullmatch(r"(U?)R(\d+)", operands[0]) if operands else None
+        if target is None:
+            continue
+        known, first, sources = uniform if target[1] else vector, int(target[2]), operands[1:]
+        result: int | str = OTHER if target[1] else ANY
+        if opcode in ("UMOV", "R2UR", "MOV", "IMAD.U32", "IMAD.MOV.U32"):
+            result = value(sources[-1])
+        elif opcode in ("UIADD3", "UIADD3.X"):
+            result = combined(map(value, sources))
+        elif opcode == "UIADD3.64":
+            known[first + 1] = combined(value(x, above=1) for x in sources)
+        elif opcode == "ULOP3.LUT" and sources[3:4] == ["0xfc"]:
+            result = combined(map(value, sources[:2]), either=True)
+        elif target[1] and (".64" in opcode or ".WIDE" in opcode or ".128" in opcode):
+            known.update({first + i: OTHER for i in range(1, 4 if ".128" in opcode else 2)})
+        known[first] = result
     return found
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from suite.bench import budgets
 from suite.bench.budgets import Collection, check, collect, digests, update
-from suite.bench.disassembly import Figures, of_sass, unwritten
+from suite.bench.disassembly import Figures, misdescribed, of_sass, unwritten
 
 triton = pytest.importorskip("triton")
 
@@ -304,7 +304,8 @@ def test_the_width_of_a_load_is_not_that_of_its_cache_hint():
         /*0020*/              LDG.E.U16.CONSTANT R2, [R2.64] ;  /* 0x0 */
         /*0030*/              UMOV UR6, UR4 ;  /* 0x0 */
         /*0030*/        @!UP1 UTMALDG.2D [UR4], [UR6] ;  /* 0x0 */
-        /*0040*/              UIADD3.64 UR10, UR4, UR4 ;  /* 0x0 */
+        /*0030*/              UMOV UR11, 0x40000040 ;  /* 0x0 */
+        /*0040*/              UIADD3 UR10, UR4, UR4, URZ ;  /* 0x0 */
         /*0040*/              HGMMA.64x64x16.F32.BF16 R24, R4, gdesc[UR8], R24 ;  /* 0x0 */
         /*0040*/              WARPGROUP.DEPBAR.LE gsb0, 0x0 ;  /* 0x0 */
         /*0050*/          @P1 STL [R1], R2 ;  /* 0x0 */
@@ -316,7 +317,7 @@ def test_the_width_of_a_load_is_not_that_of_its_cache_hint():
         spills=1,
         stack=24,
         shared=512,
-        instructions=11,
+        instructions=12,
         matrix={"HGMMA.F32.BF16": 1},
         waits=1,
         loads={"16": 2, "2": 1, "4": 1, "8": 1},
@@ -332,7 +333,7 @@ WRONG = """
 
 
 def test_code_that_reads_what_nothing_wrote_is_found(tmp_path):
-    assert unwritten(WRONG) == ["UIADD3 UR4, UP0, UR6, 0x40, URZ "]
+    assert unwritten(WRONG) == ["UIADD3 UR4, UP0, UR6, 0x40, URZ"]
     assert unwritten(WRONG.replace("UR6", "UR24")) == []
     # UPRMT writes half of a register and keeps the other half
     assert unwritten("/*0570*/ REDUX.MAX.S32 UR6, R0 ; /* 0x0 */\n/*05b0*/ IMAD.U32 R0, RZ, RZ, UR6 ; /* 0x0 */") == []
@@ -344,6 +345,27 @@ def test_code_that_reads_what_nothing_wrote_is_found(tmp_path):
     assert unwritten(half + second) == []
     assert len(unwritten(half + both)) == 1
     path = tmp_path / "budgets.json"
-    update(collection(replace(FIGURES, unwritten=2)), path)
-    (violation,) = check(collection(replace(FIGURES, unwritten=2)), path)
-    assert "nothing wrote, 2 times" in str(violation)
+    update(collection(replace(FIGURES, wrong=2)), path)
+    (violation,) = check(collection(replace(FIGURES, wrong=2)), path)
+    assert "2 instructions" in str(violation)
+
+
+# parts of a kernel that ptxas 12.8 compiled wrong: UR36 holds half of an address where zero was meant
+MISDESCRIBED = """
+        /*22e0*/                   UIADD3 UR37, UP1, UR15, UR4, URZ ;                      /* 0x0 */
+        /*2320*/                   UIADD3.X UR36, UR61, UR5, URZ, UP1, !UPT ;              /* 0x0 */
+        /*52d0*/                   UIADD3 UR54, UP1, UR36, 0x40, URZ ;                     /* 0x0 */
+        /*5300*/                   UIADD3.X UR55, UR36, -0x7fffffe0, URZ, UP1, !UPT ;      /* 0x0 */
+        /*ce20*/                   HGMMA.64x32x16.F32.BF16 R24, R48, gdesc[UR52].tnspB, R24 ; /* 0x0 */
+"""
+
+
+def test_a_product_whose_descriptor_is_computed_is_found():
+    assert misdescribed(MISDESCRIBED) == ["HGMMA.64x32x16.F32.BF16 R24, R48, gdesc[UR52].tnspB, R24"]
+    for right in ("UMOV UR36, URZ", "MOV R3, RZ ; /* 0x0 */\n/*51b0*/ R2UR UR36, R3"):
+        assert misdescribed(MISDESCRIBED.replace("/*52d0*/", f"/*51a0*/ {right} ; /* 0x0 */\n/*52d0*/")) == []
+    both = MISDESCRIBED.replace("R48, gdesc[UR52]", "gdesc[UR54]")
+    # the next tile of an operand is one sum of 64 bits away
+    step = "/*ce00*/ UIADD3.64 UR10, UR54, 0x40, URZ ; /* 0x0 */\n        /*ce20*/"
+    assert len(misdescribed(both)) == 1
+    assert len(misdescribed(MISDESCRIBED.replace("/*ce20*/", step).replace("UR52", "UR8"))) == 1

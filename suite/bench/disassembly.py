@@ -208,6 +208,9 @@ def misdescribed(text: str) -> list[str]:
             known[first + 1] = combined(value(x, above=1) for x in sources)
         elif opcode == "ULOP3.LUT" and sources[3:4] == ["0xfc"]:
             result = combined(map(value, sources[:2]), either=True)
+        elif opcode == "ULOP3.LUT" and sources[3:4] == ["0x3c"]:
+            # three of these swap two registers
+            result = ANY
         elif target[1] and (".64" in opcode or ".WIDE" in opcode or ".128" in opcode):
             known.update({first + i: OTHER for i in range(1, 4 if ".128" in opcode else 2)})
         known[first] = result

@@ -362,7 +362,8 @@ MISDESCRIBED = """
 
 def test_a_product_whose_descriptor_is_computed_is_found():
     assert misdescribed(MISDESCRIBED) == ["HGMMA.64x32x16.F32.BF16 R24, R48, gdesc[UR52].tnspB, R24"]
-    for right in ("UMOV UR36, URZ", "MOV R3, RZ ; /* 0x0 */\n/*51b0*/ R2UR UR36, R3"):
+    copied, swapped = "MOV R3, RZ ; /* 0x0 */\n/*51b0*/ R2UR UR36, R3", "ULOP3.LUT UR36, UR36, UR37, URZ, 0x3c, !UPT"
+    for right in ("UMOV UR36, URZ", copied, swapped):
         assert misdescribed(MISDESCRIBED.replace("/*52d0*/", f"/*51a0*/ {right} ; /* 0x0 */\n/*52d0*/")) == []
     both = MISDESCRIBED.replace("R48, gdesc[UR52]", "gdesc[UR54]")
     # the next tile of an operand is one sum of 64 bits away

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -12,8 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.delta_rule.triton.pairs import chunk_pairs
+from kernels.delta_rule.triton.plain_grads import _plain_grads_kernel
 from kernels.delta_rule.triton.plan import Plan, is_whole
-from kernels.delta_rule.triton.tiles import load_rows, store_rows
+from kernels.delta_rule.triton.tiles import load_rows, load_state, store_rows
 from kernels.gated_linear_attention.triton.decays import (
     CHANNEL_DECAY,
     HEAD_DECAY,
@@ -30,13 +32,6 @@ from kernels.gated_linear_attention.triton.decays import (
 from kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, decay_kind, position_strides
 from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
 from kernels.launch import KeptLaunch, cdiv
-
-
-@triton.jit
-def load_state(p, o_v, o_k, V: tl.constexpr, K: tl.constexpr, WHOLE: tl.constexpr):
-    """Rows o_v and columns o_k of a contiguous transposed state [V, K], zero outside of it."""
-    p_state = p + o_v[:, None] * K + o_k[None, :]
-    return tl.load(p_state) if WHOLE else tl.load(p_state, mask=(o_v < V)[:, None] & (o_k < K)[None, :], other=0.0)
 
 
 @triton.jit
@@ -128,6 +123,7 @@ def _grads_kernel(
 
     With a decay of a channel, one launch (STEEP false) takes the chunks that were factored about their middle, and
     another (STEEP true) those that were factored by a tree, which `steep` names; `_factors_kernel` gives the reason.
+    Where `plain` is given, the first launch is that of `_plain_grads_kernel`.
     """
     num_k = tl.cdiv(K, BK)
     i_k, i_c = tl.program_id(0) % num_k, (tl.program_id(0) // num_k).to(tl.int64)
@@ -257,34 +253,20 @@ def _grads_kernel(
             b_read = as_operand(b_q * b_factor, dtype, PRECISION)
             b_inside = tl.dot(b_da, b_written, input_precision=PRECISION)
             b_dw_inside = tl.dot(tl.trans(b_da), b_read, input_precision=PRECISION)
-            if plain is not None:
-                b_de *= exponential(b_second, PRECISION)[None, :]
-                b_plain = as_operand(b_e * b_inverse, dtype, PRECISION)
-                b_inside = tl.dot(b_da_plain, b_plain, b_inside, input_precision=PRECISION)
-                b_de_inside = tl.dot(tl.trans(b_da_plain), b_read, input_precision=PRECISION)
             if dg is not None:
                 b_net += b_read.to(tl.float32) * b_inside + b_q * b_factor * b_dq
             b_dq = (b_dq + b_inside) * b_factor
             b_read = as_operand(b_k * b_factor, dtype, PRECISION)
             b_inside = tl.dot(b_dl, b_written, input_precision=PRECISION)
             b_dw_inside = tl.dot(tl.trans(b_dl), b_read, b_dw_inside, input_precision=PRECISION)
-            if plain is not None:
-                b_inside = tl.dot(b_dl_plain, b_plain, b_inside, input_precision=PRECISION)
-                b_de_inside = tl.dot(tl.trans(b_dl_plain), b_read, b_de_inside, input_precision=PRECISION)
             if dg is not None:
                 b_net += b_read.to(tl.float32) * b_inside + b_k * b_factor * b_dr
                 # the part that leaves the chunk from j < l is all that leaves it minus that from j >= l
                 b_leaving = b_w * b_inverse * b_dw
                 b_dg += tl.sum(b_leaving, 0)[None, :]
                 b_net -= b_written.to(tl.float32) * b_dw_inside + b_leaving
-                if plain is not None:
-                    b_leaving = b_e * b_inverse * b_de
-                    b_dg += tl.sum(b_leaving, 0)[None, :]
-                    b_net -= b_plain.to(tl.float32) * b_de_inside + b_leaving
             b_dr = (b_dr + b_inside) * b_factor
             b_dw = (b_dw + b_dw_inside) * b_inverse
-            if plain is not None:
-                b_de = (b_de + b_de_inside) * b_inverse
         else:
             b_prefix = exponential(masked_sums(o_c[:, None] >= o_c[None, :], b_g, NARROW, PRECISION), PRECISION)
             b_dq *= b_prefix
@@ -415,8 +397,14 @@ def delta_grads(
     pairs = chunk_pairs(plan, delta=delta, do=do, dv=dv, v=v) if kind == CHANNEL else (None,) * 5
 
     def make(for_steep: bool) -> KeptLaunch:
+        kernel = _plain_grads_kernel
+        choices: dict[str, Any] = {}
+        if plain is None or for_steep:
+            whole = kind != CHANNEL and is_whole(plan, length, (key_dim, block_k), (value_dim, block_v))
+            kernel = _grads_kernel
+            choices = {"LEVELS": plan.chunk.bit_length() - 1, "DECAY": kind, "WHOLE": whole, "STEEP": for_steep}
         return KeptLaunch(
-            _grads_kernel,
+            kernel,
             batch * heads * num_chunks * num_k,
             T=length,
             num_t=num_chunks,
@@ -427,13 +415,10 @@ def delta_grads(
             K=key_dim,
             V=value_dim,
             C=plan.chunk,
-            LEVELS=plan.chunk.bit_length() - 1,
             BK=block_k,
             BV=block_v,
-            DECAY=kind,
             PRECISION=plan.precision,
-            WHOLE=kind != CHANNEL and is_whole(plan, length, (key_dim, block_k), (value_dim, block_v)),
-            STEEP=for_steep,
+            **choices,
             **tile.options.keywords(),
         )
 

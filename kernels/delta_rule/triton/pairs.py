@@ -1,7 +1,7 @@
 """`_pairs_kernel`: with a decay of a channel, the gradients of the scores of every chunk.
 
-All blocks of keys of `_grads_kernel` read them. Computing them there, once for each block, would repeat the products
-and take the registers of both.
+All blocks of keys of `_grads_kernel` and `_plain_grads_kernel` read them. Computing them there, once for each block,
+would repeat the products and take the registers of both.
 """
 
 # mypy: disable-error-code="assignment, misc"

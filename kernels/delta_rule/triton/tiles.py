@@ -32,6 +32,13 @@ def load_row(p, start, o_c, end, WHOLE: tl.constexpr):
 
 
 @triton.jit
+def load_state(p, o_v, o_k, V: tl.constexpr, K: tl.constexpr, WHOLE: tl.constexpr):
+    """Rows o_v and columns o_k of a contiguous transposed state [V, K], zero outside of it."""
+    p_state = p + o_v[:, None] * K + o_k[None, :]
+    return tl.load(p_state) if WHOLE else tl.load(p_state, mask=(o_v < V)[:, None] & (o_k < K)[None, :], other=0.0)
+
+
+@triton.jit
 def store_rows(p, stride_t, start, o_c, o_x, end, X, b_x, WHOLE: tl.constexpr):
     """Writes b_x to what `load_rows` reads, in the dtype of the pointer."""
     if WHOLE:
@@ -70,15 +77,18 @@ def two_term_dot(b_left, b_right, b_sum, PRECISION: tl.constexpr, CUT: tl.conste
     CUT: the first term is cut instead of rounded.
     """
     dtype = b_right.dtype
-    if CUT and dtype == tl.bfloat16:
+    if dtype != tl.bfloat16:
+        b_sum = tl.dot(as_operand(b_left, dtype, PRECISION), b_right, b_sum, input_precision=PRECISION)
+    elif CUT:
         b_high32 = cut_to_bfloat16(b_left)
-        b_high = b_high32.to(dtype)
+        b_sum = tl.dot(b_high32.to(dtype), b_right, b_sum, input_precision=PRECISION)
+        b_sum = tl.dot((b_left - b_high32).to(dtype), b_right, b_sum, input_precision=PRECISION)
     else:
-        b_high = as_operand(b_left, dtype, PRECISION)
-        b_high32 = b_high.to(tl.float32)
-    b_sum = tl.dot(b_high, b_right, b_sum, input_precision=PRECISION)
-    if dtype == tl.bfloat16:
-        b_low = (b_left - b_high32).to(dtype)
+        # both terms are computed before the first product, so that what they are taken from needs no registers beside
+        # the sum (see LOG.md)
+        b_high = b_left.to(dtype)
+        b_low = (b_left - b_high.to(tl.float32)).to(dtype)
+        b_sum = tl.dot(b_high, b_right, b_sum, input_precision=PRECISION)
         b_sum = tl.dot(b_low, b_right, b_sum, input_precision=PRECISION)
     return b_sum
 

@@ -97,6 +97,9 @@ class Violation:
         return " ".join(filter(None, (self.variant, self.target))) + f": {self.problem}"
 
 
+WRONG = "the compiler made wrong code"
+
+
 def triton_version() -> str | None:
     """The installed version of Triton; None where it is not installed."""
     try:
@@ -260,7 +263,7 @@ def _exceeded(figures: Found, budget: Found, update: str) -> Iterator[str]:
             yield f"can be compiled now; {update}"
         return
     if figures.wrong:
-        yield f"has {figures.wrong} instructions that cannot be right: the compiler made wrong code"
+        yield f"{WRONG} ({figures.wrong} instructions that cannot be right)"
     for name in ("registers", "scalars", "spills", "stack", "shared", "waits"):
         value, limit = getattr(figures, name), getattr(budget, name)
         # a budget may be older than a figure
@@ -281,7 +284,9 @@ def _exceeded(figures: Found, budget: Found, update: str) -> Iterator[str]:
 
 
 def update(collection: Collection, path: Path = FILE) -> str:
-    """Rewrites the budgets of these operators for this version of Triton and says what changed, in a line a variant.
+    """Rewrites the budgets of these operators for this version of Triton.
+
+    Says what changed, in a line a variant, and of which variants the compiler made wrong code.
 
     The budgets of variants that were not compiled stay as they are. ValueError where the kernels of a case could not be
     recorded, because their budgets would be lost.
@@ -294,6 +299,7 @@ def update(collection: Collection, path: Path = FILE) -> str:
     lines = [f"{target}: n/a ({why})" for target, why in collection.unavailable.items()]
     for target, variants in collection.digests.items():
         old, compiled = budgets.get(target, {}), collection.found[target]
+        lines += [f"{name} {target}: {WRONG}" for name, x in compiled.items() if not isinstance(x, str) and x.wrong]
         ours = _of_ops(old, collection.ops)
         new = {name: _dump(compiled[name]) if name in compiled else ours[name] for name in variants}
         for name in sorted(ours.keys() | new.keys()):

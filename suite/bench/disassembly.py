@@ -143,8 +143,10 @@ def unwritten(text: str) -> list[str]:
     return found
 
 
-OTHER, ANY = "other", "any"
-"""What is known of a register besides a number: it holds something that is computed, or it may hold anything."""
+CONSTANT, COMPUTED, ANY = "constant", "computed", "any"
+"""What a register holds: a constant, what is computed from other than constants, or what is not followed."""
+COMPUTES = re.compile(r"ULDC|LDCU|S2UR|UIMAD|ULEA|USHF|USGXT|UIADD3")
+"""Instructions whose result is computed, unless they only add constants."""
 
 
 def misdescribed(text: str) -> list[str]:
@@ -153,31 +155,22 @@ def misdescribed(text: str) -> list[str]:
     A descriptor has two words in uniform registers: the address, and above it a constant that says how the tile lies in
     memory. ptxas 12.8, which Triton 3.6 brings, makes wrong code of this kind, too: it adds the constant to a register
     that has been given to something else (kernels/delta_rule/LOG.md).
-    Numbers are followed through copies, additions and "or"; a carry and the jumps of loops are left out.
+    Constants are followed through copies, also by way of vector registers, sums and "or". What other instructions make
+    of them counts as right, and so does a wrong constant; jumps and conditions are left out.
     """
-    uniform: dict[int, int | str] = {}
-    vector: dict[int, int | str] = {}
+    uniform: dict[int, str] = {}
+    vector: dict[int, str] = {}
     found = []
 
-    def value(operand: str, above: int = 0) -> int | str:
+    def held(operand: str, above: int = 0) -> str:
         """What an operand holds, or the register `above` it."""
-        operand = operand.removesuffix(".reuse")
-        if operand in ("URZ", "RZ"):
-            return 0
-        if matched := re.fullmatch(r"(U?)R(\d+)", operand):
-            known, unknown = (uniform, OTHER) if matched[1] else (vector, ANY)
-            return known.get(int(matched[2]) + above, unknown)
-        number = re.fullmatch(r"-?0x[0-9a-f]+", operand)
-        return OTHER if number is None else 0 if above else int(operand, 16) & 0xFFFFFFFF
+        matched = re.fullmatch(r"-?(U?)R(\d+)", operand.removesuffix(".reuse"))
+        return (uniform if matched[1] else vector).get(int(matched[2]) + above, ANY) if matched else CONSTANT
 
-    def combined(values: Iterable[int | str], either: bool = False) -> int | str:
-        """The sum of values, or their "or"."""
-        total = 0
-        for x in values:
-            if isinstance(x, str):
-                return x
-            total = total | x if either else total + x & 0xFFFFFFFF
-        return total
+    def combined(kinds: Iterable[str]) -> str:
+        """What a sum or an "or" holds."""
+        present = set(kinds)
+        return next(kind for kind in (ANY, COMPUTED, CONSTANT) if kind in present)
 
     for line in text.splitlines():
         if "Function :" in line:
@@ -186,34 +179,28 @@ def misdescribed(text: str) -> list[str]:
         if not (matched := INSTRUCTION.match(line)):
             continue
         opcode, arguments = matched.groups()
-        operands = [x.strip() for x in arguments.split(",")]
         if opcode.startswith("HGMMA"):
             # with A in registers, only the last two registers are read, which describe B
             words = (3,) if re.match(r"R\d+,\s*R\d+", arguments) else (1, 3)
             descriptors = map(int, re.findall(r"gdesc\[UR(\d+)\]", arguments))
-            if any(uniform.get(first + word) == OTHER for first in descriptors for word in words):
+            if any(uniform.get(first + word) == COMPUTED for first in descriptors for word in words):
                 found.append(f"{opcode} {arguments}")
             continue
-        operands = [x for x in operands if not re.fullmatch(r"!?U?P[\dT]", x)]
+        operands = [x for x in map(str.strip, arguments.split(",")) if not re.fullmatch(r"!?U?P[\dT]", x)]
         target = re.fullmatch(r"(U?)R(\d+)", operands[0]) if operands else None
         if target is None:
             continue
         known, first, sources = uniform if target[1] else vector, int(target[2]), operands[1:]
-        result: int | str = OTHER if target[1] else ANY
+        kind = COMPUTED if target[1] and COMPUTES.match(opcode) else ANY
         if opcode in ("UMOV", "R2UR", "MOV", "IMAD.U32", "IMAD.MOV.U32"):
-            result = value(sources[-1])
-        elif opcode in ("UIADD3", "UIADD3.X"):
-            result = combined(map(value, sources))
+            kind = held(sources[-1])
+        elif opcode in ("UIADD3", "UIADD3.X") or (opcode == "ULOP3.LUT" and sources[3:4] == ["0xfc"]):
+            kind = combined(map(held, sources[:3]))
         elif opcode == "UIADD3.64":
-            known[first + 1] = combined(value(x, above=1) for x in sources)
-        elif opcode == "ULOP3.LUT" and sources[3:4] == ["0xfc"]:
-            result = combined(map(value, sources[:2]), either=True)
-        elif opcode == "ULOP3.LUT" and sources[3:4] == ["0x3c"]:
-            # three of these swap two registers
-            result = ANY
-        elif target[1] and (".64" in opcode or ".WIDE" in opcode or ".128" in opcode):
-            known.update({first + i: OTHER for i in range(1, 4 if ".128" in opcode else 2)})
-        known[first] = result
+            known[first + 1] = combined(held(x, above=1) for x in sources)
+        elif re.search(r"\.(64|WIDE|128)", opcode):
+            known.update(dict.fromkeys(range(first + 1, first + (4 if ".128" in opcode else 2)), kind))
+        known[first] = kind
     return found
 
 

@@ -345,13 +345,15 @@ def test_code_that_reads_what_nothing_wrote_is_found(tmp_path):
     assert unwritten(half + second) == []
     assert len(unwritten(half + both)) == 1
     path = tmp_path / "budgets.json"
-    update(collection(replace(FIGURES, wrong=2)), path)
+    assert "the compiler made wrong code" in update(collection(replace(FIGURES, wrong=2)), path)
     (violation,) = check(collection(replace(FIGURES, wrong=2)), path)
-    assert "2 instructions" in str(violation)
+    assert "wrong code (2 instructions" in str(violation)
 
 
 # parts of a kernel that ptxas 12.8 compiled wrong: UR36 holds half of an address where zero was meant
 MISDESCRIBED = """
+        /*0a60*/                   ULEA UR61, UP0, UR48, UR50, 0x4 ;                       /* 0x0 */
+        /*1c80*/                   ULDC.64 UR4, c[0x0][0x260] ;                            /* 0x0 */
         /*22e0*/                   UIADD3 UR37, UP1, UR15, UR4, URZ ;                      /* 0x0 */
         /*2320*/                   UIADD3.X UR36, UR61, UR5, URZ, UP1, !UPT ;              /* 0x0 */
         /*52d0*/                   UIADD3 UR54, UP1, UR36, 0x40, URZ ;                     /* 0x0 */

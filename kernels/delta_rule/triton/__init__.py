@@ -10,7 +10,7 @@ A chunk is C positions. With P_i, R_j and D_ij the sums of log-decays of gated l
     walk.py     _walk_kernel    delta = (I + L)^-1 (v - k_in M);  o = q_in M + A delta;  M <- exp(P_C) M + k_out^T delta
     back.py     _back_kernel    dv = (I + L)^-T (A^T do + k_out dM);  dM <- exp(P_C) dM + q_in^T do - k_in^T dv
     grads.py    _grads_kernel   gradients of q, k, b and the log-decays from do, dv, delta, M and dM, chunk by chunk
-    plain_grads.py              for the rule of RWKV-7, the same of mild chunks: _plain_grads_kernel
+    plain_grads.py _plain_grads_kernel  the same with `plain`, of chunks that are factored about their middle
     pairs.py    _pairs_kernel   for a decay of a channel, the part of the gradients that all blocks of keys share
     segments.py _starts_kernel  the states from which segments of a long sequence start
     step.py     _step_kernel    one position, for decoding

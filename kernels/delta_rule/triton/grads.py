@@ -397,12 +397,12 @@ def delta_grads(
     pairs = chunk_pairs(plan, delta=delta, do=do, dv=dv, v=v) if kind == CHANNEL else (None,) * 5
 
     def make(for_steep: bool) -> KeptLaunch:
-        kernel = _plain_grads_kernel
-        choices: dict[str, Any] = {}
-        if plain is None or for_steep:
-            whole = kind != CHANNEL and is_whole(plan, length, (key_dim, block_k), (value_dim, block_v))
-            kernel = _grads_kernel
-            choices = {"LEVELS": plan.chunk.bit_length() - 1, "DECAY": kind, "WHOLE": whole, "STEEP": for_steep}
+        whole = kind != CHANNEL and is_whole(plan, length, (key_dim, block_k), (value_dim, block_v))
+        kernel = _grads_kernel
+        choices: dict[str, Any] = {"LEVELS": plan.chunk.bit_length() - 1, "DECAY": kind, "WHOLE": whole}
+        choices["STEEP"] = for_steep
+        if plain is not None and not for_steep:
+            kernel, choices = _plain_grads_kernel, {}
         return KeptLaunch(
             kernel,
             batch * heads * num_chunks * num_k,

@@ -110,9 +110,9 @@ def _plain_grads_kernel(
     log-decays from the middle of the chunk to position i. Then exp(D_ij) is c_i / c_j, and the sums over positions are
     products of dA and dL, which are read from `ChunkPairs`, with q_i c_i, r_i c_i, w_j / c_j and e_j / c_j.
 
-    Queries, keys that are read and keys that are written are finished one after the other, each with a loop over values
-    of its own, so that registers hold the sums of one of them. Each loads anew what it needs of the inputs, which would
-    take registers in the loop before.
+    Queries, keys that are read, keys of `plain` and keys that are written are finished one after the other, each with a
+    loop over values of its own, so that registers hold one of the four products with a state at a time. Each loads anew
+    what it needs of the inputs, which would take registers in the loop before.
     """
     num_k = tl.cdiv(K, BK)
     i_k, i_c = tl.program_id(0) % num_k, (tl.program_id(0) // num_k).to(tl.int64)

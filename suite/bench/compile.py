@@ -28,7 +28,7 @@ from suite.bench.disassembly import Figures, figures_of
 from suite.bench.source import source_digest
 from suite.registry import Entry
 
-CACHE = "figures-5.json"
+CACHE = "figures-6.json"
 """Name of the file of figures beside a kernel in Triton's cache. Its number is raised when their meaning changes."""
 
 

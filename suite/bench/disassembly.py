@@ -36,7 +36,7 @@ class Figures:
                   before, because registers are short or other instructions lie between. None where there are none.
     loads:        number of loads from global memory by bytes per thread: {"16": 8, "2": 1}.
     wrong:        instructions that cannot be right: reads of uniform registers that no earlier instruction writes, and
-                  products whose descriptor is no constant where it has to be one (NVIDIA only).
+                  products whose descriptor has an upper word that is no constant (NVIDIA only).
     """
 
     registers: int
@@ -101,7 +101,7 @@ def of_sass(text: str, shared: int) -> Figures:
 
 
 INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
-"""An instruction with its operands."""
+"""This pattern finds an instruction, its name and its operands."""
 UNIFORM = re.compile(r"U(?!BL|TMA|SETP|ISETP|PLOP|TCATOM)|S2UR|R2UR|LDCU|VOTEU|CS2UR|REDUX")
 """Instructions that write a uniform register, which is the first operand."""
 IN_PAIRS = re.compile(r"(ULDC|LDCU|UMOV|S2UR|UIADD3)\.64|UIMAD\.WIDE")
@@ -144,9 +144,9 @@ def unwritten(text: str) -> list[str]:
 
 
 CONSTANT, COMPUTED, ANY = "constant", "computed", "any"
-"""What a register holds: a constant, what is computed from other than constants, or what is not followed."""
+"""A register holds a constant, or a result of other inputs than constants, or something that is not followed."""
 COMPUTES = re.compile(r"ULDC|LDCU|S2UR|UIMAD|ULEA|USHF|USGXT|UIADD3")
-"""Instructions whose result is computed, unless they only add constants."""
+"""These instructions compute their result, unless they only add constants."""
 
 
 def misdescribed(text: str) -> list[str]:
@@ -163,12 +163,12 @@ def misdescribed(text: str) -> list[str]:
     found = []
 
     def held(operand: str, above: int = 0) -> str:
-        """What an operand holds, or the register `above` it."""
+        """Says what an operand holds, or the register that is `above` it by so many."""
         matched = re.fullmatch(r"-?(U?)R(\d+)", operand.removesuffix(".reuse"))
         return (uniform if matched[1] else vector).get(int(matched[2]) + above, ANY) if matched else CONSTANT
 
     def combined(kinds: Iterable[str]) -> str:
-        """What a sum or an "or" holds."""
+        """Says what a sum or an "or" of such operands holds."""
         present = set(kinds)
         return next(kind for kind in (ANY, COMPUTED, CONSTANT) if kind in present)
 

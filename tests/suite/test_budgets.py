@@ -365,7 +365,8 @@ MISDESCRIBED = """
 def test_a_product_whose_descriptor_is_computed_is_found():
     assert misdescribed(MISDESCRIBED) == ["HGMMA.64x32x16.F32.BF16 R24, R48, gdesc[UR52].tnspB, R24"]
     copied, swapped = "MOV R3, RZ ; /* 0x0 */\n/*51b0*/ R2UR UR36, R3", "ULOP3.LUT UR36, UR36, UR37, URZ, 0x3c, !UPT"
-    for right in ("UMOV UR36, URZ", copied, swapped):
+    joined = "ULOP3.LUT UR36, URZ, 0x40000040, URZ, 0xfc, !UPT"
+    for right in ("UMOV UR36, URZ", copied, swapped, joined):
         assert misdescribed(MISDESCRIBED.replace("/*52d0*/", f"/*51a0*/ {right} ; /* 0x0 */\n/*52d0*/")) == []
     both = MISDESCRIBED.replace("R48, gdesc[UR52]", "gdesc[UR54]")
     # the next tile of an operand is one sum of 64 bits away

@@ -399,8 +399,8 @@ def delta_grads(
     def make(for_steep: bool) -> KeptLaunch:
         whole = kind != CHANNEL and is_whole(plan, length, (key_dim, block_k), (value_dim, block_v))
         kernel = _grads_kernel
-        choices: dict[str, Any] = {"LEVELS": plan.chunk.bit_length() - 1, "DECAY": kind, "WHOLE": whole}
-        choices["STEEP"] = for_steep
+        levels = plan.chunk.bit_length() - 1
+        choices: dict[str, Any] = {"LEVELS": levels, "DECAY": kind, "WHOLE": whole, "STEEP": for_steep}
         if plain is not None and not for_steep:
             kernel, choices = _plain_grads_kernel, {}
         return KeptLaunch(

@@ -10,6 +10,11 @@ Recurrent state: the keys and values of all positions so far, 2 T D elements per
 With `window` a query sees only so many last positions, its own included, j > t - window (Beltagy et al. 2020, section
 3.1), and the state holds these. Based (models/based.py) has such layers. The `window_size` w of its code leaves w / 2
 positions and the query's own: `window` is w / 2 + 1.
+
+With `masked_heads` m, the first head sees the query's own position alone, the second one more, and so on up to the
+m-th; the other heads see all positions. With `position: none` this is Hard-ALiBi (Jelassi et al. 2024, Repeat After Me,
+arXiv 2402.01032; sjelassi/transformers_ssm_copy at 1f32ac617ff4951485ff391aef4fbb66bc4ebdd8,
+synthetic_exps/models/hard_alibi_model.py), whose code masks 8 of 12 heads by default.
 """
 
 from __future__ import annotations
@@ -50,7 +55,8 @@ class KeyValueCache:
 class Attention(Mixer):
     """Multi-head causal attention. Its state: a `KeyValueCache`."""
 
-    window: int | None = None
+    window: int | tuple[int | None, ...] | None = None
+    """How many last positions a query sees, in all heads or in each; None: all."""
 
     def __init__(self, d_model: int, num_heads: int, dropout: float, bias: bool, rotary: Rotary | None) -> None:
         super().__init__()
@@ -196,11 +202,37 @@ class WindowAttention(Attention):
         return super().state_size(min(length, self.window))
 
 
+class HardAlibiAttention(Attention):
+    """Attention whose first `masked_heads` heads see the 1, 2, 3, .. last positions. Its state is that of `Attention`,
+    which has all positions in every head."""
+
+    def __init__(
+        self, d_model: int, num_heads: int, dropout: float, bias: bool, rotary: Rotary | None, masked_heads: int
+    ) -> None:
+        super().__init__(d_model, num_heads, dropout, bias, rotary)
+        self.window = (*range(1, masked_heads + 1), *([None] * (num_heads - masked_heads)))
+
+    def _step(
+        self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: KeyValueCache
+    ) -> tuple[Tensor, KeyValueCache]:
+        heads = step_linear(self.qkv, x_t, norm=norm).unflatten(-1, (3, self.num_heads, self.head_dim))
+        q, k, v = (x.unsqueeze(1) for x in heads.unbind(1))
+        now = state.count.clamp(max=state.keys.shape[1] - 1).unsqueeze(1)
+        if self.rotary is not None:
+            q, k = self.rotary(q, k, now)
+        rows = torch.arange(len(now), device=now.device)[:, None]
+        state.keys[rows, now], state.values[rows, now] = k.to(state.keys.dtype), v.to(state.values.dtype)
+        state.count.add_(1)
+        past_keys, past_values = state.keys.to(q.dtype), state.values.to(q.dtype)
+        o = attention(q, past_keys, past_values, positions=now, window=self.window)
+        return step_linear(self.out, o.flatten(1), residual=residual), state
+
+
 class AttentionConfig(BackboneConfig):
     """A transformer in the style of GPT-2, the baseline of H3 (Fu et al. 2023), table 2."""
 
     positions: ClassVar[tuple[str, ...]] = ("none", "learned", "sinusoidal", "rope", "xpos")
-    left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "window")
+    left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "window", "masked_heads")
 
     position: Literal["none", "learned", "sinusoidal", "rope", "xpos"] = "learned"
     num_heads: Width = 1
@@ -210,12 +242,21 @@ class AttentionConfig(BackboneConfig):
     """Biases of the attention projections."""
     window: Width | None = None
     """Positions that a query sees, its own included; None: all up to there."""
+    masked_heads: Width | None = None
+    """Number of heads, from the first on, in which a query sees 1, 2, 3, .. last positions; None: all heads see all."""
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
         name = type(self).__name__
         require_divides(name, num_heads=self.num_heads, d_model=self.d_model)
         head_dim = self.d_model // self.num_heads
+        if self.masked_heads is not None and self.masked_heads > self.num_heads:
+            raise ValueError(
+                f"{name}: masked_heads={self.masked_heads} must be at most num_heads={self.num_heads}; change one of "
+                "them."
+            )
+        if self.masked_heads is not None and self.window is not None:
+            raise ValueError(f"{name}: window and masked_heads both say what a head sees; leave one of them out.")
         if self.position in ("rope", "xpos") and head_dim % 2:
             raise ValueError(
                 f"{name}: position={self.position!r} rotates pairs of channels and needs an even head size, "
@@ -232,4 +273,6 @@ class AttentionConfig(BackboneConfig):
         if self.position in ("rope", "xpos"):
             rotary = Rotary(self.d_model // self.num_heads, spec.max_length, xpos=self.position == "xpos")
         options = (self.d_model, self.num_heads, self.attention_dropout, self.bias, rotary)
+        if self.masked_heads is not None:
+            return HardAlibiAttention(*options, self.masked_heads)
         return Attention(*options) if self.window is None else WindowAttention(*options, self.window)

@@ -89,10 +89,11 @@ class PythiaConfig(AttentionConfig):
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
-        if self.channel_mixer != "mlp" or not self.prenorm or self.window is not None:
+        windows = self.window is not None or self.masked_heads is not None
+        if self.channel_mixer != "mlp" or not self.prenorm or windows:
             raise ValueError(
-                "pythia: has an MLP, norms before the branches and no window; leave out channel_mixer, prenorm and "
-                "window."
+                "pythia: has an MLP, norms before the branches and no window; leave out channel_mixer, prenorm, window "
+                "and masked_heads."
             )
         if self.rotated < 2 or self.rotated % 2:
             raise ValueError(

@@ -7,7 +7,9 @@ Source: Vaswani et al. 2017, section 3.2.1, equation 1, with the mask of section
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -39,7 +41,7 @@ def attention(
     v: Tensor,
     *,
     positions: Tensor | None = None,
-    window: int | None = None,
+    window: int | Sequence[int | None] | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
     backend: Literal["auto", "torch", "triton"] = "auto",
@@ -48,8 +50,9 @@ def attention(
 
     positions: [B, P], int64, strictly ascending in every row: query i sees the keys up to positions[b, i]. None: P = T,
                and query i stands at i.
-    window:    how many keys a query sees, the one at its own position included; None: all up to there. Without
-               `positions`, T / window pairs of blocks are multiplied instead of all pairs of positions.
+    window:    how many keys a query sees, the one at its own position included; None: all up to there. A sequence has
+               one such number for each head. With one number and without `positions`, T / window pairs of blocks are
+               multiplied instead of all pairs of positions.
     scale:     K^-0.5 where None.
     dropout:   probability with which a weight is set to zero; the others are divided by 1 - dropout. The random numbers
                are those of torch's generator of the device, and differ between the backends.
@@ -64,8 +67,7 @@ def attention(
     """
     _check(q, k, v, positions, window, dropout)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if window is not None and window >= k.shape[1]:
-        window = None
+    window = _narrow(window, k.shape[1])
     if use_triton("attention", backend, q, k, v, obstacle=_obstacle(q, k, v, window), is_faster=_is_faster(q, k)):
         from kernels.attention.triton import attention_triton
 
@@ -73,19 +75,35 @@ def attention(
             return attention_triton(q, k, v, positions=positions, scale=scale, dropout=dropout)
     queries, length = q.shape[1], k.shape[1]
     plain = _fused_gradients_lose_digits(q, k, v)
-    if positions is None and window is not None:
+    if positions is None and isinstance(window, int):
         return _by_blocks(q, k, v, window, scale, dropout, plain)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    if positions is None and not plain:
+    if positions is None and window is None and not plain:
         o = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, dropout_p=dropout)
         return o.transpose(1, 2)
     keys = torch.arange(length, device=q.device)
     last = keys[:, None] if positions is None else positions[:, None, :, None]
     seen = keys <= last
-    if window is not None:
+    if isinstance(window, int):
         seen = seen & (keys > last - window)
+    elif window is not None:
+        seen = seen & (keys > last - _on_device(tuple(window), q.device)[:, None, None])
     is_dense = queries * FEW > length and not plain
     return _masked(q, k, v, seen, scale, dropout, is_dense).transpose(1, 2)
+
+
+def _narrow(window: int | Sequence[int | None] | None, length: int) -> int | list[int] | None:
+    """`window` as one number, or one for each head, of at most `length` keys; None where every query sees all."""
+    if window is None or isinstance(window, int):
+        return None if window is None or window >= length else window
+    windows = [length if own is None else min(own, length) for own in window]
+    return None if min(windows) == length else windows
+
+
+@functools.cache
+def _on_device(windows: tuple[int, ...], device: torch.device) -> Tensor:
+    # kept, because a copy from the host cannot be part of a recorded CUDA graph
+    return torch.tensor(windows, device=device)
 
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, dropout: float, fused: bool) -> Tensor:
@@ -120,7 +138,7 @@ def _by_blocks(q: Tensor, k: Tensor, v: Tensor, window: int, scale: float, dropo
     return o.unflatten(0, (batch, count)).transpose(2, 3).reshape(batch, count * window, heads, size)[:, :length]
 
 
-def _obstacle(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> str | None:
+def _obstacle(q: Tensor, k: Tensor, v: Tensor, window: int | list[int] | None) -> str | None:
     """Why the Triton kernels cannot take these arguments, or None."""
     if window is not None:
         return "has no window"
@@ -148,7 +166,14 @@ def _is_faster(q: Tensor, k: Tensor) -> bool:
     )
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None, window: int | None, dropout: float) -> None:
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor | None,
+    window: int | Sequence[int | None] | None,
+    dropout: float,
+) -> None:
     fits = q.dim() == 4 and k.dim() == 4 and k.shape[1] >= 1 and q.shape[1] >= 1 and v.shape == k.shape
     fits = fits and (q.shape[0], *q.shape[2:]) == (k.shape[0], *k.shape[2:])
     if not fits or (positions is None and q.shape[1] != k.shape[1]):
@@ -162,8 +187,11 @@ def _check(q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None, window: in
             f"attention: positions must be {list(q.shape[:2])} and int64, got {list(positions.shape)} and "
             f"{positions.dtype}."
         )
-    if window is not None and window < 1:
+    windows = [window] if window is None or isinstance(window, int) else list(window)
+    if any(own is not None and own < 1 for own in windows):
         raise ValueError(f"attention: window must be at least 1, got {window}.")
+    if window is not None and not isinstance(window, int) and len(windows) != q.shape[2]:
+        raise ValueError(f"attention: window must be one number or {q.shape[2]}, one for each head, got {window}.")
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"attention: dropout must be at least 0 and below 1, got {dropout}.")
 

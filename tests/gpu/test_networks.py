@@ -33,6 +33,7 @@ CASES = {
     "h3, short filters": {"num_layers": 2, "d_model": 64, "head_dim": 8, "short_filter": 3},
     "gsa, relu": {"num_layers": 2, "d_model": 64, "readout": "relu"},
     "gsa, constant": {"num_layers": 2, "d_model": 64, "gate": "constant"},
+    "attention, hard alibi": {"num_layers": 2, "d_model": 64, "num_heads": 4, "masked_heads": 3, "position": "none"},
     "attention, window": {"num_layers": 2, "d_model": 64, "window": 20, "position": "rope"},
     "based": {"num_layers": 2, "d_model": 64},
     "pythia": {"num_layers": 2, "d_model": 64},

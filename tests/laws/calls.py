@@ -573,6 +573,7 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
         Network("rope", {"position": "rope"}),
         Network("xpos", {"position": "xpos", "num_heads": 2}),
         Network("window", {"position": "rope", "num_heads": 2, "window": 5}),
+        Network("masked heads", {"position": "none", "num_heads": 4, "masked_heads": 3}),
     ),
     "linear-attention": (
         Network("relu", {"feature_map": "relu"}),

@@ -12,7 +12,7 @@ from torch import nn
 
 from models import MODELS
 from models.abc_attention import ABCConfig, _running_total
-from models.attention import AttentionConfig
+from models.attention import AttentionConfig, HardAlibiAttention
 from models.gla import GLAConfig
 from models.gsa import FUNCTIONS, GSAConfig
 from models.hgrn2 import HGRN2Config, LowerBounds
@@ -303,6 +303,37 @@ def test_a_window_is_what_a_query_sees():
     assert changed.nonzero().flatten().tolist() == [10, 11, 12, 13, 14]
     far, wide = (laws.build(MODELS.load("attention"), window=window, **options) for window in (None, 64))
     torch.testing.assert_close(wide(inputs), far(inputs), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("law", laws.LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("position", ["none", "rope"])
+def test_hard_alibi_obeys_the_laws(law, position):
+    law(MODELS.load("attention"), masked_heads=3, num_heads=4, position=position)
+
+
+@torch.no_grad()
+def test_masked_heads_see_one_position_more_each():
+    model = laws.build(MODELS.load("attention"), num_layers=1, num_heads=4, masked_heads=3, position="none")
+    mixer = next(module for module in model.modules() if isinstance(module, HardAlibiAttention))
+    x = torch.randn(1, 12, mixer.out.in_features, dtype=torch.float64)
+    heads = []
+    mixer.out.register_forward_pre_hook(lambda module, inputs: heads.append(inputs[0].unflatten(-1, (4, -1))))
+    mixer(x)
+    x[:, 5] += 1
+    mixer(x)
+    changed = (heads[1] - heads[0]).abs().amax((0, 3)) > 1e-12
+    seen = [changed[:, head].nonzero().flatten().tolist() for head in range(4)]
+    assert seen == [[5], [5, 6], [5, 6, 7], list(range(5, 12))]
+
+
+def test_masked_heads_are_refused_where_they_do_not_fit():
+    spec = laws.TOKENS
+    with pytest.raises(ValueError, match="masked_heads=5 must be at most num_heads=4"):
+        AttentionConfig(num_heads=4, masked_heads=5).check(spec)
+    with pytest.raises(ValueError, match="window and masked_heads both"):
+        AttentionConfig(num_heads=4, masked_heads=2, window=5).check(spec)
+    with pytest.raises(ValueError, match="window and masked_heads"):
+        MODELS.load("pythia")(num_heads=2, masked_heads=1).check(spec)
 
 
 @torch.no_grad()

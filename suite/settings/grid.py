@@ -332,12 +332,13 @@ def same(wanted: Any, found: Any) -> bool:
     """Whether a value from a grid or a filter means the value of a resolved run, which has defaults filled in.
 
     A mapping means every mapping that has its keys and values; a list and a tuple are alike; `true` is not 1. A word
-    means the number it spells, because a YAML 1.1 reader takes `1e-3` for a string.
+    means the number it spells, because a YAML 1.1 reader takes `1e-3` for a string. An empty list also means no value,
+    because runs leave out some options that are off (`train.length_warmup`).
     """
     if isinstance(wanted, Mapping):
         return isinstance(found, Mapping) and all(same(value, found.get(key)) for key, value in wanted.items())
     if isinstance(wanted, (list, tuple)):
-        return (
+        return (not wanted and found is None) or (
             isinstance(found, (list, tuple))
             and len(wanted) == len(found)
             and all(same(a, b) for a, b in zip(wanted, found, strict=True))

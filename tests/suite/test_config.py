@@ -8,7 +8,7 @@ import pytest
 
 from models import MODELS
 from suite.settings.config import ExperimentConfig, load_experiment
-from suite.settings.grid import expand, lookup
+from suite.settings.grid import expand, lookup, same
 from suite.settings.parsing import alternatives, parse, seeds_in
 from suite.training.config import TrainConfig
 from tests.suite.toy import RESOLVER, ToyConfig, make_run
@@ -322,3 +322,10 @@ def test_a_thousand_runs_expand_in_under_two_seconds():
     start = time.perf_counter()
     assert len(runs(config)) == 1000
     assert time.perf_counter() - start < 2
+
+
+def test_an_empty_list_means_an_option_that_a_run_leaves_out():
+    assert same([], None)
+    assert same([], [])
+    assert not same([], [1])
+    assert not same([1], None)

@@ -36,6 +36,8 @@ from models.parts.time_axis import LeftPadding, blank, positions_seen, take_posi
 from suite.bounds import Fraction, Width
 from suite.contracts import TaskSpec
 
+ALL = 2**40
+"""A window as long as any sequence."""
 XPOS_MAX_LENGTH = 65536
 """Maximum length with xpos; beyond it, zeta^(t/512) overflows float32."""
 
@@ -55,9 +57,6 @@ class KeyValueCache:
 class Attention(Mixer):
     """Multi-head causal attention. Its state: a `KeyValueCache`."""
 
-    window: int | tuple[int | None, ...] | None = None
-    """How many last positions a query sees, in all heads or in each; None: all."""
-
     def __init__(self, d_model: int, num_heads: int, dropout: float, bias: bool, rotary: Rotary | None) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -75,7 +74,11 @@ class Attention(Mixer):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None = None) -> Tensor:
         dropout = self.dropout if self.training else 0.0
-        return self.out(attention(q, k, v, positions=positions, window=self.window, dropout=dropout).flatten(2))
+        return self.out(attention(q, k, v, positions=positions, window=self._window(), dropout=dropout).flatten(2))
+
+    def _window(self) -> int | Tensor | None:
+        """How many last positions a query sees, in all heads or in each; None: all."""
+        return None
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self._project(x, torch.arange(x.shape[1], device=x.device))
@@ -149,13 +152,14 @@ class WindowAttention(Attention):
     """Attention to the last positions. Its state: a `KeyValueCache` of these, the newest of which is the last entry;
     its `count` goes on."""
 
-    window: int
-
     def __init__(
         self, d_model: int, num_heads: int, dropout: float, bias: bool, rotary: Rotary | None, window: int
     ) -> None:
         super().__init__(d_model, num_heads, dropout, bias, rotary)
         self.window = window
+
+    def _window(self) -> int:
+        return self.window
 
     def init_state(self, batch_size: int, capacity: int) -> KeyValueCache:
         if self.rotary is not None:
@@ -206,11 +210,17 @@ class HardAlibiAttention(Attention):
     """Attention whose first `masked_heads` heads see the 1, 2, 3, .. last positions. Its state is that of `Attention`,
     which has all positions in every head."""
 
+    windows: Tensor
+
     def __init__(
         self, d_model: int, num_heads: int, dropout: float, bias: bool, rotary: Rotary | None, masked_heads: int
     ) -> None:
         super().__init__(d_model, num_heads, dropout, bias, rotary)
-        self.window = (*range(1, masked_heads + 1), *([None] * (num_heads - masked_heads)))
+        sees = [*range(1, masked_heads + 1), *([ALL] * (num_heads - masked_heads))]
+        self.register_buffer("windows", torch.tensor(sees), persistent=False)
+
+    def _window(self) -> Tensor:
+        return self.windows
 
     def _step(
         self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: KeyValueCache
@@ -224,7 +234,7 @@ class HardAlibiAttention(Attention):
         state.keys[rows, now], state.values[rows, now] = k.to(state.keys.dtype), v.to(state.values.dtype)
         state.count.add_(1)
         past_keys, past_values = state.keys.to(q.dtype), state.values.to(q.dtype)
-        o = attention(q, past_keys, past_values, positions=now, window=self.window)
+        o = attention(q, past_keys, past_values, positions=now, window=self.windows)
         return step_linear(self.out, o.flatten(1), residual=residual), state
 
 
@@ -243,7 +253,8 @@ class AttentionConfig(BackboneConfig):
     window: Width | None = None
     """Positions that a query sees, its own included; None: all up to there."""
     masked_heads: Width | None = None
-    """Number of heads, from the first on, in which a query sees 1, 2, 3, .. last positions; None: all heads see all."""
+    """Number of heads, from the first on, of which head i = 1, 2, .. sees the i last positions with the query's own; None:
+    all heads see all."""
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)

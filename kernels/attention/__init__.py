@@ -7,9 +7,7 @@ Source: Vaswani et al. 2017, section 3.2.1, equation 1, with the mask of section
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -41,7 +39,7 @@ def attention(
     v: Tensor,
     *,
     positions: Tensor | None = None,
-    window: int | Sequence[int | None] | None = None,
+    window: int | Tensor | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
     backend: Literal["auto", "torch", "triton"] = "auto",
@@ -50,9 +48,10 @@ def attention(
 
     positions: [B, P], int64, strictly ascending in every row: query i sees the keys up to positions[b, i]. None: P = T,
                and query i stands at i.
-    window:    how many keys a query sees, the one at its own position included; None: all up to there. A sequence has
-               one such number for each head. With one number and without `positions`, T / window pairs of blocks are
-               multiplied instead of all pairs of positions.
+    window:    how many keys a query sees, the one at its own position included; None: all up to there. A tensor [H] of
+               int64 has a number of at least 1 for each head, which is not checked, because it lies on the device. With
+               one number for all heads and without `positions`, T / window pairs of blocks are multiplied instead of
+               all pairs of positions.
     scale:     K^-0.5 where None.
     dropout:   probability with which a weight is set to zero; the others are divided by 1 - dropout. The random numbers
                are those of torch's generator of the device, and differ between the backends.
@@ -67,7 +66,8 @@ def attention(
     """
     _check(q, k, v, positions, window, dropout)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    window = _narrow(window, k.shape[1])
+    if isinstance(window, int) and window >= k.shape[1]:
+        window = None
     if use_triton("attention", backend, q, k, v, obstacle=_obstacle(q, k, v, window), is_faster=_is_faster(q, k)):
         from kernels.attention.triton import attention_triton
 
@@ -87,23 +87,10 @@ def attention(
     if isinstance(window, int):
         seen = seen & (keys > last - window)
     elif window is not None:
-        seen = seen & (keys > last - _on_device(tuple(window), q.device)[:, None, None])
+        # four axes, because torch has no fused kernel for a mask of three
+        seen = (seen & (keys > last - window[:, None, None])).view(-1, q.shape[1], queries, length)
     is_dense = queries * FEW > length and not plain
     return _masked(q, k, v, seen, scale, dropout, is_dense).transpose(1, 2)
-
-
-def _narrow(window: int | Sequence[int | None] | None, length: int) -> int | list[int] | None:
-    """`window` as one number, or one for each head, of at most `length` keys; None where every query sees all."""
-    if window is None or isinstance(window, int):
-        return None if window is None or window >= length else window
-    windows = [length if own is None else min(own, length) for own in window]
-    return None if min(windows) == length else windows
-
-
-@functools.cache
-def _on_device(windows: tuple[int, ...], device: torch.device) -> Tensor:
-    # kept, because a copy from the host cannot be part of a recorded CUDA graph
-    return torch.tensor(windows, device=device)
 
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, dropout: float, fused: bool) -> Tensor:
@@ -138,7 +125,7 @@ def _by_blocks(q: Tensor, k: Tensor, v: Tensor, window: int, scale: float, dropo
     return o.unflatten(0, (batch, count)).transpose(2, 3).reshape(batch, count * window, heads, size)[:, :length]
 
 
-def _obstacle(q: Tensor, k: Tensor, v: Tensor, window: int | list[int] | None) -> str | None:
+def _obstacle(q: Tensor, k: Tensor, v: Tensor, window: int | Tensor | None) -> str | None:
     """Why the Triton kernels cannot take these arguments, or None."""
     if window is not None:
         return "has no window"
@@ -171,7 +158,7 @@ def _check(
     k: Tensor,
     v: Tensor,
     positions: Tensor | None,
-    window: int | Sequence[int | None] | None,
+    window: int | Tensor | None,
     dropout: float,
 ) -> None:
     fits = q.dim() == 4 and k.dim() == 4 and k.shape[1] >= 1 and q.shape[1] >= 1 and v.shape == k.shape
@@ -187,11 +174,13 @@ def _check(
             f"attention: positions must be {list(q.shape[:2])} and int64, got {list(positions.shape)} and "
             f"{positions.dtype}."
         )
-    windows = [window] if window is None or isinstance(window, int) else list(window)
-    if any(own is not None and own < 1 for own in windows):
+    if isinstance(window, int) and window < 1:
         raise ValueError(f"attention: window must be at least 1, got {window}.")
-    if window is not None and not isinstance(window, int) and len(windows) != q.shape[2]:
-        raise ValueError(f"attention: window must be one number or {q.shape[2]}, one for each head, got {window}.")
+    if isinstance(window, Tensor) and (window.shape != q.shape[2:3] or window.dtype != torch.int64):
+        raise ValueError(
+            f"attention: window must be a number or [{q.shape[2]}] and int64, one for each head, got "
+            f"{list(window.shape)} and {window.dtype}."
+        )
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"attention: dropout must be at least 0 and below 1, got {dropout}.")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,18 +14,17 @@ def attention_reference(
     v: Tensor,
     *,
     positions: Tensor | None = None,
-    window: int | Sequence[int | None] | None = None,
+    window: int | Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
     """q [B, P, H, K] and k, v [B, T, H, K] to o [B, P, H, K], computed in the dtypes of the arguments.
 
     positions: [B, P]; None: P = T, and query i stands at i.
-    window: how many keys a query sees, the one at its own position included, in all heads or one number for each; None:
-        all up to there.
+    window: how many keys a query sees, the one at its own position included, in all heads or, as a tensor [H], in each;
+        None: all up to there.
     """
-    length, heads = k.shape[1:3]
-    windows = [window] * heads if window is None or isinstance(window, int) else window
-    widths = torch.tensor([length if own is None else own for own in windows], device=k.device)
+    length = k.shape[1]
+    window = length if window is None else window
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     keys = torch.arange(length, device=k.device)
     outputs = []
@@ -34,7 +32,7 @@ def attention_reference(
         now = torch.full_like(keys[:1], i) if positions is None else positions[:, i]
         behind = (now[:, None] - keys)[..., None]
         logits = scale * (q[:, i, None] * k).sum(-1)
-        logits = logits.masked_fill((behind < 0) | (behind >= widths), -math.inf)
+        logits = logits.masked_fill((behind < 0) | (behind >= window), -math.inf)
         outputs.append((logits.softmax(1)[..., None] * v).sum(1))
     return torch.stack(outputs, dim=1)
 

@@ -253,8 +253,8 @@ class AttentionConfig(BackboneConfig):
     window: Width | None = None
     """Positions that a query sees, its own included; None: all up to there."""
     masked_heads: Width | None = None
-    """Number of heads, from the first on, of which head i = 1, 2, .. sees the i last positions with the query's own; None:
-    all heads see all."""
+    """Number of heads, from the first on, of which head i = 1, 2, .. sees the i last positions, also the query's own.
+    None: all heads see all positions."""
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)

@@ -71,7 +71,7 @@ def test_the_network_is_that_of_the_equations(fraction):
         ({"d_model": 16, "num_heads": 4, "rotary_fraction": 0.25}, "rotary_fraction=0.25 of .* 4 channels are 1"),
         ({"position": "xpos"}, "position='xpos' is not available"),
         ({"channel_mixer": "swiglu"}, "leave out channel_mixer"),
-        ({"window": 4}, "and window"),
+        ({"window": 4}, "window and masked_heads"),
     ],
 )
 def test_what_it_is_not_is_refused(options, words):

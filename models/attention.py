@@ -77,7 +77,7 @@ class Attention(Mixer):
         return self.out(attention(q, k, v, positions=positions, window=self._window(), dropout=dropout).flatten(2))
 
     def _window(self) -> int | Tensor | None:
-        """How many last positions a query sees, in all heads or in each; None: all."""
+        """Returns how many last positions a query sees, as one number or as one for each head; None means all."""
         return None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -55,9 +55,23 @@ class KeyValueCache:
 
 
 class Attention(Mixer):
-    """Multi-head causal attention. Its state: a `KeyValueCache`."""
+    """Multi-head causal attention, whose first `masked_heads` heads see the 1, 2, 3, .. last positions.
 
-    def __init__(self, d_model: int, num_heads: int, dropout: float, bias: bool, rotary: Rotary | None) -> None:
+    Its state is a `KeyValueCache`, which has all positions in every head.
+    """
+
+    windows: Tensor | None
+    """[H]: how many last positions each head sees; None: all heads see all."""
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        dropout: float,
+        bias: bool,
+        rotary: Rotary | None,
+        masked_heads: int | None = None,
+    ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.head_dim = d_model // num_heads
@@ -65,6 +79,10 @@ class Attention(Mixer):
         self.qkv = Linear(d_model, 3 * d_model, bias=bias)
         self.out = ResidualLinear(d_model, d_model, bias=bias)
         self.rotary = rotary
+        sees = None
+        if masked_heads is not None:
+            sees = torch.tensor([*range(1, masked_heads + 1), *([ALL] * (num_heads - masked_heads))])
+        self.register_buffer("windows", sees, persistent=False)
 
     def _project(self, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = unbind(self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)), 2)
@@ -78,7 +96,7 @@ class Attention(Mixer):
 
     def _window(self) -> int | Tensor | None:
         """Returns how many last positions a query sees, as one number or as one for each head; None means all."""
-        return None
+        return self.windows
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self._project(x, torch.arange(x.shape[1], device=x.device))
@@ -122,7 +140,7 @@ class Attention(Mixer):
             cos, sin = self.rotary.cos, self.rotary.sin
         elif self.rotary is not None:
             q, k = (x.squeeze(1) for x in self.rotary(q.unsqueeze(1), k.unsqueeze(1), state.count.unsqueeze(1)))
-        o = attention_step(q, k, v, state.keys, state.values, state.count, cos=cos, sin=sin)
+        o = attention_step(q, k, v, state.keys, state.values, state.count, cos=cos, sin=sin, window=self.windows)
         return step_linear(self.out, o.flatten(1), residual=residual), state
 
     def restart(self, state: KeyValueCache) -> None:
@@ -206,38 +224,6 @@ class WindowAttention(Attention):
         return super().state_size(min(length, self.window))
 
 
-class HardAlibiAttention(Attention):
-    """Attention whose first `masked_heads` heads see the 1, 2, 3, .. last positions. Its state is that of `Attention`,
-    which has all positions in every head."""
-
-    windows: Tensor
-
-    def __init__(
-        self, d_model: int, num_heads: int, dropout: float, bias: bool, rotary: Rotary | None, masked_heads: int
-    ) -> None:
-        super().__init__(d_model, num_heads, dropout, bias, rotary)
-        sees = [*range(1, masked_heads + 1), *([ALL] * (num_heads - masked_heads))]
-        self.register_buffer("windows", torch.tensor(sees), persistent=False)
-
-    def _window(self) -> Tensor:
-        return self.windows
-
-    def _step(
-        self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: KeyValueCache
-    ) -> tuple[Tensor, KeyValueCache]:
-        heads = step_linear(self.qkv, x_t, norm=norm).unflatten(-1, (3, self.num_heads, self.head_dim))
-        q, k, v = (x.unsqueeze(1) for x in heads.unbind(1))
-        now = state.count.clamp(max=state.keys.shape[1] - 1).unsqueeze(1)
-        if self.rotary is not None:
-            q, k = self.rotary(q, k, now)
-        rows = torch.arange(len(now), device=now.device)[:, None]
-        state.keys[rows, now], state.values[rows, now] = k.to(state.keys.dtype), v.to(state.values.dtype)
-        state.count.add_(1)
-        past_keys, past_values = state.keys.to(q.dtype), state.values.to(q.dtype)
-        o = attention(q, past_keys, past_values, positions=now, window=self.windows)
-        return step_linear(self.out, o.flatten(1), residual=residual), state
-
-
 class AttentionConfig(BackboneConfig):
     """A transformer in the style of GPT-2, the baseline of H3 (Fu et al. 2023), table 2."""
 
@@ -284,6 +270,6 @@ class AttentionConfig(BackboneConfig):
         if self.position in ("rope", "xpos"):
             rotary = Rotary(self.d_model // self.num_heads, spec.max_length, xpos=self.position == "xpos")
         options = (self.d_model, self.num_heads, self.attention_dropout, self.bias, rotary)
-        if self.masked_heads is not None:
-            return HardAlibiAttention(*options, self.masked_heads)
-        return Attention(*options) if self.window is None else WindowAttention(*options, self.window)
+        if self.window is not None:
+            return WindowAttention(*options, self.window)
+        return Attention(*options, self.masked_heads)

@@ -195,6 +195,7 @@ def attention_step(
     *,
     cos: Tensor | None = None,
     sin: Tensor | None = None,
+    window: Tensor | None = None,
     scale: float | None = None,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> Tensor:
@@ -206,13 +207,15 @@ def attention_step(
     count:        [B], int64. In a cache that is full, the last position is overwritten.
     cos, sin:     [positions, K / 2]. Where they are given, q and k are rotated: channels i and i + K / 2 by the angle i
                   of their position.
+    window:       [H], int64: how many positions each head sees, the new one included; None: all. In a cache that is
+                  full, these are its last ones.
     scale:        K^-0.5 where None.
     backend:      the Triton kernels take K up to 256 and have no gradient; auto takes plain PyTorch where one is
                   recorded. Neither reads the count on the host.
 
     Raises ValueError for shapes that do not fit.
     """
-    _check_step(q, k, v, keys, values, count, cos, sin)
+    _check_step(q, k, v, keys, values, count, cos, sin, window)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     tensors = (q, k, v, keys, values, cos, sin)
     obstacle = None
@@ -226,13 +229,16 @@ def attention_step(
         from kernels.attention.triton import attention_step_triton
 
         with on_device_of(q):
-            return attention_step_triton(q, k, v, keys, values, count, cos=cos, sin=sin, scale=scale)
+            return attention_step_triton(q, k, v, keys, values, count, cos=cos, sin=sin, window=window, scale=scale)
     now = count.clamp(max=keys.shape[1] - 1)
     if cos is not None and sin is not None:
         q, k = (_rotate(x, cos, sin, now) for x in (q, k))
     rows = torch.arange(len(count), device=count.device)
     keys[rows, now], values[rows, now] = k.to(keys.dtype), v.to(values.dtype)
-    seen = torch.arange(keys.shape[1], device=count.device) <= now[:, None, None, None]
+    behind = now[:, None, None, None] - torch.arange(keys.shape[1], device=count.device)
+    seen = behind >= 0
+    if window is not None:
+        seen = seen & (behind < window[:, None, None])
     count += 1
     past_keys, past_values = (x.to(q.dtype).transpose(1, 2) for x in (keys, values))
     scores = q.unsqueeze(2) @ past_keys.mT * scale
@@ -255,6 +261,7 @@ def _check_step(
     count: Tensor,
     cos: Tensor | None,
     sin: Tensor | None,
+    window: Tensor | None,
 ) -> None:
     if q.dim() != 3 or k.shape != q.shape or v.shape != q.shape:
         shapes = ", ".join(str(list(x.shape)) for x in (q, k, v))
@@ -273,3 +280,8 @@ def _check_step(
             )
     if (cos is None) != (sin is None):
         raise ValueError("attention_step: cos and sin are given together or not at all.")
+    if window is not None and (window.shape != q.shape[1:2] or window.dtype != torch.int64):
+        raise ValueError(
+            f"attention_step: window must be [{heads}] and int64, one number for each head, got {list(window.shape)} "
+            f"and {window.dtype}."
+        )

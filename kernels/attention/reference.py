@@ -47,9 +47,13 @@ def attention_step_reference(
     *,
     cos: Tensor | None = None,
     sin: Tensor | None = None,
+    window: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """o [B, H, K], and the keys and values with the new position, row by row; the arguments are left as they are."""
+    """o [B, H, K], and the keys and values with the new position, row by row; the arguments are left as they are.
+
+    window: [H], how many positions a head sees, the new one included; None: all.
+    """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     keys, values = keys.clone(), values.clone()
     outputs = []
@@ -61,5 +65,8 @@ def attention_step_reference(
             now = [x.to(q.dtype) for x in rotated]
         keys[b, n], values[b, n] = now[1], v[b]
         logits = scale * (now[0] * keys[b, : n + 1]).sum(-1, keepdim=True)
+        if window is not None:
+            behind = n - torch.arange(n + 1, device=keys.device)
+            logits = logits.masked_fill(behind[:, None, None] >= window[:, None], -math.inf)
         outputs.append((logits.softmax(0) * values[b, : n + 1]).sum(0))
     return torch.stack(outputs), keys, values

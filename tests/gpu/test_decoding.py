@@ -71,8 +71,9 @@ def test_the_inner_step_of_mamba_equals_the_step_as_written(rows, width, states,
 
 
 @pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("windows", [False, True])
 @pytest.mark.parametrize(("rows", "heads", "size"), [(1, 16, 128), (5, 3, 48), (64, 4, 64)])
-def test_a_step_of_attention_equals_the_step_as_written(rows, heads, size):
+def test_a_step_of_attention_equals_the_step_as_written(rows, heads, size, windows):
     g = torch.Generator().manual_seed(size)
     capacity = 700
     inputs = {name: torch.randn(rows, heads, size, generator=g).double() for name in "qkv"}
@@ -80,6 +81,8 @@ def test_a_step_of_attention_equals_the_step_as_written(rows, heads, size):
     angle = torch.arange(capacity)[:, None] * 1000.0 ** -(torch.arange(size // 2) / size * 2)
     inputs |= {"cos": angle.cos().double(), "sin": angle.sin().double()}
     count = torch.randint(capacity, (rows,), generator=g)
+    if windows:
+        inputs["window"] = torch.tensor([1, 2, 100, 2**40] * heads)[:heads]
 
     def step(keys, values, **rest):
         now = count.cuda()

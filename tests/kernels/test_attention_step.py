@@ -58,6 +58,22 @@ def test_it_equals_the_step_as_written(counts, heads, size, capacity, rotated, b
     )
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("windows", [[1, 2, 2**40], [15, 17, 40], [200, 201, 202]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_heads_with_windows_equal_the_step_as_written(windows, backend, dtype):
+    counts = [0, 16, 200]
+    assert_matches_reference(
+        with_caches(partial(attention_step, backend=backend), counts),
+        partial(attention_step_reference, count=torch.tensor(counts)),
+        inputs(counts, 3, 16, 220) | {"window": torch.tensor(windows)},
+        dtype=dtype,
+        keep=("cos", "sin"),
+        device=DEVICE,
+        grad=False,
+    )
+
+
 @pytest.mark.parametrize("programs", [1, 8, 64])
 def test_any_number_of_parts_gives_the_same(programs):
     counts = [0, 3, 70]
@@ -66,7 +82,7 @@ def test_any_number_of_parts_gives_the_same(programs):
     assert_matches_reference(
         step,
         partial(attention_step_reference, count=torch.tensor(counts), scale=0.3),
-        inputs(counts, 1, 16, 80),
+        inputs(counts, 1, 16, 80) | {"window": torch.tensor([50])},
         keep=("cos", "sin"),
         device=DEVICE,
         grad=False,
@@ -74,14 +90,16 @@ def test_any_number_of_parts_gives_the_same(programs):
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_steps_equal_the_whole(backend):
+@pytest.mark.parametrize("window", [None, torch.tensor([3, 2**40])])
+def test_steps_equal_the_whole(window, backend):
     g = torch.Generator().manual_seed(1)
     q, k, v = (torch.randn(2, 9, 2, 8, generator=g).to(DEVICE) for _ in range(3))
     keys, values = (torch.zeros(2, 9, 2, 8, device=DEVICE) for _ in range(2))
     count = torch.zeros(2, dtype=torch.long, device=DEVICE)
-    exact = attention_reference(q.double(), k.double(), v.double())
+    exact = attention_reference(q.double(), k.double(), v.double(), window=window)
+    window = None if window is None else window.to(DEVICE)
     for t in range(9):
-        o = attention_step(q[:, t], k[:, t], v[:, t], keys, values, count, backend=backend)
+        o = attention_step(q[:, t], k[:, t], v[:, t], keys, values, count, window=window, backend=backend)
         assert_close(o, exact[:, t], torch.float32, what=f"step {t}")
     assert torch.equal(keys, k)
     assert torch.equal(values, v)
@@ -106,5 +124,8 @@ def test_arguments_that_do_not_fit_are_refused():
         attention_step(**given | {"values": torch.zeros(2, 5, 2, 4)})
     with pytest.raises(ValueError, match=r"cos must be \[positions, 2\] with at least 6 positions"):
         attention_step(**given | {"cos": torch.zeros(5, 2)})
+    for window in (torch.tensor([1]), torch.tensor([1.0, 2.0])):
+        with pytest.raises(ValueError, match=r"window must be \[2\] and int64"):
+            attention_step(**given | {"window": window})
     with pytest.raises(ValueError, match="given together"):
         attention_step(**given | {"sin": None})

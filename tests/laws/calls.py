@@ -144,7 +144,9 @@ def _attention_step(draw: Draw) -> Iterator[Call]:
         return o, keys, values
 
     reference = partial(attention_step_reference, count=torch.tensor([0, 4]))
-    yield Call("rotated", {"torch": torch_step, "reference": reference}, inputs, gradients=False)
+    both = {"torch": torch_step, "reference": reference}
+    yield Call("rotated", both, inputs, gradients=False)
+    yield Call("in windows", both, inputs | {"window": torch.tensor([2, 2**40])}, gradients=False)
 
 
 def _cauchy(draw: Draw) -> Iterator[Call]:

@@ -12,7 +12,7 @@ from torch import nn
 
 from models import MODELS
 from models.abc_attention import ABCConfig, _running_total
-from models.attention import AttentionConfig, HardAlibiAttention
+from models.attention import Attention, AttentionConfig
 from models.gla import GLAConfig
 from models.gsa import FUNCTIONS, GSAConfig
 from models.hgrn2 import HGRN2Config, LowerBounds
@@ -314,7 +314,7 @@ def test_hard_alibi_obeys_the_laws(law, position):
 @torch.no_grad()
 def test_masked_heads_see_one_position_more_each():
     model = laws.build(MODELS.load("attention"), num_layers=1, num_heads=4, masked_heads=3, position="none")
-    mixer = next(module for module in model.modules() if isinstance(module, HardAlibiAttention))
+    mixer = next(module for module in model.modules() if isinstance(module, Attention))
     x = torch.randn(1, 12, mixer.out.in_features, dtype=torch.float64)
     heads = []
     mixer.out.register_forward_pre_hook(lambda module, inputs: heads.append(inputs[0].unflatten(-1, (4, -1))))

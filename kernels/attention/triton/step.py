@@ -59,7 +59,7 @@ def _rotated(p_x, p_cos, p_sin, o_k, m_k, K: tl.constexpr):
 
 @triton.jit
 def _attend_kernel(
-    q, k, v, keys, values, count, cos, sin, sums, maxima,
+    q, k, v, keys, values, count, cos, sin, window, sums, maxima,
     scale, H, capacity, q_stride_b, q_stride_h, k_stride_b, k_stride_h, v_stride_b, v_stride_h,
     cache_stride_b, cache_stride_t, cache_stride_h,
     K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
@@ -91,9 +91,13 @@ def _attend_kernel(
         b_max = tl.where(m_first, tl.sum(b_q * b_k.to(tl.float32)), b_max)
         b_total = tl.where(m_first, 1.0, b_total)
         b_sum = tl.where(m_first[:, None], b_v.to(tl.float32)[None, :], b_sum)
-    span = tl.cdiv(tl.cdiv(n, SPLITS), BLOCK_T) * BLOCK_T
-    end = tl.minimum((i_s + 1) * span, n)
-    for t in tl.range(i_s * span, end, BLOCK_T, num_stages=STAGES):
+    first = 0
+    if window is not None:
+        # the new position is one of those that a head sees; a window may be longer than 2^31 positions
+        first = tl.maximum(n + 1 - tl.load(window + i_h), 0)
+    span = tl.cdiv(tl.cdiv(n - first, SPLITS), BLOCK_T) * BLOCK_T
+    end = tl.minimum(first + (i_s + 1) * span, n)
+    for t in tl.range(first + i_s * span, end, BLOCK_T, num_stages=STAGES):
         o_now = t + o_t
         m_t = o_now < end
         m = m_t[:, None] & m_k[None, :]
@@ -142,6 +146,7 @@ def attention_step_triton(
     *,
     cos: Tensor | None,
     sin: Tensor | None,
+    window: Tensor | None = None,
     scale: float,
     tuning: Tuning | None = None,
 ) -> Tensor:
@@ -168,6 +173,7 @@ def attention_step_triton(
         count=count,
         cos=dense(cos),
         sin=dense(sin),
+        window=dense(window),
         sums=sums,
         maxima=maxima,
         scale=scale,

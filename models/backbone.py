@@ -109,7 +109,7 @@ class BackboneConfig(Config):
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         """The mixer of one layer."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} defines no method mixer(self, layer, spec)")
 
     def mixers(self, spec: TaskSpec) -> list[Mixer]:
         """The mixers of all layers. A model whose layers share parameters overrides this."""
@@ -135,7 +135,11 @@ class BackboneConfig(Config):
 
     def check(self, spec: TaskSpec) -> None:
         """Raises ValueError where this model cannot serve that task."""
-        name = type(self).__name__
+        name, kind = type(self).__name__, type(self)
+        if all(getattr(kind, key) is getattr(BackboneConfig, key) for key in ("mixer", "mixers", "build")):
+            raise ValueError(
+                f"{name}: it defines no method mixer(self, layer, spec), which makes the mixer of a layer."
+            )
         if self.position not in self.positions:
             raise ValueError(
                 f"{name}: position={self.position!r} is not available, choose one of {', '.join(self.positions)}."
@@ -256,7 +260,11 @@ class Layer(nn.Module):
     def forward(self, residual: Tensor, branch: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The residual stream [B, T, D] before this layer and after it, each with what is still to be added to it."""
         x, residual = self._enter(self.mixer_norm, residual, branch)
-        return self._channel(*self._leave(self.mixer_norm, residual, self.mixer(x)))
+        y = self.mixer(x)
+        if not isinstance(y, Tensor) or y.shape != x.shape:
+            got = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
+            raise ValueError(f"{type(self.mixer).__name__}.forward must return [B, T, D] = {list(x.shape)}, got {got}.")
+        return self._channel(*self._leave(self.mixer_norm, residual, y))
 
     def forward_at(self, residual: Tensor, branch: Tensor | None, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         """`forward` at `positions` [B, P] only, so that norms and channel mixer work on these alone: [B, P, D]."""
@@ -332,6 +340,12 @@ class Backbone(nn.Module):
         self.register_buffer("pos_table", table, persistent=False)
         self.embed_dropout = nn.Dropout(config.embed_dropout)
         mixers = config.mixers(spec)
+        for mixer in mixers:
+            if not isinstance(mixer, Mixer):
+                raise ValueError(
+                    f"{type(config).__name__}.mixer must return a Mixer of models/parts/mixer.py, got "
+                    f"{type(mixer).__name__}."
+                )
         if config.short_conv:
             mixers = [ShortConv(mixer, d_model, config.short_conv) for mixer in mixers]
         for layer in config.base_conv_layers:

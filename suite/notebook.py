@@ -46,14 +46,14 @@ class Notebook:
         only: Filter | None = None,
         set: Mapping[str, Any] | None = None,
         seeds: int | Iterable[int] | None = None,
-        plugins: Iterable[str] = (),
+        plugins: str | Path | Iterable[str | Path] = (),
         device: str | None = None,
         data: str | Path | None = None,
         results: str | Path = LOCAL,
         jobs: int | Literal["auto"] | None = None,
         threads: int = 1,
         keep_weights: bool = False,
-        log: Iterable[str] = (),
+        log: str | Iterable[str] = (),
         force: bool = False,
         quiet: bool = False,
     ) -> pd.DataFrame:
@@ -79,8 +79,10 @@ class Notebook:
 
         if not experiments:
             raise ValueError("run: name at least one experiment; `results` reads what is stored")
+        if results is None:
+            raise ValueError("results=None: name a folder, or leave the argument out")
         call = prepare(
-            self.repository.with_plugins(plugins),
+            self.repository.with_plugins(_listed(plugins)),
             experiments,
             target(results),
             Settings(
@@ -89,7 +91,7 @@ class Notebook:
                 packed=jobs == "auto",
                 threads=threads,
                 keep_weights=keep_weights,
-                log=tuple(log),
+                log=tuple(_listed(log)),
             ),
             choice={
                 "scale": scale,
@@ -132,7 +134,7 @@ class Notebook:
         self,
         run_id: str,
         *,
-        plugins: Iterable[str] = (),
+        plugins: str | Path | Iterable[str | Path] = (),
         device: str | None = None,
         results: str | Path | None = None,
     ) -> Trained:
@@ -144,7 +146,7 @@ class Notebook:
         from suite.settings.resolver import Resolver
         from suite.training.weights import find_weights, load_model
 
-        repository = self.repository.with_plugins(plugins)
+        repository = self.repository.with_plugins(_listed(plugins))
         path = find_weights(str(run_id), repository.roots(None if results is None else target(results)))
         task, model = load_model(path, Resolver(repository.tasks, repository.models), pick_device(device))
         return Trained(model, task)
@@ -157,6 +159,11 @@ def filters(wanted: Filter | None, name: str) -> list[str]:
         alternatives = value if isinstance(value, (list, tuple)) else [value]
         texts += [f"{key}={_json(part, f'{name}={{{key!r}: ...}}')}" for part in alternatives]
     return texts
+
+
+def _listed(names: str | Path | Iterable[str | Path]) -> list[str]:
+    """Names as a list, also where there is one and it is no list."""
+    return [str(name) for name in ([names] if isinstance(names, (str, Path)) else names)]
 
 
 def _mapping(values: Any, name: str) -> Mapping[str, Any]:

@@ -27,7 +27,7 @@ class Mixer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, T, D] to y [B, T, D]."""
-        raise NotImplementedError
+        raise self._missing("forward(self, x)")
 
     def forward_at(self, x: Tensor, positions: Tensor) -> Tensor:
         """`forward` at some positions only: x [B, T, D] and ascending positions [B, P] to y [B, P, D].
@@ -42,14 +42,14 @@ class Mixer(nn.Module):
         capacity: number of positions that a state which keeps all of them has room for. Its shapes do not change from
         step to step. ValueError where the mixer cannot see so many positions.
         """
-        raise NotImplementedError
+        raise self._missing("init_state(self, batch_size, capacity)")
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         """x_t [B, D] and the state to y_t [B, D] and the next state. Step by step, this gives what `forward` gives.
 
         The tensors of the state may be changed in place.
         """
-        raise NotImplementedError
+        raise self._missing("step(self, x_t, state)")
 
     def branch_step(self, x_t: Tensor, norm: nn.Module, state: Any) -> tuple[Tensor, Any]:
         """x_t + y_t and the next state, where y_t is the `step` of norm(x_t): a residual branch behind its norm.
@@ -84,7 +84,7 @@ class Mixer(nn.Module):
 
     def state_size(self, length: int) -> int:
         """Number of elements kept for one sequence after `length` steps. A complex one is two; counts are left out."""
-        raise NotImplementedError
+        raise self._missing("state_size(self, length)")
 
     def ssm_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters by name that have a learning rate of their own (`ssm_lr`) and no weight decay."""
@@ -92,6 +92,9 @@ class Mixer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initialises the parameters that differ from the backbone's general initialisation."""
+
+    def _missing(self, method: str) -> NotImplementedError:
+        return NotImplementedError(f"{type(self).__name__} defines no method {method}")
 
 
 def choose_rows(rows: Tensor, first: Any, second: Any) -> Any:

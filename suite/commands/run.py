@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from suite.commands.carrying_out import Call
+    from suite.runner import Planned
 
 
 AUTO = "auto"
@@ -120,6 +121,8 @@ def run(
         spared = f", and {num_unneeded} are not needed" if num_unneeded else ""
         stored = f"{num_runs - num_todo - num_unneeded} of {num_runs} runs are already stored in {results}{spared}"
         console.print(stored, highlight=False)
+        if keep_weights and (bare := sum(_lacks_weights(item, results) for item in call.planned)):
+            console.print(f"{bare} of these kept no weights; --force --keep-weights repeats them", highlight=False)
 
     from suite.display import GridDisplay
     from suite.executors.local import OutOfTimeError
@@ -139,8 +142,10 @@ def run(
     bad = [finished for finished in ended if finished.status in FAILED]
     if bad:
         unstored = sum(not finished.stored for finished in bad)
-        where = "their rows say why (`show RUN_ID`)" if not unstored else f"the rows of {unstored} could not be written"
-        console.print(f"{len(bad)} of {len(ended)} runs ended with an error; {where}")
+        show = f"show {bad[0].run.run_id[:6]}" + ("" if results == LOCAL else f" --results {results}")
+        where = f"their rows say why (`{show}`)" if not unstored else f"the rows of {unstored} could not be written"
+        line = f"{len(bad)} of {len(ended)} runs ended with an error; {where}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(1)
     # a folder elsewhere is not found by its name, nor are rows or a plugin that are not named again; runs with another
     # value than those of the grid are no part of its table
@@ -154,6 +159,16 @@ def run(
     done = sum(finished.status != UNNEEDED for finished in ended)
     count = ("1 run" if done == 1 else f"{done} runs") + f", {len(ended) - done} not needed" * (done < len(ended))
     console.print(f"done: {count}; now: {reports}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _lacks_weights(item: Planned, results: Path) -> bool:
+    """Whether a training run is stored without weights, which only a repeated run would keep."""
+    from suite.store import storage
+    from suite.training.run import TrainingRun
+
+    run = item.run
+    is_stored = isinstance(run, TrainingRun) and item.stored == "ok"
+    return is_stored and not storage.weights_path(results, run.experiment, run.scale, run.run_id).exists()
 
 
 def _changed(overrides: Sequence[str], call: Call) -> list[str]:

@@ -199,6 +199,8 @@ class Local(Config):
                 raise ValueError(f"--device {device} --nproc {processes}: every process has a GPU; give --device cuda")
             if not parallel.launched() and processes > there:
                 raise ValueError(f"--nproc {processes}: every process needs a GPU, and this machine has {there}")
+        elif not parallel.launched() and processes > cores():
+            raise ValueError(f"--nproc {processes}: every process needs a core, and this machine has {cores()}")
         return f"{processes} x {device_name(device)}"
 
     def __call__(self, runs: Sequence[Run], root: Path, display: Display, settings: Settings) -> list[Finished]:

@@ -96,6 +96,9 @@ def _check_keys(node: yaml.MappingNode) -> None:
 
 def parse(cls: type[C], values: Mapping[str, Any], where: str) -> C:
     """`cls(**values)`; a fault is a ValueError of one line that begins with `where` and the key."""
+    if not (isinstance(cls, type) and issubclass(cls, Config)):
+        name = getattr(cls, "__name__", repr(cls))
+        raise ValueError(f"{where}: the name must stand for a class of options (a Config), not for {name}")
     try:
         return cls(**values)
     except ValidationError as error:

@@ -16,6 +16,8 @@ from suite.store import storage
 def estimate(runs: Sequence[Run], files: Sequence[Path]) -> list[str]:
     """Lines that say how long the runs will take, one for each kind of device among the stored rows of `files`.
 
+    Where there are several, a first line says that each is an estimate of its own.
+
     The estimate of a run is the median duration of stored runs with its settings and another seed, or else of stored
     runs of its scale, task and model. The duration of a run that shared its device with others counts by its share.
     """
@@ -40,7 +42,9 @@ def estimate(runs: Sequence[Run], files: Sequence[Path]) -> list[str]:
             rest = f"; no estimate for {len(runs) - len(found)} more" if len(found) < len(runs) else ""
             count = "1 run" if len(found) == 1 else f"{len(found)} runs"
             lines.append(f"about {_duration(sum(found))} of {device} for {count} to do{rest}")
-    return lines
+    return [f"{len(lines)} estimates, each for one device and from the runs that it has done:", *lines][
+        len(lines) < 2 :
+    ]
 
 
 def _duration(seconds: float) -> str:

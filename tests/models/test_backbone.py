@@ -7,16 +7,50 @@ import torch
 from torch import nn
 
 from models.attention import AttentionConfig
-from models.backbone import joined
+from models.backbone import BackboneConfig, joined
 from models.dss import DSSSoftmaxConfig
 from models.gsa import GSAConfig
 from models.hgrn2 import HGRN2Config
 from models.parts.linear import ResidualLinear
+from models.parts.mixer import Mixer
 from models.parts.short_conv import BaseConv
 from suite.contracts import TaskSpec
 
 TOKENS = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=32, vocab_size=16)
 SIGNAL = TaskSpec(input="signal", num_classes=5, readout="sequence", max_length=32, channels=2)
+
+
+class Narrow(Mixer):
+    """A mixer whose result has a channel less, and which has no other method."""
+
+    def forward(self, x):
+        return x[..., 1:]
+
+
+class NarrowConfig(BackboneConfig):
+    def mixer(self, layer, spec):
+        return Narrow()
+
+
+class ModuleConfig(BackboneConfig):
+    def mixer(self, layer, spec):
+        return nn.Identity()
+
+
+class EmptyConfig(BackboneConfig):
+    pass
+
+
+def test_a_mixer_that_does_not_keep_the_contract_is_named():
+    with pytest.raises(ValueError, match=r"EmptyConfig: it defines no method mixer\(self, layer, spec\)"):
+        EmptyConfig().check(TOKENS)
+    with pytest.raises(ValueError, match=r"ModuleConfig.mixer must return a Mixer .* got Identity"):
+        ModuleConfig().build(TOKENS)
+    model = NarrowConfig().build(TOKENS)
+    with pytest.raises(ValueError, match=r"Narrow.forward must return \[B, T, D\] = \[1, 3, 64\], got \[1, 3, 63\]"):
+        model(torch.zeros(1, 3, dtype=torch.long))
+    with pytest.raises(NotImplementedError, match=r"Narrow defines no method state_size\(self, length\)"):
+        Narrow().state_size(3)
 
 
 def test_embeddings_are_tied_exactly_where_the_vocabularies_are_the_same():

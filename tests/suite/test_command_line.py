@@ -184,7 +184,13 @@ def test_a_results_folder_that_cannot_be_written_is_refused_before_any_run(comma
     file.touch()
     done = command_line("run", "quickstart", "--device", "cpu", "--results", file)
     assert done.returncode == 2
-    assert "nothing can be written there" in done.stderr
+    assert "this is a file; name the folder of results" in done.stderr
+
+
+def test_more_processes_than_cores_are_refused(command_line):
+    done = command_line("run", "quickstart", "--device", "cpu", "--nproc", "4096", "--dry-run")
+    assert done.returncode == 2
+    assert "--nproc 4096: every process needs a core" in done.stderr
 
 
 def test_a_plan_needs_no_data_and_says_how_long_it_takes(command_line, tmp_path, monkeypatch):
@@ -314,6 +320,8 @@ def stored(command_line, tmp_path):
 def test_a_grid_runs_is_skipped_reported_and_shown(command_line, stored, tmp_path):
     again = command_line(*stored)
     assert "1 of 1 runs are already stored" in again.stdout
+    assert "weights" not in again.stdout
+    assert "1 of these kept no weights; --force --keep-weights" in command_line(*stored, "--keep-weights").stdout
     report = command_line("report", "quickstart", "--results", tmp_path)
     assert report.returncode == 0, report.stderr
     assert "Linear attention" in report.stdout

@@ -40,6 +40,15 @@ def test_short_times_are_not_said_in_hours(tmp_path, seconds, words):
     assert estimate([make_run(seed=0)], files) == [f"about {words} of GPU for 1 run to do"]
 
 
+def test_each_kind_of_device_has_an_estimate_of_its_own(tmp_path):
+    files = [store(tmp_path, make_run(seed=seed), 3600.0 * seed, device=f"GPU {seed}") for seed in (1, 2)]
+    assert estimate([make_run(seed=0)], files) == [
+        "2 estimates, each for one device and from the runs that it has done:",
+        "about 1 hours of GPU 1 for 1 run to do",
+        "about 2 hours of GPU 2 for 1 run to do",
+    ]
+
+
 def test_a_shared_device_counts_by_its_share_and_failures_do_not(tmp_path):
     shared = store(tmp_path, make_run(seed=1), 7200.0, device="GPU, 4 runs")
     failed = store(tmp_path, make_run(seed=2), 1.0, status="failed")

@@ -64,11 +64,14 @@ def test_results_are_filtered_by_columns_and_settings(tmp_path):
         ({"jobs": 0}, "--jobs 0: expected a whole number"),
         ({"jobs": "many"}, "--jobs 'many': expected a whole number"),
         ({"log": ["tensorbord"]}, "did you mean 'tensorboard'"),
+        ({"log": "tensorbord"}, "did you mean 'tensorboard'"),
+        ({"plugins": "none.py"}, "none.py: no such file"),
+        ({"results": None}, "results=None: name a folder"),
     ],
 )
 def test_a_fault_is_an_exception_with_the_sentence_of_the_command(tmp_path, arguments, words):
     with pytest.raises(ValueError, match=re.escape(words)):
-        run("quickstart", results=tmp_path, quiet=True, **arguments)
+        run("quickstart", **{"results": tmp_path, "quiet": True} | arguments)
     assert not list(tmp_path.iterdir())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +15,7 @@ import typer
 from suite.commands.console import table_console
 from suite.commands.repository import Repository, repository_of
 from suite.settings.parsing import located
-from suite.store.target import target
+from suite.store.target import files_like, is_folder, target
 
 if TYPE_CHECKING:
     from suite.store.comparison import Comparison, Line, Rows
@@ -50,11 +51,13 @@ def compare(
     only = only or []
     every_metric = any(text.startswith(("metric=", "split=", "slice=")) for text in only)
 
+    # a fault of either side is known before the rows of one are read, which takes long
+    found = {side: _find(side, repository) for side in (a, b)}
+
     def rows(side: str) -> Rows:
         with tempfile.TemporaryDirectory() as folder:
-            found = _folder(side, repository, Path(folder))
-            selection = located(f"compare: {side}", lambda: repository.selection([str(found)], None, only))
-            return collect(selection.rows(), every_metric=every_metric)
+            paths = found[side].files(Path(folder))
+            return located(f"compare: {side}", lambda: collect(paths, only, every_metric=every_metric))
 
     sides = rows(a), rows(b)
     comparison = compared(*sides)
@@ -72,22 +75,47 @@ def compare(
         print(note if format is Format.terminal else f"- {note}")
 
 
-def _folder(side: str, repository: Repository, temporary: Path) -> Path:
-    """The folder of a side; that of a revision is written below `temporary`."""
-    from suite.store.revisions import commit_of, extract
+@dataclass(frozen=True)
+class _Place:
+    """Where the rows of a side are: in a folder, or in that of a commit."""
 
-    found = target(side)
-    if found.is_dir():
-        return found
+    folder: Path
+    """Relative to the checkout if there is a commit."""
+    checkout: Path | None = None
+    commit: str = ""
+
+    def files(self, temporary: Path) -> list[Path]:
+        """The files with rows; those of a commit are written below `temporary`."""
+        from suite.store.revisions import extract
+
+        if self.checkout is None:
+            return files_like(self.folder, "**/*.parquet")
+        if not extract(self.checkout, self.commit, temporary, self.folder.as_posix()):
+            raise ValueError(f"compare: git cannot write {self.folder} of {self.commit[:10]} to {temporary}")
+        return files_like(temporary, "**/*.parquet")
+
+
+def _find(side: str, repository: Repository) -> _Place:
+    """Where the rows of a side are. ValueError where there are none."""
+    from suite.store.revisions import commit_of, git
+
+    folder = target(side)
+    if is_folder(folder):
+        if not files_like(folder, "**/*.parquet"):
+            raise ValueError(f"compare: no rows below {side}; `run EXPERIMENT --results {side}` makes some")
+        return _Place(folder)
     revision, _, path = side.partition(":")
     home = repository.reports.parent
     path = path or repository.reference.relative_to(home).as_posix()
     commit = commit_of(home, revision)
     if commit is None:
         raise ValueError(f"{side!r} is neither a folder of results nor a revision of this checkout, such as main")
-    if not extract(home, commit, temporary, path):
+    listed = git(home, "ls-tree", "-r", "--name-only", commit, "--", path) or b""
+    if not listed:
         raise ValueError(f"{side!r}: {commit[:10]} has no folder {path}; name one as {revision}:FOLDER")
-    return temporary / path
+    if b".parquet" not in listed:
+        raise ValueError(f"{side!r}: {commit[:10]} has no rows below {path}; name their folder as {revision}:FOLDER")
+    return _Place(Path(path), home, commit)
 
 
 def _nothing(a: str, b: str, comparison: Comparison) -> str:

@@ -21,11 +21,15 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from suite.store.noise import error_of_median, limit
+from suite.store.rows import scan, settings_of
 
 ALPHA = 0.05
 MOST_SPLITS = 50_000
@@ -87,56 +91,81 @@ class Rows:
 FACTS = ("commit", "device", "torch", "triton", "threads", "task_version", "model_version")
 
 
-def collect(rows: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]], *, every_metric: bool) -> Rows:
-    """The measurements of stored rows (`suite.store.rows.Selection.rows`).
+COLUMNS = (
+    *("run_id", "experiment", "scale", "task", "model", "seed", "split", "slice", "step", "metric", "unit", "value"),
+    *("samples", "status", "config", "started_at", *FACTS),
+)
+"""What is read of the rows."""
 
+
+def collect(paths: Sequence[Path], only: Sequence[str] = (), *, every_metric: bool) -> Rows:
+    """The measurements in results files, each of one run.
+
+    only: filters of the rows, as those of `suite.store.rows.Selection`.
     every_metric: take all metrics that the rows have, not only the qualities of the test split and SPEEDS.
     """
     found = Rows()
     runs: set[str] = set()
-    for row, settings in rows:
-        if row["run_id"] not in runs:
-            runs.add(row["run_id"])
-            for name in FACTS:
-                found.facts.setdefault(name, Counter())[str(row[name] or "")] += 1
-        if row["metric"] == "run":
-            found.failed += row["status"] not in ("ok", "n/a")
-            continue
-        if row["value"] is None or row["status"] != "ok" or not (every_metric or _is_default(row)):
-            continue
-        value = Value(
-            row["seed"] or 0,
-            row["value"],
-            tuple(row["samples"] or ()),
-            row["started_at"] or "",
-            row["step"] or 0,
-        )
-        seeds = found.values.setdefault(_measure(row, settings), {})
-        known = seeds.get(value.seed)
-        if known is None or (known.started_at, known.step) <= (value.started_at, value.step):
-            seeds[value.seed] = value
+    for table in scan(paths, only, COLUMNS):
+        for first in table.slice(0, 1).select(["run_id", *FACTS]).to_pylist():
+            if first["run_id"] not in runs:
+                runs.add(first["run_id"])
+                for name in FACTS:
+                    found.facts.setdefault(name, Counter())[str(first[name] or "")] += 1
+        is_run = pc.equal(table["metric"], "run")
+        found.failed += sum(status not in ("ok", "n/a") for status in table["status"].filter(is_run).to_pylist())
+        # most rows are not compared, and to make objects of Python from all of them takes most of the time
+        wanted = pc.and_(pc.equal(table["status"], "ok"), pc.and_(pc.is_valid(table["value"]), pc.invert(is_run)))
+        table = table.filter(wanted if every_metric else pc.and_(wanted, _is_default(table)))
+        before = text = ""
+        for row in table.to_pylist():
+            if row["config"] != before:
+                before, text = row["config"], _settings(row["config"])
+            value = Value(
+                row["seed"] or 0,
+                row["value"],
+                tuple(row["samples"] or ()),
+                row["started_at"] or "",
+                row["step"] or 0,
+            )
+            seeds = found.values.setdefault(_measure(row, text), {})
+            known = seeds.get(value.seed)
+            if known is None or (known.started_at, known.step) <= (value.started_at, value.step):
+                seeds[value.seed] = value
     return found
 
 
-def _is_default(row: Mapping[str, Any]) -> bool:
-    if row["unit"] in SPEED_UNITS:
-        return row["metric"] in SPEEDS
-    return row["split"] in ("test", "generated") and not row["slice"] and row["unit"] != "ratio"
+def _is_default(table: pa.Table) -> pa.Array:
+    """Whether each row is compared unless a filter names its metric, split or slice."""
+
+    def among(column: str, values: Iterable[str]) -> pa.Array:
+        return pc.is_in(table[column], pa.array(values, pa.string()))
+
+    is_quality = pc.and_(
+        among("split", ["test", "generated"]), pc.or_kleene(pc.is_null(table["slice"]), among("slice", [""]))
+    )
+    is_quality = pc.and_(is_quality, pc.invert(among("unit", ["ratio"])))
+    return pc.if_else(among("unit", SPEED_UNITS), among("metric", SPEEDS), is_quality)
 
 
-def _measure(row: Mapping[str, Any], settings: Mapping[str, Any]) -> Measure:
+def _settings(text: str | None) -> str:
+    """The settings of a run, without what may differ between two sides."""
     kept = {
         key: value
-        for key, value in settings.items()
+        for key, value in settings_of(text).items()
         if key not in ("task.version", "model.version", "task.data") and not key.startswith("plugins.")
     }
+    return json.dumps(kept, sort_keys=True)
+
+
+def _measure(row: Mapping[str, Any], settings: str) -> Measure:
     device = ""
     if row["unit"] in SPEED_UNITS:
         device = row["device"] or "an unknown device"
         # the speed of a processor is that of its threads
         device += f", {row['threads']} threads" if " cores)" in device else ""
     names = {name: row[name] or "" for name in Measure._fields if name not in ("settings", "device")}
-    return Measure(**names, settings=json.dumps(kept, sort_keys=True), device=device)
+    return Measure(**names, settings=settings, device=device)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 `export` and the notebook functions read rows through a `Selection`. It reads the files twice, first only the columns
 that the filters and the names of the settings need, so that a fault is known before anything is written, and then one
-file at a time, so that any number of rows needs the memory of one run.
+file at a time, so that any number of rows needs the memory of one run. `scan`, for `compare`, reads every file once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _config(text: str | None) -> Mapping[str, Any]:
 
 
 @lru_cache(maxsize=64)
-def _settings(text: str | None) -> dict[str, Any]:
+def settings_of(text: str | None) -> dict[str, Any]:
     """Dotted keys and values of a resolved run, without those that are columns of every row."""
     return {key: value for key, value in iter_keys(_config(text)) if key not in COLUMNS}
 
@@ -42,6 +42,50 @@ def _settings(text: str | None) -> dict[str, Any]:
 def _value(row: Mapping[str, Any], config: Mapping[str, Any], key: str) -> Any:
     """The value behind the key of a filter: a column of a row, or else a setting of its run."""
     return row[key] if key in row else lookup(config, key)
+
+
+def _filters(only: Sequence[str]) -> tuple[Filters, list[str]]:
+    """The filters of `--only`, and those of their keys that are columns. ValueError for a column that no row has."""
+    filters = Filters(only)
+    columns = [key for key in filters.wanted if "." not in key and key not in ("data", "plugins")]
+    for key in columns:
+        if key not in COLUMNS:
+            raise ValueError(f"--only {key}: no row has this column{nearest(key, COLUMNS)}; see results/README.md")
+    return filters, columns
+
+
+def _mask(table: pa.Table, filters: Filters, columns: Sequence[str]) -> list[bool]:
+    """Whether each row satisfies every filter."""
+    if not filters.wanted:
+        return [True] * table.num_rows
+    rows = table.select(["config", *columns]).to_pylist()
+    return [filters.keep(partial(_value, row, _config(row["config"]))) for row in rows]
+
+
+def _check(filters: Filters, paths: Sequence[Path]) -> None:
+    """Raises ValueError for a key or a value that no row has, once all rows were filtered."""
+
+    def known() -> Iterator[str]:
+        yield from COLUMNS
+        for path in paths:
+            for text in storage.load(path, ["config"])["config"].unique().to_pylist():
+                yield from settings_of(text)
+
+    filters.check(known, "row")
+
+
+def scan(paths: Sequence[Path], only: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Some columns of the rows that satisfy every filter, one file after the other, each read once.
+
+    The value of a filter that no row has is an error after the last file, a damaged file when its turn comes.
+    """
+    filters, keys = _filters(only)
+    for path in paths:
+        table = storage.load(path, list(dict.fromkeys((*columns, "config", *keys))))
+        if filters.wanted:
+            table = table.filter(pa.array(_mask(table, filters, keys), pa.bool_()))
+        yield table.select(columns)
+    _check(filters, paths)
 
 
 class Selection:
@@ -53,35 +97,18 @@ class Selection:
 
     def __init__(self, paths: Sequence[Path], only: Sequence[str] = ()) -> None:
         self.paths = paths
-        filters = Filters(only)
-        columns = [key for key in filters.wanted if "." not in key and key not in ("data", "plugins")]
-        for key in columns:
-            if key not in COLUMNS:
-                raise ValueError(f"--only {key}: no row has this column{nearest(key, COLUMNS)}; see results/README.md")
+        filters, columns = _filters(only)
         settings: dict[str, None] = {}
         self._masks: list[list[bool]] = []
         for path in paths:
-            mask = []
             table = storage.load(path, ["config", *columns])
-            if not filters.wanted:
-                mask = [True] * table.num_rows
-                for text in table["config"].unique().to_pylist():
-                    settings.update(dict.fromkeys(_settings(text)))
-            for row in table.to_pylist() if filters.wanted else ():
-                config = _config(row["config"])
-                kept = filters.keep(partial(_value, row, config))
-                mask.append(kept)
-                if kept:
-                    settings.update(dict.fromkeys(_settings(row["config"])))
+            mask = _mask(table, filters, columns)
             self._masks.append(mask)
+            for text in table["config"].filter(pa.array(mask, pa.bool_())).unique().to_pylist():
+                settings.update(dict.fromkeys(settings_of(text)))
         self.settings = list(settings)
         """Dotted keys of the settings of all selected rows."""
-        filters.check(lambda: [*COLUMNS, *self._known()], "row")
-
-    def _known(self) -> Iterator[str]:
-        for path in self.paths:
-            for text in storage.load(path, ["config"])["config"].unique().to_pylist():
-                yield from _settings(text)
+        _check(filters, paths)
 
     def __len__(self) -> int:
         return sum(map(sum, self._masks))
@@ -97,7 +124,7 @@ class Selection:
         for table in self.tables():
             texts = table["config"].to_pylist()
             for row, text in zip(table.select(COLUMNS).to_pylist(), texts, strict=True):
-                yield row, _settings(text)
+                yield row, settings_of(text)
 
     def frame(self) -> pd.DataFrame:
         """All rows, flat. A setting that a run does not have is missing in its rows."""
@@ -109,7 +136,7 @@ class Selection:
         frame = pa.concat_tables(tables).to_pandas()
         texts = frame.pop("config")
         codes, distinct = pd.factorize(texts, use_na_sentinel=False)
-        settings = pd.DataFrame([_settings(text) for text in distinct]).reindex(columns=self.settings)
+        settings = pd.DataFrame([settings_of(text) for text in distinct]).reindex(columns=self.settings)
         return frame.join(settings.take(codes).set_axis(frame.index))
 
 

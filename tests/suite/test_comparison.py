@@ -10,7 +10,7 @@ import pytest
 
 from run_suite import REPOSITORY
 from suite.store import storage
-from suite.store.comparison import permutation_p
+from suite.store.comparison import collect, permutation_p
 
 LOW, HIGH = [0.5, 0.52, 0.48, 0.51], [0.9, 0.88, 0.91, 0.93]
 
@@ -137,3 +137,33 @@ def test_rows_of_a_revision_are_read_from_git(command_line, sides, tmp_path):
         done = command_line("compare", side, sides[1], repository=repository)
         assert done.returncode == 2
         assert words in done.stderr
+
+
+def test_a_side_without_rows_is_reported_before_the_other_is_read(command_line, sides):
+    a, b = sides
+    write(a, LOW)
+    (a / "damaged.parquet").write_text("nothing")
+    b.mkdir()
+    done = command_line("compare", a, b)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: compare: no rows below {b}; `run EXPERIMENT --results {b}` makes some\n"
+    assert "neither a folder of results nor a revision" in command_line("compare", a, b / "none").stderr
+    write(b, HIGH)
+    assert "damaged.parquet: damaged or not a parquet file" in command_line("compare", a, b).stderr
+
+
+def test_every_file_is_read_once_also_with_filters(sides, monkeypatch):
+    write(sides[0], LOW)
+    write(sides[0], HIGH, metric="loss", unit="nats", split="valid")
+    write(sides[0], [None], metric="run", status="failed")
+    paths, read, load = sorted(sides[0].rglob("*.parquet")), [], storage.load
+    monkeypatch.setattr(storage, "load", lambda path, *rest: read.append(path) or load(path, *rest))
+    found = collect(paths, every_metric=False)
+    assert read == paths
+    assert ([one.metric for one in found.values], found.failed) == (["accuracy"], 1)
+    assert found.facts["device"] == {"NVIDIA H200": 9}
+    found = collect(paths, ["split=valid", "train.lr=0.1"], every_metric=True)
+    assert read == paths * 2
+    assert [one.metric for one in found.values] == ["loss"]
+    with pytest.raises(ValueError, match=r"--only split=tset: no row has it \(did you mean 'test'\?\)"):
+        collect(paths, ["split=tset"], every_metric=True)

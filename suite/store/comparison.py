@@ -119,7 +119,7 @@ def collect(paths: Sequence[Path], only: Sequence[str] = (), *, every_metric: bo
         table = table.filter(wanted if every_metric else pc.and_(wanted, _is_default(table)))
         before = text = ""
         for row in table.to_pylist():
-            if row["config"] != before:
+            if not text or row["config"] != before:
                 before, text = row["config"], _settings(row["config"])
             value = Value(
                 row["seed"] or 0,

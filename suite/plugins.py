@@ -57,6 +57,8 @@ def load_plugin(name: str) -> Plugin:
 
     The folder of a file is appended to `sys.path`, where worker processes find the module again.
     """
+    if not name:
+        raise ValueError("--plugin: the name is empty; name a .py file or an importable module")
     path = Path(name)
     is_file = path.suffix == ".py" or path.exists()
     module = _import_file(path) if is_file else _import_module(name)
@@ -118,10 +120,11 @@ def _import_module(name: str) -> ModuleType:
 def _import(module: str, shown: str) -> ModuleType:
     try:
         return importlib.import_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(last.filename).name}:{last.lineno}"
-        raise ValueError(f"--plugin {shown}: cannot be imported: {type(error).__name__}: {error} ({place})") from None
+        # a SyntaxError names its file and line
+        place = "" if isinstance(error, SyntaxError) else f" ({Path(last.filename).name}:{last.lineno})"
+        raise ValueError(f"--plugin {shown}: cannot be imported: {type(error).__name__}: {error}{place}") from None
 
 
 def _entry(plugin: str, identity: str, module: ModuleType, table: str, key: object, value: Any) -> Entry:

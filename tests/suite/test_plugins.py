@@ -78,6 +78,7 @@ def test_a_name_that_is_taken_is_an_error(plugin, command_line):
     ("text", "words"),
     [
         ("import nonexistent_module_of_nobody", ["cannot be imported", "ModuleNotFoundError", ".py:1"]),
+        ("import sys\nsys.exit(3)", ["cannot be imported: SystemExit: 3", ".py:2)"]),
         ("MODEL = {}", ["it defines none of MODELS, TASKS, OPERATORS"]),
         ("MODELS = [1]", ["MODELS must be a dictionary", "list"]),
         ("MODELS = {3: int}", ["a name must be a word, got 3"]),
@@ -92,6 +93,8 @@ def test_what_is_no_plugin_is_refused(plugin, command_line, text, words):
 def test_files_that_cannot_be_modules_are_refused(plugin, command_line, tmp_path):
     for path, words in (
         (tmp_path / "none.py", "no such file"),
+        ("", "--plugin: the name is empty"),
+        (plugin("MODELS = {", "unclosed"), "unclosed.py, line 1)\n"),
         ("nonexistent_package.part", "no module of this name"),
         (plugin("MODELS = {}", "my-mixer"), "rename the file"),
         (plugin("MODELS = {}", "models"), "another module 'models'"),

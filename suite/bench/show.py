@@ -129,7 +129,8 @@ class Verdicts(_Bench):
         found, style = verdict.comparison, self.style.get(verdict.word, "")
         if found is None:
             reason = verdict.reason or f"the base has none ({verdict.base_reason})"
-            self._add(verdict.case, f"{verdict.word}: {reason}", style)
+            # the reason may begin with the same status
+            self._add(verdict.case, f"{verdict.word}: {reason.removeprefix(f'{verdict.word}: ')}", style)
             return
         base, ours = (statistics.median(found.samples[side]) for side in "AB")
         cells = [

@@ -149,13 +149,14 @@ def test_a_base_that_cannot_be_is_refused(repository, tmp_path):
 
 def test_a_gate_that_can_compare_nothing_fails(repository, command_line, monkeypatch, tmp_path):
     def nothing(wanted, *arguments, **options):
-        return [Verdict(case, None, "no GPU", "no GPU") for case in wanted]
+        return [Verdict(case, None, "n/a: no GPU", "n/a: no GPU") for case in wanted]
 
     monkeypatch.setattr(suite.bench.run, "compare_trees", nothing)
     plugin = repository / "bench" / "operators.py"
     done = command_line("bench", "--plugin", plugin, "--compare", "main", "--results", tmp_path)
     assert done.returncode == 2
     assert "nothing was compared" in done.stderr
+    assert "  n/a: no GPU" in done.stdout
 
 
 def test_an_operator_and_its_workload_have_one_name(tmp_path, command_line):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from suite.commands.repository import Device, Plugins, StoredResults, repository_of
+from suite.settings.parsing import located
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,8 +56,8 @@ def generate(
     if (spec.input, spec.readout) != ("tokens", "token") or spec.num_classes > spec.vocab_size:
         raise ValueError(f"{path}: its task does not predict the next token, so its model continues nothing")
     encode, decode = _text(task, ids)
-    rows = [_tokens(prompt, encode, spec.vocab_size) for prompt in prompts]
-    ends = sorted({_tokens(text, encode, spec.vocab_size)[-1] for text in stop or ()})
+    rows = [_tokens("--prompt", prompt, encode, spec.vocab_size) for prompt in prompts]
+    ends = sorted({_tokens("--stop", text, encode, spec.vocab_size)[-1] for text in stop or ()})
     longest = max(map(len, rows))
     padded = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=target)
     lengths = torch.tensor([len(row) for row in rows], device=target)
@@ -114,18 +115,20 @@ def _parse_numbers(text: str) -> list[int]:
     try:
         return [int(word) for word in text.replace(",", " ").split()]
     except ValueError:
-        raise ValueError(f"--prompt {text!r}: this task has no text; give token ids, such as '3 17 4'") from None
+        raise ValueError(
+            "expected token ids, such as '3 17 4', because --ids asks for them or the task has no text"
+        ) from None
 
 
 def _numbers(tokens: list[int]) -> str:
     return "".join(f"{token} " for token in tokens)
 
 
-def _tokens(text: str, encode: Callable[[str], list[int]], vocab_size: int) -> list[int]:
-    tokens = encode(text)
+def _tokens(option: str, text: str, encode: Callable[[str], list[int]], vocab_size: int) -> list[int]:
+    tokens = located(f"{option} {text!r}", lambda: encode(text))
     if not tokens:
-        raise ValueError("--prompt: empty; give at least one token")
+        raise ValueError(f"{option}: empty; give at least one token")
     wrong = [token for token in tokens if not 0 <= token < vocab_size]
     if wrong:
-        raise ValueError(f"--prompt {text!r}: token {wrong[0]} is not in the vocabulary of 0 to {vocab_size - 1}")
+        raise ValueError(f"{option} {text!r}: token {wrong[0]} is not in the vocabulary of 0 to {vocab_size - 1}")
     return tokens

@@ -86,6 +86,8 @@ def report(
     elif experiment is None:
         raise ValueError("report: name an experiment or a paper (h3), or give --all for a scoreboard of all of them")
     elif experiment == TABLES:
+        if scale is not None:
+            raise ValueError("report tables --scale: the page has all scales; leave it out, or name one experiment")
         rendering = repository.rendering()
         rendered = _tables(repository, rendering, chosen, out)
     elif experiment == KERNELS:

@@ -9,6 +9,7 @@ import typer
 
 from suite.commands.console import table_console
 from suite.commands.repository import StoredResults, repository_of
+from suite.registry import few
 
 FACTS = (
     *("run_id", "experiment", "scale", "seed", "device", "threads", "torch", "triton", "cuda", "python", "commit"),
@@ -38,8 +39,8 @@ def show(
     paths = [path for root in roots for path in files_like(root, f"**/{run_id}*.parquet")]
     if not paths:
         raise ValueError(f"no stored run begins with {run_id!r} below {', '.join(map(str, roots))}")
-    if len({path.stem for path in paths}) > 1:
-        raise ValueError(f"{run_id!r} is ambiguous: {', '.join(path.stem for path in paths)}")
+    if len(ids := {path.stem for path in paths}) > 1:
+        raise ValueError(f"{run_id!r} is ambiguous: {few(sorted(ids))}; give more of the id")
     stored = storage.load(paths[0]).to_pylist()
     if not stored:
         raise ValueError(f"{paths[0]}: holds no rows; remove it")

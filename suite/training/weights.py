@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from suite.contracts import Config, Model, ModelConfig, Task
+from suite.registry import few
 from suite.runs import Run
 from suite.settings.resolver import Resolver
 from suite.store.target import files_like, readable, replacing
@@ -57,18 +58,20 @@ def model_settings(path: Path) -> tuple[str, dict[str, Any]]:
 
 def find_weights(name: str, roots: Sequence[Path]) -> Path:
     """The file that is named, or that of the run whose id begins so below one of the folders."""
+    if not name:
+        raise ValueError("the name of the weights is empty; give the beginning of a run id, or a file of weights")
     path = Path(name)
     if path.is_file():
         return path
-    if path.suffix in ENDINGS or not name or set(name) - set("0123456789abcdef"):
+    if path.suffix in ENDINGS or set(name) - set("0123456789abcdef"):
         raise ValueError(f"{name}: no such file, and no run id, which is hexadecimal")
     found = [
         path for root in roots for path in files_like(root, f"**/{name}*") if path.suffix in (*ENDINGS, ".parquet")
     ]
     if not found:
         raise ValueError(f"no stored run begins with {name!r} below {', '.join(map(str, roots))}")
-    if len({path.stem for path in found}) > 1:
-        raise ValueError(f"{name!r} is ambiguous: {', '.join(sorted({path.stem for path in found}))}")
+    if len(ids := {path.stem for path in found}) > 1:
+        raise ValueError(f"{name!r} is ambiguous: {few(sorted(ids))}; give more of the id")
     for ending in ENDINGS:
         for path in found:
             if path.suffix == ending:

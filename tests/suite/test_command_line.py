@@ -66,6 +66,7 @@ def test_list_names_everything(command_line):
         ),
         (("check", "task", "mqar", "--set", "length"), ["--set 'length': expected option=value, e.g. num_train=1000"]),
         (("check", "task", "flip-flop"), ["unknown task 'flip-flop'; there are: ", "your own needs --plugin"]),
+        (("report", "tables", "--scale", "small"), ["report tables --scale: the page has all scales"]),
         (("report", "quickstart", "--out", "x.xls"), ["--out x.xls: the ending must be one of .png, "]),
         pytest.param(
             ("report", "quikstart"), ["unknown experiment 'quikstart'", "'quickstart'"], marks=pytest.mark.slow
@@ -105,6 +106,15 @@ def test_a_wrong_argument_is_one_line_and_exit_code_2(command_line, tmp_path, ar
     for word in words:
         assert word in line
     assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_an_id_of_many_runs_names_five_of_them(command_line, tmp_path):
+    for number in range(8):
+        (tmp_path / f"0{number}.parquet").touch()
+    five = "'0' is ambiguous: 00, 01, 02, 03, 04 and 3 more; give more of the id\n"
+    for arguments in (("show", "0"), ("generate", "0", "--prompt", "a")):
+        done = command_line(*arguments, "--results", tmp_path)
+        assert (done.returncode, done.stderr) == (2, f"error: {five}")
 
 
 @pytest.mark.parametrize(
@@ -296,8 +306,8 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(command_line, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def quick(results, *more):
-    one = ("run", "quickstart", "--only", "model.name=linear-attention", "--seeds", 1, "--device", "cpu", *TRAIN)
+def quick(results, *more, train=TRAIN):
+    one = ("run", "quickstart", "--only", "model.name=linear-attention", "--seeds", 1, "--device", "cpu", *train)
     return (*one, "--results", results, *more)
 
 
@@ -311,7 +321,8 @@ def rows(results):
 def stored(command_line, tmp_path):
     """The arguments of a run of a few steps, which is stored below tmp_path."""
     few = ("train.steps=2", "train.eval_every=2", "train.batch_size=4", "task.num_train=8", "task.num_test=8")
-    asked = quick(tmp_path, "--only", "model.d_model=8", *(word for setting in few for word in ("--set", setting)))
+    train = [word for setting in few for word in ("--set", setting)]
+    asked = quick(tmp_path, "--only", "model.d_model=8", train=train)
     done = command_line(*asked)
     assert done.returncode == 0, done.stderr
     return asked

@@ -81,6 +81,10 @@ def test_a_checkpoint_of_an_interrupted_run_continues_token_ids(tmp_path, comman
         (("RUN", "--prompt", "a", "--top-p", "2"), ["top_p must lie in (0, 1], got 2.0"]),
         (("RUN", "--prompt", ""), ["--prompt: empty"]),
         (("RUN", "--ids", "--prompt", "a b"), ["--prompt 'a b'", "token ids"]),
+        (("RUN", "--prompt", "a", "--stop", ""), ["--stop: empty"]),
+        (("RUN", "--ids", "--prompt", "1", "--stop", "f"), ["--stop 'f': expected token ids"]),
+        (("RUN", "--ids", "--prompt", "1", "--stop", "999"), ["--stop '999': token 999 is not in the vocabulary"]),
+        (("", "--prompt", "a"), ["the name of the weights is empty; give the beginning of a run id"]),
         (("RUN", "--ids", "--prompt", "1 999"), ["token 999 is not in the vocabulary of 0 to 255"]),
     ],
 )

@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 
 from suite.bounds import Seed
 from suite.contracts import Config
@@ -67,7 +67,16 @@ def _checked_axis(values: list[Any]) -> list[Any]:
 
 
 Sweep = dict[str, Annotated[list[Any], Field(min_length=1), AfterValidator(_checked_axis)]]
-Seeds = Annotated[tuple[Seed, ...], Field(min_length=1)]
+
+
+def _listed(value: Any) -> Any:
+    """Refuses a number, which could mean so many seeds or that one."""
+    if isinstance(value, (int, float, str)):
+        raise ValueError(f"expected a list of seeds, such as [0, 1, 2], got {shortened(value)}")
+    return value
+
+
+Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), BeforeValidator(_listed)]
 
 
 def _checked_scale(options: dict[str, Any]) -> dict[str, Any]:
@@ -80,7 +89,8 @@ def _checked_scale(options: dict[str, Any]) -> dict[str, Any]:
             except ValidationError as error:
                 first = error.errors()[0]
                 where = ".".join(map(str, (key, *first["loc"])))
-                raise ValueError(f"{where}: {first['msg']}, got {shortened(first['input'])}") from None
+                got = "" if first["type"] == "value_error" else f", got {shortened(first['input'])}"
+                raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}{got}") from None
     return options
 
 
@@ -177,6 +187,8 @@ def load_experiment(path: Path, plugins: PluginNames = NO_PLUGINS) -> Experiment
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if values is None:
+        raise ValueError(f"{path}: the file is empty; expected a mapping with title, baseline, ...")
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected a mapping with title, baseline, ...; got {type(values).__name__}")
     return name_plugins(parse(ExperimentConfig, values, str(path)), plugins)

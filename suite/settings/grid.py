@@ -16,7 +16,7 @@ from typing import Any
 from suite.registry import nearest
 from suite.runs import Run
 from suite.settings.config import ExperimentConfig, check_sections
-from suite.settings.parsing import alternatives, assignments
+from suite.settings.parsing import alternatives, assignments, located
 from suite.settings.resolver import Resolver
 from suite.training.run import TrainingRun
 
@@ -166,13 +166,14 @@ def expand(
             # resolved settings take most of the time of a large grid, so they are made only where they are filtered
             kept = not filters.wanted or filters.keep(partial(lookup, run.resolved))
             (runs if kept else dropped).append(run)
-    filters.check(lambda: (key for run in dropped for key, _ in iter_keys(run.resolved)))
+    # a call may have several experiments
+    located(name, lambda: filters.check(lambda: (key for run in dropped for key, _ in iter_keys(run.resolved))))
     if not runs and not only:
         raise ValueError(
             f"{where}: sweep: an axis has only `plugins`, and there are none; give --plugin FILE_OR_MODULE"
         )
     if not runs:
-        raise ValueError(f"--only {' '.join(only)}: no run satisfies all of them")
+        raise ValueError(f"{name}: --only {' '.join(only)}: no run satisfies all of them")
     if not only and not overrides:
         _check_report(config, runs, where)
     # the runs whose weights others start with come first
@@ -185,13 +186,19 @@ _Given = Mapping[str, tuple[str, Any]]
 
 
 def _settings(config: ExperimentConfig, overrides: Sequence[str], resolver: Resolver) -> list[_Given]:
-    """Every combination of the values that `--set` gives; of texts with the same key, the last one counts."""
+    """Every combination of the values that `--set` gives. ValueError for a key that two texts give."""
     axes: dict[str, list[tuple[str, str, Any]]] = {}
+    texts: dict[str, str] = {}
     for text in overrides:
         parts = alternatives(text, "--set")
         values = assignments(parts, "--set")
-        _check_key(config, values[0][0], f"--set {text}")
-        axes[values[0][0]] = [
+        key = values[0][0]
+        _check_key(config, key, f"--set {text}")
+        if key in texts:
+            both = f"{texts[key].strip()},{text.partition('=')[2].strip()}"
+            raise ValueError(f"--set {key} is given twice; for both values: --set {both}")
+        texts[key] = text
+        axes[key] = [
             (key, part, name)
             for part, (key, value) in zip(parts, values, strict=True)
             for name in _fitting(resolver, key, value, f"--set {part}")
@@ -298,7 +305,7 @@ class Filters:
                 )
             for value in wanted:
                 if not any(_meets(found, value) for found in there):
-                    there_are = sorted(set(map(str, there)))
+                    there_are = [str(found) for found in sorted(there, key=_order)]
                     named = what == "run" and key in ("task.name", "model.name")
                     raise ValueError(
                         f"--only {key}={value}: no {what} has it{nearest(str(value), there_are)}; "
@@ -306,6 +313,12 @@ class Filters:
                         + "; a grid has the names of a plugin only with --plugin FILE_OR_MODULE"
                         * named
                     )
+
+
+def _order(value: Any) -> tuple[bool, float, str]:
+    """A key by which values are sorted: numbers by their size, then all others by their text."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return not is_number, value if is_number else 0.0, str(value)
 
 
 def _meets(found: Any, wanted: Any) -> bool:

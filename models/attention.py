@@ -139,7 +139,9 @@ class Attention(Mixer):
         if self.rotary is not None and self.rotary.log_zeta is None:
             cos, sin = self.rotary.cos, self.rotary.sin
         elif self.rotary is not None:
-            q, k = (x.squeeze(1) for x in self.rotary(q.unsqueeze(1), k.unsqueeze(1), state.count.unsqueeze(1)))
+            # in a full cache, steps overwrite the last position
+            now = state.count.clamp(max=state.keys.shape[1] - 1).unsqueeze(1)
+            q, k = (x.squeeze(1) for x in self.rotary(q.unsqueeze(1), k.unsqueeze(1), now))
         o = attention_step(q, k, v, state.keys, state.values, state.count, cos=cos, sin=sin, window=self.windows)
         return step_linear(self.out, o.flatten(1), residual=residual), state
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -257,19 +257,23 @@ class Layer(nn.Module):
         x, residual = self._enter(self.channel_norm, residual, branch)
         return self._leave(self.channel_norm, residual, self.channel(x))
 
+    def _checked(self, y: Any, shape: Sequence[int]) -> Tensor:
+        """What the mixer has returned. ValueError where it has another shape."""
+        if isinstance(y, Tensor) and y.shape == shape:
+            return y
+        got = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
+        raise ValueError(f"{type(self.mixer).__name__}.forward must return [B, T, D] = {list(shape)}, got {got}.")
+
     def forward(self, residual: Tensor, branch: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The residual stream [B, T, D] before this layer and after it, each with what is still to be added to it."""
         x, residual = self._enter(self.mixer_norm, residual, branch)
-        y = self.mixer(x)
-        if not isinstance(y, Tensor) or y.shape != x.shape:
-            got = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
-            raise ValueError(f"{type(self.mixer).__name__}.forward must return [B, T, D] = {list(x.shape)}, got {got}.")
+        y = self._checked(self.mixer(x), x.shape)
         return self._channel(*self._leave(self.mixer_norm, residual, y))
 
     def forward_at(self, residual: Tensor, branch: Tensor | None, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         """`forward` at `positions` [B, P] only, so that norms and channel mixer work on these alone: [B, P, D]."""
         x, residual = self._enter(self.mixer_norm, residual, branch)
-        y = self.mixer.forward_at(x, positions)
+        y = self._checked(self.mixer.forward_at(x, positions), (*positions.shape, x.shape[-1]))
         return self._channel(*self._leave(self.mixer_norm, take_positions(residual, positions), y))
 
     def prefill(

@@ -68,7 +68,7 @@ def health(board: Board) -> list[tuple[str, Sequence[str]]]:
         (len(empty), f"of {len(reports)} experiments have no rows", empty),
         (len(reduced), "experiments have rows of a smaller scale only", reduced),
         (missing, f"of {len(asked)} cells have not been run", ()),
-        (short, "cells have fewer seeds than their grid asks for", ()),
+        (short, ("cell has" if short == 1 else "cells have") + " fewer seeds than their grid asks for", ()),
         (len(ended), f"of {len(runs)} runs ended with an error, diverged or ran out of memory", ended),
         (len(dirty), f"of {len(runs)} runs were made with uncommitted changes", dirty),
         (len(unmeasured), f"of {len(board.operators)} operators have no benchmark", unmeasured),

@@ -97,9 +97,12 @@ class Repository:
         if not path.is_file():
             if part := [known for known in grids if known.startswith(f"{name.rstrip('/')}/")]:
                 raise ValueError(f"{name!r} has several experiments; name one of: {', '.join(part)}")
-            close = nearest(name, grids)
-            known = "the command `list` names all of them" if close else f"there are: {', '.join(grids)}"
-            raise ValueError(f"unknown experiment {name!r}{close}, and no folder with a grid.yaml; {known}")
+            if Path(name).is_dir():
+                raise ValueError(f"{name}: the folder has no grid.yaml; `list experiments` names those of the suite")
+            known = "`list experiments` names all of them"
+            raise ValueError(
+                f"unknown experiment {name!r}{nearest(name, grids)}, and no folder with a grid.yaml; {known}"
+            )
         if name not in grids:
             name = next((known for known, grid in grids.items() if grid.samefile(path)), path.resolve().parent.name)
             if name in grids and not grids[name].samefile(path):

@@ -56,7 +56,9 @@ def run(
     ] = None,
     threads: Annotated[
         int,
-        typer.Option(help="CPU threads of each training run; another number gives other last digits."),
+        typer.Option(
+            help="CPU threads of each training run; another number rounds differently, which training can amplify."
+        ),
     ] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved plan and train nothing.")] = False,
     keep_weights: Annotated[
@@ -122,7 +124,9 @@ def run(
         stored = f"{num_runs - num_todo - num_unneeded} of {num_runs} runs are already stored in {results}{spared}"
         console.print(stored, highlight=False)
         if keep_weights and (bare := sum(_lacks_weights(item, results) for item in call.planned)):
-            console.print(f"{bare} of these kept no weights; --force --keep-weights repeats them", highlight=False)
+            console.print(
+                f"{bare} of these kept no weights; --force --keep-weights repeats all runs asked for", highlight=False
+            )
 
     from suite.display import GridDisplay
     from suite.executors.local import OutOfTimeError
@@ -187,7 +191,8 @@ def _print_dry_run(console: Console, call: Call, reference: Path, scale: str | N
 
     print_plan([item.run for item in call.planned], [item.stored or "to do" for item in call.planned])
     unneeded = sum(item.stored == UNNEEDED for item in call.planned)
-    counts = f"{len(call.planned)} runs, {len(call.todo)} to do" + f", {unneeded} not needed" * bool(unneeded)
+    count = "1 run" if len(call.planned) == 1 else f"{len(call.planned)} runs"
+    counts = f"{count}, {len(call.todo)} to do" + f", {unneeded} not needed" * bool(unneeded)
     console.print(f"{counts}, on {call.place}; results in {call.results}", highlight=False)
     roots = [call.results, reference]
     stored = [file for experiment in call.experiments for file in storage.files(roots, experiment.name)]

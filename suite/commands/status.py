@@ -70,5 +70,6 @@ def print_summary(console: Console, experiment: str, results: Path, found: Seque
     """Prints in one line how many runs of an experiment there are and where they stand."""
     from suite.store.status import summary
 
-    line = f"{experiment}, scale {found[0].run.scale}, in {results}: {len(found)} runs, {summary(found)}"
+    count = "1 run" if len(found) == 1 else f"{len(found)} runs"
+    line = f"{experiment}, scale {found[0].run.scale}, in {results}: {count}, {summary(found)}"
     console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -49,6 +49,9 @@ def test_a_mixer_that_does_not_keep_the_contract_is_named():
     model = NarrowConfig().build(TOKENS)
     with pytest.raises(ValueError, match=r"Narrow.forward must return \[B, T, D\] = \[1, 3, 64\], got \[1, 3, 63\]"):
         model(torch.zeros(1, 3, dtype=torch.long))
+    last = NarrowConfig(num_layers=1).build(TOKENS)
+    with pytest.raises(ValueError, match=r"Narrow.forward must return \[B, T, D\] = \[1, 1, 64\], got \[1, 1, 63\]"):
+        last(torch.zeros(1, 3, dtype=torch.long), torch.tensor([[1]]))
     with pytest.raises(NotImplementedError, match=r"Narrow defines no method state_size\(self, length\)"):
         Narrow().state_size(3)
 

@@ -332,7 +332,10 @@ def test_a_grid_runs_is_skipped_reported_and_shown(command_line, stored, tmp_pat
     again = command_line(*stored)
     assert "1 of 1 runs are already stored" in again.stdout
     assert "weights" not in again.stdout
-    assert "1 of these kept no weights; --force --keep-weights" in command_line(*stored, "--keep-weights").stdout
+    assert (
+        "1 of these kept no weights; --force --keep-weights repeats all runs asked for"
+        in command_line(*stored, "--keep-weights").stdout
+    )
     report = command_line("report", "quickstart", "--results", tmp_path)
     assert report.returncode == 0, report.stderr
     assert "Linear attention" in report.stdout
@@ -352,9 +355,9 @@ def test_a_stored_run_with_older_operators_is_named_and_repeated_only_by_force(c
         printed = command_line(*stored, *more, repository=later).stdout
         (line,) = (line for line in printed.splitlines() if "stored with older operators" in line)
         assert re.search(r"\([a-z_]+ [0-9]+ \(now [0-9]+\).*: [0-9a-f]{16}\); --force repeats them", line)
-        assert "1 of 1 runs are already stored" in printed or "1 runs, 0 to do" in printed
+        assert "1 of 1 runs are already stored" in printed or "1 run, 0 to do" in printed
     printed = command_line(*stored, "--dry-run", "--force", repository=later).stdout
-    assert "1 runs, 1 to do" in printed
+    assert "1 run, 1 to do" in printed
     assert "older operators" not in printed
 
 

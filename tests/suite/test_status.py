@@ -65,7 +65,7 @@ def test_only_runs_that_failed_are_retried(command_line, tmp_path):
     assert "2 runs, 1 oom, 1 to do" in shown
     assert "planted: out of memory" in shown
     planned = command_line("run", *asked, "--retry-failed", "--dry-run", "--device", "cpu").stdout
-    assert "1 runs, 1 to do" in planned
+    assert "1 run, 1 to do" in planned
     assert "1 of 2 runs" in command_line("run", *asked, "--retry-failed", "--device", "cpu").stdout
     assert "2 runs, 1 ok, 1 to do" in command_line("status", *asked).stdout
     again = command_line("run", *asked, "--retry-failed", "--device", "cpu")

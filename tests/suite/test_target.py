@@ -194,7 +194,7 @@ def test_commands_take_an_address(s3, command_line):
     done = command_line("run", *asked, "--device", "cpu")
     assert done.returncode == 0, done.stderr
     assert "1 of 1 runs are already stored in s3://results/" in command_line("run", *asked, "--device", "cpu").stdout
-    assert "1 runs, 1 ok" in command_line("status", *asked).stdout
+    assert "1 run, 1 ok" in command_line("status", *asked).stdout
     assert "Linear attention" in command_line("report", "quickstart", "--results", s3).stdout
 
 

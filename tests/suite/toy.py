@@ -18,6 +18,7 @@ from suite.registry import Entry, Registry
 from suite.rng import numpy_generator
 from suite.settings.config import ExperimentConfig
 from suite.settings.grid import expand
+from suite.settings.parsing import parse
 from suite.settings.resolver import Resolver
 from suite.training.parallel import current
 from suite.training.run import TrainingRun
@@ -152,14 +153,11 @@ def make_run(
     task: dict | None = None, model: dict | None = None, train: dict | None = None, seed: int = 0
 ) -> TrainingRun:
     """One resolved run on the toy task."""
-    config = ExperimentConfig(
-        title="toy",
-        baseline={
-            "task": {"name": "parity", **(task or {})},
-            "model": {"name": "toy", **(model or {})},
-            "train": {"epochs": 4, "batch_size": 16, "lr": 0.01, **(train or {})},
-        },
-        seeds=(seed,),
-    )
+    baseline = {
+        "task": {"name": "parity", **(task or {})},
+        "model": {"name": "toy", **(model or {})},
+        "train": {"epochs": 4, "batch_size": 16, "lr": 0.01, **(train or {})},
+    }
+    config = parse(ExperimentConfig, {"title": "toy", "baseline": baseline, "seeds": (seed,)}, "toy")
     (run,) = expand("toy/test", config, RESOLVER)
     return run

@@ -8,9 +8,10 @@ a maximum, a sum of exponentials and a sum of values of its own, so that nothing
 part also takes the new key and value and writes them into the cache. `_combine_kernel` joins the parts.
 
 Layout:  q, k, v [B, H, K] with contiguous channels; caches [B, capacity, H, K] with contiguous channels; cos, sin
-         [positions, K / 2]; sums [B H, S, K] and maxima with their sums of exponentials [B H, S, 2]; o [B, H, K] dense.
+         [positions, K / 2]; window [H], int64, or None;
+         sums [B H, S, K] and maxima with their sums of exponentials [B H, S, 2]; o [B, H, K] dense.
 float32: everything but the caches.
-Cost:    reads 2 B n H K elements of the caches; 4 B n H K FLOPs.
+Cost:    reads 2 B n H K elements of the caches, or those of the windows; 4 B n H K FLOPs.
 """
 
 # mypy: disable-error-code="assignment, misc"

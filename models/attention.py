@@ -61,7 +61,7 @@ class Attention(Mixer):
     """
 
     windows: Tensor | None
-    """[H]: how many last positions each head sees; None: all heads see all."""
+    """[H]: each head sees so many last positions; with None all heads see all."""
 
     def __init__(
         self,

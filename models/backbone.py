@@ -135,8 +135,8 @@ class BackboneConfig(Config):
 
     def check(self, spec: TaskSpec) -> None:
         """Raises ValueError where this model cannot serve that task."""
-        name, kind = type(self).__name__, type(self)
-        if all(getattr(kind, key) is getattr(BackboneConfig, key) for key in ("mixer", "mixers", "build")):
+        name = type(self).__name__
+        if all(getattr(type(self), key) is getattr(BackboneConfig, key) for key in ("mixer", "mixers", "build")):
             raise ValueError(
                 f"{name}: it defines no method mixer(self, layer, spec), which makes the mixer of a layer."
             )
@@ -258,7 +258,7 @@ class Layer(nn.Module):
         return self._leave(self.channel_norm, residual, self.channel(x))
 
     def _checked(self, y: Any, shape: Sequence[int]) -> Tensor:
-        """What the mixer has returned. ValueError where it has another shape."""
+        """Returns y, the result of the mixer. Raises ValueError unless it is a tensor of this shape."""
         if isinstance(y, Tensor) and y.shape == shape:
             return y
         got = list(y.shape) if isinstance(y, Tensor) else type(y).__name__

@@ -16,6 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from suite.registry import counted
 from suite.runner import UNNEEDED, Finished
 from suite.runs import Progress as RunProgress
 from suite.runs import Run
@@ -127,7 +128,7 @@ class GridDisplay:
 
     def waiting(self, num_runs: int, holders: str) -> None:
         """Other processes carry out all runs that are left."""
-        runs = "1 run" if num_runs == 1 else f"{num_runs} runs"
+        runs = counted(num_runs, "run")
         line = f"waiting for {runs} of {holders}; Ctrl-C leaves {'it' if num_runs == 1 else 'them'} there"
         self.bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -162,7 +162,7 @@ def filters(wanted: Filter | None, name: str) -> list[str]:
 
 
 def _listed(names: str | Path | Iterable[str | Path]) -> list[str]:
-    """Names as a list, also where there is one and it is no list."""
+    """Returns the names as a list; a single text or path is a list of one."""
     return [str(name) for name in ([names] if isinstance(names, (str, Path)) else names)]
 
 

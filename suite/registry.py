@@ -40,8 +40,13 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def few(names: Sequence[str], most: int = 5) -> str:
-    """The first names, and how many more there are."""
+    """Returns the first `most` names as a text that ends with the number of the others."""
     return ", ".join(names[:most]) + f" and {len(names) - most} more" * (len(names) > most)
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns `1 run` or `3 runs` for the noun `run`."""
+    return f"{number} {noun}" + "s" * (number != 1)
 
 
 class Registry:

@@ -207,8 +207,8 @@ def attention_step(
     count:        [B], int64. In a cache that is full, the last position is overwritten.
     cos, sin:     [positions, K / 2]. Where they are given, q and k are rotated: channels i and i + K / 2 by the angle i
                   of their position.
-    window:       [H], int64, at least 1: how many positions each head sees, the new one included; None: all. In a
-                  cache that is full, these are its last ones.
+    window:       [H], int64, at least 1: each head sees so many last positions, the new one included; with None it
+                  sees all. In a full cache they are counted from its end.
     scale:        K^-0.5 where None.
     backend:      the Triton kernels take K up to 256 and have no gradient; auto takes plain PyTorch where one is
                   recorded. Neither reads the count on the host.

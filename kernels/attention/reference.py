@@ -52,7 +52,7 @@ def attention_step_reference(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """o [B, H, K], and the keys and values with the new position, row by row; the arguments are left as they are.
 
-    window: [H], how many positions a head sees, the new one included; None: all.
+    window: [H]: each head sees so many last positions, the new one included; with None it sees all.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     keys, values = keys.clone(), values.clone()

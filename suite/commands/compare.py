@@ -46,18 +46,22 @@ def compare(
     """
     from suite.store.comparison import collect
     from suite.store.comparison import compare as compared
+    from suite.store.revisions import extract
 
     repository = repository_of(context)
     only = only or []
     every_metric = any(text.startswith(("metric=", "split=", "slice=")) for text in only)
 
-    # a fault of either side is known before the rows of one are read, which takes long
-    found = {side: _find(side, repository) for side in (a, b)}
+    # both sides are looked up before either is read, because reading takes most of a minute
+    found = {name: _find(name, repository) for name in (a, b)}
 
-    def rows(side: str) -> Rows:
-        with tempfile.TemporaryDirectory() as folder:
-            paths = found[side].files(Path(folder))
-            return located(f"compare: {side}", lambda: collect(paths, only, every_metric=every_metric))
+    def rows(name: str) -> Rows:
+        side = found[name]
+        with tempfile.TemporaryDirectory() as temporary:
+            if side.commit:
+                extract(repository.reports.parent, side.commit, Path(temporary), side.folder)
+            paths = side.files or files_like(Path(temporary), "**/*.parquet")
+            return located(f"compare: {name}", lambda: collect(paths, only, every_metric=every_metric))
 
     sides = rows(a), rows(b)
     comparison = compared(*sides)
@@ -76,34 +80,24 @@ def compare(
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where the rows of a side are: in a folder, or in that of a commit."""
+class _Side:
+    """One side of a comparison. It has either files, or a commit, from which `folder` has to be extracted."""
 
-    folder: Path
-    """Relative to the checkout if there is a commit."""
-    checkout: Path | None = None
+    files: Sequence[Path] = ()
     commit: str = ""
-
-    def files(self, temporary: Path) -> list[Path]:
-        """The files with rows; those of a commit are written below `temporary`."""
-        from suite.store.revisions import extract
-
-        if self.checkout is None:
-            return files_like(self.folder, "**/*.parquet")
-        if not extract(self.checkout, self.commit, temporary, self.folder.as_posix()):
-            raise ValueError(f"compare: git cannot write {self.folder} of {self.commit[:10]} to {temporary}")
-        return files_like(temporary, "**/*.parquet")
+    folder: str = ""
 
 
-def _find(side: str, repository: Repository) -> _Place:
-    """Where the rows of a side are. ValueError where there are none."""
+def _find(side: str, repository: Repository) -> _Side:
+    """Looks up a folder of results, or else a revision. Raises ValueError if it has no rows."""
     from suite.store.revisions import commit_of, git
 
     folder = target(side)
     if is_folder(folder):
-        if not files_like(folder, "**/*.parquet"):
+        files = files_like(folder, "**/*.parquet")
+        if not files:
             raise ValueError(f"compare: no rows below {side}; `run EXPERIMENT --results {side}` makes some")
-        return _Place(folder)
+        return _Side(files)
     revision, _, path = side.partition(":")
     home = repository.reports.parent
     path = path or repository.reference.relative_to(home).as_posix()
@@ -115,7 +109,7 @@ def _find(side: str, repository: Repository) -> _Place:
         raise ValueError(f"{side!r}: {commit[:10]} has no folder {path}; name one as {revision}:FOLDER")
     if b".parquet" not in listed:
         raise ValueError(f"{side!r}: {commit[:10]} has no rows below {path}; name their folder as {revision}:FOLDER")
-    return _Place(Path(path), home, commit)
+    return _Side(commit=commit, folder=path)
 
 
 def _nothing(a: str, b: str, comparison: Comparison) -> str:

@@ -12,6 +12,7 @@ import typer
 
 from suite.commands.planning import Data, Only, Scale, Seeds
 from suite.commands.repository import LOCAL, Device, ExperimentNames, Plugins, Results, Sets, repository_of, shown
+from suite.registry import counted
 from suite.runs import Run
 from suite.settings.parsing import seconds, shortened
 
@@ -161,12 +162,12 @@ def run(
     options += "" if results == LOCAL else f" --results {results}"
     reports = "; ".join(f"python run_suite.py report {place}{options}" for place in places)
     done = sum(finished.status != UNNEEDED for finished in ended)
-    count = ("1 run" if done == 1 else f"{done} runs") + f", {len(ended) - done} not needed" * (done < len(ended))
+    count = counted(done, "run") + f", {len(ended) - done} not needed" * (done < len(ended))
     console.print(f"done: {count}; now: {reports}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _lacks_weights(item: Planned, results: Path) -> bool:
-    """Whether a training run is stored without weights, which only a repeated run would keep."""
+    """Returns whether a training run is stored without weights, which only a repeated run would keep."""
     from suite.store import storage
     from suite.training.run import TrainingRun
 
@@ -191,8 +192,9 @@ def _print_dry_run(console: Console, call: Call, reference: Path, scale: str | N
 
     print_plan([item.run for item in call.planned], [item.stored or "to do" for item in call.planned])
     unneeded = sum(item.stored == UNNEEDED for item in call.planned)
-    count = "1 run" if len(call.planned) == 1 else f"{len(call.planned)} runs"
-    counts = f"{count}, {len(call.todo)} to do" + f", {unneeded} not needed" * bool(unneeded)
+    counts = f"{counted(len(call.planned), 'run')}, {len(call.todo)} to do" + f", {unneeded} not needed" * bool(
+        unneeded
+    )
     console.print(f"{counts}, on {call.place}; results in {call.results}", highlight=False)
     roots = [call.results, reference]
     stored = [file for experiment in call.experiments for file in storage.files(roots, experiment.name)]

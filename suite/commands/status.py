@@ -11,6 +11,7 @@ import typer
 from suite.commands.console import table_console
 from suite.commands.planning import Data, Only, Scale, Seeds, resolved_runs
 from suite.commands.repository import LOCAL, ExperimentName, Plugins, Results, Sets, repository_of
+from suite.registry import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,6 +71,6 @@ def print_summary(console: Console, experiment: str, results: Path, found: Seque
     """Prints in one line how many runs of an experiment there are and where they stand."""
     from suite.store.status import summary
 
-    count = "1 run" if len(found) == 1 else f"{len(found)} runs"
+    count = counted(len(found), "run")
     line = f"{experiment}, scale {found[0].run.scale}, in {results}: {count}, {summary(found)}"
     console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -70,7 +70,7 @@ Sweep = dict[str, Annotated[list[Any], Field(min_length=1), AfterValidator(_chec
 
 
 def _listed(value: Any) -> Any:
-    """Refuses a number, which could mean so many seeds or that one."""
+    """Raises ValueError for a single number, because it could be a seed or the number of seeds."""
     if isinstance(value, (int, float, str)):
         raise ValueError(f"expected a list of seeds, such as [0, 1, 2], got {shortened(value)}")
     return value

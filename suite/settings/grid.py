@@ -186,7 +186,7 @@ _Given = Mapping[str, tuple[str, Any]]
 
 
 def _settings(config: ExperimentConfig, overrides: Sequence[str], resolver: Resolver) -> list[_Given]:
-    """Every combination of the values that `--set` gives. ValueError for a key that two texts give."""
+    """Returns every combination of the values that `--set` gives. Raises ValueError for a key that two texts give."""
     axes: dict[str, list[tuple[str, str, Any]]] = {}
     texts: dict[str, str] = {}
     for text in overrides:
@@ -316,7 +316,7 @@ class Filters:
 
 
 def _order(value: Any) -> tuple[bool, float, str]:
-    """A key by which values are sorted: numbers by their size, then all others by their text."""
+    """Returns a key that sorts numbers by their size, and behind them all other values by their text."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return not is_number, value if is_number else 0.0, str(value)
 

@@ -95,11 +95,11 @@ COLUMNS = (
     *("run_id", "experiment", "scale", "task", "model", "seed", "split", "slice", "step", "metric", "unit", "value"),
     *("samples", "status", "config", "started_at", *FACTS),
 )
-"""What is read of the rows."""
+"""Columns that `collect` reads."""
 
 
 def collect(paths: Sequence[Path], only: Sequence[str] = (), *, every_metric: bool) -> Rows:
-    """The measurements in results files, each of one run.
+    """Returns the measurements in results files, each of which has the rows of one run.
 
     only: filters of the rows, as those of `suite.store.rows.Selection`.
     every_metric: take all metrics that the rows have, not only the qualities of the test split and SPEEDS.
@@ -136,7 +136,7 @@ def collect(paths: Sequence[Path], only: Sequence[str] = (), *, every_metric: bo
 
 
 def _is_default(table: pa.Table) -> pa.Array:
-    """Whether each row is compared unless a filter names its metric, split or slice."""
+    """Returns a mask of the rows that are compared where no filter names a metric, split or slice."""
 
     def among(column: str, values: Iterable[str]) -> pa.Array:
         return pc.is_in(table[column], pa.array(values, pa.string()))
@@ -149,7 +149,7 @@ def _is_default(table: pa.Table) -> pa.Array:
 
 
 def _settings(text: str | None) -> str:
-    """The settings of a run, without what may differ between two sides."""
+    """Returns the settings of a run as JSON, without versions, folders of data and plugins, which may differ."""
     kept = {
         key: value
         for key, value in settings_of(text).items()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from suite.identity import likeness
+from suite.registry import counted
 from suite.runs import Run
 from suite.store import storage
 
@@ -40,11 +41,11 @@ def estimate(runs: Sequence[Run], files: Sequence[Path]) -> list[str]:
         found = [medians[near] for keys in wanted if (near := next((key for key in keys if key in medians), None))]
         if found:
             rest = f"; no estimate for {len(runs) - len(found)} more" if len(found) < len(runs) else ""
-            count = "1 run" if len(found) == 1 else f"{len(found)} runs"
+            count = counted(len(found), "run")
             lines.append(f"about {_duration(sum(found))} of {device} for {count} to do{rest}")
-    return [f"{len(lines)} estimates, each for one device and from the runs that it has done:", *lines][
-        len(lines) < 2 :
-    ]
+    if len(lines) > 1:
+        lines.insert(0, f"{len(lines)} estimates, each for one device and from the runs that it has done:")
+    return lines
 
 
 def _duration(seconds: float) -> str:

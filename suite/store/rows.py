@@ -45,7 +45,7 @@ def _value(row: Mapping[str, Any], config: Mapping[str, Any], key: str) -> Any:
 
 
 def _filters(only: Sequence[str]) -> tuple[Filters, list[str]]:
-    """The filters of `--only`, and those of their keys that are columns. ValueError for a column that no row has."""
+    """Returns the filters of `--only` and their keys that are columns. Raises ValueError for an unknown column."""
     filters = Filters(only)
     columns = [key for key in filters.wanted if "." not in key and key not in ("data", "plugins")]
     for key in columns:
@@ -55,7 +55,7 @@ def _filters(only: Sequence[str]) -> tuple[Filters, list[str]]:
 
 
 def _mask(table: pa.Table, filters: Filters, columns: Sequence[str]) -> list[bool]:
-    """Whether each row satisfies every filter."""
+    """Returns for each row whether it satisfies every filter."""
     if not filters.wanted:
         return [True] * table.num_rows
     rows = table.select(["config", *columns]).to_pylist()
@@ -63,7 +63,7 @@ def _mask(table: pa.Table, filters: Filters, columns: Sequence[str]) -> list[boo
 
 
 def _check(filters: Filters, paths: Sequence[Path]) -> None:
-    """Raises ValueError for a key or a value that no row has, once all rows were filtered."""
+    """Raises ValueError for a key or a value that no row has. All rows must have been filtered before."""
 
     def known() -> Iterator[str]:
         yield from COLUMNS
@@ -75,9 +75,9 @@ def _check(filters: Filters, paths: Sequence[Path]) -> None:
 
 
 def scan(paths: Sequence[Path], only: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Some columns of the rows that satisfy every filter, one file after the other, each read once.
+    """Yields, file by file, some columns of the rows that satisfy every filter. Each file is read once.
 
-    The value of a filter that no row has is an error after the last file, a damaged file when its turn comes.
+    Raises ValueError at a damaged file, and after the last file for a value of a filter that no row has.
     """
     filters, keys = _filters(only)
     for path in paths:

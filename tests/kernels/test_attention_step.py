@@ -74,15 +74,16 @@ def test_heads_with_windows_equal_the_step_as_written(windows, backend, dtype):
     )
 
 
+@pytest.mark.parametrize("window", [None, torch.tensor([50])])
 @pytest.mark.parametrize("programs", [1, 8, 64])
-def test_any_number_of_parts_gives_the_same(programs):
+def test_any_number_of_parts_gives_the_same(programs, window):
     counts = [0, 3, 70]
     tuning = Tuning(tile=256, programs=programs)
     step = with_caches(lambda **given: attention_step_triton(**given, scale=0.3, tuning=tuning), counts)
     assert_matches_reference(
         step,
         partial(attention_step_reference, count=torch.tensor(counts), scale=0.3),
-        inputs(counts, 1, 16, 80) | {"window": torch.tensor([50])},
+        inputs(counts, 1, 16, 80) | {"window": window},
         keep=("cos", "sin"),
         device=DEVICE,
         grad=False,

@@ -312,6 +312,22 @@ def test_hard_alibi_obeys_the_laws(law, position):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("masked_heads", [None, 2])
+@pytest.mark.parametrize("position", ["none", "rope", "xpos"])
+def test_steps_beyond_a_full_cache_overwrite_its_last_position(position, masked_heads):
+    options = {"num_layers": 1, "num_heads": 4, "masked_heads": masked_heads, "position": position}
+    model = laws.build(MODELS.load("attention"), **options)
+    mixer = next(module for module in model.modules() if isinstance(module, Attention))
+    capacity = laws.TOKENS.max_length
+    x = torch.randn(1, capacity + 1, mixer.out.in_features, dtype=torch.float64)
+    state = mixer.init_state(1, capacity)
+    for t in range(capacity + 1):
+        y, state = mixer.step(x[:, t], state)
+    kept = torch.cat([x[:, : capacity - 1], x[:, -1:]], dim=1)
+    torch.testing.assert_close(y, mixer(kept)[:, -1], rtol=1e-9, atol=1e-12)
+
+
+@torch.no_grad()
 def test_masked_heads_see_one_position_more_each():
     model = laws.build(MODELS.load("attention"), num_layers=1, num_heads=4, masked_heads=3, position="none")
     mixer = next(module for module in model.modules() if isinstance(module, Attention))

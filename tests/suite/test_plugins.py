@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -244,6 +245,35 @@ def test_a_broken_law_is_named(plugin, command_line):
     assert done.returncode == 1
     assert "broken  Later tokens do not change earlier outputs" in done.stdout
     assert "ok      Every trainable parameter has a finite gradient" in done.stdout
+
+
+def test_a_name_for_a_class_without_options_is_refused(plugin, grid, command_line):
+    path = plugin("import models.linear_attention as l\nMODELS = {'mine': l.LinearAttention}")
+    done = command_line("run", grid, "--plugin", path, "--only", "model.name=mine", "--dry-run")
+    assert done.returncode == 2
+    assert "model mine: the name must stand for a class of options (a Config), not for LinearAttention" in done.stderr
+
+
+def test_a_failed_run_names_the_command_that_says_why(plugin, grid, command_line, tmp_path):
+    path = plugin(
+        """
+        from models.linear_attention import LinearAttention, LinearAttentionConfig
+
+        class Narrow(LinearAttention):
+            def forward(self, x):
+                return super().forward(x)[..., 1:]
+
+        class Mine(LinearAttentionConfig):
+            def mixer(self, layer, spec):
+                return Narrow(self)
+
+        MODELS = {"mine": Mine}
+        """
+    )
+    done = command_line("run", grid, "--plugin", path, "--only", "model.name=mine", "--results", tmp_path)
+    assert done.returncode == 1
+    (command,) = re.findall(r"their rows say why \(`(show .*)`\)", done.stdout)
+    assert "Narrow.forward must return [B, T, D]" in command_line(*command.split()).stdout
 
 
 def test_options_that_do_not_go_together_break_no_law(command_line):

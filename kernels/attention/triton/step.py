@@ -147,7 +147,7 @@ def attention_step_triton(
     *,
     cos: Tensor | None,
     sin: Tensor | None,
-    window: Tensor | None = None,
+    window: Tensor | None,
     scale: float,
     tuning: Tuning | None = None,
 ) -> Tensor:

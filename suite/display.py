@@ -128,7 +128,7 @@ class GridDisplay:
 
     def waiting(self, num_runs: int, holders: str) -> None:
         """Other processes carry out all runs that are left."""
-        runs = counted(num_runs, "run")
+        runs = counted(num_runs)
         line = f"waiting for {runs} of {holders}; Ctrl-C leaves {'it' if num_runs == 1 else 'them'} there"
         self.bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -44,9 +44,9 @@ def few(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + f" and {len(names) - most} more" * (len(names) > most)
 
 
-def counted(number: int, noun: str) -> str:
-    """Returns `1 run` or `3 runs` for the noun `run`."""
-    return f"{number} {noun}" + "s" * (number != 1)
+def counted(runs: int) -> str:
+    """Returns `1 run`, or for example `3 runs`."""
+    return f"{runs} run" + "s" * (runs != 1)
 
 
 class Registry:

@@ -10,9 +10,10 @@ from typing import Any
 from reports.render.cells import Cell
 from reports.render.heatmap import KernelPanel, kernel_panel
 from reports.render.plan import Plan
-from reports.render.rows import StoredRun, Value, commonest_device, counted, slice_part
+from reports.render.rows import StoredRun, Value, commonest_device, slice_part
 from reports.render.sensitivity import Sensitivity
 from reports.render.units import shown
+from suite.registry import counted
 from suite.settings.grid import lookup
 from suite.settings.report_spec import FigureSpec
 

@@ -20,9 +20,10 @@ from reports.render.costs import Cost, costs_of
 from reports.render.figure import Figure, make_figure
 from reports.render.notes import notes_of, provenance_of
 from reports.render.plan import make_plan, pick_scale
-from reports.render.rows import StoredRun, counted, load_runs, on_grid, one_device, select_best, settle
+from reports.render.rows import StoredRun, load_runs, on_grid, one_device, select_best, settle
 from reports.render.sensitivity import Sensitivity, sensitivities
 from reports.render.units import shared_unit
+from suite.registry import counted
 from suite.settings.config import ExperimentConfig
 from suite.settings.report_spec import Source, TableSpec
 

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from suite.identity import setting_of
+from suite.registry import counted
 from suite.settings.grid import lookup, same
 from suite.settings.report_spec import LOWER_IS_BETTER, Select
 
@@ -260,11 +261,6 @@ def on_grid(runs: Sequence[StoredRun], points: Sequence[Mapping[str, Any]]) -> t
         for text, count in sorted(strange.items())
     ]
     return kept, notes
-
-
-def counted(count: int) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{count} run{'s' * (count != 1)}"
 
 
 def one_device(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], int]:

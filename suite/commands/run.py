@@ -162,7 +162,7 @@ def run(
     options += "" if results == LOCAL else f" --results {results}"
     reports = "; ".join(f"python run_suite.py report {place}{options}" for place in places)
     done = sum(finished.status != UNNEEDED for finished in ended)
-    count = counted(done, "run") + f", {len(ended) - done} not needed" * (done < len(ended))
+    count = counted(done) + f", {len(ended) - done} not needed" * (done < len(ended))
     console.print(f"done: {count}; now: {reports}", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -192,9 +192,7 @@ def _print_dry_run(console: Console, call: Call, reference: Path, scale: str | N
 
     print_plan([item.run for item in call.planned], [item.stored or "to do" for item in call.planned])
     unneeded = sum(item.stored == UNNEEDED for item in call.planned)
-    counts = f"{counted(len(call.planned), 'run')}, {len(call.todo)} to do" + f", {unneeded} not needed" * bool(
-        unneeded
-    )
+    counts = f"{counted(len(call.planned))}, {len(call.todo)} to do" + f", {unneeded} not needed" * bool(unneeded)
     console.print(f"{counts}, on {call.place}; results in {call.results}", highlight=False)
     roots = [call.results, reference]
     stored = [file for experiment in call.experiments for file in storage.files(roots, experiment.name)]

@@ -71,6 +71,6 @@ def print_summary(console: Console, experiment: str, results: Path, found: Seque
     """Prints in one line how many runs of an experiment there are and where they stand."""
     from suite.store.status import summary
 
-    count = counted(len(found), "run")
+    count = counted(len(found))
     line = f"{experiment}, scale {found[0].run.scale}, in {results}: {count}, {summary(found)}"
     console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -41,7 +41,7 @@ def estimate(runs: Sequence[Run], files: Sequence[Path]) -> list[str]:
         found = [medians[near] for keys in wanted if (near := next((key for key in keys if key in medians), None))]
         if found:
             rest = f"; no estimate for {len(runs) - len(found)} more" if len(found) < len(runs) else ""
-            count = counted(len(found), "run")
+            count = counted(len(found))
             lines.append(f"about {_duration(sum(found))} of {device} for {count} to do{rest}")
     if len(lines) > 1:
         lines.insert(0, f"{len(lines)} estimates, each for one device and from the runs that it has done:")

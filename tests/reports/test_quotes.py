@@ -108,6 +108,11 @@ def named(path: Path) -> str:
     return str(path.relative_to(HOME))
 
 
+def slow_if(reads_the_largest: bool) -> list[Any]:
+    """Returns the mark of a test that reads the rows of the largest experiment, which takes about ten seconds."""
+    return [pytest.mark.slow] * reads_the_largest
+
+
 def quoting() -> list[Any]:
     """The documents that quote numbers; results.md by section, since it quotes every experiment."""
     found = []
@@ -115,7 +120,8 @@ def quoting() -> list[Any]:
         text = path.read_text()
         for part in re.split(r"(?m)^(?=## )", text) if path.name == "results.md" else [text]:
             if "<!--= " in part:
-                found.append(pytest.param(path, part, id=f"{named(path)}-{part.splitlines()[0].strip('# ')}"))
+                name = f"{named(path)}-{part.splitlines()[0].strip('# ')}"
+                found.append(pytest.param(path, part, id=name, marks=slow_if("mad/score" in named(path) + part)))
     return found
 
 
@@ -127,7 +133,15 @@ def test_quoted_numbers_are_those_of_the_committed_rows(path, part):
     assert wrong == [], "run `python run_suite.py report --update-docs`"
 
 
-@pytest.mark.parametrize("path", [HOME / "docs/results.md", *sorted((HOME / "reports").rglob("README.md"))], ids=named)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(
+            path, id=named(path), marks=slow_if(named(path) in ("docs/results.md", "reports/mad/score/README.md"))
+        )
+        for path in [HOME / "docs/results.md", *sorted((HOME / "reports").rglob("README.md"))]
+    ],
+)
 def test_every_measured_number_has_a_source(path):
     measured = set(unquoted(measured_parts(path), []))
     assert [found for found in unquoted(path.read_text(), quoted(path, HOME, SOURCE)) if found in measured] == []

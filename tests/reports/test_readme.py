@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -35,7 +36,16 @@ def reference_report(experiment: str, scale: str) -> Report:
     return build(load_experiment(path), path.parent, rows, scale=scale)
 
 
-@pytest.mark.parametrize("line", RESULTS, ids=[f"{line['experiment']}-{line['scale']}" for line in RESULTS])
+def lines() -> list[Any]:
+    """Returns the lines of the tables. That of the largest experiment is slow, because its report takes ten seconds."""
+    slow = [pytest.mark.slow]
+    return [
+        pytest.param(line, id=f"{line['experiment']}-{line['scale']}", marks=slow * (line["experiment"] == "mad/score"))
+        for line in RESULTS
+    ]
+
+
+@pytest.mark.parametrize("line", lines())
 def test_a_number_of_the_results_table_stands_in_the_committed_rows(line):
     assert rewritten(line[0], reference_report) == line[0], "run `python run_suite.py report --update-docs`"
     assert reference_report(line["experiment"], line["scale"]).unit in ("", line["unit"])

@@ -14,10 +14,11 @@ quickstart: $(VENV)/quickstart.stamp
 	$(BIN)/python run_suite.py report quickstart
 	$(BIN)/python run_suite.py report quickstart --format png
 
-# The quick tier. Tests that time the host have the processor to themselves.
+# The quick tier. Tests that time the host have the processor to themselves. The limit is twice what a test may take
+# (CONTRIBUTING.md), since one processor needs up to a third more time than another for the same test.
 test: lint types
-	$(PYTEST) $(PARALLEL) -m "not slow and not timing" --limit-s 10
-	$(PYTEST) tests/benchmarks -m "timing and not slow" --limit-s 10
+	$(PYTEST) $(PARALLEL) -m "not slow and not timing" --limit-s 20
+	$(PYTEST) tests/benchmarks -m "timing and not slow" --limit-s 20
 
 # The quick tier, and then all that it leaves out.
 test-all: test

@@ -323,7 +323,9 @@ def test_the_kernels_at_other_decays_equal_the_loop(decay, strength, chunk):
 
 
 @in_chunks
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=["bf16", "fp16"]
+)
 def test_the_gradients_of_decays_of_many_heads_equal_the_loop(dtype, chunk):
     """Five chunks. A decay of a head has one number as its gradient, so few heads do not sample the rounding errors.
 

@@ -32,15 +32,16 @@ RESULTS = list(LINE.finditer(README + REDUCED))
 def reference_report(experiment: str, scale: str) -> Report:
     """The report of the committed rows."""
     path = EXPERIMENTS[experiment]
-    rows = storage.read(storage.files([REFERENCE], experiment))
+    rows = storage.read([path for path in storage.files([REFERENCE], experiment) if path.parent.name == scale])
     return build(load_experiment(path), path.parent, rows, scale=scale)
 
 
 def lines() -> list[Any]:
-    """Returns the lines of the tables. That of the largest experiment is slow, because its report takes ten seconds."""
+    """Returns the lines of the tables. Those of the largest experiments are slow, whose reports take 5 to 10 s."""
     slow = [pytest.mark.slow]
+    large = ("mad/score", "state-tracking/mixers")
     return [
-        pytest.param(line, id=f"{line['experiment']}-{line['scale']}", marks=slow * (line["experiment"] == "mad/score"))
+        pytest.param(line, id=f"{line['experiment']}-{line['scale']}", marks=slow * (line["experiment"] in large))
         for line in RESULTS
     ]
 

@@ -126,11 +126,12 @@ class Capability:
     missing: str
 
 
-def _package(name: str, purpose: str, extra: str) -> Capability:
-    if importlib.util.find_spec(name) is None:
+def _package(name: str, purpose: str, extra: str, module: str = "") -> Capability:
+    """Returns what is known of a package, whose module may have another name."""
+    if importlib.util.find_spec(module or name) is None:
         return Capability(name, purpose, "", f"not installed; pip install -e '.[{extra}]'")
     try:
-        __import__(name)
+        __import__(module or name)
     except Exception as error:  # a broken binary raises anything from OSError to AttributeError
         return Capability(name, purpose, "", f"cannot be imported: {' '.join(str(error).split())[:160]}")
     return Capability(name, purpose, _version(name), "")
@@ -155,7 +156,11 @@ def capabilities() -> Iterator[Capability]:
     yield _package("requests", "downloading data", "data")
     yield _package("tokenizers", "wikitext, text-file: byte pairs", "data")
     yield _package("datasets", "sets of the hub, tables, image-folder", "datasets")
+    yield _package("scikit-learn", "speech-commands: the split of the source", "audio", "sklearn")
     yield _package("pyfaidx", "hg38, species: random access to FASTA", "dna")
+    yield _package("safetensors", "weights import and export", "weights")
+    yield _package("lm-eval", "evaluate", "eval", "lm_eval")
+    yield _package("s3fs", "--results s3://", "s3")
     yield _package("ray", "run --executor ray", "ray")
     yield _package("submitit", "run --executor slurm", "slurm")
     yield _package("tensorboard", "run --log tensorboard", "tensorboard")

@@ -49,6 +49,10 @@ def counted(runs: int) -> str:
     return f"{runs} run" + "s" * (runs != 1)
 
 
+PLUGGABLE = frozenset({"task", "model", "operator"})
+"""Kinds of names that a plugin may add to."""
+
+
 class Registry:
     """Names of one kind (`task`, `model`, ...) and how to load them."""
 
@@ -69,7 +73,7 @@ class Registry:
             has_plugins = any(entry.plugin for entry in self.entries.values())
             raise ValueError(
                 f"unknown {self.kind} {name!r}{nearest(str(name), self.entries)}; there are: {', '.join(self.entries)}"
-                + "; a name of your own needs --plugin FILE_OR_MODULE" * (not has_plugins)
+                + "; a name of your own needs --plugin FILE_OR_MODULE" * (self.kind in PLUGGABLE and not has_plugins)
             )
         return self.entries[name].load()
 

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from suite.contracts import Segment, TaskSpec
 from tasks.base import SPLITS, Array
-from tasks.data import DataError, cache, find
+from tasks.data import DataError, NoDataError, cache, find, needed
 from tasks.data.stored import PlannedTask
 
 RATE = 16_000
@@ -22,15 +22,6 @@ LEVELS = 256
 ZERO = LEVELS // 2
 """The level of silence, which is the first input of every row."""
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
-
-
-def _library(name: str, use: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(name)
-    except (ImportError, OSError) as error:
-        raise DataError(f"{use} needs {name} ({error}); install the extra: pip install -e '.[audio]'.") from None
 
 
 def mu_law(wave: Array) -> Array:
@@ -69,7 +60,7 @@ def read_recording(path: Path, resample: bool) -> Array:
 
     Another sampling rate is an error unless `resample` is set. A DataError names the file and what is wrong with it.
     """
-    soundfile = _library("soundfile", "reading recordings")
+    soundfile = needed("soundfile", "reading recordings", "audio")
     try:
         wave, rate = soundfile.read(path, dtype="float32", always_2d=True)
     except soundfile.LibsndfileError as error:
@@ -89,13 +80,32 @@ def read_recording(path: Path, resample: bool) -> Array:
             raise DataError(
                 f"{path}: has a sampling rate of {rate} Hz, needs {RATE}; resample it, or set resample: true."
             )
-        signal = _library("scipy.signal", "resample: true")
+        signal = needed("scipy.signal", "resample: true", "audio")
         common = math.gcd(rate, RATE)
         mono = signal.resample_poly(mono, RATE // common, rate // common)
     return np.clip(np.round(mono * 2**15), -(2**15), 2**15 - 1).astype(np.int16)
 
 
-class Recordings(PlannedTask):
+class NextSample(PlannedTask):
+    """Base class of the tasks that predict the levels of the mu-law, sample by sample."""
+
+    exponentials: ClassVar[Mapping[str, str]] = {"perplexity": "loss"}
+    """Metrics that are the exponential of the mean of another one, by name."""
+
+    def shifted(self, targets: Array) -> Segment:
+        """The rows of these levels [R, T]: the inputs are silence and then every level but the last."""
+        inputs = np.empty_like(targets)
+        inputs[:, 0], inputs[:, 1:] = ZERO, targets[:, :-1]
+        return Segment(inputs=torch.from_numpy(inputs), targets=torch.from_numpy(targets))
+
+    def score(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """The metrics of every task, and bits per sample."""
+        metrics = super().score(logits, targets)
+        total, count = metrics["loss"]
+        return metrics | {"bits_per_sample": (total / math.log(2), count)}
+
+
+class Recordings(NextSample):
     """The next sample of the recordings in any folder.
 
         input   128 131 140 152    (levels of the mu-law; the first is silence, the rest the samples before)
@@ -109,8 +119,6 @@ class Recordings(PlannedTask):
 
     name: ClassVar[str] = "recordings"
     version: ClassVar[int] = 1
-    exponentials: ClassVar[Mapping[str, str]] = {"perplexity": "loss"}
-    """Metrics that are the exponential of the mean of another one, by name."""
 
     length: int = Field(default=2**13, ge=2, le=2**20)
     """Number of samples of a row. Mamba's Table 14: 8192, 16384, 30720, 61440, 120832, 239616, 479232, 958464."""
@@ -126,7 +134,7 @@ class Recordings(PlannedTask):
     @property
     def folder(self) -> Path:
         if self.data is None and not self.source:
-            raise DataError(f"{self.name}: no data; give --data DIR, a folder of recordings.")
+            raise NoDataError(f"{self.name}: no data; give --data DIR, a folder of recordings.")
         layout = f"recordings ({', '.join(SUFFIXES)})"
         below = ("youtube_mix", "youtubemix", "wavs")
         return find(
@@ -184,15 +192,7 @@ class Recordings(PlannedTask):
         for row, start in enumerate(starts):
             piece = samples[start : start + self.length]
             targets[row] = mu_law(stretched(piece) if self.scaling == "segment" else piece.astype(np.float32) / 2**15)
-        inputs = np.empty_like(targets)
-        inputs[:, 0], inputs[:, 1:] = ZERO, targets[:, :-1]
-        yield Segment(inputs=torch.from_numpy(inputs), targets=torch.from_numpy(targets))
-
-    def score(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """The metrics of every task, and bits per sample."""
-        metrics = super().score(logits, targets)
-        total, count = metrics["loss"]
-        return metrics | {"bits_per_sample": (total / math.log(2), count)}
+        yield self.shifted(targets)
 
 
 MIN_FILES = 17

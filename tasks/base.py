@@ -61,10 +61,14 @@ class TaskBase(Config):
         correct = (logits.argmax(-1) == targets).sum()
         return {"accuracy": (correct, count), "loss": (loss, count)}
 
-    def drawn_split(self, split: str) -> str:
-        """The split whose rows are drawn for `split`: under the policy `paper`, validation uses the test rows."""
+    def check_split(self, split: str) -> None:
+        """Raises ValueError for a split that does not exist."""
         if split not in SPLITS:
             raise ValueError(f"{self.name}: split={split!r}; there are: {', '.join(SPLITS)}.")
+
+    def drawn_split(self, split: str) -> str:
+        """The split whose rows are drawn for `split`: under the policy `paper`, validation uses the test rows."""
+        self.check_split(split)
         if split == "train" and self.fresh:
             raise ValueError(f"{self.name}: training data are drawn anew at every step; use block(seed, index, rows).")
         return "test" if split == "valid" and self.split_policy == "paper" else split
@@ -113,7 +117,7 @@ def macro_accuracy(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.T
 
 
 CHUNK_ROWS = 256
-"""Number of rows of an endless stream that are drawn from one generator.
+"""Number of rows, such as those of an endless stream, that are drawn from one generator.
 
 Making a generator costs little beside so many rows, and little is wasted where a block begins or ends inside a chunk.
 """
@@ -135,6 +139,9 @@ class FreshTask(TaskBase):
         raise NotImplementedError
 
     def block(self, seed: int, index: int, num_rows: int) -> Segment:
+        if not self.fresh:
+            # an option of the derived task makes its training rows finite
+            return super().block(seed, index, num_rows)
         if index < 0 or num_rows < 1:
             raise ValueError(f"{self.name}: block needs index >= 0 and num_rows >= 1, got {index} and {num_rows}.")
         start = index * num_rows

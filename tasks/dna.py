@@ -7,13 +7,12 @@ import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from suite.contracts import Segment
 from tasks.base import Array
-from tasks.data import DataError, cache
+from tasks.data import DataError, cache, needed
 from tasks.data.stored import PlannedTask
 from tasks.data.unpack import unpack
 
@@ -42,14 +41,6 @@ CODES = _codes()
 SUFFIXES = tuple(kind + packed for kind in (".fa", ".fna", ".fasta", ".fsa") for packed in ("", ".gz"))
 SCAN = 1 << 24
 """Number of bytes that are checked at a time."""
-
-
-def _pyfaidx() -> Any:
-    try:
-        import pyfaidx
-    except ImportError:
-        raise DataError("reading FASTA needs pyfaidx; install the extra: pip install -e '.[dna]'.") from None
-    return pyfaidx
 
 
 def plain(path: Path, key: str) -> Path:
@@ -88,7 +79,7 @@ def index(path: Path, told: Path) -> dict[str, Array]:
 
     told: the file that a DataError names.
     """
-    library = _pyfaidx()
+    library = needed("pyfaidx", "reading FASTA", "dna")
     with tempfile.TemporaryDirectory() as folder:
         try:
             records = library.Faidx(str(path), indexname=str(Path(folder) / "index.fai"), read_long_names=True).index

@@ -12,7 +12,7 @@ from pydantic import Field
 from suite.contracts import Segment, TaskSpec
 from suite.rng import numpy_generator
 from tasks.base import SPLITS, Array
-from tasks.data import DataError
+from tasks.data import DataError, NoDataError
 from tasks.data.stored import PlannedTask
 from tasks.data.tables import WORDS, pictures
 from tasks.lra.image import SUFFIXES, Pixels, signal_segment
@@ -42,7 +42,7 @@ class ImageFolder(PlannedTask):
     @property
     def folder(self) -> Path:
         if self.data is None:
-            raise DataError(f"{self.name}: no data; give --data DIR, a folder of pictures.")
+            raise NoDataError(f"{self.name}: no data; give --data DIR, a folder of pictures.")
         return self.data
 
     def _split_files(self, folder: Path) -> dict[str, list[Path]]:

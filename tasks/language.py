@@ -15,7 +15,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from suite.contracts import IGNORE, Segment, TaskSpec
 from tasks.base import SPLITS, Array, token_dtype
-from tasks.data import DataError, NoDataError, cache, find
+from tasks.data import DataError, NoDataError, cache, find, needed
 from tasks.data.stored import PlannedTask
 from tasks.data.tables import LOADERS, rows, split_tables
 
@@ -30,13 +30,7 @@ COUNTS = {
 
 
 def _tokenizers() -> Any:
-    try:
-        import tokenizers
-    except ImportError:
-        raise DataError(
-            "vocabulary=bpe needs tokenizers; install the extra: pip install -e '.[data]', or take vocabulary=bytes."
-        ) from None
-    return tokenizers
+    return needed("tokenizers", "every vocabulary but bytes", "data")
 
 
 def train_bpe(text: str, vocab_size: int) -> Any:
@@ -363,6 +357,11 @@ class TextFile(LanguageTask):
         if len(files) > 1:
             first, second = round(0.90 * len(files)), round(0.95 * len(files))
             parts = {"train": files[:first], "valid": files[first:second], "test": files[second:]}
+            if not all(parts.values()):
+                raise DataError(
+                    f"{self.name}: {folder} holds {len(files)} documents, and 90, 5 and 5 % of them leave a split "
+                    f"empty; give 16 documents or more, or one file."
+                )
             return {split: b"".join(path.read_bytes() + b"\n" for path in part) for split, part in parts.items()}
         text = _text(files, self.column, "\n")
         first, second = round(0.90 * len(text)), round(0.95 * len(text))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -13,7 +12,7 @@ from pydantic import Field
 
 from suite.bounds import Count, Positive, Steps
 from suite.contracts import Generating, HasExponentials, Segment, TaskSpec
-from tasks.audio import LEVELS, ZERO, mu_law, mu_law_decode, stretched
+from tasks.audio import LEVELS, ZERO, NextSample, mu_law, mu_law_decode, stretched
 from tasks.base import Array
 from tasks.data import DataError
 from tasks.data import folder as cached_folder
@@ -32,7 +31,7 @@ CLIPS = 31_158
 """Number of clips of the ten digits in SC09, as in Mamba's sources."""
 
 
-class SC09(SpokenWords):
+class SC09(SpokenWords, NextSample):
     """The next sample of a spoken digit. With `num_generated`, clips that the model generates are judged too.
 
         input   128 131 140 152    (levels of the mu-law; the first is silence, the rest the samples before)
@@ -57,8 +56,6 @@ class SC09(SpokenWords):
     name: ClassVar[str] = "sc09"
     version: ClassVar[int] = 1
     source: ClassVar[str] = "sc09"
-    exponentials: ClassVar[Mapping[str, str]] = {"perplexity": "loss"}
-    """Metrics that are the exponential of the mean of another one, by name."""
     first_token: ClassVar[int] = ZERO
     """The token that a model sees before the first one that it generates."""
 
@@ -134,16 +131,7 @@ class SC09(SpokenWords):
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         """The rows of a split, which do not depend on the seed."""
         self.check_split(split)
-        targets = self.arrays()["levels"][self._rows()[split]]
-        inputs = np.empty_like(targets)
-        inputs[:, 0], inputs[:, 1:] = ZERO, targets[:, :-1]
-        yield Segment(inputs=torch.from_numpy(inputs), targets=torch.from_numpy(targets))
-
-    def score(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """The metrics of every task, and bits per sample."""
-        metrics = super().score(logits, targets)
-        total, count = metrics["loss"]
-        return metrics | {"bits_per_sample": (total / math.log(2), count)}
+        yield self.shifted(self.arrays()["levels"][self._rows()[split]])
 
     def judge(self, clips: torch.Tensor, device: torch.device) -> Iterator[tuple[str, str, float]]:
         """Metrics (split, metric, value) of generated clips [R, length] of levels, of real test clips and of the

@@ -12,12 +12,10 @@ from pydantic import model_validator
 from suite.bounds import Size
 from suite.contracts import Segment, TaskSpec
 from suite.rng import numpy_generator
-from tasks.base import Array, TaskBase
+from tasks.base import CHUNK_ROWS, Array, TaskBase
 
 RATE = 200
 """Samples a second, as in the corpus of the paper."""
-CHUNK_ROWS = 256
-"""Number of rows that are drawn from one generator."""
 LOWEST_HZ = 0.5
 """The background has no slower waves than this."""
 ALPHA_HZ = (8.0, 12.0)

@@ -119,11 +119,6 @@ class SelectiveCopying(ScoredByClass, FreshTask):
         num_rows = self.num_train if split == "train" else self.num_test
         yield self._rows(numpy_generator(seed, f"{self.name}/{split}"), num_rows)
 
-    def block(self, seed: int, index: int, num_rows: int) -> Segment:
-        if not self.fresh:
-            raise ValueError(f"{self.name}: num_train={self.num_train} rows are finite; use segments('train', seed).")
-        return super().block(seed, index, num_rows)
-
     def chunk(self, seed: int, index: int) -> Segment:
         return self._rows(numpy_generator(seed, f"{self.name}/train", index), CHUNK_ROWS)
 

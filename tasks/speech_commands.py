@@ -18,7 +18,7 @@ from suite.bounds import Size
 from suite.contracts import Segment, TaskSpec
 from suite.rng import numpy_generator
 from tasks.base import Array
-from tasks.data import DataError, find
+from tasks.data import DataError, find, needed
 from tasks.data.stored import PlannedTask
 
 WORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
@@ -150,32 +150,17 @@ def _paper_splits(recordings: Recordings) -> dict[str, list[str]]:
 
 def _source_splits(clips: list[str]) -> dict[str, list[str]]:
     """70, 15 and 15 % of these clips, stratified by word, as the released code of S4 and DSS draws them."""
-    try:
-        from sklearn.model_selection import train_test_split
-    except ImportError as error:
-        raise _fault(
-            f"paper_split=source needs scikit-learn ({error}); install the extra: pip install -e '.[audio]'."
-        ) from None
+    split = needed("sklearn.model_selection", f"{SpeechCommands.name}: paper_split=source", "audio").train_test_split
     words = [clip.partition("/")[0] for clip in clips]
-    train, rest, _, words_of_rest = train_test_split(clips, words, train_size=0.7, random_state=0, stratify=words)
-    valid, test = train_test_split(rest, train_size=0.5, random_state=1, stratify=words_of_rest)
+    train, rest, _, words_of_rest = split(clips, words, train_size=0.7, random_state=0, stratify=words)
+    valid, test = split(rest, train_size=0.5, random_state=1, stratify=words_of_rest)
     return {"train": train, "valid": valid, "test": test}
-
-
-def _soundfile() -> Any:
-    try:
-        import soundfile
-    except (ImportError, OSError) as error:
-        raise _fault(
-            f"reading WAV files needs soundfile ({error}); install the extra: pip install -e '.[audio]'."
-        ) from None
-    return soundfile
 
 
 def read_clip(path: Path) -> Array:
     """Reads a complete WAV file with one channel of 16 bits at 16 kHz: [frames] int16. A DataError names any other
     file."""
-    soundfile = _soundfile()
+    soundfile = needed("soundfile", f"{SpeechCommands.name}: reading WAV files", "audio")
     content = path.read_bytes()
     # libsndfile reads a truncated file without an error, so its size is compared with its header
     if content[:4] != b"RIFF" or len(content) < 8 + int.from_bytes(content[4:8], "little"):

@@ -205,11 +205,6 @@ class WordProblem(FreshTask):
         rng = numpy_generator(seed, f"{self.name}/train", index)
         return self._labelled(self._draw(rng, CHUNK_ROWS, self.length), rng, "train")
 
-    def block(self, seed: int, index: int, num_rows: int) -> Segment:
-        if not self.fresh:
-            raise ValueError(f"{self.name}: num_train={self.num_train} rows are finite; use segments('train', seed).")
-        return super().block(seed, index, num_rows)
-
     def _draw(self, rng: np.random.Generator, num_rows: int, length: int) -> Array:
         return self.drawn[rng.integers(0, len(self.drawn), (num_rows, length))]
 

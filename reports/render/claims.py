@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Literal
 
 from reports.render.cells import Cell
 from reports.render.marks import MARKS
+from reports.render.read_table import read_table
 from suite.registry import nearest
 from suite.settings.report_spec import TableSpec
 
@@ -65,12 +65,9 @@ class Number:
 def read_claims(path: Path) -> list[dict[str, str]]:
     """Lines of claims.csv: `claim,left,comparison,right,source` and the optional `if,follows,note`.
 
-    Empty where there is no file.
+    Empty where there is no file. ValueError names a line that is too short or too long.
     """
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return [line for _, line in read_table(path, ("claim", "left", "comparison", "right", "source"))]
 
 
 def tally(claims: Iterable[Claim]) -> tuple[int, int]:

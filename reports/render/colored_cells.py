@@ -6,7 +6,7 @@ asks for a cost.
 
 Percentages are coloured from 0 to 100. Other units may differ by orders of magnitude between rows and between columns:
 each column has a logarithmic scale of its own, from its worst mean to its best, and rows are sorted by the geometric
-mean. Of times and of the metrics in `LOWER_IS_BETTER` the smallest is the best.
+mean. Of metrics such as times and losses the smallest is the best (`suite.metrics`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from reports.render.cells import Cell
 from reports.render.figure import Figure
-from suite.settings.report_spec import LOWER_IS_BETTER
+from suite.metrics import smaller_is_better
 
 COLUMN_WIDTH, COLUMN_LETTERS = 1.1, 15
 COST_WIDTH, COST_LETTERS = 2.0, 32
@@ -84,11 +84,7 @@ def ranked(figure: Figure, unit: str) -> list[str]:
 def _scaled(mean: float, figure: Figure, unit: str) -> float:
     """Returns a mean on the scale of the colours, where larger is better."""
     scaled = mean if unit == "%" else math.log(mean) if mean > 0 else -math.inf
-    return -scaled if _lower_is_better(figure) else scaled
-
-
-def _lower_is_better(figure: Figure) -> bool:
-    return figure.spec.y == "time" or figure.spec.y in LOWER_IS_BETTER
+    return -scaled if smaller_is_better(figure.spec.y) else scaled
 
 
 def _shades(means: Sequence[float | None], figure: Figure, unit: str) -> list[float]:
@@ -97,7 +93,7 @@ def _shades(means: Sequence[float | None], figure: Figure, unit: str) -> list[fl
     finite = [value for value in scaled if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=1.0)
     if unit == "%":
-        low, high = (-100.0, 0.0) if _lower_is_better(figure) else (0.0, 100.0)
+        low, high = (-100.0, 0.0) if smaller_is_better(figure.spec.y) else (0.0, 100.0)
     # of equal means, each is the best
     return [min(max((value - low) / (high - low), 0.0), 1.0) if high > low else value - low + 1.0 for value in scaled]
 

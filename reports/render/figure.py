@@ -11,10 +11,10 @@ from reports.render.cells import Cell
 from reports.render.heatmap import KernelPanel, kernel_panel
 from reports.render.plan import Plan
 from reports.render.rows import StoredRun, Value, commonest_device, slice_part
-from reports.render.sensitivity import Sensitivity
+from reports.render.sensitivity import Sensitivity, plain
 from reports.render.units import shown
 from suite.registry import counted
-from suite.settings.grid import lookup
+from suite.settings.grid import lookup, order
 from suite.settings.report_spec import FigureSpec
 
 Settled = Mapping[tuple[str, str], Sequence[StoredRun]]
@@ -29,6 +29,7 @@ class Point:
     """
 
     x: Any
+    """A number or a word."""
     y: float
     seeds: tuple[float, ...]
     """Ascending; one value where there is one seed."""
@@ -113,12 +114,12 @@ def make_figure(
         published = _published(plan, spec, row)
         for panel in points or ({"": {}} if published else {}):
             drawn = []
-            for x, by_run in sorted(points.get(panel, {}).items(), key=lambda item: item[0]):
+            for x, by_run in sorted(points.get(panel, {}).items(), key=lambda item: order(item[0])):
                 values = tuple(sorted(by_run.values()))
                 drawn.append(Point(x, statistics.fmean(values), values))
             if spec.x == "column":
-                order = {column: i for i, column in enumerate(plan.spec.columns)}
-                drawn.sort(key=lambda point: order[point.x])
+                place = {column: i for i, column in enumerate(plan.spec.columns)}
+                drawn.sort(key=lambda point: place[point.x])
             ended = _ended(spec, row, panel, settled, drawn)
             panels.setdefault(panel, []).append(Series(row, tuple(drawn), published, ended))
     drawn_panels = tuple((title, tuple(series)) for title, series in panels.items())
@@ -156,7 +157,7 @@ def _values(
         if spec.x.startswith("slice."):
             x = slice_part(value.slice, spec.x.removeprefix("slice."))
         elif x is None:
-            x = lookup(run.config, spec.x)
+            x = plain(lookup(run.config, spec.x))
         if value.value is not None and x is not None:
             yield x, shown(value.value, value.unit, spec.percent)
 
@@ -182,7 +183,7 @@ def _ended(spec: FigureSpec, row: str, panel: str, settled: Settled, drawn: Sequ
         for value in run.values.of_metric(spec.y)
         if value.split == spec.split and value.slice and value.value is None
     ]
-    beyond = [(x, status) for x, status in lost if x is not None and x > drawn[-1].x]
+    beyond = [(order(x), status) for x, status in lost if x is not None and order(x) > order(drawn[-1].x)]
     return min(beyond)[1] if beyond else ""
 
 
@@ -193,7 +194,7 @@ def _published(plan: Plan, spec: FigureSpec, row: str) -> tuple[tuple[Any, float
     found = []
     for column, selector in plan.spec.columns.items():
         value = plan.published.get((row, column))
-        x: Any = column if spec.x == "column" else selector.get(spec.x)
+        x: Any = column if spec.x == "column" else plain(selector.get(spec.x))
         if spec.x.startswith("slice."):
             x = slice_part(selector.get("slice", ""), spec.x.removeprefix("slice."))
         if value is not None and value.value is not None and x is not None:

@@ -20,7 +20,7 @@ from reports.render.sensitivity import text
 from reports.render.units import fixed, shown
 from suite.registry import nearest
 from suite.settings.config import ExperimentConfig
-from suite.settings.grid import iter_keys, lookup
+from suite.settings.grid import iter_keys, lookup, order
 
 
 def grouped(
@@ -41,7 +41,7 @@ def grouped(
     plan = make_plan(config, folder, scale)
     columns = list(plan.spec.columns)
     groups: dict[tuple[str, ...], list[StoredRun]] = {}
-    for run in sorted(runs, key=lambda run: [_order(lookup(run.config, key)) for key in keys]):
+    for run in sorted(runs, key=lambda run: [order(lookup(run.config, key)) for key in keys]):
         groups.setdefault(tuple(text(lookup(run.config, key)) for key in keys), []).append(run)
 
     def number(column: str, group: Sequence[StoredRun]) -> str:
@@ -79,13 +79,6 @@ def grouped(
 def _names_first(key: str) -> tuple[bool, str]:
     """Sorts `model.name` before the options of models, which often follow from it."""
     return not key.endswith(".name"), key
-
-
-def _order(value: object) -> tuple[bool, float, str]:
-    """Numbers in ascending order, before words."""
-    if isinstance(value, (int, float)):
-        return False, float(value), ""
-    return True, 0.0, str(value)
 
 
 def _differing(group: Sequence[StoredRun]) -> set[str]:

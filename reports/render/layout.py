@@ -12,7 +12,7 @@ from reports.render.document import DASH, Document, Grid
 from reports.render.matrix import matrix
 from reports.render.notes import choices_are_listed
 from reports.render.report import Report
-from reports.render.sensitivity import text
+from reports.render.sensitivity import rank, text
 from reports.render.units import amount, fixed
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _cells(report: Report, cells: Sequence[Cell], heading: str) -> Grid:
 
 
 def _sensitivity(report: Report) -> Grid:
-    values = sorted({value for found in report.sensitivity for value, _, _ in found.tried})
+    values = sorted({value for found in report.sensitivity for value, _, _ in found.tried}, key=rank)
     lines = []
     for found in report.sensitivity:
         counts = {value: f"{successes} of {runs}" for value, successes, runs in found.tried}

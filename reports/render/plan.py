@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import csv
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reports.render.read_table import read_table
 from reports.render.rows import StoredRun, matches, slice_part
 from suite.registry import nearest
 from suite.settings.config import SECTIONS, ExperimentConfig
@@ -185,19 +186,33 @@ def check_table(spec: TableSpec, where: str, sections: Sequence[str] = SECTIONS)
                     )
 
 
+DIRECTIONS = ("higher", "lower", "")
+"""What `better` may be in expected.csv."""
+
+
 def read_expected(path: Path) -> dict[tuple[str, str], Published]:
-    """(row, column) to the published value; empty where there is no file."""
-    if not path.exists():
-        return {}
-    with path.open(newline="") as file:
-        return {
-            (line["row"], line["column"]): Published(
-                value=float(line["value"]) if line["value"] else None,
-                decimals=len(line["value"].partition(".")[2]),
-                unit=line["unit"],
-                better=line["better"],
-                note=line["note"],
-                source=line["source"],
-            )
-            for line in csv.DictReader(file)
-        }
+    """(row, column) to the published value; empty where there is no file. ValueError names a line that is wrong."""
+    found = {}
+    for where, line in read_table(path, ("row", "column", "value", "unit", "better", "note", "source")):
+        if line["better"] not in DIRECTIONS:
+            raise ValueError(f"{where}: better is {line['better']!r}; write higher, lower or nothing")
+        found[line["row"], line["column"]] = Published(
+            value=_number(line["value"], where) if line["value"] else None,
+            decimals=len(line["value"].partition(".")[2]),
+            unit=line["unit"],
+            better=line["better"],
+            note=line["note"],
+            source=line["source"],
+        )
+    return found
+
+
+def _number(text: str, where: str) -> float:
+    """The number that the text of a value stands for."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{where}: value is {text!r}, no number; leave it empty, and give the reason as the note")
+    return number

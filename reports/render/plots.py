@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from reports.render.heatmap import draw_kernels
 from reports.render.marks import REDUCED, STAND_IN
 from reports.render.report import Report
 from reports.render.surface import draw_successes
+from suite.settings.grid import order
 
 MARKERS = "osD^vP*XhX"
 LEGEND_LINE = 0.19
@@ -47,36 +48,48 @@ def draw(report: Report) -> Canvas | None:
     if figure is None or figure.empty:
         return None
     if figure.cells:
-        return _cells(report, figure)
+        width = 3.0 + COLUMN_WIDTH * len(filled_columns(figure.cells)) + COST_WIDTH * bool(figure.costs)
+        size = width, 1.0 + 0.24 * len(ranked(figure, report.unit))
+        return _painted(report, size, lambda canvas: draw_cells(canvas, figure, report.unit, report.decimals))
     if figure.kernels:
-        return _kernels(report, figure)
+        size = 1.6 + 2.6 * len(figure.kernels), 6.0
+        return _painted(report, size, lambda canvas: draw_kernels(canvas, figure.kernels))
     if figure.successes:
-        return _successes(report, figure)
+        size = 6.6, 1.4 + 0.42 * len(figure.successes)
+        label = figure.spec.x_label
+        return _painted(report, size, lambda canvas: draw_successes(canvas, figure.successes, label, report.unit))
+    width = 4.6 if figure.spec.kind == "lines" else max(4.6, *(0.45 * len(_ticks(panel)) for _, panel in figure.panels))
+    # upright words below the bars need more height
+    tall = figure.spec.kind == "bars" and any(len(_ticks(panel)) > MANY_TICKS for _, panel in figure.panels)
+    # the panels share a legend, which has up to two more lines than rows
+    rows = {series.label for _, panel in figure.panels for series in panel}
+    height = max(6.6 if tall else 3.6, LEGEND_LINE * (len(rows) + 2))
+    return _painted(report, (1.2 + width * len(figure.panels), height), lambda canvas: _panels(canvas, figure))
+
+
+def _painted(report: Report, size: tuple[float, float], paint: Callable[[Canvas], None]) -> Canvas:
+    """Returns a canvas of this size, in inches, that `paint` has drawn on, with the heading of the report."""
     with matplotlib.rc_context(STYLE):
-        width = (
-            4.6 if figure.spec.kind == "lines" else max(4.6, *(0.45 * len(_ticks(panel)) for _, panel in figure.panels))
-        )
-        # upright words below the bars need more height
-        tall = figure.spec.kind == "bars" and any(len(_ticks(panel)) > MANY_TICKS for _, panel in figure.panels)
-        # the panels share a legend, which has up to two more lines than rows
-        rows = {series.label for _, panel in figure.panels for series in panel}
-        height = max(6.6 if tall else 3.6, LEGEND_LINE * (len(rows) + 2))
-        size = 1.2 + width * len(figure.panels), height
         canvas = Canvas(figsize=size, layout="constrained")
         FigureCanvasAgg(canvas)
-        axes = canvas.subplots(1, len(figure.panels), sharey=True, squeeze=False)[0]
-        for ax, (title, panel) in zip(axes, figure.panels, strict=True):
-            if figure.spec.kind == "lines":
-                _lines(ax, figure, panel)
-            else:
-                _bars(ax, figure, panel)
-            ax.set_title(title)
-            ax.set_xlabel(figure.x_label)
-        axes[0].set_ylabel(figure.spec.y_label or figure.spec.y)
-        handles, labels = _legend(figure, axes)
-        canvas.legend(handles, labels, loc="outside right center", frameon=False)
+        paint(canvas)
         canvas.suptitle(_heading(report), fontsize=10)
     return canvas
+
+
+def _panels(canvas: Canvas, figure: Figure) -> None:
+    """Draws lines or bars, panel by panel, with one legend."""
+    axes = canvas.subplots(1, len(figure.panels), sharey=True, squeeze=False)[0]
+    for ax, (title, panel) in zip(axes, figure.panels, strict=True):
+        if figure.spec.kind == "lines":
+            _lines(ax, figure, panel)
+        else:
+            _bars(ax, figure, panel)
+        ax.set_title(title)
+        ax.set_xlabel(figure.x_label)
+    axes[0].set_ylabel(figure.spec.y_label or figure.spec.y)
+    handles, labels = _legend(figure, axes)
+    canvas.legend(handles, labels, loc="outside right center", frameon=False)
 
 
 def _heading(report: Report) -> str:
@@ -85,36 +98,6 @@ def _heading(report: Report) -> str:
     kinds = [word for mark, word in words.items() if mark in marks]
     where = f", {report.device}" if report.timed and report.device else ""
     return report.experiment + where + (f" ({', '.join(kinds)})" if kinds else "")
-
-
-def _cells(report: Report, figure: Figure) -> Canvas:
-    width = 3.0 + COLUMN_WIDTH * len(filled_columns(figure.cells)) + COST_WIDTH * bool(figure.costs)
-    size = width, 1.0 + 0.24 * len(ranked(figure, report.unit))
-    with matplotlib.rc_context(STYLE):
-        canvas = Canvas(figsize=size, layout="constrained")
-        FigureCanvasAgg(canvas)
-        draw_cells(canvas, figure, report.unit, report.decimals)
-        canvas.suptitle(_heading(report), fontsize=10)
-    return canvas
-
-
-def _kernels(report: Report, figure: Figure) -> Canvas:
-    with matplotlib.rc_context(STYLE):
-        canvas = Canvas(figsize=(1.6 + 2.6 * len(figure.kernels), 6.0), layout="constrained")
-        FigureCanvasAgg(canvas)
-        draw_kernels(canvas, figure.kernels)
-        canvas.suptitle(_heading(report), fontsize=10)
-    return canvas
-
-
-def _successes(report: Report, figure: Figure) -> Canvas:
-    rows = len(figure.successes)
-    with matplotlib.rc_context(STYLE):
-        canvas = Canvas(figsize=(6.6, 1.4 + 0.42 * rows), layout="constrained")
-        FigureCanvasAgg(canvas)
-        draw_successes(canvas, figure.successes, figure.spec.x_label, report.unit)
-        canvas.suptitle(_heading(report), fontsize=10)
-    return canvas
 
 
 def _looks(figure: Figure) -> dict[str, tuple[str, str]]:
@@ -126,9 +109,13 @@ def _looks(figure: Figure) -> dict[str, tuple[str, str]]:
 
 def _lines(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
     looks = _looks(figure)
+    found = sorted(_ticks(panel), key=order)
+    numbers = all(isinstance(x, (int, float)) for x in found)
+    # words stand side by side
+    place = {x: x if numbers else i for i, x in enumerate(found)}
     for series in panel:
         color, marker = looks[series.label]
-        x = [point.x for point in series.points]
+        x = [place[point.x] for point in series.points]
         y = [point.y for point in series.points]
         if x:
             ax.plot(x, y, color=color, marker=marker, ms=4, lw=1.4, label=series.label)
@@ -136,7 +123,7 @@ def _lines(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
             if series.ended:
                 ax.annotate(series.ended, (x[-1], y[-1]), (5, 0), textcoords="offset points", color=color, va="center")
         if series.published:
-            theirs = sorted(series.published)
+            theirs = sorted((place[x], y) for x, y in series.published)
             ax.plot(
                 [x for x, _ in theirs],
                 [y for _, y in theirs],
@@ -148,12 +135,13 @@ def _lines(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
                 lw=1,
                 label="_paper",
             )
-    found = sorted(set(_ticks(panel)))
-    if figure.spec.x_log2:
+    if figure.spec.x_log2 and numbers:
         ax.set_xscale("log", base=2)
     # costs are no round numbers, which could be ticks
     stated = not figure.spec.x.startswith("metric.")
-    if stated and (figure.spec.x_log2 or (figure.spec.x != "step" and len(found) <= MANY_TICKS)):
+    if not numbers:
+        ax.set_xticks(range(len(found)), [str(x) for x in found])
+    elif stated and (figure.spec.x_log2 or (figure.spec.x != "step" and len(found) <= MANY_TICKS)):
         # every second one where there are many, the last one in any case
         step = -(-len(found) // MANY_TICKS)
         kept = found[::-1][::step][::-1]

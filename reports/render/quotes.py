@@ -104,19 +104,6 @@ def quotes(text: str, source: Source, experiment: str = "", scale: str = "paper"
     return found
 
 
-def unquoted(text: str, quoted: list[Quote]) -> list[str]:
-    """The numbers without a source that look measured: with a decimal point or a per cent sign, outside of code."""
-    known = {quote.start for quote in quoted}
-    hidden = [match.span() for match in CODE.finditer(text)]
-    return [
-        text[match.start() : match.end() + 20].split("\n")[0]
-        for match in NUMBER.finditer(text)
-        if match.start() not in known
-        and ("." in match.group() or text[match.end() : match.end() + 2] == " %")
-        and not any(a <= match.start() < b for a, b in hidden)
-    ]
-
-
 def updated(text: str, quoted: list[Quote]) -> str:
     """The text with every quoted number as its source has it now."""
     for quote in reversed(quoted):

@@ -18,9 +18,10 @@ import numpy as np
 import pandas as pd
 
 from suite.identity import setting_of
+from suite.metrics import smaller_is_better
 from suite.registry import counted
 from suite.settings.grid import lookup, same
-from suite.settings.report_spec import LOWER_IS_BETTER, Select
+from suite.settings.report_spec import Select
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class StoredRun:
         found = [v for v in self.values.of(metric, split, slice_name) if step in (None, v.step)]
         measured = [v for v in found if v.value is not None]
         if best and measured:
-            sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
+            sign = -1.0 if smaller_is_better(metric) else 1.0
             return max(measured, key=lambda v: sign * (v.value or 0.0))
         return max(found, key=lambda v: v.step) if found else None
 

@@ -5,6 +5,7 @@ Recurrent models recall in a narrow window of learning rates (arXiv 2508.19029),
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from reports.render.cells import measurement
 from reports.render.plan import Plan
 from reports.render.rows import StoredRun
 from reports.render.units import shown
-from suite.settings.grid import lookup
-from suite.settings.report_spec import LOWER_IS_BETTER
+from suite.metrics import smaller_is_better
+from suite.settings.grid import lookup, order
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,10 @@ class Sensitivity:
     row: str
     column: str
     tried: tuple[tuple[Any, int, int], ...]
-    """(value, successes, runs), in ascending order; a value of several settings is a tuple."""
+    """(value, successes, runs), in ascending order; a value of several settings is a tuple, and a list is its text."""
     medians: tuple[float, ...]
-    """Median of the cell's number at each of these values, in the shown unit; a run without a number counts as 0."""
+    """Median of the cell's number at each of these values, in the shown unit; a run without a number counts as 0, or as
+    infinity where smaller is better."""
 
     @property
     def rate(self) -> tuple[int, int]:
@@ -39,6 +41,7 @@ class Sensitivity:
         """The longest stretch of neighbouring values at which at least half of the runs succeed; `none` without one.
 
         `or less` and `or more` say that it reaches the smallest or the largest value that was tried, if there are more.
+        Words have no neighbours: where one was tried, as `null` is, it is all values at which half of the runs succeed.
         """
         stretches = _stretches([2 * successes >= runs for _, successes, runs in self.tried])
         if not stretches:
@@ -47,6 +50,8 @@ class Sensitivity:
         low, high = self.tried[first][0], self.tried[last][0]
         if len(self.tried) == 1:
             return f"{text(low)} (no other was tried)"
+        if not all(isinstance(value, (int, float, tuple)) for value, _, _ in self.tried):
+            return ", ".join(text(value) for value, successes, runs in self.tried if 2 * successes >= runs)
         below, above = " or less" * (first == 0), " or more" * (last == len(self.tried) - 1)
         if low == high:
             return text(low) + below + above
@@ -70,6 +75,19 @@ def text(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
+def plain(value: Any) -> Any:
+    """Returns a number, a word or None as it is, and the text of any other value of a setting, such as a list.
+
+    The result can be a key and be sorted by `order`.
+    """
+    return value if value is None or isinstance(value, (int, float, str)) else str(value)
+
+
+def rank(value: Any) -> tuple[tuple[bool, float, str], ...]:
+    """Returns a key that sorts the values of one setting, or the tuples that are the values of several."""
+    return tuple(map(order, value if isinstance(value, tuple) else (value,)))
+
+
 def sensitivities(plan: Plan, runs: Sequence[StoredRun]) -> list[Sensitivity]:
     """One entry for every cell that has runs, in table order; empty where `select.success` is not given.
 
@@ -84,15 +102,16 @@ def sensitivities(plan: Plan, runs: Sequence[StoredRun]) -> list[Sensitivity]:
         metric = plan.spec.columns[column].get("metric", plan.spec.metric)
         for run in runs:
             if plan.selects(row, column, run):
-                values = tuple(lookup(run.config, key) for key in select.best_of)
+                values = tuple(plain(lookup(run.config, key)) for key in select.best_of)
                 results.setdefault(values[0] if len(values) == 1 else values, []).append(_number(plan, column, run))
         if results:
-            sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
+            sign, worst = (-1.0, math.inf) if smaller_is_better(metric) else (1.0, 0.0)
+            ordered = [(value, results[value]) for value in sorted(results, key=rank)]
             tried = [
                 (value, sum(_reaches(number, select.success, sign) for number in numbers), len(numbers))
-                for value, numbers in sorted(results.items())
+                for value, numbers in ordered
             ]
-            medians = (statistics.median(number or 0.0 for number in numbers) for _, numbers in sorted(results.items()))
+            medians = (statistics.median(worst if n is None else n for n in numbers) for _, numbers in ordered)
             found.append(Sensitivity(row, column, tuple(tried), tuple(medians)))
     return found
 

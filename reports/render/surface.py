@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from reports.render.sensitivity import Sensitivity, text
+from reports.render.sensitivity import Sensitivity, rank, text
 
 
 def draw_successes(canvas: Any, found: Sequence[Sensitivity], x_label: str, unit: str) -> None:
     """Draws the fields; `unit` is that of the median."""
-    values = sorted({value for line in found for value, _, _ in line.tried})
+    values = sorted({value for line in found for value, _, _ in line.tried}, key=rank)
     shares = [[float("nan")] * len(values) for _ in found]
     ax = canvas.subplots()
     for i, line in enumerate(found):

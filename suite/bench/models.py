@@ -51,7 +51,8 @@ def random_inputs(speed: SpeedConfig, device: torch.device, *size: int) -> Tenso
 
 def layer(model: Model, speed: SpeedConfig, length: int, device: torch.device) -> Callable[[], None]:
     """Forward and backward pass of the first mixer, with the gradients of its inputs and parameters."""
-    assert isinstance(model, Layered)
+    if not isinstance(model, Layered):
+        raise ValueError(f"{type(model).__name__} has no `mixers`, of which a layer could be timed")
     mixer = model.mixers[0]
     dtype = torch.bfloat16 if speed.precision == "bf16" else torch.float32
     size = (speed.batch(length), length, model.config.d_model)

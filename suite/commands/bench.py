@@ -26,7 +26,7 @@ def bench(
     context: typer.Context,
     ops: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[OP]...", help="Operators; default: those of --plugin, or else all."),
+        typer.Argument(metavar="OP", help="Operators; default: those of --plugin, or else all."),
     ] = None,
     shapes: Annotated[Shapes | None, typer.Option(help="Default: quick on a GPU, short on a CPU.")] = None,
     against: Annotated[
@@ -80,6 +80,7 @@ def bench(
     from suite.bench.measure import ceilings
     from suite.bench.run import Rows, compare_trees, time_cases
     from suite.environment import device_name, pick_device
+    from suite.store.target import probe, writable
 
     target = pick_device(device)
     base = compare or (None if against in KINDS else against)
@@ -90,6 +91,8 @@ def bench(
     workloads = {name: operators.load(name) for name in names}
     wanted = [case for work in workloads.values() for case in cases(work, SETS[chosen.value], kinds)]
     rows = Rows(results, chosen.value, target, [*names, against, compare or ""], files)
+    with writable("--results", results):
+        probe(rows.path.parent)
     console.print(f"{len(wanted)} cases on {device_name(target)}, torch {torch.__version__}", highlight=False)
     failed, compared = False, False
     try:

@@ -28,12 +28,12 @@ def check(
     Exit code 1 if a law is broken. The networks of a model are small, in float64 and on the CPU. The splits of a task
     are read several times: make large ones smaller, e.g. by --set num_train=1000.
     """
-    from suite.settings.parsing import assignments, parse
+    from suite.settings.parsing import options_in, parse
 
     repository = repository_of(context, plugins)
     config = (repository.models if part is Part.model else repository.tasks).load(name)
     texts = [text.removeprefix(f"{part.value}.") for text in overrides or ()]
-    options = dict(assignments(texts, "--set", "option=value, e.g. num_train=1000"))
+    options = options_in(texts, "--set", "option=value, e.g. num_train=1000")
     built = parse(config, options, f"{part.value} {name}")
     if part is Part.model:
         from suite.laws import models as laws

@@ -21,7 +21,7 @@ def collect(
     data: Data = None,
     results: Results = LOCAL,
 ) -> None:
-    """Store a row for every run whose Slurm job ended without one, which says that it failed."""
+    """For every run whose Slurm job ended without a row, store a row that says that the run failed."""
 
     from suite.display import GridDisplay
     from suite.executors.slurm import collect as collect_jobs

@@ -21,17 +21,21 @@ data_app = typer.Typer(
 
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="A task that reads data, e.g. lra-text.")]
 DataFolder = Annotated[Path | None, typer.Option("--data", help="A folder you have, in the official layout.")]
-Workers = Annotated[int | None, typer.Option(min=1, help="Processes that generate; default: one a core.")]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Number of processes that generate data; default: one a core.")
+]
 
 
 def _configured(repository: Repository, name: str, data: Path | None, overrides: list[str] | None) -> Any:
     """The task with the options that were given. ValueError for an unknown name or option."""
-    from suite.settings.parsing import assignments, parse
+    from suite.settings.parsing import options_in, parse
 
     cls = repository.tasks.load(name)
     texts = [text.removeprefix("task.") for text in overrides or ()]
-    values = dict(assignments(texts, "--set", "option=value, e.g. length=2048"))
-    if data is not None and "data" in cls.model_fields:
+    values = options_in(texts, "--set", "option=value, e.g. length=2048")
+    if data is not None:
+        if "data" not in cls.model_fields:
+            raise ValueError(f"--data {data}: {name} makes its data as it runs; leave --data out")
         values["data"] = data
     return parse(cls, values, name)
 
@@ -174,10 +178,10 @@ def rate(
     workers: Annotated[
         list[int] | None, typer.Option(min=1, help="Threads that draw; repeatable; default: 1, 2, 4, ... all cores.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.01, help="For each number of workers.")] = 2.0,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Seconds to measure for each number of threads.")] = 2.0,
     results: StoredResults = None,
 ) -> None:
-    """Measure how fast rows come on the host, without a model, against the fastest model among the stored rows."""
+    """Measure how many tokens a second a task delivers without a model, beside the fastest stored training run."""
     repository = repository_of(context)
     rates = repository.data_rate()
     config = _configured(repository, task, data, overrides)
@@ -196,10 +200,16 @@ def rate(
 
 def _fastest(task: str, roots: list[Path]) -> tuple[float, str]:
     """The highest training throughput on a task among stored rows, or on any task where it has none."""
+    import pyarrow.compute as pc
+
     from suite.store import storage
 
-    frame = storage.read([path for root in roots for path in sorted(root.rglob("*.parquet"))])
-    rows = [row for row in frame.to_dict("records") if row["metric"] == "train_throughput" and row["value"] > 0]
+    columns = ("metric", "value", "task", "model", "device")
+    rows: list[dict[str, Any]] = []
+    for path in [path for root in roots for path in sorted(root.rglob("*.parquet"))]:
+        table = storage.load(path, columns)
+        rows += table.filter(pc.equal(table["metric"], "train_throughput")).to_pylist()
+    rows = [row for row in rows if row["value"]]
     rows = [row for row in rows if row["task"] == task] or rows
     if not rows:
         return 0.0, ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,7 +51,7 @@ def evaluate(
     if folder is not None and not folder.is_dir():
         raise ValueError(f"--include {folder}: there is no such folder")
     version = harness.version()
-    from suite.training.weights import find_weights, load_model, mark
+    from suite.training.weights import find_weights, load_model, mark, model_settings
 
     repository = repository_of(context, plugins)
     path = find_weights(weights, [results, repository.reference])
@@ -58,6 +60,7 @@ def evaluate(
     from suite.identity import identity
     from suite.settings.resolver import Resolver
     from suite.store import storage
+    from suite.store.target import probe, writable
 
     target = pick_device(device)
     task, model = load_model(path, Resolver(repository.tasks, repository.models), target)
@@ -65,17 +68,30 @@ def evaluate(
     if (spec.input, spec.readout) != ("tokens", "token"):
         raise ValueError(f"{path}: its task does not predict the next token, so its model continues nothing")
     encode, decode = _text(task, tokenizer)
+    settings: dict[str, Any] = {
+        "weights": mark(path),
+        "tasks": names,
+        "shots": num_fewshot,
+        "limit": limit,
+        "harness": version,
+        # what changes the answers is part of the identity, and only where it is given, as before there was it
+        **({} if tokenizer is None else {"tokenizer": digest_of([tokenizer])}),
+        **({} if folder is None else {"include": digest_of(sorted(folder.rglob("*.y*ml")))}),
+    }
+    scale = "all" if limit is None else "limited"
+    with writable("--results", results):
+        # before hours of questions
+        probe(results / EXPERIMENT / scale)
     answers = harness.Answers(model, encode, decode, spec.max_length, batch_size, target)
     scores = harness.evaluate(answers, names, folder=folder, num_fewshot=num_fewshot, limit=limit)
 
     shots = "own number of shots" if num_fewshot is None else f"shots={num_fewshot}"
-    settings = {"weights": mark(path), "tasks": names, "shots": num_fewshot, "limit": limit, "harness": version}
     run_id = identity(settings)
     shared = {
         "run_id": run_id,
         "experiment": EXPERIMENT,
-        "scale": "all" if limit is None else "limited",
-        "model": type(model).__name__ if not hasattr(model, "config") else type(model.config).__name__,
+        "scale": scale,
+        "model": model_settings(path)[0],
         "split": "test",
         "slice": shots,
         "status": "ok",
@@ -90,9 +106,18 @@ def evaluate(
         rows.append({**shared, "task": score.task, "metric": score.metric, "unit": "", "value": score.value})
         if score.error is not None:
             rows.append({**rows[-1], "metric": f"{score.metric} (standard error)", "value": score.error})
-    place = storage.result_path(results, EXPERIMENT, str(shared["scale"]), run_id)
-    storage.write(place, [*rows, {**shared, "metric": "run", "unit": "", "value": None}])
+    place = storage.result_path(results, EXPERIMENT, scale, run_id)
+    with writable("--results", results):
+        storage.write(place, [*rows, {**shared, "metric": "run", "unit": "", "value": None}])
     print(f"{place}: {len(rows)} rows, lm-evaluation-harness {version}")
+
+
+def digest_of(paths: Iterable[Path]) -> str:
+    """Returns the SHA-256 of the contents of files, one after the other."""
+    sha = hashlib.sha256()
+    for path in paths:
+        sha.update(path.read_bytes())
+    return sha.hexdigest()
 
 
 def _error(error: float | None) -> str:

@@ -22,7 +22,7 @@ def export(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="EXPERIMENT...", help="Experiments, `kernels` for the rows of bench, or folders of results."
+            metavar="EXPERIMENT", help="Experiments, `kernels` for the rows of bench, or folders of results."
         ),
     ],
     format: Annotated[Format | None, typer.Option(help="Default: by the ending of --out, or csv.")] = None,
@@ -45,15 +45,12 @@ def export(
     selection = repository_of(context).selection(names, results, only or ())
 
     from suite.store.rows import write_csv, write_json
-    from suite.store.target import replacing
+    from suite.store.target import replacing, writable
 
     write = write_json if (format or of_file) is Format.json else write_csv
     if out is None:
         write(selection, sys.stdout)
         return
-    try:
-        with replacing(out) as temporary, temporary.open("w", newline="") as file:
-            write(selection, file)
-    except OSError as error:
-        raise ValueError(f"--out {out}: cannot be written ({error.strerror})") from None
+    with writable("--out", out), replacing(out) as temporary, temporary.open("w", newline="") as file:
+        write(selection, file)
     print(f"wrote {len(selection)} rows to {shown(out)}")

@@ -43,7 +43,8 @@ def list_names(
             table.add_row("experiment", name, summary)
     console = table_console()
     if console.is_terminal:
-        console.print(table)
+        # brackets in a plugin's summary are no markup
+        console.print(table, markup=False)
     else:
         for row in zip(*(column.cells for column in table.columns), strict=True):
             print("\t".join(str(cell) for cell in row))

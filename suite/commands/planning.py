@@ -12,7 +12,7 @@ from suite.commands.repository import LOCAL, Experiment, Repository, shown
 from suite.runs import Run
 from suite.settings.parsing import seeds_in
 
-Scale = Annotated[str | None, typer.Option("--scale", help="Protocol size declared by the grid; default: its first.")]
+Scale = Annotated[str | None, typer.Option("--scale", help="Protocol (scale) of the grid; default: its first.")]
 Only = Annotated[
     list[str] | None,
     typer.Option(help="Keep runs with one of these values: model.name=gsa,gla or model.name=dss-*; repeatable."),

@@ -33,7 +33,7 @@ def profile(
     steps: Annotated[int, typer.Option(min=1, max=1000, help="Steps whose mean is shown, after three warm-ups.")] = 10,
     top: Annotated[int, typer.Option(min=1, help="Kernels that are shown; the others are one line.")] = 20,
 ) -> None:
-    """Show which kernels the time of a training step, or of a timed call of a model, goes to. Nothing is stored.
+    """Show how the time of a training step, or of a timed call of a model, is divided among kernels. Nothing is stored.
 
     One table a run of the grid, with its first seed. On a GPU the times are those of its kernels, which a recorded
     step carries out one after the other; on a CPU those of torch's operations on the host.

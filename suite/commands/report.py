@@ -41,7 +41,9 @@ def report(
         Format | None,
         typer.Option(help="terminal, md and latex print; png and html write a file. Default: by --out, or terminal."),
     ] = None,
-    scale: Annotated[str | None, typer.Option(help="Show this scale; default: paper if it has rows.")] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="Show this scale; default: paper if it has rows, else the first that has.")
+    ] = None,
     results: StoredResults = None,
     by: Annotated[
         list[str] | None,
@@ -55,7 +57,7 @@ def report(
         bool, typer.Option("--update-docs", help="Write the numbers that documents quote again, from committed rows.")
     ] = False,
 ) -> None:
-    """Render an experiment (paper's number, ours, difference, seeds, verdict, figure), or the history of `kernels`.
+    """Render an experiment (paper's number, ours, difference, seeds, verdict, figure), or the times of `kernels`.
 
     A paper (`h3`) and `--all` show a scoreboard of its experiments or of all; `--format html` is a page to sort, filter
     and open runs. `tables` is a page of every table and figure of the papers, with what runs here and what has rows.
@@ -102,17 +104,19 @@ def report(
                 f"unknown scale {scale!r}{nearest(scale, config.scales)}; there are: {', '.join(config.scales)}"
             )
         rendering = repository.rendering()
-        frame = storage.read(repository.files(experiment, results), rendering.READ)
+        # reading the files of a scale that is not shown would take most of the time
+        paths = [path for path in repository.files(experiment, results) if scale in (None, path.parent.name)]
+        frame = storage.read(paths, rendering.READ)
         if by:
             rendered = rendering.grouped(config, path.parent, experiment, frame, by, scale)
         else:
             rendered = rendering.build(config, path.parent, frame, scale=scale, planned=planned)
     if out is None and chosen in (Format.png, Format.html):
         out = (results or LOCAL) / experiment / f"{'figure' if chosen is Format.png else 'report'}.{chosen}"
-    try:
+    from suite.store.target import writable
+
+    with writable("--out", out or Path()):
         made = rendering.render(rendered, chosen.value, out)
-    except OSError as error:
-        raise ValueError(f"--out {out}: cannot be written ({error.strerror})") from None
     print(f"wrote {shown(made)}" if isinstance(made, Path) else made)
 
 

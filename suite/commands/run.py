@@ -189,11 +189,21 @@ def _print_dry_run(console: Console, call: Call, reference: Path, scale: str | N
     from suite.runner import UNNEEDED
     from suite.store import storage
     from suite.store.estimate import estimate
+    from suite.store.status import unstored_state
 
-    print_plan([item.run for item in call.planned], [item.stored or "to do" for item in call.planned])
-    unneeded = sum(item.stored == UNNEEDED for item in call.planned)
-    counts = f"{counted(len(call.planned))}, {len(call.todo)} to do" + f", {unneeded} not needed" * bool(unneeded)
-    console.print(f"{counts}, on {call.place}; results in {call.results}", highlight=False)
+    fresh = call.settings.fresh
+    unstored = {run.run_id: "to do" if fresh else unstored_state(run, call.results) for run in call.todo}
+    states = [item.stored or unstored.get(item.run.run_id, "to do") for item in call.planned]
+    print_plan([item.run for item in call.planned], states)
+    counts = {
+        "interrupted": sum(state == "interrupted" for state in states),
+        "without data": sum(run.is_planned_only for run in call.todo),
+        "not needed": sum(state == UNNEEDED for state in states),
+    }
+    line = f"{counted(len(call.planned))}, {len(call.todo)} to do"
+    # interrupted runs and those without data are among the ones to do
+    line += "".join(f", {count} {words}" for words, count in counts.items() if count)
+    console.print(f"{line}, on {call.place}; results in {call.results}", highlight=False)
     roots = [call.results, reference]
     stored = [file for experiment in call.experiments for file in storage.files(roots, experiment.name)]
     for line in estimate(call.todo, stored):

@@ -60,9 +60,9 @@ def status(
             style = STYLES.get(standing.state, "")
             console.print(line.rstrip(), style=style, highlight=False, markup=False, soft_wrap=True)
     print_summary(console, experiment, results, found)
-    left = [
-        standing.run for standing in found if standing.state in ("running", "queued", "interrupted", "to do", "failed")
-    ]
+    # `run` repeats what failed and what could not run here
+    to_do = ("running", "queued", "interrupted", "to do", "no data", "failed", "n/a")
+    left = [standing.run for standing in found if standing.state in to_do]
     for line in estimate(left, storage.files([results, repository.reference], experiment)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 

@@ -49,12 +49,14 @@ def import_weights(
     tree = {"task": repository.token_task(vocab_size, found), "model": {"name": layout.model, **options}}
 
     from suite.settings.resolver import Resolver
+    from suite.store.target import writable
     from suite.training.weights import store_weights
 
     task, config = Resolver(repository.tasks, repository.models).trained(tree, str(folder))
     model = config.build(task.spec)
     checkpoints.load(model, layout, weights)
-    store_weights(out, tree, task, config, model)
+    with writable("--out", out):
+        store_weights(out, tree, task, config, model)
     count = sum(parameter.numel() for parameter in model.parameters())
     print(f"{out}: {layout.model} with {count:,} parameters, from the layout {name}")
 
@@ -72,6 +74,7 @@ def export_weights(
     results: StoredResults = None,
 ) -> None:
     """Write the weights of a run in a public layout, for `transformers`, mamba_ssm or flash-linear-attention."""
+    from suite.store.target import writable
     from suite.training.weights import find_weights, load_model, model_settings
 
     repository = repository_of(context)
@@ -101,9 +104,10 @@ def export_weights(
     said = known.model_dump(mode="json")
     if lost := [key for key in options.keys() | said.keys() if _lost(key, options.get(key), said.get(key))]:
         raise ValueError(f"{path}: the layout {layout or fitting[0]} has no field for {', '.join(sorted(lost))}")
-    out.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
-    (out / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    with writable("--out", out):
+        out.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+        (out / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
     print(f"{out}: {name} in the layout {layout or fitting[0]}, {len(tensors)} tensors")
 
 

@@ -19,7 +19,7 @@ from suite.contracts import Recorder, no_operators
 from suite.registry import Entry, Registry
 from suite.runner import Finished
 from suite.runs import Run
-from suite.settings.parsing import assignments, parse, shortened
+from suite.settings.parsing import options_in, parse, shortened
 from suite.store.enough import Enough
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def choose(name: str, options: Iterable[str] = ()) -> Executor:
     """
     flag = "--executor-options"
     pairs = [pair for text in options for pair in text.split(",") if pair]
-    values = dict(assignments(pairs, flag, "key=value, e.g. gpus=1"))
+    values = options_in(pairs, flag, "key=value, e.g. gpus=1")
     if name in PACKAGES:
         package, extra = PACKAGES[name]
         if importlib.util.find_spec(package) is None:

@@ -314,7 +314,7 @@ class _Cluster:
         if run is None:
             self.failed_starts += 1
             if self.failed_starts >= FAILED_STARTS:
-                raise RuntimeError(f"no process of the Ray cluster can carry out runs: {error}")
+                raise ValueError(f"no process of the Ray cluster can carry out runs: {error}")
             return
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         # the connection to a node breaks before the cluster knows that the node is lost

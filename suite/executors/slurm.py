@@ -12,12 +12,13 @@ All nodes need this checkout at the same path, and the folder of results.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -78,7 +79,10 @@ class Slurm(Config):
             raise ValueError(f"--results {root}: the records of Slurm jobs need a folder that the nodes share")
         root = root.resolve()
         jobs = find_jobs(root, runs)
-        current = states(jobs.values())
+        try:
+            current = states(jobs.values())
+        except OSError as error:
+            raise ValueError(f"the scheduler cannot be asked ({error}); try again, on a login node") from None
         jobs = {run_id: job for run_id, job in jobs.items() if job.job_id in current}
         new = [run for run in runs if run.run_id not in jobs]
         for start in range(0, len(new), ARRAY_SIZE):
@@ -205,11 +209,14 @@ def _watch(
     shown: set[str] = set()
     gone_since: dict[str, float] = {}
     ended: list[Finished] = []
+    current: Container[str] = {job.job_id for job in jobs.values()}
     for look in itertools.count():
         if not left or stop.is_set():
             return ended
         if look % 5 == 0:
-            current = states([jobs[run_id] for run_id in left])
+            # a busy scheduler does not always answer; what it said before stands until it does
+            with contextlib.suppress(OSError):
+                current = states([jobs[run_id] for run_id in left])
         for run in list(left.values()):
             claim = read_claim(claim_path(root, run.experiment, run.scale, run.run_id))
             is_running = claim is not None and claim.live

@@ -305,7 +305,7 @@ class Filters:
                 )
             for value in wanted:
                 if not any(_meets(found, value) for found in there):
-                    there_are = [str(found) for found in sorted(there, key=_order)]
+                    there_are = [str(found) for found in sorted(there, key=order)]
                     named = what == "run" and key in ("task.name", "model.name")
                     raise ValueError(
                         f"--only {key}={value}: no {what} has it{nearest(str(value), there_are)}; "
@@ -315,7 +315,7 @@ class Filters:
                     )
 
 
-def _order(value: Any) -> tuple[bool, float, str]:
+def order(value: Any) -> tuple[bool, float, str]:
     """Returns a key that sorts numbers by their size, and behind them all other values by their text."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return not is_number, value if is_number else 0.0, str(value)

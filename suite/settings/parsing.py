@@ -188,6 +188,16 @@ def assignments(texts: Iterable[str], flag: str, form: str = FORM) -> list[tuple
     return [assignment(text, flag, form) for text in texts]
 
 
+def options_in(texts: Iterable[str], flag: str, form: str = FORM) -> dict[str, Any]:
+    """Returns the values of several assignments by key. Raises ValueError for a key that is given twice."""
+    found: dict[str, Any] = {}
+    for key, value in assignments(texts, flag, form):
+        if key in found:
+            raise ValueError(f"{flag} {key} is given twice; give it once")
+        found[key] = value
+    return found
+
+
 def seeds_in(text: str, flag: str) -> tuple[int, ...]:
     """The seeds of `5`, which means 0 to 4, or of a list such as `3,7` or `3,`, which was given behind `flag`."""
     parts = text.split(",")

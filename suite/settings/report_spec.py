@@ -9,15 +9,7 @@ from pydantic import Field, model_validator
 
 from suite.bounds import NonNegative, Score
 from suite.contracts import Config
-
-LOWER_IS_BETTER = frozenset(
-    {
-        *("loss", "mean_absolute_error"),
-        *("perplexity", "nats_per_word", "bits_per_byte", "bits_per_base", "bits_per_sample"),
-        *("peak_memory", "peak_extra_memory"),
-    }
-)
-"""Metrics of which a smaller value is the better one; for a cell, `better` in expected.csv says so."""
+from suite.metrics import check_direction, smaller_is_better
 
 
 class Select(Config):
@@ -38,6 +30,11 @@ class Select(Config):
     """Value of a cell, in the shown unit, from which on a run has succeeded. Where it is given, the report also counts
     the runs that succeed at every value of `best_of`, not at the best one alone."""
 
+    @model_validator(mode="after")
+    def _knows_which_value_is_better(self) -> Select:
+        check_direction(self.by)
+        return self
+
     @property
     def rule(self) -> str:
         """The note of a report says in these words how the shown value of `best_of` is chosen."""
@@ -54,7 +51,7 @@ class Select(Config):
         found: step and value of every evaluation, by `by` on the whole of `split`.
         keep: `train.keep` of the run.
         """
-        sign = -1.0 if self.by in LOWER_IS_BETTER else 1.0
+        sign = -1.0 if smaller_is_better(self.by) else 1.0
         there = [(step, sign * value) for step, value in found if value is not None]
         if self.split != "test" and keep == "best":
             return max(there, key=lambda pair: (pair[1], -pair[0]), default=None)
@@ -67,7 +64,7 @@ class Select(Config):
 
     def suffices(self, score: float | None) -> bool:
         """Whether a run with this score is good enough."""
-        sign = -1.0 if self.by in LOWER_IS_BETTER else 1.0
+        sign = -1.0 if smaller_is_better(self.by) else 1.0
         return self.enough is not None and score is not None and score >= sign * self.enough
 
 

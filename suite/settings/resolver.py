@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from suite.bench.config import BenchConfig, SpeedConfig, SpeedRun, TimingRun
 from suite.contracts import MissingDataError, ModelConfig, ScoredByBatch, Task, TaskSpec
+from suite.metrics import check_direction
 from suite.registry import Entry, Registry, nearest
 from suite.runs import Run
 from suite.settings.parsing import located, parse
@@ -94,6 +95,7 @@ class Resolver:
                         f"{where}: train.{key}: {task_name} has no validation metric {metric!r}"
                         f"{nearest(metric, measured)}; there are: {', '.join(measured)}"
                     )
+                located(f"{where}: train.{key}", partial(check_direction, metric))
         in_epochs = train.epochs is not None or any(stage.epochs is not None for stage in train.length_warmup)
         if task.fresh and in_epochs and train.epoch_steps is None and epoch_rows(task) is None:
             raise ValueError(f"{where}: train.epochs: {task_name} draws fresh data; give steps or epoch_steps")

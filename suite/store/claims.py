@@ -216,9 +216,9 @@ class Claims:
         self._remove(claim_path(self.root, run.experiment, run.scale, run.run_id))
 
     def _remove(self, path: Path) -> None:
-        with self._lock:
+        # under the lock, since a renewal in between would write the claim again that is removed here
+        with self._lock, contextlib.suppress(OSError), as_oserror(path):
             token = self._held.pop(path, None)
-        with contextlib.suppress(OSError), as_oserror(path):
             # it is another process's claim if this one did not renew it in time
             if token is not None and _values(path).get("token") == token:
                 path.unlink()
@@ -228,8 +228,8 @@ class Claims:
             with self._lock:
                 held = list(self._held.items())
             for path, token in held:
-                with contextlib.suppress(OSError):
-                    if _values(path).get("token") == token:
+                with self._lock, contextlib.suppress(OSError):
+                    if self._held.get(path) == token == _values(path).get("token"):
                         renew(path)
 
 

@@ -28,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from suite.metrics import smaller_is_better
 from suite.store.noise import error_of_median, limit
 from suite.store.rows import scan, settings_of
 
@@ -37,7 +38,8 @@ MOST_SPLITS = 50_000
 
 SPEED_UNITS = frozenset({"s", "ms", "us", "tokens/s", "steps/s", "bytes/s", "flop/s", "bytes", "MiB"})
 """Units of what depends on the device."""
-LOWER_IS_BETTER = frozenset({"s", "ms", "us", "bytes", "MiB", "nats", "bits", "sd"})
+SMALLER_UNITS = frozenset({"s", "ms", "us", "bytes", "MiB", "nats", "bits", "sd"})
+"""Units of what is better where it is smaller."""
 SPEEDS = frozenset(
     {
         *("time", "train_throughput", "inference_throughput", "decode_throughput", "generate_throughput"),
@@ -215,7 +217,7 @@ class Line:
         if self.is_identical:
             return "identical"
         a, b = self.means
-        lower = self.measure.unit in LOWER_IS_BETTER or self.measure.metric == "perplexity"
+        lower = self.measure.unit in SMALLER_UNITS or bool(smaller_is_better(self.measure.metric))
         direction: Verdict = "better" if (b < a) == lower else "worse"
         if self.is_speed:
             if min(a, b) <= 0:

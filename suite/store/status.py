@@ -59,7 +59,7 @@ def _standing(
     run: Run, root: Path, ending: storage.Ending | None, claim: Claim | None, job: Job | None, words: dict[str, str]
 ) -> Standing:
     if run.is_planned_only:
-        return Standing(run, "no data", "")
+        return Standing(run, unstored_state(run, root), "")
     # a stored run that is repeated has rows, and a claim or a job
     if claim is not None and claim.live:
         return Standing(run, "running", f"{claim.holder}, since {claim.since.removesuffix('+00:00')} UTC")
@@ -68,9 +68,16 @@ def _standing(
     if ending is not None:
         return Standing(run, ending.status, ending.error.partition("\n")[0])
     detail = "" if job is None else f"its job {job.job_id} has ended without rows"
-    if storage.checkpoint_path(root, run.experiment, run.scale, run.run_id).exists():
-        return Standing(run, "interrupted", detail or "continues from its checkpoint")
-    return Standing(run, "to do", detail)
+    state = unstored_state(run, root)
+    return Standing(run, state, detail or "continues from its checkpoint" * (state == "interrupted"))
+
+
+def unstored_state(run: Run, root: Path) -> str:
+    """Returns where a run without rows stands that no process carries out: `no data`, `interrupted` or `to do`."""
+    if run.is_planned_only:
+        return "no data"
+    is_begun = storage.checkpoint_path(root, run.experiment, run.scale, run.run_id).exists()
+    return "interrupted" if is_begun else "to do"
 
 
 def summary(found: Sequence[Standing]) -> str:

@@ -104,6 +104,15 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def writable(flag: str, path: Path) -> Iterator[None]:
+    """Makes a ValueError of an OSError that arises while the file or folder given by an option is written."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{flag} {path}: cannot be written ({error.strerror or error})") from None
+
+
 def probe(root: Path) -> None:
     """Raises OSError unless files can be written below the place; a folder is made if it is missing."""
     if not is_remote(root):

@@ -58,10 +58,10 @@ def save(path: Path, state: Mapping[str, Any], tensors: Mapping[str, Any], group
 
 def load(path: Path, device: torch.device) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The state and the parts of the tensors that `save` wrote. ValueError, or another error, for a damaged file."""
-    state = _read(path, device)
+    state = read_verified(path, device)
     if "shards" not in state:
         return state, [state]
-    parts = [_read(shard_folder(path) / Path(name).name, torch.device("cpu")) for name in state["shards"]]
+    parts = [read_verified(shard_folder(path) / Path(name).name, torch.device("cpu")) for name in state["shards"]]
     if any((part["run_id"], part["step"]) != (state["run_id"], state["step"]) for part in parts):
         raise ValueError("its shards belong to another checkpoint")
     return state, parts
@@ -97,7 +97,8 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
         torch.save(dict(content), temporary)
 
 
-def _read(path: Path, device: torch.device) -> dict[str, Any]:
+def read_verified(path: Path, device: torch.device) -> dict[str, Any]:
+    """Returns what `torch.save` wrote. Raises ValueError where a checksum is wrong."""
     source = readable(path)
     # torch itself does not verify them
     with zipfile.ZipFile(source) as archive:

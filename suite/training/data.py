@@ -43,12 +43,13 @@ class Splits:
     digest: str
 
 
-_latest: dict[tuple[str, str, int], Splits] = {}
+_latest: dict[tuple[str, str, str, int], Splits] = {}
 
 
 def load_splits(task: Task, seed: int) -> Splits:
     """Training and validation rows. The latest stay in memory: most neighbours in a grid share task and seed."""
-    key = (type(task).__qualname__, task.model_dump_json(), seed)
+    # the fingerprint tells a file that has changed since the latest call
+    key = (type(task).__qualname__, task.model_dump_json(), task.fingerprint(), seed)
     if key not in _latest:
         _latest.clear()
         train = () if task.fresh else tuple(task.segments("train", seed))

@@ -65,20 +65,21 @@ class Scores:
 
 
 def add_rows(
-    outcome: Outcome, task: Task, split: str, parts: Mapping[str, Iterable[Metrics]], step: int
+    outcome: Outcome, task: Task, split: str, parts: Mapping[str, Iterable[Metrics]], step: int, *, whole: bool = True
 ) -> dict[str, float]:
     """Adds the rows of a split and returns its means: each named slice, then the whole as the ratio of summed parts.
 
     parts: by the name of the slice ("" for segments without one), the metrics of each of its segments.
+    whole: False where a part of the split is missing, so that the split as a whole has no means.
     """
-    whole: Metrics = {}
+    sums: Metrics = {}
     for part, segments in parts.items():
         metrics = _summed(segments)
-        whole = _summed((whole, metrics))
+        sums = _summed((sums, metrics))
         if part:
             for metric, (total, count) in metrics.items():
                 outcome.add(metric, UNITS.get(metric, ""), total / count, split=split, slice=part, step=step)
-    means = {metric: total / count for metric, (total, count) in whole.items()}
+    means = {metric: total / count for metric, (total, count) in sums.items()} if whole else {}
     for metric, mean in means.items():
         outcome.add(metric, UNITS.get(metric, ""), mean, split=split, step=step)
     # a perplexity is not a ratio of sums, so `score` cannot give it

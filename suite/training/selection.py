@@ -8,10 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from suite.store.comparison import LOWER_IS_BETTER
+from suite.metrics import smaller_is_better
 from suite.training.config import TrainConfig
 from suite.training.schedule import Plateau
-from suite.training.scores import UNITS
 
 
 class Selection:
@@ -69,7 +68,7 @@ class Selection:
 
 def _signed(metric: str, value: float) -> float:
     """The value with its sign changed where smaller is better, so that larger is always better."""
-    return -value if UNITS.get(metric) in LOWER_IS_BETTER else value
+    return -value if smaller_is_better(metric) else value
 
 
 def _quality(metric: str, means: Mapping[str, float]) -> float:

@@ -360,9 +360,14 @@ class Trainer:
         """A context in which the model's step sizes follow the segment's sampling rate."""
         return contextlib.nullcontext() if segment.rate == 1 else self.model.at_rate(segment.rate)
 
-    def _add_rows(self, split: str, parts: Mapping[str, list[Metrics]]) -> dict[str, float]:
-        """Adds the rows of a split, tells its means to whoever watches, and returns them."""
-        means = add_rows(self.outcome, self.run.task, split, parts, self.step)
+    def _add_rows(self, split: str, parts: Mapping[str, list[Metrics]], *, lost: str = "") -> dict[str, float]:
+        """Adds the rows of a split, tells its means to whoever watches, and returns them.
+
+        lost: why a part of the split has no metrics, so that the split as a whole has none either.
+        """
+        means = add_rows(self.outcome, self.run.task, split, parts, self.step, whole=not lost)
+        if lost:
+            self.outcome.add("accuracy", "fraction", None, status="oom", error=lost, split=split, step=self.step)
         self._tell({f"{split}/{metric}": mean for metric, mean in means.items()})
         return means
 
@@ -395,6 +400,7 @@ class Trainer:
     def _test_as(self, split: str) -> None:
         """Tests the weights that the model has, and adds their rows under the name `split`."""
         parts = defaultdict(list)
+        lost = ""
         for segment in self.run.task.segments("test", self.run.seed):
             self._heed_stop()
             if segment.rate != 1:
@@ -407,10 +413,11 @@ class Trainer:
                 if self.group.size > 1:
                     # the other processes wait for the sums of this one
                     raise
-                columns = {"split": split, "slice": segment.slice, "step": self.step}
-                reason = str(error).splitlines()[0]
-                self.outcome.add("accuracy", "fraction", None, status="oom", error=reason, **columns)
-        self._add_rows(split, parts)
+                lost = f"{segment.slice}: {str(error).splitlines()[0]}".removeprefix(": ")
+                if segment.slice:
+                    columns = {"split": split, "slice": segment.slice, "step": self.step}
+                    self.outcome.add("accuracy", "fraction", None, status="oom", error=lost, **columns)
+        self._add_rows(split, parts, lost=lost)
 
     def _gather(self) -> None:
         """Puts a whole model in the place of one that is sharded, for what is done without the other processes."""

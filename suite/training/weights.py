@@ -15,7 +15,8 @@ from suite.contracts import Config, Model, ModelConfig, Task
 from suite.registry import few
 from suite.runs import Run
 from suite.settings.resolver import Resolver
-from suite.store.target import files_like, readable, replacing
+from suite.store.target import files_like, replacing
+from suite.training.checkpoints import read_verified
 
 ENDINGS = (".weights", ".checkpoint")
 """Files that hold weights: those of a run that ended (`run --keep-weights`), and of one that was interrupted."""
@@ -82,12 +83,13 @@ def find_weights(name: str, roots: Sequence[Path]) -> Path:
 
 
 def mark(path: Path) -> dict[str, str]:
-    """What identifies a file of weights: the id of the run that it belongs to, or else a hash of its content.
+    """What identifies a file of weights: the id of the run that ended with them, or else a hash of its content.
 
-    ValueError where the file holds no weights.
+    The checkpoint of a run that has not ended has a hash, since a later one has other weights. ValueError where the
+    file holds no weights.
     """
     _read(path, torch.device("meta"))
-    if path.suffix in ENDINGS and len(path.stem) == 16 and not set(path.stem) - set("0123456789abcdef"):
+    if path.suffix == ".weights" and len(path.stem) == 16 and not set(path.stem) - set("0123456789abcdef"):
         return {"run_id": path.stem}
     with path.open("rb") as file:
         return {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}
@@ -96,7 +98,7 @@ def mark(path: Path) -> dict[str, str]:
 def _read(path: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Settings of the run and weights in a file. ValueError where it holds none."""
     try:
-        stored = torch.load(readable(path), map_location=device, weights_only=True)
+        stored = read_verified(path, device)
         return json.loads(stored["config"]), stored["model"]
     except Exception as error:
         reason = " ".join(str(error).split())[:120]

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from tasks.data import cache
 from tasks.data.download import check, fetch
-from tasks.data.faults import DataError, NoDataError, disk_faults
+from tasks.data.faults import DataError, NoDataError, disk_faults, needed
 from tasks.data.manifest import File, Source, source, sources
 from tasks.data.unpack import unpack
 
@@ -25,6 +25,7 @@ __all__ = [
     "Source",
     "Watch",
     "find",
+    "needed",
     "obtain",
     "source",
     "sources",
@@ -107,13 +108,11 @@ def _fetched(name: str, files: Sequence[File], force: bool, watch: Watch) -> Tak
     taken: Taken = []
     for file in files:
         target = cache.place("files", name, file.filename)
-        if force:
-            target.unlink(missing_ok=True)
 
         def progress(done: int, total: int | None, what: str = file.filename) -> None:
             watch(f"fetch {what}", done, total)
 
-        taken.append((file, target, fetch(file, target, progress)))
+        taken.append((file, target, fetch(file, target, progress, force=force)))
     return taken
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.data import cache
-from tasks.data.faults import DataError, disk_faults
+from tasks.data.faults import DataError, disk_faults, needed
 from tasks.data.manifest import File
 from tasks.data.tables import from_hub
 
@@ -27,32 +27,39 @@ TIMEOUT_S = (10.0, 60.0)
 
 
 def _requests() -> Any:
-    try:
-        import requests
-    except ImportError:
-        raise DataError("downloading needs requests; install the extra: pip install -e '.[data]'.") from None
-    return requests
+    return needed("requests", "downloading", "data")
 
 
 def fetch(
-    file: File, target: Path, progress: Progress = lambda done, total: None, *, delay_s: float = 2.0
+    file: File,
+    target: Path,
+    progress: Progress = lambda done, total: None,
+    *,
+    force: bool = False,
+    delay_s: float = 2.0,
 ) -> dict[str, Any]:
     """Downloads a file to target and returns its record. It continues what an earlier call left in `<target>.part`.
 
     The record (`<target>.json`) holds URL, size and hashes. Hashes in the manifest are checked. Where the manifest has
     none, the hash of the first download is recorded, and later downloads must have the same.
 
+    force: download anew even if the file is there, and continue nothing. A file that is there is replaced only by a
+        download that is complete and checked.
     delay_s: seconds to wait before the second attempt; every further attempt waits twice as long.
     """
     record_path = target.with_name(f"{target.name}.json")
     known = cache.read_json(record_path)
-    if target.exists() and known.get("url") == file.url:
+    is_there = target.exists() and known.get("url") == file.url
+    if is_there and not force:
         return known
     if cache.offline():
-        raise DataError(f"{file.url}: not in the cache, and SUBQUAD_OFFLINE forbids the network; unset it.")
+        why = "--force downloads it again" if is_there else "not in the cache"
+        raise DataError(f"{file.url}: {why}, and SUBQUAD_OFFLINE forbids the network; unset it.")
     part = target.with_name(f"{target.name}.part")
     with disk_faults(part):
         part.parent.mkdir(parents=True, exist_ok=True)
+        if force:
+            _forget(part)
         _room(file, part)
         if file.url.startswith("hf://"):
             from_hub(file.url, part)
@@ -80,8 +87,7 @@ def check(path: Path, file: File, recorded: str | None = None, *, remove: bool =
         if expected is not None and expected != found:
             whose = "manifest" if file.sha256 or what != "sha256" else "first download"
             if remove:
-                path.unlink()
-                _memory(path).unlink(missing_ok=True)
+                _forget(path)
             raise DataError(
                 f"{path.name.removesuffix('.part')} from {file.url}: {what} is {found}, the {whose} says {expected}; "
                 f"{'it was removed, prepare again' if remove else 'prepare again with --force'}. "
@@ -93,6 +99,12 @@ def check(path: Path, file: File, recorded: str | None = None, *, remove: bool =
 def _memory(part: Path) -> Path:
     """The file that keeps the server's version tag of a partial download."""
     return part.with_name(f"{part.name}.json")
+
+
+def _forget(part: Path) -> None:
+    """Removes a partial download and what is known about it."""
+    part.unlink(missing_ok=True)
+    _memory(part).unlink(missing_ok=True)
 
 
 def _room(file: File, part: Path) -> None:
@@ -143,8 +155,7 @@ def _one_transfer(session: requests.Session, file: File, part: Path, progress: P
             # the requested range begins at or behind the end: the download is complete, or the file has changed
             if answer.headers.get("Content-Range", "") == f"bytes */{there}":
                 return
-            part.unlink()
-            _memory(part).unlink(missing_ok=True)
+            _forget(part)
             raise _requests().ConnectionError("the partial file does not belong to what the server has now")
         if answer.status_code >= 500 or answer.status_code == 429:
             raise _requests().ConnectionError(f"the server answered {answer.status_code}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from suite.contracts import MissingDataError
 
@@ -16,6 +18,17 @@ class DataError(ValueError):
 
 class NoDataError(DataError, MissingDataError):
     """No data are there: neither in the cache nor named by the user."""
+
+
+def needed(module: str, use: str, extra: str) -> Any:
+    """Imports an optional module. A DataError says what needs it and which extra of this package brings it."""
+    try:
+        return importlib.import_module(module)
+    # a build for other versions of its libraries fails while it is loaded
+    except (ImportError, OSError, AttributeError) as error:
+        name = module.partition(".")[0]
+        reason = " ".join(str(error).split())
+        raise DataError(f"{use} needs {name} ({reason}); install the extra: pip install -e '.[{extra}]'.") from None
 
 
 @contextlib.contextmanager

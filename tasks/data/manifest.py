@@ -12,6 +12,7 @@ from pydantic import Field
 
 from suite.contracts import Config
 from suite.registry import nearest
+from suite.settings.parsing import parse, read_yaml
 from tasks.data.faults import DataError
 
 HUB = r"hf://datasets/(?P<repository>[^/]+/[^/@]+)@(?P<revision>[0-9a-f]{40})/(?P<path>.+)"
@@ -68,7 +69,21 @@ def sources() -> dict[str, Source]:
 
 @functools.cache
 def _read(path: Path) -> dict[str, Source]:
-    return {name: Source(**values) for name, values in yaml.safe_load(path.read_text()).items()}
+    where = str(path) if path == PATH else f"SUBQUAD_SOURCES={path}"
+    what_to_do = f"name a manifest such as {PATH}, or unset it."
+    try:
+        known = read_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        raise DataError(f"{where}: cannot be read as YAML ({reason}); {what_to_do}") from None
+    if not isinstance(known, dict) or not all(
+        isinstance(name, str) and isinstance(values, dict) for name, values in known.items()
+    ):
+        raise DataError(f"{where}: needs the name of every source with its options below it; {what_to_do}")
+    try:
+        return {name: parse(Source, values, f"{where}: {name}") for name, values in known.items()}
+    except ValueError as error:
+        raise DataError(f"{error}; correct the file.") from None
 
 
 def source(name: str) -> Source:

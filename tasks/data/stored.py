@@ -109,11 +109,6 @@ class StoredTask(TaskBase):
                     f"remove {cache.place('prepared')} and prepare again."
                 )
 
-    def check_split(self, split: str) -> None:
-        """Raises ValueError for a split that does not exist."""
-        if split not in SPLITS:
-            raise ValueError(f"{self.name}: split={split!r}; there are: {', '.join(SPLITS)}.")
-
     def counts(self) -> dict[str, int]:
         """Number of rows of every split."""
         return {split: sum(len(segment) for segment in self.segments(split, 0)) for split in SPLITS}

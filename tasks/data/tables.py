@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.data import cache
-from tasks.data.faults import DataError, disk_faults
+from tasks.data.faults import DataError, disk_faults, needed
 from tasks.data.manifest import HUB, source
 
 LOADERS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json"}
@@ -25,11 +25,7 @@ WORDS = {"train": ("train",), "valid": ("validation", "valid"), "test": ("test",
 
 
 def _datasets(use: str) -> Any:
-    try:
-        import datasets
-    # a version for another pyarrow fails while it is loaded
-    except (ImportError, OSError, AttributeError) as error:
-        raise DataError(f"{use} needs datasets ({error}); install the extra: pip install -e '.[datasets]'.") from None
+    datasets = needed("datasets", use, "datasets")
     # it also logs what it raises, and the message of a fault should be one line
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     return datasets

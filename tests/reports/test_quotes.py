@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reports.render.quotes import quotes, unquoted, updated
+from reports.render.quotes import CODE, NUMBER, Quote, quotes, updated
 from reports.render.sources import CommittedRows, documents, quoted
 from suite.settings.config import find_experiments
 
@@ -87,6 +87,19 @@ def test_a_quoted_speed_is_of_the_device_that_is_named_or_else_of_the_one_with_t
 def test_a_quote_with_too_few_or_too_many_parts_is_refused(query):
     with pytest.raises(ValueError, match="parts between bars"):
         quotes(f"1.0<!--= {query} -->", Rows())
+
+
+def unquoted(text: str, quoted: list[Quote]) -> list[str]:
+    """Returns the numbers without a source that look measured: with a point or a per cent sign, outside of code."""
+    known = {quote.start for quote in quoted}
+    hidden = [match.span() for match in CODE.finditer(text)]
+    return [
+        text[match.start() : match.end() + 20].split("\n")[0]
+        for match in NUMBER.finditer(text)
+        if match.start() not in known
+        and ("." in match.group() or text[match.end() : match.end() + 2] == " %")
+        and not any(a <= match.start() < b for a, b in hidden)
+    ]
 
 
 def test_measured_numbers_without_a_source_are_found():

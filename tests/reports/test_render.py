@@ -17,7 +17,7 @@ from reports.render import Report, build, render
 from reports.render.cells import Cell, judge
 from reports.render.claims import tally
 from reports.render.layout import grids
-from reports.render.plan import Published
+from reports.render.plan import Published, read_expected
 from reports.render.plots import draw
 from reports.render.rows import matches, slice_part
 from reports.render.sensitivity import Sensitivity
@@ -717,6 +717,85 @@ def test_sensitivity_counts_the_runs_that_succeed_at_every_value(make):
     assert none.sensitivity[0].window == "none"
 
 
+@pytest.mark.parametrize(
+    ("key", "values", "names", "window"),
+    [
+        ("clip", (None, 1.0), ("1", "None"), "1, None"),
+        ("betas", ([0.9, 0.99], [0.9, 0.95]), ("[0.9, 0.95]", "[0.9, 0.99]"), "[0.9, 0.95], [0.9, 0.99]"),
+        ("optimizer", ("sgd", "adam"), ("adam", "sgd"), "adam, sgd"),
+        ("length", (10, 9), ("9", "10"), "9 or less to 10 or more (1.11 times)"),
+    ],
+)
+def test_a_swept_setting_may_be_null_a_list_or_a_word(make, key, values, names, window):
+    """Such a sweep trains for hours before its report is made."""
+    runs = [make_run(test=0.99, train={key: value}, columns={"run_id": f"run-{value}"}) for value in values]
+    config = {
+        "sweep": {**grid().sweep, f"train.{key}": list(values)},
+        "select": {"best_of": [f"train.{key}"], "by": "accuracy", "split": "test", "success": 95.0},
+    }
+    report = make(*runs, config=grid(**config, figure={"kind": "successes", "x_label": key}))
+    (found,) = report.sensitivity
+    assert [runs for _, _, runs in found.tried] == [1, 1]
+    assert found.window == window
+    table = next(table for table in grids(report) if table.heading == "Runs that succeed, by setting")
+    assert table.header == ("row", "column", *names, "all", "window")
+    assert [label.get_text() for label in draw(report).axes[0].get_xticklabels()] == list(names)
+    for format in ("terminal", "md", "latex"):
+        assert render(report, format)
+
+
+def test_values_of_several_swept_settings_are_sorted_by_their_size(make):
+    runs = [
+        make_run(test=0.99, train={"lr": lr, "clip": clip}, columns={"run_id": f"{lr}-{clip}"})
+        for lr in (1e-3, 1e-5)
+        for clip in (None, 1.0, 0.5)
+    ]
+    select = {"best_of": ["train.lr", "train.clip"], "by": "accuracy", "split": "test", "success": 95.0}
+    sweep = {**grid().sweep, "train.lr": [1e-3, 1e-5], "train.clip": [None, 1.0, 0.5]}
+    (found,) = make(*runs, config=grid(sweep=sweep, select=select)).sensitivity
+    assert [value for value, _, _ in found.tried] == [(lr, clip) for lr in (1e-5, 1e-3) for clip in (0.5, 1.0, None)]
+
+
+@pytest.mark.parametrize("kind", ["lines", "bars"])
+@pytest.mark.parametrize(
+    ("key", "values", "ticks"),
+    [
+        ("betas", ([0.9, 0.99], [0.9, 0.95]), ["[0.9, 0.95]", "[0.9, 0.99]"]),
+        ("window", ("all", 64), ["64", "all"]),
+        ("optimizer", ("sgd", "adam"), ["adam", "sgd"]),
+    ],
+)
+def test_a_figure_over_lists_or_words_has_them_side_by_side(make, kind, key, values, ticks):
+    runs = [make_run(test=0.9, train={key: value}, columns={"run_id": f"run-{value}"}) for value in values]
+    sweep = {**grid().sweep, f"train.{key}": list(values)}
+    table = {"rows": {"H3": {"model.name": "h3"}}, "columns": {str(v): {f"train.{key}": v} for v in values}}
+    config = grid(sweep=sweep, table=table, figure={"kind": kind, "x": f"train.{key}"})
+    expected = EXPECTED.splitlines()[0] + f"\nH3,{values[0]!r},80.0,%,higher,,,,paper\n"
+    expected = expected.replace("'", "").replace(f"H3,{values[0]}", f'H3,"{values[0]}"')
+    report = make(*runs, config=config, expected=expected, claims="claim,left,comparison,right,source\n")
+    ((_, (series,)),) = report.figure.panels
+    assert [str(point.x) for point in series.points] == ticks
+    assert len(series.published) == 1
+    assert [label.get_text() for label in draw(report).axes[0].get_xticklabels()] == ticks
+
+
+def test_a_run_without_a_loss_counts_as_the_worst_one(make):
+    table = yaml.safe_load(GRID)["table"]
+    table["columns"] = {"loss": {"task.name": "associative-recall", "metric": "loss"}}
+    runs = []
+    for seed, value in enumerate((2.0, 3.0, None)):
+        status = "diverged" if value is None else "ok"
+        rows = make_run(seed=seed, status=status, columns={"run_id": f"run-{seed}"})
+        if value is not None:
+            rows.append({**rows[0], "metric": "loss", "unit": "nats", "split": "test", "value": value})
+        runs.append(rows)
+    select = {"best_of": ["train.lr"], "by": "loss", "split": "test", "success": 2.5}
+    none = {"expected": EXPECTED.splitlines()[0], "claims": "claim,left,comparison,right,source\n"}
+    (found,) = make(*runs, config=grid(table=table, select=select), **none).sensitivity
+    assert found.tried == ((5e-4, 1, 3),)
+    assert found.medians == (3.0,)
+
+
 def test_selection_by_a_loss_takes_the_lowest(make):
     def with_loss(lr: float, loss: float, accuracy: float) -> list[dict[str, Any]]:
         rows = make_run(test=accuracy, train={"lr": lr})
@@ -795,6 +874,53 @@ def test_a_claim_carries_every_mark_of_its_cells(make):
 def test_a_claim_about_nothing_is_an_error(make, line, message):
     with pytest.raises(ValueError, match=message):
         make(claims=f"claim,left,comparison,right,source,if,follows\n{line}\n")
+
+
+HEADER = EXPECTED.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("expected", "message"),
+    [
+        ("row,column,value,unit,note,source\n", r": the header has no better; it needs row,column,value,unit,better,"),
+        ("row;column;value\n", r": the header has no row, .*, separated by commas"),
+        (f"{HEADER}\nH3,AR,99.8,%\n", r", line 2: has 4 values, needs 9; .* nothing between two commas"),
+        (f"{HEADER}\nH3,AR,1,%,higher,,,,s\n\nH3,IH,1,%,higher,,,,Table 2, 3\n", r", line 4: has 10 values, needs 9;"),
+        (f"{HEADER}\nH3,AR,99.8 %,%,higher,,,,s\n", r", line 2: value is '99.8 %', no number; leave it empty"),
+        (f"{HEADER}\nH3,AR,nan,%,higher,,,,s\n", r", line 2: value is 'nan', no number"),
+        (f"{HEADER}\nH3,AR,99.8,%,Higher,,,,s\n", r", line 2: better is 'Higher'; write higher, lower or nothing"),
+        (f"{HEADER}\nH3,AR,99.8,%,higher,,,,\0\xe9".encode("latin-1"), r": cannot be read as a CSV file in UTF-8"),
+    ],
+)
+def test_a_wrong_line_of_the_published_values_is_named(make, tmp_path, expected, message):
+    path = tmp_path / "reports" / "demo" / "table2" / "expected.csv"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(expected if isinstance(expected, bytes) else expected.encode())
+    with pytest.raises(ValueError, match=f"^{path}{message}") as raised:
+        read_expected(path)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("claims", "message"),
+    [
+        ("claim,left,comparison,right\n", r": the header has no source; it needs claim,left,comparison,right,source"),
+        ("claim,left,comparison,right,source,if\nx,H3 | AR,>\n", r", line 2: has 3 values, needs 5 to 6;"),
+        ("claim,left,comparison,right,source\nx, y,H3 | AR,>,1,s\n", r", line 2: has 6 values, needs 5; put a text"),
+    ],
+)
+def test_a_wrong_line_of_the_claims_is_named(make, claims, message):
+    with pytest.raises(ValueError, match=r"claims\.csv" + message):
+        make(claims=claims)
+
+
+def test_a_file_that_a_spreadsheet_saved_is_read_as_any_other(tmp_path):
+    path = tmp_path / "expected.csv"
+    path.write_text(EXPECTED)
+    expected = read_expected(path)
+    path.write_bytes(EXPECTED.replace("\n", "\r\n").encode("utf-8-sig"))
+    assert read_expected(path) == expected
+    assert expected["H3", "AR"].value == 99.8
 
 
 def test_close_is_within_the_tables_tolerance(make):

@@ -66,11 +66,6 @@ def test_only_the_resolver_and_the_commands_know_what_is_timed():
             assert not {module for module in modules_imported(path) if module.startswith("suite.bench")}, name
 
 
-def test_reports_need_no_torch():
-    for path in (HOME / "reports").rglob("*.py"):
-        assert "torch" not in imports(path), path
-
-
 def test_the_top_level_is_the_fixed_one():
     folders = (path for path in HOME.iterdir() if path.is_dir() and not path.name.startswith("."))
     code = {path.name for path in folders if any(path.glob("*.py"))}

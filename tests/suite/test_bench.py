@@ -238,6 +238,14 @@ def test_bench_times_a_real_operator_beside_its_peers(tmp_path):
     assert "No module named 'causal_conv1d'" in report.stdout
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_timed(command_line, tmp_path):
+    (tmp_path / "file").touch()
+    done = command_line("bench", "causal_conv1d", "--results", tmp_path / "file" / "results")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: --results {tmp_path}/file/results: cannot be written (")
+    assert "cases on" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -102,6 +102,27 @@ def test_a_claim_is_renewed_while_its_process_lives(tmp_path, run):
         assert Claims(tmp_path).take(run) is not None
 
 
+def test_a_claim_that_is_released_while_it_is_renewed_does_not_come_back(tmp_path, run, monkeypatch):
+    path = path_of(run, tmp_path)
+    releases, renewed = [], threading.Event()
+
+    def renew(path):
+        # on S3 a renewal writes the claim again, which takes time
+        text = path.read_text()
+        releases.append(threading.Thread(target=claims.release, args=(run,)))
+        releases[-1].start()
+        time.sleep(0.1)
+        path.write_text(text)
+        renewed.set()
+
+    monkeypatch.setattr("suite.store.claims.renew", renew)
+    with Claims(tmp_path, expiry_s=0.4) as claims:
+        claims.take(run)
+        assert renewed.wait(10)
+        releases[0].join()
+        assert not path.exists()
+
+
 def test_a_claim_of_a_killed_process_of_this_machine_is_taken_over_at_once(tmp_path, run):
     script = (
         "import os, sys; from pathlib import Path\n"

@@ -66,6 +66,8 @@ def test_list_names_everything(command_line):
         ),
         (("check", "task", "mqar", "--set", "length"), ["--set 'length': expected option=value, e.g. num_train=1000"]),
         (("check", "task", "flip-flop"), ["unknown task 'flip-flop'; there are: ", "your own needs --plugin"]),
+        (("check", "model", "gla", "--set", "num_heads=1", "--set", "num_heads=2"), ["--set num_heads is given twice"]),
+        (("data", "rate", "mqar", "--data", "."), ["--data .: mqar makes its data as it runs; leave --data out"]),
         (("run", "docs"), ["docs: the folder has no grid.yaml; `list experiments`"]),
         (("report", "tables", "--scale", "small"), ["report tables --scale: the page has all scales"]),
         (("report", "quickstart", "--out", "x.xls"), ["--out x.xls: the ending must be one of .png, "]),

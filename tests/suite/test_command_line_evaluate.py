@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from models import MODELS
+from suite.commands.evaluate import digest_of
 from suite.runner import execute
 from suite.settings.config import ExperimentConfig
 from suite.settings.grid import expand
@@ -103,6 +104,28 @@ def test_a_text_is_the_sum_of_its_bytes_also_beyond_the_length_of_the_model(kept
     assert math.isclose(short, answers.continuation("\n", "abcdefgh abc")[0], rel_tol=1e-4)
     assert math.exp(short / 12) < 0.9
     assert math.exp(long / 180) > 0.8
+
+
+def test_a_prompt_keeps_half_of_the_positions_where_more_tokens_are_asked_for(kept, monkeypatch):
+    answers, _ = answers_of(kept)
+    prompts = []
+
+    def generate(model, prompt, count, **options):
+        prompts.append((prompt.shape[1], count))
+        return torch.full((1, count), ord("a"))
+
+    monkeypatch.setattr("suite.harness.generate", generate)
+    answers.greedy(TEXT * 9, [], 256)
+    answers.greedy(TEXT * 9, [], 4)
+    assert prompts == [(16, 16), (28, 4)]
+
+
+def test_the_files_of_an_evaluation_are_part_of_its_identity(tasks, tmp_path):
+    (tmp_path / "a").write_text("one")
+    before = digest_of([tmp_path / "a", tasks / "word-end.yaml"])
+    assert digest_of([tmp_path / "a", tasks / "word-end.yaml"]) == before
+    (tmp_path / "a").write_text("two")
+    assert digest_of([tmp_path / "a", tasks / "word-end.yaml"]) != before
 
 
 def test_tasks_with_local_data_are_asked_and_stored(kept, tasks, command_line, monkeypatch):

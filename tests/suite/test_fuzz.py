@@ -412,13 +412,18 @@ def test_a_damaged_checkpoint_never_ends_the_grid(tmp_path, examples):
 
 
 @cases(6, 60)
-def test_damaged_weights_are_refused_or_loaded(tmp_path, examples):
+def test_damaged_weights_are_refused_or_loaded_as_they_were(tmp_path, examples):
     run = make_run()
     path = tmp_path / "ab.weights"
-    save_weights(path, run, run.model.build(run.task.spec))
+    model = run.model.build(run.task.spec)
+    save_weights(path, run, model)
+
+    def loads_the_same():
+        found = load_model(path, RESOLVER, CPU)[1].state_dict()
+        assert all(torch.equal(value, found[name]) for name, value in model.state_dict().items())
 
     def check(content):
         path.write_bytes(content)
-        refused(lambda: load_model(path, RESOLVER, CPU))
+        refused(loads_the_same)
 
     fuzz(examples, check, damaged(path.read_bytes()))

@@ -8,8 +8,8 @@ from suite.contracts import TaskSpec
 from suite.runner import execute, missing_bases
 from suite.settings.config import ExperimentConfig
 from suite.settings.grid import expand
-from suite.training.weights import take_weights
-from tests.suite.toy import RESOLVER
+from suite.training.weights import find_weights, load_model, mark, save_weights, take_weights
+from tests.suite.toy import RESOLVER, make_run
 
 CPU = torch.device("cpu")
 TRAINED = '{"task": {"name": "mqar"}}'
@@ -52,6 +52,32 @@ def test_the_identity_of_a_run_has_the_weights_it_starts_with(tmp_path):
     ids = [runs_of({"train.steps": steps})[-1].run_id for steps in (20, 21)]
     assert ids[0] != ids[1]
     assert runs_of({"train.steps": 20})[-1].run_id == ids[0]
+
+
+def test_weights_with_a_wrong_byte_are_refused(tmp_path):
+    run = make_run()
+    model = run.model.build(run.task.spec)
+    path = tmp_path / "ab.weights"
+    save_weights(path, run, model)
+    content = bytearray(path.read_bytes())
+    content[content.index(model.head.weight.detach().numpy().tobytes())] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"the checksum of .* is wrong"):
+        load_model(path, RESOLVER, CPU)
+
+
+def test_weights_of_a_run_that_has_not_ended_are_known_by_their_content(tmp_path):
+    run = make_run(train={"epochs": 4})
+    marks = []
+    for steps in (2, 4):
+        trained = run.worker(CPU, checkpoint=tmp_path / f"{run.run_id}.checkpoint", stop=lambda: trained.step >= steps)  # noqa: B023
+        with pytest.raises(KeyboardInterrupt):
+            trained()
+        marks.append(mark(find_weights(run.run_id[:6], [tmp_path])))
+    assert "run_id" not in marks[0] | marks[1]
+    assert marks[0] != marks[1]
+    save_weights(tmp_path / f"{run.run_id}.weights", run, trained.model)
+    assert mark(find_weights(run.run_id[:6], [tmp_path])) == {"run_id": run.run_id}
 
 
 def test_a_filter_keeps_the_run_that_is_needed_first():

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import torch
 
 from suite.executors.contract import LeftRunningError, Settings, choose
 from suite.executors.local import run_all
-from suite.executors.slurm import collect
+from suite.executors.slurm import _watch, collect
+from suite.runner import execute
 from suite.store.claims import find_claims
 from suite.store.jobs import Job, find_jobs, forget_job, keep_job, states
 from suite.store.status import standings
@@ -52,6 +54,19 @@ def test_two_grids_with_a_run_in_common_have_a_job_each(tmp_path):
     assert find_jobs(tmp_path, [run]) == {run.run_id: job}
     forget_job(tmp_path, run)
     assert find_jobs(tmp_path, [run]) == {}
+
+
+def test_a_scheduler_that_does_not_answer_for_a_while_ends_no_wait(tmp_path, monkeypatch):
+    run = make_run()
+    job = Job(run.run_id, "4711_3", "slurm", "log", None)
+    execute(run, tmp_path, torch.device("cpu"))
+
+    def no_answer(jobs):
+        raise OSError("Socket timed out")
+
+    monkeypatch.setattr("suite.executors.slurm.states", no_answer)
+    (finished,) = _watch([run], {run.run_id: job}, tmp_path, Recording(), threading.Event(), None, late_s=0.0)
+    assert finished.status == "ok"
 
 
 @pytest.mark.slow

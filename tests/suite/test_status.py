@@ -5,8 +5,9 @@ import re
 import pytest
 import torch
 
-from suite.executors.contract import PACKAGES
+from suite.executors.contract import PACKAGES, choose
 from suite.runner import execute
+from suite.settings.parsing import options_in
 from suite.store import storage
 from suite.store.claims import Claims, claim_path
 from suite.store.status import standings, summary
@@ -71,6 +72,28 @@ def test_only_runs_that_failed_are_retried(command_line, tmp_path):
     again = command_line("run", *asked, "--retry-failed", "--device", "cpu")
     assert again.returncode == 0
     assert "0 of 2 runs" in again.stdout
+
+
+def test_the_plan_and_the_status_tell_an_interrupted_run_alike(command_line, tmp_path):
+    asked = (*ONE, *(word for setting in FEW for word in ("--set", setting)), "--results", tmp_path)
+    planned = command_line("run", *asked, "--dry-run", "--device", "cpu").stdout
+    (first, _) = re.findall(r"^([0-9a-f]{16})  to do  ", planned, re.MULTILINE)
+    path = storage.checkpoint_path(tmp_path, "quickstart", "paper", first)
+    path.parent.mkdir(parents=True)
+    path.touch()
+    planned = command_line("run", *asked, "--dry-run", "--device", "cpu").stdout
+    assert f"{first}  interrupted  " in planned
+    assert "2 runs, 2 to do, 1 interrupted" in planned
+    assert "2 runs, 1 interrupted, 1 to do" in command_line("status", *asked).stdout
+    anew = command_line("run", *asked, "--dry-run", "--force", "--device", "cpu").stdout
+    assert f"{first}  to do  " in anew
+
+
+def test_an_option_that_is_given_twice_is_refused():
+    with pytest.raises(ValueError, match="--executor-options address is given twice; give it once"):
+        choose("ray", ["address=a", "address=b"])
+    with pytest.raises(ValueError, match="--set num_train is given twice"):
+        options_in(["num_train=5", "num_train=7"], "--set")
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """One loop for every task: the same seed gives the same losses, whatever interrupts it."""
 
 import contextlib
+import dataclasses
 import math
 import shutil
 import tempfile
@@ -8,12 +9,13 @@ import tempfile
 import pytest
 import torch
 
+from suite.metrics import check_direction, smaller_is_better
 from suite.runner import execute, outdated, plan
 from suite.runs import RunEnded
 from suite.store import storage
 from suite.training import trainer
 from suite.training.config import TrainConfig
-from suite.training.data import FiniteOrder, FreshOrder, HostOrder, digest, finite_order
+from suite.training.data import FiniteOrder, FreshOrder, HostOrder, digest, finite_order, load_splits
 from suite.training.schedule import Plateau, lr_factor
 from suite.training.selection import Selection
 from tests.suite.toy import Parity, make_run
@@ -159,6 +161,53 @@ def test_the_digest_covers_every_byte():
     before = digest(rows)
     rows[0].targets[3, 0] ^= 1
     assert digest(rows) != before
+
+
+def test_rows_are_read_again_once_the_files_have_changed(monkeypatch):
+    task = Parity(length=4)
+    before = load_splits(task, 0)
+    assert load_splits(task, 0) is before
+    monkeypatch.setattr(Parity, "fingerprint", lambda self: "other files")
+    assert load_splits(task, 0) is not before
+
+
+def test_a_split_without_one_of_its_parts_has_no_mean(monkeypatch):
+    def two_parts(self, split, seed):
+        for part in ("half=1", "half=2") if split == "test" else ("",):
+            yield dataclasses.replace(self._rows(split, 70, seed), slice=part)
+
+    evaluate = trainer.Trainer._evaluate
+
+    def without_memory(self, segment, graph):
+        if segment.slice == "half=2":
+            raise torch.OutOfMemoryError("planted: out of memory")
+        return evaluate(self, segment, graph)
+
+    monkeypatch.setattr(Parity, "segments", two_parts)
+    monkeypatch.setattr(trainer.Trainer, "_evaluate", without_memory)
+    rows = [row for row in train(make_run()).rows if row["metric"] == "accuracy" and row["split"] == "test"]
+    assert [(row["slice"], row["status"], row["value"] is None) for row in rows] == [
+        ("half=2", "oom", True),
+        ("half=1", "ok", False),
+        ("", "oom", True),
+    ]
+    assert rows[-1]["error"] == "half=2: planted: out of memory"
+
+
+@pytest.mark.parametrize(
+    ("metric", "smaller"),
+    [("loss", True), ("perplexity", True), ("bits_per_base", True), ("word_error", True), ("exact", False)],
+)
+def test_the_name_of_a_metric_says_whether_less_is_better(metric, smaller):
+    assert smaller_is_better(metric) is smaller
+    check_direction(metric)
+
+
+def test_a_choice_by_a_metric_whose_name_says_nothing_is_refused(monkeypatch):
+    score = Parity.score
+    monkeypatch.setattr(Parity, "score", lambda self, *given: {"wer": score(self, *given)["loss"]})
+    with pytest.raises(ValueError, match="the name 'wer' does not say whether a smaller value is better"):
+        make_run(train={"keep": "best", "keep_metric": "wer"})
 
 
 def test_an_early_stop_ends_the_run_at_its_threshold():

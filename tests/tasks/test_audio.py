@@ -8,7 +8,7 @@ import torch
 
 from tasks.audio import LEVELS, RATE, ZERO, Recordings, YouTubeMix, mu_law, mu_law_decode, stretched
 from tasks.data import obtain
-from tasks.data.faults import DataError
+from tasks.data.faults import DataError, NoDataError
 
 soundfile = pytest.importorskip("soundfile")
 
@@ -135,7 +135,7 @@ def test_rows_longer_than_any_recording_say_what_to_do(folder, tmp_path_factory,
         DataError, match=r"no train stretch of .* has 2000 samples \(the longest has 1000\); lower length"
     ):
         Recordings(data=folder, length=2000).fingerprint()
-    with pytest.raises(DataError, match="give --data DIR, a folder of recordings"):
+    with pytest.raises(NoDataError, match="give --data DIR, a folder of recordings"):
         Recordings().fingerprint()
     with pytest.raises(DataError, match="data prepare youtubemix"):
         YouTubeMix().fingerprint()

@@ -12,7 +12,7 @@ import pytest
 
 from tasks import data
 from tasks.data import cache, manifest
-from tasks.data.faults import DataError
+from tasks.data.faults import DataError, NoDataError
 from tasks.data.parallel import in_order
 
 
@@ -140,9 +140,42 @@ def test_every_stored_task_names_a_source_that_lists_it():
             assert name in manifest.source(source).used_by
 
 
+def test_every_task_without_its_data_says_so_by_an_error_of_its_own():
+    """A grid can be planned without data, and tells by the kind of the error that they are missing."""
+    from suite.contracts import Prepared
+    from tasks import TASKS
+
+    tasks = [task for name in TASKS if isinstance(task := TASKS.load(name)(), Prepared) and not task.generated]
+    assert len(tasks) > 10
+    for task in tasks:
+        with pytest.raises(NoDataError, match=f"^{task.name}: "):
+            task.fingerprint()
+
+
 def test_an_unknown_source_names_the_nearest():
     with pytest.raises(DataError, match=r"unknown source 'imbd' \(did you mean 'imdb'\?\)"):
         manifest.source("imbd")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, r"cannot be read as YAML \(No such file or directory\); name a manifest such as .*sources.yaml"),
+        ("set: [", r"cannot be read as YAML \(.*line \d.*\); name a manifest"),
+        (b"\xff", r"cannot be read as YAML \(.*can't decode.*\); name a manifest"),
+        ("just a text", r"needs the name of every source with its options below it; name a manifest"),
+        ("set: here", r"needs the name of every source with its options below it; name a manifest"),
+        ("set: {about: a}", r"set: licence: missing; correct the file"),
+    ],
+)
+def test_a_manifest_that_cannot_be_used_is_named_with_its_variable(tmp_path, monkeypatch, text, message):
+    path = tmp_path / "mirror.yaml"
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    monkeypatch.setenv("SUBQUAD_SOURCES", str(path))
+    with pytest.raises(DataError, match=f"^SUBQUAD_SOURCES={path}: {message}") as raised:
+        manifest.sources()
+    assert "\n" not in str(raised.value)
 
 
 @pytest.fixture
@@ -190,6 +223,19 @@ def test_what_is_prepared_is_not_fetched_again(archive, source):
     folder, _ = data.obtain("set", [archive])
     # no server answers at the address of the source, so a second download would fail
     assert data.obtain("set")[0] == folder
+
+
+def test_preparing_anew_without_a_network_keeps_what_is_there(archive, source, monkeypatch):
+    download = cache.place("files", "set", "set.tar.gz")
+    download.parent.mkdir(parents=True)
+    download.write_bytes(archive.read_bytes())
+    cache.write_json(download.with_name("set.tar.gz.json"), {"url": source.url, "sha256": source.sha256})
+    folder, kept = data.obtain("set")
+    monkeypatch.setenv("SUBQUAD_OFFLINE", "1")
+    with pytest.raises(DataError, match="SUBQUAD_OFFLINE forbids the network"):
+        data.obtain("set", force=True)
+    assert download.read_bytes() == archive.read_bytes()
+    assert data.obtain("set") == (folder, kept)
 
 
 def test_a_wrong_number_of_archives_or_a_missing_one_is_an_error(archive, source, tmp_path):

@@ -218,6 +218,57 @@ def test_offline_never_asks_and_still_finds_what_is_there(server, tmp_path, monk
     assert fetch(file_of(server), tmp_path / "set.tar")["sha256"] == SHA256
 
 
+def refuse_offline(server, monkeypatch):
+    monkeypatch.setenv("SUBQUAD_OFFLINE", "1")
+
+
+def refuse_by_status(server, monkeypatch):
+    server.status = 403
+
+
+def break_off(server, monkeypatch):
+    server.breaks_after = [2**16] * download.ATTEMPTS
+
+
+def serve_other_bytes(server, monkeypatch):
+    server.content = CONTENT[::-1]
+
+
+def fill_the_disk(server, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 1_000_000))
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (refuse_offline, r"set.tar: --force downloads it again, and SUBQUAD_OFFLINE forbids the network"),
+        (refuse_by_status, r"answered 403"),
+        (break_off, r"broke off 5 times"),
+        (serve_other_bytes, r"the manifest says"),
+        (fill_the_disk, r"3,000,000 bytes are missing"),
+    ],
+)
+def test_a_forced_download_that_fails_leaves_the_old_file(server, tmp_path, monkeypatch, fault, message):
+    target = tmp_path / "set.tar"
+    record = fetch(file_of(server), target)
+    fault(server, monkeypatch)
+    with pytest.raises(DataError, match=message):
+        fetch(file_of(server), target, force=True)
+    assert target.read_bytes() == CONTENT
+    assert fetch(file_of(server), target) == record
+
+
+def test_a_forced_download_continues_nothing_and_takes_the_place_of_the_old_file(server, tmp_path):
+    target = tmp_path / "set.tar"
+    fetch(file_of(server), target)
+    target.write_bytes(b"damaged since")
+    (tmp_path / "set.tar.part").write_bytes(b"of an earlier call")
+    fetch(file_of(server), target, force=True)
+    assert target.read_bytes() == CONTENT
+    assert server.asked == [None, None]
+    assert leftovers(target) == []
+
+
 def test_a_disk_without_room_is_found_before_the_download(server, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 1_000_000))
     with pytest.raises(DataError, match=r"3,000,000 bytes are missing .* has 1,000,000 free.*SUBQUAD_DATA"):

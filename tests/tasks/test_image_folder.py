@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.data.faults import DataError
+from tasks.data.faults import DataError, NoDataError
 from tasks.image_folder import ImageFolder
 
 pytest.importorskip("datasets")
@@ -76,7 +76,7 @@ def test_a_broken_picture_is_named_before_any_run(folder):
 
 
 def test_missing_pictures_say_what_to_do(folder, tmp_path):
-    with pytest.raises(DataError, match="give --data DIR, a folder of pictures"):
+    with pytest.raises(NoDataError, match="give --data DIR, a folder of pictures"):
         ImageFolder().fingerprint()
     (folder / "test").rename(folder / "tests")
     with pytest.raises(DataError, match=r"no pictures in .*/test/<class>/"):

@@ -221,6 +221,19 @@ def test_a_folder_of_documents_is_split_by_whole_documents_in_an_order_of_their_
     assert task.stand_in == f"40 documents of {tmp_path.name}"
 
 
+@pytest.mark.parametrize(("count", "sizes"), [(15, None), (16, [14, 1, 1]), (17, [15, 1, 1])])
+def test_a_folder_of_few_documents_is_refused(tmp_path, count, sizes):
+    for number in range(count):
+        (tmp_path / f"{number}.txt").write_text(f"document {number}")
+    task = TextFile(data=tmp_path, length=16)
+    if sizes is None:
+        with pytest.raises(DataError, match=r"holds 15 documents, and 90, 5 and 5 % of .*; give 16 documents or more"):
+            task.fingerprint()
+        return
+    streams = (bytes(task.arrays()[f"{split}.stream"]) for split in ("train", "valid", "test"))
+    assert [stream.count(b"document") for stream in streams] == sizes
+
+
 def test_faults_say_what_to_do(folder, tmp_path, monkeypatch):
     with pytest.raises(DataError, match="data prepare wikitext"):
         WikiText().fingerprint()
@@ -235,7 +248,7 @@ def test_faults_say_what_to_do(folder, tmp_path, monkeypatch):
     with pytest.raises(DataError, match="no valid text in"):
         WikiText(data=folder).fingerprint()
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-    with pytest.raises(DataError, match=r"install -e '\.\[data\]'.*vocabulary=bytes"):
+    with pytest.raises(DataError, match=r"every vocabulary but bytes needs tokenizers .*install -e '\.\[data\]'"):
         TextFile(data=folder / "wiki.train.tokens", vocabulary="bpe", vocab_size=300).arrays()
 
 

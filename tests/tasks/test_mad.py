@@ -97,7 +97,7 @@ def test_selective_copying_of_mad_ends_in_data_marker_and_noise():
     first = data.int().argmax(1).double()
     assert abs(first.mean() - 223 / 16) < 0.2
     assert abs(first.var() - 223 / 16 * 15 / 16) < 1
-    with pytest.raises(ValueError, match="num_train=12800 rows are finite"):
+    with pytest.raises(ValueError, match="the training split is finite and has no blocks"):
         task.block(0, 0, 8)
 
 

@@ -59,6 +59,7 @@ def test_training_rows_are_those_of_the_plain_text(task):
     for split in ("train", "valid"):
         (mine,), (plain,) = task.segments(split, 0), TextFile(data=task.data, length=64).segments(split, 0)
         assert torch.equal(mine.inputs, plain.inputs)
+        assert torch.equal(mine.targets, plain.targets)
         assert mine.slice == ""
 
 

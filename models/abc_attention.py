@@ -85,7 +85,7 @@ class ABC(Mixer):
         new_total = torch.logaddexp(total, logits)
         log_decay = total - new_total if self.running_mean else None
         slots = (logits - new_total).exp()
-        o, (keys, values) = gated_slot_attention_step(q, k, v, slots, log_decay, (keys, values))
+        o, (keys, values) = gated_slot_attention_step(q, k, v, slots, log_decay, (keys, values), in_place=True)
         return self.out(o.flatten(-2)), (keys, values, new_total)
 
     def restart(self, state: State) -> None:

@@ -152,9 +152,8 @@ class Attention(Mixer):
     def prefill(
         self, x: Tensor, state: KeyValueCache, padding: LeftPadding | None = None
     ) -> tuple[Tensor, KeyValueCache]:
-        steps, capacity = x.shape[1], state.keys.shape[1]
-        if steps > capacity:
-            raise ValueError(f"attention: its cache has room for {capacity} positions, got {steps}; raise capacity.")
+        steps = x.shape[1]
+        _check_room(state, steps)
         # behind a row, padding can change nothing, and the positions of the cache are those of the row
         x = x if padding is None else padding.to_front(x)
         q, k, v = self._project(x, torch.arange(steps, device=x.device))
@@ -166,6 +165,12 @@ class Attention(Mixer):
 
     def state_size(self, length: int) -> int:
         return 2 * length * self.num_heads * self.head_dim
+
+
+def _check_room(state: KeyValueCache, steps: int) -> None:
+    """Raises ValueError where the cache has no room for so many positions."""
+    if steps > (capacity := state.keys.shape[1]):
+        raise ValueError(f"attention: its cache has room for {capacity} positions, got {steps}; raise capacity.")
 
 
 class WindowAttention(Attention):
@@ -208,6 +213,9 @@ class WindowAttention(Attention):
         self, x: Tensor, state: KeyValueCache, padding: LeftPadding | None = None
     ) -> tuple[Tensor, KeyValueCache]:
         steps, kept = x.shape[1], state.keys.shape[1]
+        if kept < self.window:
+            # it has all positions, because the capacity is less than the window
+            _check_room(state, steps)
         # behind a row, padding can change nothing, and rotations are those of the row's own positions
         x = x if padding is None else padding.to_front(x)
         q, k, v = self._project(x, torch.arange(steps, device=x.device))

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from kernels.embedding import embedding
 from kernels.linear_cross_entropy import aligned_linear, linear_cross_entropy
-from models.parts.casts import autocast_dtype, cast_once
+from models.parts.casts import at_least_float32, autocast_dtype, cast_once
 from models.parts.channel import ChannelMixer, ChannelMixerKind, make_channel_mixer
 from models.parts.decoder import PositionDecoder
 from models.parts.linear import ResidualLinear
@@ -60,6 +60,9 @@ class BackboneConfig(Config):
     run, so that older runs keep their ids."""
     positions: ClassVar[tuple[str, ...]] = ("none", "learned", "sinusoidal")
     """The values of `position` that this model supports."""
+    one_mixer_a_layer: ClassVar[bool] = True
+    """Whether `mixers` gives one mixer for each of `num_layers`. Only then can a layer of `hybrid` or a block of
+    `sashimi` have such a mixer."""
 
     num_layers: Layers = 2
     d_model: Width = 64
@@ -89,17 +92,23 @@ class BackboneConfig(Config):
     """`scaled`: projections into the residual stream start 1/sqrt(number of residual branches) smaller (GPT-2).
     `scaled-mlp`: only those of the channel mixers do, as in H3's released code (HazyResearch/safari at
     02220c69d247e5473616cd053a443ad99fd2559b), which rescales by parameter name and so leaves out the output maps of
-    its H3 and S4D layers. `plain`: none does."""
+    its H3 and S4D layers. `plain`: none does.
+
+    Limits: RWKV, whose layers have two branches, counts one a layer. Mamba without `network_init`, Mamba-2 and Mamba-3
+    start their output maps 1/sqrt(num_layers) smaller also where there is a channel mixer, for which their authors'
+    code counts a second branch a layer (state-spaces/mamba, mamba_ssm/models/mixer_seq_simple.py)."""
     torch_init: Literal[True, False, "weights"] = False
     """Linear maps and embeddings of the network keep the initialisation of torch, weights and biases uniform within
-    1 / sqrt(inputs) and embeddings standard normal; `init_std` and `init_residual` have no effect. The released code of
-    DSS and S4 does so (ag1988/dss at 777084e777c27caba2e87eceecb3f49d1b761cd8). `weights`: only the weights of linear
-    maps keep it; biases start at zero and embeddings with `init_std`, as in MAD's code (athms/mad-lab at
+    1 / sqrt(inputs) and embeddings standard normal; `init_std` and `init_residual` have no effect, except that `scaled`
+    still scales the output maps of Mamba without `network_init`, Mamba-2 and Mamba-3. The released code of DSS and S4
+    does so (ag1988/dss at 777084e777c27caba2e87eceecb3f49d1b761cd8). `weights`: only the weights of linear maps keep
+    it; biases start at zero and embeddings with `init_std`, as in MAD's code (athms/mad-lab at
     1f77b94127309e9f3e0280fe73d6079ba3eaf3eb, mad/model/language_model.py)."""
     mixer_gain: Positive | None = None
     """Linear maps of the mixers start by Xavier's rule, uniform within gain sqrt(6 / (inputs + outputs)), in place of
     the start of the network's. GLA does so in MAD's code, with the gain 2^-2.5 (athms/mad-lab at
-    6e7e4c903b7d4d1a31d12186b709f36fa3184041, mad/model/layers/attention_gated_linear.py)."""
+    6e7e4c903b7d4d1a31d12186b709f36fa3184041, mad/model/layers/attention_gated_linear.py). Mamba without `network_init`,
+    Mamba-2 and Mamba-3 start their maps themselves and refuse it."""
     pooling: Literal["mean", "last"] = "mean"
     """Summary of the time axis in a sequence readout."""
 
@@ -115,8 +124,8 @@ class BackboneConfig(Config):
         """The mixers of all layers. A model whose layers share parameters overrides this."""
         return [self.mixer(layer, spec) for layer in range(self.num_layers)]
 
-    def layer(self, mixer: Mixer) -> Layer:
-        """The layer around a mixer."""
+    def layer(self, index: int, mixer: Mixer) -> Layer:
+        """The layer around one of the `mixers`, which are counted from 0."""
         return Layer(self, mixer)
 
     @model_serializer(mode="wrap")
@@ -257,23 +266,29 @@ class Layer(nn.Module):
         x, residual = self._enter(self.channel_norm, residual, branch)
         return self._leave(self.channel_norm, residual, self.channel(x))
 
-    def _checked(self, y: Any, shape: Sequence[int]) -> Tensor:
-        """Returns y, the result of the mixer. Raises ValueError unless it is a tensor of this shape."""
-        if isinstance(y, Tensor) and y.shape == shape:
-            return y
-        got = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
-        raise ValueError(f"{type(self.mixer).__name__}.forward must return [B, T, D] = {list(shape)}, got {got}.")
+    def _checked(self, y: Any, shape: Sequence[int], x: Tensor) -> Tensor:
+        """Returns y, the result of the mixer for x. Raises ValueError unless it is a tensor of this shape.
+
+        It also raises where y has fewer digits than the run: it has lost what the residual stream would keep.
+        """
+        name = f"{type(self.mixer).__name__}.forward"
+        if not isinstance(y, Tensor) or y.shape != shape:
+            got = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
+            raise ValueError(f"{name} must return [B, T, D] = {list(shape)}, got {got}.")
+        if torch.promote_types(y.dtype, wanted := autocast_dtype(x)) != y.dtype:
+            raise ValueError(f"{name} returns {y.dtype} in a run of {wanted}; return y.to(x.dtype).")
+        return y
 
     def forward(self, residual: Tensor, branch: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The residual stream [B, T, D] before this layer and after it, each with what is still to be added to it."""
         x, residual = self._enter(self.mixer_norm, residual, branch)
-        y = self._checked(self.mixer(x), x.shape)
+        y = self._checked(self.mixer(x), x.shape, x)
         return self._channel(*self._leave(self.mixer_norm, residual, y))
 
     def forward_at(self, residual: Tensor, branch: Tensor | None, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         """`forward` at `positions` [B, P] only, so that norms and channel mixer work on these alone: [B, P, D]."""
         x, residual = self._enter(self.mixer_norm, residual, branch)
-        y = self._checked(self.mixer.forward_at(x, positions), (*positions.shape, x.shape[-1]))
+        y = self._checked(self.mixer.forward_at(x, positions), (*positions.shape, x.shape[-1]), x)
         return self._channel(*self._leave(self.mixer_norm, take_positions(residual, positions), y))
 
     def prefill(
@@ -354,7 +369,7 @@ class Backbone(nn.Module):
             mixers = [ShortConv(mixer, d_model, config.short_conv) for mixer in mixers]
         for layer in config.base_conv_layers:
             mixers[layer] = BaseConv(d_model)
-        self.layers = nn.ModuleList(config.layer(mixer) for mixer in mixers)
+        self.layers = nn.ModuleList(config.layer(i, mixer) for i, mixer in enumerate(mixers))
         self.decoder: PositionDecoder | None = None
         if spec.readout == "last":
             self.decoder = PositionDecoder(d_model, spec.max_length, config.norm, config.norm_eps)
@@ -455,7 +470,7 @@ class Backbone(nn.Module):
                 everywhere = torch.arange(length, device=x.device).expand(len(x), length)
                 return self.decoder(x[:, 0], everywhere if positions is None else positions)
         if self.spec.readout == "sequence":
-            x = self._summary(x, positions)
+            x = self._for_head(self._summary(x, positions))
         return x
 
     def _run_layers(self, x: Tensor, positions: Tensor | None) -> Tensor:
@@ -499,6 +514,10 @@ class Backbone(nn.Module):
         inside = torch.arange(x.shape[1], device=x.device) <= ends
         return (x * inside.unsqueeze(-1)).sum(dim=1) / (ends + 1)
 
+    def _for_head(self, x: Tensor) -> Tensor:
+        """Returns x in the dtype of the weights. Norms give float32, which a head in half precision cannot multiply."""
+        return x.to(next(self.encoder.parameters()).dtype)
+
     def init_state(self, batch_size: int, capacity: int | None = None) -> BackboneState:
         """The state before the first position.
 
@@ -518,7 +537,8 @@ class Backbone(nn.Module):
         weight = next(self.head.parameters())
         pooled = None
         if self.spec.readout == "sequence" and self.config.pooling == "mean":
-            pooled = weight.new_zeros(batch_size, self.config.d_model)
+            # norms give float32 at least, and no tensor of a state changes its dtype from step to step
+            pooled = at_least_float32(weight).new_zeros(batch_size, self.config.d_model)
         time = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
         return BackboneState(tuple(mixer.init_state(batch_size, capacity) for mixer in self.mixers), time, pooled)
 
@@ -546,7 +566,7 @@ class Backbone(nn.Module):
         pooled = None if state.pooled is None else state.pooled + x
         if pooled is not None:
             x = pooled / time.unsqueeze(-1)
-        return self.head(x), BackboneState(tuple(mixer_states), time, pooled)
+        return self.head(self._for_head(x)), BackboneState(tuple(mixer_states), time, pooled)
 
     def restart(self, state: BackboneState) -> None:
         """Sets a state back to that before the first position, in place."""
@@ -589,11 +609,11 @@ class Backbone(nn.Module):
         seen = positions_seen(x, padding)
         pooled = state.pooled
         if pooled is not None:
-            pooled = blank(self.final_norm(joined(x, branch)), padding).sum(dim=1)
+            pooled = blank(at_least_float32(self.final_norm(joined(x, branch))), padding).sum(dim=1)
             last = pooled / seen.unsqueeze(-1)
         else:
             last = self.final_norm(joined(x[:, -1], None if branch is None else branch[:, -1]))
-        return self.readout(last), BackboneState(tuple(mixer_states), seen, pooled)
+        return self.readout(self._for_head(last)), BackboneState(tuple(mixer_states), seen, pooled)
 
     def state_size(self, length: int) -> int:
         """Number of elements that the mixers keep for one sequence after `length` steps; a complex one counts as two.
@@ -606,7 +626,7 @@ class Backbone(nn.Module):
     def at_rate(self, rate: float) -> Iterator[bool]:
         """Within this context, inputs are expected to be sampled at `rate` times the rate of the training data.
 
-        Linear time-invariant layers (S4D, DSS, and those of H3, GSS and Mamba with `inner: s4d`) take steps of dt /
+        Linear time-invariant layers (S4, S4D, DSS, and those of H3, GSS and Mamba with `inner: s4d`) take steps of dt /
         rate, the zero-shot change of resolution of S4 and DSS. Everything else stays as it is: short convolutions, and
         S6, whose step sizes are functions of its input. The context gives whether any layer adapts. It holds for
         `forward` and for `step`; a state must not pass from one rate to another.

@@ -28,8 +28,10 @@ from models.linear_attention import LinearAttention
 from models.parts.casts import at_least_float32
 from models.parts.channel import ChannelMixerKind
 from models.parts.linear import ResidualLinear
+from models.parts.linear_attention import Projected
 from models.parts.mixer import Mixer
 from models.parts.norms import NormKind
+from models.parts.step import step_linear
 from suite.bounds import Ratio, Width
 from suite.contracts import TaskSpec
 
@@ -68,8 +70,7 @@ class Based(LinearAttention):
     def __init__(self, config: BasedConfig) -> None:
         Mixer.__init__(self)
         d_model, self.num_heads = config.d_model, config.num_heads
-        self.head_dim = d_model // config.num_heads
-        self.normalize = True
+        self.value_dim = d_model // config.num_heads + 1
         keys = config.num_heads * config.feature_dim
         self.split = (keys, keys, d_model)
         self.qkv = nn.Linear(d_model, sum(self.split), bias=False)
@@ -77,16 +78,18 @@ class Based(LinearAttention):
         self.key_dim = self.features.width
         self.out = ResidualLinear(d_model, d_model, bias=False)
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (z.unflatten(-1, (self.num_heads, -1)) for z in self.qkv(x).split(self.split, dim=-1))
+    def _project(self, x: Tensor, norm: nn.Module | None = None) -> Projected:
+        projected = step_linear(self.qkv, x, norm=norm).split(self.split, dim=-1)
+        q, k, v = (z.unflatten(-1, (self.num_heads, -1)) for z in projected)
         # one float32 operand would make the operator multiply in float32
         q, k = (self.features(at_least_float32(z)).to(v.dtype) for z in (q, k))
-        return q, k, torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+        return q, k, torch.cat([v, torch.ones_like(v[..., :1])], dim=-1), None, None
 
-    def _output(self, o: Tensor) -> Tensor:
+    def _output(self, o: Tensor, gate: Tensor | None, residual: Tensor | None = None) -> Tensor:
+        dtype = o.dtype
         o, z = at_least_float32(o).tensor_split([-1], dim=-1)
         # all features of padding are zero, and then so is z
-        return self.out((o / (z + 1e-12)).flatten(-2))
+        return step_linear(self.out, (o / (z + 1e-12)).flatten(-2).to(dtype), residual=residual)
 
 
 class BasedConfig(BackboneConfig):

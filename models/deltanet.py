@@ -30,7 +30,6 @@ there in the dtype of autocast (`round_beta`).
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar, Literal
 
 import torch
@@ -43,6 +42,7 @@ from kernels.delta_rule import delta_rule, delta_rule_step
 from models.backbone import BackboneConfig, require_divides
 from models.parts.casts import at_least_float32
 from models.parts.channel import ChannelMixerKind
+from models.parts.initial import reset_taps, step_bias
 from models.parts.linear import Linear, ResidualLinear
 from models.parts.mixer import Mixer
 from models.parts.norms import NormKind, RMSNorm, unit
@@ -56,7 +56,7 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
 """q, k, v, beta and the log-decays."""
 DecayKind = Literal["none", "head", "key"]
 GateKind = Literal["none", "silu", "sigmoid"]
-DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
+DT_MIN, DT_MAX = 1e-3, 1e-1
 """Step sizes softplus(b) at the start."""
 
 
@@ -100,17 +100,14 @@ class DeltaMixer(Mixer):
     def reset_parameters(self) -> None:
         if self.conv_weight is not None:
             if self.conv_std is None:
-                bound = self.conv_weight.shape[1] ** -0.5
-                nn.init.uniform_(self.conv_weight, -bound, bound)
+                reset_taps(self.conv_weight)
             else:
                 nn.init.normal_(self.conv_weight, std=self.conv_std)
         if self.decay == "none":
             return
         # the logarithm of zero is never drawn
         self.log_A.uniform_(0.0 if self.decay == "head" else 1.0, 16.0).clamp_(min=1e-6).log_()
-        dt = torch.empty_like(self.dt_bias).uniform_(math.log(DT_MIN), math.log(DT_MAX)).exp().clamp(min=DT_FLOOR)
-        # the inverse of softplus, so that softplus(dt_bias) = dt
-        self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))
+        self.dt_bias.copy_(step_bias(self.dt_bias, DT_MIN, DT_MAX))
 
     def _log_decay(self, x: Tensor, norm: nn.Module | None) -> Tensor | None:
         """[..., H] or [..., H, K], in float32 or wider."""

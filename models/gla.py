@@ -7,6 +7,10 @@ with q_t, k_t, v_t linear maps of x_t and norm_h an RMS norm of every head.
 
 Source: Yang et al. 2023, section 4.4; GSA paper, section 2.3 and appendix C.1: queries and keys are half as wide as the
 values and have a head size of 256, so the state of a layer has 256 D elements.
+
+Departures: the norm of a head is an RMS norm instead of a layer norm, and the output gate has no bias. Both are as in
+the code that the GSA paper ran (fla-org/flash-linear-attention, fla/layers/gla.py at
+0c4ada1ffe02c3b6c677cbb236764320a61e52c1).
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ from models.mamba import S6
 from models.parts.bidirectional import Bidirectional
 from models.parts.casts import at_least_float32
 from models.parts.finite_filter import FiniteFilter
+from models.parts.initial import reset_taps
 from models.parts.linear import Linear, ResidualLinear
 from models.parts.mixer import Mixer
 from models.parts.step import step_linear
@@ -62,8 +63,7 @@ class ShiftSSM(FiniteFilter):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         # initialised as a convolution over d_state inputs, as in the authors' code
-        bound = self.C.shape[1] ** -0.5
-        nn.init.uniform_(self.C, -bound, bound)
+        reset_taps(self.C)
         nn.init.normal_(self.D)
         if self.B is not None:
             self.B.zero_()[:, 0] = 1.0
@@ -182,10 +182,7 @@ class H3(Mixer):
 
     def reset_parameters(self) -> None:
         if self.shift is None:
-            # the initialisation of torch.nn.Conv1d
-            bound = self.short_weight.shape[1] ** -0.5
-            nn.init.uniform_(self.short_weight, -bound, bound)
-            nn.init.uniform_(self.short_bias, -bound, bound)
+            reset_taps(self.short_weight, self.short_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         streams = self.qkv(x)

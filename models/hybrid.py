@@ -7,6 +7,7 @@ of H3 (Fu et al. 2023, section 3.3) and GSS. The model `hybrid` takes any list o
     options: {attention: {num_heads: 4, position: rope}}
 
 Mamba-MHA of Mamba's figure 9 (appendix E.2.2) is such a network; its Mamba-MLP is `mamba` with a channel mixer.
+Models without one mixer a layer are refused: RWKV, which alternates two, and SaShiMi.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class AttentionLayersConfig(BackboneConfig):
 
 
 class HybridConfig(BackboneConfig):
-    """A network whose layers have the mixers of any registered models.
+    """A network whose layers have the mixers of registered models.
 
     Width, depth, norms, channel mixers and initialisation are those of this network, and the options of a mixer are
     those that its own model adds. Options that are not given have the defaults of that model, which are written out in
@@ -96,7 +97,8 @@ class HybridConfig(BackboneConfig):
         if "hybrid" in layers:
             raise ValueError("a hybrid cannot be a layer of a hybrid")
         for name in _models(layers):
-            MODELS.load(name)
+            if not MODELS.load(name).one_mixer_a_layer:
+                raise ValueError(f"{name} does not have one mixer a layer and cannot be in a hybrid; use another model")
         return layers
 
     @field_validator("options")

@@ -36,6 +36,7 @@ from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.fft_conv import fft_conv
 from models.backbone import BackboneConfig, require_divides
 from models.parts.casts import at_least_float32
+from models.parts.initial import reset_taps
 from models.parts.linear import Linear, ResidualLinear, unbind
 from models.parts.mixer import Mixer
 from models.parts.time_axis import LeftPadding, blank
@@ -225,9 +226,7 @@ class Hyena(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        bound = self.short_weight.shape[1] ** -0.5
-        nn.init.uniform_(self.short_weight, -bound, bound)
-        nn.init.uniform_(self.short_bias, -bound, bound)
+        reset_taps(self.short_weight, self.short_bias)
 
     def _channels(self, x: Tensor) -> Tensor:
         """The inputs of the short filters: x [.., d_model] to [.., (order + 1) E], the copies of W_in x end to end."""

@@ -11,9 +11,10 @@ section 2.2. What these leave open (the activation of values, the norm over all 
 layer's factor of s) is as in the code of MiniMax-Text-01 (huggingface/transformers at
 008e574391258935f3ecc3035c882e73bbcac419, src/transformers/models/minimax/modular_minimax.py).
 
-Departures: the rows of W_q, W_k and W_v are not interleaved by heads, which permutes them. The network around the mixer
-is that of GLA, with norms before the branches and SwiGLU, where MiniMax-01 has experts, and softmax attention in every
-eighth layer (the model `hybrid` builds such lists of layers). Heads are d_model / num_heads wide.
+Departures: that code has L - 1 + 1e-5 in place of L - 1 in the factor of the layer, so that a single layer needs no
+case of its own. The rows of W_q, W_k and W_v are not interleaved by heads, which permutes them. The network around the
+mixer is that of GLA, with norms before the branches and SwiGLU, where MiniMax-01 has experts, and softmax attention in
+every eighth layer (the model `hybrid` builds such lists of layers). Heads are d_model / num_heads wide.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Lightning(GatedLinearMixer):
     """The mixer. Its state: [B, H, K, K]."""
 
     log_decay: Tensor
+    norm: RMSNorm
     scale = 1.0
 
     def __init__(self, config: LightningConfig, layer: int) -> None:

@@ -5,6 +5,9 @@
 Source: Katharopoulos et al. 2020, equations 8-12 and 18-20 (phi = elu + 1, normalised: the defaults); GSA paper,
 section 2.2, equation 5 (phi = identity, not normalised).
 
+Departures: phi(q_t) S_t and phi(q_t) z_t are both multiplied by K^-0.5, so that outputs that are not normalised are
+smaller by this factor; and 1e-6 is added to the product with z_t, which is zero where all features of a query are.
+
 It runs on `gated_linear_attention` without decay. The normaliser z is computed as the state of one more value channel,
 whose value is always one.
 """
@@ -17,13 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from models.backbone import BackboneConfig, require_divides
 from models.parts.casts import at_least_float32
 from models.parts.linear import ResidualLinear
+from models.parts.linear_attention import GatedLinearMixer, Projected
 from models.parts.mixer import Mixer
 from models.parts.norms import RMSNorm
-from models.parts.time_axis import LeftPadding, blank
+from models.parts.step import step_linear
 from suite.bounds import Width
 from suite.contracts import TaskSpec
 
@@ -39,59 +42,39 @@ def feature_map(kind: FeatureMap, x: Tensor) -> Tensor:
     return F.silu(x) if kind == "swish" else x
 
 
-class LinearAttention(Mixer):
+class LinearAttention(GatedLinearMixer):
     """The mixer. Its state: [B, H, K, V], with one more value channel where the output is normalised."""
 
-    operator = staticmethod(gated_linear_attention)
+    norm: RMSNorm | None
 
     def __init__(self, config: LinearAttentionConfig) -> None:
         super().__init__()
         d_model = config.d_model
         self.num_heads = config.num_heads
-        self.head_dim = self.key_dim = d_model // config.num_heads
+        self.key_dim = d_model // config.num_heads
+        self.value_dim = self.key_dim + config.normalize
         self.kind: FeatureMap = config.feature_map
         self.normalize = config.normalize
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
-        self.norm = RMSNorm(self.head_dim, eps=config.norm_eps) if config.output_norm == "rms" else None
+        self.norm = RMSNorm(self.key_dim, eps=config.norm_eps) if config.output_norm == "rms" else None
         self.out = ResidualLinear(d_model, d_model, bias=False)
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(-3)
+    def _project(self, x: Tensor, norm: nn.Module | None = None) -> Projected:
+        q, k, v = step_linear(self.qkv, x, norm=norm).unflatten(-1, (3, self.num_heads, self.key_dim)).unbind(-3)
         # one float32 operand would make the operator multiply in float32
         q, k = (feature_map(self.kind, at_least_float32(z)).to(v.dtype) for z in (q, k))
         if self.normalize:
             v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
-        return q, k, v
+        return q, k, v, None, None
 
-    def _output(self, o: Tensor) -> Tensor:
+    def _output(self, o: Tensor, gate: Tensor | None, residual: Tensor | None = None) -> Tensor:
+        dtype = o.dtype
         if self.normalize:
             o, z = at_least_float32(o).tensor_split([-1], dim=-1)
             # with relu all features of a query may be zero, and then so is z
             o = o / (z + 1e-6)
-        return self.out((o if self.norm is None else self.norm.before_product(o)).flatten(-2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        o = self.operator(*self._project(x))
-        assert isinstance(o, Tensor)
-        return self._output(o)
-
-    def init_state(self, batch_size: int, capacity: int) -> tuple[Tensor]:
-        weight = at_least_float32(self.out.weight)
-        return (weight.new_zeros(batch_size, self.num_heads, self.key_dim, self.head_dim + self.normalize),)
-
-    def step(self, x_t: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
-        o, new = gated_linear_attention_step(*self._project(x_t), None, state[0])
-        return self._output(o), (new,)
-
-    def prefill(
-        self, x: Tensor, state: tuple[Tensor], padding: LeftPadding | None = None
-    ) -> tuple[Tensor, tuple[Tensor]]:
-        q, k, v = self._project(x)
-        o, new = self.operator(q, blank(k, padding), v, return_final_state=True)
-        return self._output(o), (new,)
-
-    def state_size(self, length: int) -> int:
-        return self.num_heads * self.key_dim * (self.head_dim + self.normalize)
+        o = o if self.norm is None else self.norm.before_product(o)
+        return step_linear(self.out, o.flatten(-2).to(dtype), residual=residual)
 
 
 class LinearAttentionConfig(BackboneConfig):

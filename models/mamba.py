@@ -42,6 +42,7 @@ from models.backbone import BackboneConfig, require_divides
 from models.hyena import LongConv
 from models.parts.casts import at_least_float32
 from models.parts.channel import ChannelMixerKind
+from models.parts.initial import reset_taps, step_bias
 from models.parts.linear import ResidualLinear, split_linear
 from models.parts.mixer import Mixer
 from models.parts.norms import NormKind
@@ -141,10 +142,7 @@ class S6(Mixer):
         if self.dt_proj is not None:
             bound = self.dt_rank**-0.5
             nn.init.uniform_(self.dt_proj.weight, -bound, bound)
-        dt = torch.empty_like(self.dt_bias).uniform_(math.log(self.dt_min), math.log(self.dt_max)).exp()
-        dt = dt.clamp(min=self.dt_floor)
-        # the inverse of softplus, so that softplus(dt_bias) = dt
-        self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))
+        self.dt_bias.copy_(step_bias(self.dt_bias, self.dt_min, self.dt_max, self.dt_floor))
 
     def _reset_A(self) -> None:
         if self.A_init == "random":
@@ -258,9 +256,7 @@ class Mamba(Mixer):
             self.in_proj.reset_parameters()
             self.out.reset_parameters()
             self.out.weight.mul_(self.residual_scale)
-        bound = self.conv_weight.shape[1] ** -0.5
-        nn.init.uniform_(self.conv_weight, -bound, bound)
-        nn.init.uniform_(self.conv_bias, -bound, bound)
+        reset_taps(self.conv_weight, self.conv_bias)
 
     def _split(self, u: Tensor) -> tuple[Tensor, Tensor | None]:
         if not self.gated:
@@ -425,6 +421,11 @@ class MambaConfig(BackboneConfig):
             raise ValueError(f"mamba: fixed={list(self.fixed)} names one of dt, B and C twice; name it once.")
         if not 2 <= self.d_conv <= 4:
             raise ValueError(f"mamba: needs d_conv in 2..4, got {self.d_conv}.")
+        if self.mixer_gain is not None and not self.network_init:
+            raise ValueError(
+                f"mamba: its linear maps start as in the authors' code, so mixer_gain={self.mixer_gain} would have no "
+                "effect; leave it out or set network_init."
+            )
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         return Mamba(self, spec.max_length)

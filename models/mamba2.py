@@ -17,8 +17,6 @@ Departures: there is one group of heads, the default of the code; step sizes hav
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,6 +26,7 @@ from kernels.gated_linear_attention import gated_linear_attention, gated_linear_
 from models.backbone import BackboneConfig, require_divides
 from models.parts.casts import at_least_float32
 from models.parts.channel import ChannelMixerKind
+from models.parts.initial import reset_taps, step_bias
 from models.parts.linear import ResidualLinear, split_linear
 from models.parts.mixer import Mixer
 from models.parts.norms import NormKind, RMSNorm
@@ -37,13 +36,6 @@ from suite.bounds import Factor, Positive, Width
 from suite.contracts import TaskSpec
 
 State = tuple[Tensor, Tensor]
-
-
-def initial_step_bias(like: Tensor, dt_min: float, dt_max: float) -> Tensor:
-    """A bias of the shape of `like` whose softplus is uniform in log space from dt_min to dt_max, and at least 1e-4."""
-    dt = torch.empty_like(like).uniform_(math.log(dt_min), math.log(dt_max)).exp().clamp(min=1e-4)
-    # the inverse of softplus
-    return dt + torch.log(-torch.expm1(-dt))
 
 
 class Mamba2(Mixer):
@@ -77,10 +69,8 @@ class Mamba2(Mixer):
         self.in_proj.reset_parameters()
         self.out.reset_parameters()
         self.out.weight.mul_(self.residual_scale)
-        bound = self.conv_weight.shape[1] ** -0.5
-        nn.init.uniform_(self.conv_weight, -bound, bound)
-        nn.init.uniform_(self.conv_bias, -bound, bound)
-        self.dt_bias.copy_(initial_step_bias(self.dt_bias, self.dt_min, self.dt_max))
+        reset_taps(self.conv_weight, self.conv_bias)
+        self.dt_bias.copy_(step_bias(self.dt_bias, self.dt_min, self.dt_max))
         self.log_A.uniform_(1.0, 16.0).log_()
         self.D.fill_(1.0)
 
@@ -144,13 +134,11 @@ class Mamba2(Mixer):
         return {"log_A": self.log_A, "D": self.D, "dt_bias": self.dt_bias}
 
 
-class Mamba2Config(BackboneConfig):
-    """Mamba-2 in the network of its paper: RMS norms and no channel mixer."""
+class HeadsConfig(BackboneConfig):
+    """Base class of state space models with heads, in a network of RMS norms."""
 
-    channel_mixer: ChannelMixerKind = "none"
     norm: NormKind = "rms"
     d_state: Width = 128
-    d_conv: Factor = 4
     expand: Factor = 2
     head_dim: Width | None = None
     """P, which divides expand * d_model. None: 64, or all of expand * d_model where that is less."""
@@ -170,11 +158,27 @@ class Mamba2Config(BackboneConfig):
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
-        require_divides("mamba2", head_dim=self.head_size, width=self.width)
+        name = type(self).__name__.removesuffix("Config").lower()
+        require_divides(name, head_dim=self.head_size, width=self.width)
+        if self.dt_min > self.dt_max:
+            raise ValueError(f"{name}: dt_min={self.dt_min} is above dt_max={self.dt_max}; exchange them.")
+        if self.mixer_gain is not None:
+            raise ValueError(
+                f"{name}: its linear maps start as in the authors' code, so mixer_gain={self.mixer_gain} would have no "
+                "effect; leave it out."
+            )
+
+
+class Mamba2Config(HeadsConfig):
+    """Mamba-2 in the network of its paper: RMS norms and no channel mixer."""
+
+    channel_mixer: ChannelMixerKind = "none"
+    d_conv: Factor = 4
+
+    def check(self, spec: TaskSpec) -> None:
+        super().check(spec)
         if not 2 <= self.d_conv <= 4:
             raise ValueError(f"mamba2: needs d_conv in 2..4, got {self.d_conv}.")
-        if self.dt_min > self.dt_max:
-            raise ValueError(f"mamba2: dt_min={self.dt_min} is above dt_max={self.dt_max}; exchange them.")
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         return Mamba2(self)

@@ -32,16 +32,16 @@ from torch import Tensor, nn
 
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from kernels.rotated_keys import rotate_pairs, rotated_keys
-from models.backbone import BackboneConfig, require_divides
-from models.mamba2 import initial_step_bias
+from models.mamba2 import HeadsConfig
 from models.parts.casts import at_least_float32
 from models.parts.channel import ChannelMixerKind
+from models.parts.initial import step_bias
 from models.parts.linear import ResidualLinear, split_linear
 from models.parts.linear_attention import read_moved
 from models.parts.mixer import Mixer
-from models.parts.norms import NormKind, RMSNorm
+from models.parts.norms import RMSNorm
 from models.parts.time_axis import LeftPadding, blank, running_sum
-from suite.bounds import Factor, Positive, Ratio, Width
+from suite.bounds import Ratio
 from suite.contracts import TaskSpec
 
 State = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -79,7 +79,7 @@ class Mamba3(Mixer):
         self.in_proj.reset_parameters()
         self.out.reset_parameters()
         self.out.weight.mul_(self.residual_scale)
-        self.dt_bias.copy_(initial_step_bias(self.dt_bias, self.dt_min, self.dt_max))
+        self.dt_bias.copy_(step_bias(self.dt_bias, self.dt_min, self.dt_max))
         for ones in (self.D, self.B_bias, self.C_bias):
             nn.init.ones_(ones)
 
@@ -146,29 +146,11 @@ class Mamba3(Mixer):
         return {"D": self.D, "dt_bias": self.dt_bias}
 
 
-class Mamba3Config(BackboneConfig):
+class Mamba3Config(HeadsConfig):
     """Mamba-3 in the network of its paper: RMS norms, and a SwiGLU behind every mixer."""
 
     channel_mixer: ChannelMixerKind = "swiglu"
     mlp_ratio: Ratio = 8 / 3
-    norm: NormKind = "rms"
-    d_state: Width = 128
-    expand: Factor = 2
-    head_dim: Width | None = None
-    """P, which divides expand * d_model. None: 64, or all of expand * d_model where that is less."""
-    dt_min: Positive = 1e-3
-    dt_max: Positive = 1e-1
-    ssm_lr: Positive | None = None
-
-    @property
-    def width(self) -> int:
-        """E D."""
-        return self.expand * self.d_model
-
-    @property
-    def head_size(self) -> int:
-        """P."""
-        return self.head_dim or min(64, self.width)
 
     @property
     def pairs(self) -> int:
@@ -177,11 +159,8 @@ class Mamba3Config(BackboneConfig):
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
-        require_divides("mamba3", head_dim=self.head_size, width=self.width)
         if self.pairs < 1:
             raise ValueError(f"mamba3: half of d_state is rotated in pairs, so it is at least 4, got {self.d_state}.")
-        if self.dt_min > self.dt_max:
-            raise ValueError(f"mamba3: dt_min={self.dt_min} is above dt_max={self.dt_max}; exchange them.")
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         return Mamba3(self)

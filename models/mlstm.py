@@ -16,6 +16,8 @@ behind it (NX-AI/xlstm at 0d13f66353b49ca2878894b220128db7806f510e, xlstm/xlstm_
 zero weights and b_f from 3 to 6 over the heads (xlstm/blocks/mlstm/cell.py there), and b_i at -10, the negative value
 that the paper of the 7B model introduced.
 
+In float16 exp(i_t - 15) k_t is zero where i_t is below about -2, and so at the start; use bfloat16 or float32.
+
 Departures: the kernels of the authors add 1e-6 to the normaliser, whose weight depends on m_t; it is left out. Their
 cap of the logits at 30 is left out as well, because it is a part of the readout and not of the mixer.
 """
@@ -28,14 +30,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from models.backbone import BackboneConfig, require_divides
 from models.parts.casts import at_least_float32
 from models.parts.channel import ChannelMixerKind
 from models.parts.linear import Linear, ResidualLinear
+from models.parts.linear_attention import GatedLinearMixer, Projected
 from models.parts.mixer import Mixer
 from models.parts.norms import HeadNorm, NormKind
-from models.parts.time_axis import LeftPadding, blank
+from models.parts.step import shared_norm, step_linear
 from suite.bounds import Epsilon, Ratio, Width
 from suite.contracts import TaskSpec
 
@@ -43,16 +45,16 @@ CAP = 15.0
 """Bound of the gates before their nonlinearities."""
 
 
-class MLSTM(Mixer):
+class MLSTM(GatedLinearMixer):
     """The mixer. Its state: S with n as its last value channel, [B, H, K, V + 1], both divided by exp(15)."""
 
-    operator = staticmethod(gated_linear_attention)
+    norm: HeadNorm
 
     def __init__(self, config: MLSTMConfig) -> None:
         super().__init__()
         d_model, self.num_heads = config.d_model, config.num_heads
         keys = config.key_width
-        self.key_dim, self.value_dim = keys // self.num_heads, d_model // self.num_heads
+        self.key_dim, self.value_dim = keys // self.num_heads, d_model // self.num_heads + 1
         self.split = (keys, keys, d_model, d_model)
         self.proj = nn.Linear(d_model, sum(self.split), bias=False)
         self.gates = Linear(d_model, 2 * self.num_heads)
@@ -67,10 +69,11 @@ class MLSTM(Mixer):
         self.gates.bias[: self.num_heads] = -10.0
         self.gates.bias[self.num_heads :] = torch.linspace(3.0, 6.0, self.num_heads)
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor, norm: nn.Module | None = None) -> Projected:
         """q, k, v with a last channel of ones, the log-decays [..., H], and the gate of the output."""
-        q, k, v, gate = self.proj(x).split(self.split, dim=-1)
-        capped = CAP * torch.tanh(at_least_float32(self.gates(x)) / CAP)
+        x, norm = shared_norm(norm, x)
+        q, k, v, gate = step_linear(self.proj, x, norm=norm).split(self.split, dim=-1)
+        capped = CAP * torch.tanh(at_least_float32(step_linear(self.gates, x, norm=norm)) / CAP)
         input_gate, forget_gate = capped.chunk(2, dim=-1)
         q, k, v = (z.unflatten(-1, (self.num_heads, -1)) for z in (q, k, v))
         # one float32 operand would make the operator multiply in float32
@@ -78,36 +81,11 @@ class MLSTM(Mixer):
         v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
         return q, k, v, F.logsigmoid(forget_gate), gate
 
-    def _output(self, o: Tensor, gate: Tensor) -> Tensor:
-        o, n = o.split((self.value_dim, 1), dim=-1)
+    def _output(self, o: Tensor, gate: Tensor | None, residual: Tensor | None = None) -> Tensor:
+        o, n = o.tensor_split([-1], dim=-1)
         # the gradient of a quotient would take more passes over o than that of a product
         factor = at_least_float32(n).abs().clamp(min=math.exp(-CAP)).reciprocal()
-        return self.out(self.norm(o * factor, gate, gate_activation="sigmoid"))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v, log_decay, gate = self._project(x)
-        o = self.operator(q, k, v, log_decay)
-        assert isinstance(o, Tensor)
-        return self._output(o, gate)
-
-    def init_state(self, batch_size: int, capacity: int) -> tuple[Tensor]:
-        weight = at_least_float32(self.out.weight)
-        return (weight.new_zeros(batch_size, self.num_heads, self.key_dim, self.value_dim + 1),)
-
-    def step(self, x_t: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
-        q, k, v, log_decay, gate = self._project(x_t)
-        o, new = gated_linear_attention_step(q, k, v, log_decay, state[0], in_place=True)
-        return self._output(o, gate), (new,)
-
-    def prefill(
-        self, x: Tensor, state: tuple[Tensor], padding: LeftPadding | None = None
-    ) -> tuple[Tensor, tuple[Tensor]]:
-        q, k, v, log_decay, gate = self._project(x)
-        o, new = self.operator(q, blank(k, padding), v, log_decay, return_final_state=True)
-        return self._output(o, gate), (new,)
-
-    def state_size(self, length: int) -> int:
-        return self.num_heads * self.key_dim * (self.value_dim + 1)
+        return step_linear(self.out, self.norm(o * factor, gate, gate_activation="sigmoid"), residual=residual)
 
 
 class MLSTMConfig(BackboneConfig):

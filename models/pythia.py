@@ -107,5 +107,5 @@ class PythiaConfig(AttentionConfig):
             rotary = Rotary(self.d_model // self.num_heads, spec.max_length, rotated=self.rotated)
         return Attention(self.d_model, self.num_heads, self.attention_dropout, self.bias, rotary)
 
-    def layer(self, mixer: Mixer) -> Layer:
+    def layer(self, index: int, mixer: Mixer) -> Layer:
         return ParallelLayer(self, mixer)

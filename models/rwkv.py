@@ -44,8 +44,6 @@ class Shifting(Mixer):
     mu: [uses, D], one row for each linear map.
     """
 
-    is_first = False
-    """Whether it is the first mixer of the network, in front of which the embedding has its norm."""
     weighs: ClassVar[Weighs] = "before"
     """Whether mu is the factor of the input before or that of the present one."""
 
@@ -87,7 +85,6 @@ class TimeMix(Shifting):
 
     def __init__(self, d_model: int, layer: int, num_layers: int) -> None:
         super().__init__(d_model, 3, layer, num_layers)
-        self.is_first = layer == 0
         self.key = nn.Linear(d_model, d_model, bias=False)
         self.value = nn.Linear(d_model, d_model, bias=False)
         self.receptance = nn.Linear(d_model, d_model, bias=False)
@@ -209,6 +206,8 @@ class FirstLayer(Layer):
 class RWKVConfig(BackboneConfig):
     """RWKV-4. A layer is time mixing and channel mixing, each of which is a layer of `Backbone`."""
 
+    one_mixer_a_layer: ClassVar[bool] = False
+
     channel_mixer: ChannelMixerKind = "none"
     mlp_ratio: Ratio = 4.0
     """Inner width of channel mixing, as a multiple of d_model."""
@@ -222,6 +221,11 @@ class RWKVConfig(BackboneConfig):
             raise ValueError(
                 f"{type(self).__name__}: has channel mixing and norms of its own, got channel_mixer="
                 f"{self.channel_mixer!r} and prenorm={self.prenorm}; leave both out."
+            )
+        if self.base_conv_layers:
+            raise ValueError(
+                f"{type(self).__name__}: a layer is time mixing and channel mixing, which no BaseConv can replace, got "
+                f"base_conv_layers={list(self.base_conv_layers)}; leave it out."
             )
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
@@ -238,6 +242,5 @@ class RWKVConfig(BackboneConfig):
         layers = range(self.num_layers)
         return [mixer for layer in layers for mixer in (self.mixer(layer, spec), self.channel_mix(layer))]
 
-    def layer(self, mixer: Mixer) -> Layer:
-        is_first = isinstance(mixer, Shifting) and mixer.is_first
-        return FirstLayer(self, mixer) if is_first else super().layer(mixer)
+    def layer(self, index: int, mixer: Mixer) -> Layer:
+        return FirstLayer(self, mixer) if index == 0 else super().layer(index, mixer)

@@ -16,8 +16,9 @@ low-rank maps, the epsilon 64e-5 of the norm and the width 3.5 D of channel mixi
 (BlinkDL/RWKV-LM at 033ce840de872dd67c42ed9f9bba08fa2d683eb7, RWKV-v5/src/model.py, x060).
 
 Departures: linear maps and embeddings start as everywhere in this suite, and A and A_u uniform within 1e-4 in place of
-zero, so that the first step trains B and B_u as well. mu, the low-rank maps, lambda and the bonus
-have no weight decay, as there, and one learning rate, where the authors' code has several.
+zero, so that the first step trains B and B_u as well. The weight of norm_h starts at one, where the authors start that
+of layer l = 1..L at (l / L)^0.7. mu, the low-rank maps, lambda and the bonus have no weight decay, as there, and one
+learning rate, where the authors' code has several.
 """
 
 from __future__ import annotations
@@ -82,7 +83,6 @@ class TimeMix6(MatrixTimeMix):
         d_model = config.d_model
         # the last row is mu_x
         super().__init__(d_model, USES + 1, layer, config.num_layers)
-        self.is_first = layer == 0
         self.head_dim = config.head_size
         self.num_heads = d_model // self.head_dim
         self.mix_down = nn.Parameter(torch.empty(d_model, USES * config.mix_rank))
@@ -148,17 +148,11 @@ class TimeMix6(MatrixTimeMix):
         return {name: getattr(self, name) for name in names}
 
 
-class RWKV6Config(RWKVConfig):
-    """RWKV-6. A layer is time mixing and channel mixing, each of which is a layer of `Backbone`."""
+class MatrixStateConfig(RWKVConfig):
+    """Base class of RWKV-6 and RWKV-7, whose state is a matrix for each head."""
 
-    mlp_ratio: Ratio = 3.5
-    """Inner width of channel mixing, as a multiple of d_model."""
     head_dim: Width | None = None
     """K, which divides d_model. None: 64, or d_model where that is less."""
-    mix_rank: Width = 32
-    """Rank of A_u B_u."""
-    decay_rank: Width = 64
-    """Rank of A B in the decay."""
 
     @property
     def head_size(self) -> int:
@@ -167,7 +161,19 @@ class RWKV6Config(RWKVConfig):
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
-        require_divides("rwkv6", head_dim=self.head_size, d_model=self.d_model)
+        name = type(self).__name__.removesuffix("Config").lower()
+        require_divides(name, head_dim=self.head_size, d_model=self.d_model)
+
+
+class RWKV6Config(MatrixStateConfig):
+    """RWKV-6. A layer is time mixing and channel mixing, each of which is a layer of `Backbone`."""
+
+    mlp_ratio: Ratio = 3.5
+    """Inner width of channel mixing, as a multiple of d_model."""
+    mix_rank: Width = 32
+    """Rank of A_u B_u."""
+    decay_rank: Width = 64
+    """Rank of A B in the decay."""
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         return TimeMix6(self, layer)

@@ -15,8 +15,9 @@ the authors' code (BlinkDL/RWKV-LM at d4a6c3be999c5c2ece521660279a5d68ced0458d, 
 
 Departures: the values of a layer are its own, where the authors mix them with those of the first layer (the value
 residual); layers of this suite see the residual stream alone. Linear maps and embeddings start as everywhere in this
-suite, and A_w, A_a and A_g uniform within 1e-4 in place of zero, so that the first step trains B as well. mu, the
-low-rank maps and all vectors have no weight decay, as there, and one learning rate, where the authors give w_0 twice
+suite, and A_w, A_a and A_g uniform within 1e-4 in place of zero, so that the first step trains B as well. The weight of
+norm_h starts at one, where the authors start that of layer l = 1..L at (l / L)^0.7. mu, the low-rank maps and all
+vectors have no weight decay, as there, and one learning rate, where the authors give w_0 twice
 that.
 """
 
@@ -30,14 +31,13 @@ from torch import Tensor, nn
 
 from kernels.delta_rule import delta_rule
 from kernels.rwkv7_inputs import rwkv7_inputs, rwkv7_position
-from models.backbone import require_divides
 from models.parts.casts import at_least_float32
 from models.parts.linear import ResidualLinear
 from models.parts.mixer import Mixer
 from models.parts.norms import HeadNorm
-from models.rwkv import ChannelMixing, RWKVConfig
-from models.rwkv6 import MatrixTimeMix
-from suite.bounds import Ratio, Width
+from models.rwkv import ChannelMixing
+from models.rwkv6 import MatrixStateConfig, MatrixTimeMix
+from suite.bounds import Width
 from suite.contracts import TaskSpec
 
 USES = ("r", "w", "k", "v", "a", "g")
@@ -49,7 +49,6 @@ class TimeMix7(MatrixTimeMix):
     def __init__(self, config: RWKV7Config, layer: int) -> None:
         d_model = config.d_model
         super().__init__(d_model, len(USES), layer, config.num_layers)
-        self.is_first = layer == 0
         self.head_dim = config.head_size
         self.num_heads = d_model // self.head_dim
         for use, rank in (("w", config.ranks[0]), ("a", config.ranks[0]), ("g", config.ranks[1])):
@@ -147,21 +146,12 @@ class ChannelMix7(ChannelMixing):
         return self.out(F.relu(self.key(mixed)).square())
 
 
-class RWKV7Config(RWKVConfig):
+class RWKV7Config(MatrixStateConfig):
     """RWKV-7. A layer is time mixing and channel mixing, each of which is a layer of `Backbone`."""
 
-    mlp_ratio: Ratio = 4.0
-    """Inner width of channel mixing, as a multiple of d_model."""
-    head_dim: Width | None = None
-    """K, which divides d_model. None: 64, or d_model where that is less."""
     rank: Width | None = None
     """Rank of A_w B_w, A_a B_a and A_g B_g. None: the authors' 1.8 sqrt(D), and 0.6 D^0.8 for the last, rounded to
     multiples of 32."""
-
-    @property
-    def head_size(self) -> int:
-        """K."""
-        return self.head_dim or min(64, self.d_model)
 
     @property
     def ranks(self) -> tuple[int, int]:
@@ -169,10 +159,6 @@ class RWKV7Config(RWKVConfig):
         suggested = (1.8 * self.d_model**0.5, 0.6 * self.d_model**0.8)
         narrow, wide = (self.rank or max(32, round(size / 32) * 32) for size in suggested)
         return narrow, wide
-
-    def check(self, spec: TaskSpec) -> None:
-        super().check(spec)
-        require_divides("rwkv7", head_dim=self.head_size, d_model=self.d_model)
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         return TimeMix7(self, layer)

@@ -1,4 +1,4 @@
-"""SaShiMi: a U-Net over time, whose stages are stacks of blocks of any registered models.
+"""SaShiMi: a U-Net over time, whose stages are stacks of blocks of other registered models.
 
     stage i has the width D e^i and reads every (p_1 .. p_i)-th position, for pooling factors p and an expansion e
 
@@ -17,7 +17,8 @@ from the next group on.
 Source: It's Raw! (Goel et al. 2022), section 4, and the authors' code (state-spaces/s4 at
 43f5b0cce57fdb6eb1efa81a1f87fda5114bc142, models/sashimi/sashimi.py) for the skips around the blocks of a stage. Other
 blocks than S4, outside and in the centre, are those of Mamba's tables 4 and 5 (Gu and Dao 2023, appendix E.4): S4 with
-an MLP of expansion two, attention with one of expansion one, Mamba without any.
+an MLP of expansion two, attention with one of expansion one, Mamba without any. A block is a mixer and a channel mixer,
+each behind a norm; models whose layers are built otherwise (RWKV, Pythia) are refused.
 
 The defaults are the configuration that the authors published for SC09 (configs/experiment/audio/sashimi-sc09.yaml at
 43e3dfc0ce3389b1d8b3d77a4dc64d8aa049c0e4): eight blocks a stage, all channels of an S4 with one A and B, and a gated
@@ -366,6 +367,7 @@ class SashimiConfig(BackboneConfig):
     """SaShiMi with its authors' sizes: eight blocks a stage, widths 64, 128 and 256."""
 
     version: ClassVar[int] = 2
+    one_mixer_a_layer: ClassVar[bool] = False
     left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "down_blocks")
 
     num_layers: Layers = 8
@@ -398,7 +400,9 @@ class SashimiConfig(BackboneConfig):
     def _known(cls, name: str) -> str:
         if name in ("hybrid", "sashimi"):
             raise ValueError(f"a network such as {name} cannot be a block")
-        MODELS.load(name)
+        kind = MODELS.load(name)
+        if not kind.one_mixer_a_layer or kind.layer is not BackboneConfig.layer:
+            raise ValueError(f"{name} has layers of its own kind and cannot be a block; use another model")
         return name
 
     @field_validator("options")
@@ -445,7 +449,7 @@ class SashimiConfig(BackboneConfig):
     def mixers(self, spec: TaskSpec) -> list[Mixer]:
         return [UNet(self, spec)]
 
-    def layer(self, mixer: Mixer) -> Layer:
+    def layer(self, index: int, mixer: Mixer) -> Layer:
         return WholeLayer(mixer)
 
 

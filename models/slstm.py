@@ -28,6 +28,7 @@ from kernels.slstm import EMPTY, empty_state, slstm, slstm_step
 from models.backbone import BackboneConfig, require_divides
 from models.parts.casts import as_autocast, at_least_float32
 from models.parts.channel import ChannelMixerKind
+from models.parts.initial import reset_taps
 from models.parts.mixer import Mixer
 from models.parts.norms import HeadNorm
 from models.parts.time_axis import LeftPadding, blank
@@ -66,11 +67,8 @@ class SLSTM(Mixer):
         nn.init.zeros_(self.bias)
         ramp = torch.arange(width, dtype=self.bias.dtype, device=self.bias.device) / max(1, width - 1)
         self.bias[1] = 5 - 12 * ramp ** (0.3 + 1.3 * self.depth)
-        if self.conv_weight is not None and self.conv_bias is not None:
-            # the initialisation of torch.nn.Conv1d
-            bound = self.conv_weight.shape[1] ** -0.5
-            nn.init.uniform_(self.conv_weight, -bound, bound)
-            nn.init.uniform_(self.conv_bias, -bound, bound)
+        if self.conv_weight is not None:
+            reset_taps(self.conv_weight, self.conv_bias)
 
     def _gates(self, x: Tensor, convolved: Tensor) -> Tensor:
         """Maps inputs [..., D] to z and o, and convolved inputs to i and f. Returns all four as [..., 4, H, K]."""

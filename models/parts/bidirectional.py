@@ -29,6 +29,10 @@ class Bidirectional(Mixer):
         raise ValueError("bidirectional=True reads the future and has no step; set bidirectional=False.")
 
     def state_size(self, length: int) -> int:
+        """Returns the number of elements that the two mixers would keep, each in its own direction.
+
+        No state keeps them, but every run records this number.
+        """
         return self.past.state_size(length) + self.future.state_size(length)
 
     def ssm_parameters(self) -> dict[str, nn.Parameter]:

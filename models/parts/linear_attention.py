@@ -12,12 +12,11 @@ from kernels.gated_linear_attention import gated_linear_attention, gated_linear_
 from models.parts.casts import at_least_float32
 from models.parts.linear import ResidualLinear
 from models.parts.mixer import Mixer
-from models.parts.norms import RMSNorm
 from models.parts.step import step_linear
 from models.parts.time_axis import LeftPadding, blank
 
-Projected = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
-"""q, k [..., H, K], v [..., H, V], the log-decay, and the gate [..., H V] of the output or None."""
+Projected = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+"""q, k [..., H, K], v [..., H, V], the log-decay or None, and the gate [..., H V] of the output or None."""
 
 
 def read_moved(
@@ -38,7 +37,8 @@ class GatedLinearMixer(Mixer):
         S_t = diag(exp(log_decay_t)) S_{t-1} + k_t^T v_t,   o_t = scale q_t S_t,   y_t = W_o (silu(gate_t) * norm(o_t))
 
     A mixer sets the sizes and modules below and defines `_project`. Where its output is another one, it overrides
-    `_output` as well.
+    `_output` as well. A normaliser sum_j k_j is the state of one more value channel, whose values are ones: V is then
+    one more than the width of the output.
     """
 
     operator = staticmethod(gated_linear_attention)
@@ -48,7 +48,7 @@ class GatedLinearMixer(Mixer):
     num_heads: int
     key_dim: int
     value_dim: int
-    norm: RMSNorm
+    norm: nn.Module | None
     """It normalises every head where it is V wide, and all of them together where it is H V wide."""
     out: ResidualLinear
 

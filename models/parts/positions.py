@@ -44,7 +44,12 @@ class Rotary(nn.Module):
         self.register_buffer("log_zeta", zeta.to(dtype) if xpos else None, persistent=False)
 
     def forward(self, q: Tensor, k: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-        """q and k [B, T, H, d] at the positions time [T] or [B, T], rotated; each keeps its dtype."""
+        """q and k [B, T, H, d] at the positions time [T] or [B, T], rotated; each keeps its dtype.
+
+        Raises ValueError for more positions than the tables have.
+        """
+        # a kernel would read behind the tables; values of time on a GPU cannot be checked without waiting for it
+        self.check_capacity(q.shape[1])
         if self.log_zeta is None:
             return rotary(q, k, self.cos, self.sin, time)
         cos, sin = (F.embedding(time, table).unsqueeze(-2) for table in (self.cos, self.sin))

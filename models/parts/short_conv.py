@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from models.parts.casts import at_least_float32
+from models.parts.initial import reset_taps
 from models.parts.mixer import Mixer
 from models.parts.time_axis import LeftPadding, blank
 
@@ -28,9 +29,7 @@ class ShortConv(Mixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        # the initialisation of torch.nn.Conv1d
-        bound = self.weight.shape[1] ** -0.5
-        nn.init.uniform_(self.weight, -bound, bound)
+        reset_taps(self.weight)
 
     def _convolve(self, x: Tensor) -> Tensor:
         y = causal_conv1d(x, self.weight)
@@ -89,10 +88,7 @@ class BaseConv(Mixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        # the initialisation of torch.nn.Conv1d
-        bound = self.conv_weight.shape[1] ** -0.5
-        nn.init.uniform_(self.conv_weight, -bound, bound)
-        nn.init.uniform_(self.conv_bias, -bound, bound)
+        reset_taps(self.conv_weight, self.conv_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         convolved = causal_conv1d(x, self.conv_weight, self.conv_bias)
@@ -106,6 +102,12 @@ class BaseConv(Mixer):
     def step(self, x_t: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
         y_t = causal_conv1d_step(x_t, self.conv_weight, self.conv_bias, state[0])
         return y_t * self.proj(x_t) + x_t, state
+
+    def prefill(
+        self, x: Tensor, state: tuple[Tensor], padding: LeftPadding | None = None
+    ) -> tuple[Tensor, tuple[Tensor]]:
+        y, window = causal_conv1d(blank(x, padding), self.conv_weight, self.conv_bias, return_final_state=True)
+        return y * self.proj(x) + x, (window.to(state[0].dtype),)
 
     def state_size(self, length: int) -> int:
         return self.conv_weight.shape[0] * (self.conv_weight.shape[1] - 1)

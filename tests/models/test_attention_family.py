@@ -311,6 +311,41 @@ def test_hard_alibi_obeys_the_laws(law, position):
     law(MODELS.load("attention"), masked_heads=3, num_heads=4, position=position)
 
 
+ROTATED = {
+    "rope": ("attention", {"position": "rope"}),
+    "xpos": ("attention", {"position": "xpos"}),
+    "window": ("attention", {"position": "rope", "window": 5}),
+    "a part": ("pythia", {"num_heads": 2}),
+    "retnet": ("retnet", {}),
+}
+
+
+@pytest.mark.parametrize(("name", "options"), ROTATED.values(), ids=ROTATED)
+@torch.no_grad()
+def test_sequences_that_are_longer_than_the_table_of_rotations_are_refused(name, options):
+    model = laws.build(MODELS.load(name), num_layers=1, **options)
+    inputs = laws.make_inputs(laws.TOKENS, laws.LENGTH + 1)
+    refused = partial(pytest.raises, ValueError)
+    message = "rotary positions cover max_length=70 positions, got 71; raise max_length"
+    with refused(match=message):
+        model(inputs)
+    with refused(match=message):
+        model(inputs, torch.tensor([[3]] * 3))
+    with refused(match=message if name == "retnet" or "window" in options else "room for 70 positions, got 71"):
+        model.prefill(inputs, capacity=laws.LENGTH)
+    model.prefill(inputs[:, 1:], capacity=laws.LENGTH)
+
+
+def test_a_prompt_for_which_a_cache_less_than_the_window_has_no_room_is_refused():
+    model = laws.build(MODELS.load("attention"), num_layers=1, window=8)
+    inputs = laws.make_inputs(laws.TOKENS, 10)
+    with pytest.raises(ValueError, match="attention: its cache has room for 4 positions, got 10; raise capacity"):
+        model.prefill(inputs, capacity=4)
+    # a cache as long as the window has all that later positions see
+    for steps, capacity in ((4, 4), (10, 8), (10, 10)):
+        model.prefill(inputs[:, :steps], capacity=capacity)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("masked_heads", [None, 2])
 @pytest.mark.parametrize("position", ["none", "rope", "xpos"])

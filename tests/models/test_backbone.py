@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from models import MODELS
 from models.attention import AttentionConfig
 from models.backbone import BackboneConfig, joined
 from models.dss import DSSSoftmaxConfig
@@ -14,7 +15,11 @@ from models.hgrn2 import HGRN2Config
 from models.parts.linear import ResidualLinear
 from models.parts.mixer import Mixer
 from models.parts.short_conv import BaseConv
+from models.parts.time_axis import LeftPadding
+from models.rwkv import FirstLayer
 from suite.contracts import TaskSpec
+from suite.laws.models import build
+from suite.state import tensors
 
 TOKENS = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=32, vocab_size=16)
 SIGNAL = TaskSpec(input="signal", num_classes=5, readout="sequence", max_length=32, channels=2)
@@ -30,6 +35,18 @@ class Narrow(Mixer):
 class NarrowConfig(BackboneConfig):
     def mixer(self, layer, spec):
         return Narrow()
+
+
+class Coarse(Mixer):
+    """A mixer whose result has fewer digits than its input."""
+
+    def forward(self, x):
+        return x.bfloat16()
+
+
+class CoarseConfig(BackboneConfig):
+    def mixer(self, layer, spec):
+        return Coarse()
 
 
 class ModuleConfig(BackboneConfig):
@@ -245,6 +262,23 @@ def test_a_base_convolution_is_a_convolution_times_a_linear_map_plus_its_input()
         torch.testing.assert_close(y_t, expected[:, t])
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@torch.no_grad()
+def test_a_base_convolution_reads_a_prompt_at_once_and_as_its_steps_do(padded, monkeypatch):
+    torch.manual_seed(0)
+    mixer, x = BaseConv(6).double(), torch.randn(3, 9, 6, dtype=torch.float64)
+    for steps in (1, 2, 9):
+        lengths = torch.tensor([steps, 1, (steps + 1) // 2])
+        padding = LeftPadding.of(lengths, steps) if padded else None
+        real = torch.ones(3, steps, dtype=torch.bool) if padding is None else padding.time >= 0
+        wanted, after = Mixer.prefill(mixer, x[:, :steps], mixer.init_state(3, 9), padding)
+        with monkeypatch.context() as patch:
+            patch.setattr(BaseConv, "step", None)
+            y, state = mixer.prefill(x[:, :steps], mixer.init_state(3, 9), padding)
+        torch.testing.assert_close(y[real], wanted[real])
+        torch.testing.assert_close(state, after)
+
+
 @torch.no_grad()
 def test_named_layers_are_base_convolutions_and_steps_still_equal_forward():
     model = HGRN2Config(base_conv_layers=(0,), short_conv=2, init_std=0.2).build(TOKENS).double().eval()
@@ -310,6 +344,49 @@ def test_the_maps_of_mixers_start_by_xaviers_rule():
     assert "mixer_gain" not in AttentionConfig().model_dump(mode="json")
 
 
+def test_a_gain_that_the_start_of_a_mixer_would_undo_is_refused():
+    for name in ("mamba", "mamba2", "mamba3"):
+        with pytest.raises(ValueError, match=f"{name}: its linear maps start as in the authors' code, so mixer_gain=2"):
+            MODELS.load(name)(mixer_gain=2.0).check(TOKENS)
+    first, second = (build(MODELS.load("mamba"), network_init=True, mixer_gain=gain) for gain in (None, 2.0))
+    assert not torch.equal(first.mixers[0].in_proj.weight, second.mixers[0].in_proj.weight)
+
+
+@pytest.mark.parametrize("name", ["rwkv", "rwkv6", "rwkv7"])
+def test_short_convolutions_keep_the_norm_behind_the_embedding_and_base_convolutions_are_refused(name):
+    for short_conv in (0, 3):
+        model = build(MODELS.load(name), short_conv=short_conv)
+        assert [isinstance(layer, FirstLayer) for layer in model.layers] == [True, False, False, False]
+    with pytest.raises(ValueError, match=r"which no BaseConv can replace, got base_conv_layers=\[1\]; leave it out"):
+        MODELS.load(name)(base_conv_layers=[1]).check(TOKENS)
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.parametrize("pooling", [None, "mean", "last"])
+@pytest.mark.parametrize("name", ["linear-attention", "based", "gla", "retnet", "abc", "mamba", "mlstm", "dss-exp"])
+@torch.no_grad()
+def test_a_network_in_half_precision_reads_sequences_steps_and_prompts(name, pooling):
+    """Without autocast. On a CPU torch has no layer norm with float32 inside, so these have other norms."""
+    spec = TOKENS if pooling is None else SIGNAL
+    norm = {} if name == "dss-exp" else {"norm": "rms"}
+    model = build(MODELS.load(name), spec, dtype=torch.float32, pooling=pooling or "mean", **norm)
+    inputs = torch.randint(16, (2, 9)) if pooling is None else torch.randn(2, 9, 2).bfloat16()
+    exact = model(inputs if pooling is None else inputs.float())
+    model.bfloat16()
+    logits, (prompt, after), state = model(inputs), model.prefill(inputs), model.init_state(2)
+    dtypes = [part.dtype for part in tensors(state)]
+    for t in range(9):
+        last, state = model.step(inputs[:, t], state)
+    if pooling is None:
+        exact, logits = exact[:, -1], logits[:, -1]
+    for found in (logits, prompt, last):
+        assert found.dtype == torch.bfloat16
+        assert (found.float() - exact).norm() < 0.1 * exact.norm()
+    # a recorded step needs the same dtypes every time
+    assert dtypes == [part.dtype for part in tensors(state)] == [part.dtype for part in tensors(after)]
+    assert torch.bfloat16 not in dtypes
+
+
 def test_dss_softmax_hands_the_detached_maximum_to_its_operator():
     gradients = []
     for detach in (False, True):
@@ -321,3 +398,12 @@ def test_dss_softmax_hands_the_detached_maximum_to_its_operator():
         logits[..., 3].sum().backward()
         gradients.append(model.mixers[0].ssm.Lambda_re.grad)
     assert not torch.allclose(*gradients, rtol=0.1)
+
+
+def test_a_mixer_that_loses_digits_is_refused_unless_the_run_has_no_more_of_them():
+    model = CoarseConfig(d_model=16).build(TOKENS)
+    tokens = torch.zeros(2, 8, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"Coarse.forward returns torch.bfloat16 in a run of torch.float32; return"):
+        model(tokens)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(tokens)

@@ -80,6 +80,8 @@ def test_options_of_a_mixer_reach_it_and_defaults_are_written_out():
         ({"layers": []}, "at least one name"),
         ({"layers": ["gsa", "atention"]}, "attention"),
         ({"layers": ["hybrid"]}, "a hybrid cannot be a layer of a hybrid"),
+        ({"layers": ["attention", "rwkv"]}, "rwkv does not have one mixer a layer and cannot be in a hybrid"),
+        ({"layers": ["sashimi"], "num_layers": 1}, "sashimi does not have one mixer a layer"),
         ({"layers": ["gsa"], "options": {"gla": {}}}, "got options of gla; layers has gsa"),
         ({"layers": ["gsa"], "options": {"gsa": {"heads": 4}}}, "gsa has no option heads here; .*num_heads"),
         ({"layers": ["gsa"], "options": {"gsa": {"d_model": 4}}}, "gsa has no option d_model here"),
@@ -92,6 +94,12 @@ def test_options_of_a_mixer_reach_it_and_defaults_are_written_out():
 def test_a_list_that_cannot_be_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         HybridConfig(**options).check(TOKENS)
+
+
+def test_models_say_whether_they_have_one_mixer_a_layer():
+    several = {name for name in MODELS if len(MODELS.load(name)(num_layers=3, d_model=16).mixers(TOKENS)) != 3}
+    assert several == {name for name in MODELS if not MODELS.load(name).one_mixer_a_layer}
+    assert several == {"rwkv", "rwkv6", "rwkv7", "sashimi"}
 
 
 @pytest.mark.parametrize(("config", "mixer"), [(H3Config, H3), (GSSConfig, GSS)])
@@ -135,3 +143,7 @@ def test_a_grid_may_sweep_over_lists_of_layers_and_options_of_their_mixers():
     runs = expand("demo/hybrid", config, Resolver(TASKS, MODELS))
     assert len({run.run_id for run in runs}) == 3
     assert [run.model.options["attention"]["num_heads"] for run in runs] == [2, 4, 1]
+    rows.append({"model.layers": ["attention", "rwkv6"]})
+    config = ExperimentConfig(title="hybrids", baseline=baseline, sweep={"model": rows})
+    with pytest.raises(ValueError, match="rwkv6 does not have one mixer a layer"):
+        expand("demo/hybrid", config, Resolver(TASKS, MODELS))

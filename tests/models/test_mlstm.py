@@ -11,7 +11,7 @@ from suite.laws.models import build
 def written_out(mixer, x):
     """y [B, T, D] of Beck et al. 2024, equations 19 to 27 with the stabiliser of equations 15 to 17, head by head."""
     batch, length, _ = x.shape
-    heads, keys, values = mixer.num_heads, mixer.key_dim, mixer.value_dim
+    heads, keys, values = mixer.num_heads, mixer.key_dim, mixer.value_dim - 1
     query, key, value, gate = mixer.proj.weight.split(mixer.split)
     raw = x @ mixer.gates.weight.T + mixer.gates.bias
     raw = 15 * torch.tanh(raw / 15)

@@ -148,6 +148,8 @@ def test_options_of_blocks_are_written_out():
     [
         ({"outer": "hybrid"}, "cannot be a block"),
         ({"center": "s5"}, "s5"),
+        ({"outer": "rwkv"}, "rwkv has layers of its own kind and cannot be a block"),
+        ({"center": "pythia"}, "pythia has layers of its own kind"),
         ({"options": {"mamba": {}}}, "got options of mamba; the blocks are s4"),
         ({"options": {"s4": {"d_model": 3}}}, "s4 has no option d_model here"),
         ({"channel_mixer": "mlp"}, "belong to the blocks"),

@@ -17,6 +17,9 @@ from kernels.versions import VERSIONS
 NO_GRADIENT = "has no gradient; call it under torch.no_grad()"
 """The obstacle of step functions, whose kernels are forward only."""
 
+NO_ELEMENT = "needs at least one element"
+"""The obstacle of inputs in which a size is zero, where launchers cannot plan; plain PyTorch gives the empty result."""
+
 TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels.attention.reference import attention_reference
 from kernels.autograd import needs_gradient
-from kernels.backend import NO_GRADIENT, on_device_of, use_triton
+from kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
 
 __all__ = ["attention", "attention_reference", "attention_step"]
 
@@ -221,6 +221,8 @@ def attention_step(
     obstacle = None
     if needs_gradient(*tensors):
         obstacle = NO_GRADIENT
+    elif not q.numel():
+        obstacle = NO_ELEMENT
     elif q.shape[-1] > MAX_HEAD_STEP:
         obstacle = f"takes K up to {MAX_HEAD_STEP}, got {q.shape[-1]}"
     elif keys.stride() != values.stride() or keys.stride(3) != 1:
@@ -271,7 +273,8 @@ def _check_step(
     wanted = {"keys": (keys, (batch, capacity, heads, size)), "values": (values, (batch, capacity, heads, size))}
     for name, (tensor, shape) in {**wanted, "count": (count, (batch,))}.items():
         if tuple(tensor.shape) != shape or capacity < 1:
-            raise ValueError(f"attention_step: {name} must be {list(shape)}, got {list(tensor.shape)}.")
+            least = "" if capacity else " with a capacity of at least 1"
+            raise ValueError(f"attention_step: {name} must be {list(shape)}{least}, got {list(tensor.shape)}.")
     for name, table in (("cos", cos), ("sin", sin)):
         if table is not None and (table.dim() != 2 or table.shape[1] * 2 != size or table.shape[0] < capacity):
             raise ValueError(

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.backend import on_device_of, use_triton
+from kernels.backend import NO_ELEMENT, on_device_of, use_triton
 from kernels.fft_conv.chunked import fft_conv_chunked
 
 __all__ = ["fft_conv"]
@@ -53,7 +53,8 @@ def fft_conv(
     _check(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
     tensors = (u, filter, D, gate_in, gate_out)
     is_faster = _kernels_are_faster(u, filter, gate_in is not None or gate_out is not None)
-    if use_triton("fft_conv", backend, *tensors, is_faster=is_faster):
+    obstacle = None if u.numel() else NO_ELEMENT
+    if use_triton("fft_conv", backend, *tensors, obstacle=obstacle, is_faster=is_faster):
         from kernels.fft_conv.triton import fft_conv_triton
 
         # autocast does not know meta tensors, for which launchers compute shapes

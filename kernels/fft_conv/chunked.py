@@ -77,6 +77,9 @@ class CircularConv(torch.autograd.Function):
 
 def circular_conv(v: Tensor, taps: Tensor, size: int) -> Tensor:
     """The first T steps of the circular convolution of length `size`: v [B, T, D], taps [D, <= size] to [B, T, D]."""
+    if not v.numel():
+        # libraries refuse a batch of no transforms; the product has the right shape and passes zeros back to the taps
+        return v * taps[:, 0]
     # transforms run along the last axis: contiguous rows beat strided ones on every library
     if use_triton("transpose", "auto", v):
         from kernels.transpose import time_last

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kernels.autograd import needs_gradient
-from kernels.backend import NO_GRADIENT, on_device_of, use_triton
+from kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
 
 __all__ = ["float32_matmul", "takes_parts"]
 
@@ -90,7 +90,7 @@ def _obstacle(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None) -> 
         return "takes matrices with contiguous rows or columns"
     if out is not None and not out.is_contiguous():
         return "takes a contiguous `out`"
-    return None if a.numel() and b.numel() else "needs at least one element"
+    return None if a.numel() and b.numel() else NO_ELEMENT
 
 
 def _check(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None) -> None:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.autograd import needs_gradient
-from kernels.backend import NO_GRADIENT, on_device_of, use_triton
+from kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
 from kernels.positions import at_least_float32
 
 __all__ = ["forget_gate"]
@@ -45,7 +45,7 @@ def forget_gate(
         )
     if damping <= 0 or (damping != 1 and logits is not None):
         raise ValueError(f"forget_gate: damping must be above 0, and 1 with logits, got {damping}.")
-    obstacle = NO_GRADIENT if needs_gradient(x, logits) else None if x.numel() else "needs at least one element"
+    obstacle = NO_GRADIENT if needs_gradient(x, logits) else None if x.numel() else NO_ELEMENT
     if (backend != "auto" or not torch.compiler.is_compiling()) and use_triton(
         "forget_gate", backend, x, logits, obstacle=obstacle
     ):

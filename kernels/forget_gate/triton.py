@@ -19,6 +19,8 @@ from kernels.layout import dense
 
 BLOCK, ELEMENTS = 128, 2048
 """Channels of a program at most, and elements of x."""
+MAX_AXIS = 65535
+"""Maximum size of the second and of the third axis of a grid."""
 
 
 # one kernel for all layers
@@ -30,7 +32,9 @@ def _gate_kernel(
 ):  # fmt: skip
     """ROWS positions of BLOCK channels."""
     o_d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    o_r = (tl.program_id(1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    # two axes for the tiles of rows, because each ends at MAX_AXIS; neighbours in memory stay on the first
+    i_r = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
+    o_r = (i_r * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     m = (o_r < R)[:, None] & (o_d < D)[None, :]
     b_x = tl.load(x + o_r[:, None] * x_stride_r + o_d[None, :], mask=m, other=0.0).to(tl.float32)
     # exp of a number that is not positive: neither branch overflows
@@ -93,9 +97,11 @@ def forget_gate_triton(
     layers = 0 if logits is None else len(logits)
     block = min(BLOCK, power_of_2(width))
     tile_rows = min(power_of_2(len(rows)), ELEMENTS // block)
+    tiles = cdiv(len(rows), tile_rows)
+    slabs = cdiv(tiles, MAX_AXIS)
     launch(
         _gate_kernel,
-        (cdiv(width, block), cdiv(len(rows), tile_rows)),
+        (cdiv(width, block), cdiv(tiles, slabs), slabs),
         x=rows,
         logits=dense(logits),
         log_a=log_a,

@@ -49,7 +49,8 @@ def _h3_step_kernel(
     ROWS: tl.constexpr, RULE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_D channels of ROWS rows, one row after the other."""
-    o_d = (tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)).to(tl.int64)
+    # rows are the first axis of the grid, because the others end at 65535
+    o_d = (tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)).to(tl.int64)
     o_m, o_n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     m_d = o_d < D
     m_m, m_n = m_d[:, None] & (o_m < M)[None, :], m_d[:, None] & (o_n < N)[None, :]
@@ -62,7 +63,7 @@ def _h3_step_kernel(
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
-    first = tl.program_id(1).to(tl.int64) * ROWS
+    first = tl.program_id(0).to(tl.int64) * ROWS
     for i_b in range(first, tl.minimum(first + ROWS, rows)):
         b_k = tl.load(k + i_b * k_stride_b + o_d, mask=m_d, other=0.0).to(tl.float32)
         p_w = window + i_b * w_stride_b + o_d[:, None] * w_stride_d + o_m[None, :] * w_stride_m
@@ -112,7 +113,7 @@ def h3_inner_step_triton(
     y = torch.empty((batch, width), dtype=q.dtype, device=q.device)
     launch(
         _h3_step_kernel,
-        (cdiv(width, tile.block_d), cdiv(batch, tile.rows)),
+        (cdiv(batch, tile.rows), cdiv(width, tile.block_d)),
         q=q,
         k=k,
         v=v,

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from kernels.autograd import needs_gradient
-from kernels.backend import NO_GRADIENT, on_device_of, use_triton
+from kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
 from kernels.lti_ssm.chunked import lti_ssm_chunked
 from kernels.lti_ssm.systems import ContinuousSystem, DiagonalSystem
 from kernels.ssm_kernel import DISCRETIZATIONS, Discretization, check_parameters
@@ -294,6 +294,8 @@ def _use_triton(backend: str, discretization: str, u: Tensor, *others: Tensor | 
         obstacle = "takes no dss-softmax"
     elif A.shape[-1] > MAX_TRITON_STATE:
         obstacle = f"takes N <= {MAX_TRITON_STATE}, got N={A.shape[-1]}"
+    elif not u.numel():
+        obstacle = NO_ELEMENT
     is_faster = _kernels_win(u, A, *others[1:])
     return use_triton("lti_ssm", backend, u, *(_real(x, u) for x in others), obstacle=obstacle, is_faster=is_faster)
 

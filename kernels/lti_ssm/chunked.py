@@ -131,7 +131,7 @@ def powers_sum(v: Tensor, z: Tensor) -> Tensor:
         partial = torch.view_as_complex(partial.unflatten(-1, (-1, 2)))
     else:
         partial = torch.matmul(blocks, near)
-    partial = partial.view(width, batch, outer, -1)
+    partial = partial.unflatten(1, (batch, outer))
     return (partial * torch.exp(z[:, None, None] * i[:, None]).to(kind)).sum(2).transpose(0, 1)
 
 

@@ -53,8 +53,9 @@ def _scan_kernel(
     PTX: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Step sizes, states and outputs of BLOCK_D channels of BLOCK_B rows."""
-    o_d = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
-    o_b = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
+    # rows are the first axis of the grid, because the others end at 65535
+    o_b = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
+    o_d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     o_n, o_r = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_R)
     m_d, m_n, m_r, m_b = o_d < D, o_n < N, o_r < R, o_b < B
     m_a, m_row = m_d[:, None] & m_n[None, :], m_b[:, None] & m_d[None, :]
@@ -76,7 +77,7 @@ def _scan_kernel(
     b_c = tl.load(p_selected + R + N + o_n[None, :], mask=m_b[:, None] & m_n[None, :], other=0.0).to(tl.float32)
     b_u = tl.load(u + o_row * D + o_d[None, :], mask=m_row, other=0.0).to(tl.float32)
     p_state = state + o_row[:, :, None] * s_stride_b + o_wide[None, :, None] * s_stride_d
-    p_state += o_n[None, None, :] * s_stride_n
+    p_state += o_n.to(tl.int64)[None, None, :] * s_stride_n
     m_state = m_b[:, None, None] & m_a[None, :, :]
     b_h = tl.load(p_state, mask=m_state, other=0.0).to(tl.float32)
     if BLOCK_B == 1:
@@ -128,7 +129,7 @@ def mamba_inner_step_triton(
     y = torch.empty((batch, width), dtype=x.dtype, device=x.device)
     launch(
         _scan_kernel,
-        (cdiv(width, tile.block_d), cdiv(batch, tile.block_b)),
+        (cdiv(batch, tile.block_b), cdiv(width, tile.block_d)),
         u=u,
         z=z,
         selected=selected,

@@ -30,7 +30,9 @@ def rotary(
 ) -> tuple[Tensor, Tensor]:
     """q and k [B, T, H, K] at the positions time [T] or [B, T], rotated; each keeps its dtype.
 
-    cos, sin: tables [positions, K / 2], without a gradient.   time: integers.
+    cos, sin: tables [positions, K / 2], without a gradient.
+    time:     integers from 0 to positions - 1. They are not checked, because that would wait for the GPU: beyond the
+              tables, the Triton path reads memory that is not theirs.
     backend:  the Triton path takes queries and keys of one shape, computes in float32 and rounds once. `auto` takes it
         on a GPU, but not inside `torch.compile`, which fuses the plain form.
     """

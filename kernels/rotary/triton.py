@@ -5,7 +5,7 @@
 Layout:  q, k [B, T, H, K] with contiguous channels; cos, sin [positions, K / 2] dense; time [T] or [B, T]; results
          [B, T, H, K] dense.
 float32: everything between a load and a store.
-Limits:  none; offsets are int64.
+Limits:  the values of time are not checked and must be positions of the tables; offsets are int64.
 Cost:    reads and writes q and k once, and the tables from the second cache. 6 FLOPs for each element.
 """
 

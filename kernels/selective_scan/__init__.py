@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.autograd import needs_gradient
-from kernels.backend import NO_GRADIENT, on_device_of, use_triton
+from kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
 from kernels.selective_scan.chunked import selective_scan_chunked
 
 __all__ = ["selective_scan", "selective_scan_step"]
@@ -78,7 +78,8 @@ def selective_scan(
     if negative_eigenvalues:
         _check_real("selective_scan", A, B, C, initial_state)
         options["negative_eigenvalues"] = True
-    if _use_triton("selective_scan", backend, x, dt, A, B, C, D, z, dt_bias, initial_state):
+    tensors = (x, dt, A, B, C, D, z, dt_bias, initial_state)
+    if _use_triton("selective_scan", backend, *tensors, obstacle=None if x.numel() else NO_ELEMENT):
         from kernels.selective_scan.triton import selective_scan_triton
         from kernels.selective_scan.triton.complex import selective_scan_complex
 

@@ -42,9 +42,9 @@ class Schedule:
     def cut(self, length: int, step_elements: int) -> tuple[int, int]:
         """Steps of a segment and steps of a block, for `step_elements` state elements a step of time.
 
-        A segment is a whole number of blocks.
+        A segment is a whole number of blocks. There may be no element, as in an empty batch.
         """
-        segment = min(length, max(self.min_segment, self.segment_elements // step_elements))
+        segment = min(length, max(self.min_segment, self.segment_elements // max(1, step_elements)))
         if not self.blocks:
             return segment, segment
         # a step costs two sequential passes inside the blocks, and a block one pass of the scan over blocks

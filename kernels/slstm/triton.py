@@ -113,14 +113,18 @@ def _slstm_fwd_kernel(
     b_c = _state(initial, o_b, 1, i_h, o_k, m, s_stride_b, s_stride_p, H, K, 0.0)
     b_n = _state(initial, o_b, 2, i_h, o_k, m, s_stride_b, s_stride_p, H, K, 0.0)
     b_m = _state(initial, o_b, 3, i_h, o_k, m, s_stride_b, s_stride_p, H, K, EMPTY)
-    p_x = x + o_b[:, None] * x_stride_b + i_h * x_stride_h + o_k[None, :]
+    # a pointer for each gate, because multiples of the stride may exceed int32
+    x_f = x + x_stride_g
+    x_z = x_f + x_stride_g
+    x_o = x_z + x_stride_g
+    o_x = i_h.to(tl.int64) * x_stride_h + o_b[:, None] * x_stride_b + o_k[None, :]
     p_y = y + (o_b * T * H)[:, None] * K + i_h * K + o_k[None, :]
     for t in range(T):
         b_last = b_h.to(dtype)
-        b_i = _gate(p_x, m, bias_i, b_last, r_i, PRECISION)
-        b_f = _gate(p_x + x_stride_g, m, bias_f, b_last, r_f, PRECISION)
-        b_z = _gate(p_x + 2 * x_stride_g, m, bias_z, b_last, r_z, PRECISION)
-        b_o = _gate(p_x + 3 * x_stride_g, m, bias_o, b_last, r_o, PRECISION)
+        b_i = _gate(x + o_x, m, bias_i, b_last, r_i, PRECISION)
+        b_f = _gate(x_f + o_x, m, bias_f, b_last, r_f, PRECISION)
+        b_z = _gate(x_z + o_x, m, bias_z, b_last, r_z, PRECISION)
+        b_o = _gate(x_o + o_x, m, bias_o, b_last, r_o, PRECISION)
         b_kept = _log_sigmoid(b_f) + b_m
         b_m = tl.maximum(b_kept, b_i)
         b_keep, b_write = tl.exp(b_kept - b_m), tl.exp(b_i - b_m)
@@ -133,7 +137,7 @@ def _slstm_fwd_kernel(
             tl.store(p_s, b_c, mask=m)
             tl.store(p_s + H * K, b_n, mask=m)
             tl.store(p_s + 2 * H * K, b_m, mask=m)
-        p_x += x_stride_t
+        o_x += x_stride_t
         p_y += H * K
     if final is not None:
         p_final = final + o_b[:, None] * s_stride_b + i_h * K + o_k[None, :]
@@ -171,7 +175,9 @@ def _slstm_bwd_kernel(
     b_dh = _state(dfinal, o_b, 0, i_h, o_k, m, width, H * K, H, K, 0.0)
     b_dc = _state(dfinal, o_b, 1, i_h, o_k, m, width, H * K, H, K, 0.0)
     b_dn = _state(dfinal, o_b, 2, i_h, o_k, m, width, H * K, H, K, 0.0)
-    p_x = x + o_b[:, None] * x_stride_b + (T - 1) * x_stride_t + i_h * x_stride_h + o_k[None, :]
+    o_x = tl.cast(T - 1, tl.int64) * x_stride_t + i_h.to(tl.int64) * x_stride_h
+    p_x = x + o_b[:, None] * x_stride_b + o_x + o_k[None, :]
+    stride_g = tl.cast(x_stride_g, tl.int64)
     p_y = ((o_b * T + T - 1) * H)[:, None] * K + i_h * K + o_k[None, :]
     p_s = states + ((o_b * T + T - 1) * 3 * H)[:, None] * K + i_h * K + o_k[None, :]
     p_dx = dx + ((o_b * T + T - 1) * 4 * H)[:, None] * K + i_h * K + o_k[None, :]
@@ -189,9 +195,9 @@ def _slstm_bwd_kernel(
             b_n_last = _state(initial, o_b, 2, i_h, o_k, m, width, H * K, H, K, 0.0)
             b_m_last = _state(initial, o_b, 3, i_h, o_k, m, width, H * K, H, K, EMPTY)
         b_i = _gate(p_x, m, bias_i, b_last, r_i, PRECISION)
-        b_f = _gate(p_x + x_stride_g, m, bias_f, b_last, r_f, PRECISION)
-        b_z = _gate(p_x + 2 * x_stride_g, m, bias_z, b_last, r_z, PRECISION)
-        b_o = _gate(p_x + 3 * x_stride_g, m, bias_o, b_last, r_o, PRECISION)
+        b_f = _gate(p_x + stride_g, m, bias_f, b_last, r_f, PRECISION)
+        b_z = _gate(p_x + 2 * stride_g, m, bias_z, b_last, r_z, PRECISION)
+        b_o = _gate(p_x + 3 * stride_g, m, bias_o, b_last, r_o, PRECISION)
         b_c = tl.load(p_s, mask=m, other=0.0)
         b_n = tl.maximum(tl.load(p_s + H * K, mask=m, other=1.0), 1.0)
         b_m = tl.load(p_s + 2 * H * K, mask=m, other=0.0)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from kernels.autograd import needs_gradient
-from kernels.backend import NO_GRADIENT, on_device_of, use_triton
+from kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
 from kernels.wkv.chunked import EMPTY, wkv_chunked
 from kernels.wkv.reference import advance, read
 
@@ -54,7 +54,8 @@ def wkv(
         raise ValueError(f"wkv: k must be [batch, length, width] with length >= 1, got {list(k.shape)}.")
     batch, _, width = k.shape
     _check("wkv", k, v, log_decay, bonus, initial_state, batch, width)
-    if use_triton("wkv", backend, k, v, log_decay, bonus, initial_state):
+    obstacle = None if k.numel() else NO_ELEMENT
+    if use_triton("wkv", backend, k, v, log_decay, bonus, initial_state, obstacle=obstacle):
         from kernels.wkv.triton import wkv_triton
 
         with on_device_of(k):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from functools import partial
 
@@ -135,6 +136,29 @@ def test_masks_are_left_out_only_where_nothing_is_outside():
     assert not impl.is_whole(plan, 48, (32, 32), (40, 32))
     assert not impl.is_whole(planner(1.0, x, x, x, sequence_ends=[0, 16, 48]), 48, (32, 32))
     assert not impl.is_whole(planner(1.0, x.float(), x, x), 48, (32, 32))
+
+
+def test_masks_are_kept_where_the_positions_of_a_chunk_lie_2_to_the_31_elements_apart():
+    """Without masks, offsets within a chunk are int32."""
+    impl = pytest.importorskip("kernels.delta_rule.triton.plan")
+    near = torch.zeros(1, 48, 1, 32, device=DEVICE, dtype=torch.bfloat16)
+    far = torch.empty(0, device="meta", dtype=torch.bfloat16).as_strided((1, 48, 1, 32), (0, 2**27, 32, 1))
+    plan = make_planner(**tuning(chunk=16))(1.0, near, near, near)
+    assert impl.is_whole(plan, 48, (32, 32), inputs=(near, None))
+    assert not impl.is_whole(plan, 48, (32, 32), inputs=(near, far))
+
+
+def test_the_two_kernels_of_the_gradients_take_the_same_arguments():
+    """One launch serves both; only the constexprs of `_grads_kernel` that choose between its parts are its own."""
+    pytest.importorskip("triton")
+    from kernels.delta_rule.triton.grads import _grads_kernel
+    from kernels.delta_rule.triton.plain_grads import _plain_grads_kernel
+
+    both, plain = (inspect.signature(kernel.fn).parameters for kernel in (_grads_kernel, _plain_grads_kernel))
+    choices = {"LEVELS", "DECAY", "WHOLE", "STEEP"}
+    assert set(both) - set(plain) == choices
+    shared = [(name, parameter.annotation) for name, parameter in both.items() if name not in choices]
+    assert shared == [(name, parameter.annotation) for name, parameter in plain.items()]
 
 
 @pytest.mark.parametrize(("chunk", "decay"), [(16, "none"), (32, "none"), (32, "key")])

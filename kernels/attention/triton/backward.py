@@ -74,7 +74,7 @@ def _keys_kernel(
         b_ds1, b_ds2 = halves(b_ds * b_inverse[:, None])
         b_dk += split_dot(b_ds1, b_ds2, b_q1, b_q2) * (b_size * q_scale)[:, None]
     # the weights, and what was computed of them, are scaled by 2^TOP
-    o_d = i_b * stride_b + i_h * stride_h + o_j[:, None] * stride_t + o_k[None, :]
+    o_d = i_b * stride_b + i_h * stride_h + o_j.to(tl.int64)[:, None] * stride_t + o_k[None, :]
     m_d = (o_j < T)[:, None] & (o_k < K)[None, :]
     tl.store(dk + o_d, b_dk * (scale * UNSCALE), mask=m_d)
     tl.store(dv + o_d, b_dv * (keep * UNSCALE), mask=m_d)
@@ -118,5 +118,5 @@ def _queries_kernel(
         b_size, b_inverse = power_scale(tl.max(tl.abs(b_ds), 1))
         b_ds1, b_ds2 = halves(b_ds * b_inverse[:, None])
         b_dq += split_dot(b_ds1, b_ds2, b_k1, b_k2) * (b_size * k_scale)[:, None]
-    o_d = i_b * stride_b + i_h * stride_h + o_q[:, None] * stride_t + o_k[None, :]
+    o_d = i_b * stride_b + i_h * stride_h + o_q.to(tl.int64)[:, None] * stride_t + o_k[None, :]
     tl.store(dq + o_d, b_dq * scale, mask=(o_q < P)[:, None] & (o_k < K)[None, :])

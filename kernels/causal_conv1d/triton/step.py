@@ -46,6 +46,7 @@ def _conv_step_kernel(
         gdc_launch_dependents()
         gdc_wait()
     p_s = state + i_b * state_stride_b + o_wide * state_stride_d
+    stride_w = tl.cast(state_stride_w, tl.int64)
     # x is rounded to the dtype of the state, so that the product is the one that later steps see
     b_x = tl.load(x + i_b * stride_b + o_wide * stride_d, mask=m_d, other=0.0).to(state.dtype.element_ty)
     b_p = tl.zeros([BLOCK_D], tl.float32)
@@ -55,9 +56,9 @@ def _conv_step_kernel(
         b_w = tl.load(weight + o_d * W + i, mask=m_d, other=0.0).to(tl.float32)
         b_s = b_x
         if i < W - 1:
-            b_s = tl.load(p_s + i * state_stride_w, mask=m_d, other=0.0)
+            b_s = tl.load(p_s + i * stride_w, mask=m_d, other=0.0)
         if i > 0:
-            tl.store(p_s + (i - 1) * state_stride_w, b_s, mask=m_d)
+            tl.store(p_s + (i - 1) * stride_w, b_s, mask=m_d)
         b_p += b_w * b_s.to(tl.float32)
     b_y = b_p * _sigmoid(b_p) if SILU else b_p
     tl.store(y + i_b * D + o_d, b_y.to(y.dtype.element_ty), mask=m_d)

@@ -387,7 +387,7 @@ def delta_factors(
             DECAY=kind,
             LIMIT=plan.mild,
             PRECISION=plan.precision,
-            WHOLE=kind != CHANNEL and is_whole(plan, length, (key_dim, block_k)),
+            WHOLE=kind != CHANNEL and is_whole(plan, length, (key_dim, block_k), inputs=(q, k)),
             STEEP=for_steep,
             **tile.options.keywords(),
         )

@@ -103,6 +103,9 @@ def _grads_kernel(
 ):
     """dq, dk [C, BK] of one chunk; dbeta, and dg of a decay of a head, are sums over channels, [B, T, H, K / BK].
 
+    `_plain_grads_kernel` is launched in its place with the same arguments, so the parameters of both must agree, in
+    their names and their order, up to the constexprs LEVELS, DECAY, WHOLE and STEEP, which only this kernel has.
+
     A position reads what is held for q (with the gradient do) and before it writes what is held for k (with the
     gradient -dv). It writes delta under the key w = beta k. With S the state before the chunk and dS the gradient of
     the state behind it,
@@ -397,7 +400,7 @@ def delta_grads(
     pairs = chunk_pairs(plan, delta=delta, do=do, dv=dv, v=v) if kind == CHANNEL else (None,) * 5
 
     def make(for_steep: bool) -> KeptLaunch:
-        whole = kind != CHANNEL and is_whole(plan, length, (key_dim, block_k), (value_dim, block_v))
+        whole = kind != CHANNEL and is_whole(plan, length, (key_dim, block_k), (value_dim, block_v), inputs=(q, k, do))
         kernel = _grads_kernel
         levels = plan.chunk.bit_length() - 1
         choices: dict[str, Any] = {"LEVELS": levels, "DECAY": kind, "WHOLE": whole, "STEEP": for_steep}

@@ -106,6 +106,8 @@ def _plain_grads_kernel(
 ):
     """dq, dk, dg, dwrite and dplain [C, BK] of a chunk that is factored about its middle; dbeta is a sum over channels.
 
+    The launch is that of `_grads_kernel`, so the parameters of both must agree, in their names and their order.
+
     The equations are those of `_grads_kernel`, with e the keys of `plain`. Let c_i be the exponential of the sum of the
     log-decays from the middle of the chunk to position i. Then exp(D_ij) is c_i / c_j, and the sums over positions are
     products of dA and dL, which are read from `ChunkPairs`, with q_i c_i, r_i c_i, w_j / c_j and e_j / c_j.

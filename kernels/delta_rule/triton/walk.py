@@ -247,7 +247,7 @@ def delta_walk(
                 BV=block_v,
                 PART=part,
                 PRECISION=plan.precision,
-                WHOLE=by_rows and is_whole(plan, length, (key_dim, block_k), (value_dim, block_v)),
+                WHOLE=by_rows and is_whole(plan, length, (key_dim, block_k), (value_dim, block_v), inputs=(q, k, v)),
                 **options.keywords(),
             )
 

@@ -1,0 +1,169 @@
+"""Claims about sizes that no test can run: grids of launches within CUDA's limits, and offsets in 64 bits."""
+
+import mmap
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+import kernels.float32_matmul.parts as parts
+import kernels.forget_gate.triton as forget_gate
+import kernels.h3_inner.triton as h3_inner
+import kernels.lti_ssm.triton.step as lti_ssm_step
+import kernels.mamba_inner.triton as mamba_inner
+from kernels.lti_ssm import DiagonalSystem
+
+MAX_AXIS = 65535
+META = "meta"
+FAR = 2**30
+"""A stride, in elements. Twice as much exceeds int32."""
+
+
+def empty(*shape, dtype=torch.float32):
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+@pytest.fixture
+def grids(monkeypatch):
+    """What the launchers of these modules launch: the names of kernels and their grids with three axes."""
+    launched = []
+
+    def launch(kernel, grid, *args, **named):
+        axes = (grid, 1, 1) if isinstance(grid, int) else (*grid, 1, 1)[:3]
+        launched.append((axes, named))
+
+    for module in (forget_gate, h3_inner, lti_ssm_step, mamba_inner):
+        monkeypatch.setattr(module, "launch", launch)
+    return launched
+
+
+def system(width, states):
+    vector, matrix = empty(width), empty(width, states)
+    complex_matrix = empty(width, states, dtype=torch.complex64)
+    return DiagonalSystem(vector, matrix, matrix, complex_matrix, complex_matrix, vector)
+
+
+def assert_fits(axes):
+    assert axes[0] < 2**31
+    assert max(axes[1:]) <= MAX_AXIS
+
+
+@pytest.mark.parametrize(
+    ("rows", "width"), [(2**20, 1024), (2**22, 64), (16 * MAX_AXIS, 128), (16 * MAX_AXIS + 1, 128)]
+)
+def test_the_grid_of_a_forget_gate_has_room_for_a_million_positions(grids, rows, width):
+    forget_gate.forget_gate_triton(empty(rows, width), None, 0, 1.0, True)
+    ((axes, named),) = grids
+    assert_fits(axes)
+    assert axes[0] * named["BLOCK"] >= width
+    # every row has a program, and fewer than a program for each slab has none
+    assert axes[1] * axes[2] * named["ROWS"] >= rows
+    assert (axes[1] * axes[2] - axes[2]) * named["ROWS"] < rows
+
+
+def test_forget_gates_of_many_rows_are_those_of_few(monkeypatch):
+    """With a low limit, rows are spread over the second and the third axis."""
+    from kernels.forget_gate import forget_gate as op
+
+    x = torch.randn(5 * 2048 - 300, 3, generator=torch.Generator().manual_seed(0))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    expected = op(x.to(device), backend="triton")
+    monkeypatch.setattr(forget_gate, "ELEMENTS", 4096)
+    monkeypatch.setattr(forget_gate, "MAX_AXIS", 4)
+    for found, whole in zip(op(x.to(device), backend="triton"), expected, strict=True):
+        assert torch.equal(found, whole)
+
+
+def test_the_grids_of_steps_have_room_for_two_million_rows(grids, monkeypatch):
+    rows, width, states = 2**21, 16, 16
+    q, window = empty(rows, width), empty(rows, width, 3)
+    state = empty(rows, width, states, dtype=torch.complex64)
+    h3_inner.h3_inner_step_triton(
+        q, q, q, window, state, taps=empty(width, 4), shift_skip=empty(width), system=system(width, states),
+        dt_scale=1.0, discretization="zoh",
+    )  # fmt: skip
+    monkeypatch.setattr(mamba_inner, "causal_conv1d_step_triton", lambda x, *args: x)
+    mamba_inner.mamba_inner_step_triton(
+        q, None, window, empty(rows, width, states), conv_weight=empty(width, 4), conv_bias=empty(width),
+        x_proj=empty(4 + 2 * states, width), dt_proj=empty(width, 4), dt_bias=empty(width),
+        log_A=empty(width, states), D=empty(width),
+    )  # fmt: skip
+    assert len(grids) == 2
+    for axes, named in grids:
+        assert_fits(axes)
+        assert axes[0] * named.get("ROWS", named.get("BLOCK_B")) >= rows
+
+
+def test_a_step_refuses_more_rows_than_its_grid_has_room_for(grids):
+    def step(rows, states):
+        u, state = empty(rows, 2), empty(rows, 2, states, dtype=torch.complex64)
+        options = {"conj_pairs": True, "discretization": "zoh", "dt_scale": 1.0, "gate_in": None, "gate_out": None}
+        lti_ssm_step.lti_ssm_step_triton(u, system(2, states), state, **options)
+
+    most = 4 * MAX_AXIS
+    step(most, 512)
+    assert_fits(grids[0][0])
+    with pytest.raises(
+        ValueError, match=f"lti_ssm_step: the Triton kernel takes B up to {most} with N=512, got {most + 1}"
+    ):
+        step(most + 1, 512)
+
+
+def test_parts_whose_offsets_would_exceed_int32_are_not_made():
+    with pytest.raises(AssertionError):
+        parts.split(empty(2, parts.MAX_COLUMNS))
+
+
+@pytest.fixture
+def sparse():
+    """Memory of 2^31 elements and more, of which only the pages exist that a test touches."""
+    if torch.cuda.is_available():
+        pytest.skip("kernels run on a device here, whose memory has no pages that are made when they are touched")
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    return torch.frombuffer(mmap.mmap(-1, 4 * (3 * FAR + 4096), flags=flags), dtype=torch.float16)
+
+
+@pytest.mark.parametrize("axis", [1, 2, 3])
+def test_slstm_reads_inputs_that_lie_2_to_the_31_elements_apart(sparse, axis):
+    from kernels.slstm import slstm
+
+    size = [1, 1, 4, 1, 4]
+    size[axis] = max(size[axis], 3)
+    strides = [0, 64, 16, 4, 1]
+    strides[axis] = FAR
+    g = torch.Generator().manual_seed(axis)
+    near = torch.randn(size, generator=g).half()
+    far = sparse.as_strided(size, strides)
+    far.copy_(near)
+    recurrent = torch.randn(4, size[3], 4, 4, generator=g).half()
+    results = []
+    for x in (near, far):
+        x.requires_grad_()
+        y = slstm(x, recurrent, backend="triton")
+        results.append((y, *torch.autograd.grad(y.float().square().sum(), x)))
+    for found, expected in zip(*results, strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_gradients_of_attention_lie_2_to_the_31_elements_apart(sparse, monkeypatch):
+    from kernels.attention.triton.autograd import attention_triton
+
+    g = torch.Generator().manual_seed(0)
+    leaves = [torch.randn(1, 3, 2, 8, generator=g).requires_grad_() for _ in "qkv"]
+
+    def gradients():
+        return torch.autograd.grad(attention_triton(*leaves, scale=1.0).square().sum(), leaves)
+
+    expected, empty_near = gradients(), torch.empty
+
+    def empty_far(*shape, **options):
+        size = shape[0] if isinstance(shape[0], tuple) else shape
+        if len(size) != 5:
+            return empty_near(*shape, **options)
+        return sparse.view(torch.float32).as_strided(size, (0, FAR, 16, 8, 1))
+
+    monkeypatch.setattr(torch, "empty", empty_far)
+    far = gradients()
+    assert far[0].stride(1) == FAR
+    for found, near in zip(far, expected, strict=True):
+        assert torch.equal(found, near)

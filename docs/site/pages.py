@@ -101,6 +101,7 @@ def _navigation(found: Mapping[str, Any]) -> list[Any]:
                 "results/experiments.md",
                 "docs/tables.md",
                 {"Columns of a row": "results/README.md"},
+                {"Device time": "results/device-time.md"},
                 *({paper: pages} for paper, pages in papers.items()),
                 {"diagrams and examples": [path for path in found if path.startswith("docs/diagrams/")]},
             ]

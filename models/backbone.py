@@ -609,7 +609,7 @@ class Backbone(nn.Module):
         seen = positions_seen(x, padding)
         pooled = state.pooled
         if pooled is not None:
-            pooled = blank(at_least_float32(self.final_norm(joined(x, branch))), padding).sum(dim=1)
+            pooled = blank(self.final_norm(joined(x, branch)), padding).sum(dim=1, dtype=pooled.dtype)
             last = pooled / seen.unsqueeze(-1)
         else:
             last = self.final_norm(joined(x[:, -1], None if branch is None else branch[:, -1]))

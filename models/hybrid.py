@@ -28,6 +28,8 @@ BASE_CONV = "base-conv"
 """Name of a layer that is a `BaseConv`, which is no model of its own."""
 OWN_POSITIONS = ("rope", "xpos")
 """Positions that act inside a mixer, so that each mixer of a hybrid may have its own."""
+OF_THE_WHOLE = ("position", "mixer_gain")
+"""Options that the network does not hand on to its parts."""
 OF_THE_NETWORK = {*BackboneConfig.model_fields, "ssm_lr", "dt_lr"} - {"position"}
 """Options that belong to the network and not to one of its mixers."""
 
@@ -116,7 +118,8 @@ class HybridConfig(BackboneConfig):
 
     def parts(self) -> dict[str, BackboneConfig]:
         """The configurations of the models whose mixers are used, with the width and depth of this network."""
-        network = {key: getattr(self, key) for key in BackboneConfig.model_fields if key != "position"}
+        # the network itself starts the linear maps of its mixers anew where it has a gain
+        network = {key: getattr(self, key) for key in BackboneConfig.model_fields if key not in OF_THE_WHOLE}
         network |= {"short_conv": 0, "base_conv_layers": ()}
         return {name: MODELS.load(name)(**network, **own) for name, own in self.options.items()}
 

@@ -17,8 +17,7 @@ Departures: the values of a layer are its own, where the authors mix them with t
 residual); layers of this suite see the residual stream alone. Linear maps and embeddings start as everywhere in this
 suite, and A_w, A_a and A_g uniform within 1e-4 in place of zero, so that the first step trains B as well. The weight of
 norm_h starts at one, where the authors start that of layer l = 1..L at (l / L)^0.7. mu, the low-rank maps and all
-vectors have no weight decay, as there, and one learning rate, where the authors give w_0 twice
-that.
+vectors have no weight decay, as there, and one learning rate, where the authors give w_0 twice that.
 """
 
 from __future__ import annotations

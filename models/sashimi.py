@@ -46,7 +46,7 @@ from torch import Tensor, nn
 
 from models import MODELS
 from models.backbone import BackboneConfig, Layer, joined
-from models.hybrid import own_options, today
+from models.hybrid import OF_THE_WHOLE, own_options, today
 from models.parts.casts import at_least_float32
 from models.parts.channel import ChannelMixerKind
 from models.parts.mixer import Mixer, choose_rows
@@ -427,7 +427,7 @@ class SashimiConfig(BackboneConfig):
         """The configuration of the blocks of a stage; the centre is the last one."""
         name = self.outer if i < len(self.pool) else self.center
         network = {
-            key: getattr(self, key) for key in BackboneConfig.model_fields if key not in ("position", *OF_BLOCKS)
+            key: getattr(self, key) for key in BackboneConfig.model_fields if key not in (*OF_THE_WHOLE, *OF_BLOCKS)
         }
         network |= {"short_conv": 0, "d_model": self.d_model * self.widening**i}
         return MODELS.load(name)(**network, **self.options[name])

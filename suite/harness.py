@@ -108,9 +108,8 @@ class Answers:
 
     def greedy(self, context: str, until: Sequence[str], max_new_tokens: int) -> str:
         """The likeliest continuation up to the first of the texts `until`."""
-        # a model of few positions needs half of them for the question
-        max_new_tokens = min(max_new_tokens, self.length // 2)
-        room = self.length - max_new_tokens
+        # a question keeps half of the positions also where more tokens are asked for than the others
+        room = max(1, self.length - max_new_tokens, self.length // 2)
         prompt = torch.tensor([self.encode(context or BEFORE)[-room:]], device=self.device)
         count = min(max_new_tokens, self.length - prompt.shape[1] + 1)
         made: Tensor = generate(self.model, prompt, count, temperature=0.0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-SMALLER = frozenset({"loss", "error", "perplexity", "memory", "time"})
+SMALLER = frozenset({"loss", "error", "perplexity", "memory", "time", "fid"})
+"""Last words of the names of metrics of which a smaller value is the better one."""
 LARGER = frozenset({"accuracy", "exact", "score", "precision", "recall", "f1", "auc", "throughput"})
-"""Last words of the names of metrics."""
-SMALLER_NAMES = ("bits_per_", "nats_per_")
+"""Last words of the names of metrics of which a larger value is the better one."""
+SMALLER_BEGINNINGS = ("bits_per_", "nats_per_")
+"""Beginnings of the names of metrics of which a smaller value is the better one."""
 
 
 def smaller_is_better(metric: str) -> bool | None:
@@ -13,7 +15,7 @@ def smaller_is_better(metric: str) -> bool | None:
 
     The last word of the name says it (`mean_absolute_error`, `macro_accuracy`), or its beginning (`bits_per_byte`).
     """
-    if metric.startswith(SMALLER_NAMES):
+    if metric.startswith(SMALLER_BEGINNINGS):
         return True
     word = metric.rpartition("_")[2]
     return True if word in SMALLER else False if word in LARGER else None

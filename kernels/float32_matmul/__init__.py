@@ -24,6 +24,8 @@ MIN_PRODUCTS = 1 << 30
 """Number of products M N K from which the kernel was measured to be faster than cuBLAS, on GPUs of MEASURED_ON."""
 MEASURED_ON = (9, 0)
 """Compute capability."""
+MAX_COLUMNS = 2**23
+"""Number of columns that the matrices of `parts` do not reach, because offsets within a tile of 256 rows are int32."""
 MIN_SIZE = 80
 """Parts are made once for a linear map from C to D channels where C D / (C + D) is at least this number, because only
 then do its products gain more than the making takes. Maps from 128 to 384 channels (96) gained, and those from 128 to
@@ -65,6 +67,9 @@ def takes_parts(x: Tensor, weight: Tensor) -> bool:
     if x.dtype != torch.float32 or weight.dtype != torch.float32 or not _is_faster(x, x.numel() * len(weight)):
         return False
     if weight.numel() < MIN_SIZE * sum(weight.shape):
+        return False
+    # gradients are products whose matrices have the rows of x or of the weight as their columns
+    if max(x.numel() // x.shape[-1], *weight.shape) >= MAX_COLUMNS:
         return False
     return use_triton("float32_matmul", "auto", x, weight)
 

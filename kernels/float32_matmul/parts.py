@@ -42,8 +42,6 @@ from kernels.launch import CompileOptions, cdiv, launch
 
 SIDE = 128
 """Rows and columns of a tile that shares a scale."""
-MAX_COLUMNS = 2**23
-"""Number of columns that parts do not reach, because offsets within a tile, 2 SIDE columns at most, are int32."""
 GROUP = 8
 """Tiles along M that run together, so that they find their parts of B in the second cache."""
 
@@ -206,9 +204,8 @@ def tuning(a: Parts, b: Parts) -> Tuning:
 def split(x: Tensor) -> Parts:
     """The parts of a float32 matrix [R, C] with at least one element and less than MAX_COLUMNS columns.
 
-    Its columns are copied where rows are strided.
+    Its columns are copied where rows are strided. `takes_parts` sees to the number of columns.
     """
-    assert x.shape[1] < MAX_COLUMNS
     if x.stride(1) != 1:
         x = x.contiguous()
     rows, columns = x.shape

@@ -41,6 +41,8 @@ __all__ = ["ContinuousSystem", "DiagonalSystem", "lti_ssm", "lti_ssm_step"]
 MAX_TRITON_STATE = 64
 """Maximum number of states of a channel on the Triton path, where they stay in registers."""
 MAX_STATES_OF_STEP = 512
+MAX_ROWS_OF_STEP = 4 * 65535
+"""A program of the step has four rows at least where there are many, and the second axis of a grid ends at 65535."""
 """Maximum number of states of a channel in the kernel of `lti_ssm_step`."""
 MOST_STATES_FLOAT32 = 32
 """Maximum number of states for which `auto` takes the Triton path in float32 and float16 (three tf32 products each)."""
@@ -156,6 +158,8 @@ def lti_ssm_step(
         obstacle = "takes no dss-softmax"
     elif state.shape[2] > MAX_STATES_OF_STEP:
         obstacle = f"takes N <= {MAX_STATES_OF_STEP}, got N={state.shape[2]}"
+    elif len(u) > MAX_ROWS_OF_STEP:
+        obstacle = f"takes B <= {MAX_ROWS_OF_STEP}, got B={len(u)}"
     elif state.dtype != torch.complex64:
         obstacle = f"takes a state in complex64, got {state.dtype}"
     else:

@@ -50,7 +50,7 @@ class Sensitivity:
         low, high = self.tried[first][0], self.tried[last][0]
         if len(self.tried) == 1:
             return f"{text(low)} (no other was tried)"
-        if not all(isinstance(value, (int, float, tuple)) for value, _, _ in self.tried):
+        if not all(_is_number(value) for value, _, _ in self.tried):
             return ", ".join(text(value) for value, successes, runs in self.tried if 2 * successes >= runs)
         below, above = " or less" * (first == 0), " or more" * (last == len(self.tried) - 1)
         if low == high:
@@ -73,6 +73,13 @@ def text(value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(text, value))
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _is_number(value: Any) -> bool:
+    """Returns whether a value is a number, or a tuple of numbers."""
+    if isinstance(value, tuple):
+        return all(_is_number(part) for part in value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def plain(value: Any) -> Any:

@@ -209,7 +209,7 @@ def _fastest(task: str, roots: list[Path]) -> tuple[float, str]:
     for path in [path for root in roots for path in sorted(root.rglob("*.parquet"))]:
         table = storage.load(path, columns)
         rows += table.filter(pc.equal(table["metric"], "train_throughput")).to_pylist()
-    rows = [row for row in rows if row["value"]]
+    rows = [row for row in rows if row["value"] is not None and row["value"] > 0]
     rows = [row for row in rows if row["task"] == task] or rows
     if not rows:
         return 0.0, ""

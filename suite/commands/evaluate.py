@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,8 +74,8 @@ def evaluate(
         "limit": limit,
         "harness": version,
         # what changes the answers is part of the identity, and only where it is given, as before there was it
-        **({} if tokenizer is None else {"tokenizer": digest_of([tokenizer])}),
-        **({} if folder is None else {"include": digest_of(sorted(folder.rglob("*.y*ml")))}),
+        **({} if tokenizer is None else {"tokenizer": digest_of(tokenizer)}),
+        **({} if folder is None else {"include": digest_of(folder)}),
     }
     scale = "all" if limit is None else "limited"
     with writable("--results", results):
@@ -112,11 +111,12 @@ def evaluate(
     print(f"{place}: {len(rows)} rows, lm-evaluation-harness {version}")
 
 
-def digest_of(paths: Iterable[Path]) -> str:
-    """Returns the SHA-256 of the contents of files, one after the other."""
+def digest_of(path: Path) -> str:
+    """Returns the SHA-256 of a file, or of all files of a folder with their names."""
     sha = hashlib.sha256()
-    for path in paths:
-        sha.update(path.read_bytes())
+    for file in [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file()):
+        name = "" if file == path else file.relative_to(path).as_posix()
+        sha.update(name.encode() + b"\0" + file.read_bytes() + b"\0")
     return sha.hexdigest()
 
 

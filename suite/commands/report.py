@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from enum import StrEnum
@@ -115,7 +116,7 @@ def report(
         out = (results or LOCAL) / experiment / f"{'figure' if chosen is Format.png else 'report'}.{chosen}"
     from suite.store.target import writable
 
-    with writable("--out", out or Path()):
+    with contextlib.nullcontext() if out is None else writable("--out", out):
         made = rendering.render(rendered, chosen.value, out)
     print(f"wrote {shown(made)}" if isinstance(made, Path) else made)
 

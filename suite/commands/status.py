@@ -60,7 +60,7 @@ def status(
             style = STYLES.get(standing.state, "")
             console.print(line.rstrip(), style=style, highlight=False, markup=False, soft_wrap=True)
     print_summary(console, experiment, results, found)
-    # `run` repeats what failed and what could not run here
+    # `run` repeats what failed and what could not run here; runs without data are in the plan of `--dry-run` too
     to_do = ("running", "queued", "interrupted", "to do", "no data", "failed", "n/a")
     left = [standing.run for standing in found if standing.state in to_do]
     for line in estimate(left, storage.files([results, repository.reference], experiment)):

@@ -26,7 +26,7 @@ def needed(module: str, use: str, extra: str) -> Any:
         return importlib.import_module(module)
     # a build for other versions of its libraries fails while it is loaded
     except (ImportError, OSError, AttributeError) as error:
-        name = module.partition(".")[0]
+        name = {"sklearn": "scikit-learn"}.get(name := module.partition(".")[0], name)
         reason = " ".join(str(error).split())
         raise DataError(f"{use} needs {name} ({reason}); install the extra: pip install -e '.[{extra}]'.") from None
 

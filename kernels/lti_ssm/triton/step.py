@@ -9,7 +9,6 @@ Layout:  u, gates, y [B, D] with contiguous channels; state [B, D, N] with any s
          bits that holds its real and its imaginary part; parameters contiguous.
 float32: everything but the discretization, which is float64: a state is multiplied by Abar at each of thousands of
          positions.
-Limits:  B up to MAX_PROGRAMS times the rows of a program, which are 16 for N up to 128 and 4 for N = 512.
 Cost:    reads and writes the state, 4 B D N elements, and reads D (2 + 4 N) parameters for every ROWS rows.
 """
 
@@ -34,9 +33,6 @@ MAX_ROWS = 16
 """Maximum number of rows of a program."""
 MAX_BLOCK_D = 8
 """Maximum number of channels of a program."""
-MAX_PROGRAMS = 65535
-"""Maximum number of programs along the rows, which are the second axis of the grid. As the first axis they would take
-more registers."""
 MAX_STATES_OF_PROGRAM = 2048
 """Maximum number of complex states of a program; with four warps they take 32 of the 128 registers of a thread."""
 
@@ -123,11 +119,6 @@ def lti_ssm_step_triton(
     """`lti_ssm_step` for arguments whose shapes were checked; tile replaces the chosen one."""
     (batch, width), num_states = u.shape, state.shape[2]
     tile = tile or tuning(batch, num_states)
-    if batch > MAX_PROGRAMS * tile.rows:
-        raise ValueError(
-            f"lti_ssm_step: the Triton kernel takes B up to {MAX_PROGRAMS * tile.rows} with N={num_states}, got "
-            f"{batch}; split the batch or use backend='torch'."
-        )
     u, gate_in, gate_out = (x if x is None or x.stride(1) == 1 else x.contiguous() for x in (u, gate_in, gate_out))
     log_A_real = dense(system.log_A_real)
     y = torch.empty((batch, width), dtype=u.dtype, device=u.device)

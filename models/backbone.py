@@ -27,7 +27,7 @@ from models.parts.casts import at_least_float32, autocast_dtype, cast_once
 from models.parts.channel import ChannelMixer, ChannelMixerKind, make_channel_mixer
 from models.parts.decoder import PositionDecoder
 from models.parts.linear import ResidualLinear
-from models.parts.mixer import Mixer, Rescalable
+from models.parts.mixer import Mixer, Rescalable, of_shape
 from models.parts.norms import NORM_MODULES, NormKind, add_norm, make_norm
 from models.parts.positions import sinusoidal_table
 from models.parts.recompute import Recompute, recomputed_layer
@@ -271,12 +271,10 @@ class Layer(nn.Module):
 
         It also raises where y has fewer digits than the run: it has lost what the residual stream would keep.
         """
-        name = f"{type(self.mixer).__name__}.forward"
-        if not isinstance(y, Tensor) or y.shape != shape:
-            got = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
-            raise ValueError(f"{name} must return [B, T, D] = {list(shape)}, got {got}.")
+        y = of_shape(self.mixer, y, shape)
         if torch.promote_types(y.dtype, wanted := autocast_dtype(x)) != y.dtype:
-            raise ValueError(f"{name} returns {y.dtype} in a run of {wanted}; return y.to(x.dtype).")
+            name = type(self.mixer).__name__
+            raise ValueError(f"{name}.forward returns {y.dtype} in a run of {wanted}; return y.to(x.dtype).")
         return y
 
     def forward(self, residual: Tensor, branch: Tensor | None = None) -> tuple[Tensor, Tensor | None]:

@@ -79,8 +79,8 @@ class Notebook:
 
         if not experiments:
             raise ValueError("run: name at least one experiment; `results` reads what is stored")
-        if results is None:
-            raise ValueError("results=None: name a folder, or leave the argument out")
+        if results is None or results == "":
+            raise ValueError(f"results={results!r}: name a folder, or leave the argument out")
         call = prepare(
             self.repository.with_plugins(_listed(plugins)),
             experiments,
@@ -157,6 +157,8 @@ def filters(wanted: Filter | None, name: str) -> list[str]:
     texts = []
     for key, value in _mapping(wanted, name).items():
         alternatives = value if isinstance(value, (list, tuple)) else [value]
+        if not alternatives:
+            raise ValueError(f"{name}={{{key!r}: {value!r}}}: the list is empty; name a value, or leave the key out")
         texts += [f"{key}={_json(part, f'{name}={{{key!r}: ...}}')}" for part in alternatives]
     return texts
 

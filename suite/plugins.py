@@ -34,6 +34,10 @@ TABLES = {"model": "MODELS", "task": "TASKS", "operator": "OPERATORS"}
 """Kind of a name to the dictionary of the plugin that defines it."""
 
 
+_imported: dict[ModuleType, str] = {}
+"""Modules of plugins with the identity that their files had when they were imported."""
+
+
 @dataclass(frozen=True)
 class Plugin:
     """One loaded plugin."""
@@ -63,6 +67,9 @@ def load_plugin(name: str) -> Plugin:
     is_file = path.suffix == ".py" or path.exists()
     module = _import_file(path) if is_file else _import_module(name)
     identity = _identity(module)
+    if _imported.setdefault(module, identity) != identity:
+        # the process has the old code, whose runs would get the identity of the new one
+        raise ValueError(f"--plugin {name}: its file has changed since it was imported; restart Python (the kernel)")
     entries: dict[str, dict[str, Entry]] = {}
     for kind, table in TABLES.items():
         found = getattr(module, table, {})

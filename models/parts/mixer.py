@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -11,6 +12,14 @@ from models.parts.casts import autocast_dtype
 from models.parts.norms import add_norm
 from models.parts.time_axis import LeftPadding, take_positions
 from suite.state import map_tensors, tensors
+
+
+def of_shape(mixer: nn.Module, y: Any, shape: Sequence[int]) -> Tensor:
+    """Returns y, the result of a mixer. Raises ValueError unless it is a tensor of this shape."""
+    if isinstance(y, Tensor) and y.shape == shape:
+        return y
+    got = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
+    raise ValueError(f"{type(mixer).__name__}.forward must return [B, T, D] = {list(shape)}, got {got}.")
 
 
 class Mixer(nn.Module):
@@ -34,7 +43,7 @@ class Mixer(nn.Module):
 
         The last layer of a network needs no others. A mixer that saves work by it overrides this.
         """
-        return take_positions(self(x), positions)
+        return take_positions(of_shape(self, self(x), x.shape), positions)
 
     def init_state(self, batch_size: int, capacity: int) -> Any:
         """The state before the first step: tensors [B, ...], some with the number [B] of positions that a row has seen.

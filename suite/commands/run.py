@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -147,7 +148,8 @@ def run(
     bad = [finished for finished in ended if finished.status in FAILED]
     if bad:
         unstored = sum(not finished.stored for finished in bad)
-        show = f"show {bad[0].run.run_id[:6]}" + ("" if results == LOCAL else f" --results {results}")
+        show = f"show {bad[0].run.run_id[:6]}"
+        show += "" if results == LOCAL else f" --results {shlex.quote(str(results))}"
         where = f"their rows say why (`{show}`)" if not unstored else f"the rows of {unstored} could not be written"
         line = f"{len(bad)} of {len(ended)} runs ended with an error; {where}"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -156,11 +158,11 @@ def run(
     # value than those of the grid are no part of its table
     known = repository.experiments()
     places = [one.name if one.name in known else shown(one.path.parent) for one in call.experiments]
-    options = "".join(f" --plugin {name}" for name in plugins or ())
+    options = "".join(f" --plugin {shlex.quote(name)}" for name in plugins or ())
     options += "" if scale is None else f" --scale {scale}"
     options += "".join(f" --by {key}" for key in _changed(overrides or (), call))
-    options += "" if results == LOCAL else f" --results {results}"
-    reports = "; ".join(f"python run_suite.py report {place}{options}" for place in places)
+    options += "" if results == LOCAL else f" --results {shlex.quote(str(results))}"
+    reports = "; ".join(f"python run_suite.py report {shlex.quote(str(place))}{options}" for place in places)
     done = sum(finished.status != UNNEEDED for finished in ended)
     count = counted(done) + f", {len(ended) - done} not needed" * (done < len(ended))
     console.print(f"done: {count}; now: {reports}", highlight=False, markup=False, soft_wrap=True)

@@ -19,7 +19,7 @@ class Select(Config):
     with the smallest mean loss on `split` is chosen where all their runs have a loss, and else the first of the grid.
     """
 
-    best_of: tuple[str, ...]
+    best_of: tuple[str, ...] = Field(min_length=1)
     by: str = "accuracy"
     split: Literal["train", "valid", "test"] = "valid"
     enough: Score | None = None

@@ -37,6 +37,18 @@ class NarrowConfig(BackboneConfig):
         return Narrow()
 
 
+class Short(Mixer):
+    """A mixer whose result has a position less."""
+
+    def forward(self, x):
+        return x[:, :-1]
+
+
+class ShortConfig(BackboneConfig):
+    def mixer(self, layer, spec):
+        return Short()
+
+
 class Coarse(Mixer):
     """A mixer whose result has fewer digits than its input."""
 
@@ -67,8 +79,12 @@ def test_a_mixer_that_does_not_keep_the_contract_is_named():
     with pytest.raises(ValueError, match=r"Narrow.forward must return \[B, T, D\] = \[1, 3, 64\], got \[1, 3, 63\]"):
         model(torch.zeros(1, 3, dtype=torch.long))
     last = NarrowConfig(num_layers=1).build(TOKENS)
-    with pytest.raises(ValueError, match=r"Narrow.forward must return \[B, T, D\] = \[1, 1, 64\], got \[1, 1, 63\]"):
+    with pytest.raises(ValueError, match=r"Narrow.forward must return \[B, T, D\] = \[1, 3, 64\], got \[1, 3, 63\]"):
         last(torch.zeros(1, 3, dtype=torch.long), torch.tensor([[1]]))
+    # a sequence that lacks a position has the labelled ones all the same
+    short = ShortConfig(num_layers=1).build(TOKENS)
+    with pytest.raises(ValueError, match=r"Short.forward must return \[B, T, D\] = \[1, 3, 64\], got \[1, 2, 64\]"):
+        short(torch.zeros(1, 3, dtype=torch.long), torch.tensor([[1]]))
     with pytest.raises(NotImplementedError, match=r"Narrow defines no method state_size\(self, length\)"):
         Narrow().state_size(3)
 

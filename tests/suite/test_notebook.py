@@ -67,6 +67,8 @@ def test_results_are_filtered_by_columns_and_settings(tmp_path):
         ({"log": "tensorbord"}, "did you mean 'tensorboard'"),
         ({"plugins": "none.py"}, "none.py: no such file"),
         ({"results": None}, "results=None: name a folder"),
+        ({"results": ""}, "results='': name a folder"),
+        ({"only": {"model.name": []}}, "only={'model.name': []}: the list is empty"),
     ],
 )
 def test_a_fault_is_an_exception_with_the_sentence_of_the_command(tmp_path, arguments, words):

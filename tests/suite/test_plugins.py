@@ -105,9 +105,13 @@ def test_files_that_cannot_be_modules_are_refused(plugin, command_line, tmp_path
         assert words in done.stderr
 
 
-def test_another_text_is_another_identity(plugin):
-    first = load_plugin(str(plugin(MODEL.replace("NAME", "'mine'")))).identity
-    path = plugin(MODEL.replace("NAME", "'mine'") + "\n# changed\n")
+def test_another_text_is_another_identity_once_it_is_imported(plugin):
+    path = plugin(MODEL.replace("NAME", "'mine'"))
+    first = load_plugin(str(path)).identity
+    path.write_text(path.read_text() + "\n# changed\n")
+    with pytest.raises(ValueError, match="its file has changed since it was imported; restart Python"):
+        load_plugin(str(path))
+    del sys.modules[path.stem]
     second = load_plugin(str(path)).identity
     assert first != second
     assert first.split()[:2] == second.split()[:2] == [path.stem, "sha256"]
@@ -336,6 +340,8 @@ def test_weights_of_a_changed_plugin_are_refused(plugin, grid, command_line, tmp
     assert done.returncode == 0
     (weights,) = tmp_path.rglob("*.weights")
     path.write_text(path.read_text() + "# changed\n")
+    # as in a process of its own
+    del sys.modules[path.stem]
     done = command_line("generate", weights, "--plugin", path, "--prompt", "1 2")
     assert done.returncode == 2
     assert "was defined by" in done.stderr

@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -20,6 +21,14 @@ def identity(resolved: Mapping[str, Any]) -> str:
         resolved = {**resolved, "task": task}
     text = json.dumps(resolved, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def files_digest(paths: Iterable[Path], folder: Path) -> str:
+    """Returns the SHA-256, in hexadecimal, of files below a folder: of their names in it and their contents."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in paths if path.is_file()):
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def likeness(scale: str, resolved: Mapping[str, Any]) -> tuple[str, str]:

@@ -79,8 +79,8 @@ class Notebook:
 
         if not experiments:
             raise ValueError("run: name at least one experiment; `results` reads what is stored")
-        if results is None or results == "":
-            raise ValueError(f"results={results!r}: name a folder, or leave the argument out")
+        if results is None:
+            raise ValueError("results=None: name a folder, or leave the argument out")
         call = prepare(
             self.repository.with_plugins(_listed(plugins)),
             experiments,

@@ -13,7 +13,6 @@ identity in them, so a changed plugin makes new runs instead of passing for the 
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -26,11 +25,12 @@ from types import ModuleType
 from typing import Any
 
 from suite.environment import REPOSITORY
-from suite.registry import Entry
+from suite.identity import files_digest
+from suite.registry import PLUGGABLE, Entry
 
 GROUP = "subquad.plugins"
 """Group of the entry points with which an installed package offers a plugin."""
-TABLES = {"model": "MODELS", "task": "TASKS", "operator": "OPERATORS"}
+TABLES = {kind: f"{kind.upper()}S" for kind in PLUGGABLE}
 """Kind of a name to the dictionary of the plugin that defines it."""
 
 
@@ -148,8 +148,5 @@ def _identity(module: ModuleType) -> str:
     file = Path(module.__file__ or "")
     if distributions and "site-packages" in file.parts:
         return f"{distributions[0]} {importlib.metadata.version(distributions[0])}"
-    digest = hashlib.sha256()
-    files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
-    for source in files:
-        digest.update(source.relative_to(file.parent).as_posix().encode() + b"\0" + source.read_bytes() + b"\0")
-    return f"{module.__name__} sha256 {digest.hexdigest()[:16]}"
+    files = file.parent.rglob("*.py") if file.name == "__init__.py" else [file]
+    return f"{module.__name__} sha256 {files_digest(files, file.parent)[:16]}"

@@ -49,7 +49,7 @@ def counted(runs: int) -> str:
     return f"{runs} run" + "s" * (runs != 1)
 
 
-PLUGGABLE = frozenset({"task", "model", "operator"})
+PLUGGABLE = ("model", "task", "operator")
 """Kinds of names that a plugin may add to."""
 
 

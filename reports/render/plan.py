@@ -187,7 +187,7 @@ def check_table(spec: TableSpec, where: str, sections: Sequence[str] = SECTIONS)
 
 
 DIRECTIONS = ("higher", "lower", "")
-"""What `better` may be in expected.csv."""
+"""The column `better` of expected.csv has one of these words, or is empty."""
 
 
 def read_expected(path: Path) -> dict[tuple[str, str], Published]:
@@ -208,7 +208,7 @@ def read_expected(path: Path) -> dict[tuple[str, str], Published]:
 
 
 def _number(text: str, where: str) -> float:
-    """The number that the text of a value stands for."""
+    """Returns the number that the text of a value stands for. Raises ValueError where it is none."""
     try:
         number = float(text)
     except ValueError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -56,7 +55,7 @@ def evaluate(
     path = find_weights(weights, [results, repository.reference])
 
     from suite.environment import pick_device, provenance
-    from suite.identity import identity
+    from suite.identity import files_digest, identity
     from suite.settings.resolver import Resolver
     from suite.store import storage
     from suite.store.target import probe, writable
@@ -73,13 +72,13 @@ def evaluate(
         "shots": num_fewshot,
         "limit": limit,
         "harness": version,
-        # what changes the answers is part of the identity, and only where it is given, as before there was it
-        **({} if tokenizer is None else {"tokenizer": digest_of(tokenizer)}),
-        **({} if folder is None else {"include": digest_of(folder)}),
+        # both change the answers; they are left out where they are not given, so that older evaluations keep their ids
+        **({} if tokenizer is None else {"tokenizer": files_digest([tokenizer], tokenizer.parent)}),
+        **({} if folder is None else {"include": files_digest(folder.rglob("*"), folder)}),
     }
     scale = "all" if limit is None else "limited"
     with writable("--results", results):
-        # before hours of questions
+        # the answers may take hours, so a folder that cannot be written is an error now
         probe(results / EXPERIMENT / scale)
     answers = harness.Answers(model, encode, decode, spec.max_length, batch_size, target)
     scores = harness.evaluate(answers, names, folder=folder, num_fewshot=num_fewshot, limit=limit)
@@ -109,15 +108,6 @@ def evaluate(
     with writable("--results", results):
         storage.write(place, [*rows, {**shared, "metric": "run", "unit": "", "value": None}])
     print(f"{place}: {len(rows)} rows, lm-evaluation-harness {version}")
-
-
-def digest_of(path: Path) -> str:
-    """Returns the SHA-256 of a file, or of all files of a folder with their names."""
-    sha = hashlib.sha256()
-    for file in [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file()):
-        name = "" if file == path else file.relative_to(path).as_posix()
-        sha.update(name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return sha.hexdigest()
 
 
 def _error(error: float | None) -> str:

@@ -193,9 +193,10 @@ def _print_dry_run(console: Console, call: Call, reference: Path, scale: str | N
     from suite.store.estimate import estimate
     from suite.store.status import unstored_state
 
-    fresh = call.settings.fresh
-    unstored = {run.run_id: "to do" if fresh else unstored_state(run, call.results) for run in call.todo}
-    states = [item.stored or unstored.get(item.run.run_id, "to do") for item in call.planned]
+    begins_anew = call.settings.fresh
+    states = [
+        item.stored or ("to do" if begins_anew else unstored_state(item.run, call.results)) for item in call.planned
+    ]
     print_plan([item.run for item in call.planned], states)
     counts = {
         "interrupted": sum(state == "interrupted" for state in states),

@@ -39,7 +39,7 @@ MOST_SPLITS = 50_000
 SPEED_UNITS = frozenset({"s", "ms", "us", "tokens/s", "steps/s", "bytes/s", "flop/s", "bytes", "MiB"})
 """Units of what depends on the device."""
 SMALLER_UNITS = frozenset({"s", "ms", "us", "bytes", "MiB", "nats", "bits", "sd"})
-"""Units of what is better where it is smaller."""
+"""A value in one of these units is better where it is smaller."""
 SPEEDS = frozenset(
     {
         *("time", "train_throughput", "inference_throughput", "decode_throughput", "generate_throughput"),

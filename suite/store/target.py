@@ -23,7 +23,10 @@ STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "memory")
 
 
 def target(text: str | Path) -> Path:
-    """The place of this name. ValueError for an address that cannot be used here."""
+    """The place of this name. ValueError for an empty one, and for an address that cannot be used here."""
+    if text == "":
+        # as a path it would be the working directory
+        raise ValueError("the name of a folder is empty; name one, or leave it out")
     if isinstance(text, Path) or "://" not in str(text):
         return Path(text)
     address = str(text)

@@ -83,10 +83,10 @@ def find_weights(name: str, roots: Sequence[Path]) -> Path:
 
 
 def mark(path: Path) -> dict[str, str]:
-    """What identifies a file of weights: the id of the run that ended with them, or else a hash of its content.
+    """Returns what identifies a file of weights: the id of the run that ended with them, or a hash of the content.
 
-    The checkpoint of a run that has not ended has a hash, since a later one has other weights. ValueError where the
-    file holds no weights.
+    The checkpoint of a run that has not ended gets a hash, since a later one has other weights. Raises ValueError where
+    the file holds no weights.
     """
     _read(path, torch.device("meta"))
     if path.suffix == ".weights" and len(path.stem) == 16 and not set(path.stem) - set("0123456789abcdef"):

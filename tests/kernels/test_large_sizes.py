@@ -25,7 +25,7 @@ def empty(*shape, dtype=torch.float32):
 
 @pytest.fixture
 def grids(monkeypatch):
-    """What the launchers of these modules launch: the names of kernels and their grids with three axes."""
+    """Records, instead of launching, the grid of every launch of these modules, with three axes, and its arguments."""
     launched = []
 
     def launch(kernel, grid, *args, **named):
@@ -116,7 +116,7 @@ def test_parts_whose_offsets_would_exceed_int32_are_not_made(monkeypatch):
 
 @pytest.fixture
 def sparse():
-    """Memory of 2^31 elements and more, of which only the pages exist that a test touches."""
+    """Gives memory of more than 2^31 elements, of which the system makes only the pages that a test touches."""
     if torch.cuda.is_available():
         pytest.skip("kernels run on a device here, whose memory has no pages that are made when they are touched")
     # Python has a name for MAP_NORESERVE from 3.13 on; this is its value on Linux

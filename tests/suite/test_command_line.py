@@ -156,7 +156,7 @@ def test_an_empty_name_of_a_folder_is_not_the_current_one(command_line):
     for command in ("run", "status", "report"):
         done = command_line(command, "quickstart", "--results", "")
         assert done.returncode == 2
-        assert done.stderr.startswith("error: --results: the name of a folder is empty")
+        assert done.stderr.startswith("error: the name of a folder is empty")
 
 
 @pytest.mark.parametrize("command", ["run", "status", "report", "show"])

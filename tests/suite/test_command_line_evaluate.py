@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from models import MODELS
-from suite.commands.evaluate import digest_of
 from suite.runner import execute
 from suite.settings.config import ExperimentConfig
 from suite.settings.grid import expand
@@ -118,17 +117,6 @@ def test_a_prompt_keeps_half_of_the_positions_where_more_tokens_are_asked_for(ke
     answers.greedy(TEXT * 9, [], 256)
     answers.greedy(TEXT * 9, [], 4)
     assert prompts == [(16, 17), (28, 4)]
-
-
-def test_the_files_of_an_evaluation_are_part_of_its_identity(tasks, tmp_path):
-    (tmp_path / "a").write_text("one")
-    digests = [digest_of(tmp_path)]
-    assert digest_of(tmp_path) == digests[0]
-    (tmp_path / "a").rename(tmp_path / "b")
-    digests.append(digest_of(tmp_path))
-    (tmp_path / "b").write_text("two")
-    digests += [digest_of(tmp_path), digest_of(tmp_path / "b"), digest_of(tasks)]
-    assert len(set(digests)) == len(digests)
 
 
 def test_tasks_with_local_data_are_asked_and_stored(kept, tasks, command_line, monkeypatch):

@@ -67,7 +67,7 @@ def test_results_are_filtered_by_columns_and_settings(tmp_path):
         ({"log": "tensorbord"}, "did you mean 'tensorboard'"),
         ({"plugins": "none.py"}, "none.py: no such file"),
         ({"results": None}, "results=None: name a folder"),
-        ({"results": ""}, "results='': name a folder"),
+        ({"results": ""}, "the name of a folder is empty"),
         ({"only": {"model.name": []}}, "only={'model.name': []}: the list is empty"),
     ],
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from run_suite import REPOSITORY
+from suite.identity import files_digest
 from suite.plugins import load_plugin, load_plugins
 from suite.settings.config import ExperimentConfig, name_plugins
 from suite.store import storage
@@ -115,6 +116,23 @@ def test_another_text_is_another_identity_once_it_is_imported(plugin):
     second = load_plugin(str(path)).identity
     assert first != second
     assert first.split()[:2] == second.split()[:2] == [path.stem, "sha256"]
+
+
+def test_the_digest_of_files_has_their_names_and_contents(tmp_path):
+    def digest():
+        return files_digest(tmp_path.rglob("*"), tmp_path)
+
+    (tmp_path / "a").write_text("one")
+    digests = [digest()]
+    (tmp_path / "folder").mkdir()
+    assert digest() == digests[0]
+    (tmp_path / "a").rename(tmp_path / "b")
+    digests.append(digest())
+    (tmp_path / "b").write_text("two")
+    digests.append(digest())
+    (tmp_path / "folder" / "c").touch()
+    digests.append(digest())
+    assert len(set(digests)) == len(digests)
 
 
 def test_the_word_plugins_stands_for_their_names():

@@ -95,6 +95,7 @@ def test_two_runs_are_bitwise_equal(memory):
         assert torch.equal(first, second)
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("memory", [channel_last, channel_first])
 def test_a_million_steps(memory):
     inputs = make_inputs(1, 2**20, 6)
@@ -104,6 +105,7 @@ def test_a_million_steps(memory):
         assert_close(a, e, torch.bfloat16, plain=e.to(torch.bfloat16), what=f"result {index}")
 
 
+@pytest.mark.large
 def test_offsets_beyond_two_to_the_31():
     """A view whose last step is more than 2^31 elements behind its first."""
     storage = torch.zeros(2**31 + 2**20, dtype=torch.bfloat16, device="cuda")

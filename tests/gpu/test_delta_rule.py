@@ -140,6 +140,7 @@ def test_packed_sequences_equal_separate_ones():
         assert_close(a, e, torch.bfloat16, plain=e.to(torch.bfloat16), what=f"result {index}")
 
 
+@pytest.mark.large
 def test_offsets_beyond_two_to_the_31():
     """A view whose last step is more than 2^31 elements behind its first."""
     inputs = make_inputs(1, 70, 1, 64, 64, "head")

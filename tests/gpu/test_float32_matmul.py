@@ -89,6 +89,7 @@ def test_infinities_and_nan_stay():
     assert torch.equal(found.isinf(), expected.isinf())
 
 
+@pytest.mark.large
 def test_more_than_two_to_the_31_elements():
     a, b = torch.randn(2**18 + 1, 16, device="cuda"), torch.randn(16, 2**13, device="cuda")
     last = float32_matmul(a, b, backend="triton")[-1]

@@ -117,6 +117,7 @@ def test_a_hundred_thousand_steps(decay):
         assert_close(a, e, torch.bfloat16, plain=e.to(torch.bfloat16), what=f"{name} without gradients")
 
 
+@pytest.mark.large
 def test_offsets_beyond_two_to_the_31():
     """A view whose last step is more than 2^31 elements behind its first."""
     inputs = make_inputs(1, 70, 1, 64, 64, "key")

@@ -146,6 +146,7 @@ def test_passing_the_state_equals_the_whole():
     torch.testing.assert_close(state, final, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.large
 def test_a_million_steps():
     assert_results_close(make_inputs(1, 2**20, 16, gates="plain"), torch.bfloat16)
 

@@ -137,6 +137,7 @@ def test_two_runs_are_bitwise_equal():
     assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
 
 
+@pytest.mark.large
 def test_more_than_two_to_the_31_elements():
     inputs, options = make_inputs(2**21 + 3, 1024, torch.bfloat16, residual=False)
     y = norm(**inputs, **options)

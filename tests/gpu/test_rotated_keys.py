@@ -48,6 +48,7 @@ def test_two_runs_are_bitwise_equal():
         assert torch.equal(a, b)
 
 
+@pytest.mark.large
 def test_more_than_two_to_the_31_elements():
     """Offsets of the last keys do not fit 32 bits; the last positions are those of a short call."""
     if torch.cuda.get_device_properties(0).total_memory < 60e9:

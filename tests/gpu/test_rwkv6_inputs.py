@@ -45,6 +45,7 @@ def test_two_runs_are_bitwise_equal():
         assert torch.equal(a, b)
 
 
+@pytest.mark.large
 def test_more_than_two_to_the_31_elements():
     if torch.cuda.mem_get_info()[0] < 70e9:
         pytest.skip("needs 70 GB that no other process uses")

@@ -43,6 +43,7 @@ def test_two_runs_are_bitwise_equal():
         assert torch.equal(a, b)
 
 
+@pytest.mark.large
 def test_more_than_two_to_the_31_elements():
     if torch.cuda.mem_get_info()[0] < 40e9:
         pytest.skip("needs 40 GB that no other process uses")

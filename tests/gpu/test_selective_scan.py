@@ -176,11 +176,13 @@ def test_passing_the_state_equals_the_whole(split):
     torch.testing.assert_close(state, final, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.large
 def test_a_million_steps():
     inputs = make_inputs(1, 2**20, 3, dtype=torch.float32)
     assert_equals_plain_pytorch_in_double_precision(inputs, torch.float32)
 
 
+@pytest.mark.large
 def test_offsets_beyond_two_to_the_31():
     """A view whose last step is more than 2^31 elements behind its first."""
     storage = torch.zeros(2**31 + 2**20, dtype=torch.bfloat16, device="cuda")

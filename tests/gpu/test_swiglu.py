@@ -28,6 +28,7 @@ def test_large_inputs_equal_plain_pytorch_in_double_precision(rows, width, dtype
         assert_close(a, e, dtype, plain=p)
 
 
+@pytest.mark.large
 def test_more_than_two_to_the_31_elements():
     x = torch.randn(2**18 + 1, 2**13, device="cuda", dtype=torch.bfloat16)
     assert torch.equal(swiglu(x)[-3:], swiglu(x[-3:].clone()))

@@ -46,6 +46,7 @@ def test_two_runs_are_bitwise_equal():
         assert torch.equal(a, b)
 
 
+@pytest.mark.large
 def test_more_than_two_to_the_31_elements():
     x = torch.randn(1, 2**18 + 1, 2**13, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     mu = torch.rand(1, 2**13, device="cuda")
@@ -57,6 +58,7 @@ def test_more_than_two_to_the_31_elements():
     assert torch.equal(dx[:, -4:], torch.autograd.grad(y_end, end, y_end.detach())[0])
 
 
+@pytest.mark.large
 def test_more_than_two_to_the_31_elements_of_delta():
     x = torch.randn(1, 2**17 + 1, 2**13, device="cuda", dtype=torch.bfloat16)
     mu = torch.rand(2, 2**13, device="cuda")

@@ -130,7 +130,7 @@ def _table(lines: Sequence[Line]) -> Iterator[tuple[str, ...]]:
     """The lines as text, each experiment's together, worse and better ones first."""
     from suite.store.comparison import labels
 
-    order = ("worse", "better", "same", "too few seeds", "identical")
+    order = ("worse", "better", "differs", "same", "too few seeds", "identical")
     names = labels([line.measure for line in lines])
     devices = {line.measure.device for line in lines} - {""}
     for line in sorted(lines, key=lambda line: order.index(line.verdict)):

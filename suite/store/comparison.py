@@ -48,7 +48,8 @@ SPEEDS = frozenset(
 )
 """Metrics of speed and memory that are compared unless a filter names others."""
 
-Verdict = Literal["better", "worse", "same", "too few seeds", "identical"]
+Verdict = Literal["better", "worse", "differs", "same", "too few seeds", "identical"]
+"""`differs`: of a metric whose name and unit do not say whether a smaller value is the better one."""
 
 
 class Measure(NamedTuple):
@@ -217,8 +218,11 @@ class Line:
         if self.is_identical:
             return "identical"
         a, b = self.means
-        lower = self.measure.unit in SMALLER_UNITS or bool(smaller_is_better(self.measure.metric))
-        direction: Verdict = "better" if (b < a) == lower else "worse"
+        unit = self.measure.unit
+        lower = (
+            True if unit in SMALLER_UNITS else False if unit.endswith("/s") else smaller_is_better(self.measure.metric)
+        )
+        direction: Verdict = "differs" if lower is None else "better" if (b < a) == lower else "worse"
         if self.is_speed:
             if min(a, b) <= 0:
                 return "same" if a == b else direction

@@ -92,6 +92,15 @@ def test_a_loss_that_falls_is_better(command_line, sides):
     assert "better" in command_line("compare", *sides).stdout
 
 
+def test_a_metric_of_unknown_direction_only_differs(command_line, sides):
+    write(sides[0], LOW, metric="surprise", unit="")
+    write(sides[1], HIGH, metric="surprise", unit="")
+    (line,) = (
+        line for line in command_line("compare", *sides).stdout.splitlines() if line.lstrip().startswith("toy/x")
+    )
+    assert line.split()[-3:] == ["4", "0.029", "differs"]
+
+
 @pytest.mark.parametrize(
     ("factor", "jitter", "verdict"),
     [(1.05, 0.001, "worse"), (0.95, 0.001, "better"), (1.02, 0, "same"), (1.05, 0.3, "same")],

@@ -191,13 +191,12 @@ def _print_dry_run(console: Console, call: Call, reference: Path, scale: str | N
     from suite.runner import UNNEEDED
     from suite.store import storage
     from suite.store.estimate import estimate
-    from suite.store.status import unstored_state
+    from suite.store.status import unstored_states
 
-    begins_anew = call.settings.fresh
-    states = [
-        item.stored or ("to do" if begins_anew else unstored_state(item.run, call.results)) for item in call.planned
-    ]
-    print_plan([item.run for item in call.planned], states)
+    runs = [item.run for item in call.planned]
+    unstored = ["to do"] * len(runs) if call.settings.fresh else unstored_states(runs, call.results)
+    states = [item.stored or state for item, state in zip(call.planned, unstored, strict=True)]
+    print_plan(runs, states)
     counts = {
         "interrupted": sum(state == "interrupted" for state in states),
         "without data": sum(run.is_planned_only for run in call.todo),

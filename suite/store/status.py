@@ -14,6 +14,7 @@ from suite.store import storage
 from suite.store.claims import Claim, find_claims
 from suite.store.enough import Enough
 from suite.store.jobs import Job, find_jobs, states
+from suite.store.target import files_like, is_folder
 
 ORDER = ("running", "queued", "ok", "diverged", "oom", "failed", "n/a", "interrupted", "to do", "unneeded", "no data")
 
@@ -43,9 +44,10 @@ def standings(runs: Sequence[Run], root: Path, select: Select | None = None) -> 
     except OSError:
         words = {job.job_id: "its scheduler cannot be asked here" for job in jobs.values()}
     paths = [storage.result_path(root, run.experiment, run.scale, run.run_id) for run in runs]
+    unstored = unstored_states(runs, root)
     found = [
-        _standing(run, root, ending, claims.get((run.scale, run.run_id)), jobs.get(run.run_id), words)
-        for run, ending in zip(runs, storage.endings(paths), strict=True)
+        _standing(run, state, ending, claims.get((run.scale, run.run_id)), jobs.get(run.run_id), words)
+        for run, state, ending in zip(runs, unstored, storage.endings(paths), strict=True)
     ]
     return [_spared(standing, enough) if standing.state in ("to do", "interrupted") else standing for standing in found]
 
@@ -56,10 +58,10 @@ def _spared(standing: Standing, enough: Enough) -> Standing:
 
 
 def _standing(
-    run: Run, root: Path, ending: storage.Ending | None, claim: Claim | None, job: Job | None, words: dict[str, str]
+    run: Run, unstored: str, ending: storage.Ending | None, claim: Claim | None, job: Job | None, words: dict[str, str]
 ) -> Standing:
     if run.is_planned_only:
-        return Standing(run, unstored_state(run, root), "")
+        return Standing(run, unstored, "")
     # a stored run that is repeated has rows, and a claim or a job
     if claim is not None and claim.live:
         return Standing(run, "running", f"{claim.holder}, since {claim.since.removesuffix('+00:00')} UTC")
@@ -68,16 +70,21 @@ def _standing(
     if ending is not None:
         return Standing(run, ending.status, ending.error.partition("\n")[0])
     detail = "" if job is None else f"its job {job.job_id} has ended without rows"
-    state = unstored_state(run, root)
-    return Standing(run, state, detail or "continues from its checkpoint" * (state == "interrupted"))
+    return Standing(run, unstored, detail or "continues from its checkpoint" * (unstored == "interrupted"))
 
 
-def unstored_state(run: Run, root: Path) -> str:
-    """Returns where a run without rows stands that no process carries out: `no data`, `interrupted` or `to do`."""
-    if run.is_planned_only:
-        return "no data"
-    is_begun = storage.checkpoint_path(root, run.experiment, run.scale, run.run_id).exists()
-    return "interrupted" if is_begun else "to do"
+def unstored_states(runs: Sequence[Run], root: Path) -> list[str]:
+    """Returns where runs stand if they have no rows and no process carries them out.
+
+    That is `no data`, `interrupted` or `to do`. Each folder is listed once, because a bucket answers slowly.
+    """
+    checkpoints = [storage.checkpoint_path(root, run.experiment, run.scale, run.run_id) for run in runs]
+    folders = {path.parent for path in checkpoints}
+    there = {path for folder in folders if is_folder(folder) for path in files_like(folder, "*.checkpoint")}
+    return [
+        "no data" if run.is_planned_only else "interrupted" if path in there else "to do"
+        for run, path in zip(runs, checkpoints, strict=True)
+    ]
 
 
 def summary(found: Sequence[Standing]) -> str:

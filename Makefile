@@ -25,9 +25,11 @@ test-all: test
 	$(PYTEST) $(PARALLEL) -m "slow and not timing"
 	$(PYTEST) tests/benchmarks -m "timing and slow"
 
-# The tests that need a GPU. Nearly all of their time is the compilation of kernels, which the workers share.
+# The tests that need a GPU. Nearly all of their time is the compilation of kernels, which the workers share. The tests
+# that take much of its memory have the GPU to themselves.
 test-gpu: $(VENV)/test.stamp
-	$(PYTEST) -n 16 --dist worksteal tests/gpu
+	$(PYTEST) -n 16 --dist worksteal -m "not large" tests/gpu
+	$(PYTEST) -m large tests/gpu
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff format --check .

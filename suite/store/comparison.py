@@ -218,10 +218,7 @@ class Line:
         if self.is_identical:
             return "identical"
         a, b = self.means
-        unit = self.measure.unit
-        lower = (
-            True if unit in SMALLER_UNITS else False if unit.endswith("/s") else smaller_is_better(self.measure.metric)
-        )
+        lower = _is_better_smaller(self.measure)
         direction: Verdict = "differs" if lower is None else "better" if (b < a) == lower else "worse"
         if self.is_speed:
             if min(a, b) <= 0:
@@ -230,6 +227,14 @@ class Line:
         if self.smallest_p > ALPHA:
             return "too few seeds"
         return direction if (self.p or 0.0) <= ALPHA else "same"
+
+
+def _is_better_smaller(measure: Measure) -> bool | None:
+    if measure.unit in SMALLER_UNITS:
+        return True
+    if measure.unit.endswith("/s"):
+        return False
+    return smaller_is_better(measure.metric)
 
 
 def _noise(values: Iterable[Value]) -> float:

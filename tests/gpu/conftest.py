@@ -1,19 +1,14 @@
 """The tests of this folder need an accelerator; without one they are skipped with that reason.
 
-All of them take about eight minutes of one H200 and 16 cores, most of it to compile kernels:
+All of them take about eight minutes of one H200 and 16 cores, most of it to compile kernels. Tests with the mark
+`large` take up to 70 GB of the GPU's memory, so they run one after the other:
 
-    python -m pytest -n 16 --dist worksteal tests/gpu
-
-The workers share the memory of the GPU. So each of them frees what its last test held, and tests with the mark `large`,
-some of which take more than 10 GiB, run one at a time.
+    python -m pytest -n 16 --dist worksteal -m "not large" tests/gpu
+    python -m pytest -m large tests/gpu
 """
-
-import contextlib
-import os
 
 import pytest
 import torch
-from filelock import FileLock
 
 
 def pytest_collection_modifyitems(items):
@@ -26,15 +21,10 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def shared_memory(request, tmp_path_factory):
-    if not torch.cuda.is_available():
-        yield
-        return
-    # the folder above the base is the same for all workers, and the base itself where there are none
-    base = tmp_path_factory.getbasetemp()
-    lock = FileLock((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "large.lock")
-    with lock if request.node.get_closest_marker("large") else contextlib.nullcontext():
-        yield
+def freed_memory():
+    """Free what a test held on the GPU, because other workers need the memory that a worker keeps for itself."""
+    yield
+    if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 

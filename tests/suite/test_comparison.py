@@ -92,6 +92,12 @@ def test_a_loss_that_falls_is_better(command_line, sides):
     assert "better" in command_line("compare", *sides).stdout
 
 
+def test_a_rate_that_grows_is_better_whatever_its_name(command_line, sides):
+    write(sides[0], [1.0], metric="train_steps", unit="steps/s", samples=[1.0] * 9)
+    write(sides[1], [2.0], metric="train_steps", unit="steps/s", samples=[2.0] * 9)
+    assert "better" in command_line("compare", *sides, "--only", "metric=train_steps").stdout
+
+
 def test_a_metric_of_unknown_direction_only_differs(command_line, sides):
     write(sides[0], LOW, metric="surprise", unit="")
     write(sides[1], HIGH, metric="surprise", unit="")

@@ -69,9 +69,8 @@ class Notebook:
         A run that fails is no exception: its row `run` says why. An interrupted call continues when it is repeated. In
         a script, `jobs` above 1 needs the guard `if __name__ == "__main__":`, as all worker processes of Python do.
         """
-        from rich.console import Console
-
         from suite.commands.carrying_out import prepare
+        from suite.commands.console import lasting_console
         from suite.display import GridDisplay
         from suite.executors.contract import Settings
         from suite.store import storage
@@ -105,7 +104,7 @@ class Notebook:
             force=force,
             retry_failed=False,
         )
-        with GridDisplay(Console(quiet=quiet), len(call.todo), quiet, [item.run for item in call.planned]) as display:
+        with GridDisplay(lasting_console(quiet), len(call.todo), quiet, [item.run for item in call.planned]) as display:
             try:
                 if call.todo:
                     call.carry_out(display)

@@ -1,9 +1,12 @@
-"""The console on which commands print their tables."""
+"""The consoles on which commands print: one for their tables, and one for a grid that must not end with its output."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import IO, TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,3 +21,48 @@ def table_console() -> Console:
     from rich.console import Console
 
     return Console() if sys.stdout.isatty() else Console(width=UNLIMITED)
+
+
+def lasting_console(quiet: bool = False) -> Console:
+    """Returns a console for a grid, which goes on where standard output is closed (`| head`) or its disk is full."""
+    from rich.console import Console
+
+    file = None if sys.stdout is None else cast(IO[str], _Lasting(sys.stdout))
+    return Console(quiet=quiet, file=file)
+
+
+class _Lasting:
+    """A stream whose errors of writing end its output alone, with one line on standard error."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.stream = stream
+        self.is_lost = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        with self._kept_going():
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._kept_going():
+            self.stream.flush()
+
+    @contextlib.contextmanager
+    def _kept_going(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if self.is_lost:
+                return
+            self.is_lost = True
+            with contextlib.suppress(OSError):
+                # what is buffered is written at the end of the process, which would fail as well
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, self.stream.fileno())
+                os.close(nowhere)
+            with contextlib.suppress(OSError):
+                reason = error.strerror or error
+                print(f"standard output cannot be written ({reason}); the runs go on without it", file=sys.stderr)

@@ -81,9 +81,8 @@ def run(
     ] = False,
 ) -> None:
     """Carry out the runs of experiments. Stored runs are skipped, and interrupted ones continue."""
-    from rich.console import Console
-
     from suite.commands.carrying_out import prepare
+    from suite.commands.console import lasting_console
     from suite.executors.contract import LeftRunningError, Settings
     from suite.runner import FAILED, UNNEEDED
 
@@ -111,7 +110,7 @@ def run(
         without_data=dry_run,
     )
     # of the processes that torchrun starts, one speaks
-    console = Console(quiet=processes > 1 and os.environ.get("RANK", "0") != "0")
+    console = lasting_console(quiet=processes > 1 and os.environ.get("RANK", "0") != "0")
     if (line := call.outdated) is not None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     if dry_run:

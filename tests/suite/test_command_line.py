@@ -200,6 +200,20 @@ def test_a_results_folder_that_cannot_be_written_is_refused_before_any_run(comma
     assert "this is a file; name the folder of results" in done.stderr
 
 
+@pytest.mark.parametrize(("place", "reason"), [("full", "No space left on device"), ("closed", "Broken pipe")])
+def test_a_grid_goes_on_without_its_output(command_line, tmp_path, monkeypatch, place, reason):
+    reader, writer = os.pipe()
+    os.close(reader)
+    only = ("--only", "model.name=attention", "--only", "model.d_model=8", "--device", "cpu", "--results", tmp_path)
+    with open("/dev/full" if place == "full" else writer, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        done = command_line("run", "quickstart", "--seeds", "1", "--set", "train.steps=2", *only)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == f"standard output cannot be written ({reason}); the runs go on without it\n"
+    (rows,) = tmp_path.rglob("*.parquet")
+    assert storage.ending(rows).status == "ok"
+
+
 def test_more_processes_than_cores_are_refused(command_line):
     done = command_line("run", "quickstart", "--device", "cpu", "--nproc", "4096", "--dry-run")
     assert done.returncode == 2

@@ -66,8 +66,7 @@ class Notebook:
         log: viewers that get the metrics while a run trains, `["tensorboard"]`.
         quiet: print nothing.
 
-        A run that fails is no exception: its row `run` says why. An interrupted call continues when it is repeated. In
-        a script, `jobs` above 1 needs the guard `if __name__ == "__main__":`, as all worker processes of Python do.
+        A run that fails is no exception: its row `run` says why. An interrupted call continues when it is repeated.
         """
         from suite.commands.carrying_out import prepare
         from suite.commands.console import lasting_console

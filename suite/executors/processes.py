@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
+from types import ModuleType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -68,13 +69,28 @@ def start_server() -> None:
         forkserver.ensure_running()
 
 
+@contextlib.contextmanager
+def _without_the_main_script() -> Iterator[None]:
+    """A context in which a process that is started does not import the script that the user called.
+
+    No process needs it, and a script without the guard `if __name__ == "__main__":` would carry out its grid in each.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 def start(body: Callable[..., None], *arguments: Any, daemon: bool = True, name: str | None = None) -> BaseProcess:
     """Starts a process that calls `body` with the arguments, in the surroundings that this process has now."""
     process = CONTEXT.Process(target=_begin, args=(dict(os.environ), body, *arguments), daemon=daemon, name=name)
     for tries_left in reversed(range(TRIES)):
         start_server()
         try:
-            process.start()
+            with _without_the_main_script():
+                process.start()
             break
         except (ConnectionError, EOFError):
             # the server was killed, and may be found dead only in a moment

@@ -7,12 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 from suite.executors.local import OutOfTimeError, run_all
-from suite.executors.processes import CONTEXT
+from suite.executors.processes import CONTEXT, ended, start
 from suite.executors.queue import RunQueue
 from suite.executors.workers import _Worker, run_in_workers
 from suite.store import storage
@@ -20,6 +21,18 @@ from suite.store.claims import Claims
 from tests.suite.toy import make_run
 
 CPU = torch.device("cpu")
+
+
+def test_a_process_does_not_carry_out_the_script_that_starts_it(tmp_path, monkeypatch):
+    script, there = tmp_path / "without_guard.py", tmp_path / "there"
+    script.write_text(f"open({str(tmp_path / 'again')!r}, 'w')\n")
+    main = ModuleType("__main__")
+    main.__file__ = str(script)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    process = start(there.touch)
+    assert ended(process) == "the process ended with exit code 0"
+    assert sorted(tmp_path.iterdir()) == [there, script]
+    assert sys.modules["__main__"] is main
 
 
 class Recording:

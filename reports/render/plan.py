@@ -11,8 +11,8 @@ from typing import Any
 from reports.render.read_table import read_table
 from reports.render.rows import StoredRun, matches, slice_part
 from suite.registry import nearest
-from suite.settings.config import SECTIONS, ExperimentConfig
-from suite.settings.grid import lookup, points, same, seeds_of
+from suite.settings.config import ExperimentConfig
+from suite.settings.grid import check_table, lookup, points, same, seeds_of
 from suite.settings.report_spec import TableSpec
 
 
@@ -113,7 +113,7 @@ def make_plan(config: ExperimentConfig, folder: Path, scale: str) -> Plan:
     grid = points(config, scale)
     published = read_expected(folder / "expected.csv")
     spec = config.table or (plain_table(config, grid) if config.baseline else published_table(published))
-    check_table(spec, str(folder), config.sections)
+    check_table(config, scale, str(folder / "grid.yaml"))
     return Plan(config, spec, scale, grid, published)
 
 
@@ -170,20 +170,6 @@ def published_table(published: Mapping[tuple[str, str], Published]) -> TableSpec
     rows: dict[str, dict[str, Any]] = {row: {} for row, _ in published}
     columns: dict[str, dict[str, Any]] = {column: {} for _, column in published}
     return TableSpec(rows=rows, columns=columns, percent={value.unit for value in published.values()} == {"%"})
-
-
-def check_table(spec: TableSpec, where: str, sections: Sequence[str] = SECTIONS) -> None:
-    """Raises ValueError for a selector key that is neither a dotted key of a run nor a name of a measurement."""
-    for kind, selectors in (("rows", spec.rows), ("columns", spec.columns)):
-        words = ("slice", "metric", "split", "at") if kind == "columns" else ()
-        for label, selector in selectors.items():
-            for key in selector:
-                section, dot, _ = key.partition(".")
-                if not (dot and section in sections) and key not in words:
-                    allowed = ", ".join([*(f"{s}.<key>" for s in sections), *words])
-                    raise ValueError(
-                        f"{where}: table.{kind}.{label}: {key!r} selects nothing; a key is one of {allowed}"
-                    )
 
 
 DIRECTIONS = ("higher", "lower", "")

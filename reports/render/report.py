@@ -25,6 +25,7 @@ from reports.render.sensitivity import Sensitivity, sensitivities
 from reports.render.units import shared_unit
 from suite.registry import counted
 from suite.settings.config import ExperimentConfig
+from suite.settings.grid import check_defaults
 from suite.settings.report_spec import Source, TableSpec
 
 
@@ -92,6 +93,7 @@ def report_of(
 ) -> Report:
     """`build` for the stored runs of an experiment of this name."""
     plan = make_plan(config, folder, pick_scale(config, everything, scale))
+    check_defaults(config, lambda: (run.config for run in everything), str(folder / "grid.yaml"))
     runs, left_out = on_grid([run for run in everything if run.scale == plan.scale], plan.points)
     if config.timed:
         runs, elsewhere = one_device(runs)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from suite.registry import nearest
+from suite.registry import few, nearest
 from suite.runs import Run
-from suite.settings.config import ExperimentConfig, check_sections
+from suite.settings.config import NO_PLUGINS, ExperimentConfig, check_sections
 from suite.settings.parsing import alternatives, assignments, located
 from suite.settings.resolver import Resolver
 from suite.training.run import TrainingRun
@@ -86,8 +86,79 @@ def _check_key(config: ExperimentConfig, key: str, where: str) -> None:
         )
 
 
-def _check_report(config: ExperimentConfig, runs: Iterable[Run], where: str) -> None:
-    """Raises ValueError for a setting that the report is to read and that no run has."""
+def check_table(config: ExperimentConfig, scale: str, where: str) -> None:
+    """Raises ValueError for a row or column of the table whose settings no run of the grid has, at any scale.
+
+    scale: its points are compared first. A point fits where it leaves a key at its default (`check_defaults`).
+    """
+    for place, selector in _selectors(config):
+        words = () if place.startswith("table.rows") else MEASUREMENT
+        for key in selector:
+            section, dot, _ = key.partition(".")
+            if not (dot and section in config.sections) and key not in words:
+                allowed = ", ".join([*(f"{s}.<key>" for s in config.sections), *words])
+                raise ValueError(f"{where}: {place}: {key!r} selects nothing; a key is one of {allowed}")
+        wanted = {key: value for key, value in selector.items() if "." in key}
+        if config.baseline and not any(_fits(wanted, point) for point in _everywhere(config, scale)):
+            raise ValueError(f"{where}: {place}: {_misfit(wanted, config)}")
+
+
+MEASUREMENT = ("slice", "metric", "split", "at")
+"""Keys of a column of the table that name a measurement of a run."""
+
+
+def _selectors(config: ExperimentConfig) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The place and the selector of every row and column of the table."""
+    if config.table is not None:
+        for kind, selectors in (("rows", config.table.rows), ("columns", config.table.columns)):
+            yield from ((f"table.{kind}.{label}", selector) for label, selector in selectors.items())
+
+
+def _everywhere(config: ExperimentConfig, first: str = "") -> Iterator[Point]:
+    """The points of all scales, those of the first one before the others, and those of the sweep as no scale has it."""
+    for scale in dict.fromkeys((first, *config.scales, "")):
+        yield from points(config, scale)
+
+
+def _fits(wanted: Mapping[str, Any], point: Point) -> bool:
+    return all(same(value, point.get(key, value)) for key, value in wanted.items())
+
+
+def _misfit(wanted: Mapping[str, Any], config: ExperimentConfig) -> str:
+    """The reason why no point of any scale has the wanted settings."""
+    everywhere = list(_everywhere(config))
+    for key, value in wanted.items():
+        if not any(_fits({key: value}, point) for point in everywhere):
+            there = list(dict.fromkeys(str(point[key]) for point in everywhere))
+            plugins = "; the names of a plugin need --plugin FILE_OR_MODULE" * (key in NO_PLUGINS)
+            return f"no run has {key}={value}{nearest(str(value), there)}; there are: {few(there)}{plugins}"
+    return f"no run has all of {', '.join(f'{key}={value}' for key, value in wanted.items())}"
+
+
+def check_defaults(config: ExperimentConfig, resolved: Callable[[], Iterable[Mapping[str, Any]]], where: str) -> None:
+    """Raises ValueError for a setting that the table names and that neither the grid states nor a run has by default.
+
+    resolved: gives the settings of runs. Those that have the other settings of a row or column are asked.
+    """
+    stated = {key for point in _everywhere(config) for key in point} if config.baseline and config.table else set()
+    for place, selector in _selectors(config) if stated else ():
+        for key in selector:
+            # a part of a stated value has a longer key: task.train.0.length
+            if "." not in key or any(key == name or key.startswith(f"{name}.") for name in stated):
+                continue
+            others = {name: value for name, value in selector.items() if "." in name and name != key}
+            known: dict[str, Any] = {}
+            for settings in resolved():
+                if all(same(value, lookup(settings, name)) for name, value in others.items()):
+                    known |= iter_keys(settings)
+            if known and key not in known:
+                raise ValueError(f"{where}: {place}: no run has {key!r}{nearest(key, known)}")
+
+
+def _check_report(config: ExperimentConfig, runs: Sequence[Run], scale: str, where: str) -> None:
+    """Raises ValueError for settings that the report is to read and that no run has."""
+    check_table(config, scale, where)
+    check_defaults(config, lambda: (run.resolved for run in runs), where)
     named = dict.fromkeys(config.select.best_of if config.select else (), "select.best_of")
     named |= dict.fromkeys(config.table.mean_over if config.table else (), "table.mean_over")
     if config.figure:
@@ -175,7 +246,7 @@ def expand(
     if not runs:
         raise ValueError(f"{name}: --only {' '.join(only)}: no run satisfies all of them")
     if not only and not overrides:
-        _check_report(config, runs, where)
+        _check_report(config, runs, scale, where)
     # the runs whose weights others start with come first
     bases = [run.base for run in runs if isinstance(run, TrainingRun) and run.base is not None]
     return list({run.run_id: run for run in [*bases, *runs]}.values())

@@ -14,7 +14,7 @@ import pytest
 from models import MODELS
 from reports.render import build, render
 from reports.render.claims import check_claims, read_claims
-from reports.render.plan import check_table, make_plan, read_expected
+from reports.render.plan import make_plan, read_expected
 from reports.render.rows import GridPoints, matches
 from run_suite import WORKLOADS
 from suite.settings.config import find_experiments, load_experiment
@@ -189,7 +189,6 @@ def table_of(name: str):
 @every
 def test_labels_are_those_of_the_published_numbers(name):
     config, table = CONFIGS[name], table_of(name)
-    check_table(table, name, config.sections)
     published = read_expected(EXPERIMENTS[name].parent / "expected.csv")
     assert published or config.baseline, "an experiment without runs lists what the paper prints"
     if published and config.baseline:

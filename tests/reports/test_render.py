@@ -397,6 +397,19 @@ def test_cells_that_a_scale_leaves_out_are_told_from_those_still_to_run(make):
     assert note(report, "—") == "— not run: 4 of 4 cells, 2 of them not in scale tiny"
 
 
+@pytest.mark.parametrize(
+    ("selector", "words"),
+    [
+        ({"model.name": "h33"}, r"grid.yaml: table.rows.Typo: no run has model.name=h33 \(did you mean 'h3'\?\)"),
+        ({"model.nam": "h3"}, r"grid.yaml: table.rows.Typo: no run has 'model.nam' \(did you mean 'model.name'\?\)"),
+    ],
+)
+def test_a_row_that_no_run_can_have_is_an_error_and_not_called_missing(make, selector, words):
+    table = {"rows": {"Typo": selector}, "columns": {"accuracy": {}}}
+    with pytest.raises(ValueError, match=words):
+        make(*three(), config=grid(table=table))
+
+
 def test_rows_only_the_paper_has_are_shown_and_not_counted(make):
     report = make(*three())
     assert not cell(report, "Random", "IH").missing

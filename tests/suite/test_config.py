@@ -185,6 +185,26 @@ def test_other_seeds_are_refused(text):
             ["figure.panels: no run has 'task.lenght'", "'task.length'"],
         ),
         (
+            {"table": {"rows": {"Two": {"model.d_model": 22}}, "columns": {"accuracy": {}}}},
+            {},
+            ["table.rows.Two: no run has model.d_model=22 (did you mean '2'?); there are: 2, 3"],
+        ),
+        (
+            {"table": {"rows": {"Two": {"model.d_model": 2, "train.epochs": 5}}, "columns": {"accuracy": {}}}},
+            {"scale": "paper"},
+            ["table.rows.Two: no run has all of model.d_model=2, train.epochs=5"],
+        ),
+        (
+            {"table": {"rows": {"Two": {"model.d_model": 2}}, "columns": {"fast": {"train.lrr": 0.1}}}},
+            {},
+            ["table.columns.fast: no run has 'train.lrr' (did you mean 'train.lr'?)"],
+        ),
+        (
+            {"table": {"rows": {"Two": {"modle.d_model": 2}}, "columns": {"accuracy": {}}}},
+            {},
+            ["table.rows.Two: 'modle.d_model' selects nothing; a key is one of task.<key>, model.<key>"],
+        ),
+        (
             {"sweep": {f"train.{axis}": [1] * 100 for axis in ("lr", "clip", "eps", "steps")}},
             {},
             ["sweep", "1,000,000"],

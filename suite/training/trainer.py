@@ -93,6 +93,7 @@ class Trainer:
     def __call__(self) -> Outcome:
         """The whole run: train, evaluate, measure."""
         with self._prepared():
+            self._require_rows()
             self._restore()
             self._tell({})
             self._loop()
@@ -189,6 +190,15 @@ class Trainer:
         self.loss_count = torch.zeros((), dtype=torch.int64, device=device)
         self.accumulators = (self.counter, self.bad_step, self.loss_sum, self.loss_count)
         self.graphs = BatchGraphs(self._touched, device, self.watch.cancel) if recorded else None
+
+    def _require_rows(self) -> None:
+        """Raises RunEnded for a task without training or test rows, whose run would measure nothing."""
+        rows = {"test": self.run.task.segments("test", self.run.seed)}
+        if not self.run.task.fresh:
+            rows["train"] = iter(self.splits.train)
+        for split, segments in rows.items():
+            if not any(len(segment) for segment in segments):
+                raise RunEnded("failed", f"task {self.run.task_name} has no rows in its split {split!r}")
 
     def _start_with_weights(self) -> None:
         if self.start is None or not self.start.exists():
@@ -417,7 +427,8 @@ class Trainer:
                 if segment.slice:
                     columns = {"split": split, "slice": segment.slice, "step": self.step}
                     self.outcome.add("accuracy", "fraction", None, status="oom", error=lost, **columns)
-        self._add_rows(split, parts, lost=lost)
+        if not self._add_rows(split, parts, lost=lost) and not lost:
+            raise RunEnded("failed", f"task {self.run.task_name} has no labels in its split 'test'")
 
     def _gather(self) -> None:
         """Puts a whole model in the place of one that is sharded, for what is done without the other processes."""

@@ -9,11 +9,12 @@ import tempfile
 import pytest
 import torch
 
+from suite.contracts import IGNORE, Segment
 from suite.metrics import check_direction, smaller_is_better
 from suite.runner import execute, outdated, plan
 from suite.runs import RunEnded
 from suite.store import storage
-from suite.training import trainer
+from suite.training import data, trainer
 from suite.training.config import TrainConfig
 from suite.training.data import FiniteOrder, FreshOrder, HostOrder, digest, finite_order, load_splits
 from suite.training.schedule import Plateau, lr_factor
@@ -93,6 +94,32 @@ def test_a_run_that_ends_badly_is_a_row_with_its_reason(tmp_path, fault, status)
     # an exception may have been the machine's; the others would happen again
     (planned,) = plan([run], [tmp_path])
     assert planned.todo == (status == "failed")
+
+
+@pytest.mark.parametrize(
+    ("split", "left", "words"),
+    [
+        ("train", 0, "no rows in its split 'train'"),
+        ("test", 0, "no rows in its split 'test'"),
+        ("test", None, "no rows in its split 'test'"),
+        ("test", 40, "no labels in its split 'test'"),
+    ],
+)
+def test_a_task_that_has_nothing_to_measure_is_a_failed_run(tmp_path, monkeypatch, split, left, words):
+    given = Parity.segments
+
+    def segments(self, name, seed):
+        (segment,) = given(self, name, seed)
+        if name != split:
+            yield segment
+        elif left is not None:
+            unlabelled = torch.full_like(segment.targets, IGNORE)
+            yield Segment(segment.inputs[:left], unlabelled[:left], segment.positions[:left])
+
+    monkeypatch.setattr(Parity, "segments", segments)
+    monkeypatch.setattr(data, "_latest", {})
+    finished = execute(make_run(), tmp_path, CPU)
+    assert (finished.status, finished.error) == ("failed", f"task parity has {words}")
 
 
 def test_divergence_names_the_step(tmp_path):

@@ -20,6 +20,8 @@ from suite.state import tensors
 
 LENGTH = 70
 """Positions of the test sequences: more than a chunk of 64, which many operators compute by."""
+LONG = 333
+"""Positions of the longest test sequences: some chunks more, and no multiple of one."""
 TOKENS = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=LENGTH, vocab_size=16)
 SIGNAL = TaskSpec(input="signal", num_classes=5, readout="sequence", max_length=LENGTH, channels=2)
 SMALL = {"num_layers": 2, "d_model": 32, "init_std": 0.2}
@@ -43,6 +45,14 @@ def build(config: Any, spec: TaskSpec = TOKENS, *, dtype: torch.dtype = torch.fl
     torch.manual_seed(0)
     with _floats(dtype):
         return config(**{**sizes, **options}).build(spec).eval()
+
+
+def _with_dropout(config: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """The options with dropout, and without the batch norm of a backbone, whose statistics are over all positions."""
+    fields = config.model_fields
+    dropout: dict[str, Any] = {name: 0.2 for name in fields if name.endswith("_dropout")}
+    norm = {"norm": "layer"} if "norm" in fields and fields["norm"].default == "batch" else {}
+    return {**dropout, **norm, **options}
 
 
 def make_inputs(spec: TaskSpec, length: int = LENGTH, batch: int = 3) -> Tensor:
@@ -200,6 +210,54 @@ def gradients_are_slopes(config: Any, **options: Any) -> None:
         assert abs(measured - slope) < 1e-4 * size, f"slope {measured:.6g} by differences, {slope:.6g} by gradients"
 
 
+def _seeded(model: Any, inputs: Tensor, seed: int = 4) -> Tensor:
+    torch.manual_seed(seed)
+    found: Tensor = model(inputs)
+    return found
+
+
+@torch.no_grad()
+def training_is_causal(config: Any, **options: Any) -> None:
+    """In training mode, too, with dropout, later tokens do not change earlier outputs, and a seed repeats them all."""
+    model, inputs = build(config, **_with_dropout(config, options)).train(), make_inputs(TOKENS)
+    changed = inputs.clone()
+    changed[:, 37:] = (changed[:, 37:] + 1) % TOKENS.vocab_size
+    before, after = _seeded(model, inputs), _seeded(model, changed)
+    early = ((before - after)[:, :37].abs().max() / before.abs().max()).item()
+    assert early < 1e-11, f"tokens from position 37 on change earlier outputs, by {early:.1e} of the largest"
+    assert_near(_seeded(model, inputs), before, "the same inputs and seed in training mode")
+
+
+@torch.no_grad()
+def evaluation_follows_training(config: Any, **options: Any) -> None:
+    """Evaluation draws nothing at random, and uses the weights as training has left them."""
+    options = _with_dropout(config, options)
+    model, inputs = build(config, **options), make_inputs(TOKENS, 9)
+    assert_near(_seeded(model, inputs, 5), _seeded(model, inputs, 4), "an evaluation with another seed")
+    model.step(inputs[:, 0], model.init_state(3))
+    model.train()(inputs)
+    for parameter in model.parameters():
+        parameter.mul_(1.1)
+    fresh = build(config, **options)
+    fresh.load_state_dict(model.state_dict())
+    assert_near(model.eval()(inputs), fresh(inputs), "an evaluation after training against a new model of its weights")
+
+
+@torch.no_grad()
+def long_sequences_agree(config: Any, **options: Any) -> None:
+    """A long sequence gives what its beginning gives alone, and what a prompt and the steps behind it give."""
+    spec = dataclasses.replace(TOKENS, max_length=LONG)
+    model, inputs = build(config, spec, **options), make_inputs(spec, LONG, 2)
+    whole, prompt = model(inputs), LONG - 3
+    assert_near(model(inputs[:, :LENGTH]), whole[:, :LENGTH], f"the first {LENGTH} of {LONG} positions alone")
+    logits, state = model.prefill(inputs[:, :prompt])
+    got = [logits]
+    for t in range(prompt, LONG):
+        logits, state = model.step(inputs[:, t], state)
+        got.append(logits)
+    assert_near(torch.stack(got, 1), whole[:, prompt - 1 :], f"a prompt of {prompt} and steps against parallel")
+
+
 LAWS: tuple[Callable[..., None], ...] = (
     is_causal,
     steps_equal_parallel,
@@ -209,5 +267,8 @@ LAWS: tuple[Callable[..., None], ...] = (
     state_size_is_what_is_stored,
     gradients_reach_every_parameter,
     gradients_are_slopes,
+    training_is_causal,
+    evaluation_follows_training,
+    long_sequences_agree,
 )
 """All laws, in the order in which `check model` tries them."""

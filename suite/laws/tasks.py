@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from suite.contracts import IGNORE, Prepared, ScoredByBatch, Segment
+from suite.contracts import IGNORE, HasExponentials, Prepared, ScoredByBatch, Segment
 
 SPLITS = ("train", "valid", "test")
 FRESH_ROWS = 200
@@ -154,6 +154,46 @@ def segments_are_well_formed(task: Any) -> None:
     assert len(set(names)) == len(names), f"two segments of the test split have one slice name: {names}"
 
 
+def labels_fit_the_readout(task: Any) -> None:
+    """Every row has labels and positions as the readout of `spec` gives predictions."""
+    spec = task.spec
+    for segment in everything(task):
+        rows, labels = len(segment.inputs), list(segment.targets.shape)
+        positions = None if segment.positions is None else list(segment.positions.shape)
+        if spec.readout == "sequence":
+            assert labels == [rows], f"readout `sequence` gives one prediction a row [{rows}], targets are {labels}"
+            assert positions in (None, [rows, spec.towers]), f"positions of {rows} rows with one label are {positions}"
+        else:
+            assert len(labels) == 2, f"readout `{spec.readout}` gives predictions [{rows}, P], targets are {labels}"
+        assert spec.readout != "last" or positions is not None, "readout `last` needs positions"
+
+
+def metrics_fit_every_batch(task: Any) -> None:
+    """Every batch of every split has the same metrics, each a finite sum and a count."""
+    known: set[str] = set()
+    for name in SPLITS:
+        for segment in split(task, name):
+            targets = segment.targets[:50].long()
+            generator = torch.Generator().manual_seed(0)
+            scores = task.score(torch.randn(*targets.shape, task.spec.num_classes, generator=generator), targets)
+            assert scores, f"a batch of {name} has no metric"
+            known = known or set(scores)
+            assert set(scores) == known, f"a batch of {name} has the metrics {sorted(scores)}, others {sorted(known)}"
+            for metric, (total, count) in scores.items():
+                total, count = torch.as_tensor(total), torch.as_tensor(count)
+                assert total.numel() == count.numel() == 1, f"{metric} of {name} is no pair of numbers (sum, count)"
+                assert torch.isfinite(total), f"the sum of {metric} of {name} is {float(total)}"
+    for metric, of in task.exponentials.items() if isinstance(task, HasExponentials) else ():
+        assert of in known, f"{metric} is the exponential of {of}, which is no metric; there are {sorted(known)}"
+
+
+def has_a_version(task: Any) -> None:
+    """The class has a version, a whole number from 1 on, which is part of the identity of every run."""
+    version = getattr(type(task), "version", None)
+    assert type(version) is int, f"version is {version!r}; write `version: ClassVar[int] = 1` into the class"
+    assert version >= 1, f"version is {version}; the first one is 1"
+
+
 def blocks_are_parts_of_one_stream(task: Any) -> None:
     """A row of an endless stream depends neither on the size of the block that it is read in nor on their order."""
     if not task.fresh:
@@ -239,9 +279,12 @@ LAWS: tuple[Callable[[Any], None], ...] = (
     splits_are_apart,
     policy_paper_validates_on_test,
     segments_are_well_formed,
+    labels_fit_the_readout,
     blocks_are_parts_of_one_stream,
     settings_build_the_task_again,
+    metrics_fit_every_batch,
     metrics_are_sums,
+    has_a_version,
     oracle_is_always_right,
 )
 """All laws, in the order in which `check task` tries them."""

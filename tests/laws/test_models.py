@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from models import MODELS
 from models.attention import Attention
+from models.linear_attention import LinearAttention, LinearAttentionConfig
 from models.parts.mixer import Mixer
 from models.parts.time_axis import LeftPadding
 from suite.laws import models as laws
@@ -29,6 +30,55 @@ every_model = pytest.mark.parametrize("name", list(MODELS))
 @pytest.mark.parametrize("law", laws.LAWS, ids=lambda law: law.__name__)
 def test_a_model_obeys_the_law(name, law):
     law(MODELS.load(name))
+
+
+class Normed(LinearAttention):
+    """It normalises over all positions in training alone."""
+
+    def forward(self, x):
+        return super().forward(x - x.mean(1, keepdim=True) if self.training else x)
+
+
+class Noisy(LinearAttention):
+    """Its dropout does not end with training."""
+
+    def forward(self, x):
+        return super().forward(torch.nn.functional.dropout(x, 0.1))
+
+
+class Stale(LinearAttention):
+    """It keeps a weight of its first evaluation."""
+
+    def forward(self, x):
+        if self.training:
+            return super().forward(x)
+        self.kept = getattr(self, "kept", next(self.parameters()).detach().clone())
+        return super().forward(x * self.kept.sum())
+
+
+class Short(LinearAttention):
+    """Its parallel form forgets what is 128 positions back."""
+
+    def forward(self, x):
+        return torch.cat([super(Short, self).forward(part) for part in x.split(128, dim=1)], dim=1)
+
+
+@pytest.mark.parametrize(
+    ("law", "mixer", "words"),
+    [
+        (laws.training_is_causal, Normed, "change earlier outputs"),
+        (laws.evaluation_follows_training, Noisy, "an evaluation with another seed"),
+        (laws.evaluation_follows_training, Stale, "an evaluation after training"),
+        (laws.long_sequences_agree, Short, "a prompt of 330 and steps against parallel"),
+    ],
+)
+def test_a_model_that_breaks_a_law_of_training_or_length_is_told_so(law, mixer, words):
+    class Mine(LinearAttentionConfig):
+        def mixer(self, layer, spec):
+            return mixer(self)
+
+    with pytest.raises(AssertionError, match=words):
+        law(Mine)
 
 
 @every_model

@@ -93,6 +93,67 @@ class Shifted(Small):
         return super().score(logits.roll(1, dims=-1), targets)
 
 
+class Pooled(Small):
+    """It announces one prediction a row, and has labels at every position."""
+
+    @property
+    def spec(self):
+        return replace(super().spec, readout="sequence")
+
+
+class Flat(Small):
+    def segments(self, split, seed):
+        for segment in super().segments(split, seed):
+            yield replace(segment, targets=segment.targets[:, -1], positions=None)
+
+
+class Nowhere(Small):
+    """Its readout is at positions, and it has none."""
+
+    @property
+    def spec(self):
+        return replace(super().spec, readout="last")
+
+    def segments(self, split, seed):
+        for segment in super().segments(split, seed):
+            yield replace(segment, positions=None)
+
+
+class Unmeasured(Small):
+    def score(self, logits, targets):
+        return {}
+
+
+class Fickle(Small):
+    """Test batches have another metric."""
+
+    num_test: int = 40
+
+    def score(self, logits, targets):
+        scores = super().score(logits, targets)
+        return scores if len(targets) == 50 else {"accuracy": scores["accuracy"]}
+
+
+class Rowwise(Small):
+    def score(self, logits, targets):
+        return {"accuracy": ((logits.argmax(-1) == targets).sum(1), (targets != IGNORE).sum(1))}
+
+
+class Infinite(Small):
+    def score(self, logits, targets):
+        return {name: (total / 0, count) for name, (total, count) in super().score(logits, targets).items()}
+
+
+class Perplexed(Small):
+    @property
+    def exponentials(self):
+        return {"perplexity": "nats"}
+
+
+class Unversioned(Small):
+    version = None
+
+
 class Guessing(Small):
     def solve(self, segment):
         return torch.zeros_like(segment.targets)
@@ -118,6 +179,15 @@ class Peeking(Small):
         (task_laws.settings_build_the_task_again, Unequal, "not equal"),
         (task_laws.metrics_are_sums, Mean, "of two halves"),
         (task_laws.metrics_are_sums, Shifted, "right answers score 0 of 50"),
+        (task_laws.labels_fit_the_readout, Pooled, "`sequence` gives one prediction a row"),
+        (task_laws.labels_fit_the_readout, Flat, r"gives predictions \[100, P\], targets are \[100\]"),
+        (task_laws.labels_fit_the_readout, Nowhere, "readout `last` needs positions"),
+        (task_laws.metrics_fit_every_batch, Unmeasured, "a batch of train has no metric"),
+        (task_laws.metrics_fit_every_batch, Fickle, "a batch of valid has the metrics"),
+        (task_laws.metrics_fit_every_batch, Rowwise, "is no pair of numbers"),
+        (task_laws.metrics_fit_every_batch, Infinite, "the sum of accuracy of train is"),
+        (task_laws.metrics_fit_every_batch, Perplexed, "is the exponential of nats, which is no metric"),
+        (task_laws.has_a_version, Unversioned, "version is None"),
         (task_laws.oracle_is_always_right, Guessing, "labels of train"),
         (task_laws.oracle_is_always_right, Peeking, "labels of train"),
     ],

@@ -215,14 +215,14 @@ def test_the_path_of_an_experiment_is_its_name():
 def test_the_example_obeys_the_laws(command_line):
     done = command_line("check", "model", "my-mixer", "--plugin", EXAMPLE)
     assert done.returncode == 0, done.stdout
-    assert "my-mixer obeys all 8 laws" in done.stdout
+    assert "my-mixer obeys all 11 laws" in done.stdout
     assert len(EXAMPLE.read_text().splitlines()) < 60
 
 
 def test_the_example_of_a_task_obeys_the_laws(command_line):
     done = command_line("check", "task", "flip-flop", "--plugin", EXAMPLE_TASK, "--set", "task.num_train=1000")
     assert done.returncode == 0, done.stdout
-    assert "flip-flop obeys all 8 laws" in done.stdout
+    assert "flip-flop obeys all 11 laws" in done.stdout
     assert "n/a     A row of an endless stream" in done.stdout
     assert "digest of its rows at seed 0: 0acfb5dbd8f97d6f" in done.stdout
     assert len(EXAMPLE_TASK.read_text().splitlines()) < 60

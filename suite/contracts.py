@@ -273,8 +273,11 @@ class Prepared(Countable, Protocol):
         """Names of the task's sources in the manifest of data; empty if the rows are generated."""
         ...
 
-    def arrays(self, workers: int = 1) -> Any:
-        """The arrays from the cache, made first where they are missing. workers: processes that make them."""
+    def arrays(self, workers: int = 1, *, force: bool = False) -> Any:
+        """The arrays from the cache, made first where they are missing, or in any case with `force`.
+
+        workers: processes that make them.
+        """
         ...
 
     def verify(self, workers: int = 1) -> None:

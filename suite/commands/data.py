@@ -95,7 +95,7 @@ def prepare(
         ),
     ] = None,
     overrides: Set = None,
-    force: Annotated[bool, typer.Option("--force", help="Download and unpack again.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Download, unpack and make the arrays again.")] = False,
     workers: Workers = None,
 ) -> None:
     """Download (or take), check and unpack what a task reads, and make its arrays, so that runs start at once."""
@@ -134,7 +134,7 @@ def prepare(
         return
     began = time.perf_counter()
     with console.status(f"{task}: reading or drawing rows"):
-        config.arrays(workers or os.cpu_count() or 1)
+        config.arrays(workers or os.cpu_count() or 1, force=force)
     print(f"{task}: ready in {time.perf_counter() - began:.1f} s; {_counts(config)}")
     if config.stand_in:
         print(f"stand-in data, marked in every row: {config.stand_in}")

@@ -62,8 +62,11 @@ class StoredTask(TaskBase):
         folder = self.folder
         return cache.folder_hash(folder, self.files(folder))
 
-    def arrays(self, workers: int = 1) -> dict[str, Array]:
-        """The arrays by name: mapped from the cache, or else made now and kept there."""
+    def arrays(self, workers: int = 1, *, force: bool = False) -> dict[str, Array]:
+        """The arrays by name: mapped from the cache, or else made now and kept there.
+
+        force: make them in any case. The ones that are there stay until the new ones are complete.
+        """
         facts = {
             "task": self.name,
             "reader": self.reader,
@@ -72,10 +75,10 @@ class StoredTask(TaskBase):
         }
         key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
         target = cache.place("prepared", f"{self.name}-{key}")
-        if not target.is_dir():
+        if force or not target.is_dir():
             with cache.lock(f"prepared-{self.name}-{key}"):
                 # another process may have made it while this one waited for the lock
-                if not target.is_dir():
+                if force or not target.is_dir():
                     made = self.generate(workers) if self.generated else self.read(self.folder)
                     with cache.new_folder(target) as temporary:
                         for name, array in made.items():
@@ -86,7 +89,7 @@ class StoredTask(TaskBase):
                 path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in sorted(target.glob("*.npy"))
             }
         except (OSError, ValueError) as error:
-            raise DataError(f"{target}: damaged ({error}); remove this folder and prepare again.") from None
+            raise DataError(f"{target}: damaged ({error}); call `data prepare --force`.") from None
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -105,8 +108,7 @@ class StoredTask(TaskBase):
         for name, array in made.items():
             if name not in kept or not np.array_equal(kept[name], array):
                 raise DataError(
-                    f"{self.name}: {name} in the cache differs from what its source gives; "
-                    f"remove {cache.place('prepared')} and prepare again."
+                    f"{self.name}: {name} in the cache differs from what its source gives; call `data prepare --force`."
                 )
 
     def counts(self) -> dict[str, int]:
@@ -125,9 +127,25 @@ class PlannedTask(StoredTask):
         """Makes the arrays. A derived task also checks that its options go with the content."""
         self.arrays()
 
+    def arrays(self, workers: int = 1, *, force: bool = False) -> dict[str, Array]:
+        if not force:
+            return super().arrays(workers)
+        # what is there may be damaged, so it is made again before it is read
+        key = self._key(StoredTask.fingerprint(self))
+        _planned.add(key)
+        try:
+            made = super().arrays(workers, force=True)
+        finally:
+            _planned.discard(key)
+        self.fingerprint()
+        return made
+
+    def _key(self, content: str) -> str:
+        return f"{self.name} {self.model_dump_json()} {content} {cache.root()}"
+
     def fingerprint(self) -> str:
         content = super().fingerprint()
-        key = f"{self.name} {self.model_dump_json()} {content} {cache.root()}"
+        key = self._key(content)
         if key not in _planned:
             # added first, because what follows asks for the fingerprint itself
             _planned.add(key)

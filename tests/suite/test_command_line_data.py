@@ -60,6 +60,12 @@ def test_prepare_verify_and_run_from_an_archive(call, reviews, tmp_path):
     assert "another edition than the manifest's" in done.stdout
     assert "train 18, valid 2, test 20" in done.stdout
     assert "stand-in data, marked in every row: 40 reviews" in done.stdout
+    (array,) = (tmp_path / "cache").rglob("prepared/*/test.inputs.npy")
+    whole = array.read_bytes()
+    array.write_bytes(whole[:-9])
+    done = call("data", "prepare", "lra-text", "--from", reviews, "--set", "length=64", "--force")
+    assert done.returncode == 0, done.stderr
+    assert array.read_bytes() == whole
     done = call("data", "verify", "lra-text", "--set", "length=64", "--set", "split_policy=paper")
     assert done.returncode == 0, done.stderr
     assert "identical inputs, train & test: 2" in done.stdout

@@ -5,7 +5,7 @@ import tarfile
 import pytest
 import torch
 
-from tasks.data import cache, obtain
+from tasks.data import cache, obtain, stored
 from tasks.data.faults import DataError
 from tasks.data.stored import leakage
 from tasks.lra.text import END, PAD, LRAText, pack
@@ -114,8 +114,28 @@ def test_a_damaged_array_in_the_cache_is_an_error_and_found_by_verify(folder):
     with pytest.raises(DataError, match=r"test.inputs in the cache differs"):
         task.verify()
     array.write_bytes(content[:40])
-    with pytest.raises(DataError, match=r"damaged .*remove this folder and prepare again"):
+    with pytest.raises(DataError, match=r"damaged .*call `data prepare --force`"):
         task.arrays()
+
+
+def test_forced_arrays_are_made_again_and_the_old_ones_stay_until_then(folder, monkeypatch):
+    task = LRAText(data=folder, length=64)
+    whole = {name: array.tolist() for name, array in task.arrays().items()}
+    (kept,) = cache.place("prepared").glob("*/test.inputs.npy")
+    damaged = kept.read_bytes()[:40]
+    kept.write_bytes(damaged)
+    monkeypatch.setattr(stored, "_planned", set())
+
+    def broken(self, folder):
+        raise DataError("planted fault")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LRAText, "read", broken)
+        with pytest.raises(DataError, match="planted fault"):
+            task.arrays(force=True)
+    assert kept.read_bytes() == damaged
+    assert {name: array.tolist() for name, array in task.arrays(force=True).items()} == whole
+    assert list(cache.place("prepared").glob("*/test.inputs.npy")) == [kept]
 
 
 def test_leakage_counts_rows_of_the_later_split(folder):

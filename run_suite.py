@@ -28,6 +28,7 @@ from models import MODELS
 from suite import commands
 from suite.commands.repository import Repository
 from suite.contracts import Recorder
+from suite.environment import reads_utf8
 from suite.notebook import Notebook
 from suite.registry import Entry, Registry
 from tasks import TASKS
@@ -141,6 +142,10 @@ run, results, load = _NOTEBOOK.run, _NOTEBOOK.results, _NOTEBOOK.load
 
 def main() -> None:
     """Entry point of `run_suite.py` and `subquad`."""
+    if not reads_utf8() and os.environ.get("PYTHONUTF8") != "1":
+        # Python decides at its start how it reads files; the setting also reaches the processes that it starts
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     commands.main(REPOSITORY)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
 import importlib.metadata
 import importlib.util
+import locale
 import os
 import platform
 import re
@@ -16,6 +18,11 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def reads_utf8() -> bool:
+    """Whether this Python takes files for UTF-8, as those of the suite are; a locale may say otherwise."""
+    return codecs.lookup(locale.getpreferredencoding(False)).name == "utf-8"
 
 
 def _version(package: str) -> str:

@@ -75,6 +75,7 @@ class Notebook:
         from suite.store import storage
         from suite.store.rows import Selection
 
+        _require_utf8()
         if not experiments:
             raise ValueError("run: name at least one experiment; `results` reads what is stored")
         if results is None:
@@ -123,6 +124,7 @@ class Notebook:
         only: filters by columns and settings, `{"metric": "accuracy", "model.name": ["gla", "dss-*"]}`.
         results: folder of results; by default yours, or else the committed ones, never a mixture.
         """
+        _require_utf8()
         if not names:
             raise ValueError("results: name at least one experiment, or a folder of results")
         place = None if results is None else target(results)
@@ -144,10 +146,18 @@ class Notebook:
         from suite.settings.resolver import Resolver
         from suite.training.weights import find_weights, load_model
 
+        _require_utf8()
         repository = self.repository.with_plugins(_listed(plugins))
         path = find_weights(str(run_id), repository.roots(None if results is None else target(results)))
         task, model = load_model(path, Resolver(repository.tasks, repository.models), pick_device(device))
         return Trained(model, task)
+
+
+def _require_utf8() -> None:
+    from suite.environment import reads_utf8
+
+    if not reads_utf8():
+        raise ValueError("the locale of this Python is not UTF-8, in which files are read; start it with PYTHONUTF8=1")
 
 
 def filters(wanted: Filter | None, name: str) -> list[str]:

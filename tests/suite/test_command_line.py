@@ -184,6 +184,34 @@ def test_version_and_help_have_their_usual_names(command_line):
         assert "Usage: " in done.stdout
 
 
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+"""Settings of a Python that takes files and output for ASCII."""
+
+
+def test_a_locale_without_utf8_changes_nothing():
+    command = [sys.executable, "run_suite.py", "report", "mamba/table13"]
+    found = [
+        subprocess.run(command, cwd=HOME, capture_output=True, timeout=60, env={**os.environ, **settings})
+        for settings in ({"PYTHONUTF8": "1"}, ASCII)
+    ]
+    assert [done.returncode for done in found] == [0, 0], found[1].stderr
+    assert "—" in found[0].stdout.decode()
+    assert found[1].stdout == found[0].stdout
+
+
+def test_in_python_a_locale_without_utf8_is_an_error_that_says_what_to_do():
+    code = (
+        "from run_suite import results\ntry:\n    results('quickstart')\nexcept ValueError as error:\n    print(error)"
+    )
+    environment = {**os.environ, **ASCII}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=HOME, capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert done.stdout == (
+        "the locale of this Python is not UTF-8, in which files are read; start it with PYTHONUTF8=1\n"
+    )
+
+
 def test_a_shell_completes_the_names_of_experiments():
     code = "import sys; sys.argv = ['subquad']; import run_suite; run_suite.main()"
     asked = {"_SUBQUAD_COMPLETE": "complete_bash", "COMP_WORDS": "subquad run h3/table1", "COMP_CWORD": "2"}

@@ -46,20 +46,20 @@ class Call:
     def carry_out(self, display: Display) -> list[Finished]:
         """Carries out what is to do and returns how it ended. Raises what `suite.executors.contract.Executor` raises.
 
-        ValueError where the folder of results cannot be written, before anything is trained.
+        ValueError where the folder of results cannot be written, before anything is trained. Where nothing is to do,
+        it may be read-only.
         """
         from suite.store.claims import sweep
         from suite.store.target import probe
 
         try:
-            for folder in {self.results / run.experiment / run.scale for run in self.todo} or {self.results}:
+            for folder in {self.results / run.experiment / run.scale for run in self.todo}:
                 probe(folder)
             sweep(self.results, [experiment.name for experiment in self.experiments])
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise ValueError(
-                f"--results {self.results}: nothing can be written there ({reason}); name another folder or free space."
-            ) from None
+            if self.todo:
+                reason = f"nothing can be written there ({error.strerror or error}); name another folder or free space."
+                raise ValueError(f"--results {self.results}: {reason}") from None
         began, settings = time.monotonic(), self.settings
         bases = missing_bases(self.todo, self.results)
         ended: list[Finished] = []

@@ -1,5 +1,6 @@
 """The command line as a user meets it: fast to list, strict at second 0, safe to interrupt."""
 
+import errno
 import os
 import re
 import signal
@@ -13,7 +14,7 @@ import pytest
 
 from run_suite import REPOSITORY
 from suite.commands import main
-from suite.store import storage
+from suite.store import claims, storage, target
 
 HOME = Path(__file__).resolve().parents[2]
 TRAIN = ("--set", "train.steps=60", "--set", "train.eval_every=20")
@@ -240,6 +241,24 @@ def test_a_grid_goes_on_without_its_output(command_line, tmp_path, monkeypatch, 
     assert done.stderr == f"standard output cannot be written ({reason}); the runs go on without it\n"
     (rows,) = tmp_path.rglob("*.parquet")
     assert storage.ending(rows).status == "ok"
+
+
+def test_a_results_folder_that_is_read_only_is_refused_only_if_runs_are_left(command_line, tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    arguments = ["run", "quickstart", "--only", "model.name=attention", "--only", "model.d_model=8", "--device", "cpu"]
+    arguments += ["--set", "train.steps=2", "--results", tmp_path]
+    assert command_line(*arguments, "--seeds", "1").returncode == 0
+    # superusers may write to any folder, so a folder that they cannot write to is simulated
+    monkeypatch.setattr(target, "probe", refuse)
+    monkeypatch.setattr(claims, "sweep", refuse)
+    done = command_line(*arguments, "--seeds", "1")
+    assert done.returncode == 0, done.stderr
+    assert "1 of 1 runs are already stored" in done.stdout
+    done = command_line(*arguments, "--seeds", "2")
+    assert done.returncode == 2
+    assert "nothing can be written there (Read-only file system)" in done.stderr
 
 
 def test_more_processes_than_cores_are_refused(command_line):

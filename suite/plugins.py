@@ -81,6 +81,19 @@ def load_plugin(name: str) -> Plugin:
     return Plugin(name, identity, entries)
 
 
+def changed_since_planned(identities: Iterable[str]) -> str:
+    """Returns in one line which of the plugins this process has imported in another form than the plan knows, or "".
+
+    A process that carries out runs imports a plugin when it gets the first run that uses it, which may be much later.
+    """
+    for identity in identities:
+        name, _, digest = identity.partition(" ")
+        module = sys.modules.get(name) if digest.startswith("sha256 ") else None
+        if module is not None and _imported.setdefault(module, _identity(module)) != identity:
+            return f"the plugin {name} has changed since the run was planned; give the command again"
+    return ""
+
+
 def only_on_this_machine(entries: Iterable[Entry]) -> list[str]:
     """The plugins among these names that another machine of a cluster cannot import: files outside of the repository.
 

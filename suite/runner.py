@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.contracts import Recorder, no_operators
+from suite.plugins import changed_since_planned
 from suite.runs import Progress, Report, Run, RunEnded, Stop, never
 from suite.store import storage
 from suite.training.live import Log
@@ -159,6 +160,8 @@ def execute(
     status, error = "ok", ""
     with live, host_threads(None if run.takes_all_threads else threads), record() as operators:
         try:
+            if reason := changed_since_planned(run.plugins.values()):
+                raise RunEnded("failed", reason)
             worker()
         except RunEnded as reason:
             status, error = reason.status, str(reason)

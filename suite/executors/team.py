@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 
 from suite.executors.processes import CONTEXT, ended, start
+from suite.plugins import changed_since_planned
 from suite.runs import Run, RunEnded
 from suite.store import storage
 from suite.training import parallel
@@ -59,6 +60,8 @@ def follow(root: Path, device: torch.device, threads: int) -> None:
     """Carries out, together with rank 0, the runs that it gives, until it gives None."""
     group = parallel.current()
     while (run := group.agreed(None)) is not None:
+        if reason := changed_since_planned(run.plugins.values()):
+            raise RuntimeError(reason)
         checkpoint = storage.checkpoint_path(root, run.experiment, run.scale, run.run_id)
         try:
             with host_threads(threads):

@@ -2,16 +2,20 @@
 
 import dataclasses
 import json
+import pickle
 import re
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
 from run_suite import REPOSITORY
+from suite.commands.planning import resolved_runs
 from suite.identity import files_digest
 from suite.plugins import load_plugin, load_plugins
+from suite.runner import execute
 from suite.settings.config import ExperimentConfig, name_plugins
 from suite.store import storage
 
@@ -116,6 +120,27 @@ def test_another_text_is_another_identity_once_it_is_imported(plugin):
     second = load_plugin(str(path)).identity
     assert first != second
     assert first.split()[:2] == second.split()[:2] == [path.stem, "sha256"]
+
+
+def test_a_plugin_that_a_worker_imports_in_another_form_is_refused(plugin, grid, tmp_path):
+    path = plugin(MODEL.replace("NAME", "'mine'"))
+    choice = {"scale": None, "only": ["model.name=mine"], "overrides": None, "seeds": None, "data": None}
+    _, (run,) = resolved_runs(REPOSITORY.with_plugins([str(path)]), str(grid), **choice)
+    sent, before = pickle.dumps(run), path.read_text()
+
+    def carried_out(text):
+        """How the run ends in a process that imports the plugin now."""
+        del sys.modules[path.stem]
+        path.write_text(text)
+        return execute(pickle.loads(sent), tmp_path / "results", torch.device("cpu"))
+
+    finished = carried_out(before + "\n# changed\n")
+    assert finished.status == "failed"
+    assert finished.error == f"the plugin {path.stem} has changed since the run was planned; give the command again"
+    assert carried_out(before).status == "ok"
+    # an edit after the import does not change what the process computes
+    path.write_text(before + "\n# changed later\n")
+    assert execute(run, tmp_path / "results", torch.device("cpu")).status == "ok"
 
 
 def test_the_digest_of_files_has_their_names_and_contents(tmp_path):

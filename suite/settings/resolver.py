@@ -148,7 +148,12 @@ class Resolver:
             raise ValueError(f"{where}: {kind}.name: missing; there are: {', '.join(registry)}")
         cls = located(f"{where}: {kind}.name", lambda: registry.load(name))
         values |= {key: value for key, value in given.items() if key in cls.model_fields}
-        return name, parse(cls, values, f"{where}: {kind} {name}")
+        part = parse(cls, values, f"{where}: {kind} {name}")
+        if getattr(cls, "version", None) is None:
+            raise ValueError(
+                f"{where}: {kind} {name}: it has no version; write `version: ClassVar[int] = 1` into its class"
+            )
+        return name, part
 
     def _facts_of(self, task: Task, where: str) -> tuple[TaskSpec | None, str]:
         """Spec and data fingerprint of a task. Without data the fingerprint is NO_DATA, and the spec may be None."""

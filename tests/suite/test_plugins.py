@@ -301,6 +301,24 @@ def test_a_name_for_a_class_without_options_is_refused(plugin, grid, command_lin
     assert "model mine: the name must stand for a class of options (a Config), not for LinearAttention" in done.stderr
 
 
+def test_a_task_without_a_version_is_refused_before_any_run(plugin, grid, command_line):
+    path = plugin(
+        """
+        from tasks.base import TaskBase
+
+        class Mine(TaskBase):
+            name = "mine"
+
+        TASKS = {"mine": Mine}
+        """
+    )
+    text = (grid / "grid.yaml").read_text()
+    (grid / "grid.yaml").write_text(re.sub("task: .*", "task: {name: mine}", text))
+    done = command_line("run", grid, "--plugin", path, "--dry-run")
+    assert done.returncode == 2
+    assert "task mine: it has no version; write `version: ClassVar[int] = 1` into its class" in done.stderr
+
+
 def test_a_failed_run_names_the_command_that_says_why(plugin, grid, command_line, tmp_path):
     path = plugin(
         """

@@ -91,6 +91,7 @@ def check_table(config: ExperimentConfig, scale: str, where: str) -> None:
 
     scale: its points are compared first. A point fits where it leaves a key at its default (`check_defaults`).
     """
+    here = points(config, scale) if config.baseline and config.table else []
     for place, selector in _selectors(config):
         words = () if place.startswith("table.rows") else MEASUREMENT
         for key in selector:
@@ -99,7 +100,8 @@ def check_table(config: ExperimentConfig, scale: str, where: str) -> None:
                 allowed = ", ".join([*(f"{s}.<key>" for s in config.sections), *words])
                 raise ValueError(f"{where}: {place}: {key!r} selects nothing; a key is one of {allowed}")
         wanted = {key: value for key, value in selector.items() if "." in key}
-        if config.baseline and not any(_fits(wanted, point) for point in _everywhere(config, scale)):
+        # the points of all scales are made only where none of this one fits
+        if config.baseline and not any(_fits(wanted, point) for point in itertools.chain(here, _everywhere(config))):
             raise ValueError(f"{where}: {place}: {_misfit(wanted, config)}")
 
 
@@ -114,9 +116,9 @@ def _selectors(config: ExperimentConfig) -> Iterator[tuple[str, dict[str, Any]]]
             yield from ((f"table.{kind}.{label}", selector) for label, selector in selectors.items())
 
 
-def _everywhere(config: ExperimentConfig, first: str = "") -> Iterator[Point]:
-    """The points of all scales, those of the first one before the others, and those of the sweep as no scale has it."""
-    for scale in dict.fromkeys((first, *config.scales, "")):
+def _everywhere(config: ExperimentConfig) -> Iterator[Point]:
+    """The points of all scales, and those of the sweep as no scale has it."""
+    for scale in (*config.scales, ""):
         yield from points(config, scale)
 
 

@@ -1,0 +1,223 @@
+"""Changes of Triton's interpreter for tests without a GPU: it rounds as a GPU does and spares work that it repeats."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import torch
+
+
+def change_the_interpreter() -> None:
+    """Make all changes below; an ImportError means that Triton is not installed."""
+    round_in_the_interpreter()
+    multiply_in_the_interpreter()
+    combine_slices_in_the_interpreter()
+    patch_the_language_once_a_launch()
+    find_members_once()
+    keep_shapes_and_dtypes()
+    spare_unused_checks_in_the_interpreter()
+
+
+def round_in_the_interpreter() -> None:
+    """Let Triton's interpreter round float32 to the nearest bfloat16, as a GPU does; it truncates (3.6 and 3.9)."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    cast = InterpreterBuilder.cast_impl
+
+    def rounded(self, source, target):
+        types = source.dtype.scalar, target.scalar
+        if types == (tl.float32, tl.bfloat16):
+            values = torch.from_numpy(np.ascontiguousarray(source.data)).bfloat16()
+            return TensorHandle(values.view(torch.int16).numpy().view(np.uint16), target.scalar)
+        if types == (tl.bfloat16, tl.float32):
+            # exact, like the interpreter's own cast of any two formats, which takes twenty operations
+            return TensorHandle(_widened(source.data), target.scalar)
+        return cast(self, source, target)
+
+    InterpreterBuilder.cast_impl = rounded
+
+
+def multiply_in_the_interpreter() -> None:
+    """Let Triton's interpreter multiply bfloat16 matrices in float32; 3.9 multiplies their bits as integers."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    dot = InterpreterBuilder.create_dot
+
+    def wide(x):
+        return TensorHandle(_widened(x.data), tl.float32) if x.dtype.scalar == tl.bfloat16 else x
+
+    InterpreterBuilder.create_dot = lambda self, a, b, *rest: dot(self, wide(a), wide(b), *rest)
+
+
+def _widened(bits: np.ndarray) -> np.ndarray:
+    """The float32 values of these bits of bfloat16."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def combine_slices_in_the_interpreter() -> None:
+    """Let Triton's interpreter scan and reduce slice by slice; 3.9 calls a function of a kernel for each element.
+
+    The function sees the same values in the same order, so the results keep their bits.
+    """
+    from triton.runtime.interpreter import ReduceOps, ScanOps
+
+    def wrapped(operation, values, tensors):
+        return tuple(operation.to_tensor(y, x.dtype) for y, x in zip(values, tensors, strict=True))
+
+    def running(operation, tensors, axis):
+        """The results of combining the first 1, 2, ... slices along the axis, each as arrays of length 1 there."""
+        total = None
+        for i in range(tensors[0].handle.data.shape[axis]):
+            values = [x.handle.data.take([i], axis) for x in tensors]
+            if total is not None:
+                combined = operation.combine_fn.fn(*total, *wrapped(operation, values, tensors))
+                combined = combined if isinstance(combined, tuple) else (combined,)
+                values = [x.handle.data for x in combined]
+            total = wrapped(operation, values, tensors)
+            yield [x.handle.data for x in total]
+
+    def scan(self, tensors):
+        columns = zip(*running(self, tensors, self.axis), strict=True)
+        return list(wrapped(self, [np.concatenate(column, self.axis) for column in columns], tensors))
+
+    reduce_all = ReduceOps.generic_reduce
+
+    def reduce(self, tensors):
+        if self.axis is None:
+            return reduce_all(self, tensors)
+        *_, last = running(self, tensors, self.axis)
+        if not self.keep_dims:
+            last = [x.squeeze(self.axis) for x in last]
+        return list(wrapped(self, last, tensors))
+
+    ScanOps.generic_scan = scan
+    ReduceOps.generic_reduce = reduce
+
+
+def patch_the_language_once_a_launch() -> None:
+    """Let Triton's interpreter patch `triton.language` once a launch; 3.9 repeats it at each call of a device function.
+
+    It walks all members of the language for that, which takes half of the time of a kernel made of small functions.
+    """
+    from triton.runtime import interpreter
+
+    patch, patched = interpreter._patch_lang, set()
+
+    def once(fn):
+        # functions of one module see the same names of the language
+        if fn.__module__ in patched:
+            return interpreter._LangPatchScope()
+        patched.add(fn.__module__)
+        scope = patch(fn)
+        restore = scope.restore
+
+        def restore_and_forget():
+            # only a launch restores; what device functions have patched is then patched anew in the next launch
+            patched.clear()
+            restore()
+
+        scope.restore = restore_and_forget
+        return scope
+
+    # older versions of Triton keep no record of what they patch
+    if hasattr(interpreter, "_LangPatchScope"):
+        interpreter._patch_lang = once
+
+
+def find_members_once() -> None:
+    """Let Triton's interpreter find the functions that it patches once a process; 3.9 searches for them every launch.
+
+    A patched function calls the member itself, without the check that kernels are compiled, which it would pass.
+    """
+    from triton.language.core import is_builtin
+    from triton.runtime import interpreter
+
+    @functools.cache
+    def replacements(package):
+        semantic = interpreter.interpreter_semantic
+
+        def replaced(member):
+            inner = getattr(member, "__wrapped__", member)
+
+            def call(*args, **kwargs):
+                kwargs["_semantic"] = semantic
+                return inner(*args, **kwargs)
+
+            return call
+
+        members = interpreter.inspect.getmembers(package)
+        return [(name, replaced(member)) for name, member in members if is_builtin(member)]
+
+    def patch(package, builder, scope):
+        for name, replacement in replacements(package):
+            scope.set_attr(package, name, replacement)
+
+    if hasattr(interpreter, "_LangPatchScope"):
+        interpreter._patch_builtin = patch
+
+
+def keep_shapes_and_dtypes() -> None:
+    """Let Triton make the type of a block, the shape of a tensor and the dtype of NumPy once a kind.
+
+    Triton 3.9 makes them for every tensor, and broadcasts even tensors of equal shape.
+    """
+    from triton.language import block_type, constexpr, tensor
+    from triton.runtime import interpreter
+
+    blocks, make_block = {}, block_type.__init__
+
+    def initialize_block(self, element_ty, shape):
+        key = tuple(x.value if isinstance(x, constexpr) else x for x in shape), element_ty.name
+        if key not in blocks:
+            make_block(self, element_ty, shape)
+            blocks[key] = self.shape, self.numel, self.name
+            return
+        self.element_ty = element_ty
+        self.shape, self.numel, self.name = blocks[key]
+
+    block_type.__init__ = initialize_block
+
+    kept, make = {}, tensor.__init__
+
+    def initialize(self, handle, type):
+        key = tuple(map(int, type.shape)) if type.is_block() else ()
+        if key not in kept:
+            make(self, handle, type)
+            kept[key] = self.shape, self.numel
+            return
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = kept[key]
+
+    tensor.__init__ = initialize
+
+    find, found = interpreter._get_np_dtype, {}
+
+    def find_once(dtype):
+        name = dtype.name
+        if name not in found:
+            found[name] = find(dtype)
+        return found[name]
+
+    interpreter._get_np_dtype = find_once
+
+    semantic = interpreter.interpreter_semantic
+    broadcast = semantic.broadcast_impl_value
+
+    def broadcast_if_needed(a, b):
+        both = a.type.is_block() and b.type.is_block()
+        return (a, b) if both and [*a.type.shape] == [*b.type.shape] else broadcast(a, b)
+
+    semantic.broadcast_impl_value = broadcast_if_needed
+
+
+def spare_unused_checks_in_the_interpreter() -> None:
+    """Let Triton's interpreter skip the overflow check of integers, whose result it uses only when it debugs (3.9)."""
+    from triton.runtime.interpreter import interpreter_builder
+
+    options = interpreter_builder.options
+    if not options.debug:
+        interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -46,12 +45,16 @@ def setting_of(config: Mapping[str, Any], without: Iterable[str] = ()) -> str:
 
     A run that was trained first is described by settings; its id has a seed in it and is left out too.
     """
-    config = copy.deepcopy(dict(config))
+    config = dict(config)
     for key in ("seed", "task.data", "task.tokenizer", "train.init_from.base", *without):
         *sections, name = key.split(".")
-        tree: Any = config
+        tree = config
         for section in sections:
-            tree = tree.get(section) if isinstance(tree, dict) else None
-        if isinstance(tree, dict):
+            if not isinstance(tree.get(section), dict):
+                break
+            # only what changes is copied; a report describes thousands of runs
+            tree[section] = dict(tree[section])
+            tree = tree[section]
+        else:
             tree.pop(name, None)
     return json.dumps(config, sort_keys=True)

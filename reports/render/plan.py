@@ -72,11 +72,25 @@ class Plan:
         only = [(r, c) for r in dict.fromkeys(known) for c in self.spec.columns if (r, c) in self.published]
         return only + [(row, column) for row in self.spec.rows for column in self.spec.columns]
 
-    def selects(self, row: str, column: str, run: StoredRun) -> bool:
-        """Whether a run belongs to a cell."""
-        if row not in self.spec.rows:
-            return False
-        return matches({**self.spec.rows[row], **self.spec.columns[column]}, run.config)
+    def selected(self, runs: Sequence[StoredRun]) -> dict[tuple[str, str], list[StoredRun]]:
+        """The runs of every cell in `places`.
+
+        The runs of a row are found once for all its columns, because a table may have a thousand cells and runs.
+        """
+        found: dict[tuple[str, str], list[StoredRun]] = {}
+        of_row: dict[tuple[str, frozenset[str]], list[StoredRun]] = {}
+        for row, column in self.places():
+            if row not in self.spec.rows:
+                found[row, column] = []
+                continue
+            # a column may state another value for a key of the row
+            wanted = self.spec.rows[row].keys() - self.spec.columns[column].keys()
+            here = row, frozenset(wanted)
+            if here not in of_row:
+                selector = {key: self.spec.rows[row][key] for key in wanted}
+                of_row[here] = [run for run in runs if matches(selector, run.config)]
+            found[row, column] = [run for run in of_row[here] if matches(self.spec.columns[column], run.config)]
+        return found
 
     def points_of(self, row: str, column: str) -> list[Mapping[str, Any]]:
         """The points that the grid of this scale has for a cell.

@@ -107,8 +107,7 @@ def report_of(
     settled: dict[tuple[str, str], list[StoredRun]] = {}
     stale: set[str] = set()
     cells = []
-    for row, column in plan.places():
-        found = [run for run in runs if plan.selects(row, column, run)]
+    for (row, column), found in plan.selected(runs).items():
         settled[row, column] = settle(found, free, today)
         stale |= {run.run_id for run in found} - {run.run_id for run in settled[row, column]}
         cells.append(make_cell(plan, row, column, settled[row, column], tried))

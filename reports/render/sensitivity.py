@@ -104,13 +104,12 @@ def sensitivities(plan: Plan, runs: Sequence[StoredRun]) -> list[Sensitivity]:
     if select is None or select.success is None:
         return []
     found = []
-    for row, column in plan.places():
+    for (row, column), selected in plan.selected(runs).items():
         results: dict[Any, list[float | None]] = {}
         metric = plan.spec.columns[column].get("metric", plan.spec.metric)
-        for run in runs:
-            if plan.selects(row, column, run):
-                values = tuple(plain(lookup(run.config, key)) for key in select.best_of)
-                results.setdefault(values[0] if len(values) == 1 else values, []).append(_number(plan, column, run))
+        for run in selected:
+            values = tuple(plain(lookup(run.config, key)) for key in select.best_of)
+            results.setdefault(values[0] if len(values) == 1 else values, []).append(_number(plan, column, run))
         if results:
             sign, worst = (-1.0, math.inf) if smaller_is_better(metric) else (1.0, 0.0)
             ordered = [(value, results[value]) for value in sorted(results, key=rank)]

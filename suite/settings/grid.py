@@ -401,11 +401,16 @@ def _meets(found: Any, wanted: Any) -> bool:
     return same(wanted, found)
 
 
+PLAIN = frozenset({str, int, float, bool})
+"""Types whose values are the same where they are equal."""
+
+
 def lookup(resolved: Mapping[str, Any], key: str) -> Any:
     """The value behind a dotted key (`train.lr`, `task.train.0.length`), or None where there is none."""
     value: Any = resolved
     for part in key.split("."):
-        if isinstance(value, Mapping):
+        # a dict is asked for first, since a report looks up millions of values and asking for a mapping is slow
+        if isinstance(value, (dict, Mapping)):
             value = value.get(part)
         elif isinstance(value, (list, tuple)) and part.isdigit() and int(part) < len(value):
             value = value[int(part)]
@@ -421,6 +426,9 @@ def same(wanted: Any, found: Any) -> bool:
     means the number it spells, because a YAML 1.1 reader takes `1e-3` for a string. An empty list also means no value,
     because runs leave out some options that are off (`train.length_warmup`).
     """
+    if type(wanted) is type(found) and type(wanted) in PLAIN:
+        # nearly every value that a report compares; to ask for a mapping takes longer than the rest
+        return bool(wanted == found)
     if isinstance(wanted, Mapping):
         return isinstance(found, Mapping) and all(same(value, found.get(key)) for key, value in wanted.items())
     if isinstance(wanted, (list, tuple)):

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from reports.render.quotes import CODE, NUMBER, Quote, quotes, updated
-from reports.render.sources import CommittedRows, documents, quoted
-from suite.settings.config import find_experiments
-
-HOME = Path(__file__).resolve().parents[2]
-SOURCE = CommittedRows(HOME / "results", find_experiments(HOME / "reports"))
+from reports.render.sources import documents, quoted
+from tests.reports.committed import HOME
+from tests.reports.committed import ROWS as SOURCE
 
 
 class Rows:

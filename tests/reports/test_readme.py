@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,14 @@ import pytest
 import yaml
 
 from models import MODELS
-from reports.render import Report, build
+from reports.render import Report
 from reports.render.results_table import LINE, rewritten
-from suite.settings.config import ExperimentConfig, find_experiments, load_experiment
+from suite.settings.config import ExperimentConfig, find_experiments
 from suite.settings.grid import expand
 from suite.settings.parsing import parse
 from suite.settings.resolver import Resolver
-from suite.store import storage
 from tasks import TASKS
+from tests.reports.committed import ROWS
 
 HOME = Path(__file__).resolve().parents[2]
 README = (HOME / "README.md").read_text()
@@ -28,12 +27,9 @@ EXPERIMENTS = find_experiments(HOME / "reports")
 RESULTS = list(LINE.finditer(README + REDUCED))
 
 
-@cache
 def reference_report(experiment: str, scale: str) -> Report:
-    """The report of the committed rows."""
-    path = EXPERIMENTS[experiment]
-    rows = storage.read([path for path in storage.files([REFERENCE], experiment) if path.parent.name == scale])
-    return build(load_experiment(path), path.parent, rows, scale=scale)
+    """The report of the committed rows, made once."""
+    return ROWS.report(experiment, scale)
 
 
 def lines() -> list[Any]:

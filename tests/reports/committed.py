@@ -1,0 +1,9 @@
+"""The committed rows, which a process of tests reads once: they lie in thousands of files."""
+
+from pathlib import Path
+
+from reports.render.sources import CommittedRows
+from suite.settings.config import find_experiments
+
+HOME = Path(__file__).resolve().parents[2]
+ROWS = CommittedRows(HOME / "results", find_experiments(HOME / "reports"))

@@ -254,14 +254,16 @@ def dtypes_of(state: object) -> set[torch.dtype]:
 @every_model
 def test_no_step_of_training_or_decoding_reads_a_tensor_value(name):
     """A fake tensor has no values, so `.item()`, a branch on a tensor or a shape that depends on data would raise."""
+    # a fake operation takes ten times as long as one on numbers, so layers that are alike are shown by one
+    alike = len({(type(mixer), *dict(mixer.named_parameters())) for mixer in build(name).mixers}) == 1
     with FakeTensorMode():
-        model = build(name, dtype=torch.float32).train()
+        model = build(name, dtype=torch.float32, **({"num_layers": 1} if alike else {})).train()
         model(torch.zeros(2, LENGTH, dtype=torch.int16)).sum().backward()
         model.eval()
         with torch.no_grad():
             model.restart(model.init_state(2))
             _, state = model.prefill(torch.zeros(2, 9, dtype=torch.int16), torch.ones(2, dtype=torch.long))
-            for _ in range(3):
+            for _ in range(2):
                 logits, state = model.step(torch.zeros(2, dtype=torch.int16), state)
     assert logits.shape == (2, TOKENS.num_classes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import json
 import re
 from pathlib import Path
@@ -22,6 +23,7 @@ from reports.render.plots import draw
 from reports.render.rows import matches, slice_part
 from reports.render.sensitivity import Sensitivity
 from reports.render.units import amount, fixed
+from suite.identity import setting_of
 from suite.settings.config import ExperimentConfig
 from suite.settings.grid import same
 from suite.settings.parsing import parse
@@ -1172,6 +1174,24 @@ def test_a_selector_that_selects_nothing_is_an_error(make):
     bad = {**yaml.safe_load(GRID)["table"], "rows": {"H3": {"modle.name": "h3"}}}
     with pytest.raises(ValueError, match=r"modle\.name"):
         make(config=grid(table=bad))
+
+
+def test_a_column_may_state_another_value_for_a_key_of_the_row(make):
+    table = yaml.safe_load(GRID)["table"]
+    table["rows"] = {"H3": {"model.name": "h3", "task.name": "induction-heads"}, "S4D": {"model.name": "s4d"}}
+    report = make(*three(), *three("s4d"), config=grid(table=table, figure=None))
+    found = {(cell.row, cell.column): cell.num_seeds for cell in report.cells if cell.mean is not None}
+    assert found == {("H3", "AR"): 3, ("S4D", "AR"): 3}
+
+
+def test_a_setting_in_words_leaves_the_run_as_it_is():
+    config = {"seed": 3, "task": {"name": "a", "data": "/x"}, "train": {"lr": 1.0, "init_from": {"base": "b", "n": 2}}}
+    before = copy.deepcopy(config)
+    assert json.loads(setting_of(config, ["train.lr", "task.name.more", "bench.x"])) == {
+        "task": {"name": "a"},
+        "train": {"init_from": {"n": 2}},
+    }
+    assert config == before
 
 
 def test_a_grid_without_a_table_shows_a_row_for_every_point(make):

@@ -5,6 +5,7 @@ test is collected.
 """
 
 import contextlib
+import gc
 import os
 
 import pytest
@@ -22,6 +23,20 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     with contextlib.suppress(ImportError):
         change_the_interpreter()
+
+
+def pytest_collection_finish():
+    """Hide modules and collected tests from the garbage collector, which would walk through them hundreds of times.
+
+    They live to the end. A run that is timed collects garbage first, which takes half a second with them.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    # what is still hidden at the end of the process, Triton's bindings report as leaked
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -120,12 +120,16 @@ def prefill_equals_parallel(config: Any, **options: Any) -> None:
     model, inputs = build(config, **options), make_inputs(TOKENS)
     parallel = model(inputs)
     for cut in (1, 37, 66):
-        logits, state = model.prefill(inputs[:, :cut])
-        got = [logits]
-        for t in range(cut, LENGTH):
-            logits, state = model.step(inputs[:, t], state)
-            got.append(logits)
-        assert_near(torch.stack(got, 1), parallel[:, cut - 1 :], f"a prompt of {cut} and steps against parallel")
+        _assert_steps_follow_a_prompt(model, inputs, parallel, cut)
+
+
+def _assert_steps_follow_a_prompt(model: Any, inputs: Tensor, parallel: Tensor, cut: int) -> None:
+    logits, state = model.prefill(inputs[:, :cut])
+    got = [logits]
+    for t in range(cut, inputs.shape[1]):
+        logits, state = model.step(inputs[:, t], state)
+        got.append(logits)
+    assert_near(torch.stack(got, 1), parallel[:, cut - 1 :], f"a prompt of {cut} and steps against parallel")
 
 
 @torch.no_grad()
@@ -248,14 +252,9 @@ def long_sequences_agree(config: Any, **options: Any) -> None:
     """A long sequence gives what its beginning gives alone, and what a prompt and the steps behind it give."""
     spec = dataclasses.replace(TOKENS, max_length=LONG)
     model, inputs = build(config, spec, **options), make_inputs(spec, LONG, 2)
-    whole, prompt = model(inputs), LONG - 3
+    whole = model(inputs)
     assert_near(model(inputs[:, :LENGTH]), whole[:, :LENGTH], f"the first {LENGTH} of {LONG} positions alone")
-    logits, state = model.prefill(inputs[:, :prompt])
-    got = [logits]
-    for t in range(prompt, LONG):
-        logits, state = model.step(inputs[:, t], state)
-        got.append(logits)
-    assert_near(torch.stack(got, 1), whole[:, prompt - 1 :], f"a prompt of {prompt} and steps against parallel")
+    _assert_steps_follow_a_prompt(model, inputs, whole, LONG - 3)
 
 
 LAWS: tuple[Callable[..., None], ...] = (

@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def reads_utf8() -> bool:
-    """Whether this Python takes files for UTF-8, as those of the suite are; a locale may say otherwise."""
+    """Returns whether this Python takes files for UTF-8, as those of the suite are; a locale may say otherwise."""
     return codecs.lookup(locale.getpreferredencoding(False)).name == "utf-8"
 
 

@@ -73,7 +73,7 @@ class Plan:
         return only + [(row, column) for row in self.spec.rows for column in self.spec.columns]
 
     def selected(self, runs: Sequence[StoredRun]) -> dict[tuple[str, str], list[StoredRun]]:
-        """The runs of every cell in `places`.
+        """Returns the runs of every cell in `places`.
 
         The runs of a row are found once for all its columns, because a table may have a thousand cells and runs.
         """

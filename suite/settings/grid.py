@@ -110,14 +110,14 @@ MEASUREMENT = ("slice", "metric", "split", "at")
 
 
 def _selectors(config: ExperimentConfig) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The place and the selector of every row and column of the table."""
+    """Yields the place and the selector of every row and column of the table."""
     if config.table is not None:
         for kind, selectors in (("rows", config.table.rows), ("columns", config.table.columns)):
             yield from ((f"table.{kind}.{label}", selector) for label, selector in selectors.items())
 
 
 def _everywhere(config: ExperimentConfig) -> Iterator[Point]:
-    """The points of all scales, and those of the sweep as no scale has it."""
+    """Yields the points of all scales, and those of the sweep as no scale has it."""
     for scale in (*config.scales, ""):
         yield from points(config, scale)
 
@@ -127,7 +127,7 @@ def _fits(wanted: Mapping[str, Any], point: Point) -> bool:
 
 
 def _misfit(wanted: Mapping[str, Any], config: ExperimentConfig) -> str:
-    """The reason why no point of any scale has the wanted settings."""
+    """Returns the reason why no point of any scale has the wanted settings."""
     everywhere = list(_everywhere(config))
     for key, value in wanted.items():
         if not any(_fits({key: value}, point) for point in everywhere):

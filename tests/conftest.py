@@ -35,7 +35,7 @@ def pytest_collection_finish():
 
 
 def pytest_unconfigure():
-    # what is still hidden at the end of the process, Triton's bindings report as leaked
+    # Triton's bindings report objects as leaked that are still hidden at the end of the process
     gc.unfreeze()
 
 

@@ -59,7 +59,7 @@ class _Lasting:
                 return
             self.is_lost = True
             with contextlib.suppress(OSError):
-                # what is buffered is written at the end of the process, which would fail as well
+                # Python writes what it has buffered at the end of the process, which would fail as well
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, self.stream.fileno())
                 os.close(nowhere)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from suite.state import tensors
 
 LENGTH = 70
 """Positions of the test sequences: more than a chunk of 64, which many operators compute by."""
+CUT = 37
+"""Position of the test sequences from which on other tokens are tried."""
 LONG = 333
 """Positions of the longest test sequences: some chunks more, and no multiple of one."""
 TOKENS = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=LENGTH, vocab_size=16)
@@ -93,16 +96,20 @@ def assert_near(found: Tensor, wanted: Tensor, what: str) -> None:
 @torch.no_grad()
 def is_causal(config: Any, **options: Any) -> None:
     """Later tokens do not change earlier outputs, and a token changes the output at its own position."""
-    model, inputs = build(config, **options), make_inputs(TOKENS)
-    cut = 37
+    before, after = _causal_outputs(build(config, **options))
+    own = ((before - after)[:, CUT].abs().amax(-1).min() / before.abs().max()).item()
+    assert own > 1e-3, f"another token at position {CUT} changes the output there by only {own:.1e} of the largest"
+
+
+def _causal_outputs(model: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Returns the outputs for tokens, and for those that differ from CUT on; asserts that earlier outputs agree."""
+    inputs = make_inputs(TOKENS)
     changed = inputs.clone()
-    changed[:, cut:] = (changed[:, cut:] + 1) % TOKENS.vocab_size
+    changed[:, CUT:] = (changed[:, CUT:] + 1) % TOKENS.vocab_size
     before, after = model(inputs), model(changed)
-    scale = before.abs().max()
-    early = ((before - after)[:, :cut].abs().max() / scale).item()
-    assert early < 1e-11, f"tokens from position {cut} on change earlier outputs, by {early:.1e} of the largest"
-    own = ((before - after)[:, cut].abs().amax(-1).min() / scale).item()
-    assert own > 1e-3, f"another token at position {cut} changes the output there by only {own:.1e} of the largest"
+    early = ((before - after)[:, :CUT].abs().max() / before.abs().max()).item()
+    assert early < 1e-11, f"tokens from position {CUT} on change earlier outputs, by {early:.1e} of the largest"
+    return before, after
 
 
 @torch.no_grad()
@@ -223,13 +230,9 @@ def _seeded(model: Any, inputs: Tensor, seed: int = 4) -> Tensor:
 @torch.no_grad()
 def training_is_causal(config: Any, **options: Any) -> None:
     """In training mode, too, with dropout, later tokens do not change earlier outputs, and a seed repeats them all."""
-    model, inputs = build(config, **_with_dropout(config, options)).train(), make_inputs(TOKENS)
-    changed = inputs.clone()
-    changed[:, 37:] = (changed[:, 37:] + 1) % TOKENS.vocab_size
-    before, after = _seeded(model, inputs), _seeded(model, changed)
-    early = ((before - after)[:, :37].abs().max() / before.abs().max()).item()
-    assert early < 1e-11, f"tokens from position 37 on change earlier outputs, by {early:.1e} of the largest"
-    assert_near(_seeded(model, inputs), before, "the same inputs and seed in training mode")
+    model = build(config, **_with_dropout(config, options)).train()
+    before, _ = _causal_outputs(partial(_seeded, model))
+    assert_near(_seeded(model, make_inputs(TOKENS)), before, "the same inputs and seed in training mode")
 
 
 @torch.no_grad()

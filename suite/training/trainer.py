@@ -193,6 +193,7 @@ class Trainer:
 
     def _require_rows(self) -> None:
         """Raises RunEnded for a task without training or test rows, whose run would measure nothing."""
+        # the search ends at the first segment with rows, so that the longer ones of a test are not made twice
         rows = {"test": self.run.task.segments("test", self.run.seed)}
         if not self.run.task.fresh:
             rows["train"] = iter(self.splits.train)

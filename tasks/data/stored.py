@@ -130,7 +130,7 @@ class PlannedTask(StoredTask):
     def arrays(self, workers: int = 1, *, force: bool = False) -> dict[str, Array]:
         if not force:
             return super().arrays(workers)
-        # what is there may be damaged, so it is made again before it is read
+        # the stored arrays may be damaged, so this call makes them again before anything reads them
         key = self._key(StoredTask.fingerprint(self))
         _planned.add(key)
         try:

@@ -129,7 +129,7 @@ def test_a_plugin_that_a_worker_imports_in_another_form_is_refused(plugin, grid,
     sent, before = pickle.dumps(run), path.read_text()
 
     def carried_out(text):
-        """How the run ends in a process that imports the plugin now."""
+        """Returns how the run ends in a process that imports the plugin now."""
         del sys.modules[path.stem]
         path.write_text(text)
         return execute(pickle.loads(sent), tmp_path / "results", torch.device("cpu"))

@@ -26,10 +26,10 @@ def norm_chunked(
     u = total.to(wide)
     if activation == "silu":
         u = F.silu(u)
-    # the library's norms multiply by a weight that all rows share, and by no other
-    shared = weight if kind != "l2" and weight is not None and weight.ndim == 1 else None
+    # the library's norms multiply by a weight that all rows share, and by no other; on a CPU it needs the dtype of u
+    shared = weight.to(wide) if kind != "l2" and weight is not None and weight.ndim == 1 else None
     if kind == "layer":
-        y = F.layer_norm(u, u.shape[-1:], shared, None if shared is None else bias, eps)
+        y = F.layer_norm(u, u.shape[-1:], shared, None if shared is None or bias is None else bias.to(wide), eps)
     elif kind == "rms":
         y = F.rms_norm(u, u.shape[-1:], shared, eps)
     else:

@@ -10,12 +10,13 @@ Source: DSS (Gupta et al. 2022), proposition 1 and sections 3.1 to 3.3; section 
 
 Departures from the paper:
 - dss-softmax normalises over the task's max_length and not over the length of the batch, so that a filter does not
-  depend on the input, and decoding step by step equals the whole sequence. The two agree where all sequences have the
-  full length, as in the paper's tasks. Longer inputs are refused.
+  depend on the input, and decoding step by step equals the whole sequence. The two agree where a batch has a sequence
+  of the full length: always in the paper's tasks on images and speech, nearly always in Text at batch 50. In ListOps
+  and Retrieval they differ. Longer inputs are refused.
 - Section 3.3 says that log(dt) is initialised as e^r, with r uniform between the logarithms of its bounds. What is
   meant, and done here, is r.
 - Every channel has one dt, as in section 3.2. The authors' code keeps two by default, for the real and the imaginary
-  part of Lambda; `separate_dt` does so too.
+  part of Lambda, and so does the paper where section 4.2 speaks of figure 5; `separate_dt` does so too.
 - The skip is a learned D that starts standard normal, as in S4's and the authors' code. The text says "residual".
 """
 

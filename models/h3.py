@@ -1,7 +1,7 @@
 """H3: linear attention whose sum over time is a state space model, with a second one for the keys.
 
     q, k, v = W_q x, W_k x, W_v x
-    k~ = SSM_shift(k),   S = SSM_diag(k~ v^T)  per head,   o = S q,   y = W_o o
+    k~ = SSM_shift(k),   S = SSM_diag(k~ v^T)  per head,   o = S^T q,   y = W_o o
 
 The shift model is a learned causal filter over the last M = d_state inputs plus a skip; every channel has its own. The
 diagonal model is S4D; every head has its own. With heads of one channel the products are pointwise:

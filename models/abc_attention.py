@@ -12,7 +12,11 @@ With `forget="running-mean"` the normaliser covers all positions up to the curre
 This is the same phi_t together with a decay of 1 - phi_t. The code that produced the GSA paper's comparison computes
 this variant.
 
-Departure: W_phi x is clamped to [-32, 32], as in that code.
+Departures: W_phi x is clamped to [-32, 32], as in that code. The factor 1 / sqrt(K) of the logits is in neither
+equation; GSA (equation 6) reads without it.
+
+Apart from the decay, the mixer differs from `gsa` in this factor, in the strength of writing, and in having neither
+Swish on q, k and v (equation 8) nor RMSNorm(swish(.)) on the output (equation 9).
 """
 
 from __future__ import annotations

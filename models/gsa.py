@@ -171,7 +171,8 @@ class GSAConfig(BackboneConfig):
     damping: Positive = 8.0
     """The forget gate is the sigmoid to the power 1 / damping, which keeps it near one (tau of the paper)."""
     gate: Gate | None = None
-    """Replacement of the gates of equation 9 in the row "w/ data-independent decay", which the paper does not define.
+    """Replacement of the damped gates a, between equations 8 and 9, in the row "w/ data-independent decay", which the
+    paper does not define.
     `constant`: W_a x is a parameter of every slot, so that decays and writing strengths do not depend on the input.
     `retnet`: the decay of a head is 1 - 2^(-5 - h), as in RetNet, and writing strengths are those of GSA."""
     readout: Readout | None = None

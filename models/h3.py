@@ -311,6 +311,9 @@ class H3Config(AttentionLayersConfig):
     """Rule by which the diagonal model becomes discrete; the authors' code too uses the bilinear one by default."""
     inner: Literal["ssm", "hyena", "s6"] = "ssm"
     ssm_lr: Positive | None = 1e-3
+    """Learning rate of what `ssm_parameters` lists, which has no weight decay: log(dt) and A of the diagonal model and,
+    with `train_B`, both B; of an inner `hyena` the filter network and D; of an inner `s6` log(-A), D and the bias of
+    dt. The default does not follow the rate of the run; `ssm_lr: null` gives these parameters the rate of the run."""
     train_B: bool = False
     """Train B of the shift and the diagonal model, at `ssm_lr` and without decay, as H3's released code does."""
     short_filter: int = 0

@@ -6,23 +6,30 @@
 
 with E the option `expand` and R `dt_rank`.
 
-Source: Mamba (Gu & Dao 2023), section 3.4, algorithm 2 and appendix E. What the text leaves open (A = -(1 .. N) in
-every channel, the initialisation of dt, biases) is as in the authors' code (mamba_ssm). `inner` replaces S6 by another
-sequence layer and `gate=False` drops z, for the rows of the paper's tables 1 and 6 ("No gate", and "Mamba" with S4 or
-Hyena). `fixed` and `A_init` are the ablations of its tables 7 to 10: a step size, B or C that does not depend on the
-input, and other eigenvalues A, also complex ones. With `negative_eigenvalues` the factor of h_{t-1} is
-2 exp(dt_t A) - 1 in place of exp(dt_t A), for state tracking (Grazzi et al. 2024, arXiv 2411.12537, section 5; in
-flash-linear-attention_mod/fla/models/mamba_py/mamba_mod.py of adankow/unlocking_state_tracking, at
-ef8aaa307c5f0cdc530de9b3cb3fb9328c9da991, the option is `positive_and_negative`).
+Source: Mamba (Gu & Dao 2023), sections 3.4 and 3.6, algorithm 2 and appendix E. A starts at -(n + 1) in every channel,
+n = 0 .. N - 1 (section 3.6). What the text leaves open (the start of the linear maps, biases) is as in the authors'
+code (mamba_ssm). `inner` replaces S6 by another sequence layer and `gate=False` drops z, for the rows of the paper's
+tables 1 and 6 ("No gate" with S6, and "Mamba" with S4 or Hyena). `fixed` and `A_init` are the ablations of its tables 7
+to 10: a step size, B or C that does not depend on the input, and other eigenvalues A, also complex ones. With
+`negative_eigenvalues` the factor of h_{t-1} is 2 exp(dt_t A) - 1 in place of exp(dt_t A), for state tracking (Grazzi et
+al. 2024, arXiv 2411.12537, section 5; in flash-linear-attention_mod/fla/models/mamba_py/mamba_mod.py of
+adankow/unlocking_state_tracking, at ef8aaa307c5f0cdc530de9b3cb3fb9328c9da991, the option is `positive_and_negative`).
 
 Sizes: two layers of width 64 with a tied vocabulary of 16 have 66,496 parameters. The 74K of the paper's table 11 are
 reached with `dt_rank` 16 and an untied readout, or with a vocabulary of 128 in place of the 16 that the paper states
 (73,664 either way).
 
-Departures from the paper: B is discretised as dt B (see `kernels.selective_scan`). The paper does not describe its
-"No gate" with S4 further; here it is this block without z. It does not say either how a complex S6 keeps its states.
-Here N / 2 complex states stand for N / 2 conjugate pairs, and B and C have N / 2 complex entries, so that state and
-parameters are as large as those of the real S6.
+Departures from the paper: B is discretised as dt B (see `kernels.selective_scan`). Section 3.6 draws the first step
+sizes, softplus(b_dt), uniformly from [0.001, 0.1]; here log dt is uniform between the logarithms of `dt_min` and
+`dt_max`, as in the authors' code, so that half of the steps start below 0.01 in place of a tenth of them. Section 3.4
+adds "an optional normalization layer" (LayerNorm) to the block, without its exact place; the authors' code has none,
+and neither has this block. Whether either changes a result was not tried.
+
+The paper does not describe its "No gate" further; with S6 it is this block without z here, and with S4 the model
+`s4d`, which has no expansion and no short convolution. It does not say either how a complex S6 keeps its states. Here
+N / 2 complex states stand for N / 2 conjugate pairs, and B and C have N / 2 complex entries, so that state and
+parameters are as large as those of the real S6. B as a parameter (`fixed`) is trained without weight decay, like
+log A, D and b_dt; C as a parameter decays like other weights, as C of S4D does.
 """
 
 from __future__ import annotations

@@ -298,6 +298,8 @@ class S4DConfig(BackboneConfig):
     bidirectional: bool = False
     """Whether the model reads the future too, S4's setting for LRA. Such a model has no step."""
     ssm_lr: Positive | None = 1e-3
+    """Learning rate of log(dt) and A, which have no weight decay. The default does not follow the rate of the run;
+    `ssm_lr: null` gives these parameters the rate of the run."""
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)

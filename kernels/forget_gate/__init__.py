@@ -5,7 +5,8 @@
               b = sum over 1 <= i <= layer of softmax_i(logits), one bound for each channel
 
 Neither a nor 1 - a is computed from the other, so that none rounds to zero. Source: GSA paper (Zhang et al. 2024),
-equation 7, and Yang et al. 2023, section 4.4 (damped); Qin et al. 2023 (HGRN), section 3.3 (bounded).
+section 3.3 between equations 8 and 9, and Yang et al. 2023, section 4.4 (damped); Qin et al. 2023 (HGRN), section 3.3
+(bounded).
 """
 
 from __future__ import annotations

@@ -149,9 +149,9 @@ def pick_scale(config: ExperimentConfig, runs: Iterable[StoredRun], asked: str |
 def plain_table(config: ExperimentConfig, grid: Sequence[Mapping[str, Any]]) -> TableSpec:
     """The table of a grid that states none.
 
-    Where two settings change between points, one is that of the rows and the other that of the columns. Else there is
-    a row for every point, named by what changes, with the one column `accuracy`, or, where the grid times something,
-    a column for every length.
+    Where two settings change between points, one is that of the rows and the other that of the columns: the one that
+    stands last in the sweep, or that of the figure's x axis. Else there is a row for every point, named by what
+    changes, with the one column `accuracy`, or, where the grid times something, a column for every length.
     """
     hidden = config.select.best_of if config.select else ()
     varying = [
@@ -159,6 +159,16 @@ def plain_table(config: ExperimentConfig, grid: Sequence[Mapping[str, Any]]) -> 
         for key in dict.fromkeys(key for point in grid for key in point)
         if key not in hidden and len({str(point.get(key)) for point in grid}) > 1
     ]
+    # a point begins with the settings of the baseline, whatever their order in the sweep
+    swept = [
+        key
+        for axis, values in config.sweep.items()
+        for value in values
+        for key in (value if isinstance(value, Mapping) else [axis])
+    ]
+    places = {key: place for place, key in enumerate(dict.fromkeys(swept))}
+    x = config.figure.x if config.figure else None
+    varying.sort(key=lambda key: (key == x, places.get(key, 0)))
 
     def label(point: Mapping[str, Any]) -> str:
         if len(varying) == 1:

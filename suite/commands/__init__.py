@@ -20,6 +20,7 @@ from suite.commands.bench import bench
 from suite.commands.check import check
 from suite.commands.collect import collect
 from suite.commands.compare import compare
+from suite.commands.console import lost_output
 from suite.commands.data import data_app
 from suite.commands.doctor import doctor
 from suite.commands.evaluate import evaluate
@@ -95,16 +96,23 @@ def main(repository: Repository, arguments: Sequence[str] | None = None) -> None
 
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, interrupt)
+    if sys.stdout is None:
+        # the caller has closed it (`>&-`)
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         app(args=arguments, obj=repository)
-    except SystemExit:
+    except SystemExit as end:
         # the library of the command line exits with 1 after an interruption
-        if interrupted.is_set():
-            sys.exit(130)
-        raise
+        code = 130 if interrupted.is_set() else end.code
     except KeyboardInterrupt:
         # the library builds its commands before it looks for an interruption
-        sys.exit(130)
+        code = 130
     except (ValueError, StoreError) as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        code = 2
+    except OSError:
+        # a stream drops what it could not write, so that only a further character tells whether it was this one
+        if not lost_output("\n"):
+            raise
+        code = 2
+    sys.exit(2 if lost_output() else code)

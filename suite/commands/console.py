@@ -23,6 +23,30 @@ def table_console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=UNLIMITED)
 
 
+def lost_output(text: str = "") -> bool:
+    """Returns whether standard output, with this text, cannot be written; then the process can end without it.
+
+    One line says why, unless its reader has ended (`| head`).
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        _send_nowhere(sys.stdout)
+        if not isinstance(error, BrokenPipeError):
+            print(f"error: standard output cannot be written ({error.strerror or error})", file=sys.stderr)
+        return True
+    return False
+
+
+def _send_nowhere(stream: IO[str]) -> None:
+    # Python writes what it has buffered at the end of the process, which would fail as well
+    with contextlib.suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
 def lasting_console(quiet: bool = False) -> Console:
     """Returns a console for a grid, which goes on where standard output is closed (`| head`) or its disk is full."""
     from rich.console import Console
@@ -58,11 +82,7 @@ class _Lasting:
             if self.is_lost:
                 return
             self.is_lost = True
-            with contextlib.suppress(OSError):
-                # Python writes what it has buffered at the end of the process, which would fail as well
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, self.stream.fileno())
-                os.close(nowhere)
+            _send_nowhere(self.stream)
             with contextlib.suppress(OSError):
                 reason = error.strerror or error
                 print(f"standard output cannot be written ({reason}); the runs go on without it", file=sys.stderr)

@@ -89,7 +89,10 @@ def _protocol(path: Path) -> str:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path whose file takes the place of `path` at the end; after an error, nothing is left of it."""
+    """A temporary path whose file takes the place of `path` at the end; after an error, nothing is left of it.
+
+    Of a link, the file that it points to is replaced. A device or a pipe is written itself.
+    """
     if is_remote(path):
         with tempfile.TemporaryDirectory() as folder:
             temporary = Path(folder, path.name)
@@ -98,7 +101,11 @@ def replacing(path: Path) -> Iterator[Path]:
                 make_folder(path.parent)
                 cast(Any, path).fs.put_file(str(temporary), cast(Any, path).path)
         return
+    path = path.resolve()
     make_folder(path.parent)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        yield path
+        return
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
     try:
         yield temporary

@@ -66,6 +66,12 @@ def test_the_table_of_a_grid_that_states_none_is_derived_from_its_two_axes(tmp_p
     assert grid.titles[2:] == ("d_model 16", "d_model 32")
     assert grid.header[2:] == ("16", "32")
     assert [line[0] for line in grid.lines] == ["gla", "mamba"]
+    # neither the baseline nor the order of the axes makes the x axis of a figure the setting of the rows
+    for swept in (axes, dict(reversed(axes.items()))):
+        baseline = {**values["baseline"], "model": {"d_model": 16}}
+        drawn = {**values, "baseline": baseline, "sweep": swept, "figure": {"kind": "lines", "x": "model.d_model"}}
+        grid = document(build(parse(ExperimentConfig, drawn, "grid.yaml"), tmp_path, nothing)).grids[0]
+        assert [line[0] for line in grid.lines] == ["gla", "mamba"]
     # a third axis has no place in a matrix
     values["sweep"] = {**axes, "train.lr": [1e-3, 1e-2]}
     grid = document(build(parse(ExperimentConfig, values, "grid.yaml"), tmp_path, nothing)).grids[0]

@@ -243,6 +243,25 @@ def test_a_grid_goes_on_without_its_output(command_line, tmp_path, monkeypatch, 
     assert storage.ending(rows).status == "ok"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["list"], ["status", "quickstart"], ["report", "quickstart"], ["--version"]],
+)
+def test_a_command_without_room_for_its_output_fails_in_one_line(command_line, tmp_path, monkeypatch, arguments):
+    with open("/dev/full", "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        results = [] if arguments[0] in ("list", "--version") else ["--results", tmp_path]
+        done = command_line(*arguments, *results)
+    assert done.returncode == 2
+    assert done.stderr == "error: standard output cannot be written (No space left on device)\n"
+
+
+def test_a_command_with_a_closed_output_is_carried_out(command_line, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    done = command_line("list", "models")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_results_folder_that_is_read_only_is_refused_only_if_runs_are_left(command_line, tmp_path, monkeypatch):
     def refuse(*arguments):
         raise OSError(errno.EROFS, "Read-only file system")

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 
 import pytest
 
@@ -86,3 +87,25 @@ def test_a_fault_is_known_before_anything_is_written(command_line, stored, argum
     assert done.returncode == 2
     assert done.stdout == ""
     assert words in done.stderr
+
+
+def test_a_link_keeps_its_place_and_a_pipe_is_written(command_line, stored, tmp_path):
+    (tmp_path / "kept.csv").write_text("old")
+    (tmp_path / "link.csv").symlink_to("kept.csv")
+    assert command_line("export", "quickstart", "--results", stored, "--out", tmp_path / "link.csv").returncode == 0
+    assert (tmp_path / "link.csv").is_symlink()
+    assert (tmp_path / "kept.csv").read_text() == command_line("export", "quickstart", "--results", stored).stdout
+    os.mkfifo(tmp_path / "pipe.csv")
+    reader = os.open(tmp_path / "pipe.csv", os.O_RDONLY | os.O_NONBLOCK)
+    assert command_line("export", "quickstart", "--results", stored, "--out", tmp_path / "pipe.csv").returncode == 0
+    assert (tmp_path / "pipe.csv").is_fifo()
+    assert os.read(reader, 100_000).decode() == (tmp_path / "kept.csv").read_text()
+    os.close(reader)
+
+
+def test_a_device_without_room_is_an_error_and_stays(command_line, stored, tmp_path):
+    # a link, so that the device itself would survive an error of this test
+    (tmp_path / "full.csv").symlink_to("/dev/full")
+    done = command_line("export", "quickstart", "--results", stored, "--out", tmp_path / "full.csv")
+    assert done.returncode == 2
+    assert "cannot be written (No space left on device)" in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from matplotlib.colors import to_hex
 
 from reports.render import Report, build, render
 from reports.render.cells import Cell, judge
+from reports.render.claims import _number as ratio
 from reports.render.claims import tally
+from reports.render.crossover import Crossover
 from reports.render.layout import grids
 from reports.render.plan import Published, read_expected
 from reports.render.plots import draw
@@ -29,6 +32,7 @@ from suite.settings.grid import same
 from suite.settings.parsing import parse
 from suite.settings.report_spec import Select
 from suite.store import storage
+from suite.store.noise import error_of_median
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -1295,3 +1299,27 @@ def test_reports_import_nothing_but_suite():
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not banned & {name.partition(".")[0] for name in names}, path
+
+
+def test_a_ratio_has_the_error_of_both_of_its_sides():
+    sides = ("a", "c"), ("b", "c")
+    cells = {
+        sides[0]: Cell("a", "c", mean=8.0, sd=0.4, num_seeds=4),
+        sides[1]: Cell("b", "c", mean=2.0, sd=0.2, num_seeds=4),
+    }
+    found = ratio(sides, "", cells)
+    assert found.value == 4.0
+    assert found.error == pytest.approx(math.hypot(0.2, 4 * 0.1) / 2)
+
+
+def test_the_error_of_a_median_shrinks_with_the_root_of_the_count():
+    assert error_of_median([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(1.2533 * 1.4826 / math.sqrt(5))
+
+
+@pytest.mark.parametrize(
+    ("ours", "start"),
+    [((1.0, 1.0, 1.0), 64), ((3.0, 1.0, 1.0), 128), ((1.0, 3.0, 1.0), 256), ((1.0, 1.0, 2.0), None)],
+)
+def test_a_row_is_faster_from_the_length_behind_which_it_always_is(ours, start):
+    points = tuple(zip((64, 128, 256), ours, (2.0, 2.0, 2.0), strict=True))
+    assert Crossover("experiment", "row", "attention", "device", "ms", points, True).start == start

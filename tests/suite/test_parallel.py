@@ -217,3 +217,15 @@ def test_under_torchrun_the_runs_of_a_grid_are_carried_out_once(tmp_path):
         assert ours == alone
     frame = storage.read(storage.files([tmp_path], runs[0].experiment))
     assert frame["device"].str.startswith("2 x ").all()
+
+
+@pytest.mark.parametrize("size", [None, 1, 3])
+def test_pieces_of_a_batch_weigh_by_their_labels(size):
+    weight = torch.ones((), dtype=torch.float64, requires_grad=True)
+    targets = torch.tensor([[1, IGNORE, IGNORE], [1, 2, 3], [IGNORE] * 3, [4, 5, IGNORE]])
+
+    def loss(batch):
+        return (weight * batch.targets[batch.targets != IGNORE]).mean()
+
+    value = Group().backward(lambda function, *given: function(*given), loss, Batch(torch.zeros(4, 3), targets), size)
+    assert (float(value), float(weight.grad)) == pytest.approx((16 / 6, 16 / 6))

@@ -9,17 +9,18 @@ import tempfile
 import pytest
 import torch
 
-from suite.contracts import IGNORE, Segment
+from suite.contracts import IGNORE, ParamGroup, Segment
 from suite.metrics import check_direction, smaller_is_better
 from suite.runner import execute, outdated, plan
-from suite.runs import RunEnded
+from suite.runs import Outcome, RunEnded
 from suite.store import storage
 from suite.training import data, trainer
 from suite.training.config import TrainConfig
 from suite.training.data import FiniteOrder, FreshOrder, HostOrder, digest, finite_order, load_splits
 from suite.training.schedule import Plateau, lr_factor
+from suite.training.scores import add_rows
 from suite.training.selection import Selection
-from tests.suite.toy import Parity, make_run
+from tests.suite.toy import Parity, ToyModel, make_run
 
 CPU = torch.device("cpu")
 TIMED = {"train_throughput", "train_steps", "inference_throughput", "peak_rss"}
@@ -433,3 +434,120 @@ def test_rows_that_can_be_written_nowhere_are_a_failure_that_says_so(tmp_path, m
     finished = execute(make_run(), tmp_path, CPU)
     assert (finished.status, finished.stored) == ("failed", False)
     assert "rows could not be written (Not a directory); free space" in finished.error
+
+
+def watched(run, **options):
+    """A trainer, and the list of (step, rate) that it fills whenever it sets its rate."""
+    one, seen = trainer.Trainer(run, CPU, **options), []
+    set_lr = one._set_lr
+
+    def set_and_note():
+        set_lr()
+        seen.append((one.step, one.lr))
+
+    one._set_lr = set_and_note
+    return one, seen
+
+
+def test_every_group_trains_with_its_own_rate_and_decay(monkeypatch):
+    def two_groups(self, no_decay=()):
+        parameters = list(self.parameters())
+        return [
+            ParamGroup("weight", parameters[:1]),
+            ParamGroup("ssm", parameters[1:], lr=2e-4, weight_decay=0.0),
+        ]
+
+    monkeypatch.setattr(ToyModel, "param_groups", two_groups)
+    warmup = {"schedule": "cosine", "warmup_steps": 2, "warmup_from": 5e-3}
+    one = trainer.Trainer(make_run(train={"lr": 1e-2, "weight_decay": 0.1, "betas": (0.8, 0.95), **warmup}), CPU)
+    with one.steps() as step:
+        step()
+        first, second = one.optimizer.param_groups
+    # the first step has half of the rate
+    assert (first["lr"], second["lr"]) == (pytest.approx(5e-3), pytest.approx(1e-4))
+    assert (first["weight_decay"], second["weight_decay"]) == (0.1, 0.0)
+    assert first["betas"] == second["betas"] == (0.8, 0.95)
+
+
+def test_the_gradient_is_clipped_to_its_largest_norm():
+    one = trainer.Trainer(make_run(train={"clip": 1e-3}), CPU)
+    with one.steps() as step:
+        step()
+        norm = torch.stack([p.grad.norm() for p in one.parameters if p.grad is not None]).norm()
+    assert norm == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_a_stalled_validation_lowers_the_rate_of_the_steps_behind_it():
+    stalled = {"epochs": 6, "eval_every": 1, "lr": 1e-12}
+    plateau = {"schedule": "plateau", "plateau_patience": 1, "plateau_factor": 0.1}
+    one, rates = watched(make_run(train={**stalled, **plateau}))
+    one()
+    assert rates[0][1] == 1e-12
+    assert rates[-1][1] < 0.5e-12
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"schedule": "plateau", "plateau_patience": 1, "plateau_factor": 0.5},
+        {"early_stop": {"patience": 3}},
+    ],
+)
+def test_an_interrupted_run_remembers_how_long_validation_has_stalled(tmp_path, options):
+    run = make_run(train={"epochs": 8, "eval_every": 1, "lr": 1e-12, **options})
+    one, whole = watched(run)
+    one()
+    end = one.outcome.step
+    path, calls = tmp_path / "a.checkpoint", iter(range(1000))
+    one, before = watched(run, checkpoint=path, stop=lambda: next(calls) >= 13)
+    with contextlib.suppress(KeyboardInterrupt):
+        one()
+    one, after = watched(run, checkpoint=path)
+    one()
+    assert before + after == whole
+    assert one.outcome.step == end
+
+
+def test_throughput_counts_the_tokens_of_every_step():
+    values = {row["metric"]: row for row in train(make_run(task={"num_train": 64})).rows}
+    tokens, steps = (values[metric]["samples"] for metric in ("train_throughput", "train_steps"))
+    # a batch has 16 rows of 6 tokens
+    assert tokens == pytest.approx([16 * 6 * rate for rate in steps])
+
+
+def test_inference_throughput_counts_tokens(monkeypatch):
+    seen = []
+    rate = trainer.measure.rate
+
+    def noted(call, count, device):
+        seen.append(count)
+        return rate(call, count, device)
+
+    monkeypatch.setattr(trainer.measure, "rate", noted)
+    train(make_run(task={"num_train": 64}))
+    assert seen == [16 * 6]
+
+
+def test_a_mean_is_over_labels_and_not_over_slices():
+    outcome = Outcome()
+    scores = {"a": [{"accuracy": (1.0, 1.0)}], "b": [{"accuracy": (0.0, 2.0)}, {"accuracy": (0.0, 1.0)}]}
+    assert add_rows(outcome, Parity(), "test", scores, 7) == {"accuracy": 0.25}
+    assert [(row["slice"], row["value"]) for row in outcome.rows] == [("a", 1.0), ("b", 0.0), ("", 0.25)]
+
+
+def test_the_fraction_of_a_warmup_is_rounded_to_the_nearest_step():
+    config = TrainConfig(steps=7, lr=0.1, warmup_fraction=0.1)
+    assert [lr_factor(config, step, 7, 1) for step in (0, 1)] == [0, 1]
+
+
+def test_bf16_runs_the_linear_maps_in_bf16(monkeypatch):
+    seen = set()
+    forward = ToyModel.forward
+
+    def noted(self, *inputs):
+        seen.add(self.inner(torch.zeros(1, self.inner.in_features)).dtype)
+        return forward(self, *inputs)
+
+    monkeypatch.setattr(ToyModel, "forward", noted)
+    train(make_run(train={"precision": "bf16", "epochs": 1}))
+    assert seen == {torch.bfloat16}

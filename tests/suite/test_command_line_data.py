@@ -81,7 +81,7 @@ def test_prepare_verify_and_run_from_an_archive(call, reviews, tmp_path):
     # a task that is left out by name needs no data
     planned = call("run", "dss/table1-lra", "--only", "task.name=lra-text", "--scale", "tiny", "--dry-run")
     assert planned.returncode == 0, planned.stderr
-    assert "4 runs, 4 to do" in planned.stdout
+    assert "5 runs, 5 to do" in planned.stdout
     wrong = call("run", "dss/table1-lra", "--only", "task.name=lra-txt", "--scale", "tiny", "--dry-run")
     assert wrong.returncode == 2
     assert "did you mean 'lra-text'" in wrong.stderr

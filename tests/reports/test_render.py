@@ -508,6 +508,17 @@ def test_settings_are_never_averaged_the_newest_is_shown(make):
     assert note(report, "left out") == "left out: 3 runs with another setting than the runs that their cell shows"
 
 
+def test_the_newest_setting_is_that_of_the_newest_run(make):
+    """Its other runs may be older than those of the setting that is left out."""
+
+    def run(seed, year, test, **train):
+        return make_run(seed=seed, test=test, columns={"started_at": f"{year}-01-01T00:00:00+00:00"}, train=train)
+
+    old, newest = run(0, 2026, 0.9), run(1, 2028, 0.9)
+    between = run(0, 2027, 0.2, clip=1.0), run(1, 2027, 0.2, clip=1.0)
+    assert cell(make(old, *between, newest), "H3", "AR").values == pytest.approx((90.0, 90.0))
+
+
 def test_runs_that_the_grid_has_go_before_newer_ones_with_another_setting(make, tmp_path):
     later = {"started_at": "2027-01-01T00:00:00+00:00"}
     make(*three(), *three(values=(0.2, 0.2, 0.2), columns=later, train={"clip": 1.0}))
@@ -715,6 +726,17 @@ def test_selection_takes_the_mean_over_seeds_and_shuns_failures(make):
     assert found.failures == ()
 
 
+def test_selection_is_by_the_mean_and_not_by_the_best_the_median_or_the_worst_seed(make):
+    # the first value has the best seed and the best median, the second the best of the worst seeds
+    values = {1e-3: (0.9, 0.9, 0.0), 1e-4: (0.7, 0.7, 0.7), 1e-5: (0.8, 0.8, 0.6)}
+    runs = [
+        make_run(seed=seed, valid={100: valid}, train={"lr": lr})
+        for lr, seeds in values.items()
+        for seed, valid in enumerate(seeds)
+    ]
+    assert cell(make(*runs, config=swept_in(list(values))), "H3", "AR").chosen == "train.lr=1e-05 (best of 3)"
+
+
 def test_sensitivity_counts_the_runs_that_succeed_at_every_value(make):
     runs = [
         make_run(seed=seed, test=test, train={"lr": lr}, valid={100: test}, columns={"run_id": f"{lr}-{seed}"})
@@ -824,6 +846,14 @@ def test_selection_by_a_loss_takes_the_lowest(make):
     config = grid(sweep=config.sweep, select={**SELECT, "by": "loss"})
     report = make(with_loss(1e-3, 0.1, 0.7), with_loss(1e-4, 2.0, 0.9), config=config)
     assert cell(report, "H3", "AR").mean == pytest.approx(70.0)
+
+
+def test_the_best_evaluation_has_the_highest_accuracy_or_the_lowest_loss(make):
+    columns = {name: {"metric": name, "split": "valid", "at": "best"} for name in ("accuracy", "loss")}
+    config = grid(table={"rows": {"H3": {"model.name": "h3"}}, "columns": columns}, figure=None)
+    run = make_run(valid={50: 0.5, 75: 0.9, 100: 0.7}, loss={50: 2.0, 75: 1.0, 100: 3.0})
+    report = make(run, config=config, expected=EXPECTED.splitlines()[0], claims=CLAIMS.splitlines()[0])
+    assert [cell(report, "H3", name).mean for name in columns] == pytest.approx([90.0, 1.0])
 
 
 def test_claims_hold_fail_or_wait(make):
@@ -959,6 +989,13 @@ def test_speeds_of_different_devices_are_never_pooled(make):
     assert costs["NVIDIA H200"].values["train_throughput"] == (105.0, 100.0, 110.0)
     assert cell(report, "H3", "AR").num_seeds == 3
     assert "device: NVIDIA A100, NVIDIA H200" in report.provenance
+
+
+def test_a_cost_is_the_median_of_what_was_measured_at_no_certain_length(make):
+    rows = make_run(speed=[100.0, 110.0, 900.0])
+    (speed,) = (row for row in rows if row["metric"] == "train_throughput")
+    (cost,) = make([*rows, {**speed, "slice": "length=64", "value": 5.0, "samples": [5.0]}]).costs
+    assert cost.values["train_throughput"] == (110.0, 100.0, 900.0)
 
 
 def test_provenance_names_commits_and_marks_uncommitted_ones(make):

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from reports.render import build, render
+from reports.render.crossover import crossovers
 from reports.render.plots import draw
 from run_suite import REPOSITORY
 from suite.settings.config import ExperimentConfig
@@ -46,7 +47,17 @@ GRID = {
 }
 
 
-def series(op, times, *, device="NVIDIA H200", started_at="2026-03-01T10:00:00", run_id="", **columns):
+def series(
+    op,
+    times,
+    *,
+    metric="time",
+    unit="ms",
+    device="NVIDIA H200",
+    started_at="2026-03-01T10:00:00",
+    run_id="",
+    **columns,
+):
     """The rows of one series: a time for each length, or the status that says why there is none."""
     bench = {**GRID["baseline"]["bench"], "op": op, "version": 1, "lengths": list(times), "dtype": "bfloat16"}
     shared = {
@@ -70,7 +81,7 @@ def series(op, times, *, device="NVIDIA H200", started_at="2026-03-01T10:00:00",
     }
     rows = []
     for length, time in times.items():
-        row = {**shared, "metric": "time", "unit": "ms", "slice": f"length={length}", "status": "ok", "error": ""}
+        row = {**shared, "metric": metric, "unit": unit, "slice": f"length={length}", "status": "ok", "error": ""}
         if isinstance(time, str):
             rows.append({**row, "value": None, "status": time, "error": "a reason"})
         else:
@@ -230,6 +241,32 @@ def test_a_selector_of_what_a_timing_does_not_have_is_an_error(make):
     rows = {"Scan": {"model.name": "mamba"}}
     with pytest.raises(ValueError, match=r"'model.name' selects nothing; a key is one of bench\.<key>"):
         make(grid={**GRID, "table": {**GRID["table"], "rows": rows}})
+
+
+@pytest.mark.parametrize(("metric", "unit", "fastest"), [("time", "ms", min), ("decode_throughput", "1/s", max)])
+def test_a_row_is_compared_with_the_fastest_attention_of_every_length(make, metric, unit, fastest):
+    rows = {
+        "Attention": (1.0, 5.0, "oom"),
+        "Flash attention": (2.0, 4.0, "oom"),
+        "Linear attention": (0.1, 9.0, 9.0),
+        "Scan": (3.0, 3.0, 3.0),
+    }
+    grid = {
+        **GRID,
+        "sweep": {"bench.op": list(rows)},
+        "scales": {"paper": {}},
+        "table": {**GRID["table"], "rows": {name: {"bench.op": name} for name in rows}, "metric": metric},
+        "figure": {**GRID["figure"], "y": metric},
+    }
+    runs = [
+        series(name, dict(zip(LENGTHS, values, strict=True)), metric=metric, unit=unit) for name, values in rows.items()
+    ]
+    found = {one.row: one for one in crossovers(make(*runs, grid=grid))}
+    assert list(found) == ["Linear attention", "Scan"]
+    assert found["Scan"].attention == "Attention, Flash attention"
+    theirs = fastest(1.0, 2.0), fastest(5.0, 4.0), None
+    assert found["Scan"].points == tuple(zip(LENGTHS, rows["Scan"], theirs, strict=True))
+    assert found["Scan"].start == {"time": 1024, "decode_throughput": 2048}[metric]
 
 
 def test_ticks_of_every_timed_figure_are_plain_numbers():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from suite.laws.accuracy import assert_matches_reference, relative_error
+from suite.laws.accuracy import assert_close, assert_matches_reference, relative_error
 
 
 def product(x, w):
@@ -36,6 +36,19 @@ def test_the_reference_matches_itself(inputs, dtype):
 def test_a_mutant_fails(inputs, mutant, message):
     with pytest.raises(AssertionError, match=message):
         assert_matches_reference(mutant, product, inputs)
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("rms", 100), ("max", 1)])
+def test_an_error_may_be_twice_that_of_plain_pytorch_and_no_more(name, wrong):
+    """Plain PyTorch errs in all elements; where one alone is wrong, only the rule of the largest element can fail."""
+    exact = torch.ones(100, dtype=torch.float64)
+
+    def off_by(error):
+        return torch.cat([exact[:wrong] + error, exact[wrong:]])
+
+    assert_close(off_by(0.019), exact, torch.float64, plain=exact + 0.01)
+    with pytest.raises(AssertionError, match=f"{name} error"):
+        assert_close(off_by(0.021), exact, torch.float64, plain=exact + 0.01)
 
 
 def test_one_wrong_element_in_bfloat16_fails(inputs):

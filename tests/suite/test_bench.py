@@ -17,7 +17,7 @@ import torch
 
 from kernels import OPERATORS
 from kernels.causal_conv1d.workloads import WORKLOAD
-from kernels.workload import Implementation
+from kernels.workload import Cost, Implementation
 from run_suite import REPOSITORY
 from suite.bench import measure
 from suite.bench.base import tree_of
@@ -46,9 +46,11 @@ def with_implementation(load):
     return replace(WORKLOAD, implementations=(Implementation("planted", "ours", load),), shapes=shapes)
 
 
-def timings(workload):
+def timings(workload, shapes="short", kind="ours"):
     limits = measure.Ceilings(copy=[1e10], matmul={"bfloat16": [1e11]})
-    return list(time_cases(cases(workload, ["short"], ["ours"]), lambda op: workload, TARGETS, CPU, limits))
+    found = list(time_cases(cases(workload, [shapes], [kind]), lambda op: workload, TARGETS, CPU, limits))
+    assert [timing.case.backward for timing in found] == [False, True]
+    return found
 
 
 def right(**inputs):
@@ -106,8 +108,7 @@ def test_our_own_crash_is_a_failure_and_a_peers_is_not(kind, status):
     planted = with_implementation(lambda: crash)
     (implementation,) = planted.implementations
     workload = replace(planted, implementations=(replace(implementation, kind=kind),))
-    limits = measure.Ceilings(copy=[1e10], matmul={"bfloat16": [1e11]})
-    for timing in time_cases(cases(workload, ["short"], [kind]), lambda op: workload, TARGETS, CPU, limits):
+    for timing in timings(workload, kind=kind):
         assert (timing.status, timing.reason) == (status, "RuntimeError: misaligned address")
 
 
@@ -124,10 +125,36 @@ def test_a_result_that_is_not_finite_at_full_size_has_no_time():
         with_implementation(lambda: lambda **inputs: right(**inputs) / (inputs["x"].shape[1] != 300)),
         shapes={"quick": ({"B": 1, "T": 300, "D": 4, "W": 4},)},
     )
-    limits = measure.Ceilings(copy=[1e10], matmul={"bfloat16": [1e11]})
-    found = list(time_cases(cases(workload, ["quick"], ["ours"]), lambda op: workload, TARGETS, CPU, limits))
+    found = timings(workload, "quick")
     assert [timing.status for timing in found] == ["failed", "failed"]
     assert "not finite at full size" in found[0].reason
+
+
+def test_a_copy_reads_and_writes_each_byte_and_a_product_adds_and_multiplies(monkeypatch):
+    results = []
+
+    def one_millisecond(call, device):
+        results.append(call())
+        return [1.0]
+
+    monkeypatch.setattr(measure, "COPY_BYTES", 16 * 1000)
+    monkeypatch.setattr(measure, "sample", one_millisecond)
+    found = measure.ceilings(CPU)
+    assert found.copy == [2 * 1000 / 1e-3]
+    assert results[0].numel() * results[0].element_size() == 1000
+    assert found.matmul == {"bfloat16": [2 * 512**3 / 1e-3], "float32": [2 * 512**3 / 1e-3]}
+    assert [result.dtype for result in results[1:]] == [torch.bfloat16, torch.float32]
+
+
+@pytest.mark.parametrize(("dtype", "rate"), [("bfloat16", 4e3), ("float16", 4e3), ("float32", 1e3), ("float64", 1e3)])
+def test_the_floor_is_the_slowest_of_bytes_products_and_exponentials(dtype, rate):
+    limits = measure.Ceilings(
+        copy=[50.0, 100.0, 900.0], matmul={"bfloat16": [1.0, 4e3, 9e3], "float32": [1e3]}, exponentials=10.0
+    )
+    assert limits.floor_ms(Cost(200, 4000, matrix=True), dtype) == 1e3 * max(2.0, 4000 / rate)
+    assert limits.floor_ms(Cost(200, 40_000, matrix=True), dtype) == 1e3 * 40_000 / rate
+    assert limits.floor_ms(Cost(200, 40_000, matrix=False), dtype) == 1e3 * 2.0
+    assert limits.floor_ms(Cost(200, 40, matrix=False, num_exponentials=30), dtype) == 1e3 * 3.0
 
 
 def test_the_time_of_a_sleep_is_the_sleep():

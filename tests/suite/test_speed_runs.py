@@ -126,7 +126,10 @@ def test_a_token_is_decoded_behind_the_whole_prefix(name, precision, tmp_path, m
     assert times == [[5, 5], [5, 5]]
     _, rows = measured(tmp_path, model, measure="decode", lengths=[5], batch_size=2, tokens=None, precision=precision)
     assert rows["time", "length=5"]["value"] > 0
-    assert rows["decode_throughput", "length=5"]["unit"] == "tokens/s"
+    rate = rows["decode_throughput", "length=5"]
+    assert rate["unit"] == "tokens/s"
+    # a step gives one token to each of the two sequences
+    assert rate["samples"] == pytest.approx([2e3 / ms for ms in rows["time", "length=5"]["samples"]])
     assert rows["state_size", "length=5"]["value"] == network.state_size(5)
 
 

@@ -69,6 +69,17 @@ def test_runs_with_equal_settings_belong_together_whatever_their_versions(comman
     assert "worse" in command_line("compare", *reversed(sides)).stdout
 
 
+def test_of_two_runs_of_one_seed_the_last_value_of_the_newer_one_counts(sides):
+    write(sides[0], [0.5], started_at="2026-03-01", step=30)
+    write(sides[1], [0.7], version=2, started_at="2026-03-02", step=20)
+    (older,), (newer,) = (list(side.rglob("*.parquet")) for side in sides)
+    (row,) = storage.load(newer).to_pylist()
+    storage.write(newer, [row, {**row, "step": 10, "value": 0.6}])
+    for paths in ([older, newer], [newer, older]):
+        (seeds,) = collect(paths, every_metric=False).values.values()
+        assert {seed: value.value for seed, value in seeds.items()} == {0: 0.7}
+
+
 def test_other_settings_do_not(command_line, sides):
     write(sides[0], LOW)
     write(sides[1], HIGH, lr=0.2)

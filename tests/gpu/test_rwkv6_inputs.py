@@ -9,8 +9,10 @@ from torch import Tensor
 from kernels.backend import record_operators
 from kernels.rwkv6_inputs import rwkv6_inputs
 from kernels.rwkv6_inputs.reference import rwkv6_inputs_reference
-from suite.laws.accuracy import assert_close, assert_matches_reference
-from tests.kernels.test_rwkv6_inputs import KEEP, POSITIONS, cast, gradients, make_inputs, own_first
+from suite.laws.accuracy import assert_matches_reference
+from tests.kernels.gated import on_device
+from tests.kernels.rwkv_inputs import kernels_equal_plain_pytorch, two_runs_are_bitwise_equal
+from tests.kernels.test_rwkv6_inputs import KEEP, POSITIONS, make_inputs, own_first
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -26,23 +28,13 @@ def test_the_kernels_equal_the_equations_in_double_precision(sizes, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_layer_equals_plain_pytorch_in_double_precision(dtype):
-    inputs = cast(make_inputs(8, 2048, 32, 64), torch.float32)
+    inputs = on_device(make_inputs(8, 2048, 32, 64))
     inputs |= {name: inputs[name].to(dtype) for name in POSITIONS}
-    exact_inputs = cast(inputs, torch.float64)
-    exact, plain = (rwkv6_inputs(**given, backend="torch") for given in (exact_inputs, inputs))
-    for name, a, e, p in zip(exact._fields, rwkv6_inputs(**inputs, backend="triton"), exact, plain, strict=True):
-        assert_close(a, e, dtype, plain=p, what=name)
-    exact_gradients = gradients(exact_inputs, "torch")
-    plain_gradients, found = gradients(inputs, "torch"), gradients(inputs, "triton")
-    for name, a, e, p in zip((*POSITIONS, *KEEP), found, exact_gradients, plain_gradients, strict=True):
-        assert_close(a, e, dtype, plain=p, what=f"gradient of {name}")
+    kernels_equal_plain_pytorch(rwkv6_inputs, inputs, dtype)
 
 
 def test_two_runs_are_bitwise_equal():
-    inputs = cast(make_inputs(4, 1000, 8, 64), torch.float32)
-    runs = [[*rwkv6_inputs(**inputs, backend="triton"), *gradients(inputs, "triton")] for _ in range(2)]
-    for a, b in zip(*runs, strict=True):
-        assert torch.equal(a, b)
+    two_runs_are_bitwise_equal(rwkv6_inputs, on_device(make_inputs(4, 1000, 8, 64)))
 
 
 @pytest.mark.large
@@ -63,7 +55,7 @@ def test_more_than_two_to_the_31_elements():
 
 
 def test_auto_takes_the_kernels():
-    inputs: dict[str, Tensor] = cast(make_inputs(1, 4, 1, 64), torch.float32)
+    inputs: dict[str, Tensor] = on_device(make_inputs(1, 4, 1, 64))
     with record_operators() as used:
         rwkv6_inputs(**inputs)
     assert used["rwkv6_inputs"]["backend"] == "triton"

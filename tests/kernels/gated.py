@@ -1,4 +1,4 @@
-"""Helpers for the tests of gated linear and gated slot attention: planners with small tiles, and watched launches."""
+"""Helpers for the tests of gated operators: planners with small tiles, results with gradients, and watched launches."""
 
 from __future__ import annotations
 
@@ -28,6 +28,19 @@ def quick(values: list[str], *kept: str) -> list[Any]:
 def scaled(length: int, chunk: int) -> int:
     """A length of as many chunks of `chunk` positions as `length` has chunks of 64."""
     return max(1, length * chunk // CHUNK)
+
+
+def on_device(inputs: dict[str, Any], dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    """The inputs with their tensors on the device in a dtype."""
+    return {name: x.to(DEVICE, dtype) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+
+
+def results(inputs: dict[str, Any], op: Callable[..., Any]) -> list[Tensor]:
+    """Outputs and the gradients of all tensors, for the same cotangents."""
+    leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items() if isinstance(x, Tensor)}
+    outputs = op(**{**inputs, **leaves})
+    cotangents = [torch.linspace(-1, 1, o.numel(), device=o.device).view_as(o).to(o) for o in outputs]
+    return [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), cotangents)]
 
 
 def make_planner(new_launches: Any = None, *, keep_all: bool = False, **tuning: Any) -> Any:

@@ -13,7 +13,16 @@ from torch import Tensor
 
 from kernels.delta_rule import delta_rule, delta_rule_reference, delta_rule_step
 from suite.laws.accuracy import assert_close, assert_matches_reference, relative_error
-from tests.kernels.gated import DEVICE, in_chunks, kept_launches_give_the_same, make_planner, quick, scaled
+from tests.kernels.gated import (
+    DEVICE,
+    in_chunks,
+    kept_launches_give_the_same,
+    make_planner,
+    on_device,
+    quick,
+    results,
+    scaled,
+)
 
 DECAYS = ["none", "head", "key", "write", "plain"]
 """`write`: a decay of every key channel, and other keys for writing than for reading; `plain`: besides, values that are
@@ -71,18 +80,6 @@ def cut(inputs: dict, time: slice) -> dict:
 def equals_the_loop(inputs, dtype=torch.float32, keep=KEEP, **changes):
     op = in_triton(**changes)
     assert_matches_reference(op, delta_rule_reference, inputs, dtype=dtype, keep=keep, device=DEVICE)
-
-
-def on_device(inputs, dtype=torch.float32):
-    return {n: x.to(DEVICE, dtype) if isinstance(x, Tensor) else x for n, x in inputs.items()}
-
-
-def results(inputs, op):
-    """Outputs and the gradients of all tensors, for the same cotangents."""
-    leaves = {n: x.detach().clone().requires_grad_() for n, x in inputs.items() if isinstance(x, Tensor)}
-    outputs = op(**{**inputs, **leaves})
-    cotangents = [torch.linspace(-1, 1, o.numel(), device=o.device).view_as(o).to(o) for o in outputs]
-    return [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), cotangents)]
 
 
 @in_chunks

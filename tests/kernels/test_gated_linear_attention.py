@@ -20,7 +20,9 @@ from tests.kernels.gated import (
     in_chunks,
     kept_launches_give_the_same,
     make_planner,
+    on_device,
     quick,
+    results,
     scaled,
     small_tiles,
     without_states,
@@ -245,18 +247,6 @@ def small_inputs(length: int, decay: str, *, K: int = 16, V: int = 16, **options
 def equals_the_loop(inputs, dtype=torch.float32, keep=KEEP, **tuning):
     op = partial(run_triton, make_planner(**tuning))
     assert_matches_reference(op, gated_linear_attention_reference, inputs, dtype=dtype, keep=keep, device=DEVICE)
-
-
-def on_device(inputs, dtype=torch.float32):
-    return {n: x.to(DEVICE, dtype) if isinstance(x, Tensor) else x for n, x in inputs.items()}
-
-
-def results(inputs, op=run_triton):
-    """Outputs and the gradients of all tensors, for the same cotangents."""
-    leaves = {n: x.detach().clone().requires_grad_() for n, x in inputs.items() if isinstance(x, Tensor)}
-    outputs = op(**{**inputs, **leaves})
-    cotangents = [torch.linspace(-1, 1, o.numel(), device=o.device).view_as(o).to(o) for o in outputs]
-    return [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), cotangents)]
 
 
 @pytest.mark.parametrize("decay", DECAYS)

@@ -16,7 +16,15 @@ from kernels.gated_slot_attention import (
     gated_slot_attention_step,
 )
 from suite.laws.accuracy import assert_close, assert_matches_reference
-from tests.kernels.gated import DEVICE, in_chunks, kept_launches_give_the_same, make_planner, scaled
+from tests.kernels.gated import (
+    DEVICE,
+    in_chunks,
+    kept_launches_give_the_same,
+    make_planner,
+    on_device,
+    results,
+    scaled,
+)
 
 B, H, K, V, M = 2, 3, 8, 12, 5
 
@@ -300,10 +308,7 @@ def test_the_kernels_neither_overflow_nor_lose_the_near_terms(dtype):
 @in_chunks
 def test_the_kernels_split_in_time_equal_the_whole(chunk):
     op, cut = partial(run_triton, make_planner(chunk=chunk)), scaled(70, chunk)
-    inputs = {
-        n: x.float().to(DEVICE) if isinstance(x, Tensor) else x
-        for n, x in make_inputs(scaled(100, chunk), **SMALL).items()
-    }
+    inputs = on_device(make_inputs(scaled(100, chunk), **SMALL))
     whole = op(**inputs)
     parts = [
         {n: x[:, where] if isinstance(x, Tensor) else x for n, x in inputs.items()}
@@ -319,10 +324,7 @@ def test_the_kernels_split_in_time_equal_the_whole(chunk):
 def test_the_future_cannot_change_the_past_of_the_kernels(chunk):
     # factors about the middle of a chunk round with all of its decays, those of the tree with decays of the past alone
     op, now = partial(run_triton, make_planner(chunk=chunk, mild_float32=0.0)), scaled(77, chunk)
-    inputs = {
-        n: x.float().to(DEVICE) if isinstance(x, Tensor) else x
-        for n, x in make_inputs(scaled(100, chunk), **SMALL).items()
-    }
+    inputs = on_device(make_inputs(scaled(100, chunk), **SMALL))
     changed = {n: x.clone() if isinstance(x, Tensor) else x for n, x in inputs.items()}
     for name in ("q", "k", "v", "slots", "log_decay"):
         changed[name][:, now:] *= 0.5
@@ -343,32 +345,28 @@ def test_the_future_cannot_change_the_past_of_the_kernels(chunk):
 )
 def test_packed_sequences_equal_separate_ones(backend, coupled, chunk):
     ends, sizes = [0, 1, scaled(70, chunk), scaled(100, chunk)], SMALL | {"H": 2}
-    inputs = make_inputs(ends[-1], coupled=coupled, **sizes)
-    inputs = {n: x.float().to(DEVICE) if isinstance(x, Tensor) else x for n, x in inputs.items()}
-    states = {n: x.float().to(DEVICE) for n, x in random_state(**sizes | {"B": 3}).items()}
+    inputs = on_device(make_inputs(ends[-1], coupled=coupled, **sizes))
+    states = on_device(random_state(**sizes | {"B": 3}))
     op = OP if backend == "torch" else partial(run_triton, make_planner(chunk=chunk))
 
-    def gradients(outputs, leaves):
-        cotangents = [torch.linspace(-1, 1, o.numel(), device=DEVICE).view_as(o) for o in outputs]
-        return torch.autograd.grad(outputs, leaves, cotangents)
+    def separately(state_k, state_v, **inputs):
+        parts = []
+        for i, (a, b) in enumerate(pairwise(ends)):
+            part = {n: x[:, a:b] if isinstance(x, Tensor) else x for n, x in inputs.items()}
+            parts.append(op(**part, state_k=state_k[i : i + 1], state_v=state_v[i : i + 1]))
+        o, keys, values = zip(*parts, strict=True)
+        return torch.cat(o, dim=1), torch.cat(keys), torch.cat(values)
 
-    leaves = [x.requires_grad_() for x in (inputs | states).values() if isinstance(x, Tensor)]
-    packed = op(**inputs, **states, cu_seqlens=torch.tensor(ends))
-    parts = []
-    for i, (a, b) in enumerate(pairwise(ends)):
-        part = {n: x[:, a:b] if isinstance(x, Tensor) else x for n, x in inputs.items()}
-        parts.append(op(**part, **{n: x[i : i + 1] for n, x in states.items()}))
-    o, keys, values = zip(*parts, strict=True)
-    separate = torch.cat(o, dim=1), torch.cat(keys), torch.cat(values)
-    for a, e in zip([*packed, *gradients(packed, leaves)], [*separate, *gradients(separate, leaves)], strict=True):
+    packed = results(inputs | states, partial(op, cu_seqlens=torch.tensor(ends)))
+    for a, e in zip(packed, results(inputs | states, separately), strict=True):
         assert_close(a, e.double(), torch.float32)
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_an_empty_packed_sequence_ends_with_its_initial_state(backend):
     ends, sizes = torch.tensor([0, 5, 5, 9]), SMALL | {"H": 1}
-    inputs = {n: x.float().to(DEVICE) if isinstance(x, Tensor) else x for n, x in make_inputs(9, **sizes).items()}
-    states = {n: x.float().to(DEVICE) for n, x in random_state(**sizes | {"B": 3}).items()}
+    inputs = on_device(make_inputs(9, **sizes))
+    states = on_device(random_state(**sizes | {"B": 3}))
     op = with_state(partial(gated_slot_attention, backend=backend))
     o, *final = op(**inputs, **states, cu_seqlens=ends)
     some = {n: x[[0, 2]] for n, x in states.items()}
@@ -381,10 +379,7 @@ def test_an_empty_packed_sequence_ends_with_its_initial_state(backend):
 
 @in_chunks
 def test_gradients_that_are_not_asked_for_are_not_formed(chunk):
-    inputs = {
-        n: x.float().to(DEVICE) if isinstance(x, Tensor) else x
-        for n, x in make_inputs(scaled(40, chunk), **SMALL).items()
-    }
+    inputs = on_device(make_inputs(scaled(40, chunk), **SMALL))
     inputs["q"].requires_grad_()
     run_triton(make_planner(chunk=chunk), **inputs)[0].sum().backward()
     assert inputs["q"].grad is not None
@@ -396,9 +391,8 @@ def test_gradients_that_are_not_asked_for_are_not_formed(chunk):
 def test_launches_that_are_kept_belong_to_calls_of_one_kind(coupled):
     """Both passes of one size and with the same scale."""
     sizes = {"B": 1, "K": 16, "V": 16, "M": 16}
-    inputs = make_inputs(70, coupled=coupled, **sizes)
-    inputs = {n: x.to(DEVICE, torch.bfloat16) if isinstance(x, Tensor) else x for n, x in inputs.items()}
-    states = {n: x.float().to(DEVICE) for n, x in random_state(**sizes).items()}
+    inputs = on_device(make_inputs(70, coupled=coupled, **sizes), torch.bfloat16)
+    states = on_device(random_state(**sizes))
 
     def calls(planner):
         op = partial(run_triton, planner)

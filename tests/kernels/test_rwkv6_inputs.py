@@ -11,11 +11,16 @@ from kernels.gated_linear_attention import gated_linear_attention
 from kernels.rwkv6_inputs import rwkv6_inputs, rwkv6_position
 from kernels.rwkv6_inputs.reference import rwkv6_inputs_reference
 from suite.laws.accuracy import FLOOR, assert_close, assert_matches_reference
+from tests.kernels.gated import DEVICE, on_device
+from tests.kernels.rwkv_inputs import (
+    BACKENDS,
+    gradients_of,
+    gradients_of_results_may_have_any_memory,
+    inputs_may_have_any_memory,
+)
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 POSITIONS = ("r", "k", "v", "w")
 KEEP = ("w_0", "bonus")
-BACKENDS = ["torch", "triton"]
 
 
 def make_inputs(batch: int, length: int, heads: int, key: int) -> dict:
@@ -27,16 +32,7 @@ def make_inputs(batch: int, length: int, heads: int, key: int) -> dict:
     return inputs | {"w_0": normal(width) - 1, "bonus": normal(width) / key**0.5, "head_dim": key}
 
 
-def cast(inputs: dict, dtype: torch.dtype) -> dict:
-    return {name: x.to(DEVICE, dtype) if isinstance(x, Tensor) else x for name, x in inputs.items()}
-
-
-def gradients(inputs: dict, backend: str) -> list[Tensor]:
-    """Gradients of a fixed weighted sum of all results, for all tensors; the weights rise from -1 to 1."""
-    leaves = {name: x.requires_grad_() for name, x in inputs.items() if isinstance(x, Tensor)}
-    results = rwkv6_inputs(**inputs, backend=backend)
-    total = sum((x * torch.linspace(-1, 1, x.numel()).bfloat16().to(x).view_as(x)).sum() for x in results)
-    return list(torch.autograd.grad(total, list(leaves.values())))
+gradients = partial(gradients_of, rwkv6_inputs)
 
 
 def own_first(op):
@@ -69,15 +65,15 @@ def test_gradients_are_those_of_differences_in_float64():
 
 def test_sums_over_long_runs_of_one_sign_are_exact():
     # sums over runs of positions are many times larger than the sum over all, which must not be rounded at their size
-    inputs = cast(make_inputs(4, 1024, 1, 64), torch.float32)
-    exact = gradients(cast(inputs, torch.float64), "torch")[len(POSITIONS) :]
+    inputs = on_device(make_inputs(4, 1024, 1, 64))
+    exact = gradients(on_device(inputs, torch.float64), "torch")[len(POSITIONS) :]
     for name, a, e in zip(KEEP, gradients(inputs, "triton")[len(POSITIONS) :], exact, strict=True):
         assert_close(a, e, torch.float32, what=f"gradient of {name}", floor=FLOOR[torch.float32] / 2)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_linear_attention_of_these_inputs_is_the_recurrence(backend):
-    inputs = cast(make_inputs(2, 9, 2, 8), torch.float32)
+    inputs = on_device(make_inputs(2, 9, 2, 8))
     q, k, v, log_decay, own = (x.double() for x in rwkv6_inputs(**inputs, backend=backend))
     o, final = gated_linear_attention(q, k, v, log_decay, scale=1.0, return_final_state=True, backend="torch")
     exact = {name: x.double() if isinstance(x, Tensor) else x for name, x in inputs.items()}
@@ -95,7 +91,7 @@ def test_linear_attention_of_these_inputs_is_the_recurrence(backend):
 
 
 def test_a_position_is_what_the_sequence_has_there():
-    inputs = cast(make_inputs(2, 5, 2, 8), torch.float32)
+    inputs = on_device(make_inputs(2, 5, 2, 8))
     whole = rwkv6_inputs(**inputs, backend="torch")
     at = rwkv6_position(**(inputs | {name: inputs[name][:, 3] for name in POSITIONS}))
     assert torch.equal(at.log_decay, whole.log_decay[:, 3])
@@ -104,7 +100,7 @@ def test_a_position_is_what_the_sequence_has_there():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_dtypes_are_those_of_the_arguments_with_decays_in_float32(backend):
-    inputs = cast(make_inputs(1, 2, 1, 4), torch.bfloat16)
+    inputs = on_device(make_inputs(1, 2, 1, 4), torch.bfloat16)
     found = rwkv6_inputs(**inputs, backend=backend)
     assert {x.dtype for x in (found.q, found.k, found.v)} == {torch.bfloat16}
     assert found.log_decay.dtype == found.own.dtype == torch.float32
@@ -115,7 +111,7 @@ def test_dtypes_are_those_of_the_arguments_with_decays_in_float32(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_keys_and_values_are_not_copied(backend):
-    inputs = cast(make_inputs(1, 2, 1, 4), torch.float32)
+    inputs = on_device(make_inputs(1, 2, 1, 4))
     inputs["r"].requires_grad_()
     found = rwkv6_inputs(**inputs, backend=backend)
     assert found.k.data_ptr() == inputs["k"].data_ptr()
@@ -123,33 +119,15 @@ def test_keys_and_values_are_not_copied(backend):
 
 
 def test_inputs_may_have_any_memory():
-    inputs = cast(make_inputs(2, 3, 2, 16), torch.float32)
-    strided = dict(inputs)
-    for name in POSITIONS:
-        strided[name] = inputs[name].transpose(0, 1).contiguous().transpose(0, 1)
-    for name in KEEP:
-        strided[name] = inputs[name].repeat_interleave(2)[::2]
-    strided["v"] = torch.stack((inputs["v"], inputs["v"]), -1)[..., 1]
-    for x, y in zip(rwkv6_inputs(**strided, backend="triton"), rwkv6_inputs(**inputs, backend="triton"), strict=True):
-        assert torch.equal(x, y)
-    for x, y in zip(gradients(strided, "triton"), gradients(inputs, "torch"), strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+    inputs_may_have_any_memory(rwkv6_inputs, on_device(make_inputs(2, 3, 2, 16)))
 
 
 def test_gradients_of_results_may_have_any_memory():
-    inputs = cast(make_inputs(1, 5, 2, 8), torch.float32)
-    leaves = [x.requires_grad_() for x in inputs.values() if isinstance(x, Tensor)]
-    # a sum gives a gradient that is one element in memory
-    found = [
-        torch.autograd.grad(sum(x.sum() for x in rwkv6_inputs(**inputs, backend=backend)), leaves)
-        for backend in BACKENDS
-    ]
-    for x, y in zip(*found, strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+    gradients_of_results_may_have_any_memory(rwkv6_inputs, on_device(make_inputs(1, 5, 2, 8)))
 
 
 def test_the_gradient_of_one_result_alone_is_that_of_plain_pytorch():
-    inputs = cast(make_inputs(2, 6, 2, 8), torch.float32)
+    inputs = on_device(make_inputs(2, 6, 2, 8))
     leaves = [x.requires_grad_() for x in inputs.values() if isinstance(x, Tensor)]
     for i in range(5):
         found = []
@@ -162,7 +140,7 @@ def test_the_gradient_of_one_result_alone_is_that_of_plain_pytorch():
 
 
 def test_extreme_decays_stay_finite():
-    inputs = cast(make_inputs(1, 4, 1, 8), torch.float32)
+    inputs = on_device(make_inputs(1, 4, 1, 8))
     inputs["w"][0] = torch.tensor([[-80.0], [-30.0], [30.0], [80.0]])
     plain, ours = (rwkv6_inputs(**inputs, backend=backend) for backend in BACKENDS)
     for x, y in zip(ours, plain, strict=True):
@@ -185,4 +163,4 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"takes float32, bfloat16 and float16, got torch\.float64"):
         rwkv6_inputs(**inputs, backend="triton")
     with pytest.raises(ValueError, match="takes K up to 256, got K=300"):
-        rwkv6_inputs(**cast(make_inputs(1, 1, 1, 300), torch.float32), backend="triton")
+        rwkv6_inputs(**on_device(make_inputs(1, 1, 1, 300)), backend="triton")

@@ -11,11 +11,16 @@ from kernels.delta_rule import delta_rule
 from kernels.rwkv7_inputs import rwkv7_inputs, rwkv7_position
 from kernels.rwkv7_inputs.reference import rwkv7_inputs_reference
 from suite.laws.accuracy import assert_matches_reference
+from tests.kernels.gated import DEVICE, on_device
+from tests.kernels.rwkv_inputs import (
+    BACKENDS,
+    gradients_of,
+    gradients_of_results_may_have_any_memory,
+    inputs_may_have_any_memory,
+)
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 POSITIONS = ("r", "k", "v", "w", "a")
 KEEP = ("w_0", "a_0", "xi", "alpha", "rho")
-BACKENDS = ["torch", "triton"]
 
 
 def make_inputs(batch: int, length: int, heads: int, key: int) -> dict:
@@ -28,16 +33,7 @@ def make_inputs(batch: int, length: int, heads: int, key: int) -> dict:
     return inputs | {"alpha": 1 + 0.3 * normal(width), "rho": normal(width) / key**0.5, "head_dim": key}
 
 
-def cast(inputs: dict, dtype: torch.dtype) -> dict:
-    return {name: x.to(DEVICE, dtype) if isinstance(x, Tensor) else x for name, x in inputs.items()}
-
-
-def gradients(inputs: dict, backend: str) -> list[Tensor]:
-    """Gradients of a fixed weighted sum of all results, for all tensors."""
-    leaves = {name: x.requires_grad_() for name, x in inputs.items() if isinstance(x, Tensor)}
-    results = rwkv7_inputs(**inputs, backend=backend)
-    total = sum((x * torch.linspace(-1, 1, x.numel()).bfloat16().to(x).view_as(x)).sum() for x in results)
-    return list(torch.autograd.grad(total, list(leaves.values())))
+gradients = partial(gradients_of, rwkv7_inputs)
 
 
 # a whole tile; channels and positions that fill none; one position of one head; several programs of the backward pass
@@ -61,7 +57,7 @@ def test_gradients_are_those_of_differences_in_float64():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_delta_rule_of_these_inputs_is_the_recurrence(backend):
-    inputs = cast(make_inputs(2, 9, 2, 8), torch.float32)
+    inputs = on_device(make_inputs(2, 9, 2, 8))
     *arguments, own = (x.double() for x in rwkv7_inputs(**inputs, backend=backend))
     q, k, v, write, plain, log_decay = arguments
     options = {"write": write, "plain": plain, "scale": 1.0, "return_final_state": True, "backend": "torch"}
@@ -81,7 +77,7 @@ def test_the_delta_rule_of_these_inputs_is_the_recurrence(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_dtypes_are_those_of_the_values_with_decays_in_float32(backend):
-    inputs = cast(make_inputs(1, 2, 1, 4), torch.bfloat16)
+    inputs = on_device(make_inputs(1, 2, 1, 4), torch.bfloat16)
     *products, log_decay, own = found = rwkv7_inputs(**inputs, backend=backend)
     assert {x.dtype for x in products} == {torch.bfloat16}
     assert log_decay.dtype == own.dtype == torch.float32
@@ -92,7 +88,7 @@ def test_dtypes_are_those_of_the_values_with_decays_in_float32(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_queries_and_values_are_not_copied(backend):
-    inputs = cast(make_inputs(1, 2, 1, 4), torch.float32)
+    inputs = on_device(make_inputs(1, 2, 1, 4))
     inputs["k"].requires_grad_()
     found = rwkv7_inputs(**inputs, backend=backend)
     assert found.q.data_ptr() == inputs["r"].data_ptr()
@@ -100,7 +96,7 @@ def test_queries_and_values_are_not_copied(backend):
 
 
 def test_queries_have_the_dtype_of_the_values_and_their_gradient_that_of_r():
-    inputs = cast(make_inputs(1, 5, 2, 8), torch.float32)
+    inputs = on_device(make_inputs(1, 5, 2, 8))
     inputs["v"] = inputs["v"].bfloat16()
     for backend in BACKENDS:
         assert rwkv7_inputs(**inputs, backend=backend).q.dtype == torch.bfloat16
@@ -111,35 +107,16 @@ def test_queries_have_the_dtype_of_the_values_and_their_gradient_that_of_r():
 
 
 def test_inputs_may_have_any_memory():
-    inputs = cast(make_inputs(2, 3, 2, 16), torch.float32)
-    strided = dict(inputs)
-    for name in POSITIONS:
-        strided[name] = inputs[name].transpose(0, 1).contiguous().transpose(0, 1)
-    for name in KEEP:
-        strided[name] = inputs[name].repeat_interleave(2)[::2]
-    strided["v"] = torch.stack((inputs["v"], inputs["v"]), -1)[..., 1]
-    for x, y in zip(rwkv7_inputs(**strided, backend="triton"), rwkv7_inputs(**inputs, backend="triton"), strict=True):
-        assert torch.equal(x, y)
-    # the gradients of the results come in any memory too
-    for x, y in zip(gradients(strided, "triton"), gradients(inputs, "torch"), strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+    inputs_may_have_any_memory(rwkv7_inputs, on_device(make_inputs(2, 3, 2, 16)))
 
 
 def test_gradients_of_results_may_have_any_memory():
-    inputs = cast(make_inputs(1, 5, 2, 8), torch.float32)
-    leaves = [x.requires_grad_() for x in inputs.values() if isinstance(x, Tensor)]
-    # a sum gives a gradient that is one element in memory
-    found = [
-        torch.autograd.grad(sum(x.sum() for x in rwkv7_inputs(**inputs, backend=backend)), leaves)
-        for backend in BACKENDS
-    ]
-    for x, y in zip(*found, strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+    gradients_of_results_may_have_any_memory(rwkv7_inputs, on_device(make_inputs(1, 5, 2, 8)))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_key_of_zeros_removes_nothing(backend):
-    inputs = cast(make_inputs(1, 3, 2, 8), torch.float32)
+    inputs = on_device(make_inputs(1, 3, 2, 8))
     inputs["k"] = torch.zeros_like(inputs["k"])
     found = rwkv7_inputs(**inputs, backend=backend)
     assert not found.k.any()
@@ -148,7 +125,7 @@ def test_a_key_of_zeros_removes_nothing(backend):
 
 
 def test_extreme_decays_and_rates_stay_finite():
-    inputs = cast(make_inputs(1, 4, 1, 8), torch.float32)
+    inputs = on_device(make_inputs(1, 4, 1, 8))
     inputs["w"][0] = torch.tensor([[-80.0], [-30.0], [30.0], [80.0]])
     inputs["a"][0] = torch.tensor([[80.0], [30.0], [-30.0], [-80.0]])
     plain, ours = (rwkv7_inputs(**inputs, backend=backend) for backend in BACKENDS)
@@ -172,4 +149,4 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"takes float32, bfloat16 and float16, got torch\.float64"):
         rwkv7_inputs(**inputs, backend="triton")
     with pytest.raises(ValueError, match="takes K up to 256, got K=300"):
-        rwkv7_inputs(**cast(make_inputs(1, 1, 1, 300), torch.float32), backend="triton")
+        rwkv7_inputs(**on_device(make_inputs(1, 1, 1, 300)), backend="triton")

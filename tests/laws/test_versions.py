@@ -81,9 +81,15 @@ def test_a_relative_error_of_a_millionth_in_an_operator_is_found_and_rounding_is
 def test_operators_and_their_references_compute_the_same():
     for key in (key for key in KEYS if key.startswith("operator/")):
         values = RECORD[key].values
-        for name in values:
-            if ": torch" in name and (other := name.replace(": torch", ": reference")) in values:
-                assert agree(values[name], values[other]), f"{key}: {name}"
+        pairs = [
+            (name, other)
+            for name in values
+            if ": torch" in name and (other := name.replace(": torch", ": reference")) in values
+        ]
+        # the laws of models compare a step without a reference with the whole sequence
+        assert pairs or key.endswith("_step"), key
+        for name, other in pairs:
+            assert agree(values[name], values[other]), f"{key}: {name}"
 
 
 def test_one_other_token_or_label_is_found():

@@ -40,6 +40,7 @@ def test_the_lines_are_the_rows(tmp_path):
         stored = [row for row in rows if row["split"] == split and row["metric"] == "loss" and not row["slice"]]
         written = [(line["step"], line[f"{split}/loss"]) for line in found if f"{split}/loss" in line]
         assert written == [(row["step"], row["value"]) for row in stored]
+        assert stored, split
     assert [line["step"] for line in found if "valid/accuracy" in line] == [2, 4, 6, 8]
     assert {line["lr"] for line in found if "lr" in line} == {0.01}
     assert [line["seconds"] for line in found] == sorted(line["seconds"] for line in found)

@@ -10,7 +10,7 @@ import pytest
 
 from run_suite import REPOSITORY
 from suite.store import storage
-from suite.store.comparison import collect, permutation_p
+from suite.store.comparison import collect, compare, permutation_p
 
 LOW, HIGH = [0.5, 0.52, 0.48, 0.51], [0.9, 0.88, 0.91, 0.93]
 
@@ -32,6 +32,10 @@ def sides(tmp_path):
     return tmp_path / "a", tmp_path / "b"
 
 
+def compared(sides):
+    return compare(*(collect(list(side.rglob("*.parquet")), every_metric=False) for side in sides))
+
+
 @pytest.mark.parametrize(("n", "m"), [(3, 3), (4, 4), (4, 6), (2, 5)])
 def test_p_is_that_of_scipy(n, m):
     stats = pytest.importorskip("scipy.stats")
@@ -46,7 +50,8 @@ def test_p_is_that_of_scipy(n, m):
 def test_many_seeds_are_tested_by_random_splits():
     random = np.random.default_rng(0)
     a, b = random.normal(size=30), random.normal(size=30)
-    assert permutation_p(a, b + 2) < 1e-3
+    # the split that was observed is one of those, so p is never 0
+    assert 0 < permutation_p(a, b + 2) < 1e-3
     assert permutation_p(a, b - statistics.fmean(b) + statistics.fmean(a)) > 0.9
 
 
@@ -129,6 +134,49 @@ def test_speeds_differ_beyond_three_percent_and_their_noise(command_line, sides,
         write(side, [time], metric="time", unit="ms", samples=samples)
     done = command_line("compare", *sides, "--format", "md")
     assert f"| x {factor:.3f} | 1 |  | {verdict} |" in done.stdout
+
+
+@pytest.mark.parametrize(("noisy", "verdict"), [(None, "worse"), (0, "same"), (1, "same")])
+def test_the_noise_of_a_speed_is_also_that_between_the_runs_of_either_side(sides, noisy, verdict):
+    for side, time in enumerate((1.0, 1.05)):
+        spread = 0.3 if side == noisy else 0.0
+        write(sides[side], [time - spread, time, time + spread], metric="time", unit="ms", samples=[time] * 9)
+    (line,) = compared(sides).lines
+    assert line.verdict == verdict
+
+
+def test_speeds_of_a_processor_are_those_of_its_threads(sides):
+    for side, threads in zip(sides, (1, 2), strict=True):
+        write(side, [1.0], metric="time", unit="ms", device="a processor (2 cores)", threads=threads)
+    found = compared(sides)
+    assert found.lines == []
+    assert found.other_devices == [({"a processor (2 cores), 1 threads"}, {"a processor (2 cores), 2 threads"})]
+
+
+def test_what_was_tested_and_what_one_side_has_alone_is_counted(sides):
+    for side, values in zip(sides, (LOW, HIGH), strict=True):
+        write(side, values)
+        write(side, LOW, metric="loss", unit="nats")
+        write(side, values[:3], metric="error")
+        write(side, values, metric="time", unit="ms")
+    for side, metric in ((0, "f1"), (1, "recall"), (1, "precision")):
+        write(sides[side], LOW, metric=metric)
+    found = compared(sides)
+    # values that are equal, too few or speeds are not tested
+    assert (len(found.lines), found.tested, found.only_a, found.only_b) == (4, 1, 1, 2)
+
+
+def test_slices_and_ratios_are_compared_only_where_all_metrics_are_asked_for(sides):
+    root, _ = sides
+    write(root, LOW)
+    write(root, LOW, metric="loss", unit="nats", slice="length=6")
+    write(root, LOW, metric="entropy", unit="ratio")
+    write(root, [None], metric="run", status="n/a")
+    paths = sorted(root.rglob("*.parquet"))
+    found = collect(paths, every_metric=False)
+    assert {one.metric for one in found.values} == {"accuracy"}
+    assert {one.metric for one in collect(paths, every_metric=True).values} == {"accuracy", "loss", "entropy"}
+    assert found.failed == 0, "what cannot run on a device has not failed"
 
 
 def test_speeds_of_two_devices_are_never_compared(command_line, sides):

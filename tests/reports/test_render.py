@@ -323,6 +323,7 @@ def test_mean_spread_seeds_and_difference(make):
         ((0.988, 0.988, 0.988), "agrees"),  # exactly the tolerance of 1 point
         ((0.987, 0.987, 0.987), "worse"),
         ((0.965, 0.985, 1.0), "unclear"),  # 1.5 points below, standard error 1.0
+        ((0.974, 0.983, 0.992), "worse"),  # 1.5 points below, standard error 0.5
         ((0.955, 0.96, 0.965), "worse"),  # 3.8 points below, standard error 0.3
         ((0.955, 0.97, 0.999), "worse"),  # 2.3 points below, standard error 1.3: more noise than twice the tolerance
         ((0.90, 0.99, 0.99), "unstable"),  # two seeds meet the paper, one is 9.8 points below
@@ -485,6 +486,8 @@ def test_stand_in_data_never_fill_a_papers_cell(make):
     assert found.verdict == ""
     assert found.marks == ("§",)
     assert "860-file sample" in note(report, "§")
+    # runs of the same setting with real data beside them change nothing
+    assert cell(make(make_run(seed=3), make_run(seed=4)), "H3", "AR").marks == ("§",)
 
 
 def test_real_data_go_before_stand_ins(make):
@@ -1033,7 +1036,8 @@ def test_columns_of_slices_share_runs_and_keep_their_own_failures(make):
 
 def test_a_figure_over_steps_follows_validation(make):
     config = grid(figure={"kind": "lines", "x": "step", "split": "valid"})
-    report = make(*three(valid={50: 0.5, 100: 0.75}), config=config)
+    diverged = make_run(seed=3, status="diverged", valid={50: 0.0})
+    report = make(*three(valid={50: 0.5, 100: 0.75}), diverged, config=config)
     assert report.figure is not None
     panel = dict(report.figure.panels)[""]
     points = next(series.points for series in panel if series.label == "H3")
@@ -1137,6 +1141,13 @@ def test_a_figure_over_a_speed_has_one_point_a_row_from_the_device_of_most_runs(
     assert report.figure.x_label.splitlines()[1].endswith("; 1 run on others not shown")
     (axes,) = draw(report).axes
     assert axes.get_xlabel() == report.figure.x_label
+
+
+def test_of_two_devices_with_equally_many_runs_a_figure_over_a_speed_shows_the_newer(make):
+    config = grid(figure={"kind": "lines", "x": "metric.train_throughput"})
+    newer = {"device": "NVIDIA H100", "started_at": "2036-02-01T10:00:00+00:00"}
+    report = make(make_run(speed=[1e6]), make_run("s4d", speed=[9e6], columns=newer), config=config)
+    assert report.figure.device == "NVIDIA H100; 1 run on others not shown"
 
 
 def test_ticks_are_numbers_and_no_powers(make):

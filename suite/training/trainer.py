@@ -560,11 +560,12 @@ class Trainer:
             raise RunEnded("failed", f"{self.checkpoint}: belongs to another run; remove it")
         weights = self.model.state_dict()
         self.model.load_state_dict(checkpoints.from_parts([part["model"] for part in parts], weights))
+        # by index and not in order, because a parameter that has had no gradient has no state
         moments = {
             index: checkpoints.from_parts(
-                [part["optimizer"][index] for part in parts], dict.fromkeys(values, parameter)
+                [part["optimizer"][index] for part in parts], dict.fromkeys(values, self.parameters[index])
             )
-            for (index, values), parameter in zip(parts[0]["optimizer"].items(), self.parameters, strict=False)
+            for index, values in parts[0]["optimizer"].items()
         }
         rates = [group["lr"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})

@@ -25,7 +25,7 @@ from suite.training.trainer import Trainer
 from tasks.compression import Compression
 from tests.suite.test_trainer import numbers, train
 from tests.suite.test_workers import Recording, ending, values
-from tests.suite.toy import make_run
+from tests.suite.toy import ToyConfig, ToyModel, make_run
 
 CPU = torch.device("cpu")
 HOME = Path(__file__).resolve().parents[2]
@@ -89,6 +89,26 @@ def flip_a_bit(path):
     path.write_bytes(content)
 
 
+def write_as_shards_of_two(path):
+    """Replaces a checkpoint by the files that two sharded processes would have written."""
+
+    def share(tree, rank):
+        if isinstance(tree, dict):
+            return {key: share(value, rank) for key, value in tree.items()}
+        if tree is None or tree.ndim == 0:
+            return tree
+        half = -(-len(tree) // 2)
+        return tree[half * rank : half * (rank + 1)].clone()
+
+    state = torch.load(path, weights_only=True)
+    tensors = {name: state.pop(name) for name in ("model", "optimizer", "best_weights")}
+    folder = checkpoints.shard_folder(path)
+    folder.mkdir()
+    for rank in range(2):
+        torch.save({"run_id": state["run_id"], "step": state["step"], **share(tensors, rank)}, folder / str(rank))
+    torch.save({**state, "shards": ["0", "1"]}, path)
+
+
 @pytest.mark.parametrize(
     "sharded", [pytest.param(False, id="DDP"), pytest.param(True, id="FSDP", marks=pytest.mark.slow)]
 )
@@ -116,6 +136,22 @@ def test_two_processes_give_the_values_of_one(tmp_path, sharded):
             train(whole, checkpoint=path)
     checkpoints.remove(path)
     assert not list(path.parent.iterdir())
+
+
+def test_a_parameter_without_a_gradient_shifts_no_state_of_the_optimizer(tmp_path, monkeypatch):
+    def build(self, spec):
+        model = ToyModel(self, spec)
+        # first of all parameters, with the shape of half of the embedding, which is the next one
+        model.idle = torch.nn.Parameter(torch.zeros(1, self.d_model))
+        return model
+
+    monkeypatch.setattr(ToyConfig, "build", build)
+    run, path = make_run(), tmp_path / "a.checkpoint"
+    calls = iter(range(1000))
+    with pytest.raises(KeyboardInterrupt):
+        train(run, checkpoint=path, stop=lambda: next(calls) >= 7)
+    write_as_shards_of_two(path)
+    assert numbers(train(run, checkpoint=path).rows) == numbers(train(run).rows)
 
 
 def test_pieces_of_a_batch_are_added_up_to_the_whole():

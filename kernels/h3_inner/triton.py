@@ -102,11 +102,10 @@ def h3_inner_step_triton(
     system: DiagonalSystem,
     dt_scale: float,
     discretization: str,
-    tile: Tuning | None = None,
 ) -> Tensor:
-    """`h3_inner_step` for arguments whose shapes were checked; tile replaces the chosen one."""
+    """`h3_inner_step` for arguments whose shapes were checked."""
     (batch, width), num_taps, num_states = q.shape, taps.shape[1], state.shape[2]
-    tile = tile or tuning(batch)
+    tile = tuning(batch)
     q, k, v = (x if x.stride(1) == 1 else x.contiguous() for x in (q, k, v))
     pairs = as_pairs(state)
     log_A_real = dense(system.log_A_real)

@@ -115,12 +115,11 @@ def mamba_inner_step_triton(
     dt_bias: Tensor,
     log_A: Tensor,
     D: Tensor,
-    tile: Tuning | None = None,
 ) -> Tensor:
-    """`mamba_inner_step` for arguments whose shapes were checked; tile replaces the chosen one."""
+    """`mamba_inner_step` for arguments whose shapes were checked."""
     batch, width = x.shape
     num_states, rank = log_A.shape[1], dt_proj.shape[1]
-    tile = tile or tuning(batch)
+    tile = tuning(batch)
     if z is not None and z.stride(1) != 1:
         z = z.contiguous()
     u = causal_conv1d_step_triton(x, dense(conv_weight), dense(conv_bias), window, "silu")

@@ -197,9 +197,8 @@ def skinny_linear_triton(
     gate: Tensor | None = None,
     activation: str | None = None,
     residual: Tensor | None = None,
-    tile: Tuning | None = None,
 ) -> Tensor:
-    """`skinny_linear` for arguments that were checked; tile replaces the chosen one."""
+    """`skinny_linear` for arguments that were checked."""
     rows, channels = x.shape
     outputs = weight.shape[0]
     kind, group, eps, norm_weight, norm_bias = NONE, 0, 0.0, None, None
@@ -208,8 +207,7 @@ def skinny_linear_triton(
         kind = RMS if norm.kind == "rms" else LAYER
         if norm.weight.shape[0] != channels:
             kind, group = GROUPS, norm.weight.shape[0]
-    if tile is None:
-        tile = tuning(rows, outputs, channels, group)
+    tile = tuning(rows, outputs, channels, group)
     x, gate, residual = (m if m is None or m.stride(1) == 1 else m.contiguous() for m in (x, gate, residual))
     dtype = weight.dtype if residual is None else torch.promote_types(weight.dtype, residual.dtype)
     y = torch.empty((rows, outputs), dtype=dtype, device=x.device)

@@ -77,7 +77,7 @@ class Quote:
         return f"{self.value:{',' if ',' in self.text else ''}.{decimals}f}"
 
 
-def quotes(text: str, source: Source, experiment: str = "", scale: str = "paper") -> list[Quote]:
+def quotes(text: str, source: Source, experiment: str = "") -> list[Quote]:
     """Every quoted number of a document, in order; ValueError where more values are named than numbers stand before."""
     found: list[Quote] = []
     used = 0
@@ -88,7 +88,7 @@ def quotes(text: str, source: Source, experiment: str = "", scale: str = "paper"
     for comment in QUOTE.finditer(text):
         if any(a < comment.start() < b for a, b in spans):
             continue
-        name, size = experiment, scale
+        name, size = experiment, "paper"
         for at, *scope in scopes:
             if at < comment.start():
                 name, size = scope

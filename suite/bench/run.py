@@ -159,14 +159,13 @@ def compare_trees(
     device: torch.device,
     base: Base,
     *,
-    tree: Base | None = None,
     versions: Mapping[str, int] | None = None,
 ) -> Iterator[Verdict]:
-    """Times every case in three processes in turn: the base, this revision (or `tree`), and the base again.
+    """Times every case in three processes in turn: the base, this revision, and the base again.
 
     versions: versions of the workloads of this tree. A case whose workload has another one in the base is `new`.
     """
-    trees = {"A": base, "B": tree, "control": base}
+    trees = {"A": base, "B": None, "control": base}
     with ExitStack() as stack:
         workers = {
             side: stack.enter_context(Worker(targets, str(device), base=trees[side], versions=versions))

@@ -30,7 +30,7 @@ from suite.executors.team import Team, follow, give
 from suite.executors.workers import run_in_workers
 from suite.runner import Finished, execute
 from suite.runs import Run
-from suite.store.claims import EXPIRY_S, Claims
+from suite.store.claims import Claims
 from suite.store.enough import Enough
 from suite.training import parallel
 
@@ -105,7 +105,6 @@ def run_all(
     keep_weights: bool = False,
     log: Sequence[str] = (),
     within_s: float | None = None,
-    expiry_s: float = EXPIRY_S,
     team: Team | None = None,
     packed: bool = False,
     enough: Enough | None = None,
@@ -120,7 +119,6 @@ def run_all(
     team: the processes that carry out each run together.
     packed: start at most `jobs` at a time, and on a GPU no more than share it well (`suite.executors.packing`).
     enough: tells which runs are not needed any more.
-    expiry_s: seconds after which another process may take over a run of this one, if this one ends without a word.
 
     Raises KeyboardInterrupt, or OutOfTimeError after `within_s`, unless all runs ended.
     """
@@ -134,7 +132,7 @@ def run_all(
     jobs = min(jobs, len(runs))
     in_workers = jobs > 1 or team is not None
     event = CONTEXT.Event() if in_workers else threading.Event()
-    with StopSignals(event, display.stopping, within_s) as stop, Claims(root, expiry_s=expiry_s) as claims:
+    with StopSignals(event, display.stopping, within_s) as stop, Claims(root) as claims:
         queue = RunQueue(runs, root, claims, display, repeat=repeat, enough=enough)
         if team is not None:
             run_in_workers(queue, root, [str(team.device(0, device))], event, options, team=team)

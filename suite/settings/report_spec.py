@@ -45,15 +45,15 @@ class Select(Config):
     def evaluation(self, found: Iterable[tuple[int, float | None]], keep: str | None) -> tuple[int, float] | None:
         """Step and score (the value, with its sign changed where smaller is better) that a run is selected by.
 
-        On valid and train it is the evaluation of the weights that the run kept: the best one, of equal ones the
-        first, with `train.keep: best`, else the last one. None where there is none.
+        It is the evaluation of the weights that the run kept: the best one, of equal ones the first, with
+        `train.keep: best`, else the last one. None where there is none.
 
         found: step and value of every evaluation, by `by` on the whole of `split`.
         keep: `train.keep` of the run.
         """
         sign = -1.0 if smaller_is_better(self.by) else 1.0
         there = [(step, sign * value) for step, value in found if value is not None]
-        if self.split != "test" and keep == "best":
+        if keep == "best":
             return max(there, key=lambda pair: (pair[1], -pair[0]), default=None)
         return max(there, default=None)
 

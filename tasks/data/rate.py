@@ -15,6 +15,7 @@ from suite.contracts import Batch, Segment, Task
 from suite.training.data import BLOCK_TOKENS, FiniteOrder, load_splits, size_of, take
 
 CPU = torch.device("cpu")
+SEED = 0
 
 
 @dataclass(frozen=True)
@@ -43,19 +44,19 @@ class Rate:
     bytes_per_s: float
 
 
-def feed(task: Task, batch_size: int, seed: int = 0) -> Feed:
+def feed(task: Task, batch_size: int) -> Feed:
     """Opens a task in the way a run does."""
     began = time.perf_counter()
-    splits = load_splits(task, seed)
+    splits = load_splits(task, SEED)
     draw: Callable[[int], Batch]
     if task.fresh:
-        length = task.block(seed, 0, 1).inputs.shape[1]
+        length = task.block(SEED, 0, 1).inputs.shape[1]
         rows = batch_size * max(1, min(256, BLOCK_TOKENS // (batch_size * length)))
 
         def draw(index: int) -> Segment:
-            return task.block(seed, index, rows)
+            return task.block(SEED, index, rows)
     else:
-        order = FiniteOrder(splits.train, batch_size, seed, True, CPU)
+        order = FiniteOrder(splits.train, batch_size, SEED, True, CPU)
         # the order of an epoch is computed ahead, since threads would otherwise compute it for each other
         steps = [order.locate(step) for step in range(order.epoch_steps)]
 

@@ -4,16 +4,14 @@ The procedure is that of the Pathfinder challenge (Linsley et al. 2018; Kim et a
 contours of 14 dashes. It is written for many pictures at a time:
 
 1. Two contours start near the middle, `seed_distance` apart, and grow in turn by one dash. The next dash ends on a
-circle
-   around the end of the last one. Its direction is drawn with probability proportional to
+   circle around the end of the last one. Its direction is drawn with probability proportional to
    cos²(min(continuity |turn|, π/2)) among the places that keep `margin` pixels from everything older. A pair in which a
    contour cannot grow to its full length is given up.
 2. `num_distractors` short contours are put where there is room, with five attempts each.
 3. One dot marks the start of a long contour. The other marks the end of the same contour (label 1) or of the other one
    (label 0).
 4. Dashes are drawn at twice the resolution and reduced with a Lanczos filter. Where they overlap the maximum counts,
-and
-   the picture is stretched to 0 ... 255.
+   and the picture is stretched to 0 ... 255.
 
 Every decision is made by integer arithmetic on tables, so that a seed gives the same bytes on every machine.
 
@@ -48,6 +46,8 @@ OCCUPIED = 76
 """A pixel is occupied where its mask is above this value, 0.3 in units of `FULL`."""
 TRIES, DISTRACTOR_TRIES = 3, 5
 """Number of draws for one dash, and of attempts for one short contour."""
+CONTOUR_LENGTH, DISTRACTOR_LENGTH = 14, 4
+"""Number of dashes of a long contour and of a short one."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,6 @@ class Style:
     num_distractors: int
     contrasts: tuple[int, int, int]
     """Contrasts of the two long contours, of the short ones and of the dots."""
-    contour_length: int = 14
-    """Number of dashes of a long contour."""
-    distractor_length: int = 4
-    """Number of dashes of a short contour."""
-    padding: int = 1
-    """Width of the border that stays free."""
 
     def reach(self, margin: int) -> int:
         """Maximum distance of a dash, with its clearance, from its start."""
@@ -288,7 +282,8 @@ class _Canvas:
         self.inside = np.zeros((style.size + 2 * self.room,) * 2, dtype=bool)
         self.inside[self.room : -self.room, self.room : -self.room] = True
         mask = np.full((style.size, style.size), FULL, dtype=np.uint8)
-        mask[style.padding : -style.padding, style.padding : -style.padding] = 0
+        # a border of one pixel stays free
+        mask[1:-1, 1:-1] = 0
         wide = _dilate(mask, _disk(margin))
         self.mask = np.repeat(np.pad(mask, self.room)[None], count, axis=0)
         """The pixels that dashes and their clearances cover."""
@@ -403,7 +398,7 @@ def _two_contours(
     joints = starts + tables.first_joint[directions]
     heads, facing = starts.copy(), directions.copy()
     history: list[list[tuple[Array, Array]]] = [[(starts[i].copy(), directions[i].copy())] for i in range(2)]
-    for _ in range(style.contour_length - 1):
+    for _ in range(CONTOUR_LENGTH - 1):
         for i in range(2):
             step = canvas.extend(rng, rows, joints[i, rows], facing[i, rows])
             kept, rows = rows, rows[step.found]
@@ -460,7 +455,7 @@ def _short_contour(rng: np.random.Generator, canvas: _Canvas) -> tuple[Array, li
     rows = np.flatnonzero(placed)
     joints, heads, facing = start + tables.first_joint[direction], start.copy(), direction.copy()
     parts = [(start, direction)]
-    for _ in range(style.distractor_length - 1):
+    for _ in range(DISTRACTOR_LENGTH - 1):
         step = canvas.extend(rng, rows, joints[rows], facing[rows])
         kept, rows = rows, rows[step.found]
         canvas.take(rows, facing[rows], heads[rows])

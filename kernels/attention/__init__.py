@@ -17,6 +17,7 @@ from torch import Tensor
 from kernels.attention.reference import attention_reference
 from kernels.autograd import needs_gradient
 from kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
+from kernels.rotary import rotate
 
 __all__ = ["attention", "attention_reference", "attention_step"]
 
@@ -234,7 +235,8 @@ def attention_step(
             return attention_step_triton(q, k, v, keys, values, count, cos=cos, sin=sin, window=window, scale=scale)
     now = count.clamp(max=keys.shape[1] - 1)
     if cos is not None and sin is not None:
-        q, k = (_rotate(x, cos, sin, now) for x in (q, k))
+        tables = [F.embedding(now, table).unsqueeze(1) for table in (cos, sin)]
+        q, k = (rotate(x, *tables) for x in (q, k))
     rows = torch.arange(len(count), device=count.device)
     keys[rows, now], values[rows, now] = k.to(keys.dtype), v.to(values.dtype)
     behind = now[:, None, None, None] - torch.arange(keys.shape[1], device=count.device)
@@ -245,13 +247,6 @@ def attention_step(
     past_keys, past_values = (x.to(q.dtype).transpose(1, 2) for x in (keys, values))
     scores = q.unsqueeze(2) @ past_keys.mT * scale
     return (scores.masked_fill(~seen, -math.inf).softmax(-1) @ past_values).squeeze(2)
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor, time: Tensor) -> Tensor:
-    """x [B, H, K] at the positions time [B], rotated, in the dtype of x."""
-    c, s = (F.embedding(time, table).unsqueeze(1) for table in (cos, sin))
-    x_1, x_2 = x.chunk(2, dim=-1)
-    return torch.cat([x_1 * c - x_2 * s, x_2 * c + x_1 * s], dim=-1).to(x.dtype)
 
 
 def _check_step(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels.backend import on_device_of, use_triton
 
-__all__ = ["rotary"]
+__all__ = ["rotary", "rotate"]
 
 
 def rotary(
@@ -46,10 +46,11 @@ def rotary(
         with on_device_of(q):
             return rotary_triton(q, k, cos, sin, time)
     cos, sin = (F.embedding(time, table).unsqueeze(-2) for table in (cos, sin))
-    return _rotate(q, cos, sin), _rotate(k, cos, sin)
+    return rotate(q, cos, sin), rotate(k, cos, sin)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates x [..., K] by the angles whose cosines and sines broadcast to [..., K / 2], in plain PyTorch."""
     x_1, x_2 = x.chunk(2, dim=-1)
     return torch.cat([x_1 * cos - x_2 * sin, x_2 * cos + x_1 * sin], dim=-1).to(x.dtype)
 

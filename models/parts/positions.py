@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.rotary import rotary
+from kernels.rotary import rotary, rotate
 
 
 class Rotary(nn.Module):
@@ -55,7 +55,7 @@ class Rotary(nn.Module):
         cos, sin = (F.embedding(time, table).unsqueeze(-2) for table in (self.cos, self.sin))
         zeta = F.embedding(time, self.log_zeta).unsqueeze(-2)
         grow, shrink = zeta.exp(), (-zeta).exp()
-        return self._rotate(q, cos * grow, sin * grow), self._rotate(k, cos * shrink, sin * shrink)
+        return rotate(q, cos * grow, sin * grow), rotate(k, cos * shrink, sin * shrink)
 
     def check_capacity(self, capacity: int) -> None:
         """Raises ValueError where there are no angles for so many positions."""
@@ -63,11 +63,6 @@ class Rotary(nn.Module):
             raise ValueError(
                 f"rotary positions cover max_length={self.max_length} positions, got {capacity}; raise max_length."
             )
-
-    @staticmethod
-    def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x_1, x_2 = x.chunk(2, dim=-1)
-        return torch.cat([x_1 * cos - x_2 * sin, x_2 * cos + x_1 * sin], dim=-1).to(x.dtype)
 
 
 def sinusoidal_table(length: int, width: int) -> Tensor:

@@ -1,4 +1,6 @@
-"""Interfaces between the folders: Task, Model, Mixer, Batch, and the optional abilities of each.
+"""Interfaces between the folders: Config, Task, Model, Mixer, Batch, and the optional abilities of each.
+
+`Config` is the base class of all options: those of tasks, models and executors, and the sections of a grid.
 
 Letters: `B` batch, `T` time, `P` labelled positions of a sequence, `D` model width, `C` channels of a signal. An
 interface that only some tasks or models have is a protocol of its own, which `isinstance` checks. This module imports

@@ -64,12 +64,12 @@ def bench(
     if check_budgets or update_budgets:
         if compare or shapes or against != "torch" or (check_budgets and update_budgets):
             raise ValueError("--check-budgets and --update-budgets time nothing and take only operators and --plugin")
-        from suite.bench.budgets_command import check_all, update_all
+        from suite.commands.budgets import check_all, update_all
 
         places = {name: (targets[name], files.get(name)) for name in names}
         options = "".join([*(f" {name}" for name in ops or ()), *(f" --plugin {name}" for name in plugins or ())])
         if update_budgets:
-            update_all(places, options)
+            update_all(places)
         elif not check_all(places, options):
             raise typer.Exit(1)
         return

@@ -37,7 +37,7 @@ def check_all(workloads: Workloads, options: str) -> bool:
     return good
 
 
-def update_all(workloads: Workloads, options: str) -> None:
+def update_all(workloads: Workloads) -> None:
     """Compiles every kernel, rewrites the budgets and prints what changed. ValueError where that is impossible."""
     for path, targets in _files(workloads):
         collection = _collect(targets)

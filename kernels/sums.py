@@ -49,6 +49,42 @@ def _add_partial_sums_kernel(partial, y, rows, N, ROWS: tl.constexpr, BLOCK: tl.
     tl.store(y + o, b_y.to(y.dtype.element_ty), mask=o < N)
 
 
+@triton.jit
+def _parameter_gradients_kernel(partial, dweight, dbias, rows, size, total, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Sums over the rows of partial [rows, total]: the first `size` columns are dweight, the others dbias."""
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    b_sum = column_sums(partial, o, o < total, rows, total, ROWS)
+    tl.store(dweight + o, b_sum.to(dweight.dtype.element_ty), mask=o < size)
+    if dbias is not None:
+        tl.store(dbias + o - size, b_sum.to(dbias.dtype.element_ty), mask=(o >= size) & (o < total))
+
+
+def parameter_gradients(
+    partial: Tensor, weight: Tensor, bias: Tensor | None, *, rows: int = ROWS
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of weight and bias: the sums over the rows of partial [programs, elements of both], in float32.
+
+    Without a bias, the columns behind those of the weight are not read. rows: rows that are loaded at once.
+    """
+    total = partial.shape[1]
+    dweight = torch.empty_like(weight)
+    dbias = None if bias is None else torch.empty_like(bias)
+    launch(
+        _parameter_gradients_kernel,
+        cdiv(total, COLUMNS),
+        partial=partial,
+        dweight=dweight,
+        dbias=dbias,
+        rows=len(partial),
+        size=weight.numel(),
+        total=total,
+        ROWS=rows,
+        BLOCK=COLUMNS,
+        num_warps=4,
+    )
+    return dweight, dbias
+
+
 TILE, MAX_COLUMNS, PROGRAMS = 4096, 128, 4
 """Elements of a tile of `row_sums`, its largest width, and programs for each multiprocessor."""
 

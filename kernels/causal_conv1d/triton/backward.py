@@ -27,8 +27,8 @@ from kernels.causal_conv1d.triton.steps import (
     _sigmoid,
     _store_steps,
 )
-from kernels.launch import cdiv, launch
-from kernels.sums import COLUMNS, ROWS, column_sums
+from kernels.launch import launch
+from kernels.sums import parameter_gradients
 
 
 @triton.jit(do_not_specialize=["num_tiles"])
@@ -131,16 +131,6 @@ def _conv_bwd_kernel(
     tl.store(p_partial + D * W + o_d, tl.sum(sums[W], 1), mask=m_d)
 
 
-@triton.jit
-def _add_rows_kernel(partial, dweight, dbias, rows, size, total, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Sums over the rows of partial [rows, total]: the first `size` columns are dweight, the others dbias."""
-    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    b_sum = column_sums(partial, o, o < total, rows, total, ROWS)
-    tl.store(dweight + o, b_sum.to(dweight.dtype.element_ty), mask=o < size)
-    if dbias is not None:
-        tl.store(dbias + o - size, b_sum.to(dbias.dtype.element_ty), mask=(o >= size) & (o < total))
-
-
 def conv_bwd(
     x: Tensor,
     weight: Tensor,
@@ -163,8 +153,7 @@ def conv_bwd(
     dx = empty_in_layout(x, x_first)
     dinitial = None if initial_state is None else torch.empty_like(initial_state)
     rows, programs, block_d, num_tiles = cover(x, tile)
-    size, total = width * taps, width * (taps + 1)
-    partial = torch.empty((rows, total), dtype=torch.float32, device=x.device)
+    partial = torch.empty((rows, width * (taps + 1)), dtype=torch.float32, device=x.device)
     stride_b, stride_t, stride_d = x.stride()
     dy_stride_b, dy_stride_t, dy_stride_d = dy.stride()
     launch(
@@ -197,19 +186,5 @@ def conv_bwd(
         STEPS=tile.steps,
         **tile.options.keywords(),
     )
-    dweight = torch.empty_like(weight)
-    dbias = None if bias is None else torch.empty_like(bias)
-    launch(
-        _add_rows_kernel,
-        cdiv(total, COLUMNS),
-        partial=partial,
-        dweight=dweight,
-        dbias=dbias,
-        rows=rows,
-        size=size,
-        total=total,
-        ROWS=ROWS,
-        BLOCK=COLUMNS,
-        num_warps=4,
-    )
+    dweight, dbias = parameter_gradients(partial, weight, bias)
     return dx, dweight, dbias, dinitial

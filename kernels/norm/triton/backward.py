@@ -17,10 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import cdiv, launch
+from kernels.launch import launch
 from kernels.norm.triton.forward import Statistics, gate_rows, num_heads, weight_rows
 from kernels.norm.triton.plan import TUNING, Tuning, backward_plan
-from kernels.sums import COLUMNS, column_sums
+from kernels.sums import parameter_gradients
 
 SUM_ROWS = 128
 """Rows of partial sums that are loaded at once."""
@@ -140,19 +140,6 @@ def _norm_bwd_kernel(
             _store_sums(p_partial + columns, b_dbias, i_h, o_d, m_d, D, BLOCK_H)
 
 
-@triton.jit
-def _add_programs_kernel(partial, dweight, dbias, rows, D, total, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Sums over the rows of partial [rows, total]: the first D columns are dweight, the others dbias.
-
-    D counts the channels of all heads of the weight.
-    """
-    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    b_sum = column_sums(partial, o, o < total, rows, total, ROWS)
-    tl.store(dweight + o, b_sum.to(dweight.dtype.element_ty), mask=o < D)
-    if dbias is not None:
-        tl.store(dbias + o - D, b_sum.to(dbias.dtype.element_ty), mask=(o >= D) & (o < total))
-
-
 def norm_bwd(
     saved: Statistics,
     weight: Tensor | None,
@@ -217,21 +204,7 @@ def norm_bwd(
         BLOCK_D=plan.block_d,
         **plan.options.keywords(),
     )
-    if weight is None:
+    if weight is None or partial is None:
         return dx, dresidual, None, None, dgate
-    dweight = torch.empty_like(weight)
-    dbias = None if bias is None else torch.empty_like(bias)
-    launch(
-        _add_programs_kernel,
-        cdiv(columns, COLUMNS),
-        partial=partial,
-        dweight=dweight,
-        dbias=dbias,
-        rows=num_partial,
-        D=heads * width,
-        total=columns,
-        ROWS=SUM_ROWS,
-        BLOCK=COLUMNS,
-        num_warps=4,
-    )
+    dweight, dbias = parameter_gradients(partial, weight, bias, rows=SUM_ROWS)
     return dx, dresidual, dweight, dbias, dgate

@@ -177,7 +177,8 @@ def plain_table(config: ExperimentConfig, grid: Sequence[Mapping[str, Any]]) -> 
 
     rows = {label(point): {key: point[key] for key in varying if key in point} for point in grid}
     if config.timed:
-        lengths = dict.fromkeys(length for point in grid for length in point.get("bench.lengths", ()))
+        stated = [point[key] for point in grid for key in ("bench.lengths", "speed.lengths") if key in point]
+        lengths = dict.fromkeys(length for values in stated for length in values)
         columns: dict[str, dict[str, Any]] = {f"T={length}": {"slice": f"length={length}"} for length in lengths}
         return TableSpec(rows=rows, columns=columns, metric="time", split="", percent=False, decimals=4)
     if len(varying) == 2:

@@ -8,9 +8,11 @@ import pytest
 
 from reports.render import build, render
 from reports.render.crossover import crossovers
+from reports.render.plan import plain_table
 from reports.render.plots import draw
 from run_suite import REPOSITORY
 from suite.settings.config import ExperimentConfig
+from suite.settings.grid import points
 from suite.store import storage
 
 LENGTHS = (512, 1024, 2048)
@@ -235,6 +237,14 @@ def test_a_grid_without_a_table_has_a_column_for_every_length(make):
     report = make(*both(), grid={**GRID, "table": None, "figure": None})
     assert [cell.column for cell in report.cells] == [f"T={n}" for n in LENGTHS] * 2
     assert cell(report, "scan", "T=512").mean == pytest.approx(0.1)
+
+
+def test_a_grid_of_models_without_a_table_has_a_column_for_every_length():
+    baseline = {"model": {"num_layers": 1}, "speed": {"measure": "train", "lengths": list(LENGTHS), "tokens": 2048}}
+    config = ExperimentConfig(title="models", baseline=baseline, sweep={"model.name": ["gla", "gsa"]})
+    table = plain_table(config, points(config, "paper"))
+    assert (list(table.rows), table.metric) == (["gla", "gsa"], "time")
+    assert table.columns == {f"T={n}": {"slice": f"length={n}"} for n in LENGTHS}
 
 
 def test_a_selector_of_what_a_timing_does_not_have_is_an_error(make):

@@ -141,10 +141,16 @@ def _import(module: str, shown: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        # a SyntaxError names its file and line
-        place = "" if isinstance(error, SyntaxError) else f" ({Path(last.filename).name}:{last.lineno})"
-        raise ValueError(f"--plugin {shown}: cannot be imported: {type(error).__name__}: {error}{place}") from None
+        raise ValueError(f"--plugin {shown}: cannot be imported: {reason_of(error)}") from None
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns in one line why an import failed, given the error as the caller of the import has caught it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    # a SyntaxError names its file and line, and an error of the caller's own frame has no other place
+    has_place = len(frames) > 1 and not isinstance(error, SyntaxError)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if has_place else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
 
 
 def _entry(plugin: str, identity: str, module: ModuleType, table: str, key: object, value: Any) -> Entry:

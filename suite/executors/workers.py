@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,7 @@ from suite.executors.processes import CONTEXT
 from suite.executors.queue import RunQueue
 from suite.executors.team import GRACE_S, Leader, Team, end_with_parent, give
 from suite.identity import likeness
+from suite.plugins import reason_of
 from suite.runner import Finished, execute, store_failure
 from suite.runs import Progress, Run
 
@@ -74,6 +76,19 @@ class _Ending:
     """Whether the worker ends, because it can carry out no other run."""
 
 
+@dataclass(frozen=True)
+class _Unloaded:
+    """What a worker sends in place of an `_Ending` if it cannot import the code of its run."""
+
+    reason: str
+
+    def of(self, run: Run) -> str:
+        """Returns the reason and what to do, in one line."""
+        names = ", ".join(identity.partition(" ")[0] for identity in run.plugins.values())
+        what = f"the plugin {names}" if names else "the code of the run"
+        return f"{what} cannot be imported any more: {self.reason}; mend the file and give the command again"
+
+
 def _work(
     pipe: Connection,
     stop: Any,
@@ -88,7 +103,8 @@ def _work(
 
     sharing: the most runs that have used the device at a time, which the parent keeps up to date.
 
-    It sends every `Progress` with the load of its device; after a run an `_Ending`, or None if the run was interrupted.
+    It sends every `Progress` with the load of its device; after a run an `_Ending`, or None if the run was interrupted,
+    or `_Unloaded`.
     """
     threading.Thread(target=end_with_parent, daemon=True).start()
     device = torch.device(device_name)
@@ -103,7 +119,16 @@ def _work(
             pipe.send(_Ending(store_failure(current[0], root, device, reason, status), None, True))
 
     leader = None if team is None else Leader(team, device, root, options["threads"], give_up)
-    while (run := pipe.recv()) is not None:
+    while True:
+        sent = pipe.recv_bytes()
+        try:
+            # this imports the plugins of the run, whose files may have changed since the run was planned
+            run = pickle.loads(sent)
+        except (Exception, SystemExit) as error:
+            pipe.send(_Unloaded(reason_of(error)))
+            continue
+        if run is None:
+            break
         current[:] = [run]
         give(run)
         try:
@@ -260,6 +285,9 @@ def run_in_workers(
             run, worker.run = worker.run, None
             if message is None:
                 queue.leave(run)
+                continue
+            if isinstance(message, _Unloaded):
+                queue.end(store_failure(run, root, torch.device(worker.device), message.of(run)))
                 continue
             worker.lost = message.lost
             beside = len(running(worker.device))

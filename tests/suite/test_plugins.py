@@ -13,11 +13,13 @@ import torch
 
 from run_suite import REPOSITORY
 from suite.commands.planning import resolved_runs
+from suite.executors.local import run_all
 from suite.identity import files_digest
 from suite.plugins import load_plugin, load_plugins
 from suite.runner import execute
 from suite.settings.config import ExperimentConfig, name_plugins
 from suite.store import storage
+from tests.suite.test_workers import Recording
 
 HOME = Path(__file__).resolve().parents[2]
 EXAMPLE = HOME / "examples" / "my_mixer.py"
@@ -141,6 +143,27 @@ def test_a_plugin_that_a_worker_imports_in_another_form_is_refused(plugin, grid,
     # an edit after the import does not change what the process computes
     path.write_text(before + "\n# changed later\n")
     assert execute(run, tmp_path / "results", torch.device("cpu")).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("MODELS = {", "SyntaxError: '{' was never closed (NAME.py, line 1)"),
+        ("MODELS = {}\nraise SystemExit(3)", "SystemExit: 3 (NAME.py:2)"),
+    ],
+)
+def test_a_plugin_that_a_worker_cannot_import_is_named_with_the_error(plugin, grid, tmp_path, text, reason):
+    path = plugin(MODEL.replace("NAME", "'mine'"))
+    choice = {"scale": None, "only": ["model.name=mine"], "overrides": None, "seeds": "2", "data": None}
+    _, runs = resolved_runs(REPOSITORY.with_plugins([str(path)]), str(grid), **choice)
+    path.write_text(text)
+    display = Recording()
+    ended = run_all(runs, tmp_path / "results", torch.device("cpu"), display, jobs=2)
+    reason = f"the plugin {path.stem} cannot be imported any more: {reason.replace('NAME', path.stem)}"
+    assert [finished.error for finished in ended] == [
+        f"failed ({reason}; mend the file and give the command again)"
+    ] * 2
+    assert display.repeats == []
 
 
 def test_the_digest_of_files_has_their_names_and_contents(tmp_path):

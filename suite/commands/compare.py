@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -52,7 +53,7 @@ def compare(
     only = only or []
     every_metric = any(text.startswith(("metric=", "split=", "slice=")) for text in only)
 
-    # both sides are looked up before either is read, because reading takes most of a minute
+    # both sides are looked up before either is read, because reading takes long
     found = {name: _find(name, repository) for name in (a, b)}
 
     def rows(name: str) -> Rows:
@@ -61,7 +62,8 @@ def compare(
             if side.commit:
                 extract(repository.reports.parent, side.commit, Path(temporary), side.folder)
             paths = side.files or files_like(Path(temporary), "**/*.parquet")
-            return located(f"compare: {name}", lambda: collect(paths, only, every_metric=every_metric))
+            with _progress(name, len(paths)) as watch:
+                return located(f"compare: {name}", lambda: collect(paths, only, every_metric=every_metric, watch=watch))
 
     sides = rows(a), rows(b)
     comparison = compared(*sides)
@@ -77,6 +79,19 @@ def compare(
         _print(table)
     for note in _notes(a, b, sides, comparison, lines):
         print(note if format is Format.terminal else f"- {note}")
+
+
+@contextlib.contextmanager
+def _progress(side: str, files: int) -> Iterator[Callable[[int], None]]:
+    """Shows on a terminal how many files of a side have been read; the context is the function that is told so."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
+        task = bars.add_task(f"reading the files of {side}", total=files)
+        yield lambda done: bars.update(task, completed=done)
 
 
 @dataclass(frozen=True)

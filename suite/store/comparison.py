@@ -19,7 +19,7 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -101,20 +101,28 @@ COLUMNS = (
 """Columns that `collect` reads."""
 
 
-def collect(paths: Sequence[Path], only: Sequence[str] = (), *, every_metric: bool) -> Rows:
+def collect(
+    paths: Sequence[Path],
+    only: Sequence[str] = (),
+    *,
+    every_metric: bool,
+    watch: Callable[[int], None] = lambda done: None,
+) -> Rows:
     """Returns the measurements in results files, each of which has the rows of one run.
 
     only: filters of the rows, as those of `suite.store.rows.Selection`.
     every_metric: take all metrics that the rows have, not only the qualities of the test split and SPEEDS.
+    watch: called with the number of files that have been read.
     """
     found = Rows()
     runs: set[str] = set()
-    for table in scan(paths, only, COLUMNS):
-        for first in table.slice(0, 1).select(["run_id", *FACTS]).to_pylist():
-            if first["run_id"] not in runs:
-                runs.add(first["run_id"])
+    for table in scan(paths, only, COLUMNS, watch):
+        known_as = ["run_id", *FACTS]
+        for run in table.group_by(known_as, use_threads=False).aggregate([]).to_pylist():
+            if run["run_id"] not in runs:
+                runs.add(run["run_id"])
                 for name in FACTS:
-                    found.facts.setdefault(name, Counter())[str(first[name] or "")] += 1
+                    found.facts.setdefault(name, Counter())[str(run[name] or "")] += 1
         is_run = pc.equal(table["metric"], "run")
         found.failed += sum(status not in ("ok", "n/a") for status in table["status"].filter(is_run).to_pylist())
         # most rows are not compared, and to make objects of Python from all of them takes most of the time

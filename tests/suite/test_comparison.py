@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from run_suite import REPOSITORY
-from suite.store import storage
+from suite.store import rows, storage
 from suite.store.comparison import collect, compare, permutation_p
 
 LOW, HIGH = [0.5, 0.52, 0.48, 0.51], [0.9, 0.88, 0.91, 0.93]
@@ -233,11 +233,22 @@ def test_every_file_is_read_once_also_with_filters(sides, monkeypatch):
     paths, read, load = sorted(sides[0].rglob("*.parquet")), [], storage.load
     monkeypatch.setattr(storage, "load", lambda path, *rest: read.append(path) or load(path, *rest))
     found = collect(paths, every_metric=False)
-    assert read == paths
+    assert sorted(read) == paths
     assert ([one.metric for one in found.values], found.failed) == (["accuracy"], 1)
     assert found.facts["device"] == {"NVIDIA H200": 9}
     found = collect(paths, ["split=valid", "train.lr=0.1"], every_metric=True)
-    assert read == paths * 2
+    assert sorted(read) == sorted(paths * 2)
     assert [one.metric for one in found.values] == ["loss"]
     with pytest.raises(ValueError, match=r"--only split=tset: no row has it \(did you mean 'test'\?\)"):
         collect(paths, ["split=tset"], every_metric=True)
+
+
+def test_progress_is_told_and_does_not_depend_on_how_many_files_are_read_together(sides, monkeypatch):
+    write(sides[0], LOW)
+    write(sides[0], HIGH, lr=0.2, device="NVIDIA H100")
+    paths, done = sorted(sides[0].rglob("*.parquet")), []
+    whole = collect(paths, every_metric=False)
+    monkeypatch.setattr(rows, "FILES_AT_ONCE", 3)
+    assert collect(paths, every_metric=False, watch=done.append) == whole
+    assert done == [3, 6, 8]
+    assert whole.facts["device"] == {"NVIDIA H200": 4, "NVIDIA H100": 4}

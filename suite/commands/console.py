@@ -20,7 +20,12 @@ def table_console() -> Console:
     # rich takes a tenth of a second to import
     from rich.console import Console
 
-    return Console() if sys.stdout.isatty() else Console(width=UNLIMITED)
+    return Console(width=_width())
+
+
+def _width() -> int | None:
+    """None stands for that of the terminal."""
+    return None if sys.stdout is not None and sys.stdout.isatty() else UNLIMITED
 
 
 def lost_output(text: str = "") -> bool:
@@ -52,7 +57,7 @@ def lasting_console(quiet: bool = False) -> Console:
     from rich.console import Console
 
     file = None if sys.stdout is None else cast(IO[str], _Lasting(sys.stdout))
-    return Console(quiet=quiet, file=file)
+    return Console(quiet=quiet, file=file, width=_width())
 
 
 class _Lasting:

@@ -82,7 +82,7 @@ def run(
 ) -> None:
     """Carry out the runs of experiments. Stored runs are skipped, and interrupted ones continue."""
     from suite.commands.carrying_out import prepare
-    from suite.commands.console import lasting_console
+    from suite.commands.console import lasting_console, table_console
     from suite.executors.contract import LeftRunningError, Settings
     from suite.runner import FAILED, UNNEEDED
 
@@ -109,8 +109,12 @@ def run(
         retry_failed=retry_failed,
         without_data=dry_run,
     )
-    # of the processes that torchrun starts, one speaks
-    console = lasting_console(quiet=processes > 1 and os.environ.get("RANK", "0") != "0")
+    if dry_run:
+        # its output is all that it does
+        console = table_console()
+    else:
+        # of the processes that torchrun starts, one speaks
+        console = lasting_console(quiet=processes > 1 and os.environ.get("RANK", "0") != "0")
     if (line := call.outdated) is not None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     if dry_run:

@@ -243,9 +243,25 @@ def test_a_grid_goes_on_without_its_output(command_line, tmp_path, monkeypatch, 
     assert storage.ending(rows).status == "ok"
 
 
+def test_the_line_of_a_run_is_whole_in_a_pipe(command_line, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    only = ("--only", "model.name=attention", "--only", "model.d_model=8", "--device", "cpu", "--results", tmp_path)
+    done = command_line("run", "quickstart", "--seeds", "1", "--set", "train.steps=2", *only)
+    (run,) = tmp_path.rglob("*.parquet")
+    first, last = done.stdout.splitlines()
+    assert re.fullmatch(rf"ok +attention on mqar, seed 0 \[{run.stem[:6]}\]  accuracy 0\.\d+  \d+\.\d s", first)
+    assert last.startswith("done: 1 run; now: ")
+
+
 @pytest.mark.parametrize(
     "arguments",
-    [["list"], ["status", "quickstart"], ["report", "quickstart"], ["--version"]],
+    [
+        ["list"],
+        ["status", "quickstart"],
+        ["report", "quickstart"],
+        ["--version"],
+        ["run", "quickstart", "--dry-run", "--seeds", "1", "--only", "model.name=gla"],
+    ],
 )
 def test_a_command_without_room_for_its_output_fails_in_one_line(command_line, tmp_path, monkeypatch, arguments):
     with open("/dev/full", "w") as out:

@@ -70,12 +70,16 @@ class Registry:
         """The object behind a name; an unknown name raises ValueError with the nearest one and the full list."""
         # a name from a grid or the command line may be any value
         if not isinstance(name, str) or name not in self.entries:
-            has_plugins = any(entry.plugin for entry in self.entries.values())
-            raise ValueError(
-                f"unknown {self.kind} {name!r}{nearest(str(name), self.entries)}; there are: {', '.join(self.entries)}"
-                + "; a name of your own needs --plugin FILE_OR_MODULE" * (self.kind in PLUGGABLE and not has_plugins)
-            )
+            raise self.unknown(name)
         return self.entries[name].load()
+
+    def unknown(self, name: object) -> ValueError:
+        """The error of a name that is not there, with the nearest one and the full list."""
+        has_plugins = any(entry.plugin for entry in self.entries.values())
+        return ValueError(
+            f"unknown {self.kind} {name!r}{nearest(str(name), self.entries)}; there are: {', '.join(self.entries)}"
+            + "; a name of your own needs --plugin FILE_OR_MODULE" * (self.kind in PLUGGABLE and not has_plugins)
+        )
 
     def extended(self, entries: Mapping[str, Entry], by: str) -> Registry:
         """This table with the names of `by` beside its own. ValueError for a name that is there already."""

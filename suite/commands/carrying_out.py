@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from suite.commands.planning import resolved_experiments
 from suite.commands.repository import Experiment, Repository
-from suite.executors.contract import Executor, Settings, choose
+from suite.executors.contract import Executor, Settings, check_name, choose
 from suite.plugins import only_on_this_machine
 from suite.runner import FAILED, UNNEEDED, Finished, Planned, missing_bases, outdated, plan
 from suite.runs import Run
@@ -94,7 +94,9 @@ def prepare(
     """
     if force and retry_failed:
         raise ValueError("--force --retry-failed: the first repeats all runs, the second some of them; give one")
-    carry_out = choose(executor, executor_options)
+    # faults that are known without torch, which takes seconds to import, come first
+    check_name(executor)
+    check_sinks(settings.log, results)
     if executor != "local":
         entries = [entry for registry in (repository.tasks, repository.models) for entry in registry.entries.values()]
         if files := only_on_this_machine(entries):
@@ -103,6 +105,7 @@ def prepare(
                 "there and name its module, or put the file into the repository and name it as a module"
             )
     found = resolved_experiments(repository, experiments, **choice, results=results, without_data=without_data)
+    carry_out = choose(executor, executor_options)
     runs = [run for _, part in found for run in part]
     if (processes := settings.processes) > 1:
         runs = located(f"--nproc {processes}", lambda: [run.in_processes(processes) for run in runs])
@@ -120,7 +123,6 @@ def prepare(
         record=repository.recorder(),
     )
     place = carry_out.check(settings)
-    check_sinks(settings.log, results)
     planned = plan(runs, [results], force=force, versions=repository.versions())
     if retry_failed:
         planned = [item for item in planned if item.stored in FAILED]

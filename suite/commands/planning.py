@@ -79,8 +79,12 @@ def resolved_experiments(
     ValueError where two folders have one name, or where two experiments share a run: executors and their display know
     a run by its id, and a run is stored under one experiment.
     """
+    names = list(experiments)
+    for name in names[1:]:
+        # a wrong name is known at once, while the runs of the first experiment may take seconds to resolve
+        repository.experiment(name)
     found: dict[str, tuple[Experiment, list[Run]]] = {}
-    for name in experiments:
+    for name in names:
         experiment, runs = resolved_runs(repository, name, **choice)
         known = found.setdefault(experiment.name, (experiment, runs))[0]
         if not known.path.samefile(experiment.path):

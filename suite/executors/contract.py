@@ -99,6 +99,16 @@ class Executor(Protocol):
         """
 
 
+def check_name(name: str) -> None:
+    """Raises ValueError for an unknown executor, or one whose package is missing. It imports nothing."""
+    if name not in EXECUTORS:
+        raise EXECUTORS.unknown(name)
+    if name in PACKAGES:
+        package, extra = PACKAGES[name]
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(f"--executor {name} needs {package}; install the extra: pip install -e '.[{extra}]'.")
+
+
 def choose(name: str, options: Iterable[str] = ()) -> Executor:
     """The executor of this name. ValueError for an unknown one, a missing package, or a wrong option.
 
@@ -107,8 +117,5 @@ def choose(name: str, options: Iterable[str] = ()) -> Executor:
     flag = "--executor-options"
     pairs = [pair for text in options for pair in text.split(",") if pair]
     values = options_in(pairs, flag, "key=value, e.g. gpus=1")
-    if name in PACKAGES:
-        package, extra = PACKAGES[name]
-        if importlib.util.find_spec(package) is None:
-            raise ValueError(f"--executor {name} needs {package}; install the extra: pip install -e '.[{extra}]'.")
+    check_name(name)
     return cast(Executor, parse(EXECUTORS.load(name), values, f"{flag} ({name})"))

@@ -48,6 +48,30 @@ def test_help_and_list_do_not_import_torch(arguments):
     assert done.returncode == 0, done.stderr
 
 
+def test_faults_that_are_known_without_torch_are_reported_without_it():
+    calls = [
+        ["h3/tabel2"],
+        ["quickstart", "h3/tabel2"],
+        ["quickstart", "--scale", "huge"],
+        ["quickstart", "--only", "gla"],
+        ["quickstart", "--set", "steps=3"],
+        ["quickstart", "--seeds", "x"],
+        ["quickstart", "--within", "x"],
+        ["quickstart", "--log", "x"],
+        ["quickstart", "--executor", "x"],
+    ]
+    code = (
+        "import sys\nfrom run_suite import REPOSITORY, commands\n"
+        f"for call in {calls!r}:\n"
+        "    try:\n        commands.main(REPOSITORY, ['run', *call])\n"
+        "    except SystemExit as end:\n        assert end.code == 2\n"
+        "    assert 'torch' not in sys.modules, call\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=HOME, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("error: ") == len(calls)
+
+
 def test_list_names_everything(command_line):
     out = command_line("list").stdout
     for name in ("mqar", "transformer++", "dss-exp-no-scale", "h3/table2"):

@@ -8,6 +8,7 @@ seconds, are imported inside the commands that need them.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -81,6 +82,14 @@ app.add_typer(data_app, name="data")
 app.add_typer(weights_app, name="weights")
 
 
+def _refuse_empty(words: Sequence[str]) -> None:
+    """Raises ValueError for an empty word. None of the commands takes one, and as a path it would be this folder."""
+    for count, word in enumerate(words, start=1):
+        if word == "" or (word.startswith("--") and word.find("=") == len(word) - 1):
+            call = shlex.join(words[:count])
+            raise ValueError(f"{call}: the last word is empty; give a value (is a variable unset?), or leave it out")
+
+
 def main(repository: Repository, arguments: Sequence[str] | None = None) -> None:
     """Carries out one command and exits. arguments: those of the process unless given."""
     interrupted = threading.Event()
@@ -100,6 +109,7 @@ def main(repository: Repository, arguments: Sequence[str] | None = None) -> None
         # the caller has closed it (`>&-`)
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
+        _refuse_empty(sys.argv[1:] if arguments is None else arguments)
         app(args=arguments, obj=repository)
     except SystemExit as end:
         # the library of the command line exits with 1 after an interruption

@@ -83,9 +83,6 @@ def bench(
     from suite.store.target import probe, writable
 
     target = pick_device(device)
-    for flag, given in (("--compare", compare), ("--against", against)):
-        if given == "":
-            raise ValueError(f"{flag}: the name of the revision is empty; name one, such as main")
     base = compare or (None if against in KINDS else against)
     if compare and against != "torch":
         raise ValueError(f"--compare {compare} and --against {against}: give one of them")

@@ -68,6 +68,8 @@ def report(
 
     repository = repository_of(context, plugins)
     if update_docs:
+        if any((experiment, format, scale, results, by, every, out)):
+            raise ValueError("report --update-docs writes all documents, from committed rows; give nothing beside it")
         for path in repository.rendering().update_documents(repository.reports):
             print(f"updated {shown(path)}")
         return

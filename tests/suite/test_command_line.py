@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -117,7 +118,7 @@ def test_list_names_everything(command_line):
         (("run", "quickstart", "--device", "cpu:7"), ["--device 'cpu:7': expected cpu"]),
         # torch keeps the number of a device in eight bits
         (("run", "quickstart", "--device", "cuda:999"), ["--device 'cuda:999': expected cpu"]),
-        (("run", "quickstart", "--scale", ""), ["unknown scale ''"]),
+        (("report", "quickstart", "--update-docs"), ["--update-docs writes all documents", "nothing beside it"]),
         pytest.param(("run", "quickstart", "--device", "cuda:99"), ["--device"], marks=pytest.mark.slow),
         (("show", "ffffffff"), ["ffffffff"]),
         (("run", "quickstart", "--set", "model.name=7"), ["unknown model 7"]),
@@ -177,11 +178,27 @@ def test_a_fault_of_data_names_the_folder_that_was_given(command_line, tmp_path)
     assert done.stderr.startswith(f"error: --data {tmp_path}: lra-text: ")
 
 
-def test_an_empty_name_of_a_folder_is_not_the_current_one(command_line):
-    for command in ("run", "status", "report"):
-        done = command_line(command, "quickstart", "--results", "")
-        assert done.returncode == 2
-        assert done.stderr.startswith("error: the name of a folder is empty")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", ""),
+        ("run", "quickstart", "--results", ""),
+        ("run", "quickstart", "--data", ""),
+        ("report", "quickstart", "--out", ""),
+        ("report", "quickstart", "--by="),
+        # an unset variable of a workflow must not make a comparison that cannot fail
+        ("bench", "--compare", ""),
+        ("compare", "main", ""),
+        ("generate", "ab", "--prompt", ""),
+        ("list", "--plugin", ""),
+    ],
+)
+def test_an_empty_word_is_refused_by_every_command(command_line, arguments):
+    done = command_line(*arguments)
+    assert done.returncode == 2
+    words = "the last word is empty; give a value (is a variable unset?), or leave it out"
+    assert done.stderr == f"error: {shlex.join(arguments)}: {words}\n"
+    assert done.stdout == ""
 
 
 @pytest.mark.parametrize("command", ["run", "status", "report", "show"])

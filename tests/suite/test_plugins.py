@@ -101,7 +101,6 @@ def test_what_is_no_plugin_is_refused(plugin, command_line, text, words):
 def test_files_that_cannot_be_modules_are_refused(plugin, command_line, tmp_path):
     for path, words in (
         (tmp_path / "none.py", "no such file"),
-        ("", "--plugin: the name is empty"),
         (plugin("MODELS = {", "unclosed"), "unclosed.py, line 1)\n"),
         ("nonexistent_package.part", "no module of this name"),
         (plugin("MODELS = {}", "my-mixer"), "rename the file"),

@@ -149,9 +149,11 @@ def pick_scale(config: ExperimentConfig, runs: Iterable[StoredRun], asked: str |
 def plain_table(config: ExperimentConfig, grid: Sequence[Mapping[str, Any]]) -> TableSpec:
     """The table of a grid that states none.
 
-    Where two settings change between points, one is that of the rows and the other that of the columns: the one that
-    stands last in the sweep, or that of the figure's x axis. Else there is a row for every point, named by what
-    changes, with the one column `accuracy`, or, where the grid times something, a column for every length.
+    Where two settings change between points, one is that of the rows and the other that of the columns, which is the
+    one that stands last in the sweep. Where the figure's x axis is a setting that changes, that is always the one of
+    the columns, and there is a row for every combination of the others, so that each is a line of the figure. Else
+    there is a row for every point, named by what changes, with the one column `accuracy`, or, where the grid times
+    something, a column for every length.
     """
     hidden = config.select.best_of if config.select else ()
     varying = [
@@ -170,24 +172,35 @@ def plain_table(config: ExperimentConfig, grid: Sequence[Mapping[str, Any]]) -> 
     x = config.figure.x if config.figure else None
     varying.sort(key=lambda key: (key == x, places.get(key, 0)))
 
-    def label(point: Mapping[str, Any]) -> str:
-        if len(varying) == 1:
-            return str(point[varying[0]])
-        return ", ".join(f"{key}={point[key]}" for key in varying if key in point) or "all"
+    def label(point: Mapping[str, Any], keys: Sequence[str]) -> str:
+        if len(keys) == 1 and isinstance(point.get(keys[0]), (str, int, float)):
+            return str(point[keys[0]])
+        return ", ".join(f"{key}={point[key]}" for key in keys if key in point) or "all"
 
-    rows = {label(point): {key: point[key] for key in varying if key in point} for point in grid}
+    def rows(keys: Sequence[str]) -> dict[str, dict[str, Any]]:
+        return {label(point, keys): {key: point[key] for key in keys if key in point} for point in grid}
+
     if config.timed:
         stated = [point[key] for point in grid for key in ("bench.lengths", "speed.lengths") if key in point]
         lengths = dict.fromkeys(length for values in stated for length in values)
         columns: dict[str, dict[str, Any]] = {f"T={length}": {"slice": f"length={length}"} for length in lengths}
-        return TableSpec(rows=rows, columns=columns, metric="time", split="", percent=False, decimals=4)
-    if len(varying) == 2:
-        first, second = varying
-        name = second.rpartition(".")[2]
-        if all(isinstance(point.get(key), (str, int, float)) for point in grid for key in varying):
-            rows = {str(point[first]): {first: point[first]} for point in grid}
-            return TableSpec(rows=rows, columns={f"{name} {point[second]}": {second: point[second]} for point in grid})
-    return TableSpec(rows=rows, columns={"accuracy": {}})
+        return TableSpec(rows=rows(varying), columns=columns, metric="time", split="", percent=False, decimals=4)
+    if varying and (len(varying) == 2 or x in varying):
+        *others, last = varying
+        if x == last:
+            # what changes with x alone, such as the steps that go with a length, tells no lines apart
+            others = [key for key in others if not _follows(key, x, grid)]
+        name = last.rpartition(".")[2]
+        if all(isinstance(point.get(last), (str, int, float)) for point in grid):
+            return TableSpec(
+                rows=rows(others), columns={f"{name} {point[last]}": {last: point[last]} for point in grid}
+            )
+    return TableSpec(rows=rows(varying), columns={"accuracy": {}})
+
+
+def _follows(key: str, x: str, grid: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a setting has one value for each value of another."""
+    return len({(str(point.get(x)), str(point.get(key))) for point in grid}) == len({str(p.get(x)) for p in grid})
 
 
 def published_table(published: Mapping[tuple[str, str], Published]) -> TableSpec:

@@ -133,7 +133,8 @@ def _lines(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
                 mfc="none",
                 ls="--",
                 lw=1,
-                label="_paper",
+                # a row of which nothing is measured has no other line that would name it
+                label="_paper" if x else series.label,
             )
     if figure.spec.x_log2 and numbers:
         ax.set_xscale("log", base=2)
@@ -212,8 +213,9 @@ def _bars(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
                 marker="o",
                 ms=5,
                 mfc="none",
-                color="black",
-                label=figure.reference,
+                # a row without bars has circles of its own colour, which the legend names
+                color="black" if series.points else color,
+                label=figure.reference if series.points else series.label,
             )
     # words side by side share the width; upright ones stay in one line
     room = AXIS_LETTERS // max(len(ticks), 1) - 1 if len(ticks) <= MANY_TICKS else AXIS_LETTERS

@@ -28,7 +28,7 @@ from reports.render.sensitivity import Sensitivity
 from reports.render.units import amount, fixed
 from suite.identity import setting_of
 from suite.settings.config import ExperimentConfig
-from suite.settings.grid import same
+from suite.settings.grid import points, same
 from suite.settings.parsing import parse
 from suite.settings.report_spec import Select
 from suite.store import storage
@@ -1252,6 +1252,57 @@ def test_a_grid_without_a_table_shows_a_row_for_every_point(make):
     found = next(c for c in report.cells if c.mean is not None)
     assert "model.name=h3" in found.row
     assert found.num_seeds == 3
+
+
+AXES = {"model.name": ["s4d", "h3"], "train.clip": [0.0, 1.0], "train.lr": [1e-4, 1e-3, 1e-2]}
+
+
+@pytest.mark.parametrize(
+    ("sweep", "x", "lines"),
+    [
+        (AXES, "train.lr", ["s4d 0.0", "s4d 1.0", "h3 0.0", "h3 1.0"]),
+        ({key: AXES[key] for key in reversed(AXES)}, "train.lr", ["0.0 s4d", "0.0 h3", "1.0 s4d", "1.0 h3"]),
+        (
+            {"model.name": ["s4d", "h3"], "size": [{"train.lr": lr, "train.epochs": int(1 / lr)} for lr in (0.1, 0.2)]},
+            "train.lr",
+            ["s4d", "h3"],
+        ),
+        ({"train.lr": [1e-4, 1e-3]}, "train.lr", ["all"]),
+    ],
+)
+def test_a_figure_over_an_axis_has_a_line_for_every_combination_of_the_others(make, sweep, x, lines):
+    config = grid(table=None, sweep=sweep, figure={"kind": "lines", "x": x})
+    plan = [dict(point) for point in points(config, "paper")]
+    runs = [
+        make_run(
+            point["model.name"],
+            "induction-heads",
+            train={key.removeprefix("train."): value for key, value in point.items() if key.startswith("train.")},
+        )
+        for point in plan
+    ]
+    nothing = {
+        "expected": "row,column,value,unit,better,seeds,hardware,note,source\n",
+        "claims": "claim,left,comparison,right,source\n",
+    }
+    report = make(*runs, config=config, **nothing)
+    assert report.figure is not None
+    ((_, panel),) = report.figure.panels
+    assert [re.sub(r"[a-z]+\.[a-z]+=|,", "", series.label) for series in panel] == lines
+    values = list(dict.fromkeys(point[x] for point in plan))
+    assert all([point.x for point in series.points] == values for series in panel)
+    assert len({cell.row for cell in report.cells}) == len(lines)
+
+
+@pytest.mark.parametrize("kind", ["lines", "bars"])
+def test_the_papers_numbers_of_a_row_that_did_not_run_are_named_in_the_legend(make, kind):
+    canvas = draw(make(*three(), config=grid(figure={"kind": kind, "x": "column"})))
+    assert canvas is not None
+    (axes,) = canvas.axes
+    handles, labels = axes.get_legend_handles_labels()
+    assert set(labels) == ({"S4D", "H3"} if kind == "lines" else {"S4D", "H3", "paper"})
+    found = dict(zip(labels, handles, strict=True))
+    assert to_hex(found["S4D"].get_color()) not in (to_hex("black"), to_hex("C0"))
 
 
 def test_no_expected_file_leaves_out_the_papers_columns(make):

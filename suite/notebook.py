@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from suite.commands.repository import LOCAL, Repository
+from suite.settings.parsing import shortened
 from suite.store.target import target
 
 if TYPE_CHECKING:
@@ -80,9 +81,12 @@ class Notebook:
             raise ValueError("run: name at least one experiment; `results` reads what is stored")
         if results is None:
             raise ValueError("results=None: name a folder, or leave the argument out")
+        _expect("a word", (str,), scale=scale, device=device)
+        _expect("a path", (str, Path), data=data)
+        _expect("True or False", (bool,), keep_weights=keep_weights, force=force, quiet=quiet)
         call = prepare(
-            self.repository.with_plugins(_listed(plugins)),
-            experiments,
+            self.repository.with_plugins(_listed(plugins, "plugins")),
+            _listed(experiments, "experiment"),
             target(results),
             Settings(
                 device=device,
@@ -90,7 +94,7 @@ class Notebook:
                 packed=jobs == "auto",
                 threads=threads,
                 keep_weights=keep_weights,
-                log=tuple(_listed(log)),
+                log=tuple(_listed(log, "log")),
             ),
             choice={
                 "scale": scale,
@@ -128,7 +132,7 @@ class Notebook:
         if not names:
             raise ValueError("results: name at least one experiment, or a folder of results")
         place = None if results is None else target(results)
-        return self.repository.selection([str(name) for name in names], place, filters(only, "only")).frame()
+        return self.repository.selection(_listed(names, "name"), place, filters(only, "only")).frame()
 
     def load(
         self,
@@ -147,7 +151,9 @@ class Notebook:
         from suite.training.weights import find_weights, load_model
 
         _require_utf8()
-        repository = self.repository.with_plugins(_listed(plugins))
+        _listed([run_id], "run_id")
+        _expect("a word", (str,), device=device)
+        repository = self.repository.with_plugins(_listed(plugins, "plugins"))
         path = find_weights(str(run_id), repository.roots(None if results is None else target(results)))
         task, model = load_model(path, Resolver(repository.tasks, repository.models), pick_device(device))
         return Trained(model, task)
@@ -171,9 +177,24 @@ def filters(wanted: Filter | None, name: str) -> list[str]:
     return texts
 
 
-def _listed(names: str | Path | Iterable[str | Path]) -> list[str]:
-    """Returns the names as a list; a single text or path is a list of one."""
-    return [str(name) for name in ([names] if isinstance(names, (str, Path)) else names)]
+def _expect(what: str, kinds: tuple[type, ...], **arguments: Any) -> None:
+    """Raises ValueError for an argument of another type, and for an empty text. None stands for the default."""
+    for name, value in arguments.items():
+        if not (value is None or isinstance(value, kinds)) or value == "":
+            raise ValueError(f"{name}={shortened(value)}: expected {what}")
+
+
+def _listed(names: str | Path | Iterable[str | Path] | None, argument: str) -> list[str]:
+    """Returns the names as a list; a single text or path is a list of one, and None an empty list."""
+    names = [names] if isinstance(names, (str, Path)) else () if names is None else names
+    if not isinstance(names, Iterable):
+        raise ValueError(f"{argument}={shortened(names)}: expected a text, or a list of texts")
+    found = list(names)
+    for name in found:
+        if not isinstance(name, (str, Path)) or name == "":
+            each = "; give each by itself" * isinstance(name, (list, tuple))
+            raise ValueError(f"{argument} {shortened(name)}: expected a text{each}")
+    return [str(name) for name in found]
 
 
 def _mapping(values: Any, name: str) -> Mapping[str, Any]:

@@ -69,12 +69,36 @@ def test_results_are_filtered_by_columns_and_settings(tmp_path):
         ({"results": None}, "results=None: name a folder"),
         ({"results": ""}, "the name of a folder is empty"),
         ({"only": {"model.name": []}}, "only={'model.name': []}: the list is empty"),
+        ({"scale": 3}, "scale=3: expected a word"),
+        ({"device": 3}, "device=3: expected a word"),
+        ({"data": ""}, "data='': expected a path"),
+        ({"data": 3}, "data=3: expected a path"),
+        ({"results": 3}, "results=3: expected the name of a folder"),
+        ({"plugins": 3}, "plugins=3: expected a text, or a list of texts"),
+        ({"log": 3}, "log=3: expected a text, or a list of texts"),
+        ({"keep_weights": "no"}, "keep_weights='no': expected True or False"),
     ],
 )
 def test_a_fault_is_an_exception_with_the_sentence_of_the_command(tmp_path, arguments, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         run("quickstart", **{"results": tmp_path, "quiet": True} | arguments)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: run(["quickstart"]), "experiment ['quickstart']: expected a text; give each by itself"),
+        (lambda: run(3), "experiment 3: expected a text"),
+        (lambda: results(["quickstart"]), "name ['quickstart']: expected a text; give each by itself"),
+        (lambda: results("quickstart", results=3), "results=3: expected the name of a folder"),
+        (lambda: load(pd.Series(["ab"])), "expected a text"),
+        (lambda: load("ab", device=3), "device=3: expected a word"),
+    ],
+)
+def test_an_argument_of_another_type_is_named(call, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        call()
 
 
 def test_load_of_a_run_without_weights_says_what_to_do(tmp_path):

@@ -139,6 +139,8 @@ def _term(term: str, source: Source, experiment: str, scale: str) -> list[float]
     if " / " in term:
         above, below = (_term(side.strip(), source, experiment, scale) for side in term.split(" / "))
         return [above[0] / below[0]]
-    row, column, *what = (part.strip().split(" & ") for part in term.split("|"))
-    places = product(row, column, *(what or [["mean"]]))
+    cells = [part.strip().split(" & ") for part in term.split("|")]
+    if not 2 <= len(cells) <= 3:
+        raise ValueError(f"{term!r} has {len(cells)} parts between bars, not 2 or 3: row | column | what of the cell")
+    places = product(*(cells if len(cells) == 3 else [*cells, ["mean"]]))
     return [value for place in places for value in source.cell(experiment, scale, *place)]

@@ -145,15 +145,18 @@ def documents(home: Path) -> list[Path]:
 def update_documents(reports: Path) -> list[Path]:
     """Writes the quoted numbers and the results tables of all documents again; gives those that changed.
 
+    A quote without a source raises ValueError before any document is written.
+
     reports: the folder of the experiments, in the home of the repository.
     """
     home = reports.resolve().parent
     source = CommittedRows(home / "results", find_experiments(reports))
-    changed = []
+    changed = {}
     for path in documents(home):
         text = path.read_text()
         new = rewritten(updated(text, quoted(path, home, source)), source.report)
         if new != text:
-            path.write_text(new)
-            changed.append(path)
-    return changed
+            changed[path] = new
+    for path, new in changed.items():
+        path.write_text(new)
+    return list(changed)

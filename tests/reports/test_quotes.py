@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from reports.render import sources
 from reports.render.quotes import CODE, NUMBER, Quote, quotes, updated
-from reports.render.sources import documents, quoted
+from reports.render.sources import documents, quoted, update_documents
 from tests.reports.committed import HOME
 from tests.reports.committed import ROWS as SOURCE
 
@@ -81,10 +82,33 @@ def test_a_quoted_speed_is_of_the_device_that_is_named_or_else_of_the_one_with_t
         SOURCE.bench(*step, "time", "H300")
 
 
-@pytest.mark.parametrize("query", ["bench x | y", "bench x | y | z | time | H100 | more", "peer x | y | z"])
+@pytest.mark.parametrize(
+    "query",
+    ["bench x | y", "bench x | y | z | time | H100 | more", "peer x | y | z", "H3", "H3 | a | mean | more"],
+)
 def test_a_quote_with_too_few_or_too_many_parts_is_refused(query):
     with pytest.raises(ValueError, match="parts between bars"):
         quotes(f"1.0<!--= {query} -->", Rows())
+
+
+def test_no_document_is_written_if_one_has_a_quote_without_a_source(tmp_path, monkeypatch):
+    class Source(Rows):
+        experiments, report = (), None
+
+        def __init__(self, results, experiments):
+            pass
+
+    monkeypatch.setattr(sources, "CommittedRows", Source)
+    (tmp_path / "reports").mkdir()
+    first, last = tmp_path / "A.md", tmp_path / "Z.md"
+    first.write_text("12.9<!--= peer x | y | z | c -->")
+    last.write_text("12.9<!--= nothing -->")
+    with pytest.raises(ValueError, match="'nothing' has 1 parts"):
+        update_documents(tmp_path / "reports")
+    assert first.read_text() == "12.9<!--= peer x | y | z | c -->"
+    last.write_text("none")
+    assert update_documents(tmp_path / "reports") == [first]
+    assert first.read_text() == "1234.5<!--= peer x | y | z | c -->"
 
 
 def unquoted(text: str, quoted: list[Quote]) -> list[str]:

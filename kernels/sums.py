@@ -64,7 +64,7 @@ def parameter_gradients(
 ) -> tuple[Tensor, Tensor | None]:
     """The gradients of weight and bias: the sums over the rows of partial [programs, elements of both], in float32.
 
-    Without a bias, the columns behind those of the weight are not read. rows: rows that are loaded at once.
+    Without a bias, the sums of the columns behind those of the weight are dropped. rows: rows that are loaded at once.
     """
     total = partial.shape[1]
     dweight = torch.empty_like(weight)

@@ -87,7 +87,7 @@ class Notebook:
         call = prepare(
             self.repository.with_plugins(_listed(plugins, "plugins")),
             _listed(experiments, "experiment"),
-            target(results),
+            _place(results),
             Settings(
                 device=device,
                 jobs=None if jobs == "auto" else jobs,
@@ -131,7 +131,7 @@ class Notebook:
         _require_utf8()
         if not names:
             raise ValueError("results: name at least one experiment, or a folder of results")
-        place = None if results is None else target(results)
+        place = None if results is None else _place(results)
         return self.repository.selection(_listed(names, "name"), place, filters(only, "only")).frame()
 
     def load(
@@ -154,7 +154,7 @@ class Notebook:
         _listed([run_id], "run_id")
         _expect("a word", (str,), device=device)
         repository = self.repository.with_plugins(_listed(plugins, "plugins"))
-        path = find_weights(str(run_id), repository.roots(None if results is None else target(results)))
+        path = find_weights(str(run_id), repository.roots(None if results is None else _place(results)))
         task, model = load_model(path, Resolver(repository.tasks, repository.models), pick_device(device))
         return Trained(model, task)
 
@@ -195,6 +195,13 @@ def _listed(names: str | Path | Iterable[str | Path] | None, argument: str) -> l
             each = "; give each by itself" * isinstance(name, (list, tuple))
             raise ValueError(f"{argument} {shortened(name)}: expected a text{each}")
     return [str(name) for name in found]
+
+
+def _place(results: Any) -> Path:
+    """Returns the folder of results of this name, which may be the address of a bucket."""
+    if not isinstance(results, (str, Path)) and "://" not in str(results):
+        raise ValueError(f"results={shortened(results)}: expected the name of a folder")
+    return target(results)
 
 
 def _mapping(values: Any, name: str) -> Mapping[str, Any]:

@@ -61,8 +61,6 @@ def load_plugin(name: str) -> Plugin:
 
     The folder of a file is appended to `sys.path`, where worker processes find the module again.
     """
-    if not name:
-        raise ValueError("--plugin: the name is empty; name a .py file or an importable module")
     path = Path(name)
     is_file = path.suffix == ".py" or path.exists()
     module = _import_file(path) if is_file else _import_module(name)

@@ -188,7 +188,7 @@ def plain_table(config: ExperimentConfig, grid: Sequence[Mapping[str, Any]]) -> 
     if varying and (len(varying) == 2 or x in varying):
         *others, last = varying
         if x == last:
-            # what changes with x alone, such as the steps that go with a length, tells no lines apart
+            # a setting that changes only with x, such as steps that depend on the length, makes no further lines
             others = [key for key in others if not _follows(key, x, grid)]
         name = last.rpartition(".")[2]
         if all(isinstance(point.get(last), (str, int, float)) for point in grid):

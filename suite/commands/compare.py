@@ -83,7 +83,7 @@ def compare(
 
 @contextlib.contextmanager
 def _progress(side: str, files: int) -> Iterator[Callable[[int], None]]:
-    """Shows on a terminal how many files of a side have been read; the context is the function that is told so."""
+    """Shows on a terminal how many files of a side have been read. Yields the function to call with that number."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -24,7 +24,7 @@ def table_console() -> Console:
 
 
 def _width() -> int | None:
-    """None stands for that of the terminal."""
+    """Returns the width of a console on standard output; None means that of the terminal."""
     return None if sys.stdout is not None and sys.stdout.isatty() else UNLIMITED
 
 

@@ -110,10 +110,10 @@ def run(
         without_data=dry_run,
     )
     if dry_run:
-        # its output is all that it does
+        # the plan is all that such a call gives, so a plan that cannot be written is an error
         console = table_console()
     else:
-        # of the processes that torchrun starts, one speaks
+        # torchrun starts several processes, and only the first of them prints
         console = lasting_console(quiet=processes > 1 and os.environ.get("RANK", "0") != "0")
     if (line := call.outdated) is not None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -67,7 +67,7 @@ def kind_of(run: Run) -> str:
 
 @dataclass(frozen=True)
 class _Ending:
-    """What a worker sends after a run."""
+    """A worker sends this after a run."""
 
     finished: Finished
     fault: str | None
@@ -78,7 +78,7 @@ class _Ending:
 
 @dataclass(frozen=True)
 class _Unloaded:
-    """What a worker sends in place of an `_Ending` if it cannot import the code of its run."""
+    """A worker sends this in place of an `_Ending` if it cannot import the code of its run."""
 
     reason: str
 

@@ -28,10 +28,7 @@ def target(text: str | Path) -> Path:
         # as a path it would be the working directory
         raise ValueError("the name of a folder is empty; name one, or leave it out")
     if isinstance(text, Path) or "://" not in str(text):
-        try:
-            return Path(text)
-        except TypeError:
-            raise ValueError(f"results={text!r}: expected the name of a folder") from None
+        return Path(text)
     address = str(text)
     try:
         from upath import UPath

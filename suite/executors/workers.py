@@ -23,7 +23,7 @@ import os
 import pickle
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -172,6 +172,8 @@ class _Worker:
         team: Team | None = None,
     ) -> None:
         self.device = device
+        self.sharing = sharing
+        """The most runs that have used the device at a time, which all its workers read."""
         self.run: Run | None = None
         self.kind = ""
         """`kind_of` its run."""
@@ -205,6 +207,137 @@ class _Worker:
         return processes.ended(self.process)
 
 
+class _Pool:
+    """The workers of a queue, and how often each of its runs was tried.
+
+    places: the most workers on each device.
+    room: tells whether another worker has room on a device; None: all of them have.
+    start: starts a worker on a device.
+    """
+
+    def __init__(
+        self, queue: RunQueue, root: Path, places: Mapping[str, int], room: Room | None, start: Callable[[str], _Worker]
+    ) -> None:
+        self.queue, self.root, self.places, self.room, self.start = queue, root, places, room, start
+        self.workers: list[_Worker] = []
+        self.tries: Counter[str] = Counter()
+        self.alone: list[Run] = []
+        """Runs that were out of memory beside others, and are tried once more when nothing else runs."""
+
+    @property
+    def is_busy(self) -> bool:
+        return any(worker.run is not None for worker in self.workers)
+
+    def on(self, device: str) -> list[_Worker]:
+        """Returns the workers of a device, those that end included."""
+        return [worker for worker in self.workers if worker.device == device]
+
+    def running(self, device: str) -> list[_Worker]:
+        """Returns the workers of a device that carry out a run."""
+        return [worker for worker in self.on(device) if worker.run is not None]
+
+    def carry_out(self, stop: Any) -> None:
+        """Carries out all runs of the queue. Once `stop` is set, it waits for the current ones alone."""
+        while True:
+            if not stop.is_set():
+                self._hand_out()
+                if self.alone and not self.is_busy:
+                    self.queue.repeat(self.alone.pop(), "out of memory beside other runs, now alone")
+                    self._hand_out()
+            if not self.is_busy and (stop.is_set() or not (self.queue.left or self.alone)):
+                return
+            self._listen()
+
+    def _hand_out(self) -> None:
+        """Gives runs to all devices in turn, until none has room or no run is left."""
+        while sum(self._place(device) for device in self.places):
+            pass
+
+    def _place(self, device: str) -> bool:
+        """Gives a run to a worker of the device, idle or new; False where it has no room or no run is left."""
+        idle = [worker for worker in self.on(device) if worker.run is None and not worker.lost]
+        # a worker that has carried out a run keeps its memory
+        used = next((worker for worker in idle if worker.load is not None), None)
+        if not idle and len(self.on(device)) == self.places[device]:
+            return False
+        if self.room and not self.room.allows(device, self.running(device), again=used is not None):
+            return False
+        if (run := self.queue.next(device)) is None:
+            return False
+        if not idle:
+            idle = [self.start(device)]
+            self.workers += idle
+        self.tries[run.run_id] += 1
+        worker = used or idle[0]
+        worker.give(run)
+        worker.sharing.value = max(worker.sharing.value, len(self.running(device)))
+        return True
+
+    def _listen(self) -> None:
+        """Waits for news of the workers, at most a fifth of a second, and deals with them."""
+        ready = wait([part for worker in self.workers for part in (worker.pipe, worker.process.sentinel)], timeout=0.2)
+        for worker in list(self.workers):
+            has_ended = worker.process.sentinel in ready
+            if has_ended or worker.pipe in ready:
+                for message in worker.messages():
+                    self._hear(worker, message)
+            if has_ended:
+                self._bury(worker)
+
+    def _hear(self, worker: _Worker, message: Any) -> None:
+        """Deals with one message of a worker (`_work` says which there are)."""
+        assert worker.run is not None
+        if isinstance(message, tuple):
+            progress, load = message
+            worker.load = load or worker.load
+            self.queue.display.progressed(worker.run, progress)
+            return
+        run, worker.run = worker.run, None
+        if message is None:
+            self.queue.leave(run)
+        elif isinstance(message, _Unloaded):
+            self._fail(worker, run, message.of(run))
+        else:
+            worker.lost = message.lost
+            if message.finished.status == "oom" and self.running(worker.device) and self._may_repeat(run):
+                self.alone.append(run)
+            elif message.fault is not None and self._may_repeat(run):
+                self.queue.repeat(run, message.fault)
+            else:
+                self.queue.end(message.finished)
+
+    def _bury(self, worker: _Worker) -> None:
+        """Makes room for another worker in place of a dead one, whose last messages have been read."""
+        self.workers.remove(worker)
+        reason = worker.death()
+        if worker.run is None:
+            return
+        if self._may_repeat(worker.run):
+            self.queue.repeat(worker.run, reason)
+        else:
+            self._fail(worker, worker.run, reason)
+
+    def _may_repeat(self, run: Run) -> bool:
+        return self.tries[run.run_id] < TRIES
+
+    def _fail(self, worker: _Worker, run: Run, reason: str) -> None:
+        """Ends a run of which its worker has written no rows."""
+        self.queue.end(store_failure(run, self.root, torch.device(worker.device), reason))
+
+    def end(self) -> None:
+        """Lets all workers end, and waits for them."""
+        for worker in self.workers:
+            with contextlib.suppress(BrokenPipeError):
+                worker.pipe.send(None)
+        for worker in self.workers:
+            worker.process.join(timeout=5)
+
+    def kill(self) -> None:
+        """Ends all workers at once."""
+        for worker in self.workers:
+            worker.process.kill()
+
+
 def run_in_workers(
     queue: RunQueue,
     root: Path,
@@ -224,105 +357,16 @@ def run_in_workers(
     team: the processes that carry out each run together, of which every worker is the first.
     room: tells whether another worker has room on a device; None: all of them have.
     """
-    free = list(devices)
-    tries: Counter[str] = Counter()
-    workers: list[_Worker] = []
+    places = Counter(devices)
     # all places are taken soon, unless their number is found on the way
-    counts = {device: 1 if room else devices.count(device) for device in devices}
-    shared = {device: CONTEXT.Value("i", count, lock=False) for device, count in counts.items()}
-    alone: list[Run] = []
-    """Runs that were out of memory beside others."""
+    sharing = {device: CONTEXT.Value("i", 1 if room else count, lock=False) for device, count in places.items()}
 
-    def running(device: str) -> list[_Worker]:
-        return [worker for worker in workers if worker.device == device and worker.run is not None]
+    def start(device: str) -> _Worker:
+        return _Worker(stop, device, root, options, sharing[device], fault_of, team)
 
-    def idle(device: str) -> list[_Worker]:
-        return [worker for worker in workers if worker.device == device and worker.run is None and not worker.lost]
-
-    def busy() -> bool:
-        return any(worker.run is not None for worker in workers)
-
-    def start(device: str) -> None:
-        free.remove(device)
-        workers.append(_Worker(stop, device, root, options, shared[device], fault_of, team))
-
-    def place(device: str) -> bool:
-        """Gives a run to a worker of the device, idle or new; False where it has no room or no run is left."""
-        there = idle(device)
-        # a worker that has carried out a run keeps its memory
-        used = next((worker for worker in there if worker.load is not None), None)
-        if not (there or device in free) or (room and not room.allows(device, running(device), again=used is not None)):
-            return False
-        if (run := queue.next(device)) is None:
-            return False
-        if not there:
-            start(device)
-        tries[run.run_id] += 1
-        (used or idle(device)[0]).give(run)
-        shared[device].value = max(shared[device].value, len(running(device)))
-        return True
-
-    def hand_out() -> None:
-        """Gives runs to all devices in turn, until none has room or no run is left."""
-        while sum(place(device) for device in counts):
-            pass
-
-    def repeat(run: Run, reason: str) -> bool:
-        """Puts the run back into the queue unless it was tried often enough."""
-        if tries[run.run_id] >= TRIES:
-            return False
-        queue.repeat(run, reason)
-        return True
-
-    def read(worker: _Worker) -> None:
-        for message in worker.messages():
-            assert worker.run is not None
-            if isinstance(message, tuple):
-                progress, load = message
-                worker.load = load or worker.load
-                queue.display.progressed(worker.run, progress)
-                continue
-            run, worker.run = worker.run, None
-            if message is None:
-                queue.leave(run)
-                continue
-            if isinstance(message, _Unloaded):
-                queue.end(store_failure(run, root, torch.device(worker.device), message.of(run)))
-                continue
-            worker.lost = message.lost
-            beside = len(running(worker.device))
-            if message.finished.status == "oom" and beside and tries[run.run_id] < TRIES:
-                alone.append(run)
-            elif message.fault is None or not repeat(run, message.fault):
-                queue.end(message.finished)
-
-    def bury(worker: _Worker) -> None:
-        """Makes room for another worker in place of a dead one, whose last messages have been read."""
-        workers.remove(worker)
-        free.append(worker.device)
-        reason = worker.death()
-        if worker.run is not None and not repeat(worker.run, reason):
-            queue.end(store_failure(worker.run, root, torch.device(worker.device), reason))
-
+    pool = _Pool(queue, root, places, room, start)
     try:
-        while True:
-            if not stop.is_set():
-                hand_out()
-                if alone and not busy() and repeat(alone.pop(), "out of memory beside other runs, now alone"):
-                    hand_out()
-            if not busy() and (stop.is_set() or not (queue.left or alone)):
-                break
-            ready = wait([part for worker in workers for part in (worker.pipe, worker.process.sentinel)], timeout=0.2)
-            for worker in list(workers):
-                if worker.pipe in ready or worker.process.sentinel in ready:
-                    read(worker)
-                if worker.process.sentinel in ready:
-                    bury(worker)
-        for worker in workers:
-            with contextlib.suppress(BrokenPipeError):
-                worker.pipe.send(None)
-        for worker in workers:
-            worker.process.join(timeout=5)
+        pool.carry_out(stop)
+        pool.end()
     finally:
-        for worker in workers:
-            worker.process.kill()
+        pool.kill()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
@@ -72,28 +72,13 @@ def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], trie
     if row not in plan.spec.rows or (plan.cannot_run and not runs):
         return Cell(row, column, published)
     ordered = sorted(runs, key=lambda run: (run.seed, run.run_id))
-    found = [(run, measurement(plan.spec, column, run)) for run in ordered]
-    # the runs behind one value: a single one, or those of a seed in all settings
-    together = [[pair] for pair in found]
-    settings = 0
-    if plan.spec.mean_over:
-        together = [list(pairs) for _, pairs in groupby(found, key=lambda pair: pair[0].seed)]
-        settings = plan.num_settings(row, column)
-    values, ends, averaged = [], [], []
-    for pairs in together:
-        numbers = [shown(v.value, v.unit, plan.spec.percent) for _, v in pairs if v is not None and v.value is not None]
-        bad = [end for end in (_ending(run, value) for run, value in pairs) if end not in ("", "ok")]
-        if bad:
-            ends.append(bad[0])
-        elif len(numbers) == len(pairs) and len({plan.setting(run.config) for run, _ in pairs}) >= settings:
-            values.append(statistics.fmean(numbers))
-            averaged += [run for run, _ in pairs]
-    samples = [value.samples for _, value in found if value is not None]
-    mean = statistics.fmean(values) if values else None
-    sd = statistics.stdev(values) if len(values) > 1 else None
+    measured = [(run, measurement(plan.spec, column, run)) for run in ordered]
+    seeds = _seeds(plan, row, column, measured)
+    values, ends = seeds.values, seeds.failures
+    samples = [value.samples for _, value in measured if value is not None]
     stand_in = any(run.stand_in for run in runs)
     chosen = _chosen(plan, row, column, runs, tried) if values or ends else ""
-    mixed = operator_mix({"operators": run.operators} for run in averaged) or ""
+    mixed = operator_mix({"operators": run.operators} for run in seeds.runs) or ""
     applies = {
         REDUCED: plan.reduced and bool(runs),
         ONE_SEED: len(values) == 1 and not plan.config.timed,
@@ -101,34 +86,76 @@ def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], trie
         MIXED: bool(mixed),
         SELECTED: bool(chosen),
     }
-    difference: float | None = None
-    successes: int | None = None
-    verdict: Verdict = ""
-    if mean is not None and published is not None and published.value is not None and not stand_in:
-        difference = mean - published.value
-        successes = sum(shortfall(v, published) <= plan.spec.tolerance + ROUNDING for v in values)
-        # a run that ran out of memory or was interrupted says nothing about its seed; one that diverged does
-        if not plan.reduced and all(end == "diverged" for end in ends):
-            verdict = judge(values, published, plan.spec.tolerance, diverged=len(ends))
-    return Cell(
+    cell = Cell(
         row=row,
         column=column,
         published=None if stand_in else published,
-        mean=mean,
-        sd=sd,
+        mean=statistics.fmean(values) if values else None,
+        sd=statistics.stdev(values) if len(values) > 1 else None,
         values=tuple(values),
         median=statistics.median(values) if values else None,
-        successes=successes,
         spread=spread(samples[0]) if len(samples) == 1 else None,
         num_seeds=len(values),
-        planned=max(plan.num_seeds, len(together)),
+        planned=max(plan.num_seeds, seeds.num_started),
         failures=tuple((end, ends.count(end)) for end in sorted(set(ends))),
         marks=tuple(mark for mark, used in applies.items() if used),
-        difference=difference,
-        verdict=verdict,
         chosen=chosen,
         mixed=mixed,
         run_ids=tuple(run.run_id for run in ordered),
+    )
+    return _compared(plan, cell)
+
+
+@dataclass(frozen=True)
+class _Seeds:
+    """What the seeds of a cell have given; in a timing, every run counts as one."""
+
+    values: list[float]
+    """One for each seed whose runs have all been measured."""
+    runs: list[StoredRun]
+    """The runs behind the values."""
+    failures: list[str]
+    """Statuses of the seeds that gave no value because one of their runs ended with an error."""
+    num_started: int
+    """Seeds that have a run."""
+
+
+def _seeds(plan: Plan, row: str, column: str, measured: Sequence[tuple[StoredRun, Value | None]]) -> _Seeds:
+    """Returns the values of a cell, each of a single run or, with `table.mean_over`, the mean over all settings.
+
+    measured: the runs of the cell, ordered by their seeds, with the measurement that the column shows.
+    """
+    together = [[pair] for pair in measured]
+    num_settings = 1
+    if plan.spec.mean_over:
+        together = [list(pairs) for _, pairs in groupby(measured, key=lambda pair: pair[0].seed)]
+        num_settings = plan.num_settings(row, column)
+    found = _Seeds([], [], [], num_started=len(together))
+    for pairs in together:
+        numbers = [shown(v.value, v.unit, plan.spec.percent) for _, v in pairs if v is not None and v.value is not None]
+        bad = [end for end in (_ending(run, value) for run, value in pairs) if end not in ("", "ok")]
+        if bad:
+            found.failures.append(bad[0])
+        elif len(numbers) == len(pairs) and len({plan.setting(run.config) for run, _ in pairs}) >= num_settings:
+            found.values.append(statistics.fmean(numbers))
+            found.runs.extend(run for run, _ in pairs)
+    return found
+
+
+def _compared(plan: Plan, cell: Cell) -> Cell:
+    """Adds to a cell how its values compare with that of the paper, where it has both."""
+    published = cell.published
+    if cell.mean is None or published is None or published.value is None:
+        return cell
+    tolerance, failures = plan.spec.tolerance, dict(cell.failures)
+    # a run that ran out of memory or was interrupted says nothing about its seed; one that diverged does
+    diverged = failures.pop("diverged", 0)
+    may_judge = not plan.reduced and not failures
+    return replace(
+        cell,
+        difference=cell.mean - published.value,
+        successes=sum(shortfall(value, published) <= tolerance + ROUNDING for value in cell.values),
+        verdict=judge(cell.values, published, tolerance, diverged=diverged) if may_judge else "",
     )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from suite.contracts import Recorder, no_operators
 from suite.plugins import changed_since_planned
-from suite.runs import Progress, Report, Run, RunEnded, Stop, never
+from suite.runs import Progress, Report, Run, RunEnded, Stop, Worker, never
 from suite.store import storage
 from suite.training.live import Log
 from suite.training.run import TrainingRun
@@ -140,8 +140,6 @@ def execute(
     keep_weights: write the weights of a model that was trained beside its rows (`suite.training.weights`).
     log: viewers that get the metrics of a training run while it trains (`suite.training.live.SINKS`).
     """
-    import torch
-
     from suite.training import checkpoints
     from suite.training.numerics import host_threads
 
@@ -157,30 +155,13 @@ def execute(
             report(progress)
 
     worker = run.worker(device, checkpoint=checkpoint, report=tell, stop=stop)
-    status, error = "ok", ""
     with live, host_threads(None if run.takes_all_threads else threads), record() as operators:
-        try:
-            if reason := changed_since_planned(run.plugins.values()):
-                raise RunEnded("failed", reason)
-            worker()
-        except RunEnded as reason:
-            status, error = reason.status, str(reason)
-        except torch.OutOfMemoryError as reason:
-            status, error = "oom", str(reason).splitlines()[0]
-        except Exception as reason:
-            status, error = "failed", f"{type(reason).__name__}: {reason}\n{traceback.format_exc(limit=-4)}"
+        status, error = _carry_out(run, worker)
         columns = _columns(run, device, started_at, sharing() if callable(sharing) else sharing)
     if getattr(worker, "sharded", False):
         columns["device"] += ", sharded"
-    if keep_weights and status == "ok":
-        from suite.training.weights import HasModel, save_weights
-
-        if isinstance(worker, HasModel):
-            try:
-                save_weights(storage.weights_path(root, run.experiment, run.scale, run.run_id), run, worker.model)
-            except OSError as reason:
-                status = "failed"
-                error = f"its weights could not be written ({reason.strerror or reason}); free space and run it again"
+    if keep_weights and status == "ok" and (reason := _write_weights(run, root, worker)):
+        status, error = "failed", reason
     outcome = worker.outcome
     columns |= {
         "data_digest": outcome.data_digest,
@@ -198,12 +179,48 @@ def execute(
         with contextlib.suppress(OSError):
             checkpoints.remove(checkpoint)
     del worker
+    _free_memory(device)
+    return Finished(run, status, error, outcome.seconds, found, stored=not fault)
+
+
+def _carry_out(run: Run, worker: Worker) -> tuple[str, str]:
+    """Carries out a run, and returns the status with which it ended and its error, which is empty for `ok`."""
+    import torch
+
+    try:
+        if reason := changed_since_planned(run.plugins.values()):
+            return "failed", reason
+        worker()
+    except RunEnded as ended:
+        return ended.status, str(ended)
+    except torch.OutOfMemoryError as error:
+        return "oom", str(error).splitlines()[0]
+    except Exception as error:
+        return "failed", f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}"
+    return "ok", ""
+
+
+def _write_weights(run: Run, root: Path, worker: Worker) -> str:
+    """Writes the weights of the model that a run has trained, if it trains one, or says in one line why not."""
+    from suite.training.weights import HasModel, save_weights
+
+    if isinstance(worker, HasModel):
+        try:
+            save_weights(storage.weights_path(root, run.experiment, run.scale, run.run_id), run, worker.model)
+        except OSError as error:
+            return f"its weights could not be written ({error.strerror or error}); free space and run it again"
+    return ""
+
+
+def _free_memory(device: torch.device) -> None:
+    """Gives the memory of a run that has ended back to the device, for the runs that share it."""
+    import torch
+
     gc.collect()
     if device.type == "cuda":
         # after a failed kernel this fails as well, and the reason of the failure is in the rows
         with contextlib.suppress(RuntimeError):
             torch.cuda.empty_cache()
-    return Finished(run, status, error, outcome.seconds, found, stored=not fault)
 
 
 def _store(run: Run, root: Path, rows: Sequence[Mapping[str, Any]]) -> str:

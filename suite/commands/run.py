@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -120,23 +120,12 @@ def run(
     if dry_run:
         _print_dry_run(console, call, repository.reference, scale)
         return
-    num_runs, num_todo = len(call.planned), len(call.todo)
-    num_unneeded = sum(item.stored == UNNEEDED for item in call.planned)
-    if retry_failed:
-        console.print(f"{num_todo} of {call.num_asked} runs in {results} ended with an error", highlight=False)
-    elif num_todo < num_runs:
-        spared = f", and {num_unneeded} are not needed" if num_unneeded else ""
-        stored = f"{num_runs - num_todo - num_unneeded} of {num_runs} runs are already stored in {results}{spared}"
-        console.print(stored, highlight=False)
-        if keep_weights and (bare := sum(_lacks_weights(item, results) for item in call.planned)):
-            console.print(
-                f"{bare} of these kept no weights; --force --keep-weights repeats all runs asked for", highlight=False
-            )
+    _print_stored(console, call, retry_failed)
 
     from suite.display import GridDisplay
     from suite.executors.local import OutOfTimeError
 
-    with GridDisplay(console, num_todo, runs=[item.run for item in call.planned]) as display:
+    with GridDisplay(console, len(call.todo), runs=[item.run for item in call.planned]) as display:
         try:
             ended = call.carry_out(display)
         except OutOfTimeError:
@@ -151,24 +140,54 @@ def run(
     bad = [finished for finished in ended if finished.status in FAILED]
     if bad:
         unstored = sum(not finished.stored for finished in bad)
-        show = f"show {bad[0].run.run_id[:6]}"
-        show += "" if results == LOCAL else f" --results {shlex.quote(str(results))}"
+        show = f"show {bad[0].run.run_id[:6]}{_results_option(results)}"
         where = f"their rows say why (`{show}`)" if not unstored else f"the rows of {unstored} could not be written"
         line = f"{len(bad)} of {len(ended)} runs ended with an error; {where}"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(1)
-    # a folder elsewhere is not found by its name, nor are rows or a plugin that are not named again; runs with another
-    # value than those of the grid are no part of its table
-    known = repository.experiments()
-    places = [one.name if one.name in known else shown(one.path.parent) for one in call.experiments]
-    options = "".join(f" --plugin {shlex.quote(name)}" for name in plugins or ())
-    options += "" if scale is None else f" --scale {scale}"
-    options += "".join(f" --by {key}" for key in _changed(overrides or (), call))
-    options += "" if results == LOCAL else f" --results {shlex.quote(str(results))}"
-    reports = "; ".join(f"python run_suite.py report {shlex.quote(str(place))}{options}" for place in places)
     done = sum(finished.status != UNNEEDED for finished in ended)
     count = counted(done) + f", {len(ended) - done} not needed" * (done < len(ended))
+    reports = _report_commands(call, repository.experiments(), plugins or (), scale, overrides or ())
     console.print(f"done: {count}; now: {reports}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _report_commands(
+    call: Call, known: Container[str], plugins: Iterable[str], scale: str | None, overrides: Sequence[str]
+) -> str:
+    """Returns the commands that show the runs of a call, given its options and the names of all experiments."""
+    # a folder elsewhere is not found by its name, nor are rows or a plugin that are not named again; runs with another
+    # value than those of the grid are no part of its table
+    places = [one.name if one.name in known else shown(one.path.parent) for one in call.experiments]
+    options = "".join(f" --plugin {shlex.quote(name)}" for name in plugins)
+    options += "" if scale is None else f" --scale {scale}"
+    options += "".join(f" --by {key}" for key in _changed(overrides, call))
+    options += _results_option(call.results)
+    return "; ".join(f"python run_suite.py report {shlex.quote(str(place))}{options}" for place in places)
+
+
+def _results_option(results: Path) -> str:
+    """Returns the option that names the folder of results in another command, or "" for the default folder."""
+    return "" if results == LOCAL else f" --results {shlex.quote(str(results))}"
+
+
+def _print_stored(console: Console, call: Call, retry_failed: bool) -> None:
+    """Prints how many runs are carried out again, or how many are not because they are stored or not needed."""
+    from suite.runner import UNNEEDED
+
+    num_runs, num_todo = len(call.planned), len(call.todo)
+    if retry_failed:
+        console.print(f"{num_todo} of {call.num_asked} runs in {call.results} ended with an error", highlight=False)
+        return
+    if num_todo == num_runs:
+        return
+    num_unneeded = sum(item.stored == UNNEEDED for item in call.planned)
+    spared = f", and {num_unneeded} are not needed" if num_unneeded else ""
+    stored = f"{num_runs - num_todo - num_unneeded} of {num_runs} runs are already stored in {call.results}{spared}"
+    console.print(stored, highlight=False)
+    if call.settings.keep_weights and (bare := sum(_lacks_weights(item, call.results) for item in call.planned)):
+        console.print(
+            f"{bare} of these kept no weights; --force --keep-weights repeats all runs asked for", highlight=False
+        )
 
 
 def _lacks_weights(item: Planned, results: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -86,40 +86,23 @@ def report(
         if scale is not None:
             raise ValueError("report --scale: a scoreboard shows experiments at their own scales; name one experiment")
         experiment = paper or "overview"
-        rendering = repository.rendering()
         rendered = _board(repository, experiment, results)
     elif experiment is None:
         raise ValueError("report: name an experiment or a paper (h3), or give --all for a scoreboard of all of them")
     elif experiment == TABLES:
         if scale is not None:
             raise ValueError("report tables --scale: the page has all scales; leave it out, or name one experiment")
-        rendering = repository.rendering()
-        rendered = _tables(repository, rendering, chosen, out)
+        rendered = _tables(repository, chosen, out)
     elif experiment == KERNELS:
-        rendering = repository.rendering()
-        paths = repository.files(experiment, results)
-        rendered = rendering.history(storage.read([path for path in paths if scale in (None, path.parent.name)]))
+        rendered = repository.rendering().history(storage.read(_files(repository, experiment, results, scale)))
     else:
-        planned = _planned(repository, experiment)
-        experiment, config, path = repository.experiment(experiment)
-        if scale is not None and scale not in config.scales:
-            raise ValueError(
-                f"unknown scale {scale!r}{nearest(scale, config.scales)}; there are: {', '.join(config.scales)}"
-            )
-        rendering = repository.rendering()
-        # reading the files of a scale that is not shown would take most of the time
-        paths = [path for path in repository.files(experiment, results) if scale in (None, path.parent.name)]
-        frame = storage.read(paths, rendering.READ)
-        if by:
-            rendered = rendering.grouped(config, path.parent, experiment, frame, by, scale)
-        else:
-            rendered = rendering.build(config, path.parent, frame, scale=scale, planned=planned)
+        experiment, rendered = _table(repository, experiment, results, by or (), scale)
     if out is None and chosen in (Format.png, Format.html):
         out = (results or LOCAL) / experiment / f"{'figure' if chosen is Format.png else 'report'}.{chosen}"
     from suite.store.target import writable
 
     with contextlib.nullcontext() if out is None else writable("--out", out):
-        made = rendering.render(rendered, chosen.value, out)
+        made = repository.rendering().render(rendered, chosen.value, out)
     print(f"wrote {shown(made)}" if isinstance(made, Path) else made)
 
 
@@ -139,10 +122,36 @@ def _format(format: Format | None, out: Path | None) -> Format:
     return format or of_file or Format.terminal
 
 
-def _tables(repository: Repository, rendering: Any, format: Format, out: Path | None) -> Any:
+def _files(repository: Repository, experiment: str, results: Path | None, scale: str | None) -> list[Path]:
+    """Returns the files of rows of an experiment at a scale; None: at all scales."""
+    # reading the files of a scale that is not shown would take most of the time
+    return [path for path in repository.files(experiment, results) if scale in (None, path.parent.name)]
+
+
+def _table(
+    repository: Repository, name: str, results: Path | None, by: Sequence[str], scale: str | None
+) -> tuple[str, Any]:
+    """Returns the name of an experiment, which may be given by its folder, and its table."""
+    from suite.store import storage
+
+    planned = _planned(repository, name)
+    experiment, config, path = repository.experiment(name)
+    if scale is not None and scale not in config.scales:
+        raise ValueError(
+            f"unknown scale {scale!r}{nearest(scale, config.scales)}; there are: {', '.join(config.scales)}"
+        )
+    rendering = repository.rendering()
+    frame = storage.read(_files(repository, experiment, results, scale), rendering.READ)
+    if by:
+        return experiment, rendering.grouped(config, path.parent, experiment, frame, by, scale)
+    return experiment, rendering.build(config, path.parent, frame, scale=scale, planned=planned)
+
+
+def _tables(repository: Repository, format: Format, out: Path | None) -> Any:
     """The page of every table and figure. Rows are the committed ones, since the page itself is committed."""
     from suite.store import storage
 
+    rendering = repository.rendering()
     names = repository.experiments()
     papers = rendering.read_papers(repository.reports / "papers.yaml", names)
     configs = {name: repository.experiment(name).config for name in names}

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from suite.commands.repository import LOCAL, Device, Plugins, Results, repository_of
+from suite.commands.repository import LOCAL, Device, Plugins, Results, Weights, repository_of
 
 if TYPE_CHECKING:
+    import torch
+
     from suite.contracts import Task
     from suite.harness import Decode, Encode
 
@@ -21,9 +23,7 @@ EXPERIMENT = "evaluate"
 
 def evaluate(
     context: typer.Context,
-    weights: Annotated[
-        str, typer.Argument(help="Beginning of the id of a run with kept weights, or a file of weights.")
-    ],
+    weights: Weights,
     tasks: Annotated[str, typer.Option("--tasks", help="Tasks of lm-evaluation-harness: boolq,fda,swde.")],
     folder: Annotated[
         Path | None, typer.Option("--include", help="Folder with YAML files of tasks of your own.")
@@ -54,8 +54,8 @@ def evaluate(
     repository = repository_of(context, plugins)
     path = find_weights(weights, [results, repository.reference])
 
-    from suite.environment import pick_device, provenance
-    from suite.identity import files_digest, identity
+    from suite.environment import pick_device
+    from suite.identity import files_digest
     from suite.settings.resolver import Resolver
     from suite.store import storage
     from suite.store.target import probe, writable
@@ -83,31 +83,38 @@ def evaluate(
     answers = harness.Answers(model, encode, decode, spec.max_length, batch_size, target)
     scores = harness.evaluate(answers, names, folder=folder, num_fewshot=num_fewshot, limit=limit)
 
-    shots = "own number of shots" if num_fewshot is None else f"shots={num_fewshot}"
-    run_id = identity(settings)
-    shared = {
-        "run_id": run_id,
-        "experiment": EXPERIMENT,
-        "scale": scale,
-        "model": model_settings(path)[0],
-        "split": "test",
-        "slice": shots,
-        "status": "ok",
-        "error": "",
-        "config": json.dumps(settings, sort_keys=True),
-        "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        **provenance(target),
-    }
+    shared = _columns(settings, scale, model_settings(path)[0], target)
     rows: list[dict[str, Any]] = []
     for score in scores:
         print(f"{score.task:24s} {score.metric:24s} {score.value:10.4f}" + _error(score.error))
         rows.append({**shared, "task": score.task, "metric": score.metric, "unit": "", "value": score.value})
         if score.error is not None:
             rows.append({**rows[-1], "metric": f"{score.metric} (standard error)", "value": score.error})
-    place = storage.result_path(results, EXPERIMENT, scale, run_id)
+    place = storage.result_path(results, EXPERIMENT, scale, shared["run_id"])
     with writable("--results", results):
         storage.write(place, [*rows, {**shared, "metric": "run", "unit": "", "value": None}])
     print(f"{place}: {len(rows)} rows, lm-evaluation-harness {version}")
+
+
+def _columns(settings: dict[str, Any], scale: str, model: str, device: torch.device) -> dict[str, Any]:
+    """Returns the columns that all rows of an evaluation share, given its settings and the name of its model."""
+    from suite.environment import provenance
+    from suite.identity import identity
+
+    shots = settings["shots"]
+    return {
+        "run_id": identity(settings),
+        "experiment": EXPERIMENT,
+        "scale": scale,
+        "model": model,
+        "split": "test",
+        "slice": "own number of shots" if shots is None else f"shots={shots}",
+        "status": "ok",
+        "error": "",
+        "config": json.dumps(settings, sort_keys=True),
+        "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **provenance(device),
+    }
 
 
 def _error(error: float | None) -> str:

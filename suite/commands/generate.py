@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from suite.commands.repository import Device, Plugins, StoredResults, repository_of
+from suite.commands.repository import Device, Plugins, StoredResults, Weights, repository_of
 from suite.settings.parsing import located
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from suite.contracts import Task
+    from suite.harness import Decode, Encode
 
 
 def generate(
     context: typer.Context,
-    weights: Annotated[
-        str,
-        typer.Argument(help="Beginning of the id of a run with kept weights, or a file of weights."),
-    ],
+    weights: Weights,
     prompts: Annotated[
         list[str], typer.Option("--prompt", help="Text, or token ids where the task has no text; repeatable.")
     ],
@@ -68,16 +66,6 @@ def generate(
     except ValueError as error:
         raise ValueError(f"{error} A prompt of {longest} with --max-new-tokens {max_new_tokens} needs more.") from None
 
-    printed: list[int] = []
-
-    def show(part: Tensor) -> None:
-        before = decode(printed)
-        for token in part[0].tolist():
-            # a row repeats the token that stopped it
-            if not (printed and printed[-1] in ends):
-                printed.append(token)
-        print(decode(printed)[len(before) :], end="", flush=True)
-
     alone = len(rows) == 1
     if alone:
         print(prompts[0], end="" if decode is not _numbers else " ", flush=True)
@@ -91,7 +79,7 @@ def generate(
         top_p=top_p,
         stop=ends,
         seed=seed,
-        callback=show if alone else None,
+        callback=_printing(decode, ends) if alone else None,
         every=4,
     )
     if alone:
@@ -102,7 +90,22 @@ def generate(
         print(prompt + (" " if decode is _numbers else "") + decode(row[: int(length)]))
 
 
-def _text(task: Task, ids: bool) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
+def _printing(decode: Decode, ends: Collection[int]) -> Callable[[Tensor], None]:
+    """Returns a function that prints the new tokens [1, n] of a single row, up to the first of `ends`."""
+    printed: list[int] = []
+
+    def show(part: Tensor) -> None:
+        before = decode(printed)
+        for token in part[0].tolist():
+            # a row repeats the token that stopped it
+            if not (printed and printed[-1] in ends):
+                printed.append(token)
+        print(decode(printed)[len(before) :], end="", flush=True)
+
+    return show
+
+
+def _text(task: Task, ids: bool) -> tuple[Encode, Decode]:
     """The functions from text to tokens and back."""
     from suite.contracts import Textual
 
@@ -124,7 +127,7 @@ def _numbers(tokens: list[int]) -> str:
     return "".join(f"{token} " for token in tokens)
 
 
-def _tokens(option: str, text: str, encode: Callable[[str], list[int]], vocab_size: int) -> list[int]:
+def _tokens(option: str, text: str, encode: Encode, vocab_size: int) -> list[int]:
     tokens = located(f"{option} {text!r}", lambda: encode(text))
     if not tokens:
         raise ValueError(f"{option}: empty; give at least one token")

@@ -189,6 +189,7 @@ Plugins = Annotated[
         "--plugin", metavar="FILE_OR_MODULE", help="Python file or module with models, tasks, operators; repeatable."
     ),
 ]
+Weights = Annotated[str, typer.Argument(help="Beginning of the id of a run with kept weights, or a file of weights.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: a GPU if there is one.")]
 Sets = Annotated[
     list[str] | None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from suite.commands.repository import StoredResults, repository_of
+from suite.commands.repository import StoredResults, Weights, repository_of
 from suite.contracts import Config
 
 if TYPE_CHECKING:
@@ -64,9 +64,7 @@ def import_weights(
 @weights_app.command("export")
 def export_weights(
     context: typer.Context,
-    weights: Annotated[
-        str, typer.Argument(help="Beginning of the id of a run with kept weights, or a file of weights.")
-    ],
+    weights: Weights,
     out: Annotated[Path, typer.Option("--out", help="Folder to write config.json and model.safetensors to.")],
     layout: Annotated[
         str | None, typer.Option(help="Layout, where the model has several (mamba, mamba-hf); default: the first.")

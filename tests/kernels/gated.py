@@ -78,6 +78,24 @@ def without_states() -> Any:
     return WithoutStates
 
 
+def calls_of_all_kinds(op: Callable[..., Any], inputs: dict[str, Any]) -> Iterator[Tensor]:
+    """Results of calls with inputs that share shapes, strides and dtypes, and that differ in everything else."""
+    leaves = {n: x.detach().requires_grad_() for n, x in inputs.items() if isinstance(x, Tensor)}
+    fixed = {n: x for n, x in leaves.items() if n != "log_decay"}
+    o, final = op(**{**inputs, **leaves})
+    fixed_o, _ = op(**{**inputs, **fixed})
+    alone = op(**{**inputs, **leaves, "return_final_state": False})
+    yield from op(**inputs)
+    yield op(**inputs | {"return_final_state": False})
+    yield from op(**inputs | {"scale": 1.0})
+    yield from op(**inputs | {"initial_state": None})
+    yield from torch.autograd.grad([o, final], list(leaves.values()), [o, final], retain_graph=True)
+    yield from torch.autograd.grad(o.sum(), list(leaves.values()), retain_graph=True)
+    yield from torch.autograd.grad(o, list(leaves.values()), o.transpose(1, 2).contiguous().transpose(1, 2))
+    yield from torch.autograd.grad(fixed_o, list(fixed.values()), fixed_o)
+    yield from torch.autograd.grad(alone, list(leaves.values()), alone)
+
+
 def kept_launches_give_the_same(calls: Callable[[Any], Iterator[Tensor]], **tuning: Any) -> None:
     """The results of `calls(planner)`, twice in a row, are those without kept launches.
 

@@ -17,6 +17,7 @@ from kernels.gated_linear_attention import (
 from suite.laws.accuracy import assert_close, assert_matches_reference, relative_error
 from tests.kernels.gated import (
     DEVICE,
+    calls_of_all_kinds,
     in_chunks,
     kept_launches_give_the_same,
     make_planner,
@@ -562,29 +563,10 @@ def test_autocast_does_not_change_the_kernels(decay, chunk):
 @in_chunks
 @pytest.mark.parametrize("decay", quick(DECAYS, "key"))
 def test_launches_that_are_kept_belong_to_calls_of_one_kind(decay, chunk):
-    """Inputs that share shapes, strides and dtypes, and calls that differ in everything else."""
     inputs = on_device(small_inputs(scaled(70, chunk), decay, H=1 if chunk < 64 else 3), torch.bfloat16)
     inputs["initial_state"] = inputs["initial_state"].float()
 
-    def calls(planner):
-        op = partial(run_triton, planner)
-        leaves = {n: x.detach().requires_grad_() for n, x in inputs.items() if isinstance(x, Tensor)}
-        most = [x for n, x in leaves.items() if n != "log_decay"]
-        fixed = inputs | {n: x for n, x in leaves.items() if n != "log_decay"}
-        o, final = op(**{**inputs, **leaves})
-        fixed_o, _ = op(**fixed)
-        alone = op(**{**inputs, **leaves, "return_final_state": False})
-        yield from op(**inputs)
-        yield op(**inputs | {"return_final_state": False})
-        yield from op(**inputs | {"scale": 1.0})
-        yield from op(**inputs | {"initial_state": None})
-        yield from torch.autograd.grad([o, final], list(leaves.values()), [o, final], retain_graph=True)
-        yield from torch.autograd.grad(o.sum(), list(leaves.values()), retain_graph=True)
-        yield from torch.autograd.grad(o, list(leaves.values()), o.transpose(1, 2).contiguous().transpose(1, 2))
-        yield from torch.autograd.grad(fixed_o, most, fixed_o)
-        yield from torch.autograd.grad(alone, list(leaves.values()), alone)
-
-    kept_launches_give_the_same(calls, chunk=chunk)
+    kept_launches_give_the_same(lambda planner: calls_of_all_kinds(partial(run_triton, planner), inputs), chunk=chunk)
 
 
 @pytest.mark.parametrize("decay", DECAYS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -62,3 +63,25 @@ def two_runs_are_bitwise_equal(op: Callable[..., Any], inputs: dict[str, Any]) -
     runs = [[*op(**inputs, backend="triton"), *gradients_of(op, inputs, "triton")] for _ in range(2)]
     for a, b in zip(*runs, strict=True):
         assert torch.equal(a, b)
+
+
+def what_does_not_fit_is_refused(
+    op: Callable[..., Any],
+    at_position: Callable[..., Any],
+    make_inputs: Callable[..., dict[str, Any]],
+    of_channels: str,
+) -> None:
+    """of_channels: name of an argument that has one number for each channel."""
+    inputs = make_inputs(1, 2, 2, 3)
+    with pytest.raises(ValueError, match=r"r must be \[B, T >= 1, D\] with at least one element, got \[6\]"):
+        op(**(inputs | {"r": torch.ones(6)}))
+    with pytest.raises(ValueError, match=rf"{op.__name__}: w must be \[1, 2, 6\] as r, got \[1, 2, 5\]"):
+        op(**(inputs | {"w": torch.ones(1, 2, 5)}))
+    with pytest.raises(ValueError, match=rf"{op.__name__}: {of_channels} must be \[6\], got \[2, 3\]"):
+        op(**(inputs | {of_channels: torch.ones(2, 3)}))
+    with pytest.raises(ValueError, match=rf"{at_position.__name__}: head_dim must divide D=6, got 4"):
+        at_position(**(inputs | {"head_dim": 4}))
+    with pytest.raises(ValueError, match=r"takes float32, bfloat16 and float16, got torch\.float64"):
+        op(**inputs, backend="triton")
+    with pytest.raises(ValueError, match="takes K up to 256, got K=300"):
+        op(**on_device(make_inputs(1, 1, 1, 300)), backend="triton")

@@ -17,6 +17,7 @@ from tests.kernels.rwkv_inputs import (
     gradients_of,
     gradients_of_results_may_have_any_memory,
     inputs_may_have_any_memory,
+    what_does_not_fit_is_refused,
 )
 
 POSITIONS = ("r", "k", "v", "w")
@@ -151,16 +152,4 @@ def test_extreme_decays_stay_finite():
 
 
 def test_what_does_not_fit_is_refused():
-    inputs = make_inputs(1, 2, 2, 3)
-    with pytest.raises(ValueError, match=r"r must be \[B, T >= 1, D\] with at least one element, got \[6\]"):
-        rwkv6_inputs(**(inputs | {"r": torch.ones(6)}))
-    with pytest.raises(ValueError, match=r"rwkv6_inputs: w must be \[1, 2, 6\] as r, got \[1, 2, 5\]"):
-        rwkv6_inputs(**(inputs | {"w": torch.ones(1, 2, 5)}))
-    with pytest.raises(ValueError, match=r"rwkv6_inputs: bonus must be \[6\], got \[2, 3\]"):
-        rwkv6_inputs(**(inputs | {"bonus": torch.ones(2, 3)}))
-    with pytest.raises(ValueError, match=r"rwkv6_position: head_dim must divide D=6, got 4"):
-        rwkv6_position(**(inputs | {"head_dim": 4}))
-    with pytest.raises(ValueError, match=r"takes float32, bfloat16 and float16, got torch\.float64"):
-        rwkv6_inputs(**inputs, backend="triton")
-    with pytest.raises(ValueError, match="takes K up to 256, got K=300"):
-        rwkv6_inputs(**on_device(make_inputs(1, 1, 1, 300)), backend="triton")
+    what_does_not_fit_is_refused(rwkv6_inputs, rwkv6_position, make_inputs, of_channels="bonus")

@@ -13,8 +13,8 @@ from kernels.norm import norm as norm_operator
 from models import MODELS
 from models.parts import norms
 from models.parts.norms import HeadNorm, RMSNorm
-from suite.laws.accuracy import assert_close
 from suite.laws.models import build
+from tests.models.on_kernels import kernels_equal_plain_pytorch
 
 
 def make_norm(heads, width, *, bias=True):
@@ -72,18 +72,6 @@ def test_mixers_on_the_kernels_equal_those_on_plain_pytorch(name, monkeypatch):
     config = MODELS.load(name)
     heads = {"head_dim": 8} if "head_dim" in config.model_fields else {"num_heads": 3}
     mixer = build(config, num_layers=1, d_model=24, dtype=torch.float32, **heads).mixers[0]
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    x = torch.randn(2, 9, 24, generator=torch.Generator().manual_seed(0)).to(device)
-
-    def results(backend, dtype):
-        monkeypatch.setattr(norms, "norm", partial(norm_operator, backend=backend))
-        mixer.to(device, dtype)
-        inputs = x.to(dtype).requires_grad_()
-        y = mixer(inputs)
-        return [y, *torch.autograd.grad(y.square().sum(), [inputs, *mixer.parameters()])]
-
-    plain, actual = results("torch", torch.float32), results("triton", torch.float32)
-    # float32 weights are exact in float64
-    exact = results("torch", torch.float64)
-    for index, (a, e, p) in enumerate(zip(actual, exact, plain, strict=True)):
-        assert_close(a, e, torch.float32, plain=p, what=f"result {index}")
+    kernels_equal_plain_pytorch(
+        mixer, 2, lambda backend: monkeypatch.setattr(norms, "norm", partial(norm_operator, backend=backend))
+    )

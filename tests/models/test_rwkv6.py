@@ -10,8 +10,8 @@ import torch
 from kernels.backend import triton_missing
 from kernels.rwkv6_inputs import rwkv6_inputs
 from models import MODELS, rwkv6
-from suite.laws.accuracy import assert_close
 from suite.laws.models import build
+from tests.models.on_kernels import kernels_equal_plain_pytorch
 
 
 def written_out(mixer, x):
@@ -91,21 +91,9 @@ def test_it_starts_as_the_authors_code_does():
 @pytest.mark.usefixtures("poisoned_memory")
 def test_time_mixing_on_the_kernels_equals_that_on_plain_pytorch(monkeypatch):
     mixer = build(MODELS.load("rwkv6"), num_layers=1, d_model=24, head_dim=8).mixers[0]
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    x = torch.randn(3, 9, 24, generator=torch.Generator().manual_seed(0)).to(device)
-
-    def results(backend, dtype):
-        monkeypatch.setattr(rwkv6, "rwkv6_inputs", partial(rwkv6_inputs, backend=backend))
-        mixer.to(device, dtype)
-        inputs = x.to(dtype).requires_grad_()
-        y = mixer(inputs)
-        return [y, *torch.autograd.grad(y.square().sum(), [inputs, *mixer.parameters()])]
-
-    plain, actual = results("torch", torch.float32), results("triton", torch.float32)
-    # float32 weights are exact in float64
-    exact = results("torch", torch.float64)
-    for index, (a, e, p) in enumerate(zip(actual, exact, plain, strict=True)):
-        assert_close(a, e, torch.float32, plain=p, what=f"result {index}")
+    kernels_equal_plain_pytorch(
+        mixer, 3, lambda backend: monkeypatch.setattr(rwkv6, "rwkv6_inputs", partial(rwkv6_inputs, backend=backend))
+    )
 
 
 def test_a_head_size_that_does_not_divide_the_width_is_refused():

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from kernels.attention import attention, attention_step
 from models.backbone import BackboneConfig, require_divides
 from models.parts.linear import Linear, ResidualLinear, linear, unbind
-from models.parts.mixer import Mixer
+from models.parts.mixer import FusedStepMixer, Mixer
 from models.parts.positions import Rotary
 from models.parts.step import step_linear
 from models.parts.time_axis import LeftPadding, blank, positions_seen, take_positions
@@ -54,7 +54,7 @@ class KeyValueCache:
     """[B], int64: number of positions that each row has seen."""
 
 
-class Attention(Mixer):
+class Attention(FusedStepMixer):
     """Multi-head causal attention, whose first `masked_heads` heads see the 1, 2, 3, .. last positions.
 
     Its state is a `KeyValueCache`, which has all positions in every head.
@@ -123,12 +123,6 @@ class Attention(Mixer):
         weight = self.qkv.weight
         keys, values = (weight.new_zeros(batch_size, capacity, self.num_heads, self.head_dim) for _ in range(2))
         return KeyValueCache(keys, values, torch.zeros(batch_size, dtype=torch.long, device=weight.device))
-
-    def step(self, x_t: Tensor, state: KeyValueCache) -> tuple[Tensor, KeyValueCache]:
-        return self._step(x_t, None, None, state)
-
-    def branch_step(self, x_t: Tensor, norm: nn.Module, state: KeyValueCache) -> tuple[Tensor, KeyValueCache]:
-        return self._step(x_t, norm, x_t, state)
 
     def _step(
         self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: KeyValueCache

@@ -44,7 +44,7 @@ from models.parts.casts import at_least_float32
 from models.parts.channel import ChannelMixerKind
 from models.parts.initial import reset_taps, step_bias
 from models.parts.linear import Linear, ResidualLinear
-from models.parts.mixer import Mixer
+from models.parts.mixer import FusedStepMixer, Mixer
 from models.parts.norms import NormKind, RMSNorm, unit
 from models.parts.step import shared_norm, step_linear
 from models.parts.time_axis import LeftPadding, blank
@@ -60,7 +60,7 @@ DT_MIN, DT_MAX = 1e-3, 1e-1
 """Step sizes softplus(b) at the start."""
 
 
-class DeltaMixer(Mixer):
+class DeltaMixer(FusedStepMixer):
     """The mixer. Its state: the last inputs of the convolutions [B, channels, W - 1], then the transpose of S
     [B, H, K, V]."""
 
@@ -179,12 +179,6 @@ class DeltaMixer(Mixer):
         # neighbouring channels lie side by side, because a step takes one input of many channels at a time
         window = weight.new_zeros(batch_size, past, sum(self.split)).transpose(1, 2)
         return window, weight.new_zeros(batch_size, self.num_heads, self.key_dim, self.value_dim)
-
-    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
-        return self._step(x_t, None, None, state)
-
-    def branch_step(self, x_t: Tensor, norm: nn.Module, state: State) -> tuple[Tensor, State]:
-        return self._step(x_t, norm, x_t, state)
 
     def _step(self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: State) -> tuple[Tensor, State]:
         window, after = state

@@ -28,7 +28,7 @@ from models.backbone import BackboneConfig, require_divides
 from models.parts.casts import at_least_float32
 from models.parts.channel import ChannelMixerKind
 from models.parts.linear import ResidualLinear
-from models.parts.mixer import Mixer
+from models.parts.mixer import FusedStepMixer, Mixer
 from models.parts.norms import NormKind, RMSNorm
 from models.parts.step import shared_norm, step_linear
 from models.parts.time_axis import LeftPadding, blank
@@ -50,7 +50,7 @@ LAST_GATE = 8.0
 """Constant gates start as sigmoid(b)^(1/8) with b from 0 to 8: slots that keep their content for 12 to 24,000 steps."""
 
 
-class GSA(Mixer):
+class GSA(FusedStepMixer):
     """The mixer. Its state: key memories [B, H, K, M] and value memories [B, H, M, K].
 
     With a readout it is two passes of gated linear attention with that function between them.
@@ -127,12 +127,6 @@ class GSA(Mixer):
             weight.new_zeros(batch_size, self.num_heads, self.head_dim, self.num_slots),
             weight.new_zeros(batch_size, self.num_heads, self.num_slots, self.head_dim),
         )
-
-    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
-        return self._step(x_t, None, None, state)
-
-    def branch_step(self, x_t: Tensor, norm: nn.Module, state: State) -> tuple[Tensor, State]:
-        return self._step(x_t, norm, x_t, state)
 
     def _step(self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: State) -> tuple[Tensor, State]:
         q, k, v, slots, log_decay = self._project(x_t, norm)

@@ -38,7 +38,7 @@ from models.parts.casts import at_least_float32
 from models.parts.finite_filter import FiniteFilter
 from models.parts.initial import reset_taps
 from models.parts.linear import Linear, ResidualLinear
-from models.parts.mixer import Mixer
+from models.parts.mixer import FusedStepMixer, Mixer
 from models.parts.step import step_linear
 from models.parts.time_axis import LeftPadding, blank, time_contiguous
 from models.s4d import DiagonalSSM, Discretization, Initialisation, State, check_ssm
@@ -146,7 +146,7 @@ class Contraction(torch.autograd.Function):
         return _outer(q, gradient), _contract(states, gradient, 2)
 
 
-class H3(Mixer):
+class H3(FusedStepMixer):
     """The mixer. Its state: that of the shift model or the last inputs of the short filters [B, 3 D, W - 1], then that
     of the inner model with head_dim^2 H channels.
     """
@@ -220,12 +220,6 @@ class H3(Mixer):
             return (*self.shift.init_state(batch_size, capacity), *rest)
         weight = at_least_float32(self.short_weight)
         return (weight.new_zeros(batch_size, weight.shape[0], weight.shape[1] - 1), *rest)
-
-    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
-        return self._step(x_t, None, None, state)
-
-    def branch_step(self, x_t: Tensor, norm: nn.Module, state: State) -> tuple[Tensor, State]:
-        return self._step(x_t, norm, x_t, state)
 
     def _step(self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: State) -> tuple[Tensor, State]:
         window, *rest = state

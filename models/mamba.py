@@ -51,7 +51,7 @@ from models.parts.casts import at_least_float32
 from models.parts.channel import ChannelMixerKind
 from models.parts.initial import reset_taps, step_bias
 from models.parts.linear import ResidualLinear, split_linear
-from models.parts.mixer import Mixer
+from models.parts.mixer import FusedStepMixer, Mixer
 from models.parts.norms import NormKind
 from models.parts.recompute import Recomputing, at_once, spares
 from models.parts.step import step_linear
@@ -238,7 +238,7 @@ class S6(Mixer):
         return {"log_A": self.log_A, "D": self.D, "dt_bias": self.dt_bias, **kept}
 
 
-class Mamba(Mixer):
+class Mamba(FusedStepMixer):
     """The mixer. Its state: the last inputs of the short convolution [B, E D, W - 1], then that of the inner layer."""
 
     def __init__(self, config: MambaConfig, length: int) -> None:
@@ -295,12 +295,6 @@ class Mamba(Mixer):
         # neighbouring channels lie side by side, because a step takes one input of many channels at a time
         window = weight.new_zeros(batch_size, weight.shape[1] - 1, weight.shape[0]).transpose(1, 2)
         return (window, *self.inner.init_state(batch_size, capacity))
-
-    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
-        return self._step(x_t, None, None, state)
-
-    def branch_step(self, x_t: Tensor, norm: nn.Module, state: State) -> tuple[Tensor, State]:
-        return self._step(x_t, norm, x_t, state)
 
     def _step(self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: State) -> tuple[Tensor, State]:
         window, *rest = state

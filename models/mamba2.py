@@ -28,7 +28,7 @@ from models.parts.casts import at_least_float32
 from models.parts.channel import ChannelMixerKind
 from models.parts.initial import reset_taps, step_bias
 from models.parts.linear import ResidualLinear, split_linear
-from models.parts.mixer import Mixer
+from models.parts.mixer import FusedStepMixer, Mixer
 from models.parts.norms import NormKind, RMSNorm
 from models.parts.step import step_linear
 from models.parts.time_axis import LeftPadding, blank
@@ -38,7 +38,7 @@ from suite.contracts import TaskSpec
 State = tuple[Tensor, Tensor]
 
 
-class Mamba2(Mixer):
+class Mamba2(FusedStepMixer):
     """The mixer. Its state: the last inputs of the convolution [B, E D + 2 N, W - 1], then S [B, H, N, P]."""
 
     operator = staticmethod(gated_linear_attention)
@@ -101,12 +101,6 @@ class Mamba2(Mixer):
         # neighbouring channels lie side by side, because a step takes one input of many channels at a time
         window = weight.new_zeros(batch_size, weight.shape[1] - 1, weight.shape[0]).transpose(1, 2)
         return window, weight.new_zeros(batch_size, self.num_heads, self.d_state, self.head_dim)
-
-    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
-        return self._step(x_t, None, None, state)
-
-    def branch_step(self, x_t: Tensor, norm: nn.Module, state: State) -> tuple[Tensor, State]:
-        return self._step(x_t, norm, x_t, state)
 
     def _step(self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: State) -> tuple[Tensor, State]:
         window, before = state

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from models.parts.casts import at_least_float32
 from models.parts.linear import ResidualLinear
-from models.parts.mixer import Mixer
+from models.parts.mixer import FusedStepMixer
 from models.parts.step import step_linear
 from models.parts.time_axis import LeftPadding, blank
 
@@ -31,7 +31,7 @@ def read_moved(
     return F.pad(o[:, :-1], (0, 0, 0, 0, 1, 0)), final
 
 
-class GatedLinearMixer(Mixer):
+class GatedLinearMixer(FusedStepMixer):
     """Base class of mixers on `gated_linear_attention`. Their state begins with S [B, H, K, V].
 
         S_t = diag(exp(log_decay_t)) S_{t-1} + k_t^T v_t,   o_t = scale q_t S_t,   y_t = W_o (silu(gate_t) * norm(o_t))
@@ -68,12 +68,6 @@ class GatedLinearMixer(Mixer):
     def init_state(self, batch_size: int, capacity: int) -> Any:
         weight = at_least_float32(self.out.weight)
         return (weight.new_zeros(batch_size, self.num_heads, self.key_dim, self.value_dim),)
-
-    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return self._step(x_t, None, None, state)
-
-    def branch_step(self, x_t: Tensor, norm: nn.Module, state: Any) -> tuple[Tensor, Any]:
-        return self._step(x_t, norm, x_t, state)
 
     def _step(self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: Any) -> tuple[Tensor, Any]:
         q, k, v, log_decay, gate = self._project(x_t, norm)

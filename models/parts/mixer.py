@@ -63,8 +63,7 @@ class Mixer(nn.Module):
     def branch_step(self, x_t: Tensor, norm: nn.Module, state: Any) -> tuple[Tensor, Any]:
         """x_t + y_t and the next state, where y_t is the `step` of norm(x_t): a residual branch behind its norm.
 
-        A mixer that begins and ends with a linear map overrides this, because norm and sum then need no kernels of
-        their own (`step_linear`).
+        A mixer that begins and ends with a linear map is a `FusedStepMixer`, which needs no kernels for norm and sum.
         """
         y_t, state = self.step(add_norm(norm, None, x_t, autocast_dtype(x_t))[0], state)
         return x_t + y_t, state
@@ -104,6 +103,26 @@ class Mixer(nn.Module):
 
     def _missing(self, method: str) -> NotImplementedError:
         return NotImplementedError(f"{type(self).__name__} defines no method {method}")
+
+
+class FusedStepMixer(Mixer):
+    """A mixer that begins and ends with a linear map, so that the kernels of its step compute norm and sum of a branch.
+
+    It defines `_step`, with `step_linear` for both maps, in place of `step` and `branch_step`.
+    """
+
+    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return self._step(x_t, None, None, state)
+
+    def branch_step(self, x_t: Tensor, norm: nn.Module, state: Any) -> tuple[Tensor, Any]:
+        return self._step(x_t, norm, x_t, state)
+
+    def _step(self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: Any) -> tuple[Tensor, Any]:
+        """Returns residual + y_t and the next state, where y_t is the `step` of norm(x_t).
+
+        norm, residual: None leaves it out.
+        """
+        raise self._missing("_step(self, x_t, norm, residual, state)")
 
 
 def choose_rows(rows: Tensor, first: Any, second: Any) -> Any:

@@ -86,6 +86,26 @@ def sizes(shape: Shape, letters: Sequence[str]) -> tuple[int, ...]:
     return tuple(int(shape[letter]) for letter in letters)
 
 
+def at_most(**limits: int) -> Callable[[Shape], Shape]:
+    """Returns a function that reduces some sizes of a shape to these limits; the others stay."""
+
+    def short(shape: Shape) -> Shape:
+        return {**shape, **{letter: min(limit, int(shape[letter])) for letter, limit in limits.items()}}
+
+    return short
+
+
+def needs_triton(op: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
+    """Returns a loader of `op`, which runs on the Triton kernels. It raises ImportError where Triton is missing."""
+
+    def load() -> Callable[..., Any]:
+        import triton  # noqa: F401
+
+        return op
+
+    return load
+
+
 def traffic(inputs: int, outputs: int, backward: bool) -> int:
     """Bytes moved by a call that reads `inputs` bytes and writes `outputs` bytes, once each.
 

@@ -16,7 +16,18 @@ from torch import Tensor
 
 from kernels.attention import attention, attention_step
 from kernels.attention.reference import attention_reference, attention_step_reference
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic
+from kernels.workload import (
+    Cost,
+    Implementation,
+    Inputs,
+    Shape,
+    Workload,
+    at_most,
+    needs_triton,
+    normal,
+    sizes,
+    traffic,
+)
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -35,10 +46,6 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
         matrix=True,
         num_exponentials=(2 if backward else 1) * pairs,
     )
-
-
-def short(shape: Shape) -> Shape:
-    return {**shape, "B": min(2, int(shape["B"])), "T": min(130, int(shape["T"])), "H": min(2, int(shape["H"]))}
 
 
 def load_flash() -> Callable[..., Tensor]:
@@ -64,12 +71,6 @@ def half_only(shape: Shape, dtype: torch.dtype) -> str | None:
     return None if dtype.itemsize == 2 else f"FlashAttention runs in half precision only, not in {dtype}"
 
 
-def load_triton() -> Callable[..., Tensor]:
-    import triton  # noqa: F401
-
-    return partial(attention, backend="triton")
-
-
 def single_only(shape: Shape, dtype: torch.dtype) -> str | None:
     return None if dtype == torch.float32 else f"the Triton kernels take float32, not {dtype}"
 
@@ -79,9 +80,11 @@ WORKLOAD = Workload(
     reference=attention_reference,
     make_inputs=make_inputs,
     cost=cost,
-    short=short,
+    short=at_most(B=2, T=130, H=2),
     implementations=(
-        Implementation("triton", "ours", load_triton, supports=single_only, cold_start=True),
+        Implementation(
+            "triton", "ours", needs_triton(partial(attention, backend="triton")), supports=single_only, cold_start=True
+        ),
         Implementation("torch", "ours", lambda: partial(attention, backend="torch")),
         Implementation("sdpa-flash", "torch", load_flash, heads_first, time_second, half_only),
     ),
@@ -117,10 +120,6 @@ def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     return Cost(num_bytes=num_bytes, num_flops=4 * position * length, num_exponentials=batch * heads * length)
 
 
-def short_step(shape: Shape) -> Shape:
-    return {**shape, "B": min(2, int(shape["B"])), "T": min(144, int(shape["T"])), "H": min(2, int(shape["H"]))}
-
-
 def in_a_cache(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A step at the last position of the cache; every call writes that position again."""
 
@@ -135,20 +134,16 @@ def step_reference(keys: Tensor, **inputs: Any) -> Tensor:
     return attention_step_reference(keys=keys, count=torch.full(keys.shape[:1], keys.shape[1] - 1), **inputs)[0]
 
 
-def load_triton_step() -> Callable[..., Tensor]:
-    import triton  # noqa: F401
-
-    return in_a_cache(partial(attention_step, backend="triton"))
-
-
 STEP = Workload(
     op="attention_step",
     reference=step_reference,
     make_inputs=make_step_inputs,
     cost=step_cost,
-    short=short_step,
+    short=at_most(B=2, T=144, H=2),
     implementations=(
-        Implementation("triton", "ours", load_triton_step, cold_start=True),
+        Implementation(
+            "triton", "ours", needs_triton(in_a_cache(partial(attention_step, backend="triton"))), cold_start=True
+        ),
         Implementation("torch", "ours", lambda: in_a_cache(partial(attention_step, backend="torch"))),
     ),
     shapes={

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
 from kernels.cauchy import cauchy
 from kernels.cauchy.reference import cauchy_reference
 from kernels.ssm_kernel.workloads import make_system
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic
+from kernels.workload import (
+    Cost,
+    Implementation,
+    Inputs,
+    Shape,
+    Workload,
+    at_most,
+    needs_triton,
+    normal,
+    sizes,
+    traffic,
+)
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -44,25 +53,14 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     )
 
 
-def short(shape: Shape) -> Shape:
-    """The shape with few points and channels."""
-    return {**shape, "T": min(130, int(shape["T"])), "D": min(24, int(shape["D"]))}
-
-
-def load_triton() -> Callable[..., Any]:
-    import triton  # noqa: F401
-
-    return partial(cauchy, backend="triton")
-
-
 WORKLOAD = Workload(
     op="cauchy",
     reference=cauchy_reference,
     make_inputs=make_inputs,
     cost=cost,
-    short=short,
+    short=at_most(T=130, D=24),
     implementations=(
-        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation("triton", "ours", needs_triton(partial(cauchy, backend="triton")), cold_start=True),
         Implementation("torch", "ours", lambda: partial(cauchy, backend="torch")),
     ),
     shapes={

@@ -16,7 +16,18 @@ from torch import Tensor
 
 from kernels.causal_conv1d import causal_conv1d
 from kernels.causal_conv1d.reference import causal_conv1d_reference
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic
+from kernels.workload import (
+    Cost,
+    Implementation,
+    Inputs,
+    Shape,
+    Workload,
+    at_most,
+    needs_triton,
+    normal,
+    sizes,
+    traffic,
+)
 
 
 def reference(*, time_last: bool = False, **inputs: Any) -> Tensor:
@@ -45,17 +56,6 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
         num_flops=(3 if backward else 1) * 2 * taps * size,
         num_exponentials=passes * size,
     )
-
-
-def short(shape: Shape) -> Shape:
-    # multiples of 16 as in the long shapes, so that the same kernel is judged, but not of its tiles
-    return {**shape, "B": min(2, int(shape["B"])), "T": min(144, int(shape["T"])), "D": min(80, int(shape["D"]))}
-
-
-def load_triton() -> Callable[..., Any]:
-    import triton  # noqa: F401
-
-    return partial(causal_conv1d, backend="triton")
 
 
 def load_torch_conv1d() -> Callable[..., Tensor]:
@@ -101,9 +101,10 @@ WORKLOAD = Workload(
     reference=reference,
     make_inputs=make_inputs,
     cost=cost,
-    short=short,
+    # multiples of 16 as in the long shapes, so that the same kernel is judged, but not of its tiles
+    short=at_most(B=2, T=144, D=80),
     implementations=(
-        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation("triton", "ours", needs_triton(partial(causal_conv1d, backend="triton")), cold_start=True),
         Implementation("torch", "ours", lambda: partial(causal_conv1d, backend="torch")),
         Implementation("conv1d", "torch", load_torch_conv1d, channel_first, time_second),
         Implementation("causal-conv1d", "peer", load_causal_conv1d_cuda, time_last, time_second),

@@ -22,7 +22,18 @@ from torch import Tensor
 from kernels.delta_rule import delta_rule, delta_rule_step
 from kernels.delta_rule.generalised import generalised_delta_rule, generalised_delta_rule_reference
 from kernels.delta_rule.reference import delta_rule_reference, step
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic
+from kernels.workload import (
+    Cost,
+    Implementation,
+    Inputs,
+    Shape,
+    Workload,
+    at_most,
+    needs_triton,
+    normal,
+    sizes,
+    traffic,
+)
 
 CHUNK = 64
 DAMPING = 16
@@ -60,16 +71,6 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     )
 
 
-def short(shape: Shape) -> Shape:
-    return {**shape, "B": min(2, int(shape["B"])), "T": min(130, int(shape["T"])), "H": 2}
-
-
-def load_triton() -> Callable[..., Any]:
-    import triton  # noqa: F401
-
-    return partial(delta_rule, backend="triton")
-
-
 def load_fla() -> Callable[..., Any]:
     """flash-linear-attention's chunked operator for each decay."""
     from fla.ops.delta_rule import chunk_delta_rule
@@ -94,9 +95,9 @@ WORKLOAD = Workload(
     reference=delta_rule_reference,
     make_inputs=make_inputs,
     cost=cost,
-    short=short,
+    short=at_most(B=2, T=130, H=2),
     implementations=(
-        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation("triton", "ours", needs_triton(partial(delta_rule, backend="triton")), cold_start=True),
         Implementation("torch", "ours", lambda: partial(delta_rule, backend="torch")),
         Implementation("flash-linear-attention", "peer", load_fla, from_native=first),
     ),
@@ -131,20 +132,14 @@ def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     return Cost(num_bytes=once.num_bytes + 2 * elements * max(4, dtype.itemsize), num_flops=7 * elements)
 
 
-def load_triton_step() -> Callable[..., Any]:
-    import triton  # noqa: F401
-
-    return partial(delta_rule_step, backend="triton")
-
-
 STEP = Workload(
     op="delta_rule_step",
     reference=step_reference,
     make_inputs=make_step_inputs,
     cost=step_cost,
-    short=lambda shape: {**shape, "B": min(2, int(shape["B"])), "H": 2},
+    short=at_most(B=2, H=2),
     implementations=(
-        Implementation("triton", "ours", load_triton_step, cold_start=True),
+        Implementation("triton", "ours", needs_triton(partial(delta_rule_step, backend="triton")), cold_start=True),
         Implementation("torch", "ours", lambda: partial(delta_rule_step, backend="torch")),
     ),
     shapes={
@@ -189,12 +184,6 @@ def generalised_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     )
 
 
-def load_triton_generalised() -> Callable[..., Any]:
-    import triton  # noqa: F401
-
-    return partial(generalised_delta_rule, backend="triton")
-
-
 def load_fla_rwkv7() -> Callable[..., Any]:
     """flash-linear-attention's chunked operator of RWKV-7."""
     from fla.ops.rwkv7 import chunk_rwkv7
@@ -210,9 +199,11 @@ GENERALISED = Workload(
     reference=generalised_delta_rule_reference,
     make_inputs=make_generalised_inputs,
     cost=generalised_cost,
-    short=short,
+    short=at_most(B=2, T=130, H=2),
     implementations=(
-        Implementation("triton", "ours", load_triton_generalised, cold_start=True),
+        Implementation(
+            "triton", "ours", needs_triton(partial(generalised_delta_rule, backend="triton")), cold_start=True
+        ),
         Implementation("torch", "ours", lambda: partial(generalised_delta_rule, backend="torch")),
         Implementation("flash-linear-attention", "peer", load_fla_rwkv7),
     ),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.embedding.reference import embedding_gradient_reference
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, uniform
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_most, normal, sizes, uniform
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -30,11 +30,6 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     """dy is read once, the gradient of the weight written once."""
     rows, classes, width = sizes(shape, ("R", "C", "D"))
     return Cost(num_bytes=(rows + classes) * width * dtype.itemsize + 8 * rows, num_flops=rows * width)
-
-
-def short(shape: Shape) -> Shape:
-    limits = {"R": 300, "C": 40, "D": 70}
-    return {**shape, **{letter: min(limit, int(shape[letter])) for letter, limit in limits.items()}}
 
 
 def load_triton() -> Callable[..., Tensor]:
@@ -61,7 +56,7 @@ WORKLOAD = Workload(
     reference=embedding_gradient_reference,
     make_inputs=make_inputs,
     cost=cost,
-    short=short,
+    short=at_most(R=300, C=40, D=70),
     implementations=(
         Implementation("triton", "ours", load_triton, cold_start=True),
         Implementation("torch", "ours", load_torch),

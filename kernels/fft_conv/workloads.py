@@ -16,7 +16,18 @@ from torch import Tensor
 
 from kernels.fft_conv import fft_conv
 from kernels.fft_conv.reference import fft_conv_reference
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic
+from kernels.workload import (
+    Cost,
+    Implementation,
+    Inputs,
+    Shape,
+    Workload,
+    at_most,
+    needs_triton,
+    normal,
+    sizes,
+    traffic,
+)
 
 MIN_FFT, MAX_FFT, MANY_FFT = 256, 2**22, 2**15
 """Sizes of FlashFFTConv's transforms, and the largest size for which it takes any D."""
@@ -52,11 +63,6 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     return Cost(num_bytes=traffic(inputs, sequence, backward), num_flops=int(flops))
 
 
-def short(shape: Shape) -> Shape:
-    """At most 512 steps, which take the same kernels as most longer ones, and D 16, which suits every kernel."""
-    return {**shape, "B": min(2, int(shape["B"])), "T": min(512, int(shape["T"])), "D": min(16, int(shape["D"]))}
-
-
 def torch_fft_conv(
     u: Tensor, filter: Tensor, *, gate_in: Tensor | None = None, gate_out: Tensor | None = None
 ) -> Tensor:
@@ -66,12 +72,6 @@ def torch_fft_conv(
     spectrum = torch.fft.rfft(v, n=2 * length) * torch.fft.rfft(filter, n=2 * length)
     y = torch.fft.irfft(spectrum, n=2 * length)[..., :length]
     return (y if gate_out is None else gate_out * y).to(u.dtype)
-
-
-def load_triton() -> Callable[..., Any]:
-    import triton  # noqa: F401
-
-    return partial(fft_conv, backend="triton")
 
 
 def has_products(shape: Shape, dtype: torch.dtype) -> str | None:
@@ -129,9 +129,17 @@ WORKLOAD = Workload(
     reference=fft_conv_reference,
     make_inputs=make_inputs,
     cost=cost,
-    short=short,
+    # 512 steps take the same kernels as most longer sequences, and D 16 suits every kernel
+    short=at_most(B=2, T=512, D=16),
     implementations=(
-        Implementation("triton", "ours", load_triton, time_contiguous, supports=has_products, cold_start=True),
+        Implementation(
+            "triton",
+            "ours",
+            needs_triton(partial(fft_conv, backend="triton")),
+            time_contiguous,
+            supports=has_products,
+            cold_start=True,
+        ),
         Implementation("torch", "ours", lambda: partial(fft_conv, backend="torch")),
         Implementation("fft", "torch", lambda: torch_fft_conv, channel_first, time_second),
         Implementation("flashfftconv", "peer", load_flashfftconv, channel_first, time_second, has_kernel),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels.float32_matmul import float32_matmul
 from kernels.float32_matmul.reference import float32_matmul_reference
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_most, needs_triton, normal, sizes
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -37,19 +37,6 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     rows, columns, depth = sizes(shape, "ROD")
     num_elements = rows * depth + depth * columns + rows * columns
     return Cost(num_bytes=num_elements * dtype.itemsize, num_flops=2 * rows * columns * depth, matrix=True)
-
-
-def short(shape: Shape) -> Shape:
-    return {
-        **shape,
-        **{letter: min(limit, int(shape[letter])) for letter, limit in (("R", 200), ("O", 150), ("D", 300))},
-    }
-
-
-def load_triton() -> Callable[..., Tensor]:
-    import triton  # noqa: F401
-
-    return partial(float32_matmul, backend="triton")
 
 
 def load_parts() -> Callable[..., Tensor]:
@@ -80,9 +67,9 @@ WORKLOAD = Workload(
     reference=float32_matmul_reference,
     make_inputs=make_inputs,
     cost=cost,
-    short=short,
+    short=at_most(R=200, O=150, D=300),
     implementations=(
-        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation("triton", "ours", needs_triton(partial(float32_matmul, backend="triton")), cold_start=True),
         # the parts are made for one product here, while linear maps and readouts make them for several
         Implementation("parts", "ours", load_parts, cold_start=True),
         Implementation("torch", "ours", lambda: partial(float32_matmul, backend="torch")),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels.forget_gate import forget_gate
 from kernels.forget_gate.reference import forget_gate_reference
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_most, needs_triton, normal, sizes
 
 
 def _with_layer(op: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,16 +49,6 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     )
 
 
-def short(shape: Shape) -> Shape:
-    return {**shape, "R": min(70, int(shape["R"])), "D": min(144, int(shape["D"]))}
-
-
-def load_triton() -> Callable[..., Any]:
-    import triton  # noqa: F401
-
-    return _with_layer(partial(forget_gate, backend="triton"))
-
-
 PAPER: tuple[Shape, ...] = (
     {"R": 1, "D": 2048, "O": 24, "gate": "bounded"},
     {"R": 16384, "D": 2048, "O": 24, "gate": "bounded"},
@@ -71,9 +61,11 @@ WORKLOAD = Workload(
     reference=_with_layer(forget_gate_reference),
     make_inputs=make_inputs,
     cost=cost,
-    short=short,
+    short=at_most(R=70, D=144),
     implementations=(
-        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation(
+            "triton", "ours", needs_triton(_with_layer(partial(forget_gate, backend="triton"))), cold_start=True
+        ),
         Implementation("torch", "ours", lambda: _with_layer(partial(forget_gate, backend="torch"))),
     ),
     shapes={"quick": PAPER[:1], "paper": PAPER},

@@ -25,7 +25,18 @@ from torch import Tensor
 
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from kernels.gated_linear_attention.reference import gated_linear_attention_reference, step
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic
+from kernels.workload import (
+    Cost,
+    Implementation,
+    Inputs,
+    Shape,
+    Workload,
+    at_most,
+    needs_triton,
+    normal,
+    sizes,
+    traffic,
+)
 
 CHUNK = 64
 FIXED = "1 - 2^(-5-h)"
@@ -99,12 +110,6 @@ def short(shape: Shape) -> Shape:
     return {**shape, "B": 1 if large else min(2, int(shape["B"])), "T": min(130, int(shape["T"])), "H": 2}
 
 
-def load_triton() -> Callable[..., Any]:
-    import triton  # noqa: F401
-
-    return on_inputs(partial(gated_linear_attention, backend="triton"))
-
-
 def load_fla() -> Callable[..., Any]:
     """flash-linear-attention's chunked operator for each decay. Its RetNet forms the fixed decays itself."""
     from fla.ops.gla import chunk_gla
@@ -143,7 +148,12 @@ WORKLOAD = Workload(
     cost=cost,
     short=short,
     implementations=(
-        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation(
+            "triton",
+            "ours",
+            needs_triton(on_inputs(partial(gated_linear_attention, backend="triton"))),
+            cold_start=True,
+        ),
         Implementation("torch", "ours", lambda: on_inputs(partial(gated_linear_attention, backend="torch"))),
         Implementation("flash-linear-attention", "peer", load_fla, from_native=first, supports=not_on_values),
     ),
@@ -190,20 +200,19 @@ def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     return Cost(num_bytes=once.num_bytes + 2 * elements * max(4, dtype.itemsize), num_flops=5 * elements)
 
 
-def load_triton_step() -> Callable[..., Any]:
-    import triton  # noqa: F401
-
-    return on_inputs(partial(gated_linear_attention_step, backend="triton"))
-
-
 STEP = Workload(
     op="gated_linear_attention_step",
     reference=on_inputs(step_reference),
     make_inputs=make_step_inputs,
     cost=step_cost,
-    short=lambda shape: {**shape, "B": min(2, int(shape["B"])), "H": 2},
+    short=at_most(B=2, H=2),
     implementations=(
-        Implementation("triton", "ours", load_triton_step, cold_start=True),
+        Implementation(
+            "triton",
+            "ours",
+            needs_triton(on_inputs(partial(gated_linear_attention_step, backend="triton"))),
+            cold_start=True,
+        ),
         Implementation("torch", "ours", lambda: on_inputs(partial(gated_linear_attention_step, backend="torch"))),
     ),
     shapes={

@@ -13,7 +13,18 @@ from torch import Tensor
 from kernels.gated_linear_attention.workloads import first, products
 from kernels.gated_slot_attention import gated_slot_attention
 from kernels.gated_slot_attention.reference import gated_slot_attention_reference
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic
+from kernels.workload import (
+    Cost,
+    Implementation,
+    Inputs,
+    Shape,
+    Workload,
+    at_most,
+    needs_triton,
+    normal,
+    sizes,
+    traffic,
+)
 
 DAMPING = 8
 
@@ -44,16 +55,6 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     )
 
 
-def short(shape: Shape) -> Shape:
-    return {**shape, "B": min(2, int(shape["B"])), "T": min(130, int(shape["T"])), "H": min(2, int(shape["H"]))}
-
-
-def load_triton() -> Callable[..., Any]:
-    import triton  # noqa: F401
-
-    return partial(gated_slot_attention, backend="triton")
-
-
 def load_fla() -> Callable[..., Any]:
     from fla.ops.gsa import chunk_gsa
 
@@ -68,9 +69,11 @@ WORKLOAD = Workload(
     reference=gated_slot_attention_reference,
     make_inputs=make_inputs,
     cost=cost,
-    short=short,
+    short=at_most(B=2, T=130, H=2),
     implementations=(
-        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation(
+            "triton", "ours", needs_triton(partial(gated_slot_attention, backend="triton")), cold_start=True
+        ),
         Implementation("torch", "ours", lambda: partial(gated_slot_attention, backend="torch")),
         Implementation("flash-linear-attention", "peer", load_fla, from_native=first),
     ),

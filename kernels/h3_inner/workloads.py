@@ -13,7 +13,7 @@ from kernels.h3_inner import h3_inner_step
 from kernels.h3_inner.reference import h3_inner_step_reference
 from kernels.lti_ssm import DiagonalSystem
 from kernels.lti_ssm.workloads import PARAMETERS, make_parameters
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_most, needs_triton, normal, sizes
 
 KEEP = ("window", "state", "taps", "shift_skip", *(name for name in PARAMETERS if name != "B"))
 
@@ -46,10 +46,6 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     )
 
 
-def short(shape: Shape) -> Shape:
-    return {**shape, "B": min(2, int(shape["B"])), "D": min(40, int(shape["D"]))}
-
-
 def with_state(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     """A step of flat arguments that also returns the window and the state that it has updated in place."""
 
@@ -60,20 +56,16 @@ def with_state(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tenso
     return run
 
 
-def load_triton() -> Callable[..., Any]:
-    import triton  # noqa: F401
-
-    return with_state(partial(h3_inner_step, backend="triton"))
-
-
 STEP = Workload(
     op="h3_inner_step",
     reference=h3_inner_step_reference,
     make_inputs=make_inputs,
     cost=cost,
-    short=short,
+    short=at_most(B=2, D=40),
     implementations=(
-        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation(
+            "triton", "ours", needs_triton(with_state(partial(h3_inner_step, backend="triton"))), cold_start=True
+        ),
         Implementation("torch", "ours", lambda: with_state(partial(h3_inner_step, backend="torch"))),
     ),
     shapes={

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from kernels.linear_cross_entropy import linear_cross_entropy
 from kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_most, needs_triton, normal, sizes
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -42,17 +41,6 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     )
 
 
-def short(shape: Shape) -> Shape:
-    # the number of classes chooses the kernel
-    return {**shape, "T": min(72, int(shape["T"])), "D": min(64, int(shape["D"]))}
-
-
-def load_triton() -> Callable[..., Any]:
-    import triton  # noqa: F401
-
-    return partial(linear_cross_entropy, backend="triton")
-
-
 def plain(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(F.linear(x, weight).float(), targets)
 
@@ -78,9 +66,12 @@ WORKLOAD = Workload(
     reference=linear_cross_entropy_reference,
     make_inputs=make_inputs,
     cost=cost,
-    short=short,
+    # the number of classes chooses the kernel, so it stays
+    short=at_most(T=72, D=64),
     implementations=(
-        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation(
+            "triton", "ours", needs_triton(partial(linear_cross_entropy, backend="triton")), cold_start=True
+        ),
         Implementation("torch", "ours", lambda: partial(linear_cross_entropy, backend="torch")),
         Implementation("cross_entropy", "torch", lambda: plain),
         Implementation("liger", "peer", load_liger, cold_start=True),

@@ -24,7 +24,19 @@ from kernels.lti_ssm import DiagonalSystem, lti_ssm, lti_ssm_step
 from kernels.lti_ssm.reference import lti_ssm_reference, lti_ssm_step_reference
 from kernels.ssm_kernel import ssm_kernel
 from kernels.ssm_kernel.workloads import make_system, system_bytes, vandermonde_kernel
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic, uniform
+from kernels.workload import (
+    Cost,
+    Implementation,
+    Inputs,
+    Shape,
+    Workload,
+    at_most,
+    needs_triton,
+    normal,
+    sizes,
+    traffic,
+    uniform,
+)
 
 CHUNK = 64
 SEQUENCES = ("u", "gate_in", "gate_out")
@@ -59,24 +71,9 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     )
 
 
-def short(shape: Shape) -> Shape:
-    """The shape with few sequences and channels, and with at most 656 steps.
-
-    656 exceeds 512, below which the operator takes other paths than at real sizes. It is a multiple of 16, as real
-    lengths are, and no multiple of a chunk.
-    """
-    return {**shape, "B": min(2, int(shape["B"])), "T": min(656, int(shape["T"])), "D": min(16, int(shape["D"]))}
-
-
 def with_skip(filters: Tensor, skip: Tensor) -> Tensor:
     """Filters [D, T] with the skip [D] added to the tap at lag zero."""
     return torch.cat([filters[:, :1] + skip[:, None], filters[:, 1:]], dim=1)
-
-
-def load_triton() -> Callable[..., Any]:
-    import triton  # noqa: F401
-
-    return partial(lti_ssm, backend="triton")
 
 
 def time_contiguous(inputs: Inputs) -> Inputs:
@@ -106,9 +103,13 @@ WORKLOAD = Workload(
     reference=reference,
     make_inputs=make_inputs,
     cost=cost,
-    short=short,
+    # 656 exceeds 512, below which the operator takes other paths than at real sizes; it is a multiple of 16, as real
+    # lengths are, and no multiple of a chunk
+    short=at_most(B=2, T=656, D=16),
     implementations=(
-        Implementation("triton", "ours", load_triton, time_contiguous, cold_start=True),
+        Implementation(
+            "triton", "ours", needs_triton(partial(lti_ssm, backend="triton")), time_contiguous, cold_start=True
+        ),
         Implementation("torch", "ours", lambda: partial(lti_ssm, backend="torch")),
         Implementation("fft", "torch", lambda: fft, sequences_first, time_second),
         Implementation("fft-filter-given", "torch", lambda: torch_fft_conv, with_filter, time_second),
@@ -174,20 +175,16 @@ def with_state(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tenso
     return run
 
 
-def load_triton_step() -> Callable[..., Any]:
-    import triton  # noqa: F401
-
-    return with_state(partial(lti_ssm_step, backend="triton"))
-
-
 STEP = Workload(
     op="lti_ssm_step",
     reference=lti_ssm_step_reference,
     make_inputs=make_step_inputs,
     cost=step_cost,
-    short=lambda shape: {**shape, "B": min(2, int(shape["B"])), "D": min(40, int(shape["D"]))},
+    short=at_most(B=2, D=40),
     implementations=(
-        Implementation("triton", "ours", load_triton_step, cold_start=True),
+        Implementation(
+            "triton", "ours", needs_triton(with_state(partial(lti_ssm_step, backend="triton"))), cold_start=True
+        ),
         Implementation("torch", "ours", lambda: with_state(partial(lti_ssm_step, backend="torch"))),
     ),
     shapes={

@@ -11,7 +11,18 @@ from torch import Tensor
 
 from kernels.mamba_inner import mamba_inner_step
 from kernels.mamba_inner.reference import mamba_inner_step_reference
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, uniform
+from kernels.workload import (
+    Cost,
+    Implementation,
+    Inputs,
+    Shape,
+    Workload,
+    at_most,
+    needs_triton,
+    normal,
+    sizes,
+    uniform,
+)
 
 TAPS = 4
 KEEP = ("window", "state", "conv_weight", "conv_bias", "dt_bias", "log_A", "D")
@@ -49,10 +60,6 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     )
 
 
-def short(shape: Shape) -> Shape:
-    return {**shape, "B": min(2, int(shape["B"])), "D": min(96, int(shape["D"])), "R": min(8, int(shape["R"]))}
-
-
 def half_only(shape: Shape, dtype: torch.dtype) -> str | None:
     return None if dtype.itemsize == 2 else f"takes weights in half precision only, not in {dtype}"
 
@@ -66,20 +73,20 @@ def with_state(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tenso
     return run
 
 
-def load_triton() -> Callable[..., Any]:
-    import triton  # noqa: F401
-
-    return with_state(partial(mamba_inner_step, backend="triton"))
-
-
 STEP = Workload(
     op="mamba_inner_step",
     reference=mamba_inner_step_reference,
     make_inputs=make_inputs,
     cost=cost,
-    short=short,
+    short=at_most(B=2, D=96, R=8),
     implementations=(
-        Implementation("triton", "ours", load_triton, supports=half_only, cold_start=True),
+        Implementation(
+            "triton",
+            "ours",
+            needs_triton(with_state(partial(mamba_inner_step, backend="triton"))),
+            supports=half_only,
+            cold_start=True,
+        ),
         Implementation("torch", "ours", lambda: with_state(partial(mamba_inner_step, backend="torch"))),
     ),
     shapes={

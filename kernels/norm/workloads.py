@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels.norm import norm
 from kernels.norm.reference import norm_reference
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, needs_triton, normal, sizes, traffic
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -62,12 +62,6 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
 def short(shape: Shape) -> Shape:
     rows = min(70, int(shape["R"]))
     return {**shape, "R": rows - rows % int(shape.get("H", 1)), "D": min(96, int(shape["D"]))}
-
-
-def load_triton() -> Callable[..., Any]:
-    import triton  # noqa: F401
-
-    return partial(norm, backend="triton")
 
 
 def load_liger() -> Callable[..., Any]:
@@ -122,7 +116,7 @@ WORKLOAD = Workload(
     cost=cost,
     short=short,
     implementations=(
-        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation("triton", "ours", needs_triton(partial(norm, backend="triton")), cold_start=True),
         Implementation("torch", "ours", lambda: partial(norm, backend="torch")),
         Implementation("liger", "peer", load_liger, supports=norms_of_rows, cold_start=True),
         Implementation("flash-linear-attention", "peer", load_fla, supports=l2_only, cold_start=True),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.rotary import rotary
 from kernels.rotary.reference import rotary_reference
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes
+from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_most, needs_triton, normal, sizes
 
 
 def _with_tables(op: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,16 +44,6 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     return Cost(num_bytes=passes * 2 * both * dtype.itemsize + angles, num_flops=passes * 3 * both)
 
 
-def short(shape: Shape) -> Shape:
-    return {**shape, "B": min(2, int(shape["B"])), "T": min(70, int(shape["T"])), "H": min(2, int(shape["H"]))}
-
-
-def load_triton() -> Callable[..., Any]:
-    import triton  # noqa: F401
-
-    return _with_tables(partial(rotary, backend="triton"))
-
-
 PAPER: tuple[Shape, ...] = ({"B": 8, "T": 2048, "H": 16, "K": 128}, {"B": 8, "T": 2048, "H": 8, "K": 256})
 
 WORKLOAD = Workload(
@@ -61,9 +51,11 @@ WORKLOAD = Workload(
     reference=_with_tables(rotary_reference),
     make_inputs=make_inputs,
     cost=cost,
-    short=short,
+    short=at_most(B=2, T=70, H=2),
     implementations=(
-        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation(
+            "triton", "ours", needs_triton(_with_tables(partial(rotary, backend="triton"))), cold_start=True
+        ),
         Implementation("torch", "ours", lambda: _with_tables(partial(rotary, backend="torch"))),
     ),
     shapes={"quick": PAPER[:1], "paper": PAPER},

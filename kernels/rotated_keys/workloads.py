@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
 from kernels.rotated_keys import rotated_keys
 from kernels.rotated_keys.reference import rotated_keys_reference
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic, uniform
+from kernels.workload import (
+    Cost,
+    Implementation,
+    Inputs,
+    Shape,
+    Workload,
+    at_most,
+    needs_triton,
+    normal,
+    sizes,
+    traffic,
+    uniform,
+)
 
 KEEP = ("B_bias", "C_bias", "theta", "now", "later", "log_decay")
 
@@ -45,17 +55,6 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     )
 
 
-def short(shape: Shape) -> Shape:
-    least = {"B": 2, "T": 20, "H": 3}
-    return {axis: min(int(size), least.get(axis, int(size))) for axis, size in shape.items()}
-
-
-def load_triton() -> Callable[..., Any]:
-    import triton  # noqa: F401
-
-    return partial(rotated_keys, backend="triton")
-
-
 PAPER: tuple[Shape, ...] = (
     {"B": 8, "T": 2048, "H": 64, "N": 128, "R": 32},
     {"B": 1, "T": 16384, "H": 64, "N": 128, "R": 32},
@@ -67,9 +66,9 @@ WORKLOAD = Workload(
     reference=rotated_keys_reference,
     make_inputs=make_inputs,
     cost=cost,
-    short=short,
+    short=at_most(B=2, T=20, H=3),
     implementations=(
-        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation("triton", "ours", needs_triton(partial(rotated_keys, backend="triton")), cold_start=True),
         Implementation("torch", "ours", lambda: partial(rotated_keys, backend="torch")),
     ),
     shapes={"quick": PAPER[:1], "paper": PAPER},

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
 from kernels.rwkv6_inputs import rwkv6_inputs
 from kernels.rwkv6_inputs.reference import rwkv6_inputs_reference
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, uniform
+from kernels.workload import (
+    Cost,
+    Implementation,
+    Inputs,
+    Shape,
+    Workload,
+    at_most,
+    needs_triton,
+    normal,
+    sizes,
+    uniform,
+)
 
 PARAMETERS = ("w_0", "bonus")
 
@@ -43,16 +52,6 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     )
 
 
-def short(shape: Shape) -> Shape:
-    return {**shape, "B": min(2, int(shape["B"])), "T": min(20, int(shape["T"])), "H": min(3, int(shape["H"]))}
-
-
-def load_triton() -> Callable[..., Any]:
-    import triton  # noqa: F401
-
-    return partial(rwkv6_inputs, backend="triton")
-
-
 PAPER: tuple[Shape, ...] = ({"B": 8, "T": 2048, "H": 32, "K": 64},)
 
 WORKLOAD = Workload(
@@ -60,9 +59,9 @@ WORKLOAD = Workload(
     reference=rwkv6_inputs_reference,
     make_inputs=make_inputs,
     cost=cost,
-    short=short,
+    short=at_most(B=2, T=20, H=3),
     implementations=(
-        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation("triton", "ours", needs_triton(partial(rwkv6_inputs, backend="triton")), cold_start=True),
         Implementation("torch", "ours", lambda: partial(rwkv6_inputs, backend="torch")),
     ),
     shapes={"quick": PAPER, "paper": PAPER},

@@ -25,6 +25,8 @@ from kernels.workload import (
     Inputs,
     Shape,
     Workload,
+    at_most,
+    needs_triton,
     normal,
     sizes,
     traffic,
@@ -98,16 +100,6 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     )
 
 
-def short(shape: Shape) -> Shape:
-    return {**shape, "B": min(2, int(shape["B"])), "T": min(130, int(shape["T"])), "D": min(24, int(shape["D"]))}
-
-
-def load_triton() -> Callable[..., Any]:
-    import triton  # noqa: F401
-
-    return partial(selective_scan, backend="triton")
-
-
 def load_mamba() -> Callable[..., Tensor]:
     from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
 
@@ -139,9 +131,9 @@ WORKLOAD = Workload(
     reference=reference,
     make_inputs=make_inputs,
     cost=cost,
-    short=short,
+    short=at_most(B=2, T=130, D=24),
     implementations=(
-        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation("triton", "ours", needs_triton(partial(selective_scan, backend="triton")), cold_start=True),
         Implementation("torch", "ours", lambda: partial(selective_scan, backend="torch")),
         Implementation("unfused", "torch", lambda: selective_scan_unfused, supports=real_only),
         Implementation("mamba-ssm", "peer", load_mamba, channel_first, time_second, real_only),
@@ -197,16 +189,6 @@ def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     return Cost(num_bytes=num_bytes, num_flops=once.num_flops, num_exponentials=once.num_exponentials)
 
 
-def short_step(shape: Shape) -> Shape:
-    return {**shape, "B": min(2, int(shape["B"])), "D": min(72, int(shape["D"]))}
-
-
-def load_triton_step() -> Callable[..., tuple[Tensor, Tensor]]:
-    import triton  # noqa: F401
-
-    return updated(partial(selective_scan_step, backend="triton"))
-
-
 def load_torch_step() -> Callable[..., tuple[Tensor, Tensor]]:
     return updated(partial(selective_scan_step, backend="torch"))
 
@@ -222,9 +204,11 @@ STEP = Workload(
     reference=step_reference,
     make_inputs=make_step_inputs,
     cost=step_cost,
-    short=short_step,
+    short=at_most(B=2, D=72),
     implementations=(
-        Implementation("triton", "ours", load_triton_step, cold_start=True),
+        Implementation(
+            "triton", "ours", needs_triton(updated(partial(selective_scan_step, backend="triton"))), cold_start=True
+        ),
         Implementation("torch", "ours", load_torch_step),
         Implementation("mamba-ssm", "peer", load_mamba_step, supports=real_only),
     ),

@@ -16,7 +16,18 @@ from torch import Tensor
 
 from kernels.skinny_linear import Norm, skinny_linear
 from kernels.skinny_linear.reference import skinny_linear_reference
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, uniform
+from kernels.workload import (
+    Cost,
+    Implementation,
+    Inputs,
+    Shape,
+    Workload,
+    at_most,
+    needs_triton,
+    normal,
+    sizes,
+    uniform,
+)
 
 
 def _with_norm(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -58,16 +69,6 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     )
 
 
-def short(shape: Shape) -> Shape:
-    return {**shape, "B": min(2, int(shape["B"])), "D": min(160, int(shape["D"])), "O": min(48, int(shape["O"]))}
-
-
-def load_triton() -> Callable[..., Tensor]:
-    import triton  # noqa: F401
-
-    return _with_norm(partial(skinny_linear, backend="triton"))
-
-
 def limits(shape: Shape, dtype: torch.dtype) -> str | None:
     if dtype.itemsize != 2:
         return f"takes weights in half precision only, not in {dtype}"
@@ -79,9 +80,15 @@ WORKLOAD = Workload(
     reference=_with_norm(skinny_linear_reference),
     make_inputs=make_inputs,
     cost=cost,
-    short=short,
+    short=at_most(B=2, D=160, O=48),
     implementations=(
-        Implementation("triton", "ours", load_triton, supports=limits, cold_start=True),
+        Implementation(
+            "triton",
+            "ours",
+            needs_triton(_with_norm(partial(skinny_linear, backend="triton"))),
+            supports=limits,
+            cold_start=True,
+        ),
         Implementation("torch", "ours", lambda: _with_norm(partial(skinny_linear, backend="torch"))),
     ),
     shapes={

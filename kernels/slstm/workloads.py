@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,8 @@ from kernels.workload import (
     Inputs,
     Shape,
     Workload,
+    at_most,
+    needs_triton,
     normal,
     sizes,
     traffic,
@@ -53,25 +54,14 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     )
 
 
-def short(shape: Shape) -> Shape:
-    least = {"B": 3, "T": 20, "H": 2}
-    return {axis: min(int(size), least.get(axis, int(size))) for axis, size in shape.items()}
-
-
-def load_triton() -> Callable[..., Any]:
-    import triton  # noqa: F401
-
-    return partial(slstm, backend="triton")
-
-
 WORKLOAD = Workload(
     op="slstm",
     reference=reference,
     make_inputs=make_inputs,
     cost=cost,
-    short=short,
+    short=at_most(B=3, T=20, H=2),
     implementations=(
-        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation("triton", "ours", needs_triton(partial(slstm, backend="triton")), cold_start=True),
         Implementation("torch", "ours", lambda: partial(slstm, backend="torch")),
     ),
     shapes={
@@ -106,20 +96,14 @@ def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     return Cost(now.num_bytes + state, now.num_flops, matrix=True, num_exponentials=now.num_exponentials)
 
 
-def load_triton_step() -> Callable[..., tuple[Tensor, Tensor]]:
-    import triton  # noqa: F401
-
-    return updated(partial(slstm_step, backend="triton"))
-
-
 STEP = Workload(
     op="slstm_step",
     reference=step_reference,
     make_inputs=make_step_inputs,
     cost=step_cost,
-    short=short,
+    short=at_most(B=3, H=2),
     implementations=(
-        Implementation("triton", "ours", load_triton_step, cold_start=True),
+        Implementation("triton", "ours", needs_triton(updated(partial(slstm_step, backend="triton"))), cold_start=True),
         Implementation("torch", "ours", lambda: updated(partial(slstm_step, backend="torch"))),
     ),
     shapes={"quick": ({"B": 64, "H": 12, "K": 64},), "paper": ({"B": 1, "H": 12, "K": 64},)},

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels.ssm_kernel import ssm_kernel
 from kernels.ssm_kernel.reference import ssm_kernel_reference
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic, uniform
+from kernels.workload import (
+    Cost,
+    Implementation,
+    Inputs,
+    Shape,
+    Workload,
+    at_most,
+    needs_triton,
+    normal,
+    sizes,
+    traffic,
+    uniform,
+)
 
 DT_MIN, DT_MAX = 1e-3, 1e-1
 
@@ -56,17 +66,6 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     )
 
 
-def short(shape: Shape) -> Shape:
-    """The shape with few taps and channels."""
-    return {**shape, "T": min(130, int(shape["T"])), "D": min(24, int(shape["D"]))}
-
-
-def load_triton() -> Callable[..., Any]:
-    import triton  # noqa: F401
-
-    return partial(ssm_kernel, backend="triton")
-
-
 def vandermonde_kernel(A: Tensor, B: None, C: Tensor, dt: Tensor, length: int) -> Tensor:
     """The filter [D, T] from all powers exp(dt A l) at once, [D, N, T] complex, as in unfused PyTorch code.
 
@@ -83,9 +82,9 @@ WORKLOAD = Workload(
     reference=ssm_kernel_reference,
     make_inputs=make_inputs,
     cost=cost,
-    short=short,
+    short=at_most(T=130, D=24),
     implementations=(
-        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation("triton", "ours", needs_triton(partial(ssm_kernel, backend="triton")), cold_start=True),
         Implementation("torch", "ours", lambda: partial(ssm_kernel, backend="torch")),
         Implementation("vandermonde", "torch", lambda: vandermonde_kernel),
     ),

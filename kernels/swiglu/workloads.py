@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels.swiglu import swiglu
 from kernels.swiglu.reference import swiglu_reference
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic
+from kernels.workload import (
+    Cost,
+    Implementation,
+    Inputs,
+    Shape,
+    Workload,
+    at_most,
+    needs_triton,
+    normal,
+    sizes,
+    traffic,
+)
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -28,16 +38,6 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
         num_flops=(15 if backward else 5) * size,
         num_exponentials=(2 if backward else 1) * size,
     )
-
-
-def short(shape: Shape) -> Shape:
-    return {**shape, "R": min(70, int(shape["R"])), "F": min(144, int(shape["F"]))}
-
-
-def load_triton() -> Callable[..., Any]:
-    import triton  # noqa: F401
-
-    return partial(swiglu, backend="triton")
 
 
 def load_liger() -> Callable[..., Tensor]:
@@ -58,9 +58,9 @@ WORKLOAD = Workload(
     reference=swiglu_reference,
     make_inputs=make_inputs,
     cost=cost,
-    short=short,
+    short=at_most(R=70, F=144),
     implementations=(
-        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation("triton", "ours", needs_triton(partial(swiglu, backend="triton")), cold_start=True),
         Implementation("torch", "ours", lambda: partial(swiglu, backend="torch")),
         Implementation("liger", "peer", load_liger, cold_start=True),
     ),

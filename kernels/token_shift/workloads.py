@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
 from kernels.token_shift import token_shift
 from kernels.token_shift.reference import token_shift_reference
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, sizes, traffic, uniform
+from kernels.workload import (
+    Cost,
+    Implementation,
+    Inputs,
+    Shape,
+    Workload,
+    at_most,
+    needs_triton,
+    normal,
+    sizes,
+    traffic,
+    uniform,
+)
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -35,16 +45,6 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     return Cost(num_bytes=num_bytes, num_flops=(11 if backward else 4) * uses * size)
 
 
-def short(shape: Shape) -> Shape:
-    return {**shape, "B": min(2, int(shape["B"])), "T": min(40, int(shape["T"])), "D": min(96, int(shape["D"]))}
-
-
-def load_triton() -> Callable[..., Any]:
-    import triton  # noqa: F401
-
-    return partial(token_shift, backend="triton")
-
-
 LAYER: Shape = {"B": 8, "T": 2048, "D": 2048}
 RWKV6: Shape = {**LAYER, "U": 5, "delta": "yes"}
 RWKV7: Shape = {**LAYER, "U": 6, "delta": "no"}
@@ -54,9 +54,9 @@ WORKLOAD = Workload(
     reference=token_shift_reference,
     make_inputs=make_inputs,
     cost=cost,
-    short=short,
+    short=at_most(B=2, T=40, D=96),
     implementations=(
-        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation("triton", "ours", needs_triton(partial(token_shift, backend="triton")), cold_start=True),
         Implementation("torch", "ours", lambda: partial(token_shift, backend="torch")),
     ),
     shapes={

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,8 @@ from kernels.workload import (
     Inputs,
     Shape,
     Workload,
+    at_most,
+    needs_triton,
     normal,
     sizes,
     traffic,
@@ -57,24 +58,14 @@ def shape_elements(shape: Shape) -> int:
     return batch * length * width
 
 
-def short(shape: Shape) -> Shape:
-    return {"B": min(2, int(shape["B"])), "T": min(300, int(shape["T"])), "D": min(40, int(shape["D"]))}
-
-
-def load_triton() -> Callable[..., Any]:
-    import triton  # noqa: F401
-
-    return partial(wkv, backend="triton")
-
-
 WORKLOAD = Workload(
     op="wkv",
     reference=reference,
     make_inputs=make_inputs,
     cost=cost,
-    short=short,
+    short=at_most(B=2, T=300, D=40),
     implementations=(
-        Implementation("triton", "ours", load_triton, cold_start=True),
+        Implementation("triton", "ours", needs_triton(partial(wkv, backend="triton")), cold_start=True),
         Implementation("torch", "ours", lambda: partial(wkv, backend="torch")),
     ),
     shapes={
@@ -109,20 +100,14 @@ def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     return Cost(now.num_bytes + state, num_flops=now.num_flops, num_exponentials=now.num_exponentials)
 
 
-def load_triton_step() -> Callable[..., tuple[Tensor, Tensor]]:
-    import triton  # noqa: F401
-
-    return updated(partial(wkv_step, backend="triton"))
-
-
 STEP = Workload(
     op="wkv_step",
     reference=step_reference,
     make_inputs=make_step_inputs,
     cost=step_cost,
-    short=lambda shape: {"B": min(2, int(shape["B"])), "D": min(40, int(shape["D"]))},
+    short=at_most(B=2, D=40),
     implementations=(
-        Implementation("triton", "ours", load_triton_step, cold_start=True),
+        Implementation("triton", "ours", needs_triton(updated(partial(wkv_step, backend="triton"))), cold_start=True),
         Implementation("torch", "ours", lambda: updated(partial(wkv_step, backend="torch"))),
     ),
     shapes={"quick": ({"B": 64, "D": 2048},), "paper": ({"B": 1, "D": 2048},)},

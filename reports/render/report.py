@@ -102,7 +102,8 @@ def report_of(
     sensitivity = sensitivities(plan, runs)
     runs, tried = select_best(runs, config.select, plan.points)
     # in a mean over settings, another run may be the best one in each
-    free = {*plan.spec.mean_over, *config.select.best_of} if plan.spec.mean_over and config.select else ()
+    best_of = config.select.best_of if config.select else ()
+    free = {*plan.spec.mean_over, *best_of} if plan.spec.mean_over else ()
     today = functools.cache(lambda: () if planned is None else tuple(planned(plan.scale)))
     settled: dict[tuple[str, str], list[StoredRun]] = {}
     stale: set[str] = set()

@@ -2,7 +2,7 @@
 
 With several jobs and `cuda`, workers are dealt out over all visible GPUs, several to a GPU where there are more jobs
 than GPUs. After the first Ctrl-C (or SIGTERM, or SIGHUP of a closed terminal) every current run saves a checkpoint
-between two steps; a second one ends at once.
+between two steps; a second one, at least a second later, ends at once.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,11 @@ from suite.runs import Run
 from suite.store.claims import Claims
 from suite.store.enough import Enough
 from suite.training import parallel
+
+SAME_S = 1.0
+"""Signals that come so soon after the first are the same request. `timeout` and others send theirs to the command and
+then to its whole process group, so that it comes twice. To end at once kills workers in the middle of their kernels,
+after which CUDA's multi-process service may fail the other runs on their GPU as well."""
 
 
 class OutOfTimeError(Exception):
@@ -55,12 +61,14 @@ def _end_follower() -> None:
 class StopSignals:
     """A context in which SIGNALS, or the end of a given time, set an event that asks the current runs to save and end.
 
-    announce: called when the event is set. A second signal raises KeyboardInterrupt, which ends everything at once.
+    announce: called when the event is set. A second signal, at least `SAME_S` later, raises KeyboardInterrupt, which
+        ends everything at once.
     """
 
     def __init__(self, event: Any, announce: Callable[[], None], within_s: float | None) -> None:
         self.event, self.announce = event, announce
         self.reason: type[BaseException] = OutOfTimeError
+        self.signalled_at: float | None = None
         self.timer = None if within_s is None else threading.Timer(within_s, self._ask)
         self.before: dict[signal.Signals, Any] = {}
 
@@ -71,10 +79,12 @@ class StopSignals:
 
     def _handle(self, number: int, frame: object) -> None:
         del number, frame
-        if self.reason is KeyboardInterrupt:
+        now = time.monotonic()
+        if self.signalled_at is None:
+            self.signalled_at, self.reason = now, KeyboardInterrupt
+            self._ask()
+        elif now - self.signalled_at >= SAME_S:
             raise KeyboardInterrupt
-        self.reason = KeyboardInterrupt
-        self._ask()
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():

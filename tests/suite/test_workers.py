@@ -5,14 +5,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
-from suite.executors.local import OutOfTimeError, run_all
+from suite.executors import local
+from suite.executors.local import OutOfTimeError, StopSignals, run_all
 from suite.executors.processes import CONTEXT, ended, start
 from suite.executors.queue import RunQueue
 from suite.executors.workers import _Worker, run_in_workers
@@ -232,3 +234,34 @@ def test_a_signal_to_all_processes_reaches_no_worker(tmp_path):
     worker.process.join(timeout=60)
     assert worker.process.exitcode == 0
     assert ending(tmp_path, run)[0] == "ok"
+
+
+@pytest.mark.parametrize("later_s", [0.0, 0.9])
+def test_signals_within_a_second_ask_once_for_an_end(monkeypatch, later_s):
+    clock = [100.0]
+    monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    asked = []
+
+    def announce():
+        # the second signal of `timeout` may come while the first is handled
+        asked.append(clock[0])
+        signal.raise_signal(signal.SIGINT)
+
+    event = threading.Event()
+    with StopSignals(event, announce, None) as stop:
+        signal.raise_signal(signal.SIGTERM)
+        clock[0] += later_s
+        signal.raise_signal(signal.SIGINT)
+    assert event.is_set()
+    assert asked == [100.0]
+    assert stop.reason is KeyboardInterrupt
+
+
+def test_a_signal_a_second_after_the_first_ends_at_once(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    with StopSignals(threading.Event(), lambda: None, None):
+        signal.raise_signal(signal.SIGINT)
+        clock[0] += local.SAME_S
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)

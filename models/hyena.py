@@ -104,6 +104,11 @@ class ImplicitFilter(nn.Module):
 
     def forward(self, steps: int) -> Tensor:
         self.check_length(steps)
+        if at_least_float32(self.positions).dtype != self.positions.dtype:
+            raise ValueError(
+                f"hyena: its filters cannot be computed from weights in {str(self.positions.dtype)[6:]}, whose "
+                "rounding changes them; leave the parameters in float32 and call the model within torch.autocast."
+            )
         # half precision cannot tell neighbouring positions of a long filter apart
         with torch.autocast(self.positions.device.type, enabled=False):
             taps = at_least_float32(self.layers(self.positions[:steps]))

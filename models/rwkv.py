@@ -196,11 +196,15 @@ class FirstLayer(Layer):
 
     def _enter(self, norm: nn.Module, residual: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
         if norm is self.mixer_norm:
-            residual, branch = self.entry_norm(joined(residual, branch)), None
+            residual, branch = self._enter_network(joined(residual, branch)), None
         return super()._enter(norm, residual, branch)
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return super().step(self.entry_norm(x_t), state)
+        return super().step(self._enter_network(x_t), state)
+
+    def _enter_network(self, x: Tensor) -> Tensor:
+        # the residual stream has the dtype of the embedding, and a norm is wider in half precision
+        return self.entry_norm(x).to(x.dtype)
 
 
 class RWKVConfig(BackboneConfig):

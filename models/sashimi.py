@@ -228,8 +228,8 @@ class UNet(Mixer):
         p, before = self.pool[i], self._before(i)
         skips = [x] if before is None else before.down(x)
         x = skips[-1]
-        # the residual stream of a stage is not narrower than float32
-        below = self._from(i + 1, at_least_float32(self.down[i](x.unflatten(1, (-1, p)).flatten(2))))
+        # the residual streams of all stages have one dtype, and a product has that of autocast
+        below = self._from(i + 1, self.down[i](x.unflatten(1, (-1, p)).flatten(2)).to(x.dtype))
         sent = F.pad(self.up[i](below)[:, :-1], (0, 0, 1, 0))
         x = x + sent.unflatten(2, (p, -1)).flatten(1, 2)
         return self._stage(i)(x) if before is None else self._stage(i).up(x, skips)
@@ -266,7 +266,7 @@ class UNet(Mixer):
         u_t = x_t + (sent * slot.unsqueeze(-1)).sum(1).to(x_t.dtype)
         y_t, blocks = self._blocks_step(advance, u_t, blocks, due)
         full = due & slot[:, -1]
-        lower, rest = self._step(i + 1, at_least_float32(self.down[i](group.flatten(1))), tuple(below), full)
+        lower, rest = self._step(i + 1, self.down[i](group.flatten(1).to(x_t.dtype)).to(x_t.dtype), tuple(below), full)
         new = self.up[i](lower).unflatten(1, (self.pool[i], -1)).to(sent.dtype)
         sent = torch.where(full.view(-1, 1, 1), new, sent)
         return y_t, ((count + due, group, sent, blocks, *downs), *rest)
@@ -298,7 +298,7 @@ class UNet(Mixer):
         arrived = sent.new_zeros(len(x), 1, *sent.shape[1:])
         if groups:
             inputs = x[:, : groups * p].unflatten(1, (-1, p)).flatten(2)
-            lower, below = self._prefill(i + 1, at_least_float32(self.down[i](inputs)), below)
+            lower, below = self._prefill(i + 1, self.down[i](inputs).to(x.dtype), below)
             made = self.up[i](lower).unflatten(2, (p, -1)).to(sent.dtype)
             arrived, sent = torch.cat([arrived, made], dim=1), made[:, -1].clone()
         u = x + arrived.flatten(1, 2)[:, :steps].to(x.dtype)

@@ -379,7 +379,11 @@ def test_short_convolutions_keep_the_norm_behind_the_embedding_and_base_convolut
 
 @pytest.mark.parametrize("pooling", [None, "mean", "last"])
 @pytest.mark.parametrize(
-    "name", ["linear-attention", "based", "gla", "retnet", "abc", "mamba", "mlstm", "dss-exp", "h3"]
+    "name",
+    [
+        *("linear-attention", "based", "gla", "retnet", "abc", "mamba", "mamba2", "mlstm", "slstm", "dss-exp", "h3"),
+        *("deltanet", "kda", "rwkv", "rwkv6", "rwkv7", "sashimi"),
+    ],
 )
 @torch.no_grad()
 def test_a_network_in_half_precision_reads_sequences_steps_and_prompts(name, pooling):
@@ -401,6 +405,12 @@ def test_a_network_in_half_precision_reads_sequences_steps_and_prompts(name, poo
     # a recorded step needs the same dtypes every time
     assert dtypes == [part.dtype for part in tensors(state)] == [part.dtype for part in tensors(after)]
     assert torch.bfloat16 not in dtypes
+
+
+def test_hyena_refuses_weights_in_half_precision():
+    model = build(MODELS.load("hyena"), TOKENS, dtype=torch.float32).bfloat16()
+    with pytest.raises(ValueError, match="its filters cannot be computed from weights in bfloat16"):
+        model(torch.randint(16, (2, 9)))
 
 
 def test_dss_softmax_hands_the_detached_maximum_to_its_operator():

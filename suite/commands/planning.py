@@ -68,6 +68,9 @@ def resolved_runs(
         seeds=None if seeds is None else seeds_in(seeds, "--seeds"),
         where=shown(found.path),
     )
+    if data is not None and not any(hasattr(getattr(run, "task", None), "data") for run in runs):
+        kept = " that --only keeps" if only else ""
+        raise ValueError(f"--data {data}: no task of {found.name}{kept} reads data; leave --data out")
     return found, runs
 
 

@@ -124,6 +124,9 @@ def test_list_names_everything(command_line):
         (("run", "quickstart", "--set", "model.name=7"), ["unknown model 7"]),
         (("run", "quickstart", "--set", "train.keep_metric=loss2"), ["train.keep_metric", "did you mean 'loss'"]),
         (("run", "speech-commands/sample", "--data", "nowhere"), ["nowhere"]),
+        (("run", "quickstart", "--data", "."), ["--data .: no task of quickstart reads data; leave --data out"]),
+        (("run", "mamba/figure8-scan", "--data", ".", "--dry-run"), ["no task of mamba/figure8-scan reads data"]),
+        (("status", "quickstart", "--data", "."), ["no task of quickstart reads data"]),
     ],
 )
 def test_a_wrong_argument_is_one_line_and_exit_code_2(command_line, tmp_path, arguments, words):
@@ -176,6 +179,21 @@ def test_a_fault_of_the_grid_is_not_blamed_on_set(command_line, tmp_path):
 def test_a_fault_of_data_names_the_folder_that_was_given(command_line, tmp_path):
     done = command_line("run", "dss/table1-lra", "--data", tmp_path)
     assert done.stderr.startswith(f"error: --data {tmp_path}: lra-text: ")
+
+
+def test_data_are_taken_where_only_a_part_of_the_tasks_reads_them(command_line, tmp_path):
+    (tmp_path / "grid.yaml").write_text(
+        "title: t\nbaseline: {model: {name: gla, d_model: 8}, train: {steps: 2}}\n"
+        "sweep: {task.name: [mqar, text-file]}\n"
+    )
+    (tmp_path / "book.txt").write_text("a few words " * 2000)
+    call = ("run", tmp_path, "--dry-run", "--data", tmp_path)
+    done = command_line(*call)
+    assert done.returncode == 0, done.stderr
+    done = command_line(*call, "--only", "task.name=mqar")
+    assert done.returncode == 2
+    reason = f"no task of {tmp_path.name} that --only keeps reads data; leave --data out"
+    assert done.stderr == f"error: --data {tmp_path}: {reason}\n"
 
 
 @pytest.mark.parametrize(

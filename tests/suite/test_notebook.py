@@ -73,6 +73,7 @@ def test_results_are_filtered_by_columns_and_settings(tmp_path):
         ({"device": 3}, "device=3: expected a word"),
         ({"data": ""}, "data='': expected a path"),
         ({"data": 3}, "data=3: expected a path"),
+        ({"data": "."}, "no task of quickstart reads data"),
         ({"results": 3}, "results=3: expected the name of a folder"),
         ({"plugins": 3}, "plugins=3: expected a text, or a list of texts"),
         ({"log": 3}, "log=3: expected a text, or a list of texts"),

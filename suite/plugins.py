@@ -38,6 +38,10 @@ _imported: dict[ModuleType, str] = {}
 """Modules of plugins with the identity that their files had when they were imported."""
 
 
+class PluginError(ValueError):
+    """A process that is to carry out a run cannot import its plugins as the plan knows them."""
+
+
 @dataclass(frozen=True)
 class Plugin:
     """One loaded plugin."""
@@ -90,6 +94,16 @@ def changed_since_planned(identities: Iterable[str]) -> str:
         if module is not None and _imported.setdefault(module, _identity(module)) != identity:
             return f"the plugin {name} has changed since the run was planned; give the command again"
     return ""
+
+
+def unloaded(plugins: Iterable[str], reason: str) -> str:
+    """Returns in one line that a process cannot import the code of a run, why (`reason_of`), and what to do.
+
+    plugins: the identities of those that the run uses.
+    """
+    names = ", ".join(identity.partition(" ")[0] for identity in plugins)
+    what = f"the plugin {names}" if names else "the code of the run"
+    return f"{what} cannot be imported any more: {reason}; mend the file and give the command again"
 
 
 def only_on_this_machine(entries: Iterable[Entry]) -> list[str]:

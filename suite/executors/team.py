@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import pickle
 import socket
 import threading
 import time
@@ -26,7 +27,7 @@ from pathlib import Path
 import torch
 
 from suite.executors.processes import CONTEXT, ended, start
-from suite.plugins import changed_since_planned
+from suite.plugins import PluginError, changed_since_planned, reason_of, unloaded
 from suite.runs import Run, RunEnded
 from suite.store import storage
 from suite.training import parallel
@@ -57,11 +58,17 @@ def end_with_parent() -> None:
 
 
 def follow(root: Path, device: torch.device, threads: int) -> None:
-    """Carries out, together with rank 0, the runs that it gives, until it gives None."""
+    """Carries out, together with rank 0, the runs that it gives, until it gives None. Raises PluginError."""
     group = parallel.current()
-    while (run := group.agreed(None)) is not None:
-        if reason := changed_since_planned(run.plugins.values()):
-            raise RuntimeError(reason)
+    while (given := group.agreed(None)) is not None:
+        plugins, sent = given
+        try:
+            # this imports the plugins of the run, whose files may have changed since the run was planned
+            run = pickle.loads(sent)
+        except (Exception, SystemExit) as error:
+            raise PluginError(unloaded(plugins, reason_of(error))) from None
+        if reason := changed_since_planned(plugins):
+            raise PluginError(reason)
         checkpoint = storage.checkpoint_path(root, run.experiment, run.scale, run.run_id)
         try:
             with host_threads(threads):
@@ -73,7 +80,8 @@ def follow(root: Path, device: torch.device, threads: int) -> None:
 
 def give(run: Run | None) -> None:
     """Tells the other processes of the group, where there are any, which run is next."""
-    parallel.current().agreed(run)
+    if (group := parallel.current()).size > 1:
+        group.agreed(None if run is None else (list(run.plugins.values()), pickle.dumps(run)))
 
 
 def _member(pipe: Connection, rank: int, team: Team, address: str, device: str, root: Path, threads: int) -> None:
@@ -85,12 +93,10 @@ def _member(pipe: Connection, rank: int, team: Team, address: str, device: str, 
         follow(root, own, threads)
     except BaseException as error:
         status = "oom" if isinstance(error, torch.OutOfMemoryError) else "failed"
-        pipe.send(
-            (
-                status,
-                f"process {rank} of {team.size}: {type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}",
-            )
-        )
+        reason = str(error)
+        if not isinstance(error, PluginError):
+            reason = f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}"
+        pipe.send((status, f"process {rank} of {team.size}: {reason}"))
         # libraries of the device may hang at their end while the other processes are not there
         os._exit(1)
     # a thread of the process group may hold Python objects still; if it drops them while the interpreter ends, the

@@ -37,7 +37,7 @@ from suite.executors.processes import CONTEXT
 from suite.executors.queue import RunQueue
 from suite.executors.team import GRACE_S, Leader, Team, end_with_parent, give
 from suite.identity import likeness
-from suite.plugins import reason_of
+from suite.plugins import reason_of, unloaded
 from suite.runner import Finished, execute, store_failure
 from suite.runs import Progress, Run
 
@@ -81,12 +81,6 @@ class _Unloaded:
     """A worker sends this in place of an `_Ending` if it cannot import the code of its run."""
 
     reason: str
-
-    def of(self, run: Run) -> str:
-        """Returns the reason and what to do, in one line."""
-        names = ", ".join(identity.partition(" ")[0] for identity in run.plugins.values())
-        what = f"the plugin {names}" if names else "the code of the run"
-        return f"{what} cannot be imported any more: {self.reason}; mend the file and give the command again"
 
 
 def _work(
@@ -296,7 +290,7 @@ class _Pool:
         if message is None:
             self.queue.leave(run)
         elif isinstance(message, _Unloaded):
-            self._fail(worker, run, message.of(run))
+            self._fail(worker, run, unloaded(run.plugins.values(), message.reason))
         else:
             worker.lost = message.lost
             if message.finished.status == "oom" and self.running(worker.device) and self._may_repeat(run):

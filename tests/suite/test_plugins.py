@@ -14,6 +14,7 @@ import torch
 from run_suite import REPOSITORY
 from suite.commands.planning import resolved_runs
 from suite.executors.local import run_all
+from suite.executors.team import Team
 from suite.identity import files_digest
 from suite.plugins import load_plugin, load_plugins
 from suite.runner import execute
@@ -163,6 +164,28 @@ def test_a_plugin_that_a_worker_cannot_import_is_named_with_the_error(plugin, gr
         f"failed ({reason}; mend the file and give the command again)"
     ] * 2
     assert display.repeats == []
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (
+            "raise KeyError('planted')",
+            "cannot be imported any more: KeyError: 'planted' (NAME.py:9); mend the file and",
+        ),
+        pytest.param(
+            "open(__file__, 'a').write('# changed')", "has changed since the run was planned;", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_process_beside_the_first_names_a_plugin_that_it_cannot_import(plugin, grid, tmp_path, code, reason):
+    one = f"import multiprocessing\nif multiprocessing.current_process().name == 'process 1': {code}\n"
+    path = plugin(textwrap.dedent(MODEL.replace("NAME", "'mine'")) + one)
+    choice = {"scale": None, "only": ["model.name=mine"], "overrides": None, "seeds": None, "data": None}
+    _, (run,) = resolved_runs(REPOSITORY.with_plugins([str(path)]), str(grid), **choice)
+    (ended,) = run_all([run], tmp_path / "results", torch.device("cpu"), Recording(), team=Team(2))
+    reason = f"the plugin {path.stem} {reason.replace('NAME', path.stem)} give the command again"
+    assert ended.error == f"failed (process 1 of 2: {reason})"
 
 
 def test_the_digest_of_files_has_their_names_and_contents(tmp_path):

@@ -13,9 +13,11 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
+from typer.core import TyperGroup
 
 from suite.commands.bench import bench
 from suite.commands.check import check
@@ -35,10 +37,25 @@ from suite.commands.run import run
 from suite.commands.show import show
 from suite.commands.status import status
 from suite.commands.weights import weights_app
+from suite.settings.parsing import reason_of
 from suite.store.target import StoreError
+
+
+class _Commands(TyperGroup):
+    """The commands, whose wrong values are named without the words of pydantic."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            if isinstance(error.__cause__, ValidationError):
+                error.message = reason_of(error.__cause__)
+            raise
+
 
 app = typer.Typer(
     name="run_suite.py",
+    cls=_Commands,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     pretty_exceptions_enable=False,

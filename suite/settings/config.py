@@ -46,7 +46,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, Valida
 from suite.bounds import Seed
 from suite.contracts import Config
 from suite.registry import nearest
-from suite.settings.parsing import parse, read_yaml, shortened
+from suite.settings.parsing import parse, read_yaml, reason_of, shortened
 from suite.settings.report_spec import FigureSpec, Select, Source, TableSpec
 
 SECTIONS = ("task", "model", "train")
@@ -87,10 +87,8 @@ def _checked_scale(options: dict[str, Any]) -> dict[str, Any]:
             try:
                 kind.validate_python(options[key])
             except ValidationError as error:
-                first = error.errors()[0]
-                where = ".".join(map(str, (key, *first["loc"])))
-                got = "" if first["type"] == "value_error" else f", got {shortened(first['input'])}"
-                raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}{got}") from None
+                where = ".".join(map(str, (key, *error.errors()[0]["loc"])))
+                raise ValueError(f"{where}: {reason_of(error)}") from None
     return options
 
 

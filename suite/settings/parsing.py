@@ -125,10 +125,16 @@ def _problem(error: ValidationError, cls: type[Config]) -> str:
         return f"{key}: expected a finite number, got {first['input']}"
     if first["type"] in ("tuple_type", "list_type") and isinstance(first["input"], (str, int, float)):
         return f"{key}: expected a list, such as [{first['input']}], got {shortened(first['input'])}"
-    message = first["msg"].removeprefix("Value error, ")
+    return f"{key}: {reason_of(error)}" if key else reason_of(error)
+
+
+def reason_of(error: ValidationError) -> str:
+    """Why a value is refused, of the first problem that pydantic found: `Input should be less than 9, got 12`."""
+    first = error.errors()[0]
     if first["type"] == "value_error":
-        return f"{key}: {message}" if key else message
-    return f"{key}: {message}, got {shortened(first['input'])}"
+        # a sentence of ours or of the command line, behind words of pydantic
+        return first["msg"].removeprefix("Value error, ")
+    return f"{first['msg']}, got {shortened(first['input'])}"
 
 
 def shortened(value: Any) -> str:

@@ -140,6 +140,21 @@ def test_a_wrong_argument_is_one_line_and_exit_code_2(command_line, tmp_path, ar
     assert not list(tmp_path.rglob("*.parquet"))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("report", "quickstart", "--format", "pdf"), "Invalid value for '--format': 'pdf' is not one of 'terminal', "),
+        (("run", "quickstart", "--nproc", "two"), "unable to parse string as an integer, got 'two'\n"),
+        (("data", "rate", "mqar", "--seconds", "-1"), "or equal to 0.01, got '-1'\n"),
+    ],
+)
+def test_a_wrong_value_is_named_without_the_words_of_a_library(command_line, arguments, reason):
+    done = command_line(*arguments)
+    assert done.returncode == 2
+    assert reason in done.stderr
+    assert "Value error" not in done.stderr
+
+
 def test_an_id_of_many_runs_names_five_of_them(command_line, tmp_path):
     for number in range(8):
         (tmp_path / f"0{number}.parquet").touch()

@@ -99,7 +99,10 @@ class Notebook:
             choice={
                 "scale": scale,
                 "only": filters(only, "only"),
-                "overrides": filters({key: [value] for key, value in _mapping(set, "set").items()}, "set"),
+                "overrides": {
+                    key: json.loads(_json(value, f"set={{{key!r}: ...}}"))
+                    for key, value in _mapping(set, "set").items()
+                },
                 "seeds": None if seeds is None else _seeds(seeds),
                 "data": None if data is None else Path(data),
             },

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +30,7 @@ def resolved_runs(
     *,
     scale: str | None,
     only: Sequence[str] | None,
-    overrides: Sequence[str] | None,
+    overrides: Sequence[str] | Mapping[str, Any] | None,
     seeds: str | None,
     data: Path | None,
     results: Path = LOCAL,

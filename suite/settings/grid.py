@@ -16,12 +16,14 @@ from typing import Any
 from suite.registry import few, nearest
 from suite.runs import Run
 from suite.settings.config import NO_PLUGINS, ExperimentConfig, check_sections
-from suite.settings.parsing import alternatives, assignments, located
+from suite.settings.parsing import alternatives, assignments, located, shortened
 from suite.settings.resolver import Resolver
 from suite.training.run import TrainingRun
 
 Point = dict[str, Any]
 """Dotted keys (`train.lr`) and the values that the grid gives them."""
+Overrides = Sequence[str] | Mapping[str, Any]
+"""Settings that win over the grid: texts such as `train.lr=1e-3`, or from Python a mapping from keys to values."""
 
 
 MAX_RUNS = 1_000_000
@@ -191,7 +193,7 @@ def expand(
     *,
     scale: str | None = None,
     only: Sequence[str] = (),
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     seeds: Sequence[int] | None = None,
     where: str = "grid.yaml",
 ) -> list[Run]:
@@ -201,7 +203,7 @@ def expand(
         (`model.name=gsa,gla`), and a word may be a pattern (`model.name=dss-*`).
     overrides: `key=value` settings that win over the grid. Several values of one key (`train.lr=1e-3,3e-3`) are an axis
         of their own; values of several keys are combined. A pattern stands for the names that fit it
-        (`model.name=dss-*`).
+        (`model.name=dss-*`). From Python, a mapping from keys to values.
     seeds: take these instead of the grid's own.
     where: the file's name, for messages.
     """
@@ -255,13 +257,19 @@ def expand(
 
 
 _Given = Mapping[str, tuple[str, Any]]
-"""Dotted keys of `--set` to the text that the user typed and its value."""
+"""Dotted keys of `--set`, or of `set` in Python, to the words of the user that gave the value, and the value."""
 
 
-def _settings(config: ExperimentConfig, overrides: Sequence[str], resolver: Resolver) -> list[_Given]:
-    """Returns every combination of the values that `--set` gives. Raises ValueError for a key that two texts give."""
+def _settings(config: ExperimentConfig, overrides: Overrides, resolver: Resolver) -> list[_Given]:
+    """Returns every combination of the values that are set. Raises ValueError for a key that two texts give."""
     axes: dict[str, list[tuple[str, str, Any]]] = {}
     texts: dict[str, str] = {}
+    if isinstance(overrides, Mapping):
+        for key, value in overrides.items():
+            given = f"set={{{key!r}: {shortened(value)}}}"
+            _check_key(config, str(key), given)
+            axes[key] = [(key, given, name) for name in _fitting(resolver, key, value, given)]
+        overrides = ()
     for text in overrides:
         parts = alternatives(text, "--set")
         values = assignments(parts, "--set")
@@ -272,13 +280,13 @@ def _settings(config: ExperimentConfig, overrides: Sequence[str], resolver: Reso
             raise ValueError(f"--set {key} is given twice; for both values: --set {both}")
         texts[key] = text
         axes[key] = [
-            (key, part, name)
+            (key, f"--set {part}", name)
             for part, (key, value) in zip(parts, values, strict=True)
             for name in _fitting(resolver, key, value, f"--set {part}")
         ]
     if math.prod(map(len, axes.values())) > MAX_RUNS:
         raise ValueError(f"--set: the values have more than {MAX_RUNS:,} combinations; give fewer")
-    return [{key: (part, value) for key, part, value in chosen} for chosen in itertools.product(*axes.values())]
+    return [{key: (given, value) for key, given, value in chosen} for chosen in itertools.product(*axes.values())]
 
 
 def _fitting(resolver: Resolver, key: str, value: Any, where: str) -> list[Any]:
@@ -303,7 +311,7 @@ def _tree(config: ExperimentConfig, values: Mapping[str, Any]) -> dict[str, dict
 
 
 def _blamed(error: ValueError, given: _Given, resolve: Callable[[_Given, str], object], where: str) -> ValueError:
-    """The fault as that of the `--set` without which there is none, or of all of them, or else as that of the grid.
+    """The fault as that of the setting without which there is none, or of all of them, or else as that of the grid.
 
     resolve: raises the fault of the run with some of the settings, with these words in front.
     """
@@ -315,15 +323,17 @@ def _blamed(error: ValueError, given: _Given, resolve: Callable[[_Given, str], o
             return found
         return None
 
-    for key, (text, value) in given.items():
+    for key, (words, value) in given.items():
         if fault({other: value for other, value in given.items() if other != key}, where) is None:
-            blamed = fault(given, f"--set {text}") or error
-            listed = text.partition("=")[2].strip()
-            if listed[:1] == "[" and value and fault({**given, key: (text, value[0])}, where) is None:
-                return ValueError(f"{blamed}; for a run with each value leave out the brackets: {key}={listed[1:-1]}")
+            blamed = fault(given, words) or error
+            if isinstance(value, list) and value and fault({**given, key: (words, value[0])}, where) is None:
+                listed = words.partition("=")[2].strip()
+                in_python = not words.startswith("--set")
+                instead = "call `run` once for each" if in_python else f"leave out the brackets: {key}={listed[1:-1]}"
+                return ValueError(f"{blamed}; for a run with each value {instead}")
             return blamed
     if given and fault({}, where) is None:
-        return fault(given, " ".join(f"--set {text}" for text, _ in given.values())) or error
+        return fault(given, " ".join(words for words, _ in given.values())) or error
     return error
 
 

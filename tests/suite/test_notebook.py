@@ -58,6 +58,15 @@ def test_results_are_filtered_by_columns_and_settings(tmp_path):
         ({"only": {"model.name": "glaa"}}, "did you mean 'gla'"),
         ({"set": {"train.stepz": 3}}, "did you mean 'steps'"),
         ({"set": {"train.lr": object()}}, "expected a number"),
+        ({"set": {"lr": 0.1}}, "set={'lr': 0.1}: 'lr': a dotted key starts with task, model, train"),
+        ({"set": {"model.name": "x*"}}, "set={'model.name': 'x*'}: no model fits"),
+        ({"set": {"train.lr": float("nan")}}, "set={'train.lr': nan}: train: lr: expected a finite number"),
+        ({"set": {"train.lr": "x", "task.length": "y"}}, "set={'train.lr': 'x'} set={'task.length': 'y'}: task mqar:"),
+        (
+            {"set": {"train.lr": [0.1, 0.2]}},
+            "set={'train.lr': [0.1, 0.2]}: train: lr: Input should be a valid number, got [0.1, 0.2]; for a run with "
+            "each value call `run` once for each",
+        ),
         ({"scale": "huge"}, "unknown scale 'huge'"),
         ({"seeds": "many"}, "expected a number of seeds"),
         ({"device": "tpu"}, "--device"),

@@ -94,7 +94,7 @@ def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], trie
         sd=statistics.stdev(values) if len(values) > 1 else None,
         values=tuple(values),
         median=statistics.median(values) if values else None,
-        spread=spread(samples[0]) if len(samples) == 1 else None,
+        spread=spread(samples[0]) if len(samples) == len(values) == 1 else None,
         num_seeds=len(values),
         planned=max(plan.num_seeds, seeds.num_started),
         failures=tuple((end, ends.count(end)) for end in sorted(set(ends))),

@@ -141,6 +141,18 @@ def test_a_time_has_its_unit_and_the_spread_of_its_samples_and_no_seeds(make):
     assert not report.costs
 
 
+def test_a_mean_over_settings_waits_for_all_and_has_no_spread_of_samples(make):
+    sweep = {**GRID["sweep"], "bench.dtype": ["bfloat16", "float32"]}
+    grid = {**GRID, "sweep": sweep, "table": {**GRID["table"], "mean_over": ["bench.dtype"]}}
+    slow = series("scan", {length: 3 * time for length, time in SCAN.items()}, run_id="slow")
+    for row in slow:
+        row["config"] = row["config"].replace("bfloat16", "float32")
+    for runs, mean in (([slow], None), ([slow, series("scan", SCAN)], 0.2)):
+        found = cell(make(*runs, grid=grid), "Scan", "T=512")
+        assert found.mean == (mean if mean is None else pytest.approx(mean))
+        assert found.spread is None
+
+
 def test_out_of_memory_stands_in_its_cell_and_the_series_goes_on(make):
     report = make(series("attention", {512: 0.05, 1024: "oom", 2048: "oom"}), series("scan", SCAN))
     assert cell(report, "Attention", "T=1024").failures == (("oom", 1),)

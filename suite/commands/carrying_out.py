@@ -115,6 +115,9 @@ def prepare(
             f"--jobs {settings.jobs or 'auto'}: {timed[0]} times operators, and runs side by side would disturb each "
             "other; leave it out"
         )
+    if len(timed) == len(found) and (settings.keep_weights or settings.log):
+        option = "--keep-weights" if settings.keep_weights else f"--log {settings.log[0]}"
+        raise ValueError(f"{option}: {timed[0]} measures times and trains nothing; leave it out")
     settings = replace(
         settings,
         jobs=1 if timed else settings.jobs,

@@ -178,7 +178,9 @@ def rate(
     workers: Annotated[
         list[int] | None, typer.Option(min=1, help="Threads that draw; repeatable; default: 1, 2, 4, ... all cores.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.01, help="Seconds to measure for each number of threads.")] = 2.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.01, max=3600, help="Seconds to measure for each number of threads.")
+    ] = 2.0,
     results: StoredResults = None,
 ) -> None:
     """Measure how many tokens a second a task delivers without a model, beside the fastest stored training run."""

@@ -92,8 +92,13 @@ def report(
     elif experiment == TABLES:
         if scale is not None:
             raise ValueError("report tables --scale: the page has all scales; leave it out, or name one experiment")
+        if results is not None:
+            raise ValueError("report tables --results: the page shows the committed rows; leave it out")
         rendered = _tables(repository, chosen, out)
     elif experiment == KERNELS:
+        scales = sorted({path.parent.name for path in repository.files(experiment, results)})
+        if scale is not None and scales and scale not in scales:
+            raise ValueError(f"--scale {scale}: no stored rows of kernels have it; there are: {', '.join(scales)}")
         rendered = repository.rendering().history(storage.read(_files(repository, experiment, results, scale)))
     else:
         experiment, rendered = _table(repository, experiment, results, by or (), scale)

@@ -80,7 +80,8 @@ class Settings:
             ("nproc", self.processes, 4096),
             ("threads", self.threads, 1024),
         ):
-            if value is not None and not (isinstance(value, int) and 1 <= value <= most):
+            # in Python, True is an integer
+            if value is not None and not (type(value) is int and 1 <= value <= most):
                 raise ValueError(f"--{name} {shortened(value)}: expected a whole number from 1 to {most}")
 
 

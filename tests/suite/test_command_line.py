@@ -96,6 +96,8 @@ def test_list_names_everything(command_line):
         (("data", "rate", "mqar", "--data", "."), ["--data .: mqar makes its data as it runs; leave --data out"]),
         (("run", "docs"), ["docs: the folder has no grid.yaml; `list experiments`"]),
         (("report", "tables", "--scale", "small"), ["report tables --scale: the page has all scales"]),
+        (("run", "mamba/figure8-scan", "--keep-weights", "--dry-run"), ["--keep-weights: mamba/figure8-scan measures"]),
+        (("run", "mamba/figure8-scan", "--log", "tensorboard", "--dry-run"), ["--log tensorboard: mamba/figure8-scan"]),
         (("report", "quickstart", "--out", "x.xls"), ["--out x.xls: the ending must be one of .png, "]),
         pytest.param(
             ("report", "quikstart"), ["unknown experiment 'quikstart'", "'quickstart'"], marks=pytest.mark.slow
@@ -145,6 +147,7 @@ def test_a_wrong_argument_is_one_line_and_exit_code_2(command_line, tmp_path, ar
     [
         (("report", "quickstart", "--format", "pdf"), "Invalid value for '--format': 'pdf' is not one of 'terminal', "),
         (("run", "quickstart", "--nproc", "two"), "unable to parse string as an integer, got 'two'\n"),
+        (("data", "rate", "mqar", "--seconds", "inf"), "less than or equal to 3600, got 'inf'\n"),
         (("data", "rate", "mqar", "--seconds", "-1"), "or equal to 0.01, got '-1'\n"),
     ],
 )
@@ -611,6 +614,11 @@ def test_report_takes_one_experiment_or_all(command_line):
         (("report", "quickstart", "--all"), "name an experiment or a paper, or give --all, not both"),
         (("report", "h3", "--scale", "small"), "a scoreboard shows experiments at their own scales"),
         (("report", "h3", "--by", "train.lr"), "name the experiment"),
+        (
+            ("report", "kernels", "--scale", "smal", "--results", "results/reference"),
+            "--scale smal: no stored rows of kernels have it; there are: ",
+        ),
+        (("report", "tables", "--results", "results/reference"), "report tables --results: the page shows"),
     ):
         done = command_line(*arguments)
         assert done.returncode == 2

@@ -70,6 +70,8 @@ def test_results_are_filtered_by_columns_and_settings(tmp_path):
         ({"scale": "huge"}, "unknown scale 'huge'"),
         ({"seeds": "many"}, "expected a number of seeds"),
         ({"device": "tpu"}, "--device"),
+        ({"jobs": True}, "--jobs True: expected a whole number"),
+        ({"threads": True}, "--threads True: expected a whole number"),
         ({"jobs": 0}, "--jobs 0: expected a whole number"),
         ({"jobs": "many"}, "--jobs 'many': expected a whole number"),
         ({"log": ["tensorbord"]}, "did you mean 'tensorboard'"),

@@ -6,7 +6,7 @@ import typer
 
 from suite.commands.console import table_console
 from suite.commands.planning import Data, Only, Scale, Seeds, resolved_runs
-from suite.commands.repository import LOCAL, ExperimentName, Plugins, Results, Sets, repository_of
+from suite.commands.repository import LOCAL, ExperimentName, OwnResults, Plugins, Sets, repository_of
 from suite.commands.status import print_summary
 
 
@@ -19,7 +19,7 @@ def collect(
     overrides: Sets = None,
     seeds: Seeds = None,
     data: Data = None,
-    results: Results = LOCAL,
+    results: OwnResults = LOCAL,
 ) -> None:
     """For every run whose Slurm job ended without a row, store a row that says that the run failed."""
 

@@ -64,7 +64,6 @@ def report(
     and open runs. `tables` is a page of every table and figure of the papers, with what runs here and what has rows.
     """
     from suite.store import storage
-    from suite.store.target import is_folder
 
     repository = repository_of(context, plugins)
     if update_docs:
@@ -73,8 +72,6 @@ def report(
         for path in repository.rendering().update_documents(repository.reports):
             print(f"updated {shown(path)}")
         return
-    if results is not None and not is_folder(results):
-        raise ValueError(f"--results {results}: there is no such folder")
     chosen = _format(format, out)
     paper = _paper(repository, experiment)
     if by and (every or paper or experiment in (None, TABLES, KERNELS)):

@@ -171,6 +171,14 @@ def _place(text: Any) -> Any:
     return place
 
 
+def _stored_place(text: Any) -> Any:
+    """The place of this name, at which a command that makes no rows reads them. Only the default need not be there."""
+    place = _place(text)
+    if place not in (None, LOCAL) and not is_folder(place):
+        raise ValueError(f"--results {text}: there is no such folder")
+    return place
+
+
 def _experiment_names(context: typer.Context, incomplete: str) -> list[str]:
     """The experiments whose names begin so, for the completion of a shell."""
     return [name for name in repository_of(context).experiments() if name.startswith(incomplete)]
@@ -202,9 +210,15 @@ Set = Annotated[list[str] | None, typer.Option("--set", help="Change an option: 
 Results = Annotated[
     Path, typer.Option("--results", parser=str, callback=_place, help="Folder of results; also s3://bucket/folder.")
 ]
+OwnResults = Annotated[
+    Path, typer.Option("--results", parser=str, callback=_stored_place, help="Folder of results; default: yours.")
+]
 StoredResults = Annotated[
     Path | None,
     typer.Option(
-        "--results", parser=str, callback=_place, help="Folder of results; default: yours, or else the reference."
+        "--results",
+        parser=str,
+        callback=_stored_place,
+        help="Folder of results; default: yours, or else the reference.",
     ),
 ]

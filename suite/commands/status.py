@@ -10,7 +10,7 @@ import typer
 
 from suite.commands.console import table_console
 from suite.commands.planning import Data, Only, Scale, Seeds, resolved_runs
-from suite.commands.repository import LOCAL, ExperimentName, Plugins, Results, Sets, repository_of
+from suite.commands.repository import LOCAL, ExperimentName, OwnResults, Plugins, Sets, repository_of
 from suite.registry import counted
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def status(
     overrides: Sets = None,
     seeds: Seeds = None,
     data: Data = None,
-    results: Results = LOCAL,
+    results: OwnResults = LOCAL,
 ) -> None:
     """Show which runs are done, running (where, since when), failed (why) or to do, and the time that is left."""
 

@@ -129,6 +129,10 @@ def test_list_names_everything(command_line):
         (("run", "quickstart", "--data", "."), ["--data .: no task of quickstart reads data; leave --data out"]),
         (("run", "mamba/figure8-scan", "--data", ".", "--dry-run"), ["no task of mamba/figure8-scan reads data"]),
         (("status", "quickstart", "--data", "."), ["no task of quickstart reads data"]),
+        (
+            ("run", "gsa/table1-small", "--data", ".", "--set", "task.data=x"),
+            ["--set task.data names the data as well"],
+        ),
         (("status", "quickstart", "--results", "/no/such"), ["--results /no/such: there is no such folder"]),
         (("collect", "quickstart", "--results", "/no/such"), ["--results /no/such: there is no such folder"]),
         (("show", "0373a9", "--results", "/no/such"), ["--results /no/such: there is no such folder"]),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from suite.commands.repository import LOCAL, Repository
+from suite.commands.repository import LOCAL, Repository, existing
 from suite.settings.parsing import shortened
 from suite.store.target import target
 
@@ -134,8 +134,7 @@ class Notebook:
         _require_utf8()
         if not names:
             raise ValueError("results: name at least one experiment, or a folder of results")
-        place = None if results is None else _place(results)
-        return self.repository.selection(_listed(names, "name"), place, filters(only, "only")).frame()
+        return self.repository.selection(_listed(names, "name"), _stored(results), filters(only, "only")).frame()
 
     def load(
         self,
@@ -157,7 +156,7 @@ class Notebook:
         _listed([run_id], "run_id")
         _expect("a word", (str,), device=device)
         repository = self.repository.with_plugins(_listed(plugins, "plugins"))
-        path = find_weights(str(run_id), repository.roots(None if results is None else _place(results)))
+        path = find_weights(str(run_id), repository.roots(_stored(results)))
         task, model = load_model(path, Resolver(repository.tasks, repository.models), pick_device(device))
         return Trained(model, task)
 
@@ -205,6 +204,11 @@ def _place(results: Any) -> Path:
     if not isinstance(results, (str, Path)) and "://" not in str(results):
         raise ValueError(f"results={shortened(results)}: expected the name of a folder")
     return target(results)
+
+
+def _stored(results: Any) -> Path | None:
+    """Returns the folder of results of this name, which must be there; None if none is named."""
+    return None if results is None else existing(_place(results), f"results={shortened(results)}")
 
 
 def _mapping(values: Any, name: str) -> Mapping[str, Any]:

@@ -108,7 +108,7 @@ def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], trie
 
 @dataclass(frozen=True)
 class _Seeds:
-    """What the seeds of a cell have given; in a timing, every run counts as one."""
+    """The seeds of a cell gave these values and failures. In a timing, each run is counted as a seed."""
 
     values: list[float]
     """One for each seed whose runs have all been measured."""

@@ -93,10 +93,11 @@ def report(
             raise ValueError("report tables --results: the page shows the committed rows; leave it out")
         rendered = _tables(repository, chosen, out)
     elif experiment == KERNELS:
-        scales = sorted({path.parent.name for path in repository.files(experiment, results)})
+        paths = repository.files(experiment, results)
+        scales = sorted({path.parent.name for path in paths})
         if scale is not None and scales and scale not in scales:
             raise ValueError(f"--scale {scale}: no stored rows of kernels have it; there are: {', '.join(scales)}")
-        rendered = repository.rendering().history(storage.read(_files(repository, experiment, results, scale)))
+        rendered = repository.rendering().history(storage.read(_at_scale(paths, scale)))
     else:
         experiment, rendered = _table(repository, experiment, results, by or (), scale)
     if out is None and chosen in (Format.png, Format.html):
@@ -124,10 +125,9 @@ def _format(format: Format | None, out: Path | None) -> Format:
     return format or of_file or Format.terminal
 
 
-def _files(repository: Repository, experiment: str, results: Path | None, scale: str | None) -> list[Path]:
-    """Returns the files of rows of an experiment at a scale; None: at all scales."""
-    # reading the files of a scale that is not shown would take most of the time
-    return [path for path in repository.files(experiment, results) if scale in (None, path.parent.name)]
+def _at_scale(paths: Sequence[Path], scale: str | None) -> list[Path]:
+    """Returns the files of rows at a scale; None: at all scales. Reading all files would take most of the time."""
+    return [path for path in paths if scale in (None, path.parent.name)]
 
 
 def _table(
@@ -143,7 +143,7 @@ def _table(
             f"unknown scale {scale!r}{nearest(scale, config.scales)}; there are: {', '.join(config.scales)}"
         )
     rendering = repository.rendering()
-    frame = storage.read(_files(repository, experiment, results, scale), rendering.READ)
+    frame = storage.read(_at_scale(repository.files(experiment, results), scale), rendering.READ)
     if by:
         return experiment, rendering.grouped(config, path.parent, experiment, frame, by, scale)
     return experiment, rendering.build(config, path.parent, frame, scale=scale, planned=planned)

@@ -134,8 +134,6 @@ class Repository:
         """
         from suite.store.rows import Selection
 
-        if results is not None and not is_folder(results):
-            raise ValueError(f"--results {results}: there is no such folder")
         paths: dict[Path, None] = {}
         for name in names:
             folder = target(name)
@@ -174,9 +172,14 @@ def _place(text: Any) -> Any:
 def _stored_place(text: Any) -> Any:
     """The place of this name, at which a command that makes no rows reads them. Only the default need not be there."""
     place = _place(text)
-    if place not in (None, LOCAL) and not is_folder(place):
-        raise ValueError(f"--results {text}: there is no such folder")
-    return place
+    return place if place in (None, LOCAL) else existing(place, f"--results {text}")
+
+
+def existing(folder: Path, words: str) -> Path:
+    """Returns the folder, or raises ValueError, with the words that gave it in front, where there is none."""
+    if not is_folder(folder):
+        raise ValueError(f"{words}: there is no such folder")
+    return folder
 
 
 def _experiment_names(context: typer.Context, incomplete: str) -> list[str]:

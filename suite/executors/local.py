@@ -67,10 +67,14 @@ class StopSignals:
 
     def __init__(self, event: Any, announce: Callable[[], None], within_s: float | None) -> None:
         self.event, self.announce = event, announce
-        self.reason: type[BaseException] = OutOfTimeError
         self.signalled_at: float | None = None
         self.timer = None if within_s is None else threading.Timer(within_s, self._ask)
         self.before: dict[signal.Signals, Any] = {}
+
+    @property
+    def reason(self) -> type[BaseException]:
+        """The exception with which a grid ends that was asked to."""
+        return OutOfTimeError if self.signalled_at is None else KeyboardInterrupt
 
     def _ask(self) -> None:
         if not self.event.is_set():
@@ -81,7 +85,7 @@ class StopSignals:
         del number, frame
         now = time.monotonic()
         if self.signalled_at is None:
-            self.signalled_at, self.reason = now, KeyboardInterrupt
+            self.signalled_at = now
             self._ask()
         elif now - self.signalled_at >= SAME_S:
             raise KeyboardInterrupt

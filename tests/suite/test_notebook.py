@@ -104,6 +104,8 @@ def test_a_fault_is_an_exception_with_the_sentence_of_the_command(tmp_path, argu
         (lambda: run(3), "experiment 3: expected a text"),
         (lambda: results(["quickstart"]), "name ['quickstart']: expected a text; give each by itself"),
         (lambda: results("quickstart", results=3), "results=3: expected the name of a folder"),
+        (lambda: results("quickstart", results="/no/such"), "results='/no/such': there is no such folder"),
+        (lambda: load("abc", results="/no/such"), "results='/no/such': there is no such folder"),
         (lambda: load(pd.Series(["ab"])), "expected a text"),
         (lambda: load("ab", device=3), "device=3: expected a word"),
     ],

@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 PARALLEL := -n auto --dist worksteal
 
-.PHONY: quickstart test test-all test-gpu lint types docs clean
+.PHONY: quickstart test test-all test-gpu faults lint types docs clean
 
 quickstart: $(VENV)/quickstart.stamp
 	$(BIN)/python run_suite.py run quickstart --jobs 2
@@ -30,6 +30,10 @@ test-all: test
 test-gpu: $(VENV)/test.stamp
 	$(PYTEST) -n 16 --dist worksteal -m "not large" tests/gpu
 	$(PYTEST) -m large tests/gpu
+
+# Plants faults in a copy of the sources, one at a time: the tests must find each of them.
+faults: $(VENV)/test.stamp
+	$(BIN)/python -m tests.faults
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff format --check .

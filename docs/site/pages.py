@@ -229,7 +229,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Leads links to pages of the site, and puts the tables of an experiment behind its README."""
     path = page.file.src_uri
     if (HOME / path).exists():
-        # comments name the rows behind quoted numbers, with bars that would split the cell of a table
+        # comments are keys of quoted numbers; behind the last bar of a line they would be a cell of its table
         markdown = COMMENT.sub("", markdown)
         if path == "docs/running.md":
             # a long page of short paragraphs gets a table of contents

@@ -1,11 +1,16 @@
 """Numbers in documents that are quoted from stored rows: a test compares them, `report --update-docs` rewrites them.
 
-A comment that begins with an equals sign says where the numbers before it come from. Readers of the page do not see it:
+A comment that begins with an equals sign is the key of a query in `quotes.csv` beside the document. Readers of the page
+do not see it:
 
-    H3 reaches 99.5 ± 1.2 % (paper: 100.0).<!--= H3 | Induction Head acc | mean & sd & paper -->
+    H3 reaches 99.5 ± 1.2 % (paper: 100.0).<!--= 7 -->
 
-It belongs to as many numbers before it, of the same table line or paragraph, as its sources have values. Numbers in
-code spans do not count, nor do those that are part of a word, as in `T2048` or `2^20`. Sources are separated by `;`:
+    key,experiment,scale,query
+    7,h3/table2,paper,H3 | Induction Head acc | mean & sd & paper
+
+It belongs to as many numbers before it, of the same table line or paragraph, as its query has values. Numbers in code
+spans do not count, nor do those that are part of a word, as in `T2048` or `2^20`. Without an experiment the query is of
+the one whose README quotes it, and without a scale of `paper`. The sources of a query are separated by `;`:
 
 - `row | column | what`: a cell of the report. `what` is `mean` (the default), `sd`, `median`, `paper`, `seeds` (the
   value of every seed, in the order of the seeds), `count` (number of seeds) or `successes`. Several rows, columns or
@@ -19,23 +24,30 @@ code spans do not count, nor do those that are part of a word, as in `T2048` or 
 - `bench operator | implementation | case | metric | device`: newest row of `bench`. `metric` is `time` (ms) if left
   out. `device` is a part of a device's name; if left out, the device that has the most rows is meant.
 - `peer operator | implementation | shape | column`: a line of `results/peers.csv`.
-
-`<!-- rows: experiment scale -->` says of which report the numbers below it are. In the README of an experiment they are
-of its scale `paper` until then.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
-SCOPE = re.compile(r"<!-- rows: (\S+) (\S+) -->")
-QUOTE = re.compile(r"<!--= (.*?) -->", re.DOTALL)
+from reports.render.read_table import read_table
+
+QUOTE = re.compile(r"<!--= (\S+) -->")
 NUMBER = re.compile(r"(?<![\w^.,/=-])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w^]|[.,/]\d)")
 CODE = re.compile(r"`[^`]*`|\]\([^)]*\)|<!--.*?-->", re.DOTALL)
+
+
+class Query(NamedTuple):
+    """The sources of one key, and the experiment and scale that they are of."""
+
+    experiment: str
+    scale: str
+    sources: str
 
 
 class Source(Protocol):
@@ -77,29 +89,44 @@ class Quote:
         return f"{self.value:{',' if ',' in self.text else ''}.{decimals}f}"
 
 
-def quotes(text: str, source: Source, experiment: str = "") -> list[Quote]:
-    """Every quoted number of a document, in order; ValueError where more values are named than numbers stand before."""
+def read_queries(path: Path, experiment: str = "") -> dict[str, Query]:
+    """The queries of a `quotes.csv` by their keys; ValueError for a key that stands twice.
+
+    experiment: the one that is meant where a line names none.
+    """
+    found: dict[str, Query] = {}
+    for where, line in read_table(path, ["key", "experiment", "scale", "query"]):
+        if line["key"] in found:
+            raise ValueError(f"{where}: the key {line['key']} stands twice; give each query its own")
+        found[line["key"]] = Query(line["experiment"] or experiment, line["scale"] or "paper", line["query"])
+    return found
+
+
+def quotes(text: str, queries: Mapping[str, Query], source: Source) -> list[Quote]:
+    """Every quoted number of a document, in order.
+
+    ValueError for a key without a query, and where more values are named than numbers stand before.
+    """
     found: list[Quote] = []
     used = 0
-    scopes = [(match.start(), match.group(1), match.group(2)) for match in SCOPE.finditer(text)]
     hidden = [match.span() for match in CODE.finditer(text)]
     numbers = [match for match in NUMBER.finditer(text) if not any(a <= match.start() < b for a, b in hidden)]
     spans = [match.span() for match in CODE.finditer(text) if match.group().startswith("`")]
     for comment in QUOTE.finditer(text):
         if any(a < comment.start() < b for a, b in spans):
             continue
-        name, size = experiment, "paper"
-        for at, *scope in scopes:
-            if at < comment.start():
-                name, size = scope
-        query = " ".join(comment.group(1).split())
-        values = list(_values(query, source, name, size))
+        if comment[1] not in queries:
+            raise ValueError(f"<!--= {comment[1]} --> has no line with this key in the quotes.csv beside its document")
+        query = queries[comment[1]]
+        values = list(_values(query, source))
         begin = max(used, _block_start(text, comment.start()))
         before = [number for number in numbers if begin <= number.start() < comment.start()]
         if len(before) < len(values):
-            raise ValueError(f"{query!r} gives {len(values)} values, and only {len(before)} numbers stand before it")
+            raise ValueError(
+                f"{query.sources!r} gives {len(values)} values, and only {len(before)} numbers stand before it"
+            )
         for number, value in zip(before[len(before) - len(values) :], values, strict=True):
-            found.append(Quote(number.start(), number.end(), number.group(), value, query))
+            found.append(Quote(number.start(), number.end(), number.group(), value, query.sources))
         used = comment.end()
     return found
 
@@ -117,9 +144,9 @@ def _block_start(text: str, at: int) -> int:
     return line if text.startswith("|", line) else text.rfind("\n\n", 0, at) + 1
 
 
-def _values(query: str, source: Source, experiment: str, scale: str) -> Iterator[float]:
-    for term in query.split(";"):
-        yield from _term(term.strip(), source, experiment, scale)
+def _values(query: Query, source: Source) -> Iterator[float]:
+    for term in query.sources.split(";"):
+        yield from _term(term.strip(), source, query.experiment, query.scale)
 
 
 def _term(term: str, source: Source, experiment: str, scale: str) -> list[float]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from reports.render.claims import tally
-from reports.render.quotes import Quote, quotes, updated
+from reports.render.quotes import Query, Quote, quotes, read_queries, updated
 from reports.render.report import Report, report_of
 from reports.render.results_table import rewritten
 from reports.render.rows import READ, StoredRun, load_runs
@@ -130,10 +130,15 @@ def json_value(text: str) -> object:
         return text
 
 
-def quoted(path: Path, home: Path, source: CommittedRows) -> list[Quote]:
-    """The quoted numbers of one document; that of an experiment quotes this experiment unless it says otherwise."""
+def queries_of(path: Path, home: Path, source: CommittedRows) -> dict[str, Query]:
+    """The queries beside a document; that of an experiment quotes this experiment unless a line says otherwise."""
     folder = path.parent.relative_to(home).as_posix().removeprefix("reports/")
-    return quotes(path.read_text(), source, folder if folder in source.experiments else "")
+    return read_queries(path.with_name("quotes.csv"), folder if folder in source.experiments else "")
+
+
+def quoted(path: Path, home: Path, source: CommittedRows) -> list[Quote]:
+    """The quoted numbers of one document."""
+    return quotes(path.read_text(), queries_of(path, home, source), source)
 
 
 def documents(home: Path) -> list[Path]:

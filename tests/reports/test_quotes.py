@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from reports.render import sources
-from reports.render.quotes import CODE, NUMBER, Quote, quotes, updated
-from reports.render.sources import documents, quoted, update_documents
+from reports.render.quotes import CODE, NUMBER, QUOTE, Quote, quotes, read_queries, updated
+from reports.render.sources import documents, queries_of, quoted, update_documents
 from tests.reports.committed import HOME
 from tests.reports.committed import ROWS as SOURCE
 
@@ -40,37 +40,69 @@ class Rows:
         return 1234.5
 
 
+HEADER = "key,experiment,scale,query\n"
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Returns the quoted numbers of a text whose queries have the keys 1, 2, and so on."""
+
+    def found(text, *queries, scale="paper"):
+        lines = [f'{key},,{scale},"{query}"\n' for key, query in enumerate(queries, 1)]
+        (tmp_path / "quotes.csv").write_text(HEADER + "".join(lines))
+        return quotes(text, read_queries(tmp_path / "quotes.csv", "h3"), Rows())
+
+    return found
+
+
 @pytest.mark.parametrize(
-    ("written", "expected"),
+    ("written", "expected", "query"),
     [
-        ("H3 has 99.9 %.<!--= H3 | a -->", "H3 has 99.5 %.<!--= H3 | a -->"),
-        ("99 ± 1 (100.00)<!--= H3 | a | mean & sd & paper -->", "100 ± 1 (100.00)<!--= H3 | a | mean & sd & paper -->"),
-        ("at T2048, 7 and 8.0<!--= H3 | a & b -->", "at T2048, 100 and 12.0<!--= H3 | a & b -->"),
-        ("9, 9.0 and 9<!--= H3 | a | seeds -->", "1, 2.0 and 4<!--= H3 | a | seeds -->"),
-        ("7.0 times<!--= H3 | b / S4D | a -->", "6.0 times<!--= H3 | b / S4D | a -->"),
-        ("0 and 0 seeds<!--= tried H3 | a -->", "5 and 3 seeds<!--= tried H3 | a -->"),
-        ("1 of 2 claims<!--= claims -->", "3 of 5 claims<!--= claims -->"),
-        ("4 at 2^20<!--= runs seed=6 -->", "6 at 2^20<!--= runs seed=6 -->"),
-        ("0.0 ms<!--= bench x | y | z -->", "0.1 ms<!--= bench x | y | z -->"),
-        ("0.0 ms<!--= bench x | y | z | time | H100 -->", "7.0 ms<!--= bench x | y | z | time | H100 -->"),
-        ("1,000<!--= peer x | y | z | c -->", "1,234<!--= peer x | y | z | c -->"),
-        ("`0.5` 5.0<!--= H3 | b -->", "`0.5` 12.0<!--= H3 | b -->"),
-        ("<!-- rows: h3 small -->5.0<!--= H3 | b -->", "<!-- rows: h3 small -->13.0<!--= H3 | b -->"),
-        ("`5.0<!--= H3 | b -->`", "`5.0<!--= H3 | b -->`"),
-        ("| 1 | 2 |<!--= H3 | b; S4D | a -->", "| 12 | 2 |<!--= H3 | b; S4D | a -->"),
+        ("H3 has 99.9 %.<!--= 1 -->", "H3 has 99.5 %.<!--= 1 -->", "H3 | a"),
+        ("99 ± 1 (100.00)<!--= 1 -->", "100 ± 1 (100.00)<!--= 1 -->", "H3 | a | mean & sd & paper"),
+        ("at T2048, 7 and 8.0<!--= 1 -->", "at T2048, 100 and 12.0<!--= 1 -->", "H3 | a & b"),
+        ("9, 9.0 and 9<!--= 1 -->", "1, 2.0 and 4<!--= 1 -->", "H3 | a | seeds"),
+        ("7.0 times<!--= 1 -->", "6.0 times<!--= 1 -->", "H3 | b / S4D | a"),
+        ("0 and 0 seeds<!--= 1 -->", "5 and 3 seeds<!--= 1 -->", "tried H3 | a"),
+        ("1 of 2 claims<!--= 1 -->", "3 of 5 claims<!--= 1 -->", "claims"),
+        ("4 at 2^20<!--= 1 -->", "6 at 2^20<!--= 1 -->", "runs seed=6"),
+        ("0.0 ms<!--= 1 -->", "0.1 ms<!--= 1 -->", "bench x | y | z"),
+        ("0.0 ms<!--= 1 -->", "7.0 ms<!--= 1 -->", "bench x | y | z | time | H100"),
+        ("1,000<!--= 1 -->", "1,234<!--= 1 -->", "peer x | y | z | c"),
+        ("`0.5` 5.0<!--= 1 -->", "`0.5` 12.0<!--= 1 -->", "H3 | b"),
+        ("`5.0<!--= 1 -->`", "`5.0<!--= 1 -->`", "H3 | b"),
+        ("| 1 | 2 |<!--= 1 -->", "| 12 | 2 |<!--= 1 -->", "H3 | b; S4D | a"),
+        ("| 1 <!--= 1 --> | 2 |", "| 12 <!--= 1 --> | 2 |", "H3 | b"),
     ],
 )  # fmt: skip
-def test_a_quoted_number_is_written_as_its_source_has_it(written, expected):
-    found = quotes(written, Rows(), "h3")
-    assert updated(written, found) == expected
-    assert updated(expected, quotes(expected, Rows(), "h3")) == expected
+def test_a_quoted_number_is_written_as_its_source_has_it(written, expected, query, read):
+    assert updated(written, read(written, query)) == expected
+    assert updated(expected, read(expected, query)) == expected
 
 
-def test_numbers_of_another_paragraph_or_line_are_out_of_reach():
+def test_a_query_is_of_its_own_experiment_and_scale_or_of_those_of_its_document(tmp_path):
+    (tmp_path / "quotes.csv").write_text(HEADER + "1,,,claims\n2,gsa,small,claims\n")
+    found = read_queries(tmp_path / "quotes.csv", "h3")
+    assert {key: query[:2] for key, query in found.items()} == {"1": ("h3", "paper"), "2": ("gsa", "small")}
+
+
+def test_a_quote_of_a_reduced_scale_reads_its_rows(read):
+    assert [quote.value for quote in read("5.0<!--= 1 -->", "H3 | b", scale="small")] == [13.0]
+
+
+def test_numbers_of_another_paragraph_or_line_are_out_of_reach(read):
     with pytest.raises(ValueError, match="gives 2 values, and only 1 numbers stand before it"):
-        quotes("7.0\n\n8.0<!--= H3 | a & b -->", Rows())
+        read("7.0\n\n8.0<!--= 1 -->", "H3 | a & b")
     with pytest.raises(ValueError, match="only 1"):
-        quotes("| 7.0 |\n| 8.0<!--= H3 | a & b --> |", Rows())
+        read("| 7.0 |\n| 8.0<!--= 1 --> |", "H3 | a & b")
+
+
+def test_a_key_without_a_query_and_a_key_that_stands_twice_are_refused(read, tmp_path):
+    with pytest.raises(ValueError, match=r"<!--= 2 --> has no line with this key in the quotes.csv"):
+        read("7.0<!--= 2 -->", "H3 | a")
+    (tmp_path / "quotes.csv").write_text(HEADER + "1,,,claims\n1,,,claims\n")
+    with pytest.raises(ValueError, match=r"line 3: the key 1 stands twice"):
+        read_queries(tmp_path / "quotes.csv")
 
 
 def test_a_quoted_speed_is_of_the_device_that_is_named_or_else_of_the_one_with_the_most_rows():
@@ -86,9 +118,9 @@ def test_a_quoted_speed_is_of_the_device_that_is_named_or_else_of_the_one_with_t
     "query",
     ["bench x | y", "bench x | y | z | time | H100 | more", "peer x | y | z", "H3", "H3 | a | mean | more"],
 )
-def test_a_quote_with_too_few_or_too_many_parts_is_refused(query):
+def test_a_quote_with_too_few_or_too_many_parts_is_refused(query, read):
     with pytest.raises(ValueError, match="parts between bars"):
-        quotes(f"1.0<!--= {query} -->", Rows())
+        read("1.0<!--= 1 -->", query)
 
 
 def test_no_document_is_written_if_one_has_a_quote_without_a_source(tmp_path, monkeypatch):
@@ -101,14 +133,15 @@ def test_no_document_is_written_if_one_has_a_quote_without_a_source(tmp_path, mo
     monkeypatch.setattr(sources, "CommittedRows", Source)
     (tmp_path / "reports").mkdir()
     first, last = tmp_path / "A.md", tmp_path / "Z.md"
-    first.write_text("12.9<!--= peer x | y | z | c -->")
-    last.write_text("12.9<!--= nothing -->")
+    (tmp_path / "quotes.csv").write_text(HEADER + "1,,,peer x | y | z | c\n2,,,nothing\n")
+    first.write_text("12.9<!--= 1 -->")
+    last.write_text("12.9<!--= 2 -->")
     with pytest.raises(ValueError, match="'nothing' has 1 parts"):
         update_documents(tmp_path / "reports")
-    assert first.read_text() == "12.9<!--= peer x | y | z | c -->"
+    assert first.read_text() == "12.9<!--= 1 -->"
     last.write_text("none")
     assert update_documents(tmp_path / "reports") == [first]
-    assert first.read_text() == "1234.5<!--= peer x | y | z | c -->"
+    assert first.read_text() == "1234.5<!--= 1 -->"
 
 
 def unquoted(text: str, quoted: list[Quote]) -> list[str]:
@@ -124,10 +157,10 @@ def unquoted(text: str, quoted: list[Quote]) -> list[str]:
     ]
 
 
-def test_measured_numbers_without_a_source_are_found():
-    text = "It has 84.5 % and 70 % of 12 rows at `0.02`, rate 4.6e-3, version 2.<!--= H3 | a -->"
-    assert [found.split()[0] for found in unquoted(text, quotes(text, Rows()))] == ["84.5", "70"]
-    assert unquoted("99.5<!--= H3 | a -->", quotes("99.5<!--= H3 | a -->", Rows())) == []
+def test_measured_numbers_without_a_source_are_found(read):
+    text = "It has 84.5 % and 70 % of 12 rows at `0.02`, rate 4.6e-3, version 2.<!--= 1 -->"
+    assert [found.split()[0] for found in unquoted(text, read(text, "H3 | a"))] == ["84.5", "70"]
+    assert unquoted("99.5<!--= 1 -->", read("99.5<!--= 1 -->", "H3 | a")) == []
 
 
 def measured_parts(path: Path) -> str:
@@ -162,10 +195,20 @@ def quoting() -> list[Any]:
 
 @pytest.mark.parametrize(("path", "part"), quoting())
 def test_quoted_numbers_are_those_of_the_committed_rows(path, part):
-    folder = path.parent.relative_to(HOME / "reports").as_posix() if (HOME / "reports") in path.parents else ""
-    found = quotes(part, SOURCE, folder)
+    found = quotes(part, queries_of(path, HOME, SOURCE), SOURCE)
     wrong = [f"{quote.text} is {quote.current}: {quote.query}" for quote in found if quote.text != quote.current]
     assert wrong == [], "run `python run_suite.py report --update-docs`"
+
+
+def test_every_query_is_quoted():
+    used: dict[Path, set[str]] = {}
+    for path in documents(HOME):
+        used.setdefault(path.parent, set()).update(QUOTE.findall(path.read_text()))
+    found = [
+        path for folder in ("docs", "kernels", "reports", "results") for path in (HOME / folder).rglob("quotes.csv")
+    ]
+    assert len(found) > 50
+    assert {path: set(read_queries(path)) - used[path.parent] for path in found} == {path: set() for path in found}
 
 
 @pytest.mark.parametrize(
@@ -189,16 +232,3 @@ def test_a_measured_time_in_an_operators_readme_stands_in_its_log(path):
     known = set(re.findall(r"\d+(?:\.\d+)?", log.read_text())) if log.exists() else set()
     text = re.sub(r"[\d., and]+ ms at (?:[\d.]+ TB/s|the peak)", "", path.read_text())
     assert [found for found in re.findall(r"(\d+(?:\.\d+)?) ms", text) if found not in known] == []
-
-
-def test_comments_do_not_split_the_cells_of_a_table():
-    """A host of Markdown splits a line of a table at every bar, and shows a comment that is cut in two."""
-    cut = [
-        f"{path.relative_to(HOME)}: {line[:80]}"
-        for path in documents(HOME)
-        for line in path.read_text().splitlines()
-        if line.startswith("|")
-        for comment in re.finditer(r"<!--.*?-->", line)
-        if "|" in comment[0] and "|" in line[comment.end() :]
-    ]
-    assert cut == []

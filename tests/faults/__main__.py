@@ -21,15 +21,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from tests.faults.lists import HOME, Fault, read
-
-# before torch and Triton are imported: kernels are interpreted, and every run of tests has one thread
-os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-
-# every run of tests is a fork of this process, so they are imported once
 import pytest
-import torch  # noqa: F401
-import triton  # noqa: F401
+
+from tests.faults.lists import HOME, Fault, read
 
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "build", "results", ".*_cache", ".hypothesis")
 
@@ -54,12 +48,23 @@ def main() -> int:
             trees = [Path(folder, str(i)) for i in range(max(1, arguments.jobs))]
             for tree in trees:
                 shutil.copytree(HOME, tree, ignore=LEFT_OUT, symlinks=True)
+            prepare()
             return judge(faults, trees)
     except OSError as error:
         parser.error(f"cannot copy the sources ({error}); set TMPDIR to a folder with room for {arguments.jobs} copies")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def prepare() -> None:
+    """Imports what takes long, once for all runs of tests, which are forks of this process.
+
+    Kernels are interpreted, and a run of tests has one thread.
+    """
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    import torch  # noqa: F401
+    import triton  # noqa: F401
 
 
 def judge(faults: list[Fault], trees: list[Path]) -> int:

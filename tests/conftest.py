@@ -7,6 +7,7 @@ test is collected.
 import contextlib
 import gc
 import os
+import sys
 
 import pytest
 import torch
@@ -25,13 +26,31 @@ if not torch.cuda.is_available():
         change_the_interpreter()
 
 
-def pytest_collection_finish():
+MANY = 50
+"""Modules imported since the last time from which on it pays to hide them, too."""
+hidden = 0
+"""Modules that were loaded when objects were hidden from the garbage collector."""
+
+
+def hide_from_the_garbage_collector():
     """Hide modules and collected tests from the garbage collector, which would walk through them hundreds of times.
 
-    They live to the end. A run that is timed collects garbage first, which takes half a second with them.
+    They live to the end. Every run collects garbage at its end, which takes up to half a second with them.
     """
+    global hidden
     gc.collect()
     gc.freeze()
+    hidden = len(sys.modules)
+
+
+def pytest_collection_finish():
+    hide_from_the_garbage_collector()
+
+
+def pytest_runtest_logfinish():
+    # the first run imports half of torch, and other tests whole libraries
+    if len(sys.modules) > hidden + MANY:
+        hide_from_the_garbage_collector()
 
 
 def pytest_unconfigure():

@@ -60,19 +60,19 @@ def _python_function(value: Any) -> Any:
 def _names(definition: ast.AST, scope: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The names that a definition reads from its module or closure, `helper` as well as `module.helper`."""
 
-    def resolve(node: ast.AST) -> Any:
+    def resolve(node: ast.AST) -> tuple[str, Any]:
         if isinstance(node, ast.Name):
-            return scope.get(node.id)
-        if isinstance(node, ast.Attribute) and isinstance(owner := resolve(node.value), ModuleType):
-            return getattr(owner, node.attr, None)
-        return None
+            return node.id, scope.get(node.id)
+        if isinstance(node, ast.Attribute):
+            place, owner = resolve(node.value)
+            if isinstance(owner, ModuleType):
+                return f"{place}.{node.attr}", getattr(owner, node.attr, None)
+        return "", None
 
     for node in ast.walk(definition):
-        if not isinstance(node, (ast.Name, ast.Attribute)):
-            continue
-        value = resolve(node)
+        name, value = resolve(node)
         if value is not None and not isinstance(value, ModuleType):
-            yield ast.unparse(node), value
+            yield name, value
 
 
 def _drop_docstring(definition: ast.AST) -> None:

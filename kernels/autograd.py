@@ -1,4 +1,4 @@
-"""Helpers of the operators' `torch.autograd.Function`s: whether a gradient is recorded, and saved tensors."""
+"""What the operators' autograd functions share: their base classes, whether a gradient is recorded, saved tensors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -17,18 +18,102 @@ def needs_gradient(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
-def once_differentiable(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """`torch.autograd.function.once_differentiable`, which costs the host nothing where no gradient is recorded.
+class Function(torch.autograd.Function):
+    """`torch.autograd.Function` that says in one sentence that the transforms of `torch.func` cannot enter it."""
 
-    Gradients of gradients are refused with an error. Only then is backward called while gradients are recorded.
+    @classmethod
+    def apply(cls, *arguments: Any) -> Any:
+        try:
+            return super().apply(*arguments)
+        except RuntimeError as error:
+            if "setup_context" not in str(error):
+                raise
+        raise RuntimeError(
+            f"{_name(cls)}: torch.func.grad, vmap and the other transforms of torch.func do not work on it; "
+            "take gradients by backward() or torch.autograd.grad, and loop over examples"
+        )
+
+
+class OnceDifferentiable(Function):
+    """A function whose gradient cannot be differentiated again: it is computed by kernels, or in place.
+
+    A derivative of its gradient is refused on every path, also where the loss is linear in the output and where the
+    derivative is taken in some of the inputs only. `torch.autograd.function.once_differentiable` leaves both out.
     """
-    refusing: Callable[..., Gradients] = torch.autograd.function.once_differentiable(backward)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "backward" in cls.__dict__:
+            cls.backward = staticmethod(_once(_name(cls), cls.backward))
+
+
+def _name(function: type) -> str:
+    """The operator of a function, or its module and name where it belongs to none."""
+    operator = function.__module__.rpartition("kernels.")[2].split(".")[0]
+    return operator if "kernels." in function.__module__ else f"{function.__module__}.{function.__qualname__}"
+
+
+def _once(name: str, backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
+    """The backward pass, whose results refuse to be differentiated where torch records the backward pass."""
 
     @functools.wraps(backward)
-    def either(ctx: Any, *gradients: Tensor | None) -> Gradients:
-        return (refusing if torch.is_grad_enabled() else backward)(ctx, *gradients)
+    def once(ctx: Any, *gradients: Tensor | None) -> Gradients:
+        if not torch.is_grad_enabled():
+            return backward(ctx, *gradients)
+        with torch.no_grad():
+            results = backward(ctx, *gradients)
+        others: list[Tensor] = getattr(ctx, "not_saved", [])
+        sources = [x for x in (*gradients, *ctx.saved_tensors) if x is not None and x.requires_grad]
+        reached = {*(get_gradient_edge(x)[:2] for x in sources), *(_copied_from(x) for x in others)}
+        if any(edge[0] is not None and edge not in reached for edge in ctx.next_functions):
+            # an input is known no more, so a derivative in it could pass by the error of a later backward pass
+            raise RuntimeError(_refusal(name))
+        given = [x for x in results if x is not None]
+        if sources or others:
+            given = _Refusal.apply(name, len(given), *given, *sources, *others)
+        refusing = iter(given)
+        return tuple(None if x is None else next(refusing) for x in results)
 
-    return either
+    return once
+
+
+def _copied_from(x: Tensor) -> Any:
+    """The edge of the graph that leads to the tensor of which x is a copy."""
+    return x.grad_fn.next_functions[0]
+
+
+def _refusal(name: str) -> str:
+    return (
+        f"{name} cannot be differentiated twice: its gradient, recorded by create_graph=True, has no derivative; "
+        "write the part of the network that needs one with torch's own operations"
+    )
+
+
+class _Refusal(torch.autograd.Function):
+    """(name, count, tensors) to copies of the first `count` tensors, in whose backward pass an error names the cause.
+
+    The tensors behind them are all that they are computed from.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, name: str, count: int, *tensors: Tensor) -> Gradients:
+        ctx.name = name
+        return tuple(x.clone() for x in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Gradients:
+        raise RuntimeError(_refusal(ctx.name))
+
+
+def not_saved(ctx: Any, *inputs: Tensor | None) -> None:
+    """Names the inputs that the backward pass does not save; their memory is not kept.
+
+    Only so does a derivative of the gradient in them meet the error of `OnceDifferentiable`.
+    """
+    if torch.compiler.is_compiling():
+        return
+    with torch.enable_grad():
+        ctx.not_saved = [x.to("meta") for x in inputs if x is not None and x.requires_grad]
 
 
 def save(ctx: Any, *tensors: Tensor | None) -> None:

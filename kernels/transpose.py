@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.autograd import Function
 from kernels.launch import CompileOptions, cdiv, launch
 
 
@@ -70,7 +71,7 @@ def channels_last(x: Tensor) -> Tensor:
     return x if x.stride(2) == 1 or x.shape[2] == 1 else _Transpose.apply(x.transpose(1, 2)).transpose(1, 2)
 
 
-class _Transpose(torch.autograd.Function):
+class _Transpose(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         batch, length, width = x.shape

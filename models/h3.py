@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.autograd import OnceDifferentiable
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.h3_inner import h3_inner_step
 from models.backbone import require_divides
@@ -112,7 +113,7 @@ def _contract(m: Tensor, a: Tensor, axis: int) -> Tensor:
     return total
 
 
-class Outer(torch.autograd.Function):
+class Outer(OnceDifferentiable):
     """(k, v) to the outer products k_i v_j of every head and position, with the shapes of `_outer`.
 
     Neither this nor `Contraction` is an einsum, which would make a product of matrices with head_dim rows for each of
@@ -125,13 +126,12 @@ class Outer(torch.autograd.Function):
         return _outer(k, v)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         k, v = ctx.saved_tensors
         return _contract(gradient, v, 2), _contract(gradient, k, 1)
 
 
-class Contraction(torch.autograd.Function):
+class Contraction(OnceDifferentiable):
     """(states, q) to o_j = sum_i states_ij q_i, with the shapes of `_contract`."""
 
     @staticmethod
@@ -140,7 +140,6 @@ class Contraction(torch.autograd.Function):
         return _contract(states, q, 1)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         states, q = ctx.saved_tensors
         return _outer(q, gradient), _contract(states, gradient, 2)

@@ -32,7 +32,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, once_differentiable, save, saved
+from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from kernels.launch import cdiv, launch, power_of_2
 from kernels.layout import as_pairs, dense
 from kernels.ssm_kernel.system import times
@@ -200,7 +200,7 @@ def _backward(residues: Tensor, z: Tensor, w: Tensor, c: Tensor, dU: Tensor) -> 
     return dresidues.sum(0), dz.sum((0, 1))
 
 
-class Cauchy(torch.autograd.Function):
+class Cauchy(OnceDifferentiable):
     """U [M, D, F] from dense residues [M, D, N], z [D, N], w [F] and c [F]; gradients of the first two."""
 
     @staticmethod
@@ -209,7 +209,6 @@ class Cauchy(torch.autograd.Function):
         return _forward(residues, z, w, c)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dU: Tensor) -> tuple[Tensor | None, ...]:
         residues, z, w, c = saved(ctx)
         return *_backward(residues, z, w, c, dense(dU)), None, None

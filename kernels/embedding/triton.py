@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, once_differentiable
+from kernels.autograd import OnceDifferentiable, needs_gradient
 from kernels.launch import cdiv, launch, power_of_2
 
 CHUNK = 64
@@ -136,7 +136,7 @@ def embedding_gradient(tokens: Tensor, dy: Tensor, num_tokens: int, dtype: torch
     return dweight
 
 
-class Embedding(torch.autograd.Function):
+class Embedding(OnceDifferentiable):
     """(tokens [...], weight [V, D]) to [..., D]."""
 
     @staticmethod
@@ -146,7 +146,6 @@ class Embedding(torch.autograd.Function):
         return F.embedding(tokens.long(), weight)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor]:
         (tokens,) = ctx.saved_tensors
         return None, embedding_gradient(tokens.flatten(), dy.reshape(-1, dy.shape[-1]), ctx.num_tokens, ctx.dtype)

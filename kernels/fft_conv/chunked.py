@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, once_differentiable
+from kernels.autograd import OnceDifferentiable, needs_gradient, not_saved
 from kernels.backend import on_device_of, use_triton
 
 
@@ -52,18 +52,18 @@ def correlated(x_hat: Tensor, g_hat: Tensor, size: int) -> Tensor:
     return torch.fft.irfft(g_hat.conj_physical_().mul_(x_hat).sum(0).conj(), n=size)
 
 
-class CircularConv(torch.autograd.Function):
+class CircularConv(OnceDifferentiable):
     """`_transformed` with its gradients."""
 
     @staticmethod
     def forward(ctx: Any, v: Tensor, taps: Tensor, size: int) -> Tensor:
         y, x_hat, h_hat = _transformed(v, taps, size)
         ctx.save_for_backward(x_hat if ctx.needs_input_grad[1] else None, h_hat)
+        not_saved(ctx, v, taps)
         ctx.steps, ctx.lags, ctx.size = v.shape[-1], taps.shape[-1], size
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x_hat, h_hat = ctx.saved_tensors
         g_hat = torch.fft.rfft(dy, n=ctx.size)

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.autograd import once_differentiable
+from kernels.autograd import OnceDifferentiable, not_saved
 
 CHUNK = 64
 
@@ -95,7 +95,7 @@ def _levels_backward(grads: list[Tensor]) -> Tensor:
     return prefix
 
 
-class _KeyScores(torch.autograd.Function):
+class _KeyScores(OnceDifferentiable):
     """[..., C, C]: A_ij = sum_x q_ix k_jx prod_{l in (j, i]} a_lx for j <= i, else 0, from [..., C, K] each.
 
     levels are those of log_decay, computed without a gradient; backward returns all of it for log_decay.
@@ -104,6 +104,7 @@ class _KeyScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, log_decay: Tensor, levels: list[Tensor]) -> Tensor:
         ctx.save_for_backward(q, k)
+        not_saved(ctx, log_decay)
         ctx.levels = levels
         scores = torch.diag_embed((q * k).sum(-1))
         for level, factor in enumerate(levels):
@@ -119,7 +120,6 @@ class _KeyScores(torch.autograd.Function):
         return scores
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         (grad,) = grads
         q, k = ctx.saved_tensors
@@ -139,7 +139,7 @@ class _KeyScores(torch.autograd.Function):
         return grad_q, grad_k, _levels_backward(exponents) if exponents else torch.zeros_like(q), None
 
 
-class _ValueReads(torch.autograd.Function):
+class _ValueReads(OnceDifferentiable):
     """[..., C, V]: o_ix = sum_{j <= i} A_ij prod_{l in (j, i]} a_lx v_jx, from A [..., C, C] and [..., C, V].
 
     levels are those of log_decay, computed without a gradient; backward returns all of it for log_decay.
@@ -148,6 +148,7 @@ class _ValueReads(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, v: Tensor, log_decay: Tensor, levels: list[Tensor]) -> Tensor:
         ctx.save_for_backward(scores, v)
+        not_saved(ctx, log_decay)
         ctx.levels = levels
         o = scores.diagonal(dim1=-2, dim2=-1).unsqueeze(-1) * v
         for level, factor in enumerate(levels):
@@ -157,7 +158,6 @@ class _ValueReads(torch.autograd.Function):
         return o
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         (grad,) = grads
         scores, v = ctx.saved_tensors

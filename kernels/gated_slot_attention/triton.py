@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, once_differentiable, save, saved
+from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from kernels.gated_linear_attention.triton.passes import GradDtypes, backward, forward
 from kernels.gated_linear_attention.triton.plan import PLANNER, EndStates, Plan, Planner, dense_channels
 from kernels.gated_linear_attention.triton.scores import ChunkFactors
@@ -161,7 +161,7 @@ def state_shapes(plan: Plan, q: Tensor, v: Tensor, slots: Tensor) -> tuple[tuple
     return (batch, heads, q.shape[-1], num_slots), (batch, heads, num_slots, v.shape[-1])
 
 
-class GatedSlotAttention(torch.autograd.Function):
+class GatedSlotAttention(OnceDifferentiable):
     @staticmethod
     def forward(
         ctx: Any,
@@ -182,7 +182,6 @@ class GatedSlotAttention(torch.autograd.Function):
         return result.o, result.final_keys, result.final_values
 
     @staticmethod
-    @once_differentiable
     def backward(
         ctx: Any, do: Tensor | None, dkeys: Tensor | None, dvalues: Tensor | None
     ) -> tuple[Tensor | None, ...]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, once_differentiable
+from kernels.autograd import OnceDifferentiable, needs_gradient, not_saved
 from kernels.float32_matmul import float32_matmul
 from kernels.linear_cross_entropy.padding import padded, padded_size
 
@@ -139,7 +139,7 @@ def loss_and_gradients(
     return losses.sum() / count, count, Gradients(dx, dweight, dbias)
 
 
-class LinearCrossEntropy(torch.autograd.Function):
+class LinearCrossEntropy(OnceDifferentiable):
     """(x, weight, bias, targets, plan) to the loss."""
 
     @staticmethod
@@ -147,12 +147,12 @@ class LinearCrossEntropy(torch.autograd.Function):
         run = plan.by_parts or loss_and_gradients
         loss, count, gradients = run(x, weight, bias, targets, plan, ctx.needs_input_grad[:3])
         ctx.save_for_backward(count, *gradients)
+        not_saved(ctx, x, weight, bias)
         ctx.num_classes = len(weight)
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (x, weight, bias)]
         return loss
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
         count, dx, dweight, dbias = ctx.saved_tensors
         # without any label, all gradients are zero and stay so

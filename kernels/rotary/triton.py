@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, once_differentiable
+from kernels.autograd import OnceDifferentiable, needs_gradient
 from kernels.launch import cdiv, launch, power_of_2
 from kernels.layout import dense
 
@@ -97,7 +97,7 @@ def _rotate(
     return y_q, y_k
 
 
-class Rotation(torch.autograd.Function):
+class Rotation(OnceDifferentiable):
     """(q, k, cos, sin, time) to the rotated q and k. Nothing of q and k is kept."""
 
     @staticmethod
@@ -108,7 +108,6 @@ class Rotation(torch.autograd.Function):
         return y_q.to(q.dtype), y_k.to(k.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy_q: Tensor, dy_k: Tensor) -> tuple[Tensor | None, ...]:
         gradients = _rotate(dy_q, dy_k, *ctx.saved_tensors, backward=True)
         return *(g.to(dtype) for g, dtype in zip(gradients, ctx.dtypes, strict=True)), None, None, None

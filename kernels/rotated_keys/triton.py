@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, once_differentiable, save, saved
+from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from kernels.device import num_processors
 from kernels.launch import cdiv, launch, power_of_2
 from kernels.layout import dense
@@ -260,7 +260,7 @@ def _backward(
     return dB, dC, dB_bias, dC_bias, dtheta, dnow, dlater, dlog_decay
 
 
-class RotatedKeys(torch.autograd.Function):
+class RotatedKeys(OnceDifferentiable):
     """The eight tensors of the operator and a dtype to keys, queries and own. Only the tensors are kept."""
 
     @staticmethod
@@ -269,7 +269,6 @@ class RotatedKeys(torch.autograd.Function):
         return _forward(tensors, dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dkeys: Tensor, dqueries: Tensor, down: Tensor) -> tuple[Tensor | None, ...]:
         tensors = saved(ctx)
         gradients = _backward(tensors, dkeys, dqueries, down)

@@ -34,7 +34,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, once_differentiable, save, saved
+from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from kernels.launch import cdiv, launch, power_of_2
 from kernels.layout import dense
 
@@ -187,7 +187,7 @@ def rwkv6_inputs_bwd(inputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...], 
     return dr_in, dk_in, dv_in, dw_in, dw_0.to(w_0.dtype), dbonus.to(bonus.dtype)
 
 
-class RWKV6Inputs(torch.autograd.Function):
+class RWKV6Inputs(OnceDifferentiable):
     """The six inputs and head_dim to q, k, v, log_decay and own, each [B, T, D]."""
 
     @staticmethod
@@ -199,7 +199,6 @@ class RWKV6Inputs(torch.autograd.Function):
         return q, inputs[1], inputs[2], log_decay, own
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         return None, *rwkv6_inputs_bwd(tuple(saved(ctx)), gradients, ctx.head_dim)
 

@@ -38,7 +38,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, once_differentiable, save, saved
+from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from kernels.launch import cdiv, launch, power_of_2
 from kernels.layout import dense
 from kernels.rwkv7_inputs import EPS
@@ -232,7 +232,7 @@ def rwkv7_inputs_bwd(
     return dr, dk, dv, dw, da, *(d.to(x.dtype) for d, x in zip(of_parameters, inputs[5:], strict=True))
 
 
-class RWKV7Inputs(torch.autograd.Function):
+class RWKV7Inputs(OnceDifferentiable):
     """The ten inputs and head_dim to q, k, v, write, plain, log_decay and own. q and v are [B, T, D]."""
 
     @staticmethod
@@ -244,7 +244,6 @@ class RWKV7Inputs(torch.autograd.Function):
         return inputs[0].to(inputs[2].dtype), reading, inputs[2], *others
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         return None, *rwkv7_inputs_bwd(tuple(saved(ctx)), gradients, ctx.head_dim)
 

@@ -27,6 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.autograd import OnceDifferentiable
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -149,7 +151,7 @@ def _real_like(tensor: Tensor, like: Tensor) -> Tensor:
     return tensor.real if tensor.is_complex() and not like.is_complex() else tensor
 
 
-class _Scan(torch.autograd.Function):
+class _Scan(OnceDifferentiable):
     """h_t = a_t h_{t-1} + u_t B_t and y_t = Re(sum_n C_t h_t), from u = dt x and dt [batch, length, width].
 
     A, B, C and the initial state have the dtype of the states.

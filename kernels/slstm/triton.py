@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, once_differentiable, save, saved
+from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from kernels.device import float32_products
 from kernels.launch import cdiv, launch, power_of_2
 from kernels.layout import dense
@@ -324,7 +324,7 @@ def _empty_like(x: Tensor) -> Tensor:
     return torch.empty((batch, 4, heads, width), dtype=torch.float32, device=x.device)
 
 
-class SLSTM(torch.autograd.Function):
+class SLSTM(OnceDifferentiable):
     """sLSTM of inputs with contiguous channels; gradients for all tensors."""
 
     @staticmethod
@@ -338,7 +338,6 @@ class SLSTM(torch.autograd.Function):
         return y, final
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
         x, recurrent, bias, initial, y, states = saved(ctx)
         dy = torch.zeros_like(y) if dy is None else dense(dy)

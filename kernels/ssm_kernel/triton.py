@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, once_differentiable, save, saved
+from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from kernels.device import float32_products
 from kernels.launch import cdiv, launch, power_of_2
 from kernels.layout import as_pairs, dense
@@ -383,7 +383,7 @@ def ssm_kernel_bwd(system: System, dtaps: Tensor) -> tuple[Tensor, Tensor | None
     return dA if A.ndim == 2 else dA.sum(0), dB, dC, ddt
 
 
-class SsmKernel(torch.autograd.Function):
+class SsmKernel(OnceDifferentiable):
     """K [D, length] from A, B, C, dt, the length, and factor and rule of `System`."""
 
     @staticmethod
@@ -395,7 +395,6 @@ class SsmKernel(torch.autograd.Function):
         return ssm_kernel_fwd(System(A, B, C, dt, factor, rule), length)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dtaps: Tensor) -> tuple[Tensor | None, ...]:
         system = System(*saved(ctx), *ctx.options)
         return *ssm_kernel_bwd(system, dtaps.contiguous()), None, None, None

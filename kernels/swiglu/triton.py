@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, once_differentiable, save, saved
+from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from kernels.launch import cdiv, launch, power_of_2
 from kernels.layout import dense
 
@@ -80,7 +80,7 @@ def swiglu_fwd(x: Tensor) -> Tensor:
     return y
 
 
-class SwiGLU(torch.autograd.Function):
+class SwiGLU(OnceDifferentiable):
     """x [..., 2 F] to y [..., F]."""
 
     @staticmethod
@@ -89,7 +89,6 @@ class SwiGLU(torch.autograd.Function):
         return swiglu_fwd(x)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor]:
         (x,) = saved(ctx)
         dx = torch.empty_like(x)

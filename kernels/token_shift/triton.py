@@ -32,7 +32,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, once_differentiable, save, saved
+from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from kernels.launch import CompileOptions, cdiv, launch, power_of_2
 from kernels.layout import dense
 from kernels.token_shift import MAX_USES
@@ -216,7 +216,7 @@ def token_shift_bwd(
     return dx, partial.sum(0).to(mu.dtype), ddelta, dinitial
 
 
-class TokenShift(torch.autograd.Function):
+class TokenShift(OnceDifferentiable):
     """x, mu, delta and the initial state to y_1 .. y_U."""
 
     @staticmethod
@@ -225,7 +225,6 @@ class TokenShift(torch.autograd.Function):
         return token_shift_fwd(x, mu, delta, initial)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, mu, delta, initial = saved(ctx)
         return token_shift_bwd(x, mu, delta, initial, gradients)

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.autograd import once_differentiable
+from kernels.autograd import OnceDifferentiable
 from kernels.wkv.reference import EMPTY, State, advance
 
 
@@ -47,7 +47,7 @@ def _empty(like: Tensor) -> Tensor:
     return torch.stack([zero, zero, torch.full_like(zero, EMPTY)], -2)
 
 
-class _WKV(torch.autograd.Function):
+class _WKV(OnceDifferentiable):
     """Arguments of one dtype; the initial state [batch, 3, width]."""
 
     @staticmethod
@@ -75,7 +75,6 @@ class _WKV(torch.autograd.Function):
         return y, torch.stack(final, 1)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor, dfinal: Tensor) -> tuple[Tensor | None, ...]:
         k, v, w, u, initial, y, z, final_scale, *starts = ctx.saved_tensors
         with torch.no_grad(), torch.autocast(k.device.type, enabled=False):

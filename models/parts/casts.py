@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kernels.autograd import Function
 from kernels.positions import at_least_float32 as at_least_float32
 
 
@@ -28,7 +29,7 @@ def as_autocast(x: Tensor) -> Tensor:
     return x.to(autocast_dtype(x))
 
 
-class CastAll(torch.autograd.Function):
+class CastAll(Function):
     """(dtype, tensors) to the same tensors in that dtype."""
 
     @staticmethod
@@ -40,8 +41,10 @@ class CastAll(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            # recorded for a second derivative
+            return None, *(None if g is None else g.to(dtype) for g, dtype in zip(gradients, ctx.dtypes, strict=True))
         pairs = [
             (gradient, torch.empty_like(gradient, dtype=dtype))
             for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)

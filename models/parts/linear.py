@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.autograd import Function, OnceDifferentiable, not_saved
 from kernels.backend import on_device_of, use_triton
 from kernels.float32_matmul import float32_matmul, takes_parts
 from kernels.layout import slices_of_one
@@ -33,7 +34,7 @@ def _multiply(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return a @ b if bias is None else torch.addmm(bias, a, b)
 
 
-class LinearMap(torch.autograd.Function):
+class LinearMap(OnceDifferentiable):
     """(x [..., K], weight [D, K], bias [D] or None) to x weight^T + bias.
 
     torch's sum for the gradient of a bias is slow, and so are its products of float32 matrices.
@@ -45,7 +46,6 @@ class LinearMap(torch.autograd.Function):
         return _multiply(_rows(x), weight.t(), bias).view(*x.shape[:-1], len(weight))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         from kernels.sums import row_sums
 
@@ -58,7 +58,7 @@ class LinearMap(torch.autograd.Function):
             return dx, dweight, row_sums(g) if wanted[2] else None
 
 
-class PartsMap(torch.autograd.Function):
+class PartsMap(OnceDifferentiable):
     """`LinearMap` for large float32 products: x, the weight and the gradient are each split into float16 parts once.
 
     The backward pass keeps the parts of x, which have its size, and not x.
@@ -71,10 +71,10 @@ class PartsMap(torch.autograd.Function):
         with on_device_of(x):
             x_parts, weight_parts = split(_rows(x)), split(weight)
             ctx.save_for_backward(*x_parts[:2], *weight_parts[:2])
+            not_saved(ctx, x, weight, bias)
             return parts_matmul(x_parts, weight_parts.t(), bias).view(*x.shape[:-1], len(weight))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         from kernels.float32_matmul.parts import Parts, parts_matmul, split
         from kernels.sums import row_sums
@@ -127,7 +127,7 @@ class ResidualLinear(Linear):
         return super().forward(x)
 
 
-class SplitLinear(torch.autograd.Function):
+class SplitLinear(OnceDifferentiable):
     """(x [..., K], weight [D, K], sizes) to the parts of x weight^T along the last axis.
 
     The gradient of `split` is a concatenation of the gradients of the parts, as large as the result. Here each of them
@@ -142,7 +142,6 @@ class SplitLinear(torch.autograd.Function):
         return _multiply(_rows(x), weight.t()).view(*x.shape[:-1], len(weight)).split(sizes, dim=-1)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         dx, dweight = None, torch.empty_like(weight)
@@ -166,7 +165,7 @@ def split_linear(linear: nn.Linear, x: Tensor, sizes: tuple[int, ...]) -> tuple[
     return SplitLinear.apply(as_autocast(x), as_autocast(linear.weight), sizes)
 
 
-class Unbind(torch.autograd.Function):
+class Unbind(Function):
     """(x, axis) to the slices of x along an axis, counted from the front.
 
     Their gradients are stacked in the backward pass, unless an operator has written them into one tensor already.
@@ -178,9 +177,9 @@ class Unbind(torch.autograd.Function):
         return x.unbind(axis)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        whole = slices_of_one(gradients, ctx.axis)
+        # recorded gradients have no memory of their own to find
+        whole = None if torch.is_grad_enabled() else slices_of_one(gradients, ctx.axis)
         return torch.stack(gradients, ctx.axis) if whole is None else whole, None
 
 

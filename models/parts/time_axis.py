@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.autograd import Function
 from kernels.backend import on_device_of, use_triton
 
 BLOCK = 128
@@ -35,7 +36,7 @@ def take_positions(x: Tensor, positions: Tensor) -> Tensor:
     return TakePositions.apply(x, positions)
 
 
-class TakePositions(torch.autograd.Function):
+class TakePositions(Function):
     """`take_positions`. The gradient of torch's indexing adds up rows, and so sorts all indices first."""
 
     @staticmethod

@@ -221,6 +221,66 @@ def gradients_are_slopes(config: Any, **options: Any) -> None:
         assert abs(measured - slope) < 1e-4 * size, f"slope {measured:.6g} by differences, {slope:.6g} by gradients"
 
 
+def second_derivatives_are_right_or_refused(config: Any, **options: Any) -> None:
+    """The derivative of a function of the gradients is that of finite differences, or an error says that there is none.
+
+    Each parameter is asked for alone, so that no path to one of them goes around the errors on the others.
+    """
+    model, inputs = build(config, **options), make_inputs(TOKENS, 20, batch=2)
+    parameters = {key: p for key, p in model.named_parameters() if p.requires_grad}
+    generator = torch.Generator().manual_seed(5)
+    weights, *directions = (
+        torch.randn(shape, generator=generator, dtype=torch.float64)
+        for shape in ((2, 20, TOKENS.num_classes), *(p.shape for p in parameters.values()))
+    )
+
+    def penalty(power: int, create_graph: bool) -> Tensor:
+        loss = (model(inputs) ** power * weights).sum()
+        gradients = torch.autograd.grad(loss, list(parameters.values()), create_graph=create_graph)
+        return sum((g.real * d).sum() for g, d in zip(gradients, directions, strict=True))
+
+    for power in (1, 2):
+        found = _second_derivatives(partial(penalty, power, True), parameters)
+        given = [(key, p, d) for (key, p), d in zip(parameters.items(), directions, strict=True) if key in found]
+        slope = sum((found[key].real * direction).sum().item() for key, _, direction in given)
+        step, ends = 1e-6, []
+        for sign in (1, -2, 1):
+            with torch.no_grad():
+                for _, parameter, direction in given:
+                    parameter.add_(direction, alpha=sign * step)
+            ends.append(penalty(power, False).item())
+        measured = (ends[0] - ends[1]) / (2 * step)
+        assert abs(measured - slope) < 1e-3 * max(abs(measured), abs(ends[0])), (
+            f"the slope of the gradients in {', '.join(found)} is {measured:.6g} by differences, "
+            f"{slope:.6g} by a second derivative, which is neither right nor refused"
+        )
+
+
+def _second_derivatives(penalty: Callable[[], Tensor], parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The derivative in each parameter for which none is refused; zero where the graph has no path."""
+    found = {}
+    try:
+        value = penalty()
+        if not value.requires_grad:
+            return {key: torch.zeros_like(parameter) for key, parameter in parameters.items()}
+    except RuntimeError as error:
+        return _refused(error)
+    for key, parameter in parameters.items():
+        try:
+            (gradient,) = torch.autograd.grad(value, [parameter], retain_graph=True, allow_unused=True)
+            found[key] = torch.zeros_like(parameter) if gradient is None else gradient
+        except RuntimeError as error:
+            _refused(error)
+    return found
+
+
+def _refused(error: RuntimeError) -> dict[str, Tensor]:
+    # the second text is that of torch for its own attention
+    if not any(text in str(error) for text in ("cannot be differentiated twice", "is not implemented")):
+        raise AssertionError(f"a second derivative ends in: {error}") from error
+    return {}
+
+
 def _seeded(model: Any, inputs: Tensor, seed: int = 4) -> Tensor:
     torch.manual_seed(seed)
     found: Tensor = model(inputs)
@@ -269,6 +329,7 @@ LAWS: tuple[Callable[..., None], ...] = (
     state_size_is_what_is_stored,
     gradients_reach_every_parameter,
     gradients_are_slopes,
+    second_derivatives_are_right_or_refused,
     training_is_causal,
     evaluation_follows_training,
     long_sequences_agree,

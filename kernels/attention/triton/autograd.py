@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels.attention.triton.backward import _keys_kernel, _queries_kernel
 from kernels.attention.triton.forward import _forward_kernel
 from kernels.attention.triton.split import Parts, split
-from kernels.autograd import needs_gradient, once_differentiable
+from kernels.autograd import OnceDifferentiable, needs_gradient
 from kernels.device import interpreted, is_hopper, speaks_ptx
 from kernels.launch import cdiv, launch
 
@@ -169,7 +169,7 @@ def backward(do: Tensor, o: Tensor, saved: Saved, num_keys: int, call: Call) -> 
     return dq, dk, dv
 
 
-class Attention(torch.autograd.Function):
+class Attention(OnceDifferentiable):
     """(q, k, v, positions, seed, call) to o."""
 
     @staticmethod
@@ -182,7 +182,6 @@ class Attention(torch.autograd.Function):
         return o
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         o, q1, q2, k1, k2, v1, v2, *rest = ctx.saved_tensors
         saved = Saved(Parts(q1, q2), Parts(k1, k2), Parts(v1, v2), *rest)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, once_differentiable, save, saved
+from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from kernels.causal_conv1d.triton.backward import conv_bwd
 from kernels.causal_conv1d.triton.forward import conv_fwd
 from kernels.causal_conv1d.triton.plan import TUNING, Tuning, empty_in_layout, is_channel_first
@@ -15,7 +14,7 @@ from kernels.causal_conv1d.triton.step import conv_step
 from kernels.layout import dense
 
 
-class CausalConv1d(torch.autograd.Function):
+class CausalConv1d(OnceDifferentiable):
     """(x, weight, bias, initial state) and options to (y, final state)."""
 
     @staticmethod
@@ -36,7 +35,6 @@ class CausalConv1d(torch.autograd.Function):
         return conv_fwd(x, weight, bias, initial_state, activation, return_final_state, time_last, tuning)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight, bias, initial_state = saved(ctx)
         channel_first = ctx.time_last or is_channel_first(x)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, once_differentiable, save, saved
+from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from kernels.delta_rule.triton.back import delta_back
 from kernels.delta_rule.triton.factors import delta_factors
 from kernels.delta_rule.triton.grads import delta_grads
@@ -75,7 +75,7 @@ def forward(
     return Result(o, final, plan, (q, k, beta, g, write, plain, own, *kept, *factors))
 
 
-class DeltaRule(torch.autograd.Function):
+class DeltaRule(OnceDifferentiable):
     @staticmethod
     def forward(
         ctx: Any,
@@ -97,7 +97,6 @@ class DeltaRule(torch.autograd.Function):
         return result.o, result.final_state
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, beta, g, write, plain, v, delta, states, transposes, *kept = saved(ctx)
         factors = ChunkFactors(*kept)

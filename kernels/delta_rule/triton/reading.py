@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, once_differentiable, save, saved
+from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from kernels.launch import cdiv, launch
 from kernels.layout import dense
 
@@ -71,7 +71,7 @@ def _read(remove: Tensor, log_decay: Tensor, dtype: torch.dtype) -> Tensor:
     return reading
 
 
-class ReadingKeys(torch.autograd.Function):
+class ReadingKeys(OnceDifferentiable):
     """z, L and the dtype of k to k and L, whose gradient from the delta rule arrives in `backward`."""
 
     @staticmethod
@@ -81,7 +81,6 @@ class ReadingKeys(torch.autograd.Function):
         return _read(remove, log_decay, dtype), log_decay
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dreading: Tensor | None, dlog: Tensor | None) -> tuple[Tensor | None, ...]:
         remove, log_decay = saved(ctx)
         if dreading is None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, once_differentiable, save, saved
+from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from kernels.fft_conv.chunked import fft_conv_chunked
 from kernels.fft_conv.triton.chunks_gradient import chunks_gradient
 from kernels.fft_conv.triton.epilogue import Epilogue, Outputs
@@ -75,7 +75,7 @@ def empty_like_streams(*streams: Tensor | None) -> list[Tensor] | None:
     return [whole[:, (place - min(places)) // size].transpose(1, 2) for place in places]
 
 
-class FftConv(torch.autograd.Function):
+class FftConv(OnceDifferentiable):
     """(u, filter, skip, gate_in, gate_out) and a `Tuning` to y."""
 
     @staticmethod
@@ -102,7 +102,6 @@ class FftConv(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """With g = gate_out dy: dx = correlation of g with the taps, du = gate_in dx, dgate_in = u dx, and dgate_out =
         dy conv; the gradients of taps and skip from x and g."""

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, once_differentiable, save, saved
+from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from kernels.gated_linear_attention.triton.passes import GradDtypes, Options, attend, backward
 from kernels.gated_linear_attention.triton.plan import PLANNER, EndStates, Planner, dense_channels
 from kernels.gated_linear_attention.triton.scores import ChunkFactors
 from kernels.layout import dense
 
 
-class GatedLinearAttention(torch.autograd.Function):
+class GatedLinearAttention(OnceDifferentiable):
     @staticmethod
     def forward(
         ctx: Any,
@@ -34,7 +34,6 @@ class GatedLinearAttention(torch.autograd.Function):
         return result.o, result.final_state
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, g, states, *factors = saved(ctx)
         do = torch.zeros_like(v) if do is None else dense_channels(do)

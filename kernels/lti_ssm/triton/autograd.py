@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from kernels.autograd import once_differentiable, save, saved
+from kernels.autograd import OnceDifferentiable, save, saved
 from kernels.layout import dense
 from kernels.lti_ssm.triton.calls import lti_bwd, lti_fwd, prepare, prepare_bwd
 from kernels.transpose import time_last
 
 
-class LtiSsm(torch.autograd.Function):
+class LtiSsm(OnceDifferentiable):
     """y and, where the call plan says so, the state before chunk T // CHUNK (see the package docstring).
 
     Inputs: u, gate_in, gate_out, the initial state, A, B, C, dt, D, and the `CallPlan`.
@@ -36,7 +35,6 @@ class LtiSsm(torch.autograd.Function):
         return y, end
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dend: Tensor | None) -> tuple[Tensor | None, ...]:
         u, gate_in, gate_out, ungated, states, tables, *system = saved(ctx)
         call, with_start = ctx.call, ctx.needs_input_grad[3]

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, once_differentiable, save, saved
+from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from kernels.layout import dense
 from kernels.norm.triton.backward import norm_bwd
 from kernels.norm.triton.forward import Statistics, gate_rows, norm_fwd
 from kernels.norm.triton.plan import TUNING, Tuning
 
 
-class Norm(torch.autograd.Function):
+class Norm(OnceDifferentiable):
     """(x, residual, weight, bias, gate) and options to (y, sum); the sum is None without a residual."""
 
     @staticmethod
@@ -40,7 +40,6 @@ class Norm(torch.autograd.Function):
         return y, None if residual is None else values.total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dtotal: Tensor | None) -> tuple[Tensor | None, ...]:
         total, mean, scale, weight, bias, gate = saved(ctx)
         dy = torch.zeros_like(total) if dy is None else dense(dy)

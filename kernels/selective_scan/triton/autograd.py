@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, once_differentiable, save, saved
+from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from kernels.layout import dense
 from kernels.selective_scan.triton.backward import scan_backward
 from kernels.selective_scan.triton.forward import scan_forward
@@ -15,7 +15,7 @@ from kernels.selective_scan.triton.inputs import ScanInputs, contiguous_channels
 from kernels.selective_scan.triton.plan import TUNING, Tuning
 
 
-class SelectiveScan(torch.autograd.Function):
+class SelectiveScan(OnceDifferentiable):
     """The scan of inputs whose memory the kernels can read; gradients for all tensors."""
 
     @staticmethod
@@ -47,7 +47,6 @@ class SelectiveScan(torch.autograd.Function):
         return y, final_state
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
         *tensors, chunks = saved(ctx)
         inputs = ScanInputs._make((*tensors, ctx.call))

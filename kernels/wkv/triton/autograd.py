@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, once_differentiable, save, saved
+from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from kernels.device import num_processors, speaks_ptx
 from kernels.launch import launch
 from kernels.layout import dense
@@ -60,7 +60,7 @@ def _forward(
     return y, state, exact if rounded else y, z, ends
 
 
-class WKV(torch.autograd.Function):
+class WKV(OnceDifferentiable):
     """WKV of sequences with contiguous channels; gradients for all tensors."""
 
     @staticmethod
@@ -74,7 +74,6 @@ class WKV(torch.autograd.Function):
         return y, final
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
         k, v, w, u, initial, final, y, z, ends = saved(ctx)
         plan: Plan = ctx.plan

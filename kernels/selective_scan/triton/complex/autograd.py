@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.autograd import needs_gradient, once_differentiable, save, saved
+from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from kernels.device import num_processors, speaks_ptx
 from kernels.launch import cdiv, launch
 from kernels.layout import as_pairs, dense
@@ -158,7 +158,7 @@ def _as_pairs_of(parts: Tensor, num_states: int) -> Tensor:
     return parts.flatten(-2)[..., :num_states].transpose(-1, -2).contiguous()
 
 
-class ComplexScan(torch.autograd.Function):
+class ComplexScan(OnceDifferentiable):
     """The scan of inputs whose memory the kernels can read, with A, B, C and the initial state in complex64."""
 
     @staticmethod
@@ -176,7 +176,6 @@ class ComplexScan(torch.autograd.Function):
         return y, None if final is None else torch.view_as_complex(final)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
         *tensors, groups = saved(ctx)
         inputs = _Inputs(*tensors)

@@ -1,0 +1,114 @@
+"""The base class of the operators' autograd functions: what it refuses, on which paths, and what it lets through."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import pytest
+import torch
+
+import kernels
+import models
+from kernels.autograd import Function, OnceDifferentiable
+from kernels.fft_conv import fft_conv
+from kernels.selective_scan import selective_scan
+
+REFUSED = "cannot be differentiated twice"
+
+
+class Square(OnceDifferentiable):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x)
+        return x * x + y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient, gradient
+
+
+class Forgetful(OnceDifferentiable):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.twice = 2 * x
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.twice * gradient
+
+
+def leaf(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_()
+
+
+@pytest.mark.parametrize("linear", [True, False])
+@pytest.mark.parametrize("by_inputs", [True, False])
+def test_a_second_derivative_is_refused_on_every_path(linear, by_inputs):
+    x = leaf(3)
+    y = Square.apply(2 * x, x.detach())
+    (gradient,) = torch.autograd.grad(y.sum() if linear else y.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match=REFUSED):
+        torch.autograd.grad(gradient.sum(), x) if by_inputs else gradient.sum().backward()
+
+
+def test_an_input_that_is_not_saved_is_refused_at_the_first_gradient():
+    x = leaf(3)
+    with pytest.raises(RuntimeError, match=REFUSED):
+        torch.autograd.grad(Forgetful.apply(x).sum(), x, create_graph=True)
+    (gradient,) = torch.autograd.grad(Forgetful.apply(x).sum(), x)
+    torch.testing.assert_close(gradient, 2 * x.detach())
+
+
+def test_recorded_gradients_have_the_same_values():
+    x = leaf(3)
+    (plain,) = torch.autograd.grad(Square.apply(x, x.detach()).sum(), x)
+    (recorded,) = torch.autograd.grad(Square.apply(x, x.detach()).sum(), x, create_graph=True)
+    assert torch.equal(plain, recorded)
+    assert recorded.requires_grad
+
+
+def test_the_penalty_of_the_scan_that_was_wrong_is_refused():
+    x, dt, B, C, D = (
+        leaf(*shape, seed=seed) for seed, shape in enumerate([(1, 3, 1), (1, 3, 1)] + 2 * [(1, 3, 4)] + [(1,)])
+    )
+    A = (-leaf(1, 4, seed=9).detach().abs()).requires_grad_()
+    y = selective_scan(x, dt, A, B, C, D=D, dt_softplus=True)
+    (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match=f"selective_scan {REFUSED}"):
+        torch.autograd.grad(gradient.square().sum(), A)
+
+
+def test_a_filter_whose_spectrum_alone_is_kept_is_refused():
+    u, filter = leaf(1, 8, 2), leaf(2, 8, seed=1)
+    (gradient,) = torch.autograd.grad(fft_conv(u, filter).sum(), u, create_graph=True)
+    with pytest.raises(RuntimeError, match=f"fft_conv {REFUSED}"):
+        torch.autograd.grad(gradient.square().sum(), filter)
+
+
+@pytest.mark.parametrize("transform", [lambda f: torch.func.grad(lambda u: f(u).sum()), torch.vmap])
+def test_transforms_of_torch_func_are_refused_in_one_sentence(transform):
+    filter = leaf(2, 8)
+    with pytest.raises(RuntimeError, match=r"^fft_conv: torch\.func\.grad, vmap .* do not work on it"):
+        transform(lambda u: fft_conv(u.expand(1, 8, 2), filter))(leaf(8, 2))
+
+
+def test_every_function_has_the_base_class():
+    for package in (kernels, models):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            try:
+                importlib.import_module(module.name)
+            except ImportError:
+                continue
+    own = [c for c in _below(torch.autograd.Function) if c.__module__.split(".")[0] in ("kernels", "models")]
+    assert len(own) > 25
+    strangers = [c for c in own if not issubclass(c, Function) and c.__name__ != "_Refusal"]
+    assert not strangers
+
+
+def _below(parent):
+    for child in parent.__subclasses__():
+        yield child
+        yield from _below(child)

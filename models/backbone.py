@@ -35,7 +35,8 @@ from models.parts.short_conv import BaseConv, ShortConv
 from models.parts.step import step_linear
 from models.parts.time_axis import LeftPadding, blank, positions_seen, take_positions
 from suite.bounds import Count, Epsilon, Fraction, Layers, Positive, Ratio, Width
-from suite.contracts import IGNORE, Config, Convolution, HasReadout, Model, ModelConfig, ParamGroup, TaskSpec
+from suite.contracts import IGNORE, Convolution, HasReadout, Model, ModelConfig, ParamGroup, TaskSpec
+from suite.options import Config
 
 NO_DECAY_KINDS = ("bias", "norm", "embedding")
 

@@ -1,6 +1,4 @@
-"""Interfaces between the folders: Config, Task, Model, Mixer, Batch, and the optional abilities of each.
-
-`Config` is the base class of all options: those of tasks, models and executors, and the sections of a grid.
+"""Interfaces between the folders: Task, Model, Mixer, Batch, and the optional abilities of each.
 
 Letters: `B` batch, `T` time, `P` labelled positions of a sequence, `D` model width, `C` channels of a signal. An
 interface that only some tasks or models have is a protocol of its own, which `isinstance` checks. This module imports
@@ -13,11 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
-
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
-
-from suite.settings.strict import strict, wanted_by
 
 if TYPE_CHECKING:
     import torch
@@ -41,35 +34,6 @@ IGNORE = -100
 
 class MissingDataError(ValueError):
     """The data of a task are not there. A grid can be planned without them, but its runs have no identity yet."""
-
-
-class Config(BaseModel):
-    """A frozen, strict set of options. An unknown key is an error, never ignored.
-
-    Every number is finite, because NaN and infinity have no JSON and so no identity. `true` and `false` are not
-    numbers. A whole number may be written in any way that YAML has for it: `1000`, `1.0e3` or `1e3`.
-    """
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _strict_numbers(cls, values: Any) -> Any:
-        # one call for all options that are given: a validator of every field would take most of a grid's planning
-        if not isinstance(values, dict):
-            return values
-        checked = {}
-        for key, value in values.items():
-            try:
-                checked[key] = strict(value, wanted_by(cls, key))
-            except ValueError as error:
-                # an error that names the option, as that of a validator of this option would
-                reason = PydanticCustomError("value_error", "{reason}", {"reason": str(error)})
-                details = InitErrorDetails(type=reason, loc=(key,), input=value)
-                raise ValidationError.from_exception_data(cls.__name__, [details]) from None
-        return checked
 
 
 @dataclass(frozen=True, eq=False)

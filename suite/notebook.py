@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from suite.commands.repository import LOCAL, Repository, existing
-from suite.settings.parsing import shortened
+from suite.options import shortened
 from suite.store.target import target
 
 if TYPE_CHECKING:
@@ -150,7 +150,8 @@ class Notebook:
         """
         from suite.environment import pick_device
         from suite.settings.resolver import Resolver
-        from suite.training.weights import find_weights, load_model
+        from suite.store.weights import find_weights
+        from suite.training.weights import load_model
 
         _require_utf8()
         _listed([run_id], "run_id")

@@ -1,4 +1,4 @@
-"""Plans the runs of a grid, carries out one run, and writes whatever happens as rows."""
+"""Plans the runs of a grid, carries out one run by the worker of its kind, and writes whatever happens as rows."""
 
 from __future__ import annotations
 
@@ -14,15 +14,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from suite.bench.config import SpeedRun, TimingRun
 from suite.contracts import Recorder, no_operators
 from suite.plugins import changed_since_planned
+from suite.registry import Entry
 from suite.runs import Progress, Report, Run, RunEnded, Stop, Worker, never
 from suite.store import storage
+from suite.store.weights import save_weights
 from suite.training.live import Log
 from suite.training.run import TrainingRun
 
 if TYPE_CHECKING:
     import torch
+
+WORKERS: dict[type[Run], Entry] = {
+    TrainingRun: Entry("suite.training.trainer:Trainer", "trains a model on a task"),
+    TimingRun: Entry("suite.bench.series:OperatorTimer", "times an operator"),
+    SpeedRun: Entry("suite.bench.models:ModelTimer", "times a model"),
+}
+"""Kind of run to the `Worker` that carries it out. Workers import torch, which no plan needs, and are loaded by name.
+"""
+
+
+def worker_of(run: Run) -> Callable[..., Worker]:
+    """The class of the workers that carry out this kind of run."""
+    worker: Callable[..., Worker] = WORKERS[type(run)].load()
+    return worker
+
 
 ENDED = ("ok", "diverged", "oom")
 """Statuses of runs that are not repeated.
@@ -137,7 +155,7 @@ def execute(
     sharing: how many runs use this device at a time, itself included; a function is asked at the end of the run.
     threads: CPU threads that a run trains on. A run that times takes all that torch has.
     record: tells which operators the run used.
-    keep_weights: write the weights of a model that was trained beside its rows (`suite.training.weights`).
+    keep_weights: write the weights of a model that was trained beside its rows (`suite.store.weights`).
     log: viewers that get the metrics of a training run while it trains (`suite.training.live.SINKS`).
     """
     from suite.training import checkpoints
@@ -154,11 +172,11 @@ def execute(
         if report is not None:
             report(progress)
 
-    worker = run.worker(device, checkpoint=checkpoint, report=tell, stop=stop)
+    worker = worker_of(run)(run, device, checkpoint=checkpoint, report=tell, stop=stop)
     with live, host_threads(None if run.takes_all_threads else threads), record() as operators:
         status, error = _carry_out(run, worker)
         columns = _columns(run, device, started_at, sharing() if callable(sharing) else sharing)
-    if getattr(worker, "sharded", False):
+    if worker.sharded:
         columns["device"] += ", sharded"
     if keep_weights and status == "ok" and (reason := _write_weights(run, root, worker)):
         status, error = "failed", reason
@@ -202,11 +220,10 @@ def _carry_out(run: Run, worker: Worker) -> tuple[str, str]:
 
 def _write_weights(run: Run, root: Path, worker: Worker) -> str:
     """Writes the weights of the model that a run has trained, if it trains one, or says in one line why not."""
-    from suite.training.weights import HasModel, save_weights
-
-    if isinstance(worker, HasModel):
+    if worker.model is not None:
         try:
-            save_weights(storage.weights_path(root, run.experiment, run.scale, run.run_id), run, worker.model)
+            path = storage.weights_path(root, run.experiment, run.scale, run.run_id)
+            save_weights(path, run.resolved, worker.model.state_dict())
         except OSError as error:
             return f"its weights could not be written ({error.strerror or error}); free space and run it again"
     return ""

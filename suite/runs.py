@@ -1,22 +1,21 @@
-"""Common parts of all kinds of runs: their identity, their columns in a row, and the worker that carries them out.
+"""Common parts of all kinds of runs, their identity and their columns in a row, and of the workers for them.
 
 A run is one point of a grid with every setting filled in. There are three kinds: training (`suite.training.run`),
-timing of an operator and timing of a model (`suite.bench.config`). This module imports no torch, so a plan is quick.
+timing of an operator and timing of a model (`suite.bench.config`). A run does not know its worker, which
+`suite.runner.WORKERS` names. This module imports no torch, so a plan is quick.
 """
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from suite.identity import identity
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)
@@ -55,15 +54,6 @@ class RunEnded(Exception):
     def __init__(self, status: str, reason: object) -> None:
         super().__init__(str(reason))
         self.status = status
-
-
-class Worker(Protocol):
-    """Carries out one run. Whatever it raises, `outcome` holds what was measured until then."""
-
-    @property
-    def outcome(self) -> Outcome: ...
-
-    def __call__(self) -> Outcome: ...
 
 
 Report = Callable[[Progress], None]
@@ -117,25 +107,39 @@ class Run(ABC):
     def columns(self) -> dict[str, Any]:
         """Columns of its rows that describe the run itself; identity, status and machine have columns elsewhere."""
 
-    @abstractmethod
-    def worker(
-        self, device: torch.device, *, checkpoint: Path | None = None, report: Report | None = None, stop: Stop = never
-    ) -> Worker:
-        """The object that carries out this run when it is called.
-
-        checkpoint: where an interrupted run keeps what it needs to continue, if it can.
-        report: called now and then with the progress.
-        stop: asked now and then; once it is true, the worker saves what it can and raises KeyboardInterrupt.
-        """
-
-    def steps(self, device: torch.device) -> Iterator[tuple[str, Callable[[], None]]]:
-        """Gives `profile` what the run repeats: a name, and a function that does it once, without a recorded graph.
-
-        A function may be called until the next one is asked for. ValueError for runs that repeat nothing.
-        """
-        raise ValueError(f"{self.title}: profile takes runs that train or time a model; `bench` times operators")
-
     @cached_property
     def run_id(self) -> str:
         """16 hexadecimal digits, the same for the same resolved run."""
         return identity(self.resolved)
+
+
+class Worker(ABC):
+    """Carries out one run when it is called. Whatever it raises, `outcome` holds what was measured until then.
+
+    checkpoint: where an interrupted run keeps what it needs to continue, if it can.
+    report: called now and then with the progress.
+    stop: asked now and then; once it is true, the worker saves what it can and raises KeyboardInterrupt.
+    """
+
+    model: Any = None
+    """The model that it trains, if it trains one (`suite.contracts.Model`)."""
+    sharded = False
+    """Whether each of several processes has only a share of that model."""
+
+    def __init__(
+        self, run: Any, device: Any, *, checkpoint: Path | None = None, report: Report | None = None, stop: Stop = never
+    ) -> None:
+        self.run, self.device = run, device
+        self.checkpoint, self.report, self.stop = checkpoint, report, stop
+        self.outcome = Outcome()
+        self.began = time.perf_counter()
+
+    @abstractmethod
+    def __call__(self) -> Outcome: ...
+
+    def steps(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Gives `profile` what the run repeats: a name, and a function that does it once, without a recorded graph.
+
+        A function may be called until the next one is asked for. ValueError for runs that repeat nothing.
+        """
+        raise ValueError(f"{self.run.title}: profile takes runs that train or time a model; `bench` times operators")

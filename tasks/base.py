@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from suite.contracts import IGNORE, Config, Segment, Task, TaskSpec
+from suite.contracts import IGNORE, Segment, Task, TaskSpec
+from suite.options import Config
 
 Array = NDArray[Any]
 

@@ -9,7 +9,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from suite.bounds import Size
-from suite.contracts import Config, Segment, TaskSpec
+from suite.contracts import Segment, TaskSpec
+from suite.options import Config
 from suite.rng import numpy_generator
 from tasks.base import Array, TaskBase, distinct, token_dtype, token_segment, weighted_distinct
 

@@ -30,7 +30,7 @@ from kernels import OPERATORS  # noqa: E402 - the repository is not a package th
 from models import MODELS  # noqa: E402
 from models.backbone import BackboneConfig  # noqa: E402
 from reports.render import build, render  # noqa: E402
-from suite.contracts import Config  # noqa: E402
+from suite.options import Config  # noqa: E402
 from suite.registry import Entry  # noqa: E402
 from suite.settings.config import find_experiments, load_experiment  # noqa: E402
 from suite.store import storage  # noqa: E402

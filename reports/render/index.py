@@ -8,10 +8,9 @@ from pathlib import Path
 from pydantic import model_validator
 
 from reports.render.document import DASH, Document, Grid
-from suite.contracts import Config
+from suite.options import Config, parse, read_yaml
 from suite.registry import nearest
 from suite.settings.config import ExperimentConfig
-from suite.settings.parsing import parse, read_yaml
 
 HEADER = ("paper", "item", "what it shows", "experiment", "runs here at", "cannot run here", "rows stored")
 

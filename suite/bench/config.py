@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from suite.bench.cases import Case, series
 from suite.bench.contracts import Workload
 from suite.bounds import Size
-from suite.contracts import Config, ModelConfig, TaskSpec
-from suite.runs import Report, Run, Stop, Worker, never, with_plugins
-
-if TYPE_CHECKING:
-    import torch
+from suite.contracts import ModelConfig, TaskSpec
+from suite.options import Config
+from suite.runs import Run, with_plugins
 
 
 class BenchConfig(Config):
@@ -144,13 +141,6 @@ class TimingRun(Run):
             "precision": self.bench.dtype,
         }
 
-    def worker(
-        self, device: torch.device, *, checkpoint: Path | None = None, report: Report | None = None, stop: Stop = never
-    ) -> Worker:
-        from suite.bench.series import OperatorTimer
-
-        return OperatorTimer(self, device, report=report, stop=stop)
-
 
 @dataclass(frozen=True)
 class SpeedRun(Run):
@@ -191,15 +181,3 @@ class SpeedRun(Run):
             "split_policy": "",
             "precision": self.speed.precision,
         }
-
-    def steps(self, device: torch.device) -> Iterator[tuple[str, Callable[[], None]]]:
-        from suite.bench.models import ModelTimer
-
-        return ModelTimer(self, device).each_length()
-
-    def worker(
-        self, device: torch.device, *, checkpoint: Path | None = None, report: Report | None = None, stop: Stop = never
-    ) -> Worker:
-        from suite.bench.models import ModelTimer
-
-        return ModelTimer(self, device, report=report, stop=stop)

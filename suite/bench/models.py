@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,6 @@ from suite.bench.generation import build_for_inference, time_generations
 from suite.bench.measure import SEED, Unavailable, sample
 from suite.bench.series import Series
 from suite.contracts import Layered, Model
-from suite.runs import Report, Stop, never
 from suite.training.capture import record
 from suite.training.measure import reset_peak_memory
 from suite.training.numerics import autocast, numerics
@@ -111,21 +111,20 @@ BUDGET_MS: Mapping[str, float] = {"layer": 200.0, "train": 2000.0, "decode": 500
 """Time given to the samples of one length."""
 
 
-class ModelTimer(Series[SpeedRun]):
-    """Times a model. For each `measure`, steps makes the timed call, and budget_ms is the time spent on its samples."""
+class ModelTimer(Series):
+    """Times a model. For each `measure`, makers makes the timed call; budget_ms is the time spent on its samples."""
+
+    run: SpeedRun
 
     def __init__(
         self,
-        run: SpeedRun,
-        device: torch.device,
-        *,
-        report: Report | None = None,
-        stop: Stop = never,
-        steps: Mapping[str, MakeStep] = STEPS,
+        *run: Any,
+        makers: Mapping[str, MakeStep] = STEPS,
         budget_ms: Mapping[str, float] = BUDGET_MS,
+        **options: Any,
     ) -> None:
-        super().__init__(run, device, report=report, stop=stop)
-        self.steps, self.budget_ms = steps, budget_ms[run.speed.measure]
+        super().__init__(*run, **options)
+        self.makers, self.budget_ms = makers, budget_ms[self.run.speed.measure]
 
     def _lengths(self) -> Sequence[int]:
         return self.run.speed.lengths
@@ -157,8 +156,7 @@ class ModelTimer(Series[SpeedRun]):
         with self.device:
             return self.run.model.build(speed.spec(length)).to(self.device)
 
-    def each_length(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        """Gives the name of every length with the function that is timed there, and no recorded graph of it."""
+    def steps(self) -> Iterator[tuple[str, Callable[[], None]]]:
         speed = self.run.speed
         if speed.measure == "generate":
             raise ValueError(
@@ -167,7 +165,7 @@ class ModelTimer(Series[SpeedRun]):
             )
         for length in self._lengths():
             with self._numerics():
-                yield f"length={length}", self.steps[speed.measure](self._model(length), speed, length, self.device)
+                yield f"length={length}", self.makers[speed.measure](self._model(length), speed, length, self.device)
 
     def _add_rows(self, length: int, part: str) -> None:
         speed = self.run.speed
@@ -181,7 +179,7 @@ class ModelTimer(Series[SpeedRun]):
         if speed.measure == "generate":
             self._add_generations(model, length, part)
             return
-        call, peak = self._recorded(self.steps[speed.measure](model, speed, length, self.device))
+        call, peak = self._recorded(self.makers[speed.measure](model, speed, length, self.device))
         samples = sample(call, self.device, self.budget_ms)
         add("time", "ms", statistics.median(samples), slice=part, samples=samples)
         if speed.measure != "layer":

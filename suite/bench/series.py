@@ -7,19 +7,17 @@ import statistics
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Generic, TypeVar
+from typing import Any
 
 import torch
 
 from suite.bench.config import TimingRun
 from suite.bench.measure import Unavailable
 from suite.bench.run import BUDGET_MS, Clock
-from suite.runs import Outcome, Progress, Report, Run, Stop, never
-
-R = TypeVar("R", bound=Run)
+from suite.runs import Outcome, Progress, Worker
 
 
-class Series(Generic[R]):
+class Series(Worker):
     """Times one run, as `suite.training.trainer.Trainer` trains one. A subclass says how one length is measured.
 
     A length that cannot be timed (no memory, cannot run here, wrong result) becomes a row that says why, and the run
@@ -28,12 +26,6 @@ class Series(Generic[R]):
     report: called before each length.
     stop: asked before each length; once it is true, KeyboardInterrupt is raised and nothing is kept.
     """
-
-    def __init__(self, run: R, device: torch.device, *, report: Report | None = None, stop: Stop = never) -> None:
-        self.run = run
-        self.device, self.report, self.stop = device, report, stop
-        self.outcome = Outcome()
-        self.began = time.perf_counter()
 
     def __call__(self) -> Outcome:
         """Times all lengths."""
@@ -80,20 +72,14 @@ class Series(Generic[R]):
             raise Unavailable("n/a", reasons["n/a"])
 
 
-class OperatorTimer(Series[TimingRun]):
+class OperatorTimer(Series):
     """Times an operator in one implementation. budget_ms: time given to the samples of each length."""
 
-    def __init__(
-        self,
-        run: TimingRun,
-        device: torch.device,
-        *,
-        report: Report | None = None,
-        stop: Stop = never,
-        budget_ms: float = BUDGET_MS,
-    ) -> None:
-        super().__init__(run, device, report=report, stop=stop)
-        self.clock = Clock(device, budget_ms)
+    run: TimingRun
+
+    def __init__(self, *run: Any, budget_ms: float = BUDGET_MS, **options: Any) -> None:
+        super().__init__(*run, **options)
+        self.clock = Clock(self.device, budget_ms)
 
     def _lengths(self) -> Sequence[int]:
         return self.run.bench.lengths

@@ -37,7 +37,7 @@ from suite.commands.run import run
 from suite.commands.show import show
 from suite.commands.status import status
 from suite.commands.weights import weights_app
-from suite.settings.parsing import reason_of
+from suite.options import reason_of
 from suite.store.target import StoreError
 
 

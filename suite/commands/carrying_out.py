@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from suite.commands.planning import resolved_experiments
 from suite.commands.repository import Experiment, Repository
 from suite.executors.contract import Executor, Settings, check_name, choose
+from suite.options import located
 from suite.plugins import only_on_this_machine
 from suite.runner import FAILED, UNNEEDED, Finished, Planned, missing_bases, outdated, plan
 from suite.runs import Run
-from suite.settings.parsing import located
 from suite.store.enough import Enough
 from suite.training.live import check_sinks
 

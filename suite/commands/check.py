@@ -28,7 +28,7 @@ def check(
     Exit code 1 if a law is broken. The networks of a model are small, in float64 and on the CPU. The splits of a task
     are read several times: make large ones smaller, e.g. by --set num_train=1000.
     """
-    from suite.settings.parsing import options_in, parse
+    from suite.options import options_in, parse
 
     repository = repository_of(context, plugins)
     config = (repository.models if part is Part.model else repository.tasks).load(name)

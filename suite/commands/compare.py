@@ -15,7 +15,7 @@ import typer
 
 from suite.commands.console import table_console
 from suite.commands.repository import Repository, repository_of
-from suite.settings.parsing import located
+from suite.options import located
 from suite.store.target import files_like, is_folder, target
 
 if TYPE_CHECKING:

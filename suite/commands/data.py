@@ -28,7 +28,7 @@ Workers = Annotated[
 
 def _configured(repository: Repository, name: str, data: Path | None, overrides: list[str] | None) -> Any:
     """The task with the options that were given. ValueError for an unknown name or option."""
-    from suite.settings.parsing import options_in, parse
+    from suite.options import options_in, parse
 
     cls = repository.tasks.load(name)
     texts = [text.removeprefix("task.") for text in overrides or ()]

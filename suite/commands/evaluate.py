@@ -49,7 +49,8 @@ def evaluate(
     if folder is not None and not folder.is_dir():
         raise ValueError(f"--include {folder}: there is no such folder")
     version = harness.version()
-    from suite.training.weights import find_weights, load_model, mark, model_settings
+    from suite.store.weights import find_weights, mark, model_settings
+    from suite.training.weights import load_model
 
     repository = repository_of(context, plugins)
     path = find_weights(weights, [results, repository.reference])

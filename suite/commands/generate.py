@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from suite.commands.repository import Device, Plugins, StoredResults, Weights, repository_of
-from suite.settings.parsing import located
+from suite.options import located
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +37,8 @@ def generate(
     """Continue prompts with a trained model. With a single prompt, tokens are printed as they come."""
     from suite.generate import Sampling, lengths_until
     from suite.generate import generate as continue_prompts
-    from suite.training.weights import find_weights, load_model
+    from suite.store.weights import find_weights
+    from suite.training.weights import load_model
 
     Sampling(temperature, top_k, top_p)
     repository = repository_of(context, plugins)

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from suite.commands.repository import LOCAL, Experiment, Repository, shown
+from suite.options import seeds_in
 from suite.runs import Run
-from suite.settings.parsing import seeds_in
 
 Scale = Annotated[str | None, typer.Option("--scale", help="Protocol (scale) of the grid; default: its first.")]
 Only = Annotated[

@@ -48,13 +48,14 @@ def profile(
     from suite.display import Labels
     from suite.environment import pick_device
     from suite.profiling import shares
+    from suite.runner import worker_of
 
     target = pick_device(device)
     first = [run for run in runs if run.seed == runs[0].seed]
     console, label = table_console(), Labels(first)
     for run in first:
         try:
-            for part, step in run.steps(target):
+            for part, step in worker_of(run)(run, target).steps():
                 console.print(_table(f"{label(run)}, {part}", shares(step, target, steps), top))
         except torch.OutOfMemoryError:
             console.print(f"{label(run)}: out of memory on {target}", markup=False)

@@ -13,9 +13,9 @@ import typer
 
 from suite.commands.planning import Data, Only, Scale, Seeds
 from suite.commands.repository import LOCAL, Device, ExperimentNames, Plugins, Results, Sets, repository_of, shown
+from suite.options import seconds, shortened
 from suite.registry import counted
 from suite.runs import Run
-from suite.settings.parsing import seconds, shortened
 
 if TYPE_CHECKING:
     from rich.console import Console

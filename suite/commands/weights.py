@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from suite.commands.repository import StoredResults, Weights, repository_of
-from suite.contracts import Config
+from suite.options import Config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,13 +50,17 @@ def import_weights(
 
     from suite.settings.resolver import Resolver
     from suite.store.target import writable
-    from suite.training.weights import store_weights
+    from suite.store.weights import save_weights
 
     task, config = Resolver(repository.tasks, repository.models).trained(tree, str(folder))
     model = config.build(task.spec)
     checkpoints.load(model, layout, weights)
+    resolved = {
+        kind: {"name": tree[kind]["name"], "version": part.version, **part.model_dump(mode="json")}
+        for kind, part in (("task", task), ("model", config))
+    }
     with writable("--out", out):
-        store_weights(out, tree, task, config, model)
+        save_weights(out, resolved, model.state_dict())
     count = sum(parameter.numel() for parameter in model.parameters())
     print(f"{out}: {layout.model} with {count:,} parameters, from the layout {name}")
 
@@ -73,7 +77,8 @@ def export_weights(
 ) -> None:
     """Write the weights of a run in a public layout, for `transformers`, mamba_ssm or flash-linear-attention."""
     from suite.store.target import writable
-    from suite.training.weights import find_weights, load_model, model_settings
+    from suite.store.weights import find_weights, model_settings
+    from suite.training.weights import load_model
 
     repository = repository_of(context)
     checkpoints = repository.checkpoints()

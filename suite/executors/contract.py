@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from suite.contracts import Recorder, no_operators
+from suite.options import options_in, parse, shortened
 from suite.registry import Entry, Registry
 from suite.runner import Finished
 from suite.runs import Run
-from suite.settings.parsing import options_in, parse, shortened
 from suite.store.enough import Enough
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Settings:
 
 
 class Executor(Protocol):
-    """Carries out runs. An executor is a frozen configuration (`suite.contracts.Config`), its fields are options."""
+    """Carries out runs. An executor is a frozen configuration (`suite.options.Config`), its fields are options."""
 
     def check(self, settings: Settings) -> str:
         """Where the runs will be carried out, in a few words. ValueError for what cannot work here."""

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from suite.contracts import Config, Recorder, no_operators
+from suite.contracts import Recorder, no_operators
 from suite.environment import cores, device_name, pick_device
 from suite.executors.contract import LeftRunningError, Settings
 from suite.executors.packing import Room, multi_process_service
@@ -29,6 +29,7 @@ from suite.executors.processes import CONTEXT, SIGNALS
 from suite.executors.queue import Display, RunQueue
 from suite.executors.team import Team, follow, give
 from suite.executors.workers import run_in_workers
+from suite.options import Config
 from suite.runner import Finished, execute
 from suite.runs import Run
 from suite.store.claims import Claims

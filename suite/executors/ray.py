@@ -29,12 +29,12 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from suite.contracts import Config
 from suite.environment import REPOSITORY, pick_device
 from suite.executors.contract import Settings
 from suite.executors.local import StopSignals
 from suite.executors.queue import Display, RunQueue
 from suite.executors.workers import TRIES, device_fault
+from suite.options import Config
 from suite.runner import Finished, execute, store_failure
 from suite.runs import Progress, Run
 from suite.store.claims import Claims

@@ -26,11 +26,11 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
-from suite.contracts import Config
 from suite.environment import REPOSITORY, pick_device
 from suite.executors.contract import LeftRunningError, Settings
 from suite.executors.local import StopSignals, run_in_sequence
 from suite.executors.queue import Display, RunQueue
+from suite.options import Config
 from suite.runner import UNNEEDED, Finished, store_failure
 from suite.runs import Run
 from suite.store.claims import Claims, claim_path, read_claim

@@ -28,6 +28,7 @@ import torch
 
 from suite.executors.processes import CONTEXT, ended, start
 from suite.plugins import PluginError, changed_since_planned, reason_of, unloaded
+from suite.runner import worker_of
 from suite.runs import Run, RunEnded
 from suite.store import storage
 from suite.training import parallel
@@ -72,7 +73,7 @@ def follow(root: Path, device: torch.device, threads: int) -> None:
         checkpoint = storage.checkpoint_path(root, run.experiment, run.scale, run.run_id)
         try:
             with host_threads(threads):
-                run.worker(device, checkpoint=checkpoint)()
+                worker_of(run)(run, device, checkpoint=checkpoint)()
         except (RunEnded, KeyboardInterrupt):
             # rank 0 has ended for the same reason
             continue

@@ -44,9 +44,8 @@ import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 
 from suite.bounds import Seed
-from suite.contracts import Config
+from suite.options import Config, parse, read_yaml, reason_of, shortened
 from suite.registry import nearest
-from suite.settings.parsing import parse, read_yaml, reason_of, shortened
 from suite.settings.report_spec import FigureSpec, Select, Source, TableSpec
 
 SECTIONS = ("task", "model", "train")

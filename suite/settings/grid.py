@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from suite.options import alternatives, assignments, located, shortened
 from suite.registry import few, nearest
 from suite.runs import Run
 from suite.settings.config import NO_PLUGINS, ExperimentConfig, check_sections
-from suite.settings.parsing import alternatives, assignments, located, shortened
 from suite.settings.resolver import Resolver
 from suite.training.run import TrainingRun
 

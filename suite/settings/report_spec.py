@@ -8,8 +8,8 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from suite.bounds import NonNegative, Score
-from suite.contracts import Config
 from suite.metrics import check_direction, smaller_is_better
+from suite.options import Config
 
 
 class Select(Config):

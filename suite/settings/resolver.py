@@ -12,9 +12,10 @@ from typing import Any, Literal
 from suite.bench.config import BenchConfig, SpeedConfig, SpeedRun, TimingRun
 from suite.contracts import MissingDataError, ModelConfig, ScoredByBatch, Task, TaskSpec
 from suite.metrics import check_direction
+from suite.options import located, parse
 from suite.registry import Entry, Registry, nearest
 from suite.runs import Run
-from suite.settings.parsing import located, parse
+from suite.store.weights import find_weights, mark
 from suite.training.config import TrainConfig
 from suite.training.run import NO_DATA, TrainingRun, earlier, epoch_rows, stage_of
 
@@ -112,8 +113,6 @@ class Resolver:
         where = f"{where}: train.init_from"
         given = run.train.init_from
         if isinstance(given, str):
-            from suite.training.weights import find_weights, mark
-
             start = located(where, lambda: find_weights(given, self.roots))
             return replace(run, train=run.train.model_copy(update={"init_from": mark(start)}), start=start)
         if given is not None:

@@ -8,8 +8,6 @@ values; the files of torch.distributed.checkpoint, whose index is an arbitrary p
 
 from __future__ import annotations
 
-import io
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,8 @@ import torch
 from torch import Tensor
 
 from suite.contracts import Model
-from suite.store.target import as_oserror, readable, replacing
+from suite.store.target import as_oserror, replacing
+from suite.store.weights import read
 from suite.training.parallel import Group, is_shard, joined, local
 
 
@@ -95,20 +94,3 @@ def copy_whole(sharded: Model, plain: Model) -> None:
 def _write(path: Path, content: Mapping[str, Any]) -> None:
     with replacing(path) as temporary:
         torch.save(dict(content), temporary)
-
-
-def read(path: Path, device: torch.device, *, verify: bool = True) -> dict[str, Any]:
-    """Returns what `torch.save` wrote. Raises ValueError where a checksum is wrong.
-
-    verify: False where only names and shapes are wanted, which need a small part of the file.
-    """
-    source = readable(path)
-    if verify:
-        # torch itself does not verify them
-        with zipfile.ZipFile(source) as archive:
-            if (damaged := archive.testzip()) is not None:
-                raise ValueError(f"the checksum of {damaged} is wrong")
-    if isinstance(source, io.IOBase):
-        source.seek(0)
-    content: dict[str, Any] = torch.load(source, map_location=device, weights_only=True)
-    return content

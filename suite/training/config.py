@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from suite.bounds import Count, Epsilon, Fraction, NonNegative, Positive, Score, Size, Steps
-from suite.contracts import Config
+from suite.options import Config
 
 
 class EarlyStop(Config):

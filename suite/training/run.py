@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from suite.contracts import Config, EndlessEpochs, ModelConfig, Resizable, ScoredByBatch, Task
-from suite.runs import Report, Run, Stop, Worker, never, with_plugins
-from suite.settings.parsing import parse
+from suite.contracts import EndlessEpochs, ModelConfig, Resizable, ScoredByBatch, Task
+from suite.options import Config, parse
+from suite.runs import Run, with_plugins
 from suite.training.config import Stage, TrainConfig
-
-if TYPE_CHECKING:
-    import torch
-
 
 NO_DATA = "missing"
 """Fingerprint of data that are not there."""
@@ -109,25 +105,6 @@ class TrainingRun(Run):
             "precision": self.train.precision,
             "deterministic": self.train.deterministic,
         }
-
-    def steps(self, device: torch.device) -> Iterator[tuple[str, Callable[[], None]]]:
-        from suite.training.trainer import Trainer
-
-        # with which weights it starts does not matter here
-        fresh = replace(self, train=self.train.model_copy(update={"init_from": None}))
-        with Trainer(fresh, device).steps() as step:
-            yield "training step", step
-
-    def worker(
-        self, device: torch.device, *, checkpoint: Path | None = None, report: Report | None = None, stop: Stop = never
-    ) -> Worker:
-        from suite.training.trainer import Trainer
-
-        start = self.start
-        if self.base is not None and checkpoint is not None:
-            # the runs of one experiment and scale share a folder
-            start = checkpoint.with_name(f"{self.base.run_id}.weights")
-        return Trainer(self, device, checkpoint=checkpoint, start=start, report=report, stop=stop)
 
 
 def earlier(tree: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:

@@ -16,7 +16,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from torch import Tensor
 from suite.contracts import Batch, Generating, Model, Segment, Task
 from suite.generate import generate
 from suite.rng import torch_seed
-from suite.runs import Outcome, Progress, Report, RunEnded, Stop, never
+from suite.runs import Outcome, Progress, RunEnded, Worker
 from suite.training import checkpoints, measure, parallel
 from suite.training.capture import BatchGraphs, record
 from suite.training.config import Stage
@@ -61,38 +60,27 @@ class DivergedError(RunEnded):
         self.step = step
 
 
-class Trainer:
+class Trainer(Worker):
     """Trains and measures one run.
 
     checkpoint: file for what a later call needs to continue, or None.
-    start: file of the weights that the network starts with, where `train.init_from` asks for them.
     report: called about twice a second with the progress.
     stop: asked between steps; once it is true, a checkpoint is saved and KeyboardInterrupt raised.
     """
 
-    def __init__(
-        self,
-        run: TrainingRun,
-        device: torch.device,
-        *,
-        checkpoint: Path | None = None,
-        start: Path | None = None,
-        report: Report | None = None,
-        stop: Stop = never,
-    ) -> None:
-        self.start = start
-        self.run, self.device, self.train = run, device, run.train
-        self.checkpoint, self.report, self.stop = checkpoint, report, stop
+    run: TrainingRun
+
+    def __init__(self, *run: Any, **options: Any) -> None:
+        super().__init__(*run, **options)
+        self.train = self.run.train
         self.group = parallel.current()
-        self.outcome = Outcome()
-        self.began = time.perf_counter()
         self.earlier_s = 0.0
-        self.sharded = self.trained = False
+        self.trained = False
         self.note, self.unsaved = "preparing", ""
 
     def __call__(self) -> Outcome:
         """The whole run: train, evaluate, measure."""
-        with self._prepared():
+        with self._prepared(start_weights=True):
             self._require_rows()
             self._restore()
             self._tell({})
@@ -104,10 +92,10 @@ class Trainer:
             self._measure()
         return self.outcome
 
-    @contextlib.contextmanager
-    def steps(self) -> Iterator[Callable[[], None]]:
+    def steps(self) -> Iterator[tuple[str, Callable[[], None]]]:
         """Gives a function that carries out the next training step, and no recorded graph; nothing is stored."""
-        with self._prepared():
+        # with which weights the run starts does not matter here
+        with self._prepared(start_weights=False):
             self.model.train()
 
             def step() -> None:
@@ -116,23 +104,23 @@ class Trainer:
                 self._train_step(take(segment, rows))
                 self.step += 1
 
-            yield step
+            yield "training step", step
 
     @contextlib.contextmanager
-    def _prepared(self) -> Iterator[None]:
+    def _prepared(self, *, start_weights: bool) -> Iterator[None]:
         """Within it, the data, the model and the optimizer are there."""
         with contextlib.ExitStack() as self.cleanup:
             self.cleanup.callback(self._clock)
             self.cleanup.enter_context(numerics(self.train.precision, deterministic=self.train.deterministic))
             if self.device.type == "cuda":
                 self.cleanup.enter_context(torch.cuda.device(self.device))
-            self._prepare()
+            self._prepare(start_weights)
             yield
 
     def _clock(self) -> None:
         self.outcome.seconds = self.earlier_s + time.perf_counter() - self.began
 
-    def _prepare(self) -> None:
+    def _prepare(self, start_weights: bool) -> None:
         run, train, device = self.run, self.train, self.device
         measure.reset_peak_memory(device)
         self.splits = load_splits(run.task, run.seed)
@@ -153,7 +141,7 @@ class Trainer:
         torch.manual_seed(torch_seed(run.seed, "init"))
         self.model: Model = run.model.build(run.task.spec).to(device)
         self.step = 0
-        if train.init_from is not None:
+        if train.init_from is not None and start_weights:
             self._start_with_weights()
         self._record_kernels(start=True)
         self.sharded = self.group.shards(self.model)
@@ -202,10 +190,14 @@ class Trainer:
                 raise RunEnded("failed", f"task {self.run.task_name} has no rows in its split {split!r}")
 
     def _start_with_weights(self) -> None:
-        if self.start is None or not self.start.exists():
-            raise RunEnded("failed", f"train.init_from: there are no weights in {self.start}")
+        start = self.run.start
+        if self.run.base is not None and self.checkpoint is not None:
+            # the runs of one experiment and scale share a folder
+            start = self.checkpoint.with_name(f"{self.run.base.run_id}.weights")
+        if start is None or not start.exists():
+            raise RunEnded("failed", f"train.init_from: there are no weights in {start}")
         assert isinstance(self.model, torch.nn.Module)
-        self.outcome.add("weights_taken", "fraction", take_weights(self.model, self.start, self.run.task_name))
+        self.outcome.add("weights_taken", "fraction", take_weights(self.model, start, self.run.task_name))
 
     def _fresh_order(self, task: Task, batch_size: int, steps: int) -> Order:
         """The order of a fresh task. steps: length of an epoch where neither the run nor the task has one."""

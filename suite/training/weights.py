@@ -1,108 +1,17 @@
-"""Weights of a trained run in a file that says what they are the weights of, so that they can be used again."""
+"""Weights of a trained run taken into a new network, or loaded together with their task."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from suite.contracts import Config, Model, ModelConfig, Task
-from suite.registry import few
-from suite.runs import Run
+from suite.contracts import Model, Task
 from suite.settings.resolver import Resolver
-from suite.store.target import files_like, replacing
-from suite.training.checkpoints import read
-
-ENDINGS = (".weights", ".checkpoint")
-"""Files that hold weights: those of a run that ended (`run --keep-weights`), and of one that was interrupted."""
-
-
-@runtime_checkable
-class HasModel(Protocol):
-    """The worker of a run that trains a model."""
-
-    @property
-    def model(self) -> Model: ...
-
-
-def save_weights(path: Path, run: Run, model: Model) -> None:
-    """Writes the weights of a model and the settings of its run, whole or not at all."""
-    _save(path, run.resolved, model)
-
-
-def store_weights(path: Path, tree: Mapping[str, Any], task: Task, config: ModelConfig, model: Model) -> None:
-    """Writes weights that no run has trained, with the settings of a task and a model that `tree` names."""
-    assert isinstance(task, Config)
-    assert isinstance(config, Config)
-    resolved = {
-        kind: {"name": tree[kind]["name"], "version": part.version, **part.model_dump(mode="json")}
-        for kind, part in (("task", task), ("model", config))
-    }
-    _save(path, resolved, model)
-
-
-def _save(path: Path, resolved: Mapping[str, Any], model: Model) -> None:
-    with replacing(path) as temporary:
-        torch.save({"config": json.dumps(resolved), "model": dict(model.state_dict())}, temporary)
-
-
-def model_settings(path: Path) -> tuple[str, dict[str, Any]]:
-    """Name and options of the model in a file of weights."""
-    options = dict(_read(path, torch.device("meta"))[0]["model"])
-    return options.pop("name"), options
-
-
-def find_weights(name: str, roots: Sequence[Path]) -> Path:
-    """The file that is named, or that of the run whose id begins so below one of the folders."""
-    if not name:
-        raise ValueError("the name of the weights is empty; give the beginning of a run id, or a file of weights")
-    path = Path(name)
-    if path.is_file():
-        return path
-    if path.suffix in ENDINGS or set(name) - set("0123456789abcdef"):
-        raise ValueError(f"{name}: no such file, and no run id, which is hexadecimal")
-    found = [
-        path for root in roots for path in files_like(root, f"**/{name}*") if path.suffix in (*ENDINGS, ".parquet")
-    ]
-    if not found:
-        raise ValueError(f"no stored run begins with {name!r} below {', '.join(map(str, roots))}")
-    if len(ids := {path.stem for path in found}) > 1:
-        raise ValueError(f"{name!r} is ambiguous: {few(sorted(ids))}; give more of the id")
-    for ending in ENDINGS:
-        for path in found:
-            if path.suffix == ending:
-                return path
-    raise ValueError(
-        f"run {found[0].stem} kept no weights; repeat it with: run EXPERIMENT --force --keep-weights, or name a file"
-    )
-
-
-def mark(path: Path) -> dict[str, str]:
-    """Returns what identifies a file of weights: the id of the run that ended with them, or a hash of the content.
-
-    The checkpoint of a run that has not ended gets a hash, since a later one has other weights. Raises ValueError where
-    the file holds no weights.
-    """
-    _read(path, torch.device("meta"))
-    if path.suffix == ".weights" and len(path.stem) == 16 and not set(path.stem) - set("0123456789abcdef"):
-        return {"run_id": path.stem}
-    with path.open("rb") as file:
-        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _read(path: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Settings of the run and weights in a file. ValueError where it holds none."""
-    try:
-        stored = read(path, device, verify=device.type != "meta")
-        return json.loads(stored["config"]), stored["model"]
-    except Exception as error:
-        reason = " ".join(str(error).split())[:120]
-        raise ValueError(f"{path}: holds no weights with their settings ({type(error).__name__}: {reason})") from None
+from suite.store.weights import read_weights
 
 
 @torch.no_grad()
@@ -114,7 +23,7 @@ def take_weights(model: nn.Module, path: Path, task_name: str) -> float:
     Returns the fraction of the model's elements that were copied. ValueError where there are none.
     """
     mine = model.state_dict()
-    config, theirs = _read(path, next(iter(mine.values())).device)
+    config, theirs = read_weights(path, next(iter(mine.values())).device)
     own = () if config["task"]["name"] == task_name else getattr(model, "belongs_to_task", ())
     theirs = {name: value for name, value in theirs.items() if name.partition(".")[0] not in own}
     names = {
@@ -139,7 +48,7 @@ def load_model(path: Path, resolver: Resolver, device: torch.device) -> tuple[Ta
 
     ValueError where it is none, or where the model, the task or a plugin that defines one of them has changed since.
     """
-    config, weights = _read(path, device)
+    config, weights = read_weights(path, device)
     task, model_config = resolver.trained(_without_versions(config), str(path))
     plugins = config.get("plugins", {})
     for kind, part, registry in (("task", task, resolver.tasks), ("model", model_config, resolver.models)):

@@ -10,9 +10,8 @@ from urllib.parse import urlsplit
 import yaml
 from pydantic import Field
 
-from suite.contracts import Config
+from suite.options import Config, parse, read_yaml
 from suite.registry import nearest
-from suite.settings.parsing import parse, read_yaml
 from tasks.data.faults import DataError
 
 HUB = r"hf://datasets/(?P<repository>[^/]+/[^/@]+)@(?P<revision>[0-9a-f]{40})/(?P<path>.+)"

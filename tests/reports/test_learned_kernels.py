@@ -10,8 +10,8 @@ import pytest
 
 from reports.render import Report, build, render
 from reports.render.plots import draw
+from suite.options import parse
 from suite.settings.config import ExperimentConfig
-from suite.settings.parsing import parse
 from suite.settings.report_spec import FigureSpec
 from suite.store import storage
 from tests.reports.test_render import PROVENANCE

@@ -15,8 +15,8 @@ from reports.render.latex import tex
 from reports.render.layout import document
 from reports.render.text import terminal
 from run_suite import REPOSITORY
+from suite.options import parse
 from suite.settings.config import ExperimentConfig
-from suite.settings.parsing import parse
 from suite.store import storage
 
 

@@ -15,9 +15,9 @@ from reports.render.overview import overview
 from reports.render.plan import read_expected
 from run_suite import REPOSITORY, WORKLOADS
 from suite.commands import main
+from suite.options import parse
 from suite.settings.config import ExperimentConfig, find_experiments, load_experiment
 from suite.settings.grid import expand, points
-from suite.settings.parsing import parse
 from suite.settings.resolver import Resolver
 from suite.store.storage import SCHEMA
 from tasks import TASKS

@@ -12,9 +12,9 @@ import yaml
 from models import MODELS
 from reports.render import Report
 from reports.render.results_table import LINE, rewritten
+from suite.options import parse
 from suite.settings.config import ExperimentConfig, find_experiments
 from suite.settings.grid import expand
-from suite.settings.parsing import parse
 from suite.settings.resolver import Resolver
 from tasks import TASKS
 from tests.reports.committed import ROWS

@@ -27,9 +27,9 @@ from reports.render.rows import matches, slice_part
 from reports.render.sensitivity import Sensitivity
 from reports.render.units import amount, fixed
 from suite.identity import setting_of
+from suite.options import parse
 from suite.settings.config import ExperimentConfig
 from suite.settings.grid import points, same
-from suite.settings.parsing import parse
 from suite.settings.report_spec import Select
 from suite.store import storage
 from suite.store.noise import error_of_median

@@ -11,8 +11,9 @@ from suite.runner import execute
 from suite.settings.config import ExperimentConfig
 from suite.settings.grid import expand
 from suite.settings.resolver import Resolver
+from suite.store.weights import save_weights
 from suite.training.trainer import Trainer
-from suite.training.weights import load_model, save_weights
+from suite.training.weights import load_model
 from tasks import TASKS
 
 CPU = torch.device("cpu")
@@ -122,7 +123,7 @@ def test_weights_of_an_older_version_and_other_files_are_refused(kept, command_l
 
 def test_more_tokens_than_a_model_has_positions_for_are_refused(tmp_path, command_line):
     run = one({"name": "induction-heads", "length": 8}, model="attention")
-    save_weights(tmp_path / "a.weights", run, run.model.build(run.task.spec))
+    save_weights(tmp_path / "a.weights", run.resolved, run.model.build(run.task.spec).state_dict())
     done = command_line("generate", tmp_path / "a.weights", "--prompt", "1 2 3", "--device", "cpu")
     assert (done.returncode, done.stdout) == (2, "")
     assert "positions" in done.stderr

@@ -8,9 +8,9 @@ from typing import ClassVar
 import pytest
 
 from models import MODELS
+from suite.options import alternatives, parse, seeds_in
 from suite.settings.config import ExperimentConfig, load_experiment
 from suite.settings.grid import expand, lookup, same
-from suite.settings.parsing import alternatives, parse, seeds_in
 from suite.training.config import TrainConfig
 from tests.suite.toy import RESOLVER, ToyConfig, make_run
 

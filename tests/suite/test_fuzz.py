@@ -23,17 +23,18 @@ from reports import render
 from run_suite import HOME
 from suite.bench.config import BenchConfig, SpeedConfig
 from suite.contracts import TaskSpec
+from suite.options import parse, wanted_by
 from suite.runner import execute
 from suite.settings.config import ExperimentConfig, load_experiment
 from suite.settings.grid import expand
-from suite.settings.parsing import parse
 from suite.settings.report_spec import FigureSpec, Select, Source, TableSpec
 from suite.settings.resolver import Resolver
-from suite.settings.strict import wanted_by
 from suite.store import storage
 from suite.store.claims import read_claim
+from suite.store.weights import save_weights
 from suite.training.config import EarlyStop, KernelProbe, Stage, TrainConfig
-from suite.training.weights import load_model, save_weights
+from suite.training.trainer import Trainer
+from suite.training.weights import load_model
 from tasks import TASKS
 from tasks.data.unpack import unpack
 from tests.suite.toy import RESOLVER, make_run
@@ -395,7 +396,7 @@ def test_a_damaged_checkpoint_never_ends_the_grid(tmp_path, examples):
     run = make_run(train={"epochs": 2})
     path = storage.checkpoint_path(tmp_path, run.experiment, run.scale, run.run_id)
     path.parent.mkdir(parents=True)
-    trainer = run.worker(CPU, checkpoint=path, stop=lambda: trainer.step > 2)
+    trainer = Trainer(run, CPU, checkpoint=path, stop=lambda: trainer.step > 2)
     with pytest.raises(KeyboardInterrupt):
         trainer()
     whole = path.read_bytes()
@@ -416,7 +417,7 @@ def test_damaged_weights_are_refused_or_loaded_as_they_were(tmp_path, examples):
     run = make_run()
     path = tmp_path / "ab.weights"
     model = run.model.build(run.task.spec)
-    save_weights(path, run, model)
+    save_weights(path, run.resolved, model.state_dict())
 
     def loads_the_same():
         found = load_model(path, RESOLVER, CPU)[1].state_dict()

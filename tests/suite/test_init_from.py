@@ -8,7 +8,9 @@ from suite.contracts import TaskSpec
 from suite.runner import execute, missing_bases
 from suite.settings.config import ExperimentConfig
 from suite.settings.grid import expand
-from suite.training.weights import find_weights, load_model, mark, save_weights, take_weights
+from suite.store.weights import find_weights, mark, save_weights
+from suite.training.trainer import Trainer
+from suite.training.weights import load_model, take_weights
 from tests.suite.toy import RESOLVER, make_run
 
 CPU = torch.device("cpu")
@@ -58,7 +60,7 @@ def test_weights_with_a_wrong_byte_are_refused(tmp_path):
     run = make_run()
     model = run.model.build(run.task.spec)
     path = tmp_path / "ab.weights"
-    save_weights(path, run, model)
+    save_weights(path, run.resolved, model.state_dict())
     content = bytearray(path.read_bytes())
     content[content.index(model.head.weight.detach().numpy().tobytes())] ^= 1
     path.write_bytes(content)
@@ -70,13 +72,14 @@ def test_weights_of_a_run_that_has_not_ended_are_known_by_their_content(tmp_path
     run = make_run(train={"epochs": 4})
     marks = []
     for steps in (2, 4):
-        trained = run.worker(CPU, checkpoint=tmp_path / f"{run.run_id}.checkpoint", stop=lambda: trained.step >= steps)  # noqa: B023
+        path = tmp_path / f"{run.run_id}.checkpoint"
+        trained = Trainer(run, CPU, checkpoint=path, stop=lambda: trained.step >= steps)  # noqa: B023
         with pytest.raises(KeyboardInterrupt):
             trained()
         marks.append(mark(find_weights(run.run_id[:6], [tmp_path])))
     assert "run_id" not in marks[0] | marks[1]
     assert marks[0] != marks[1]
-    save_weights(tmp_path / f"{run.run_id}.weights", run, trained.model)
+    save_weights(tmp_path / f"{run.run_id}.weights", run.resolved, trained.model.state_dict())
     assert mark(find_weights(run.run_id[:6], [tmp_path])) == {"run_id": run.run_id}
 
 

@@ -10,13 +10,11 @@ import yaml
 from pydantic import Field, ValidationError
 
 from models import MODELS
+from suite import options
 from suite.bench.config import BenchConfig, SpeedConfig
-from suite.contracts import Config
-from suite.settings import parsing
+from suite.options import Config, assignment, parse, read_yaml, wanted_by
 from suite.settings.config import ExperimentConfig, load_experiment
 from suite.settings.grid import expand
-from suite.settings.parsing import assignment, parse, read_yaml
-from suite.settings.strict import wanted_by
 from suite.training.config import TrainConfig
 from tasks import TASKS
 from tests.suite.toy import RESOLVER, make_run
@@ -170,7 +168,7 @@ def test_the_fast_parser_reads_every_file_of_ours_as_the_slow_one_does():
     assert files
     for path in files:
         text = path.read_text()
-        assert read_yaml(text) == yaml.load(text, parsing._Loader), path
+        assert read_yaml(text) == yaml.load(text, options._Loader), path
 
 
 @pytest.mark.parametrize("depth", [1_000, 200_000])

@@ -14,8 +14,8 @@ from reports.render import build, render
 from suite.bench import models as timed
 from suite.bench.config import SpeedConfig, SpeedRun
 from suite.bench.generation import build_for_inference
-from suite.runner import execute, plan
-from suite.runs import never
+from suite.registry import Entry
+from suite.runner import WORKERS, execute, plan
 from suite.settings.config import ExperimentConfig
 from suite.settings.grid import expand
 from suite.settings.resolver import Resolver
@@ -43,11 +43,15 @@ TABLE = {
 class Brief(SpeedRun):
     """A run that is given a millisecond for its samples, and may be given other steps to time."""
 
-    steps: Mapping[str, timed.MakeStep] = field(default_factory=lambda: timed.STEPS)
+    makers: Mapping[str, timed.MakeStep] = field(default_factory=lambda: timed.STEPS)
 
-    def worker(self, device, *, checkpoint=None, report=None, stop=never):
-        budget = dict.fromkeys(timed.BUDGET_MS, 1.0)
-        return timed.ModelTimer(self, device, report=report, stop=stop, steps=self.steps, budget_ms=budget)
+
+def brief_timer(run, *device, **options):
+    budget = dict.fromkeys(timed.BUDGET_MS, 1.0)
+    return timed.ModelTimer(run, *device, makers=run.makers, budget_ms=budget, **options)
+
+
+WORKERS[Brief] = Entry("tests.suite.test_speed_runs:brief_timer", "times a model for a short time")
 
 
 def brief(run, **more):
@@ -64,7 +68,7 @@ def one(model=None, **speed):
 
 def measured(root, model=None, train_step=timed.train_step, **speed):
     """The finished run, and its rows by metric and slice."""
-    run = brief(one(model, **speed), steps={**timed.STEPS, "train": train_step})
+    run = brief(one(model, **speed), makers={**timed.STEPS, "train": train_step})
     finished = execute(run, root, CPU)
     rows = storage.read(storage.files([root], "demo/speed")).to_dict("records")
     return finished, {(row["metric"], row["slice"]): row for row in rows}

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from suite.executors.contract import PACKAGES, choose
+from suite.options import options_in
 from suite.runner import execute
-from suite.settings.parsing import options_in
 from suite.store import storage
 from suite.store.claims import Claims, claim_path
 from suite.store.status import standings, summary

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,8 +14,8 @@ import yaml
 from run_suite import REPOSITORY
 from suite.bench.config import TimingRun
 from suite.bench.series import OperatorTimer
-from suite.runner import execute, plan
-from suite.runs import never
+from suite.registry import Entry
+from suite.runner import WORKERS, execute, plan
 from suite.settings.config import ExperimentConfig
 from suite.settings.grid import expand
 from suite.settings.resolver import Resolver
@@ -65,8 +66,9 @@ def one(**bench):
 class Brief(TimingRun):
     """A run that is given a few milliseconds for the samples of each length."""
 
-    def worker(self, device, *, checkpoint=None, report=None, stop=never):
-        return OperatorTimer(self, device, report=report, stop=stop, budget_ms=5.0)
+
+brief_timer = partial(OperatorTimer, budget_ms=5.0)
+WORKERS[Brief] = Entry("tests.suite.test_timing_runs:brief_timer", "times an operator for a short time")
 
 
 def brief(run):

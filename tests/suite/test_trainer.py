@@ -460,7 +460,7 @@ def test_every_group_trains_with_its_own_rate_and_decay(monkeypatch):
     monkeypatch.setattr(ToyModel, "param_groups", two_groups)
     warmup = {"schedule": "cosine", "warmup_steps": 2, "warmup_from": 5e-3}
     one = trainer.Trainer(make_run(train={"lr": 1e-2, "weight_decay": 0.1, "betas": (0.8, 0.95), **warmup}), CPU)
-    with one.steps() as step:
+    for _, step in one.steps():
         step()
         first, second = one.optimizer.param_groups
     # the first step has half of the rate
@@ -471,7 +471,7 @@ def test_every_group_trains_with_its_own_rate_and_decay(monkeypatch):
 
 def test_the_gradient_is_clipped_to_its_largest_norm():
     one = trainer.Trainer(make_run(train={"clip": 1e-3}), CPU)
-    with one.steps() as step:
+    for _, step in one.steps():
         step()
         norm = torch.stack([p.grad.norm() for p in one.parameters if p.grad is not None]).norm()
     assert norm == pytest.approx(1e-3, rel=1e-3)

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.contracts import IGNORE, Config, ParamGroup, Segment, TaskSpec
+from suite.contracts import IGNORE, ParamGroup, Segment, TaskSpec
+from suite.options import Config, parse
 from suite.registry import Entry, Registry
 from suite.rng import numpy_generator
 from suite.settings.config import ExperimentConfig
 from suite.settings.grid import expand
-from suite.settings.parsing import parse
 from suite.settings.resolver import Resolver
 from suite.training.parallel import current
 from suite.training.run import TrainingRun

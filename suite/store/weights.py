@@ -1,0 +1,105 @@
+"""Files of the weights of runs, each of which says what it has the weights of: where they are, reading and writing."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from suite.registry import few
+from suite.store.target import files_like, readable, replacing
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+ENDINGS = (".weights", ".checkpoint")
+"""Files that hold weights: those of a run that ended (`run --keep-weights`), and of one that was interrupted."""
+
+
+def save_weights(path: Path, resolved: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    """Writes the weights of a model and the settings of its run (`Run.resolved`), whole or not at all."""
+    import torch
+
+    with replacing(path) as temporary:
+        torch.save({"config": json.dumps(resolved), "model": dict(weights)}, temporary)
+
+
+def model_settings(path: Path) -> tuple[str, dict[str, Any]]:
+    """Name and options of the model in a file of weights."""
+    options = dict(read_weights(path)[0]["model"])
+    return options.pop("name"), options
+
+
+def read_weights(path: Path, device: torch.device | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Settings and weights in a file, or the shapes of these where no device is given. ValueError for another file."""
+    import torch
+
+    try:
+        stored = read(path, device or torch.device("meta"), verify=device is not None)
+        return json.loads(stored["config"]), stored["model"]
+    except Exception as error:
+        reason = " ".join(str(error).split())[:120]
+        raise ValueError(f"{path}: holds no weights with their settings ({type(error).__name__}: {reason})") from None
+
+
+def find_weights(name: str, roots: Sequence[Path]) -> Path:
+    """The file that is named, or that of the run whose id begins so below one of the folders."""
+    if not name:
+        raise ValueError("the name of the weights is empty; give the beginning of a run id, or a file of weights")
+    path = Path(name)
+    if path.is_file():
+        return path
+    if path.suffix in ENDINGS or set(name) - set("0123456789abcdef"):
+        raise ValueError(f"{name}: no such file, and no run id, which is hexadecimal")
+    found = [
+        path for root in roots for path in files_like(root, f"**/{name}*") if path.suffix in (*ENDINGS, ".parquet")
+    ]
+    if not found:
+        raise ValueError(f"no stored run begins with {name!r} below {', '.join(map(str, roots))}")
+    if len(ids := {path.stem for path in found}) > 1:
+        raise ValueError(f"{name!r} is ambiguous: {few(sorted(ids))}; give more of the id")
+    for ending in ENDINGS:
+        for path in found:
+            if path.suffix == ending:
+                return path
+    raise ValueError(
+        f"run {found[0].stem} kept no weights; repeat it with: run EXPERIMENT --force --keep-weights, or name a file"
+    )
+
+
+def mark(path: Path) -> dict[str, str]:
+    """Returns what identifies a file of weights: the id of the run that ended with them, or a hash of the content.
+
+    The checkpoint of a run that has not ended gets a hash, since a later one has other weights. Raises ValueError where
+    the file holds no weights.
+    """
+    read_weights(path)
+    if path.suffix == ".weights" and len(path.stem) == 16 and not set(path.stem) - set("0123456789abcdef"):
+        return {"run_id": path.stem}
+    with path.open("rb") as file:
+        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def read(path: Path, device: torch.device, *, verify: bool = True) -> dict[str, Any]:
+    """Returns what `torch.save` wrote. Raises ValueError where a checksum is wrong.
+
+    verify: False where only names and shapes are wanted, which need a small part of the file.
+    """
+    import torch
+
+    source = readable(path)
+    if verify:
+        # torch itself does not verify them
+        with zipfile.ZipFile(source) as archive:
+            if (damaged := archive.testzip()) is not None:
+                raise ValueError(f"the checksum of {damaged} is wrong")
+    if isinstance(source, io.IOBase):
+        source.seek(0)
+    content: dict[str, Any] = torch.load(source, map_location=device, weights_only=True)
+    return content

@@ -175,9 +175,11 @@ def _entry(plugin: str, identity: str, module: ModuleType, table: str, key: obje
 
 def _identity(module: ModuleType) -> str:
     """Name and version of the distribution that installed the module, else name and digest of its source files."""
-    distributions = importlib.metadata.packages_distributions().get(module.__name__.partition(".")[0], [])
     file = Path(module.__file__ or "")
-    if distributions and "site-packages" in file.parts:
-        return f"{distributions[0]} {importlib.metadata.version(distributions[0])}"
+    if "site-packages" in file.parts:
+        # this reads the list of files of every package that is installed
+        distributions = importlib.metadata.packages_distributions().get(module.__name__.partition(".")[0])
+        if distributions:
+            return f"{distributions[0]} {importlib.metadata.version(distributions[0])}"
     files = file.parent.rglob("*.py") if file.name == "__init__.py" else [file]
     return f"{module.__name__} sha256 {files_digest(files, file.parent)[:16]}"

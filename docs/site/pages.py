@@ -38,15 +38,15 @@ from tasks import TASKS  # noqa: E402
 
 EXPERIMENTS = find_experiments(HOME / "reports")
 REFERENCE = HOME / "results" / "reference"
-TUTORIALS = ("your-mixer", "your-task", "reproduce", "ci")
-GUIDES = ("running", "grids", "notebook", "data", "benchmarks", "glossary")
-PLACED = (*TUTORIALS, "results", "tables")
+TABLES = "results/tables.md"
+"""The page of every table and figure of the four papers, which stands for `reports/papers.yaml`."""
+TUTORIALS = ("running", "your-mixer", "your-task")
+GUIDES = ("grids", "weights", "reading", "notebook", "data", "benchmarks", "glossary")
+PLACED = (*TUTORIALS, "results")
 """Pages of docs/ that are no guides."""
 PAGES = ("*.md", "docs/*.md", "docs/diagrams/*.md", "kernels/*.md", "kernels/*/*.md", "reports/**/*.md", "results/*.md")
 IMAGES = ("docs/*.png", "docs/*.svg", "docs/site/*.css")
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
-LEAD = re.compile(r"^\*\*([A-Z][^*\n]+)\.\*\* (?=\S)", re.MULTILINE)
-"""The bold words with which a paragraph begins and says what it is about."""
 HEADLESS = ("    options:", "      show_root_heading: false", "      show_root_toc_entry: false")
 """Options of a part of the reference whose heading is written here."""
 LINK = re.compile(
@@ -72,6 +72,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/models.md": _models(),
         "reference/tasks.md": _tasks(),
         "results/experiments.md": _experiments(),
+        TABLES: _papers(),
     }
     ours += [File.generated(config, path, content=text) for path, text in made.items()]
     ours.append(File.generated(config, "scoreboard.html", content=_scoreboard()))
@@ -99,7 +100,7 @@ def _navigation(found: Mapping[str, Any]) -> list[Any]:
             "Results": [
                 "docs/results.md",
                 "results/experiments.md",
-                "docs/tables.md",
+                TABLES,
                 {"Columns of a row": "results/README.md"},
                 {"Device time": "results/device-time.md"},
                 *({paper: pages} for paper, pages in papers.items()),
@@ -200,6 +201,14 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+def _papers() -> str:
+    """The page of `report tables`."""
+    command = [sys.executable, str(HOME / "run_suite.py"), "report", "tables", "--format", "md"]
+    # its links are relative to the folder in which it is called
+    folder = HOME / posixpath.dirname(TABLES)
+    return subprocess.run(command, check=True, cwd=folder, stdout=subprocess.PIPE, text=True).stdout
+
+
 def _scoreboard() -> str:
     """The page of `report --all` for the committed rows."""
     with tempfile.TemporaryDirectory() as folder:
@@ -228,12 +237,9 @@ def _scales(experiment: str) -> tuple[str, ...]:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Leads links to pages of the site, and puts the tables of an experiment behind its README."""
     path = page.file.src_uri
-    if (HOME / path).exists():
+    if (HOME / path).exists() or path == TABLES:
         # comments are keys of quoted numbers; behind the last bar of a line they would be a cell of its table
         markdown = COMMENT.sub("", markdown)
-        if path == "docs/running.md":
-            # a long page of short paragraphs gets a table of contents
-            markdown = LEAD.sub(r"## \1\n\n", markdown)
         markdown = LINK.sub(lambda match: _link(match, path, config, files), markdown)
     experiment = posixpath.dirname(path).removeprefix("reports/")
     if path.endswith("/README.md") and experiment in EXPERIMENTS:
@@ -249,6 +255,8 @@ def _link(match: re.Match[str], page: str, config: MkDocsConfig, files: Files) -
     place = posixpath.normpath(posixpath.join(here, target))
     if place in files.src_uris:
         return match[0]
+    if place == "reports/papers.yaml":
+        place = TABLES
     rows = re.fullmatch(r"results/reference/(.+)/(\w+)", place)
     if rows and rows[1] in EXPERIMENTS:
         place, anchor = f"reports/{rows[1]}/README.md", rows[2]

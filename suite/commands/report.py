@@ -150,7 +150,7 @@ def _table(
 
 
 def _tables(repository: Repository, format: Format, out: Path | None) -> Any:
-    """The page of every table and figure. Rows are the committed ones, since the page itself is committed."""
+    """The page of every table and figure, with what is committed of each."""
     from suite.store import storage
 
     rendering = repository.rendering()

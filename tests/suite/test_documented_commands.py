@@ -16,7 +16,7 @@ GROUP = typer.main.get_command(app)
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(?:^|\s)python \S*run_suite\.py (.*)")
 EXPERIMENTS = find_experiments(HOME / "reports")
-TUTORIALS = ("your-mixer.md", "your-task.md", "reproduce.md")
+TUTORIALS = ("running.md", "your-mixer.md", "your-task.md")
 
 
 def commands(path):
@@ -79,7 +79,7 @@ def test_the_commands_of_a_tutorial_are_carried_out(name, command_line, monkeypa
     for words in commands(HOME / "docs" / name):
         if words[0] == "run":
             words = [*(word for word in words if word != "--dry-run"), "--dry-run"]
-        if tuple(words) in seen or words[0] == "status":
+        if tuple(words) in seen or words[0] == "status" or words[1] == "tables":
             continue
         seen.add(tuple(words))
         if words[0] in ("run", "report") and "--results" not in words:

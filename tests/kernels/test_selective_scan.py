@@ -544,6 +544,15 @@ def test_a_step_that_forgets_everything_reflects_the_state_where_eigenvalues_are
     assert torch.equal(state, -inputs["initial_state"])
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_step_size_without_softplus_has_its_bias(backend):
+    if backend == "triton":
+        pytest.importorskip("triton")
+    inputs = make_inputs(1, 9, 3, 2)
+    inputs |= {"dt": inputs["dt"].abs(), "dt_bias": inputs["dt_bias"].abs(), "dt_softplus": False}
+    kernel_matches(inputs, op=partial(selective_scan, return_final_state=True, backend=backend))
+
+
 def test_wrong_arguments_are_named():
     inputs = make_inputs(2, 8, 6, 5)
     with pytest.raises(ValueError, match=r"selective_scan: negative_eigenvalues needs real A, B, C and states"):

@@ -18,6 +18,11 @@ def needs_gradient(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
+def kept(state: Tensor) -> Tensor:
+    """A state as backward may read it: a copy where gradients are recorded, because the next step overwrites it."""
+    return state.clone() if torch.is_grad_enabled() else state
+
+
 class Function(torch.autograd.Function):
     """`torch.autograd.Function` that says in one sentence that the transforms of `torch.func` cannot enter it."""
 

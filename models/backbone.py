@@ -37,6 +37,7 @@ from models.parts.time_axis import LeftPadding, blank, positions_seen, take_posi
 from suite.bounds import Count, Epsilon, Fraction, Layers, Positive, Ratio, Width
 from suite.contracts import IGNORE, Convolution, HasReadout, Model, ModelConfig, ParamGroup, TaskSpec
 from suite.options import Config
+from suite.state import map_tensors
 
 NO_DECAY_KINDS = ("bias", "norm", "embedding")
 
@@ -221,7 +222,7 @@ def require_divides(model: str, **numbers: int) -> None:
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class BackboneState:
     """State of a network between two steps."""
 
@@ -230,6 +231,8 @@ class BackboneState:
     """[B], int64: number of positions that each row has seen."""
     pooled: Tensor | None
     """[B, D]: the sum of the final hidden states so far, where the readout takes their mean; else None."""
+    fresh: bool = False
+    """Whether the state is that before the first position. The host knows it without reading a tensor."""
 
 
 class Layer(nn.Module):
@@ -539,13 +542,18 @@ class Backbone(nn.Module):
             # norms give float32 at least, and no tensor of a state changes its dtype from step to step
             pooled = at_least_float32(weight).new_zeros(batch_size, self.config.d_model)
         time = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
-        return BackboneState(tuple(mixer.init_state(batch_size, capacity) for mixer in self.mixers), time, pooled)
+        mixers = tuple(mixer.init_state(batch_size, capacity) for mixer in self.mixers)
+        return BackboneState(mixers, time, pooled, fresh=True)
 
     def step(self, inputs_t: Tensor, state: BackboneState) -> tuple[Tensor, BackboneState]:
         """inputs_t [B] or [B, C] and the state to logits [B, num_classes] of this position and the next state.
 
-        The network must be in evaluation mode.
+        The network must be in evaluation mode. The tensors of the state may be changed in place, unless gradients are
+        recorded: then the state given is left as it is, and gradients pass through all steps.
         """
+        if torch.is_grad_enabled():
+            state = map_tensors(torch.clone, state)
+        state.fresh = False
         x = self._encode(inputs_t)
         added = self._positions(state.time)
         x = self.embed_dropout(x if added is None else x + added)
@@ -572,6 +580,7 @@ class Backbone(nn.Module):
         for mixer, mixer_state in zip(self.mixers, state.mixers, strict=True):
             mixer.restart(mixer_state)
         state.time.zero_()
+        state.fresh = True
         if state.pooled is not None:
             state.pooled.zero_()
 
@@ -588,13 +597,19 @@ class Backbone(nn.Module):
         inputs: [B, T] tokens or [B, T, C] signals. Where rows have unlike lengths, padding of any value stands in front
             of the shorter ones, and logits and state are those of the rows without it.
         lengths: [B], int64, 1 to T: positions of each row that are no padding. None: T.
-        state: one of `init_state` or after `restart`; its tensors may be changed in place. None: a new one with room
-            for `capacity` positions.
+        state: one of `init_state` or after `restart`, else ValueError: a prompt is read in one part. Its tensors may be
+            changed in place. None: a new one with room for `capacity` positions.
         The network must be in evaluation mode.
         """
         batch, steps = inputs.shape[:2]
         self._check_length(steps)
         state = self.init_state(batch, capacity) if state is None else state
+        if not state.fresh:
+            raise ValueError(
+                "prefill: the state has read positions already, and a prompt is read in one part. Pass the whole "
+                "prompt, read the rest of it by step, or call restart(state) to begin anew."
+            )
+        state.fresh = False
         padding = None if lengths is None else LeftPadding.of(lengths, steps)
         x = self._encode(inputs)
         time = torch.arange(steps, device=x.device) if padding is None else padding.time.clamp(min=0)

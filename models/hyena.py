@@ -122,8 +122,8 @@ class LongConv(Mixer):
     Its state: the inputs so far [B, D, capacity], zeros where there are none yet, and their number [], which counts
     padding in front of a row as inputs of zero. Input t is at t modulo the capacity; where rows may skip steps
     (`Mixer.rows_skip`), the newest input comes first and the number stays zero. No smaller state gives the same output.
-    Steps change the inputs in place, so they have no gradient through more than one step. Their product with the
-    filter has the precision of `torch.set_float32_matmul_precision`.
+    Steps change the inputs in place, which `Backbone.step` lets them do where no gradient is recorded. Their product
+    with the filter has the precision of `torch.set_float32_matmul_precision`.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.attention.reference import attention_reference
-from kernels.autograd import needs_gradient
+from kernels.autograd import kept, needs_gradient
 from kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
 from kernels.rotary import rotate
 
@@ -244,7 +244,7 @@ def attention_step(
     if window is not None:
         seen = seen & (behind < window[:, None, None])
     count += 1
-    past_keys, past_values = (x.to(q.dtype).transpose(1, 2) for x in (keys, values))
+    past_keys, past_values = (kept(x).to(q.dtype).transpose(1, 2) for x in (keys, values))
     scores = q.unsqueeze(2) @ past_keys.mT * scale
     return (scores.masked_fill(~seen, -math.inf).softmax(-1) @ past_values).squeeze(2)
 

@@ -28,7 +28,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kernels.autograd import needs_gradient
+from kernels.autograd import kept, needs_gradient
 from kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
 from kernels.lti_ssm.chunked import lti_ssm_chunked
 from kernels.lti_ssm.systems import ContinuousSystem, DiagonalSystem
@@ -219,7 +219,7 @@ def _step(
         entry = torch.ones_like(log_abar) if scale_or_one is None else scale_or_one
         entry = entry if B is None else entry * B
     state.mul_(narrow(decay)).add_(narrow(entry) * v.unsqueeze(-1))
-    y = (state * narrow(weight)).sum(-1)
+    y = (kept(state) * narrow(weight)).sum(-1)
     y = (2.0 if conj_pairs else 1.0) * (y.real if y.is_complex() else y)
     if system.D is not None:
         y = y + system.D.to(v.dtype) * v

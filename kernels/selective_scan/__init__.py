@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.autograd import needs_gradient
+from kernels.autograd import kept, needs_gradient
 from kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
 from kernels.selective_scan.chunked import selective_scan_chunked
 
@@ -145,7 +145,7 @@ def selective_scan_step(
         if negative_eigenvalues:
             decay = 2 * decay - 1
         state.mul_(decay).add_((size * inputs).unsqueeze(-1) * b)
-        y = (state * c).sum(-1)
+        y = (kept(state) * c).sum(-1)
         y = y.real if y.is_complex() else y
         if D is not None:
             y = y + D.to(real) * inputs

@@ -24,7 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.autograd import needs_gradient
+from kernels.autograd import kept, needs_gradient
 from kernels.backend import NO_GRADIENT, on_device_of, use_triton
 from kernels.slstm.reference import EMPTY, advance, slstm_reference
 
@@ -103,7 +103,7 @@ def slstm_step(
         with on_device_of(x):
             return slstm_step_triton(x, recurrent, bias, state)
     with torch.autocast(x.device.type, enabled=False):
-        h, c, n, m = state.unbind(1)
+        h, c, n, m = kept(state).unbind(1)
         gates = x.to(state.dtype) if bias is None else x.to(state.dtype) + bias.to(state.dtype)
         new = advance(gates, recurrent.to(state.dtype), (h, c, n, m))
         state.copy_(torch.stack(new, 1))

@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.autograd import needs_gradient
+from kernels.autograd import kept, needs_gradient
 from kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
 from kernels.wkv.chunked import EMPTY, wkv_chunked
 from kernels.wkv.reference import advance, read
@@ -94,7 +94,7 @@ def wkv_step(
             return wkv_step_triton(k, v, log_decay, bonus, state)
     with torch.autocast(k.device.type, enabled=False):
         keys, values, w, u = (m.to(state.dtype) for m in (k, v, log_decay, bonus))
-        parts = tuple(state.unbind(1))
+        parts = tuple(kept(state).unbind(1))
         y = read(keys, values, u, parts)
         state.copy_(torch.stack(advance(keys, values, w, parts), 1))
     return y.to(v.dtype)

@@ -140,6 +140,49 @@ def _assert_steps_follow_a_prompt(model: Any, inputs: Tensor, parallel: Tensor, 
 
 
 @torch.no_grad()
+def a_prompt_in_parts_is_right_or_refused(config: Any, **options: Any) -> None:
+    """The second part of a prompt is read behind the first one, or refused; it does not begin anew without a word."""
+    model, inputs = build(config, **options), make_inputs(TOKENS)
+    parallel = model(inputs)
+    for read in ("prefill", "step"):
+        state = model.init_state(len(inputs))
+        if read == "prefill":
+            _, state = model.prefill(inputs[:, :CUT], state=state)
+        else:
+            for t in range(CUT):
+                _, state = model.step(inputs[:, t], state)
+        try:
+            logits, _ = model.prefill(inputs[:, CUT:], state=state)
+        except ValueError:
+            continue
+        assert_near(
+            logits, parallel[:, -1], f"a prompt behind {CUT} positions read by {read}, against the parallel form"
+        )
+
+
+def gradients_pass_through_steps(config: Any, **options: Any) -> None:
+    """One step after the other, all parameters have the gradients of the parallel form, and so has the first state."""
+    model, inputs = build(config, **options), make_inputs(TOKENS, 6, 2)
+    parameters = {key: p for key, p in model.named_parameters() if p.requires_grad}
+    wanted = torch.autograd.grad(model(inputs).square().sum(), list(parameters.values()), allow_unused=True)
+    logits, _ = unroll(model, inputs)
+    found = torch.autograd.grad(logits.square().sum(), list(parameters.values()), allow_unused=True)
+    scale = max(gradient.abs().max() for gradient in wanted if gradient is not None)
+    for key, got, expected in zip(parameters, found, wanted, strict=True):
+        got, expected = (torch.zeros(()) if gradient is None else gradient for gradient in (got, expected))
+        off = ((got - expected).abs().max() / scale).item()
+        assert off < 1e-9, f"the gradient of {key} through steps is off by {off:.1e} of the largest of all gradients"
+    state = model.init_state(2)
+    starts = [part.requires_grad_() for part in tensors(state) if part.is_floating_point() or part.is_complex()]
+    total = torch.zeros((), dtype=torch.float64)
+    for t in range(3):
+        logits_t, state = model.step(inputs[:, t], state)
+        total = total + logits_t.square().sum()
+    for gradient in torch.autograd.grad(total, starts, allow_unused=True) if starts else ():
+        assert gradient is None or torch.isfinite(gradient).all(), "a gradient of the first state is not finite"
+
+
+@torch.no_grad()
 def padding_is_not_read(config: Any, **options: Any) -> None:
     """Prompts of unlike length in one batch, padded on the left, are read as they would be alone."""
     model, inputs = build(config, **options), make_inputs(TOKENS)
@@ -324,6 +367,8 @@ LAWS: tuple[Callable[..., None], ...] = (
     is_causal,
     steps_equal_parallel,
     prefill_equals_parallel,
+    a_prompt_in_parts_is_right_or_refused,
+    gradients_pass_through_steps,
     padding_is_not_read,
     states_keep_their_shapes,
     state_size_is_what_is_stored,

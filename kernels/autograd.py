@@ -1,4 +1,4 @@
-"""What the operators' autograd functions share: their base classes, whether a gradient is recorded, saved tensors."""
+"""Shared code of the operators' autograd functions: base classes, whether a gradient is recorded, saved tensors."""
 
 from __future__ import annotations
 

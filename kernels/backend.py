@@ -1,4 +1,4 @@
-"""Which backend an operator runs on: Triton on an accelerator, plain PyTorch everywhere else; and a record of that."""
+"""Chooses and records the backend of an operator: Triton on an accelerator, plain PyTorch everywhere else."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ class TensorSpec(NamedTuple):
 
     shape: torch.Size
     strides: tuple[int, ...]
-    """In elements."""
+    """The unit is elements."""
     dtype: torch.dtype
     device: torch.device
 

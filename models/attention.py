@@ -153,7 +153,7 @@ class Attention(FusedStepMixer):
         q, k, v = self._project(x, torch.arange(steps, device=x.device))
         state.keys[:, :steps], state.values[:, :steps] = k, v
         y = self._attend(q, k, v)
-        # of its own, because steps change it in place
+        # the state has its own copy, because steps change it in place
         count = positions_seen(x, padding).clone()
         return y if padding is None else padding.to_back(y), replace(state, count=count)
 

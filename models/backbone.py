@@ -115,8 +115,8 @@ class BackboneConfig(Config):
     """Summary of the time axis in a sequence readout."""
 
     recompute: Recompute = Field(default="auto", exclude=True)
-    """What the backward pass computes again instead of keeping it. It changes no value, so it is not part of the
-    identity of a run."""
+    """Selects the activations that the backward pass recomputes instead of keeping them. It changes no value, so it is
+    not part of the identity of a run."""
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         """The mixer of one layer."""

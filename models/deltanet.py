@@ -213,7 +213,7 @@ class DeltaMixer(FusedStepMixer):
 
 
 class DeltaConfig(BackboneConfig):
-    """What the mixers with the delta rule share: their network has RMS norms and SwiGLU."""
+    """Shared options of the mixers with the delta rule, whose network has RMS norms and SwiGLU."""
 
     left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "round_beta", "conv_std")
     decay: ClassVar[DecayKind] = "none"

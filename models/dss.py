@@ -297,7 +297,7 @@ class DSSSoftmaxConfig(DSSConfig):
     )
 
     detach_maximum: bool = False
-    """Where Re(Lambda) > 0, take the maximum of a row of the softmax for a constant in the backward pass, as the code
+    """Treats the maximum of a row of the softmax as a constant where Re(Lambda) > 0 in the backward pass, as the code
     of the paper does (figure 6, and ag1988/dss at 777084e777c27caba2e87eceecb3f49d1b761cd8). The gradients of Lambda
     and dt are then not those of the filter."""
     random_start: bool = False

@@ -25,7 +25,7 @@ from suite.bounds import Count, Positive, Width
 from suite.contracts import TaskSpec
 
 BASE_CONV = "base-conv"
-"""Name of a layer that is a `BaseConv`, which is no model of its own."""
+"""Name of a `BaseConv` layer, which is not in the registry of models."""
 OWN_POSITIONS = ("rope", "xpos")
 """Positions that act inside a mixer, so that each mixer of a hybrid may have its own."""
 OF_THE_WHOLE = ("position", "mixer_gain")

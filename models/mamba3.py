@@ -102,7 +102,7 @@ class Mamba3(Mixer):
         z, x, B, C, dt, log_decay, trapezoid, turns = self._parts(u, padding)
         theta = running_sum(turns)
         now = trapezoid * dt
-        # what the next position adds for this one
+        # the next position adds this term for the current one
         later = blank(F.pad(((1 - trapezoid) * dt)[:, 1:], (0, 0, 0, 1)), padding)
         keys, queries, own = rotated_keys(B, C, self.B_bias, self.C_bias, theta, now, later, log_decay, dtype=x.dtype)
         o, memory = read_moved(self.operator, queries, keys, x, log_decay)

@@ -33,7 +33,7 @@ Positive = Annotated[float, Field(gt=0, le=1e6)]
 NonNegative = Annotated[float, Field(ge=0, le=1e6)]
 """A penalty, or a rate that may be zero."""
 Epsilon = Annotated[float, Field(gt=0, le=1)]
-"""What is added to a denominator."""
+"""Constant added to a denominator, against a division by zero."""
 Score = Annotated[float, Field(ge=-1e6, le=1e6)]
 """A value of a metric."""
 Fraction = Annotated[float, Field(ge=0, lt=1)]

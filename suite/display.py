@@ -48,7 +48,7 @@ class Labels:
 
 
 def _differing(runs: Sequence[Run]) -> dict[str, str]:
-    """By run id, the settings in which runs differ: `, d_model=16`. A single run differs from none."""
+    """Maps a run id to the settings in which the runs differ: `, d_model=16`. A single run has none."""
     if len(runs) < 2:
         return {}
     flat = [dict(iter_keys(run.resolved)) for run in runs]

@@ -54,7 +54,7 @@ def version() -> str:
 
 
 class Answers:
-    """What the harness asks of a model: likelihoods of continuations and of texts, and greedy continuations.
+    """The harness's interface to a model: likelihoods of continuations and of texts, and greedy continuations.
 
     length: longest sequence that the model reads; of a longer one, the end is kept.
     """
@@ -83,7 +83,7 @@ class Answers:
     def _scored(self, rows: Sequence[tuple[list[int], int]]) -> Iterator[tuple[float, bool]]:
         """(sum of log p, all likeliest) of the last `count` tokens of every (tokens, count)."""
         longest = max(len(tokens) for tokens, _ in rows)
-        # what stands behind a token does not change its probability
+        # later tokens do not change the probability of a token
         padded = torch.zeros(len(rows), longest, dtype=torch.long, device=self.device)
         for row, (tokens, _) in enumerate(rows):
             padded[row, : len(tokens)] = torch.tensor(tokens, device=self.device)
@@ -170,7 +170,7 @@ def evaluate(
 
 
 def _manager(tasks: Sequence[str], folder: Path | None) -> Any:
-    """What knows all these tasks. Finding those of the harness takes seconds, so a folder is looked into first."""
+    """Returns a manager of all these tasks. It tries the folder first, because finding the harness's takes seconds."""
     from lm_eval.tasks import TaskManager
 
     own = None if folder is None else str(folder)

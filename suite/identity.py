@@ -31,7 +31,7 @@ def files_digest(paths: Iterable[Path], folder: Path) -> str:
 
 
 def likeness(scale: str, resolved: Mapping[str, Any]) -> tuple[str, str]:
-    """What a run has in common with runs that take as long, from the nearest to the farthest.
+    """Keys that a run shares with runs of about the same duration, from the nearest to the farthest.
 
     The identity without seed and data; then scale, task and model.
     """

@@ -221,7 +221,7 @@ def _mapping(values: Any, name: str) -> Mapping[str, Any]:
 
 
 def _json(value: Any, where: str) -> str:
-    # numbers of numpy and torch
+    # numpy and torch have number types of their own
     value = value.item() if hasattr(value, "item") else value
     try:
         return json.dumps(value)

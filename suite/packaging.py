@@ -1,4 +1,4 @@
-"""How a wheel is built: with grids and rows, and without names in site-packages that other packages may have.
+"""Builds a wheel with grids and rows, and without names in site-packages that other packages may have.
 
 A checkout has the folders `suite`, `tasks`, `models`, `kernels` and `reports` at its top level. In a wheel they lie in
 the folder `HOME`, whose name is no name of a package, beside `run_suite.py`, which adds it to the import path.

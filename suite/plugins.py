@@ -44,7 +44,7 @@ class PluginError(ValueError):
 
 @dataclass(frozen=True)
 class Plugin:
-    """One loaded plugin."""
+    """A loaded plugin."""
 
     name: str
     """Path or module as the user gave it, for messages."""

@@ -61,7 +61,7 @@ Stop = Callable[[], bool]
 
 
 def never() -> bool:
-    """The stop that never comes."""
+    """Never asks to stop."""
     return False
 
 

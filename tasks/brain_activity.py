@@ -168,7 +168,7 @@ class BrainActivity(TaskBase):
         return np.clip((standard + RANGE) / (2 * RANGE) * self.num_levels, 0, self.num_levels - 1).astype(np.int64)
 
     def score(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Also `mean_absolute_error`, where levels are predicted."""
+        """Adds `mean_absolute_error` where levels are predicted."""
         scores = super().score(logits, targets)
         if self.labels == "state":
             return scores

@@ -103,7 +103,7 @@ class Copying(FreshTask):
         return token_segment(rows[:, :-1], targets, positions, self.vocab_size + 3, f"length={self.length}")
 
     def score(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Also `exact`: the rows without a wrong label, of those with a label."""
+        """Adds `exact`: the fraction of rows without a wrong label, of those with a label."""
         labelled = targets != IGNORE
         rows = labelled.any(-1)
         right = ((logits.argmax(-1) == targets) | ~labelled).all(-1) & rows

@@ -81,7 +81,7 @@ class HG38(DNATask):
     length: int = Field(default=1024, ge=2, le=2**20)
     """Number of bases of a row."""
     rule: Literal["hyenadna", "mamba"] = "mamba"
-    """Which parts of an interval are rows."""
+    """Selects the parts of an interval that are rows."""
     soft_masked: Literal["upper", "ignore"] = "upper"
     """`upper`: lower-case bases are like others. `ignore`: they are inputs but no targets."""
     eval_intervals: Size | None = None

@@ -15,7 +15,7 @@ from tasks.base import Array, ScoredByClass, token_segment
 
 
 class Recall(ScoredByClass):
-    """What the two tasks share: finite splits of rows [R, T + 1], of which all but the last token are the input."""
+    """Shared code of the two tasks: finite splits of rows [R, T + 1], of which all but the last token are the input."""
 
     length: Size = 128
     num_train: Size = 12_800

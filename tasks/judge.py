@@ -29,7 +29,7 @@ POOLS = ((2, 2), (2, 2), (2, 1))
 """Pooling of (bands, frames) behind each convolution."""
 BATCH = 64
 SHIFT = 1600
-"""In training, clips are shifted by up to this number of samples."""
+"""Training shifts clips by up to this number of samples."""
 
 
 def mel_filters(bands: int, num_bins: int, rate: float) -> Array:

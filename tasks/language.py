@@ -97,7 +97,7 @@ class LanguageTask(PlannedTask):
         return {key: value for key, value in values.items() if value is not None or key != "tokenizer"}
 
     def given_tokenizer(self) -> Any:
-        """What `tokenizer` holds. DataError where it cannot be read or has more tokens than `vocab_size`."""
+        """Loads the file `tokenizer`. DataError where it cannot be read or has more tokens than `vocab_size`."""
         assert self.tokenizer is not None
         library = _tokenizers()
         try:

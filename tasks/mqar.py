@@ -88,7 +88,7 @@ class MQAR(TaskBase):
     protocol: Literal["zoology-fig2", "based-fig2"] = "zoology-fig2"
     vocab_size: Size = 8192
     length: Size | None = None
-    """With num_kv_pairs, num_train and num_test, the one shape of zoology-fig2 (default 512, 64, 100000 and 3000)."""
+    """Length of the shape of zoology-fig2, with num_kv_pairs, num_train, num_test (default 512, 64, 100000, 3000)."""
     num_kv_pairs: Size | None = None
     num_train: Size | None = None
     num_test: Size | None = None

@@ -135,7 +135,7 @@ class Seizures(TaskBase):
         return signal
 
     def _times(self, rng: np.random.Generator, seizure: bool) -> Array:
-        """When the discharges of an episode begin, in seconds."""
+        """Returns the onsets of an episode's discharges, in seconds."""
         whole = self.length / RATE
         lasts = rng.uniform(0.5, 1.0) * whole
         begins = rng.uniform(0, whole - lasts)

@@ -54,7 +54,7 @@ def _regions(task: Species, key: str, split: str) -> list[Array]:
 
 
 class Species(DNATask):
-    """Which species a stretch of DNA comes from.
+    """Classifies a stretch of DNA by its species.
 
         input   A C G T T A G N A    (1024 bases, from anywhere in a chromosome)
         target  lemur                (one label per row: one of five species)

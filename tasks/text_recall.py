@@ -1,4 +1,4 @@
-"""What a language model takes from its context: words of a real text that follow a word as they did before."""
+"""Measures what a language model copies from its context: words that follow a word of a real text as before."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORD = re.compile(rb"[A-Za-z']+")
 
 
 def repeated(text: bytes, length: int, max_count: int) -> Array:
-    """Which bytes of a text [N] belong to a word that repeats a pair of words of its row, bool.
+    """Marks the bytes of a text [N] that belong to a word which repeats a pair of words of its row, bool.
 
     A row is `length` bytes that predict the next ones. The pair occurs earlier in the same row and at most `max_count`
     times in the text, so that what stands there is seldom known without the row.
@@ -68,7 +68,7 @@ class TextRecall(TextFile):
     max_count: Size = 30
     """A pair of words that occurs more often in the test text does not count as recall."""
     test_lengths: tuple[Size, ...] = Field(default=())
-    """Numbers of bytes of the rows that the test text is cut into as well."""
+    """Further lengths, in bytes, of the rows into which the test text is cut."""
 
     @property
     def spec(self) -> TaskSpec:

@@ -39,7 +39,7 @@ def products(group: str) -> Array:
         return (elements[:, None] + elements) % len(elements)
     images = np.array(permutations(group))
     weights = images.shape[1] ** np.arange(images.shape[1])
-    # numbers in base m tell permutations apart
+    # distinct permutations have distinct numbers in base m
     codes, order = np.unique(images @ weights, return_index=True)
     return order[np.searchsorted(codes, images[:, images] @ weights)]
 
@@ -93,7 +93,7 @@ class WordProblem(FreshTask):
     length: Size = 128
     """Number of elements of a training row, without `$`."""
     test_lengths: tuple[Size, ...] = Field(default=(32, 64, 128, 256, 512), min_length=1)
-    """Numbers of elements of the test rows; each has its own slice. Validation has the training length."""
+    """Lengths of the test rows, in elements; each has its own slice. Validation has the training length."""
     labels: Literal["every", "end"] = "every"
     """`every`: all positions. `end`: one position of a row, in evaluation the last, in training a position drawn
     uniformly from `min_length` .. `length`."""

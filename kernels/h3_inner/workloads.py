@@ -19,7 +19,7 @@ KEEP = ("window", "state", "taps", "shift_skip", *(name for name in PARAMETERS i
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    """With the system of `lti_ssm_step`."""
+    """The inputs of the step, with the system of `lti_ssm_step`."""
     batch, width, taps, states = sizes(shape, "BDMN")
     wide = torch.promote_types(dtype, torch.float32)
     pairs = normal(generator, wide, batch, width, states, 2)

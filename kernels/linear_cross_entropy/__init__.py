@@ -27,7 +27,7 @@ MIN_LOGITS = 1 << 22
 """Number of logits from which the operator should be faster than plain PyTorch. This is an estimate: the passes that
 PyTorch makes over so many logits take longer than the launches that the operator adds. Measured from 2^26 on."""
 PLAIN_BYTES = 256 << 20
-"""On PyTorch's path, largest size of the logits that are not cut into chunks."""
+"""Largest size of the logits that PyTorch's path does not cut into chunks."""
 
 
 def linear_cross_entropy(

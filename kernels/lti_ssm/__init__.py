@@ -41,9 +41,9 @@ __all__ = ["ContinuousSystem", "DiagonalSystem", "lti_ssm", "lti_ssm_step"]
 MAX_TRITON_STATE = 64
 """Maximum number of states of a channel on the Triton path, where they stay in registers."""
 MAX_STATES_OF_STEP = 512
-MAX_ROWS_OF_STEP = 4 * 65535
-"""A program of the step has four rows at least where there are many, and the second axis of a grid ends at 65535."""
 """Maximum number of states of a channel in the kernel of `lti_ssm_step`."""
+MAX_ROWS_OF_STEP = 4 * 65535
+"""Maximum batch of that kernel: programs of large batches take four rows, and CUDA allows 65535 on axis y."""
 MOST_STATES_FLOAT32 = 32
 """Maximum number of states for which `auto` takes the Triton path in float32 and float16 (three tf32 products each)."""
 MOST_STEPS_FLOAT32 = 256

@@ -48,7 +48,7 @@ class LinearAttentionInputs(NamedTuple):
     k: Tensor
     v: Tensor
     log_decay: Tensor
-    """In float32 or wider, where q, k and v have the dtypes of r, k and v."""
+    """The dtype is float32 or wider; q, k and v have the dtypes of r, k and v."""
     own: Tensor
     """Every position adds its vector to its output o_t, in float32 or wider."""
 

@@ -22,7 +22,7 @@ __all__ = ["MAX_ROWS", "Norm", "skinny_linear", "skinny_linear_pays"]
 MAX_ROWS = 64
 """Maximum number of rows of the Triton kernels."""
 FEW_OUTPUTS = 2048
-"""With several rows, cuBLAS is faster from more outputs on."""
+"""Largest number of outputs for which the kernel takes several rows; beyond it cuBLAS is faster."""
 
 MAX_GROUP = 512
 """Maximum number of channels of a group in a norm of groups."""

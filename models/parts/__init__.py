@@ -1,1 +1,1 @@
-"""What the models are made of: the base class of mixers, norms, channel mixers, positions, filters."""
+"""Building blocks of the models: the base class of mixers, norms, channel mixers, positions, filters."""

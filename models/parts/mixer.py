@@ -126,7 +126,7 @@ class FusedStepMixer(Mixer):
 
 
 def choose_rows(rows: Tensor, first: Any, second: Any) -> Any:
-    """One state with the rows [B] of the first and the others of the second."""
+    """Merges two states: the rows [B] come from the first, the others from the second."""
     others = tensors(second)
 
     def choose(part: Tensor) -> Tensor:

@@ -25,14 +25,14 @@ class Base:
     root: Path
     """The folder of this tree that it stands for."""
     folder: Path
-    """Where it lies."""
+    """Path of the checkout."""
     commit: str
     """Its commit, or the path of a folder that is no checkout."""
     plugin: bool = False
     """Whether it is that of a plugin."""
 
     def import_path(self, path: Sequence[str]) -> list[str]:
-        """Where a process finds modules that are to come from the base. path: where it finds those of this tree."""
+        """Returns the import path of a process that runs the base's modules. path: the import path of this tree."""
         if not self.plugin:
             return [str(self.folder), *path]
 

@@ -311,7 +311,7 @@ def update(collection: Collection, path: Path = FILE) -> str:
     signatures = {**data["signatures"], **collection.signatures}
     used = {name for targets in data["budgets"].values() for known in targets.values() for name in known}
     data["signatures"] = {name: signature for name, signature in sorted(signatures.items()) if name in used}
-    # as many levels as lead to a variant
+    # the nesting is as deep as a variant's key
     levels = {"signatures": 1, "budgets": 3, "digests": 3}
     path.write_text("{" + ",\n".join(f'"{key}": {_format(data[key], depth)}' for key, depth in levels.items()) + "}\n")
     return "\n".join(lines) or "no change"

@@ -160,7 +160,7 @@ def _serve(setting: dict[str, Any]) -> None:
             reply = {"value": answer(**request)}
         except measure.Unavailable as error:
             reply = {"status": error.status, "error": str(error)}
-        except Exception as error:  # whatever an operator raises belongs into its row
+        except Exception as error:  # the row records any exception of an operator
             reply = {"status": "failed", "error": f"{type(error).__name__}: {error}"}
         print(json.dumps(reply), file=answers, flush=True)
 

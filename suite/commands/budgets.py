@@ -1,4 +1,4 @@
-"""What `bench --check-budgets` and `bench --update-budgets` do: one file of budgets after the other.
+"""Checks and updates files of budgets, one after the other, for `bench --check-budgets` and `--update-budgets`.
 
 The budgets of Subquad's operators are in `kernels/budgets.json`, those of a plugin's in `budgets.json` beside it.
 """
@@ -12,7 +12,7 @@ from suite.bench import budgets
 from suite.bench.budgets import FILE, UPDATE, Collection
 
 Workloads = Mapping[str, tuple[str, Path | None]]
-"""By operator, the place of its workload and the file of its plugin, None for an operator of Subquad."""
+"""Maps an operator to the place of its workload and the file of its plugin (None for an operator of Subquad)."""
 
 
 def check_all(workloads: Workloads, options: str) -> bool:

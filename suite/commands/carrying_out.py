@@ -33,7 +33,7 @@ class Call:
     num_asked: int
     """Runs of the grids, whether they are planned or not."""
     place: str
-    """Where the runs are carried out, in a few words."""
+    """Names the place where the runs are carried out, in a few words."""
     results: Path
     executor: Executor
     settings: Settings

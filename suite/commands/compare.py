@@ -187,7 +187,7 @@ def _print(table: Sequence[tuple[str, ...]]) -> None:
 
 
 def _notes(a: str, b: str, sides: tuple[Rows, Rows], comparison: Comparison, shown: Sequence[Line]) -> Iterator[str]:
-    """What the table does not say."""
+    """Returns the remarks below the table."""
     from suite.store.comparison import ALPHA, FACTS
 
     counts = Counter(line.verdict for line in comparison.lines)

@@ -16,7 +16,7 @@ UNLIMITED = 100_000
 
 
 def table_console() -> Console:
-    """As wide as the terminal. A pipe or a file has no width, and a cut number is worse than a long line there."""
+    """The console is as wide as the terminal. A pipe or a file has no width: a cut number is worse than a long line."""
     # rich takes a tenth of a second to import
     from rich.console import Console
 

@@ -1,7 +1,7 @@
 """The contract of executors, and the table of them.
 
 An executor takes the runs of a grid, the folder of results, a display and settings, and returns how each run ended.
-Where a run is carried out is no part of its identity, so grids never mention an executor.
+The identity of a run does not depend on the place where it is carried out, so grids never mention an executor.
 
 Every executor holds the claim (`suite.store.claims`) of each run while it is carried out. So any number of executors,
 of any kind, can work on one grid and folder at a time.
@@ -48,7 +48,7 @@ class LeftRunningError(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """How the runs of one call are carried out, whichever executor does it."""
+    """Options of one call of `run` that hold for every executor."""
 
     device: str | None = None
     """`cpu`, `cuda` or `cuda:N`; None: a GPU if the machine that carries out the run has one."""
@@ -89,7 +89,7 @@ class Executor(Protocol):
     """Carries out runs. An executor is a frozen configuration (`suite.options.Config`), its fields are options."""
 
     def check(self, settings: Settings) -> str:
-        """Where the runs will be carried out, in a few words. ValueError for what cannot work here."""
+        """Names the place where the runs will be carried out, in a few words. ValueError for what cannot work here."""
 
     def __call__(self, runs: Sequence[Run], root: Path, display: Display, settings: Settings) -> list[Finished]:
         """Carries out the runs and returns how they ended, in order of their ending.

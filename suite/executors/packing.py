@@ -1,4 +1,4 @@
-"""How many runs share a GPU, decided while they run (`run --jobs auto`), and CUDA's multi-process service for them.
+"""Decides how many runs share a GPU while they run (`run --jobs auto`), and starts CUDA's multi-process service.
 
 The number of runs doubles, 1, 2, 4, ..., as long as
 
@@ -41,7 +41,7 @@ MOST = 24
 
 @dataclass(frozen=True)
 class Load:
-    """What a worker has measured of its GPU."""
+    """A worker's measurements of its GPU."""
 
     own_bytes: int
     """The most memory that its process has taken."""
@@ -67,7 +67,7 @@ class Neighbour(Protocol):
 
     @property
     def load(self) -> Load | None:
-        """What it last measured; None before its first report."""
+        """The worker's last measurements; None before its first report."""
 
 
 @dataclass
@@ -170,7 +170,7 @@ def multi_process_service() -> Iterator[bool]:
     """A context in which the processes started from here share a GPU at the same time; gives whether they do.
 
     Without the service, a GPU takes turns between processes. One that is there already is used; one that is started
-    here ends with the context. Where there is none, or none that works, nothing changes.
+    here ends with the context. Nothing changes where the service is missing or does not work.
     """
     folder = "CUDA_MPS_PIPE_DIRECTORY"
     if folder in os.environ or Path("/tmp/nvidia-mps").is_dir():

@@ -40,7 +40,7 @@ from suite.runs import Progress, Run
 from suite.store.claims import Claims
 
 LOST_NODES = 10
-"""How many nodes one run may lose; then its memory is more likely the reason than the nodes."""
+"""Number of nodes that one run may lose; beyond it, the run's memory is more likely the reason than the nodes."""
 FAILED_STARTS = 3
 """Slots in a row that may die before they are ready."""
 LOOK_EVERY_S = 1.0
@@ -134,7 +134,7 @@ def _check_answers(address: str) -> None:
 
 
 class _Actor:
-    """What runs in a slot. `carry_out` has one thread of it, the other methods answer meanwhile."""
+    """The actor of a slot. `carry_out` occupies one thread of it; the other methods answer meanwhile."""
 
     def __init__(self, root: Path, device: str | None, options: dict[str, Any]) -> None:
         self.root, self.options = root, options
@@ -157,7 +157,7 @@ class _Actor:
         self.asked_to_stop.set()
 
     def carry_out(self, run: Run, fresh: bool) -> tuple[Finished | None, str | None]:
-        """How the run ended, or None if it was interrupted; and why the slot can no longer use its device."""
+        """Returns how the run ended (None if it was interrupted) and why the slot can no longer use its device."""
 
         def report(progress: Progress) -> None:
             self.last = progress
@@ -267,7 +267,7 @@ class _Cluster:
             self.slots.append(_Slot(actor.remote(self.root, self.settings.device, self.options)))
 
     def _fit(self, resources: dict[str, float]) -> int:
-        """How many runs fit on a node."""
+        """Number of runs that fit on a node."""
         fit = resources.get("CPU", 0) // self.settings.threads
         if self.gpus:
             # runs do not span GPUs, whatever is left of each

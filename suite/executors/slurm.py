@@ -43,9 +43,9 @@ ARRAY_SIZE = 1000
 WARNING_S = 90
 """Seconds before the end of its time at which a job is warned."""
 GRACE_S = 300.0
-"""How long a job that has saved after SIGTERM waits for Slurm to end it."""
+"""Seconds that a job which has saved after SIGTERM waits for Slurm to end it."""
 REQUEUES, REQUEUES_OF_TIMINGS = 1000, 3
-"""How often a job may run out of time. A timing has no checkpoint and begins anew."""
+"""Number of times that a job may run out of time. A timing has no checkpoint and begins anew."""
 
 
 class Slurm(Config):
@@ -134,7 +134,7 @@ class Slurm(Config):
 
 @dataclass(frozen=True)
 class _Job:
-    """What a job does: carries out one run as the local executor would."""
+    """Carries out the one run of a job as the local executor would."""
 
     run: Run
     root: Path
@@ -188,7 +188,7 @@ class _Job:
             signal.raise_signal(signal.SIGUSR2)
 
     def checkpoint(self) -> Any:
-        """What the job does when it starts again: it continues from the checkpoint."""
+        """Returns what the job carries out when it starts again: the same run, from its checkpoint."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(replace(self, options={**self.options, "fresh": False}))
@@ -240,7 +240,7 @@ def _watch(
 
 
 def _ending(run: Run, job: Job, root: Path) -> Finished | None:
-    """How the run of a job ended; None if it has not."""
+    """Returns how the run of a job ended; None if it has not."""
     ending = new_ending(root, run, job)
     return None if ending is None else Finished(run, ending.status, ending.error, 0.0, f"job {job.job_id}")
 

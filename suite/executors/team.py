@@ -40,7 +40,7 @@ GRACE_S = 3.0
 
 @dataclass(frozen=True)
 class Team:
-    """How many processes train one run, and whether they shard its parameters (`suite.training.parallel.Group`)."""
+    """Number of processes that train one run, and whether they shard parameters (`suite.training.parallel.Group`)."""
 
     size: int
     sharded: bool | None = None

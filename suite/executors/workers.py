@@ -42,7 +42,7 @@ from suite.runner import Finished, execute, store_failure
 from suite.runs import Progress, Run
 
 TRIES = 2
-"""How often a run is tried on workers that do not survive it."""
+"""Number of times that a run is tried on workers that do not survive it."""
 
 FaultOf = Callable[[torch.device], str | None]
 
@@ -174,7 +174,7 @@ class _Worker:
         self.lost = False
         """Whether the process ends, because it can carry out no other run."""
         self.load: Load | None = None
-        """What it last measured of its device."""
+        """The worker's last measurements of its device."""
         self.pipe, theirs = CONTEXT.Pipe()
         arguments = (theirs, stop, device, root, options, fault_of, team, sharing)
         # a daemon may start no processes of its own
@@ -191,13 +191,13 @@ class _Worker:
             self.pipe.send(run)
 
     def messages(self) -> Iterator[Any]:
-        """What the worker has sent and nobody has read."""
+        """Returns the messages of the worker that nobody has read."""
         with contextlib.suppress(EOFError, ConnectionResetError):
             while self.pipe.poll():
                 yield self.pipe.recv()
 
     def death(self) -> str:
-        """How the process ended."""
+        """Describes how the process ended."""
         return processes.ended(self.process)
 
 

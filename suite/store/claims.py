@@ -41,7 +41,7 @@ EXPIRY_S = 180.0
 """A shared file system may show a renewal a minute late."""
 RENEWAL_S = 20.0
 LONGEST_S = 86400.0
-"""A longer expiry is none that a process of ours has written."""
+"""Our processes never write a longer expiry."""
 GUARD_S = 60.0
 """Age of a file that guards the replacement of a claim, which takes milliseconds, from which on it is a left-over."""
 

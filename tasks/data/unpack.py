@@ -24,10 +24,10 @@ from tasks.data.faults import DataError
 
 DAMAGE = (
     *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError, struct.error),
-    # of the libraries: a member that is encrypted or packed by an unknown method, a size that no file has
+    # the libraries raise these for a member that is encrypted or packed by an unknown method, a size that no file has
     *(RuntimeError, OverflowError),
 )
-"""What reading a damaged archive raises."""
+"""Exceptions that reading a damaged archive raises."""
 
 Progress = Callable[[int], None]
 """A function that is called with the number of files unpacked so far."""

@@ -425,7 +425,7 @@ def _short_contours(rng: np.random.Generator, canvas: _Canvas, rows: Array, dash
 
 
 def _short_contour(rng: np.random.Generator, canvas: _Canvas) -> tuple[Array, list[tuple[Array, Array]]]:
-    """One attempt at a short contour in every picture: which succeeded, and heads and directions of their dashes."""
+    """Tries a short contour in every picture; returns which succeeded, and heads and directions of their dashes."""
     style, tables, room = canvas.style, canvas.tables, canvas.room
     count, size = len(canvas.mask), canvas.style.size
     start, direction = np.zeros((count, 2), dtype=np.int64), np.zeros(count, dtype=np.int64)

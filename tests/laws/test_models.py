@@ -127,7 +127,7 @@ def test_prefill_of_padded_rows_is_that_of_the_base_class(name):
     real = padding.time >= 0
     assert torch.isfinite(y).all()
     torch.testing.assert_close(y[real], wanted_y[real], rtol=1e-9, atol=1e-9)
-    # what a cache holds behind the positions of a row is not read
+    # entries of a cache beyond a row's positions are not read
     for got, expected in zip(tensors(state), tensors(wanted), strict=True):
         if isinstance(mixer, Attention) and got.ndim == 4:
             filled = torch.arange(12) < padding.lengths[:, None]

@@ -32,7 +32,7 @@ def ordinary(rows, trigger):
 
 
 def recalled(tokens, num_facts):
-    """What follows every token: a run of keys and the values behind it are a fact, which may come again."""
+    """Maps each token to its successors: a run of keys and the values behind it are a fact, which may come again."""
     facts, answers, key, end = {}, [-1] * len(tokens), (), 0
     for is_key, run in groupby(tokens, lambda token: token < num_facts // 2):
         run = tuple(run)

@@ -1,4 +1,4 @@
-"""Numbers of parameters and sizes of states against those that the papers print."""
+"""Parameter counts and state sizes are those that the papers print."""
 
 from __future__ import annotations
 

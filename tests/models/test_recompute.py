@@ -1,4 +1,4 @@
-"""What is computed again in the backward pass has the same values, and is not kept meanwhile."""
+"""Recomputed activations have the same values, and are not kept meanwhile."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ ERRORS = "<script>window.errors = []; window.onerror = (message) => { window.err
 
 
 def visited(text: str, folder: Path, reader: str) -> dict[str, Any]:
-    """What the script `reader`, which runs behind a page, wrote into the element `seen` as JSON."""
+    """Returns the JSON that the script `reader`, run behind a page, wrote into the element `seen`."""
     file = folder / "page.html"
     file.write_text(text.replace("<head>", f"<head>{ERRORS}", 1).replace("</body>", f"{reader}</body>", 1))
     command = [

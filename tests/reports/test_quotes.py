@@ -1,4 +1,4 @@
-"""Numbers in documents: a quoted one is that of the rows, and a measured one without a source is found."""
+"""A quoted number in a document is that of the rows, and a measured one without a source is found."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_measured_numbers_without_a_source_are_found(read):
 
 
 def measured_parts(path: Path) -> str:
-    """What of a document reports measurements: results.md, and the outcome of an experiment."""
+    """Returns the part of a document that reports measurements: results.md, and the outcome of an experiment."""
     text = path.read_text()
     if path.name == "results.md":
         # lines that begin with the link to an experiment are looked up by tests/reports/test_readme.py

@@ -34,7 +34,7 @@ TARGETS = {name: target for name, (target, _) in OPERATORS.items()}
 
 def call(*arguments, home=HOME):
     command = [sys.executable, str(home / "run_suite.py"), *map(str, arguments)]
-    # as a user has it: without a GPU the Triton paths have no time
+    # a user has no GPU here, so the Triton paths have no time
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.pop("TRITON_INTERPRET", None)
     return subprocess.run(command, capture_output=True, text=True, cwd=home, timeout=240, env=environment)

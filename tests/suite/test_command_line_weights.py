@@ -24,7 +24,7 @@ def read(path):
 
 
 def settings_of(name, config):
-    """What a file of weights says of itself."""
+    """Returns the metadata of a file of weights."""
     return {
         "task": {"name": "text-file", "version": 1, "vocabulary": "bpe", "vocab_size": 264, "length": 48},
         "model": {"name": name, "version": config.version, **config.model_dump(mode="json")},

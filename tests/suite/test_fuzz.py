@@ -1,4 +1,4 @@
-"""Whatever stands in a setting or a file: a clear refusal of one line or a run that is meant; no traceback, no hang.
+"""Any text in a setting or a file gives a run or a refusal in one clear line, and never a traceback or a hang.
 
 Every check is a property that Hypothesis tries to break, with few examples in the quick tier and many in the slow one.
 """

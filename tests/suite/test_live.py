@@ -53,7 +53,7 @@ def test_an_interrupted_run_has_every_line_once(tmp_path, stop_at):
     calls = iter(range(100))
     with pytest.raises(KeyboardInterrupt):
         execute(run, tmp_path / "broken", CPU, stop=lambda: next(calls) >= stop_at)
-    # what a process that was killed leaves behind: steps after its checkpoint, and a part of a line
+    # a killed process leaves steps after its checkpoint, and a part of a line
     with storage.log_path(tmp_path / "broken", run.experiment, run.scale, run.run_id).open("a") as file:
         file.write('{"step": 10, "seconds": 1.0, "train/loss": 9.0}\n{"step": 12, "sec')
     execute(run, tmp_path / "broken", CPU)

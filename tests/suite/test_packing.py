@@ -1,4 +1,4 @@
-"""As many runs share a GPU as its memory and their speed allow, and no run ends out of memory for its neighbours."""
+"""The number of runs on a GPU follows its memory and their speed, and no run ends out of memory for its neighbours."""
 
 import contextlib
 import os
@@ -28,9 +28,9 @@ class Worker:
 
 
 def fill(memory_gib, run_gib, speed_of=lambda count: 100.0, kind_of=lambda index: "a"):
-    """How many runs a GPU gets, if each needs `run_gib` and makes speed_of(number of runs) steps a second.
+    """Returns the number of runs on a GPU, if each needs `run_gib` and makes speed_of(number of runs) steps a second.
 
-    Also how many it goes on with, once one run after the other has ended.
+    The second number is how many it goes on with, once one run after the other has ended.
     """
     room, there = Room(), []
 

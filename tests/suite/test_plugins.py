@@ -446,7 +446,7 @@ def test_weights_of_a_changed_plugin_are_refused(plugin, grid, command_line, tmp
     assert done.returncode == 0
     (weights,) = tmp_path.rglob("*.weights")
     path.write_text(path.read_text() + "# changed\n")
-    # as in a process of its own
+    # this state is that of a new process
     del sys.modules[path.stem]
     done = command_line("generate", weights, "--plugin", path, "--prompt", "1 2")
     assert done.returncode == 2

@@ -74,7 +74,7 @@ def ending(root, run):
 
 
 def values(root, runs):
-    """What the runs measured, but for times."""
+    """Returns the measurements of the runs, without times."""
     frame = storage.read([storage.result_path(root, run.experiment, run.scale, run.run_id) for run in runs])
     frame = frame[frame["metric"].isin(["accuracy", "loss", "num_parameters"])]
     return frame[["run_id", "metric", "split", "slice", "step", "value"]].to_dict("records")

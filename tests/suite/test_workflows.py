@@ -15,7 +15,7 @@ GROUP = typer.main.get_command(app)
 ACTION = HOME / "action.yml"
 WORKFLOWS = sorted((HOME / ".github" / "workflows").glob("*.yml"))
 CONTEXTS = {"github", "inputs", "steps", "cancelled"}
-"""What expressions of ours may begin with: contexts and functions of GitHub."""
+"""Contexts and functions of GitHub with which our expressions may begin."""
 
 
 def load(path):

@@ -204,7 +204,7 @@ def test_a_folder_with_files_of_its_own_for_every_split_keeps_them(tmp_path):
 
 
 def test_a_folder_of_documents_is_split_by_whole_documents_in_an_order_of_their_names(tmp_path):
-    # as in the folder of the film reviews, where other files lie above the reviews
+    # in the folder of the film reviews, too, other files lie above the reviews
     (tmp_path / "imdbEr.txt").write_text("no document")
     for split in ("train", "test"):
         for kind in ("neg", "pos"):

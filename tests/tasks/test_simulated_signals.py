@@ -62,7 +62,7 @@ def test_a_row_tells_its_mental_state_better_than_chance():
     patterns /= np.sqrt(0.3 * patterns**2 + np.linspace(*NOISE, 8) ** 2)
     patterns /= np.linalg.norm(patterns, axis=1, keepdims=True)
     shown = values @ patterns.T
-    # what a state drives lasts, and noise lasts less
+    # activity that a state drives lasts longer than noise
     guess = (shown[:, 1:] * shown[:, :-1]).mean(axis=1).argmax(axis=1)
     assert 0.4 < (guess == segment.targets.numpy()).mean() < 0.9
 
@@ -106,7 +106,7 @@ def test_the_absolute_error_is_that_of_the_median_in_standard_deviations():
 
 
 def regularity(signal):
-    """How little the times between discharges change in a row [T], from the peaks of a matched filter."""
+    """Returns the regularity of the times between discharges in a row [T], from the peaks of a matched filter."""
     shape = discharge() - discharge().mean()
     match = np.convolve(signal, shape[::-1], "same")
     found: list[int] = []

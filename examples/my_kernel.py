@@ -1,5 +1,6 @@
 """A Triton kernel of one's own with its workload: logits capped softly, y = cap tanh(x / cap), as in Gemma 2.
 
+python run_suite.py check operator soft_cap --plugin examples/my_kernel.py   # accuracy, views, batch of 0; on a GPU
 python run_suite.py bench --plugin examples/my_kernel.py                     # time and floor, on a GPU
 python run_suite.py bench --plugin examples/my_kernel.py --compare main      # exit code 1 if it has become slower
 python run_suite.py bench --plugin examples/my_kernel.py --update-budgets    # writes budgets.json beside it, no GPU

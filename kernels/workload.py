@@ -7,7 +7,7 @@ loaded, so a peer that is not installed appears in a table with this reason and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -64,6 +64,14 @@ class Workload:
     short:       reduces a shape to one that the reference can judge, and keeps the sizes that choose a kernel.
     keep:        inputs that stay float32 where the others are in half precision.
     backward:    whether gradients are measured; a step of decoding has none.
+
+    The rest is for the laws of operators (`suite.laws.operators`) alone:
+
+    small:       shapes that take Triton's interpreter a second, with every variant of the inputs, and lengths beside
+                 the sizes of chunks and tiles. Where there are none, the laws take `short` of the quick shapes.
+    time:        the axis of time of each input that has one; outputs have it at axis 1. Such an operator is causal.
+    states:      names of initial states. The final states are the last outputs where `return_final_state` is given.
+    in_place:    inputs that a call updates; its implementations return them among the outputs.
     """
 
     op: str
@@ -79,6 +87,10 @@ class Workload:
     backward: bool = True
     version: int = 1
     """Version of the inputs; raised whenever the inputs of a shape change."""
+    small: tuple[Shape, ...] = ()
+    time: Mapping[str, int] = field(default_factory=dict)
+    states: tuple[str, ...] = ()
+    in_place: tuple[str, ...] = ()
 
 
 def sizes(shape: Shape, letters: Sequence[str]) -> tuple[int, ...]:
@@ -122,6 +134,26 @@ def normal(generator: torch.Generator, dtype: torch.dtype, *size: int) -> Tensor
 def uniform(generator: torch.Generator, dtype: torch.dtype, low: float, high: float, *size: int) -> Tensor:
     """A tensor of values between low and high on the generator's device."""
     return torch.rand(size, generator=generator, device=generator.device, dtype=dtype) * (high - low) + low
+
+
+def initial_state(shape: Shape, dtype: torch.dtype, generator: torch.Generator, *size: int) -> Inputs:
+    """An initial state and the wish for the final one, for a shape with `state: given`; nothing for others."""
+    if shape.get("state") != "given":
+        return {}
+    return {"initial_state": normal(generator, torch.promote_types(dtype, torch.float32), *size), **FINAL}
+
+
+FINAL: Inputs = {"return_final_state": True}
+
+
+def with_final_state(reference: Callable[..., tuple[Tensor, Tensor | None]]) -> Callable[..., Any]:
+    """A reference that gives its final state where `return_final_state` asks for it, as operators do."""
+
+    def run(*, return_final_state: bool = False, **inputs: Any) -> Any:
+        y, state = reference(**inputs)
+        return (y, state) if return_final_state else y
+
+    return run
 
 
 def updated(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:

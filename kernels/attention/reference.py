@@ -55,18 +55,19 @@ def attention_step_reference(
     window: [H]: each head sees so many last positions, the new one included; with None it sees all.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    keys, values = keys.clone(), values.clone()
-    outputs = []
+    outputs, caches = [], []
     for b, n in enumerate(count.tolist()):
         now = [q[b], k[b]]
         if cos is not None and sin is not None:
             halves = [x.chunk(2, dim=-1) for x in now]
             rotated = [torch.cat([x * cos[n] - y * sin[n], y * cos[n] + x * sin[n]], dim=-1) for x, y in halves]
             now = [x.to(q.dtype) for x in rotated]
-        keys[b, n], values[b, n] = now[1], v[b]
-        logits = scale * (now[0] * keys[b, : n + 1]).sum(-1, keepdim=True)
+        parts = ((keys[b], now[1]), (values[b], v[b]))
+        filled = [torch.cat([cache[:n], x[None].to(cache.dtype), cache[n + 1 :]]) for cache, x in parts]
+        logits = scale * (now[0] * filled[0][: n + 1]).sum(-1, keepdim=True)
         if window is not None:
             behind = n - torch.arange(n + 1, device=keys.device)
             logits = logits.masked_fill(behind[:, None, None] >= window[:, None], -math.inf)
-        outputs.append((logits.softmax(0) * values[b, : n + 1]).sum(0))
-    return torch.stack(outputs), keys, values
+        outputs.append((logits.softmax(0) * filled[1][: n + 1]).sum(0))
+        caches.append(filled)
+    return torch.stack(outputs), torch.stack([x for x, _ in caches]), torch.stack([x for _, x in caches])

@@ -31,7 +31,16 @@ from kernels.workload import (
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    return {name: normal(generator, dtype, *sizes(shape, "BTHK")) for name in "qkv"}
+    """A shape may have a `window`, and P queries at positions of their own."""
+    inputs: Inputs = {name: normal(generator, dtype, *sizes(shape, "BTHK")) for name in "qkv"}
+    if "window" in shape:
+        inputs["window"] = int(shape["window"])
+    if "P" in shape:
+        batch, length, queries = sizes(shape, "BTP")
+        inputs["q"] = inputs["q"][:, :queries].contiguous()
+        at = torch.arange(1, queries + 1, device=generator.device) * length // queries - 1
+        inputs["positions"] = at.expand(batch, -1).contiguous()
+    return inputs
 
 
 def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
@@ -72,6 +81,8 @@ def half_only(shape: Shape, dtype: torch.dtype) -> str | None:
 
 
 def single_only(shape: Shape, dtype: torch.dtype) -> str | None:
+    if "window" in shape or "P" in shape:
+        return "the Triton kernels have no window and no positions of queries"
     return None if dtype == torch.float32 else f"the Triton kernels take float32, not {dtype}"
 
 
@@ -98,6 +109,12 @@ WORKLOAD = Workload(
         ),
     },
     dtypes=(torch.bfloat16, torch.float32),
+    small=(
+        {"B": 2, "T": 70, "H": 2, "K": 8},
+        {"B": 1, "T": 33, "H": 1, "K": 24, "window": 9},
+        {"B": 2, "T": 20, "H": 2, "K": 8, "P": 3},
+    ),
+    time={"q": 1, "k": 1, "v": 1},
 )
 
 
@@ -120,18 +137,18 @@ def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     return Cost(num_bytes=num_bytes, num_flops=4 * position * length, num_exponentials=batch * heads * length)
 
 
-def in_a_cache(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A step at the last position of the cache; every call writes that position again."""
+def in_a_cache(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """A step at the last position of the cache, which it returns too; every call writes that position again."""
 
-    def run(keys: Tensor, **inputs: Any) -> Tensor:
+    def run(keys: Tensor, values: Tensor, **inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
         count = torch.full(keys.shape[:1], keys.shape[1] - 1, dtype=torch.long, device=keys.device)
-        return step(keys=keys, count=count, **inputs)
+        return step(keys=keys, values=values, count=count, **inputs), keys, values
 
     return run
 
 
-def step_reference(keys: Tensor, **inputs: Any) -> Tensor:
-    return attention_step_reference(keys=keys, count=torch.full(keys.shape[:1], keys.shape[1] - 1), **inputs)[0]
+def step_reference(keys: Tensor, **inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return attention_step_reference(keys=keys, count=torch.full(keys.shape[:1], keys.shape[1] - 1), **inputs)
 
 
 STEP = Workload(
@@ -152,4 +169,7 @@ STEP = Workload(
     },
     keep=("cos", "sin"),
     backward=False,
+    small=({"B": 2, "T": 20, "H": 2, "K": 8},),
+    states=("keys", "values"),
+    in_place=("keys", "values"),
 )

@@ -69,4 +69,5 @@ WORKLOAD = Workload(
     },
     dtypes=(torch.float32,),
     keep=("dt",),
+    small=({"T": 20, "D": 3, "N": 5, "M": 2},),
 )

@@ -23,15 +23,17 @@ from kernels.workload import (
     Shape,
     Workload,
     at_most,
+    initial_state,
     needs_triton,
     normal,
     sizes,
     traffic,
+    with_final_state,
 )
 
 
-def reference(*, time_last: bool = False, **inputs: Any) -> Tensor:
-    return causal_conv1d_reference(**inputs)[0]
+def reference(*, time_last: bool = False, **inputs: Any) -> Any:
+    return with_final_state(causal_conv1d_reference)(**inputs)
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -42,7 +44,8 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
         "x": x.transpose(1, 2) if first else x,
         "weight": normal(generator, dtype, width, taps) * taps**-0.5,
         "bias": normal(generator, dtype, width),
-        "activation": "silu",
+        "activation": None if shape.get("activation") == "none" else "silu",
+        **initial_state(shape, dtype, generator, batch, width, taps - 1),
         **({"time_last": True} if shape.get("memory") == "time-last" else {}),
     }
 
@@ -118,4 +121,12 @@ WORKLOAD = Workload(
         ),
     },
     dtypes=(torch.bfloat16,),
+    keep=("initial_state",),
+    small=(
+        {"B": 2, "T": 37, "D": 5, "W": 4, "state": "given"},
+        {"B": 2, "T": 35, "D": 6, "W": 3, "activation": "none", "memory": "channel-first"},
+        {"B": 1, "T": 33, "D": 4, "W": 2, "memory": "time-last"},
+    ),
+    time={"x": 1},
+    states=("initial_state",),
 )

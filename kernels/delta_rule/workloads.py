@@ -29,6 +29,7 @@ from kernels.workload import (
     Shape,
     Workload,
     at_most,
+    initial_state,
     needs_triton,
     normal,
     sizes,
@@ -37,6 +38,7 @@ from kernels.workload import (
 
 CHUNK = 64
 DAMPING = 16
+FORMS = ("write", "plain")
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -50,7 +52,11 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
         channels = (key_dim,) if shape["decay"] == "key" else ()
         log_decay = F.logsigmoid(normal(generator, dtype, *leading, *channels)).div_(DAMPING)
     # outputs of unit queries are of order one where the scale is one
-    return {"q": q, "k": k, "v": v, "beta": beta, "log_decay": log_decay, "scale": 1.0}
+    inputs: Inputs = {"q": q, "k": k, "v": v, "beta": beta, "log_decay": log_decay, "scale": 1.0}
+    # a shape may ask for `write`, another key to write with, or for `plain`, a key of values that are added as well
+    for name in FORMS[: 1 + FORMS.index(str(shape["form"]))] if "form" in shape else ():
+        inputs[name] = F.normalize(normal(generator, dtype, *leading, key_dim), dim=-1)
+    return inputs | initial_state(shape, dtype, generator, batch, heads, key_dim, value_dim)
 
 
 def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
@@ -109,6 +115,15 @@ WORKLOAD = Workload(
             for batch, length in ((8, 2048), (1, 16384))
         ),
     },
+    keep=("initial_state",),
+    small=(
+        {"B": 1, "T": 70, "H": 2, "K": 8, "V": 12, "decay": "key", "state": "given"},
+        {"B": 2, "T": 20, "H": 1, "K": 8, "V": 4, "decay": "head", "state": "given"},
+        {"B": 1, "T": 20, "H": 2, "K": 5, "V": 9, "decay": "none"},
+        {"B": 1, "T": 20, "H": 1, "K": 8, "V": 4, "decay": "key", "state": "given", "form": "plain"},
+    ),
+    time={"q": 1, "k": 1, "v": 1, "beta": 1, "log_decay": 1, "write": 1, "plain": 1},
+    states=("initial_state",),
 )
 
 
@@ -151,7 +166,9 @@ STEP = Workload(
         ),
     },
     keep=("state",),
+    states=("state",),
     backward=False,
+    small=tuple({"B": 2, "H": 2, "K": 5, "V": 12, "decay": decay} for decay in ("key", "head", "none")),
 )
 
 
@@ -214,4 +231,6 @@ GENERALISED = Workload(
         ),
     },
     keep=("log_decay",),
+    small=({"B": 1, "T": 70, "H": 1, "K": 8, "V": 8}, {"B": 2, "T": 10, "H": 2, "K": 5, "V": 12}),
+    time={"q": 1, "k": 1, "v": 1, "remove": 1, "add": 1, "log_decay": 1},
 )

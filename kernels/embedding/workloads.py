@@ -64,4 +64,5 @@ WORKLOAD = Workload(
     shapes={"quick": PAPER[:1], "paper": PAPER},
     dtypes=(torch.float32,),
     backward=False,
+    small=({"R": 50, "C": 7, "D": 5, "filler": 30},),
 )

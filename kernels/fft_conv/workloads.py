@@ -164,4 +164,6 @@ WORKLOAD = Workload(
     },
     keep=("filter",),
     dtypes=(torch.bfloat16, torch.float32),
+    small=({"B": 1, "T": 32, "D": 3, "gates": "gated"}, {"B": 2, "T": 70, "D": 2, "gates": "plain"}),
+    time={"u": 1, "gate_in": 1, "gate_out": 1},
 )

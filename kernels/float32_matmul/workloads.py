@@ -53,6 +53,10 @@ def load_parts() -> Callable[..., Tensor]:
     return product
 
 
+def single_only(shape: Shape, dtype: torch.dtype) -> str | None:
+    return None if dtype == torch.float32 else f"takes float32, not {dtype}"
+
+
 PAPER: tuple[Shape, ...] = (
     {"R": 65536, "O": 384, "D": 128, "layout": "map"},
     {"R": 65536, "O": 128, "D": 384, "layout": "input"},
@@ -69,12 +73,19 @@ WORKLOAD = Workload(
     cost=cost,
     short=at_most(R=200, O=150, D=300),
     implementations=(
-        Implementation("triton", "ours", needs_triton(partial(float32_matmul, backend="triton")), cold_start=True),
+        Implementation(
+            "triton",
+            "ours",
+            needs_triton(partial(float32_matmul, backend="triton")),
+            supports=single_only,
+            cold_start=True,
+        ),
         # the parts are made for one product here, while linear maps and readouts make them for several
-        Implementation("parts", "ours", load_parts, cold_start=True),
+        Implementation("parts", "ours", load_parts, supports=single_only, cold_start=True),
         Implementation("torch", "ours", lambda: partial(float32_matmul, backend="torch")),
     ),
     shapes={"quick": PAPER[:1], "paper": PAPER},
     dtypes=(torch.float32,),
     backward=False,
+    small=tuple({"R": 20, "O": 9, "D": 33, "layout": layout} for layout in ("map", "input", "weight")),
 )

@@ -71,4 +71,5 @@ WORKLOAD = Workload(
     shapes={"quick": PAPER[:1], "paper": PAPER},
     keep=("logits",),
     backward=False,
+    small=({"R": 3, "D": 20, "O": 4, "gate": "bounded"}, {"R": 3, "D": 20, "O": 1, "gate": "damped"}),
 )

@@ -32,6 +32,7 @@ from kernels.workload import (
     Shape,
     Workload,
     at_most,
+    initial_state,
     needs_triton,
     normal,
     sizes,
@@ -54,11 +55,17 @@ def on_inputs(op: Callable[..., Any]) -> Callable[..., Any]:
     """The operator as a function of the inputs of `make_inputs`, with FIXED replaced by its log-decays."""
 
     def run(
-        q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | str | None, decay_on: str, state: Tensor | None = None
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor | str | None,
+        decay_on: str,
+        state: Tensor | None = None,
+        **of_states: Any,
     ) -> Any:
         if isinstance(log_decay, str):
             log_decay = fixed_log_decay(q.shape[-2], torch.promote_types(q.dtype, torch.float32), q.device)
-        return op(q, k, v, log_decay, *([] if state is None else [state]), decay_on=decay_on)
+        return op(q, k, v, log_decay, *([] if state is None else [state]), decay_on=decay_on, **of_states)
 
     return run
 
@@ -78,7 +85,8 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
         # keys that never decay must be small, so that sums stay of order one
         k *= length**-0.5
     v = normal(generator, dtype, batch, length, heads, value_dim)
-    return {"q": q, "k": k, "v": v, "log_decay": log_decay, "decay_on": "value" if decay == "value" else "key"}
+    inputs = {"q": q, "k": k, "v": v, "log_decay": log_decay, "decay_on": "value" if decay == "value" else "key"}
+    return inputs | initial_state(shape, dtype, generator, batch, heads, key_dim, value_dim)
 
 
 def products(key_dim: int, value_dim: int, backward: bool) -> int:
@@ -174,6 +182,16 @@ WORKLOAD = Workload(
             {"B": 64, "T": 512, "H": 2, "K": 32, "V": 64, "decay": "key"},
         ),
     },
+    keep=("initial_state",),
+    small=(
+        {"B": 1, "T": 70, "H": 2, "K": 8, "V": 12, "decay": "key", "state": "given"},
+        {"B": 1, "T": 20, "H": 2, "K": 5, "V": 9, "decay": "value", "state": "given"},
+        {"B": 2, "T": 20, "H": 1, "K": 8, "V": 4, "decay": "head-step", "state": "given"},
+        {"B": 1, "T": 20, "H": 2, "K": 8, "V": 4, "decay": "head", "state": "given"},
+        {"B": 1, "T": 20, "H": 1, "K": 8, "V": 4, "decay": "none"},
+    ),
+    time={"q": 1, "k": 1, "v": 1, "log_decay": 1},
+    states=("initial_state",),
 )
 
 
@@ -230,5 +248,7 @@ STEP = Workload(
         ),
     },
     keep=("state",),
+    states=("state",),
     backward=False,
+    small=tuple({"B": 2, "H": 2, "K": 5, "V": 12, "decay": decay} for decay in ("key", "value", "head", "none")),
 )

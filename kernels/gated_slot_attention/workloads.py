@@ -14,6 +14,7 @@ from kernels.gated_linear_attention.workloads import first, products
 from kernels.gated_slot_attention import gated_slot_attention
 from kernels.gated_slot_attention.reference import gated_slot_attention_reference
 from kernels.workload import (
+    FINAL,
     Cost,
     Implementation,
     Inputs,
@@ -39,7 +40,25 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
     q, k = (normal(generator, dtype, *positions, key_dim) for _ in "qk")
     v = normal(generator, dtype, *positions, value_dim)
     log_decay = F.logsigmoid(normal(generator, dtype, *positions, num_slots)).div_(DAMPING)
-    return {"q": q, "k": k, "v": v, "slots": torch.expm1(log_decay).neg_(), "log_decay": log_decay}
+    inputs = {"q": q, "k": k, "v": v, "slots": torch.expm1(log_decay).neg_(), "log_decay": log_decay}
+    if shape.get("state") == "given":
+        wide = torch.promote_types(dtype, torch.float32)
+        inputs["initial_keys"] = normal(generator, wide, batch, heads, key_dim, num_slots)
+        inputs["initial_values"] = normal(generator, wide, batch, heads, num_slots, value_dim)
+        return inputs | FINAL
+    return inputs
+
+
+def flat(op: Callable[..., Any]) -> Callable[..., Any]:
+    """The operator with the two parts of its states as arguments and results of their own."""
+
+    def run(initial_keys: Tensor | None = None, initial_values: Tensor | None = None, **inputs: Any) -> Any:
+        if initial_keys is not None:
+            inputs["initial_state"] = (initial_keys, initial_values)
+        result = op(**inputs)
+        return (result[0], *result[1]) if inputs.get("return_final_state") else result
+
+    return run
 
 
 def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
@@ -66,15 +85,15 @@ def load_fla() -> Callable[..., Any]:
 
 WORKLOAD = Workload(
     op="gated_slot_attention",
-    reference=gated_slot_attention_reference,
+    reference=flat(gated_slot_attention_reference),
     make_inputs=make_inputs,
     cost=cost,
     short=at_most(B=2, T=130, H=2),
     implementations=(
         Implementation(
-            "triton", "ours", needs_triton(partial(gated_slot_attention, backend="triton")), cold_start=True
+            "triton", "ours", needs_triton(flat(partial(gated_slot_attention, backend="triton"))), cold_start=True
         ),
-        Implementation("torch", "ours", lambda: partial(gated_slot_attention, backend="torch")),
+        Implementation("torch", "ours", lambda: flat(partial(gated_slot_attention, backend="torch"))),
         Implementation("flash-linear-attention", "peer", load_fla, from_native=first),
     ),
     shapes={
@@ -85,4 +104,11 @@ WORKLOAD = Workload(
             {"B": 64, "T": 512, "H": 2, "K": 32, "V": 64, "M": 64},
         ),
     },
+    keep=("initial_keys", "initial_values"),
+    small=(
+        {"B": 1, "T": 70, "H": 1, "K": 8, "V": 12, "M": 5, "state": "given"},
+        {"B": 2, "T": 20, "H": 2, "K": 5, "V": 4, "M": 8},
+    ),
+    time={"q": 1, "k": 1, "v": 1, "slots": 1, "log_decay": 1},
+    states=("initial_keys", "initial_values"),
 )

@@ -74,4 +74,7 @@ STEP = Workload(
     },
     keep=KEEP,
     backward=False,
+    small=({"B": 2, "D": 5, "M": 4, "N": 3},),
+    states=("window", "state"),
+    in_place=("window", "state"),
 )

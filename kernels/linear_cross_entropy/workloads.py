@@ -78,4 +78,5 @@ WORKLOAD = Workload(
     ),
     shapes={"quick": (PAPER[0], PAPER[2]), "paper": PAPER},
     dtypes=(torch.bfloat16,),
+    small=({"T": 40, "D": 16, "classes": 70},),
 )

@@ -25,6 +25,7 @@ from kernels.lti_ssm.reference import lti_ssm_reference, lti_ssm_step_reference
 from kernels.ssm_kernel import ssm_kernel
 from kernels.ssm_kernel.workloads import make_system, system_bytes, vandermonde_kernel
 from kernels.workload import (
+    FINAL,
     Cost,
     Implementation,
     Inputs,
@@ -36,6 +37,7 @@ from kernels.workload import (
     sizes,
     traffic,
     uniform,
+    with_final_state,
 )
 
 CHUNK = 64
@@ -43,16 +45,18 @@ SEQUENCES = ("u", "gate_in", "gate_out")
 PARAMETERS = DiagonalSystem._fields
 
 
-def reference(**inputs: Any) -> Tensor:
-    return lti_ssm_reference(**inputs)[0]
-
-
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
     size = sizes(shape, "BTD")
     names = SEQUENCES if shape["gates"] == "gated" else SEQUENCES[:1]
     sequences = {name: normal(generator, dtype, *size) for name in names}
     skip = normal(generator, torch.promote_types(dtype, torch.float32), size[-1])
-    return {**sequences, **make_system(shape, dtype, generator), "D": skip}
+    inputs: Inputs = {**sequences, **make_system(shape, dtype, generator), "D": skip}
+    if "rule" in shape:
+        inputs["discretization"] = shape["rule"]
+    if shape.get("state") == "given":
+        pairs = normal(generator, skip.dtype, size[0], *inputs["A"].shape, 2)
+        inputs |= {"initial_state": torch.view_as_complex(pairs), **FINAL}
+    return inputs
 
 
 def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
@@ -82,6 +86,10 @@ def time_contiguous(inputs: Inputs) -> Inputs:
     return inputs | {name: inputs[name].transpose(1, 2).contiguous().transpose(1, 2) for name in names}
 
 
+def no_softmax(shape: Shape, dtype: torch.dtype) -> str | None:
+    return "the Triton kernels have no dss-softmax" if shape.get("rule") == "dss-softmax" else None
+
+
 def fft(A: Tensor, B: None, C: Tensor, dt: Tensor, D: Tensor, **sequences: Any) -> Tensor:
     return torch_fft_conv(filter=with_skip(vandermonde_kernel(A, B, C, dt, sequences["u"].shape[-1]), D), **sequences)
 
@@ -100,7 +108,7 @@ def with_filter(inputs: Inputs) -> Inputs:
 
 WORKLOAD = Workload(
     op="lti_ssm",
-    reference=reference,
+    reference=with_final_state(lti_ssm_reference),
     make_inputs=make_inputs,
     cost=cost,
     # 656 exceeds 512, below which the operator takes other paths than at real sizes; it is a multiple of 16, as real
@@ -108,7 +116,12 @@ WORKLOAD = Workload(
     short=at_most(B=2, T=656, D=16),
     implementations=(
         Implementation(
-            "triton", "ours", needs_triton(partial(lti_ssm, backend="triton")), time_contiguous, cold_start=True
+            "triton",
+            "ours",
+            needs_triton(partial(lti_ssm, backend="triton")),
+            time_contiguous,
+            supports=no_softmax,
+            cold_start=True,
         ),
         Implementation("torch", "ours", lambda: partial(lti_ssm, backend="torch")),
         Implementation("fft", "torch", lambda: fft, sequences_first, time_second),
@@ -130,6 +143,13 @@ WORKLOAD = Workload(
         ),
     },
     keep=("dt", "D"),
+    small=(
+        {"B": 2, "T": 70, "D": 3, "N": 4, "gates": "gated", "state": "given"},
+        {"B": 1, "T": 20, "D": 2, "N": 4, "gates": "plain", "rule": "bilinear"},
+        {"B": 1, "T": 20, "D": 2, "N": 4, "gates": "plain", "rule": "dss-softmax"},
+    ),
+    time={"u": 1, "gate_in": 1, "gate_out": 1},
+    states=("initial_state",),
 )
 
 
@@ -197,4 +217,7 @@ STEP = Workload(
     },
     keep=("state", *(name for name in PARAMETERS if name != "B")),
     backward=False,
+    small=({"B": 2, "D": 5, "N": 3},),
+    states=("state",),
+    in_place=("state",),
 )

@@ -98,4 +98,7 @@ STEP = Workload(
     },
     keep=KEEP,
     backward=False,
+    small=({"B": 2, "D": 40, "N": 5, "R": 3},),
+    states=("window", "state"),
+    in_place=("window", "state"),
 )

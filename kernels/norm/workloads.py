@@ -124,4 +124,8 @@ WORKLOAD = Workload(
     shapes={"quick": (PAPER[0], PAPER[3]), "paper": PAPER},
     dtypes=(torch.bfloat16, torch.float32),
     keep=("residual", "weight", "bias"),
+    small=(
+        *({"R": 21, "D": 12, "kind": kind} for kind in ("rms", "layer", "l2")),
+        {"R": 20, "D": 12, "H": 4, "kind": "layer"},
+    ),
 )

@@ -60,4 +60,6 @@ WORKLOAD = Workload(
     ),
     shapes={"quick": PAPER[:1], "paper": PAPER},
     keep=("angle",),
+    small=({"B": 2, "T": 20, "H": 3, "K": 8},),
+    time={"q": 1, "k": 1},
 )

@@ -73,4 +73,5 @@ WORKLOAD = Workload(
     ),
     shapes={"quick": PAPER[:1], "paper": PAPER},
     keep=KEEP,
+    small=({"B": 2, "T": 20, "H": 3, "N": 9, "R": 4},),
 )

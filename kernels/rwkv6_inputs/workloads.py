@@ -66,4 +66,5 @@ WORKLOAD = Workload(
     ),
     shapes={"quick": PAPER, "paper": PAPER},
     keep=PARAMETERS,
+    small=({"B": 2, "T": 5, "H": 3, "K": 4},),
 )

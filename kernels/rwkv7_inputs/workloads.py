@@ -69,4 +69,6 @@ WORKLOAD = Workload(
     ),
     shapes={"quick": PAPER, "paper": PAPER},
     keep=PARAMETERS,
+    small=({"B": 2, "T": 5, "H": 3, "K": 4},),
+    time=dict.fromkeys("rkvwa", 1),
 )

@@ -26,19 +26,17 @@ from kernels.workload import (
     Shape,
     Workload,
     at_most,
+    initial_state,
     needs_triton,
     normal,
     sizes,
     traffic,
     uniform,
     updated,
+    with_final_state,
 )
 
 DT_MIN, DT_MAX = 1e-3, 1e-1
-
-
-def reference(**inputs: Any) -> Tensor:
-    return selective_scan_reference(**inputs)[0]
 
 
 def log_uniform_dt(generator: torch.Generator, dtype: torch.dtype, *size: int) -> Tensor:
@@ -61,6 +59,10 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
         for name, scale in (("B", 0.5**0.5), ("C", 2**0.5)):
             real, imaginary = normal(generator, wide, 2, batch, length, state).mul_(scale).unbind(0)
             inputs[name] = torch.complex(real, imaginary)
+    inputs |= initial_state(shape, dtype, generator, batch, width, state)
+    if shape.get("state") == "given" and shape["form"] == "complex":
+        start = inputs["initial_state"]
+        inputs["initial_state"] = torch.complex(start, normal(generator, wide, *start.shape))
     if shape["form"] == "core":
         return {**inputs, "dt": log_uniform_dt(generator, dtype, batch, length, width)}
     # the inverse of softplus, so that softplus(dt_bias) is log-uniform
@@ -128,7 +130,7 @@ def time_second(y: Any) -> Any:
 
 WORKLOAD = Workload(
     op="selective_scan",
-    reference=reference,
+    reference=with_final_state(selective_scan_reference),
     make_inputs=make_inputs,
     cost=cost,
     short=at_most(B=2, T=130, D=24),
@@ -158,7 +160,15 @@ WORKLOAD = Workload(
             {"B": 1024, "T": 39, "D": 256, "N": 16, "form": "negative"},
         ),
     },
-    keep=("A", "D", "dt_bias"),
+    keep=("A", "D", "dt_bias", "initial_state"),
+    small=(
+        {"B": 1, "T": 37, "D": 5, "N": 4, "form": "gated", "state": "given"},
+        {"B": 2, "T": 9, "D": 3, "N": 3, "form": "core"},
+        {"B": 1, "T": 20, "D": 3, "N": 2, "form": "complex", "state": "given"},
+        {"B": 1, "T": 20, "D": 3, "N": 4, "form": "negative", "state": "given"},
+    ),
+    time=dict.fromkeys(("x", "dt", "B", "C", "z"), 1),
+    states=("initial_state",),
 )
 
 
@@ -218,4 +228,7 @@ STEP = Workload(
     },
     keep=("A", "D", "dt_bias", "state"),
     backward=False,
+    small=({"B": 2, "D": 5, "N": 4}, {"B": 2, "D": 5, "N": 2, "form": "complex"}),
+    states=("state",),
+    in_place=("state",),
 )

@@ -102,4 +102,9 @@ WORKLOAD = Workload(
     },
     keep=("norm_weight",),
     backward=False,
+    small=(
+        {"B": 1, "D": 40, "O": 20, "form": "norm"},
+        {"B": 1, "D": 40, "O": 20, "form": "swiglu"},
+        {"B": 3, "D": 40, "O": 20, "form": "residual"},
+    ),
 )

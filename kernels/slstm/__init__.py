@@ -105,7 +105,7 @@ def slstm_step(
     with torch.autocast(x.device.type, enabled=False):
         h, c, n, m = kept(state).unbind(1)
         gates = x.to(state.dtype) if bias is None else x.to(state.dtype) + bias.to(state.dtype)
-        new = advance(gates, recurrent.to(state.dtype), (h, c, n, m))
+        new = advance(gates, recurrent.to(state.dtype), (h, c, n, m.detach()))
         state.copy_(torch.stack(new, 1))
     return new[0].to(x.dtype)
 

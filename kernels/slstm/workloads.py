@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.slstm import slstm, slstm_step
 from kernels.slstm.reference import slstm_reference
 from kernels.workload import (
+    FINAL,
     Cost,
     Implementation,
     Inputs,
@@ -23,11 +24,8 @@ from kernels.workload import (
     traffic,
     uniform,
     updated,
+    with_final_state,
 )
-
-
-def reference(**inputs: Any) -> Tensor:
-    return slstm_reference(**inputs)[0]
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -38,7 +36,15 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
         "x": normal(generator, dtype, batch, length, 4, heads, width),
         "recurrent": normal(generator, wide, 4, heads, width, width) / width**0.5,
         "bias": normal(generator, wide, 4, heads, width),
+        **({"initial_state": make_state(shape, wide, generator), **FINAL} if shape.get("state") == "given" else {}),
     }
+
+
+def make_state(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """A state with a normaliser of order one."""
+    size = sizes(shape, "BHK")
+    h, c, m = normal(generator, dtype, 3, *size).unbind(0)
+    return torch.stack([torch.tanh(h), c, uniform(generator, dtype, 1.0, 3.0, *size), m], 1)
 
 
 def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
@@ -56,7 +62,7 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
 
 WORKLOAD = Workload(
     op="slstm",
-    reference=reference,
+    reference=with_final_state(slstm_reference),
     make_inputs=make_inputs,
     cost=cost,
     short=at_most(B=3, T=20, H=2),
@@ -68,7 +74,10 @@ WORKLOAD = Workload(
         "quick": ({"B": 1024, "T": 39, "H": 4, "K": 32},),
         "paper": ({"B": 1024, "T": 255, "H": 4, "K": 32}, {"B": 16, "T": 2048, "H": 12, "K": 64}),
     },
-    keep=("recurrent", "bias"),
+    keep=("recurrent", "bias", "initial_state"),
+    small=({"B": 3, "T": 9, "H": 2, "K": 5, "state": "given"}, {"B": 1, "T": 5, "H": 1, "K": 8}),
+    time={"x": 1},
+    states=("initial_state",),
 )
 
 
@@ -79,13 +88,9 @@ def step_reference(state: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
 
 
 def make_step_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    """One position, and a state in float32 with a normaliser of order one."""
+    """One position, and a state in float32."""
     inputs = make_inputs({**shape, "T": 1}, dtype, generator)
-    batch, heads, width = sizes(shape, "BHK")
-    wide = inputs["recurrent"].dtype
-    h, c, m = normal(generator, wide, 3, batch, heads, width).unbind(0)
-    state = torch.stack([torch.tanh(h), c, uniform(generator, wide, 1.0, 3.0, batch, heads, width), m], 1)
-    return {**inputs, "x": inputs["x"].squeeze(1), "state": state}
+    return {**inputs, "x": inputs["x"].squeeze(1), "state": make_state(shape, inputs["recurrent"].dtype, generator)}
 
 
 def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
@@ -109,4 +114,7 @@ STEP = Workload(
     shapes={"quick": ({"B": 64, "H": 12, "K": 64},), "paper": ({"B": 1, "H": 12, "K": 64},)},
     keep=("recurrent", "bias", "state"),
     backward=False,
+    small=({"B": 3, "H": 2, "K": 5},),
+    states=("state",),
+    in_place=("state",),
 )

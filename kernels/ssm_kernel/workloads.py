@@ -49,7 +49,12 @@ def system_bytes(shape: Shape, dtype: torch.dtype) -> int:
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
     """The system, with C scaled so that the taps are of order one for the middle step size."""
     system = make_system(shape, dtype, generator)
-    return {**system, "C": system["C"] / math.sqrt(DT_MIN * DT_MAX), "length": sizes(shape, "T")[0]}
+    inputs = {**system, "C": system["C"] / math.sqrt(DT_MIN * DT_MAX), "length": sizes(shape, "T")[0]}
+    if "rule" in shape:
+        # the taps of these rules are not multiplied by dt
+        given = shape["rule"] in ("dss-softmax", "dss-exp-no-scale")
+        inputs |= {"discretization": shape["rule"], "C": system["C"] if given else inputs["C"]}
+    return inputs
 
 
 def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
@@ -99,4 +104,8 @@ WORKLOAD = Workload(
     },
     dtypes=(torch.float32,),
     keep=("dt",),
+    small=tuple(
+        {"T": 20, "D": 3, "N": 4, "rule": rule}
+        for rule in ("zoh", "bilinear", "dss-softmax", "dss-exp", "dss-exp-no-scale")
+    ),
 )

@@ -66,4 +66,5 @@ WORKLOAD = Workload(
     ),
     shapes={"quick": PAPER[:1], "paper": PAPER},
     dtypes=(torch.bfloat16,),
+    small=({"R": 5, "F": 20},),
 )

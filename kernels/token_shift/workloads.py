@@ -32,6 +32,7 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
         "x": normal(generator, dtype, batch, length, width),
         "mu": uniform(generator, wide, 0.0, 1.0, uses, width),
         "delta": changes,
+        **({"initial_state": normal(generator, dtype, batch, width)} if shape.get("state") == "given" else {}),
     }
 
 
@@ -65,4 +66,10 @@ WORKLOAD = Workload(
         "paper": (RWKV6, RWKV7, {**LAYER, "U": 1, "delta": "no"}, {**LAYER, "U": 3, "delta": "no"}),
     },
     keep=("mu",),
+    small=(
+        {"B": 3, "T": 19, "D": 6, "U": 5, "delta": "yes", "state": "given"},
+        {"B": 2, "T": 7, "D": 5, "U": 3, "delta": "no"},
+    ),
+    time={"x": 1, "delta": 2},
+    states=("initial_state",),
 )

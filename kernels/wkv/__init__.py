@@ -94,7 +94,8 @@ def wkv_step(
             return wkv_step_triton(k, v, log_decay, bonus, state)
     with torch.autocast(k.device.type, enabled=False):
         keys, values, w, u = (m.to(state.dtype) for m in (k, v, log_decay, bonus))
-        parts = tuple(kept(state).unbind(1))
+        a, b, p = kept(state).unbind(1)
+        parts = (a, b, p.detach())
         y = read(keys, values, u, parts)
         state.copy_(torch.stack(advance(keys, values, w, parts), 1))
     return y.to(v.dtype)

@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.wkv import wkv, wkv_step
 from kernels.wkv.reference import wkv_reference
 from kernels.workload import (
+    FINAL,
     Cost,
     Implementation,
     Inputs,
@@ -23,11 +24,8 @@ from kernels.workload import (
     traffic,
     uniform,
     updated,
+    with_final_state,
 )
-
-
-def reference(**inputs: Any) -> Tensor:
-    return wkv_reference(**inputs)[0]
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -39,7 +37,15 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
         "v": normal(generator, dtype, batch, length, width),
         "log_decay": uniform(generator, wide, -5.0, 3.0, width).exp_().neg_(),
         "bonus": uniform(generator, wide, -1.7, -0.7, width),
+        **({"initial_state": make_state(shape, wide, generator), **FINAL} if shape.get("state") == "given" else {}),
     }
+
+
+def make_state(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """A state with a denominator of order one."""
+    size = sizes(shape, "BD")
+    a, p = normal(generator, dtype, 2, *size).unbind(0)
+    return torch.stack([a, uniform(generator, dtype, 1.0, 3.0, *size), p], 1)
 
 
 def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
@@ -60,7 +66,7 @@ def shape_elements(shape: Shape) -> int:
 
 WORKLOAD = Workload(
     op="wkv",
-    reference=reference,
+    reference=with_final_state(wkv_reference),
     make_inputs=make_inputs,
     cost=cost,
     short=at_most(B=2, T=300, D=40),
@@ -72,7 +78,10 @@ WORKLOAD = Workload(
         "quick": ({"B": 8, "T": 2048, "D": 2048},),
         "paper": ({"B": 8, "T": 1024, "D": 768}, {"B": 1, "T": 32768, "D": 2048}),
     },
-    keep=("log_decay", "bonus"),
+    keep=("log_decay", "bonus", "initial_state"),
+    small=({"B": 2, "T": 70, "D": 5, "state": "given"}, {"B": 1, "T": 9, "D": 3}),
+    time={"k": 1, "v": 1},
+    states=("initial_state",),
 )
 
 
@@ -83,13 +92,10 @@ def step_reference(state: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
 
 
 def make_step_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    """One position, and a state in float32 with a denominator of order one."""
+    """One position, and a state in float32."""
     inputs = make_inputs({**shape, "T": 1}, dtype, generator)
-    batch, width = sizes(shape, "BD")
-    wide = inputs["bonus"].dtype
-    a, p = normal(generator, wide, 2, batch, width).unbind(0)
-    state = torch.stack([a, uniform(generator, wide, 1.0, 3.0, batch, width), p], 1)
-    return {**inputs, "k": inputs["k"].squeeze(1), "v": inputs["v"].squeeze(1), "state": state}
+    now = {name: inputs[name].squeeze(1) for name in "kv"}
+    return {**inputs, **now, "state": make_state(shape, inputs["bonus"].dtype, generator)}
 
 
 def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
@@ -113,4 +119,7 @@ STEP = Workload(
     shapes={"quick": ({"B": 64, "D": 2048},), "paper": ({"B": 1, "D": 2048},)},
     keep=("log_decay", "bonus", "state"),
     backward=False,
+    small=({"B": 2, "D": 5},),
+    states=("state",),
+    in_place=("state",),
 )

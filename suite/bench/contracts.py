@@ -120,3 +120,23 @@ class Workload(Protocol):
     def backward(self) -> bool:
         """Whether the backward pass is checked and timed, too."""
         ...
+
+    @property
+    def small(self) -> Sequence[Shape]:
+        """Shapes on which the laws are tried; none: `short` of the quick ones."""
+        ...
+
+    @property
+    def time(self) -> Mapping[str, int]:
+        """Axis of time of each input that has one."""
+        ...
+
+    @property
+    def states(self) -> Sequence[str]:
+        """Names of initial states, whose successors are the last outputs."""
+        ...
+
+    @property
+    def in_place(self) -> Sequence[str]:
+        """Inputs that a call updates."""
+        ...

@@ -1,4 +1,4 @@
-"""`check`: holds a model or a task, such as one of a plugin, against the laws that all of the suite obey."""
+"""`check`: holds a model, task or operator, such as one of a plugin, against the laws that all of the suite obey."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from suite.commands.repository import Plugins, Set, repository_of
 class Part(StrEnum):
     model = "model"
     task = "task"
+    operator = "operator"
 
 
 def check(
@@ -23,14 +24,21 @@ def check(
     plugins: Plugins = None,
     overrides: Set = None,
 ) -> None:
-    """Check a model (causality, steps, state size, gradients) or a task (seeds, splits, labels, metrics, oracle).
+    """Check a model (causality, steps, gradients), a task (seeds, splits, labels) or an operator (accuracy, gradients).
 
     Exit code 1 if a law is broken. The networks of a model are small, in float64 and on the CPU. The splits of a task
-    are read several times: make large ones smaller, e.g. by --set num_train=1000.
+    are read several times: make large ones smaller, e.g. by --set num_train=1000. Kernels of an operator run on the
+    GPU, or with TRITON_INTERPRET=1 in Triton's interpreter.
     """
     from suite.options import options_in, parse
 
     repository = repository_of(context, plugins)
+    if part is Part.operator:
+        if overrides:
+            raise ValueError("--set: an operator has no settings; its shapes are in its workload")
+        if _try(name, *_of_operator(repository.operators.load(name))):
+            raise typer.Exit(1)
+        return
     config = (repository.models if part is Part.model else repository.tasks).load(name)
     texts = [text.removeprefix(f"{part.value}.") for text in overrides or ()]
     options = options_in(texts, "--set", "option=value, e.g. num_train=1000")
@@ -49,6 +57,24 @@ def check(
         print(f"digest of its rows at seed 0: {task_laws.digest(rows)[:16]}")
     if broken:
         raise typer.Exit(1)
+
+
+def _of_operator(workload: Any) -> tuple[Iterable[Callable[..., None]], Any]:
+    """The laws of operators, and the operator on the GPU, where there is one."""
+    import os
+
+    import torch
+
+    from suite.laws import operators as laws
+
+    gpu = torch.cuda.is_available()
+    compiled = gpu or os.environ.get("TRITON_INTERPRET") == "1"
+    operator = laws.Operator(workload, device="cuda" if gpu else "cpu", compiled=compiled)
+    if not operator.functions():
+        raise ValueError(
+            f"{workload.op}: none of its implementations runs here; kernels need a GPU or TRITON_INTERPRET=1"
+        )
+    return laws.LAWS, operator
 
 
 def _try(name: str, laws: Iterable[Callable[..., None]], *arguments: Any, **options: Any) -> int:

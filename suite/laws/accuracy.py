@@ -12,6 +12,7 @@ larger than this is relative to the element, because a rounding is relative to w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -118,6 +119,65 @@ def run(
     return outputs, dict(zip(wanted, gradients, strict=True))
 
 
+@dataclass(frozen=True)
+class Expected:
+    """What a reference gives for inputs that are rounded to a dtype: exactly, and as plain PyTorch computes it."""
+
+    inputs: dict[str, Any]
+    """The rounded inputs."""
+    dtype: torch.dtype
+    cotangents: list[Tensor] | None
+    """Gradients of the outputs; None: gradients are not judged."""
+    exact: tuple[list[Tensor], dict[str, Tensor | None]]
+    """Outputs and gradients in float64."""
+    plain: tuple[list[Tensor], dict[str, Tensor | None]]
+    """Outputs and gradients of the reference in the dtype."""
+
+    def assert_met_by(self, op: Callable[..., Any], device: str = "cpu") -> None:
+        """Asserts that outputs and gradients of op follow the rule of this module."""
+        on_device = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in self.inputs.items()}
+        outputs, gradients = run(op, on_device, self.cotangents)
+        exact_outputs, exact_gradients = self.exact
+        assert len(outputs) == len(exact_outputs), f"{len(outputs)} outputs instead of {len(exact_outputs)}"
+        for index, (actual, exact, plain) in enumerate(zip(outputs, exact_outputs, self.plain[0], strict=True)):
+            assert_close(actual, exact, self.dtype, plain=plain, what=f"output {index}")
+        for name, exact_gradient in exact_gradients.items():
+            actual_gradient, plain_gradient = gradients[name], self.plain[1][name]
+            if exact_gradient is None or not exact_gradient.any():
+                assert actual_gradient is None or not actual_gradient.any(), f"gradient of {name} should be zero"
+                continue
+            assert actual_gradient is not None, f"gradient of {name} is missing"
+            given = self.inputs[name].dtype
+            assert actual_gradient.dtype == given, f"gradient of {name} has dtype {actual_gradient.dtype}"
+            assert_close(actual_gradient, exact_gradient, self.dtype, plain=plain_gradient, what=f"gradient of {name}")
+
+
+def expected(
+    reference: Callable[..., Any],
+    inputs: Mapping[str, Any],
+    *,
+    dtype: torch.dtype = torch.float32,
+    keep: Sequence[str] = (),
+    device: str = "cpu",
+    grad: bool = True,
+) -> Expected:
+    """What the reference gives for these inputs; see `assert_matches_reference`."""
+    inputs = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    rounded = {name: cast(value, at_least_float32(dtype) if name in keep else dtype) for name, value in inputs.items()}
+    exact_inputs = {name: cast(value, torch.float64) for name, value in rounded.items()}
+    generator = torch.Generator().manual_seed(1234)
+    exact_outputs, _ = run(reference, exact_inputs, None)
+    scale = wide(exact_outputs[0]).square().mean().sqrt().item() if exact_outputs[0].numel() else 1.0
+    assert 0.02 < scale < 50, f"test data give outputs of size {scale:.1e}; choose data with outputs of order one"
+    cotangents = None
+    if grad:
+        drawn = [torch.randn(o.shape, generator=generator, dtype=o.dtype).to(o.device) for o in exact_outputs]
+        # rounded once, so that all three runs see the same
+        cotangents = [cast(cast(cotangent, dtype), torch.float64) for cotangent in drawn]
+    exact = run(reference, exact_inputs, cotangents) if grad else (exact_outputs, {})
+    return Expected(rounded, dtype, cotangents, exact, run(reference, rounded, cotangents))
+
+
 def assert_matches_reference(
     op: Callable[..., Any],
     reference: Callable[..., Any],
@@ -135,33 +195,4 @@ def assert_matches_reference(
         exact result is that of the rounded inputs. Those named in `keep` are rounded to float32 at the coarsest.
     device, reference_device: where op and where the reference runs. A loop of small operations is fastest on a CPU.
     """
-    inputs = {
-        name: value.to(reference_device) if isinstance(value, Tensor) else value for name, value in inputs.items()
-    }
-    rounded = {name: cast(value, at_least_float32(dtype) if name in keep else dtype) for name, value in inputs.items()}
-    exact_inputs = {name: cast(value, torch.float64) for name, value in rounded.items()}
-    generator = torch.Generator().manual_seed(1234)
-    exact_outputs, _ = run(reference, exact_inputs, None)
-    cotangents = None
-    if grad:
-        drawn = [torch.randn(o.shape, generator=generator, dtype=o.dtype).to(o.device) for o in exact_outputs]
-        # rounded once, so that all three runs see the same
-        cotangents = [cast(cast(cotangent, dtype), torch.float64) for cotangent in drawn]
-    _, exact_gradients = run(reference, exact_inputs, cotangents) if grad else (None, {})
-    plain_outputs, plain_gradients = run(reference, rounded, cotangents)
-    on_device = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in rounded.items()}
-    outputs, gradients = run(op, on_device, cotangents)
-    assert len(outputs) == len(exact_outputs), f"{len(outputs)} outputs instead of {len(exact_outputs)}"
-
-    scale = wide(exact_outputs[0]).square().mean().sqrt().item()
-    assert 0.02 < scale < 50, f"test data give outputs of size {scale:.1e}; choose data with outputs of order one"
-    for index, (actual, exact, plain) in enumerate(zip(outputs, exact_outputs, plain_outputs, strict=True)):
-        assert_close(actual, exact, dtype, plain=plain, what=f"output {index}")
-    for name, exact_gradient in exact_gradients.items():
-        actual_gradient, plain_gradient = gradients[name], plain_gradients[name]
-        if exact_gradient is None or not exact_gradient.any():
-            assert actual_gradient is None or not actual_gradient.any(), f"gradient of {name} should be zero"
-            continue
-        assert actual_gradient is not None, f"gradient of {name} is missing"
-        assert actual_gradient.dtype == rounded[name].dtype, f"gradient of {name} has dtype {actual_gradient.dtype}"
-        assert_close(actual_gradient, exact_gradient, dtype, plain=plain_gradient, what=f"gradient of {name}")
+    expected(reference, inputs, dtype=dtype, keep=keep, device=reference_device, grad=grad).assert_met_by(op, device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 from dataclasses import replace
 
@@ -14,11 +15,13 @@ from kernels import OPERATORS
 from kernels.workload import Workload
 from suite.bench.cases import Case, cases, label
 from suite.bench.measure import Unavailable, find, gate
-from suite.laws.accuracy import assert_matches_reference, outputs_of
+from suite.laws.accuracy import expected, outputs_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SETS = ("quick", "paper")
 DTYPES = (torch.bfloat16, torch.float32)
+
+every_operator = pytest.mark.parametrize("op", OPERATORS)
 
 
 def workload(op: str) -> Workload:
@@ -33,78 +36,64 @@ def short_shapes(op: str) -> list[dict]:
     return list({label(shape): shape for shape in shorts}.values())
 
 
-SHORTS = [pytest.param(op, shape, id=f"{op} {label(shape)}") for op in OPERATORS for shape in short_shapes(op)]
-
-
 def num_bytes(*values: object) -> int:
     return sum(x.numel() * x.element_size() for x in values if isinstance(x, Tensor))
 
 
-def judged_cases() -> list:
-    """Every shape in float32, and one of each operator in bfloat16 as well; the others in bfloat16 are slow.
-
-    On a CPU only PyTorch's implementations are judged, which round the same way at every shape.
-    """
-    found = []
-    for op in OPERATORS:
-        for i, shape in enumerate(short_shapes(op)):
-            for dtype, name in zip(DTYPES, ("bf16", "fp32"), strict=True):
-                marks = [pytest.mark.slow] * (name == "bf16" and i > 0)
-                found.append(pytest.param(op, shape, dtype, id=f"{name}-{op} {label(shape)}", marks=marks))
-    return found
-
-
-@pytest.mark.parametrize(("op", "shape", "dtype"), judged_cases())
-def test_every_implementation_at_hand_matches_the_recurrence(op, shape, dtype):
+@pytest.mark.slow
+@every_operator
+def test_every_implementation_at_hand_matches_the_recurrence(op):
+    """On a CPU only PyTorch's are at hand: `tests/laws/test_operators.py` interprets kernels, on smaller shapes."""
     found = workload(op)
-    inputs = found.make_inputs(shape, torch.float64, torch.Generator().manual_seed(1))
-    judged = []
-    for implementation in found.implementations:
-        # a compiled implementation needs its device; tests/kernels runs it in the interpreter
-        if implementation.supports(shape, dtype) or (implementation.cold_start and DEVICE == "cpu"):
-            continue
-        try:
-            call = implementation.load()
-        except ImportError:
-            continue
+    for shape, dtype in itertools.product(short_shapes(op), DTYPES):
+        inputs = found.make_inputs(shape, torch.float64, torch.Generator().manual_seed(1))
+        wanted = expected(found.reference, inputs, dtype=dtype, keep=found.keep, grad=found.backward)
+        judged = []
+        for implementation in found.implementations:
+            if implementation.supports(shape, dtype) or (implementation.cold_start and DEVICE == "cpu"):
+                continue
+            try:
+                call = implementation.load()
+            except ImportError:
+                continue
 
-        def native(call=call, implementation=implementation, **given):
-            return implementation.from_native(call(**implementation.to_native(given)))
+            def native(call=call, implementation=implementation, **given):
+                return implementation.from_native(call(**implementation.to_native(given)))
 
-        assert_matches_reference(
-            native, found.reference, inputs, dtype=dtype, keep=found.keep, device=DEVICE, grad=found.backward
-        )
-        judged.append(implementation.name)
-    assert "torch" in judged
+            try:
+                wanted.assert_met_by(native, DEVICE)
+            except AssertionError as error:
+                raise AssertionError(f"{implementation.name} at {label(shape)} in {dtype}: {error}") from None
+            judged.append(implementation.name)
+        assert "torch" in judged
 
 
-@pytest.mark.parametrize(("op", "shape"), SHORTS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "fp32"])
-def test_the_floor_counts_every_input_and_output_once(op, shape, dtype):
+@every_operator
+def test_the_floor_counts_every_input_and_output_once(op):
     found = workload(op)
-    if dtype not in found.dtypes:
-        dtype = found.dtypes[0]
-    inputs = found.make_inputs(shape, dtype, torch.Generator().manual_seed(1))
-    # outputs of all implementations have the same shapes and dtypes, and this one is the fastest on a CPU
-    with torch.no_grad():
-        outputs = outputs_of(find(found, "torch").load()(**inputs))
-    # inputs that are returned as they are need not be written, but their gradients are read
-    returned = {"rwkv6_inputs": ("k", "v"), "rwkv7_inputs": ("r", "v")}.get(op, ())
-    passed = num_bytes(*(inputs[name] for name in returned))
-    read, written = num_bytes(*inputs.values()), num_bytes(*outputs) - passed
-    forward, both = (found.cost(shape, dtype, backward) for backward in (False, True))
-    assert 0.9 * (read + written) <= forward.num_bytes <= 1.01 * (read + written)
-    assert forward.num_flops > 0
-    if found.backward:
-        # input and output gradients are as large as inputs and outputs; one operator computes them in the forward pass,
-        # and those of a rotation do not depend on what was rotated
-        rest = read + written
-        backward = {"linear_cross_entropy": 0, "rotary": written}.get(op, rest + passed) + read
-        assert 0.9 * backward <= both.num_bytes - forward.num_bytes <= 1.01 * backward
-        assert both.num_flops > forward.num_flops
+    for shape, wanted in itertools.product(short_shapes(op), DTYPES):
+        dtype = wanted if wanted in found.dtypes else found.dtypes[0]
+        inputs = found.make_inputs(shape, dtype, torch.Generator().manual_seed(1))
+        # outputs of all implementations have the same shapes and dtypes, and this one is the fastest on a CPU
+        with torch.no_grad():
+            outputs = outputs_of(find(found, "torch").load()(**inputs))
+        # inputs that are returned as they are need not be written, but their gradients are read
+        passing = {"rwkv6_inputs": ("k", "v"), "rwkv7_inputs": ("r", "v"), "attention_step": ("keys", "values")}
+        passed = num_bytes(*(inputs[name] for name in passing.get(op, ())))
+        read, written = num_bytes(*inputs.values()), num_bytes(*outputs) - passed
+        forward, both = (found.cost(shape, dtype, backward) for backward in (False, True))
+        assert 0.9 * (read + written) <= forward.num_bytes <= 1.01 * (read + written), label(shape)
+        assert forward.num_flops > 0
+        if found.backward:
+            # input and output gradients are as large as inputs and outputs; one operator computes them in the forward
+            # pass, and those of a rotation do not depend on what was rotated
+            rest = read + written
+            backward = {"linear_cross_entropy": 0, "rotary": written}.get(op, rest + passed) + read
+            assert 0.9 * backward <= both.num_bytes - forward.num_bytes <= 1.01 * backward, label(shape)
+            assert both.num_flops > forward.num_flops
 
 
-@pytest.mark.parametrize("op", OPERATORS)
+@every_operator
 def test_shapes_are_named_once_and_cut_to_the_same_kernel(op):
     found = workload(op)
     assert found.op == op
@@ -124,7 +113,7 @@ def test_shapes_are_named_once_and_cut_to_the_same_kernel(op):
                 assert 1 <= short[key] <= value
 
 
-@pytest.mark.parametrize("op", OPERATORS)
+@every_operator
 def test_inputs_are_the_generators_alone(op):
     found = workload(op)
     shape = short_shapes(op)[0]
@@ -138,17 +127,17 @@ def test_inputs_are_the_generators_alone(op):
     assert any(not torch.equal(first[name], other[name]) for name in tensors)
 
 
-@pytest.mark.parametrize("op", OPERATORS)
+@every_operator
 def test_inputs_have_the_dtype_asked_for_except_those_kept(op):
     found = workload(op)
     inputs = found.make_inputs(short_shapes(op)[0], torch.bfloat16, torch.Generator().manual_seed(5))
-    assert set(found.keep) <= {*inputs} | {"D", "dt_bias"}
+    assert set(found.keep) <= {*inputs, *found.states} | {"D", "dt_bias"}
     for name, value in inputs.items():
         if isinstance(value, Tensor) and value.is_floating_point():
             assert value.dtype == (torch.float32 if name in found.keep else torch.bfloat16), name
 
 
-@pytest.mark.parametrize("op", OPERATORS)
+@every_operator
 def test_implementations_have_distinct_names_and_ours_come_first(op):
     implementations = workload(op).implementations
     kinds = [implementation.kind for implementation in implementations]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -20,7 +22,8 @@ from tasks.data.stored import PlannedTask
 from tasks.data.tables import LOADERS, rows, split_tables
 
 SPACE = 0x20
-"""The space ends a word, and in WikiText a line too, so that a text has as many words as spaces."""
+WHITESPACE = b" \t\n\r\v\f"
+"""The bytes between words, as in `bytes.split`."""
 
 COUNTS = {
     "wikitext-2": {"train": 2_088_628, "valid": 217_646, "test": 245_569},
@@ -61,6 +64,52 @@ def encode(model: Any, text: str) -> Array:
     return np.concatenate(parts)
 
 
+def _byte_letters() -> dict[str, int]:
+    """The bytes by the letter that byte-level tokenizers write for each: itself if it is printed, else behind 255."""
+    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printed]
+    return {**{chr(byte): byte for byte in printed}, **{chr(256 + i): byte for i, byte in enumerate(others)}}
+
+
+def spelled(model: Any) -> list[bytes]:
+    """The bytes that every token of a tokenizer stands for; none for an id that it leaves out.
+
+    Tokens that were added to a vocabulary are written as they are. Others are written with one letter per byte, as by
+    GPT-2, or with U+2581 for a space and `<0x0A>` for a byte, as by SentencePiece.
+    """
+    facts = json.loads(model.to_str())
+    by_bytes = '"ByteLevel"' in json.dumps([facts["pre_tokenizer"], facts["decoder"]])
+    fallback = bool(facts["model"].get("byte_fallback"))
+    added = {int(token["id"]): token["content"].encode() for token in facts["added_tokens"]}
+    letters = _byte_letters()
+
+    def spell(i: int, name: str) -> bytes:
+        if i in added:
+            return added[i]
+        if by_bytes and all(letter in letters for letter in name):
+            return bytes(letters[letter] for letter in name)
+        if fallback and (byte := re.fullmatch("<0x([0-9A-F]{2})>", name)):
+            return bytes([int(byte[1], 16)])
+        return name.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
+
+    size = max(model.get_vocab(with_added_tokens=True).values()) + 1
+    return [spell(i, model.id_to_token(i) or "") for i in range(size)]
+
+
+def counts_of(tokens: list[bytes]) -> dict[str, Array]:
+    """What is counted in every token: its bytes, its spaces, ends of words inside of it, and whether it begins (1) and
+    ends (2) with whitespace."""
+    inside = [len(re.findall(rb"(?<=\S)\s", token)) for token in tokens]
+    borders = [(token[:1] in WHITESPACE) + 2 * (token[-1:] in WHITESPACE) if token else 0 for token in tokens]
+    columns = {
+        "sizes": [len(token) for token in tokens],
+        "spaces": [token.count(SPACE) for token in tokens],
+        "inside": inside,
+        "borders": borders,
+    }
+    return {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
+
+
 class LanguageTask(PlannedTask):
     """Base class of language modelling: each split is a text, cut into rows of `length` tokens that predict the next
     one.
@@ -74,9 +123,12 @@ class LanguageTask(PlannedTask):
     vocab_size: int = Field(default=256, ge=256, le=2**20)
     """Number of tokens of `bpe` and `file`; 256 for bytes."""
     tokenizer: Path | None = None
-    """A tokenizer.json of byte pairs, such as GPT-2's. Its content is part of a run's identity, its path is not."""
+    """A tokenizer.json whose tokens spell the text byte for byte, such as GPT-2's. Its content is part of a run's
+    identity, its path is not."""
     length: int = Field(default=1024, ge=2, le=2**20)
     """Number of tokens of a row."""
+
+    reader: ClassVar[int] = 2
 
     exponentials: ClassVar[Mapping[str, str]] = {"perplexity": "loss", "word_perplexity": "nats_per_word"}
     """Metrics that are the exponential of the mean of another one, by name."""
@@ -153,24 +205,36 @@ class LanguageTask(PlannedTask):
                 raise DataError(f"{self.name}: the {split} text in {folder} is empty; restore it.")
         if self.vocabulary == "bytes":
             streams = {split: np.frombuffer(text, dtype=np.uint8) for split, text in texts.items()}
-            sizes, spaces = np.ones(256, dtype=np.int64), np.arange(256) == SPACE
+            tokens = [bytes([i]) for i in range(256)]
         else:
             words = {split: text.decode("utf-8", errors="replace") for split, text in texts.items()}
             given = self.vocabulary == "file"
             model = self.given_tokenizer() if given else train_bpe(words["train"], self.vocab_size)
-            # ids that a tokenizer leaves out never occur
-            names = [model.id_to_token(i) or "" for i in range(self.vocab_size if given else model.get_vocab_size())]
-            if len(names) != self.vocab_size:
+            tokens = spelled(model)
+            if given:
+                # ids that a tokenizer leaves out never occur
+                tokens += [b""] * (self.vocab_size - len(tokens))
+            if len(tokens) != self.vocab_size:
                 raise DataError(
-                    f"{self.name}: the training text gives {len(names)} byte pairs only, not "
+                    f"{self.name}: the training text gives {len(tokens)} byte pairs only, not "
                     f"vocab_size={self.vocab_size}; lower it."
                 )
             streams = {split: encode(model, text).astype(token_dtype(self.vocab_size)) for split, text in words.items()}
-            # each character of a token's name stands for one byte, and this one for the space
-            sizes = np.array([len(name) for name in names])
-            spaces = np.array([name.count("Ġ") for name in names])
-        tables = {"sizes": sizes.astype(np.int64), "spaces": spaces.astype(np.int64)}
+        tables = counts_of(tokens)
+        if self.vocabulary == "file":
+            for split, text in words.items():
+                self._check_spelling(split, text, [tables[name][streams[split]].sum() for name in ("sizes", "spaces")])
         return {f"{split}.stream": stream for split, stream in streams.items()} | tables
+
+    def _check_spelling(self, split: str, text: str, found: list[int]) -> None:
+        wanted = [len(text.encode()), text.count(" ")]
+        if found != wanted:
+            raise DataError(
+                f"{self.name}: the tokens of {self.tokenizer} do not spell the {split} text: they have {found[0]} "
+                f"bytes and {found[1]} spaces, the text {wanted[0]} and {wanted[1]}, so nothing can be counted per "
+                "byte or word. It drops or changes characters, or puts a space before every line; give a byte-level "
+                "tokenizer."
+            )
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         """The rows of a split, which do not depend on the seed."""
@@ -189,28 +253,39 @@ class LanguageTask(PlannedTask):
     def score(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """The metrics of every task, and bits per byte and nats per word, which do not depend on the vocabulary."""
         metrics = super().score(logits, targets)
-        targets = targets.reshape(-1).long()
         labelled = targets != IGNORE
-        sizes, spaces = _tables(self, logits.device)
-        known = torch.where(labelled, targets, 0)
-        num_bytes, num_words = ((table[known] * labelled).sum() for table in (sizes, spaces))
+        tables = _tables(self, logits.device)
+        known = torch.where(labelled, targets, 0).long()
+        num_bytes = (tables["sizes"][known] * labelled).sum()
+        num_words = self.word_ends(tables, known, labelled)
         nats = metrics["loss"][0]
         return metrics | {"bits_per_byte": (nats / math.log(2), num_bytes), "nats_per_word": (nats, num_words)}
 
+    def word_ends(
+        self, tables: Mapping[str, torch.Tensor], tokens: torch.Tensor, counted: torch.Tensor
+    ) -> torch.Tensor:
+        """The number of words that end in the tokens [..., T] of rows which are `counted`.
 
-_on_device: dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]] = {}
+        A word ends with the first byte of whitespace behind it. What stands before a row, or before a token that is
+        not counted, is taken for a word.
+        """
+        borders = tables["borders"][tokens]
+        before = torch.nn.functional.pad((borders[..., :-1] >= 2) & counted[..., :-1], (1, 0))
+        return ((tables["inside"][tokens] + ((borders % 2 == 1) & ~before)) * counted).sum()
 
 
-def _tables(task: LanguageTask, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Number of bytes and of spaces of every token, on the device.
+_on_device: dict[tuple[str, str], dict[str, torch.Tensor]] = {}
+
+
+def _tables(task: LanguageTask, device: torch.device) -> dict[str, torch.Tensor]:
+    """What `counts_of` counts in every token, on the device.
 
     They are read once, so that no file is read while a CUDA graph is recorded.
     """
     key = (task.model_dump_json() + task.name, str(device))
     if key not in _on_device:
         arrays = task.arrays()
-        sizes, spaces = (torch.from_numpy(np.array(arrays[name])).to(device) for name in ("sizes", "spaces"))
-        _on_device[key] = sizes, spaces
+        _on_device[key] = {name: torch.from_numpy(np.array(arrays[name])).to(device) for name in counts_of([b""])}
     return _on_device[key]
 
 
@@ -245,14 +320,20 @@ class WikiText(LanguageTask):
 
     Source: Merity et al. 2016, the word-level files with <unk> (`wiki.{train,valid,test}.tokens`), or the parquet files
     of the hub, or `{train,valid,test}.txt`. Perplexity is per token. `word_perplexity` is what papers print for
-    word-level models: the same sum, divided by the official number of words. `bits_per_byte` makes vocabularies
-    comparable. The data set has a validation split of its own, which both policies use.
+    word-level models: the same sum, divided by the official number of words, which is that of spaces. `bits_per_byte`
+    makes vocabularies comparable. The data set has a validation split of its own, which both policies use.
     """
 
     name: ClassVar[str] = "wikitext"
     version: ClassVar[int] = 1
 
     corpus: Literal["wikitext-2", "wikitext-103"] = "wikitext-2"
+
+    def word_ends(
+        self, tables: Mapping[str, torch.Tensor], tokens: torch.Tensor, counted: torch.Tensor
+    ) -> torch.Tensor:
+        # each line ends with a space, its end mark, which counts as a word
+        return (tables["spaces"][tokens] * counted).sum()
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -68,6 +68,92 @@ def test_byte_pairs_lose_nothing_and_cost_the_same_bits(folder):
     assert tokenizers is not None
 
 
+CODE = "def f(a):\n    if a:\n        return a  # caf\u00e9\n\n\nThe end .\n" * 40
+SPACES = [" " * count for count in (2, 4, 8)]
+
+
+def _of_byte_pairs(library, spaces):
+    model = train_bpe(CODE, 280)
+    model.add_tokens(spaces)
+    return model
+
+
+def _of_sentencepiece(library, prefix):
+    norm, mark = library.normalizers, "\u2581"
+    letters = [
+        *["<unk>", "<s>", "</s>"],
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        mark,
+        *"adefnrtuT.#:()",
+        mark * 2,
+    ]
+    merges = [(mark, mark)]
+    vocabulary = {letter: i for i, letter in enumerate(letters)}
+    model = library.Tokenizer(library.models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>"))
+    model.normalizer = norm.Sequence([*([norm.Prepend(mark)] if prefix else []), norm.Replace(" ", mark)])
+    return model
+
+
+def _of_words(library):
+    model = library.Tokenizer(library.models.WordLevel({"[UNK]": 0, "the": 1, "end": 2}, unk_token="[UNK]"))
+    model.normalizer = library.normalizers.Lowercase()
+    model.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    return model
+
+
+def _of_unigrams(library):
+    model = library.Tokenizer(library.models.Unigram([("<unk>", 0.0), ("\u2581", -1.0), ("a", -2.0)], 0, False))
+    model.pre_tokenizer = library.pre_tokenizers.Metaspace()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "spells"),
+    [
+        (lambda library: _of_byte_pairs(library, []), True),
+        (lambda library: _of_byte_pairs(library, SPACES), True),
+        (lambda library: _of_sentencepiece(library, prefix=False), True),
+        (lambda library: _of_sentencepiece(library, prefix=True), False),
+        (_of_words, False),
+        (_of_unigrams, False),
+    ],
+    ids=["gpt-2", "gpt-neox", "gemma", "llama-2", "bert", "t5"],
+)
+def test_bytes_and_words_are_those_of_the_text_or_the_tokenizer_is_refused(tmp_path, make, spells):
+    library = pytest.importorskip("tokenizers")
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text(CODE)
+    place = tmp_path / "tokenizer.json"
+    make(library).save(str(place))
+    task = TextFile(data=tmp_path, length=4096, vocabulary="file", vocab_size=400, tokenizer=place)
+    if not spells:
+        with pytest.raises(
+            DataError, match=r"tokenizer.json do not spell the train text: .*give a byte-level tokenizer"
+        ):
+            task.arrays()
+        return
+    arrays = task.arrays()
+    stream = arrays["test.stream"]
+    assert int(arrays["sizes"][stream].sum()) == len(CODE.encode())
+    assert int(arrays["spaces"][stream].sum()) == CODE.count(" ")
+    first = int(arrays["sizes"][stream[0]])
+    targets = load(task, "test").targets
+    metrics = task.score(torch.zeros(*targets.shape, 400), targets)
+    assert int(metrics["bits_per_byte"][1]) == len(CODE.encode()) - first
+    assert int(metrics["nats_per_word"][1]) == len(CODE.split())
+
+
+def test_a_word_of_plain_text_ends_with_any_whitespace(tmp_path):
+    text = "one two\nthree\t four\n\n  five\r\nsix seven\n"
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_bytes(text.encode())
+    task = TextFile(data=tmp_path, length=256)
+    targets = load(task, "test").targets
+    total, count = task.score(torch.zeros(*targets.shape, 256), targets)["nats_per_word"]
+    assert int(count) == len(text.split())
+    assert float(total / count) == pytest.approx((len(text) - 1) * math.log(256) / 7)
+
+
 def test_byte_pairs_are_trained_on_train_alone_and_the_same_each_time(folder, tmp_path):
     pytest.importorskip("tokenizers")
     task = WikiText(data=folder, vocabulary="bpe", vocab_size=270)

@@ -126,8 +126,9 @@ def prefill_equals_parallel(config: Any, **options: Any) -> None:
     """A prompt that is read at once, and the steps behind it, give what the parallel form gives."""
     model, inputs = build(config, **options), make_inputs(TOKENS)
     parallel = model(inputs)
-    for cut in (1, 37, 66):
-        _assert_steps_follow_a_prompt(model, inputs, parallel, cut)
+    # behind the shortest prompt a few steps are enough: the state of one token has little in it
+    for cut, end in ((1, 9), (37, LENGTH), (66, LENGTH)):
+        _assert_steps_follow_a_prompt(model, inputs[:, :end], parallel[:, :end], cut)
 
 
 def _assert_steps_follow_a_prompt(model: Any, inputs: Tensor, parallel: Tensor, cut: int) -> None:

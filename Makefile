@@ -18,12 +18,12 @@ quickstart: $(VENV)/quickstart.stamp
 # (CONTRIBUTING.md), since one processor needs up to a third more time than another for the same test.
 test: lint types
 	$(PYTEST) $(PARALLEL) -m "not slow and not timing" --limit-s 20
-	$(PYTEST) tests/benchmarks -m "timing and not slow" --limit-s 20
+	$(PYTEST) tests/benchmarks --benchmark-disable -m "timing and not slow" --limit-s 20
 
 # The quick tier, and then all that it leaves out.
 test-all: test
 	$(PYTEST) $(PARALLEL) -m "slow and not timing"
-	$(PYTEST) tests/benchmarks -m "timing and slow"
+	$(PYTEST) tests/benchmarks --benchmark-disable -m "timing and slow"
 
 # The tests that need a GPU. Nearly all of their time is the compilation of kernels, which the workers share. The tests
 # that take much of its memory have the GPU to themselves.

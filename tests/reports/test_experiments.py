@@ -13,6 +13,7 @@ import pytest
 
 from models import MODELS
 from reports.render import build, render
+from reports.render.cells import Cell
 from reports.render.claims import check_claims, read_claims
 from reports.render.plan import make_plan, read_expected
 from reports.render.rows import GridPoints, matches
@@ -29,7 +30,6 @@ from tasks.sc09 import DIGITS
 REPORTS = Path(__file__).resolve().parents[2] / "reports"
 EXPERIMENTS = find_experiments(REPORTS)
 CONFIGS = {name: load_experiment(path) for name, path in EXPERIMENTS.items()}
-SCALES = [(name, scale) for name, config in CONFIGS.items() for scale in config.scales if config.baseline]
 COLUMNS = ["row", "column", "value", "unit", "better", "seeds", "hardware", "note", "source"]
 
 every = pytest.mark.parametrize("name", EXPERIMENTS)
@@ -101,23 +101,20 @@ def runs_of(name: str, scale: str, tmp_path: Path):
     )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def resolved_runs(tmp_path_factory):
-    """Gives an experiment and the resolved runs of one scale as {run id: resolved}; equal runs are resolved once."""
-    found: dict[tuple[str, str], tuple[Any, dict[str, dict[str, Any]]]] = {}
+    """Gives the configuration of an experiment and the resolved runs of one scale as {run id: resolved}."""
 
-    def get(name: str, scale: str):
-        if (name, scale) not in found:
-            config, runs = runs_of(name, scale, tmp_path_factory.mktemp("data"))
-            resolved = {run.run_id: run.resolved for run in runs}
-            assert len(resolved) == len(runs), "two runs have one id"
-            # a run that is trained first for others need not be in the table
-            grid = points(config, scale)
-            for base in {run.base.run_id for run in runs if getattr(run, "base", None)}:
-                if not any(all(same(v, lookup(resolved[base], key)) for key, v in point.items()) for point in grid):
-                    del resolved[base]
-            found[name, scale] = config, resolved
-        return found[name, scale]
+    def get(name: str, scale: str) -> tuple[Any, dict[str, dict[str, Any]]]:
+        config, runs = runs_of(name, scale, tmp_path_factory.mktemp("data"))
+        resolved = {run.run_id: run.resolved for run in runs}
+        assert len(resolved) == len(runs), f"{scale}: two runs have one id"
+        # a run that is trained first for others need not be in the table
+        grid = points(config, scale)
+        for base in {run.base.run_id for run in runs if getattr(run, "base", None)}:
+            if not any(all(same(v, lookup(resolved[base], key)) for key, v in point.items()) for point in grid):
+                del resolved[base]
+        return config, resolved
 
     return get
 
@@ -133,17 +130,19 @@ def setting(resolved, free):
     return json.dumps(chosen, sort_keys=True)
 
 
-@pytest.mark.parametrize(("name", "scale"), SCALES)
-def test_every_grid_resolves_to_distinct_runs_that_are_its_own_points(name, scale, resolved_runs):
-    config, runs = resolved_runs(name, scale)
-    is_point = GridPoints(points(config, scale))
-    for run_id, resolved in runs.items():
-        assert is_point(resolved), f"{run_id}: a report would leave this run out"
+@pytest.mark.parametrize("name", [name for name, config in CONFIGS.items() if config.baseline])
+def test_every_run_stands_in_the_table_and_every_cell_has_runs_of_one_setting(name, resolved_runs):
+    resolved = {scale: resolved_runs(name, scale) for scale in config_scales(name)}
+    for scale, (config, runs) in resolved.items():
+        is_point = GridPoints(points(config, scale))
+        for run_id, settings in runs.items():
+            assert is_point(settings), f"{scale}: {run_id}: a report would leave this run out"
+        assert_every_run_has_a_cell(name, scale, config, runs)
+    if "paper" in resolved:
+        assert_every_cell_has_a_run(name, {scale: runs for scale, (_, runs) in resolved.items()})
 
 
-@pytest.mark.parametrize(("name", "scale"), SCALES)
-def test_every_run_stands_in_the_table_and_no_cell_mixes_settings(name, scale, resolved_runs):
-    config, runs = resolved_runs(name, scale)
+def assert_every_run_has_a_cell(name, scale, config, runs):
     placed = set()
     table = table_of(name)
     free = (*(config.select.best_of if config.select else ()), *table.mean_over)
@@ -158,26 +157,18 @@ def test_every_run_stands_in_the_table_and_no_cell_mixes_settings(name, scale, r
             found = {run_id for run_id, resolved in candidates.items() if matches(selector, resolved)}
             placed |= found
             settings = {texts[run_id] for run_id in found}
-            assert len(settings) <= 1, f"{row} / {column} would average different settings"
-    assert placed == set(runs)
+            assert len(settings) <= 1, f"{scale}: {row} / {column} would average different settings"
+    assert placed == set(runs), f"{scale}: runs that no cell of the table shows"
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, config in CONFIGS.items() if "paper" in config.scales and config.baseline]
-)
-def test_every_cell_of_the_table_has_a_run(name, resolved_runs):
+def assert_every_cell_has_a_run(name, resolved):
+    config, table = CONFIGS[name], table_of(name)
     # a column may belong to a reduced scale alone, where the sizes of a figure are smaller there
-    config, runs = resolved_runs(name, next(iter(config_scales(name))))
-    table = table_of(name)
+    scales = [next(iter(resolved)), *(config.cannot_run and config.runnable)]
     for row, row_selector in table.rows.items():
         for column, column_selector in table.columns.items():
             selector = {**row_selector, **column_selector}
-            found = any(matches(selector, run) for run in runs.values())
-            found = found or any(
-                matches(selector, run)
-                for scale in config.cannot_run and config.runnable
-                for run in resolved_runs(name, scale)[1].values()
-            )
+            found = any(matches(selector, run) for scale in scales for run in resolved[scale].values())
             assert found, f"{row} / {column} selects nothing"
 
 
@@ -191,22 +182,17 @@ def table_of(name: str):
 
 
 @every
-def test_labels_are_those_of_the_published_numbers(name):
-    config, table = CONFIGS[name], table_of(name)
-    published = read_expected(EXPERIMENTS[name].parent / "expected.csv")
+def test_published_numbers_are_tidy_have_the_labels_of_the_table_and_name_their_source(name):
+    config, table, path = CONFIGS[name], table_of(name), EXPERIMENTS[name].parent / "expected.csv"
+    published = read_expected(path)
     assert published or config.baseline, "an experiment without runs lists what the paper prints"
     if published and config.baseline:
         cells = {(row, column) for row in table.rows for column in table.columns}
         assert cells <= set(published)
         units = {column: {p.unit for (_, c), p in published.items() if c == column} for column in table.columns}
         assert all(found == {"%"} if table.percent else len(found) == 1 for found in units.values())
-
-
-@every
-def test_published_numbers_are_tidy_and_name_their_source(name):
-    path = EXPERIMENTS[name].parent / "expected.csv"
     if not path.exists():
-        pytest.skip("nothing published to compare with")
+        return
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
         lines = list(reader)
@@ -219,24 +205,16 @@ def test_published_numbers_are_tidy_and_name_their_source(name):
         assert line["unit"] != "%" or not line["value"] or float(line["value"]) <= 100
 
 
-@every
-def test_claims_refer_to_cells_and_name_their_source(name):
-    if not (EXPERIMENTS[name].parent / "claims.csv").exists():
-        pytest.skip("no claims to check")
-    lines = read_claims(EXPERIMENTS[name].parent / "claims.csv")
+@pytest.mark.parametrize("name", [name for name, path in EXPERIMENTS.items() if (path.parent / "claims.csv").exists()])
+def test_claims_refer_to_cells_name_their_source_and_hold_for_the_papers_own_numbers(name):
+    lines, table = read_claims(EXPERIMENTS[name].parent / "claims.csv"), table_of(name)
     assert lines
     assert all(line["claim"] and line["source"] for line in lines)
-    assert {claim.verdict for claim in check_claims(lines, [], table_of(name))} == {"not run"}
-
-
-@every
-def test_the_papers_own_numbers_satisfy_its_claims(name):
-    # claims.csv against expected.csv: a claim that the paper's own table refutes was copied wrongly
-    from reports.render.cells import Cell
-
+    assert {claim.verdict for claim in check_claims(lines, [], table)} == {"not run"}
+    # a claim that the paper's own table refutes was copied wrongly
     published = read_expected(EXPERIMENTS[name].parent / "expected.csv")
     cells = [Cell(row, column, mean=value.value) for (row, column), value in published.items()]
-    claims = check_claims(read_claims(EXPERIMENTS[name].parent / "claims.csv"), cells, table_of(name))
+    claims = check_claims(lines, cells, table)
     assert [claim.text for claim in claims if claim.verdict == "fails"] == []
     # a claim of the text may be about something that the paper shows and does not put in numbers
     silent = any(value.note.startswith("not_reported") for value in published.values())

@@ -35,36 +35,9 @@ from tasks import TASKS
 
 if TYPE_CHECKING:
     from kernels.workload import Workload
-    from models.backbone import Backbone, BackboneConfig
-    from models.parts.mixer import Mixer
-    from suite import contracts
     from suite.bench import contracts as bench_contracts
-    from tasks.base import TaskBase
-    from tasks.data.stored import StoredTask
-    from tasks.sc09 import SC09
 
-    # the registries load by name, so the type checker compares the folders' classes with the interfaces only here
-    def _task(task: TaskBase) -> contracts.Task:
-        return task
-
-    def _prepared(task: StoredTask) -> contracts.Prepared:
-        return task
-
-    def _generating(task: SC09) -> contracts.Generating:
-        return task
-
-    def _mixer(mixer: Mixer) -> contracts.Mixer:
-        return mixer
-
-    def _model(model: Backbone) -> contracts.Model:
-        return model
-
-    def _layered(model: Backbone) -> contracts.Layered:
-        return model
-
-    def _model_config(config: BackboneConfig) -> contracts.ModelConfig:
-        return config
-
+    # operators import nothing of the harness, so the type checker compares theirs with its interface only here
     def _workload(workload: Workload) -> bench_contracts.Workload:
         return workload
 

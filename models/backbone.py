@@ -14,7 +14,7 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -35,14 +35,14 @@ from models.parts.short_conv import BaseConv, ShortConv
 from models.parts.step import step_linear
 from models.parts.time_axis import LeftPadding, blank, positions_seen, take_positions
 from suite.bounds import Count, Epsilon, Fraction, Layers, Positive, Ratio, Width
-from suite.contracts import IGNORE, Convolution, HasReadout, Model, ModelConfig, ParamGroup, TaskSpec
-from suite.options import Config
+from suite.contracts import IGNORE, ModelConfig, ParamGroup, TaskSpec
+from suite.model import Convolution, Model
 from suite.state import map_tensors
 
 NO_DECAY_KINDS = ("bias", "norm", "embedding")
 
 
-class BackboneConfig(Config):
+class BackboneConfig(ModelConfig):
     """Options of every model. A model derives from this class, sets its own defaults and names its mixer.
 
     Raise `version` in the derived class whenever the function that the model computes, its initialisation, or a default
@@ -189,22 +189,6 @@ class BackboneConfig(Config):
         return Backbone(self, spec)
 
 
-@runtime_checkable
-class HasSSMRate(Protocol):
-    """Options of a model with a learning rate for its state space parameters."""
-
-    @property
-    def ssm_lr(self) -> float | None: ...
-
-
-@runtime_checkable
-class HasStepSizeRate(Protocol):
-    """Options of a model with a learning rate for the step sizes of its state space models."""
-
-    @property
-    def dt_lr(self) -> float | None: ...
-
-
 def require_divides(model: str, **numbers: int) -> None:
     """Raises ValueError unless the first option divides the second one.
 
@@ -333,8 +317,8 @@ class PairHead(nn.Module):
         return self.outer(F.relu(self.inner(torch.cat([a, b, a * b, a - b], dim=-1))))
 
 
-class Backbone(nn.Module):
-    """A network for one task, which implements `suite.contracts.Model`.
+class Backbone(Model):
+    """A network for one task.
 
     An embedding encodes tokens, and a linear map of the channels encodes signals. A token readout needs the hidden
     states at `positions` [B, P] only, so the last layer computes no others. A sequence readout pools over time, up to
@@ -344,7 +328,6 @@ class Backbone(nn.Module):
 
     pos_table: Tensor | None
     belongs_to_task: ClassVar[tuple[str, ...]] = ("head", "decoder")
-    """Parts that mean nothing on another task, and so are not taken from weights that were trained on one."""
 
     def __init__(self, config: BackboneConfig, spec: TaskSpec) -> None:
         super().__init__()
@@ -677,8 +660,8 @@ class Backbone(nn.Module):
         if unknown:
             raise ValueError(f"no_decay: got {', '.join(unknown)}; allowed are {', '.join(NO_DECAY_KINDS)}.")
         kind: dict[int, str] = {}
-        ssm_lr = self.config.ssm_lr if isinstance(self.config, HasSSMRate) else None
-        dt_lr = self.config.dt_lr if isinstance(self.config, HasStepSizeRate) else None
+        ssm_lr = getattr(self.config, "ssm_lr", None)
+        dt_lr = getattr(self.config, "dt_lr", None)
         for mixer in self.mixers:
             for name, parameter in mixer.ssm_parameters().items():
                 kind[id(parameter)] = "dt" if name == "log_dt" and dt_lr is not None else "ssm"
@@ -704,15 +687,3 @@ class Backbone(nn.Module):
             )
             for name, parameters in groups.items()
         ]
-
-
-if TYPE_CHECKING:
-    # the type checker compares the classes with the interfaces that they implement
-    def _config(config: BackboneConfig) -> ModelConfig:
-        return config
-
-    def _model(model: Backbone) -> Model:
-        return model
-
-    def _readout(model: Backbone) -> HasReadout:
-        return model

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from suite.contracts import Stepwise
+from suite.model import Model
 from suite.state import copy_into
 from suite.training.capture import WARMUPS, record
 
@@ -73,7 +73,7 @@ class Decoder:
 
     def __init__(
         self,
-        model: Stepwise,
+        model: Model,
         batch_size: int,
         capacity: int,
         device: torch.device,
@@ -146,7 +146,7 @@ class Decoder:
 
 
 def generate(
-    model: Stepwise,
+    model: Model,
     prompts: Tensor,
     max_new_tokens: int,
     *,

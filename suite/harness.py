@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from suite.contracts import Model
 from suite.generate import generate
+from suite.model import Model
 from suite.registry import nearest
 
 Encode = Callable[[str], list[int]]

@@ -21,7 +21,8 @@ from suite.store.target import target
 if TYPE_CHECKING:
     import pandas as pd
 
-    from suite.contracts import Model, Task
+    from suite.contracts import Task
+    from suite.model import Model
 
 Filter = Mapping[str, Any]
 """Key to a value, or to a list of alternatives: `{"model.name": ["gla", "dss-*"]}`."""

@@ -122,7 +122,7 @@ class Worker(ABC):
     """
 
     model: Any = None
-    """The model that it trains, if it trains one (`suite.contracts.Model`)."""
+    """The model that it trains, if it trains one (`suite.model.Model`)."""
     sharded = False
     """Whether each of several processes has only a share of that model."""
 

@@ -2,65 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from suite.contracts import IGNORE, Segment, Task, TaskSpec
-from suite.options import Config
+from suite.contracts import IGNORE, Segment, Task
 
 Array = NDArray[Any]
 
 SPLITS = ("train", "valid", "test")
 
 
-class TaskBase(Config):
-    """Base class of all tasks: it implements `suite.contracts.Task`, except for `spec`, `segments` and the options."""
-
-    name: ClassVar[str]
-    """The name in the table of contents, with which the names of the task's random streams begin."""
-    version: ClassVar[int]
-
-    split_policy: Literal["paper", "clean"] = "clean"
-    """`paper`: validate as the source does, even on the test rows. `clean`: validate on rows set apart for it."""
-
-    @property
-    def spec(self) -> TaskSpec:
-        raise NotImplementedError
-
-    @property
-    def fresh(self) -> bool:
-        return False
-
-    @property
-    def stand_in(self) -> str:
-        return ""
-
-    def fingerprint(self) -> str:
-        return "generated"
-
-    def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        raise NotImplementedError
-
-    def block(self, seed: int, index: int, num_rows: int) -> Segment:
-        raise ValueError(f"{self.name}: the training split is finite and has no blocks; use segments('train', seed).")
-
-    def score(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Accuracy and cross-entropy (nats) over the labelled positions, as (sum, count).
-
-        logits [..., C], targets [...] with `IGNORE` where there is no label. No value is read back from the device.
-        """
-        logits = logits.reshape(-1, logits.shape[-1]).float()
-        targets = targets.reshape(-1).long()
-        count = (targets != IGNORE).sum()
-        loss = F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="none").sum(dtype=torch.float64)
-        # positions without a label are never counted, because no class has the number IGNORE
-        correct = (logits.argmax(-1) == targets).sum()
-        return {"accuracy": (correct, count), "loss": (loss, count)}
+class TaskBase(Task):
+    """Base class of the tasks of this repository: `suite.contracts.Task` with the names of its splits checked."""
 
     def check_split(self, split: str) -> None:
         """Raises ValueError for a split that does not exist."""
@@ -78,9 +35,7 @@ class TaskBase(Config):
 class ScoredByClass(TaskBase):
     """A task that also has `macro_accuracy`, as the tasks of MAD do."""
 
-    @property
-    def batch_metrics(self) -> tuple[str, ...]:
-        return ("macro_accuracy",)
+    batch_metrics: ClassVar[tuple[str, ...]] = ("macro_accuracy",)
 
     def score_batch(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         return {"macro_accuracy": macro_accuracy(logits, targets)}
@@ -242,9 +197,3 @@ def unique_rows(draw: Callable[[int], Array], num_rows: int, name: str) -> Array
         f"{name}: found only {len(rows)} different sequences of {num_rows}; "
         f"lower num_train or num_test, or raise length or vocab_size."
     )
-
-
-if TYPE_CHECKING:
-    # the type checker compares the class with the interface that it implements
-    def _task(task: TaskBase) -> Task:
-        return task

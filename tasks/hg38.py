@@ -6,14 +6,14 @@ import functools
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 
 from suite.bounds import Size
-from suite.contracts import IGNORE, EndlessEpochs, Prepared, Segment, TaskSpec
+from suite.contracts import IGNORE, Segment, TaskSpec
 from suite.rng import numpy_generator
 from tasks.base import SPLITS, Array
 from tasks.data import DataError, cache, find
@@ -268,12 +268,3 @@ def read_intervals(bed: Path, genome: Path, names: Array, lengths: Array) -> dic
         raise DataError(f"{bed}: holds no intervals; fetch it again.")
     columns = np.array(found, dtype=np.int64).T
     return {f"intervals.{name}": columns[i] for i, name in enumerate(("record", "start", "end", "split"))}
-
-
-if TYPE_CHECKING:
-    # the type checker compares the class with the optional interfaces that it implements
-    def _endless_epochs(task: HG38) -> EndlessEpochs:
-        return task
-
-    def _prepared(task: HG38) -> Prepared:
-        return task

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 
 from suite.bounds import Count, Positive, Steps
-from suite.contracts import Generating, HasExponentials, Segment, TaskSpec
+from suite.contracts import Generation, Segment, TaskSpec
 from tasks.audio import LEVELS, ZERO, NextSample, mu_law, mu_law_decode, stretched
 from tasks.base import Array
 from tasks.data import DataError
@@ -133,6 +133,9 @@ class SC09(SpokenWords, NextSample):
         self.check_split(split)
         yield self.shifted(self.arrays()["levels"][self._rows()[split]])
 
+    def generation(self) -> Generation | None:
+        return Generation(self.num_generated, self.temperature, self.first_token) if self.num_generated else None
+
     def judge(self, clips: torch.Tensor, device: torch.device) -> Iterator[tuple[str, str, float]]:
         """Metrics (split, metric, value) of generated clips [R, length] of levels, of real test clips and of the
         judge."""
@@ -154,12 +157,3 @@ class SC09(SpokenWords, NextSample):
         for split, found in (("test", of_test), ("generated", judged(judge, waves(clips.cpu().numpy())))):
             for metric, value in scores(of_train, found).items():
                 yield split, metric, value
-
-
-if TYPE_CHECKING:
-    # the type checker compares the class with the optional interfaces that it implements
-    def _generating(task: SC09) -> Generating:
-        return task
-
-    def _has_exponentials(task: SC09) -> HasExponentials:
-        return task

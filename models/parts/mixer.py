@@ -23,7 +23,7 @@ def of_shape(mixer: nn.Module, y: Any, shape: Sequence[int]) -> Tensor:
 
 
 class Mixer(nn.Module):
-    """Base class of causal sequence mixers, [B, T, D] to [B, T, D]; it implements `suite.contracts.Mixer`.
+    """Base class of causal sequence mixers, [B, T, D] to [B, T, D].
 
     The backbone gives every `nn.Linear` and `nn.Embedding` its general initialisation. Then it calls
     `reset_parameters`, in which a mixer initialises what its paper initialises differently. A mixer built on one

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from suite.contracts import Model, ModelConfig, TaskSpec
+from suite.contracts import ModelConfig, TaskSpec
 from suite.generate import Decoder, Sampling
+from suite.model import Model
 from suite.training.measure import synchronize
 
 MIN_SAMPLES, MAX_SAMPLES = 3, 20
@@ -31,7 +32,7 @@ def build_for_inference(config: ModelConfig, spec: TaskSpec, device: torch.devic
     torch.set_default_dtype(torch.bfloat16)
     try:
         with device:
-            model = config.build(spec).to(device)
+            model: Model = config.build(spec).to(device)
     finally:
         torch.set_default_dtype(usual)
     # the networks that compute filters run in float32

@@ -19,7 +19,7 @@ from suite.bench.config import SpeedConfig, SpeedRun
 from suite.bench.generation import build_for_inference, time_generations
 from suite.bench.measure import SEED, Unavailable, sample
 from suite.bench.series import Series
-from suite.contracts import Layered, Model
+from suite.model import Model
 from suite.training.capture import record
 from suite.training.measure import reset_peak_memory
 from suite.training.numerics import autocast, numerics
@@ -51,7 +51,7 @@ def random_inputs(speed: SpeedConfig, device: torch.device, *size: int) -> Tenso
 
 def layer(model: Model, speed: SpeedConfig, length: int, device: torch.device) -> Callable[[], None]:
     """Forward and backward pass of the first mixer, with the gradients of its inputs and parameters."""
-    if not isinstance(model, Layered):
+    if not model.mixers:
         raise ValueError(f"{type(model).__name__} has no `mixers`, of which a layer could be timed")
     mixer = model.mixers[0]
     dtype = torch.bfloat16 if speed.precision == "bf16" else torch.float32

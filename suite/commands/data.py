@@ -11,7 +11,7 @@ import typer
 
 from suite.commands.console import table_console
 from suite.commands.repository import Repository, Set, StoredResults, repository_of
-from suite.contracts import Countable, Prepared
+from suite.contracts import PreparedTask
 
 data_app = typer.Typer(
     help="List, prepare and check the data that tasks read.",
@@ -105,7 +105,7 @@ def prepare(
     repository = repository_of(context)
     store = repository.data()
     config = _with_data(repository, task, data, overrides)
-    stored = isinstance(config, Prepared)
+    stored = isinstance(config, PreparedTask)
     names = config.sources if stored else tuple(name for name, s in store.sources().items() if task in s.used_by)
     names = () if data is not None else names
     if archives and len(names) != 1:
@@ -140,7 +140,7 @@ def prepare(
         print(f"stand-in data, marked in every row: {config.stand_in}")
 
 
-def _counts(config: Countable) -> str:
+def _counts(config: PreparedTask) -> str:
     return ", ".join(f"{split} {count:,}" for split, count in config.counts().items())
 
 
@@ -155,7 +155,7 @@ def verify(
     """Check downloads by their hashes and the cache by its source, and count rows that two splits share."""
     repository = repository_of(context)
     config = _with_data(repository, task, data, overrides)
-    stored = isinstance(config, Prepared)
+    stored = isinstance(config, PreparedTask)
     if not stored:
         raise ValueError(f"{task} keeps nothing in the cache; its files are checked whenever a run is planned")
     for name in config.sources:

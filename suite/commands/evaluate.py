@@ -124,8 +124,6 @@ def _error(error: float | None) -> str:
 
 def _text(task: Task, tokenizer: Path | None) -> tuple[Encode, Decode]:
     """The functions from text to tokens and back."""
-    from suite.contracts import Textual
-
     if tokenizer is not None:
         try:
             from tokenizers import Tokenizer
@@ -136,7 +134,7 @@ def _text(task: Task, tokenizer: Path | None) -> tuple[Encode, Decode]:
         except Exception as error:
             raise ValueError(f"--tokenizer {tokenizer}: {' '.join(str(error).split())[:120]}") from None
         return lambda text: list(made.encode(text, add_special_tokens=False).ids), made.decode
-    if not isinstance(task, Textual):
+    if not task.has_text:
         raise ValueError("the task of these weights has no text; evaluate a model of text-file or wikitext")
     # a task without a tokenizer says so now and not at the first question
     task.encode("a")

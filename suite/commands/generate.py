@@ -108,9 +108,7 @@ def _printing(decode: Decode, ends: Collection[int]) -> Callable[[Tensor], None]
 
 def _text(task: Task, ids: bool) -> tuple[Encode, Decode]:
     """The functions from text to tokens and back."""
-    from suite.contracts import Textual
-
-    if ids or not isinstance(task, Textual):
+    if ids or not task.has_text:
         return _parse_numbers, _numbers
     return task.encode, task.decode
 

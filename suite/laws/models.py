@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suite.contracts import Model, TaskSpec
+from suite.contracts import TaskSpec
+from suite.model import Model
 from suite.state import tensors
 
 LENGTH = 70

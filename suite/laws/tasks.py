@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from suite.contracts import IGNORE, HasExponentials, Prepared, ScoredByBatch, Segment
+from suite.contracts import IGNORE, PreparedTask, Segment
 
 SPLITS = ("train", "valid", "test")
 FRESH_ROWS = 200
@@ -68,7 +68,7 @@ def changed(task: Any, **options: Any) -> Any:
 
 def _draws(task: Any) -> bool:
     """Whether a task draws its rows anew for every seed, instead of keeping them in files."""
-    return task.fingerprint() == GENERATED and not isinstance(task, Prepared)
+    return task.fingerprint() == GENERATED and not isinstance(task, PreparedTask)
 
 
 def _rows(segments: list[Segment]) -> list[bytes]:
@@ -183,7 +183,7 @@ def metrics_fit_every_batch(task: Any) -> None:
                 total, count = torch.as_tensor(total), torch.as_tensor(count)
                 assert total.numel() == count.numel() == 1, f"{metric} of {name} is no pair of numbers (sum, count)"
                 assert torch.isfinite(total), f"the sum of {metric} of {name} is {float(total)}"
-    for metric, of in task.exponentials.items() if isinstance(task, HasExponentials) else ():
+    for metric, of in task.exponentials.items():
         assert of in known, f"{metric} is the exponential of {of}, which is no metric; there are {sorted(known)}"
 
 
@@ -249,11 +249,9 @@ def metrics_are_sums(task: Any) -> None:
         assert count == (targets != IGNORE).sum(), f"accuracy counts {int(count)} labels"
     unlabelled = torch.full_like(targets, IGNORE)
     nothing = task.score(guessed, unlabelled)
-    if isinstance(task, ScoredByBatch):
-        by_batch = task.score_batch(guessed, unlabelled)
-        assert set(by_batch) == set(task.batch_metrics), f"score_batch gives {sorted(by_batch)}"
-        nothing = {**nothing, **by_batch}
-    for metric, (total, count) in nothing.items():
+    by_batch = task.score_batch(guessed, unlabelled)
+    assert set(by_batch) == set(task.batch_metrics), f"score_batch gives {sorted(by_batch)}"
+    for metric, (total, count) in {**nothing, **by_batch}.items():
         assert float(total) == float(count) == 0, f"{metric} counts positions without a label"
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from suite.bench.config import BenchConfig, SpeedConfig, SpeedRun, TimingRun
-from suite.contracts import MissingDataError, ModelConfig, ScoredByBatch, Task, TaskSpec
+from suite.contracts import MissingDataError, ModelConfig, Task, TaskSpec
 from suite.metrics import check_direction
 from suite.options import located, parse
 from suite.registry import Entry, Registry, nearest
 from suite.runs import Run
 from suite.store.weights import find_weights, mark
 from suite.training.config import TrainConfig
-from suite.training.run import NO_DATA, TrainingRun, earlier, epoch_rows, stage_of
+from suite.training.run import NO_DATA, TrainingRun, earlier, stage_of
 
 
 def _plugins(**entries: Entry) -> dict[str, str]:
@@ -33,7 +33,7 @@ def metrics_of(task: Task, spec: TaskSpec) -> list[str]:
     import torch
 
     metrics = task.score(torch.zeros(1, spec.num_classes), torch.zeros(1, dtype=torch.long))
-    return [*metrics, *(task.batch_metrics if isinstance(task, ScoredByBatch) else ())]
+    return [*metrics, *task.batch_metrics]
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Resolver:
                     )
                 located(f"{where}: train.{key}", partial(check_direction, metric))
         in_epochs = train.epochs is not None or any(stage.epochs is not None for stage in train.length_warmup)
-        if task.fresh and in_epochs and train.epoch_steps is None and epoch_rows(task) is None:
+        if task.fresh and in_epochs and train.epoch_steps is None and task.epoch_rows is None:
             raise ValueError(f"{where}: train.epochs: {task_name} draws fresh data; give steps or epoch_steps")
         if not task.fresh and train.epoch_steps is not None:
             raise ValueError(f"{where}: train.epoch_steps: only for tasks with fresh data; {task_name} has none")
@@ -148,6 +148,9 @@ class Resolver:
         cls = located(f"{where}: {kind}.name", lambda: registry.load(name))
         values |= {key: value for key, value in given.items() if key in cls.model_fields}
         part = parse(cls, values, f"{where}: {kind} {name}")
+        base = Task if kind == "task" else ModelConfig
+        if not isinstance(part, base):
+            raise ValueError(f"{where}: {kind} {name}: its class must derive from suite.contracts.{base.__name__}")
         if getattr(cls, "version", None) is None:
             raise ValueError(
                 f"{where}: {kind} {name}: it has no version; write `version: ClassVar[int] = 1` into its class"

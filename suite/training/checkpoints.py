@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suite.contracts import Model
+from suite.model import Model
 from suite.store.target import as_oserror, replacing
 from suite.store.weights import read
 from suite.training.parallel import Group, is_shard, joined, local

@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from suite.contracts import Convolution, HasStepSizes, StateSpace
+from suite.model import Convolution
 from suite.training.config import KernelProbe
 
 EIGENVALUES = 256
@@ -59,10 +59,10 @@ def kernel_rows(
         behinds.append(size[:, probe.near :].mean(-1))
         if not start:
             yield from _curves(name, size, probe)
-        if isinstance(part, HasStepSizes):
-            steps.append(part.log_dt.detach().double().flatten().cpu())
-        if isinstance(part, StateSpace):
-            found = part.eigenvalues().detach().to(torch.complex128).flatten().cpu()
+        if (log_dt := getattr(part, "log_dt", None)) is not None:
+            steps.append(log_dt.detach().double().flatten().cpu())
+        if (eigenvalues := getattr(part, "eigenvalues", None)) is not None:
+            found = eigenvalues().detach().to(torch.complex128).flatten().cpu()
             values.append(found)
             kept = found[spaced(len(found), EIGENVALUES)]
             for metric, each in (("eigenvalue_real", kept.real), ("eigenvalue_imag", kept.imag)):

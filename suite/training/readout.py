@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from suite.contracts import IGNORE, HasReadout, Model
+from suite.model import Model
 
 MAX_LOGITS = 1 << 28
 """Number of logits up to which a batch is scored as a whole; in float32 these are one GiB."""
@@ -17,10 +16,7 @@ MAX_LOGITS = 1 << 28
 
 def mean_loss(model: Model, inputs: Tensor, targets: Tensor, positions: Tensor | None = None) -> Tensor:
     """Mean cross entropy of a batch over its labels, float32; int64 targets and positions as in `Batch`."""
-    if isinstance(model, HasReadout):
-        return model.loss(model.hidden(inputs, positions), targets)
-    logits = model(inputs, positions).float()
-    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORE)
+    return model.loss(model.hidden(inputs, positions), targets)
 
 
 def logits_by_rows(
@@ -39,7 +35,7 @@ def logits_by_rows(
     """
     rows = max(1, max_logits // (targets[:1].numel() * num_classes))
     # a sequence readout gives few logits, and may take more than one row of hidden states for a label
-    if not isinstance(model, HasReadout) or targets.ndim == 1 or rows >= len(targets):
+    if targets.ndim == 1 or rows >= len(targets):
         with autocast():
             logits = model(inputs, positions).float()
         yield logits, targets

@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from suite.contracts import EndlessEpochs, ModelConfig, Resizable, ScoredByBatch, Task
-from suite.options import Config, parse
+from suite.contracts import ModelConfig, Task
+from suite.options import parse
 from suite.runs import Run, with_plugins
 from suite.training.config import Stage, TrainConfig
 
@@ -46,9 +46,8 @@ class TrainingRun(Run):
             )
         if self.processes > 1 and self.train.compile:
             raise ValueError("train.compile is for one process; set it to false")
-        by_batch = self.task.batch_metrics if isinstance(self.task, ScoredByBatch) else ()
         for key, metric in self.train.metrics.items():
-            if self.processes > 1 and metric in by_batch:
+            if self.processes > 1 and metric in self.task.batch_metrics:
                 raise ValueError(
                     f"train.{key}={metric}: it is measured on whole batches, which several processes share; name "
                     "another metric, or train in one process"
@@ -127,29 +126,22 @@ def has_dropout(model: ModelConfig) -> bool:
     return any(key.endswith("dropout") and value for key, value in model.model_dump().items())
 
 
-def epoch_rows(task: Task) -> int | None:
-    """Rows an epoch of a task with fresh data, or None where it has no such number."""
-    return task.epoch_rows if isinstance(task, EndlessEpochs) else None
-
-
 def stage_of(task: Task, train: TrainConfig, stage: Stage) -> tuple[Task, int]:
     """The task with rows of the stage's length, and the batch size. ValueError for what the task cannot do."""
-    assert isinstance(task, Config)
-    if not (isinstance(task, Resizable) and "length" in type(task).model_fields):
+    if "length" not in type(task).model_fields:
         raise ValueError("the rows of this task have no option `length`; leave the stages out")
-    if stage.length >= task.length:
-        raise ValueError(
-            f"length {stage.length} is not below the task's {task.length}; the run proper follows by itself"
-        )
+    length: int = getattr(task, "length")  # noqa: B009 - an option that only some tasks have
+    if stage.length >= length:
+        raise ValueError(f"length {stage.length} is not below the task's {length}; the run proper follows by itself")
     shorter = parse(type(task), {**task.model_dump(), "length": stage.length}, f"length {stage.length}")
     # a task that cannot have this length says so when its spec is asked for
     _ = shorter.spec
     if stage.batch_size is not None:
         return shorter, stage.batch_size
-    tokens = train.batch_size * task.length
+    tokens = train.batch_size * length
     if tokens % stage.length:
         raise ValueError(
-            f"a batch of {train.batch_size} x {task.length} tokens holds no whole number of rows of length "
+            f"a batch of {train.batch_size} x {length} tokens holds no whole number of rows of length "
             f"{stage.length}; give the stage a batch_size"
         )
     return shorter, tokens // stage.length

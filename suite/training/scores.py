@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from suite.contracts import HasExponentials, ScoredByBatch, Task
+from suite.contracts import Task
 from suite.runs import Outcome
 
 UNITS = {
@@ -46,7 +46,7 @@ class Scores:
         """
         for logits, targets in pieces:
             metrics = self.task.score(logits, targets)
-            if len(targets) == num_rows and isinstance(self.task, ScoredByBatch):
+            if len(targets) == num_rows:
                 metrics = {**metrics, **self.task.score_batch(logits, targets)}
             for metric, (total, count) in metrics.items():
                 if metric not in self.sums:
@@ -83,7 +83,7 @@ def add_rows(
     for metric, mean in means.items():
         outcome.add(metric, UNITS.get(metric, ""), mean, split=split, step=step)
     # a perplexity is not a ratio of sums, so `score` cannot give it
-    for metric, of in task.exponentials.items() if isinstance(task, HasExponentials) else ():
+    for metric, of in task.exponentials.items():
         if of in means:
             outcome.add(metric, "", math.exp(min(means[of], 700.0)), split=split, step=step)
     return means

@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suite.contracts import Batch, Generating, Model, Segment, Task
+from suite.contracts import Batch, Segment, Task
 from suite.generate import generate
+from suite.model import Model
 from suite.rng import torch_seed
 from suite.runs import Outcome, Progress, RunEnded, Worker
 from suite.training import checkpoints, measure, parallel
@@ -42,7 +43,7 @@ from suite.training.data import (
 from suite.training.learned_kernels import kernel_rows
 from suite.training.numerics import autocast, numerics
 from suite.training.readout import logits_by_rows, mean_loss
-from suite.training.run import TrainingRun, epoch_rows, stage_of
+from suite.training.run import TrainingRun, stage_of
 from suite.training.schedule import lr_factor
 from suite.training.scores import UNITS, Metrics, Scores, add_rows
 from suite.training.selection import Selection
@@ -196,12 +197,11 @@ class Trainer(Worker):
             start = self.checkpoint.with_name(f"{self.run.base.run_id}.weights")
         if start is None or not start.exists():
             raise RunEnded("failed", f"train.init_from: there are no weights in {start}")
-        assert isinstance(self.model, torch.nn.Module)
         self.outcome.add("weights_taken", "fraction", take_weights(self.model, start, self.run.task_name))
 
     def _fresh_order(self, task: Task, batch_size: int, steps: int) -> Order:
         """The order of a fresh task. steps: length of an epoch where neither the run nor the task has one."""
-        rows = epoch_rows(task)
+        rows = task.epoch_rows
         per_epoch = self.train.epoch_steps or (steps if rows is None else -(-rows // batch_size))
         return FreshOrder(task, batch_size, self.run.seed, per_epoch, self.device)
 
@@ -435,20 +435,21 @@ class Trainer(Worker):
     def _generate(self) -> None:
         """Lets the model make sequences where the task asks for them, and adds what its judge says."""
         task = self.run.task
-        if not (isinstance(task, Generating) and task.num_generated):
+        wanted = task.generation()
+        if wanted is None:
             return
         size = self.train.eval_batch_size or self.train.batch_size
         parts = []
         try:
             with autocast(self.train.precision, self.device):
-                for start, stop in chunks(task.num_generated, size):
+                for start, stop in chunks(wanted.num_rows, size):
                     seed = torch_seed(self.run.seed, "generate", start)
                     parts.append(
                         generate(
                             self.model,
-                            torch.full((stop - start, 1), task.first_token, device=self.device),
+                            torch.full((stop - start, 1), wanted.first_token, device=self.device),
                             task.spec.max_length,
-                            temperature=task.temperature,
+                            temperature=wanted.temperature,
                             seed=seed,
                             callback=lambda _: self._heed_stop(),
                             every=256,

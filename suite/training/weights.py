@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from suite.contracts import Model, Task
+from suite.contracts import Task
+from suite.model import Model
 from suite.settings.resolver import Resolver
 from suite.store.weights import read_weights
 
 
 @torch.no_grad()
-def take_weights(model: nn.Module, path: Path, task_name: str) -> float:
+def take_weights(model: Model, path: Path, task_name: str) -> float:
     """Copies the weights of a file into a model wherever name and shape are the same; the rest stays as it is.
 
     A module may say in `also_called` under which names others keep the weights of its parts (`{"proj": "qkv"}`), and
@@ -24,7 +24,7 @@ def take_weights(model: nn.Module, path: Path, task_name: str) -> float:
     """
     mine = model.state_dict()
     config, theirs = read_weights(path, next(iter(mine.values())).device)
-    own = () if config["task"]["name"] == task_name else getattr(model, "belongs_to_task", ())
+    own = () if config["task"]["name"] == task_name else model.belongs_to_task
     theirs = {name: value for name, value in theirs.items() if name.partition(".")[0] not in own}
     names = {
         f"{prefix}.{name}.": f"{prefix}.{other}."

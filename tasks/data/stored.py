@@ -10,13 +10,13 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from suite.contracts import Segment
+from suite.contracts import PreparedTask, Segment
 from tasks.base import SPLITS, Array, TaskBase
 from tasks.data import cache
 from tasks.data.faults import DataError
 
 
-class StoredTask(TaskBase):
+class StoredTask(TaskBase, PreparedTask):
     """A task with one fixed set of rows, which does not depend on the seed of a run.
 
     A derived task gives `files` (what it reads in `folder`) and `read` (the arrays made of them). The arrays are kept

@@ -42,7 +42,7 @@ from kernels.versions import VERSIONS
 from models import MODELS
 from models.backbone import BackboneConfig
 from models.linear_attention import LinearAttentionConfig
-from suite.contracts import IGNORE, ScoredByBatch
+from suite.contracts import IGNORE
 from suite.laws.tasks import digest, everything
 from tasks import TASKS
 from tests.laws.calls import (
@@ -166,7 +166,7 @@ def metrics_of(task: Any) -> dict[str, tuple[float, float]]:
     logits = draw(4, 8, num_classes, low=-3.0, high=3.0)
     metrics = {
         **task.score(logits, targets),
-        **(task.score_batch(logits, targets) if isinstance(task, ScoredByBatch) else {}),
+        **task.score_batch(logits, targets),
     }
     return {name: (float(total), float(count)) for name, (total, count) in metrics.items()}
 

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.contracts import IGNORE, ParamGroup, Segment, TaskSpec
-from suite.options import Config, parse
+from suite.contracts import IGNORE, ModelConfig, ParamGroup, Segment, Task, TaskSpec
+from suite.model import Model
+from suite.options import parse
 from suite.registry import Entry, Registry
 from suite.rng import numpy_generator
 from suite.settings.config import ExperimentConfig
@@ -24,7 +25,7 @@ from suite.training.parallel import current
 from suite.training.run import TrainingRun
 
 
-class Parity(Config):
+class Parity(Task):
     """inputs  1 0 1 1 .
     target            1   the parity of the bits, at the last position
     """
@@ -34,8 +35,6 @@ class Parity(Config):
     num_train: int = 70
     endless: bool = False
     labels: Literal["good", "none"] = "good"
-    stand_in: str = ""
-    split_policy: Literal["paper", "clean"] = "clean"
 
     @property
     def spec(self) -> TaskSpec:
@@ -67,7 +66,7 @@ class Parity(Config):
         return {"accuracy": ((logits.argmax(-1) == targets).sum(), count), "loss": (loss, count)}
 
 
-class ToyModel(nn.Module):
+class ToyModel(Model):
     """Embedding, dropout, flatten, two linear layers."""
 
     def __init__(self, config: ToyConfig, spec: TaskSpec) -> None:
@@ -126,7 +125,7 @@ class DoubleToyModel(ToyModel):
         return F.cross_entropy(hidden.flatten(0, -2), targets.flatten(), ignore_index=IGNORE)
 
 
-class ToyConfig(Config):
+class ToyConfig(ModelConfig):
     version: ClassVar[int] = 1
     d_model: int = 4
     dropout: float = 0.1

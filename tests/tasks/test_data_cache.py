@@ -130,10 +130,10 @@ def test_every_source_has_a_licence_an_address_and_a_task():
 
 
 def test_every_stored_task_names_a_source_that_lists_it():
-    from suite.contracts import Prepared
+    from suite.contracts import PreparedTask
     from tasks import TASKS
 
-    prepared = {name: task for name in TASKS if isinstance(task := TASKS.load(name)(), Prepared)}
+    prepared = {name: task for name in TASKS if isinstance(task := TASKS.load(name)(), PreparedTask)}
     assert len(prepared) == 16
     for name, task in prepared.items():
         for source in task.sources:
@@ -142,10 +142,10 @@ def test_every_stored_task_names_a_source_that_lists_it():
 
 def test_every_task_without_its_data_says_so_by_an_error_of_its_own():
     """A grid can be planned without data, and tells by the kind of the error that they are missing."""
-    from suite.contracts import Prepared
+    from suite.contracts import PreparedTask
     from tasks import TASKS
 
-    tasks = [task for name in TASKS if isinstance(task := TASKS.load(name)(), Prepared) and not task.generated]
+    tasks = [task for name in TASKS if isinstance(task := TASKS.load(name)(), PreparedTask) and not task.generated]
     assert len(tasks) > 10
     for task in tasks:
         with pytest.raises(NoDataError, match=f"^{task.name}: "):

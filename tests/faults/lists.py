@@ -12,13 +12,15 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernels import OPERATORS
+
 HERE = Path(__file__).parent
 HOME = HERE.parents[1]
 
 # tests of an operator in files that are not named after it
 ELSEWHERE = {
-    "delta_rule": "tests/kernels/test_generalised_delta_rule.py",
-    "float32_matmul": "tests/kernels/test_float32_parts.py",
+    "delta_rule": ("tests/kernels/test_generalised_delta_rule.py",),
+    "float32_matmul": ("tests/kernels/test_float32_parts.py",),
 }
 
 
@@ -57,13 +59,11 @@ def read() -> list[Fault]:
 
 
 def tests_of(file: str) -> tuple[str, ...]:
-    """The arguments of pytest that select the tests of the operator in whose folder a file is."""
+    """The arguments of pytest that select the tests of the operators in whose folder a file is."""
     folder, operator, *_ = *Path(file).parts, ""
     if folder != "kernels" or operator.endswith(".py"):
         return ()
-    files = ["tests/laws/test_operators.py", *sorted(f"tests/kernels/{x.name}" for x in own_tests(operator))]
-    return *(x for x in [*files, ELSEWHERE.get(operator, "")] if (HOME / x).is_file()), "-k", operator
-
-
-def own_tests(operator: str) -> list[Path]:
-    return list((HOME / "tests/kernels").glob(f"test_{operator}*.py"))
+    names = [name for name, (place, _) in OPERATORS.items() if place.startswith(f"kernels.{operator}.")]
+    laws = [f"tests/laws/test_operators.py::test_an_operator_obeys_its_laws[{name}]" for name in names]
+    own = sorted((HOME / "tests/kernels").glob(f"test_{operator}*.py"))
+    return *laws, *(f"tests/kernels/{path.name}" for path in own), *ELSEWHERE.get(operator, ())

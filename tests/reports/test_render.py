@@ -884,6 +884,13 @@ def test_a_claim_is_unclear_within_its_noise_or_where_a_seed_is_lost(make):
     assert lost.detail == "1 run without a value, 2 seeds"
 
 
+@pytest.mark.parametrize(("comparison", "verdict"), [(">", "fails"), (">=", "holds"), ("<", "fails")])
+def test_equal_sides_are_neither_larger_nor_smaller(make, comparison, verdict):
+    claims = f"claim,left,comparison,right,source\na,H3 | AR,{comparison},98,s\n"
+    (claim,) = make(*three(values=(0.98, 0.98, 0.98)), claims=claims).claims
+    assert claim.verdict == verdict
+
+
 def test_a_claim_cannot_hold_vacuously_and_one_that_follows_is_not_counted(make):
     claims = (
         "claim,left,comparison,right,source,if,follows,note\n"

@@ -332,6 +332,7 @@ def test_the_run_id_depends_on_every_resolved_value_and_nothing_else():
     base = make_run()
     assert make_run().run_id == base.run_id
     assert make_run(seed=1).run_id != base.run_id
+    assert make_run(task={"length": 7}).run_id != base.run_id
     assert make_run(model={"d_model": 5}).run_id != base.run_id
     assert make_run(train={"clip": 1.0}).run_id != base.run_id
     # a default written out is the same run

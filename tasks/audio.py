@@ -55,6 +55,15 @@ def natural(path: Path) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
 
 
+def told_size(head: bytes) -> int:
+    """The bytes that stand behind the first eight of a WAV file, by those eight; 0 where they do not tell.
+
+    A program that writes into a pipe cannot know them, and writes 2^32 - 1 or, as SoX, a little less than 2^31.
+    """
+    size = int.from_bytes(head[4:8], "little")
+    return 0 if size >= 0x7FFF_F000 else size
+
+
 def read_recording(path: Path, resample: bool) -> Array:
     """Reads the mean of the channels of a recording: [frames] int16 at 16 kHz.
 
@@ -70,10 +79,12 @@ def read_recording(path: Path, resample: bool) -> Array:
     if path.suffix.lower() == ".wav":
         with path.open("rb") as file:
             head = file.read(8)
-        if head[:4] == b"RIFF" and path.stat().st_size < 8 + int.from_bytes(head[4:8], "little"):
+        if head[:4] == b"RIFF" and path.stat().st_size < 8 + told_size(head):
             raise DataError(f"{path}: truncated; fetch it again.")
     if not len(wave):
         raise DataError(f"{path}: holds no sound; remove it or fetch it again.")
+    if not np.isfinite(wave).all():
+        raise DataError(f"{path}: holds samples that are not finite; correct it or fetch it again.")
     mono = wave.mean(axis=1)
     if rate != RATE:
         if not resample:

@@ -114,7 +114,9 @@ def fasta_in(folder: Path) -> list[Path]:
 
 
 def fasta_below(folder: Path) -> list[Path]:
-    folders = sorted({folder, *(path for path in folder.rglob("*") if path.is_dir())})
+    below = (path for path in folder.rglob("*") if path.is_dir())
+    seen = (path for path in below if not any(map(cache.hidden, path.relative_to(folder).parts)))
+    folders = sorted({folder, *seen})
     return [path for below in folders for path in fasta_in(below)]
 
 

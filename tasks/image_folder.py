@@ -12,10 +12,10 @@ from pydantic import Field
 from suite.contracts import Segment, TaskSpec
 from suite.rng import numpy_generator
 from tasks.base import SPLITS, Array
-from tasks.data import DataError, NoDataError
+from tasks.data import DataError, NoDataError, cache
 from tasks.data.stored import PlannedTask
 from tasks.data.tables import WORDS, pictures
-from tasks.lra.image import SUFFIXES, Pixels, signal_segment
+from tasks.lra.image import SUFFIXES, Pixels, as_grey, signal_segment
 
 
 class ImageFolder(PlannedTask):
@@ -31,6 +31,7 @@ class ImageFolder(PlannedTask):
 
     name: ClassVar[str] = "image-folder"
     version: ClassVar[int] = 1
+    reader: ClassVar[int] = 2
 
     size: int = Field(default=32, ge=2, le=1024)
     """Number of pixels of a side."""
@@ -50,8 +51,9 @@ class ImageFolder(PlannedTask):
         found = {}
         for split in SPLITS:
             below = [folder / word for word in WORDS[split] if (folder / word).is_dir()]
-            files = sorted(below[0].glob("*/*")) if below else []
-            found[split] = [path for path in files if path.suffix.lower() in SUFFIXES]
+            classes = [path for path in sorted(below[0].iterdir()) if path.is_dir()] if below else []
+            shown = [path for path in classes if not cache.hidden(path.name)]
+            found[split] = [file for path in shown for file in cache.files_in(path, *SUFFIXES)]
             if not found[split] and (below or split != "valid"):
                 where = below[0] if below else folder / WORDS[split][0]
                 raise DataError(f"{self.name}: no pictures in {where}/<class>/ ({', '.join(SUFFIXES)}); add some.")
@@ -91,7 +93,10 @@ class ImageFolder(PlannedTask):
                         f"{path}: has {width} x {height} pixels, needs {self.size} x {self.size}; set size, or "
                         f"resize=true."
                     )
-                grey = picture.convert("L")
+                try:
+                    grey = as_grey(picture)
+                except ValueError as error:
+                    raise DataError(f"{path}: not a picture that can be read ({error}).") from None
                 grey = grey.resize((self.size, self.size)) if self.resize else grey
                 arrays[f"{split}.inputs"][row] = np.asarray(grey).reshape(-1)
                 arrays[f"{split}.targets"][row] = label

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
+import codecs
+import gzip
 import hashlib
 import json
+import lzma
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -207,7 +212,7 @@ class LanguageTask(PlannedTask):
             streams = {split: np.frombuffer(text, dtype=np.uint8) for split, text in texts.items()}
             tokens = [bytes([i]) for i in range(256)]
         else:
-            words = {split: text.decode("utf-8", errors="replace") for split, text in texts.items()}
+            words = {split: self._decoded(split, text) for split, text in texts.items()}
             given = self.vocabulary == "file"
             model = self.given_tokenizer() if given else train_bpe(words["train"], self.vocab_size)
             tokens = spelled(model)
@@ -225,6 +230,14 @@ class LanguageTask(PlannedTask):
             for split, text in words.items():
                 self._check_spelling(split, text, [tables[name][streams[split]].sum() for name in ("sizes", "spaces")])
         return {f"{split}.stream": stream for split, stream in streams.items()} | tables
+
+    def _decoded(self, split: str, text: bytes) -> str:
+        words = text.decode("utf-8", errors="replace")
+        # a cut between splits may go through a character, whose bytes are at most six such marks
+        lost = words.count("\N{REPLACEMENT CHARACTER}") - text.count("\N{REPLACEMENT CHARACTER}".encode())
+        if lost > 6:
+            raise DataError(f"{self.name}: the {split} text is not UTF-8 ({lost} characters are not); convert it.")
+        return words
 
     def _check_spelling(self, split: str, text: str, found: list[int]) -> None:
         wanted = [len(text.encode()), text.count(" ")]
@@ -297,13 +310,65 @@ def _split_file(folder: Path, split: str) -> list[Path]:
     return split_tables(folder, split)
 
 
+PACKED: dict[bytes, Callable[[bytes], bytes]] = {
+    b"\x1f\x8b": gzip.decompress,
+    b"BZh": bz2.decompress,
+    b"\xfd7zXZ\0": lzma.decompress,
+}
+"""How a file that begins like this is unpacked."""
+NO_TEXT = {
+    b"PK\x03\x04": "a zip archive or a document of an office program",
+    b"\x28\xb5\x2f\xfd": "packed by zstd",
+    b"7z\xbc\xaf": "a 7z archive",
+    b"%PDF": "a PDF",
+    b"{\\rtf": "RTF",
+    b"PAR1": "a parquet table, which needs the ending .parquet",
+    b"ARROW1": "an Arrow table",
+    b"SQLite format 3": "a database",
+    b"\x89HDF": "an HDF5 file",
+    b"\x93NUMPY": "a NumPy array",
+}
+"""What a file is that begins like this."""
+
+
+def plain_text(path: Path) -> bytes:
+    """The bytes of a text file in UTF-8, unpacked where it is packed. DataError for what is no text, by its name.
+
+    UTF-16 and UTF-32 are recognised by their byte order mark.
+    """
+    content = path.read_bytes()
+    for start, unpacked in PACKED.items():
+        if content.startswith(start):
+            if Path(path.stem).suffix.lower() in (*LOADERS, ".tar"):
+                raise DataError(f"{path}: a table or an archive that is packed; unpack it.")
+            try:
+                content = unpacked(content)
+            except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
+                raise DataError(f"{path}: damaged ({error}); fetch it again.") from None
+            break
+    for start, kind in NO_TEXT.items():
+        if content.startswith(start):
+            raise DataError(f"{path}: no text but {kind}; give its text.")
+    if content[257:262] == b"ustar":
+        raise DataError(f"{path}: no text but a tar archive; unpack it.")
+    marks = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}
+    marks |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+    for mark, encoding in marks.items():
+        if content.startswith(mark):
+            try:
+                return content.decode(encoding).encode()
+            except UnicodeDecodeError as error:
+                raise DataError(f"{path}: damaged {encoding.upper()} ({error.reason}); fetch it again.") from None
+    return content
+
+
 def _text(paths: list[Path], column: str = "text", end: str = "", empty: str = "") -> bytes:
     """The content of a text file, or the rows of tables in one text.
 
     column: where a table has its text. end: what is written behind every row. empty: what replaces an empty row.
     """
     if paths[0].suffix.lower() not in LOADERS:
-        return paths[0].read_bytes()
+        return plain_text(paths[0])
     lines = []
     for number, (line,) in enumerate(rows(paths, (column,)), start=1):
         if not isinstance(line, str):
@@ -372,14 +437,21 @@ class WikiText(LanguageTask):
         return f"{found[split]} words of {split}; {self.corpus} has {COUNTS[self.corpus][split]}"
 
 
+def _shown(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """`os.walk` without hidden folders."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not cache.hidden(name)]
+        yield place, folders, names
+
+
 def _documents(folder: Path) -> list[Path]:
     """The text files in those folders at or below this one that have no folders in them, in an order of their names."""
     found = [
         Path(place, name)
-        for place, folders, names in os.walk(folder)
+        for place, folders, names in _shown(folder)
         if not folders
         for name in names
-        if name.lower().endswith(".txt") and name != "SOURCE.txt"
+        if name.lower().endswith(".txt") and name != "SOURCE.txt" and not cache.hidden(name)
     ]
     return sorted(found, key=lambda path: hashlib.sha256(str(path.relative_to(folder)).encode()).digest())
 
@@ -443,7 +515,7 @@ class TextFile(LanguageTask):
                     f"{self.name}: {folder} holds {len(files)} documents, and 90, 5 and 5 % of them leave a split "
                     f"empty; give 16 documents or more, or one file."
                 )
-            return {split: b"".join(path.read_bytes() + b"\n" for path in part) for split, part in parts.items()}
+            return {split: b"".join(plain_text(path) + b"\n" for path in part) for split, part in parts.items()}
         text = _text(files, self.column, "\n")
         first, second = round(0.90 * len(text)), round(0.95 * len(text))
         return {"train": text[:first], "valid": text[first:second], "test": text[second:]}

@@ -17,8 +17,9 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 from suite.bounds import Size
 from suite.contracts import Segment, TaskSpec
 from suite.rng import numpy_generator
+from tasks.audio import told_size
 from tasks.base import Array
-from tasks.data import DataError, find, needed
+from tasks.data import DataError, cache, find, needed
 from tasks.data.stored import PlannedTask
 
 WORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
@@ -86,7 +87,7 @@ def find_recordings(
     )
     clips: list[str] = []
     for word in words:
-        files = sorted(f"{word}/{path.name}" for path in (root / word).glob("*.wav"))
+        files = sorted(f"{word}/{path.name}" for path in (root / word).glob("*.wav") if not cache.hidden(path.name))
         if not files:
             raise _fault(f"no WAV files in {root / word}; all {len(words)} words are needed, restore the folder.")
         clips += files
@@ -163,7 +164,7 @@ def read_clip(path: Path) -> Array:
     soundfile = needed("soundfile", f"{SpeechCommands.name}: reading WAV files", "audio")
     content = path.read_bytes()
     # libsndfile reads a truncated file without an error, so its size is compared with its header
-    if content[:4] != b"RIFF" or len(content) < 8 + int.from_bytes(content[4:8], "little"):
+    if content[:4] != b"RIFF" or len(content) < 8 + told_size(content[:8]):
         raise _fault(f"{path} is truncated or not a WAV file ({len(content)} bytes); fetch it again.")
     try:
         with soundfile.SoundFile(io.BytesIO(content)) as file:

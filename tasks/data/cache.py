@@ -115,10 +115,18 @@ def file_hash(path: Path, algorithm: str = "sha256") -> str:
 
 
 def files_in(folder: Path, *suffixes: str) -> list[Path]:
-    """The files of a folder with one of these endings, in any case, sorted by name. It is fast for 100,000 files."""
+    """The files of a folder with one of these endings, in any case, sorted by name. It is fast for 100,000 files.
+
+    Hidden ones are left out: systems leave files of their own beside a user's, such as `._1.wav`.
+    """
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries if entry.name.lower().endswith(suffixes))
-    return [folder / name for name in names]
+    return [folder / name for name in names if not hidden(name)]
+
+
+def hidden(name: str) -> bool:
+    """Whether a file or folder of this name is no part of the data, such as `.ipynb_checkpoints` or `__MACOSX`."""
+    return name.startswith(".") or name == "__MACOSX"
 
 
 def folder_hash(

@@ -69,6 +69,29 @@ def grey(colours: Array) -> Array:
     return (total >> 16).astype(np.uint8)
 
 
+def as_grey(picture: Any) -> Any:
+    """A picture of Pillow in grey with 8 bits. ValueError where pixels have no colour or no scale.
+
+    Pillow's own conversion cuts off the values of 16 bits at 255, and shows what lies below transparent pixels.
+    """
+    from PIL import Image
+
+    if picture.mode.startswith("I"):
+        # a grey PNG of 16 bits, which older versions of Pillow open with 32 bits
+        values = np.asarray(picture, dtype=np.int64)
+        if values.min(initial=0) < 0 or values.max(initial=0) > 0xFFFF:
+            raise ValueError("its pixels have more than 16 bits; save it with 8 or 16")
+        return Image.fromarray(((values + 128) // 257).astype(np.uint8))
+    if picture.mode.startswith("F"):
+        raise ValueError("its pixels are floats of no known scale; save it with 8 or 16 bits")
+    if picture.has_transparency_data:
+        colours = picture.convert("RGBA")
+        if colours.getchannel("A").getextrema()[0] < 255:
+            raise ValueError("it has transparent pixels, which have no colour; flatten it")
+        picture = colours.convert("RGB") if picture.mode != "LA" else picture
+    return picture.convert("L")
+
+
 def signal_segment(pixels: Array, targets: Array, scale: Pixels, mean: float = 0.5, deviation: float = 0.5) -> Segment:
     """A segment of pixels uint8 [R, T] as tokens or as a signal in the range `scale`, with one label per row.
 
@@ -230,7 +253,7 @@ def read_pictures(paths: list[Path], size: int) -> Array:
     def one(path: Path) -> Array:
         try:
             with Image.open(path) as picture:
-                pixels = np.asarray(picture.convert("L"))
+                pixels = np.asarray(as_grey(picture))
         except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
             reason = " ".join(str(error).split())
             raise DataError(f"{path}: not a readable picture ({reason}); fetch it again.") from None

@@ -200,3 +200,33 @@ def test_a_run_reports_bits_a_sample(folder):
     final = {row["metric"]: row["value"] for row in rows if row["split"] == "test"}
     assert final["bits_per_sample"] == pytest.approx(final["loss"] / math.log(2))
     assert final["bits_per_sample"] < 3, "nothing was learned of a wave that repeats itself"
+
+
+@pytest.mark.parametrize(
+    ("riff", "data"),
+    [(0xFFFFFFFF, 0xFFFFFFFF), (0x7FFFF024, 0x7FFFF000), (0xFFFFFFFF, 0xFFFFFFDB)],
+    ids=["ffmpeg", "sox", "gstreamer"],
+)
+def test_a_wav_from_a_pipe_is_read_to_its_end(folder, riff, data):
+    path, wave = folder / "out3.wav", noise(3)
+    content = bytearray(path.read_bytes())
+    at = content.index(b"data") + 4
+    content[4:8], content[at : at + 4] = riff.to_bytes(4, "little"), data.to_bytes(4, "little")
+    path.write_bytes(content)
+    arrays = Recordings(data=folder, length=300).arrays()
+    assert arrays["samples"][3000:4000].tolist() == wave.tolist()
+    # what a header of a known size tells is still believed
+    (folder / "out4.wav").write_bytes((folder / "out4.wav").read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"out4\.wav: truncated"):
+        Recordings(data=folder, length=300).arrays(force=True)
+
+
+def test_samples_that_are_not_finite_are_refused(folder):
+    soundfile.write(folder / "out0.wav", np.array([0.0, np.nan, 0.5]), RATE, subtype="FLOAT")
+    with pytest.raises(DataError, match=r"out0\.wav: holds samples that are not finite"):
+        Recordings(data=folder, length=300).arrays()
+
+
+def test_hidden_files_are_no_recordings(folder):
+    (folder / "._out0.wav").write_bytes(b"a resource fork")
+    assert len(Recordings(data=folder, length=300).arrays()["ends"]) == 20

@@ -111,3 +111,37 @@ def test_a_run_trains_on_a_folder_and_is_known_by_its_content(folder):
     rows = Trainer(run, torch.device("cpu"))().rows
     assert {"valid", "test"} <= {row["split"] for row in rows if row["metric"] == "accuracy"}
     assert run.resolved["data"] == ImageFolder(data=folder, size=8).fingerprint()
+
+
+def test_sixteen_bits_keep_their_levels(folder):
+    levels = np.linspace(0, 65535, 64).round().astype(np.uint16).reshape(8, 8)
+    path = folder / "test" / "ant" / "00.png"
+    Image.fromarray(levels).save(path)
+    assert Image.open(path).mode.startswith("I")
+    wanted = np.round(levels.reshape(-1) / 257).astype(int)
+    assert load(folder, "test").inputs[0].tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "LA", "RGBA"])
+def test_every_mode_of_a_png_has_the_grey_of_its_colour(folder, mode):
+    Image.new("L", (8, 8), 255).convert(mode).save(folder / "test" / "ant" / "00.png")
+    assert set(load(folder, "test").inputs[0].tolist()) == {255}
+
+
+def test_transparent_pixels_are_refused_because_they_have_no_colour(folder):
+    Image.new("RGBA", (8, 8), (255, 255, 255, 0)).save(folder / "test" / "ant" / "00.png")
+    with pytest.raises(DataError, match=r"00\.png: .*transparent pixels, which have no colour; flatten it"):
+        load(folder, "test")
+
+
+def test_hidden_folders_and_files_are_no_data(folder):
+    before = load(folder, "train")
+    for hidden in (".ipynb_checkpoints", "__MACOSX"):
+        for split in ("train", "test"):
+            (folder / split / hidden).mkdir()
+            Image.new("L", (8, 8), 7).save(folder / split / hidden / "0.png")
+    (folder / "train" / "bee" / "._00.png").write_bytes(b"a resource fork of macOS")
+    after = load(folder, "train")
+    assert ImageFolder(data=folder, size=8).spec.num_classes == 3
+    assert after.targets.tolist() == before.targets.tolist()
+    assert after.inputs.tolist() == before.inputs.tolist()

@@ -1,5 +1,9 @@
 """Language modelling: every token counts once, byte pairs, and perplexities that do not depend on the vocabulary."""
 
+import bz2
+import codecs
+import gzip
+import lzma
 import math
 
 import numpy as np
@@ -287,6 +291,59 @@ def test_a_folder_with_files_of_its_own_for_every_split_keeps_them(tmp_path):
     for split in ("train", "valid", "test"):
         assert bytes(task.arrays()[f"{split}.stream"]).decode() == f"{split} {TEXT}"
     assert task.stand_in == "the text train.txt, valid.txt, test.txt"
+
+
+@pytest.mark.parametrize(
+    ("name", "packed"),
+    [
+        ("book.txt.gz", gzip.compress),
+        ("book.bz2", bz2.compress),
+        ("book.txt.xz", lzma.compress),
+        ("book.txt", lambda text: text.decode().encode("utf-16")),
+        ("book.txt", lambda text: codecs.BOM_UTF32_BE + text.decode().encode("utf-32-be")),
+    ],
+)
+def test_a_text_in_another_form_is_the_same_text(tmp_path, name, packed):
+    text = "one caf\u00e9 two\n".encode() * 60
+    (tmp_path / name).write_bytes(packed(text))
+    arrays = TextFile(data=tmp_path / name, length=16).arrays()
+    assert b"".join(bytes(arrays[f"{split}.stream"]) for split in ("train", "valid", "test")) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("book.zip", b"PK\x03\x04" + bytes(99), "a zip archive or a document of an office program"),
+        ("book.txt.zst", b"\x28\xb5\x2f\xfd" + bytes(99), "packed by zstd"),
+        ("book.pdf", b"%PDF-1.7" + bytes(99), "a PDF"),
+        ("book", b"PAR1" + bytes(99), "needs the ending .parquet"),
+        ("book.tar", bytes(257) + b"ustar" + bytes(99), "a tar archive; unpack it"),
+        ("book.csv.gz", gzip.compress(b"text\nword\n" * 40), "a table or an archive that is packed; unpack it"),
+        ("book.tar.gz", gzip.compress(bytes(600)), "a table or an archive that is packed; unpack it"),
+        ("book.txt.gz", gzip.compress(b"word " * 999)[:-9], "damaged"),
+        ("book.txt", codecs.BOM_UTF16_LE + b"a\0b", "damaged UTF-16"),
+    ],
+)
+def test_what_is_no_text_is_refused_by_its_name(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=rf"{name}: .*{words}"):
+        TextFile(data=tmp_path / name, length=16).arrays()
+
+
+def test_byte_pairs_of_a_text_in_latin_1_are_refused(tmp_path):
+    pytest.importorskip("tokenizers")
+    (tmp_path / "book.txt").write_bytes("caf\u00e9 au lait\n".encode("latin-1") * 99)
+    with pytest.raises(DataError, match=r"the train text is not UTF-8 \(89 characters are not\); convert it"):
+        TextFile(data=tmp_path, length=16, vocabulary="bpe", vocab_size=260).arrays()
+
+
+def test_hidden_documents_are_no_documents(tmp_path):
+    for number in range(16):
+        (tmp_path / f"{number}.txt").write_text(f"document {number}")
+    (tmp_path / "._3.txt").write_text("a resource fork")
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    (tmp_path / ".ipynb_checkpoints" / "1-checkpoint.txt").write_text("document 1")
+    assert TextFile(data=tmp_path, length=16).stand_in == f"16 documents of {tmp_path.name}"
 
 
 def test_a_folder_of_documents_is_split_by_whole_documents_in_an_order_of_their_names(tmp_path):

@@ -132,19 +132,42 @@ T = TypeVar("T")
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, with numbers as in YAML 1.2: `1e3` is a number, where YAML 1.1 reads a word."""
+    """The safe loader with the plain scalars of YAML 1.2's core schema, where the library has those of YAML 1.1.
+
+    `1e3` is a number, `010` is 10, and `yes`, `1:30`, `1_000` and `2026-11-28` are words.
+    """
 
 
 class _FastLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """The same with the parser of libyaml, where PyYAML was built with it. It takes a seventh of the time."""
 
 
-for _loader in (_Loader, _FastLoader):
-    _loader.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$"),
+_TAG = "tag:yaml.org,2002:"
+_SCALARS = {
+    # section 10.3.2 of YAML 1.2.2, and where such a scalar begins; what begins with none of these is a word
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    "float": (
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
         list("-+.0123456789"),
-    )
+    ),
+}
+
+
+def _integer(loader: Any, node: yaml.ScalarNode) -> int:
+    text = loader.construct_scalar(node)
+    if text[:2] in ("0o", "0x"):
+        return int(text[2:], 8 if text[1] == "o" else 16)
+    return int(text)
+
+
+for _loader in (_Loader, _FastLoader):
+    # a merge key belongs to no schema of YAML 1.2, but the library has a way of its own to write it
+    _loader.yaml_implicit_resolvers = {"<": list(yaml.SafeLoader.yaml_implicit_resolvers["<"])}
+    for _name, (_pattern, _begins) in _SCALARS.items():
+        _loader.add_implicit_resolver(_TAG + _name, re.compile(rf"(?:{_pattern})\Z"), _begins)
+    _loader.add_constructor(_TAG + "int", _integer)
 
 
 MAX_VALUES = 100_000

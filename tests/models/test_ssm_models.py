@@ -494,6 +494,21 @@ def test_states_have_the_sizes_of_their_papers():
     assert wide.state_size(1000) == 128 * 1000 + 3 * 128 * 2
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("s4", "log_dt log_A_real A_imag B P"),
+        ("s4d", "log_dt log_A_real A_imag"),
+        ("dss-softmax", "log_dt Lambda_re Lambda_im W"),
+        ("mamba", "inner.log_A inner.D inner.dt_bias"),
+        ("mamba2", "log_A D dt_bias"),
+        ("mamba3", "D dt_bias"),
+    ],
+)
+def test_the_parameters_of_a_state_space_are_those_of_its_dynamics(name, parameters):
+    assert set(build(name).mixers[0].ssm_parameters()) == set(parameters.split())
+
+
 @pytest.mark.parametrize("name", ["s4d", "dss-softmax", "gss", "h3"])
 def test_ssm_parameters_have_their_own_rate_and_no_decay(name):
     (group,) = [group for group in build(name, ssm_lr=3e-4).param_groups() if group.name == "ssm"]

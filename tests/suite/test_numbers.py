@@ -116,6 +116,41 @@ def test_yaml_reads_exponents_as_numbers_and_leaves_names_alone():
     assert read_yaml("[e3, 1e, h3, 12ab34, 1e3f]") == ["e3", "1e", "h3", "12ab34", "1e3f"]
 
 
+# the examples of section 10.3.2 of YAML 1.2.2, and what YAML 1.1 reads as something else
+SCALARS = {
+    "010": 10, "-08": -8, "0o10": 8, "0x1F": 31, "+12": 12, "0": 0, "1.": 1.0, ".5": 0.5, "+12e03": 12000.0,
+    "-2E+05": -200000.0, "null": None, "~": None, "": None, "True": True, "FALSE": False,
+    **{word: word for word in (
+        "yes", "no", "on", "Off", "y", "tRUE", "1:30", "190:20:30.15", "1_000", "685_230.15", "0b11", "0o8",
+        "2026-11-28",
+        "2001-12-14t21:59:43.10-05:00", "=", ".", "1e", "e3", "0x", "nul",
+    )},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", SCALARS)
+def test_a_plain_scalar_is_that_of_the_core_schema(text):
+    (found,) = read_yaml(f"[{text or '~'}]")
+    assert (found, type(found)) == (SCALARS[text], type(SCALARS[text]))
+    assert read_yaml(f"a: {text}") == {"a": SCALARS[text]}
+    assert assignment(f"train.x={text}", "--set")[1] == SCALARS[text]
+
+
+@pytest.mark.parametrize("value", [0, 7, 10, 123])
+@pytest.mark.parametrize("form", ["{:d}", "{:03d}", "+{:05d}", "0o{:o}", "0x{:x}", "{:.1f}", "{:e}", "'{:d}'"])
+def test_a_whole_number_is_the_same_number_in_all_its_forms(value, form):
+    assert parse(Options, {"size": read_yaml(form.format(value))}, "here").size == value
+
+
+def test_zero_padded_seeds_of_a_sweep_are_different_runs():
+    config = ExperimentConfig(
+        title="x",
+        baseline={"task": {"name": "parity"}, "model": {"name": "toy"}},
+        sweep=read_yaml("{train.steps: [008, 010]}"),
+    )
+    assert [run.train.steps for run in expand("x", config, RESOLVER)] == [8, 10]
+
+
 @pytest.mark.parametrize("value", [".nan", ".inf", "-.inf", "1e999", "{a: [.nan]}"])
 @pytest.mark.parametrize("flag", ["--set", "--only"])
 def test_a_flag_takes_no_value_that_is_not_finite(flag, value):

@@ -4,8 +4,8 @@
 already. If one of them is lost, the others end within seconds:
 
 - rank 0 gone: the others watch the process that started them;
-- another one gone: a thread of rank 0 notices. Rank 0 may wait for it for ever, so it ends in the same way after
-  `GRACE_S`, and its own parent treats the run as that of any lost worker.
+- another one gone: a thread of rank 0 notices. Rank 0 may wait for it for ever, so after `GRACE_S` the thread tells the
+  parent what happened and ends rank 0, and the parent treats the run as that of any lost worker.
 """
 
 from __future__ import annotations
@@ -109,12 +109,17 @@ def _member(pipe: Connection, rank: int, team: Team, address: str, device: str, 
 class Leader:
     """Rank 0 of a team, in a worker process: it starts the others when it is made, and watches them.
 
-    on_failure: called by a thread with (status, reason) if another process ended with an error and this one still waits
-    for it; after that this process ends.
+    on_failure: called by a thread with (status, reason, fault) if another process has ended and this one still waits
+        for it; after that this process ends. fault: how the other was lost; None if it ended with an error of the run.
     """
 
     def __init__(
-        self, team: Team, device: torch.device, root: Path, threads: int, on_failure: Callable[[str, str], None]
+        self,
+        team: Team,
+        device: torch.device,
+        root: Path,
+        threads: int,
+        on_failure: Callable[[str, str, str | None], None],
     ) -> None:
         self.on_failure = on_failure
         self.lost = threading.Event()
@@ -145,8 +150,7 @@ class Leader:
         self.lost.set()
         time.sleep(GRACE_S)
         if self.error is not None:
-            self.on_failure(*self.error)
-        elif process.exitcode is not None and process.exitcode < 0:
-            # so the parent of this process sees what happened to the team
-            os.kill(os.getpid(), -process.exitcode)
+            self.on_failure(*self.error, None)
+        else:
+            self.on_failure("failed", self.lost_by, self.lost_by)
         os._exit(1)

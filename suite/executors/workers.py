@@ -108,9 +108,9 @@ def _work(
         rate = (progress.metrics or {}).get("train/steps_per_s")
         pipe.send((progress, None if rate is None else measure(device, rate)))
 
-    def give_up(status: str, reason: str) -> None:
+    def give_up(status: str, reason: str, fault: str | None) -> None:
         if current:
-            pipe.send(_Ending(store_failure(current[0], root, device, reason, status), None, True))
+            pipe.send(_Ending(store_failure(current[0], root, device, reason, status), fault, True))
 
     leader = None if team is None else Leader(team, device, root, options["threads"], give_up)
     while True:

@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +14,10 @@ import pytest
 import torch
 
 from suite.contracts import IGNORE, Batch
+from suite.executors import team
 from suite.executors.local import run_all
 from suite.executors.processes import CONTEXT, start
-from suite.executors.team import Team, _member, give
+from suite.executors.team import Leader, Team, _member, give
 from suite.runner import execute
 from suite.runs import RunEnded
 from suite.store import storage
@@ -39,12 +42,12 @@ ROUNDING = {"train": 1e-12, "": 1e-12}
 @contextlib.contextmanager
 def two_processes(root, first=CPU, *, sharded=False):
     """A context in which this process is rank 0 of two, the other of which follows. first: the device of rank 0."""
-    team = Team(2, sharded)
+    two = Team(2, sharded)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     _, theirs = CONTEXT.Pipe(duplex=False)
-    other = start(_member, theirs, 1, team, address, str(team.device(1, first)), root, 1)
+    other = start(_member, theirs, 1, two, address, str(two.device(1, first)), root, 1)
     parallel.join(0, 2, first, address=address, sharded=sharded)
 
     def end():
@@ -230,6 +233,19 @@ def test_a_lost_process_ends_its_team_and_costs_one_try(tmp_path):
     assert ending(tmp_path, dies_once)[0] == "ok"
     assert ending(tmp_path, oom)[0] == "oom"
     assert "process 1 of 2: OutOfMemoryError: planted" in ending(tmp_path, oom)[1]
+
+
+def test_a_process_that_waits_for_a_lost_one_tells_its_parent_which_and_ends(monkeypatch):
+    told = []
+    monkeypatch.setattr(team, "GRACE_S", 0.0)
+    monkeypatch.setattr(team.os, "_exit", told.append)
+    mine, theirs = CONTEXT.Pipe(duplex=False)
+    leader = Leader.__new__(Leader)
+    leader.members = [(start(signal.raise_signal, signal.SIGKILL, name="process 1"), mine)]
+    leader.lost, leader.error, leader.on_failure = threading.Event(), None, lambda *given: told.append(given)
+    theirs.close()
+    leader._watch()
+    assert told == [("failed", *["process 1: killed, signal 9"] * 2), 1]
 
 
 @pytest.mark.slow

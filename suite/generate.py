@@ -156,7 +156,7 @@ def generate(
     top_p: float | None = None,
     stop: Collection[int] = (),
     seed: int = 0,
-    callback: Callable[[Tensor], None] | None = None,
+    callback: Callable[[Tensor], bool | None] | None = None,
     every: int = EVERY,
 ) -> Tensor:
     """Tokens [B, N], int64, that follow the prompts [B, P] on their device, where N is at most `max_new_tokens`.
@@ -166,7 +166,7 @@ def generate(
     lengths:  [B]: tokens of each prompt, which are its last ones; None: all P.
     temperature, top_k, top_p: as in `Sampling`; 0 is greedy.
     stop:     a row ends with the first of these tokens and repeats it to the length of the longest row.
-    callback: called with the new tokens [B, n] every `every` steps; it may raise to interrupt.
+    callback: called with the new tokens [B, n] every `every` steps; with True it ends all rows, and it may raise.
     """
     _check(prompts, max_new_tokens, lengths)
     device = prompts.device
@@ -187,12 +187,21 @@ def generate(
                 drawn = False
                 part[:, t] = decoder.token
             parts.append(part)
-            if callback is not None:
-                callback(part)
+            if callback is not None and callback(part):
+                break
             if stop and decoder.stopped.all():
                 break
     made = torch.cat(parts, dim=1)
     return made[:, : lengths_until(made, stop).max()] if stop else made
+
+
+def end_of_stop(text: str, stops: Collection[str]) -> int | None:
+    """Where in a text the first of some texts ends that stands in it; None where there is none.
+
+    A text is found wherever it stands: its tokens may be cut in another way than those of the same text alone.
+    """
+    ends = [text.find(word) + len(word) for word in stops if word and word in text]
+    return min(ends, default=None)
 
 
 def lengths_until(tokens: Tensor, stop: Collection[int]) -> Tensor:

@@ -1,20 +1,22 @@
 """Language models of the suite behind the interface of lm-evaluation-harness, so that its tasks can be asked of them.
 
 The package is optional (extra `eval`) and imported here alone. A text is what the model's task or a tokenizer makes of
-it; nothing is added, and a text that is asked for without a context follows a line break.
+it, and nothing is added. Where the package's own models of the hub leave a choice, it is made as there: a context and
+its continuation are encoded as one text, the token of the end of a text ends an answer, and a text without a context
+follows that token. Where a vocabulary has none, such as that of bytes, it follows a line break.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from suite.generate import generate
+from suite.generate import Sampling, end_of_stop, generate
 from suite.model import Model
 from suite.registry import nearest
 
@@ -22,7 +24,11 @@ Encode = Callable[[str], list[int]]
 Decode = Callable[[list[int]], str]
 
 BEFORE = "\n"
-"""Stands before a text that has no context."""
+"""Stands before a text that has no context, where the vocabulary has no token for the end of a text."""
+END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
+"""Names of the token for the end of a text in the vocabularies that people use."""
+RULES = 2
+"""Raised whenever the same question of the same model may have another answer."""
 PACKAGE = "lm_eval"
 
 
@@ -57,13 +63,42 @@ class Answers:
     """The harness's interface to a model: likelihoods of continuations and of texts, and greedy continuations.
 
     length: longest sequence that the model reads; of a longer one, the end is kept.
+    end: token of the end of a text, where the vocabulary has one.
     """
 
     def __init__(
-        self, model: Model, encode: Encode, decode: Decode, length: int, batch_size: int, device: torch.device
+        self,
+        model: Model,
+        encode: Encode,
+        decode: Decode,
+        length: int,
+        batch_size: int,
+        device: torch.device,
+        end: int | None = None,
     ) -> None:
         self.model, self.encode, self.decode = model, encode, decode
-        self.length, self.batch_size, self.device = length, batch_size, device
+        self.length, self.batch_size, self.device, self.end = length, batch_size, device, end
+
+    def _start(self) -> list[int]:
+        """What stands before a text without a context."""
+        return self.encode(BEFORE) if self.end is None else [self.end]
+
+    def _together(self, context: str, text: str) -> tuple[list[int], int]:
+        """The tokens of a text behind its context, and how many of them are those of the text.
+
+        The spaces at the end of a context begin the text, because a token holds a space and the word behind it.
+        """
+        bare = context.rstrip()
+        context, text = bare, context[len(bare) :] + text
+        if not context:
+            tokens, before = self.encode(text), self._start()
+            # a text that begins with the end of another one has its start already
+            return (tokens, len(tokens) - 1) if tokens[:1] == before else (before + tokens, len(tokens))
+        whole, before = self.encode(context + text), self.encode(context)
+        if len(whole) <= len(before):
+            # a token over the border takes in the whole text
+            whole = before + self.encode(text)
+        return whole, len(whole) - len(before)
 
     def continuation(self, context: str, text: str) -> tuple[float, bool]:
         """Sum of log p of the tokens of `text` behind `context`, and whether each is the likeliest one."""
@@ -73,9 +108,8 @@ class Answers:
         """`continuation` for many pairs, in their order."""
         rows = []
         for context, text in pairs:
-            answer = self.encode(text)
-            before = self.encode(context or BEFORE)
-            rows.append(((before + answer)[-(self.length + 1) :], len(answer)))
+            tokens, count = self._together(context, text)
+            rows.append((tokens[-(self.length + 1) :], count))
         for start in range(0, len(rows), self.batch_size):
             yield from self._scored(rows[start : start + self.batch_size])
 
@@ -100,22 +134,76 @@ class Answers:
         """Sum of log p of all tokens of a text, each with as much context as the model reads."""
         from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-        tokens, first = self.encode(text), self.encode(BEFORE)[-1]
+        tokens, first = self.encode(text), self._start()[-1]
         windows = map(make_disjoint_window, get_rolling_token_windows(tokens, first, self.length, 1))
         rows = [(context + answer, len(answer)) for context, answer in windows]
         parts = [rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size)]
         return sum(total for part in parts for total, _ in self._scored(part))
 
     def greedy(self, context: str, until: Sequence[str], max_new_tokens: int) -> str:
-        """The likeliest continuation up to the first of the texts `until`."""
+        """The likeliest continuation up to the first of the texts `until`, or to the end of the text."""
+        return self.continued(context, until, max_new_tokens, Sampling(temperature=0.0))
+
+    def continued(self, context: str, until: Sequence[str], max_new_tokens: int, sampling: Sampling) -> str:
+        """A continuation by a rule. It ends before the first of the texts `until`, or with the end of the text."""
         # a question keeps half of the positions also where more tokens are asked for than the others
         room = max(1, self.length - max_new_tokens, self.length // 2)
-        prompt = torch.tensor([self.encode(context or BEFORE)[-room:]], device=self.device)
+        prompt = torch.tensor([(self.encode(context) or self._start())[-room:]], device=self.device)
         count = min(max_new_tokens, self.length - prompt.shape[1] + 1)
-        made: Tensor = generate(self.model, prompt, count, temperature=0.0)
-        text = self.decode(made[0].tolist())
+        made: list[int] = []
+
+        def found(part: Tensor) -> bool:
+            made.extend(part[0].tolist())
+            return end_of_stop(self.decode(made), until) is not None
+
+        generate(
+            self.model,
+            prompt,
+            count,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            stop=() if self.end is None else (self.end,),
+            callback=found,
+        )
+        if self.end in made:
+            made = made[: made.index(self.end)]
+        text = self.decode(made)
         ends = [text.find(word) for word in until if word and word in text]
         return text[: min(ends)] if ends else text
+
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "num_beams": (1,),
+    "num_return_sequences": (1,),
+    "repetition_penalty": (1, 1.0),
+    "length_penalty": (1, 1.0),
+    "min_new_tokens": (0,),
+    "use_cache": (True, False),
+}
+"""Settings of a task's answers that change nothing with these values."""
+
+
+def asked(options: Mapping[str, Any]) -> tuple[list[str], int, Sampling]:
+    """The texts that end an answer, its most tokens, and the rule by which they are drawn, of a task's settings.
+
+    A temperature counts only where the task asks for samples. ValueError for a setting that cannot be followed.
+    """
+    options = dict(options)
+    until = options.pop("until", None) or []
+    most = [options.pop(name) for name in ("max_gen_toks", "max_new_tokens") if name in options]
+    drawn, temperature = options.pop("do_sample", None), options.pop("temperature", None)
+    # transformers keeps 50 tokens where a task asks for samples and says nothing else
+    top_k, top_p = options.pop("top_k", 50), options.pop("top_p", None)
+    for name, value in options.items():
+        if value is not None and value not in NEUTRAL.get(name, ()):
+            raise ValueError(
+                f"a task asks for answers with {name}={value!r}, which evaluate does not have; leave it out"
+            )
+    rule = Sampling(temperature=0.0)
+    if drawn:
+        rule = Sampling(1.0 if temperature is None else float(temperature), top_k or None, top_p)
+    return [until] if isinstance(until, str) else list(until), int(most[0]) if most else 256, rule
 
 
 def evaluate(
@@ -145,12 +233,10 @@ def evaluate(
             return [answers.whole(request.args[0]) for request in requests]
 
         def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-            made = []
-            for context, options in (request.args for request in requests):
-                until = options.get("until") or []
-                until = [until] if isinstance(until, str) else until
-                made.append(answers.greedy(context, until, int(options.get("max_gen_toks", 256))))
-            return made
+            # a setting that cannot be followed is an error before hours of answers
+            rules = [asked(request.args[1]) for request in requests]
+            contexts = [request.args[0] for request in requests]
+            return [answers.continued(context, *rule) for context, rule in zip(contexts, rules, strict=True)]
 
     manager = _manager(tasks, folder)
     try:

@@ -66,13 +66,15 @@ def evaluate(
     spec = task.spec
     if (spec.input, spec.readout) != ("tokens", "token"):
         raise ValueError(f"{path}: its task does not predict the next token, so its model continues nothing")
-    encode, decode = _text(task, tokenizer)
+    encode, decode, end = _text(task, tokenizer)
+    end = None if end is None or end >= spec.vocab_size else end
     settings: dict[str, Any] = {
         "weights": mark(path),
         "tasks": names,
         "shots": num_fewshot,
         "limit": limit,
         "harness": version,
+        "rules": harness.RULES,
         # both change the answers; they are left out where they are not given, so that older evaluations keep their ids
         **({} if tokenizer is None else {"tokenizer": files_digest([tokenizer], tokenizer.parent)}),
         **({} if folder is None else {"include": files_digest(folder.rglob("*"), folder)}),
@@ -81,7 +83,7 @@ def evaluate(
     with writable("--results", results):
         # the answers may take hours, so a folder that cannot be written is an error now
         probe(results / EXPERIMENT / scale)
-    answers = harness.Answers(model, encode, decode, spec.max_length, batch_size, target)
+    answers = harness.Answers(model, encode, decode, spec.max_length, batch_size, target, end)
     scores = harness.evaluate(answers, names, folder=folder, num_fewshot=num_fewshot, limit=limit)
 
     shared = _columns(settings, scale, model_settings(path)[0], target)
@@ -122,8 +124,10 @@ def _error(error: float | None) -> str:
     return "" if error is None else f" ± {error:.4f}"
 
 
-def _text(task: Task, tokenizer: Path | None) -> tuple[Encode, Decode]:
-    """The functions from text to tokens and back."""
+def _text(task: Task, tokenizer: Path | None) -> tuple[Encode, Decode, int | None]:
+    """The functions from text to tokens and back, and the token of the end of a text, where there is one."""
+    from suite.harness import END_TOKENS
+
     if tokenizer is not None:
         try:
             from tokenizers import Tokenizer
@@ -133,9 +137,12 @@ def _text(task: Task, tokenizer: Path | None) -> tuple[Encode, Decode]:
             made = Tokenizer.from_file(str(tokenizer))
         except Exception as error:
             raise ValueError(f"--tokenizer {tokenizer}: {' '.join(str(error).split())[:120]}") from None
-        return lambda text: list(made.encode(text, add_special_tokens=False).ids), made.decode
+        ends = [made.token_to_id(name) for name in END_TOKENS]
+        end = next((token for token in ends if token is not None), None)
+        return lambda text: list(made.encode(text, add_special_tokens=False).ids), made.decode, end
     if not task.has_text:
         raise ValueError("the task of these weights has no text; evaluate a model of text-file or wikitext")
     # a task without a tokenizer says so now and not at the first question
     task.encode("a")
-    return task.encode, task.decode
+    file = getattr(task, "tokenizer", None)
+    return task.encode, task.decode, None if file is None else _text(task, file)[2]

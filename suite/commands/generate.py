@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,14 +28,14 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0.0, help="Divisor of the logits; 0 is greedy.")] = 1.0,
     top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k likeliest tokens only.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens with this sum.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Token to stop at, written as a prompt; repeatable.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text (or ids) to stop behind; repeatable.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampled tokens.")] = 0,
     plugins: Plugins = None,
     device: Device = None,
     results: StoredResults = None,
 ) -> None:
     """Continue prompts with a trained model. With a single prompt, tokens are printed as they come."""
-    from suite.generate import Sampling, lengths_until
+    from suite.generate import Sampling
     from suite.generate import generate as continue_prompts
     from suite.store.weights import find_weights
     from suite.training.weights import load_model
@@ -56,7 +56,8 @@ def generate(
         raise ValueError(f"{path}: its task does not predict the next token, so its model continues nothing")
     encode, decode = _text(task, ids)
     rows = [_tokens("--prompt", prompt, encode, spec.vocab_size) for prompt in prompts]
-    ends = sorted({_tokens("--stop", text, encode, spec.vocab_size)[-1] for text in stop or ()})
+    stops = {text: _tokens("--stop", text, encode, spec.vocab_size) for text in stop or ()}
+    until = _until(decode, stops)
     longest = max(map(len, rows))
     padded = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=target)
     lengths = torch.tensor([len(row) for row in rows], device=target)
@@ -70,7 +71,18 @@ def generate(
     alone = len(rows) == 1
     if alone:
         print(prompts[0], end="" if decode is not _numbers else " ", flush=True)
-    made = continue_prompts(
+    rest: list[list[int]] = [[] for _ in rows]
+
+    def collect(part: Tensor) -> bool:
+        before = until(rest[0])[0] if alone else ""
+        for row, tokens in zip(rest, part.tolist(), strict=True):
+            row += tokens
+        found = [until(row) for row in rest]
+        if alone:
+            print(found[0][0][len(before) :], end="", flush=True)
+        return all(stopped for _, stopped in found)
+
+    continue_prompts(
         model,
         padded,
         max_new_tokens,
@@ -78,32 +90,43 @@ def generate(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
-        stop=ends,
         seed=seed,
-        callback=_printing(decode, ends) if alone else None,
+        callback=collect,
         every=4,
     )
     if alone:
         print()
         return
-    kept = lengths_until(made, ends) if ends else [made.shape[1]] * len(made)
-    for prompt, row, length in zip(prompts, made.tolist(), kept, strict=True):
-        print(prompt + (" " if decode is _numbers else "") + decode(row[: int(length)]))
+    for prompt, row in zip(prompts, rest, strict=True):
+        print(prompt + (" " if decode is _numbers else "") + until(row)[0])
 
 
-def _printing(decode: Decode, ends: Collection[int]) -> Callable[[Tensor], None]:
-    """Returns a function that prints the new tokens [1, n] of a single row, up to the first of `ends`."""
-    printed: list[int] = []
+def _until(decode: Decode, stops: dict[str, list[int]]) -> Callable[[list[int]], tuple[str, bool]]:
+    """Returns a function from new tokens to their text, up to the end of the first stop, and whether there is one.
 
-    def show(part: Tensor) -> None:
-        before = decode(printed)
-        for token in part[0].tolist():
-            # a row repeats the token that stopped it
-            if not (printed and printed[-1] in ends):
-                printed.append(token)
-        print(decode(printed)[len(before) :], end="", flush=True)
+    stops: text of each stop and its tokens. Ids are compared with ids, and text with text.
+    """
+    from suite.generate import end_of_stop
 
-    return show
+    def text_until(tokens: list[int]) -> tuple[str, bool]:
+        text = decode(tokens)
+        # a text that was encoded and decoded may have other letters, such as capitals
+        end = end_of_stop(text, [*stops, *map(decode, stops.values())])
+        return text[:end], end is not None
+
+    def ids_until(tokens: list[int]) -> tuple[str, bool]:
+        ends = [_end_of(tokens, stop) for stop in stops.values()]
+        end = min((end for end in ends if end), default=None)
+        return decode(tokens[:end]), end is not None
+
+    return ids_until if decode is _numbers else text_until
+
+
+def _end_of(tokens: Sequence[int], part: Collection[int]) -> int:
+    """Where the first stretch of tokens ends that is this part; 0 where there is none."""
+    size = len(part)
+    found = (end for end in range(size, len(tokens) + 1) if tokens[end - size : end] == part)
+    return next(found, 0)
 
 
 def _text(task: Task, ids: bool) -> tuple[Encode, Decode]:

@@ -55,6 +55,18 @@ def test_a_text_is_continued(kept, command_line):
     assert several.stdout == "gh abcdefgh \nefgh abcdefgh \n"
 
 
+def test_a_stop_is_the_whole_text_and_not_its_last_token(kept, command_line):
+    run, results = kept
+    greedy = ("--temperature", 0, "--max-new-tokens", 12, "--results", results, "--device", "cpu")
+    for stop, wanted in (("fgh", "abcdefgh"), ("zf", "abcdefgh abcdefg")):
+        done = command_line("generate", run.run_id, "--prompt", "abcd", "--stop", stop, *greedy)
+        assert done.stdout == f"{wanted}\n"
+    ids = ("--ids", "--prompt", "97 98", "--stop", "100 101", "--stop", "102 100")
+    assert command_line("generate", run.run_id, *ids, *greedy).stdout.split() == ["97", "98", "99", "100", "101"]
+    ids = ("--prompt", "ab", "--prompt", "efg", "--stop", "h a")
+    assert command_line("generate", run.run_id, *ids, *greedy).stdout == "abcdefgh a\nefgh a\n"
+
+
 def test_the_kept_weights_are_those_that_were_tested(kept):
     (path,) = kept[1].rglob("*.weights")
     _, model = load_model(path, Resolver(TASKS, MODELS), CPU)

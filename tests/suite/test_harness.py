@@ -1,0 +1,121 @@
+"""What `evaluate` asks of a model: how texts become tokens, where answers end, and by which rule they are drawn.
+
+The rules are those of the models of the hub in lm-evaluation-harness, which need not be installed here.
+"""
+
+import pytest
+import torch
+
+from suite.generate import Sampling, end_of_stop
+from suite.harness import Answers, asked
+
+CPU = torch.device("cpu")
+WORDS = ["<|endoftext|>", *"abcdefgh \n", " a", " ab", "cd", "ef"]
+END = 0
+
+
+def encode(text):
+    """The longest token first, as byte pairs do: a space belongs to the word behind it."""
+    tokens = []
+    while text:
+        word = max((word for word in WORDS[1:] if text.startswith(word)), key=len)
+        tokens.append(WORDS.index(word))
+        text = text[len(word) :]
+    return tokens
+
+
+def decode(tokens):
+    return "".join(WORDS[token] for token in tokens)
+
+
+class Cycle:
+    """A model that finds the next token of a repeated text the likeliest, and has seen what it was asked."""
+
+    def __init__(self, text):
+        self.tokens, self.asked = text, []
+
+    def __call__(self, inputs):
+        self.asked.append(inputs.clone())
+        return self._logits(inputs)
+
+    def _logits(self, tokens):
+        following = dict(zip(self.tokens, self.tokens[1:], strict=False))
+        wanted = torch.tensor([[following.get(int(token), 1) for token in row] for row in tokens.view(len(tokens), -1)])
+        return torch.nn.functional.one_hot(wanted, len(WORDS)).float().view(*tokens.shape, -1) * 9
+
+    def init_state(self, batch_size, capacity=None):
+        return (torch.zeros(batch_size),)
+
+    def restart(self, state):
+        pass
+
+    def prefill(self, inputs, lengths=None, *, state=None, capacity=None):
+        self.asked.append(inputs.clone())
+        return self._logits(inputs[:, -1]), state
+
+    def step(self, inputs_t, state):
+        self.asked.append(inputs_t[:, None].clone())
+        return self._logits(inputs_t), state
+
+
+def answers(model, end=END):
+    return Answers(model, encode, decode, 32, 4, CPU, end)
+
+
+@pytest.mark.parametrize(("context", "text"), [("c", " ab"), ("c ", "ab"), ("c  ", "ab"), ("c\n", "ab")])
+def test_a_context_and_its_continuation_are_encoded_as_one_text(context, text):
+    model = Cycle([])
+    answers(model).continuation(context, text)
+    whole = encode(context + text)
+    assert model.asked[0].tolist() == [whole[:-1]]
+
+
+def test_a_text_that_joins_the_last_token_of_its_context_is_encoded_alone():
+    model = Cycle([WORDS.index("c"), WORDS.index("d")])
+    assert answers(model).continuation("c", "d")[1]
+    assert model.asked[0].tolist() == [encode("c")]
+
+
+def test_a_context_that_ends_in_a_space_scores_as_the_space_within_the_continuation():
+    model = Cycle([WORDS.index("c"), WORDS.index(" ab")])
+    assert answers(model).continuation("c ", "ab") == answers(model).continuation("c", " ab")
+    assert answers(model).continuation("c ", "ab")[1]
+
+
+@pytest.mark.parametrize(("end", "before"), [(END, [END]), (None, [WORDS.index("\n")])])
+def test_a_text_without_a_context_follows_the_end_of_a_text_or_a_line_break(end, before):
+    model = Cycle([])
+    answers(model, end).continuation("", " ab")
+    answers(model, end).continued("", [], 2, Sampling(0.0))
+    assert model.asked[0].tolist() == [before]
+    assert model.asked[1].tolist() == [before]
+
+
+def test_the_end_of_the_text_ends_an_answer():
+    loop = [WORDS.index("c"), WORDS.index("d"), END, WORDS.index("e"), WORDS.index("f")]
+    assert answers(Cycle(loop)).greedy("c", [], 9) == "d"
+    assert answers(Cycle(loop), end=None).greedy("c", [], 4) == "d<|endoftext|>ef"
+
+
+def test_a_stop_is_found_over_the_borders_of_tokens():
+    loop = [WORDS.index(word) for word in ("a", "b", "cd", "ef", "g", "h")]
+    assert answers(Cycle(loop)).greedy("a", ["de"], 5) == "bc"
+    assert end_of_stop("bcdefg", ["x", "de", "fg"]) == 4
+    assert end_of_stop("bcdefg", ["x"]) is None
+
+
+def test_samples_are_drawn_where_a_task_asks_for_them():
+    assert asked({}) == ([], 256, Sampling(0.0))
+    assert asked({"until": "x", "temperature": 0.7, "max_gen_toks": 9}) == (["x"], 9, Sampling(0.0))
+    drawn = asked({"do_sample": True, "temperature": 0.7, "top_p": 0.9, "until": ["x"]})
+    assert drawn == (["x"], 256, Sampling(0.7, 50, 0.9))
+    assert asked({"do_sample": False, "num_beams": 1})[2] == Sampling(0.0)
+    with pytest.raises(ValueError, match="answers with num_beams=4, which evaluate does not have; leave it out"):
+        asked({"num_beams": 4})
+
+
+def test_samples_differ_from_the_likeliest_answer():
+    torch.manual_seed(0)
+    flat = Cycle([])
+    flat._logits = lambda tokens: torch.zeros(*tokens.shape, len(WORDS))
+    assert len(set(answers(flat, None).continued("a", [], 20, Sampling(1.0)))) > 3

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import shutil
 import tempfile
@@ -343,6 +344,8 @@ def test_fresh_rows_depend_on_the_step_and_not_on_where_one_starts():
     backward = [other.locate(step) for step in reversed(steps)][::-1]
     for (a, rows), (b, same) in zip(forward, backward, strict=True):
         assert torch.equal(a.inputs[rows], b.inputs[same])
+    taken = [segment.inputs[rows] for segment, rows in forward]
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(taken, 2))
     one.close()
     other.close()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.selective_scan.unfused import scan, selective_scan_unfused
-from kernels.selective_scan.workloads import make_inputs, reference
+from kernels.selective_scan.workloads import WORKLOAD, make_inputs
 from suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -25,7 +25,7 @@ def inputs(length, form="core"):
 def test_the_parallel_scan_equals_the_recurrence(form, length, dtype):
     assert_matches_reference(
         selective_scan_unfused,
-        reference,
+        WORKLOAD.reference,
         inputs(length, form),
         dtype=dtype,
         keep=("A", "D", "dt_bias"),

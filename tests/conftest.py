@@ -1,7 +1,7 @@
 """Setup of all tests: Triton's interpreter without a GPU, memory full of NaN, and a time limit for quick tests.
 
 Triton decides when it is first imported whether kernels are compiled or interpreted, so this file decides before any
-test is collected.
+test is collected. A process that only hands tests to workers imports neither Triton nor torch.
 """
 
 import contextlib
@@ -10,20 +10,25 @@ import os
 import sys
 
 import pytest
-import torch
 
-from tests.interpreter import change_the_interpreter
+from tests import time_limit
+from tests.time_limit import pytest_addoption
 
-# hooks of pytest
-from tests.time_limit import pytest_addoption, pytest_configure
-
-__all__ = ["poisoned_memory", "pytest_addoption", "pytest_configure"]
+__all__ = ["poisoned_memory", "pytest_addoption"]
 
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
-    with contextlib.suppress(ImportError):
-        change_the_interpreter()
+def pytest_configure(config):
+    time_limit.pytest_configure(config)
+    if getattr(config.option, "numprocesses", None):
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"
+        with contextlib.suppress(ImportError):
+            from tests.interpreter import change_the_interpreter
+
+            change_the_interpreter()
 
 
 MANY = 50
@@ -61,6 +66,8 @@ def pytest_unconfigure():
 @pytest.fixture
 def poisoned_memory():
     """Fill what `torch.empty` returns with NaN, so that a result which no kernel wrote cannot pass."""
+    import torch
+
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     # filling belongs to the deterministic mode; an operation without a deterministic implementation only warns
     torch.use_deterministic_algorithms(True, warn_only=True)

@@ -274,8 +274,8 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 """Settings of a Python that takes files and output for ASCII."""
 
 
-def test_a_locale_without_utf8_changes_nothing():
-    command = [sys.executable, "run_suite.py", "report", "mamba/table13"]
+def test_a_locale_without_utf8_changes_nothing(tmp_path):
+    command = [sys.executable, "run_suite.py", "report", "mamba/table13", "--results", tmp_path]
     found = [
         subprocess.run(command, cwd=HOME, capture_output=True, timeout=60, env={**os.environ, **settings})
         for settings in ({"PYTHONUTF8": "1"}, ASCII)

@@ -1,5 +1,7 @@
 """Stages of growing length before the run proper: as many tokens a batch, one schedule, resumable anywhere."""
 
+import functools
+
 import pytest
 import torch
 
@@ -95,11 +97,16 @@ def test_an_epoch_of_a_stream_is_its_rows_or_else_the_steps_it_is_given():
         make([{"length": 8, "epochs": 2}])
 
 
+@functools.cache
+def uninterrupted(endless):
+    run = make(train={"schedule": "cosine", "eval_every": 2, "keep": "best"}, endless=endless)
+    return run, trained(run)
+
+
 @pytest.mark.parametrize("endless", [True, False])
 @pytest.mark.parametrize("stop_at", [1, 3, 6, 8, 10])
 def test_an_interrupted_run_continues_in_the_stage_it_was_in(tmp_path, endless, stop_at):
-    run = make(train={"schedule": "cosine", "eval_every": 2, "keep": "best"}, endless=endless)
-    whole = trained(run)
+    run, whole = uninterrupted(endless)
     calls = iter(range(1000))
     path = tmp_path / "a.checkpoint"
     with pytest.raises(KeyboardInterrupt):

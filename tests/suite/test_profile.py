@@ -36,7 +36,10 @@ def test_every_product_of_a_step_is_counted_and_the_longest_stands_first():
     [
         (("quickstart", "--only", "model.name=gla", "--only", "model.d_model=16"), ["training step"]),
         (
-            ("gsa/figure4", "--scale", "cpu", "--only", "model.name=gsa", "--set", "speed.lengths=[16,32]"),
+            (
+                *("gsa/figure4", "--scale", "cpu", "--only", "model.name=retnet"),
+                *("--set", "speed.lengths=[16,32]", "--set", "model.num_layers=1"),
+            ),
             ["length=16", "length=32"] * 2,
         ),
     ],

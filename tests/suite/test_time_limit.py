@@ -1,5 +1,6 @@
 """The option `--limit-s` fails a session in which a test without the mark `slow` computes for longer."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -44,8 +45,10 @@ def test_only_a_test_that_computes_for_long_without_the_mark_fails_the_session(t
     shutil.copy(time_limit.__file__, tmp_path / "conftest.py")
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
     (tmp_path / "test_it.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "-n", workers, "--limit-s", "0.15"]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "xdist.plugin", "-n", workers, "--limit-s", "0.15"]
+    # no other plugins, whose import takes longer than the tests
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert found.returncode == pytest.ExitCode.TESTS_FAILED
     assert "6 passed" in found.stdout
     summary = found.stdout.split("more than 0.15 s without the mark `slow`")[1]

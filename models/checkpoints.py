@@ -525,6 +525,18 @@ def layout_of(settings: Settings) -> str:
     raise ValueError(f"config.json: model_type={kind!r} has no layout here; there are: {', '.join(LAYOUTS)}")
 
 
+def with_prefix(layout: Layout, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights by their names in a language model, where a checkpoint has those of the network without its head.
+
+    So are the files of GPT-2 on the hub: `wte.weight` in place of `transformer.wte.weight`.
+    """
+    prefix = layout.theirs("encoder.weight")[0].partition(".")[0] + "."
+    if any(name.startswith(prefix) for name in weights):
+        return dict(weights)
+    outside = {name for name in layout.network.values() if isinstance(name, str) and not name.startswith(prefix)}
+    return {name if name in outside else prefix + name: value for name, value in weights.items()}
+
+
 def _sizes(model: nn.Module, name: str, parts: int, rows: int) -> list[int]:
     """Rows of each of their weights in one of ours: those that the module states in `split`, or equal parts."""
     owner = model.get_submodule(name.rsplit(".", 2)[0]) if parts > 1 else model
@@ -540,7 +552,11 @@ def load(model: nn.Module, layout: Layout, weights: Mapping[str, Tensor]) -> Non
     for name, value in mine.items():
         names = layout.theirs(name)
         tied = name == "head.weight" and value.data_ptr() == mine["encoder.weight"].data_ptr()
-        if tied and names[0] not in weights:
+        if tied:
+            head = weights.get(names[0])
+            if head is not None and not torch.equal(head.to(value.dtype), value):
+                raise ValueError(f"{names[0]}: differs from the embedding, of which config.json says that they are one")
+            left -= set(names)
             continue
         # fla's older checkpoints keep gate and up projection in one matrix
         if len(names) == 2 and names[0] in weights and names[1] not in weights:

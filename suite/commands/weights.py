@@ -10,6 +10,7 @@ import typer
 
 from suite.commands.repository import StoredResults, Weights, repository_of
 from suite.options import Config
+from suite.registry import few
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +43,7 @@ def import_weights(
         options = layout.options(settings)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{folder / 'config.json'}: a setting of {name} is missing or no number ({error})") from None
-    weights = _weights(folder)
+    weights = checkpoints.with_prefix(layout, _weights(folder))
     # state-spaces/mamba-* pad the vocabulary and say so in no setting that is its size
     vocab_size = _rows(weights, layout)
     found = length or settings.get("n_positions") or settings.get("max_position_embeddings") or 2048
@@ -157,24 +158,60 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    """The tensors of all files of a checkpoint."""
+    """The tensors of a checkpoint, from the files that `transformers` reads, in its order, whatever lies beside them.
+
+    A single file goes before an index of several ones, and both before the older format. ValueError where several files
+    are there, and no index tells which of them belong together.
+    """
+    for single, listed, others in (
+        ("model.safetensors", "model.safetensors.index.json", "*.safetensors"),
+        ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model*.bin"),
+    ):
+        if (folder / single).is_file():
+            return _tensors(folder / single)
+        if (folder / listed).is_file():
+            return _indexed(folder, folder / listed)
+        found = sorted(path for path in folder.glob(others) if not path.name.startswith((".", "adapter_")))
+        if len(found) > 1:
+            raise ValueError(
+                f"{folder}: {few([path.name for path in found])} and no {listed}, which tells what belongs together; "
+                f"restore it, or leave one file"
+            )
+        if found:
+            return _tensors(found[0])
+    raise ValueError(f"{folder}: no *.safetensors and no pytorch_model*.bin; name a folder with a checkpoint")
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
     import torch
 
-    tensors: dict[str, Tensor] = {}
-    paths = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
-    if not paths:
-        raise ValueError(f"{folder}: no *.safetensors and no pytorch_model*.bin; name a folder with a checkpoint")
-    for path in paths:
-        try:
-            if path.suffix == ".safetensors":
-                tensors |= _safetensors().load_file(path)
-            else:
-                tensors |= torch.load(path, map_location="cpu", weights_only=True)
-        except ValueError:
-            raise
-        except Exception as error:
-            raise ValueError(f"{path}: cannot be read ({' '.join(str(error).split())[:100]})") from None
+    try:
+        if path.suffix == ".safetensors":
+            tensors: dict[str, Tensor] = _safetensors().load_file(path)
+            return tensors
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{path}: cannot be read ({' '.join(str(error).split())[:100]})") from None
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+        raise ValueError(f"{path}: holds no table of tensors by name")
     return tensors
+
+
+def _indexed(folder: Path, index: Path) -> dict[str, Tensor]:
+    """The tensors that an index names, each from the file that it names."""
+    try:
+        places = json.loads(index.read_text())["weight_map"]
+        files = sorted(set(places.values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{index}: no index of a checkpoint ({' '.join(str(error).split())[:100]})") from None
+    if wrong := [name for name in files if not isinstance(name, str) or Path(name).name != name]:
+        raise ValueError(f"{index}: {wrong[0]!r} is no name of a file in this folder")
+    found = {name: _tensors(folder / name) for name in files}
+    if lost := [name for name, file in places.items() if name not in found[file]]:
+        raise ValueError(f"{folder / places[lost[0]]}: has no {lost[0]}, which the index says; restore the file")
+    return {name: found[file][name] for name, file in places.items()}
 
 
 def _rows(weights: dict[str, Tensor], layout: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
@@ -74,16 +75,26 @@ def find_weights(name: str, roots: Sequence[Path]) -> Path:
 
 
 def mark(path: Path) -> dict[str, str]:
-    """Returns what identifies a file of weights: the id of the run that ended with them, or a hash of the content.
+    """Returns what identifies a file of weights: a hash of its content. Neither its name nor its place is part of it.
 
-    The checkpoint of a run that has not ended gets a hash, since a later one has other weights. Raises ValueError where
-    the file holds no weights.
+    Raises ValueError where the file holds no weights.
     """
     read_weights(path)
-    if path.suffix == ".weights" and len(path.stem) == 16 and not set(path.stem) - set("0123456789abcdef"):
-        return {"run_id": path.stem}
-    with path.open("rb") as file:
-        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    seen = path.stat()
+    return {"sha256": _content(path, seen.st_size, seen.st_mtime)}
+
+
+@functools.lru_cache(maxsize=64)
+def _content(path: Path, size: int, changed: float) -> str:
+    """The hash of what a file of weights holds, read once for all runs of a grid."""
+    total = hashlib.sha256()
+    with zipfile.ZipFile(readable(path)) as archive:
+        # torch names the outermost folder as the file, and writes a mark of its own beside the tensors
+        members = {name.partition("/")[2]: name for name in archive.namelist()}
+        for inner in sorted(name for name in members if not name.startswith(".")):
+            with archive.open(members[inner]) as member:
+                total.update(f"{inner} {hashlib.file_digest(member, 'sha256').hexdigest()}\n".encode())
+    return total.hexdigest()
 
 
 def read(path: Path, device: torch.device, *, verify: bool = True) -> dict[str, Any]:

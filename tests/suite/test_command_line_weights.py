@@ -143,6 +143,100 @@ def small(folder, settings, tensors):
     return folder
 
 
+def _saved(folder, name, tensors):
+    if name.endswith(".bin"):
+        torch.save(tensors, folder / name)
+    else:
+        safetensors.save_file(tensors, folder / name)
+
+
+def _halves(tensors):
+    names = sorted(tensors)
+    return [{name: tensors[name] for name in part} for part in (names[::2], names[1::2])]
+
+
+@pytest.fixture
+def gpt2(tmp_path):
+    """A small network in the layout gpt2: its folder without weights, the right tensors, and others."""
+    config = MODELS.load("attention")(num_layers=1, d_model=32, num_heads=4)
+    right = unload(spread(config.build(SPEC)), LAYOUTS["gpt2"])
+    folder = small(tmp_path / "folder", LAYOUTS["gpt2"].settings(config.model_dump(), 264, 48), None)
+    return folder, right, {name: value + 1 for name, value in right.items()}
+
+
+def _index(folder, name, halves, files):
+    places = {key: file for half, file in zip(halves, files, strict=True) for key in half}
+    (folder / name).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+@pytest.mark.parametrize("kind", ["shards", "shards, stale ones", "one file", "bin", "bin shards", "one odd name"])
+def test_a_checkpoint_is_what_transformers_reads_whatever_lies_beside_it(gpt2, kind, command_line, tmp_path):
+    folder, right, wrong = gpt2
+    ending = "bin" if "bin" in kind else "safetensors"
+    base = "pytorch_model" if "bin" in kind else "model"
+    if "shards" in kind:
+        files = [f"{base}-0000{i}-of-00002.{ending}" for i in (1, 2)]
+        for name, half in zip(files, _halves(right), strict=True):
+            _saved(folder, name, half)
+        _index(folder, f"{base}.{ending}.index.json", _halves(right), files)
+        if "stale" in kind:
+            for i in (1, 2, 3):
+                _saved(folder, f"{base}-0000{i}-of-00003.{ending}", wrong)
+            _saved(folder, "pytorch_model.bin", wrong)
+    elif kind == "one odd name":
+        _saved(folder, "weights.safetensors", right)
+        _saved(folder, "adapter_model.safetensors", wrong)
+    else:
+        _saved(folder, f"{base}.{ending}", right)
+        _saved(folder, f"{base}-00001-of-00002.{ending}", wrong)
+        if kind == "one file":
+            _index(folder, "model.safetensors.index.json", [wrong], ["model-00001-of-00002.safetensors"])
+    done = command_line("weights", "import", folder, "--out", tmp_path / "x.weights")
+    assert done.returncode == 0, done.stderr
+    assert all(torch.equal(right[k], v) for k, v in unload(read(tmp_path / "x.weights"), LAYOUTS["gpt2"]).items())
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        (
+            None,
+            "model-00001-of-00002.safetensors, model-00002-of-00002.safetensors and no model.safetensors.index.json",
+        ),
+        ("{", "model.safetensors.index.json: no index of a checkpoint"),
+        ({"weight_map": []}, "no index of a checkpoint"),
+        ({"weight_map": {"a": "../a.safetensors"}}, "'../a.safetensors' is no name of a file in this folder"),
+        ({"weight_map": {"a": "gone.safetensors"}}, "gone.safetensors: cannot be read"),
+        ({"weight_map": {"a": "model-00001-of-00002.safetensors"}}, "has no a, which the index says; restore the file"),
+    ],
+)
+def test_shards_that_do_not_belong_together_are_refused(gpt2, index, words, command_line, tmp_path):
+    folder, right, _ = gpt2
+    for i, half in enumerate(_halves(right), start=1):
+        _saved(folder, f"model-0000{i}-of-00002.safetensors", half)
+    if index is not None:
+        text = index if isinstance(index, str) else json.dumps(index)
+        (folder / "model.safetensors.index.json").write_text(text)
+    done = command_line("weights", "import", folder, "--out", tmp_path / "x.weights")
+    assert (done.returncode, words in done.stderr, len(done.stderr.splitlines())) == (2, True, 1), done.stderr
+
+
+def test_the_names_of_gpt2_on_the_hub_have_no_prefix(gpt2, command_line, tmp_path):
+    folder, right, _ = gpt2
+    bare = {name.removeprefix("transformer."): value for name, value in right.items()}
+    _saved(folder, "model.safetensors", {**bare, "h.0.attn.bias": torch.ones(1, 1, 48, 48)})
+    done = command_line("weights", "import", folder, "--out", tmp_path / "x.weights")
+    assert done.returncode == 0, done.stderr
+    assert all(torch.equal(right[k], v) for k, v in unload(read(tmp_path / "x.weights"), LAYOUTS["gpt2"]).items())
+
+
+def test_a_head_that_is_no_copy_of_the_embedding_is_refused_where_they_are_one(gpt2, command_line, tmp_path):
+    folder, right, _ = gpt2
+    _saved(folder, "model.safetensors", {**right, "lm_head.weight": right["transformer.wte.weight"] + 1})
+    done = command_line("weights", "import", folder, "--out", tmp_path / "x.weights")
+    assert (done.returncode, "lm_head.weight: differs from the embedding" in done.stderr) == (2, True)
+
+
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 8, "vocab_size": 264}
 
 

@@ -77,10 +77,22 @@ def test_weights_of_a_run_that_has_not_ended_are_known_by_their_content(tmp_path
         with pytest.raises(KeyboardInterrupt):
             trained()
         marks.append(mark(find_weights(run.run_id[:6], [tmp_path])))
-    assert "run_id" not in marks[0] | marks[1]
     assert marks[0] != marks[1]
-    save_weights(tmp_path / f"{run.run_id}.weights", run.resolved, trained.model.state_dict())
-    assert mark(find_weights(run.run_id[:6], [tmp_path])) == {"run_id": run.run_id}
+
+
+def test_weights_are_known_by_their_content_and_not_by_their_name(tmp_path):
+    run = make_run()
+    weights = run.model.build(run.task.spec).state_dict()
+    paths = [tmp_path / name / f"{run.run_id}.weights" for name in "ab"] + [tmp_path / "another name.weights"]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        save_weights(path, run.resolved, weights)
+    assert mark(paths[0]) == mark(paths[1]) == mark(paths[2])
+    before = runs_of(str(paths[1]))[-1].run_id
+    assert runs_of(str(paths[2]))[-1].run_id == before
+    save_weights(paths[1], run.resolved, {name: value + 1 for name, value in weights.items()})
+    assert mark(paths[0]) != mark(paths[1])
+    assert runs_of(str(paths[1]))[-1].run_id != before
 
 
 def test_a_filter_keeps_the_run_that_is_needed_first():

@@ -10,6 +10,7 @@ The exit code is 1 if a fault survives, no longer applies, or breaks more than a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import shutil
@@ -43,18 +44,19 @@ def main() -> int:
     if arguments.list:
         print(*(f"{fault}\n    pytest {' '.join(fault.tests)}" for fault in faults), sep="\n")
         return 0
-    try:
-        with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-"))
             trees = [Path(folder, str(i)) for i in range(max(1, arguments.jobs))]
             for tree in trees:
                 shutil.copytree(HOME, tree, ignore=LEFT_OUT, symlinks=True)
-            prepare()
-            return judge(faults, trees)
-    except OSError as error:
-        parser.error(f"cannot copy the sources ({error}); set TMPDIR to a folder with room for {arguments.jobs} copies")
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+        except OSError as error:
+            reason = str(error)[:200]
+            parser.error(
+                f"cannot copy the sources ({reason}); set TMPDIR to a folder with room for {arguments.jobs} copies"
+            )
+        prepare()
+        return judge(faults, trees)
 
 
 def prepare() -> None:
@@ -152,4 +154,8 @@ def run_tests(tests: tuple[str, ...], tree: Path, planted: bool) -> NoReturn:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -146,6 +146,7 @@ def test_a_row_repeats_the_token_that_stops_it():
     made = generate(model, prompt, 20, seed=1, stop=[stop], every=3)
     lengths = lengths_until(free, [stop])
     assert lengths[0] <= 5
+    assert free[0, lengths[0] - 1] == stop
     assert made.shape[1] == lengths.max()
     assert torch.equal(lengths_until(made, [stop]), lengths)
     for row, length in enumerate(lengths.tolist()):

@@ -79,8 +79,10 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     path = tmp_path / "a.checkpoint"
     with pytest.raises(KeyboardInterrupt):
         train(make_run(), checkpoint=path, stop=lambda: True)
-    with pytest.raises(RunEnded, match="belongs to another run"):
-        train(make_run(seed=1), checkpoint=path)
+    # other rows, and the same rows under another setting
+    for other in (make_run(seed=1), make_run(train={"weight_decay": 0.5})):
+        with pytest.raises(RunEnded, match="belongs to another run"):
+            train(other, checkpoint=path)
 
 
 @pytest.mark.parametrize(("fault", "status"), [("nan", "diverged"), ("error", "failed"), ("oom", "oom")])

@@ -119,9 +119,9 @@ class Notebook:
             except KeyboardInterrupt:
                 display.interrupted()
                 raise
-        runs = [item.run for item in call.planned]
-        paths = [storage.result_path(call.results, run.experiment, run.scale, run.run_id) for run in runs]
-        return Selection([path for path in paths if path.exists()]).frame()
+        runs = [(item.run.experiment, item.run.scale, item.run.run_id) for item in call.planned]
+        paths = storage.files_of(call.results, runs)
+        return Selection(paths, runs=[run_id for _, _, run_id in runs]).frame()
 
     def results(
         self, *names: str | Path, only: Filter | None = None, results: str | Path | None = None

@@ -96,7 +96,7 @@ def plan(
     stored: dict[int, storage.Ending] = {}
     for root in () if force else roots:
         missing = [index for index in range(len(runs)) if index not in stored]
-        endings = storage.endings(storage.result_path(root, *files[index]) for index in missing)
+        endings = storage.endings_of(root, [files[index] for index in missing])
         stored |= {index: ending for index, ending in zip(missing, endings, strict=True) if ending is not None}
     planned = []
     for index, run in enumerate(runs):

@@ -1,6 +1,6 @@
 """From stored rows to a report, and from a report to text, a figure or a page.
 
-    report = build(load_experiment(folder / "grid.yaml"), folder, storage.read(storage.files(roots, name)))
+    report = build(load_experiment(folder / "grid.yaml"), folder, rows_of(storage.files(roots, name)))
     print(render(report, "terminal"))
     render(report, "png", Path("figure.png"))        # and figure.svg beside it
 
@@ -27,8 +27,8 @@ from reports.render.index import index, read_papers
 from reports.render.latex import latex
 from reports.render.layout import document
 from reports.render.overview import overview
-from reports.render.report import Report, build
-from reports.render.rows import READ
+from reports.render.report import Report, build, report_of
+from reports.render.rows import load_runs, rows_of
 from reports.render.sources import update_documents
 from reports.render.speed_history import history
 from reports.render.text import markdown, terminal
@@ -37,7 +37,6 @@ from suite.registry import nearest
 Format = Literal["terminal", "md", "latex", "png", "html"]
 
 __all__ = [
-    "READ",
     "Board",
     "Document",
     "Format",
@@ -46,9 +45,12 @@ __all__ = [
     "grouped",
     "history",
     "index",
+    "load_runs",
     "overview",
     "read_papers",
     "render",
+    "report_of",
+    "rows_of",
     "update_documents",
 ]
 

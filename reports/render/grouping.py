@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 
 from reports.render.cells import measurement
 from reports.render.document import DASH, Document, Grid
@@ -24,7 +25,12 @@ from suite.settings.grid import iter_keys, lookup, order
 
 
 def grouped(
-    config: ExperimentConfig, folder: Path, name: str, frame: pd.DataFrame, keys: Sequence[str], scale: str | None
+    config: ExperimentConfig,
+    folder: Path,
+    name: str,
+    frame: pa.Table | pd.DataFrame,
+    keys: Sequence[str],
+    scale: str | None,
 ) -> Document:
     """The stored runs of one scale by the dotted keys. ValueError for a key that no run has.
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 
 from reports.render.cells import Cell, make_cell
 from reports.render.claims import Claim, check_claims, read_claims
@@ -20,7 +21,7 @@ from reports.render.costs import Cost, costs_of
 from reports.render.figure import Figure, make_figure
 from reports.render.notes import notes_of, provenance_of
 from reports.render.plan import make_plan, pick_scale
-from reports.render.rows import StoredRun, load_runs, on_grid, one_device, select_best, settle
+from reports.render.rows import StoredRun, as_rows, load_runs, on_grid, one_device, select_best, settle
 from reports.render.sensitivity import Sensitivity, sensitivities
 from reports.render.units import shared_unit
 from suite.registry import counted
@@ -66,7 +67,7 @@ class Report:
 def build(
     config: ExperimentConfig,
     folder: Path,
-    frame: pd.DataFrame,
+    frame: pa.Table | pd.DataFrame,
     *,
     scale: str | None = None,
     planned: Callable[[str], Iterable[Mapping[str, Any]]] | None = None,
@@ -74,12 +75,13 @@ def build(
     """The report of one experiment.
 
     folder: where expected.csv and claims.csv may lie.
-    frame: stored rows of the experiment, of any scales (`suite.store.storage.read`).
+    frame: stored rows of the experiment, of any scales (`rows_of`, or `suite.store.storage.read`).
     scale: the one to show; None: `paper` if it has rows, else the first that has.
     planned: gives the resolved settings of the runs that the grid has today at a scale; it is asked where a cell has
         runs of several settings. None: the newest are shown.
     """
-    return report_of(config, folder, _name(frame, folder), load_runs(frame), scale=scale, planned=planned)
+    rows = as_rows(frame)
+    return report_of(config, folder, _name(rows, folder), load_runs(rows), scale=scale, planned=planned)
 
 
 def report_of(
@@ -136,9 +138,9 @@ def report_of(
     )
 
 
-def _name(frame: pd.DataFrame, folder: Path) -> str:
-    if len(frame):
-        return str(frame["experiment"].iloc[0])
+def _name(rows: pa.Table, folder: Path) -> str:
+    if rows.num_rows:
+        return str(rows["experiment"][0].as_py())
     # the checkout itself may lie in a folder of that name, so the last one counts
     above, _, name = folder.resolve().as_posix().rpartition("/reports/")
     return name if above else folder.name

@@ -12,20 +12,22 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from suite.identity import setting_of
 from suite.metrics import smaller_is_better
 from suite.registry import counted
 from suite.settings.grid import lookup, same
 from suite.settings.report_spec import Select
+from suite.store import storage
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     """One stored measurement of a run."""
 
     metric: str
@@ -38,47 +40,128 @@ class Value:
     status: str
 
 
-class Values:
-    """The measurements of one run, in the order of its rows.
+class Columns:
+    """The measurements of many runs, as one array a column, sorted by run and by what was measured.
 
-    A run that trains has hundreds, of which a report reads a few; so each is made when it is asked for.
-
-    columns: a list for each column of COLUMNS.   rows: places of the run's rows in these lists.
+    A run that trains has hundreds of them, of which a report reads a few; so objects are made of these alone.
     """
 
-    def __init__(self, columns: Mapping[str, list[Any]], rows: Sequence[int]) -> None:
-        self._columns = columns
-        self._rows: dict[str, dict[tuple[str, str], list[int]]] = {}
-        metrics, splits, slices = columns["metric"], columns["split"], columns["slice"]
-        for row in rows:
-            self._rows.setdefault(metrics[row], {}).setdefault((splits[row], slices[row]), []).append(row)
+    def __init__(self, table: pa.Table) -> None:
+        """table: the columns of READ. Runs are numbered in the order of their ids."""
+        (runs, self.run_ids), (metrics, self._metrics) = _codes(table["run_id"]), _codes(table["metric"])
+        (splits, self._splits), (slices, self._slices) = _codes(table["split"]), _codes(table["slice"])
+        joined = (metrics * len(self._splits) + splits) * len(self._slices) + slices
+        # metrics have the highest digits of the keys, so the keys of a metric follow each other
+        names, keys = np.unique(joined, return_inverse=True)
+        names, parts = np.divmod(names, len(self._slices))
+        self._names = [
+            (self._metrics[name // len(self._splits)], self._splits[name % len(self._splits)], self._slices[part])
+            for name, part in zip(names.tolist(), parts.tolist(), strict=True)
+        ]
+        self._key = {name: key for key, name in enumerate(self._names)}
+        self._of_metric: dict[str, tuple[int, int]] = {}
+        for key, (metric, _, _) in enumerate(self._names):
+            self._of_metric[metric] = self._of_metric.get(metric, (key, key))[0], key + 1
+        # stable, so that the measurements of a key keep the order of their rows
+        order = np.lexsort((keys, runs))
+        self._keys = keys[order].astype(np.int32)
+        self._places = order.astype(np.int32)
+        self.starts = np.searchsorted(runs[order], np.arange(len(self.run_ids) + 1)).tolist()
+        """Where the rows of each run begin, and where those of the last one end."""
+        units, self._unit_names = _codes(table["unit"])
+        status, self._status_names = _codes(table["status"])
+        self._units, self._status = units[order].astype(np.int16), status[order].astype(np.int16)
+        # NaN stands for a null among values
+        self._steps = table["step"].combine_chunks().fill_null(0).to_numpy()[order]
+        self._values = table["value"].to_numpy()[order]
+        samples = table["samples"].combine_chunks()
+        self._samples, self._offsets = samples.values.to_numpy(zero_copy_only=False), samples.offsets.to_numpy()
+
+    def of(self, run: int, metric: str, split: str, slice_name: str) -> range:
+        """The rows of a run with a metric on a split, or on a slice of it, in the order in which they were stored."""
+        key = self._key.get((metric, split, slice_name))
+        return range(0) if key is None else self._range(run, key, key + 1)
+
+    def of_metric(self, run: int, metric: str | None) -> list[int]:
+        """All rows of a run with a metric, or, for None, all of its rows, in the order in which they were stored."""
+        low, high = (0, len(self._names)) if metric is None else self._of_metric.get(metric, (0, 0))
+        rows = self._range(run, low, high)
+        return [rows[i] for i in np.argsort(self._places[rows.start : rows.stop]).tolist()]
+
+    def points(self, rows: range) -> list[tuple[int, float | None]]:
+        """Step and value of rows."""
+        steps, values = (column[rows.start : rows.stop].tolist() for column in (self._steps, self._values))
+        return [(step, None if math.isnan(value) else value) for step, value in zip(steps, values, strict=True)]
+
+    def last(self, run: int, metric: str) -> int | None:
+        """The place, among all rows of the table, of the last row of a run that has this metric."""
+        rows = self._range(run, *self._of_metric.get(metric, (0, 0)))
+        return int(self._places[rows.start : rows.stop].max()) if rows else None
+
+    def first(self, run: int) -> int:
+        """The place, among all rows of the table, of the first row of a run."""
+        return int(self._places[self.starts[run] : self.starts[run + 1]].min())
+
+    def _range(self, run: int, low: int, high: int) -> range:
+        """The rows of a run whose keys are at least `low` and less than `high`."""
+        start = self.starts[run]
+        keys = self._keys[start : self.starts[run + 1]]
+        low, high = keys.searchsorted(np.array((low, high), np.int32)).tolist()
+        return range(start + low, start + high)
+
+    def value(self, row: int) -> Value:
+        """The measurement of a row."""
+        metric, split, slice_name = self._names[self._keys[row]]
+        place = int(self._places[row])
+        samples = self._samples[self._offsets[place] : self._offsets[place + 1]]
+        return Value(
+            metric=metric,
+            split=split,
+            slice=slice_name,
+            unit=self._unit_names[self._units[row]],
+            step=int(self._steps[row]),
+            value=_number(self._values[row]),
+            samples=tuple(samples.tolist()),
+            status=self._status_names[self._status[row]],
+        )
+
+
+def _codes(column: pa.ChunkedArray) -> tuple[np.ndarray, list[str]]:
+    """A column of text as numbers of its sorted distinct texts; null is an empty text."""
+    column = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    array = column.unify_dictionaries().combine_chunks()
+    texts = [text or "" for text in array.dictionary.to_pylist()]
+    distinct = sorted({"", *texts})
+    places = {text: place for place, text in enumerate(distinct)}
+    number = np.array([*(places[text] for text in texts), places[""]], dtype=np.int64)
+    codes = array.indices.fill_null(len(texts)).to_numpy()
+    return number[codes], distinct
+
+
+class Values:
+    """The measurements of one run."""
+
+    def __init__(self, columns: Columns, run: int) -> None:
+        self._columns, self._run = columns, run
 
     def __iter__(self) -> Iterator[Value]:
-        rows = (row for parts in self._rows.values() for found in parts.values() for row in found)
-        return map(self._value, sorted(rows))
+        return map(self._columns.value, self._columns.of_metric(self._run, None))
 
     def of(self, metric: str, split: str, slice_name: str) -> list[Value]:
         """The measurements of a metric on a split, or on a slice of it."""
-        return [self._value(row) for row in self._rows.get(metric, {}).get((split, slice_name), ())]
+        return [self._columns.value(row) for row in self._columns.of(self._run, metric, split, slice_name)]
 
     def of_metric(self, metric: str) -> list[Value]:
         """All measurements of a metric."""
-        return [
-            self._value(row) for row in sorted(row for found in self._rows.get(metric, {}).values() for row in found)
-        ]
+        return [self._columns.value(row) for row in self._columns.of_metric(self._run, metric)]
 
-    def _value(self, row: int) -> Value:
-        columns = self._columns
-        return Value(
-            metric=columns["metric"][row],
-            split=columns["split"][row],
-            slice=columns["slice"][row],
-            unit=columns["unit"][row],
-            step=int(_number(columns["step"][row]) or 0),
-            value=_number(columns["value"][row]),
-            samples=_samples(columns["samples"][row]),
-            status=columns["status"][row],
-        )
+    def points(self, metric: str, split: str, slice_name: str) -> list[tuple[int, float | None]]:
+        """Step and value of the measurements of a metric on a split, or on a slice of it."""
+        return self._columns.points(self._columns.of(self._run, metric, split, slice_name))
+
+    def at(self, place: int, metric: str, split: str, slice_name: str) -> Value:
+        """The measurement at this place among `points`."""
+        return self._columns.value(self._columns.of(self._run, metric, split, slice_name)[place])
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,12 +188,15 @@ class StoredRun:
         self, metric: str, split: str = "", slice_name: str = "", *, best: bool = False, step: int | None = None
     ) -> Value | None:
         """The last measurement of that name, or the best one, or that after `step` steps; or None."""
-        found = [v for v in self.values.of(metric, split, slice_name) if step in (None, v.step)]
-        measured = [v for v in found if v.value is not None]
+        name = metric, split, slice_name
+        found = [
+            (place, at, value) for place, (at, value) in enumerate(self.values.points(*name)) if step in (None, at)
+        ]
+        measured = [(place, value) for place, _, value in found if value is not None]
         if best and measured:
             sign = -1.0 if smaller_is_better(metric) else 1.0
-            return max(measured, key=lambda v: sign * (v.value or 0.0))
-        return max(found, key=lambda v: v.step) if found else None
+            return self.values.at(max(measured, key=lambda point: sign * point[1])[0], *name)
+        return self.values.at(max(found, key=lambda point: point[1])[0], *name) if found else None
 
     def setting(self, without: Iterable[str] = ()) -> str:
         """The run's settings as text, without what `setting_of` leaves out."""
@@ -125,49 +211,57 @@ def _number(value: Any) -> float | None:
     return None if value is None or math.isnan(value) else float(value)
 
 
-def _samples(value: Any) -> tuple[float, ...]:
-    # a null is None in a frame as it was read, and NaN where frames were joined
-    return tuple(float(sample) for sample in value) if isinstance(value, np.ndarray) else ()
-
-
-COLUMNS = (
-    *("metric", "split", "slice", "step", "unit", "value", "samples", "status", "error", "scale", "seed", "stand_in"),
-    *("config", "device", "torch", "precision", "commit", "dirty", "started_at", "operators"),
+HEAD = (
+    *("status", "error", "scale", "seed", "stand_in", "config", "device", "torch", "precision", "commit", "dirty"),
+    *("started_at", "operators"),
 )
-"""Columns that a report reads, beside the run's id."""
-READ = ("run_id", "experiment", *COLUMNS)
-"""Columns of the frame that `load_runs` and `reports.render.report.build` need."""
+"""Columns of which a report reads one row a run."""
+READ = ("run_id", "experiment", "metric", "split", "slice", "step", "unit", "value", "samples", *HEAD)
+"""Columns of the rows that `load_runs` and `reports.render.report.build` need."""
 
 
-TEXTS = ("metric", "split", "slice", "unit", "status")
-"""Columns of every measurement that hold text, empty where they are null."""
+def rows_of(paths: Sequence[Path]) -> pa.Table:
+    """The rows of results files, for `load_runs`. Text is encoded, because it repeats from row to row."""
+    found = [
+        table.unify_dictionaries().combine_chunks() for table in storage.tables(paths, READ, encoded=storage.TEXTS)
+    ]
+    return pa.concat_tables(found) if found else storage.SCHEMA.empty_table().select(READ)
 
 
-def load_runs(frame: pd.DataFrame) -> list[StoredRun]:
-    """The runs of a frame of stored rows (`suite.store.storage.read`), in the order of their ids."""
-    rows: dict[str, list[int]] = {}
-    for index, run_id in enumerate(frame["run_id"].tolist()):
-        rows.setdefault(str(run_id), []).append(index)
-    # lists, because reading a frame value by value takes a hundred times as long
-    columns: dict[str, list[Any]] = {name: frame[name].tolist() for name in COLUMNS}
-    columns |= {name: [_text(value) for value in columns[name]] for name in TEXTS}
-    return [_stored_run(run_id, columns, rows[run_id]) for run_id in sorted(rows)]
+def as_rows(frame: pa.Table | pd.DataFrame) -> pa.Table:
+    """The rows of a frame (`suite.store.storage.read`), as `rows_of` gives them."""
+    if isinstance(frame, pa.Table):
+        return frame
+    schema = pa.schema([storage.SCHEMA.field(name) for name in READ])
+    return pa.Table.from_pandas(frame[list(READ)], schema, preserve_index=False)
 
 
-def _stored_run(run_id: str, columns: Mapping[str, list[Any]], rows: Sequence[int]) -> StoredRun:
-    """The run whose rows stand at these places of the columns."""
+def load_runs(rows: pa.Table | pd.DataFrame) -> list[StoredRun]:
+    """The runs of stored rows, in the order of their ids."""
+    rows = as_rows(rows)
+    columns = Columns(rows)
+    present = [run for run in range(len(columns.run_ids)) if columns.starts[run] < columns.starts[run + 1]]
     # the row `run` says how the run ended; a run without one was interrupted
-    ended = next((row for row in reversed(rows) if columns["metric"][row] == "run"), None)
-    head = {name: column[rows[0] if ended is None else ended] for name, column in columns.items()}
+    ended = [columns.last(run, "run") for run in present]
+    places = [columns.first(run) if place is None else place for run, place in zip(present, ended, strict=True)]
+    heads = rows.select(HEAD).take(pa.array(places, pa.int64())).to_pylist()
+    return [
+        _stored_run(columns.run_ids[run], head, Values(columns, run), is_ended=place is not None)
+        for run, head, place in zip(present, heads, ended, strict=True)
+    ]
+
+
+def _stored_run(run_id: str, head: Mapping[str, Any], values: Values, *, is_ended: bool) -> StoredRun:
+    """head: the row that says how the run ended, or else its first."""
     return StoredRun(
         run_id=run_id,
         scale=_text(head["scale"]),
         seed=int(_number(head["seed"]) or 0),
-        status="failed" if ended is None else _text(head["status"]),
-        error="no final row" if ended is None else _text(head["error"]),
+        status=_text(head["status"]) if is_ended else "failed",
+        error=_text(head["error"]) if is_ended else "no final row",
         stand_in=_text(head["stand_in"]),
         config=json.loads(_text(head["config"]) or "{}"),
-        values=Values(columns, rows),
+        values=values,
         device=_text(head["device"]),
         torch=_text(head["torch"]),
         precision=_text(head["precision"]),
@@ -299,8 +393,7 @@ def _evaluation(run: StoredRun, select: Select) -> tuple[int, float] | None:
     """Step and score of the evaluation that a run is selected by; None for a run that did not end well."""
     if run.status != "ok":
         return None
-    rows = run.values.of(select.by, select.split, "")
-    return select.evaluation([(v.step, v.value) for v in rows], lookup(run.config, "train.keep"))
+    return select.evaluation(run.values.points(select.by, select.split, ""), lookup(run.config, "train.keep"))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from reports.render.claims import tally
 from reports.render.quotes import Query, Quote, quotes, read_queries, updated
 from reports.render.report import Report, report_of
 from reports.render.results_table import rewritten
-from reports.render.rows import READ, StoredRun, load_runs
+from reports.render.rows import StoredRun, load_runs, rows_of
 from reports.render.units import shown
 from suite.settings.config import find_experiments, load_experiment
 from suite.settings.grid import lookup, same
@@ -36,7 +36,7 @@ class CommittedRows:
         self.kernels = cache(self._kernels)
 
     def _committed(self, experiment: str) -> list[StoredRun]:
-        return load_runs(storage.read(storage.files([self.results / "reference"], experiment), READ))
+        return load_runs(rows_of(storage.files([self.results / "reference"], experiment)))
 
     def _kernels(self) -> pd.DataFrame:
         # beside the shapes of `bench` lie sweeps of configurations, which measure no revision
@@ -50,8 +50,8 @@ class CommittedRows:
         return report_of(load_experiment(path), path.parent, experiment, self.committed(experiment), scale=scale)
 
     def _stored(self, experiment: str, scale: str) -> list[StoredRun]:
-        probes = sorted((self.results / "reference" / "probes" / experiment).glob("*.parquet"))
-        return [run for run in self.committed(experiment) + load_runs(storage.read(probes, READ)) if run.scale == scale]
+        probes = load_runs(rows_of(storage.files_below(self.results / "reference" / "probes" / experiment)))
+        return [run for run in self.committed(experiment) + probes if run.scale == scale]
 
     def cell(self, experiment: str, scale: str, row: str, column: str, what: str) -> list[float]:
         cells = self.report(experiment, scale).cells

@@ -31,6 +31,7 @@ from suite.commands.export import export
 from suite.commands.generate import generate
 from suite.commands.listing import list_names
 from suite.commands.profile import profile
+from suite.commands.publish import publish
 from suite.commands.report import report
 from suite.commands.repository import Repository
 from suite.commands.run import run
@@ -86,6 +87,7 @@ app.command()(run)
 app.command()(status)
 app.command()(collect)
 app.command()(report)
+app.command()(publish)
 app.command()(export)
 app.command()(compare)
 app.command()(show)

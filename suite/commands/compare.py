@@ -16,7 +16,7 @@ import typer
 from suite.commands.console import table_console
 from suite.commands.repository import Repository, repository_of
 from suite.options import located
-from suite.store.target import files_like, is_folder, target
+from suite.store.target import is_folder, target
 
 if TYPE_CHECKING:
     from suite.store.comparison import Comparison, Line, Rows
@@ -45,6 +45,7 @@ def compare(
     Runs with the same settings belong together, whatever their versions. Qualities are compared on the test split over
     seeds, by a permutation test; speeds by their ratio, on one device only. `--only metric=...` compares other metrics.
     """
+    from suite.store import storage
     from suite.store.comparison import collect
     from suite.store.comparison import compare as compared
     from suite.store.revisions import extract
@@ -61,7 +62,7 @@ def compare(
         with tempfile.TemporaryDirectory() as temporary:
             if side.commit:
                 extract(repository.reports.parent, side.commit, Path(temporary), side.folder)
-            paths = side.files or files_like(Path(temporary), "**/*.parquet")
+            paths = side.files or storage.files_below(Path(temporary))
             with _progress(name, len(paths)) as watch:
                 return located(f"compare: {name}", lambda: collect(paths, only, every_metric=every_metric, watch=watch))
 
@@ -105,11 +106,12 @@ class _Side:
 
 def _find(side: str, repository: Repository) -> _Side:
     """Looks up a folder of results, or else a revision. Raises ValueError if it has no rows."""
+    from suite.store import storage
     from suite.store.revisions import commit_of, git
 
     folder = target(side)
     if is_folder(folder):
-        files = files_like(folder, "**/*.parquet")
+        files = storage.files_below(folder)
         if not files:
             raise ValueError(f"compare: no rows below {side}; `run EXPERIMENT --results {side}` makes some")
         return _Side(files)

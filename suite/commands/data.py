@@ -208,8 +208,7 @@ def _fastest(task: str, roots: list[Path]) -> tuple[float, str]:
 
     columns = ("metric", "value", "task", "model", "device")
     rows: list[dict[str, Any]] = []
-    for path in [path for root in roots for path in sorted(root.rglob("*.parquet"))]:
-        table = storage.load(path, columns)
+    for table in storage.tables([path for root in roots for path in storage.files_below(root)], columns):
         rows += table.filter(pc.equal(table["metric"], "train_throughput")).to_pylist()
     rows = [row for row in rows if row["value"] is not None and row["value"] > 0]
     rows = [row for row in rows if row["task"] == task] or rows

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -134,8 +135,6 @@ def _table(
     repository: Repository, name: str, results: Path | None, by: Sequence[str], scale: str | None
 ) -> tuple[str, Any]:
     """Returns the name of an experiment, which may be given by its folder, and its table."""
-    from suite.store import storage
-
     planned = _planned(repository, name)
     experiment, config, path = repository.experiment(name)
     if scale is not None and scale not in config.scales:
@@ -143,10 +142,10 @@ def _table(
             f"unknown scale {scale!r}{nearest(scale, config.scales)}; there are: {', '.join(config.scales)}"
         )
     rendering = repository.rendering()
-    frame = storage.read(_at_scale(repository.files(experiment, results), scale), rendering.READ)
+    rows = rendering.rows_of(_at_scale(repository.files(experiment, results), scale))
     if by:
-        return experiment, rendering.grouped(config, path.parent, experiment, frame, by, scale)
-    return experiment, rendering.build(config, path.parent, frame, scale=scale, planned=planned)
+        return experiment, rendering.grouped(config, path.parent, experiment, rows, by, scale)
+    return experiment, rendering.build(config, path.parent, rows, scale=scale, planned=planned)
 
 
 def _tables(repository: Repository, format: Format, out: Path | None) -> Any:
@@ -192,17 +191,19 @@ def _board(repository: Repository, name: str, results: Path | None) -> Any:
     """The scoreboard of the experiments of a paper, or of all. Those of which nothing can run here have no line."""
     from suite.store import storage
 
-    build = repository.rendering().build
+    rendering = repository.rendering()
     counted, reduced = [], []
     for experiment, config, path in repository.every_experiment():
         if not config.runnable or (name != "overview" and not experiment.startswith(f"{name}/")):
             continue
         paths = repository.files(experiment, results)
-        rows = storage.read(paths, repository.rendering().READ)
-        planned = _planned(repository, experiment)
-        main = build(config, path.parent, rows, scale="paper" if "paper" in config.runnable else None, planned=planned)
+        runs = rendering.load_runs(rendering.rows_of(paths))
+        report = partial(
+            rendering.report_of, config, path.parent, experiment, runs, planned=_planned(repository, experiment)
+        )
+        main = report(scale="paper" if "paper" in config.runnable else None)
         counted.append(main)
         scales = {path.parent.name for path in paths} & config.scales.keys() - {main.scale}
-        reduced += [build(config, path.parent, rows, scale=scale, planned=planned) for scale in sorted(scales)]
+        reduced += [report(scale=scale) for scale in sorted(scales)]
     kernels = storage.read(repository.files(KERNELS, results))
-    return repository.rendering().Board(name, tuple(counted), tuple(reduced), kernels, tuple(repository.operators))
+    return rendering.Board(name, tuple(counted), tuple(reduced), kernels, tuple(repository.operators))

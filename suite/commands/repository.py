@@ -13,7 +13,7 @@ from suite.contracts import Recorder
 from suite.plugins import load_plugins
 from suite.registry import Registry, nearest
 from suite.settings.config import ExperimentConfig, find_experiments, load_experiment
-from suite.store.target import files_like, is_folder, target
+from suite.store.target import is_folder, target
 
 if TYPE_CHECKING:
     from suite.store.rows import Selection
@@ -132,6 +132,7 @@ class Repository:
 
         An experiment is named as for `experiment`; `kernels` stands for the rows of `bench`.
         """
+        from suite.store import storage
         from suite.store.rows import Selection
 
         paths: dict[Path, None] = {}
@@ -139,7 +140,7 @@ class Repository:
             folder = target(name)
             known = name == KERNELS or name in self.experiments() or (folder / "grid.yaml").is_file()
             if not known and is_folder(folder):
-                found = files_like(folder, "**/*.parquet")
+                found = storage.files_below(folder)
             else:
                 found = self.files(name if name == KERNELS else self.experiment(name).name, results)
             if not found:

@@ -31,19 +31,19 @@ def show(
 
     from suite.settings.grid import iter_keys
     from suite.store import storage
-    from suite.store.target import files_like
 
     if not run_id or set(run_id) - set("0123456789abcdef"):
         raise ValueError(f"{run_id!r} is no run id: those are hexadecimal, as in the plan and the file names")
     roots = repository_of(context).roots(results)
-    paths = [path for root in roots for path in files_like(root, f"**/{run_id}*.parquet")]
-    if not paths:
+    found = storage.find(roots, run_id)
+    if not found:
         raise ValueError(f"no stored run begins with {run_id!r} below {', '.join(map(str, roots))}")
-    if len(ids := {path.stem for path in paths}) > 1:
+    if len(ids := {stored for stored, _ in found}) > 1:
         raise ValueError(f"{run_id!r} is ambiguous: {few(sorted(ids))}; give more of the id")
-    stored = storage.load(paths[0]).to_pylist()
+    whole, path = found[0]
+    stored = storage.load(path, run_id=whole).to_pylist()
     if not stored:
-        raise ValueError(f"{paths[0]}: holds no rows; remove it")
+        raise ValueError(f"{path}: holds no rows; remove it")
     console = table_console()
     facts = Table("", "", box=None, show_header=False)
     for column in FACTS:

@@ -36,6 +36,8 @@ class Enough:
         self._selects = selects
         self._root = root
         self._good: dict[str, tuple[tuple[str, ...], bool]] = {}
+        self._published: dict[Path, dict[str, Path]] = {}
+        """Folder to its runs that stand in parts."""
         for run in runs:
             select = selects.get(run.experiment)
             if select is None or select.enough is None or run.is_planned_only:
@@ -67,7 +69,7 @@ class Enough:
 
     def why_not(self, run: Run) -> str:
         """Why a run is not needed, in a few words; empty where it is, and where its own rows are stored."""
-        if (setting := self.setting(run.run_id)) is None or self._path(run).exists():
+        if (setting := self.setting(run.run_id)) is None or self._path(run) is not None:
             return ""
         for others in self._values[setting].values():
             if run in others:
@@ -78,12 +80,17 @@ class Enough:
                 return f"run {others[0].run_id[:6]} of this setting reached {select.by} {select.enough:g}"
         return ""
 
-    def _path(self, run: Run) -> Path:
-        return storage.result_path(self._root, run.experiment, run.scale, run.run_id)
+    def _path(self, run: Run) -> Path | None:
+        own = storage.result_path(self._root, run.experiment, run.scale, run.run_id)
+        if own.exists():
+            return own
+        if own.parent not in self._published:
+            # parts appear rarely, so it is enough to look once
+            self._published[own.parent] = storage.published_in(own.parent)
+        return self._published[own.parent].get(run.run_id)
 
     def _is_good(self, run: Run) -> bool:
-        path = self._path(run)
-        if (now := stamp(path)) is None:
+        if (path := self._path(run)) is None or (now := stamp(path)) is None:
             return False
         known = self._good.get(run.run_id)
         if known is None or known[0] != now:
@@ -92,11 +99,11 @@ class Enough:
 
     def _reaches(self, run: Run, path: Path) -> bool:
         select = self._selects[run.experiment]
-        ending = storage.ending(path)
+        ending = storage.endings_in(path)[run.run_id] if storage.is_part(path) else storage.ending(path)
         if select is None or ending is None or ending.status != "ok":
             return False
         wanted = (select.by, select.split, "")
-        rows = storage.load(path, COLUMNS).to_pylist()
+        rows = storage.load(path, COLUMNS, run_id=run.run_id).to_pylist()
         found = [
             (row["step"], row["value"]) for row in rows if (row["metric"], row["split"], row["slice"] or "") == wanted
         ]

@@ -25,8 +25,8 @@ def estimate(runs: Sequence[Run], files: Sequence[Path]) -> list[str]:
     if not runs:
         return []
     stored: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for ending in storage.endings(files, with_likeness=True):
-        if ending is None or ending.status != "ok" or ending.duration_s is None:
+    for ending in storage.every_ending(files):
+        if ending.status != "ok" or ending.duration_s is None:
             continue
         device, _, shared = ending.device.partition(", ")
         sharing = re.match(r"(\d+) runs", shared)

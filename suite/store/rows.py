@@ -1,21 +1,21 @@
 """Stored rows, filtered and flat: every setting of a run as a column of its own, named by its dotted key.
 
 `export` and the notebook functions read rows through a `Selection`. It reads the files twice, first only the columns
-that the filters and the names of the settings need, so that a fault is known before anything is written, and then one
-file at a time, so that any number of rows needs the memory of one run. `scan`, for `compare`, reads every file once.
+that the filters and the names of the settings need, so that a fault is known before anything is written, and then some
+runs at a time, so that any number of rows needs the memory of a few. `scan`, for `compare`, reads every file once.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from suite.registry import nearest
 from suite.settings.grid import Filters, iter_keys, lookup
@@ -59,8 +59,14 @@ def _mask(table: pa.Table, filters: Filters, columns: Sequence[str]) -> list[boo
     """Returns for each row whether it satisfies every filter."""
     if not filters.wanted:
         return [True] * table.num_rows
-    rows = table.select(["config", *columns]).to_pylist()
+    rows = _pythonic(table.select(["config", *columns]))
     return [filters.keep(partial(_value, row, _config(row["config"]))) for row in rows]
+
+
+def _pythonic(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """The rows of a table, of which only some exist as objects of Python at a time."""
+    for batch in table.to_batches(max_chunksize=1024):
+        yield from batch.to_pylist()
 
 
 def _check(filters: Filters, paths: Sequence[Path]) -> None:
@@ -68,15 +74,11 @@ def _check(filters: Filters, paths: Sequence[Path]) -> None:
 
     def known() -> Iterator[str]:
         yield from COLUMNS
-        for path in paths:
-            for text in storage.load(path, ["config"])["config"].unique().to_pylist():
+        for table in storage.tables(paths, ["config"], encoded=("config",)):
+            for text in table["config"].unique().to_pylist():
                 yield from settings_of(text)
 
     filters.check(known, "row")
-
-
-FILES_AT_ONCE = 256
-"""`scan` yields the rows of so many files together. A call on a table takes longer than its work on the rows of one."""
 
 
 def scan(
@@ -90,15 +92,10 @@ def scan(
     """
     filters, keys = _filters(only)
     needed = list(dict.fromkeys((*columns, "config", *keys)))
-    # half of the time of a file passes outside of Python, so that more threads would wait for each other
-    with ThreadPoolExecutor(2) as pool:
-        for start in range(0, len(paths), FILES_AT_ONCE):
-            part = paths[start : start + FILES_AT_ONCE]
-            table = pa.concat_tables(pool.map(lambda path: storage.load(path, needed), part))
-            if filters.wanted:
-                table = table.filter(pa.array(_mask(table, filters, keys), pa.bool_()))
-            yield table.select(columns)
-            watch(start + len(part))
+    for table in storage.tables(paths, needed, watch=watch):
+        if filters.wanted:
+            table = table.filter(pa.array(_mask(table, filters, keys), pa.bool_()))
+        yield table.select(columns)
     _check(filters, paths)
 
 
@@ -107,49 +104,50 @@ class Selection:
 
     only: `key=value` filters as those of `run --only`, where a key is a column of a row (`metric=accuracy`) or a dotted
         setting of its run (`model.name=gla`). ValueError for a key or a value that no row has.
+    runs: the ids of the runs whose rows are wanted; None: all.
     """
 
-    def __init__(self, paths: Sequence[Path], only: Sequence[str] = ()) -> None:
+    def __init__(self, paths: Sequence[Path], only: Sequence[str] = (), runs: Collection[str] | None = None) -> None:
         self.paths = paths
         filters, columns = _filters(only)
         settings: dict[str, None] = {}
-        self._masks: list[list[bool]] = []
-        for path in paths:
-            table = storage.load(path, ["config", *columns])
-            mask = _mask(table, filters, columns)
+        self._masks: list[pa.Array] = []
+        ids = None if runs is None else pa.array(runs, pa.string())
+        for table in storage.tables(paths, list(dict.fromkeys(("run_id", "config", *columns)))):
+            mask = pa.array(_mask(table, filters, columns), pa.bool_())
+            if ids is not None:
+                mask = pc.and_(mask, pc.is_in(table["run_id"], ids).combine_chunks())
             self._masks.append(mask)
-            for text in table["config"].filter(pa.array(mask, pa.bool_())).unique().to_pylist():
+            for text in table["config"].filter(mask).unique().to_pylist():
                 settings.update(dict.fromkeys(settings_of(text)))
         self.settings = list(settings)
         """Dotted keys of the settings of all selected rows."""
         _check(filters, paths)
 
     def __len__(self) -> int:
-        return sum(map(sum, self._masks))
+        return sum(mask.true_count for mask in self._masks)
 
-    def tables(self) -> Iterator[pa.Table]:
-        """The rows of one file after the other, as they are stored."""
-        for path, mask in zip(self.paths, self._masks, strict=True):
-            if any(mask):
-                yield storage.load(path).filter(pa.array(mask))
+    def _tables(self, encoded: tuple[str, ...] = ()) -> Iterator[pa.Table]:
+        """The rows of some runs after those of others, as they are stored."""
+        for table, mask in zip(storage.tables(self.paths, encoded=encoded), self._masks, strict=True):
+            yield table.filter(mask)
 
     def rows(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """The rows one after the other, each as its columns and the settings of its run."""
-        for table in self.tables():
-            texts = table["config"].to_pylist()
-            for row, text in zip(table.select(COLUMNS).to_pylist(), texts, strict=True):
-                yield row, settings_of(text)
+        for table in self._tables():
+            for row in _pythonic(table):
+                settings = settings_of(row.pop("config"))
+                yield row, settings
 
     def frame(self) -> pd.DataFrame:
         """All rows, flat. A setting that a run does not have is missing in its rows."""
         import pandas as pd
 
-        tables = list(self.tables())
-        if not tables:
+        tables = list(self._tables(encoded=("config",)))
+        if not len(self):
             return pd.DataFrame(columns=COLUMNS)
-        frame = pa.concat_tables(tables).to_pandas()
-        texts = frame.pop("config")
-        codes, distinct = pd.factorize(texts, use_na_sentinel=False)
+        frame = pa.concat_tables(tables).unify_dictionaries().to_pandas()
+        codes, distinct = pd.factorize(frame.pop("config"), use_na_sentinel=False)
         settings = pd.DataFrame([settings_of(text) for text in distinct]).reindex(columns=self.settings)
         return frame.join(settings.take(codes).set_axis(frame.index))
 

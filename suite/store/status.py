@@ -43,11 +43,11 @@ def standings(runs: Sequence[Run], root: Path, select: Select | None = None) -> 
         words = states(jobs.values())
     except OSError:
         words = {job.job_id: "its scheduler cannot be asked here" for job in jobs.values()}
-    paths = [storage.result_path(root, run.experiment, run.scale, run.run_id) for run in runs]
+    stored = storage.endings_of(root, [(run.experiment, run.scale, run.run_id) for run in runs])
     unstored = unstored_states(runs, root)
     found = [
         _standing(run, state, ending, claims.get((run.scale, run.run_id)), jobs.get(run.run_id), words)
-        for run, state, ending in zip(runs, unstored, storage.endings(paths), strict=True)
+        for run, state, ending in zip(runs, unstored, stored, strict=True)
     ]
     return [_spared(standing, enough) if standing.state in ("to do", "interrupted") else standing for standing in found]
 

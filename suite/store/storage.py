@@ -1,22 +1,27 @@
-"""Results as parquet: one tidy row a measurement, one file a run, written once.
+"""Results as parquet: one tidy row a measurement, in files of one run or in parts with many runs.
 
-A file is written under a temporary name and renamed, so a reader never sees half of one, parallel workers never share
-one, and nothing is ever edited. Readers verify the checksums of what they read. Files of an older schema are read with
-null in the columns they lack; any other file is refused by name.
+A run writes a file of its own, so parallel workers never share one. `publish` (`suite.store.parts`) puts the runs of a
+folder into one part. Every reader takes both, through `files`, `tables` and `endings_of`, and of a run that several
+files of a folder have, the first one's rows count: its own file before a part.
+
+A file is written under a temporary name and renamed, so a reader never sees half of one, and nothing is ever edited.
+Readers verify the checksums of what they read. Files of an older schema are read with null in the columns they lack;
+any other file is refused by name.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from suite.identity import likeness
@@ -76,6 +81,10 @@ SCHEMA = pa.schema(
 )
 
 
+TEXTS = tuple(field.name for field in SCHEMA if field.type == pa.string())
+"""Columns of text."""
+
+
 class SchemaError(ValueError):
     """A results file that this version cannot read."""
 
@@ -111,40 +120,110 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
 
 
-def load(path: Path, columns: Sequence[str] = SCHEMA.names) -> pa.Table:
+PART = "part-"
+"""Beginning of the name of a file with many runs, which is no beginning of a run id."""
+FILES_AT_ONCE = 256
+"""`tables` yields the rows of so many files of one run together. A call on a table takes longer than its work on one
+run."""
+
+
+def is_part(path: Path) -> bool:
+    """Whether a results file has many runs."""
+    return path.name.startswith(PART)
+
+
+def load(
+    path: Path, columns: Sequence[str] = SCHEMA.names, *, run_id: str = "", encoded: tuple[str, ...] = ()
+) -> pa.Table:
     """Columns of one results file. Raises SchemaError, by name, for a damaged one and for one of another schema.
 
     The checksum of every page that is read is verified. Columns that the file's schema version does not have are null.
+
+    run_id: only the rows of this run, if the file is a part.
+    encoded: columns of text that are returned as codes and a dictionary, which take a hundredth of the memory.
     """
+    pieces = list(_pieces(path, columns, run_id, encoded))
+    return pa.concat_tables(pieces) if pieces else pa.schema(map(_schema(encoded).field, columns)).empty_table()
+
+
+def _pieces(path: Path, columns: Sequence[str], run_id: str, encoded: tuple[str, ...]) -> Iterator[pa.Table]:
+    """The rows of a file, of a part one row group after the other (`load`)."""
+    wanted = list(dict.fromkeys((*columns, "run_id"))) if run_id else list(columns)
     try:
         # opening a named pipe would wait for a writer
         if not is_remote(path) and not path.is_file():
             raise OSError("no regular file")
-        with pq.ParquetFile(readable(path), page_checksum_verification=True) as file:
+        with _opened(readable(path), encoded) as file:
             there = file.schema_arrow
-            names = [name for name in dict.fromkeys(("schema", *columns)) if name in there.names]
-            # a file is small, and threads would take longer to start than to read
-            table = file.read(columns=names, use_threads=False)
-        versions = table["schema"].unique().to_pylist() if "schema" in there.names else [None]
+            names = [name for name in dict.fromkeys(("schema", *wanted)) if name in there.names]
+            if not is_part(path):
+                # a file is small, and threads would take longer to start than to read
+                yield _as_today(path, file.read(names, use_threads=False), there, columns, encoded)
+                return
+            for i in range(file.num_row_groups):
+                if run_id and not _may_have(file.metadata.row_group(i), run_id):
+                    continue
+                table = _as_today(path, file.read_row_group(i, names, use_threads=False), there, wanted, encoded)
+                if run_id:
+                    table = table.filter(pc.equal(table["run_id"], run_id)).select(list(columns))
+                yield table
     except (pa.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, SchemaError):
+            raise
         reason = " ".join(str(error).split())[:120]
         raise SchemaError(f"{path}: damaged or not a parquet file ({reason}); remove it") from None
-    if versions == [SCHEMA_VERSION] and there.equals(SCHEMA):
+
+
+def _opened(source: Path | BinaryIO, encoded: Sequence[str]) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(source, page_checksum_verification=True, read_dictionary=[*encoded])
+    except KeyError:
+        # an older schema lacks a column
+        with pq.ParquetFile(source) as file:
+            there = file.schema_arrow.names
+        return _opened(source, [name for name in encoded if name in there])
+
+
+def _may_have(group: pq.RowGroupMetaData, run_id: str) -> bool:
+    """Whether a row group of a part may have rows of a run."""
+    known = group.column(SCHEMA.get_field_index("run_id")).statistics
+    return known is None or not known.has_min_max or known.min <= run_id <= known.max
+
+
+def _as_today(
+    path: Path, table: pa.Table, there: pa.Schema, columns: Sequence[str], encoded: tuple[str, ...]
+) -> pa.Table:
+    """The columns of a table that was read, with the types of SCHEMA. SchemaError for one of another schema.
+
+    there: the columns of its file.
+    """
+    versions = table["schema"].unique().to_pylist() if "schema" in there.names else [None]
+    if versions == [SCHEMA_VERSION] and there.remove_metadata().equals(_schema(encoded)):
         # nearly every file; to compare and convert its columns one by one takes half as long as to read them
         return table.select(list(columns))
-    version = versions[0] if len(versions) == 1 else versions
-    wanted = [field for field in SCHEMA if isinstance(version, int) and ADDED.get(field.name, 1) <= version]
-    if version not in range(1, SCHEMA_VERSION + 1) or not all(_is_in(field, there) for field in wanted):
+    read = range(1, SCHEMA_VERSION + 1)
+    # a part may have rows of several versions
+    oldest = min(versions, default=None) if all(version in read for version in versions) else None
+    wanted = [field for field in SCHEMA if oldest is not None and ADDED.get(field.name, 1) <= oldest]
+    if oldest is None or not all(_is_in(field, there) for field in wanted):
+        version = versions[0] if len(versions) == 1 else versions
         raise SchemaError(
             f"{path}: results schema {version}, this version reads 1 to {SCHEMA_VERSION}; "
             "read it with the commit that wrote it, or move it away and run again"
         )
-    fields = [SCHEMA.field(name) for name in columns]
-    arrays = [
-        table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
-        for field in fields
-    ]
-    return pa.table(arrays, schema=pa.schema(fields))
+    arrays = []
+    for field in map(SCHEMA.field, columns):
+        there_is = field.name in table.column_names
+        array = table[field.name].cast(field.type) if there_is else pa.nulls(table.num_rows, field.type)
+        arrays.append(array.dictionary_encode() if field.name in encoded else array)
+    return pa.table(arrays, schema=pa.schema(map(_schema(encoded).field, columns)))
+
+
+@lru_cache
+def _schema(encoded: tuple[str, ...]) -> pa.Schema:
+    """SCHEMA with these columns as codes and a dictionary."""
+    text = pa.dictionary(pa.int32(), pa.string())
+    return pa.schema([field.with_type(text) if field.name in encoded else field for field in SCHEMA])
 
 
 def _is_in(field: pa.Field, schema: pa.Schema) -> bool:
@@ -152,6 +231,8 @@ def _is_in(field: pa.Field, schema: pa.Schema) -> bool:
     if field.name not in schema.names:
         return False
     found = schema.field(field.name).type
+    if pa.types.is_dictionary(found):
+        found = found.value_type
     return (
         found == field.type
         or (pa.types.is_string(field.type) and pa.types.is_large_string(found))
@@ -161,12 +242,65 @@ def _is_in(field: pa.Field, schema: pa.Schema) -> bool:
 
 
 def files(roots: Iterable[Path], experiment: str) -> list[Path]:
-    """Results files of an experiment below several roots; of a run stored twice, the first root's file."""
+    """Results files of an experiment below several roots; of two files of one name, the first root's."""
     found: dict[tuple[str, str], Path] = {}
     for root in roots:
-        for path in files_like(root / experiment, "*/*.parquet"):
+        for path in files_below(root / experiment, "*/*"):
             found.setdefault((path.parent.name, path.name), path)
     return list(found.values())
+
+
+def files_below(folder: Path, pattern: str = "**/*") -> list[Path]:
+    """Results files below a folder, folder by folder, the parts last."""
+    found = files_like(folder, f"{pattern}.parquet")
+    return sorted(found, key=lambda path: (path.parent, is_part(path), path.name))
+
+
+def tables(
+    paths: Sequence[Path],
+    columns: Sequence[str] = SCHEMA.names,
+    *,
+    encoded: tuple[str, ...] = (),
+    watch: Callable[[int], None] = lambda done: None,
+) -> Iterator[pa.Table]:
+    """Yields columns of the rows of files, in their order, some files of one run or a piece of a part at a time.
+
+    Of a run that several files of a folder have, the first one's rows are taken.
+
+    encoded: columns of text that are returned as codes and a dictionary (`load`).
+    watch: called with the number of files that have been read.
+    """
+    before: dict[Path, set[str]] = {}
+    # half of the time of a file passes outside of Python, so that more threads would wait for each other
+    with ThreadPoolExecutor(2) as pool:
+        start = 0
+        while start < len(paths):
+            path, end = paths[start], start + 1
+            stored = before.setdefault(path.parent, set())
+            if is_part(path):
+                yield from _of_part(path, columns, encoded, stored)
+            else:
+                while end < len(paths) and end - start < FILES_AT_ONCE and not is_part(paths[end]):
+                    end += 1
+                some = paths[start:end]
+                for path in some:
+                    before.setdefault(path.parent, set()).add(path.stem)
+                yield pa.concat_tables(pool.map(partial(load, columns=columns, encoded=encoded), some))
+            start = end
+            watch(start)
+
+
+def _of_part(path: Path, columns: Sequence[str], encoded: tuple[str, ...], before: set[str]) -> Iterator[pa.Table]:
+    """The rows of a part, without those of runs that stand in files before it; its own runs are added to these."""
+    own: set[str] = set()
+    for table in _pieces(path, list(dict.fromkeys(("run_id", *columns))), "", encoded):
+        ids = set(table["run_id"].unique().to_pylist())
+        own |= ids
+        if again := ids & before:
+            is_again = pc.is_in(table["run_id"].cast(pa.string()), pa.array(again, pa.string()))
+            table = table.filter(pc.invert(is_again))
+        yield table.select(list(columns))
+    before |= own
 
 
 def read(paths: Sequence[Path], columns: Sequence[str] = SCHEMA.names) -> pd.DataFrame:
@@ -175,7 +309,7 @@ def read(paths: Sequence[Path], columns: Sequence[str] = SCHEMA.names) -> pd.Dat
 
     if not paths:
         return pd.DataFrame(columns=list(columns))
-    return pa.concat_tables(load(path, columns) for path in paths).to_pandas()
+    return pa.concat_tables(tables(paths, columns)).to_pandas()
 
 
 @dataclass(frozen=True)
@@ -196,7 +330,7 @@ class Ending:
 
 
 def ending(path: Path, *, with_likeness: bool = False) -> Ending | None:
-    """The ending of a stored run; None if there is no file. A file without a row `run` belongs to a failed run.
+    """The ending of the run of a file; None if there is no file. A file without a row `run` belongs to a failed run.
 
     It is read from the footer of the file, which takes a third of the time of its rows; older files have it in these
     alone.
@@ -209,6 +343,10 @@ def ending(path: Path, *, with_likeness: bool = False) -> Ending | None:
     found = _footer(path)
     if found is None or (with_likeness and "like" not in found):
         found = _ending_of(load(path, OF_ENDINGS).to_pylist())
+    return _parsed(found)
+
+
+def _parsed(found: Mapping[str, Any]) -> Ending:
     return Ending(
         found["status"],
         json.loads(found["operators"] or "{}"),
@@ -276,17 +414,86 @@ def _checked(value: bytes) -> dict[str, Any] | None:
 
 
 def endings(paths: Iterable[Path], *, with_likeness: bool = False) -> list[Ending | None]:
-    """The endings of many stored runs, of a remote place several at a time, because it takes long to answer."""
+    """The endings of the runs of files, of a remote place several at a time, because it takes long to answer."""
     paths = list(paths)
     if not any(is_remote(path) for path in paths):
         # threads would wait for each other
         return [ending(path, with_likeness=with_likeness) for path in paths]
-    # pyarrow imports it at its first use, which fails where several threads come to it at once
-    import pyarrow.compute
-
-    assert pyarrow.compute
     with ThreadPoolExecutor(16) as pool:
         return list(pool.map(partial(ending, with_likeness=with_likeness), paths))
+
+
+@lru_cache(maxsize=1024)
+def endings_in(part: Path) -> Mapping[str, Ending]:
+    """Run id to ending for all runs of a part, which is never edited, so that it is read once."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for table in _pieces(part, ("run_id", *OF_ENDINGS), "", TEXTS):
+        rows |= {run_id: [] for run_id in table["run_id"].unique().to_pylist()}
+        for row in table.filter(pc.equal(table["metric"], "run")).to_pylist():
+            rows[row["run_id"]].append(row)
+    return {run_id: _parsed(_ending_of(found)) for run_id, found in rows.items()}
+
+
+def published_in(folder: Path) -> dict[str, Path]:
+    """Run id to part, of all runs in the parts of one folder; of a run that several parts have, the first one."""
+    try:
+        parts = files_like(folder, f"{PART}*.parquet")
+    except FileNotFoundError:
+        # there is no such bucket, which whoever writes to it is told
+        return {}
+    return {run_id: part for part in reversed(parts) for run_id in endings_in(part)}
+
+
+def endings_of(root: Path, runs: Sequence[tuple[str, str, str]]) -> list[Ending | None]:
+    """The endings of runs, each given by experiment, scale and id, below a root; None of a run that is not stored."""
+    paths = [result_path(root, *run) for run in runs]
+    found = endings(paths)
+    # a folder is listed once, because a bucket answers slowly
+    parts = {
+        folder: published_in(folder)
+        for folder in {path.parent for path, ended in zip(paths, found, strict=True) if ended is None}
+    }
+    return [
+        endings_in(part)[path.stem] if ended is None and (part := parts[path.parent].get(path.stem)) else ended
+        for path, ended in zip(paths, found, strict=True)
+    ]
+
+
+def files_of(root: Path, runs: Sequence[tuple[str, str, str]]) -> list[Path]:
+    """The files that have the rows of runs, each given by experiment, scale and id, below a root."""
+    paths = [result_path(root, *run) for run in runs]
+    own = {path for path in paths if path.exists()}
+    parts = {folder: published_in(folder) for folder in {path.parent for path in paths if path not in own}}
+    found = [path if path in own else parts[path.parent].get(path.stem) for path in paths]
+    return list(dict.fromkeys(path for path in found if path is not None))
+
+
+def every_ending(paths: Iterable[Path]) -> list[Ending]:
+    """The endings of all runs of files, with what they are like. Of a run that several files have, the first one's."""
+    paths = list(paths)
+    own = [path for path in paths if not is_part(path)]
+    found = dict(zip(((_place(path), path.stem) for path in own), endings(own, with_likeness=True), strict=True))
+    for path in paths:
+        if is_part(path):
+            for run_id, ended in endings_in(path).items():
+                found.setdefault((_place(path), run_id), ended)
+    return [ended for ended in found.values() if ended is not None]
+
+
+def _place(path: Path) -> tuple[str, str]:
+    """What the folders of an experiment's scale have in common below all roots."""
+    return path.parent.parent.name, path.parent.name
+
+
+def runs_of(path: Path) -> Iterable[str]:
+    """The ids of the runs that a results file has."""
+    return endings_in(path) if is_part(path) else (path.stem,)
+
+
+def find(roots: Iterable[Path], beginning: str) -> list[tuple[str, Path]]:
+    """Id and file of every stored run whose id begins so, below several roots in their order."""
+    paths = [path for root in roots for path in files_below(root)]
+    return [(run_id, path) for path in paths for run_id in runs_of(path) if run_id.startswith(beginning)]
 
 
 def operator_mix(rows: Iterable[Mapping[str, Any]]) -> str | None:

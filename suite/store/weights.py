@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.registry import few
+from suite.store import storage
 from suite.store.target import files_like, readable, replacing
 
 if TYPE_CHECKING:
@@ -58,19 +59,18 @@ def find_weights(name: str, roots: Sequence[Path]) -> Path:
         return path
     if path.suffix in ENDINGS or set(name) - set("0123456789abcdef"):
         raise ValueError(f"{name}: no such file, and no run id, which is hexadecimal")
-    found = [
-        path for root in roots for path in files_like(root, f"**/{name}*") if path.suffix in (*ENDINGS, ".parquet")
-    ]
-    if not found:
+    found = [path for root in roots for path in files_like(root, f"**/{name}*") if path.suffix in ENDINGS]
+    ids = {path.stem for path in found} | {run_id for run_id, _ in storage.find(roots, name)}
+    if not ids:
         raise ValueError(f"no stored run begins with {name!r} below {', '.join(map(str, roots))}")
-    if len(ids := {path.stem for path in found}) > 1:
+    if len(ids) > 1:
         raise ValueError(f"{name!r} is ambiguous: {few(sorted(ids))}; give more of the id")
     for ending in ENDINGS:
         for path in found:
             if path.suffix == ending:
                 return path
     raise ValueError(
-        f"run {found[0].stem} kept no weights; repeat it with: run EXPERIMENT --force --keep-weights, or name a file"
+        f"run {ids.pop()} kept no weights; repeat it with: run EXPERIMENT --force --keep-weights, or name a file"
     )
 
 

@@ -5,8 +5,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from statistics import median
 
-import pyarrow.parquet as pq
 import pytest
+
+from suite.store import storage
 
 HOME = Path(__file__).resolve().parents[2]
 PROBES = HOME / "results" / "reference" / "probes"
@@ -14,7 +15,12 @@ PAGE = (HOME / "docs" / "grids.md").read_text()
 
 
 def runs(folder):
-    return [pq.read_table(path).to_pylist() for path in sorted((PROBES / folder).glob("*.parquet"))]
+    """The rows of every run of a probe."""
+    found = {}
+    for table in storage.tables(storage.files_below(PROBES / folder)):
+        for row in table.to_pylist():
+            found.setdefault(row["run_id"], []).append(row)
+    return list(found.values())
 
 
 def value(rows, metric, **where):

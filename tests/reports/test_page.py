@@ -57,7 +57,7 @@ def board() -> Board:
         frame = storage.read(storage.files([REPOSITORY.reference], name))
         # one experiment of the page has no rows, whatever is committed
         reports.append(build(config, path.parent, frame.iloc[:0] if name == "h3/table3" else frame))
-    kernels = storage.read(sorted((REPOSITORY.reference / "kernels" / "quick").glob("*.parquet")))
+    kernels = storage.read(storage.files_below(REPOSITORY.reference / "kernels" / "quick"))
     return Board("h3", tuple(reports), (), kernels, tuple(REPOSITORY.operators))
 
 

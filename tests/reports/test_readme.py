@@ -16,6 +16,7 @@ from suite.options import parse
 from suite.settings.config import ExperimentConfig, find_experiments
 from suite.settings.grid import expand
 from suite.settings.resolver import Resolver
+from suite.store import storage
 from tasks import TASKS
 from tests.reports.committed import ROWS
 
@@ -69,7 +70,7 @@ def test_paper_scale_stands_in_the_readme_and_the_rest_among_the_reduced():
 
 
 def test_every_experiment_with_committed_rows_has_a_line():
-    have_rows = {str(path.parent.parent.relative_to(REFERENCE)) for path in REFERENCE.rglob("*.parquet")}
+    have_rows = {str(path.parent.parent.relative_to(REFERENCE)) for path in storage.files_below(REFERENCE)}
     assert {line["experiment"] for line in RESULTS} == have_rows & set(EXPERIMENTS)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from run_suite import REPOSITORY
-from suite.store import rows, storage
+from suite.store import storage
 from suite.store.comparison import collect, compare, permutation_p
 
 LOW, HIGH = [0.5, 0.52, 0.48, 0.51], [0.9, 0.88, 0.91, 0.93]
@@ -231,7 +231,7 @@ def test_every_file_is_read_once_also_with_filters(sides, monkeypatch):
     write(sides[0], HIGH, metric="loss", unit="nats", split="valid")
     write(sides[0], [None], metric="run", status="failed")
     paths, read, load = sorted(sides[0].rglob("*.parquet")), [], storage.load
-    monkeypatch.setattr(storage, "load", lambda path, *rest: read.append(path) or load(path, *rest))
+    monkeypatch.setattr(storage, "load", lambda path, **options: read.append(path) or load(path, **options))
     found = collect(paths, every_metric=False)
     assert sorted(read) == paths
     assert ([one.metric for one in found.values], found.failed) == (["accuracy"], 1)
@@ -248,7 +248,7 @@ def test_progress_is_told_and_does_not_depend_on_how_many_files_are_read_togethe
     write(sides[0], HIGH, lr=0.2, device="NVIDIA H100")
     paths, done = sorted(sides[0].rglob("*.parquet")), []
     whole = collect(paths, every_metric=False)
-    monkeypatch.setattr(rows, "FILES_AT_ONCE", 3)
+    monkeypatch.setattr(storage, "FILES_AT_ONCE", 3)
     assert collect(paths, every_metric=False, watch=done.append) == whole
     assert done == [3, 6, 8]
     assert whole.facts["device"] == {"NVIDIA H200": 4, "NVIDIA H100": 4}

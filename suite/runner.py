@@ -7,7 +7,6 @@ import datetime
 import gc
 import json
 import os
-import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from suite.plugins import changed_since_planned
 from suite.registry import Entry
 from suite.runs import Progress, Report, Run, RunEnded, Stop, Worker, never
 from suite.store import storage
+from suite.store.target import private_folder
 from suite.store.weights import save_weights
 from suite.training.live import Log
 from suite.training.run import TrainingRun
@@ -253,8 +253,11 @@ def _store(run: Run, root: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     if (error := write(root)) is None:
         return ""
     reason = f"its rows could not be written ({error.strerror or error})"
-    aside = Path(tempfile.gettempdir()) / f"subquad-rows-{os.getuid()}"
-    if write(aside) is None:
+    try:
+        aside = private_folder(f"subquad-rows-{os.getuid()}")
+    except OSError:
+        aside = None
+    if aside is not None and write(aside) is None:
         return f"{reason} and are in {aside}; free space, and copy the content of that folder into {root}"
     return f"{reason}; free space and give the command again"
 

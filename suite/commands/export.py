@@ -45,12 +45,14 @@ def export(
     selection = repository_of(context).selection(names, results, only or ())
 
     from suite.store.rows import write_csv, write_json
-    from suite.store.target import replacing, writable
+    from suite.store.target import is_remote, replacing, writable
 
     write = write_json if (format or of_file) is Format.json else write_csv
     if out is None:
         write(selection, sys.stdout)
         return
-    with writable("--out", out), replacing(out) as temporary, temporary.open("w", newline="") as file:
+    # the user names a link for the file that it points to
+    place = out.resolve() if not is_remote(out) and out.is_file() else out
+    with writable("--out", out), replacing(place) as temporary, temporary.open("w", newline="") as file:
         write(selection, file)
     print(f"wrote {len(selection)} rows to {shown(out)}")

@@ -45,6 +45,9 @@ LONGEST_S = 86400.0
 GUARD_S = 60.0
 """Age of a file that guards the replacement of a claim, which takes milliseconds, from which on it is a left-over."""
 
+LEFT_OVER_S = 86400.0
+"""Age of a temporary file from which on nobody writes it any more."""
+
 SUFFIX = ".claim"
 
 
@@ -149,11 +152,15 @@ def _has_ended(pid: int, process: str) -> bool:
 
 
 def sweep(root: Path, experiments: Iterable[str]) -> None:
-    """Removes the expired claims of these experiments, which processes have left that were killed.
+    """Removes what killed processes have left of these experiments: expired claims, and temporary files of a day ago.
 
     A run that is repeated takes its claim over anyway; this is for those that never are.
     """
     for experiment in experiments:
+        for path in files_like(root / experiment, "*/.*.tmp"):
+            with contextlib.suppress(OSError), as_oserror(path):
+                if time_at(path.parent) - path.stat().st_mtime > LEFT_OVER_S:
+                    path.unlink()
         for claim in find_claims(root, experiment):
             if not claim.live:
                 _take_over(claim, None)

@@ -8,9 +8,11 @@ that are renewed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import socket
+import stat
 import tempfile
 import time
 import uuid
@@ -91,7 +93,8 @@ def _protocol(path: Path) -> str:
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path whose file takes the place of `path` at the end; after an error, nothing is left of it.
 
-    Of a link, the file that it points to is replaced. A device or a pipe is written itself.
+    A link is replaced, and not what it points to. A device or a pipe is written itself. What has its final name is on
+    the disk: it outlives a loss of power.
     """
     if is_remote(path):
         with tempfile.TemporaryDirectory() as folder:
@@ -101,17 +104,43 @@ def replacing(path: Path) -> Iterator[Path]:
                 make_folder(path.parent)
                 cast(Any, path).fs.put_file(str(temporary), cast(Any, path).path)
         return
-    path = path.resolve()
     make_folder(path.parent)
     if path.exists() and not path.is_file() and not path.is_dir():
         yield path
         return
-    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
+    # of a new name, so that nobody can have put a link there
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         yield temporary
+        _flush(temporary)
         os.replace(temporary, path)
+        _flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on the disk, where the file system can tell."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        # some file systems know this for no folder
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(handle)
+
+
+def private_folder(name: str) -> Path | None:
+    """A folder of this name for temporary files that only this user can read and write, or None if another has it."""
+    folder = Path(tempfile.gettempdir(), name)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    known = folder.lstat()
+    ours = stat.S_ISDIR(known.st_mode) and known.st_uid == os.getuid() and not stat.S_IMODE(known.st_mode) & 0o077
+    return folder if ours else None
 
 
 @contextlib.contextmanager

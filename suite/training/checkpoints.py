@@ -1,7 +1,8 @@
 """Checkpoints of training runs: one file or, for a model that is sharded, one more from every process.
 
-A checkpoint appears whole or not at all, and the last good one stays until the next is written: the files of a sharded
-one are written first, and then the file that names them. A run continues from either kind in any number of processes.
+A checkpoint appears whole or not at all, and the one before it stays beside it (`earlier`), so that damage to a file
+costs some steps and not the run. The files of a sharded one are written first, and then the file that names them. A run
+continues from either kind in any number of processes.
 Before anything is read, the checksums (CRC-32) in the files are verified. Nothing is unpickled but tensors and plain
 values; the files of torch.distributed.checkpoint, whose index is an arbitrary pickle, are not used for that reason.
 """
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from suite.model import Model
-from suite.store.target import as_oserror, replacing
+from suite.store.target import as_oserror, is_remote, replacing
 from suite.store.weights import read
 from suite.training.parallel import Group, is_shard, joined, local
 
@@ -24,6 +25,11 @@ from suite.training.parallel import Group, is_shard, joined, local
 def shard_folder(path: Path) -> Path:
     """The folder of the files that a sharded checkpoint consists of besides `path`."""
     return path.with_suffix(".shards")
+
+
+def earlier(path: Path) -> Path:
+    """The checkpoint that was written before the last one."""
+    return path.with_name(f"{path.name}.before")
 
 
 def save(path: Path, state: Mapping[str, Any], tensors: Mapping[str, Any], group: Group, *, sharded: bool) -> None:
@@ -35,7 +41,7 @@ def save(path: Path, state: Mapping[str, Any], tensors: Mapping[str, Any], group
     """
     if not sharded:
         if group.rank == 0:
-            _write(path, {**state, **tensors})
+            _write(path, {**state, **tensors}, last=True)
         return
     folder = shard_folder(path)
     names = [f"{state['step']}-{rank}-of-{group.size}" for rank in range(group.size)]
@@ -49,9 +55,12 @@ def save(path: Path, state: Mapping[str, Any], tensors: Mapping[str, Any], group
     if failures:
         raise OSError(failures[0])
     if group.rank == 0:
-        _write(path, {**state, "shards": names})
-        for other in folder.iterdir():
-            if other.name not in names:
+        _write(path, {**state, "shards": names}, last=True)
+        # those of the checkpoint before it stay as well
+        others = [other for other in folder.iterdir() if other.name not in names]
+        known = max((_step(other.name) for other in others), default=-1)
+        for other in others:
+            if _step(other.name) != known:
                 other.unlink(missing_ok=True)
 
 
@@ -70,6 +79,7 @@ def remove(path: Path) -> None:
     """Removes a checkpoint, if there is one."""
     with as_oserror(path):
         path.unlink(missing_ok=True)
+        earlier(path).unlink(missing_ok=True)
         folder = shard_folder(path)
         if folder.is_dir():
             for file in folder.iterdir():
@@ -91,6 +101,15 @@ def copy_whole(sharded: Model, plain: Model) -> None:
         targets[name].copy_(tensor.full_tensor() if is_shard(tensor) else tensor)
 
 
-def _write(path: Path, content: Mapping[str, Any]) -> None:
+def _step(name: str) -> int:
+    """The step of a file of a sharded checkpoint; -1 for another file."""
+    number = name.partition("-")[0]
+    return int(number) if number.isdigit() else -1
+
+
+def _write(path: Path, content: Mapping[str, Any], *, last: bool = False) -> None:
+    """Writes a file. last: one that is there stays as the earlier checkpoint, where files can be renamed."""
     with replacing(path) as temporary:
         torch.save(dict(content), temporary)
+        if last and not is_remote(path) and path.is_file():
+            path.replace(earlier(path))

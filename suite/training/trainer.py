@@ -535,15 +535,23 @@ class Trainer(Worker):
         checkpoints.save(self.checkpoint, state, tensors, self.group, sharded=self.sharded)
 
     def _restore(self) -> None:
-        # opening a named pipe would wait for a writer
-        if self.checkpoint is not None and self.checkpoint.is_file():
+        last = self.checkpoint
+        reason = ""
+        for path in () if last is None else (last, checkpoints.earlier(last)):
+            # opening a named pipe would wait for a writer
+            if not path.is_file():
+                continue
             try:
-                self._take(*checkpoints.load(self.checkpoint, self.device))
+                self._take(*checkpoints.load(path, self.device))
             except (RunEnded, torch.OutOfMemoryError):
                 raise
             except Exception as error:
-                reason = " ".join(str(error).split())[:120]
-                raise RunEnded("failed", f"{self.checkpoint}: cannot be continued from ({reason}); remove it") from None
+                reason = reason or " ".join(str(error).split())[:120]
+            else:
+                reason = ""
+                break
+        if reason:
+            raise RunEnded("failed", f"{last}: cannot be continued from ({reason}); remove it")
         if len(set(self.group.everywhere(self.step))) > 1:
             raise RunEnded("failed", f"{self.checkpoint}: not all processes see it; they need a folder that they share")
 

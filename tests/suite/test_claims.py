@@ -169,3 +169,14 @@ def test_what_is_no_file_in_place_of_a_claim_does_not_hang(tmp_path, run, make):
     path.parent.mkdir(parents=True)
     make(path)
     assert Claims(tmp_path).take(run).host == "unknown host"
+
+
+def test_temporary_files_of_killed_writers_are_swept_by_age(tmp_path):
+    folder = tmp_path / "toy" / "paper"
+    folder.mkdir(parents=True)
+    for name, age_s in ((".ab.parquet.node.7.0a.tmp", 90_000), (".cd.parquet.node.7.0b.tmp", 80_000), ("kept", 90_000)):
+        (folder / name).touch()
+        then = time.time() - age_s
+        os.utime(folder / name, (then, then))
+    sweep(tmp_path, ["toy"])
+    assert sorted(path.name for path in folder.iterdir()) == [".cd.parquet.node.7.0b.tmp", "kept"]

@@ -190,6 +190,23 @@ def test_only_with_dropout_does_the_division_of_a_batch_count_for_identity():
         replace(run, task=Compression(), train=stopped, processes=2)
 
 
+def test_the_checkpoint_before_a_damaged_one_is_continued_from(tmp_path):
+    run, path = make_run(train={"epochs": 4}), tmp_path / "a.checkpoint"
+    for steps in (3, 6):
+        made = Trainer(run, CPU, checkpoint=path, stop=lambda: made.step >= steps)  # noqa: B023
+        with pytest.raises(KeyboardInterrupt):
+            made()
+    flip_a_bit(path)
+    begun = []
+    again = Trainer(run, CPU, checkpoint=path, stop=lambda: begun.append(again.step) or False)
+    assert numbers(again().rows) == numbers(train(run).rows)
+    assert begun[0] in (3, 4)
+    path.unlink()
+    assert checkpoints.earlier(path).is_file()
+    checkpoints.remove(path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_damaged_checkpoint_is_refused(tmp_path):
     run, path = make_run(), tmp_path / "a.checkpoint"
     with pytest.raises(KeyboardInterrupt):

@@ -13,6 +13,7 @@ import pytest
 from run_suite import HOME
 from suite.store import storage
 from suite.store.parts import name_of
+from suite.store.target import private_folder, replacing
 
 ROW = {"run_id": "ab", "experiment": "e", "scale": "paper", "metric": "run", "status": "ok", "seed": 3}
 
@@ -187,3 +188,53 @@ def test_the_ending_is_found_in_the_bytes_of_a_file(tmp_path, length):
     content = path.read_bytes()
     assert storage.ending_in(content) == pq.ParquetFile(path).metadata.metadata[storage.ENDING]
     assert storage.ending_in(b"") == storage.ending_in(storage.ENDING) == b""
+
+
+def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path):
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / "rows").symlink_to("precious")
+    with replacing(tmp_path / "rows") as temporary:
+        temporary.write_text("new")
+    assert (tmp_path / "precious").read_text() == "kept"
+    assert not (tmp_path / "rows").is_symlink()
+    assert (tmp_path / "rows").read_text() == "new"
+
+
+def test_a_link_planted_for_a_temporary_file_is_not_followed(tmp_path, monkeypatch):
+    """Two writers of one file never share a temporary file, and its name cannot be known before."""
+    names = []
+    for _ in range(2):
+        with replacing(tmp_path / "rows") as temporary:
+            names.append(temporary.name)
+            assert temporary.is_file()
+    assert len(set(names)) == 2
+
+
+def test_what_has_its_final_name_is_on_the_disk(tmp_path, monkeypatch):
+    done = []
+    flush, move = os.fsync, os.replace
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: (done.append(os.readlink(f"/proc/self/fd/{handle}")), flush(handle))
+    )
+    monkeypatch.setattr(os, "replace", lambda old, new: (done.append("replace"), move(old, new)))
+    with replacing(tmp_path / "rows") as temporary:
+        temporary.write_text("new")
+    assert done == [str(temporary), "replace", str(tmp_path)]
+
+
+@pytest.mark.parametrize("kind", ["open", "link", "file"])
+def test_rows_are_put_aside_in_a_folder_of_this_user_alone_or_nowhere(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = private_folder("aside")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert private_folder("aside") == folder
+    folder.rmdir()
+    if kind == "open":
+        folder.mkdir()
+        folder.chmod(0o777)
+    elif kind == "link":
+        (tmp_path / "precious").mkdir(mode=0o700)
+        folder.symlink_to("precious")
+    else:
+        folder.touch()
+    assert private_folder("aside") is None

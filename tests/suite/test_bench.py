@@ -20,7 +20,6 @@ from kernels.causal_conv1d.workloads import WORKLOAD
 from kernels.workload import Cost, Implementation
 from run_suite import REPOSITORY
 from suite.bench import measure
-from suite.bench.base import tree_of
 from suite.bench.cases import Case, cases, label
 from suite.bench.run import time_cases
 from suite.bench.worker import ChildError, Worker
@@ -184,20 +183,6 @@ def slower_checkout(tmp_path):
     return home
 
 
-@pytest.mark.slow
-def test_a_worker_runs_the_operators_of_its_tree(slower_checkout, tmp_path):
-    case = next(
-        case for case in cases(WORKLOAD, ["short"], ["ours"]) if case.implementation == "torch" and not case.backward
-    )
-    theirs = tree_of(str(slower_checkout), tmp_path / "tree")
-    times = {}
-    for name, base in (("ours", None), ("theirs", theirs)):
-        with Worker(TARGETS, "cpu", base=base) as worker:
-            worker.ask("prepare", case=case.to_json())
-            times[name] = min(worker.ask("sample", case=case.to_json(), budget_ms=50))
-    assert times["ours"] < 10 <= times["theirs"]
-
-
 def test_what_fails_in_a_worker_is_told_and_the_worker_lives_on():
     case = Case("causal_conv1d", "torch", (("B", 1), ("T", 8), ("D", 2), ("W", 9)), "bfloat16", False)
     with Worker(TARGETS, "cpu") as worker:
@@ -250,7 +235,7 @@ def test_bench_writes_rows_that_the_report_shows(command_line, tmp_path):
 
 
 @pytest.mark.slow
-def test_bench_times_a_real_operator_beside_its_peers(tmp_path):
+def test_bench_times_a_real_operator_beside_its_peers(command_line, tmp_path):
     done = call("bench", "causal_conv1d", "--device", "cpu", "--against", "peers", "--results", tmp_path)
     assert done.returncode == 0, done.stderr
     frame = storage.read(storage.files([tmp_path], "kernels"))
@@ -259,7 +244,7 @@ def test_bench_times_a_real_operator_beside_its_peers(tmp_path):
     measured = times[times["status"] == "ok"]
     assert all(len(samples) >= 3 for samples in measured["samples"])
     assert {"copy_bandwidth", "matmul_rate", "floor_time"} <= set(frame["metric"])
-    report = call("report", "kernels", "--results", tmp_path)
+    report = command_line("report", "kernels", "--results", tmp_path)
     assert report.returncode == 0, report.stderr
     assert f"{measured['value'].iloc[0]:.4f}" in report.stdout
     assert "No module named 'causal_conv1d'" in report.stdout
@@ -271,27 +256,3 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_timed(com
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: --results {tmp_path}/file/results: cannot be written (")
     assert "cases on" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("causal_conv",), ["unknown operator 'causal_conv'", "did you mean 'causal_conv1d'"]),
-        pytest.param(
-            ("--compare", "no-such-branch"),
-            ["'no-such-branch'", "neither a git revision", "folder"],
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(("--against", "peer"), ["'peer'", "neither a git revision"], marks=pytest.mark.slow),
-        (("--compare", "HEAD", "--against", "peers"), ["give one of them"]),
-        pytest.param(("--update-budgets", "--shapes", "paper"), ["--update-budgets"], marks=pytest.mark.slow),
-        pytest.param(("--device", "cuda:99"), ["--device"], marks=pytest.mark.slow),
-    ],
-)
-def test_a_wrong_argument_is_one_line_and_exit_code_2(command_line, tmp_path, arguments, words):
-    done = command_line("bench", *arguments, "--results", tmp_path)
-    assert done.returncode == 2, done.stdout + done.stderr
-    (line,) = done.stderr.strip().splitlines()
-    for word in words:
-        assert word in line
-    assert not list(tmp_path.rglob("*.parquet"))

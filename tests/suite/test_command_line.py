@@ -80,92 +80,6 @@ def test_list_names_everything(command_line):
         assert name in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("run", "h3/tabel2"), ["unknown experiment 'h3/tabel2'", "did you mean 'h3/table2'"]),
-        (("run", "h3"), ["'h3' has several experiments; name one of: h3/figure2, "]),
-        (("run", "quickstart", "--data", "/no/such/folder"), ["--data /no/such/folder: there is no such folder"]),
-        (("run", "quickstart", "--only", "lr=1e-3"), ["--only lr: no run has this key (did you mean 'train.lr'?)"]),
-        (
-            ("run", "quickstart", "--executor-options", "gpus"),
-            ["--executor-options 'gpus': expected key=value, e.g. gpus=1"],
-        ),
-        (("check", "task", "mqar", "--set", "length"), ["--set 'length': expected option=value, e.g. num_train=1000"]),
-        (("check", "task", "flip-flop"), ["unknown task 'flip-flop'; there are: ", "your own needs --plugin"]),
-        (("check", "model", "gla", "--set", "num_heads=1", "--set", "num_heads=2"), ["--set num_heads is given twice"]),
-        (("data", "rate", "mqar", "--data", "."), ["--data .: mqar makes its data as it runs; leave --data out"]),
-        (("run", "docs"), ["docs: the folder has no grid.yaml; `list experiments`"]),
-        (("report", "tables", "--scale", "small"), ["report tables --scale: the page has all scales"]),
-        (("run", "mamba/figure8-scan", "--keep-weights", "--dry-run"), ["--keep-weights: mamba/figure8-scan measures"]),
-        (("run", "mamba/figure8-scan", "--log", "tensorboard", "--dry-run"), ["--log tensorboard: mamba/figure8-scan"]),
-        (("report", "quickstart", "--out", "x.xls"), ["--out x.xls: the ending must be one of .png, "]),
-        pytest.param(
-            ("report", "quikstart"), ["unknown experiment 'quikstart'", "'quickstart'"], marks=pytest.mark.slow
-        ),
-        pytest.param(("run", "quickstart", "--scale", "huge"), ["unknown scale 'huge'"], marks=pytest.mark.slow),
-        (("run", "quickstart", "--set", "train.stepz=3"), ["stepz", "did you mean 'steps'"]),
-        pytest.param(
-            ("run", "quickstart", "--set", "model.name=gsaa"), ["unknown model 'gsaa'", "'gsa'"], marks=pytest.mark.slow
-        ),
-        pytest.param(
-            ("run", "quickstart", "--set", "task.num_kv_pairs=1000"),
-            ["num_kv_pairs=1000", "length"],
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(("run", "quickstart", "--set", "task.length=sixty"), ["length", "sixty"], marks=pytest.mark.slow),
-        (("run", "quickstart", "--set", "model.init_std=.nan"), ["--set", "model.init_std=.nan", "finite number"]),
-        (("run", "quickstart", "--only", "model.name=rwkv"), ["--only model.name=rwkv", "no run has it", "--plugin"]),
-        (("run", "quickstart", "--only", "model.nam=gla"), ["--only model.nam", "did you mean 'model.name'"]),
-        (("run", "quickstart", "--device", "tpu"), ["--device"]),
-        (("run", "quickstart", "--device", "cpu:7"), ["--device 'cpu:7': expected cpu"]),
-        # torch keeps the number of a device in eight bits
-        (("run", "quickstart", "--device", "cuda:999"), ["--device 'cuda:999': expected cpu"]),
-        (("report", "quickstart", "--update-docs"), ["--update-docs writes all documents", "nothing beside it"]),
-        pytest.param(("run", "quickstart", "--device", "cuda:99"), ["--device"], marks=pytest.mark.slow),
-        (("show", "ffffffff"), ["ffffffff"]),
-        (("run", "quickstart", "--set", "model.name=7"), ["unknown model 7"]),
-        (("run", "quickstart", "--set", "train.keep_metric=loss2"), ["train.keep_metric", "did you mean 'loss'"]),
-        (("run", "speech-commands/sample", "--data", "nowhere"), ["nowhere"]),
-        (("run", "quickstart", "--data", "."), ["--data .: no task of quickstart reads data; leave --data out"]),
-        (("run", "mamba/figure8-scan", "--data", ".", "--dry-run"), ["no task of mamba/figure8-scan reads data"]),
-        (("status", "quickstart", "--data", "."), ["no task of quickstart reads data"]),
-        (
-            ("run", "gsa/table1-small", "--data", ".", "--set", "task.data=x"),
-            ["--set task.data names the data as well"],
-        ),
-        (("status", "quickstart", "--results", "/no/such"), ["--results /no/such: there is no such folder"]),
-        (("collect", "quickstart", "--results", "/no/such"), ["--results /no/such: there is no such folder"]),
-        (("show", "0373a9", "--results", "/no/such"), ["--results /no/such: there is no such folder"]),
-    ],
-)
-def test_a_wrong_argument_is_one_line_and_exit_code_2(command_line, tmp_path, arguments, words):
-    if arguments[0] in ("run", "report"):
-        arguments = (*arguments, "--results", tmp_path)
-    done = command_line(*arguments)
-    assert done.returncode == 2, done.stdout + done.stderr
-    (line,) = done.stderr.strip().splitlines()
-    for word in words:
-        assert word in line
-    assert not list(tmp_path.rglob("*.parquet"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (("report", "quickstart", "--format", "pdf"), "Invalid value for '--format': 'pdf' is not one of 'terminal', "),
-        (("run", "quickstart", "--nproc", "two"), "unable to parse string as an integer, got 'two'\n"),
-        (("data", "rate", "mqar", "--seconds", "inf"), "less than or equal to 3600, got 'inf'\n"),
-        (("data", "rate", "mqar", "--seconds", "-1"), "or equal to 0.01, got '-1'\n"),
-    ],
-)
-def test_a_wrong_value_is_named_without_the_words_of_a_library(command_line, arguments, reason):
-    done = command_line(*arguments)
-    assert done.returncode == 2
-    assert reason in done.stderr
-    assert "Value error" not in done.stderr
-
-
 def test_an_id_of_many_runs_names_five_of_them(command_line, tmp_path):
     for number in range(8):
         (tmp_path / f"0{number}.parquet").touch()
@@ -173,25 +87,6 @@ def test_an_id_of_many_runs_names_five_of_them(command_line, tmp_path):
     for arguments in (("show", "0"), ("generate", "0", "--prompt", "a")):
         done = command_line(*arguments, "--results", tmp_path)
         assert (done.returncode, done.stderr) == (2, f"error: {five}")
-
-
-@pytest.mark.parametrize(
-    ("given", "blamed"),
-    [
-        (["train.stepz=3"], "--set train.stepz=3: train: stepz: unknown key (did you mean 'steps'?)"),
-        (
-            ["train.lr=1e-3", "model.num_heads=3"],
-            "--set model.num_heads=3: model attention: num_heads=3 does not divide",
-        ),
-        (["train.steps=x", "task.length=y"], "--set train.steps=x --set task.length=y: task mqar: length:"),
-        (["task.num_kv_pairs=99"], "--set task.num_kv_pairs=99: task mqar: num_kv_pairs=99 needs length"),
-        (["trian.lr=1"], "--set trian.lr=1: 'trian.lr': a dotted key starts with task, model, train"),
-    ],
-)
-def test_a_fault_of_set_names_what_was_typed(command_line, given, blamed):
-    done = command_line("run", "quickstart", "--dry-run", *(word for text in given for word in ("--set", text)))
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {blamed}")
 
 
 def test_a_fault_of_the_grid_is_not_blamed_on_set(command_line, tmp_path):
@@ -381,12 +276,6 @@ def test_a_results_folder_that_is_read_only_is_refused_only_if_runs_are_left(com
     assert "nothing can be written there (Read-only file system)" in done.stderr
 
 
-def test_more_processes_than_cores_are_refused(command_line):
-    done = command_line("run", "quickstart", "--device", "cpu", "--nproc", "4096", "--dry-run")
-    assert done.returncode == 2
-    assert "--nproc 4096: every process needs a core" in done.stderr
-
-
 def test_a_plan_needs_no_data_and_says_how_long_it_takes(command_line, tmp_path, monkeypatch):
     monkeypatch.setenv("SUBQUAD_DATA", str(tmp_path))
     planned = command_line("run", "mamba/piano", "--scale", "small", "--dry-run", "--results", tmp_path)
@@ -396,11 +285,6 @@ def test_a_plan_needs_no_data_and_says_how_long_it_takes(command_line, tmp_path,
     done = command_line("run", "mamba/piano", "--scale", "small", "--results", tmp_path)
     assert done.returncode == 2
     assert "no data; call" in done.stderr
-
-
-@pytest.mark.parametrize("option", ["--seeds", "--threads", "--jobs"])
-def test_a_number_without_bounds_is_refused(command_line, option):
-    assert command_line("run", "quickstart", option, 10**40).returncode == 2
 
 
 def test_an_interruption_while_torch_is_imported_raises_nothing():
@@ -417,18 +301,6 @@ def test_an_interruption_while_torch_is_imported_raises_nothing():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=HOME, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
-
-
-def test_by_needs_an_experiment(command_line):
-    done = command_line("report", "--all", "--by", "train.lr")
-    assert done.returncode == 2
-    assert "name the experiment" in done.stderr
-
-
-def test_a_report_of_a_folder_that_does_not_exist_is_refused(command_line, tmp_path):
-    done = command_line("report", "quickstart", "--results", tmp_path / "typo")
-    assert done.returncode == 2
-    assert "there is no such folder" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["", "report.jpg", "file/report.md"])
@@ -465,21 +337,6 @@ def test_rows_with_null_columns_are_shown_and_reported(command_line, tmp_path):
     storage.write(path, [{"run_id": "ab"}, {"run_id": "ab", "metric": "loss", "value": 0.5}])
     assert "loss" in command_line("show", "ab", "--results", tmp_path).stdout
     assert command_line("report", "quickstart", "--results", tmp_path).returncode == 0
-
-
-@pytest.mark.parametrize("text", ["1e30h", "8x", "m", "-1m", "nan", "0s"])
-def test_a_duration_that_is_none_is_refused(command_line, text):
-    done = command_line("run", "quickstart", "--within", text)
-    assert done.returncode == 2
-    assert "expected a duration above zero" in done.stderr
-
-
-def test_heads_that_do_not_divide_are_refused_before_any_run(command_line, tmp_path):
-    arguments = ("run", "quickstart", "--only", "model.name=gla", "--set", "model.num_heads=3", "--results", tmp_path)
-    done = command_line(*arguments)
-    assert done.returncode == 2
-    assert "num_heads=3" in done.stderr
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(command_line, tmp_path):
@@ -634,23 +491,6 @@ def test_doctor_says_what_works_and_why_the_rest_does_not(command_line):
 @pytest.mark.slow
 def test_report_all_reads_the_rows_of_every_experiment(command_line):
     assert "largest gap first" in command_line("report", "--all").stdout
-
-
-def test_report_takes_one_experiment_or_all(command_line):
-    for arguments, words in (
-        (("report",), "name an experiment or a paper (h3), or give --all"),
-        (("report", "quickstart", "--all"), "name an experiment or a paper, or give --all, not both"),
-        (("report", "h3", "--scale", "small"), "a scoreboard shows experiments at their own scales"),
-        (("report", "h3", "--by", "train.lr"), "name the experiment"),
-        (
-            ("report", "kernels", "--scale", "smal", "--results", "results/reference"),
-            "--scale smal: no stored rows of kernels have it; there are: ",
-        ),
-        (("report", "tables", "--results", "results/reference"), "report tables --results: the page shows"),
-    ):
-        done = command_line(*arguments)
-        assert done.returncode == 2
-        assert words in done.stderr
 
 
 def test_report_of_a_paper_is_the_scoreboard_of_its_experiments(command_line):

@@ -216,31 +216,6 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
         train(run, checkpoint=path)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--nproc", "0"], "--nproc"),
-        (["--nproc", "2", "--jobs", "2"], "give one of them"),
-        (["--nproc", "2", "--executor", "slurm"], "for the executor local"),
-        (["--nproc", "2", "--set", "model.norm=batch"], "leave out micro_batch_size and train in one process"),
-        (["--set", "model.norm=batch", "--set", "train.micro_batch_size=2"], "the batch cannot be divided"),
-        (["--set", "train.micro_batch_size=0"], "micro_batch_size"),
-        (["--executor-options", "sharded=true"], "give --nproc"),
-        (["--nproc", "2", "--executor-options", "sharded=7"], "sharded"),
-    ],
-)
-def test_what_cannot_be_divided_is_refused_before_anything_runs(command_line, arguments, message):
-    done = command_line("run", "quickstart", "--device", "cpu", "--dry-run", *arguments)
-    assert done.returncode == 2
-    assert message in " ".join(done.stderr.split())
-
-
-def test_timings_are_for_one_process(command_line):
-    done = command_line("run", "mamba/figure8-scan", "--device", "cpu", "--dry-run", "--nproc", "2")
-    assert done.returncode == 2
-    assert "times one device" in done.stderr
-
-
 @pytest.mark.slow
 def test_a_lost_process_ends_its_team_and_costs_one_try(tmp_path):
     dies_once = make_run(model={"fault": "killed once", "fault_file": str(tmp_path / "died")})

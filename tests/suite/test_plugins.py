@@ -386,12 +386,6 @@ def test_a_failed_run_names_the_command_that_says_why(plugin, grid, command_line
     assert "Narrow.forward must return [B, T, D]" in command_line(*command.split()).stdout
 
 
-def test_options_that_do_not_go_together_break_no_law(command_line):
-    done = command_line("check", "model", "gla", "--set", "num_heads=3")
-    assert done.returncode == 2
-    assert "num_heads=3 does not divide" in done.stderr
-
-
 def test_an_operator_of_a_plugin_is_timed(plugin, command_line, tmp_path):
     path = plugin(
         """

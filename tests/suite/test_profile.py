@@ -60,18 +60,3 @@ def test_a_table_says_where_the_time_of_a_step_goes(command_line, monkeypatch, t
         assert total[0] == "all"
         for column, slack in ((1, 0.3), (2, 0.3), (3, 0.3)):
             assert sum(line[column] for line in (*shown, others)) == pytest.approx(total[column], abs=slack)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("mamba/figure8-scan",), "`bench` times operators"),
-        (("gsa/figure4c", "--scale", "cpu"), "--set speed.measure=decode --set speed.new_tokens=null"),
-        (("quickstart", "--steps", "0"), "Invalid value for '--steps'"),
-        (("quickstart", "--device", "tpu"), "expected cpu, cuda or cuda:N"),
-    ],
-)
-def test_what_has_no_step_and_a_wrong_argument_end_with_2(command_line, arguments, words):
-    done = command_line("profile", *arguments)
-    assert done.returncode == 2
-    assert words in done.stderr

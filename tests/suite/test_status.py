@@ -109,27 +109,3 @@ def test_a_missing_package_is_one_line_with_the_command_that_installs_it(command
     assert re.fullmatch(
         rf"error: --executor {executor} needs .* pip install -e '\.\[{executor}\]'\.", done.stderr.strip()
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--executor", "lokal"), ["unknown executor 'lokal'", "did you mean 'local'"]),
-        (("--executor-options", "gpus=0.5"), ["--executor-options (local)", "gpus"]),
-        (("--executor-options", "gpus"), ["--executor-options", "'gpus'"]),
-        (("--executor", "ray", "--executor-options", "adress=auto"), ["adress", "did you mean 'address'"]),
-        (("--executor", "ray", "--executor-options", "gpus=2"), ["gpus", "less than or equal to 1"]),
-        (("--executor", "ray", "--executor-options", "address=here"), ["address=here", "host:port"]),
-        (("--executor", "ray", "--executor-options", "address=localhost:9"), ["no Ray cluster answers there"]),
-        (("--executor", "ray", "--device", "cuda:1"), ["--device cuda:1", "Ray chooses the GPU"]),
-        (("--retry-failed", "--force"), ["--force --retry-failed"]),
-    ],
-)
-def test_a_wrong_executor_is_one_line_and_exit_code_2(command_line, tmp_path, arguments, words):
-    if arguments[1] in PACKAGES:
-        pytest.importorskip(PACKAGES[arguments[1]][0])
-    done = command_line("run", "quickstart", *arguments, "--results", tmp_path)
-    assert done.returncode == 2
-    (line,) = done.stderr.strip().splitlines()
-    for word in words:
-        assert word in line

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import json
 import os
 import socket
@@ -240,6 +241,17 @@ class Claims:
                         renew(path)
 
 
+class NoClaimError(OSError):
+    """A folder or a pipe has the name of a claim, which nobody renews and nobody can take over."""
+
+
+def _is_no_file(path: Path) -> bool:
+    if is_remote(path):
+        return False
+    kind = path.lstat().st_mode
+    return not (stat.S_ISREG(kind) or stat.S_ISLNK(kind))
+
+
 def _take_over(claim: Claim, text: str | None) -> bool:
     """Replaces an expired claim, or removes it (None), unless another process does so. Returns whether this one did.
 
@@ -258,12 +270,18 @@ def _take_over(claim: Claim, text: str | None) -> bool:
         found = read_claim(claim.path)
         if found is None or found.token != claim.token or found.live:
             return False
+        if _is_no_file(claim.path):
+            if text is not None:
+                raise NoClaimError(errno.EEXIST, f"{claim.path} is no file, and so no claim; remove it")
+            return False
         if text is None:
             with as_oserror(claim.path):
                 claim.path.unlink()
             return True
         with replacing(claim.path) as temporary:
             temporary.write_text(text)
+    except NoClaimError:
+        raise
     except OSError:
         return False
     finally:

@@ -7,6 +7,7 @@ run's rows are there.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import subprocess
@@ -62,7 +63,9 @@ def find_jobs(root: Path, runs: Iterable[Run]) -> dict[str, Job]:
         for run in runs:
             path = _record(root, run)
             if path.is_file():
-                found[run.run_id] = Job(**json.loads(path.read_text()))
+                # a record that cannot be read is that of no job
+                with contextlib.suppress(OSError, ValueError, TypeError):
+                    found[run.run_id] = Job(**json.loads(path.read_text()))
     return found
 
 

@@ -59,6 +59,9 @@ class JsonLines:
 
     def __init__(self, run: Run, path: Path, step: int) -> None:
         self.path = path
+        # opening a named pipe would wait for a reader
+        if path.exists() and not path.is_file():
+            raise OSError("it is no regular file; remove it")
         lines = [line for line in _lines(path) if step > 0 and _is_kept(line, step)]
         self.file: IO[str] | None = None
         self.kept: list[str] = []

@@ -24,6 +24,8 @@ CHUNK = 1 << 16
 """Number of bytes written at a time, and so the most that is lost when a connection breaks."""
 TIMEOUT_S = (10.0, 60.0)
 """Longest wait for a connection, and between two chunks."""
+SPARE = 1 << 30
+"""Number of bytes that a download of unknown length leaves free on its disk."""
 
 
 def _requests() -> Any:
@@ -118,6 +120,44 @@ def _room(file: File, part: Path) -> None:
         )
 
 
+def _check_room(file: File, part: Path, done: int, total: int | None) -> None:
+    """Raises a DataError for a body without end: longer than it was said to be, or than a disk that stays usable."""
+    if total is not None and done > total:
+        _forget(part)
+        raise DataError(
+            f"{file.url}: the server sends more than the {total:,} bytes of the file; fetch it from the homepage and "
+            f"give --from FILE."
+        )
+    # asked once in 64 MiB
+    if total is None and done % (1 << 26) < CHUNK and shutil.disk_usage(part.parent).free < SPARE:
+        raise DataError(
+            f"{file.url}: {done:,} bytes came, their end is not known, and {part.parent} has less than {SPARE:,} free; "
+            f"free some, or set SUBQUAD_DATA to a folder on another disk."
+        )
+
+
+def _check_kind(file: File, answer: requests.Response) -> None:
+    """Raises a DataError for a page in place of a file, and for a body that was packed though nobody asked for it."""
+    kind = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if kind in ("text/html", "application/xhtml+xml") and not file.filename.endswith((".html", ".htm")):
+        raise DataError(
+            f"{file.url}: the server sends a page ({kind}) in place of the file; fetch it from the homepage and give "
+            f"--from FILE."
+        )
+    packed = answer.headers.get("Content-Encoding", "identity").strip().lower()
+    if packed not in ("", "identity"):
+        raise DataError(
+            f"{file.url}: the server packs the file ({packed}), so its bytes cannot be checked; fetch it yourself and "
+            f"give --from FILE."
+        )
+
+
+def _length(text: str | None) -> int | None:
+    """The number in the header Content-Length; None where there is none."""
+    number = (text or "").strip()
+    return int(number) if number.isascii() and number.isdigit() and len(number) < 19 else None
+
+
 def _transfer(file: File, part: Path, progress: Progress, delay_s: float) -> None:
     """Downloads to part. After a broken connection it tries again and continues where the connection broke."""
     requests = _requests()
@@ -131,6 +171,13 @@ def _transfer(file: File, part: Path, progress: Progress, delay_s: float) -> Non
                 return
             except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError) as error:
                 reason = " ".join(str(error).split())[:200]
+            except (requests.RequestException, ValueError, UnicodeError) as error:
+                # a redirect loop, a header that is none, an address that leads nowhere: it is so again next time
+                reason = " ".join(str(error).split())[:200]
+                raise DataError(
+                    f"{file.url}: the answer cannot be used ({type(error).__name__}: {reason}); fetch the file "
+                    f"yourself and give --from FILE."
+                ) from None
     raise DataError(
         f"{file.url}: cannot be reached or broke off {ATTEMPTS} times ({reason}); prepare again later to continue, "
         f"or fetch it yourself and give --from FILE."
@@ -166,11 +213,12 @@ def _one_transfer(session: requests.Session, file: File, part: Path, progress: P
             )
         resumed = answer.status_code == 206
         if resumed and not answer.headers.get("Content-Range", "").startswith(f"bytes {there}-"):
-            part.unlink()
+            _forget(part)
             raise _requests().ConnectionError("the server sent another range than was asked for")
         start = there if resumed else 0
-        length = answer.headers.get("Content-Length")
-        total = start + int(length) if length is not None else file.bytes
+        _check_kind(file, answer)
+        length = _length(answer.headers.get("Content-Length"))
+        total = start + length if length is not None else file.bytes
         if file.bytes is not None and total is not None and total != file.bytes:
             raise DataError(
                 f"{file.url}: the server offers {total:,} bytes, the manifest says {file.bytes:,}; it is another "
@@ -183,8 +231,11 @@ def _one_transfer(session: requests.Session, file: File, part: Path, progress: P
         done = start
         with part.open("ab" if resumed else "wb") as out:
             for chunk in answer.iter_content(CHUNK):
-                out.write(chunk)
                 done += len(chunk)
+                _check_room(file, part, done, total)
+                out.write(chunk)
                 progress(done, total)
+        if not done:
+            raise _requests().ConnectionError("the server sent nothing")
         if total is not None and done < total:
             raise _requests().ConnectionError(f"the connection ended after {done:,} of {total:,} bytes")

@@ -29,6 +29,11 @@ DAMAGE = (
 )
 """Exceptions that reading a damaged archive raises."""
 
+MOST_RATIO = 200
+"""Largest ratio of what an archive holds to its own size. That of text is at most 20, that of zeros 1000 and more."""
+MOST_FREE = 1 << 26
+"""Number of bytes that an archive may hold whatever its size."""
+
 Progress = Callable[[int], None]
 """A function that is called with the number of files unpacked so far."""
 
@@ -40,13 +45,14 @@ def unpack(archive: Path, target: Path, wanted: Sequence[str] = ("",), progress:
     """
     with _readable(archive), cache.new_folder(target) as folder:
         members = _tar if tarfile.is_tarfile(archive) else _zip if zipfile.is_zipfile(archive) else _gzip
-        count = 0
+        count, bounded = 0, _Bounded(archive)
         for name, content in members(archive):
             path = _inside(archive, name)
             if content is None or not any(_below(path, prefix) for prefix in wanted):
                 continue
             with _room_for(archive, name, folder / path) as file:
-                shutil.copyfileobj(content, file, 1 << 20)
+                bounded.content = content
+                shutil.copyfileobj(bounded, file, 1 << 20)
             count += 1
             if count % 100 == 0:
                 progress(count)
@@ -56,6 +62,22 @@ def unpack(archive: Path, target: Path, wanted: Sequence[str] = ("",), progress:
             )
         progress(count)
     return count
+
+
+class _Bounded:
+    """The members of an archive, read one after the other: a DataError where they are far larger than the archive."""
+
+    def __init__(self, archive: Path) -> None:
+        self.archive, self.left = archive, MOST_RATIO * archive.stat().st_size + MOST_FREE
+        self.content: IO[bytes] | None = None
+
+    def read(self, size: int) -> bytes:
+        assert self.content is not None
+        block = self.content.read(size)
+        self.left -= len(block)
+        if self.left < 0:
+            raise DataError(f"{self.archive}: holds more than {MOST_RATIO} times its own size, as no data set does.")
+        return block
 
 
 Members = Iterator[tuple[str, IO[bytes] | None]]
@@ -98,6 +120,9 @@ def _tar(archive: Path) -> Members:
             if not (member.isfile() or member.isdir()):
                 kind = "link" if member.issym() or member.islnk() else "device"
                 raise DataError(f"{archive}: {member.name!r} is a {kind}, which is refused; fetch another copy.")
+            if member.issparse():
+                # it may say that it has any size
+                raise DataError(f"{archive}: {member.name!r} has holes, which is refused; fetch another copy.")
             yield member.name, tar.extractfile(member) if member.isfile() else None
         assert tar.fileobj is not None
         # a header that was overwritten with zeros looks like the end, but something follows it

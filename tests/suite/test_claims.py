@@ -171,6 +171,24 @@ def test_what_is_no_file_in_place_of_a_claim_does_not_hang(tmp_path, run, make):
     assert Claims(tmp_path).take(run).host == "unknown host"
 
 
+@pytest.mark.parametrize("make", [make_pipe, os.mkdir])
+def test_what_is_no_file_in_place_of_an_old_claim_is_named_and_not_waited_for(tmp_path, run, make):
+    path = path_of(run, tmp_path)
+    path.parent.mkdir(parents=True)
+    make(path)
+    os.utime(path, (time.time() - 1000,) * 2)
+    with pytest.raises(OSError, match=r"\.claim is no file, and so no claim; remove it"):
+        Claims(tmp_path).take(run)
+    sweep(tmp_path, [run.experiment])
+    assert path.exists()
+    # a link is replaced by the claim
+    path.rmdir() if path.is_dir() else path.unlink()
+    path.symlink_to("nowhere")
+    os.utime(path, (time.time() - 1000,) * 2, follow_symlinks=False)
+    assert Claims(tmp_path).take(run) is None
+    assert path.is_file()
+
+
 def test_temporary_files_of_killed_writers_are_swept_by_age(tmp_path):
     folder = tmp_path / "toy" / "paper"
     folder.mkdir(parents=True)

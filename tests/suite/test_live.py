@@ -2,6 +2,7 @@
 
 import importlib.machinery
 import json
+import os
 import sys
 import types
 
@@ -90,6 +91,16 @@ def test_lines_that_cannot_be_written_do_not_fail_the_run(tmp_path):
     path = storage.log_path(tmp_path, run.experiment, run.scale, run.run_id)
     path.mkdir(parents=True)
     with pytest.warns(UserWarning, match="live metrics end here"):
+        assert execute(run, tmp_path, CPU).status == "ok"
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_the_place_of_the_lines_is_named_and_nobody_waits(tmp_path):
+    run = toy()
+    path = storage.log_path(tmp_path, run.experiment, run.scale, run.run_id)
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    with pytest.warns(UserWarning, match=r"\.jsonl: live metrics end here .*no regular file; remove it"):
         assert execute(run, tmp_path, CPU).status == "ok"
 
 

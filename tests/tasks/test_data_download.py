@@ -300,3 +300,86 @@ def test_a_disk_that_fills_up_meanwhile_leaves_no_whole_file(server, tmp_path, m
     with pytest.raises(DataError, match=r"no space left .*SUBQUAD_DATA"):
         fetch(file_of(server), tmp_path / "set.tar")
     assert not (tmp_path / "set.tar").exists()
+
+
+class Raw(http.server.ThreadingHTTPServer):
+    """Answers every request with the same bytes, whatever they are."""
+
+    answer = b""
+    blocks = 1
+
+    def handle_error(self, request, client_address):
+        pass
+
+
+class RawHandler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.wfile.write(self.server.answer)
+        for _ in range(self.server.blocks):
+            self.wfile.write(b"x" * 65536)
+        self.close_connection = True
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def raw():
+    running = Raw(("127.0.0.1", 0), RawHandler)
+    thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield running
+    running.shutdown()
+    thread.join()
+    running.server_close()
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+HOSTILE = {
+    "a loop": b"HTTP/1.1 302 Found\r\nLocation: /set.tar\r\nContent-Length: 0\r\n\r\n",
+    "nowhere": b"HTTP/1.1 302 Found\r\nLocation: http://\r\nContent-Length: 0\r\n\r\n",
+    "another scheme": b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\nContent-Length: 0\r\n\r\n",
+    "no address": b"HTTP/1.1 302 Found\r\nLocation: http://[\r\nContent-Length: 0\r\n\r\n",
+    "a length of words": OK + b"Content-Length: many\r\n\r\n",
+    "a negative length": OK + b"Content-Length: -5\r\n\r\n",
+    "two lengths": OK + b"Content-Length: 5\r\nContent-Length: 7\r\n\r\n",
+    "a page": OK + b"Content-Type: text/html; charset=utf-8\r\n\r\n",
+    "packed": OK + b"Content-Encoding: gzip\r\n\r\n",
+    "bad chunks": OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "no http": b"hello\r\n",
+    "an odd status": b"HTTP/1.1 999 What\r\n\r\n",
+    "a range of nothing": b"HTTP/1.1 206 Partial\r\nContent-Range: bytes x\r\n\r\n",
+    "nothing": OK + b"\r\n",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("known", [True, False])
+def test_a_hostile_answer_is_one_line_and_no_file(raw, tmp_path, name, known):
+    raw.answer, raw.blocks = HOSTILE[name], int(name != "nothing")
+    facts = {} if known else {"bytes": None, "sha256": None}
+    target = tmp_path / "set.tar"
+    if not known and name in ("a length of words", "a negative length"):
+        # a length that is none is no length, and the body ends with the connection
+        fetch(File(url=f"http://127.0.0.1:{raw.server_port}/set.tar", **facts), target)
+        return
+    with pytest.raises(DataError) as caught:
+        fetch(file_of_raw(raw, **facts), target)
+    assert "\n" not in str(caught.value)
+    assert not target.exists()
+
+
+def file_of_raw(raw, **facts):
+    facts = {"bytes": len(CONTENT), "sha256": SHA256} | facts
+    return File(url=f"http://127.0.0.1:{raw.server_port}/set.tar", **facts)
+
+
+def test_a_body_without_end_is_not_written_until_the_disk_is_full(raw, tmp_path, monkeypatch):
+    raw.answer, raw.blocks = OK + b"\r\n", 5000
+    with pytest.raises(DataError, match="sends more than the 3,000,000 bytes of the file"):
+        fetch(file_of_raw(raw), tmp_path / "set.tar")
+    assert not (tmp_path / "set.tar.part").exists()
+    monkeypatch.setattr(download, "SPARE", 1 << 62)
+    with pytest.raises(DataError, match=r"their end is not known, and .* has less than"):
+        fetch(file_of_raw(raw, bytes=None), tmp_path / "set.tar")
+    assert (tmp_path / "set.tar.part").stat().st_size < 1 << 27

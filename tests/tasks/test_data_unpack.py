@@ -4,6 +4,8 @@ import errno
 import gzip
 import io
 import os
+import subprocess
+import sys
 import tarfile
 import zipfile
 
@@ -181,3 +183,34 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path, monkeypatch):
 def test_a_missing_archive_is_an_error(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         unpack(tmp_path / "nowhere.tar", tmp_path / "out")
+
+
+def test_a_sparse_member_is_refused_whatever_size_it_says(tmp_path):
+    with (tmp_path / "holes").open("wb") as file:
+        file.truncate(1 << 40)
+    archive = tmp_path / "archive.tar"
+    done = subprocess.run(
+        ["tar", "--sparse", "-cf", archive, "-C", tmp_path, "holes"], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip("there is no GNU tar")
+    assert archive.stat().st_size < 1 << 20
+    with pytest.raises(DataError, match="'holes' has holes, which is refused"):
+        unpack(archive, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "zip", "single"])
+def test_an_archive_that_holds_far_more_than_its_size_is_refused(tmp_path, kind, monkeypatch):
+    monkeypatch.setattr(sys.modules[unpack.__module__], "MOST_FREE", 1 << 20)
+    files = {"letters": b"a" * (24 << 20)}
+    archive = tmp_path / "archive.gz"
+    if kind == "single":
+        archive.write_bytes(gzip.compress(files["letters"]))
+    elif kind == "zip":
+        make_zip(archive, files)
+    else:
+        make_tar(archive, f"w:{kind}", files)
+    with pytest.raises(DataError, match="holds more than 200 times its own size"):
+        unpack(archive, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

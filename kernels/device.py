@@ -18,6 +18,11 @@ def interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
+def active_gpu() -> Any:
+    """The GPU that kernels are compiled for, as Triton's driver, which tells plans apart; None in the interpreter."""
+    return None if interpreted() else triton.runtime.driver.active
+
+
 def speaks_ptx() -> bool:
     """Whether kernels are compiled for a GPU of NVIDIA, so that they may contain PTX and limit their registers."""
     return not interpreted() and _is_nvidia(triton.runtime.driver.active)

@@ -1,9 +1,11 @@
-"""Launch Triton kernels with little work on the host.
+"""Launch Triton kernels with little work on the host: `launch(kernel, grid, q=q, k=k, T=T, BLOCK=64, num_warps=4)`.
 
 At every launch Triton inspects every argument to find the compiled kernel that fits, which takes longer than a short
-kernel runs. `launch` does the same with less work: it keeps the compiled kernel under a key that tells apart at least
-what Triton compiles separately. `KeptLaunch` keeps the scalar arguments and the grid as well, for calls with equal
-shapes, strides, dtypes and device; `KeptLaunches` is the table of those that belong to one plan.
+kernel runs. `launch` keeps the compiled kernel under a key that it derives from the launch itself: the kernel, the
+device, the names of the arguments, of every tensor its dtype and whether it begins at a multiple of 16 bytes, and of
+everything else its type and its value. Launches that differ in whatever Triton may compile for therefore differ in
+their keys, and addresses, numbers and the grid are passed anew at every launch. A launch whose key is known passes
+addresses in place of tensors, which Triton's launcher takes without asking the driver about them.
 
 A compiled kernel is relaunched through `CompiledKernel.run`, whose parameters Triton does not document. That is done on
 the versions in TESTED_TRITON only; on every other version each launch is `kernel[grid](...)`.
@@ -11,17 +13,22 @@ the versions in TESTED_TRITON only; on every other version each launch is `kerne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import triton
+from torch import Tensor
 
 from kernels.device import is_hopper, speaks_ptx
+from kernels.layout import as_pairs
 
 TESTED_TRITON = ("3.6", "3.9")
 """Versions of Triton, major and minor, on which relaunching through `CompiledKernel.run` was tested on a GPU."""
 
+MAX_KEYS = 4096
+"""Number of keys that are kept; the one that was not used for the longest time makes room for a new one."""
 INT32_END = 1 << 31
 """Triton passes integers in [-INT32_END, INT32_END) in 32 bits and others in 64."""
 
@@ -65,36 +72,38 @@ def overlap_options(rows: int) -> dict[str, bool]:
     return {"OVERLAP": True, "launch_pdl": True} if rows == 1 and is_hopper() else {"OVERLAP": False}
 
 
-def _is_profiled() -> bool:
-    """Whether a hook listens to launches; it is called, with its arguments, by Triton's own launch only."""
-    hook = triton.knobs.runtime.launch_enter_hook
-    return bool(getattr(hook, "calls", hook))
+class LaunchPlan:
+    """Everything of a launch but its tensors: the grid, numbers, constexprs and options, chosen once for equal sizes.
 
+    An operator of many launches makes its plans in functions of sizes and `TensorSpec`s that `functools.lru_cache`
+    keeps, so that an equal call computes none of it again. Plans are equal where all of this is equal, types included.
+    """
 
-def _argument_names(kernel: Any) -> list[str]:
-    """Names of the kernel's parameters that are not constexprs."""
-    return [parameter.name for parameter in kernel.params if not parameter.is_constexpr]
+    def __init__(self, grid: int | tuple[int, ...], /, **named: Any) -> None:
+        """named: in the order that `Launcher.__call__` says."""
+        self.axes, self.named = _three_axes(grid), named
+        self._parts = self.axes, tuple(named.items()), tuple(map(type, named.values()))
+        self._hash = hash(self._parts)
 
+    def __hash__(self) -> int:
+        return self._hash
 
-def _three_axes(grid: int | tuple[int, ...]) -> tuple[int, int, int]:
-    first, second, third = (grid, 1, 1) if isinstance(grid, int) else (*grid, 1, 1)[:3]
-    return first, second, third
-
-
-def _current_stream(device: int) -> int:
-    return int(triton.runtime.driver.active.get_current_stream(device))
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LaunchPlan) and self._parts == other._parts
 
 
 class Relaunch(NamedTuple):
-    """A compiled kernel, and what `CompiledKernel.run` needs besides grid, stream and arguments."""
+    """A compiled kernel, and what `CompiledKernel.run` needs besides grid, stream and the first arguments."""
 
+    kernel: Any
+    """The kernel, which is kept so that no other one gets its id."""
     run: Callable[..., Any]
     function: Any
     metadata: Any
-    constexprs: tuple[Any, ...]
-    """Values of the constexprs, in the order of the kernel's parameters."""
-    num_arguments: int
-    """Number of the kernel's parameters that are not constexprs."""
+    num_first: int
+    """Number of the kernel's parameters that every launch passes anew: all but those that a plan or the key fixes."""
+    others: tuple[Any, ...]
+    """Values of the other parameters."""
 
 
 class Launcher:
@@ -104,137 +113,81 @@ class Launcher:
     """
 
     def __init__(self, version: str = triton.__version__, current_stream: Callable[[int], int] | None = None) -> None:
-        self.relaunches = ".".join(version.split(".")[:2]) in TESTED_TRITON
+        self.relaunches = ".".join(version.split(".")[:2]) in TESTED_TRITON and torch.version.cuda is not None
         self.current_stream = current_stream or _current_stream
-        self._compiled: dict[tuple[Any, ...], Relaunch] = {}
-        self._num_arguments: dict[int, int] = {}
+        # a list that is empty until Triton has compiled for the key; types tell 1, 1.0 and True apart
+        self._known: Callable[..., list[Relaunch]] = functools.lru_cache(MAX_KEYS, typed=True)(lambda *key: [])
 
-    def __call__(self, kernel: Any, grid: int | tuple[int, ...], *args: Any, **named: Any) -> Relaunch | None:
-        """`kernel[grid](*args, **named)` on the current device; grid may be the number of programs.
+    def __call__(self, kernel: Any, grid: int | tuple[int, ...] | LaunchPlan, /, **named: Any) -> None:
+        """`kernel[grid](**named)` on the current device; grid may be the number of programs.
 
-        The arguments stand in the order of the kernel's parameters, the first ones in `args`, the others by name:
-        tensors of one device, integers, floats and None, of which the first that is not None is a tensor; then the
-        constexprs, which are hashable; then Triton's options such as num_warps. A kernel always gets the same
-        constexprs and options in the same order.
+        The arguments stand in the order of the kernel's parameters: first tensors, all of one device; then numbers;
+        then constexprs, in any order; then Triton's options such as num_warps. Each of them may be None. A kernel gets
+        a complex tensor, which must not be a lazy conjugate, with a last axis of its real and imaginary parts.
 
-        Returns what relaunched the kernel, or None where Triton itself launched it.
+        A `LaunchPlan` in place of the grid holds all arguments behind the tensors.
         """
-        values = (*args, *named.values())
-        # a loop, because a generator takes the host half a microsecond
-        first: Any = None
-        for first in values:
-            if first is not None:
+        passed, device = list(named.values()), -1
+        key = passed.copy()
+        for index, value in enumerate(key):
+            if value is None:
+                continue
+            if not isinstance(value, Tensor):
                 break
-        if not (self.relaunches and first.is_cuda and torch.version.cuda):
+            if device < 0:
+                device = value.get_device()
+                if device < 0:
+                    break
+            passed[index] = address = value.data_ptr()
+            key[index] = dtype = value.dtype
+            if address & 15:
+                # a tuple is equal to no dtype
+                key[index] = (dtype,)
+            if dtype.is_complex and value.is_conj():
+                # refused where the view of pairs is made
+                device = -1
+                break
+        plan = grid if isinstance(grid, LaunchPlan) else None
+        axes = _three_axes(grid) if plan is None else plan.axes
+        if device < 0 or not self.relaunches:
             # the interpreter, tensors without data, GPUs of other makers, versions of Triton that were not tested
-            kernel[(grid,) if isinstance(grid, int) else grid](*args, **named)
-            return None
-        num_arguments = self._num_arguments.get(id(kernel))
-        if num_arguments is None:
-            num_arguments = self._num_arguments[id(kernel)] = len(_argument_names(kernel))
-        device = first.device.index
-        arguments = values[:num_arguments]
-        # with the names, so that a call which gives them in another order finds nothing and is refused
-        parts: list[Any] = [id(kernel), device, *named]
-        for value in arguments:
-            kind = type(value)
-            if kind is int:
-                # Triton compiles separately for 1, for multiples of 16 and for integers of 64 bits
-                parts.append(1 if value == 1 else 2 + (value & 15 == 0) + 2 * (not -INT32_END <= value < INT32_END))
-            elif value is None or kind is float:
-                parts.append(kind)
-            else:
-                parts.append(value.dtype)
-                parts.append(value.data_ptr() & 15)
-        parts.extend(values[num_arguments:])
-        key = tuple(parts)
-        known = self._compiled.get(key)
-        if known is None or _is_profiled():
-            expected, names = _argument_names(kernel)[len(args) :], list(named)
-            if names[: len(expected)] != expected:
-                raise TypeError(f"launch: a kernel's arguments come in the order {expected}, got {names}.")
-            compiled = kernel[(grid,) if isinstance(grid, int) else grid](*args, **named)
-            constexprs = tuple(named[name] for name in kernel.arg_names[num_arguments:])
-            self._compiled[key] = Relaunch(
-                compiled.run, compiled.function, compiled.packed_metadata, constexprs, num_arguments
-            )
-            return None
-        self.start(known, _three_axes(grid), device, (*arguments, *known.constexprs))
-        return known
-
-    def start(self, known: Relaunch, axes: tuple[int, int, int], device: int, arguments: tuple[Any, ...]) -> None:
-        """Starts a compiled kernel; a tensor among its arguments may be given by its address."""
+            _launch_publicly(kernel, axes, named if plan is None else named | plan.named)
+            return
+        known = self._known(id(kernel), device, plan, tuple(named), *key)
+        hook = triton.knobs.runtime.launch_enter_hook
+        if not known or getattr(hook, "calls", hook):
+            # only Triton's own launch calls a profiler's hook, and with its arguments
+            given = named if plan is None else named | plan.named
+            compiled = _launch_publicly(kernel, axes, given)
+            num_first = min(len(named), sum(not parameter.is_constexpr for parameter in kernel.params))
+            others = tuple(given[name] for name in kernel.arg_names[num_first:])
+            known[:] = [Relaunch(kernel, compiled.run, compiled.function, compiled.packed_metadata, num_first, others)]
+            return
+        _, run, function, metadata, num_first, others = known[0]
         stream = self.current_stream(device)
         # no metadata of the launch and no hooks: nobody listens
-        known.run(*axes, stream, known.function, known.metadata, None, None, None, *arguments)
+        run(*axes, stream, function, metadata, None, None, None, *passed[:num_first], *others)
+
+
+def _current_stream(device: int) -> int:
+    return int(triton.runtime.driver.active.get_current_stream(device))
+
+
+def _three_axes(grid: Any) -> tuple[int, int, int]:
+    first, second, third = (grid, 1, 1) if isinstance(grid, int) else (*grid, 1, 1)[:3]
+    return first, second, third
+
+
+def _launch_publicly(kernel: Any, axes: tuple[int, int, int], named: dict[str, Any]) -> Any:
+    """Launches through Triton's public interface; TypeError where the arguments are not in their order."""
+    # kernels of the interpreter have no `params`, and take their arguments in any order
+    expected = [parameter.name for parameter in getattr(kernel, "params", ()) if not parameter.is_constexpr]
+    if list(named)[: len(expected)] != expected:
+        raise TypeError(f"launch: a kernel's arguments come in the order {expected}, got {list(named)}.")
+    kinds = [isinstance(value, Tensor) for value in named.values() if value is not None]
+    if kinds != sorted(kinds, reverse=True):
+        raise TypeError(f"launch: a kernel's tensors come before its numbers, got {list(named)}.")
+    return kernel[axes](**{name: as_pairs(x) if isinstance(x, Tensor) else x for name, x in named.items()})
 
 
 launch = Launcher()
-
-
-class KeptLaunch:
-    """A launch with its grid, scalars and constexprs fixed; calling it gives the tensors, the first parameters.
-
-    Every call gives tensors of the same device and dtypes, with None in the same places. A kernel gets a complex tensor
-    with a last axis of its real and imaginary parts. Once Triton has compiled the kernel, a call whose tensors all
-    begin at multiples of 16 bytes passes nothing but their addresses.
-    """
-
-    def __init__(
-        self, kernel: Any, grid: int | tuple[int, ...], *scalars: Any, launcher: Launcher = launch, **named: Any
-    ) -> None:
-        """scalars, named: the arguments behind the tensors, constexprs and options, see `Launcher.__call__`."""
-        self.kernel, self.grid, self.scalars, self.named, self.launcher = kernel, grid, scalars, named, launcher
-        self._known: tuple[Relaunch, tuple[int, int, int], int, tuple[Any, ...]] | None = None
-        self._names: tuple[str, ...] | None = None
-
-    def __call__(self, *tensors: Any, **by_name: Any) -> None:
-        """The tensors, all by place or all by name, in the order of the kernel's parameters."""
-        if by_name:
-            names, tensors = tuple(by_name), tuple(by_name.values())
-            if names != self._names:
-                self._check(names)
-        if self._known is not None and not _is_profiled():
-            # Triton's launcher takes an integer as an address without asking the driver about it
-            addresses, low = [], 0
-            for tensor in tensors:
-                address = None if tensor is None else tensor.data_ptr()
-                addresses.append(address)
-                low |= address or 0
-            if low & 15 == 0:
-                known, axes, device, others = self._known
-                self.launcher.start(known, axes, device, (*addresses, *others))
-                return
-        pairs = [torch.view_as_real(x) if x is not None and x.dtype.is_complex else x for x in tensors]
-        relaunch = self.launcher(self.kernel, self.grid, *pairs, *self.scalars, **self.named)
-        given = [tensor for tensor in tensors if tensor is not None]
-        if relaunch is not None and all(tensor.data_ptr() & 15 == 0 for tensor in given):
-            scalars = (*self.scalars, *self.named.values())[: relaunch.num_arguments - len(tensors)]
-            device = given[0].device.index
-            self._known = relaunch, _three_axes(self.grid), device, (*scalars, *relaunch.constexprs)
-
-    def _check(self, names: tuple[str, ...]) -> None:
-        expected = tuple(self.kernel.arg_names[: len(names)])
-        if names != expected:
-            raise TypeError(f"launch: a kernel's tensors come in the order {expected}, got {names}.")
-        self._names = names
-
-
-class KeptLaunches:
-    """The kept launches of one plan, by whatever the plan leaves open.
-
-    keep: False makes every launch anew, for plans that are used once.
-    """
-
-    def __init__(self, keep: bool = True) -> None:
-        self.keep = keep
-        self._kept: dict[Hashable, KeptLaunch] = {}
-
-    def get(self, key: Hashable, make: Callable[[], KeptLaunch]) -> KeptLaunch:
-        """The launch under a key, made at its first use."""
-        ready = self._kept.get(key)
-        if ready is None:
-            ready = make()
-            if self.keep:
-                self._kept[key] = ready
-        return ready

@@ -119,10 +119,8 @@ def attend(
     """The operator without autograd; `keep` says whether a backward pass follows."""
     q, k, v, slots = dense_channels(q), dense_channels(k), dense_channels(v), dense_channels(slots)
     g = None if g is None else dense_channels(g)
-    inputs = q, k, v, slots, g, keys, values
-    first = options.planner(options.scale, *inputs, sequence_ends=options.sequence_ends)
-    # the additional None gives the second pass a plan of its own where both have the same scale
-    second = first._replace(scale=1.0) if options.sequence_ends else options.planner(1.0, *inputs, None)
+    first = options.planner(options.scale, q, k, v, sequence_ends=options.sequence_ends)
+    second = first._replace(scale=1.0)
     final_keys = final_values = None
     if options.return_final_state:
         final_keys, final_values = (
@@ -157,7 +155,7 @@ def attend(
 
 def state_shapes(plan: Plan, q: Tensor, v: Tensor, slots: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shapes of the memories of keys [B, H, K, M] and of values [B, H, M, V]."""
-    batch, heads, num_slots = plan.num_sequences(q), q.shape[2], slots.shape[-1]
+    batch, heads, num_slots = plan.num_sequences(q.shape[0]), q.shape[2], slots.shape[-1]
     return (batch, heads, q.shape[-1], num_slots), (batch, heads, num_slots, v.shape[-1])
 
 

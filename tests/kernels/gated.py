@@ -1,8 +1,9 @@
-"""Helpers for the tests of gated operators: planners with small tiles, results with gradients, and watched launches."""
+"""Helpers for the tests of gated operators: planners with small tiles, results with gradients, and kept plans."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -43,16 +44,14 @@ def results(inputs: dict[str, Any], op: Callable[..., Any]) -> list[Tensor]:
     return [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), cotangents)]
 
 
-def make_planner(new_launches: Any = None, *, keep_all: bool = False, **tuning: Any) -> Any:
+def make_planner(**tuning: Any) -> Any:
     """A planner with these changes of the tuning.
 
     The interpreter also computes masked elements, so there tiles are as narrow as the inputs; the minimum width of 64
     is for the compiler of a GPU.
     """
     plan = pytest.importorskip("kernels.gated_linear_attention.triton.plan")
-    tuning = ({"min_width": 16} if DEVICE == "cpu" else {}) | tuning
-    launches = plan.KeptLaunches if new_launches is None else new_launches
-    return plan.Planner(plan.Tuning(**tuning), new_launches=launches, keep_all=keep_all)
+    return plan.Planner(plan.Tuning(**({"min_width": 16} if DEVICE == "cpu" else {}) | tuning))
 
 
 def small_tiles() -> dict[str, Any]:
@@ -65,17 +64,19 @@ def small_tiles() -> dict[str, Any]:
     }
 
 
-def without_states() -> Any:
-    """Launches of a planner for which it is an error to write the states before every chunk."""
-    launch = pytest.importorskip("kernels.launch")
-    from kernels.gated_linear_attention.triton.states import ENDS
+@contextmanager
+def without_states() -> Iterator[None]:
+    """Makes it an error to write the states before every chunk."""
+    states = pytest.importorskip("kernels.gated_linear_attention.triton.states")
+    launch = states.launch
 
-    class WithoutStates(launch.KeptLaunches):
-        def get(self, key: Any, make: Callable[[], Any]) -> Any:
-            assert key[0] != "states" or key[1] == ENDS, "states were written"
-            return super().get(key, make)
+    def checked(kernel: Any, plan: Any, **tensors: Any) -> None:
+        assert plan.named["PART"] == states.ENDS, "states were written"
+        launch(kernel, plan, **tensors)
 
-    return WithoutStates
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(states, "launch", checked)
+        yield
 
 
 def calls_of_all_kinds(op: Callable[..., Any], inputs: dict[str, Any]) -> Iterator[Tensor]:
@@ -96,34 +97,17 @@ def calls_of_all_kinds(op: Callable[..., Any], inputs: dict[str, Any]) -> Iterat
     yield from torch.autograd.grad(alone, list(leaves.values()), alone)
 
 
-def kept_launches_give_the_same(calls: Callable[[Any], Iterator[Tensor]], **tuning: Any) -> None:
-    """The results of `calls(planner)`, twice in a row, are those without kept launches.
+def kept_plans_give_the_same(calls: Callable[[Any], Iterator[Tensor]], **tuning: Any) -> None:
+    """The results of `calls(planner)`, twice in a row, are those of calls that share no plan.
 
-    A kept launch gets tensors of the same dtypes every time.
+    Plans of launches are kept by the plan of the call, which differs from planner to planner.
     """
-    launch = pytest.importorskip("kernels.launch")
-    made = []
 
-    class Watched(launch.KeptLaunches):
-        def __init__(self, keep: bool) -> None:
-            super().__init__(keep)
-            self.dtypes: dict[Hashable, list[Any]] = {}
-            made.append(self)
+    def new_planner(*operands: Any, **options: Any) -> Any:
+        return make_planner(**tuning)(*operands, **options)
 
-        def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
-            ready = super().get(key, make)
-
-            def watched(*tensors: Tensor | None) -> None:
-                dtypes = [None if x is None else x.dtype for x in tensors]
-                assert self.dtypes.setdefault(key, dtypes) == dtypes
-                ready(*tensors)
-
-            return watched
-
-    expected = list(calls(make_planner(**tuning)))
-    planner = make_planner(Watched, keep_all=True, **tuning)
+    expected = list(calls(new_planner))
+    planner = make_planner(**tuning)
     for _ in range(2):
         for index, (actual, e) in enumerate(zip(calls(planner), expected, strict=True)):
             assert torch.equal(actual, e), index
-    assert made
-    assert all(launches.keep and launches.dtypes for launches in made)

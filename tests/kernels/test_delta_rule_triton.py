@@ -17,7 +17,7 @@ from tests.kernels.gated import (
     DEVICE,
     calls_of_all_kinds,
     in_chunks,
-    kept_launches_give_the_same,
+    kept_plans_give_the_same,
     make_planner,
     on_device,
     quick,
@@ -142,8 +142,8 @@ def test_masks_are_kept_where_the_positions_of_a_chunk_lie_2_to_the_31_elements_
     near = torch.zeros(1, 48, 1, 32, device=DEVICE, dtype=torch.bfloat16)
     far = torch.empty(0, device="meta", dtype=torch.bfloat16).as_strided((1, 48, 1, 32), (0, 2**27, 32, 1))
     plan = make_planner(**tuning(chunk=16))(1.0, near, near, near)
-    assert impl.is_whole(plan, 48, (32, 32), inputs=(near, None))
-    assert not impl.is_whole(plan, 48, (32, 32), inputs=(near, far))
+    assert impl.is_whole(plan, 48, (32, 32), strides=(near.stride(),))
+    assert not impl.is_whole(plan, 48, (32, 32), strides=(near.stride(), far.stride()))
 
 
 def test_the_two_kernels_of_the_gradients_take_the_same_arguments():
@@ -237,7 +237,7 @@ def test_the_inverse_of_four_blocks_is_that_of_the_system():
     generator = torch.Generator().manual_seed(0)
     k = F.normalize(0.3 * torch.randn(1, 64, 1, 16, generator=generator) + 1, dim=-1).to(DEVICE)
     beta = 2 * torch.rand(1, 64, 1, generator=generator).to(DEVICE)
-    settings = make_planner(**plan.default_tuning())(1.0, k, k, k, beta, None, None)
+    settings = make_planner(**plan.default_tuning())(1.0, k, k, k)
     found = factors.delta_factors(settings, k, k, beta, None).inverse[0, :, 0].double()
     system = (k[0, :, 0] @ k[0, :, 0].T).double().tril(-1) * beta[0, :, 0].double()
     exact = torch.linalg.inv(torch.eye(64, dtype=torch.float64, device=k.device) + system)
@@ -301,7 +301,7 @@ def test_long_sequences_of_few_heads_are_cut():
 
     def cut(planner, batch, length, key_dim=128, by_rows=True):
         x = torch.empty(batch, length, 16, key_dim, dtype=torch.bfloat16, device="meta")
-        return segments.cut_time(planner(1.0, x, x, x), x, 128, by_rows=by_rows)
+        return segments.cut_time(planner(1.0, x, x, x), x.shape, 128, by_rows)
 
     assert cut(plan.PLANNER, 8, 2048) == (1, 32)
     assert cut(plan.SHORT_CHUNKS, 8, 2048) == (1, 64)
@@ -417,11 +417,11 @@ def test_autocast_does_not_change_the_kernels(decay):
 
 
 @one_decay
-def test_launches_that_are_kept_belong_to_calls_of_one_kind(decay):
+def test_plans_that_are_kept_belong_to_calls_of_one_kind(decay):
     inputs = on_device(make_inputs(20, decay, H=1), torch.bfloat16)
     inputs["initial_state"] = inputs["initial_state"].float()
 
-    kept_launches_give_the_same(
+    kept_plans_give_the_same(
         lambda planner: calls_of_all_kinds(partial(run_triton, planner), inputs), **tuning(chunk=16)
     )
 

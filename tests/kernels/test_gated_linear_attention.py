@@ -19,7 +19,7 @@ from tests.kernels.gated import (
     DEVICE,
     calls_of_all_kinds,
     in_chunks,
-    kept_launches_give_the_same,
+    kept_plans_give_the_same,
     make_planner,
     on_device,
     quick,
@@ -406,12 +406,14 @@ def test_segments_walked_side_by_side_equal_the_loop(decay, chunks, chunk):
 
 def is_right_without_states(inputs, tuning=None, **options):
     """o and the final state in bfloat16, without gradients and without states that are written."""
-    dtype, planner = torch.bfloat16, make_planner(without_states(), **(tuning or {}))
+    dtype, planner = torch.bfloat16, make_planner(**(tuning or {}))
     rounded = {n: x.to(torch.float32 if n in KEEP else dtype) for n, x in inputs.items() if isinstance(x, Tensor)}
     inputs = {n: rounded[n].to(DEVICE) if n in rounded else x for n, x in inputs.items()}
     exact = gated_linear_attention(**on_device(inputs, torch.float64), **options)
     plain = gated_linear_attention_reference(**inputs) if not options else [e.to(dtype) for e in exact]
-    for name, a, e, p in zip(("o", "final state"), run_triton(planner, **inputs, **options), exact, plain, strict=True):
+    with without_states():
+        results = run_triton(planner, **inputs, **options)
+    for name, a, e, p in zip(("o", "final state"), results, exact, plain, strict=True):
         assert_close(a, e, dtype, plain=p, what=name)
 
 
@@ -562,11 +564,11 @@ def test_autocast_does_not_change_the_kernels(decay, chunk):
 
 @in_chunks
 @pytest.mark.parametrize("decay", quick(DECAYS, "key"))
-def test_launches_that_are_kept_belong_to_calls_of_one_kind(decay, chunk):
+def test_plans_that_are_kept_belong_to_calls_of_one_kind(decay, chunk):
     inputs = on_device(small_inputs(scaled(70, chunk), decay, H=1 if chunk < 64 else 3), torch.bfloat16)
     inputs["initial_state"] = inputs["initial_state"].float()
 
-    kept_launches_give_the_same(lambda planner: calls_of_all_kinds(partial(run_triton, planner), inputs), chunk=chunk)
+    kept_plans_give_the_same(lambda planner: calls_of_all_kinds(partial(run_triton, planner), inputs), chunk=chunk)
 
 
 @pytest.mark.parametrize("decay", DECAYS)

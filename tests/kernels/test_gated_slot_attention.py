@@ -19,7 +19,7 @@ from suite.laws.accuracy import assert_close, assert_matches_reference
 from tests.kernels.gated import (
     DEVICE,
     in_chunks,
-    kept_launches_give_the_same,
+    kept_plans_give_the_same,
     make_planner,
     on_device,
     results,
@@ -388,7 +388,7 @@ def test_gradients_that_are_not_asked_for_are_not_formed(chunk):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("coupled", [True, False], ids=["gsa", "abc"])
-def test_launches_that_are_kept_belong_to_calls_of_one_kind(coupled):
+def test_plans_that_are_kept_belong_to_calls_of_one_kind(coupled):
     """Both passes of one size and with the same scale."""
     sizes = {"B": 1, "K": 16, "V": 16, "M": 16}
     inputs = on_device(make_inputs(70, coupled=coupled, **sizes), torch.bfloat16)
@@ -404,4 +404,4 @@ def test_launches_that_are_kept_belong_to_calls_of_one_kind(coupled):
         yield from torch.autograd.grad(outputs[0].sum(), list(leaves.values()))
         yield from torch.autograd.grad(op(**{**inputs, "v": leaves["v"]})[0].sum(), [leaves["v"]])
 
-    kept_launches_give_the_same(calls)
+    kept_plans_give_the_same(calls)

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 import triton
@@ -13,277 +15,284 @@ from kernels.autograd import save, saved
 from kernels.causal_conv1d import causal_conv1d
 from kernels.fft_conv import fft_conv
 from kernels.gated_linear_attention import gated_linear_attention
-from kernels.launch import CompileOptions, KeptLaunch, KeptLaunches, Launcher, cdiv, overlap_options, power_of_2
+from kernels.launch import CompileOptions, Launcher, LaunchPlan, cdiv, overlap_options, power_of_2
 from kernels.layout import spec
 from kernels.lti_ssm import lti_ssm
 from kernels.selective_scan import selective_scan
+from tests.kernels.launches import STREAM, Kernel, on_device
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-STREAM = 17
-
-
-class Kernel:
-    """Keeps what Triton's public `kernel[grid](...)` was asked for, and with what its answers were relaunched."""
-
-    arg_names = ("x", "y", "T", "scale", "BLOCK", "PRECISE")
-    params = tuple(SimpleNamespace(name=name, is_constexpr=name.isupper() and name != "T") for name in arg_names)
-
-    def __init__(self):
-        self.asked, self.started = [], []
-
-    def __getitem__(self, grid):
-        def ask(*args, **named):
-            self.asked.append((grid, args, named))
-            return Compiled(self)
-
-        return ask
+NAMES = "x", "y", "T", "scale", "BLOCK", "PRECISE"
+GIVEN = {"T": 48, "scale": 0.5, "PRECISE": False, "BLOCK": 64, "num_warps": 4}
 
 
-class Compiled:
-    function, packed_metadata = "handle", "metadata"
-
-    def __init__(self, kernel):
-        self.kernel = kernel
-
-    def run(self, x, y, z, *given):
-        # no metadata of the launch and no hooks
-        assert given[:6] == (STREAM, "handle", "metadata", None, None, None)
-        self.kernel.started.append(((x, y, z), given[6:]))
+@pytest.fixture(autouse=True)
+def nvidia(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
 
 
-def tensor(address=0, dtype=torch.float32, index=0):
-    return SimpleNamespace(
-        is_cuda=True, dtype=dtype, data_ptr=lambda: address, device=SimpleNamespace(index=index, type="cuda")
-    )
-
-
-def launcher(version="3.9.0"):
+def make_launcher(version="3.9.0"):
     return Launcher(version, current_stream=lambda device: STREAM)
 
 
-@pytest.fixture
-def kernel(monkeypatch):
-    """A kernel with a launcher of its own, as on an NVIDIA GPU."""
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    kernel = Kernel()
-    kernel.launch = launcher()
-    return kernel
+class Started:
+    """A kernel with a launcher of its own."""
+
+    def __init__(self, version="3.9.0"):
+        self.kernel, self.launch = Kernel(*NAMES), make_launcher(version)
+
+    def __call__(self, x=None, y=None, grid=7, planned=False, **changes):
+        """Launches with a plan (`planned`) or with everything named; returns the first tensor."""
+        x, named = on_device() if x is None else x, GIVEN | changes
+        if planned:
+            self.launch(self.kernel, LaunchPlan(grid, **named), x=x, y=y)
+        else:
+            self.launch(self.kernel, grid, x=x, y=y, **named)
+        return x
+
+    @property
+    def counts(self):
+        """How often Triton was asked, and how often a compiled kernel was relaunched."""
+        return len(self.kernel.asked), len(self.kernel.started)
 
 
-def start(kernel, x=None, y=None, length=48, scale=0.5, grid=7, **constants):
-    kernel.launch(
-        kernel,
-        grid,
-        tensor() if x is None else x,
-        y,
-        length,
-        scale,
-        **({"PRECISE": False, "BLOCK": 64, "num_warps": 4} | constants),
-    )
+either_way = pytest.mark.parametrize("planned", [False, True], ids=["named", "planned"])
 
 
-def test_the_second_launch_does_not_ask_triton(kernel):
-    x = tensor()
-    start(kernel, x)
-    start(kernel, x, length=96, scale=0.25, grid=9)
-    assert len(kernel.asked) == 1
-    # constexprs in the order of the parameters, options left out
-    assert kernel.started == [((9, 1, 1), (x, None, 96, 0.25, 64, False))]
+@either_way
+def test_the_second_launch_does_not_ask_triton(planned):
+    start = Started()
+    start(planned=planned)
+    x = start(planned=planned)
+    assert start.counts == (1, 1)
+    # addresses, then constexprs in the order of the parameters, options left out
+    assert start.kernel.started == [((7, 1, 1), (1, x.data_ptr(), None, 48, 0.5, 64, False))]
 
 
-@pytest.mark.parametrize("num_given", range(5))
-def test_arguments_may_be_named(kernel, num_given):
-    arguments = {"x": tensor(), "y": None, "T": 48, "scale": 0.5, "BLOCK": 64, "PRECISE": False, "num_warps": 4}
-    given, named = list(arguments.values())[:num_given], dict(list(arguments.items())[num_given:])
-    for grid in (7, 9):
-        kernel.launch(kernel, grid, *given, **named)
-    assert kernel.asked == [((7,), tuple(given), named)]
-    assert kernel.started == [((9, 1, 1), (arguments["x"], None, 48, 0.5, 64, False))]
-
-
-def test_named_arguments_in_another_order_are_refused(kernel):
-    with pytest.raises(TypeError, match="in the order"):
-        kernel.launch(kernel, 7, tensor(), T=48, y=None, scale=0.5, BLOCK=64, PRECISE=False)
-
-
-@pytest.mark.parametrize("version", ["3.6.0", "3.9.1"])
-def test_kernels_are_relaunched_on_the_versions_of_triton_that_this_was_tested_on(kernel, version):
-    kernel.launch = launcher(version)
-    start(kernel)
-    start(kernel)
-    assert (len(kernel.asked), len(kernel.started)) == (1, 1)
-
-
-@pytest.mark.parametrize("version", ["3.5.1", "3.7.0", "3.60.0", "4.0"])
-def test_other_versions_of_triton_launch_themselves(kernel, version):
-    kernel.launch = launcher(version)
-    x, constants = tensor(16), {"PRECISE": False, "BLOCK": 64, "num_warps": 4}
-    start(kernel, x)
-    start(kernel, x)
-    ready = kept(kernel)
-    ready(x, None)
-    ready(x=x, y=None)
-    assert kernel.asked == [((7,), (x, None, 48, 0.5), constants)] * 4
-    assert not kernel.started
-
-
-def test_the_public_launch_gives_what_the_kernel_computes():
-    """The public path and that of this version of Triton, with a real kernel; on a GPU the second one relaunches."""
-    from kernels.transpose import TILE, _transpose_kernel
-
-    x, out = torch.randn(1, 3, 2, device=DEVICE), torch.zeros(1, 2, 3, device=DEVICE)
-    names = {"T": 3, "D": 2, "stride_b": 6, "stride_t": 2, "stride_d": 1, "BLOCK_T": TILE.steps}
-    names["BLOCK_D"] = TILE.channels
-    for version in ("3.5.0", triton.__version__):
-        out.zero_()
-        for _ in range(2):
-            Launcher(version)(_transpose_kernel, 1, x=x, out=out, **names)
-        assert torch.equal(out, x.mT)
-
-
-def test_a_grid_of_two_axes_stays_one(kernel):
-    start(kernel, grid=(3, 5))
-    start(kernel, grid=(3, 5))
-    assert kernel.asked[0][0] == (3, 5)
-    assert kernel.started[0][0] == (3, 5, 1)
+def test_triton_is_asked_with_everything_by_name():
+    start = Started()
+    x = start(grid=(3, 5))
+    ((grid, named),) = start.kernel.asked
+    assert grid == (3, 5, 1)
+    assert named.pop("x") is x
+    assert named == {"y": None} | GIVEN
 
 
 @pytest.mark.parametrize(
+    "named",
+    [
+        {"y": None, "x": on_device(), **GIVEN},
+        {"x": on_device(), "T": 48, "y": None, "scale": 0.5, "BLOCK": 64, "PRECISE": False},
+    ],
+    ids=["tensors", "numbers"],
+)
+def test_arguments_in_another_order_are_refused(named):
+    with pytest.raises(TypeError, match="in the order"):
+        make_launcher()(Kernel(*NAMES), 7, **named)
+
+
+def test_a_tensor_behind_numbers_is_refused():
+    with pytest.raises(TypeError, match="tensors come before its numbers"):
+        make_launcher()(Kernel("T", "x"), 7, T=48, x=on_device(), BLOCK=64)
+
+
+@pytest.mark.parametrize("version", ["3.6.0", "3.9.1"])
+def test_kernels_are_relaunched_on_the_versions_of_triton_that_this_was_tested_on(version):
+    start = Started(version)
+    start()
+    start()
+    assert start.counts == (1, 1)
+
+
+@either_way
+@pytest.mark.parametrize("version", ["3.5.1", "3.7.0", "3.60.0", "4.0"])
+def test_other_versions_of_triton_launch_themselves(version, planned):
+    start = Started(version)
+    start(planned=planned)
+    start(planned=planned)
+    assert start.counts == (2, 0)
+
+
+def test_the_public_launch_gives_what_the_kernel_computes(monkeypatch):
+    """The public path and that of this version of Triton, with a real kernel; on a GPU the second one relaunches."""
+    from kernels.transpose import TILE, _transpose_kernel
+
+    monkeypatch.undo()
+    x, out = torch.randn(1, 3, 2, device=DEVICE), torch.zeros(1, 2, 3, device=DEVICE)
+    numbers = {"T": 3, "D": 2, "stride_b": 6, "stride_t": 2, "stride_d": 1, "BLOCK_T": TILE.steps}
+    numbers["BLOCK_D"] = TILE.channels
+    for version in ("3.5.0", triton.__version__):
+        for grid, named in ((1, numbers), (LaunchPlan(1, **numbers), {})):
+            out.zero_()
+            for _ in range(2):
+                Launcher(version)(_transpose_kernel, grid, x=x, out=out, **named)
+            assert torch.equal(out, x.mT)
+
+
+@either_way
+@pytest.mark.parametrize(
     "change",
     [
-        {"x": tensor(address=8)},
-        {"x": tensor(dtype=torch.bfloat16)},
-        {"x": tensor(index=1)},
-        {"y": tensor()},
-        {"length": 49},
-        {"length": 1},
-        {"length": -(2**31) - 1},
-        {"length": 2**31},
+        {"x": on_device(8)},
+        {"x": on_device(dtype=torch.bfloat16)},
+        {"x": on_device(index=1)},
+        {"y": on_device()},
+        {"T": 49},
+        {"T": 1},
+        {"T": -(2**31) - 1},
+        {"T": 2**31},
+        {"T": None},
         {"scale": 1},
         {"BLOCK": 128},
+        {"PRECISE": 0},
         {"num_warps": 8},
+        {"num_stages": 4},
     ],
-    ids=[
-        "another address",
-        "dtype",
-        "device",
-        "tensor",
-        "no multiple of 16",
-        "one",
-        "64 bits, negative",
-        "64 bits",
-        "kind of number",
-        "constexpr",
-        "option",
-    ],
+    ids=str,
 )
-def test_whatever_triton_may_compile_for_is_asked_for(kernel, change):
-    start(kernel)
-    start(kernel, **change)
-    assert len(kernel.asked) == 2
-    assert not kernel.started
-    start(kernel, **change)
-    assert len(kernel.asked) == 2
-    assert len(kernel.started) == 1
+def test_whatever_triton_may_compile_for_is_asked_for(change, planned):
+    start = Started()
+    start(planned=planned)
+    start(planned=planned, **change)
+    assert start.counts == (2, 0)
+    start(planned=planned, **change)
+    assert start.counts == (2, 1)
+    assert start.kernel.started[0][1][0] == 2
 
 
-def test_tensors_that_are_not_on_an_nvidia_gpu_always_ask(kernel, monkeypatch):
-    for _ in range(2):
-        start(kernel, torch.zeros(1))
+def compiled_for(launch):
+    """What Triton compiles separately for, of a launch as keyword arguments of `Started`."""
+    parts = [(launch["x"].dtype, launch["x"].data_ptr() % 16 == 0, launch["x"].get_device())]
+    y = launch["y"]
+    parts.append(None if y is None else (y.dtype, y.data_ptr() % 16 == 0))
+    for number in (launch["T"], launch["scale"]):
+        if isinstance(number, int):
+            wide = not -(2**31) <= number < 2**31
+            parts.append(("int", number == 1, number % 16 == 0, wide, number >= 2**63))
+        else:
+            parts.append(type(number))
+    names = "BLOCK", "PRECISE", "num_warps", "num_stages"
+    return (*parts, *((name, type(launch.get(name)), launch.get(name)) for name in names))
+
+
+tensors = st.builds(
+    on_device,
+    st.sampled_from([0, 4, 16, 24]),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.sampled_from([0, 1]),
+)
+launches = st.fixed_dictionaries(
+    {
+        "x": tensors,
+        "y": st.none() | tensors,
+        "T": st.sampled_from([None, 0, 1, 2, 16, 17, 48, -1, 2**31 - 1, 2**31, -(2**31), 2**63, True]),
+        "scale": st.sampled_from([0.5, 1.0, 1, 16, None]),
+        "BLOCK": st.sampled_from([1, 64, True]),
+        "PRECISE": st.sampled_from([False, True, 0, 1]),
+        "num_warps": st.sampled_from([1, 4]),
+        "grid": st.sampled_from([1, 7, (7,), (7, 2), (1, 2, 3)]),
+        "planned": st.booleans(),
+    },
+    optional={"num_stages": st.sampled_from([1, 4])},
+)
+
+
+@given(st.lists(launches, min_size=2, max_size=12))
+def test_launches_share_a_compiled_kernel_only_if_triton_would_compile_the_same(calls):
+    """Whatever was launched before, a launch passes its own numbers and grid, and addresses in place of tensors."""
+    start, asked_for = Started(), []
+    for call in calls:
+        asked, started = start.counts
+        start(**call)
+        if start.counts == (asked + 1, started):
+            asked_for.append(compiled_for(call))
+            continue
+        assert start.counts == (asked, started + 1)
+        grid, (which, x, y, *numbers) = start.kernel.started[-1]
+        assert asked_for[which - 1] == compiled_for(call)
+        assert grid == (*([call["grid"]] if isinstance(call["grid"], int) else call["grid"]), 1, 1)[:3]
+        assert x == call["x"].data_ptr()
+        assert y == (None if call["y"] is None else call["y"].data_ptr())
+        expected = [call[name] for name in NAMES[2:]]
+        assert numbers == expected
+        assert [*map(type, numbers)] == [*map(type, expected)]
+
+
+@given(launches)
+def test_an_equal_launch_is_never_compiled_for_again(call):
+    start = Started()
+    start(**call)
+    start(**call)
+    assert start.counts == (1, 1)
+
+
+def test_plans_are_equal_where_all_they_hold_is():
+    plan = LaunchPlan(7, T=1, BLOCK=64)
+    assert plan == LaunchPlan((7, 1), T=1, BLOCK=64)
+    assert hash(plan) == hash(LaunchPlan(7, T=1, BLOCK=64))
+    others = LaunchPlan(8, T=1, BLOCK=64), LaunchPlan(7, T=1.0, BLOCK=64), LaunchPlan(7, T=1, BLOCK_T=64), 7
+    assert plan not in others
+
+
+def test_a_kernel_of_the_same_arguments_is_another_one():
+    launch, kernels = make_launcher(), [Kernel(*NAMES) for _ in range(2)]
+    for kernel in kernels * 2:
+        launch(kernel, 7, x=on_device(), y=None, **GIVEN)
+    assert [(len(kernel.asked), len(kernel.started)) for kernel in kernels] == [(1, 1)] * 2
+
+
+def test_tensors_that_are_not_on_an_nvidia_gpu_always_ask(monkeypatch):
+    start = Started()
+    for x in (torch.zeros(1), torch.empty(1, device="meta")):
+        start(x)
+        start(x)
+    assert start.counts == (4, 0)
     monkeypatch.setattr(torch.version, "cuda", None)
-    start(kernel)
-    assert len(kernel.asked) == 3
+    start = Started()
+    start()
+    start()
+    assert start.counts == (2, 0)
 
 
-def test_a_profiler_gets_what_triton_tells_it(kernel, monkeypatch):
-    start(kernel)
-    monkeypatch.setattr(triton.knobs.runtime, "launch_enter_hook", lambda metadata: None)
-    start(kernel)
-    assert len(kernel.asked) == 2
-    assert not kernel.started
+@either_way
+def test_a_profiler_gets_what_triton_tells_it(monkeypatch, planned):
+    start = Started()
+    for _ in range(2):
+        start(planned=planned)
+    with monkeypatch.context() as patch:
+        patch.setattr(triton.knobs.runtime, "launch_enter_hook", lambda metadata: None)
+        start(planned=planned)
+    assert start.counts == (2, 1)
+    start(planned=planned)
+    assert start.counts == (2, 2)
 
 
-def kept(kernel, grid=7):
-    return KeptLaunch(kernel, grid, 48, 0.5, PRECISE=False, BLOCK=64, num_warps=4, launcher=kernel.launch)
+def test_a_kernel_gets_complex_numbers_as_pairs():
+    """Triton is asked with a view of pairs; a relaunch passes the address, which is the same."""
+    start, pairs = Started(), torch.complex64
+    x = on_device(dtype=pairs)
+    for _ in range(2):
+        start(x)
+    (asked,) = (named["x"] for _, named in start.kernel.asked)
+    assert (asked.dtype, asked.shape, asked.data_ptr()) == (torch.float32, (*x.shape, 2), x.data_ptr())
+    assert start.kernel.started[0][1][1] == x.data_ptr()
+    start(on_device())
+    assert start.counts == (2, 1)
 
 
-def test_a_kept_launch_starts_with_addresses_once_triton_has_compiled(kernel):
-    ready = kept(kernel)
-    for address in (16, 32, 48):
-        ready(tensor(address), None)
-    assert len(kernel.asked) == 1
-    assert kernel.started[1:] == [((7, 1, 1), (48, None, 48, 0.5, 64, False))]
-
-
-def test_a_kept_launch_may_name_everything(kernel):
-    named = {"T": 48, "scale": 0.5, "BLOCK": 64, "PRECISE": False, "num_warps": 4}
-    ready = KeptLaunch(kernel, 7, **named, launcher=kernel.launch)
-    for address in (16, 32, 48):
-        ready(x=tensor(address), y=None)
-    assert [given[2] for given in kernel.asked] == [named]
-    assert kernel.started[1:] == [((7, 1, 1), (48, None, 48, 0.5, 64, False))]
-    with pytest.raises(TypeError, match="in the order"):
-        ready(y=None, x=tensor())
-
-
-def test_kept_launches_are_made_once_a_key():
-    made = []
-    launches = KeptLaunches()
-    for key in "aba":
-        launches.get(key, lambda key=key: made.append(key) or key)
-    assert made == ["a", "b"]
-    assert KeptLaunches(keep=False).get("a", list) is not None
-    once = KeptLaunches(keep=False)
-    assert once.get("a", list) is not once.get("a", list)
-
-
-def test_a_kept_launch_looks_again_at_an_address_that_is_no_multiple_of_16(kernel):
-    ready = kept(kernel)
-    for _ in range(3):
-        ready(tensor(16), tensor(32))
-    ready(tensor(16), tensor(8))
-    # compiled for that one, and the one before is not forgotten
-    assert len(kernel.asked) == 2
-    ready(tensor(64), tensor(32))
-    assert len(kernel.asked) == 2
-    assert kernel.started[-1][1][:2] == (64, 32)
-
-
-def test_a_kept_launch_of_addresses_that_are_no_multiples_of_16_keeps_nothing(kernel):
-    ready = kept(kernel)
-    x = tensor(8)
-    for _ in range(3):
-        ready(x, None)
-    assert len(kernel.asked) == 1
-    assert [given[0] for _, given in kernel.started] == [x, x]
-
-
-def test_a_profiler_gets_what_triton_tells_it_of_a_kept_launch(kernel, monkeypatch):
-    ready = kept(kernel, grid=(3, 5))
-    for _ in range(3):
-        ready(tensor(), None)
-    monkeypatch.setattr(triton.knobs.runtime, "launch_enter_hook", lambda metadata: None)
-    ready(tensor(), None)
-    assert len(kernel.asked) == 2
-    assert kernel.asked[1][0] == (3, 5)
+def test_lazy_conjugates_are_not_taken_for_their_memory():
+    start = Started()
+    x = on_device(dtype=torch.complex64)
+    start(x)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="conj"):
+            start(x.conj())
+    assert start.counts == (1, 0)
 
 
 def test_sizes_round_up():
     assert [cdiv(n, 4) for n in (1, 4, 5)] == [1, 1, 2]
     assert [power_of_2(n) for n in (1, 2, 3, 64, 65)] == [1, 2, 4, 64, 128]
-
-
-def test_a_kernel_gets_complex_numbers_as_pairs(kernel, monkeypatch):
-    pairs = tensor(32)
-    monkeypatch.setattr(torch, "view_as_real", lambda x: pairs)
-    ready = kept(kernel)
-    for _ in range(2):
-        ready(tensor(32, torch.complex64), None)
-    assert kernel.asked == [((7,), (pairs, None, 48, 0.5), {"PRECISE": False, "BLOCK": 64, "num_warps": 4})]
-    assert kernel.started == [((7, 1, 1), (pairs, None, 48, 0.5, 64, False))]
-    ready(tensor(48, torch.complex64), None)
-    assert kernel.started[1:] == [((7, 1, 1), (48, None, 48, 0.5, 64, False))]
 
 
 def test_specs_tell_apart_what_kernels_are_compiled_for():

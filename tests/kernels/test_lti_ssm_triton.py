@@ -11,7 +11,6 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.launch import KeptLaunch
 from kernels.layout import spec
 from kernels.lti_ssm import lti_ssm
 from kernels.lti_ssm.reference import lti_ssm_reference
@@ -25,6 +24,7 @@ from kernels.lti_ssm.triton import (
     CallPlan,
     Planner,
     backward_plan,
+    calls,
     cheapest_plan,
     lti_ssm_triton,
     lti_ssm_triton_bidirectional,
@@ -46,9 +46,9 @@ PIECES = SMALL_TILES._replace(programs=2 * BATCH * NUM_CHANNELS)
 """Sequences are cut into two pieces."""
 
 
-def kernel_with(tuning, make_planner=Planner, **options):
+def kernel_with(tuning, make_planner=Planner):
     """The operator in Triton with another tuning."""
-    return partial(lti_ssm_triton, return_final_state=True, planner=make_planner(tuning, **options))
+    return partial(lti_ssm_triton, return_final_state=True, planner=make_planner(tuning))
 
 
 SMALL = kernel_with(SMALL_TILES)
@@ -252,15 +252,9 @@ def test_short_sequences_in_bfloat16_lose_next_to_nothing_in_the_state():
 def test_offsets_take_64_bits_where_32_are_too_few(length, wide):
     u = time_contiguous(torch.empty(2, length, 1024, dtype=torch.bfloat16, device="meta"))
     A = torch.empty(1024, 32, dtype=torch.complex64, device="meta")
-    launches = []
-
-    def note(kernel, grid, **constants):
-        launches.append(constants)
-
     specs = tuple(spec(x) for x in (u, None, None, A, None, A))
     tuning = TUNING._replace(programs=3 * 132)
-    _ = CallPlan(2.0, "zoh", False, False, specs, tuning=tuning, make_launch=note).forward
-    assert [constants["INT64"] for constants in launches] == [wide]
+    assert CallPlan(2.0, "zoh", False, False, specs, tuning=tuning).forward.named["INT64"] == wide
 
 
 @pytest.mark.slow
@@ -395,25 +389,6 @@ def test_what_the_kernel_cannot_do_is_named():
         lti_ssm(**inputs, backend="cuda")
 
 
-def watched_launches():
-    """A list of all launches, and a class whose launches add themselves to it and assert that dtypes are constant."""
-    launches = []
-
-    class Watched(KeptLaunch):
-        def __init__(self, *args, **constants):
-            super().__init__(*args, **constants)
-            self.dtypes, self.calls = None, 0
-            launches.append(self)
-
-        def __call__(self, *tensors, **by_name):
-            dtypes = [None if x is None else x.dtype for x in (*tensors, *by_name.values())]
-            assert self.dtypes in (None, dtypes)
-            self.dtypes, self.calls = dtypes, self.calls + 1
-            super().__call__(*tensors, **by_name)
-
-    return launches, Watched
-
-
 def make_narrow_inputs(length):
     inputs = on_device(make_kernel_inputs(length), torch.bfloat16)
     inputs |= {name: inputs[name].float() for name in ("dt", "D")}
@@ -421,7 +396,7 @@ def make_narrow_inputs(length):
 
 
 @pytest.mark.parametrize("programs", [1, 1000], ids=["whole", "pieces"])
-def test_inputs_of_another_kind_start_what_they_would_alone(programs):
+def test_inputs_of_another_kind_start_what_they_would_alone(programs, monkeypatch):
     """Inputs that differ from others in one property; instead of results, the launches are compared."""
     tuning = SMALL_TILES._replace(programs=programs)
     inputs = make_narrow_inputs(600)
@@ -453,11 +428,11 @@ def test_inputs_of_another_kind_start_what_they_would_alone(programs):
         {"gate_out": half_of_a_projection(inputs["gate_out"])},
     ]
 
-    class Started(KeptLaunch):
-        def __call__(self, *tensors, **by_name):
-            kinds = [x is not None and (x.dtype, x.shape) for x in (*tensors, *by_name.values())]
-            assert kinds == self.__dict__.setdefault("kinds", kinds)
-            started[-1].append((self.kernel, self.grid, self.named, kinds))
+    def note(kernel, plan, **tensors):
+        kinds = [x is not None and (x.dtype, x.shape) for x in tensors.values()]
+        started[-1].append((kernel, plan, list(tensors), kinds))
+
+    monkeypatch.setattr(calls, "launch", note)
 
     def start_all(planner):
         op = partial(lti_ssm_triton, planner=planner)
@@ -480,10 +455,10 @@ def test_inputs_of_another_kind_start_what_they_would_alone(programs):
         return list(started)
 
     started = []
-    expected = start_all(Planner(tuning, make_launch=Started))
+    expected = start_all(Planner(tuning))
     # forward, prepare, and backward, prepare; of pieces one more each
     assert max(map(len, expected)) == (4 if programs == 1 else 6)
-    planner = KeepingPlanner(tuning, make_launch=Started)
+    planner = KeepingPlanner(tuning)
     for _ in range(2):
         for index, (actual, e) in enumerate(zip(start_all(planner), expected, strict=True)):
             assert actual == e, list(changes[index // 4])
@@ -491,32 +466,12 @@ def test_inputs_of_another_kind_start_what_they_would_alone(programs):
 
 
 @pytest.mark.slow
-def test_launches_that_are_kept_give_the_same():
-    inputs = make_narrow_inputs(20)
-    leaves = {name: x.detach().requires_grad_() for name, x in inputs.items() if torch.is_tensor(x)}
-
-    def results(op):
-        outputs = op(**inputs | leaves)
-        return [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), outputs)]
-
-    expected = results(SMALL)
-    launches, make_launch = watched_launches()
-    op = kernel_with(SMALL_TILES, KeepingPlanner, make_launch=make_launch)
-    for _ in range(2):
-        for index, (actual, e) in enumerate(zip(results(op), expected, strict=True)):
-            assert torch.equal(actual, e), index
-    assert [launch.calls for launch in launches] == [2] * 4
-
-
-@pytest.mark.slow
 def test_what_is_kept_holds_no_tensors():
-    launches, make_launch = watched_launches()
-    op = kernel_with(SMALL_TILES, KeepingPlanner, make_launch=make_launch)
+    op = kernel_with(SMALL_TILES, KeepingPlanner)
     inputs = on_device(make_kernel_inputs(40))
     leaves = {name: x.requires_grad_() for name, x in inputs.items() if torch.is_tensor(x)}
     y, state = op(**inputs)
     torch.autograd.grad([y, state], list(leaves.values()), [y, state])
     known = [weakref.ref(x) for x in (y, state, *leaves.values())]
     del inputs, leaves, y, state
-    assert len(launches) == 4
     assert [x() for x in known] == [None] * len(known)

@@ -60,14 +60,13 @@ def forward(
         write = dense_channels(write)
     if plain is not None:
         plain = dense_channels(plain)
-    tensors = q, k, v, beta, g, initial_state, write, plain
-    plan = options.planner(options.scale, *tensors, sequence_ends=options.sequence_ends)
+    plan = options.planner(options.scale, q, k, v, sequence_ends=options.sequence_ends)
     if plan.work == torch.float32:
         # one tf32 product has the accuracy of float16, of which the solutions of the triangular systems lose some
         plan = plan._replace(precision=float32_products(), mild=plan.tuning.mild_float32)
     final = None
     if options.return_final_state:
-        final = q.new_empty((plan.num_sequences(q), *q.shape[2:], v.shape[3]), dtype=torch.float32)
+        final = q.new_empty((plan.num_sequences(q.shape[0]), *q.shape[2:], v.shape[3]), dtype=torch.float32)
     factors = delta_factors(plan, q, k, beta, g, write, plain)
     boundary = EndStates(dense(initial_state), final)
     o, *kept = delta_walk(plan, q=q, k=k, v=v, factors=factors, boundary=boundary, keep=keep)
@@ -103,7 +102,7 @@ class DeltaRule(OnceDifferentiable):
         do = torch.zeros_like(delta, dtype=ctx.value_dtype) if do is None else dense_channels(do)
         dinitial = None
         if ctx.initial_dtype is not None:
-            shape = (ctx.plan.num_sequences(q), *q.shape[2:], delta.shape[3])
+            shape = (ctx.plan.num_sequences(q.shape[0]), *q.shape[2:], delta.shape[3])
             dinitial = torch.empty(shape, dtype=ctx.initial_dtype, device=q.device)
         boundary = EndStates(dense(dfinal), dinitial)
         dv, drest, dstates = delta_back(

@@ -12,6 +12,7 @@ from torch import Tensor
 from kernels.delta_rule.triton.plan import ChunkFactors, Plan, back_tile, is_whole
 from kernels.delta_rule.triton.segments import (
     ENDS,
+    Segments,
     cut_time,
     first_state,
     new_ends,
@@ -19,9 +20,9 @@ from kernels.delta_rule.triton.segments import (
     store_last_state,
 )
 from kernels.delta_rule.triton.tiles import load_row, load_rows, solve, store_rows, store_state, two_term_dot
-from kernels.gated_linear_attention.triton.plan import EndStates, position_strides
+from kernels.gated_linear_attention.triton.plan import EndStates, Strides, planned, position_strides
 from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
-from kernels.launch import KeptLaunch, cdiv
+from kernels.launch import LaunchPlan, cdiv, launch
 
 _ENDS = tl.constexpr(ENDS)
 
@@ -177,6 +178,45 @@ def _back_kernel(
     store_last_state(b_dstate, ends, last, i_v, i_bh, i_segment, num_bh, K, V, BK, BV, PART)
 
 
+@planned
+def _back_plan(
+    plan: Plan,
+    shape: tuple[int, ...],
+    value_dim: int,
+    q: Strides,
+    k: Strides,
+    do: Strides,
+    segments: Segments,
+    part: int,
+    by_rows: bool,
+    plain: bool,
+) -> LaunchPlan:
+    """The plan of one part. by_rows: no decay is that of a channel.   plain: values have keys of their own."""
+    batch, length, heads, key_dim = shape
+    block_k, block_v, options = back_tile(plan, key_dim, value_dim, by_rows=by_rows, plain=plain)
+    num_v = cdiv(value_dim, block_v)
+    sizes = (key_dim, block_k), (value_dim, block_v)
+    return LaunchPlan(
+        (plan.num_sequences(batch) * heads * num_v, segments.count - (part == ENDS)),
+        T=length,
+        num_t=plan.num_chunks(length),
+        scale=plan.scale,
+        num_walked=segments.num_walked,
+        num_v=num_v,
+        **position_strides(q=q, k=k, do=do),
+        H=heads,
+        K=key_dim,
+        V=value_dim,
+        C=plan.chunk,
+        BK=block_k,
+        BV=block_v,
+        PART=part,
+        PRECISION=plan.precision,
+        WHOLE=by_rows and is_whole(plan, length, *sizes, strides=(q, k, do)),
+        **options.keywords(),
+    )
+
+
 def delta_back(
     plan: Plan,
     *,
@@ -202,61 +242,36 @@ def delta_back(
     if factors.q_in is not None and factors.k_in is not None:
         q, k = factors.q_in, factors.k_in
     by_rows, plain = factors.k_out is None, factors.plain_out is not None
-    segments = cut_time(plan, k, value_dim, by_rows=by_rows)
+    segments = cut_time(plan, k.shape, value_dim, by_rows)
     ends = new_ends(segments, k, value_dim)
     first, last = boundary
-
+    strides = q.stride(), k.stride(), do.stride()
     for part in segments.parts:
         writes = part != ENDS
-
-        def make(part: int = part) -> KeptLaunch:
-            block_k, block_v, options = back_tile(plan, key_dim, value_dim, by_rows=by_rows, plain=plain)
-            num_v = cdiv(value_dim, block_v)
-            return KeptLaunch(
-                _back_kernel,
-                (plan.num_sequences(k) * heads * num_v, segments.count - (part == ENDS)),
-                T=length,
-                num_t=num_chunks,
-                scale=plan.scale,
-                num_walked=segments.num_walked,
-                num_v=num_v,
-                **position_strides(q=q, k=k, do=do),
-                H=heads,
-                K=key_dim,
-                V=value_dim,
-                C=plan.chunk,
-                BK=block_k,
-                BV=block_v,
-                PART=part,
-                PRECISION=plan.precision,
-                WHOLE=by_rows and is_whole(plan, length, (key_dim, block_k), (value_dim, block_v), inputs=(q, k, do)),
-                **options.keywords(),
-            )
-
-        dtypes = tuple(None if x is None else x.dtype for x in boundary)
-        key = "back", part, do.stride(), do.dtype, segments.count, segments.num_walked, dtypes
-        plan.launches.get(key, make)(
-            q,
-            k,
-            do,
-            factors.inverse,
-            factors.inverse_low,
-            factors.scores,
-            factors.decay,
-            factors.row_in,
-            factors.row_out,
-            factors.k_out,
-            factors.plain_scores if writes else None,
-            factors.plain_system if writes else None,
-            factors.plain_out if writes else None,
-            drest if writes and factors.plain_out is not None else None,
-            dv if writes else None,
-            dstates if writes else None,
-            ends,
-            first,
-            last if writes else None,
-            plan.table,
-            plan.bounds,
+        launch(
+            _back_kernel,
+            _back_plan(plan, k.shape, value_dim, *strides, segments, part, by_rows, plain),
+            q=q,
+            k=k,
+            do=do,
+            inverse=factors.inverse,
+            inverse_low=factors.inverse_low,
+            scores=factors.scores,
+            decay=factors.decay,
+            row_in=factors.row_in,
+            row_out=factors.row_out,
+            k_out=factors.k_out,
+            plain_scores=factors.plain_scores if writes else None,
+            plain_system=factors.plain_system if writes else None,
+            plain_out=factors.plain_out if writes else None,
+            drest=drest if writes and factors.plain_out is not None else None,
+            dv=dv if writes else None,
+            dstates=dstates if writes else None,
+            ends=ends,
+            first=first,
+            last=last if writes else None,
+            table=plan.table,
+            bounds=plan.bounds,
         )
         if part == ENDS:
             segment_starts(plan, segments, ends, transposes, back=True)

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 import triton
 import triton.language as tl
@@ -27,9 +25,17 @@ from kernels.gated_linear_attention.triton.decays import (
     masked_sums,
     tree_level,
 )
-from kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, decay_kind, position_strides
+from kernels.gated_linear_attention.triton.plan import (
+    CHANNEL,
+    HEAD,
+    Strides,
+    decay_kind,
+    planned,
+    position_strides,
+    strides_of,
+)
 from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
-from kernels.launch import KeptLaunch
+from kernels.launch import LaunchPlan, launch
 
 BLOCK = tl.constexpr(16)
 """Rows of the blocks on the diagonal of the triangular system that are inverted side by side."""
@@ -331,6 +337,44 @@ def _factors_kernel(
         store_rows(inverse_low + o_dense, H * C, start, o_c, o_c, end, C, b_low, WHOLE)
 
 
+@planned
+def _factors_plan(
+    plan: Plan,
+    kind: int,
+    shape: tuple[int, ...],
+    q: Strides,
+    k: Strides,
+    beta: Strides,
+    g: Strides | None,
+    write: Strides | None,
+    plain: Strides | None,
+    steep: bool,
+) -> LaunchPlan:
+    """The plan of the chunks that are factored by a tree (`steep`) or of the others."""
+    batch, length, heads, key_dim = shape
+    tile, num_chunks = plan.tuning.scores[kind], plan.num_chunks(length)
+    block_k = plan.width(tile.block_k, key_dim)
+    return LaunchPlan(
+        batch * heads * num_chunks,
+        T=length,
+        num_t=num_chunks,
+        scale=plan.scale,
+        **position_strides(q=q, k=k, beta=beta, g=g, write=write, plain=plain),
+        H=heads,
+        K=key_dim,
+        C=plan.chunk,
+        LEVELS=plan.chunk.bit_length() - 1,
+        MERGES=plan.chunk.bit_length() - BLOCK.value.bit_length(),
+        BK=block_k,
+        DECAY=kind,
+        LIMIT=plan.mild,
+        PRECISION=plan.precision,
+        WHOLE=kind != CHANNEL and is_whole(plan, length, (key_dim, block_k), strides=(q, k)),
+        STEEP=steep,
+        **tile.options.keywords(),
+    )
+
+
 def delta_factors(
     plan: Plan,
     q: Tensor,
@@ -368,33 +412,20 @@ def delta_factors(
                 torch.empty_like(q_in),
             )
 
-    def make(for_steep: bool) -> KeptLaunch:
-        tile = plan.tuning.scores[kind]
-        block_k = plan.width(tile.block_k, key_dim)
-        return KeptLaunch(
-            _factors_kernel,
-            batch * heads * num_chunks,
-            T=length,
-            num_t=num_chunks,
-            scale=plan.scale,
-            **position_strides(q=q, k=k, beta=beta, g=g, write=write, plain=plain),
-            H=heads,
-            K=key_dim,
-            C=plan.chunk,
-            LEVELS=plan.chunk.bit_length() - 1,
-            MERGES=plan.chunk.bit_length() - BLOCK.value.bit_length(),
-            BK=block_k,
-            DECAY=kind,
-            LIMIT=plan.mild,
-            PRECISION=plan.precision,
-            WHOLE=kind != CHANNEL and is_whole(plan, length, (key_dim, block_k), inputs=(q, k)),
-            STEEP=for_steep,
-            **tile.options.keywords(),
-        )
-
+    strides = q.stride(), k.stride(), beta.stride(), strides_of(g), strides_of(write), strides_of(plain)
     ends = decay, row_in, row_out, q_in, k_in, k_out, steep
     factors = ChunkFactors(inverse, inverse_low, scores, *ends, plain_scores, plain_system, plain_out)
     for for_steep in (False,) if steep is None else (False, True):
-        launch = plan.launches.get(("factors", for_steep), partial(make, for_steep))
-        launch(q, k, beta, g, write, plain, *factors, plan.table)
+        launch(
+            _factors_kernel,
+            _factors_plan(plan, kind, k.shape, *strides, for_steep),
+            q=q,
+            k=k,
+            beta=beta,
+            g=g,
+            write=write,
+            plain=plain,
+            **factors._asdict(),
+            table=plan.table,
+        )
     return factors

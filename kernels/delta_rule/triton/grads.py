@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.delta_rule.triton.pairs import chunk_pairs
+from kernels.delta_rule.triton.pairs import ChunkPairs, chunk_pairs
 from kernels.delta_rule.triton.plain_grads import _plain_grads_kernel
 from kernels.delta_rule.triton.plan import Plan, is_whole
 from kernels.delta_rule.triton.tiles import load_rows, load_state, store_rows
@@ -29,9 +28,17 @@ from kernels.gated_linear_attention.triton.decays import (
     masked_sums,
     tree_level,
 )
-from kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, decay_kind, position_strides
+from kernels.gated_linear_attention.triton.plan import (
+    CHANNEL,
+    HEAD,
+    Strides,
+    decay_kind,
+    planned,
+    position_strides,
+    strides_of,
+)
 from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
-from kernels.launch import KeptLaunch, cdiv
+from kernels.launch import LaunchPlan, cdiv, launch
 
 
 @triton.jit
@@ -356,6 +363,56 @@ def _grads_kernel(
     tl.store(dbeta + (o_head + o_rows * H) * num_k + i_k, b_dbeta, mask=m_t)
 
 
+def _block_k(plan: Plan, kind: int, key_dim: int) -> int:
+    block_k = plan.tuning.grads[kind].block_k
+    # 32 keys may be narrower than the minimum (see the loop of the kernel)
+    return min(block_k, plan.width(block_k, key_dim))
+
+
+@planned
+def _grads_plan(
+    plan: Plan,
+    kind: int,
+    shape: tuple[int, ...],
+    value_dim: int,
+    q: Strides,
+    k: Strides,
+    beta: Strides,
+    g: Strides | None,
+    write: Strides | None,
+    plain: Strides | None,
+    v: Strides | None,
+    do: Strides,
+    steep: bool,
+) -> LaunchPlan:
+    """The plan of the chunks that are factored by a tree (`steep`) or of the others."""
+    batch, length, heads, key_dim = shape
+    tile, num_chunks = plan.tuning.grads[kind], plan.num_chunks(length)
+    block_k, block_v = _block_k(plan, kind, key_dim), plan.width(tile.block_v, value_dim)
+    choices: dict[str, Any] = {}
+    if plain is None or steep:
+        sizes = (key_dim, block_k), (value_dim, block_v)
+        whole = kind != CHANNEL and is_whole(plan, length, *sizes, strides=(q, k, do))
+        choices = {"LEVELS": plan.chunk.bit_length() - 1, "DECAY": kind, "WHOLE": whole, "STEEP": steep}
+    return LaunchPlan(
+        batch * heads * num_chunks * cdiv(key_dim, block_k),
+        T=length,
+        num_t=num_chunks,
+        end_v=cdiv(value_dim, block_v) * block_v,
+        scale=plan.scale,
+        **position_strides(q=q, k=k, beta=beta, g=g, write=write, plain=plain, v=v, do=do),
+        H=heads,
+        K=key_dim,
+        V=value_dim,
+        C=plan.chunk,
+        BK=block_k,
+        BV=block_v,
+        PRECISION=plan.precision,
+        **choices,
+        **tile.options.keywords(),
+    )
+
+
 def delta_grads(
     plan: Plan,
     *,
@@ -382,10 +439,7 @@ def delta_grads(
     """
     batch, length, heads, key_dim = k.shape
     value_dim, kind = do.shape[-1], decay_kind(g)
-    tile = plan.tuning.grads[kind]
-    # 32 keys may be narrower than the minimum (see the loop of the kernel)
-    block_k = min(tile.block_k, plan.width(tile.block_k, key_dim))
-    num_k = cdiv(key_dim, block_k)
+    num_k = cdiv(key_dim, _block_k(plan, kind, key_dim))
 
     def new(channels: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return k.new_empty((batch, length, heads, channels), dtype=dtype)
@@ -396,40 +450,39 @@ def delta_grads(
     if g is not None and needs_dg:
         dg = new(num_k) if kind == HEAD else new(key_dim, g.dtype)
 
-    num_chunks, block_v = plan.num_chunks(length), plan.width(tile.block_v, value_dim)
-    pairs = chunk_pairs(plan, delta=delta, do=do, dv=dv, v=v) if kind == CHANNEL else (None,) * 5
+    pairs: dict[str, Any] = dict.fromkeys(ChunkPairs._fields)
+    if kind == CHANNEL:
+        pairs = chunk_pairs(plan, delta=delta, do=do, dv=dv, v=v)._asdict()
 
-    def make(for_steep: bool) -> KeptLaunch:
-        whole = kind != CHANNEL and is_whole(plan, length, (key_dim, block_k), (value_dim, block_v), inputs=(q, k, do))
-        kernel = _grads_kernel
-        levels = plan.chunk.bit_length() - 1
-        choices: dict[str, Any] = {"LEVELS": levels, "DECAY": kind, "WHOLE": whole, "STEEP": for_steep}
-        if plain is not None and not for_steep:
-            kernel, choices = _plain_grads_kernel, {}
-        return KeptLaunch(
-            kernel,
-            batch * heads * num_chunks * num_k,
-            T=length,
-            num_t=num_chunks,
-            end_v=cdiv(value_dim, block_v) * block_v,
-            scale=plan.scale,
-            **position_strides(q=q, k=k, beta=beta, g=g, write=write, plain=plain, v=v, do=do),
-            H=heads,
-            K=key_dim,
-            V=value_dim,
-            C=plan.chunk,
-            BK=block_k,
-            BV=block_v,
-            PRECISION=plan.precision,
-            **choices,
-            **tile.options.keywords(),
-        )
-
-    inputs = q, k, beta, g, write, plain, v, delta, do, dv, states, dstates, *pairs
-    tensors = *inputs, dq, dk, dbeta, dg, dwrite, dplain, steep, plan.table
+    given = q, k, beta, g, write, plain, v, do
+    strides = [strides_of(x) for x in given]
     for for_steep in (False,) if steep is None else (False, True):
-        key = "grads", for_steep, dg is None, do.stride(), do.dtype
-        plan.launches.get(key, partial(make, for_steep))(*tensors)
+        kernel = _plain_grads_kernel if plain is not None and not for_steep else _grads_kernel
+        launch(
+            kernel,
+            _grads_plan(plan, kind, k.shape, value_dim, *strides, for_steep),
+            q=q,
+            k=k,
+            beta=beta,
+            g=g,
+            write=write,
+            plain=plain,
+            v=v,
+            delta=delta,
+            do=do,
+            dv=dv,
+            states=states,
+            dstates=dstates,
+            **pairs,
+            dq=dq,
+            dk=dk,
+            dbeta=dbeta,
+            dg=dg,
+            dwrite=dwrite,
+            dplain=dplain,
+            steep=steep,
+            table=plan.table,
+        )
     if dg is not None and kind == HEAD and g is not None:
         dg = dg.sum(-1).to(g.dtype)
     return dq, dk, dbeta.sum(-1).to(beta.dtype), dg, dwrite, dplain

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from kernels.delta_rule.triton.plan import Plan
 from kernels.delta_rule.triton.tiles import load_rows, store_rows
-from kernels.gated_linear_attention.triton.plan import CHANNEL, position_strides
+from kernels.gated_linear_attention.triton.plan import CHANNEL, Strides, planned, position_strides, strides_of
 from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
-from kernels.launch import KeptLaunch, cdiv
+from kernels.launch import LaunchPlan, cdiv, launch
 
 
 class ChunkPairs(NamedTuple):
@@ -113,33 +113,43 @@ def _pairs_kernel(
         store_rows(dl_plain + o_head * C, H * C, start, o_c, o_c, end, C, b_dl_plain, False)
 
 
+@planned
+def _pairs_plan(plan: Plan, shape: tuple[int, ...], v: Strides | None, do: Strides) -> LaunchPlan:
+    batch, length, heads, value_dim = shape
+    tile, num_chunks = plan.tuning.grads[CHANNEL], plan.num_chunks(length)
+    block_v = plan.width(tile.block_v, value_dim)
+    return LaunchPlan(
+        batch * heads * num_chunks,
+        T=length,
+        num_t=num_chunks,
+        end_v=cdiv(value_dim, block_v) * block_v,
+        scale=plan.scale,
+        **position_strides(v=v, do=do),
+        H=heads,
+        V=value_dim,
+        C=plan.chunk,
+        BV=block_v,
+        PRECISION=plan.precision,
+        **tile.options.keywords(),
+    )
+
+
 def chunk_pairs(plan: Plan, *, delta: Tensor, do: Tensor, dv: Tensor, v: Tensor | None) -> ChunkPairs:
     """See `_pairs_kernel`. v is given where values are added under keys of their own (`plain`)."""
-    batch, length, heads, value_dim = do.shape
-    tile = plan.tuning.grads[CHANNEL]
-    num_chunks, block_v = plan.num_chunks(length), plan.width(tile.block_v, value_dim)
+    batch, length, heads, _ = do.shape
     da = do.new_empty((batch, length, heads, plan.chunk), dtype=delta.dtype)
     dl = torch.empty_like(da)
     da_plain, dl_plain = (None if v is None else torch.empty_like(da) for _ in range(2))
     diagonals = do.new_empty((1 if v is None else 2, batch, length, heads), dtype=torch.float32)
     pairs = ChunkPairs(da, dl, da_plain, dl_plain, diagonals)
-
-    def make() -> KeptLaunch:
-        return KeptLaunch(
-            _pairs_kernel,
-            batch * heads * num_chunks,
-            T=length,
-            num_t=num_chunks,
-            end_v=cdiv(value_dim, block_v) * block_v,
-            scale=plan.scale,
-            **position_strides(v=v, do=do),
-            H=heads,
-            V=value_dim,
-            C=plan.chunk,
-            BV=block_v,
-            PRECISION=plan.precision,
-            **tile.options.keywords(),
-        )
-
-    plan.launches.get(("pairs", do.stride(), do.dtype), make)(delta, do, dv, v, *pairs, plan.table)
+    launch(
+        _pairs_kernel,
+        _pairs_plan(plan, do.shape, strides_of(v), do.stride()),
+        delta=delta,
+        do=do,
+        dv=dv,
+        v=v,
+        **pairs._asdict(),
+        table=plan.table,
+    )
     return pairs

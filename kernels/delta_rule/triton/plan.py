@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernels.device import speaks_ptx
-from kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, NONE, Plan, Planner, Tile, Tuning
+from kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, NONE, Plan, Planner, Strides, Tile, Tuning
 from kernels.launch import INT32_END, CompileOptions, power_of_2
 
 __all__ = ["PLANNER", "SHORT_CHUNKS", "ChunkFactors", "Plan", "Planner", "Tuning", "default_tuning"]
@@ -153,15 +154,15 @@ def back_tile(plan: Plan, key_dim: int, value_dim: int, *, by_rows: bool, plain:
     return Tile(block_k, block_v, options)
 
 
-def is_whole(plan: Plan, length: int, *sizes: tuple[int, int], inputs: tuple[Tensor | None, ...] = ()) -> bool:
+def is_whole(plan: Plan, length: int, *sizes: tuple[int, int], strides: Sequence[Strides]) -> bool:
     """Whether a kernel in bfloat16 needs no masks: all sequences end with a chunk, and all channels with a tile.
 
     Without masks, offsets within a chunk are int32 (`load_rows`), so the positions of a chunk must be near in memory.
 
-    sizes:  pairs of a number of channels and the width of their tiles.
-    inputs: tensors [B, T, H, ...] with strides of the caller.
+    sizes:   pairs of a number of channels and the width of their tiles.
+    strides: of inputs [B, T, H, ...].
     """
     pairs = (length, plan.chunk), *sizes
-    if any(x is not None and plan.chunk * x.stride(1) >= INT32_END for x in inputs):
+    if any(plan.chunk * x[1] >= INT32_END for x in strides):
         return False
     return plan.work == torch.bfloat16 and plan.table is None and all(size % width == 0 for size, width in pairs)

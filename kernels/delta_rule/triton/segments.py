@@ -25,8 +25,9 @@ from torch import Tensor
 
 from kernels.delta_rule.triton.plan import Plan, ends_tile, walk_tile
 from kernels.device import is_hopper
+from kernels.gated_linear_attention.triton.plan import planned
 from kernels.gated_linear_attention.triton.tiles import as_operand
-from kernels.launch import KeptLaunch, cdiv
+from kernels.launch import LaunchPlan, cdiv, launch
 
 ALL, ENDS, REST = 0, 1, 2
 """A launch of a walk covers all of time (ALL), all segments but the last to find E_s and T_s (ENDS), or all segments
@@ -181,15 +182,16 @@ def best_segments(
     return Segments(cdiv(num_chunks, num_walked), num_walked)
 
 
-def cut_time(plan: Plan, x: Tensor, value_dim: int, *, by_rows: bool) -> Segments:
-    """Returns the segments of the walks over x [B, T, H, K] with values of `value_dim` channels.
+@planned
+def cut_time(plan: Plan, shape: tuple[int, ...], value_dim: int, by_rows: bool) -> Segments:
+    """Returns the segments of the walks over [B, T, H, K], which is `shape`, with values of `value_dim` channels.
 
     There is one segment for packed sequences, where a program has no room for a matrix of so many keys, and where two
     segments would not run at the same time.
 
     by_rows: no decay is that of a channel.
     """
-    batch, length, heads, key_dim = x.shape
+    batch, length, heads, key_dim = shape
     tuning, num_chunks = plan.tuning, plan.num_chunks(length)
     blocks = cdiv(value_dim, walk_tile(plan, key_dim, value_dim).block_v)
     if plan.table is not None or key_dim > 128 or 2 * batch * heads * blocks > tuning.few_programs:
@@ -219,6 +221,27 @@ def new_transitions(segments: Segments, x: Tensor) -> Tensor | None:
     return x.new_empty((segments.count - 1, batch, heads, key_dim, key_dim), dtype=torch.float32)
 
 
+@planned
+def _starts_plan(plan: Plan, shape: tuple[int, ...], back: bool) -> LaunchPlan:
+    num_ends, batch, heads, value_dim, key_dim = shape
+    block_k, block_v = plan.width(128, key_dim), plan.width(64, value_dim)
+    num_v = cdiv(value_dim, block_v)
+    return LaunchPlan(
+        batch * heads * num_v,
+        num_ends=num_ends,
+        num_v=num_v,
+        K=key_dim,
+        V=value_dim,
+        BK=block_k,
+        BV=block_v,
+        PRECISION=plan.precision,
+        BACK=back,
+        # a matrix of 128 keys takes 64 kB, of which Hopper has room for two
+        num_warps=8,
+        num_stages=2 if is_hopper() else 1,
+    )
+
+
 def segment_starts(
     plan: Plan, segments: Segments, ends: Tensor | None, transitions: Tensor | None, *, back: bool
 ) -> None:
@@ -228,25 +251,4 @@ def segment_starts(
     """
     if ends is None or transitions is None:
         return
-    num_ends, batch, heads, value_dim, key_dim = ends.shape
-
-    def make() -> KeptLaunch:
-        block_k, block_v = plan.width(128, key_dim), plan.width(64, value_dim)
-        num_v = cdiv(value_dim, block_v)
-        return KeptLaunch(
-            _starts_kernel,
-            batch * heads * num_v,
-            num_ends=num_ends,
-            num_v=num_v,
-            K=key_dim,
-            V=value_dim,
-            BK=block_k,
-            BV=block_v,
-            PRECISION=plan.precision,
-            BACK=back,
-            # a matrix of 128 keys takes 64 kB, of which Hopper has room for two
-            num_warps=8,
-            num_stages=2 if is_hopper() else 1,
-        )
-
-    plan.launches.get(("starts", back, segments), make)(ends, transitions)
+    launch(_starts_kernel, _starts_plan(plan, ends.shape, back), ends=ends, transitions=transitions)

@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.delta_rule.triton.plan import ChunkFactors, Plan, ends_tile, is_whole, walk_tile
 from kernels.delta_rule.triton.segments import (
     ENDS,
+    Segments,
     cut_time,
     first_state,
     new_ends,
@@ -19,9 +20,9 @@ from kernels.delta_rule.triton.segments import (
     store_last_state,
 )
 from kernels.delta_rule.triton.tiles import load_row, load_rows, solve, store_rows, store_state, two_term_dot
-from kernels.gated_linear_attention.triton.plan import EndStates, position_strides
+from kernels.gated_linear_attention.triton.plan import EndStates, Strides, planned, position_strides
 from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
-from kernels.launch import KeptLaunch, cdiv
+from kernels.launch import LaunchPlan, cdiv, launch
 
 _ENDS = tl.constexpr(ENDS)
 
@@ -190,6 +191,51 @@ def _walk_kernel(
             tl.store(transposes + o_matrix + o_column[:, None] * K + o_k[None, :], b_matrix, mask=m_matrix)
 
 
+@planned
+def _walk_plan(
+    plan: Plan,
+    shape: tuple[int, ...],
+    value_dim: int,
+    q: Strides,
+    k: Strides,
+    v: Strides,
+    segments: Segments,
+    part: int,
+    by_rows: bool,
+    plain: bool,
+) -> LaunchPlan:
+    """The plan of one part. by_rows: no decay is that of a channel.   plain: values have keys of their own."""
+    batch, length, heads, key_dim = shape
+    choose = {"by_rows": by_rows, "plain": plain}
+    tile = ends_tile(plan, key_dim, value_dim, **choose).tile
+    if part != ENDS:
+        tile = walk_tile(plan, key_dim, value_dim, **choose)
+    block_k, block_v, options = tile
+    num_v = cdiv(value_dim, block_v)
+    if part == ENDS and segments.count > 2:
+        num_v += cdiv(key_dim, block_v)
+    sizes = (key_dim, block_k), (value_dim, block_v)
+    return LaunchPlan(
+        (plan.num_sequences(batch) * heads * num_v, segments.count - (part == ENDS)),
+        T=length,
+        num_t=plan.num_chunks(length),
+        scale=plan.scale,
+        num_walked=segments.num_walked,
+        num_v=num_v,
+        **position_strides(q=q, k=k, v=v),
+        H=heads,
+        K=key_dim,
+        V=value_dim,
+        C=plan.chunk,
+        BK=block_k,
+        BV=block_v,
+        PART=part,
+        PRECISION=plan.precision,
+        WHOLE=by_rows and is_whole(plan, length, *sizes, strides=(q, k, v)),
+        **options.keywords(),
+    )
+
+
 def delta_walk(
     plan: Plan,
     *,
@@ -214,68 +260,39 @@ def delta_walk(
     if factors.q_in is not None and factors.k_in is not None:
         q, k = factors.q_in, factors.k_in
     by_rows, plain = factors.k_out is None, factors.plain_out is not None
-    segments = cut_time(plan, k, value_dim, by_rows=by_rows)
+    segments = cut_time(plan, k.shape, value_dim, by_rows)
     ends, transitions = new_ends(segments, k, value_dim), new_transitions(segments, k)
     transposes = new_transitions(segments, k) if keep else None
     first, last = boundary
-
+    strides = q.stride(), k.stride(), v.stride()
     for part in segments.parts:
         writes = part != ENDS
-
-        def make(part: int = part) -> KeptLaunch:
-            if part == ENDS:
-                block_k, block_v, options = ends_tile(plan, key_dim, value_dim, by_rows=by_rows, plain=plain).tile
-            else:
-                block_k, block_v, options = walk_tile(plan, key_dim, value_dim, by_rows=by_rows, plain=plain)
-            num_v = cdiv(value_dim, block_v)
-            if part == ENDS and segments.count > 2:
-                num_v += cdiv(key_dim, block_v)
-            return KeptLaunch(
-                _walk_kernel,
-                (plan.num_sequences(k) * heads * num_v, segments.count - (part == ENDS)),
-                T=length,
-                num_t=num_chunks,
-                scale=plan.scale,
-                num_walked=segments.num_walked,
-                num_v=num_v,
-                **position_strides(q=q, k=k, v=v),
-                H=heads,
-                K=key_dim,
-                V=value_dim,
-                C=plan.chunk,
-                BK=block_k,
-                BV=block_v,
-                PART=part,
-                PRECISION=plan.precision,
-                WHOLE=by_rows and is_whole(plan, length, (key_dim, block_k), (value_dim, block_v), inputs=(q, k, v)),
-                **options.keywords(),
-            )
-
-        key = "walk", part, keep, segments.count, segments.num_walked, first is None, last is None
-        plan.launches.get(key, make)(
-            q,
-            k,
-            v,
-            factors.inverse,
-            factors.inverse_low,
-            factors.scores,
-            factors.decay,
-            factors.row_in,
-            factors.row_out,
-            factors.k_out,
-            factors.plain_scores if writes else None,
-            factors.plain_system,
-            factors.plain_out,
-            o if writes else None,
-            delta if writes else None,
-            states if writes else None,
-            ends,
-            transitions,
-            transposes,
-            first,
-            last if writes else None,
-            plan.table,
-            plan.bounds,
+        launch(
+            _walk_kernel,
+            _walk_plan(plan, k.shape, value_dim, *strides, segments, part, by_rows, plain),
+            q=q,
+            k=k,
+            v=v,
+            inverse=factors.inverse,
+            inverse_low=factors.inverse_low,
+            scores=factors.scores,
+            decay=factors.decay,
+            row_in=factors.row_in,
+            row_out=factors.row_out,
+            k_out=factors.k_out,
+            plain_scores=factors.plain_scores if writes else None,
+            plain_system=factors.plain_system,
+            plain_out=factors.plain_out,
+            o=o if writes else None,
+            delta=delta if writes else None,
+            states=states if writes else None,
+            ends=ends,
+            transitions=transitions,
+            transposes=transposes,
+            first=first,
+            last=last if writes else None,
+            table=plan.table,
+            bounds=plan.bounds,
         )
         if part == ENDS:
             segment_starts(plan, segments, ends, transitions, back=False)

@@ -39,7 +39,7 @@ class GatedLinearAttention(OnceDifferentiable):
         do = torch.zeros_like(v) if do is None else dense_channels(do)
         dinitial = None
         if ctx.initial_dtype is not None:
-            shape = (ctx.plan.num_sequences(q), *q.shape[2:], v.shape[3])
+            shape = (ctx.plan.num_sequences(q.shape[0]), *q.shape[2:], v.shape[3])
             dinitial = torch.empty(shape, dtype=ctx.initial_dtype, device=q.device)
         dq, dk, dv, dg = backward(
             ctx.plan,

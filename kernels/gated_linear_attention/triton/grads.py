@@ -25,9 +25,17 @@ from kernels.gated_linear_attention.triton.decays import (
     masked_sums,
     tree_level,
 )
-from kernels.gated_linear_attention.triton.plan import HEAD, Plan, decay_kind, position_strides
+from kernels.gated_linear_attention.triton.plan import (
+    HEAD,
+    Plan,
+    Strides,
+    decay_kind,
+    planned,
+    position_strides,
+    strides_of,
+)
 from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span, load_state, load_tile, store_tile
-from kernels.launch import KeptLaunch, cdiv
+from kernels.launch import LaunchPlan, cdiv, launch
 
 
 @triton.jit
@@ -230,6 +238,49 @@ def _grads_kernel(
             tl.store(dg + (o_head + o_t.to(tl.int64) * H) * num_k + i_k, b_dg_head, mask=o_t < end)
 
 
+def _block_k(plan: Plan, kind: int, key_dim: int) -> int:
+    block_k = plan.tuning.grads[kind].block_k
+    # 32 keys may be narrower than the minimum (see the loop of the kernel)
+    return min(block_k, plan.width(block_k, key_dim))
+
+
+@planned
+def _grads_plan(
+    plan: Plan,
+    kind: int,
+    shape: tuple[int, ...],
+    value_dim: int,
+    q: Strides | None,
+    k: Strides,
+    v: Strides,
+    g: Strides | None,
+    do: Strides,
+) -> LaunchPlan:
+    batch, length, heads, key_dim = shape
+    tile = plan.tuning.grads[kind]
+    block_k, block_v = _block_k(plan, kind, key_dim), plan.width(tile.block_v, value_dim)
+    num_chunks = plan.num_chunks(length)
+    return LaunchPlan(
+        batch * heads * num_chunks * cdiv(key_dim, block_k),
+        T=length,
+        num_t=num_chunks,
+        end_v=cdiv(value_dim, block_v) * block_v,
+        scale=plan.scale,
+        **position_strides(q=q, k=k, v=v, g=g, do=do),
+        H=heads,
+        K=key_dim,
+        V=value_dim,
+        C=plan.chunk,
+        LEVELS=plan.chunk.bit_length() - 1,
+        BK=block_k,
+        BV=block_v,
+        DECAY=kind,
+        LIMIT=plan.mild,
+        PRECISION=plan.precision,
+        **tile.options.keywords(),
+    )
+
+
 def gla_grads(
     plan: Plan,
     *,
@@ -249,56 +300,33 @@ def gla_grads(
 
     more: float32 tensors that are added to the gradients of k and g.
     """
-    batch, length, heads, key_dim = k.shape
-    value_dim, kind = v.shape[-1], decay_kind(g)
-    tile = plan.tuning.grads[kind]
-    # 32 keys may be narrower than the minimum (see the loop of the kernel)
-    block_k = min(tile.block_k, plan.width(tile.block_k, key_dim))
-    num_k = cdiv(key_dim, block_k)
+    (batch, length, heads, key_dim), kind = k.shape, decay_kind(g)
 
     def new(dtype: torch.dtype | None, channels: int) -> Tensor | None:
         return None if dtype is None else k.new_empty((batch, length, heads, channels), dtype=dtype)
 
     dq, dk = new(dq_dtype, key_dim), new(dk_dtype, key_dim)
     partial = dg_dtype is not None and kind == HEAD
-    dg = new(torch.float32, num_k) if partial else new(dg_dtype, key_dim)
+    dg = new(torch.float32, cdiv(key_dim, _block_k(plan, kind, key_dim))) if partial else new(dg_dtype, key_dim)
     dk_more, dg_more = more
-
-    def make() -> KeptLaunch:
-        num_chunks, block_v = plan.num_chunks(length), plan.width(tile.block_v, value_dim)
-        return KeptLaunch(
-            _grads_kernel,
-            batch * heads * num_chunks * num_k,
-            T=length,
-            num_t=num_chunks,
-            end_v=cdiv(value_dim, block_v) * block_v,
-            scale=plan.scale,
-            **position_strides(q=q, k=k, v=v, g=g, do=do),
-            H=heads,
-            K=key_dim,
-            V=value_dim,
-            C=plan.chunk,
-            LEVELS=plan.chunk.bit_length() - 1,
-            BK=block_k,
-            BV=block_v,
-            DECAY=kind,
-            LIMIT=plan.mild,
-            PRECISION=plan.precision,
-            **tile.options.keywords(),
-        )
-
-    key = (
-        "grads",
-        dq_dtype,
-        dk_dtype,
-        dg_dtype,
-        dk_more is None,
-        None if q is None else q.stride(),
-        v.stride(),
-        do.stride(),
+    strides = strides_of(q), k.stride(), v.stride(), strides_of(g), do.stride()
+    launch(
+        _grads_kernel,
+        _grads_plan(plan, kind, k.shape, v.shape[-1], *strides),
+        q=q,
+        k=k,
+        v=v,
+        g=g,
+        do=do,
+        states=states,
+        dstates=dstates,
+        dq=dq,
+        dk=dk,
+        dg=dg,
+        dk_more=dk_more,
+        dg_more=dg_more,
+        table=plan.table,
     )
-    tensors = q, k, v, g, do, states, dstates, dq, dk, dg, dk_more, dg_more, plan.table
-    plan.launches.get(key, make)(*tensors)
     if partial and dg is not None:
         dg = dg.sum(-1).to(dg_dtype)
     return dq, dk, dg

@@ -163,10 +163,10 @@ def attend(
     q, k, v = dense_channels(q), dense_channels(k), dense_channels(v)
     if g is not None and g.dim() == 4:
         g = dense_channels(g)
-    plan = options.planner(options.scale, q, k, v, g, initial_state, sequence_ends=options.sequence_ends)
+    plan = options.planner(options.scale, q, k, v, sequence_ends=options.sequence_ends)
     final = None
     if options.return_final_state:
-        shape = (plan.num_sequences(q), *q.shape[2:], v.shape[3])
+        shape = (plan.num_sequences(q.shape[0]), *q.shape[2:], v.shape[3])
         final = q.new_empty(shape, dtype=torch.float32)
     boundary = EndStates(dense(initial_state), final)
     o, states, factors = forward(

@@ -1,4 +1,4 @@
-"""Plan that the kernels of one call share: tuning, precision, packed sequences and kept launches."""
+"""Plan that the kernels of one call share: tuning, precision and packed sequences."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from kernels.device import float32_products, interpreted, is_hopper
-from kernels.launch import CompileOptions, KeptLaunches, cdiv, power_of_2
-from kernels.layout import TensorSpec, spec, strides
+from kernels.device import active_gpu, float32_products, interpreted, is_hopper
+from kernels.launch import CompileOptions, cdiv, power_of_2
 
 NONE, HEAD, CHANNEL = 0, 1, 2
 """Kinds of decay: none, one log-decay for each head, or one for each channel."""
+Strides = tuple[int, ...]
+Chosen = TypeVar("Chosen")
 
 
 def decay_kind(log_decay: Tensor | None) -> int:
@@ -118,8 +119,10 @@ FLOAT32 = _float32_tuning()
 
 
 class Plan(NamedTuple):
-    """Settings that the kernels of one call share. Calls with equal shapes, strides, dtypes and device share a plan."""
+    """Settings that the kernels of one call share."""
 
+    gpu: Any
+    """The GPU that kernels are compiled for (`active_gpu`)."""
     tuning: Tuning
     chunk: int
     scale: float
@@ -135,15 +138,12 @@ class Plan(NamedTuple):
     """For packed sequences [sequences + 1]: the first chunk of each sequence, and the number of all chunks."""
     max_walk: int
     """Maximum number of key channels for which `_walk_kernel` is used; 0 where it is not used."""
-    launches: KeptLaunches
-    """Kept launches by kernel and by the choices that shapes, strides and dtypes of the inputs do not determine. Their
-    tensors are positional arguments: keywords would cost the host a microsecond for each launch."""
 
     def num_chunks(self, length: int) -> int:
         return cdiv(length, self.chunk) if self.table is None else len(self.table)
 
-    def num_sequences(self, x: Tensor) -> int:
-        return x.shape[0] if self.bounds is None else len(self.bounds) - 1
+    def num_sequences(self, batch: int) -> int:
+        return batch if self.bounds is None else len(self.bounds) - 1
 
     def width(self, block: int, size: int) -> int:
         """Width of a tile over `size` channels: at most `block`, and no wider than needed."""
@@ -151,60 +151,47 @@ class Plan(NamedTuple):
 
 
 class Planner:
-    """Makes plans. For CUDA tensors it keeps the last 256 plans, and these keep their launches.
+    """Makes plans, and keeps those of sequences that are not packed.
 
-    tuning:       for operands in bfloat16.
-    float32:      for operands in float32; by default the same.
-    new_launches: called with whether launches may be kept.
-    keep_all:     whether plans for tensors of other devices are kept as well, which only tests need.
+    tuning:  for operands in bfloat16.
+    float32: for operands in float32; by default the same.
     """
 
-    def __init__(
-        self,
-        tuning: Tuning,
-        float32: Tuning | None = None,
-        *,
-        new_launches: Callable[[bool], KeptLaunches] = KeptLaunches,
-        keep_all: bool = False,
-    ) -> None:
+    def __init__(self, tuning: Tuning, float32: Tuning | None = None) -> None:
         self._tunings = {torch.bfloat16: tuning, torch.float32: float32 or tuning}
-        self.new_launches, self.keep_all = new_launches, keep_all
-        self._kept = functools.lru_cache(256)(functools.partial(self._make, True))
+        self._kept = functools.lru_cache(256)(self._make)
 
-    def __call__(self, scale: float, *inputs: Tensor | None, sequence_ends: Sequence[int] | None = None) -> Plan:
-        """A plan for all inputs of an operator, the first of them given and the first three those of products.
+    def __call__(self, scale: float, *operands: Tensor, sequence_ends: Sequence[int] | None = None) -> Plan:
+        """A plan for an operator.
 
+        operands:      the inputs that products of matrices take.
         sequence_ends: 0 and where each packed sequence ends. None of the sequences is empty.
         """
-        first = inputs[0]
-        assert first is not None
-        if first.is_cuda or self.keep_all:
-            plan = self._kept(scale, *map(spec, inputs))
-        else:
-            plan = self._make(False, scale, spec(first), *map(spec, inputs[1:]))
+        plan = self._kept(active_gpu(), scale, *[x.dtype for x in operands])
         if sequence_ends is None:
             return plan
         chunk = plan.chunk
         pairs = [(start, stop) for begin, stop in pairwise(sequence_ends) for start in range(begin, stop, chunk)]
         bounds = [0, *accumulate(cdiv(stop - begin, chunk) for begin, stop in pairwise(sequence_ends))]
-        table, firsts = (torch.tensor(x, dtype=torch.int32).to(first.device) for x in (pairs, bounds))
-        return plan._replace(table=table, bounds=firsts, launches=self.new_launches(False))
+        table, firsts = (torch.tensor(x, dtype=torch.int32).to(operands[0].device) for x in (pairs, bounds))
+        return plan._replace(table=table, bounds=firsts)
 
-    def _make(self, keep: bool, scale: float, first: TensorSpec, *others: TensorSpec | None) -> Plan:
-        dtypes = {x.dtype for x in (first, *others[:2]) if x is not None}
-        work = torch.bfloat16 if dtypes == {torch.bfloat16} else torch.float32
-        tuning, half = self._tunings[work], torch.float32 not in dtypes
+    def _make(self, gpu: Any, scale: float, *dtypes: torch.dtype) -> Plan:
+        half = torch.float32 not in dtypes
+        work = torch.bfloat16 if set(dtypes) == {torch.bfloat16} else torch.float32
+        tuning = self._tunings[work]
         return Plan(
+            gpu=gpu,
             tuning=tuning,
             chunk=tuning.chunk,
-            scale=scale,
+            # a kernel is compiled apart for integers
+            scale=float(scale),
             work=work,
             precision="tf32" if half else float32_products(),
             mild=tuning.mild_half if half else tuning.mild_float32,
             table=None,
             bounds=None,
             max_walk=max(tuning.walk) if work == torch.bfloat16 and (interpreted() or is_hopper()) else 0,
-            launches=self.new_launches(keep),
         )
 
 
@@ -229,13 +216,25 @@ def dense_channels(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def position_strides(**tensors: Tensor | None) -> dict[str, Any]:
+def position_strides(**strides: Strides | None) -> dict[str, int]:
     """The kernel arguments `x_stride_b`, `x_stride_t` and `x_stride_h` of every tensor [B, T, H, ...] called x.
 
     They are zero for a tensor that is not given.
     """
     return {
-        f"{name}_stride_{axis}": stride
-        for name, x in tensors.items()
-        for axis, stride in zip("bth", strides(x, 0, 1, 2), strict=True)
+        f"{name}_stride_{axis}": 0 if x is None else x[i] for name, x in strides.items() for i, axis in enumerate("bth")
     }
+
+
+def strides_of(x: Tensor | None) -> Strides | None:
+    """The strides of x in elements, None where it is not given."""
+    return None if x is None else x.stride()
+
+
+def planned(make: Callable[..., Chosen]) -> Callable[..., Chosen]:
+    """Keeps what a function of a plan, sizes and strides returns, by its arguments.
+
+    Plans of packed sequences are left out, because their tables would be kept with them.
+    """
+    kept = functools.lru_cache(1024)(make)
+    return lambda plan, *sizes: (kept if plan.table is None else make)(plan, *sizes)

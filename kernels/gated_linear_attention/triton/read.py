@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gated_linear_attention.triton.decays import NO_DECAY
-from kernels.gated_linear_attention.triton.plan import Plan, position_strides
+from kernels.gated_linear_attention.triton.plan import Plan, Strides, planned, position_strides
 from kernels.gated_linear_attention.triton.tiles import (
     as_operand,
     chunk_span,
@@ -19,7 +19,7 @@ from kernels.gated_linear_attention.triton.tiles import (
     load_transposed,
     store_tile,
 )
-from kernels.launch import KeptLaunch, cdiv
+from kernels.launch import LaunchPlan, cdiv, launch
 
 
 @triton.jit
@@ -97,37 +97,45 @@ def _read_kernel(
     store_tile(out, H * V, o_t, o_v, end, V, b_out)
 
 
+@planned
+def _read_plan(
+    plan: Plan,
+    kind: int,
+    shape: tuple[int, ...],
+    value_dim: int,
+    x: Strides,
+    y: Strides,
+    z: Strides,
+    transposed: bool,
+) -> LaunchPlan:
+    batch, length, heads, key_dim = shape
+    tile, num_chunks = plan.tuning.read[kind], plan.num_chunks(length)
+    block_v = plan.width(tile.block_v, value_dim)
+    return LaunchPlan(
+        batch * heads * num_chunks * cdiv(value_dim, block_v),
+        T=length,
+        num_t=num_chunks,
+        scale=plan.scale,
+        **position_strides(x=x, y=y, z=z),
+        H=heads,
+        K=key_dim,
+        V=value_dim,
+        C=plan.chunk,
+        BK=plan.width(tile.block_k, key_dim),
+        BV=block_v,
+        DECAY=kind,
+        TRANSPOSED=transposed,
+        PRECISION=plan.precision,
+        **tile.options.keywords(),
+    )
+
+
 def gla_read(
     plan: Plan, kind: int, *, x: Tensor, y: Tensor, z: Tensor, states: Tensor, dtype: torch.dtype, transposed: bool
 ) -> Tensor:
     """[B, T, H, V] in `dtype`, see `_read_kernel`; kind is the kind of decay."""
-    batch, length, heads, key_dim = x.shape
-    value_dim = z.shape[-1]
-    out = z.new_empty((batch, length, heads, value_dim), dtype=dtype)
-
-    def make() -> KeptLaunch:
-        tile, num_chunks = plan.tuning.read[kind], plan.num_chunks(length)
-        block_v = plan.width(tile.block_v, value_dim)
-        return KeptLaunch(
-            _read_kernel,
-            batch * heads * num_chunks * cdiv(value_dim, block_v),
-            T=length,
-            num_t=num_chunks,
-            scale=plan.scale,
-            **position_strides(x=x, y=y, z=z),
-            H=heads,
-            K=key_dim,
-            V=value_dim,
-            C=plan.chunk,
-            BK=plan.width(tile.block_k, key_dim),
-            BV=block_v,
-            DECAY=kind,
-            TRANSPOSED=transposed,
-            PRECISION=plan.precision,
-            **tile.options.keywords(),
-        )
-
-    key = "read", dtype, transposed, x.stride(), y.stride(), z.stride(), value_dim
-    tensors = x, y, z, states, out, plan.table
-    plan.launches.get(key, make)(*tensors)
+    out = z.new_empty((*x.shape[:3], z.shape[-1]), dtype=dtype)
+    strides = x.stride(), y.stride(), z.stride()
+    launch_plan = _read_plan(plan, kind, x.shape, z.shape[-1], *strides, transposed)
+    launch(_read_kernel, launch_plan, x=x, y=y, z=z, states=states, out=out, table=plan.table)
     return out

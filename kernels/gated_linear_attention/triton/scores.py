@@ -23,9 +23,9 @@ from kernels.gated_linear_attention.triton.decays import (
     masked_sums,
     tree_level,
 )
-from kernels.gated_linear_attention.triton.plan import Plan, decay_kind, position_strides
+from kernels.gated_linear_attention.triton.plan import Plan, Strides, decay_kind, planned, position_strides, strides_of
 from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span, load_tile, store_tile
-from kernels.launch import KeptLaunch
+from kernels.launch import LaunchPlan, launch
 
 
 @triton.jit
@@ -150,6 +150,30 @@ class ChunkFactors(NamedTuple):
 NO_FACTORS = ChunkFactors()
 
 
+@planned
+def _scores_plan(
+    plan: Plan, kind: int, shape: tuple[int, ...], q: Strides | None, k: Strides, g: Strides
+) -> LaunchPlan:
+    batch, length, heads, key_dim = shape
+    tile, num_chunks = plan.tuning.scores[kind], plan.num_chunks(length)
+    return LaunchPlan(
+        batch * heads * num_chunks,
+        T=length,
+        num_t=num_chunks,
+        scale=plan.scale,
+        **position_strides(q=q, k=k, g=g),
+        H=heads,
+        K=key_dim,
+        C=plan.chunk,
+        LEVELS=plan.chunk.bit_length() - 1,
+        BK=plan.width(tile.block_k, key_dim),
+        DECAY=kind,
+        LIMIT=plan.mild,
+        PRECISION=plan.precision,
+        **tile.options.keywords(),
+    )
+
+
 def gla_scores(plan: Plan, q: Tensor | None, k: Tensor, g: Tensor, known: ChunkFactors = NO_FACTORS) -> ChunkFactors:
     """Factors of all chunks; q_in and scores only for a given q. `known` may hold k_out and decay of the same k and g.
 
@@ -166,29 +190,16 @@ def gla_scores(plan: Plan, q: Tensor | None, k: Tensor, g: Tensor, known: ChunkF
     if q is not None:
         q_in = k.new_empty((batch, length, heads, key_dim), dtype=plan.work)
         scores = k.new_empty((batch, length, heads, plan.chunk), dtype=plan.work)
-
-    def make() -> KeptLaunch:
-        kind = decay_kind(g)
-        tile = plan.tuning.scores[kind]
-        return KeptLaunch(
-            _scores_kernel,
-            batch * heads * num_chunks,
-            T=length,
-            num_t=num_chunks,
-            scale=plan.scale,
-            **position_strides(q=q, k=k, g=g),
-            H=heads,
-            K=key_dim,
-            C=plan.chunk,
-            LEVELS=plan.chunk.bit_length() - 1,
-            BK=plan.width(tile.block_k, key_dim),
-            DECAY=kind,
-            LIMIT=plan.mild,
-            PRECISION=plan.precision,
-            **tile.options.keywords(),
-        )
-
-    key = "scores", makes_k_out, None if q is None else q.stride()
-    tensors = q, k, g, q_in, k_out if makes_k_out else None, decay, scores, plan.table
-    plan.launches.get(key, make)(*tensors)
+    launch(
+        _scores_kernel,
+        _scores_plan(plan, decay_kind(g), k.shape, strides_of(q), k.stride(), g.stride()),
+        q=q,
+        k=k,
+        g=g,
+        q_in=q_in,
+        k_out=k_out if makes_k_out else None,
+        decay=decay,
+        scores=scores,
+        table=plan.table,
+    )
     return ChunkFactors(k_out, decay, q_in, scores)

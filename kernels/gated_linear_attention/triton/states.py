@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated_linear_attention.triton.plan import EndStates, Plan, position_strides
+from kernels.gated_linear_attention.triton.plan import EndStates, Plan, Strides, planned, position_strides
 from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span, load_tile, load_transposed
-from kernels.launch import KeptLaunch, cdiv
+from kernels.launch import LaunchPlan, cdiv, launch
 
 WHOLE, ENDS, REST = 0, 1, 2
 """Parts that a launch walks over: all of time, all segments but the last from zeros, or all from their states."""
@@ -159,6 +159,48 @@ def cut_time(
     return Segments(count, num_walked, ends, decays)
 
 
+@planned
+def _states_plan(
+    plan: Plan,
+    kind: int,
+    part: int,
+    shape: tuple[int, ...],
+    value_dim: int,
+    x: Strides,
+    y: Strides,
+    state: Strides | None,
+    count: int,
+    num_walked: int,
+    reverse: bool,
+) -> LaunchPlan:
+    """The plan of one part of `count` segments. state: the strides of the states at both ends of the walk."""
+    batch, length, heads, key_dim = shape
+    tile = plan.tuning.states[kind]
+    block_k, block_v = plan.width(tile.block_k, key_dim), plan.width(tile.block_v, value_dim)
+    end_stride_k, end_stride_v = (0, 0) if state is None else state[2:]
+    programs = plan.num_sequences(batch) * heads * cdiv(key_dim, block_k) * cdiv(value_dim, block_v)
+    return LaunchPlan(
+        (programs, count - (part == ENDS)),
+        T=length,
+        num_t=plan.num_chunks(length),
+        scale=plan.scale,
+        num_walked=num_walked,
+        **position_strides(x=x, y=y),
+        end_stride_k=end_stride_k,
+        end_stride_v=end_stride_v,
+        H=heads,
+        K=key_dim,
+        V=value_dim,
+        C=plan.chunk,
+        BK=block_k,
+        BV=block_v,
+        PART=part,
+        REVERSE=reverse,
+        PRECISION=plan.precision,
+        **tile.options.keywords(),
+    )
+
+
 def launch_states(
     plan: Plan,
     kind: int,
@@ -175,50 +217,22 @@ def launch_states(
     """Launches one part of `_states_kernel`, which writes `states` or, for ENDS, `segments.ends` and `.decays`."""
     first, last = boundary
     given = last if first is None else first
-    end_stride_k, end_stride_v = (0, 0) if given is None else given.stride()[2:]
-
-    def make() -> KeptLaunch:
-        _, length, heads, key_dim = x.shape
-        value_dim, tile = y.shape[-1], plan.tuning.states[kind]
-        block_k, block_v = plan.width(tile.block_k, key_dim), plan.width(tile.block_v, value_dim)
-        programs = plan.num_sequences(x) * heads * cdiv(key_dim, block_k) * cdiv(value_dim, block_v)
-        return KeptLaunch(
-            _states_kernel,
-            (programs, segments.count - (part == ENDS)),
-            T=length,
-            num_t=plan.num_chunks(length),
-            scale=plan.scale,
-            num_walked=segments.num_walked,
-            **position_strides(x=x, y=y),
-            end_stride_k=end_stride_k,
-            end_stride_v=end_stride_v,
-            H=heads,
-            K=key_dim,
-            V=value_dim,
-            C=plan.chunk,
-            BK=block_k,
-            BV=block_v,
-            PART=part,
-            REVERSE=reverse,
-            PRECISION=plan.precision,
-            **tile.options.keywords(),
-        )
-
-    key = (
-        "states",
-        part,
-        reverse,
-        segments.count,
-        segments.num_walked,
-        x.stride(),
-        y.stride(),
-        end_stride_k,
-        end_stride_v,
-        first is None,
-        None if last is None else last.dtype,
+    strides = x.stride(), y.stride(), None if given is None else given.stride()
+    cut = segments.count, segments.num_walked
+    launch(
+        _states_kernel,
+        _states_plan(plan, kind, part, x.shape, y.shape[-1], *strides, *cut, reverse),
+        x=x,
+        y=y,
+        decay=decay,
+        states=states,
+        ends=segments.ends,
+        end_decays=segments.decays,
+        first=first,
+        last=last,
+        table=plan.table,
+        bounds=plan.bounds,
     )
-    tensors = x, y, decay, states, segments.ends, segments.decays, first, last, plan.table, plan.bounds
-    plan.launches.get(key, make)(*tensors)
 
 
 def gla_states(

@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated_linear_attention.triton.plan import EndStates, Plan, position_strides
+from kernels.gated_linear_attention.triton.plan import EndStates, Plan, Strides, Tile, planned, position_strides
 from kernels.gated_linear_attention.triton.states import ENDS, cut_time, launch_states
 from kernels.gated_linear_attention.triton.tiles import chunk_span, load_tile, store_tile
-from kernels.launch import KeptLaunch, cdiv, power_of_2
+from kernels.launch import LaunchPlan, cdiv, launch, power_of_2
 
 
 @triton.jit
@@ -119,6 +119,44 @@ def _walk_kernel(
         tl.store(last + o_state, b_state, mask=m_state & (o_walked >= num_t)[:, None])
 
 
+def _walk_tile(plan: Plan, key_dim: int) -> Tile:
+    walk = plan.tuning.walk
+    return walk[max(min(walk), power_of_2(key_dim))]
+
+
+@planned
+def _walk_plan(
+    plan: Plan,
+    shape: tuple[int, ...],
+    value_dim: int,
+    x: Strides,
+    y: Strides,
+    v: Strides,
+    count: int,
+    num_walked: int,
+) -> LaunchPlan:
+    """The plan for `count` segments of time."""
+    batch, length, heads, key_dim = shape
+    tile = _walk_tile(plan, key_dim)
+    block_v = plan.width(tile.block_v, value_dim)
+    return LaunchPlan(
+        (plan.num_sequences(batch) * heads * cdiv(value_dim, block_v), count),
+        T=length,
+        num_t=plan.num_chunks(length),
+        scale=plan.scale,
+        num_walked=num_walked,
+        **position_strides(x=x, y=y, v=v),
+        H=heads,
+        K=key_dim,
+        V=value_dim,
+        C=plan.chunk,
+        BK=plan.width(tile.block_k, key_dim),
+        BV=block_v,
+        PRECISION=plan.precision,
+        **tile.options.keywords(),
+    )
+
+
 def gla_walk(
     plan: Plan,
     kind: int,
@@ -132,13 +170,11 @@ def gla_walk(
     dtype: torch.dtype,
 ) -> Tensor:
     """o [B, T, H, V] in `dtype`, see `_walk_kernel`; kind is the kind of decay."""
-    batch, length, heads, key_dim = x.shape
-    value_dim, tuning = v.shape[-1], plan.tuning
-    tile = tuning.walk[max(min(tuning.walk), power_of_2(key_dim))]
-    block_v = plan.width(tile.block_v, value_dim)
-    o = v.new_empty((batch, length, heads, value_dim), dtype=dtype)
-    num_programs = plan.num_sequences(x) * heads * cdiv(value_dim, block_v)
-    enough = tuning.walk_warps // tile.options.num_warps
+    (*_, heads, key_dim), value_dim = x.shape, v.shape[-1]
+    o = v.new_empty((*x.shape[:3], value_dim), dtype=dtype)
+    tile = _walk_tile(plan, key_dim)
+    num_programs = plan.num_sequences(x.shape[0]) * heads * cdiv(value_dim, plan.width(tile.block_v, value_dim))
+    enough = plan.tuning.walk_warps // tile.options.num_warps
     segments = cut_time(plan, x, v, decay, num_programs=num_programs, few=enough // 2, enough=enough)
     if segments.ends is not None:
         launch_states(
@@ -154,37 +190,21 @@ def gla_walk(
             reverse=False,
         )
     first, last = boundary
-
-    def make() -> KeptLaunch:
-        return KeptLaunch(
-            _walk_kernel,
-            (num_programs, segments.count),
-            T=length,
-            num_t=plan.num_chunks(length),
-            scale=plan.scale,
-            num_walked=segments.num_walked,
-            **position_strides(x=x, y=y, v=v),
-            H=heads,
-            K=key_dim,
-            V=value_dim,
-            C=plan.chunk,
-            BK=plan.width(tile.block_k, key_dim),
-            BV=block_v,
-            PRECISION=plan.precision,
-            **tile.options.keywords(),
-        )
-
-    key = (
-        "walk",
-        dtype,
-        segments.count,
-        segments.num_walked,
-        x.stride(),
-        y.stride(),
-        v.stride(),
-        first is None,
-        last is None,
+    strides, cut = (x.stride(), y.stride(), v.stride()), (segments.count, segments.num_walked)
+    launch(
+        _walk_kernel,
+        _walk_plan(plan, x.shape, value_dim, *strides, *cut),
+        x=x,
+        y=y,
+        v=v,
+        scores=scores,
+        decay=decay,
+        o=o,
+        ends=segments.ends,
+        end_decays=segments.decays,
+        first=first,
+        last=last,
+        table=plan.table,
+        bounds=plan.bounds,
     )
-    tensors = x, y, v, scores, decay, o, segments.ends, segments.decays, first, last, plan.table, plan.bounds
-    plan.launches.get(key, make)(*tensors)
     return o

@@ -1,19 +1,18 @@
 """Allocations and launches of one call of the operator.
 
-`CallPlan` holds all of it that depends on shapes, strides, dtypes and the device only; `Planner` makes call plans
-and, on a GPU, keeps them.
+`CallPlan` holds what depends on shapes, strides, dtypes and the device only; `Planner` makes call plans and, on a GPU,
+keeps them.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.launch import KeptLaunch, cdiv, power_of_2
+from kernels.launch import LaunchPlan, cdiv, launch, power_of_2
 from kernels.layout import TensorSpec
 from kernels.lti_ssm.triton.backward import _lti_bwd_kernel
 from kernels.lti_ssm.triton.forward import _lti_fwd_kernel
@@ -29,16 +28,13 @@ from kernels.lti_ssm.triton.plan import (
 )
 from kernels.lti_ssm.triton.prepare import _prepare_bwd_kernel, _prepare_kernel
 
-MakeLaunch = Callable[..., KeptLaunch]
-
 
 class CallPlan:
-    """Plans, sizes of allocations and launches of calls with equal shapes, strides, dtypes and device; no tensors.
+    """Plans, sizes of allocations and arguments of launches of calls with equal shapes, strides, dtypes and device.
 
     factor, rule: s and the discretization of `kernels.lti_ssm`.   with_end: whether the final state is asked for.
     trained: whether a backward pass may follow.
     specs: of u, gate_in, gate_out, A, B and C.
-    others: what else tells launches apart: whether there is an initial state, and the dtypes of dt and of the skip D.
     """
 
     def __init__(
@@ -48,12 +44,10 @@ class CallPlan:
         with_end: bool,
         trained: bool,
         specs: tuple[TensorSpec | None, ...],
-        *others: Hashable,
+        *,
         tuning: Tuning,
-        make_launch: MakeLaunch = KeptLaunch,
     ) -> None:
-        self.factor, self.with_end, self.trained = factor, with_end, trained
-        self.tuning, self.make_launch = tuning, make_launch
+        self.with_end, self.trained, self.tuning = with_end, trained, tuning
         u, gate_in, gate_out, A, B, C = specs
         assert u is not None
         assert A is not None
@@ -82,7 +76,8 @@ class CallPlan:
         self.kept_dtype = torch.bfloat16 if one_term else torch.float32
         """The dtype in which the states before each chunk and y before gate_out are kept for the backward pass."""
         bits = plan.chunk.bit_length()
-        self.system_constants = {
+        self.system_arguments = {
+            "factor": factor,
             # dss-exp is another name of zoh
             "RULE": "zoh" if rule == "dss-exp" else rule,
             **dict(zip(("A_COMPLEX", "B_COMPLEX", "C_COMPLEX"), are_complex, strict=True)),
@@ -93,7 +88,6 @@ class CallPlan:
             "BLOCK_N": max(32, power_of_2(self.num_states)),
             "num_warps": 1,
         }
-        self._backward: dict[Hashable, KeptLaunch] = {}
 
     @functools.cached_property
     def backward_plan(self) -> Plan:
@@ -106,56 +100,42 @@ class CallPlan:
         return self.backward_plan.programs, self.width, self.plan.chunk + 3 * self.row
 
     @functools.cached_property
-    def prepare(self) -> KeptLaunch:
+    def prepare(self) -> LaunchPlan:
         """Launch of the kernel that makes the tables."""
-        plan = self.plan
-        return self.make_launch(
-            _prepare_kernel,
+        steps, segments = self.plan.steps, self.plan.segments
+        return LaunchPlan(
             self.width,
             N=self.num_states,
             A_stride_d=0 if self.A_shared else self.num_states,
-            steps=plan.steps,
-            half_steps=cdiv(plan.steps, 2),
-            step_bits=plan.steps.bit_length(),
-            segment_bits=plan.segments.bit_length() - 1,
-            factor=self.factor,
-            **self.system_constants,
+            steps=steps,
+            half_steps=cdiv(steps, 2),
+            step_bits=steps.bit_length(),
+            segment_bits=segments.bit_length() - 1,
+            **self.system_arguments,
         )
 
     @functools.cached_property
-    def prepare_backward(self) -> KeptLaunch:
+    def prepare_backward(self) -> LaunchPlan:
         """Launch of the kernel that makes the gradients of the system."""
-        return self.make_launch(
-            _prepare_bwd_kernel,
+        return LaunchPlan(
             self.width,
             D=self.width,
             N=self.num_states,
             A_stride_d=0 if self.A_shared else self.num_states,
             count=self.partial_shape[0],
-            factor=self.factor,
-            **self.system_constants,
+            **self.system_arguments,
         )
 
     @functools.cached_property
-    def forward(self) -> KeptLaunch:
-        """Launch of the forward kernel for outputs."""
-        return self._sequence_launch(_lti_fwd_kernel, self.plan, {})
+    def forward(self) -> LaunchPlan:
+        """Launch of the forward kernel."""
+        return self._sequence(self.plan, {})
 
-    @functools.cached_property
-    def forward_ends(self) -> KeptLaunch:
-        """Launch of the forward kernel for the states after the pieces."""
-        return self._sequence_launch(_lti_fwd_kernel, self.plan, {})
+    def backward(self, dy_stride_b: int, dy_stride_d: int) -> LaunchPlan:
+        """Launch of the backward kernel."""
+        return self._sequence(self.backward_plan, {"dy_stride_b": dy_stride_b, "dy_stride_d": dy_stride_d})
 
-    def backward(self, dy_strides: tuple[int, ...], *others: bool) -> KeptLaunch:
-        """Launch of the backward kernel; others: whether it gives du, and whether dend and dstart are left out."""
-        key = dy_strides, others
-        ready = self._backward.get(key)
-        if ready is None:
-            strides = {"dy_stride_b": dy_strides[0], "dy_stride_d": dy_strides[2]}
-            ready = self._backward[key] = self._sequence_launch(_lti_bwd_kernel, self.backward_plan, strides)
-        return ready
-
-    def _sequence_launch(self, kernel: Any, plan: Plan, dy_strides: dict[str, int]) -> KeptLaunch:
+    def _sequence(self, plan: Plan, dy_strides: dict[str, int]) -> LaunchPlan:
         strides = self.strides | dy_strides
         # elements of the kept states, and the largest offset in the inputs
         most = self.batch * self.width * plan.chunks * self.states_shape[-1]
@@ -172,8 +152,7 @@ class CallPlan:
             backward=bool(dy_strides),
             tuning=self.tuning,
         )
-        return self.make_launch(
-            kernel,
+        return LaunchPlan(
             plan.programs * self.width,
             B=self.batch,
             T=self.length,
@@ -205,12 +184,15 @@ class CallPlan:
         return torch.stack(starts[::-1] if backward else starts).to(reached.dtype)
 
 
+kept_backward = functools.lru_cache(512)(CallPlan.backward)
+
+
 class Planner:
     """Makes the `CallPlan` of a call; on a GPU it keeps plans, as making one takes longer than a short kernel runs."""
 
-    def __init__(self, tuning: Tuning = TUNING, make_launch: MakeLaunch = KeptLaunch) -> None:
+    def __init__(self, tuning: Tuning = TUNING) -> None:
         self.tuning = tuning
-        self.make = functools.partial(CallPlan, tuning=tuning, make_launch=make_launch)
+        self.make = functools.partial(CallPlan, tuning=tuning)
         self.kept = functools.lru_cache(256)(self.make)
 
     def __call__(self, on_gpu: bool, *key: Any) -> CallPlan:
@@ -221,7 +203,7 @@ class Planner:
 def prepare(call: CallPlan, A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, skip: Tensor | None) -> Tensor:
     """The tables of `_prepare_kernel` in float32, one row a channel."""
     tables = C.new_empty(call.tables_shape, dtype=torch.float32)
-    call.prepare(A, B, C, dt, skip, tables)
+    launch(_prepare_kernel, call.prepare, A=A, B=B, C=C, dt=dt, skip=skip, tables=tables)
     return tables
 
 
@@ -234,7 +216,8 @@ def prepare_bwd(
     dC, ddt = torch.empty_like(C), torch.empty_like(dt)
     dB = None if B is None else torch.empty_like(B)
     dskip = None if skip is None else torch.empty_like(skip)
-    call.prepare_backward(A=A, B=B, C=C, dt=dt, partial=partial, dA=dA, dB=dB, dC=dC, ddt=ddt, dskip=dskip)
+    gradients = {"dA": dA, "dB": dB, "dC": dC, "ddt": ddt, "dskip": dskip}
+    launch(_prepare_bwd_kernel, call.prepare_backward, A=A, B=B, C=C, dt=dt, partial=partial, **gradients)
     return dA.sum(0) if call.A_shared else dA, dB, dC, ddt, dskip
 
 
@@ -252,7 +235,9 @@ def lti_fwd(
     start = initial_state
     if call.plan.pieces > 1:
         ends = u.new_empty((call.plan.pieces, *call.state_shape), dtype=call.state_dtype)
-        call.forward_ends(
+        launch(
+            _lti_fwd_kernel,
+            call.forward,
             u=u,
             gate_in=gate_in,
             gate_out=gate_out,
@@ -270,7 +255,9 @@ def lti_fwd(
     end = u.new_empty(call.state_shape, dtype=call.state_dtype) if call.with_end else None
     with_ungated = call.trained and gate_out is not None
     ungated = u.new_empty_strided(u.shape, call.time_last, dtype=call.kept_dtype) if with_ungated else None
-    call.forward(
+    launch(
+        _lti_fwd_kernel,
+        call.forward,
         u=u,
         gate_in=gate_in,
         gate_out=gate_out,
@@ -300,11 +287,14 @@ def lti_bwd(
 
     dend: the gradient of the state before chunk T // CHUNK.   with_start: whether the last result is asked for.
     """
-    dy_strides, pieces, after = dy.stride(), call.plan.pieces, None
+    pieces, after = call.plan.pieces, None
+    dy_stride_b, _, dy_stride_d = dy.stride()
+    backward = kept_backward(call, dy_stride_b, dy_stride_d)
     if pieces > 1:
         starts = u.new_empty((pieces, *call.state_shape), dtype=call.state_dtype)
-        launch = call.backward(dy_strides, False, dend is None, False)
         launch(
+            _lti_bwd_kernel,
+            backward,
             u=u,
             gate_in=gate_in,
             gate_out=gate_out,
@@ -327,8 +317,9 @@ def lti_bwd(
     dgate_out = None if gate_out is None else gate_out.new_empty_strided(shape, strides)
     dstart = u.new_empty(call.state_shape, dtype=call.state_dtype) if with_start else None
     partial = u.new_empty(call.partial_shape, dtype=torch.float32)
-    launch = call.backward(dy_strides, True, dend is None, not with_start)
     launch(
+        _lti_bwd_kernel,
+        backward,
         u=u,
         gate_in=gate_in,
         gate_out=gate_out,

@@ -79,9 +79,6 @@ def lti_ssm_triton(
         return_final_state,
         trained,
         specs,
-        initial_state is None,
-        dt.dtype,
-        None if D is None else D.dtype,
     )
     if trained:
         y, state = LtiSsm.apply(*tensors, call)

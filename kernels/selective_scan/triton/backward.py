@@ -31,12 +31,15 @@ segment in registers and memory, and over segments and batch rows by the same ke
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import KeptLaunch
+from kernels.launch import LaunchPlan, launch
 from kernels.selective_scan.triton.arithmetic import (
     LOG2E,
     and_each,
@@ -55,7 +58,7 @@ from kernels.selective_scan.triton.arithmetic import (
 from kernels.selective_scan.triton.backward_matrix import _scan_bwd_matrix_kernel
 from kernels.selective_scan.triton.backward_segments import gradients_behind_segments
 from kernels.selective_scan.triton.backward_sums import add_sums
-from kernels.selective_scan.triton.inputs import ScanInputs, time_strides
+from kernels.selective_scan.triton.inputs import ScanCall, ScanInputs, time_strides
 from kernels.selective_scan.triton.lanes import (
     column_of_sum,
     from_lane_each,
@@ -370,6 +373,19 @@ def _empty_dense(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+@functools.lru_cache(512)
+def _backward_plan(call: ScanCall, matrix: bool, dy_strides: tuple[int, int]) -> tuple[Any, LaunchPlan]:
+    """The kernel and its launch. matrix: whether it is the one on the matrix units."""
+    plan = call.backward_plan
+    kernel: Any = _scan_bwd_kernel
+    constants = plan.constants | call.map_constants | {"NEGATIVE": call.negative}
+    if matrix:
+        kernel, constants = _scan_bwd_matrix_kernel, plan.matrix_constants() | {"KEPT": call.tuning.kept_steps}
+    constants |= {"CHUNK": call.tuning.chunk, "SOFTPLUS": call.softplus}
+    sizes = call.sizes(plan, "x", "dt", "z") | {"dy_stride_b": dy_strides[0], "dy_stride_t": dy_strides[1]}
+    return kernel, LaunchPlan(plan.programs, **sizes, **constants)
+
+
 def scan_backward(
     inputs: ScanInputs, chunks: Tensor, dy: Tensor, dfinal: Tensor | None, *, initial_dtype: torch.dtype | None
 ) -> tuple[Tensor | None, ...]:
@@ -402,22 +418,12 @@ def scan_backward(
     if initial_dtype is not None:
         dinitial = torch.empty((batch, width, num_states), dtype=initial_dtype, device=device)
 
-    def make() -> KeptLaunch:
-        arguments = call.sizes(plan, "x", "dt", "z") | {"dy_stride_b": dy_strides[0], "dy_stride_t": dy_strides[1]}
-        arguments |= {"CHUNK": call.tuning.chunk, "SOFTPLUS": call.softplus}
-        if matrix:
-            constants = plan.matrix_constants() | {"KEPT": call.tuning.kept_steps}
-            return call.launch_of(_scan_bwd_matrix_kernel, plan.programs, **arguments, **constants)
-        constants = plan.constants | call.map_constants | {"NEGATIVE": call.negative}
-        return call.launch_of(_scan_bwd_kernel, plan.programs, **arguments, **constants)
-
-    others = (A, skip, bias, after, dinitial)
-    key = (scan_backward, matrix, dy_strides, *[None if m is None else m.dtype for m in others])
-    partials = (totals, parts) if matrix else (totals, dB_totals, dC_totals, parts)
-    call.launches.get(key, make)(
-        x, dt, A, B, C, skip, z, bias, chunks, dy, after, dx, ddt, dz, *partials, dinitial, scratch
+    kernel, launch_plan = _backward_plan(call, matrix, dy_strides)
+    of_maps = {} if matrix else {"dB": dB_totals, "dC": dC_totals}
+    launch(
+        kernel, launch_plan, x=x, dt=dt, A=A, B=B, C=C, skip=skip, z=z, bias=bias, chunks=chunks, dy=dy, after=after,
+        dx=dx, ddt=ddt, dz=dz, totals=totals, **of_maps, partial=parts, dinitial=dinitial, scratch=scratch,
     )  # fmt: skip
-
     dA, dB, dC, dskip, dbias = add_sums(inputs, parts, totals)
     if dB_totals is not None:
         dB = dB_totals.sum((0, 1)).t().to(call.dtypes[0])

@@ -12,11 +12,13 @@ ends the true r behind each segment.
 
 from __future__ import annotations
 
+import functools
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import KeptLaunch
+from kernels.launch import LaunchPlan, launch
 from kernels.selective_scan.triton.arithmetic import (
     LOG2E,
     add_each,
@@ -26,7 +28,7 @@ from kernels.selective_scan.triton.arithmetic import (
     step_size_each,
     zero_each,
 )
-from kernels.selective_scan.triton.inputs import ScanInputs, time_strides
+from kernels.selective_scan.triton.inputs import ScanCall, ScanInputs, time_strides
 from kernels.selective_scan.triton.lanes import (
     from_lane_each,
 )
@@ -142,21 +144,16 @@ def gradients_behind_segments(
 ) -> None:
     """Fills `ends` with r behind each of several segments; `total_dt` is for the sums of dt over the segments."""
     call, plan = inputs.call, inputs.call.ends_plan
-    dy_strides = time_strides(dy)
-
-    def make() -> KeptLaunch:
-        return call.launch_of(
-            _bwd_ends_kernel,
-            plan.programs,
-            **call.sizes(plan, "dt", "z"),
-            dy_stride_b=dy_strides[0],
-            dy_stride_t=dy_strides[1],
-            **plan.constants,
-            **call.map_constants,
-            SOFTPLUS=call.softplus,
-        )
-
     _, dt, A, B, C, _, z, bias, _ = inputs
-    key = (_bwd_ends_kernel, dy_strides, A.dtype, None if bias is None else bias.dtype)
-    call.launches.get(key, make)(dt, A, B, C, z, bias, dy, ends, total_dt)
+    launch(
+        _bwd_ends_kernel, _ends_plan(call, time_strides(dy)), dt=dt, A=A, B=B, C=C, z=z, bias=bias, dy=dy, ends=ends,
+        total_dt=total_dt,
+    )  # fmt: skip
     ends_to_starts(call, plan.splits, A, total_dt, ends, dfinal, reverse=True)
+
+
+@functools.lru_cache(512)
+def _ends_plan(call: ScanCall, dy_strides: tuple[int, int]) -> LaunchPlan:
+    plan = call.ends_plan
+    sizes = call.sizes(plan, "dt", "z") | {"dy_stride_b": dy_strides[0], "dy_stride_t": dy_strides[1]}
+    return LaunchPlan(plan.programs, **sizes, **plan.constants, **call.map_constants, SOFTPLUS=call.softplus)

@@ -4,13 +4,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import KeptLaunch, cdiv
-from kernels.selective_scan.triton.inputs import ScanInputs
+from kernels.launch import LaunchPlan, cdiv, launch
+from kernels.selective_scan.triton.inputs import ScanCall, ScanInputs
 from kernels.sums import COLUMNS, ROWS, column_sums
 
 
@@ -87,7 +89,7 @@ def add_sums(
     totals: the sums over each segment [batch splits, N + 2, D].
     """
     call, A, skip, bias = inputs.call, inputs.A, inputs.skip, inputs.bias
-    (batch, length, width), num_states, device = call.shape, call.num_states, A.device
+    (batch, length, _), num_states, device = call.shape, call.num_states, A.device
     dB, dC = [
         torch.empty((batch, length, num_states), dtype=dtype, device=device) if in_time else None
         for dtype, in_time in zip(call.dtypes, call.in_time, strict=True)
@@ -95,26 +97,19 @@ def add_sums(
     dA = torch.empty_like(A)
     dskip = None if skip is None else torch.empty_like(skip)
     dbias = None if bias is None else torch.empty_like(bias)
-
-    def make() -> KeptLaunch:
-        block = max(4, 512 // call.padded)
-        blocks = 0 if parts is None else cdiv(batch * length, block)
-        return call.launch_of(
-            _add_sums_kernel,
-            (num_states + 2) * cdiv(width, COLUMNS) + blocks,
-            rows=batch * length,
-            num_d=cdiv(width, call.backward_plan.block_d),
-            num_totals=batch * call.backward_plan.splits,
-            D=width,
-            N=num_states,
-            NP=call.padded,
-            BLOCK=block,
-            TOGETHER=4,
-            ROWS=ROWS,
-            BLOCK_D=COLUMNS,
-            num_warps=4,
-        )
-
-    key = (_add_sums_kernel, *[None if m is None else m.dtype for m in (A, skip, bias)])
-    call.launches.get(key, make)(parts, totals, dB, dC, dA, dbias, dskip)
+    launch(
+        _add_sums_kernel, _sums_plan(call), partial=parts, totals=totals, dB=dB, dC=dC, dA=dA, dbias=dbias, dskip=dskip,
+    )  # fmt: skip
     return dA, dB, dC, dskip, dbias
+
+
+@functools.lru_cache(256)
+def _sums_plan(call: ScanCall) -> LaunchPlan:
+    (batch, length, width), num_states = call.shape, call.num_states
+    block = max(4, 512 // call.padded)
+    blocks = cdiv(batch * length, block) if any(call.in_time) else 0
+    return LaunchPlan(
+        (num_states + 2) * cdiv(width, COLUMNS) + blocks, rows=batch * length,
+        num_d=cdiv(width, call.backward_plan.block_d), num_totals=batch * call.backward_plan.splits, D=width,
+        N=num_states, NP=call.padded, BLOCK=block, TOGETHER=4, ROWS=ROWS, BLOCK_D=COLUMNS, num_warps=4,
+    )  # fmt: skip

@@ -8,12 +8,15 @@ Over segments the kernel runs twice. The first pass leaves the end of each segme
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import KeptLaunch, cdiv
+from kernels.launch import LaunchPlan, cdiv, launch
 from kernels.selective_scan.triton.arithmetic import (
     LOG2E,
     add_each,
@@ -28,7 +31,7 @@ from kernels.selective_scan.triton.arithmetic import (
     zero_each,
 )
 from kernels.selective_scan.triton.forward_matrix import _scan_fwd_matrix_kernel
-from kernels.selective_scan.triton.inputs import ScanInputs
+from kernels.selective_scan.triton.inputs import ScanCall, ScanInputs
 from kernels.selective_scan.triton.lanes import from_lane_each, sum_lanes_of_steps
 from kernels.selective_scan.triton.memory import (
     at_step,
@@ -216,17 +219,20 @@ def _scan(
     chunks: Tensor | None,
 ) -> None:
     """One pass of the forward kernel; arguments as in `_scan_fwd_kernel`."""
-    call = inputs.call
-
-    def make() -> KeptLaunch:
-        plan = call.forward_plan
-        arguments = call.sizes(plan, "x", "dt", "z") | {"CHUNK": call.tuning.chunk, "SOFTPLUS": call.softplus}
-        if call.matrix and plan.fits_matrix:
-            return call.launch_of(_scan_fwd_matrix_kernel, plan.programs, **arguments, **plan.matrix_constants())
-        constants = plan.constants | call.map_constants | {"NEGATIVE": call.negative}
-        return call.launch_of(_scan_fwd_kernel, plan.programs, **arguments, **constants)
-
+    kernel, plan = _forward_plan(inputs.call)
     x, dt, A, B, C, skip, z, bias, _ = inputs
-    others = (A, skip, bias, start)
-    key = (_scan, y is None, end is None, chunks is None, *[None if m is None else m.dtype for m in others])
-    call.launches.get(key, make)(x, dt, A, B, C, skip, z, bias, start, y, end, total_dt, chunks)
+    launch(
+        kernel, plan, x=x, dt=dt, A=A, B=B, C=C, skip=skip, z=z, bias=bias, start=start, y=y, end=end,
+        total_dt=total_dt, chunks=chunks,
+    )  # fmt: skip
+
+
+@functools.lru_cache(256)
+def _forward_plan(call: ScanCall) -> tuple[Any, LaunchPlan]:
+    plan = call.forward_plan
+    kernel: Any = _scan_fwd_kernel
+    constants = plan.constants | call.map_constants | {"NEGATIVE": call.negative}
+    if call.matrix and plan.fits_matrix:
+        kernel, constants = _scan_fwd_matrix_kernel, plan.matrix_constants()
+    constants |= {"CHUNK": call.tuning.chunk, "SOFTPLUS": call.softplus}
+    return kernel, LaunchPlan(plan.programs, **call.sizes(plan, "x", "dt", "z"), **constants)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.device import interpreted, num_processors, speaks_ptx
-from kernels.launch import KeptLaunch, KeptLaunches, cdiv
+from kernels.launch import cdiv
 from kernels.selective_scan.triton.plan import Plan, Tuning, choose_plan, padded_states
 
 MAX_STRIDE_BYTES = 2**31 - 1
@@ -30,7 +30,7 @@ MAX_NARROW_WIDTH = 32
 
 
 class ScanCall:
-    """The division into programs and the kept launches that calls of equal shapes, strides, dtypes and device share.
+    """The division into programs that calls of equal shapes, strides, dtypes and device share.
 
     tuning:   choices of the launchers.   softplus: whether step sizes go through softplus.
     negative: whether the factor of the state is 2 exp(dt A) - 1.
@@ -111,7 +111,6 @@ class ScanCall:
             self.forward_plan = choose(wide, tuning.forward_narrow, tuning.forward_segments)
             self.backward_plan = choose(backward)
         self.ends_plan = choose(tuning.backward_ends, splits=self.backward_plan.splits)
-        self.launches = KeptLaunches()
 
     @functools.cached_property
     def _workspaces(self) -> dict[bool, tuple[int, ...]]:
@@ -145,10 +144,6 @@ class ScanCall:
         # not `split`, whose results know each other as views, which takes longer
         return torch.unsafe_split_with_sizes(whole, floats)
 
-    def launch_of(self, kernel: Any, programs: int, **named: Any) -> KeptLaunch:
-        """A launch of a kernel that calls like this one keep; its named arguments are those behind the tensors."""
-        return KeptLaunch(kernel, programs, launcher=self.tuning.launcher, **named)
-
     def sizes(self, plan: Plan, *names: str) -> dict[str, Any]:
         """The sizes of a plan and the strides of B, C and the named inputs, as arguments of a launch."""
         _, length, width = self.shape
@@ -159,7 +154,8 @@ class ScanCall:
 
 
 kept_call = functools.lru_cache(256)(ScanCall)
-"""The `ScanCall` of equal calls, since making one takes longer than a short kernel runs."""
+"""The `ScanCall` of equal calls, since making one takes longer than a short kernel runs. What is kept of a call, such
+as the plans of its launches, is kept by its identity."""
 
 
 class ScanInputs(NamedTuple):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kernels.device import speaks_ptx
-from kernels.launch import CompileOptions, Launcher, cdiv, launch, power_of_2
+from kernels.launch import CompileOptions, cdiv, power_of_2
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +64,6 @@ class Tuning:
     """Whether the kernels on the matrix units run where they can (`matrix.py`)."""
     kept_steps: int = 6
     """Steps of a group of eight whose decays these keep in registers in the backward pass."""
-    launcher: Launcher = launch
-    """Starts the kernels; a test of the host's time gives one that starts none."""
 
 
 TUNING = Tuning(

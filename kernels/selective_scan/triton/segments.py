@@ -9,11 +9,13 @@ With end_s the state at the end of segment s after a zero start,
 
 from __future__ import annotations
 
+import functools
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import KeptLaunch, cdiv, power_of_2
+from kernels.launch import LaunchPlan, cdiv, launch, power_of_2
 from kernels.selective_scan.triton.arithmetic import LOG2E
 from kernels.selective_scan.triton.inputs import ScanCall
 
@@ -52,20 +54,13 @@ def ends_to_starts(
     call: ScanCall, splits: int, A: Tensor, total_dt: Tensor, ends: Tensor, first: Tensor | None, *, reverse: bool
 ) -> None:
     """Replaces `ends` by the starts of the segments in place; first is `first_state` of `_pass_kernel`."""
+    plan = _pass_plan(call, splits, reverse)
+    launch(_pass_kernel, plan, A=A, total_dt=total_dt, ends=ends, first_state=first)
+
+
+@functools.lru_cache(512)
+def _pass_plan(call: ScanCall, splits: int, reverse: bool) -> LaunchPlan:
     (batch, _, width), num_states = call.shape, call.num_states
-
-    def make() -> KeptLaunch:
-        block_d = min(128, power_of_2(width))
-        return call.launch_of(
-            _pass_kernel,
-            batch * num_states * cdiv(width, block_d),
-            D=width,
-            splits=splits,
-            N=num_states,
-            BLOCK_D=block_d,
-            REVERSE=reverse,
-            num_warps=4,
-        )
-
-    launch = call.launches.get((_pass_kernel, reverse, None if first is None else first.dtype), make)
-    launch(A, total_dt, ends, first)
+    block_d = min(128, power_of_2(width))
+    programs = batch * num_states * cdiv(width, block_d)
+    return LaunchPlan(programs, D=width, splits=splits, N=num_states, BLOCK_D=block_d, REVERSE=reverse, num_warps=4)

@@ -1,0 +1,61 @@
+"""A kernel that only says what it was asked for, and tensors that say they are on a GPU, for tests of launches."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+STREAM = 17
+
+
+class OnDevice(torch.Tensor):
+    """A CPU tensor that says it is on the GPU of an index."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    index = 0
+
+    def get_device(self) -> int:
+        return self.index
+
+
+def on_device(offset: int = 0, dtype: torch.dtype = torch.float32, index: int = 0) -> torch.Tensor:
+    """An empty tensor that begins `offset` bytes behind a multiple of 64."""
+    memory = torch.zeros(128, dtype=torch.uint8)
+    start = -memory.data_ptr() % 64 + offset
+    x = memory[start : start + 16].view(dtype) if start % dtype.itemsize == 0 else memory[start : start + 16]
+    found = x.as_subclass(OnDevice)
+    found.index = index
+    return found
+
+
+class Kernel:
+    """Keeps what Triton's public `kernel[grid](...)` was asked for, and with what its answers were relaunched.
+
+    names: of the parameters; those in capitals are constexprs, but for T.   keep: whether anything is kept.
+    """
+
+    def __init__(self, *names: str, keep: bool = True) -> None:
+        self.arg_names = [*names, "BLOCK"] if "BLOCK" not in names else list(names)
+        self.params = [
+            SimpleNamespace(name=name, is_constexpr=name.isupper() and name != "T") for name in self.arg_names
+        ]
+        self.keep = keep
+        self.asked: list[tuple[Any, dict[str, Any]]] = []
+        self.started: list[tuple[Any, tuple[Any, ...]]] = []
+
+    def __getitem__(self, grid: Any) -> Any:
+        def ask(**named: Any) -> Any:
+            if self.keep:
+                self.asked.append((grid, named))
+            return SimpleNamespace(function=len(self.asked), packed_metadata="metadata", run=self._run)
+
+        return ask
+
+    def _run(self, x: int, y: int, z: int, *given: Any) -> None:
+        if self.keep:
+            # a stream, which of the compiled kernels, no metadata of the launch and no hooks
+            assert given[0] == STREAM
+            assert given[2:6] == ("metadata", None, None, None)
+            self.started.append(((x, y, z), given[1:2] + given[6:]))

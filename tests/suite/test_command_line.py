@@ -19,7 +19,8 @@ from suite.commands import main
 from suite.store import claims, storage, target
 
 HOME = Path(__file__).resolve().parents[2]
-TRAIN = ("--set", "train.steps=60", "--set", "train.eval_every=20")
+FEW_ROWS = ("--set", "task.num_train=2000", "--set", "task.num_test=100")
+TRAIN = ("--set", "train.steps=60", "--set", "train.eval_every=20", *FEW_ROWS)
 
 
 def call(*arguments):
@@ -462,12 +463,12 @@ def test_an_interrupted_grid_continues_with_the_same_numbers(whole, command_line
 
 
 @pytest.mark.slow
-def test_runs_side_by_side_give_the_rows_of_runs_in_sequence(tmp_path):
+def test_runs_side_by_side_give_the_rows_of_runs_in_sequence(command_line, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
-    options = ("--set", "train.steps=3", "--set", "train.eval_every=3", "--set", "train.batch_size=4")
+    options = ("--set", "train.steps=3", "--set", "train.eval_every=3", "--set", "train.batch_size=4", *FEW_ROWS)
     base = ("run", "quickstart", "--only", "model.name=linear-attention", "--device", "cpu", *options, "--seeds", 2)
-    assert call(*base, "--results", one).returncode == 0
-    done = call(*base, "--results", two, "--jobs", 2)
+    assert command_line(*base, "--results", one).returncode == 0
+    done = command_line(*base, "--results", two, "--jobs", 2)
     assert done.returncode == 0, done.stderr
     assert sorted(map(str, rows(one))) == sorted(map(str, rows(two)))
 

@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --durations=10 --durations-min=1
 PARALLEL := -n auto --dist worksteal
 
-.PHONY: quickstart test test-all test-gpu faults lint types docs clean
+.PHONY: quickstart test quick test-all test-gpu faults lint types docs clean
 
 quickstart: $(VENV)/quickstart.stamp
 	$(BIN)/python run_suite.py run quickstart --jobs 2
@@ -16,9 +16,13 @@ quickstart: $(VENV)/quickstart.stamp
 
 # The quick tier. Tests that time the host have the processor to themselves. The limit is twice what a test may take
 # (CONTRIBUTING.md), since one processor needs up to a third more time than another for the same test.
-test: lint types
-	$(PYTEST) $(PARALLEL) -m "not slow and not timing" --limit-s 20
+test: lint
+	$(MAKE) --no-print-directory --jobs 2 types quick
 	$(PYTEST) tests/benchmarks --benchmark-disable -m "timing and not slow" --limit-s 20
+
+# Called by `test`, beside the types, which one process checks.
+quick: $(VENV)/test.stamp
+	$(PYTEST) $(PARALLEL) -m "not slow and not timing" --limit-s 20
 
 # The quick tier, and then all that it leaves out.
 test-all: test

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from kernels.launch import cdiv, launch, power_of_2
-from kernels.layout import as_pairs, dense
+from kernels.layout import dense
 from kernels.ssm_kernel.system import times
 
 MOST_RESIDUES = 6
@@ -176,8 +176,8 @@ def _forward(residues: Tensor, z: Tensor, w: Tensor, c: Tensor) -> Tensor:
     U = torch.empty((sums, width, len(w)), dtype=residues.dtype, device=residues.device)
     group, tiles = _group(sums), cdiv(len(w), POINTS)
     launch(
-        _cauchy_fwd_kernel, tiles * width * (sums // group), residues=as_pairs(residues), z=as_pairs(z),
-        w=as_pairs(w), c=as_pairs(c), U=as_pairs(U), D=width, N=poles, F=len(w), num_tiles=tiles,
+        _cauchy_fwd_kernel, tiles * width * (sums // group), residues=residues, z=z,
+        w=w, c=c, U=U, D=width, N=poles, F=len(w), num_tiles=tiles,
         GROUP=group, BLOCK_F=POINTS, num_warps=1,
     )  # fmt: skip
     return U
@@ -192,8 +192,8 @@ def _backward(residues: Tensor, z: Tensor, w: Tensor, c: Tensor, dU: Tensor) -> 
     dresidues = torch.empty((segments, sums, width, poles), **options)
     dz = torch.empty((segments, groups, width, poles), **options)
     launch(
-        _cauchy_bwd_kernel, blocks * segments * width * groups, residues=as_pairs(residues), z=as_pairs(z),
-        w=as_pairs(w), c=as_pairs(c), dU=as_pairs(dU), dresidues=as_pairs(dresidues), dz=as_pairs(dz),
+        _cauchy_bwd_kernel, blocks * segments * width * groups, residues=residues, z=z,
+        w=w, c=c, dU=dU, dresidues=dresidues, dz=dz,
         D=width, N=poles, F=len(w), num_blocks=blocks, num_segments=segments,
         GROUP=group, BLOCK_F=TILE // block_n, BLOCK_N=block_n, SEGMENT=SEGMENT, num_warps=4,
     )  # fmt: skip

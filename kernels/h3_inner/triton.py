@@ -26,7 +26,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.launch import cdiv, launch, overlap_options, power_of_2
-from kernels.layout import as_pairs, dense
+from kernels.layout import dense
 from kernels.lti_ssm import DiagonalSystem
 from kernels.ssm_kernel.system import load_system, times
 
@@ -107,7 +107,8 @@ def h3_inner_step_triton(
     (batch, width), num_taps, num_states = q.shape, taps.shape[1], state.shape[2]
     tile = tuning(batch)
     q, k, v = (x if x.stride(1) == 1 else x.contiguous() for x in (q, k, v))
-    pairs = as_pairs(state)
+    # in real numbers
+    s_stride_b, s_stride_d, s_stride_n = (2 * stride for stride in state.stride())
     log_A_real = dense(system.log_A_real)
     y = torch.empty((batch, width), dtype=q.dtype, device=q.device)
     launch(
@@ -117,7 +118,7 @@ def h3_inner_step_triton(
         k=k,
         v=v,
         window=window,
-        state=pairs,
+        state=state,
         taps=dense(taps),
         shift_skip=dense(shift_skip),
         log_dt=dense(system.log_dt),
@@ -136,9 +137,9 @@ def h3_inner_step_triton(
         w_stride_b=window.stride(0),
         w_stride_d=window.stride(1),
         w_stride_m=window.stride(2),
-        s_stride_b=pairs.stride(0),
-        s_stride_d=pairs.stride(1),
-        s_stride_n=pairs.stride(2),
+        s_stride_b=s_stride_b,
+        s_stride_d=s_stride_d,
+        s_stride_n=s_stride_n,
         A_stride_d=0 if len(log_A_real) == 1 else num_states,
         M=num_taps,
         N=num_states,

@@ -32,7 +32,7 @@ from torch import Tensor
 from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from kernels.device import float32_products
 from kernels.launch import cdiv, launch, power_of_2
-from kernels.layout import as_pairs, dense
+from kernels.layout import dense
 from kernels.ssm_kernel.chunked import widen
 from kernels.ssm_kernel.discretize import split_softmax
 from kernels.ssm_kernel.system import (
@@ -287,7 +287,7 @@ class System(NamedTuple):
 
     def pointers(self) -> dict[str, Tensor | None]:
         """The kernels' first arguments."""
-        return {"A": as_pairs(self.A), "B": as_pairs(self.B), "C": as_pairs(self.C), "dt": self.dt}
+        return {"A": self.A, "B": self.B, "C": self.C, "dt": self.dt}
 
     @property
     def A_stride_d(self) -> int:
@@ -345,7 +345,7 @@ def ssm_kernel_bwd(system: System, dtaps: Tensor) -> tuple[Tensor, Tensor | None
     launch(
         _ssm_kernel_bwd_kernel,
         width * plan.num_tiles,
-        A=as_pairs(A),
+        A=A,
         dt=dt,
         dtaps=dtaps,
         partial=partial,
@@ -367,9 +367,9 @@ def ssm_kernel_bwd(system: System, dtaps: Tensor) -> tuple[Tensor, Tensor | None
         width,
         **system.pointers(),
         partial=partial,
-        dA=as_pairs(dA),
-        dB=as_pairs(dB),
-        dC=as_pairs(dC),
+        dA=dA,
+        dB=dB,
+        dC=dC,
         ddt=ddt,
         D=width,
         N=num_states,

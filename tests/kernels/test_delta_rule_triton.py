@@ -426,6 +426,24 @@ def test_plans_that_are_kept_belong_to_calls_of_one_kind(decay):
     )
 
 
+def test_log_decays_in_bfloat16_never_reach_the_gradients_of_plain_keys(monkeypatch):
+    """Triton 3.6 makes wrong code for them (ptxas 12.8); the kernels are not started."""
+    launch = pytest.importorskip("kernels.launch")
+    read = {}
+
+    def note(self, kernel, grid, /, **named):
+        if "g" in named:
+            read[kernel.__name__] = named["g"].dtype
+
+    monkeypatch.setattr(launch.Launcher, "__call__", note)
+    inputs = on_device(make_inputs(20, "key", H=1), torch.bfloat16)
+    leaves = {n: x.requires_grad_() for n, x in inputs.items() if isinstance(x, Tensor)}
+    o, _ = run_triton(**inputs | {"plain": leaves["k"].detach()})
+    (dg,) = torch.autograd.grad(o.sum(), [leaves["log_decay"]])
+    assert dg.dtype == torch.bfloat16
+    assert read == dict.fromkeys(("_factors_kernel", "_grads_kernel", "_plain_grads_kernel"), torch.float32)
+
+
 def test_more_keys_than_a_program_can_hold_run_in_plain_pytorch():
     x, beta = torch.zeros(1, 2, 1, 130, device=DEVICE), torch.zeros(1, 2, 1, device=DEVICE)
     with pytest.raises(ValueError, match="takes at most K=128 unless q, k and v are bfloat16"):

@@ -155,6 +155,9 @@ def delta_rule_triton(
     planner:       holds the tuning; by default the faster one of `PLANNER` and `SHORT_CHUNKS`.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if plain is not None and log_decay is not None and log_decay.dtype == torch.bfloat16:
+        # ptxas 12.8, which Triton 3.6 brings, makes wrong code of `_plain_grads_kernel` for log-decays in bfloat16
+        log_decay = log_decay.float()
     inputs = q, k, v, beta, log_decay, write, plain, initial_state
     keep = needs_gradient(*inputs)
     if planner is None:

@@ -1,4 +1,9 @@
-"""`_plain_grads_kernel`: with `plain`, gradients of every chunk that is factored about its middle."""
+"""`_plain_grads_kernel`: with `plain`, gradients of every chunk that is factored about its middle.
+
+It is apart from `_grads_kernel` because one program with both orders of work would need the registers of both. What the
+two have in common is a list of parameters and the addresses of a chunk, which Triton has no way to share: a function
+would return some twenty pointers. Log-decays are never bfloat16 here (`delta_rule_triton`).
+"""
 
 # mypy: disable-error-code="assignment, misc"
 

@@ -180,7 +180,7 @@ def taps_gradient(x: Tensor, g: Tensor, length: int, lags: int) -> Tensor:
     launch(
         _lags_kernel,
         width * cdiv(lags, LAG_BLOCK),
-        waves=torch.view_as_real(waves),
+        waves=waves,
         quarter=tables.quarter,
         dtaps=dtaps,
         lags=lags,

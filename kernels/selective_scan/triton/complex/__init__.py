@@ -1,5 +1,8 @@
 """The selective scan with complex states in Triton.
 
+Kept for the complex rows of Mamba's figures 7 and 10, because plain PyTorch takes a multiple of the time and keeps all
+states of a block in memory; a state space model with complex A is also what people bring to the operator first.
+
     h_t[n] = exp(dt_t A[n]) h_{t-1}[n] + dt_t x_t B_t[n];   y_t = (Re sum_n C_t[n] h_t[n] + skip x_t) silu(z_t)
 
 for each channel, of which there are D; letters are those of `kernels.selective_scan.triton`, whose kernels take real

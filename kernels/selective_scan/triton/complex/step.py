@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.device import speaks_ptx
 from kernels.launch import cdiv, launch, power_of_2
-from kernels.layout import as_pairs, dense
+from kernels.layout import dense
 from kernels.selective_scan.triton.arithmetic import LOG2E, exp_or_exp2, sigmoid, step_size
 from kernels.selective_scan.triton.complex.arithmetic import sin_cos
 from kernels.selective_scan.triton.step import map_strides
@@ -90,30 +90,28 @@ def selective_scan_step_complex(
     block_d = max(1, STATES // padded)
     y = torch.empty((batch, width), dtype=x.dtype, device=x.device)
     x, dt, z = (m if m is None or m.stride(1) == 1 else m.contiguous() for m in (x, dt, z))
-    pairs = as_pairs(state)
     A, B, C = (m.to(torch.complex64).resolve_conj() for m in (A, B, C))
+    # in real numbers
     b_strides, c_strides = (tuple(2 * stride for stride in map_strides(m)) for m in (B, C))
+    s_strides = tuple(2 * stride for stride in state.stride())
     launch(
         _complex_step_kernel,
         batch * cdiv(width, block_d),
         x=x,
         dt=dt,
-        A=as_pairs(dense(A)),
-        B=as_pairs(B),
-        C=as_pairs(C),
+        A=dense(A),
+        B=B,
+        C=C,
         skip=dense(skip),
         z=z,
         bias=dense(bias),
-        state=pairs,
+        state=state,
         y=y,
         D=width,
         x_stride_b=x.stride(0),
         dt_stride_b=dt.stride(0),
         z_stride_b=0 if z is None else z.stride(0),
-        **_named_strides(b=b_strides, c=c_strides),
-        s_stride_b=pairs.stride(0),
-        s_stride_d=pairs.stride(1),
-        s_stride_n=pairs.stride(2),
+        **_named_strides(b=b_strides, c=c_strides, s=s_strides),
         N=num_states,
         NP=padded,
         BLOCK_D=block_d,

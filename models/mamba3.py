@@ -19,7 +19,8 @@ authors' code (state-spaces/mamba at 0348a3dd7cd7b5a997d0bce5131c42146cc09324, m
 options for several inputs and outputs (MIMO) and for a norm of the output.
 
 Departures: rotated pairs are channels i and i + R, where the code pairs neighbours, which permutes channels. There is
-one group of B and C, the default of the code.
+one group of B and C, the default of the code. Since that commit, the code has replaced the softplus of a by 1 + a where
+a is positive and 1 / (1 - a) elsewhere; here it is that of the commit and of the paper.
 """
 
 from __future__ import annotations

@@ -15,10 +15,11 @@ Source: Peng et al. 2024 (arXiv 2404.05892), sections 4.1 and 4.2; initial value
 low-rank maps, the epsilon 64e-5 of the norm and the width 3.5 D of channel mixing are as in the authors' code
 (BlinkDL/RWKV-LM at 033ce840de872dd67c42ed9f9bba08fa2d683eb7, RWKV-v5/src/model.py, x060).
 
-Departures: linear maps and embeddings start as everywhere in this suite, and A and A_u uniform within 1e-4 in place of
-zero, so that the first step trains B and B_u as well. The weight of norm_h starts at one, where the authors start that
-of layer l = 1..L at (l / L)^0.7. mu, the low-rank maps, lambda and the bonus have no weight decay, as there, and one
-learning rate, where the authors' code has several.
+Departures: the initial values are those of that commit, and the authors have changed them since. Linear maps and
+embeddings start as everywhere in this suite, and A and A_u uniform within 1e-4 in place of zero, so that the first step
+trains B and B_u as well. The weight of norm_h starts at one, where the authors start that of layer l = 1..L at (l /
+L)^0.7. mu, the low-rank maps, lambda and the bonus have no weight decay, as there, and one learning rate, where the
+authors' code has several.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 With `down_blocks`, the U-Net of Mamba's audio experiments, a stage above the centre has as many blocks on the way down
 too. With l_0 = d_i and l_k the result of the k-th of these N blocks, the stage sends l_N down and goes up from the sum
 of l_N and what it is sent; the sum with l_{N - k} behind its k-th block takes the place of the skip around all of them.
-This is `unet=True` of the authors' code, which counts S4 and MLP as two blocks, with a sum behind each.
+This is `unet=True` of the authors' code.
 
 The shift by one position of the stage below keeps the network causal: what is made of a group of p positions is read
 from the next group on.
@@ -26,6 +26,10 @@ output map. With 256 levels it has 4.75M parameters here. The README of the code
 the gate (4.06M); no variant that the code offers has the 5.8M that Mamba's table 4 quotes. Mamba's U-Net with
 `down_blocks` has 3.54M for the 3.5M of its appendix E.4.1, and 6.24M and 24.84M for the 6.1M and 24.3M of its table 4;
 without A, D and the bias of dt these are 6.06M and 24.32M.
+
+Departures: the authors' code counts S4 and its MLP as two blocks, with a sum behind each, where a block of
+`down_blocks` is both with one sum; so a stage of S4 with MLPs has half as many skips; without MLPs they are the same.
+MLPs have the tanh form of GELU, as all of this suite; the code has the exact one.
 
 A step computes all stages and keeps the results of those that are due, so that it can be recorded; the stages below the
 first are due at every p-th position only. A prompt is read in parallel, but step by step where its rows are padded.

@@ -35,6 +35,7 @@ def draw_board(title: str, lines: Sequence[tuple[str, Mapping[str, int]]]) -> An
     from matplotlib.figure import Figure
 
     from reports.render.plots import STYLE
+    from reports.render.verbatim import verbatim
 
     halves = [("cells of the paper", CELLS), ("claims", CLAIMS)]
     lines = [(name, counts) for name, counts in lines if any(counts[key] for _, half in halves for key in half)]
@@ -64,7 +65,7 @@ def draw_board(title: str, lines: Sequence[tuple[str, Mapping[str, int]]]) -> An
             ax.set_xlim(0, 1)
             ax.set_xticks([])
             ax.spines[:].set_visible(False)
-        axes[0].set_yticks(range(len(lines)), [name for name, _ in lines])
+        axes[0].set_yticks(range(len(lines)), [verbatim(name) for name, _ in lines])
         axes[0].set_ylim(len(lines) - 0.5, -0.5)
-        canvas.suptitle(title, fontsize=10)
+        canvas.suptitle(verbatim(title), fontsize=10)
     return canvas

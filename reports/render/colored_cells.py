@@ -19,6 +19,7 @@ from typing import Any
 
 from reports.render.cells import Cell
 from reports.render.figure import Figure
+from reports.render.verbatim import verbatim
 from suite.metrics import smaller_is_better
 
 COLUMN_WIDTH, COLUMN_LETTERS = 1.1, 15
@@ -48,17 +49,17 @@ def draw_cells(canvas: Any, figure: Figure, unit: str, decimals: int) -> None:
                 color = "black" if shades[j][i] > 0.5 else "white"
                 ax.text(j, i, f"{means[row, column]:.{decimals}f}", ha="center", va="center", color=color, fontsize=8)
     ax.grid(visible=False)
-    names = [textwrap.fill(column, COLUMN_LETTERS, break_long_words=False) for column in columns]
+    names = [textwrap.fill(verbatim(column), COLUMN_LETTERS, break_long_words=False) for column in columns]
     ax.set_xticks(range(len(columns)), names)
-    ax.set_yticks(range(len(rows)), rows)
+    ax.set_yticks(range(len(rows)), [verbatim(row) for row in rows])
     ax.tick_params(length=0)
-    ax.set_xlabel(", ".join(filter(None, (unit, "" if figure.spec.y == "time" else _seeds(cells)))))
+    ax.set_xlabel(", ".join(filter(None, (verbatim(unit), "" if figure.spec.y == "time" else _seeds(cells)))))
     for dots in beside:
         costs = dict(figure.costs)
         places = [i for i, row in enumerate(rows) if row in costs]
         dots.plot([costs[rows[i]] for i in places], places, "o", ms=5, color="#440154")
         dots.set_xscale("log", base=2 if figure.spec.x_log2 else 10)
-        dots.set_xlabel("\n".join(textwrap.fill(line, COST_LETTERS) for line in figure.x_label.splitlines()))
+        dots.set_xlabel("\n".join(textwrap.fill(verbatim(line), COST_LETTERS) for line in figure.x_label.splitlines()))
         dots.tick_params(axis="y", length=0)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reports.render.rows import StoredRun, slice_part
+from reports.render.verbatim import verbatim
 
 LEARNED, INITIAL = "#0072b2", "#000000"
 
@@ -92,7 +93,7 @@ def _pixels(ax: Any, panel: KernelPanel) -> Any:
     ax.set_yticks([(start + end) / 2 for start, end in zip(starts, ends, strict=True)], [str(n + 1) for n in names])
     ax.tick_params(axis="y", length=0)
     ax.grid(visible=False)
-    ax.set_title(panel.title)
+    ax.set_title(verbatim(panel.title))
     ax.set_xlabel("lag")
     return image
 

@@ -22,11 +22,13 @@ from reports.render.heatmap import draw_kernels
 from reports.render.marks import REDUCED, STAND_IN
 from reports.render.report import Report
 from reports.render.surface import draw_successes
+from reports.render.verbatim import ROW, named, verbatim
 from suite.settings.grid import order
 
 MARKERS = "osD^vP*XhX"
 LEGEND_LINE = 0.19
 """Height of a line of the legend, in inches."""
+LEGEND_PLACE: Any = {"loc": "outside right center", "frameon": False}
 AXIS_LETTERS = 54
 """Number of letters of a tick that fit below a panel."""
 MANY_TICKS = 8
@@ -73,7 +75,7 @@ def _painted(report: Report, size: tuple[float, float], paint: Callable[[Canvas]
         canvas = Canvas(figsize=size, layout="constrained")
         FigureCanvasAgg(canvas)
         paint(canvas)
-        canvas.suptitle(_heading(report), fontsize=10)
+        canvas.suptitle(verbatim(_heading(report)), fontsize=10)
     return canvas
 
 
@@ -85,11 +87,14 @@ def _panels(canvas: Canvas, figure: Figure) -> None:
             _lines(ax, figure, panel)
         else:
             _bars(ax, figure, panel)
-        ax.set_title(title)
-        ax.set_xlabel(figure.x_label)
-    axes[0].set_ylabel(figure.spec.y_label or figure.spec.y)
-    handles, labels = _legend(figure, axes)
-    canvas.legend(handles, labels, loc="outside right center", frameon=False)
+        ax.set_title(verbatim(title))
+        ax.set_xlabel(verbatim(figure.x_label))
+    axes[0].set_ylabel(verbatim(figure.spec.y_label or figure.spec.y))
+    found = _legend(figure, axes)
+    legend = canvas.legend(list(found.values()), list(map(str, range(len(found)))), **LEGEND_PLACE)
+    # set afterwards, because a label that begins with an underscore is left out here, too
+    for text, label in zip(legend.get_texts(), found, strict=True):
+        text.set_text(verbatim(label))
 
 
 def _heading(report: Report) -> str:
@@ -118,10 +123,12 @@ def _lines(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
         x = [place[point.x] for point in series.points]
         y = [point.y for point in series.points]
         if x:
-            ax.plot(x, y, color=color, marker=marker, ms=4, lw=1.4, label=series.label)
+            ax.plot(x, y, color=color, marker=marker, ms=4, lw=1.4, label=named(series.label))
             _seeds(ax, x, series, color, "none")
             if series.ended:
-                ax.annotate(series.ended, (x[-1], y[-1]), (5, 0), textcoords="offset points", color=color, va="center")
+                ax.annotate(
+                    verbatim(series.ended), (x[-1], y[-1]), (5, 0), textcoords="offset points", color=color, va="center"
+                )
         if series.published:
             theirs = sorted((place[x], y) for x, y in series.published)
             ax.plot(
@@ -134,14 +141,14 @@ def _lines(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
                 ls="--",
                 lw=1,
                 # a row of which nothing is measured has no other line that would name it
-                label="_paper" if x else series.label,
+                label="_paper" if x else named(series.label),
             )
     if figure.spec.x_log2 and numbers:
         ax.set_xscale("log", base=2)
     # costs are no round numbers, which could be ticks
     stated = not figure.spec.x.startswith("metric.")
     if not numbers:
-        ax.set_xticks(range(len(found)), [str(x) for x in found])
+        ax.set_xticks(range(len(found)), [verbatim(str(x)) for x in found])
     elif stated and (figure.spec.x_log2 or (figure.spec.x != "step" and len(found) <= MANY_TICKS)):
         # every second one where there are many, the last one in any case
         step = -(-len(found) // MANY_TICKS)
@@ -150,6 +157,26 @@ def _lines(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
         ax.xaxis.set_minor_locator(NullLocator())
     if figure.spec.y_log10:
         _log_y(ax)
+    hidden = _below(figure.spec.y_log10, [y for s in panel for y in _heights(s)])
+    hidden += _below(figure.spec.x_log2 and numbers, [x for x in found if numbers])
+    _note(ax, hidden)
+
+
+def _heights(series: Series) -> list[float]:
+    """The y of all seeds of a series and of the published points."""
+    return [*(value for point in series.points for value in point.seeds), *(y for _, y in series.published)]
+
+
+def _below(log: bool, values: Sequence[float]) -> int:
+    """The number of values that a logarithmic axis cannot show."""
+    return sum(not value > 0 for value in values) if log else 0
+
+
+def _note(ax: Any, hidden: int) -> None:
+    """Says below the upper edge how many values a logarithmic axis hides."""
+    if hidden:
+        text = f"{hidden} at or below 0 not shown"
+        ax.text(0.98, 0.98, text, transform=ax.transAxes, ha="right", va="top", fontsize=7)
 
 
 def _seeds(ax: Any, x: Sequence[float], series: Series, color: str, edge: str) -> None:
@@ -202,7 +229,7 @@ def _bars(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
                 [point.y for point in series.points],
                 width,
                 color=color,
-                label=series.label,
+                label=named(series.label),
             )
             _seeds(ax, [ticks.index(point.x) + offset for point in series.points], series, "white", "black")
         if series.published:
@@ -215,27 +242,31 @@ def _bars(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
                 mfc="none",
                 # a row without bars has circles of its own colour, which the legend names
                 color="black" if series.points else color,
-                label=figure.reference if series.points else series.label,
+                label=named(figure.reference if series.points else series.label),
             )
     # words side by side share the width; upright ones stay in one line
     room = AXIS_LETTERS // max(len(ticks), 1) - 1 if len(ticks) <= MANY_TICKS else AXIS_LETTERS
-    ax.set_xticks(range(len(ticks)), [textwrap.fill(str(tick), room, break_long_words=False) for tick in ticks])
+    ax.set_xticks(
+        range(len(ticks)), [textwrap.fill(verbatim(str(tick)), room, break_long_words=False) for tick in ticks]
+    )
     if len(ticks) > MANY_TICKS:
         ax.tick_params(axis="x", labelrotation=90)
     if figure.spec.y_log10:
         _log_y(ax)
+    _note(ax, _below(figure.spec.y_log10, [y for s in panel for y in _heights(s)]))
 
 
-def _legend(figure: Figure, axes: Any) -> tuple[list[Any], list[str]]:
+def _legend(figure: Figure, axes: Any) -> dict[str, Any]:
+    """Label to what stands beside it in the legend."""
     found: dict[str, Any] = {}
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
+            found.setdefault(label.removeprefix(ROW), handle)
     if figure.spec.kind == "lines" and any(series.published for _, panel in figure.panels for series in panel):
         found[figure.reference] = Line2D([], [], ls="--", lw=1, marker="o", ms=5, mfc="none", color="black")
     if any(len(point.seeds) > 1 for _, panel in figure.panels for series in panel for point in series.points):
         found["one seed"] = Line2D([], [], ls="none", marker="o", ms=3, mfc="white", mec="black", mew=0.5)
-    return list(found.values()), list(found)
+    return found
 
 
 def svg(document: Document) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from reports.render.sensitivity import Sensitivity, rank, text
+from reports.render.verbatim import verbatim
 
 
 def draw_successes(canvas: Any, found: Sequence[Sensitivity], x_label: str, unit: str) -> None:
@@ -25,9 +26,9 @@ def draw_successes(canvas: Any, found: Sequence[Sensitivity], x_label: str, unit
             ax.text(at, i + 0.24, f"{median:.1f}", ha="center", va="center", color=color, fontsize=7)
     image = ax.imshow(shares, aspect="auto", cmap="viridis", vmin=0, vmax=1)
     ax.grid(visible=False)
-    ax.set_xticks(range(len(values)), [text(value) for value in values])
+    ax.set_xticks(range(len(values)), [verbatim(text(value)) for value in values])
     columns = {line.column for line in found}
-    ax.set_yticks(range(len(found)), [line.row + f", {line.column}" * (len(columns) > 1) for line in found])
+    ax.set_yticks(range(len(found)), [verbatim(line.row + f", {line.column}" * (len(columns) > 1)) for line in found])
     ax.tick_params(length=0)
-    ax.set_xlabel(x_label)
+    ax.set_xlabel(verbatim(x_label))
     canvas.colorbar(image, ax=ax, label=f"seeds that succeed (below: median, {unit})" if unit else "seeds that succeed")

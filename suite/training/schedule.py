@@ -30,7 +30,11 @@ def lr_factor(train: TrainConfig, step: int, total_steps: int, epoch_steps: int)
 
 
 class Plateau:
-    """Multiplies the rate by `plateau_factor` when the validation metric has not improved for `plateau_patience`."""
+    """Multiplies the rate by `plateau_factor` when the validation metric has not improved for `plateau_patience`.
+
+    Departure from torch's `ReduceLROnPlateau`: any improvement counts, as with `threshold=0`; its default asks for one
+    of 1e-4 of the best value.
+    """
 
     def __init__(self, train: TrainConfig) -> None:
         self.train = train

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import html
 import json
 import math
 import re
@@ -1310,6 +1311,38 @@ def test_the_papers_numbers_of_a_row_that_did_not_run_are_named_in_the_legend(ma
     assert set(labels) == ({"S4D", "H3"} if kind == "lines" else {"S4D", "H3", "paper"})
     found = dict(zip(labels, handles, strict=True))
     assert to_hex(found["S4D"].get_color()) not in (to_hex("black"), to_hex("C0"))
+
+
+NOTHING = {
+    "expected": "row,column,value,unit,better,seeds,hardware,note,source\n",
+    "claims": "claim,left,comparison,right,source\n",
+}
+
+
+@pytest.mark.parametrize("kind", ["lines", "bars", "cells"])
+def test_any_name_of_a_row_or_a_column_is_drawn_letter_by_letter(make, kind, tmp_path):
+    names = ["_S4D", "$H_3$ \\alpha & <b>"]
+    table = {
+        "rows": {names[0]: {"model.name": "s4d"}, names[1]: {"model.name": "h3"}},
+        "columns": {"$A$R": {"task.name": "associative-recall"}},
+    }
+    labels = {"x": "column", "y_label": "$y_label$", "x_label": "$x"} if kind != "cells" else {}
+    config = grid(table=table, figure={"kind": kind, **labels})
+    report = make(make_run(), make_run("s4d", test=0.5), config=config, **NOTHING)
+    canvas = draw(report)
+    svg = html.unescape(render(report, "png", tmp_path / "figure.png").with_suffix(".svg").read_text())
+    for name in (*names, "$A$R", *(["$y_label$", "$x"] if kind != "cells" else [])):
+        assert name in svg
+    if kind != "cells":
+        assert {text.get_text() for text in canvas.legends[0].get_texts()} >= {names[0], names[1].replace("$", r"\$")}
+
+
+@pytest.mark.parametrize("kind", ["lines", "bars"])
+def test_a_zero_that_a_logarithmic_axis_cannot_show_is_said(make, kind):
+    config = grid(figure={"kind": kind, "x": "column", "y_log10": True})
+    for values, notes in (((0.0, 0.998), ["1 at or below 0 not shown"]), ((0.5, 0.998), [])):
+        canvas = draw(make(*three(values=values), config=config, **NOTHING))
+        assert [text.get_text() for text in canvas.axes[0].texts if "shown" in text.get_text()] == notes
 
 
 def test_no_expected_file_leaves_out_the_papers_columns(make):

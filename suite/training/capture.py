@@ -85,7 +85,3 @@ class BatchGraphs:
         if static.positions is not None and segment.positions is not None:
             torch.index_select(segment.positions, 0, rows, out=static.positions)
         replay()
-
-    def clear(self) -> None:
-        """Frees the recorded graphs and their batches."""
-        self._recorded.clear()

@@ -92,6 +92,22 @@ def from_parts(parts: Sequence[Mapping[Any, Tensor]], like: Mapping[Any, Tensor]
     return {name: joined([part[name] for part in parts], like[name]) for name in parts[0]}
 
 
+def take_moments(
+    optimizer: torch.optim.Optimizer, parts: Sequence[Mapping[int, Mapping[str, Tensor]]], parameters: Sequence[Tensor]
+) -> None:
+    """Puts the moments of a checkpoint, by the index of their parameter, into an optimizer."""
+    # by index and not in order, because a parameter that has had no gradient has no state
+    moments = {
+        index: from_parts([part[index] for part in parts], dict.fromkeys(values, parameters[index]))
+        for index, values in parts[0].items()
+    }
+    rates = [group["lr"] for group in optimizer.param_groups]
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
+    # loading replaces the learning-rate tensors, which recorded graphs read in place
+    for group, lr in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = lr
+
+
 @torch.no_grad()
 def copy_whole(sharded: Model, plain: Model) -> None:
     """Copies the weights of a sharded model into one that is not; every process of a group calls this."""

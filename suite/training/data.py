@@ -17,6 +17,7 @@ from torch import Tensor
 
 from suite.contracts import Batch, Segment, Task
 from suite.rng import numpy_generator
+from suite.runs import RunEnded
 
 BLOCK_TOKENS = 1 << 21
 """Tokens of a block drawn from an endless stream: many enough to amortise a draw, few enough to wait for."""
@@ -57,6 +58,14 @@ def load_splits(task: Task, seed: int) -> Splits:
         first = (task.block(seed, 0, 1),) if task.fresh else ()
         _latest[key] = Splits(train, valid, digest((*first, *train, *valid)))
     return _latest[key]
+
+
+def require_rows(task: Task, splits: Splits, seed: int, name: str) -> None:
+    """Raises RunEnded for a task without training or test rows, whose run would measure nothing."""
+    # the search ends at the first segment with rows, so that the longer ones of a test are not made twice
+    for split, segments in (("test", task.segments("test", seed)), ("train", splits.train)):
+        if not (task.fresh and split == "train") and not any(len(segment) for segment in segments):
+            raise RunEnded("failed", f"task {name} has no rows in its split {split!r}")
 
 
 def staged_digest(splits: Splits, stages: Sequence[Task], seed: int) -> str:

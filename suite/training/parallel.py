@@ -48,6 +48,33 @@ class _Whole(nn.Module):
 
 
 @dataclass(frozen=True)
+class Piece:
+    """Rows of a batch that a process computes at a time."""
+
+    batch: Batch
+    labels: Tensor | None = None
+    """Number of labels of the whole batch; None where the piece is all of it."""
+    is_last: bool = True
+    """Whether it is the last piece of this process."""
+
+    def share(self, loss: Tensor) -> Tensor:
+        """The share n_i / n of the whole batch's loss, given the mean loss of this piece."""
+        if self.labels is None:
+            return loss
+        mine = (self.batch.targets != IGNORE).sum()
+        # the mean over no label is no number
+        return torch.where((mine > 0) | (self.labels == 0), loss, 0.0) * (mine.to(loss.dtype) / self.labels)
+
+    def exchanging(self, whole: Any) -> contextlib.AbstractContextManager[Any]:
+        """A context for the passes of the piece, so that DDP exchanges gradients once, with the last one.
+
+        whole: the function that `Group.divide` gave.
+        """
+        waits = not self.is_last and isinstance(whole, nn.parallel.DistributedDataParallel)
+        return whole.no_sync() if waits else contextlib.nullcontext()
+
+
+@dataclass(frozen=True)
 class Group:
     """The processes that train together, as one of them sees it. The default is a process alone."""
 
@@ -94,50 +121,38 @@ class Group:
         whole: Any = fully_shard(_Whole(model), mesh=mesh)
         return cast(Callable[..., Any], whole)
 
-    def pieces(self, batch: Batch, size: int | None) -> Iterator[Batch]:
+    def pieces(self, batch: Batch, size: int | None = None) -> Iterator[Piece]:
         """This process's rows of a batch, in pieces of at most `size` rows; as many pieces in every process.
 
         A piece that would have no rows is a row without a label.
         """
         rows = len(batch.inputs)
+        if self.size == 1 and (size is None or size >= rows):
+            yield Piece(batch)
+            return
+        labels = (batch.targets.long() != IGNORE).sum()
         mine = -(-rows // self.size)
         count = -(-mine // (size or mine))
         bounds = [index * rows // (self.size * count) for index in range(self.size * count + 1)]
-        for index in range(self.rank * count, (self.rank + 1) * count):
-            start, stop = bounds[index : index + 2]
+        for number in range(count):
+            first = self.rank * count + number
+            start, stop = bounds[first : first + 2]
             part = slice(start, stop) if stop > start else slice(0, 1)
             targets = batch.targets[part].long()
             if stop == start:
                 targets = torch.full_like(targets, IGNORE)
-            yield Batch(batch.inputs[part], targets, None if batch.positions is None else batch.positions[part])
+            positions = None if batch.positions is None else batch.positions[part]
+            yield Piece(Batch(batch.inputs[part], targets, positions), labels, is_last=number + 1 == count)
 
-    def backward(
-        self, whole: Callable[..., Any], loss_of: Callable[[Batch], Tensor], batch: Batch, size: int | None
-    ) -> Tensor:
-        """Adds the gradient of the mean loss of a batch to the parameters, and gives that loss.
-
-        whole: the function that `divide` gave. size: rows of a piece.
-        """
-        if self.size == 1 and (size is None or size >= len(batch.inputs)):
-            loss = loss_of(batch)
-            loss.backward()
-            return loss.detach()
-        labels = (batch.targets.long() != IGNORE).sum()
-        pieces = list(self.pieces(batch, size))
-        sum_ = torch.zeros((), dtype=torch.float64, device=batch.inputs.device)
-        for number, piece in enumerate(pieces, 1):
-            last = number == len(pieces)
-            waits = not last and isinstance(whole, nn.parallel.DistributedDataParallel)
-            with cast(Any, whole).no_sync() if waits else contextlib.nullcontext():
-                loss = whole(loss_of, piece)
-                mine = (piece.targets != IGNORE).sum()
-                # the mean over no label is no number
-                loss = torch.where((mine > 0) | (labels == 0), loss, 0.0) * (mine.to(loss.dtype) / labels)
-                # DDP and FSDP take the mean over processes
-                (loss * self.size).backward()
-            sum_ += loss.detach()
-        self.add_up([sum_])
-        return sum_
+    def total(self, losses: Sequence[Tensor]) -> Tensor:
+        """The loss of a batch from the shares of this process's pieces."""
+        if self.size == 1 and len(losses) == 1:
+            return losses[0]
+        total = torch.zeros((), dtype=torch.float64, device=losses[0].device)
+        for loss in losses:
+            total += loss
+        self.add_up([total])
+        return total
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
         """Replaces each tensor, in every process, by its sum over the processes."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from suite.contracts import ModelConfig, Task
 from suite.options import parse
-from suite.runs import Run, with_plugins
+from suite.runs import Run, RunEnded, with_plugins
 from suite.training.config import Stage, TrainConfig
 
 NO_DATA = "missing"
@@ -60,6 +60,18 @@ class TrainingRun(Run):
         assert isinstance(given, dict)
         train = self.train.model_copy(update={"init_from": {**given, "base": base.run_id}})
         return replace(self, processes=count, base=base, train=train)
+
+    def start_beside(self, checkpoint: Path | None) -> Path | None:
+        """The file of the weights that the run starts with; None: it starts at random. RunEnded where it is missing."""
+        if self.train.init_from is None:
+            return None
+        start = self.start
+        if self.base is not None and checkpoint is not None:
+            # the runs of one experiment and scale share a folder
+            start = checkpoint.with_name(f"{self.base.run_id}.weights")
+        if start is None or not start.exists():
+            raise RunEnded("failed", f"train.init_from: there are no weights in {start}")
+        return start
 
     def with_seed(self, seed: int) -> TrainingRun:
         """The same run with another seed. The two share the sections of `resolved`, which are slow to make."""

@@ -64,13 +64,46 @@ class Scores:
         return {metric: (total, count) for metric, (total, count) in sums.items() if count}
 
 
+class Losses:
+    """The training losses since the last evaluation, kept on the device, so that the loop never waits for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.steps = torch.zeros((), dtype=torch.int64, device=device)
+        """Steps since the first one, not since the last evaluation."""
+        self.bad_step = torch.full((), -1, dtype=torch.int64, device=device)
+        """The first step whose loss was not finite, or -1."""
+        self.total = torch.zeros((), dtype=torch.float64, device=device)
+        self.count = torch.zeros((), dtype=torch.int64, device=device)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them, which a recorded step changes in place."""
+        return self.steps, self.bad_step, self.total, self.count
+
+    def add(self, loss: Tensor) -> None:
+        is_bad = (self.bad_step < 0) & ~torch.isfinite(loss)
+        self.bad_step.copy_(torch.where(is_bad, self.steps, self.bad_step))
+        self.steps += 1
+        self.total += loss
+        self.count += 1
+
+    def mean(self) -> float | None:
+        """The mean since `clear`, or None where there was no step. It waits for the device."""
+        count = int(self.count)
+        return float(self.total) / count if count else None
+
+    def clear(self) -> None:
+        self.total.zero_()
+        self.count.zero_()
+
+
 def add_rows(
-    outcome: Outcome, task: Task, split: str, parts: Mapping[str, Iterable[Metrics]], step: int, *, whole: bool = True
+    outcome: Outcome, task: Task, split: str, parts: Mapping[str, Iterable[Metrics]], step: int, *, lost: str = ""
 ) -> dict[str, float]:
     """Adds the rows of a split and returns its means: each named slice, then the whole as the ratio of summed parts.
 
     parts: by the name of the slice ("" for segments without one), the metrics of each of its segments.
-    whole: False where a part of the split is missing, so that the split as a whole has no means.
+    lost: why a part of the split has no metrics, so that the split as a whole has none either.
     """
     sums: Metrics = {}
     for part, segments in parts.items():
@@ -79,13 +112,15 @@ def add_rows(
         if part:
             for metric, (total, count) in metrics.items():
                 outcome.add(metric, UNITS.get(metric, ""), total / count, split=split, slice=part, step=step)
-    means = {metric: total / count for metric, (total, count) in sums.items()} if whole else {}
+    means = {metric: total / count for metric, (total, count) in sums.items()} if not lost else {}
     for metric, mean in means.items():
         outcome.add(metric, UNITS.get(metric, ""), mean, split=split, step=step)
     # a perplexity is not a ratio of sums, so `score` cannot give it
     for metric, of in task.exponentials.items():
         if of in means:
             outcome.add(metric, "", math.exp(min(means[of], 700.0)), split=split, step=step)
+    if lost:
+        outcome.add("accuracy", "fraction", None, status="oom", error=lost, split=split, step=step)
     return means
 
 

@@ -15,50 +15,29 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from suite.contracts import Batch, Segment, Task
-from suite.generate import generate
-from suite.model import Model
+from suite.contracts import Batch, Segment
 from suite.rng import torch_seed
 from suite.runs import Outcome, Progress, RunEnded, Worker
 from suite.training import checkpoints, measure, parallel
-from suite.training.capture import BatchGraphs, record
-from suite.training.config import Stage
-from suite.training.data import (
-    FreshOrder,
-    Order,
-    StagedOrder,
-    chunks,
-    finite_order,
-    load_splits,
-    staged_digest,
-    take,
-    to_device,
-)
+from suite.training.capture import BatchGraphs
+from suite.training.data import chunks, require_rows, take, to_device
+from suite.training.finish import generated_rows, measured_rows
 from suite.training.learned_kernels import kernel_rows
-from suite.training.numerics import autocast, numerics
-from suite.training.readout import logits_by_rows, mean_loss
-from suite.training.run import TrainingRun, stage_of
+from suite.training.prepared import Prepared, prepared
+from suite.training.run import TrainingRun
 from suite.training.schedule import lr_factor
-from suite.training.scores import UNITS, Metrics, Scores, add_rows
+from suite.training.scores import Metrics, Scores, add_rows
 from suite.training.selection import Selection
-from suite.training.weights import take_weights
 
 REPORT_EVERY_S = 0.5
 CHECKPOINT_EVERY_S = 60.0
-
-
-class DivergedError(RunEnded):
-    """The loss became NaN or infinite."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__("diverged", f"loss is not finite at step {step}")
-        self.step = step
 
 
 class Trainer(Worker):
@@ -70,37 +49,44 @@ class Trainer(Worker):
     """
 
     run: TrainingRun
+    ready: Prepared
+    """What the run trains with, from the beginning of a call on."""
 
     def __init__(self, *run: Any, **options: Any) -> None:
         super().__init__(*run, **options)
         self.train = self.run.train
         self.group = parallel.current()
-        self.earlier_s = 0.0
+        self.watch = measure.Stopwatch(self.device)
+        self.selection = Selection(self.train)
+        self.scores = Scores(self.run.task, self.device)
+        self.graphs: BatchGraphs | None = None
+        self.step, self.earlier_s, self.lr = 0, 0.0, 0.0
         self.trained = False
         self.note, self.unsaved = "preparing", ""
 
     def __call__(self) -> Outcome:
         """The whole run: train, evaluate, measure."""
-        with self._prepared(start_weights=True):
-            self._require_rows()
-            self._restore()
-            self._tell({})
-            self._loop()
-            self._test()
-            self._gather()
-            self._record_kernels()
-            self._generate()
-            self._measure()
+        try:
+            with self._prepared(start=self.run.start_beside(self.checkpoint)):
+                require_rows(self.run.task, self.ready.splits, self.run.seed, self.run.task_name)
+                self._restore()
+                self._tell({})
+                self._loop()
+                self._test()
+                self._gather()
+                self._measure()
+        finally:
+            self.outcome.seconds = self._seconds()
         return self.outcome
 
     def steps(self) -> Iterator[tuple[str, Callable[[], None]]]:
         """Gives a function that carries out the next training step, and no recorded graph; nothing is stored."""
         # with which weights the run starts does not matter here
-        with self._prepared(start_weights=False):
+        with self._prepared(start=None):
             self.model.train()
 
             def step() -> None:
-                segment, rows = self.order.locate(self.step)
+                segment, rows = self.ready.order.locate(self.step)
                 self._set_lr()
                 self._train_step(take(segment, rows))
                 self.step += 1
@@ -108,155 +94,75 @@ class Trainer(Worker):
             yield "training step", step
 
     @contextlib.contextmanager
-    def _prepared(self, *, start_weights: bool) -> Iterator[None]:
-        """Within it, the data, the model and the optimizer are there."""
-        with contextlib.ExitStack() as self.cleanup:
-            self.cleanup.callback(self._clock)
-            self.cleanup.enter_context(numerics(self.train.precision, deterministic=self.train.deterministic))
-            if self.device.type == "cuda":
-                self.cleanup.enter_context(torch.cuda.device(self.device))
-            self._prepare(start_weights)
+    def _prepared(self, *, start: Path | None) -> Iterator[None]:
+        with prepared(self.run, self.device, self.group, self.outcome, start=start) as self.ready:
+            self.model, self.sharded = self.ready.model, self.ready.sharded
+            if self.ready.recorded:
+                self.graphs = BatchGraphs(self._touched, self.device, self.watch.cancel)
             yield
 
-    def _clock(self) -> None:
-        self.outcome.seconds = self.earlier_s + time.perf_counter() - self.began
+    def _seconds(self) -> float:
+        return self.earlier_s + time.perf_counter() - self.began
 
-    def _prepare(self, start_weights: bool) -> None:
-        run, train, device = self.run, self.train, self.device
-        measure.reset_peak_memory(device)
-        self.splits = load_splits(run.task, run.seed)
-        stages = [stage_of(run.task, train, stage)[0] for stage in train.length_warmup]
-        self.outcome.data_digest = staged_digest(self.splits, stages, run.seed)
-        last: Order
-        if run.task.fresh:
-            last = self._fresh_order(run.task, train.batch_size, train.steps or 1)
-        else:
-            last = finite_order(self.splits.train, train.batch_size, run.seed, train.shuffle, device)
-        self.order = StagedOrder([self._stage(stage) for stage in train.length_warmup], last)
-        self.cleanup.callback(self.order.close)
-        self.valid = [to_device(segment, device) for segment in self.splits.valid]
-        self.total_steps = self.order.stage_steps + (train.steps or (train.epochs or 1) * self.order.epoch_steps)
-        unit = self.order.epoch_steps if train.epochs else 1
-        self.eval_steps = (train.eval_every or 0) * unit or max(1, self.total_steps // 10)
+    def _loop(self) -> None:
+        self.model.train()
+        saved_at = time.perf_counter()
+        while self.step < self.ready.total_steps and not self.selection.done:
+            self._heed_stop()
+            segment, rows = self.ready.order.locate(self.step)
+            self._set_lr()
+            self.watch.start()
+            self._call("train", self._train_step, segment, rows)
+            self.watch.add(len(rows) * segment.inputs.shape[1])
+            self.step += 1
+            at_eval = self.step % self.ready.eval_steps == 0 or self.step == self.ready.total_steps
+            if self.group.agreed(at_eval or self.watch.seconds > REPORT_EVERY_S):
+                if (bad := int(self.ready.losses.bad_step)) >= 0:
+                    self.outcome.step = bad
+                    raise RunEnded("diverged", f"loss is not finite at step {bad}")
+                self.watch.stop()
+                self._report()
+                if at_eval:
+                    self._validate()
+                if self.group.agreed(time.perf_counter() - saved_at > CHECKPOINT_EVERY_S):
+                    self._save_if_possible()
+                    saved_at = time.perf_counter()
+        self.outcome.step = self.step
+        if self.group.agreed(self._seconds() > CHECKPOINT_EVERY_S):
+            self._save_if_possible()
+        self.trained = True
 
-        torch.manual_seed(torch_seed(run.seed, "init"))
-        self.model: Model = run.model.build(run.task.spec).to(device)
-        self.step = 0
-        if train.init_from is not None and start_weights:
-            self._start_with_weights()
-        self._record_kernels(start=True)
-        self.sharded = self.group.shards(self.model)
-        self.whole = self.group.divide(self.model)
-        self.loss = torch.compile(self._mean_loss, dynamic=False) if train.compile else self._mean_loss
-        groups = self.model.param_groups(train.no_decay)
-        self.base_lr = [group.lr or train.lr for group in groups]
-        # a recorded step would have to hold what the processes exchange
-        recorded = device.type == "cuda" and self.group.size == 1
-        self.optimizer = torch.optim.AdamW(
-            [
-                {
-                    "params": group.parameters,
-                    "lr": torch.tensor(lr, device=device) if recorded else lr,
-                    "weight_decay": train.weight_decay if group.weight_decay is None else group.weight_decay,
-                }
-                for group, lr in zip(groups, self.base_lr, strict=True)
-            ],
-            betas=train.betas,
-            eps=train.eps,
-            fused=device.type == "cuda" or None,
-            capturable=recorded,
-        )
-        self.parameters = [parameter for group in groups for parameter in group.parameters]
-        torch.manual_seed(torch_seed(run.seed, "dropout"))
-
-        self.watch = measure.Stopwatch(device)
-        self.selection = Selection(train)
-        self.scores = Scores(run.task, device)
-        # on the device, so that the loop never waits: steps, first step with a bad loss, sum of losses, their count
-        self.counter = torch.zeros((), dtype=torch.int64, device=device)
-        self.bad_step = torch.full((), -1, dtype=torch.int64, device=device)
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        self.loss_count = torch.zeros((), dtype=torch.int64, device=device)
-        self.accumulators = (self.counter, self.bad_step, self.loss_sum, self.loss_count)
-        self.graphs = BatchGraphs(self._touched, device, self.watch.cancel) if recorded else None
-
-    def _require_rows(self) -> None:
-        """Raises RunEnded for a task without training or test rows, whose run would measure nothing."""
-        # the search ends at the first segment with rows, so that the longer ones of a test are not made twice
-        rows = {"test": self.run.task.segments("test", self.run.seed)}
-        if not self.run.task.fresh:
-            rows["train"] = iter(self.splits.train)
-        for split, segments in rows.items():
-            if not any(len(segment) for segment in segments):
-                raise RunEnded("failed", f"task {self.run.task_name} has no rows in its split {split!r}")
-
-    def _start_with_weights(self) -> None:
-        start = self.run.start
-        if self.run.base is not None and self.checkpoint is not None:
-            # the runs of one experiment and scale share a folder
-            start = self.checkpoint.with_name(f"{self.run.base.run_id}.weights")
-        if start is None or not start.exists():
-            raise RunEnded("failed", f"train.init_from: there are no weights in {start}")
-        self.outcome.add("weights_taken", "fraction", take_weights(self.model, start, self.run.task_name))
-
-    def _fresh_order(self, task: Task, batch_size: int, steps: int) -> Order:
-        """The order of a fresh task. steps: length of an epoch where neither the run nor the task has one."""
-        rows = task.epoch_rows
-        per_epoch = self.train.epoch_steps or (steps if rows is None else -(-rows // batch_size))
-        return FreshOrder(task, batch_size, self.run.seed, per_epoch, self.device)
-
-    def _stage(self, stage: Stage) -> tuple[Callable[[], Order], Callable[[Order], int]]:
-        """A function that opens the order of a stage, and one from that order to the number of steps."""
-        task, batch_size = stage_of(self.run.task, self.train, stage)
-
-        def opened() -> Order:
-            if task.fresh:
-                return self._fresh_order(task, batch_size, stage.steps or 1)
-            rows = tuple(task.segments("train", self.run.seed))
-            return finite_order(rows, batch_size, self.run.seed, self.train.shuffle, self.device)
-
-        def steps(order: Order) -> int:
-            return stage.steps or (stage.epochs or 1) * order.epoch_steps
-
-        return opened, steps
-
-    # ---------------------------------------------------------------- one step
-
-    def _mean_loss(self, batch: Batch) -> Tensor:
-        positions = None if batch.positions is None else batch.positions.long()
-        with autocast(self.train.precision, self.device):
-            return mean_loss(self.model, batch.inputs, batch.targets.long(), positions)
-
-    def _logits(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
-        """Logits of a batch and their targets, a few rows at a time where there are many logits."""
-        positions = None if batch.positions is None else batch.positions.long()
-        num_classes = self.run.task.spec.num_classes
-        cast = partial(autocast, self.train.precision, self.device)
-        return logits_by_rows(self.model, batch.inputs, batch.targets.long(), positions, num_classes, cast)
+    def _set_lr(self) -> None:
+        planned = lr_factor(self.train, self.step, self.ready.total_steps, self.ready.order.epoch_steps)
+        factor = self.selection.plateau.factor * planned
+        self.lr = self.train.lr * factor
+        for group, lr in zip(self.ready.optimizer.param_groups, self.ready.base_lr, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr * factor)
+            else:
+                group["lr"] = lr * factor
 
     def _train_step(self, batch: Batch) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+        self.ready.optimizer.zero_grad(set_to_none=True)
         if self.group.size > 1:
             # so no checkpoint needs the random states of all processes
             torch.manual_seed(torch_seed(self.run.seed, "dropout", self.group.rank, self.step))
-        loss = self.group.backward(self.whole, self.loss, batch, self.train.micro_batch_size)
+        loss = self._backward(batch)
         if self.train.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.parameters, self.train.clip)
-        self.optimizer.step()
-        is_bad = (self.bad_step < 0) & ~torch.isfinite(loss)
-        self.bad_step.copy_(torch.where(is_bad, self.counter, self.bad_step))
-        self.counter += 1
-        self.loss_sum += loss
-        self.loss_count += 1
+            torch.nn.utils.clip_grad_norm_(self.ready.parameters, self.train.clip)
+        self.ready.optimizer.step()
+        self.ready.losses.add(loss)
 
-    def _eval_step(self, batch: Batch) -> None:
-        with torch.no_grad():
-            for piece in self.group.pieces(batch, None) if self.group.size > 1 else (batch,):
-                self.whole(self._score, piece)
-
-    def _score(self, batch: Batch) -> None:
-        # the rows of several processes are not one batch
-        self.scores.add(self._logits(batch), num_rows=len(batch.targets) if self.group.size == 1 else None)
+    def _backward(self, batch: Batch) -> Tensor:
+        """Adds the gradient of the mean loss of a batch to the parameters, and gives that loss."""
+        group, whole, losses = self.group, self.ready.whole, []
+        for piece in group.pieces(batch, self.train.micro_batch_size):
+            with piece.exchanging(whole):
+                loss = piece.share(whole(self.ready.loss, piece.batch))
+                # DDP and FSDP take the mean over processes
+                (loss if group.size == 1 else loss * group.size).backward()
+            losses.append(loss.detach())
+        return group.total(losses)
 
     def _call(self, kind: str, function: Callable[[Batch], None], segment: Segment, rows: Tensor) -> None:
         """Calls `function` on the given rows: as a replayed graph on a GPU, directly elsewhere and in a group."""
@@ -266,50 +172,13 @@ class Trainer(Worker):
             self.graphs.call(kind, function, segment, rows)
 
     def _touched(self) -> Iterator[Tensor]:
+        """What a step changes in place."""
         yield from self.model.parameters()
         yield from self.model.buffers()
-        for state in self.optimizer.state.values():
+        for state in self.ready.optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
-        yield from self.accumulators
+        yield from self.ready.losses.tensors
         yield from self.scores.sums.values()
-
-    def _set_lr(self) -> None:
-        planned = lr_factor(self.train, self.step, self.total_steps, self.order.epoch_steps)
-        factor = self.selection.plateau.factor * planned
-        self.lr = self.train.lr * factor
-        for group, lr in zip(self.optimizer.param_groups, self.base_lr, strict=True):
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr * factor)
-            else:
-                group["lr"] = lr * factor
-
-    # ---------------------------------------------------------------- the loop
-
-    def _loop(self) -> None:
-        self.model.train()
-        saved_at = time.perf_counter()
-        while self.step < self.total_steps and not self.selection.done:
-            self._heed_stop()
-            segment, rows = self.order.locate(self.step)
-            self._set_lr()
-            self.watch.start()
-            self._call("train", self._train_step, segment, rows)
-            self.watch.add(len(rows) * segment.inputs.shape[1])
-            self.step += 1
-            at_eval = self.step % self.eval_steps == 0 or self.step == self.total_steps
-            if self.group.agreed(at_eval or self.watch.seconds > REPORT_EVERY_S):
-                self._check_finite()
-                self.watch.stop()
-                self._report()
-                if at_eval:
-                    self._evaluate_valid()
-                if self.group.agreed(time.perf_counter() - saved_at > CHECKPOINT_EVERY_S):
-                    self._save_if_possible()
-                    saved_at = time.perf_counter()
-        self.outcome.step = self.step
-        if self.group.agreed(self.earlier_s + time.perf_counter() - self.began > CHECKPOINT_EVERY_S):
-            self._save_if_possible()
-        self.trained = True
 
     def _heed_stop(self) -> None:
         if self.group.agreed(self.stop()):
@@ -322,16 +191,10 @@ class Trainer(Worker):
                     print(f"{self.run.run_id[:6]}: {self.unsaved.strip()}; {last}", file=sys.stderr)
             raise KeyboardInterrupt
 
-    def _check_finite(self) -> None:
-        bad = int(self.bad_step)
-        if bad >= 0:
-            self.outcome.step = bad
-            raise DivergedError(bad)
-
     def _report(self) -> None:
         if self.report is not None:
-            count = int(self.loss_count)
-            loss = float(self.loss_sum) / count if count else math.nan
+            mean = self.ready.losses.mean()
+            loss = math.nan if mean is None else mean
             rate = self.watch.steps_per_s[-1] if self.watch.steps_per_s else 0.0
             accuracy = self.selection.accuracy
             scored = "" if accuracy is None else f"  accuracy {accuracy:.3f}"
@@ -341,59 +204,25 @@ class Trainer(Worker):
     def _tell(self, metrics: dict[str, float]) -> None:
         """Reports how far the run is, with new values."""
         if self.report is not None:
-            seconds = self.earlier_s + time.perf_counter() - self.began
             finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-            self.report(Progress(self.step, self.total_steps, self.note, finite, seconds))
+            self.report(Progress(self.step, self.ready.total_steps, self.note, finite, self._seconds()))
 
-    def _evaluate(self, segment: Segment, kind: str | None) -> Metrics:
-        """The metrics of a segment. kind: name to record graphs under; None: no graphs."""
-        self.scores.clear()
-        size = self.train.eval_batch_size or self.train.batch_size
-        with self._at_rate(segment):
-            for start, stop in chunks(len(segment), size):
-                rows = torch.arange(start, stop, device=self.device)
-                if kind is None:
-                    self._eval_step(take(segment, rows))
-                else:
-                    self._call(kind, self._eval_step, segment, rows)
-        self.group.add_up(self.scores.sums.values())
-        return self.scores.read()
-
-    def _at_rate(self, segment: Segment) -> contextlib.AbstractContextManager[Any]:
-        """A context in which the model's step sizes follow the segment's sampling rate."""
-        return contextlib.nullcontext() if segment.rate == 1 else self.model.at_rate(segment.rate)
-
-    def _add_rows(self, split: str, parts: Mapping[str, list[Metrics]], *, lost: str = "") -> dict[str, float]:
-        """Adds the rows of a split, tells its means to whoever watches, and returns them.
-
-        lost: why a part of the split has no metrics, so that the split as a whole has none either.
-        """
-        means = add_rows(self.outcome, self.run.task, split, parts, self.step, whole=not lost)
-        if lost:
-            self.outcome.add("accuracy", "fraction", None, status="oom", error=lost, split=split, step=self.step)
-        self._tell({f"{split}/{metric}": mean for metric, mean in means.items()})
-        return means
-
-    def _evaluate_valid(self) -> None:
-        count = int(self.loss_count)
-        if count:
-            mean = float(self.loss_sum) / count
+    def _validate(self) -> None:
+        mean = self.ready.losses.mean()
+        if mean is not None:
             self.outcome.add("loss", "nats", mean, split="train", step=self.step)
-            self.loss_sum.zero_()
-            self.loss_count.zero_()
+            self.ready.losses.clear()
         self.model.eval()
         parts = defaultdict(list)
-        for segment in self.valid:
-            parts[segment.slice].append(self._evaluate(segment, "valid"))
+        for segment in self.ready.valid:
+            parts[segment.slice].append(self._evaluate(segment))
         self.model.train()
         self.selection.update(self._add_rows("valid", parts), self.model.state_dict)
 
-    # ---------------------------------------------------------------- after the last step
-
     def _test(self) -> None:
         self.model.eval()
-        if self.graphs is not None:
-            self.graphs.clear()
+        # test rows have lengths of their own, each of which would be recorded for a few batches
+        self.graphs = None
         if self.train.test_last:
             self._test_as("test-last")
         if self.selection.weights is not None:
@@ -411,7 +240,7 @@ class Trainer(Worker):
                     scale = 1 / segment.rate if follows else 1.0
                 self.outcome.add("step_scale", "ratio", scale, split=split, slice=segment.slice, step=self.step)
             try:
-                parts[segment.slice].append(self._evaluate(to_device(segment, self.device), None))
+                parts[segment.slice].append(self._evaluate(to_device(segment, self.device)))
             except torch.OutOfMemoryError as error:
                 if self.group.size > 1:
                     # the other processes wait for the sums of this one
@@ -423,84 +252,58 @@ class Trainer(Worker):
         if not self._add_rows(split, parts, lost=lost) and not lost:
             raise RunEnded("failed", f"task {self.run.task_name} has no labels in its split 'test'")
 
+    def _evaluate(self, segment: Segment) -> Metrics:
+        """The metrics of a segment."""
+        self.scores.clear()
+        size = self.train.eval_batch_size or self.train.batch_size
+        with self.model.at_rate(segment.rate) if segment.rate != 1 else contextlib.nullcontext():
+            for start, stop in chunks(len(segment), size):
+                self._call("valid", self._eval_step, segment, torch.arange(start, stop, device=self.device))
+        self.group.add_up(self.scores.sums.values())
+        return self.scores.read()
+
+    def _eval_step(self, batch: Batch) -> None:
+        with torch.no_grad():
+            for piece in self.group.pieces(batch):
+                self.ready.whole(self._score, piece.batch)
+
+    def _score(self, batch: Batch) -> None:
+        # the rows of several processes are not one batch
+        self.scores.add(self.ready.logits(batch), num_rows=len(batch.targets) if self.group.size == 1 else None)
+
+    def _add_rows(self, split: str, parts: Mapping[str, list[Metrics]], *, lost: str = "") -> dict[str, float]:
+        """Adds the rows of a split, tells its means to whoever watches, and returns them. lost: as in `add_rows`."""
+        means = add_rows(self.outcome, self.run.task, split, parts, self.step, lost=lost)
+        self._tell({f"{split}/{metric}": mean for metric, mean in means.items()})
+        return means
+
     def _gather(self) -> None:
         """Puts a whole model in the place of one that is sharded, for what is done without the other processes."""
         if self.sharded:
-            del self.optimizer, self.whole
+            self.ready.optimizer.state.clear()
             whole = self.run.model.build(self.run.task.spec).to(self.device)
             checkpoints.copy_whole(self.model, whole)
             self.model = whole
             self.model.eval()
 
-    def _generate(self) -> None:
-        """Lets the model make sequences where the task asks for them, and adds what its judge says."""
-        task = self.run.task
-        wanted = task.generation()
-        if wanted is None:
-            return
-        size = self.train.eval_batch_size or self.train.batch_size
-        parts = []
-        try:
-            with autocast(self.train.precision, self.device):
-                for start, stop in chunks(wanted.num_rows, size):
-                    seed = torch_seed(self.run.seed, "generate", start)
-                    parts.append(
-                        generate(
-                            self.model,
-                            torch.full((stop - start, 1), wanted.first_token, device=self.device),
-                            task.spec.max_length,
-                            temperature=wanted.temperature,
-                            seed=seed,
-                            callback=lambda _: self._heed_stop(),
-                            every=256,
-                        )
-                    )
-        except ValueError as error:
-            # a model that reads the future has no step
-            self.outcome.add("generation", "", None, split="generated", step=self.step, status="n/a", error=str(error))
-            return
-        for split, metric, value in task.judge(torch.cat(parts), self.device):
-            self.outcome.add(metric, UNITS.get(metric, ""), value, split=split, step=self.step)
-
-    def _record_kernels(self, start: bool = False) -> None:
-        """Records the filters of the layers, at the start or with the weights that were tested."""
-        probe = self.train.record_kernels
-        if probe is None:
-            return
-        for row in kernel_rows(self.model.convolutions(), self.run.task.spec.max_length, probe, start=start):
-            self.outcome.add(**{"step": self.step, **row})
-
     def _measure(self) -> None:
-        add = self.outcome.add
-        add("num_parameters", "count", sum(parameter.numel() for parameter in self.parameters))
-        metric, value = measure.peak_memory(self.device)
-        add(metric, "bytes", value)
-        for metric, unit, rates in (
-            ("train_throughput", "tokens/s", self.watch.tokens_per_s),
-            ("train_steps", "steps/s", self.watch.steps_per_s),
-        ):
-            if rates:
-                add(metric, unit, measure.median(rates), samples=rates)
-        segment, rows = self.order.locate(max(0, self.step - 1))
+        """Adds what the network that was tested has learnt, what it generates, its size and its speed."""
+        probe, longest = self.train.record_kernels, self.run.task.spec.max_length
+        learnt = () if probe is None else kernel_rows(self.model.convolutions(), longest, probe)
+        for row in chain(learnt, generated_rows(self.model, self.run, self.device, self._heed_stop)):
+            self.outcome.add(**{"step": self.step, **row})
+        segment, rows = self.ready.order.locate(max(0, self.step - 1))
         batch, length = take(segment, rows), segment.inputs.shape[1]
-        add("state_size", "numbers", self.model.state_size(length), slice=f"length={length}")
-        if self.group.size > 1:
-            reason = "a run of one process measures it"
-            add("inference_throughput", "tokens/s", None, status="n/a", error=reason)
-            return
 
+        @torch.no_grad()
         def forward() -> None:
-            with torch.no_grad():
-                for _ in self._logits(batch):
-                    pass
+            for _ in self.ready.logits(batch):
+                pass
 
-        call: Callable[[], None] = forward
-        if self.device.type == "cuda":
-            call = record(forward, lambda: (), self.device, None)
-        samples = measure.rate(call, len(rows) * length, self.device)
-        add("inference_throughput", "tokens/s", measure.median(samples), samples=samples)
-
-    # ---------------------------------------------------------------- checkpoints
+        size = sum(parameter.numel() for parameter in self.ready.parameters)
+        call = forward if self.group.size == 1 else None
+        for row in measured_rows(self.model, size, self.watch, length, call, len(rows) * length):
+            self.outcome.add(**row)
 
     def _save_if_possible(self) -> None:
         """Saves a checkpoint. If that fails, the last one stays, the training goes on, and the display says so."""
@@ -517,19 +320,19 @@ class Trainer(Worker):
         state = {
             "run_id": self.run.run_id,
             "config": json.dumps(self.run.resolved),
-            "data_digest": self.splits.digest,
+            "data_digest": self.ready.splits.digest,
             "step": self.step,
-            "seconds": self.earlier_s + time.perf_counter() - self.began,
-            "accumulators": list(self.accumulators),
+            "seconds": self._seconds(),
+            "accumulators": list(self.ready.losses.tensors),
             **self.selection.state_dict(),
-            "cpu_random": torch.get_rng_state(),
-            "cuda_random": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "rows": self.outcome.rows,
             "rates": [self.watch.tokens_per_s, self.watch.steps_per_s],
+            "cpu_random": torch.get_rng_state(),
+            "cuda_random": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
         }
         tensors = {
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict()["state"],
+            "optimizer": self.ready.optimizer.state_dict()["state"],
             "best_weights": self.selection.weights,
         }
         checkpoints.save(self.checkpoint, state, tensors, self.group, sharded=self.sharded)
@@ -557,23 +360,12 @@ class Trainer(Worker):
 
     def _take(self, state: dict[str, Any], parts: list[dict[str, Any]]) -> None:
         """Continues from what `_save` wrote."""
-        if state["run_id"] != self.run.run_id or state["data_digest"] != self.splits.digest:
+        if state["run_id"] != self.run.run_id or state["data_digest"] != self.ready.splits.digest:
             raise RunEnded("failed", f"{self.checkpoint}: belongs to another run; remove it")
         weights = self.model.state_dict()
         self.model.load_state_dict(checkpoints.from_parts([part["model"] for part in parts], weights))
-        # by index and not in order, because a parameter that has had no gradient has no state
-        moments = {
-            index: checkpoints.from_parts(
-                [part["optimizer"][index] for part in parts], dict.fromkeys(values, self.parameters[index])
-            )
-            for index, values in parts[0]["optimizer"].items()
-        }
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
-        # loading replaces the learning-rate tensors, which recorded graphs read in place
-        for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = lr
-        for mine, saved in zip(self.accumulators, state["accumulators"], strict=True):
+        checkpoints.take_moments(self.ready.optimizer, [part["optimizer"] for part in parts], self.ready.parameters)
+        for mine, saved in zip(self.ready.losses.tensors, state["accumulators"], strict=True):
             mine.copy_(saved)
         best = [part["best_weights"] for part in parts]
         self.selection.load_state_dict(state, None if best[0] is None else checkpoints.from_parts(best, weights))

@@ -51,7 +51,7 @@ def trained(run, **options):
 
     def watched(batch):
         shapes.append(tuple(batch.inputs.shape))
-        rates.append(trainer.optimizer.param_groups[-1]["lr"])
+        rates.append(trainer.ready.optimizer.param_groups[-1]["lr"])
         step(batch)
 
     trainer._train_step = watched

@@ -170,7 +170,7 @@ def test_every_row_is_in_one_piece_and_no_process_has_more_pieces(rows, size):
     batch = Batch(torch.arange(rows)[:, None], torch.arange(rows, dtype=torch.uint8)[:, None])
     found = [list(Group(rank, 3).pieces(batch, size)) for rank in range(3)]
     assert len({len(pieces) for pieces in found}) == 1
-    labelled = [piece for pieces in found for piece in pieces if (piece.targets != IGNORE).any()]
+    labelled = [piece.batch for pieces in found for piece in pieces if (piece.batch.targets != IGNORE).any()]
     assert torch.cat([piece.targets for piece in labelled]).flatten().tolist() == list(range(rows))
     assert all(len(piece.inputs) <= (size or rows) for piece in labelled)
 
@@ -271,5 +271,8 @@ def test_pieces_of_a_batch_weigh_by_their_labels(size):
     def loss(batch):
         return (weight * batch.targets[batch.targets != IGNORE]).mean()
 
-    value = Group().backward(lambda function, *given: function(*given), loss, Batch(torch.zeros(4, 3), targets), size)
+    shares = [piece.share(loss(piece.batch)) for piece in Group().pieces(Batch(torch.zeros(4, 3), targets), size)]
+    for share in shares:
+        share.backward()
+    value = Group().total([share.detach() for share in shares])
     assert (float(value), float(weight.grad)) == pytest.approx((16 / 6, 16 / 6))

@@ -209,10 +209,10 @@ def test_a_split_without_one_of_its_parts_has_no_mean(monkeypatch):
 
     evaluate = trainer.Trainer._evaluate
 
-    def without_memory(self, segment, graph):
+    def without_memory(self, segment):
         if segment.slice == "half=2":
             raise torch.OutOfMemoryError("planted: out of memory")
-        return evaluate(self, segment, graph)
+        return evaluate(self, segment)
 
     monkeypatch.setattr(Parity, "segments", two_parts)
     monkeypatch.setattr(trainer.Trainer, "_evaluate", without_memory)
@@ -270,7 +270,7 @@ def test_keep_best_tests_the_weights_of_the_best_validation():
     assert len(set(valid)) > 1
     kept = trainer.Trainer(make_run(train=options, seed=3), CPU)
     kept()
-    again = kept._evaluate(kept.valid[0], None)["accuracy"]
+    again = kept._evaluate(kept.ready.valid[0])["accuracy"]
     assert again[0] / again[1] == max(valid)
 
 
@@ -467,7 +467,7 @@ def test_every_group_trains_with_its_own_rate_and_decay(monkeypatch):
     one = trainer.Trainer(make_run(train={"lr": 1e-2, "weight_decay": 0.1, "betas": (0.8, 0.95), **warmup}), CPU)
     for _, step in one.steps():
         step()
-        first, second = one.optimizer.param_groups
+        first, second = one.ready.optimizer.param_groups
     # the first step has half of the rate
     assert (first["lr"], second["lr"]) == (pytest.approx(5e-3), pytest.approx(1e-4))
     assert (first["weight_decay"], second["weight_decay"]) == (0.1, 0.0)
@@ -478,7 +478,7 @@ def test_the_gradient_is_clipped_to_its_largest_norm():
     one = trainer.Trainer(make_run(train={"clip": 1e-3}), CPU)
     for _, step in one.steps():
         step()
-        norm = torch.stack([p.grad.norm() for p in one.parameters if p.grad is not None]).norm()
+        norm = torch.stack([p.grad.norm() for p in one.ready.parameters if p.grad is not None]).norm()
     assert norm == pytest.approx(1e-3, rel=1e-3)
 
 

@@ -61,7 +61,7 @@ def test_transforms_lose_a_tenth_of_a_percent(batch, length, lags, reverse):
 
 
 @pytest.mark.parametrize(
-    ("batch", "length", "lags"), [slow(3, 16, 1), (1, 2512, 2100), slow(3, 4096, 4096), slow(2, 34000, 34000)]
+    ("batch", "length", "lags"), [(2, 16, 1), (1, 2512, 2100), slow(3, 4096, 4096), slow(2, 34000, 34000)]
 )
 @pytest.mark.usefixtures("poisoned_memory")
 def test_so_do_gradients(batch, length, lags):

@@ -220,10 +220,14 @@ READ = ("run_id", "experiment", "metric", "split", "slice", "step", "unit", "val
 """Columns of the rows that `load_runs` and `reports.render.report.build` need."""
 
 
-def rows_of(paths: Sequence[Path]) -> pa.Table:
-    """The rows of results files, for `load_runs`. Text is encoded, because it repeats from row to row."""
+def rows_of(paths: Sequence[Path], skip: Callable[[str], None] | None = None) -> pa.Table:
+    """The rows of results files, for `load_runs`. Text is encoded, because it repeats from row to row.
+
+    skip: called with a sentence on each file that cannot be read, whose rows are left out; None: it is an error.
+    """
     found = [
-        table.unify_dictionaries().combine_chunks() for table in storage.tables(paths, READ, encoded=storage.TEXTS)
+        table.unify_dictionaries().combine_chunks()
+        for table in storage.tables(paths, READ, encoded=storage.TEXTS, skip=skip)
     ]
     return pa.concat_tables(found) if found else storage.SCHEMA.empty_table().select(READ)
 

@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from suite.commands.console import table_console
+from suite.commands.console import skipped, table_console
 from suite.commands.repository import Repository, repository_of
 from suite.options import located
 from suite.store.target import is_folder, target
@@ -55,16 +56,17 @@ def compare(
     every_metric = any(text.startswith(("metric=", "split=", "slice=")) for text in only)
 
     # both sides are looked up before either is read, because reading takes long
-    found = {name: _find(name, repository) for name in (a, b)}
+    sources = {name: _find(name, repository) for name in (a, b)}
 
     def rows(name: str) -> Rows:
-        side = found[name]
+        side = sources[name]
         with tempfile.TemporaryDirectory() as temporary:
             if side.commit:
                 extract(repository.reports.parent, side.commit, Path(temporary), side.folder)
             paths = side.files or storage.files_below(Path(temporary))
             with _progress(name, len(paths)) as watch:
-                return located(f"compare: {name}", lambda: collect(paths, only, every_metric=every_metric, watch=watch))
+                found = partial(collect, paths, only, every_metric=every_metric, watch=watch, skip=skipped)
+                return located(f"compare: {name}", found)
 
     sides = rows(a), rows(b)
     comparison = compared(*sides)

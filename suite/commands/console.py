@@ -28,6 +28,11 @@ def _width() -> int | None:
     return None if sys.stdout is not None and sys.stdout.isatty() else UNLIMITED
 
 
+def skipped(reason: str) -> None:
+    """Says that a file is left out. reason: a sentence that names it."""
+    print(f"skipped: {reason}", file=sys.stderr)
+
+
 def lost_output(text: str = "") -> bool:
     """Returns whether standard output, with this text, cannot be written; then the process can end without it.
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from suite.commands.console import table_console
+from suite.commands.console import skipped, table_console
 from suite.commands.repository import Repository, Set, StoredResults, repository_of
 from suite.contracts import PreparedTask
 
@@ -208,7 +208,8 @@ def _fastest(task: str, roots: list[Path]) -> tuple[float, str]:
 
     columns = ("metric", "value", "task", "model", "device")
     rows: list[dict[str, Any]] = []
-    for table in storage.tables([path for root in roots for path in storage.files_below(root)], columns):
+    paths = [path for root in roots for path in storage.files_below(root)]
+    for table in storage.tables(paths, columns, skip=skipped):
         rows += table.filter(pc.equal(table["metric"], "train_throughput")).to_pylist()
     rows = [row for row in rows if row["value"] is not None and row["value"] > 0]
     rows = [row for row in rows if row["task"] == task] or rows

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from suite.commands.console import skipped
 from suite.commands.planning import resolved_runs
 from suite.commands.repository import (
     KERNELS,
@@ -98,7 +99,7 @@ def report(
         scales = sorted({path.parent.name for path in paths})
         if scale is not None and scales and scale not in scales:
             raise ValueError(f"--scale {scale}: no stored rows of kernels have it; there are: {', '.join(scales)}")
-        rendered = repository.rendering().history(storage.read(_at_scale(paths, scale)))
+        rendered = repository.rendering().history(storage.read(_at_scale(paths, scale), skip=skipped))
     else:
         experiment, rendered = _table(repository, experiment, results, by or (), scale)
     if out is None and chosen in (Format.png, Format.html):
@@ -142,7 +143,7 @@ def _table(
             f"unknown scale {scale!r}{nearest(scale, config.scales)}; there are: {', '.join(config.scales)}"
         )
     rendering = repository.rendering()
-    rows = rendering.rows_of(_at_scale(repository.files(experiment, results), scale))
+    rows = rendering.rows_of(_at_scale(repository.files(experiment, results), scale), skipped)
     if by:
         return experiment, rendering.grouped(config, path.parent, experiment, rows, by, scale)
     return experiment, rendering.build(config, path.parent, rows, scale=scale, planned=planned)
@@ -197,7 +198,7 @@ def _board(repository: Repository, name: str, results: Path | None) -> Any:
         if not config.runnable or (name != "overview" and not experiment.startswith(f"{name}/")):
             continue
         paths = repository.files(experiment, results)
-        runs = rendering.load_runs(rendering.rows_of(paths))
+        runs = rendering.load_runs(rendering.rows_of(paths, skipped))
         report = partial(
             rendering.report_of, config, path.parent, experiment, runs, planned=_planned(repository, experiment)
         )
@@ -205,5 +206,5 @@ def _board(repository: Repository, name: str, results: Path | None) -> Any:
         counted.append(main)
         scales = {path.parent.name for path in paths} & config.scales.keys() - {main.scale}
         reduced += [report(scale=scale) for scale in sorted(scales)]
-    kernels = storage.read(repository.files(KERNELS, results))
+    kernels = storage.read(repository.files(KERNELS, results), skip=skipped)
     return rendering.Board(name, tuple(counted), tuple(reduced), kernels, tuple(repository.operators))

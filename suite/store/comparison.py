@@ -107,16 +107,18 @@ def collect(
     *,
     every_metric: bool,
     watch: Callable[[int], None] = lambda done: None,
+    skip: Callable[[str], None] | None = None,
 ) -> Rows:
-    """Returns the measurements in results files, each of which has the rows of one run.
+    """Returns the measurements in results files.
 
     only: filters of the rows, as those of `suite.store.rows.Selection`.
     every_metric: take all metrics that the rows have, not only the qualities of the test split and SPEEDS.
     watch: called with the number of files that have been read.
+    skip: called with a sentence on each file that cannot be read (`suite.store.storage.tables`).
     """
     found = Rows()
     runs: set[str] = set()
-    for table in scan(paths, only, COLUMNS, watch):
+    for table in scan(paths, only, COLUMNS, watch, skip):
         known_as = ["run_id", *FACTS]
         for run in table.group_by(known_as, use_threads=False).aggregate([]).to_pylist():
             if run["run_id"] not in runs:

@@ -3,14 +3,12 @@
 There is one part for each folder of an experiment's scale and each call. Its rows are sorted by run, and the rows of a
 run keep their order, so that text that repeats from row to row takes hardly any space; sorted by metric, the committed
 rows would take a fifth more. A row group has whole runs, and its statistics say which, so one run is read without the
-others. A part is named by the hash of its content: the same rows give the same file, and an edited one is found.
+others. A part is named by the hash of its content: the same rows give the same file, and an edited one is refused.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +19,8 @@ import pyarrow.parquet as pq
 
 from suite.registry import few
 from suite.store import storage
-from suite.store.storage import PART, SCHEMA, SchemaError
-from suite.store.target import is_remote, replacing
+from suite.store.storage import SCHEMA, SchemaError
+from suite.store.target import replacing
 
 ROWS_A_GROUP = 1 << 14
 """A row group ends with the run that reaches so many rows. Its columns of text take about 40 MB while it is read."""
@@ -117,22 +115,10 @@ def _text(rows: pa.Table) -> str:
 def write(part: Part) -> Path:
     """Writes a part, whole or not at all, and returns its path."""
     content = _content(part.table)
-    path = part.folder / name_of(content)
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    if not is_remote(path):
-        # the new name lasts only when its folder is written, too
-        folder = os.open(path.parent, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
+    path = part.folder / storage.part_name(content)
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
     return path
-
-
-def name_of(content: bytes) -> str:
-    """The name of a part with this content."""
-    return f"{PART}{hashlib.sha256(content).hexdigest()[:16]}.parquet"
 
 
 def _content(table: pa.Table) -> bytes:

@@ -74,7 +74,8 @@ def _check(filters: Filters, paths: Sequence[Path]) -> None:
 
     def known() -> Iterator[str]:
         yield from COLUMNS
-        for table in storage.tables(paths, ["config"], encoded=("config",)):
+        # a file that cannot be read has been named before
+        for table in storage.tables(paths, ["config"], encoded=("config",), skip=lambda reason: None):
             for text in table["config"].unique().to_pylist():
                 yield from settings_of(text)
 
@@ -82,17 +83,22 @@ def _check(filters: Filters, paths: Sequence[Path]) -> None:
 
 
 def scan(
-    paths: Sequence[Path], only: Sequence[str], columns: Sequence[str], watch: Callable[[int], None] = lambda done: None
+    paths: Sequence[Path],
+    only: Sequence[str],
+    columns: Sequence[str],
+    watch: Callable[[int], None] = lambda done: None,
+    skip: Callable[[str], None] | None = None,
 ) -> Iterator[pa.Table]:
     """Yields, some files at a time, columns of the rows that satisfy every filter. Each file is read once.
 
     watch: called with the number of files that have been read.
+    skip: called with a sentence on each file that cannot be read (`storage.tables`).
 
-    Raises ValueError at a damaged file, and after the last file for a value of a filter that no row has.
+    Raises ValueError after the last file for a value of a filter that no row has.
     """
     filters, keys = _filters(only)
     needed = list(dict.fromkeys((*columns, "config", *keys)))
-    for table in storage.tables(paths, needed, watch=watch):
+    for table in storage.tables(paths, needed, watch=watch, skip=skip):
         if filters.wanted:
             table = table.filter(pa.array(_mask(table, filters, keys), pa.bool_()))
         yield table.select(columns)

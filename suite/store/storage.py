@@ -11,6 +11,8 @@ any other file is refused by name.
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -153,7 +155,7 @@ def _pieces(path: Path, columns: Sequence[str], run_id: str, encoded: tuple[str,
         # opening a named pipe would wait for a writer
         if not is_remote(path) and not path.is_file():
             raise OSError("no regular file")
-        with _opened(readable(path), encoded) as file:
+        with _opened(_content_of(path) if is_part(path) else readable(path), encoded) as file:
             there = file.schema_arrow
             names = [name for name in dict.fromkeys(("schema", *wanted)) if name in there.names]
             if not is_part(path):
@@ -172,6 +174,20 @@ def _pieces(path: Path, columns: Sequence[str], run_id: str, encoded: tuple[str,
             raise
         reason = " ".join(str(error).split())[:120]
         raise SchemaError(f"{path}: damaged or not a parquet file ({reason}); remove it") from None
+
+
+def part_name(content: bytes) -> str:
+    """The name of a part with this content."""
+    return f"{PART}{hashlib.sha256(content).hexdigest()[:16]}.parquet"
+
+
+def _content_of(part: Path) -> BinaryIO:
+    """The content of a part. ValueError where it is not that by which the part is named."""
+    with as_oserror(part):
+        content = part.read_bytes()
+    if part_name(content) != part.name:
+        raise ValueError("its name is not that of its content")
+    return io.BytesIO(content)
 
 
 def _opened(source: Path | BinaryIO, encoded: Sequence[str]) -> pq.ParquetFile:
@@ -262,6 +278,7 @@ def tables(
     *,
     encoded: tuple[str, ...] = (),
     watch: Callable[[int], None] = lambda done: None,
+    skip: Callable[[str], None] | None = None,
 ) -> Iterator[pa.Table]:
     """Yields columns of the rows of files, in their order, some files of one run or a piece of a part at a time.
 
@@ -269,7 +286,19 @@ def tables(
 
     encoded: columns of text that are returned as codes and a dictionary (`load`).
     watch: called with the number of files that have been read.
+    skip: called with a sentence on each file that cannot be read, whose rows are left out; None: SchemaError is raised.
     """
+
+    def loaded(path: Path) -> pa.Table:
+        try:
+            return load(path, columns, encoded=encoded)
+        except SchemaError as error:
+            if skip is None:
+                raise
+            skip(str(error))
+            return nothing
+
+    nothing = pa.schema(map(_schema(encoded).field, columns)).empty_table()
     before: dict[Path, set[str]] = {}
     # half of the time of a file passes outside of Python, so that more threads would wait for each other
     with ThreadPoolExecutor(2) as pool:
@@ -278,14 +307,19 @@ def tables(
             path, end = paths[start], start + 1
             stored = before.setdefault(path.parent, set())
             if is_part(path):
-                yield from _of_part(path, columns, encoded, stored)
+                try:
+                    yield from _of_part(path, columns, encoded, stored)
+                except SchemaError as error:
+                    if skip is None:
+                        raise
+                    skip(str(error))
             else:
                 while end < len(paths) and end - start < FILES_AT_ONCE and not is_part(paths[end]):
                     end += 1
                 some = paths[start:end]
                 for path in some:
                     before.setdefault(path.parent, set()).add(path.stem)
-                yield pa.concat_tables(pool.map(partial(load, columns=columns, encoded=encoded), some))
+                yield pa.concat_tables(pool.map(loaded, some))
             start = end
             watch(start)
 
@@ -303,13 +337,14 @@ def _of_part(path: Path, columns: Sequence[str], encoded: tuple[str, ...], befor
     before |= own
 
 
-def read(paths: Sequence[Path], columns: Sequence[str] = SCHEMA.names) -> pd.DataFrame:
-    """Columns of the rows of many files as one frame, in file order."""
+def read(
+    paths: Sequence[Path], columns: Sequence[str] = SCHEMA.names, skip: Callable[[str], None] | None = None
+) -> pd.DataFrame:
+    """Columns of the rows of many files as one frame, in file order (`tables`)."""
     import pandas as pd
 
-    if not paths:
-        return pd.DataFrame(columns=list(columns))
-    return pa.concat_tables(tables(paths, columns)).to_pandas()
+    found = list(tables(paths, columns, skip=skip))
+    return pa.concat_tables(found).to_pandas() if found else pd.DataFrame(columns=list(columns))
 
 
 @dataclass(frozen=True)

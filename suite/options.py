@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
@@ -280,6 +281,15 @@ def shortened(value: Any) -> str:
         # python writes no integer of more than 4300 digits
         return "a number of thousands of digits"
     return text if len(text) <= 100 else f"{text[:70]} ... {text[-20:]}"
+
+
+def visible(text: str) -> str:
+    """A text in which every character that would steer a terminal, or turn the direction of writing, is spelled out."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs") else _spelled(c) for c in text)
+
+
+def _spelled(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode()
 
 
 def alternatives(text: str, flag: str) -> list[str]:

@@ -7,6 +7,7 @@ import datetime
 import gc
 import json
 import os
+import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -214,8 +215,33 @@ def _carry_out(run: Run, worker: Worker) -> tuple[str, str]:
     except torch.OutOfMemoryError as error:
         return "oom", str(error).splitlines()[0]
     except Exception as error:
-        return "failed", f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}"
+        return "failed", f"{type(error).__name__}: {error}\n{_of_any_machine(traceback.format_exc(limit=-4))}"
     return "ok", ""
+
+
+def _of_any_machine(text: str) -> str:
+    """A traceback with the paths of files within their package, and not those of this machine's folders."""
+
+    def within(found: re.Match[str]) -> str:
+        path = Path(found[1])
+        if "site-packages" in path.parts:
+            return f'File "{Path(*path.parts[path.parts.index("site-packages") + 1 :])}"'
+        here = Path(__file__).parents[1]
+        return f'File "{path.relative_to(here) if path.is_relative_to(here) else path.name}"'
+
+    return re.sub(r'File "([^"\n]+)"', within, text)
+
+
+def _without_places(resolved: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run, in which files and folders of a user have their names without the folders above them.
+
+    Paths are no part of an identity (`suite.identity`), and rows are published.
+    """
+    task = resolved.get("task")
+    if not isinstance(task, dict):
+        return resolved
+    named = {key: Path(task[key]).name for key in ("data", "tokenizer") if isinstance(task.get(key), str)}
+    return {**resolved, "task": {**task, **named}}
 
 
 def _write_weights(run: Run, root: Path, worker: Worker) -> str:
@@ -296,7 +322,7 @@ def _columns(run: Run, device: torch.device, started_at: str, sharing: int) -> d
         "experiment": run.experiment,
         "scale": run.scale,
         "seed": run.seed,
-        "config": json.dumps(run.resolved, sort_keys=True),
+        "config": json.dumps(_without_places(run.resolved), sort_keys=True),
         "started_at": started_at,
         **run.columns,
         **facts,

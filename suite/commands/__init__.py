@@ -38,7 +38,7 @@ from suite.commands.run import run
 from suite.commands.show import show
 from suite.commands.status import status
 from suite.commands.weights import weights_app
-from suite.options import reason_of
+from suite.options import reason_of, shortened, visible
 from suite.store.target import StoreError
 
 
@@ -137,11 +137,13 @@ def main(repository: Repository, arguments: Sequence[str] | None = None) -> None
         # the library builds its commands before it looks for an interruption
         code = 130
     except (ValueError, StoreError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {visible(str(error))}", file=sys.stderr)
         code = 2
-    except OSError:
+    except OSError as error:
         # a stream drops what it could not write, so that only a further character tells whether it was this one
-        if not lost_output("\n"):
-            raise
+        if error.filename is not None or not lost_output("\n"):
+            # of the system, about a path or an address that was given
+            where = "" if error.filename is None else f"{shortened(str(error.filename))}: "
+            print(f"error: {visible(where + (error.strerror or str(error)))}", file=sys.stderr)
         code = 2
     sys.exit(2 if lost_output() else code)

@@ -164,6 +164,8 @@ def shown(path: Path) -> str:
 
 def _place(text: Any) -> Any:
     """The place of this name. A ValueError of a callback reaches the user in one line, that of a parser does not."""
+    if str(text or "").startswith("-"):
+        raise ValueError(f"--results {text}: this is no folder but the beginning of an option; write ./{text}")
     place = None if text is None else target(text)
     if isinstance(place, Path) and place.is_file():
         raise ValueError(f"--results {text}: this is a file; name the folder of results")

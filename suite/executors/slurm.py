@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import shlex
 import shutil
 import signal
 import threading
@@ -112,7 +113,7 @@ class Slurm(Config):
             "partition": self.partition,
             "array_parallelism": settings.jobs or len(runs),
             "signal_delay_s": WARNING_S,
-            "setup": [f"export PYTHONPATH={REPOSITORY}${{PYTHONPATH:+:$PYTHONPATH}}"],
+            "setup": [f"export PYTHONPATH={shlex.quote(str(REPOSITORY))}${{PYTHONPATH:+:$PYTHONPATH}}"],
         }
         executor.update_parameters(
             name=runs[0].experiment.replace("/", "-"),

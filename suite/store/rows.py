@@ -171,7 +171,13 @@ def write_csv(selection: Selection, file: TextIO) -> None:
 
 
 def _cell(value: Any) -> Any:
+    if isinstance(value, str) and value[:1] in FORMULA:
+        return f"'{value}"
     return json.dumps(value) if isinstance(value, (bool, list, Mapping)) else value
+
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""A text that begins so is a formula to a spreadsheet, which may run it; an apostrophe in front keeps it a text."""
 
 
 def write_json(selection: Selection, file: TextIO) -> None:

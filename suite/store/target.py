@@ -32,6 +32,10 @@ def target(text: str | Path) -> Path:
     if isinstance(text, Path) or "://" not in str(text):
         return Path(text)
     address = str(text)
+    if address.startswith(("http://", "https://")):
+        raise ValueError(
+            f"{address}: a web page holds no folder; name a folder, or a bucket such as s3://bucket/folder"
+        )
     try:
         from upath import UPath
 

@@ -507,3 +507,29 @@ def test_a_table_in_a_pipe_has_every_word_whole(command_line, arguments):
     assert done.returncode == 0, done.stderr
     assert "…" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) > 80
+
+
+LONG = "9" * 400
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("export", LONG), "File name too long"),
+        (("report", LONG), "File name too long"),
+        (("compare", LONG, "main"), "File name too long"),
+        (("generate", LONG, "--prompt", "a"), "File name too long"),
+        (("compare", "http://127.0.0.1:1/x", "r0"), "a web page holds no folder"),
+        (("export", "http://127.0.0.1:1/x"), "a web page holds no folder"),
+        (("status", "quickstart", "--results", "-1"), "this is no folder but the beginning of an option"),
+        (("run", "quickstart", "--dry-run", "--results", "-1"), "this is no folder but the beginning of an option"),
+        (("report", "\x1b]0;title\x07"), r"\x1b]0;title\x07"),
+    ],
+)
+def test_what_can_be_no_place_is_one_visible_line(command_line, arguments, words):
+    done = command_line(*arguments)
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    assert words in line
+    assert line.isprintable()

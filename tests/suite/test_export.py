@@ -109,3 +109,12 @@ def test_a_device_without_room_is_an_error_and_stays(command_line, stored, tmp_p
     done = command_line("export", "quickstart", "--results", stored, "--out", tmp_path / "full.csv")
     assert done.returncode == 2
     assert "cannot be written (No space left on device)" in done.stderr
+
+
+@pytest.mark.parametrize("text", ['=HYPERLINK("http://x","y")', "+1", "-1+1", "@SUM(A1)", "\tx"])
+def test_a_text_is_no_formula_of_a_spreadsheet(command_line, tmp_path, text):
+    row = {"run_id": "a1", "metric": "run", "status": "failed", "error": text, "value": -1.5}
+    storage.write(storage.result_path(tmp_path, "quickstart", "paper", "a1"), [row])
+    done = command_line("export", "quickstart", "--results", tmp_path)
+    (found,) = csv.DictReader(io.StringIO(done.stdout))
+    assert (found["error"], found["value"]) == (f"'{text}", "-1.5")

@@ -3,9 +3,12 @@
 import contextlib
 import dataclasses
 import itertools
+import json
 import math
 import shutil
+import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -556,3 +559,24 @@ def test_bf16_runs_the_linear_maps_in_bf16(monkeypatch):
     monkeypatch.setattr(ToyModel, "forward", noted)
     train(make_run(train={"precision": "bf16", "epochs": 1}))
     assert seen == {torch.bfloat16}
+
+
+def test_rows_hold_no_paths_of_this_machine(tmp_path):
+    folder = tmp_path / "someone" / "private" / "texts"
+    run = make_run(model={"fault": "error"})
+    resolved = {
+        **run.resolved,
+        "task": {**run.resolved["task"], "data": str(folder), "tokenizer": str(folder / "t.json")},
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(run), "resolved", property(lambda self: resolved))
+        execute(run, tmp_path, CPU)
+        path = storage.result_path(tmp_path, run.experiment, run.scale, run.run_id)
+    assert run.run_id == path.stem, "the places of data are no part of an identity"
+    rows = storage.load(path).to_pylist()
+    task = json.loads(rows[-1]["config"])["task"]
+    assert (task["data"], task["tokenizer"]) == ("texts", "t.json")
+    assert "Traceback" in rows[-1]["error"]
+    assert 'File "tests/suite/toy.py"' in rows[-1]["error"]
+    places = (tmp_path, Path(__file__).parent, sys.prefix)
+    assert not any(str(place) in str(row) for row in rows for place in places)

@@ -106,3 +106,9 @@ def test_the_page_on_the_action_names_its_inputs():
     for call in calls:
         assert set(call["with"]) <= set(inputs)
         assert {name for name, value in inputs.items() if value.get("required")} <= set(call["with"])
+
+
+@pytest.mark.parametrize("path", [*WORKFLOWS, ACTION], ids=lambda path: path.name)
+def test_every_action_is_pinned_by_its_digest(path):
+    used = [step["uses"] for step in steps(path) if "uses" in step]
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", name) for name in used if not name.startswith("./")), used

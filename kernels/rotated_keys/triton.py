@@ -185,7 +185,7 @@ def _rotated_keys_bwd_kernel(
         tl.store(p_C + o_n[None, :], b_dC3, mask=m_n)
 
 
-class Tiles(NamedTuple):
+class Plan(NamedTuple):
     """The work of both kernels, and the arguments behind the tensors that they share."""
 
     tiles: int
@@ -195,7 +195,7 @@ class Tiles(NamedTuple):
     sizes: dict[str, Any]
 
 
-def _tiles(B: Tensor, theta: Tensor, tuning: Tuning) -> Tiles:
+def _plan(B: Tensor, theta: Tensor, tuning: Tuning) -> Plan:
     (batch, length, states), (heads, pairs) = B.shape, theta.shape[2:]
     rows, rest = batch * length, states - 2 * pairs
     block = min(tuning.block_t, power_of_2(rows))
@@ -204,12 +204,12 @@ def _tiles(B: Tensor, theta: Tensor, tuning: Tuning) -> Tiles:
     in_group = cdiv(heads, wanted)
     sizes: dict[str, Any] = {"rows": rows, "T": length, "H": heads, "heads": in_group, "R": pairs, "REST": rest}
     blocks = {"BLOCK_R": power_of_2(pairs), "BLOCK_REST": power_of_2(max(1, rest)), "BLOCK_T": block}
-    return Tiles(tiles, cdiv(heads, in_group), {**sizes, **blocks, "num_warps": tuning.num_warps})
+    return Plan(tiles, cdiv(heads, in_group), {**sizes, **blocks, "num_warps": tuning.num_warps})
 
 
 def _forward(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     B, *_, theta, now, _, _ = tensors
-    work = _tiles(B, theta, FORWARD)
+    work = _plan(B, theta, FORWARD)
     shape = (*theta.shape[:3], B.shape[2])
     keys, queries = (torch.empty(shape, dtype=dtype, device=B.device) for _ in "kq")
     own = torch.empty(now.shape, dtype=torch.float32, device=B.device)
@@ -230,7 +230,7 @@ def _backward(
     tensors: list[Tensor], dkeys: Tensor, dqueries: Tensor, down: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     B, _, B_bias, _, theta, now, *_ = tensors
-    work = _tiles(B, theta, BACKWARD)
+    work = _plan(B, theta, BACKWARD)
 
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=B.device)

@@ -2,7 +2,7 @@
 
 A program owns the rows of a tile of the batch in one head and goes through time. The matrices R of its head stay in
 registers, and h R is a product on matrix units, BLOCK_B rows at a time. Gates, states and their gradients are float32;
-h and R are multiplied in the dtype of x, float32 numbers as `_tiles` says.
+h and R are multiplied in the dtype of x, float32 numbers as `_plan` says.
 
 Forward keeps c, n and m of every step, 12 bytes for each channel. Backward computes the gates again from x and the
 output of the step before, and goes back through time with the gradients of h, c and n:
@@ -262,7 +262,7 @@ def _slstm_weights_kernel(
     tl.store(p_partial, b_dr, mask=m_k[:, None] & m_k[None, :])
 
 
-class Tiles(NamedTuple):
+class Plan(NamedTuple):
     """Number of programs and shared arguments of the two kernels that go through time."""
 
     programs: int
@@ -270,7 +270,7 @@ class Tiles(NamedTuple):
     options: dict[str, Any]
 
 
-def _tiles(x: Tensor) -> Tiles:
+def _plan(x: Tensor) -> Plan:
     batch, length, _, heads, width = x.shape
     tiles, block_k = cdiv(batch, BLOCK_B), max(16, power_of_2(width))
     stride_b, stride_t, stride_g, stride_h, _ = x.stride()
@@ -281,7 +281,7 @@ def _tiles(x: Tensor) -> Tiles:
     # at K 64, matrices that are split into tf32 parts would take more shared memory than an H200 has
     precision = "tf32" if x.dtype != torch.float32 else float32_products() if block_k <= 32 else "ieee"
     options = {"BLOCK_B": BLOCK_B, "BLOCK_K": block_k, "PRECISION": precision, "EMPTY": EMPTY}
-    return Tiles(tiles * heads, sizes, {**options, "num_warps": 4 if block_k <= 32 else 8})
+    return Plan(tiles * heads, sizes, {**options, "num_warps": 4 if block_k <= 32 else 8})
 
 
 def _channels(x: Tensor) -> Tensor:
@@ -296,7 +296,7 @@ def _forward(
     batch, length, _, heads, width = x.shape
     y = torch.empty((batch, length, heads, width), dtype=x.dtype, device=x.device)
     states = torch.empty((batch, length, 3, heads, width), dtype=torch.float32, device=x.device) if keep else None
-    work = _tiles(x)
+    work = _plan(x)
     given = initial if initial is not None else final
     stride_b, stride_p = (0, 0) if given is None else given.stride()[:2]
     launch(
@@ -306,7 +306,7 @@ def _forward(
     return y, states
 
 
-def _weights(initial: Tensor | None, y: Tensor, dx: Tensor, work: Tiles) -> Tensor:
+def _weights(initial: Tensor | None, y: Tensor, dx: Tensor, work: Plan) -> Tensor:
     """Returns dR [4, H, K, K] in float32."""
     batch, length, _, heads, width = dx.shape
     chunks = cdiv(batch * length, CHUNK)
@@ -343,7 +343,7 @@ class SLSTM(OnceDifferentiable):
         dy = torch.zeros_like(y) if dy is None else dense(dy)
         dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         dinitial = None if initial is None else _empty_like(x)
-        work = _tiles(x)
+        work = _plan(x)
         launch(
             _slstm_bwd_kernel, work.programs, x=x, recurrent=recurrent, bias=bias, initial=initial, y=y, states=states,
             dy=dy, dfinal=dense(dfinal), dx=dx, dinitial=dinitial, **work.sizes, **work.options,

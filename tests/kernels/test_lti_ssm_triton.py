@@ -21,11 +21,11 @@ pytest.importorskip("triton")
 
 from kernels.lti_ssm.triton import (
     TUNING,
-    CallPlan,
+    Plan,
     Planner,
-    backward_plan,
+    backward_division,
     calls,
-    cheapest_plan,
+    cheapest_division,
     lti_ssm_triton,
     lti_ssm_triton_bidirectional,
 )
@@ -117,8 +117,8 @@ def test_the_kernel_in_bfloat16_equals_the_recurrence_over_several_chunks(length
 
 @pytest.mark.parametrize(("states", "state_terms"), [(32, 2), (33, 1)])
 def test_gates_take_two_terms_of_maps_and_of_as_many_states_as_there_is_room_for(states, state_terms):
-    config = TUNING.config(torch.bfloat16, 512, states, True, True)
-    assert (config.map_terms, config.state_terms, config.sum_terms) == (2, state_terms, 1)
+    tile = TUNING.tile(torch.bfloat16, 512, states, True, True)
+    assert (tile.map_terms, tile.state_terms, tile.sum_terms) == (2, state_terms, 1)
     assert not TUNING.needs_two_passes(torch.empty(1, 512, 1, dtype=torch.bfloat16), states)
 
 
@@ -210,17 +210,17 @@ def test_segments_half_as_long_have_the_same_gradients(pieces, length):
     op = kernel_with(SMALL_TILES._replace(tall_steps=2, sequences=2, pieces=pieces), NotingPlanner)
     assert_kernel_matches(make_kernel_inputs(length, gates=False), torch.bfloat16, op)
     call = op.keywords["planner"].calls[0]
-    assert (call.plan.pieces, call.plan.segments, call.plan.rows) == (pieces, 8, 16)
-    assert call.backward_plan.rows == 32
+    assert (call.division.pieces, call.division.segments, call.division.rows) == (pieces, 8, 16)
+    assert call.backward_division.rows == 32
 
 
 def test_only_long_plain_loops_are_halved():
-    plan = cheapest_plan(8, 8192, 1024, False, 3 * 132, TUNING.narrow, TUNING)
-    half = backward_plan(plan, True, TUNING)
+    plan = cheapest_division(8, 8192, 1024, False, 3 * 132, TUNING.narrow, TUNING)
+    half = backward_division(plan, True, TUNING)
     assert (half.rows, half.segments, half.steps) == (128, 16, 8)
-    assert backward_plan(plan, False, TUNING) == plan
-    short = cheapest_plan(8, 1024, 1024, False, 3 * 132, TUNING.narrow, TUNING)
-    assert backward_plan(short, True, TUNING) == short
+    assert backward_division(plan, False, TUNING) == plan
+    short = cheapest_division(8, 1024, 1024, False, 3 * 132, TUNING.narrow, TUNING)
+    assert backward_division(short, True, TUNING) == short
 
 
 def test_tiles_are_shared_so_that_programs_fill_the_chip():
@@ -234,7 +234,7 @@ def test_tiles_are_shared_so_that_programs_fill_the_chip():
         (1, 2**20, 4),
     ):
         batch, length, width = shape
-        plan = cheapest_plan(batch, length, width, False, programs, TUNING.narrow, TUNING)
+        plan = cheapest_division(batch, length, width, False, programs, TUNING.narrow, TUNING)
         rows = plan.pieces * plan.segments * plan.steps * plan.chunk * plan.groups * (plan.rows // plan.segments)
         assert batch * length <= rows <= 1.1 * batch * length, plan
         assert plan.programs * width >= 0.8 * programs, plan
@@ -254,7 +254,7 @@ def test_offsets_take_64_bits_where_32_are_too_few(length, wide):
     A = torch.empty(1024, 32, dtype=torch.complex64, device="meta")
     specs = tuple(spec(x) for x in (u, None, None, A, None, A))
     tuning = TUNING._replace(programs=3 * 132)
-    assert CallPlan(2.0, "zoh", False, False, specs, tuning=tuning).forward.named["INT64"] == wide
+    assert Plan(2.0, "zoh", False, False, specs, tuning=tuning).forward.named["INT64"] == wide
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def launched(monkeypatch):
     for module in (inputs, plan):
         monkeypatch.setattr(module, "speaks_ptx", lambda: True)
     yield names, short_chunks(whole=True).keywords["tuning"]
-    inputs.kept_call.cache_clear()
+    inputs.kept_plan.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def test_negative_eigenvalues_are_kept_from_the_matrix_units_and_from_segments_o
     x, maps = torch.zeros(1, 256, 34, dtype=torch.bfloat16), torch.zeros(1, 256, 16, dtype=torch.bfloat16)
     A = -torch.ones(34, 16)
     calls = [
-        prepare_inputs(x, x, A, maps, maps, None, x, None, True, negative, tuning).call for negative in (False, True)
+        prepare_inputs(x, x, A, maps, maps, None, x, None, True, negative, tuning).plan for negative in (False, True)
     ]
     assert [call.matrix for call in calls] == [True, False]
-    for plans in zip(*[(call.forward_plan, call.backward_plan) for call in calls], strict=True):
+    for plans in zip(*[(call.forward_division, call.backward_division) for call in calls], strict=True):
         assert [plan.splits > 1 for plan in plans] == [True, False]

@@ -41,7 +41,7 @@ are contiguous as [B, D, T].
 
 Precision: the tables come from float64. float32: v, gates, sums, states, scans (float64 for float32 inputs). The
 decays a are in two terms where inputs are float32, as their rounding errors would add up from chunk to chunk.
-bfloat16 inputs are multiplied by bfloat16 matrices in one or two terms (`plan.Config`); float32 and float16 inputs
+bfloat16 inputs are multiplied by bfloat16 matrices in one or two terms (`plan.Tile`); float32 and float16 inputs
 multiply in tf32x3.
 
 Deterministic: partial sums, no atomics. Limits: N <= 64; dss-softmax is not supported; two sides are two calls.
@@ -54,18 +54,18 @@ the second term of the taps (with gates in bfloat16, 4 N more in each for second
 
 from __future__ import annotations
 
-from kernels.lti_ssm.triton.calls import CallPlan, Planner
+from kernels.lti_ssm.triton.calls import Plan, Planner
 from kernels.lti_ssm.triton.operator import lti_ssm_triton, lti_ssm_triton_bidirectional
-from kernels.lti_ssm.triton.plan import TUNING, Plan, Tuning, backward_plan, cheapest_plan
+from kernels.lti_ssm.triton.plan import TUNING, Division, Tuning, backward_division, cheapest_division
 
 __all__ = [
     "TUNING",
-    "CallPlan",
+    "Division",
     "Plan",
     "Planner",
     "Tuning",
-    "backward_plan",
-    "cheapest_plan",
+    "backward_division",
+    "cheapest_division",
     "lti_ssm_triton",
     "lti_ssm_triton_bidirectional",
 ]

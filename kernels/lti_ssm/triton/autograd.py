@@ -13,9 +13,9 @@ from kernels.transpose import time_last
 
 
 class LtiSsm(OnceDifferentiable):
-    """y and, where the call plan says so, the state before chunk T // CHUNK (see the package docstring).
+    """y and, where the plan says so, the state before chunk T // CHUNK (see the package docstring).
 
-    Inputs: u, gate_in, gate_out, the initial state, A, B, C, dt, D, and the `CallPlan`.
+    Inputs: u, gate_in, gate_out, the initial state, A, B, C, dt, D, and the `Plan`.
     """
 
     @staticmethod
@@ -27,9 +27,9 @@ class LtiSsm(OnceDifferentiable):
         initial_state: Tensor | None,
         *rest: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        *system, ctx.call = rest
-        tables = prepare(ctx.call, *system)
-        y, end, states, ungated = lti_fwd(ctx.call, u, gate_in, gate_out, tables, initial_state)
+        *system, ctx.plan = rest
+        tables = prepare(ctx.plan, *system)
+        y, end, states, ungated = lti_fwd(ctx.plan, u, gate_in, gate_out, tables, initial_state)
         save(ctx, u, gate_in, gate_out, ungated, states, tables, *system)
         ctx.set_materialize_grads(False)
         return y, end
@@ -37,10 +37,10 @@ class LtiSsm(OnceDifferentiable):
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dend: Tensor | None) -> tuple[Tensor | None, ...]:
         u, gate_in, gate_out, ungated, states, tables, *system = saved(ctx)
-        call, with_start = ctx.call, ctx.needs_input_grad[3]
-        dy = u.new_empty_strided(u.shape, call.time_last).zero_() if dy is None else time_last(dy)
+        plan, with_start = ctx.plan, ctx.needs_input_grad[3]
+        dy = u.new_empty_strided(u.shape, plan.time_last).zero_() if dy is None else time_last(dy)
         du, dgate_in, dgate_out, partial, dstart = lti_bwd(
-            call,
+            plan,
             u=u,
             gate_in=gate_in,
             gate_out=gate_out,
@@ -51,4 +51,4 @@ class LtiSsm(OnceDifferentiable):
             dend=dense(dend),
             with_start=with_start,
         )
-        return du, dgate_in, dgate_out, dstart, *prepare_bwd(call, partial, *system), None
+        return du, dgate_in, dgate_out, dstart, *prepare_bwd(plan, partial, *system), None

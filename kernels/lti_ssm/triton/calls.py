@@ -1,6 +1,6 @@
 """Allocations and launches of one call of the operator.
 
-`CallPlan` holds what depends on shapes, strides, dtypes and the device only; `Planner` makes call plans and, on a GPU,
+`Plan` holds what depends on shapes, strides, dtypes and the device only; `Planner` makes plans and, on a GPU,
 keeps them.
 """
 
@@ -18,10 +18,10 @@ from kernels.lti_ssm.triton.backward import _lti_bwd_kernel
 from kernels.lti_ssm.triton.forward import _lti_fwd_kernel
 from kernels.lti_ssm.triton.plan import (
     TUNING,
-    Plan,
+    Division,
     Tuning,
-    backward_plan,
-    cheapest_plan,
+    backward_division,
+    cheapest_division,
     kernel_constants,
     num_near,
     padded_states,
@@ -29,7 +29,7 @@ from kernels.lti_ssm.triton.plan import (
 from kernels.lti_ssm.triton.prepare import _prepare_bwd_kernel, _prepare_kernel
 
 
-class CallPlan:
+class Plan:
     """Plans, sizes of allocations and arguments of launches of calls with equal shapes, strides, dtypes and device.
 
     factor, rule: s and the discretization of `kernels.lti_ssm`.   with_end: whether the final state is asked for.
@@ -64,18 +64,20 @@ class CallPlan:
         self.row = self.num_states * (2 if self.is_complex else 1)
         """Number of real elements in the states of one channel."""
         self.state_dtype = torch.complex64 if self.is_complex else torch.float32
-        config = tuning.config(self.dtype, self.length, self.num_states, self.is_complex, self.gated)
+        tile = tuning.tile(self.dtype, self.length, self.num_states, self.is_complex, self.gated)
         programs = tuning.programs_on(u.device)
-        self.plan = plan = cheapest_plan(self.batch, self.length, self.width, with_end, programs, config, tuning)
-        near = num_near(plan.chunk)
-        self.tables_shape = self.width, plan.chunk + (2 + near + plan.chunk // near + 8) * self.row
+        self.division = division = cheapest_division(
+            self.batch, self.length, self.width, with_end, programs, tile, tuning
+        )
+        near = num_near(division.chunk)
+        self.tables_shape = self.width, division.chunk + (2 + near + division.chunk // near + 8) * self.row
         self.state_shape = self.batch, self.width, self.num_states
         padded = padded_states(self.num_states, self.is_complex) * (2 if self.is_complex else 1)
-        self.states_shape = self.batch, self.width, plan.chunks, padded
-        one_term = self.dtype == torch.bfloat16 and config.sum_terms == 1
+        self.states_shape = self.batch, self.width, division.chunks, padded
+        one_term = self.dtype == torch.bfloat16 and tile.sum_terms == 1
         self.kept_dtype = torch.bfloat16 if one_term else torch.float32
         """The dtype in which the states before each chunk and y before gate_out are kept for the backward pass."""
-        bits = plan.chunk.bit_length()
+        bits = division.chunk.bit_length()
         self.system_arguments = {
             "factor": factor,
             # dss-exp is another name of zoh
@@ -90,19 +92,19 @@ class CallPlan:
         }
 
     @functools.cached_property
-    def backward_plan(self) -> Plan:
+    def backward_division(self) -> Division:
         fits = self.dtype == torch.bfloat16 and not self.gated and self.num_states <= 32
-        return backward_plan(self.plan, fits, self.tuning)
+        return backward_division(self.division, fits, self.tuning)
 
     @functools.cached_property
     def partial_shape(self) -> tuple[int, int, int]:
         """Shape of the partial gradients of the taps, Bbar, w and log Abar."""
-        return self.backward_plan.programs, self.width, self.plan.chunk + 3 * self.row
+        return self.backward_division.programs, self.width, self.division.chunk + 3 * self.row
 
     @functools.cached_property
     def prepare(self) -> LaunchPlan:
         """Launch of the kernel that makes the tables."""
-        steps, segments = self.plan.steps, self.plan.segments
+        steps, segments = self.division.steps, self.division.segments
         return LaunchPlan(
             self.width,
             N=self.num_states,
@@ -129,21 +131,21 @@ class CallPlan:
     @functools.cached_property
     def forward(self) -> LaunchPlan:
         """Launch of the forward kernel."""
-        return self._sequence(self.plan, {})
+        return self._sequence(self.division, {})
 
     def backward(self, dy_stride_b: int, dy_stride_d: int) -> LaunchPlan:
         """Launch of the backward kernel."""
-        return self._sequence(self.backward_plan, {"dy_stride_b": dy_stride_b, "dy_stride_d": dy_stride_d})
+        return self._sequence(self.backward_division, {"dy_stride_b": dy_stride_b, "dy_stride_d": dy_stride_d})
 
-    def _sequence(self, plan: Plan, dy_strides: dict[str, int]) -> LaunchPlan:
+    def _sequence(self, division: Division, dy_strides: dict[str, int]) -> LaunchPlan:
         strides = self.strides | dy_strides
         # elements of the kept states, and the largest offset in the inputs
-        most = self.batch * self.width * plan.chunks * self.states_shape[-1]
+        most = self.batch * self.width * division.chunks * self.states_shape[-1]
         along_b, along_d = list(strides.values())[::2], list(strides.values())[1::2]
         for stride_b, stride_d in zip(along_b, along_d, strict=True):
             most = max(most, self.batch * stride_b + self.width * stride_d + self.length)
         constants = kernel_constants(
-            plan,
+            division,
             self.num_states,
             is_complex=self.is_complex,
             dtype=self.dtype,
@@ -153,14 +155,14 @@ class CallPlan:
             tuning=self.tuning,
         )
         return LaunchPlan(
-            plan.programs * self.width,
+            division.programs * self.width,
             B=self.batch,
             T=self.length,
             D=self.width,
             N=self.num_states,
-            num_pieces=plan.pieces,
-            num_steps=plan.steps,
-            num_chunks=plan.chunks,
+            num_pieces=division.pieces,
+            num_steps=division.steps,
+            num_chunks=division.chunks,
             **strides,
             **constants,
         )
@@ -184,45 +186,45 @@ class CallPlan:
         return torch.stack(starts[::-1] if backward else starts).to(reached.dtype)
 
 
-kept_backward = functools.lru_cache(512)(CallPlan.backward)
+kept_backward = functools.lru_cache(512)(Plan.backward)
 
 
 class Planner:
-    """Makes the `CallPlan` of a call; on a GPU it keeps plans, as making one takes longer than a short kernel runs."""
+    """Makes the `Plan` of a call; on a GPU it keeps plans, as making one takes longer than a short kernel runs."""
 
     def __init__(self, tuning: Tuning = TUNING) -> None:
         self.tuning = tuning
-        self.make = functools.partial(CallPlan, tuning=tuning)
+        self.make = functools.partial(Plan, tuning=tuning)
         self.kept = functools.lru_cache(256)(self.make)
 
-    def __call__(self, on_gpu: bool, *key: Any) -> CallPlan:
-        """key: the arguments of `CallPlan`."""
+    def __call__(self, on_gpu: bool, *key: Any) -> Plan:
+        """key: the arguments of `Plan`."""
         return (self.kept if on_gpu else self.make)(*key)
 
 
-def prepare(call: CallPlan, A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, skip: Tensor | None) -> Tensor:
+def prepare(plan: Plan, A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, skip: Tensor | None) -> Tensor:
     """The tables of `_prepare_kernel` in float32, one row a channel."""
-    tables = C.new_empty(call.tables_shape, dtype=torch.float32)
-    launch(_prepare_kernel, call.prepare, A=A, B=B, C=C, dt=dt, skip=skip, tables=tables)
+    tables = C.new_empty(plan.tables_shape, dtype=torch.float32)
+    launch(_prepare_kernel, plan.prepare, A=A, B=B, C=C, dt=dt, skip=skip, tables=tables)
     return tables
 
 
 def prepare_bwd(
-    call: CallPlan, partial: Tensor, A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, skip: Tensor | None
+    plan: Plan, partial: Tensor, A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, skip: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor | None]:
     """Gradients of A, B, C, dt and the skip, in their dtypes."""
     # `empty_like` takes the host two thirds of the time of `new_empty`
-    dA = C.new_empty(C.shape, dtype=call.A_dtype) if call.A_shared else torch.empty_like(A)
+    dA = C.new_empty(C.shape, dtype=plan.A_dtype) if plan.A_shared else torch.empty_like(A)
     dC, ddt = torch.empty_like(C), torch.empty_like(dt)
     dB = None if B is None else torch.empty_like(B)
     dskip = None if skip is None else torch.empty_like(skip)
     gradients = {"dA": dA, "dB": dB, "dC": dC, "ddt": ddt, "dskip": dskip}
-    launch(_prepare_bwd_kernel, call.prepare_backward, A=A, B=B, C=C, dt=dt, partial=partial, **gradients)
-    return dA.sum(0) if call.A_shared else dA, dB, dC, ddt, dskip
+    launch(_prepare_bwd_kernel, plan.prepare_backward, A=A, B=B, C=C, dt=dt, partial=partial, **gradients)
+    return dA.sum(0) if plan.A_shared else dA, dB, dC, ddt, dskip
 
 
 def lti_fwd(
-    call: CallPlan,
+    plan: Plan,
     u: Tensor,
     gate_in: Tensor | None,
     gate_out: Tensor | None,
@@ -233,11 +235,11 @@ def lti_fwd(
     a gate_out, y before this gate.
     """
     start = initial_state
-    if call.plan.pieces > 1:
-        ends = u.new_empty((call.plan.pieces, *call.state_shape), dtype=call.state_dtype)
+    if plan.division.pieces > 1:
+        ends = u.new_empty((plan.division.pieces, *plan.state_shape), dtype=plan.state_dtype)
         launch(
             _lti_fwd_kernel,
-            call.forward,
+            plan.forward,
             u=u,
             gate_in=gate_in,
             gate_out=gate_out,
@@ -248,16 +250,16 @@ def lti_fwd(
             states=None,
             end=ends,
         )
-        start = call.pass_on(ends, tables, initial_state, False)
+        start = plan.pass_on(ends, tables, initial_state, False)
     # not the transpose of something else: a view that a custom function returns may not be changed in place
-    y = u.new_empty_strided(u.shape, call.time_last)
-    states = u.new_empty(call.states_shape, dtype=call.kept_dtype) if call.trained else None
-    end = u.new_empty(call.state_shape, dtype=call.state_dtype) if call.with_end else None
-    with_ungated = call.trained and gate_out is not None
-    ungated = u.new_empty_strided(u.shape, call.time_last, dtype=call.kept_dtype) if with_ungated else None
+    y = u.new_empty_strided(u.shape, plan.time_last)
+    states = u.new_empty(plan.states_shape, dtype=plan.kept_dtype) if plan.trained else None
+    end = u.new_empty(plan.state_shape, dtype=plan.state_dtype) if plan.with_end else None
+    with_ungated = plan.trained and gate_out is not None
+    ungated = u.new_empty_strided(u.shape, plan.time_last, dtype=plan.kept_dtype) if with_ungated else None
     launch(
         _lti_fwd_kernel,
-        call.forward,
+        plan.forward,
         u=u,
         gate_in=gate_in,
         gate_out=gate_out,
@@ -272,7 +274,7 @@ def lti_fwd(
 
 
 def lti_bwd(
-    call: CallPlan,
+    plan: Plan,
     u: Tensor,
     gate_in: Tensor | None,
     gate_out: Tensor | None,
@@ -287,11 +289,11 @@ def lti_bwd(
 
     dend: the gradient of the state before chunk T // CHUNK.   with_start: whether the last result is asked for.
     """
-    pieces, after = call.plan.pieces, None
+    pieces, after = plan.division.pieces, None
     dy_stride_b, _, dy_stride_d = dy.stride()
-    backward = kept_backward(call, dy_stride_b, dy_stride_d)
+    backward = kept_backward(plan, dy_stride_b, dy_stride_d)
     if pieces > 1:
-        starts = u.new_empty((pieces, *call.state_shape), dtype=call.state_dtype)
+        starts = u.new_empty((pieces, *plan.state_shape), dtype=plan.state_dtype)
         launch(
             _lti_bwd_kernel,
             backward,
@@ -310,13 +312,13 @@ def lti_bwd(
             dstart=starts,
             partial=None,
         )
-        after = call.pass_on(starts, tables, None, True)
-    shape, strides = u.shape, call.time_last
+        after = plan.pass_on(starts, tables, None, True)
+    shape, strides = u.shape, plan.time_last
     du = u.new_empty_strided(shape, strides)
     dgate_in = None if gate_in is None else gate_in.new_empty_strided(shape, strides)
     dgate_out = None if gate_out is None else gate_out.new_empty_strided(shape, strides)
-    dstart = u.new_empty(call.state_shape, dtype=call.state_dtype) if with_start else None
-    partial = u.new_empty(call.partial_shape, dtype=torch.float32)
+    dstart = u.new_empty(plan.state_shape, dtype=plan.state_dtype) if with_start else None
+    partial = u.new_empty(plan.partial_shape, dtype=torch.float32)
     launch(
         _lti_bwd_kernel,
         backward,

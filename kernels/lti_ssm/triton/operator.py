@@ -72,7 +72,7 @@ def lti_ssm_triton(
             state = torch.cat([state, state_of_others], -1)
         return y + y_of_others, state
     specs = spec(u), spec(gate_in), spec(gate_out), spec(A), spec(B), spec(C)
-    call = planner(
+    plan = planner(
         u.is_cuda,
         2.0 if conj_pairs else 1.0,
         discretization,
@@ -81,10 +81,10 @@ def lti_ssm_triton(
         specs,
     )
     if trained:
-        y, state = LtiSsm.apply(*tensors, call)
+        y, state = LtiSsm.apply(*tensors, plan)
     else:
-        y, state, _, _ = lti_fwd(call, u, gate_in, gate_out, prepare(call, *system), initial_state)
-    rest = u.shape[1] % call.plan.chunk
+        y, state, _, _ = lti_fwd(plan, u, gate_in, gate_out, prepare(plan, *system), initial_state)
+    rest = u.shape[1] % plan.division.chunk
     if state is None or not rest:
         return y, state
     # the kernel gives the state before the last steps, which are no whole chunk

@@ -13,7 +13,7 @@ from kernels.device import num_processors
 from kernels.launch import CompileOptions, cdiv, power_of_2
 
 
-class Config(NamedTuple):
+class Tile(NamedTuple):
     """Sizes and compiler options of the kernels for one class of input dtypes."""
 
     chunk: int
@@ -42,7 +42,7 @@ class Config(NamedTuple):
 class Tuning(NamedTuple):
     """Every choice of the launchers that comes from a measurement; tests pass other values in through a `Planner`."""
 
-    narrow: Config = Config(
+    narrow: Tile = Tile(
         chunk=64,
         rows=64,
         gated_terms=1,
@@ -55,7 +55,7 @@ class Tuning(NamedTuple):
         stages=(6, 3),
     )
     """For bfloat16 inputs."""
-    wide: Config = Config(
+    wide: Tile = Tile(
         chunk=32,
         rows=64,
         gated_terms=1,
@@ -93,19 +93,19 @@ class Tuning(NamedTuple):
     int64_elements: int = 2**31
     """Number of elements of a tensor from which on offsets are computed in 64 bits."""
 
-    def config(self, dtype: torch.dtype, length: int, num_states: int, is_complex: bool, gated: bool) -> Config:
+    def tile(self, dtype: torch.dtype, length: int, num_states: int, is_complex: bool, gated: bool) -> Tile:
         """The configuration for inputs of a dtype and length, a real or complex system, and with or without gates."""
-        config = self.narrow if dtype == torch.bfloat16 else self.wide
+        tile = self.narrow if dtype == torch.bfloat16 else self.wide
         if length < self.averaging_length:
-            return config._replace(gated_terms=2, tap_terms=2, map_terms=2, state_terms=2, sum_terms=2)
+            return tile._replace(gated_terms=2, tap_terms=2, map_terms=2, state_terms=2, sum_terms=2)
         if gated and dtype == torch.bfloat16:
             # a gate multiplies what is left of the rounding errors in an output; where both are large, the product is
             # more than the accuracy rule allows. For many states two terms of the maps are enough, and all there is
             # shared memory for: two passes of half the states would round their outputs to bfloat16 before the sum
             many = is_complex and num_states > self.max_pairs
-            config = config._replace(map_terms=2, state_terms=1 if many else 2)
+            tile = tile._replace(map_terms=2, state_terms=1 if many else 2)
         # the gradient of dt of slow modes is a small difference of large sums
-        return config if is_complex else config._replace(gated_terms=2)
+        return tile if is_complex else tile._replace(gated_terms=2)
 
     def needs_two_passes(self, u: torch.Tensor, num_states: int) -> bool:
         """Whether a backward pass of a complex system with inputs u [B, T, D] takes more shared memory than there is.
@@ -122,7 +122,7 @@ class Tuning(NamedTuple):
 TUNING = Tuning()
 
 
-class Plan(NamedTuple):
+class Division(NamedTuple):
     """Division of the sequences [B, T] of one channel into tiles."""
 
     chunks: int
@@ -137,12 +137,12 @@ class Plan(NamedTuple):
     """Number of pieces in a sequence, each of which has `segments` segments."""
     groups: int
     """Number of groups of sequences; the sequences of a group share a tile."""
-    config: Config
+    tile: Tile
 
     @property
     def chunk(self) -> int:
         """Steps of a chunk."""
-        return self.config.chunk
+        return self.tile.chunk
 
     @property
     def programs(self) -> int:
@@ -150,52 +150,52 @@ class Plan(NamedTuple):
         return self.groups * self.pieces
 
 
-def cheapest_plan(
-    batch: int, length: int, width: int, with_end: bool, programs: int, config: Config, tuning: Tuning
-) -> Plan:
-    """The forward plan of least cost, in steps of a program's loop, over all numbers of sequences that share a tile.
+def cheapest_division(
+    batch: int, length: int, width: int, with_end: bool, programs: int, tile: Tile, tuning: Tuning
+) -> Division:
+    """The forward division of least cost, in steps of a loop, over all numbers of sequences that share a tile.
 
     with_end: whether the final state is asked for.   programs: how many run at the same time.
     """
     # the state after the last whole chunk stands before a chunk that may be empty
-    chunks = length // config.chunk + 1 if with_end else cdiv(length, config.chunk)
+    chunks = length // tile.chunk + 1 if with_end else cdiv(length, tile.chunk)
 
-    def shared_by(sequences: int) -> tuple[int, Plan]:
-        segments, groups = config.rows // sequences, cdiv(batch, sequences)
+    def shared_by(sequences: int) -> tuple[int, Division]:
+        segments, groups = tile.rows // sequences, cdiv(batch, sequences)
         # pieces cost a launch and reading twice, so they are used only where half of the GPU would be idle
         pieces = tuning.pieces or max(1, programs // (groups * width))
         steps = cdiv(chunks, segments * pieces)
         pieces = cdiv(chunks, segments * steps)
-        plan = Plan(
+        division = Division(
             chunks=chunks,
-            rows=config.rows,
+            rows=tile.rows,
             segments=segments,
             steps=steps,
             pieces=pieces,
             groups=groups,
-            config=config,
+            tile=tile,
         )
         # a step that only passes states on costs about half of one that gives outputs
         cost = 2 * tuning.setup_steps + steps * (2 + (segments > 1) + (pieces > 1))
-        return cdiv(plan.programs * width, programs) * cost, plan
+        return cdiv(division.programs * width, programs) * cost, division
 
     if tuning.sequences is not None:
         return shared_by(tuning.sequences)[1]
-    sizes = [2**i for i in range(config.rows.bit_length())]
+    sizes = [2**i for i in range(tile.rows.bit_length())]
     return min((shared_by(size) for size in sizes if size < 2 * batch), key=lambda pair: pair[0])[1]
 
 
-def backward_plan(plan: Plan, fits: bool, tuning: Tuning) -> Plan:
-    """The backward plan for a forward plan: the same, or twice the rows with segments of half the length.
+def backward_division(division: Division, fits: bool, tuning: Tuning) -> Division:
+    """The backward division for a forward division: the same, or twice the rows with segments of half the length.
 
     The same sequences share a tile either way. fits: whether twice the rows fit into shared memory.
     """
-    one_term = plan.config.map_terms == plan.config.state_terms == 1
+    one_term = division.tile.map_terms == division.tile.state_terms == 1
     # half segments of a piece must end where the piece does
-    divisible = plan.steps % 2 == 0 or plan.pieces == 1
-    if not (fits and one_term and divisible) or plan.steps < tuning.tall_steps or plan.segments == 1:
-        return plan
-    return plan._replace(rows=2 * plan.rows, segments=2 * plan.segments, steps=cdiv(plan.steps, 2))
+    divisible = division.steps % 2 == 0 or division.pieces == 1
+    if not (fits and one_term and divisible) or division.steps < tuning.tall_steps or division.segments == 1:
+        return division
+    return division._replace(rows=2 * division.rows, segments=2 * division.segments, steps=cdiv(division.steps, 2))
 
 
 def padded_states(num_states: int, is_complex: bool) -> int:
@@ -212,7 +212,7 @@ def num_near(chunk: int) -> int:
 
 
 def kernel_constants(
-    plan: Plan,
+    division: Division,
     num_states: int,
     *,
     is_complex: bool,
@@ -226,15 +226,15 @@ def kernel_constants(
 
     gated: whether there is any gate.   int64: whether offsets are computed in 64 bits.
     """
-    config, bf16 = plan.config, dtype == torch.bfloat16
+    tile, bf16 = division.tile, dtype == torch.bfloat16
     block = padded_states(num_states, is_complex)
-    warps, stages = config.warps[backward], config.stages[backward]
-    halved = plan.rows > config.rows
+    warps, stages = tile.warps[backward], tile.stages[backward]
+    halved = division.rows > tile.rows
     if gated:
         # a step loads three to five tiles
         stages = min(stages, 3)
     wide_state = block * (2 if is_complex else 1) > 64
-    short = bf16 and not (backward or gated or wide_state) and plan.steps <= tuning.short_steps
+    short = bf16 and not (backward or gated or wide_state) and division.steps <= tuning.short_steps
     if short:
         stages = min(stages, 2)
     if backward and (gated or halved or wide_state):
@@ -243,18 +243,18 @@ def kernel_constants(
     constants = {
         "COMPLEX": is_complex,
         "BF16": bf16,
-        "CHUNK": plan.chunk,
-        "NEAR": num_near(plan.chunk),
-        "ROWS": plan.rows,
-        "SEGMENTS": plan.segments,
+        "CHUNK": division.chunk,
+        "NEAR": num_near(division.chunk),
+        "ROWS": division.rows,
+        "SEGMENTS": division.segments,
         "INT64": int64,
         "BLOCK_N": block,
-        "GATED_TERMS": config.gated_terms,
-        "TAP_TERMS": config.tap_terms,
-        "MAP_TERMS": config.map_terms,
-        "STATE_TERMS": config.state_terms,
-        "SUM_TERMS": config.sum_terms,
-        "STORE": config.store,
+        "GATED_TERMS": tile.gated_terms,
+        "TAP_TERMS": tile.tap_terms,
+        "MAP_TERMS": tile.map_terms,
+        "STATE_TERMS": tile.state_terms,
+        "SUM_TERMS": tile.sum_terms,
+        "STORE": tile.store,
         "NUM_STAGES": stages,
     }
     if backward:

@@ -41,7 +41,7 @@ class SelectiveScan(OnceDifferentiable):
         )
         # the words of B and C are views, or copies that backward would have to make again
         save(ctx, *inputs.tensors, chunks)
-        ctx.call = inputs.call
+        ctx.plan = inputs.plan
         ctx.initial_dtype = None if initial_state is None else initial_state.dtype
         ctx.set_materialize_grads(False)
         return y, final_state
@@ -49,7 +49,7 @@ class SelectiveScan(OnceDifferentiable):
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
         *tensors, chunks = saved(ctx)
-        inputs = ScanInputs._make((*tensors, ctx.call))
+        inputs = ScanInputs._make((*tensors, ctx.plan))
         gradients = scan_backward(
             inputs,
             chunks,

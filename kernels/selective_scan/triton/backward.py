@@ -58,7 +58,7 @@ from kernels.selective_scan.triton.arithmetic import (
 from kernels.selective_scan.triton.backward_matrix import _scan_bwd_matrix_kernel
 from kernels.selective_scan.triton.backward_segments import gradients_behind_segments
 from kernels.selective_scan.triton.backward_sums import add_sums
-from kernels.selective_scan.triton.inputs import ScanCall, ScanInputs, time_strides
+from kernels.selective_scan.triton.inputs import Plan, ScanInputs, time_strides
 from kernels.selective_scan.triton.lanes import (
     column_of_sum,
     from_lane_each,
@@ -374,16 +374,16 @@ def _empty_dense(x: Tensor) -> Tensor:
 
 
 @functools.lru_cache(512)
-def _backward_plan(call: ScanCall, matrix: bool, dy_strides: tuple[int, int]) -> tuple[Any, LaunchPlan]:
+def _backward_plan(plan: Plan, matrix: bool, dy_strides: tuple[int, int]) -> tuple[Any, LaunchPlan]:
     """The kernel and its launch. matrix: whether it is the one on the matrix units."""
-    plan = call.backward_plan
+    division = plan.backward_division
     kernel: Any = _scan_bwd_kernel
-    constants = plan.constants | call.map_constants | {"NEGATIVE": call.negative}
+    constants = division.constants | plan.map_constants | {"NEGATIVE": plan.negative}
     if matrix:
-        kernel, constants = _scan_bwd_matrix_kernel, plan.matrix_constants() | {"KEPT": call.tuning.kept_steps}
-    constants |= {"CHUNK": call.tuning.chunk, "SOFTPLUS": call.softplus}
-    sizes = call.sizes(plan, "x", "dt", "z") | {"dy_stride_b": dy_strides[0], "dy_stride_t": dy_strides[1]}
-    return kernel, LaunchPlan(plan.programs, **sizes, **constants)
+        kernel, constants = _scan_bwd_matrix_kernel, division.matrix_constants() | {"KEPT": plan.tuning.kept_steps}
+    constants |= {"CHUNK": plan.tuning.chunk, "SOFTPLUS": plan.softplus}
+    sizes = plan.sizes(division, "x", "dt", "z") | {"dy_stride_b": dy_strides[0], "dy_stride_t": dy_strides[1]}
+    return kernel, LaunchPlan(division.programs, **sizes, **constants)
 
 
 def scan_backward(
@@ -394,31 +394,31 @@ def scan_backward(
     chunks: the states that `scan_forward` kept.   dy: [batch, T, D] with contiguous channels.
     dfinal: gradient of the final state [batch, D, N], contiguous.   initial_dtype: None without an initial state.
     """
-    call = inputs.call
+    plan = inputs.plan
     x, dt, A, B, C, skip, z, bias, _ = inputs
-    (batch, _, width), num_states, plan = call.shape, call.num_states, call.backward_plan
+    (batch, _, width), num_states, division = plan.shape, plan.num_states, plan.backward_division
     device, float32 = x.device, torch.float32
     dy_strides = time_strides(dy)
-    matrix = call.matrix and plan.fits_matrix and not (dy.data_ptr() & 3 or (dy_strides[0] | dy_strides[1]) & 1)
+    matrix = plan.matrix and division.fits_matrix and not (dy.data_ptr() & 3 or (dy_strides[0] | dy_strides[1]) & 1)
     # one allocation, because each takes the host microseconds
-    ends, total_dt, totals, sums, scratch = call.workspace(matrix)
-    parts = sums if any(call.in_time) else None
+    ends, total_dt, totals, sums, scratch = plan.workspace(matrix)
+    parts = sums if any(plan.in_time) else None
     after = dfinal
-    if plan.splits > 1:
+    if division.splits > 1:
         gradients_behind_segments(inputs, dy, dfinal, ends, total_dt)
         after = ends
 
     dx, ddt = _empty_dense(x), _empty_dense(dt)
     dz = None if z is None else _empty_dense(z)
     dB_totals, dC_totals = [
-        None if in_time else torch.empty((batch, plan.splits, num_states, width), dtype=float32, device=device)
-        for in_time in call.in_time
+        None if in_time else torch.empty((batch, division.splits, num_states, width), dtype=float32, device=device)
+        for in_time in plan.in_time
     ]
     dinitial = None
     if initial_dtype is not None:
         dinitial = torch.empty((batch, width, num_states), dtype=initial_dtype, device=device)
 
-    kernel, launch_plan = _backward_plan(call, matrix, dy_strides)
+    kernel, launch_plan = _backward_plan(plan, matrix, dy_strides)
     of_maps = {} if matrix else {"dB": dB_totals, "dC": dC_totals}
     launch(
         kernel, launch_plan, x=x, dt=dt, A=A, B=B, C=C, skip=skip, z=z, bias=bias, chunks=chunks, dy=dy, after=after,
@@ -426,7 +426,7 @@ def scan_backward(
     )  # fmt: skip
     dA, dB, dC, dskip, dbias = add_sums(inputs, parts, totals)
     if dB_totals is not None:
-        dB = dB_totals.sum((0, 1)).t().to(call.dtypes[0])
+        dB = dB_totals.sum((0, 1)).t().to(plan.dtypes[0])
     if dC_totals is not None:
-        dC = dC_totals.sum((0, 1)).t().to(call.dtypes[1])
+        dC = dC_totals.sum((0, 1)).t().to(plan.dtypes[1])
     return dx, ddt, dA, dB, dC, dskip, dz, dbias, dinitial

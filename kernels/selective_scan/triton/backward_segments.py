@@ -28,7 +28,7 @@ from kernels.selective_scan.triton.arithmetic import (
     step_size_each,
     zero_each,
 )
-from kernels.selective_scan.triton.inputs import ScanCall, ScanInputs, time_strides
+from kernels.selective_scan.triton.inputs import Plan, ScanInputs, time_strides
 from kernels.selective_scan.triton.lanes import (
     from_lane_each,
 )
@@ -143,17 +143,17 @@ def gradients_behind_segments(
     inputs: ScanInputs, dy: Tensor, dfinal: Tensor | None, ends: Tensor, total_dt: Tensor
 ) -> None:
     """Fills `ends` with r behind each of several segments; `total_dt` is for the sums of dt over the segments."""
-    call, plan = inputs.call, inputs.call.ends_plan
+    plan, division = inputs.plan, inputs.plan.ends_division
     _, dt, A, B, C, _, z, bias, _ = inputs
     launch(
-        _bwd_ends_kernel, _ends_plan(call, time_strides(dy)), dt=dt, A=A, B=B, C=C, z=z, bias=bias, dy=dy, ends=ends,
+        _bwd_ends_kernel, _ends_plan(plan, time_strides(dy)), dt=dt, A=A, B=B, C=C, z=z, bias=bias, dy=dy, ends=ends,
         total_dt=total_dt,
     )  # fmt: skip
-    ends_to_starts(call, plan.splits, A, total_dt, ends, dfinal, reverse=True)
+    ends_to_starts(plan, division.splits, A, total_dt, ends, dfinal, reverse=True)
 
 
 @functools.lru_cache(512)
-def _ends_plan(call: ScanCall, dy_strides: tuple[int, int]) -> LaunchPlan:
-    plan = call.ends_plan
-    sizes = call.sizes(plan, "dt", "z") | {"dy_stride_b": dy_strides[0], "dy_stride_t": dy_strides[1]}
-    return LaunchPlan(plan.programs, **sizes, **plan.constants, **call.map_constants, SOFTPLUS=call.softplus)
+def _ends_plan(plan: Plan, dy_strides: tuple[int, int]) -> LaunchPlan:
+    division = plan.ends_division
+    sizes = plan.sizes(division, "dt", "z") | {"dy_stride_b": dy_strides[0], "dy_stride_t": dy_strides[1]}
+    return LaunchPlan(division.programs, **sizes, **division.constants, **plan.map_constants, SOFTPLUS=plan.softplus)

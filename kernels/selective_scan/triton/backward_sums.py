@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.launch import LaunchPlan, cdiv, launch
-from kernels.selective_scan.triton.inputs import ScanCall, ScanInputs
+from kernels.selective_scan.triton.inputs import Plan, ScanInputs
 from kernels.sums import COLUMNS, ROWS, column_sums
 
 
@@ -88,28 +88,28 @@ def add_sums(
     parts:  the sums over the channels of each program, None where no map depends on time.
     totals: the sums over each segment [batch splits, N + 2, D].
     """
-    call, A, skip, bias = inputs.call, inputs.A, inputs.skip, inputs.bias
-    (batch, length, _), num_states, device = call.shape, call.num_states, A.device
+    plan, A, skip, bias = inputs.plan, inputs.A, inputs.skip, inputs.bias
+    (batch, length, _), num_states, device = plan.shape, plan.num_states, A.device
     dB, dC = [
         torch.empty((batch, length, num_states), dtype=dtype, device=device) if in_time else None
-        for dtype, in_time in zip(call.dtypes, call.in_time, strict=True)
+        for dtype, in_time in zip(plan.dtypes, plan.in_time, strict=True)
     ]
     dA = torch.empty_like(A)
     dskip = None if skip is None else torch.empty_like(skip)
     dbias = None if bias is None else torch.empty_like(bias)
     launch(
-        _add_sums_kernel, _sums_plan(call), partial=parts, totals=totals, dB=dB, dC=dC, dA=dA, dbias=dbias, dskip=dskip,
+        _add_sums_kernel, _sums_plan(plan), partial=parts, totals=totals, dB=dB, dC=dC, dA=dA, dbias=dbias, dskip=dskip,
     )  # fmt: skip
     return dA, dB, dC, dskip, dbias
 
 
 @functools.lru_cache(256)
-def _sums_plan(call: ScanCall) -> LaunchPlan:
-    (batch, length, width), num_states = call.shape, call.num_states
-    block = max(4, 512 // call.padded)
-    blocks = cdiv(batch * length, block) if any(call.in_time) else 0
+def _sums_plan(plan: Plan) -> LaunchPlan:
+    (batch, length, width), num_states = plan.shape, plan.num_states
+    block = max(4, 512 // plan.padded)
+    blocks = cdiv(batch * length, block) if any(plan.in_time) else 0
     return LaunchPlan(
         (num_states + 2) * cdiv(width, COLUMNS) + blocks, rows=batch * length,
-        num_d=cdiv(width, call.backward_plan.block_d), num_totals=batch * call.backward_plan.splits, D=width,
-        N=num_states, NP=call.padded, BLOCK=block, TOGETHER=4, ROWS=ROWS, BLOCK_D=COLUMNS, num_warps=4,
+        num_d=cdiv(width, plan.backward_division.block_d), num_totals=batch * plan.backward_division.splits, D=width,
+        N=num_states, NP=plan.padded, BLOCK=block, TOGETHER=4, ROWS=ROWS, BLOCK_D=COLUMNS, num_warps=4,
     )  # fmt: skip

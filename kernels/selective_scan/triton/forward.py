@@ -31,7 +31,7 @@ from kernels.selective_scan.triton.arithmetic import (
     zero_each,
 )
 from kernels.selective_scan.triton.forward_matrix import _scan_fwd_matrix_kernel
-from kernels.selective_scan.triton.inputs import ScanCall, ScanInputs
+from kernels.selective_scan.triton.inputs import Plan, ScanInputs
 from kernels.selective_scan.triton.lanes import from_lane_each, sum_lanes_of_steps
 from kernels.selective_scan.triton.memory import (
     at_step,
@@ -191,21 +191,21 @@ def scan_forward(
 
     The states are float32, and None where they are not asked for. initial_state: [batch, D, N], contiguous.
     """
-    call, device = inputs.call, inputs.x.device
-    (batch, length, width), num_states, splits = call.shape, call.num_states, call.forward_plan.splits
+    plan, device = inputs.plan, inputs.x.device
+    (batch, length, width), num_states, splits = plan.shape, plan.num_states, plan.forward_division.splits
     y = torch.empty((batch, length, width), dtype=inputs.x.dtype, device=device)
     final_state = chunks = None
     if return_final_state:
         final_state = torch.empty((batch, width, num_states), dtype=torch.float32, device=device)
     if keep_chunks:
-        num_chunks = cdiv(length, call.tuning.chunk)
+        num_chunks = cdiv(length, plan.tuning.chunk)
         chunks = torch.empty((batch, num_chunks, num_states, width), dtype=torch.float32, device=device)
     start = initial_state
     if splits > 1:
         start = torch.empty((batch, splits, num_states, width), dtype=torch.float32, device=device)
         total_dt = torch.empty((batch, splits, width), dtype=torch.float32, device=device)
         _scan(inputs, None, None, start, total_dt, None)
-        ends_to_starts(call, splits, inputs.A, total_dt, start, initial_state, reverse=False)
+        ends_to_starts(plan, splits, inputs.A, total_dt, start, initial_state, reverse=False)
     _scan(inputs, start, y, final_state, None, chunks)
     return y, final_state, chunks
 
@@ -219,20 +219,20 @@ def _scan(
     chunks: Tensor | None,
 ) -> None:
     """One pass of the forward kernel; arguments as in `_scan_fwd_kernel`."""
-    kernel, plan = _forward_plan(inputs.call)
+    kernel, launch_plan = _forward_plan(inputs.plan)
     x, dt, A, B, C, skip, z, bias, _ = inputs
     launch(
-        kernel, plan, x=x, dt=dt, A=A, B=B, C=C, skip=skip, z=z, bias=bias, start=start, y=y, end=end,
+        kernel, launch_plan, x=x, dt=dt, A=A, B=B, C=C, skip=skip, z=z, bias=bias, start=start, y=y, end=end,
         total_dt=total_dt, chunks=chunks,
     )  # fmt: skip
 
 
 @functools.lru_cache(256)
-def _forward_plan(call: ScanCall) -> tuple[Any, LaunchPlan]:
-    plan = call.forward_plan
+def _forward_plan(plan: Plan) -> tuple[Any, LaunchPlan]:
+    division = plan.forward_division
     kernel: Any = _scan_fwd_kernel
-    constants = plan.constants | call.map_constants | {"NEGATIVE": call.negative}
-    if call.matrix and plan.fits_matrix:
-        kernel, constants = _scan_fwd_matrix_kernel, plan.matrix_constants()
-    constants |= {"CHUNK": call.tuning.chunk, "SOFTPLUS": call.softplus}
-    return kernel, LaunchPlan(plan.programs, **call.sizes(plan, "x", "dt", "z"), **constants)
+    constants = division.constants | plan.map_constants | {"NEGATIVE": plan.negative}
+    if plan.matrix and division.fits_matrix:
+        kernel, constants = _scan_fwd_matrix_kernel, division.matrix_constants()
+    constants |= {"CHUNK": plan.tuning.chunk, "SOFTPLUS": plan.softplus}
+    return kernel, LaunchPlan(division.programs, **plan.sizes(division, "x", "dt", "z"), **constants)

@@ -1,7 +1,7 @@
 """Forward for bfloat16 on the matrix units: the kernel of `forward.py` with the exchanges of `matrix.py`.
 
 Limits besides those of `forward.py`: x, dt, z, B and C are bfloat16, B and C depend on time, 8 < N <= 16, D is even,
-and pairs of channels lie at multiples of 4 bytes (`ScanCall.matrix`).
+and pairs of channels lie at multiples of 4 bytes (`Plan.matrix`).
 """
 
 # mypy: disable-error-code="assignment, misc"

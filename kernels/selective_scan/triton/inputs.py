@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.device import interpreted, num_processors, speaks_ptx
 from kernels.launch import cdiv
-from kernels.selective_scan.triton.plan import Plan, Tuning, choose_plan, padded_states
+from kernels.selective_scan.triton.plan import Division, Tuning, choose_division, padded_states
 
 MAX_STRIDE_BYTES = 2**31 - 1
 """The kernels compute the byte offset of a step with a stride of 32 bits."""
@@ -29,7 +29,7 @@ MAX_NARROW_WIDTH = 32
 """
 
 
-class ScanCall:
+class Plan:
     """The division into programs that calls of equal shapes, strides, dtypes and device share.
 
     tuning:   choices of the launchers.   softplus: whether step sizes go through softplus.
@@ -100,33 +100,33 @@ class ScanCall:
             and shape[2] > MAX_NARROW_WIDTH
         )
         """Whether the kernels on the matrix units (`matrix.py`) can read the inputs."""
-        choose = functools.partial(choose_plan, shape, num_states, num_processors(device), tuning=tuning)
+        choose = functools.partial(choose_division, shape, num_states, num_processors(device), tuning=tuning)
         gated = tuning.forward_matrix if self.matrix else tuning.forward
         wide = gated if z is not None else tuning.forward_segments
         backward = tuning.backward if ptx else tuning.backward_portable
         if negative:
             # the factor over a segment is no exponential of the sum of its step sizes, so time is not cut
-            self.forward_plan, self.backward_plan = choose(wide, splits=1), choose(backward, splits=1)
+            self.forward_division, self.backward_division = choose(wide, splits=1), choose(backward, splits=1)
         else:
-            self.forward_plan = choose(wide, tuning.forward_narrow, tuning.forward_segments)
-            self.backward_plan = choose(backward)
-        self.ends_plan = choose(tuning.backward_ends, splits=self.backward_plan.splits)
+            self.forward_division = choose(wide, tuning.forward_narrow, tuning.forward_segments)
+            self.backward_division = choose(backward)
+        self.ends_division = choose(tuning.backward_ends, splits=self.backward_division.splits)
 
     @functools.cached_property
     def _workspaces(self) -> dict[bool, tuple[int, ...]]:
         """By whether backward runs on the matrix units: floats of each tensor of `workspace`, multiples of four."""
         batch, length, width = self.shape
-        plan, num_states = self.backward_plan, self.num_states
-        segments = batch * plan.splits
-        ends = segments * width if plan.splits > 1 else 0
+        division, num_states = self.backward_division, self.num_states
+        segments = batch * division.splits
+        ends = segments * width if division.splits > 1 else 0
         columns = self.padded * sum(self.in_time)
-        parts = cdiv(width, plan.block_d) * batch * length * columns
-        groups = self.tuning.chunk // plan.constants["STEPS"]
+        parts = cdiv(width, division.block_d) * batch * length * columns
+        groups = self.tuning.chunk // division.constants["STEPS"]
         floats = {}
         for matrix in (False, True):
             # numbers that a group of steps stores for each channel
             kept = groups * (self.padded + 8) if matrix else (groups - 1) * self.padded
-            scratch = plan.programs * plan.block_d * kept
+            scratch = division.programs * division.block_d * kept
             counts = (ends * num_states, ends, segments * (num_states + 2) * width, parts, scratch)
             # every tensor begins at a multiple of 16 bytes
             floats[matrix] = tuple([cdiv(count, 4) * 4 for count in counts])
@@ -144,18 +144,18 @@ class ScanCall:
         # not `split`, whose results know each other as views, which takes longer
         return torch.unsafe_split_with_sizes(whole, floats)
 
-    def sizes(self, plan: Plan, *names: str) -> dict[str, Any]:
-        """The sizes of a plan and the strides of B, C and the named inputs, as arguments of a launch."""
+    def sizes(self, division: Division, *names: str) -> dict[str, Any]:
+        """The sizes of a division and the strides of B, C and the named inputs, as arguments of a launch."""
         _, length, width = self.shape
         return {
-            "T": length, "D": width, "segment": plan.segment, "splits": plan.splits, **self.map_strides,
+            "T": length, "D": width, "segment": division.segment, "splits": division.splits, **self.map_strides,
             **{key: self.strides[key] for name in names for key in (f"{name}_stride_b", f"{name}_stride_t")},
         }  # fmt: skip
 
 
-kept_call = functools.lru_cache(256)(ScanCall)
-"""The `ScanCall` of equal calls, since making one takes longer than a short kernel runs. What is kept of a call, such
-as the plans of its launches, is kept by its identity."""
+kept_plan = functools.lru_cache(256)(Plan)
+"""The `Plan` of equal calls, since making one takes longer than a short kernel runs. The plans of its launches are
+kept by its identity."""
 
 
 class ScanInputs(NamedTuple):
@@ -175,7 +175,7 @@ class ScanInputs(NamedTuple):
     z: Tensor | None
     bias: Tensor | None
     """Added to dt."""
-    call: ScanCall
+    plan: Plan
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -211,7 +211,7 @@ def prepare_inputs(
     c_words = _as_words(C, padded, packed) if c_in_time else C
     addresses = x.data_ptr() | dt.data_ptr() | (0 if z is None else z.data_ptr())
     # meta tensors stand for several GPUs (`suite.bench.compile`), and each has plans of its own
-    call = (ScanCall if x.is_meta else kept_call)(
+    plan = (Plan if x.is_meta else kept_plan)(
         tuning,
         softplus,
         negative,
@@ -226,7 +226,7 @@ def prepare_inputs(
         (C.dtype, *time_strides(c_words)) if c_in_time else (C.dtype, None, None),
         packed,
     )
-    return ScanInputs(x, dt, A, b_words, c_words, skip, z, bias, call)
+    return ScanInputs(x, dt, A, b_words, c_words, skip, z, bias, plan)
 
 
 def _as_words(rows: Tensor, padded: int, packed: bool) -> Tensor:

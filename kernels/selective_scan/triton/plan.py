@@ -88,7 +88,7 @@ SHARED_ROWS = 256
 """Maximum product of warps and padded states, so that the sums over the warps of a program fit into 48 KiB."""
 
 
-class Plan(NamedTuple):
+class Division(NamedTuple):
     """Division of [batch, T, D] among the programs of one kernel."""
 
     segment: int
@@ -99,7 +99,7 @@ class Plan(NamedTuple):
     """Number of channels of a program."""
     programs: int
     constants: dict[str, Any]
-    """The constexprs and compile options that follow from the plan, as keyword arguments of the launch."""
+    """The constexprs and compile options that follow from the division, as keyword arguments of the launch."""
 
     @property
     def fits_matrix(self) -> bool:
@@ -124,14 +124,14 @@ def padded_states(num_states: int) -> int:
     return max(4, power_of_2(num_states))
 
 
-def choose_plan(
+def choose_division(
     shape: Sequence[int],
     num_states: int,
     processors: int,
     *tiles: Tile,
     tuning: Tuning,
     splits: int | None = None,
-) -> Plan:
+) -> Division:
     """The first tile that fills the chip over whole sequences, or if none does, the last tile over segments of time.
 
     shape: [batch, T, D].   processors: of the GPU.   splits: takes the last tile over that many segments.
@@ -139,15 +139,15 @@ def choose_plan(
     cover = functools.partial(_cover, shape, num_states, chunk=tuning.chunk, ptx=speaks_ptx())
     if splits is None:
         whole = [cover(tile, splits=1) for tile in tiles]
-        for plan in whole:
-            if plan.num_warps >= tuning.enough_warps * processors:
-                return plan
+        for division in whole:
+            if division.num_warps >= tuning.enough_warps * processors:
+                return division
         most = 1 if shape[1] <= tuning.uncut else shape[1] // tuning.min_segment
         splits = max(1, min(round(tuning.busy_warps * processors / whole[-1].num_warps), most))
     return cover(tiles[-1], splits=splits)
 
 
-def _cover(shape: Sequence[int], num_states: int, tile: Tile, *, splits: int, chunk: int, ptx: bool) -> Plan:
+def _cover(shape: Sequence[int], num_states: int, tile: Tile, *, splits: int, chunk: int, ptx: bool) -> Division:
     """Covers [batch, T, D] by programs of a tile, in at most `splits` segments."""
     assert chunk % tile.steps == 0
     batch, length, width = shape
@@ -169,4 +169,4 @@ def _cover(shape: Sequence[int], num_states: int, tile: Tile, *, splits: int, ch
         "STEPS": tile.steps,
         **options.keywords(),
     }
-    return Plan(segment, splits, block_d, batch * splits * cdiv(width, block_d), constants)
+    return Division(segment, splits, block_d, batch * splits * cdiv(width, block_d), constants)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernels.launch import LaunchPlan, cdiv, launch, power_of_2
 from kernels.selective_scan.triton.arithmetic import LOG2E
-from kernels.selective_scan.triton.inputs import ScanCall
+from kernels.selective_scan.triton.inputs import Plan
 
 
 @triton.jit(do_not_specialize=["splits"])
@@ -51,16 +51,16 @@ def _pass_kernel(
 
 
 def ends_to_starts(
-    call: ScanCall, splits: int, A: Tensor, total_dt: Tensor, ends: Tensor, first: Tensor | None, *, reverse: bool
+    plan: Plan, splits: int, A: Tensor, total_dt: Tensor, ends: Tensor, first: Tensor | None, *, reverse: bool
 ) -> None:
     """Replaces `ends` by the starts of the segments in place; first is `first_state` of `_pass_kernel`."""
-    plan = _pass_plan(call, splits, reverse)
-    launch(_pass_kernel, plan, A=A, total_dt=total_dt, ends=ends, first_state=first)
+    launch_plan = _pass_plan(plan, splits, reverse)
+    launch(_pass_kernel, launch_plan, A=A, total_dt=total_dt, ends=ends, first_state=first)
 
 
 @functools.lru_cache(512)
-def _pass_plan(call: ScanCall, splits: int, reverse: bool) -> LaunchPlan:
-    (batch, _, width), num_states = call.shape, call.num_states
+def _pass_plan(plan: Plan, splits: int, reverse: bool) -> LaunchPlan:
+    (batch, _, width), num_states = plan.shape, plan.num_states
     block_d = min(128, power_of_2(width))
     programs = batch * num_states * cdiv(width, block_d)
     return LaunchPlan(programs, D=width, splits=splits, N=num_states, BLOCK_D=block_d, REVERSE=reverse, num_warps=4)

@@ -313,6 +313,8 @@ def _tree(config: ExperimentConfig, values: Mapping[str, Any]) -> dict[str, dict
 def _blamed(error: ValueError, given: _Given, resolve: Callable[[_Given, str], object], where: str) -> ValueError:
     """The fault as that of the setting without which there is none, or of all of them, or else as that of the grid.
 
+    A fault does not say where its values come from, and two values may be wrong only together. So the run is resolved
+    again without each setting, which happens once, before the command ends.
     resolve: raises the fault of the run with some of the settings, with these words in front.
     """
 

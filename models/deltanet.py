@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.delta_rule import delta_rule, delta_rule_step
 from models.backbone import BackboneConfig, require_divides
-from models.parts.casts import at_least_float32
+from models.parts.casts import at_least_float32, rate_of
 from models.parts.channel import ChannelMixerKind
 from models.parts.initial import reset_taps, step_bias
 from models.parts.linear import Linear, ResidualLinear
@@ -116,7 +116,7 @@ class DeltaMixer(FusedStepMixer):
         if self.decay == "key":
             x, norm = step_linear(self.decay_down, x, norm=norm), None
         dt = F.softplus(at_least_float32(step_linear(self.decay_up, x, norm=norm)) + at_least_float32(self.dt_bias))
-        rate = at_least_float32(self.log_A).exp()
+        rate = rate_of(self.log_A)
         if self.decay == "head":
             return -rate * dt
         return -rate.unsqueeze(-1) * dt.unflatten(-1, (self.num_heads, self.key_dim))

@@ -47,7 +47,7 @@ from kernels.mamba_inner import mamba_inner_step
 from kernels.selective_scan import selective_scan, selective_scan_step
 from models.backbone import BackboneConfig, require_divides
 from models.hyena import LongConv
-from models.parts.casts import at_least_float32
+from models.parts.casts import at_least_float32, rate_of
 from models.parts.channel import ChannelMixerKind
 from models.parts.initial import reset_taps, step_bias
 from models.parts.linear import ResidualLinear, split_linear
@@ -171,7 +171,7 @@ class S6(Mixer):
         projected = x.new_empty(*x.shape[:-1], 0) if self.x_proj is None else self.x_proj(x)
         dt, B, C = projected.split(self.sizes, dim=-1)
         weight = None if self.dt_proj is None else self.dt_proj.weight
-        A = -torch.exp(at_least_float32(self.log_A))
+        A = -rate_of(self.log_A)
         if self.A_imag is not None:
             A = torch.complex(A, at_least_float32(self.A_imag))
         if self.groups:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from models.backbone import BackboneConfig, require_divides
-from models.parts.casts import at_least_float32
+from models.parts.casts import at_least_float32, rate_of
 from models.parts.channel import ChannelMixerKind
 from models.parts.initial import reset_taps, step_bias
 from models.parts.linear import ResidualLinear, split_linear
@@ -79,7 +79,7 @@ class Mamba2(FusedStepMixer):
         x, B, C = convolved.split((self.num_heads * self.head_dim, self.d_state, self.d_state), dim=-1)
         x = x.unflatten(-1, (self.num_heads, self.head_dim))
         dt = F.softplus(at_least_float32(dt) + at_least_float32(self.dt_bias))
-        log_decay = -dt * at_least_float32(self.log_A).exp()
+        log_decay = -dt * rate_of(self.log_A)
         B, C = (m.unsqueeze(-2).expand(*m.shape[:-1], self.num_heads, self.d_state) for m in (B, C))
         return x, C, B, (dt.unsqueeze(-1) * x).to(x.dtype), log_decay
 

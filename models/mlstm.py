@@ -46,7 +46,10 @@ CAP = 15.0
 
 
 class MLSTM(GatedLinearMixer):
-    """The mixer. Its state: S with n as its last value channel, [B, H, K, V + 1], both divided by exp(15)."""
+    """The mixer. Its state: S with n as its last value channel, [B, H, K, V + 1], both divided by exp(15).
+
+    It is refused in float16, where keys times their input gates would be zero.
+    """
 
     norm: HeadNorm
 
@@ -76,6 +79,10 @@ class MLSTM(GatedLinearMixer):
         capped = CAP * torch.tanh(at_least_float32(step_linear(self.gates, x, norm=norm)) / CAP)
         input_gate, forget_gate = capped.chunk(2, dim=-1)
         q, k, v = (z.unflatten(-1, (self.num_heads, -1)) for z in (q, k, v))
+        if v.dtype == torch.float16:
+            raise ValueError(
+                "mlstm: float16 has no room for its input gates, which begin at e^-25; use bfloat16 or float32."
+            )
         # one float32 operand would make the operator multiply in float32
         k = (k * torch.exp(input_gate - CAP).unsqueeze(-1)).to(v.dtype)
         v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)

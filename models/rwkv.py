@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from kernels.token_shift import Weighs, token_shift, token_shift_step
 from kernels.wkv import EMPTY, empty_state, wkv, wkv_step
 from models.backbone import BackboneConfig, Layer, joined
-from models.parts.casts import at_least_float32
+from models.parts.casts import at_least_float32, rate_of
 from models.parts.channel import ChannelMixerKind
 from models.parts.linear import ResidualLinear
 from models.parts.mixer import Mixer
@@ -107,7 +107,7 @@ class TimeMix(Shifting):
         """k, v, the gate and the logarithm of the decay; x and last as in `_mix`."""
         k, v, r = self._mix(x, last)
         gate = torch.sigmoid(self.receptance(r))
-        return self.key(k), self.value(v), gate, -torch.exp(at_least_float32(self.log_rate))
+        return self.key(k), self.value(v), gate, -rate_of(self.log_rate)
 
     def forward(self, x: Tensor) -> Tensor:
         k, v, gate, log_decay = self._project(x)

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from kernels.gated_linear_attention import gated_linear_attention
 from kernels.rwkv6_inputs import rwkv6_inputs, rwkv6_position
 from models.backbone import require_divides
+from models.parts.casts import LARGEST_LOG
 from models.parts.linear import ResidualLinear
 from models.parts.linear_attention import read_moved
 from models.parts.mixer import Mixer
@@ -125,7 +126,9 @@ class TimeMix6(MatrixTimeMix):
         low = low.view(-1, USES, self.mix_up.shape[1]).transpose(0, 1)
         w, k, v, r, g = self._mix(x, last, fixed, (low @ self.mix_up).view(USES, *x.shape))
         decay = torch.tanh(w @ self.decay_down) @ self.decay_up
-        inputs = self.receptance(r), self.key(k), self.value(v), decay, self.decay, self.bonus
+        # the logarithm of a rate, see `rate_of`
+        base = self.decay.clamp(max=LARGEST_LOG) if torch.is_grad_enabled() else self.decay
+        inputs = self.receptance(r), self.key(k), self.value(v), decay, base, self.bonus
         return inputs, self.gate(g)
 
     def _sequence(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -266,6 +266,65 @@ def gradients_are_slopes(config: Any, **options: Any) -> None:
         assert abs(measured - slope) < 1e-4 * size, f"slope {measured:.6g} by differences, {slope:.6g} by gradients"
 
 
+def _in_float32(config: Any, options: dict[str, Any]) -> Any:
+    """A small network whose weights are of the usual size, so that nothing overflows by itself."""
+    usual = {"init_std": 0.05} if "init_std" in config.model_fields else {}
+    return build(config, dtype=torch.float32, **{**usual, **options})
+
+
+ENDS = (89.0, -104.0)
+"""Values of parameters at which the exponential of a float32 is infinite and zero."""
+
+
+def ends_of_ranges_are_seen(config: Any, **options: Any) -> None:
+    """Where a parameter is so large or small that exponentials overflow, finite outputs have finite gradients.
+
+    What is not finite in the outputs is seen in the loss, and what is not finite in the gradients alone is not.
+    """
+    model, inputs = _in_float32(config, options), make_inputs(TOKENS, 20, 2)
+    tried = set()
+    for key, parameter in model.named_parameters():
+        # layers are alike
+        kind = (*key.split(".")[-2:], parameter.shape)
+        if not parameter.requires_grad or kind in tried:
+            continue
+        tried.add(kind)
+        kept = parameter.detach().clone()
+        for value in ENDS:
+            with torch.no_grad():
+                parameter.fill_(value)
+            model.zero_grad()
+            logits = model(inputs)
+            logits.square().mean().backward()
+            if torch.isfinite(logits).all() and torch.isfinite(logits.square().mean()):
+                for other, found in model.named_parameters():
+                    assert found.grad is None or torch.isfinite(found.grad).all(), (
+                        f"where all of {key} is {value}, outputs are finite and the gradient of {other} is not"
+                    )
+        with torch.no_grad():
+            parameter.copy_(kept)
+
+
+def float16_is_near_or_refused(config: Any, **options: Any) -> None:
+    """Under autocast to float16, outputs are near those in float32 and gradients finite, or a ValueError says why."""
+    model, inputs = _in_float32(config, options), make_inputs(TOKENS, 40, 2)
+    with torch.no_grad():
+        wanted = model(inputs)
+    try:
+        with torch.autocast("cpu", dtype=torch.float16):
+            found = model(inputs).float()
+    except ValueError as error:
+        assert "float16" in str(error), f"float16 ends in: {error}"  # noqa: PT017
+        return
+    off = ((found.detach() - wanted).square().mean() / wanted.square().mean()).sqrt().item()
+    assert off < 0.02, f"in float16, outputs are off by {off:.1e} of their size"
+    found.square().mean().backward()
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is None or torch.isfinite(parameter.grad).all(), (
+            f"in float16, {key} has no finite gradient"
+        )
+
+
 def second_derivatives_are_right_or_refused(config: Any, **options: Any) -> None:
     """The derivative of a function of the gradients is that of finite differences, or an error says that there is none.
 
@@ -377,6 +436,8 @@ LAWS: tuple[Callable[..., None], ...] = (
     gradients_reach_every_parameter,
     gradients_are_slopes,
     second_derivatives_are_right_or_refused,
+    ends_of_ranges_are_seen,
+    float16_is_near_or_refused,
     training_is_causal,
     evaluation_follows_training,
     long_sequences_agree,

@@ -4,13 +4,12 @@
     print(render(report, "terminal"))
     render(report, "png", Path("figure.png"))        # and figure.svg beside it
 
-`rows` reads and selects runs. `plan` lists what the table has to show; `cells`, `claims`, `figure`, `costs` and `notes`
-make one part of a report each, and `report` puts them together. `layout` turns a report into a `document` of strings,
-with a `matrix` in the paper's layout, which `text`, `latex`, `html` and `plots` print. A `board` has the reports of all
-experiments or of a paper; `overview` makes its document, and `page` an HTML page to sort and filter. `speed_history`
-makes the document of the operators' speed. `quotes` and `sources` hold the numbers in documents to the committed rows,
-and `index` lists every table and figure of the papers with its experiment. `grouping` shows stored runs by any of their
-settings.
+A row goes one way. `rows` reads it into a run, `selection` puts the run into the cells of the table that `plan` has
+made of the grid and of the paper's numbers, and `judge` gives each cell its value and verdict. `claims` checks the
+paper's sentences on the cells, `figure` collects the data of the figure, and `report` has all of it. `layout` turns a
+report into a `document` of strings, which `printing` prints; `draw` and `tiles` draw its figure. A `board` has the
+reports of all experiments or of a paper, and `page` makes of it an HTML page to sort and filter. `speed` is the
+document of the operators' speed. `quotes` holds the numbers in documents to the committed rows.
 """
 
 from __future__ import annotations
@@ -20,18 +19,14 @@ import sys
 from pathlib import Path
 from typing import Literal, get_args
 
-from reports.render.board import Board
+from reports.render.board import Board, index, overview, read_papers
 from reports.render.document import Document
-from reports.render.grouping import grouped
-from reports.render.index import index, read_papers
-from reports.render.latex import latex
-from reports.render.layout import document
-from reports.render.overview import overview
+from reports.render.layout import document, grouped
+from reports.render.printing import latex, markdown, terminal
+from reports.render.quotes import update_documents
 from reports.render.report import Report, build, report_of
 from reports.render.rows import load_runs, rows_of
-from reports.render.sources import update_documents
-from reports.render.speed_history import history
-from reports.render.text import markdown, terminal
+from reports.render.speed import history
 from suite.registry import nearest
 
 Format = Literal["terminal", "md", "latex", "png", "html"]
@@ -66,15 +61,15 @@ def render(report: Report | Document | Board, format: Format, out: Path | None =
         raise ValueError(f"unknown format {format!r}{nearest(format, names)}; there are: {', '.join(names)}")
     shown = _document(report)
     if format == "png":
-        from reports.render.plots import save
+        from reports.render.draw import save
 
         if out is None:
             raise ValueError("png: a figure is written to a file; give --out FILE.png")
         save(shown, out.with_suffix(".png"))
         return out
     if format == "html":
-        from reports.render.html import html
         from reports.render.page import page
+        from reports.render.printing import html
 
         text = page(report) if isinstance(report, Board) else html(shown)
     elif format == "terminal":

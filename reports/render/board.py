@@ -1,14 +1,28 @@
-"""The scoreboard of many experiments as data: their reports, and the rows of the operators' benchmarks."""
+"""Pages over many experiments: the scoreboard, the crossover with attention, and every table of the four papers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
+from pydantic import model_validator
 
+from reports.render.document import DASH, Document, Grid
+from reports.render.figure import Series
+from reports.render.layout import claim_texts
 from reports.render.report import Report
 from suite.bench.cases import SETS
+from suite.options import Config, parse, read_yaml
+from suite.registry import nearest
+from suite.settings.config import ExperimentConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
 
 PAPERS = ("h3", "dss", "mamba", "gsa")
 """The papers that the suite reproduces, in the order in which they appeared; other folders follow them."""
@@ -16,7 +30,7 @@ PAPERS = ("h3", "dss", "mamba", "gsa")
 
 @dataclass(frozen=True)
 class Board:
-    """What a scoreboard is made of."""
+    """The data of a scoreboard: reports of experiments, and the rows of the operators' benchmarks."""
 
     name: str
     """Name of a paper, or `overview` for all of them."""
@@ -47,7 +61,7 @@ def folder_of(experiment: str) -> str:
 
 
 def health(board: Board) -> list[tuple[str, Sequence[str]]]:
-    """What data are missing: for each kind that there is a sentence with its number, and the names that it means."""
+    """Missing data: for each kind that there is a sentence with its number, and the names that it means."""
     reports = board.reports
     elsewhere = {report.experiment for report in board.others}
     empty = [report.experiment for report in reports if not report.runs and report.experiment not in elsewhere]
@@ -75,3 +89,290 @@ def health(board: Board) -> list[tuple[str, Sequence[str]]]:
         (once, f"of {len(cases)} benchmark cases were measured at one commit only, so they show no trend", ()),
     ]
     return [(f"{count} {text}", names) for count, text, names in found if count]
+
+
+HEADER = (
+    "experiment",
+    "scale",
+    "published",
+    "agree",
+    "better",
+    "unclear",
+    "unstable",
+    "differ",
+    "empty",
+    "other empty",
+    "claims hold",
+    "fail",
+    "unsure",
+    "not run",
+)
+MOST_NAMES = 6
+"""Names that a note lists."""
+COUNTED = HEADER[2:]
+"""Names of the numbers of a line."""
+
+
+def overview(board: Board) -> Document:
+    """The scoreboard: a line for each folder where there are several, and one for each report, largest gap first.
+
+    Published cells are those for which the paper prints a number and the grid has a run. Rows that only the paper has
+    are not counted, nor cells that are compared with a goal or a measured peer. `unstable` counts cells in which a seed
+    meets the paper and another fails outright, `differ` those that are worse than the paper's or on the wrong side of
+    its tolerance. A claim that follows from another is not counted; `unsure` claims are true within the noise only, or
+    their condition is not met. The scoreboard of one paper lists its claims, too.
+    """
+    lines = [(counts_of(report), report) for report in board.reports]
+    lines.sort(key=lambda line: (-line[0][6], -line[0][7], line[1].experiment))
+    table = [((report.experiment, report.scale), counts) for counts, report in lines]
+    total = _sum([counts for counts, _ in lines])
+    grids = [_grid("", HEADER, [*table, (("all", ""), total)])]
+    drawn = [(name, counts) for (name, _), counts in table]
+    if len(board.folders) > 1:
+        folders = [
+            ((folder,), _sum([counts for counts, report in lines if folder_of(report.experiment) == folder]))
+            for folder in board.folders
+        ]
+        drawn = [(name, counts) for (name,), counts in folders]
+        grids = [
+            _grid("", ("folder", *COUNTED), [*folders, (("all",), total)]),
+            _grid("Experiments, largest gap first", HEADER, table),
+        ]
+    elif claims := [
+        (report.experiment, *claim_texts(claim)[:2]) for report in board.reports for claim in report.claims
+    ]:
+        grids.append(Grid("Claims", ("experiment", "verdict", "claim"), tuple(claims), 3, ((),) * len(claims)))
+
+    def figure() -> Canvas | None:
+        # drawing needs matplotlib, which takes a second to import
+        from reports.render.draw import draw_board
+
+        return draw_board(board.title, [(name, dict(zip(COUNTED, counts, strict=True))) for name, counts in drawn])
+
+    notes = (
+        "published: cells with a number of the paper and a run in the grid; the next six columns add up to them.",
+        "other empty: cells of the grid that no run has filled and for which the paper prints no number.",
+        *(f"missing: {text}{_listed(names)}" for text, names in health(board)),
+    )
+    return Document(
+        board.name,
+        board.title.lower(),
+        "each at its scale paper, or else at the first that has rows or can run here",
+        tuple(grids),
+        notes,
+        (),
+        figure,
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names behind a sentence, of many the first few."""
+    more = len(names) - MOST_NAMES
+    return f": {', '.join(names[:MOST_NAMES])}{f' and {more} more' if more > 0 else ''}" if names else ""
+
+
+def _grid(heading: str, header: tuple[str, ...], lines: Sequence[tuple[tuple[str, ...], tuple[int, ...]]]) -> Grid:
+    texts = tuple((*words, *map(str, counts)) for words, counts in lines)
+    return Grid(heading, header, texts, len(header) - len(COUNTED), ((),) * len(texts))
+
+
+def _sum(lines: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(sum(column) for column in zip(*lines, strict=True)) if lines else (0,) * len(COUNTED)
+
+
+def counts_of(report: Report) -> tuple[int, ...]:
+    """The numbers of one line, in the order of COUNTED."""
+    numbers = [cell for cell in report.cells if cell.published and cell.published.value is not None and cell.planned]
+    ours = numbers if report.spec.reference == "paper" else []
+    verdicts = Counter(cell.verdict if cell.mean is not None else "empty" for cell in ours)
+    differ = verdicts["worse"] + verdicts["differs"]
+    others = sum(cell.missing for cell in report.cells if cell not in ours)
+    claims = Counter(claim.verdict for claim in report.claims if not claim.follows)
+    judged = [verdicts[name] for name in ("agrees", "better", "unclear", "unstable")]
+    # a published cell with a value of ours that has no verdict, e.g. a speed on another device, is unclear
+    judged[2] += len(ours) - sum(judged) - differ - verdicts["empty"]
+    checked = (claims["holds"], claims["fails"], claims["unclear"] + claims["void"], claims["not run"])
+    return (len(ours), *judged, differ, verdicts["empty"], others, *checked)
+
+
+ATTENTION = re.compile(r"(?<!linear )(attention|transformer|mha)", re.IGNORECASE)
+FASTER_IF_SMALLER = ("time", "decode_time", "prefill_time")
+SPEEDS = ("train_throughput", "decode_throughput", "generate_throughput", *FASTER_IF_SMALLER)
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """One row of an experiment against the fastest attention of the same experiment, device and length."""
+
+    experiment: str
+    row: str
+    attention: str
+    """Labels of the rows that were compared with, joined by commas."""
+    device: str
+    unit: str
+    points: tuple[tuple[float, float, float | None], ...]
+    """(length, value of the row, value of attention or None where attention has none), in ascending order of length."""
+    smaller_is_faster: bool
+
+    @property
+    def start(self) -> float | None:
+        """The smallest length from which on the row is faster at every length measured, or None.
+
+        Where attention has no value, e.g. because it ran out of memory, the row counts as faster.
+        """
+        found = None
+        for length, ours, theirs in reversed(self.points):
+            if theirs is not None and (ours >= theirs if self.smaller_is_faster else ours <= theirs):
+                break
+            found = length
+        return found
+
+    @property
+    def text(self) -> str:
+        """`from 2048 on`, `at all lengths, from 256 on`, or `not up to 16384`."""
+        first, last = self.points[0][0], self.points[-1][0]
+        if self.start is None:
+            return f"not up to {last:g}"
+        return f"at all lengths, from {first:g} on" if self.start == first else f"from {self.start:g} on"
+
+
+def crossovers(report: Report) -> list[Crossover]:
+    """One entry for every row of a timed report that is not attention; empty without rows of attention."""
+    figure = report.figure
+    if not report.timed or figure is None or figure.spec.x != "slice.length" or figure.spec.y not in SPEEDS:
+        return []
+    return [
+        found
+        for title, panel in figure.panels
+        for found in _panel(report, title, panel, figure.spec.y in FASTER_IF_SMALLER, figure.spec.y_label)
+    ]
+
+
+def _panel(report: Report, title: str, panel: Sequence[Series], smaller_is_faster: bool, unit: str) -> list[Crossover]:
+    theirs = [series for series in panel if ATTENTION.search(series.label) and series.points]
+    best: dict[float, float] = {}
+    for series in theirs:
+        for point in series.points:
+            values = [point.y, *([best[point.x]] if point.x in best else [])]
+            best[point.x] = min(values) if smaller_is_faster else max(values)
+    if not best:
+        return []
+    return [
+        Crossover(
+            experiment=report.experiment,
+            row=f"{series.label}, {title}" if title else series.label,
+            attention=", ".join(other.label for other in theirs),
+            device=report.device,
+            unit=unit,
+            points=tuple((point.x, point.y, best.get(point.x)) for point in series.points),
+            smaller_is_faster=smaller_is_faster,
+        )
+        for series in panel
+        if series not in theirs and series.points
+    ]
+
+
+ITEM_HEADER = ("paper", "item", "what it shows", "experiment", "runs here at", "cannot run here", "rows stored")
+
+
+class Item(Config):
+    """One table or figure of a paper, or several that belong together."""
+
+    item: str
+    """Its name in the paper: `Table 3`, `Figures 6 and Table 13`."""
+    shows: str
+    experiments: tuple[str, ...] = ()
+    """The experiments that measure it or list its numbers."""
+    documents: tuple[str, ...] = ()
+    """Documents and tests that stand for a diagram, as paths from the repository's root."""
+
+    @model_validator(mode="after")
+    def _stands_somewhere(self) -> Item:
+        if not (self.experiments or self.documents):
+            raise ValueError(f"{self.item}: name its experiments or its documents")
+        return self
+
+
+class Papers(Config):
+    """The file `reports/papers.yaml`: every paper to its tables and figures, in the order of the paper."""
+
+    papers: dict[str, tuple[Item, ...]]
+
+
+def read_papers(path: Path, experiments: Iterable[str]) -> dict[str, tuple[Item, ...]]:
+    """The tables and figures of every paper. ValueError for an experiment that `experiments` does not have."""
+    papers = parse(Papers, {"papers": read_yaml(path.read_text())}, str(path)).papers
+    known = tuple(experiments)
+    for items in papers.values():
+        for name in (name for item in items for name in item.experiments):
+            if name not in known:
+                raise ValueError(f"{path}: unknown experiment {name!r}{nearest(name, known)}")
+    return papers
+
+
+def index(
+    papers: Mapping[str, tuple[Item, ...]],
+    configs: Mapping[str, ExperimentConfig],
+    stored: Mapping[str, Iterable[str]],
+    *,
+    home: str | None = None,
+) -> Document:
+    """One line for each table or figure.
+
+    configs: the grid of every experiment. stored: experiment to the scales that have rows.
+    home: path from the page to the repository's root, for links in Markdown; None: no links.
+    """
+    lines = [_line(paper, item, configs, stored, home) for paper, items in papers.items() for item in items]
+    counts = {
+        "can run here at some scale": sum(line[4] != DASH for line in lines),
+        "have rows": sum(line[6] != DASH for line in lines),
+        "are diagrams or examples, which a document or a test stands for": sum(
+            not item.experiments for items in papers.values() for item in items
+        ),
+    }
+    notes = (
+        f"{len(lines)} tables and figures, of which " + ", ".join(f"{n} {words}" for words, n in counts.items()) + ".",
+        "`report EXPERIMENT` shows the paper's numbers beside ours, and why a scale cannot run here.",
+        "Scales other than `paper` are smaller protocols that the grid declares.",
+    )
+    grid = Grid("", ITEM_HEADER, tuple(lines), len(ITEM_HEADER), ((),) * len(lines))
+    return Document(
+        "tables",
+        "Every table and figure of the four papers",
+        "made by `python run_suite.py report tables`; an experiment is a folder below reports/",
+        (grid,),
+        notes,
+        (),
+        lambda: None,
+    )
+
+
+def _line(
+    paper: str,
+    item: Item,
+    configs: Mapping[str, ExperimentConfig],
+    stored: Mapping[str, Iterable[str]],
+    home: str | None,
+) -> tuple[str, ...]:
+    def scales(found: Mapping[str, Iterable[str]]) -> str:
+        """The scales of each experiment; the name of an experiment stands only where there are several."""
+        texts = [(name, ", ".join(found[name])) for name in item.experiments]
+        alone = len(texts) == 1
+        return (
+            "; ".join(text if alone else f"{name.rpartition('/')[2]}: {text}" for name, text in texts if text) or DASH
+        )
+
+    def linked(path: str, name: str) -> str:
+        return name if home is None else f"[{name}]({home}/{path})"
+
+    places = [linked(f"reports/{name}/", name) for name in item.experiments]
+    places += [linked(path, Path(path).name) for path in item.documents]
+    return (
+        paper,
+        item.item,
+        item.shows,
+        ", ".join(places),
+        scales({name: configs[name].runnable for name in item.experiments}),
+        scales({name: tuple(configs[name].cannot_run) for name in item.experiments}),
+        scales({name: tuple(stored.get(name, ())) for name in item.experiments}),
+    )

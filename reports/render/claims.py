@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from reports.render.cells import Cell
-from reports.render.marks import MARKS
-from reports.render.read_table import read_table
+from reports.render.document import MARKS
+from reports.render.judge import Cell
+from reports.render.plan import read_table
 from suite.registry import nearest
 from suite.settings.report_spec import TableSpec
 
@@ -50,7 +50,7 @@ class Claim:
     follows: str = ""
     """The claim of which this one is a consequence; then it is not counted."""
     note: str = ""
-    """What the reader must know, such as an operator that is not the paper's."""
+    """A remark for the reader, such as an operator that is not the paper's."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def read_claims(path: Path) -> list[dict[str, str]]:
 
 
 def tally(claims: Iterable[Claim]) -> tuple[int, int]:
-    """How many claims hold, of how many; those that follow from another claim are not counted."""
+    """Number of claims that hold, and of all; claims that another one implies are not counted."""
     counted = [claim for claim in claims if not claim.follows]
     return sum(claim.verdict == "holds" for claim in counted), len(counted)
 
@@ -166,7 +166,7 @@ def _doubt(comparison: str, left: Number, right: Number, tolerance: float) -> st
     lost = sum(count for cell in (*left.cells, *right.cells) for _, count in cell.failures)
     if lost:
         return f"{lost} run{'s' * (lost != 1)} without a value"
-    # what is left of the claim when the means move by their noise
+    # distance by which the means may move before the claim is false
     room = tolerance - abs(left.value - right.value) if comparison == "~" else abs(left.value - right.value)
     noise = 2 * math.hypot(left.error, right.error)
     return f"by {room:.2f}, two standard errors are {noise:.2f}" if room < noise else ""
@@ -175,7 +175,7 @@ def _doubt(comparison: str, left: Number, right: Number, tolerance: float) -> st
 def _condition(
     line: Mapping[str, str], cells: Mapping[tuple[str, str], Cell], spec: TableSpec
 ) -> tuple[str | None, list[Cell]]:
-    """What the condition of a claim misses, empty where it is met and None where it has not run; and its cells."""
+    """Checks the condition of a claim: the unmet part (empty if it is met, None if it has not run), and its cells."""
     text = line.get("if") or ""
     if not text:
         return "", []
@@ -214,7 +214,7 @@ def _term(text: str, spec: TableSpec, claim: str) -> Term:
 
 
 def _number(side: Side, column: str, cells: Mapping[tuple[str, str], Cell]) -> Number | None:
-    """What a side stands for at one column; None while a cell is empty or the divisor is zero."""
+    """The number of a side at one column; None while a cell is empty or the divisor is zero."""
     found = []
     for term in side:
         if len(term) == 1:

@@ -1,24 +1,26 @@
-"""The data of a report's figure: the mean and every seed's value for every table row, panel by panel."""
+"""The data of a report's figure: the mean and every seed's value for every table row, panel by panel; and its colours.
+
+A family of models has one colour in every figure and on every page. Several rows of one family in a figure, such as
+attention with two kinds of positions, have shades of it. A name of no known family takes a colour that the figure does
+not use otherwise.
+"""
 
 from __future__ import annotations
 
+import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reports.render.cells import Cell
-from reports.render.heatmap import KernelPanel, kernel_panel
-from reports.render.plan import Plan
-from reports.render.rows import StoredRun, Value, commonest_device, slice_part
-from reports.render.sensitivity import Sensitivity, plain
-from reports.render.units import shown
+from reports.render.document import shown
+from reports.render.judge import Cell, Sensitivity, plain
+from reports.render.plan import Plan, slice_part
+from reports.render.rows import StoredRun, Value
+from reports.render.selection import Settled, commonest_device
 from suite.registry import counted
 from suite.settings.grid import lookup, order
 from suite.settings.report_spec import FigureSpec
-
-Settled = Mapping[tuple[str, str], Sequence[StoredRun]]
-"""(row, column) to the runs that its cell shows."""
 
 
 @dataclass(frozen=True)
@@ -200,3 +202,115 @@ def _published(plan: Plan, spec: FigureSpec, row: str) -> tuple[tuple[Any, float
         if value is not None and value.value is not None and x is not None:
             found.append((x, value.value))
     return tuple(found)
+
+
+@dataclass(frozen=True)
+class KernelPanel:
+    """The kernels and eigenvalues that one run recorded (`suite/training/learned_kernels.py`)."""
+
+    title: str
+    layers: tuple[int, ...]
+    """Layer of each kernel, ascending."""
+    kernels: tuple[tuple[float, ...], ...]
+    """Points of each kernel."""
+    span: int
+    """Number of lags that a point stands for."""
+    eigenvalues: tuple[tuple[float, float], ...]
+    """Real and imaginary parts after training."""
+    initial: tuple[tuple[float, float], ...]
+    """Real and imaginary parts before the first step."""
+
+
+def kernel_panel(title: str, runs: Sequence[StoredRun]) -> KernelPanel | None:
+    """The panel of the first seed that recorded kernels, or None where none did."""
+    for run in sorted((run for run in runs if run.status == "ok"), key=lambda run: (run.seed, run.run_id)):
+        rows = [value for value in run.values.of_metric("kernel") if value.samples]
+        if not rows:
+            continue
+        spans = {slice_part(row.slice, "span") for row in rows}
+        assert len(spans) == 1, "one probe has one span"
+        return KernelPanel(
+            title=f"{title} (stand-in data)" if run.stand_in else title,
+            layers=tuple(int(slice_part(row.slice, "layer") or 0) for row in rows),
+            kernels=tuple(row.samples for row in rows),
+            span=int(spans.pop() or 1),
+            eigenvalues=_eigenvalues(run, start=False),
+            initial=_eigenvalues(run, start=True),
+        )
+    return None
+
+
+def _eigenvalues(run: StoredRun, start: bool) -> tuple[tuple[float, float], ...]:
+    real, imag = (
+        [x for v in run.values.of_metric(metric) if v.slice.startswith("at=start") == start for x in v.samples]
+        for metric in ("eigenvalue_real", "eigenvalue_imag")
+    )
+    return tuple(zip(real, imag, strict=True))
+
+
+FAMILIES = {
+    r"linear attention|linear-attention|lightning|based": "#e69f00",
+    r"attention|flashattention|transformer|xfmr|gpt|mha|sdpa|pythia|llama": "#6b6b6b",
+    r"gated[ -]deltanet|deltanet|delta[ -]?product|kda": "#6a5acd",
+    r"retnet": "#a6841b",
+    r"gla": "#56b4e9",
+    r"hgrn2": "#009e73",
+    r"abc": "#cc79a7",
+    r"gsa": "#d55e00",
+    r"sashimi": "#aa4499",
+    r"rwkv": "#4d7c8a",
+    r"mlstm|slstm|xlstm": "#c2185b",
+    r"dss": "#17a2a2",
+    r"s4d": "#98a010",
+    r"s4|s6|ssm": "#8c564b",
+    r"gss|gated state spaces": "#9467bd",
+    r"h3": "#0072b2",
+    r"hyena|hyenadna": "#882255",
+    r"mamba|scan": "#2a8a2a",
+    r"convolution": "#bb5566",
+    r"triton": "#4477aa",
+    r"pytorch|torch": "#e07b6a",
+}
+"""Pattern of a name to the colour of its family, which is visible on a white and on a black background."""
+OTHERS = ("#66a61e", "#aa3377", "#bb9f24", "#3aa6c4", "#ee6677", "#7f7f7f")
+"""Colours of names that belong to no family, such as implementations of an operator."""
+SHADES = (0.0, 0.38, -0.35, 0.6)
+"""Shades of a family in the order in which a figure uses them: towards white where positive, else towards black."""
+
+
+def _family(label: str) -> tuple[int, str] | None:
+    """The first place at which a label names a family, and that family's colour; None without a family."""
+    places = []
+    for pattern, color in FAMILIES.items():
+        found = re.search(rf"(?<![a-z0-9])(?:{pattern})(?![a-z])", label.lower())
+        if found:
+            places.append((found.start(), -len(found.group()), color))
+    if not places:
+        return None
+    start, _, color = min(places)
+    return start, color
+
+
+def colors_of(labels: Iterable[str]) -> dict[str, str]:
+    """The colour of every label of one figure, as `#rrggbb`."""
+    members: dict[str, list[tuple[int, int, str]]] = {}
+    unknown = 0
+    for label in dict.fromkeys(labels):
+        found = _family(label)
+        if found is None:
+            found = 0, OTHERS[unknown % len(OTHERS)]
+            unknown += 1
+        members.setdefault(found[1], []).append((found[0], len(label), label))
+    colors = {}
+    for base, found_in in members.items():
+        # the family's own colour is for its plain name, which begins with it and is the shortest
+        for i, (_, _, label) in enumerate(sorted(found_in, key=lambda member: member[:2])):
+            colors[label] = shade(base, SHADES[i % len(SHADES)])
+    return colors
+
+
+def shade(color: str, amount: float) -> str:
+    """A colour moved towards white by a share `amount`, or towards black where it is negative."""
+    parts = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+    target = 255 if amount > 0 else 0
+    return "#" + "".join(f"{round(part + (target - part) * abs(amount)):02x}" for part in parts)

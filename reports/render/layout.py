@@ -1,22 +1,35 @@
-"""Turns a report into the document that the formats print: comparison, claims and costs as tables of strings."""
+"""Turns a report into the document that the formats print: comparison, claims and costs as tables of strings.
+
+`matrix` is the table in the paper's own layout: a column for each column of the paper, and for each row up to three
+lines, which are the paper's values, ours, and the verdicts. `grouped` shows every stored run of a scale, points of the
+grid or not: a line for each combination of values of the settings asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from reports.render.cells import Cell
 from reports.render.claims import Claim
-from reports.render.costs import COST_METRICS, Cost
-from reports.render.document import DASH, Document, Grid
-from reports.render.matrix import matrix
-from reports.render.notes import choices_are_listed
-from reports.render.report import Report
-from reports.render.sensitivity import rank, text
-from reports.render.units import amount, fixed
+from reports.render.document import DASH, Document, Grid, amount, fixed
+from reports.render.judge import Cell, rank, setting_text
+from reports.render.report import COST_METRICS, Cost, Report, choices_are_listed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
+import statistics
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+
+from reports.render.document import shown
+from reports.render.judge import measurement
+from reports.render.plan import make_plan, matches, pick_scale
+from reports.render.rows import StoredRun, load_runs
+from suite.registry import nearest
+from suite.settings.config import ExperimentConfig
+from suite.settings.grid import iter_keys, lookup, order
 
 UNPUBLISHED = {"oom": "oom", "fails": "fails", "not_reported": "not reported", "not_found": "not found"}
 """First word of a note in expected.csv where the paper has no number, to what the cell shows."""
@@ -27,7 +40,7 @@ def document(report: Report) -> Document:
 
     def figure() -> Canvas | None:
         # drawing needs matplotlib, which takes a second to import
-        from reports.render.plots import draw
+        from reports.render.draw import draw
 
         return draw(report)
 
@@ -111,7 +124,7 @@ def _sensitivity(report: Report) -> Grid:
         counts = {value: f"{successes} of {runs}" for value, successes, runs in found.tried}
         total = "{} of {}".format(*found.rate)
         lines.append((found.row, found.column, *(counts.get(value, DASH) for value in values), total, found.window))
-    header = ("row", "column", *map(text, values), "all", "window")
+    header = ("row", "column", *map(setting_text, values), "all", "window")
     return Grid("Runs that succeed, by setting", header, tuple(lines), 2, ((),) * len(lines))
 
 
@@ -138,7 +151,7 @@ def ours_text(cell: Cell, decimals: int) -> str:
 
 
 def _median(cell: Cell, decimals: int) -> str:
-    # of one seed, the median is the mean
+    # the median of one seed is its mean
     return "" if cell.median is None or cell.num_seeds < 2 else fixed(cell.median, decimals)
 
 
@@ -153,7 +166,7 @@ def _difference(cell: Cell, decimals: int) -> str:
 
 
 def seeds_text(cell: Cell) -> str:
-    """How many seeds gave a value, of how many planned ones, and what became of the others."""
+    """Number of seeds that gave a value, of how many planned ones, and the statuses of the others."""
     if not cell.planned:
         return ""
     text = f"{cell.num_seeds}" if cell.num_seeds == cell.planned else f"{cell.num_seeds} of {cell.planned}"
@@ -189,3 +202,139 @@ def _cost(cost: Cost, name: str) -> str:
     binary = name.startswith("peak")
     text = amount(middle, binary)
     return text if low == high else f"{text} [{amount(low, binary)}, {amount(high, binary)}]"
+
+
+LINES = ("paper", "ours", "verdict")
+
+
+def matrix(
+    cells: Sequence[Cell],
+    texts: Sequence[tuple[str, str, str]],
+    columns: Sequence[str],
+    unit: str,
+    *,
+    transpose: bool = False,
+    reference: str = "paper",
+) -> Grid:
+    """The matrix of a report's cells.
+
+    columns: in the order of the paper.
+
+    texts: the paper's value, ours and the verdict of each cell; empty where there is none.
+    reference: name of the lines with the numbers beside ours (`TableSpec.reference`).
+    transpose: put the rows of the paper side by side, and its columns below each other.
+    """
+    places = [(cell.column, cell.row) if transpose else (cell.row, cell.column) for cell in cells]
+    found = dict(zip(places, zip(cells, texts, strict=True), strict=True))
+    rows = list(dict.fromkeys(cell.row for cell in cells))
+    if transpose:
+        rows, columns = list(columns), rows
+    lines: list[tuple[str, ...]] = []
+    run_ids: list[tuple[str, ...]] = []
+    for row in rows:
+        there = {column: found[row, column] for column in columns if (row, column) in found}
+        for kind in _kinds([text for _, text in there.values()]):
+            name = reference if kind == "paper" else kind
+            lines.append((row, name, *(there[c][1][LINES.index(kind)] if c in there else "" for c in columns)))
+            ids = (run_id for cell, _ in there.values() for run_id in cell.run_ids if kind == "ours")
+            run_ids.append(tuple(dict.fromkeys(ids)))
+    groups, leaves = _grouped(columns)
+    header = ("column" if transpose else "row", unit, *leaves)
+    return Grid("", header, tuple(lines), 2, tuple(run_ids), ("", "", *groups) if any(groups) else ())
+
+
+def _kinds(texts: Sequence[tuple[str, str, str]]) -> Iterator[str]:
+    """The lines of a row that say something. A dash, for a cell that has not been run, says it once in a row."""
+    for i, kind in enumerate(LINES):
+        written = {text[i] for text in texts} - {""}
+        says_nothing = kind == "ours" and not any(text.strip("—†‡§¶*") for text in written)
+        # without a value of the paper, too, the dashes are the row
+        if written and not (says_nothing and any(text[0] for text in texts)):
+            yield kind
+
+
+def _grouped(columns: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Titles of columns as what neighbours share and what is left: `acc at length 20`, `acc at length 40`.
+
+    Two titles share all words but the last. A title that shares nothing with a neighbour has no group.
+    """
+    heads = [column.rpartition(" ")[0] for column in columns]
+    groups = [
+        head if head and head in (heads[i - 1] if i else "", *heads[i + 1 : i + 2]) else ""
+        for i, head in enumerate(heads)
+    ]
+    leaves = [column[len(group) :].lstrip() for column, group in zip(columns, groups, strict=True)]
+    return groups, leaves
+
+
+def grouped(
+    config: ExperimentConfig,
+    folder: Path,
+    name: str,
+    frame: pa.Table | pd.DataFrame,
+    keys: Sequence[str],
+    scale: str | None,
+) -> Document:
+    """The stored runs of one scale by the dotted keys. ValueError for a key that no run has.
+
+    A number is the mean over the runs of a line, with their standard deviation; runs that failed are counted
+    beside it. Where other settings than the seed differ within a line, a note names them.
+    """
+    runs = load_runs(frame)
+    scale = pick_scale(config, {run.scale for run in runs}, scale)
+    runs = [run for run in runs if run.scale == scale]
+    known = {key for run in runs for key, _ in iter_keys(run.config)}
+    for key in keys:
+        if runs and not any(lookup(run.config, key) is not None for run in runs):
+            raise ValueError(f"--by {key}: no stored run of {name} has it{nearest(key, known)}")
+    plan = make_plan(config, folder, scale)
+    columns = list(plan.spec.columns)
+    groups: dict[tuple[str, ...], list[StoredRun]] = {}
+    for run in sorted(runs, key=lambda run: [order(lookup(run.config, key)) for key in keys]):
+        groups.setdefault(tuple(setting_text(lookup(run.config, key)) for key in keys), []).append(run)
+
+    def number(column: str, group: Sequence[StoredRun]) -> str:
+        found = []
+        for run in group:
+            value = measurement(plan.spec, column, run) if matches(plan.spec.columns[column], run.config) else None
+            if run.status == "ok" and value is not None and value.value is not None:
+                found.append(shown(value.value, value.unit, plan.spec.percent))
+        if not found:
+            return DASH
+        spread = f" ± {fixed(statistics.stdev(found), plan.decimals)}" if len(found) > 1 else ""
+        return fixed(statistics.fmean(found), plan.decimals) + spread
+
+    lines = []
+    mixed: set[str] = set()
+    for values, group in groups.items():
+        bad = sum(run.status != "ok" for run in group)
+        lines.append((*values, *(number(column, group) for column in columns), str(len(group)), str(bad)))
+        mixed |= _differing(group) - set(keys)
+    notes = [f"every stored run of scale {scale}, points of the grid or not; mean ± standard deviation over runs"]
+    if mixed:
+        differ = ", ".join(sorted(mixed, key=_names_first))
+        notes.append(f"runs of one line also differ in: {differ}; name them with --by to separate them")
+    grid = Grid(
+        "",
+        (*keys, *columns, "runs", "failed"),
+        tuple(lines),
+        len(keys),
+        tuple(tuple(run.run_id for run in group) for group in groups.values()),
+    )
+    where = f"by {', '.join(keys)}; scale: {scale}"
+    return Document(name, f"{name}: {config.title}", where, (grid,), tuple(notes), (), lambda: None)
+
+
+def _names_first(key: str) -> tuple[bool, str]:
+    """Sorts `model.name` before the options of models, which often follow from it."""
+    return not key.endswith(".name"), key
+
+
+def _differing(group: Sequence[StoredRun]) -> set[str]:
+    """The settings, the seed aside, that are not the same in all runs."""
+    values: dict[str, set[str]] = {}
+    for run in group:
+        for key, value in iter_keys(run.config):
+            values.setdefault(key, set()).add(str(value))
+    ignored = ("seed", "data", "task.data", "train.init_from.base")
+    return {key for key, found in values.items() if len(found) > 1 and key not in ignored}

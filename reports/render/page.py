@@ -1,7 +1,7 @@
 """The scoreboard as one self-contained HTML page: cells of the papers, accuracy against cost, speed of the operators.
 
-Python writes the numbers into the page as JSON, and `page.js` draws tables and charts from them, so that a page of
-50,000 rows opens at once. It loads no other file.
+Python writes the numbers into the page as JSON, and the script (`widgets.js`, `page.js`) draws tables and charts from
+them, so that a page of 50,000 rows opens at once. It loads no other file.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from reports.render.board import Board, folder_of, health
-from reports.render.cells import Cell
-from reports.render.colors import colors_of
-from reports.render.crossover import crossovers
-from reports.render.html import style
+from reports.render.board import COUNTED, Board, counts_of, crossovers, folder_of, health
+from reports.render.figure import colors_of
+from reports.render.judge import Cell
 from reports.render.layout import claim_texts, ours_text, paper_text, seeds_text
-from reports.render.overview import COUNTED, counts_of
+from reports.render.printing import style
 from reports.render.report import Report
 from reports.render.rows import StoredRun
-from reports.render.speed_points import Point, points_of
+from reports.render.speed import Point, points_of
 
 HERE = Path(__file__).parent
 MOST_POINTS = 60
@@ -55,10 +53,15 @@ def page(board: Board) -> str:
             SECTIONS,
             # no text within a script may look like its end
             f'<script type="application/json" id="data">{text.replace("<", chr(92) + "u003c")}</script>',
-            f"<script>{(HERE / 'page.js').read_text()}</script></body></html>",
+            f"<script>{script()}</script></body></html>",
             "",
         ]
     )
+
+
+def script() -> str:
+    """The script of the page: elements, tables and charts, and then the sections that are made of them."""
+    return "".join((HERE / name).read_text() for name in ("widgets.js", "page.js"))
 
 
 def page_data(board: Board) -> dict[str, Any]:

@@ -1,19 +1,80 @@
-"""Plan of a report, made before any stored run is read: scale, grid points, rows, columns, published values."""
+"""Plan of a report, made before any stored run is read: scale, grid points, rows, columns, published values.
+
+`read_table` reads the CSV files that somebody wrote by hand, so that every fault names the file and the line.
+"""
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from reports.render.read_table import read_table
-from reports.render.rows import StoredRun, matches, slice_part
 from suite.registry import nearest
 from suite.settings.config import ExperimentConfig
 from suite.settings.grid import check_table, lookup, points, same, seeds_of
 from suite.settings.report_spec import TableSpec
+
+
+def read_table(path: Path, columns: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
+    """Returns the place of every line, in words for a message, and its texts by column.
+
+    A file that is missing or empty has no lines. ValueError for a header without one of these columns, and for a line
+    that ends before one of them or has more values than the header. All other columns are optional: they are empty in a
+    line that ends before them.
+    """
+    if not path.exists():
+        return []
+    found = []
+    try:
+        # spreadsheets begin a file with a mark of its encoding, which does not belong to the first column's name
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file)
+            header = next(reader, [])
+            missing = [name for name in columns if name not in header]
+            if header and missing:
+                raise ValueError(
+                    f"{path}: the header has no {', '.join(missing)}; it needs {','.join(columns)}, separated by commas"
+                )
+            for texts in filter(None, reader):
+                least = 1 + max(map(header.index, columns))
+                where = f"{path}, line {reader.line_num}"
+                if not least <= len(texts) <= len(header):
+                    allowed = f"{least} to {len(header)}" if least < len(header) else f"{least}"
+                    raise ValueError(
+                        f"{where}: has {len(texts)} values, needs {allowed}; put a text with commas in quotes, and "
+                        f"write nothing between two commas for an empty value"
+                    )
+                found.append((where, dict(zip_longest(header, texts, fillvalue=""))))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path}: cannot be read as a CSV file in UTF-8 ({error}); save it as one") from None
+    return found
+
+
+def slice_part(name: str, key: str) -> float | str | None:
+    """The value of one key of a slice name, as a number where it is one: 512 for `length` of `length=512,width=64`.
+
+    None where the name does not have the key.
+    """
+    parts = dict(part.partition("=")[::2] for part in name.split(",") if part)
+    if key not in parts:
+        return None
+    try:
+        number = float(parts[key])
+    except ValueError:
+        return parts[key]
+    return int(number) if number.is_integer() else number
+
+
+def matches(selector: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    """Whether a resolved run has every value that a selector names.
+
+    Keys without a dot (`slice`, `metric`, `split`) name a measurement and no setting of the run, so they are skipped.
+    """
+    return all(same(value, lookup(config, key)) for key, value in selector.items() if "." in key)
 
 
 @dataclass(frozen=True)
@@ -72,26 +133,6 @@ class Plan:
         only = [(r, c) for r in dict.fromkeys(known) for c in self.spec.columns if (r, c) in self.published]
         return only + [(row, column) for row in self.spec.rows for column in self.spec.columns]
 
-    def selected(self, runs: Sequence[StoredRun]) -> dict[tuple[str, str], list[StoredRun]]:
-        """Returns the runs of every cell in `places`.
-
-        The runs of a row are found once for all its columns, because a table may have a thousand cells and runs.
-        """
-        found: dict[tuple[str, str], list[StoredRun]] = {}
-        of_row: dict[tuple[str, frozenset[str]], list[StoredRun]] = {}
-        for row, column in self.places():
-            if row not in self.spec.rows:
-                found[row, column] = []
-                continue
-            # a column may state another value for a key of the row
-            wanted = self.spec.rows[row].keys() - self.spec.columns[column].keys()
-            here = row, frozenset(wanted)
-            if here not in of_row:
-                selector = {key: self.spec.rows[row][key] for key in wanted}
-                of_row[here] = [run for run in runs if matches(selector, run.config)]
-            found[row, column] = [run for run in of_row[here] if matches(self.spec.columns[column], run.config)]
-        return found
-
     def points_of(self, row: str, column: str) -> list[Mapping[str, Any]]:
         """The points that the grid of this scale has for a cell.
 
@@ -131,19 +172,18 @@ def make_plan(config: ExperimentConfig, folder: Path, scale: str) -> Plan:
     return Plan(config, spec, scale, grid, published)
 
 
-def pick_scale(config: ExperimentConfig, runs: Iterable[StoredRun], asked: str | None) -> str:
+def pick_scale(config: ExperimentConfig, stored: Collection[str], asked: str | None) -> str:
     """The scale asked for; without one, `paper` if it has runs, else the first that has, else the first that can run.
 
-    ValueError where the grid has no scale of the asked name.
+    stored: the scales that have runs. ValueError where the grid has no scale of the asked name.
     """
     if asked is not None:
         if asked not in config.scales:
             names = ", ".join(config.scales)
             raise ValueError(f"unknown scale {asked!r}{nearest(asked, config.scales)}; there are: {names}")
         return asked
-    there = {run.scale for run in runs}
     order = sorted(config.scales, key=lambda name: name != "paper")
-    return next((name for name in order if name in there), next(iter([*config.runnable, *config.scales])))
+    return next((name for name in order if name in stored), next(iter([*config.runnable, *config.scales])))
 
 
 def plain_table(config: ExperimentConfig, grid: Sequence[Mapping[str, Any]]) -> TableSpec:

@@ -24,18 +24,37 @@ the one whose README quotes it, and without a scale of `paper`. The sources of a
 - `bench operator | implementation | case | metric | device`: newest row of `bench`. `metric` is `time` (ms) if left
   out. `device` is a part of a device's name; if left out, the device that has the most rows is meant.
 - `peer operator | implementation | shape | column`: a line of `results/peers.csv`.
+
+The results tables of documents need no keys. They have one number of each experiment:
+
+    | [experiment](folder) | [scale](folder of its rows) | row | column | unit | paper | ours | claims |
+
+`ours` is the mean of a cell with its standard deviation and marks, `claims` how many claims hold, and how many are
+counted. Numbers keep their decimals. A dash stands for what a cell or an experiment does not have.
 """
 
 from __future__ import annotations
 
+import csv
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from reports.render.read_table import read_table
+import pandas as pd
+
+from reports.render.claims import tally
+from reports.render.document import DASH, shown
+from reports.render.plan import read_table
+from reports.render.report import Report, report_of
+from reports.render.rows import StoredRun, load_runs, rows_of
+from suite.settings.config import find_experiments, load_experiment
+from suite.settings.grid import lookup, same
+from suite.store import storage
 
 QUOTE = re.compile(r"<!--= (\S+) -->")
 NUMBER = re.compile(r"(?<![\w^.,/=-])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w^]|[.,/]\d)")
@@ -48,28 +67,6 @@ class Query(NamedTuple):
     experiment: str
     scale: str
     sources: str
-
-
-class Source(Protocol):
-    """Where the values come from; each method raises ValueError for what it does not have."""
-
-    def cell(self, experiment: str, scale: str, row: str, column: str, what: str) -> list[float]:
-        """The values of one cell in the shown unit."""
-
-    def tried(self, experiment: str, scale: str, row: str, column: str) -> list[float]:
-        """Successes of one cell at every value of a setting."""
-
-    def claims(self, experiment: str, scale: str) -> tuple[int, int]:
-        """Claims that hold, and that are counted."""
-
-    def runs(self, experiment: str, scale: str, selector: dict[str, str]) -> list[float]:
-        """Test accuracy (or another metric, fractions in %) of stored runs, in the order of their seeds."""
-
-    def bench(self, operator: str, implementation: str, case: str, metric: str = "time", device: str = "") -> float:
-        """A measurement of an operator."""
-
-    def peer(self, operator: str, implementation: str, shape: str, column: str) -> float:
-        """A measurement of another project's operator."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,7 @@ def read_queries(path: Path, experiment: str = "") -> dict[str, Query]:
     return found
 
 
-def quotes(text: str, queries: Mapping[str, Query], source: Source) -> list[Quote]:
+def quotes(text: str, queries: Mapping[str, Query], source: CommittedRows) -> list[Quote]:
     """Every quoted number of a document, in order.
 
     ValueError for a key without a query, and where more values are named than numbers stand before.
@@ -144,12 +141,12 @@ def _block_start(text: str, at: int) -> int:
     return line if text.startswith("|", line) else text.rfind("\n\n", 0, at) + 1
 
 
-def _values(query: Query, source: Source) -> Iterator[float]:
+def _values(query: Query, source: CommittedRows) -> Iterator[float]:
     for term in query.sources.split(";"):
         yield from _term(term.strip(), source, query.experiment, query.scale)
 
 
-def _term(term: str, source: Source, experiment: str, scale: str) -> list[float]:
+def _term(term: str, source: CommittedRows, experiment: str, scale: str) -> list[float]:
     kind, _, rest = term.partition(" ")
     parts = [part.strip() for part in rest.split("|")]
     if term == "claims":
@@ -171,3 +168,194 @@ def _term(term: str, source: Source, experiment: str, scale: str) -> list[float]
         raise ValueError(f"{term!r} has {len(cells)} parts between bars, not 2 or 3: row | column | what of the cell")
     places = product(*(cells if len(cells) == 3 else [*cells, ["mean"]]))
     return [value for place in places for value in source.cell(experiment, scale, *place)]
+
+
+LINE = re.compile(
+    r"^\| \[(?P<experiment>[^]]+)\]\((?:\.\./)?reports/(?P=experiment)/\) "
+    r"\| \[(?P<scale>\w+)\]\((?:\.\./)?results/reference/(?P=experiment)/(?P=scale)/\) "
+    r"\| (?P<row>[^|]+) \| (?P<column>[^|]+) \| (?P<unit>[^|]+) \| (?P<paper>[^|]+) \| (?P<ours>[^|]+) "
+    r"\| (?P<claims>[^|]+) \|$",
+    re.MULTILINE,
+)
+OURS = re.compile(r"(?P<mean>[\d.]+)(?: ± (?P<sd>[\d.]+))?[†‡§¶*]*")
+
+
+def rewritten(text: str, report: Callable[[str, str], Report]) -> str:
+    """The text with the numbers, marks and claims of every line as the reports have them.
+
+    report: gives the report of an experiment at a scale. Raises ValueError for a line whose cell is not in it.
+    """
+    return LINE.sub(lambda line: _results_line(line, report(line["experiment"], line["scale"])), text)
+
+
+def _results_line(line: re.Match[str], report: Report) -> str:
+    name = f"{line['experiment']}, {line['scale']}: {line['row']} | {line['column']}"
+    found = next((cell for cell in report.cells if (cell.row, cell.column) == (line["row"], line["column"])), None)
+    ours = OURS.fullmatch(line["ours"])
+    if found is None or found.mean is None or ours is None:
+        raise ValueError(f"{name} has no number")
+    mean = _rounded(found.mean, ours["mean"])
+    spread = "" if found.sd is None else f" ± {_rounded(found.sd, ours['sd'] or ours['mean'])}"
+    paper = DASH
+    if line["paper"] != DASH:
+        if found.published is None or found.published.value is None:
+            raise ValueError(f"{name} has no number of a paper")
+        paper = _rounded(found.published.value, line["paper"])
+    held, counted = tally(report.claims)
+    new = {
+        "paper": paper,
+        "ours": mean + spread + "".join(found.marks),
+        "claims": f"{held} of {counted}" if report.claims else DASH,
+    }
+    return line[0][: line.start("paper") - line.start()] + " | ".join(new.values()) + " |"
+
+
+def _rounded(value: float, text: str) -> str:
+    """A value with as many decimals as a text has."""
+    return f"{value:.{len(text.partition('.')[2])}f}"
+
+
+class CommittedRows:
+    """The committed results as the source of quoted numbers. Each method raises ValueError for what it does not have.
+
+    experiments: name to the path of its grid.yaml.
+    """
+
+    def __init__(self, results: Path, experiments: Mapping[str, Path]) -> None:
+        self.results, self.experiments = results, experiments
+        # a document quotes many cells of few reports
+        self.report = cache(self._report)
+        self.stored = cache(self._stored)
+        self.committed = cache(self._committed)
+        self.kernels = cache(self._kernels)
+
+    def _committed(self, experiment: str) -> list[StoredRun]:
+        return load_runs(rows_of(storage.files([self.results / "reference"], experiment)))
+
+    def _kernels(self) -> pd.DataFrame:
+        # beside the shapes of `bench` lie sweeps of configurations, which measure no revision
+        files = storage.files([self.results / "reference"], "kernels")
+        return storage.read([path for path in files if path.parent.name in ("paper", "quick")])
+
+    def _report(self, experiment: str, scale: str) -> Report:
+        if experiment not in self.experiments:
+            raise ValueError(f"there is no experiment {experiment!r}")
+        path = self.experiments[experiment]
+        return report_of(load_experiment(path), path.parent, experiment, self.committed(experiment), scale=scale)
+
+    def _stored(self, experiment: str, scale: str) -> list[StoredRun]:
+        probes = load_runs(rows_of(storage.files_below(self.results / "reference" / "probes" / experiment)))
+        return [run for run in self.committed(experiment) + probes if run.scale == scale]
+
+    def cell(self, experiment: str, scale: str, row: str, column: str, what: str) -> list[float]:
+        cells = self.report(experiment, scale).cells
+        found = next((cell for cell in cells if (cell.row, cell.column) == (row, column)), None)
+        if found is None:
+            known = " or ".join(sorted({cell.row for cell in cells} if row else {cell.column for cell in cells}))
+            raise ValueError(f"{experiment}, {scale}: no cell {row!r} | {column!r}; rows are {known}")
+        values: dict[str, float | None] = {
+            "mean": found.mean,
+            "sd": found.sd,
+            "median": found.median,
+            "paper": None if found.published is None else found.published.value,
+            "count": float(found.num_seeds),
+            "successes": None if found.successes is None else float(found.successes),
+        }
+        if what == "seeds":
+            return list(found.values)
+        if what not in values:
+            raise ValueError(f"{what!r} is not one of {', '.join([*values, 'seeds'])}")
+        value = values[what]
+        if value is None:
+            raise ValueError(f"{experiment}, {scale}: {row} | {column} has no {what}")
+        return [value]
+
+    def tried(self, experiment: str, scale: str, row: str, column: str) -> list[float]:
+        for found in self.report(experiment, scale).sensitivity:
+            if (found.row, found.column) == (row, column):
+                return [float(successes) for _, successes, _ in found.tried]
+        raise ValueError(f"{experiment}, {scale}: {row!r} | {column!r} has no runs at several values of a setting")
+
+    def claims(self, experiment: str, scale: str) -> tuple[int, int]:
+        return tally(self.report(experiment, scale).claims)
+
+    def runs(self, experiment: str, scale: str, selector: dict[str, str]) -> list[float]:
+        wanted = dict(selector)
+        part = wanted.pop("slice", "")
+        split = wanted.pop("split", "test")
+        step = wanted.pop("step", None)
+        metric = wanted.pop("metric", "accuracy")
+        values = {key: json_value(text) for key, text in wanted.items()}
+        found = []
+        for run in self.stored(experiment, scale):
+            if run.status != "ok" or not all(same(value, lookup(run.config, key)) for key, value in values.items()):
+                continue
+            value = run.find(metric, split, part, step=None if step is None else int(step))
+            if value is not None and value.value is not None:
+                found.append((run.seed, shown(value.value, value.unit, percent=True)))
+        if not found or len({seed for seed, _ in found}) < len(found):
+            raise ValueError(f"{experiment}, {scale}: {selector} selects {len(found)} runs, not one for every seed")
+        return [value for _, value in sorted(found)]
+
+    def bench(self, operator: str, implementation: str, case: str, metric: str = "time", device: str = "") -> float:
+        rows = self.kernels()
+        wanted = {"task": operator, "model": implementation, "slice": case, "metric": metric, "status": "ok"}
+        named = rows["device"].str.contains(device, regex=False)
+        rows = rows[named if device else rows["device"] == rows["device"].mode()[0]]
+        for column, value in wanted.items():
+            rows = rows[rows[column] == value]
+        if rows.empty:
+            raise ValueError(f"no row of {wanted} on {device or 'the device that has the most rows'}")
+        return float(rows.sort_values("started_at")["value"].iloc[-1])
+
+    def peer(self, operator: str, implementation: str, shape: str, column: str) -> float:
+        with (self.results / "peers.csv").open(newline="") as file:
+            for line in csv.DictReader(file):
+                if (line["op"], line["implementation"], line["shape"]) == (operator, implementation, shape):
+                    return float(line[column])
+        raise ValueError(f"results/peers.csv has no {operator}, {implementation}, {shape}")
+
+
+def json_value(text: str) -> object:
+    """The value that a text stands for: `true`, a number, null, or the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def queries_of(path: Path, home: Path, source: CommittedRows) -> dict[str, Query]:
+    """The queries beside a document; that of an experiment quotes this experiment unless a line says otherwise."""
+    folder = path.parent.relative_to(home).as_posix().removeprefix("reports/")
+    return read_queries(path.with_name("quotes.csv"), folder if folder in source.experiments else "")
+
+
+def quoted(path: Path, home: Path, source: CommittedRows) -> list[Quote]:
+    """The quoted numbers of one document."""
+    return quotes(path.read_text(), queries_of(path, home, source), source)
+
+
+def documents(home: Path) -> list[Path]:
+    """The documents that quote numbers: those of the repository, of experiments and of operators."""
+    folders = ("docs", "kernels", "reports", "results")
+    return [*sorted(home.glob("*.md")), *(path for name in folders for path in sorted((home / name).rglob("*.md")))]
+
+
+def update_documents(reports: Path) -> list[Path]:
+    """Writes the quoted numbers and the results tables of all documents again; gives those that changed.
+
+    A quote without a source raises ValueError before any document is written.
+
+    reports: the folder of the experiments, in the home of the repository.
+    """
+    home = reports.resolve().parent
+    source = CommittedRows(home / "results", find_experiments(reports))
+    changed = {}
+    for path in documents(home):
+        text = path.read_text()
+        new = rewritten(updated(text, quoted(path, home, source)), source.report)
+        if new != text:
+            changed[path] = new
+    for path, new in changed.items():
+        path.write_text(new)
+    return list(changed)

@@ -6,7 +6,7 @@ The formats only print what stands in it.
 
 from __future__ import annotations
 
-import functools
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +15,13 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from reports.render.cells import Cell, make_cell
 from reports.render.claims import Claim, check_claims, read_claims
-from reports.render.costs import Cost, costs_of
+from reports.render.document import MIXED, ONE_SEED, REDUCED, SELECTED, STAND_IN, shared_unit
 from reports.render.figure import Figure, make_figure
-from reports.render.notes import notes_of, provenance_of
-from reports.render.plan import make_plan, pick_scale
-from reports.render.rows import StoredRun, as_rows, load_runs, on_grid, one_device, select_best, settle
-from reports.render.sensitivity import Sensitivity, sensitivities
-from reports.render.units import shared_unit
-from suite.registry import counted
+from reports.render.judge import OUTRIGHT, Cell, Sensitivity, make_cell, sensitivities
+from reports.render.plan import Plan, make_plan, pick_scale
+from reports.render.rows import StoredRun, as_rows, load_runs
+from reports.render.selection import Settled, select_runs
 from suite.settings.config import ExperimentConfig
 from suite.settings.grid import check_defaults
 from suite.settings.report_spec import Source, TableSpec
@@ -94,29 +91,12 @@ def report_of(
     planned: Callable[[str], Iterable[Mapping[str, Any]]] | None = None,
 ) -> Report:
     """`build` for the stored runs of an experiment of this name."""
-    plan = make_plan(config, folder, pick_scale(config, everything, scale))
+    plan = make_plan(config, folder, pick_scale(config, {run.scale for run in everything}, scale))
     check_defaults(config, lambda: (run.config for run in everything), str(folder / "grid.yaml"))
-    runs, left_out = on_grid([run for run in everything if run.scale == plan.scale], plan.points)
-    if config.timed:
-        runs, elsewhere = one_device(runs)
-        if elsewhere:
-            left_out.append(f"left out: {counted(elsewhere)} on another device than that of the newest run")
-    sensitivity = sensitivities(plan, runs)
-    runs, tried = select_best(runs, config.select, plan.points)
-    # in a mean over settings, another run may be the best one in each
-    best_of = config.select.best_of if config.select else ()
-    free = {*plan.spec.mean_over, *best_of} if plan.spec.mean_over else ()
-    today = functools.cache(lambda: () if planned is None else tuple(planned(plan.scale)))
-    settled: dict[tuple[str, str], list[StoredRun]] = {}
-    stale: set[str] = set()
-    cells = []
-    for (row, column), found in plan.selected(runs).items():
-        settled[row, column] = settle(found, free, today)
-        stale |= {run.run_id for run in found} - {run.run_id for run in settled[row, column]}
-        cells.append(make_cell(plan, row, column, settled[row, column], tried))
-    if stale:
-        left_out.append(f"left out: {counted(len(stale))} with another setting than the runs that their cell shows")
-    shown = list({run.run_id: run for found in settled.values() for run in found}.values())
+    selection = select_runs(plan, everything, lambda: () if planned is None else planned(plan.scale))
+    settled, shown = selection.settled, selection.shown
+    sensitivity = sensitivities(plan, selection.compared)
+    cells = [make_cell(plan, *place, runs, selection.tried) for place, runs in settled.items()]
     return Report(
         experiment=name,
         title=config.title,
@@ -125,7 +105,7 @@ def report_of(
         unit="%" if plan.spec.percent else _unit(plan.spec, shown),
         decimals=plan.decimals,
         cells=tuple(cells),
-        notes=tuple(notes_of(plan, cells, shown) + left_out),
+        notes=(*notes_of(plan, cells, shown), *selection.left_out),
         claims=tuple(check_claims(read_claims(folder / "claims.csv"), cells, plan.spec)),
         sensitivity=tuple(sensitivity),
         costs=tuple(costs_of(settled)),
@@ -157,3 +137,193 @@ def _unit(spec: TableSpec, runs: Sequence[StoredRun]) -> str:
     """The unit that all cells share, or nothing."""
     metrics = {column.get("metric", spec.metric) for column in spec.columns.values()}
     return shared_unit(value.unit for run in runs for metric in metrics for value in run.values.of_metric(metric))
+
+
+COST_METRICS = {
+    "num_parameters": "parameters",
+    "state_size": "state size",
+    "train_throughput": "train tokens/s",
+    "inference_throughput": "inference tokens/s",
+    "decode_throughput": "decode tokens/s",
+    "peak_memory": "peak memory (B)",
+    "peak_rss": "peak process memory (B)",
+}
+"""Metric to its column title, in the order of the columns."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Costs of one setting on one device."""
+
+    label: str
+    device: str
+    values: dict[str, tuple[float, float, float]]
+    """Metric to (median, smallest, largest) sample."""
+    run_ids: tuple[str, ...]
+    length: str = ""
+    """Sequence length behind `state_size`, e.g. `length=512`."""
+
+
+def costs_of(settled: Settled) -> list[Cost]:
+    """One line for every row, setting and device; a row whose columns share their runs has one line."""
+    lines: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    by_id: dict[str, StoredRun] = {}
+    for (row, column), runs in settled.items():
+        ok = [run for run in runs if run.status == "ok"]
+        by_id.update({run.run_id: run for run in ok})
+        if ok:
+            lines.setdefault((row, tuple(sorted(run.run_id for run in ok))), []).append(column)
+    rows = [row for row, _ in lines]
+    costs = []
+    for (row, ids), columns in lines.items():
+        named = ", ".join(columns) if len(columns) < 4 else f"{columns[0]} to {columns[-1]}"
+        label = row if rows.count(row) == 1 else f"{row}, {named}"
+        # speeds of different devices are never pooled
+        for device in sorted({by_id[i].device for i in ids}):
+            cost = _cost(label, device, [by_id[i] for i in ids if by_id[i].device == device])
+            if cost.values:
+                costs.append(cost)
+    return costs
+
+
+def _cost(label: str, device: str, runs: Sequence[StoredRun]) -> Cost:
+    values: dict[str, tuple[float, float, float]] = {}
+    length = ""
+    for metric in COST_METRICS:
+        samples: list[float] = []
+        for run in runs:
+            for value in run.values.of_metric(metric):
+                if value.value is None:
+                    continue
+                if metric == "state_size":
+                    length = value.slice
+                elif value.slice:
+                    # a speed at one of several lengths; different lengths are not pooled
+                    continue
+                samples += value.samples or (value.value,)
+        if samples:
+            values[metric] = statistics.median(samples), min(samples), max(samples)
+    return Cost(label, device, values, tuple(run.run_id for run in runs), length)
+
+
+LONGEST_LIST = 12
+"""A footnote names at most this many rows and cells."""
+
+
+def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> list[str]:
+    """The lines under the table, in a fixed order, each only where it applies.
+
+    runs: all runs that the cells show.
+    """
+    used = {mark for cell in cells for mark in cell.marks}
+    notes = []
+    if REDUCED in used:
+        notes.append(f"{REDUCED} reduced: scale {plan.scale} ({_changes(plan)}); no verdict against the paper")
+    if ONE_SEED in used:
+        notes.append(f"{ONE_SEED} one seed")
+    if STAND_IN in used:
+        reasons = "; ".join(sorted({run.stand_in for run in runs if run.stand_in}))
+        notes.append(f"{STAND_IN} stand-in data, not comparable with the paper: {reasons}")
+    if MIXED in used:
+        mixes = "; ".join(
+            f"{', '.join(where) or 'all cells'}: {words}" for words, where in _places(cells, lambda cell: cell.mixed)
+        )
+        notes.append(f"{MIXED} mean over runs of different operators, which may not agree: {mixes}")
+    if SELECTED in used and plan.config.select is not None:
+        select = plan.config.select
+        picks = "the column `best at` of the table of every cell"
+        if not choices_are_listed(cells):
+            places = _places(cells, lambda cell: cell.chosen)
+            picks = "; ".join(f"{words}: {', '.join(where)}" if where else words for words, where in places)
+        notes.append(f"{SELECTED} {select.rule}: {picks}")
+    if plan.config.timed:
+        notes.append(
+            "a value is the median of raw samples; spread: half the distance between their quartiles, over the median"
+        )
+    asked = [cell for cell in cells if cell.planned]
+    missing = sum(cell.missing for cell in asked)
+    outside = sum(cell.missing and not plan.points_of(cell.row, cell.column) for cell in asked)
+    within = f", {outside} of them not in scale {plan.scale}" if outside else ""
+    notes.append(f"— not run: {missing} of {len(asked)} cells{within}")
+    notes += [f"scale {scale} cannot run here: {reason}" for scale, reason in plan.config.cannot_run.items()]
+    if any(cell.published and cell.planned for cell in cells):
+        tolerance, far, twice = (_points(plan, factor * plan.spec.tolerance) for factor in (1, OUTRIGHT, 2))
+        notes.append(
+            f"verdicts: a seed succeeds if it is within {tolerance} of the {plan.spec.reference} or better; unstable: "
+            f"one seed succeeds, and another diverged or is worse by more than {far}; otherwise the mean or the median "
+            f"counts, whichever is farther from the {plan.spec.reference}; agrees: within {tolerance}; unclear: within "
+            f"two standard errors and within {twice}; no verdict is given while a run is missing"
+        )
+    sources = sorted({cell.published.source for cell in cells if cell.published})
+    if sources and (plan.cannot_run or any(cell.published and cell.planned for cell in cells)):
+        notes.append(f"{plan.spec.reference}'s numbers from: {'; '.join(sources)}")
+    return notes
+
+
+def _points(plan: Plan, distance: float) -> str:
+    """Text of a distance in the unit of the cells."""
+    unit = "" if not plan.spec.percent else " point" if distance == 1 else " points"
+    return f"{distance:g}{unit}"
+
+
+def _changes(plan: Plan) -> str:
+    """Text of the options that a reduced scale changes: `train.epochs: 20, model.d_model: [64]`."""
+    scale = dict(plan.config.scales.get(plan.scale, {}))
+    sweep: Mapping[str, Sequence[Any]] = scale.pop("sweep", {})
+    changed = [f"{key}: {value}" for key, value in scale.items()]
+    for axis, values in sweep.items():
+        if any(isinstance(value, Mapping) for value in values):
+            # such values are too long to print
+            changed.append(f"{axis}: {len(values)} of {len(plan.config.sweep.get(axis, values))}")
+        else:
+            changed.append(f"{axis}: {values}")
+    return ", ".join(changed)
+
+
+def choices_are_listed(cells: Sequence[Cell]) -> bool:
+    """Whether the values of `select.best_of` stand in the list of cells, because a footnote would name too many."""
+    places = _places(cells, lambda cell: cell.chosen)
+    return len({cell.column for cell in cells}) > 1 and sum(len(where) for _, where in places) > LONGEST_LIST
+
+
+def _places(cells: Sequence[Cell], text: Callable[[Cell], str]) -> list[tuple[str, list[str]]]:
+    """Every text that a cell has, in order, and the cells that have it.
+
+    They are named as `row / column`, by the row alone where all cells of a row with a value have the text, and by
+    nothing where all cells of the table with a value have it.
+    """
+    places: dict[str, list[Cell]] = {}
+    for cell in cells:
+        if text(cell):
+            places.setdefault(text(cell), []).append(cell)
+    filled = [cell for cell in cells if cell.mean is not None or text(cell)]
+    if len(places) == 1 and len(filled) == len(*places.values()) > 1:
+        return [(words, []) for words in places]
+    named: list[tuple[str, list[str]]] = []
+    for words, found in sorted(places.items()):
+        names: dict[str, None] = {}
+        for cell in found:
+            row = [other for other in filled if other.row == cell.row]
+            whole = len(row) > 1 and all(text(other) == words for other in row)
+            names[cell.row if whole else f"{cell.row} / {cell.column}"] = None
+        named.append((words, list(names)))
+    return named
+
+
+def provenance_of(runs: Sequence[StoredRun]) -> list[str]:
+    """Devices, versions, commits and dates of the runs shown; empty where there are none."""
+    if not runs:
+        return []
+
+    def listed(values: Iterable[str]) -> str:
+        return ", ".join(sorted({value for value in values if value})) or "unknown"
+
+    dates = sorted(run.started_at[:10] for run in runs if run.started_at)
+    return [
+        f"runs: {len(runs)}",
+        f"device: {listed(run.device for run in runs)}",
+        f"torch: {listed(run.torch for run in runs)}",
+        f"precision: {listed(run.precision for run in runs)}",
+        f"commit: {listed(run.commit for run in runs)}",
+        f"dates: {dates[0]} to {dates[-1]}" if dates else "dates: unknown",
+    ]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from reports.render.sources import CommittedRows
+from reports.render.quotes import CommittedRows
 from suite.settings.config import find_experiments
 
 HOME = Path(__file__).resolve().parents[2]

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from models import MODELS
-from reports.render.colors import FAMILIES, colors_of
+from reports.render.figure import FAMILIES, colors_of
 
 
 def test_a_model_has_the_same_colour_whatever_stands_beside_it():

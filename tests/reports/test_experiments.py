@@ -13,10 +13,10 @@ import pytest
 
 from models import MODELS
 from reports.render import build, render
-from reports.render.cells import Cell
 from reports.render.claims import check_claims, read_claims
-from reports.render.plan import make_plan, read_expected
-from reports.render.rows import GridPoints, matches
+from reports.render.judge import Cell
+from reports.render.plan import make_plan, matches, read_expected
+from reports.render.selection import GridPoints
 from run_suite import WORKLOADS
 from suite.settings.config import find_experiments, load_experiment
 from suite.settings.grid import expand, lookup, points, same

@@ -7,7 +7,7 @@ import pytest
 
 from reports.render import grouped, render
 from suite.store.storage import SCHEMA
-from tests.reports.test_render import grid, make_run
+from tests.reports.made import grid, make_run
 
 
 def frame(*runs):

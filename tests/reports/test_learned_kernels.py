@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from reports.render import Report, build, render
-from reports.render.plots import draw
+from reports.render.draw import draw
 from suite.options import parse
 from suite.settings.config import ExperimentConfig
 from suite.settings.report_spec import FigureSpec
 from suite.store import storage
-from tests.reports.test_render import PROVENANCE
+from tests.reports.made import PROVENANCE
 
 GRID = {
     "title": "kernels",

@@ -12,7 +12,7 @@ import yaml
 
 from models import MODELS
 from reports.render import Board, build, read_papers, render
-from reports.render.overview import overview
+from reports.render.board import overview
 from reports.render.plan import read_expected
 from run_suite import REPOSITORY, WORKLOADS
 from suite.commands import main

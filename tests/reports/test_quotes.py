@@ -8,9 +8,20 @@ from typing import Any
 
 import pytest
 
-from reports.render import sources
-from reports.render.quotes import CODE, NUMBER, QUOTE, Quote, quotes, read_queries, updated
-from reports.render.sources import documents, queries_of, quoted, update_documents
+from reports.render import quotes as module
+from reports.render.quotes import (
+    CODE,
+    NUMBER,
+    QUOTE,
+    Quote,
+    documents,
+    queries_of,
+    quoted,
+    quotes,
+    read_queries,
+    update_documents,
+    updated,
+)
 from tests.reports.committed import HOME
 from tests.reports.committed import ROWS as SOURCE
 
@@ -130,7 +141,7 @@ def test_no_document_is_written_if_one_has_a_quote_without_a_source(tmp_path, mo
         def __init__(self, results, experiments):
             pass
 
-    monkeypatch.setattr(sources, "CommittedRows", Source)
+    monkeypatch.setattr(module, "CommittedRows", Source)
     (tmp_path / "reports").mkdir()
     first, last = tmp_path / "A.md", tmp_path / "Z.md"
     (tmp_path / "quotes.csv").write_text(HEADER + "1,,,peer x | y | z | c\n2,,,nothing\n")

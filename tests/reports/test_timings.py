@@ -7,9 +7,9 @@ import json
 import pytest
 
 from reports.render import build, render
-from reports.render.crossover import crossovers
+from reports.render.board import crossovers
+from reports.render.draw import draw
 from reports.render.plan import plain_table
-from reports.render.plots import draw
 from run_suite import REPOSITORY
 from suite.settings.config import ExperimentConfig
 from suite.settings.grid import points

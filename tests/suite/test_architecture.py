@@ -33,7 +33,8 @@ def test_a_folder_imports_only_what_it_may(folder):
     files = list((HOME / folder).rglob("*.py"))
     assert files
     for path in files:
-        wrong = imports(path) & OURS - ALLOWED[folder]
+        # names and rows suffice for a report
+        wrong = imports(path) & (OURS | ({"torch"} if folder == "reports" else set())) - ALLOWED[folder]
         assert not wrong, f"{path.relative_to(HOME)} imports {sorted(wrong)}"
 
 

@@ -1,6 +1,7 @@
 """`compare`: what counts as a difference between two sets of rows, and what is never compared."""
 
 import json
+import math
 import statistics
 import subprocess
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 from run_suite import REPOSITORY
 from suite.store import storage
 from suite.store.comparison import collect, compare, permutation_p
+from suite.store.noise import error_of_median
 
 LOW, HIGH = [0.5, 0.52, 0.48, 0.51], [0.9, 0.88, 0.91, 0.93]
 
@@ -258,3 +260,7 @@ def test_progress_is_told_and_does_not_depend_on_how_many_files_are_read_togethe
     assert collect(paths, every_metric=False, watch=done.append) == whole
     assert done == [3, 6, 8]
     assert whole.facts["device"] == {"NVIDIA H200": 4, "NVIDIA H100": 4}
+
+
+def test_the_error_of_a_median_shrinks_with_the_root_of_the_count():
+    assert error_of_median([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(1.2533 * 1.4826 / math.sqrt(5))

@@ -1,10 +1,13 @@
-"""The figure of a report, drawn with matplotlib's Agg and SVG backends, without a window and without global state."""
+"""Draws the figure of a report, and the scoreboard as bars, with matplotlib's Agg and SVG backends.
+
+There is no window and no global state.
+"""
 
 from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +17,21 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from reports.render.colored_cells import COLUMN_WIDTH, COST_WIDTH, draw_cells, filled_columns, ranked
-from reports.render.colors import colors_of
-from reports.render.document import Document
-from reports.render.figure import Figure, Series
-from reports.render.heatmap import draw_kernels
-from reports.render.marks import REDUCED, STAND_IN
+from reports.render.document import REDUCED, STAND_IN, Document
+from reports.render.figure import Figure, Series, colors_of
 from reports.render.report import Report
-from reports.render.surface import draw_successes
-from reports.render.verbatim import ROW, named, verbatim
+from reports.render.tiles import (
+    COLUMN_WIDTH,
+    COST_WIDTH,
+    ROW,
+    draw_cells,
+    draw_kernels,
+    draw_successes,
+    filled_columns,
+    named,
+    ranked,
+    verbatim,
+)
 from suite.settings.grid import order
 
 MARKERS = "osD^vP*XhX"
@@ -257,7 +266,7 @@ def _bars(ax: Any, figure: Figure, panel: tuple[Series, ...]) -> None:
 
 
 def _legend(figure: Figure, axes: Any) -> dict[str, Any]:
-    """Label to what stands beside it in the legend."""
+    """The labels of the legend, each with its line or marker."""
     found: dict[str, Any] = {}
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
@@ -291,3 +300,64 @@ def save(document: Document, path: Path) -> Path:
         canvas.savefig(path, dpi=160, metadata={"Software": None})
         canvas.savefig(path.with_suffix(".svg"), metadata={"Date": None})
     return path
+
+
+GREEN, BLUE, AMBER, PURPLE, RED, GREY = "#3d8f6a", "#4a7fd0", "#c79a2e", "#9b6fc0", "#c9574e", "#d5d5d5"
+CELLS = {
+    "agree": (GREEN, "agrees"),
+    "better": (BLUE, "better"),
+    "unclear": (AMBER, "unclear"),
+    "unstable": (PURPLE, "unstable"),
+    "differ": (RED, "worse"),
+    "empty": (GREY, "not run"),
+}
+CLAIMS = {
+    "claims hold": (GREEN, "holds"),
+    "unsure": (AMBER, "unsure"),
+    "fail": (RED, "fails"),
+    "not run": (GREY, "not run"),
+}
+"""Names of counts, each to the colour and the label of its part of the bar."""
+SMALLEST = 0.04
+"""Share of a bar from which on a part has its number written into it."""
+
+
+def draw_board(title: str, lines: Sequence[tuple[str, Mapping[str, int]]]) -> Canvas | None:
+    """For each paper or experiment a bar of its cells and one of its claims, with a number in each part.
+
+    All bars have the same length. None where nothing is counted.
+
+    lines: name, and what is counted (`board.COUNTED`) to its number.
+    """
+    halves = [("cells of the paper", CELLS), ("claims", CLAIMS)]
+    lines = [(name, counts) for name, counts in lines if any(counts[key] for _, half in halves for key in half)]
+    if not lines:
+        return None
+    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
+        canvas = Canvas(figsize=(8, 1.0 + 0.32 * len(lines)), layout="constrained")
+        FigureCanvasAgg(canvas)
+        axes = canvas.subplots(1, 2, sharey=True)
+        for ax, (heading, half) in zip(axes, halves, strict=True):
+            for y, (_, counts) in enumerate(lines):
+                total = sum(counts[key] for key in half)
+                left = 0.0
+                for key, (color, _) in half.items():
+                    share = counts[key] / total if total else 0.0
+                    ax.barh(y, share, 0.72, left, color=color)
+                    if share >= SMALLEST:
+                        ax.text(left + share / 2, y, str(counts[key]), ha="center", va="center", fontsize=8)
+                    left += share
+                if not total:
+                    ax.text(0.01, y, "none", va="center", fontsize=8, color="#777777")
+            handles = [ax.barh(0, 0, color=color, label=name) for color, name in half.values()]
+            ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0), frameon=False, fontsize=8,
+                      ncols=len(half), columnspacing=0.8, handlelength=0.9, handletextpad=0.4)  # fmt: skip
+            ax.set_title(heading, fontsize=9)
+            ax.tick_params(length=0)
+            ax.set_xlim(0, 1)
+            ax.set_xticks([])
+            ax.spines[:].set_visible(False)
+        axes[0].set_yticks(range(len(lines)), [verbatim(name) for name, _ in lines])
+        axes[0].set_ylim(len(lines) - 0.5, -0.5)
+        canvas.suptitle(verbatim(title), fontsize=10)
+    return canvas

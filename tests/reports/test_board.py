@@ -4,8 +4,7 @@ import pandas as pd
 import pytest
 
 from reports.render import Board
-from reports.render.board import folder_of
-from reports.render.overview import counts_of, overview
+from reports.render.board import Crossover, counts_of, folder_of, overview
 from run_suite import REPOSITORY
 from suite.store import storage
 
@@ -65,3 +64,12 @@ def test_goals_and_measured_peers_are_not_counted_as_published():
     report = REPOSITORY.rendering().build(config, path.parent, rows, scale="paper")
     assert any(cell.published for cell in report.cells)
     assert counts_of(report)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("ours", "start"),
+    [((1.0, 1.0, 1.0), 64), ((3.0, 1.0, 1.0), 128), ((1.0, 3.0, 1.0), 256), ((1.0, 1.0, 2.0), None)],
+)
+def test_a_row_is_faster_from_the_length_behind_which_it_always_is(ours, start):
+    points = tuple(zip((64, 128, 256), ours, (2.0, 2.0, 2.0), strict=True))
+    assert Crossover("experiment", "row", "attention", "device", "ms", points, True).start == start

@@ -11,9 +11,8 @@ import pytest
 
 from reports.render import Document, build, render
 from reports.render.document import Grid
-from reports.render.latex import tex
 from reports.render.layout import document
-from reports.render.text import terminal
+from reports.render.printing import terminal, tex
 from run_suite import REPOSITORY
 from suite.options import parse
 from suite.settings.config import ExperimentConfig

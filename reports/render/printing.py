@@ -1,0 +1,286 @@
+"""A document as plain text for the terminal, as Markdown, as LaTeX tables, or as a self-contained HTML page.
+
+LaTeX needs the package booktabs. The HTML page loads no script, font or other file; the tooltip of a table line names
+the runs behind it.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import unicodedata
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+
+from reports.render.document import Document, Grid
+
+NARROWEST = 12
+"""Characters that a column of words keeps, at least, when a table is fitted to a width."""
+GAP = "  "
+
+
+def terminal(document: Document, width: int | None = None) -> str:
+    """Aligned plain text; a row's name stands only where it changes.
+
+    width: characters of a line. Words are wrapped within their column, and columns of numbers that do not fit follow
+    below. Without a width, lines are as long as they need to be.
+    """
+    out = [*_wrapped(document.title, width, indent=2), *_wrapped(document.where, width, indent=2), ""]
+    for grid in document.grids:
+        if grid.heading:
+            out += ["", grid.heading]
+        out += _fitted(grid, width)
+        if not grid.heading:
+            out += ["", *(line for note in document.notes for line in _wrapped(note, width, indent=2))]
+    out += ["", *(line for text in document.provenance for line in _wrapped(text, width, indent=2))]
+    return "\n".join(out).rstrip() + "\n"
+
+
+def _fitted(grid: Grid, width: int | None) -> Iterator[str]:
+    """The lines of a grid, in as many tables below each other as the width needs."""
+    lines = grid.named_lines
+    widths = [max(len(line[i]) for line in (grid.header, *lines)) for i in range(len(grid.header))]
+    for text, first, behind in grid.spans:
+        widths[behind - 1] += max(0, len(text) - _total(widths[first:behind]))
+    if width is not None:
+        widths[: grid.num_words] = _narrowed(widths, grid.num_words, width)
+    blocks = list(_blocks(widths, grid.num_words, width))
+    for i, block in enumerate(blocks):
+        if i:
+            yield ""
+        # a line may have nothing to say in the columns of one table
+        said = [line for line in lines if len(blocks) == 1 or any(line[j] for j in block if j >= grid.num_words)]
+        yield from _table(grid, said, widths, block)
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _narrowed(widths: Sequence[int], num_words: int, width: int) -> list[int]:
+    """Widths of the columns of words: the widest ones give way until everything fits, or half of the line is left."""
+    words = list(widths[:num_words])
+    room = max(width - _total(widths) + sum(words), width // 2 - len(GAP) * num_words)
+    while sum(words) > room and max(words) > NARROWEST:
+        words[words.index(max(words))] -= 1
+    return words
+
+
+def _blocks(widths: Sequence[int], num_words: int, width: int | None) -> Iterator[list[int]]:
+    """The columns of each table: those of words in every one, and at least one of numbers."""
+    words = list(range(num_words))
+    block: list[int] = []
+    for i in range(num_words, len(widths)):
+        if block and width is not None and _total([widths[j] for j in (*words, *block, i)]) > width:
+            yield words + block
+            block = []
+        block.append(i)
+    yield words + block
+
+
+def _table(grid: Grid, lines: Sequence[Sequence[str]], widths: Sequence[int], columns: Sequence[int]) -> Iterator[str]:
+    def line(texts: Sequence[str]) -> Iterator[str]:
+        parts = [
+            textwrap.wrap(texts[i], max(widths[i], 1)) or [""] if i < grid.num_words else [texts[i]] for i in columns
+        ]
+        for row in range(max(map(len, parts))):
+            shown = [part[row] if row < len(part) else "" for part in parts]
+            yield GAP.join(
+                text.ljust(widths[i]) if i < grid.num_words else text.rjust(widths[i])
+                for text, i in zip(shown, columns, strict=True)
+            ).rstrip()
+
+    head = [*([_spans(grid, widths, columns)] if grid.groups else []), *line(grid.header)]
+    rest = [text for texts in lines for text in line(texts)]
+    yield from [*head, "-" * max(map(len, (*head, *rest))), *rest]
+
+
+def _spans(grid: Grid, widths: Sequence[int], columns: Sequence[int]) -> str:
+    """The line above the titles, each group over the columns of this table that share it."""
+    parts = []
+    for text, first, behind in grid.spans:
+        there = [widths[i] for i in columns if first <= i < behind]
+        if there:
+            # a group that goes on in another table has less room here, and none of its words is cut there
+            parts.append(text.center(_total(there)) if len(text) <= _total(there) else text)
+    return GAP.join(parts).rstrip()
+
+
+def _wrapped(text: str, width: int | None, indent: int) -> list[str]:
+    if width is None:
+        return [text]
+    return textwrap.wrap(text, width, subsequent_indent=" " * indent) or [""]
+
+
+def markdown(document: Document) -> str:
+    """Pipe tables, which hosts of repositories show."""
+    out = [f"# {document.title}", "", document.where, ""]
+    for grid in document.grids:
+        if grid.heading:
+            out += ["", f"## {grid.heading}", ""]
+        lines = [[text.replace("|", "\\|") for text in line] for line in (grid.titles, *grid.lines)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        first, *rest = (
+            "| "
+            + " | ".join(
+                text.ljust(size) if i < grid.num_words else text.rjust(size)
+                for i, (text, size) in enumerate(zip(line, widths, strict=True))
+            )
+            + " |"
+            for line in lines
+        )
+        rule = "|" + "|".join(" --- " if i < grid.num_words else " ---: " for i in range(len(grid.header))) + "|"
+        out += [first, rule, *rest]
+        if not grid.heading:
+            out += ["", *(f"- {_starless(note)}" for note in document.notes)]
+    if document.provenance:
+        out += ["", "## Provenance", "", *(f"- {line}" for line in document.provenance)]
+    return "\n".join(out) + "\n"
+
+
+def _starless(text: str) -> str:
+    return text.replace("*", "\\*")
+
+
+GREEK = {
+    "α": "alpha",
+    "β": "beta",
+    "γ": "gamma",
+    "δ": "delta",
+    "λ": "lambda",
+    "μ": "mu",
+    "π": "pi",
+    "σ": "sigma",
+    "Δ": "Delta",
+}
+ESCAPES = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    # `\\*` and `\\[` would be read as one command at the end of a table line
+    "*": r"{*}",
+    "[": r"{[}",
+    "]": r"{]}",
+    '"': "''",
+    "`": r"\`{}",
+    # in the default font these three are other signs
+    "<": r"$<$",
+    ">": r"$>$",
+    "|": r"$|$",
+    "±": r"$\pm$",
+    "—": "---",
+    "–": "--",
+    "−": "$-$",
+    "×": r"$\times$",
+    "·": r"$\cdot$",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    "≈": r"$\approx$",
+    "→": r"$\rightarrow$",
+    "²": "$^2$",
+    "†": r"$^\dagger$",
+    "‡": r"$^\ddagger$",
+    "§": r"$^\S$",
+    "¶": r"$^\P$",
+    "…": r"\ldots{}",
+    "\u200b": "{}",
+    **{letter: rf"$\{name}$" for letter, name in GREEK.items()},
+}
+
+
+def tex(text: str) -> str:
+    """Text with every character that LaTeX reads as something else, or cannot print, replaced."""
+    text = text.replace(">=", "≥").replace("<=", "≤")
+    # the sign of a number is longer than a hyphen, and two hyphens would become one dash
+    text = re.sub(r"(?<!\S)-(?=\d)", "−", text).replace("--", "-\u200b-")
+    return "".join(ESCAPES.get(character) or _plain(character) for character in text)
+
+
+def _plain(character: str) -> str:
+    """A character that LaTeX prints in its default encoding: an accent is left out, and what is unknown is named."""
+    if character.isascii():
+        return character
+    base = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
+    return base or f"({unicodedata.name(character, 'unknown character').lower()})"
+
+
+def latex(document: Document) -> str:
+    r"""A `tabular` for each grid; the notes follow as a small paragraph, the provenance as comments."""
+    out = [r"% \usepackage{booktabs}"]
+    out += [f"% {line}" for line in (document.title, document.where, *document.provenance)]
+    for grid in document.grids:
+        out += ["", f"% {grid.heading}"] if grid.heading else [""]
+        out += _tabular(grid)
+        if not grid.heading:
+            out += ["", r"{\footnotesize", *(tex(note) + r"\\" for note in document.notes), "}"]
+    return "\n".join(out) + "\n"
+
+
+def _tabular(grid: Grid) -> list[str]:
+    columns = "l" * grid.num_words + "r" * (len(grid.header) - grid.num_words)
+    out = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
+    if grid.groups:
+        spans = [rf"\multicolumn{{{behind - first}}}{{c}}{{{tex(text)}}}" for text, first, behind in grid.spans]
+        rules = [rf"\cmidrule(lr){{{first + 1}-{behind}}}" for text, first, behind in grid.spans if text]
+        out += [" & ".join(spans) + r" \\", " ".join(rules)]
+    out += [" & ".join(map(tex, grid.header)) + r" \\", r"\midrule"]
+    out += [" & ".join(map(tex, line)) + r" \\" for line in grid.named_lines]
+    return [*out, r"\bottomrule", r"\end{tabular}"]
+
+
+VERDICTS = ("agrees", "worse", "better", "differs", "unclear", "unstable", "holds", "fails", "void")
+"""Beginnings of cells that the style sheet gives a colour."""
+
+
+def style() -> str:
+    """The style sheet of every page that the suite writes."""
+    return (Path(__file__).parent / "page.css").read_text()
+
+
+def html(document: Document) -> str:
+    """The text of the page, with the figure as inline SVG."""
+    from reports.render.draw import svg
+
+    title, where = escape(document.title), escape(document.where)
+    out = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{title}</title><style>{style()}</style></head><body>",
+        f"<h1>{title}</h1><p>{where}</p>",
+        svg(document).replace("<svg ", '<svg class="figure" ', 1),
+    ]
+    for grid in document.grids:
+        if grid.heading:
+            out.append(f"<h2>{escape(grid.heading)}</h2>")
+        cells = "".join(_cell("th", text, i < grid.num_words) for i, text in enumerate(grid.header))
+        above = "".join(f'<th colspan="{behind - first}">{escape(text)}</th>' for text, first, behind in grid.spans)
+        above = f'<tr class="group">{above}</tr>' if above else ""
+        out.append(f'<div class="wide"><table><thead>{above}<tr>{cells}</tr></thead><tbody>')
+        for line, run_ids in zip(grid.named_lines, grid.run_ids, strict=True):
+            tooltip = f' title="runs: {escape(", ".join(run_ids))}"' if run_ids else ""
+            cells = "".join(_cell("td", text, i < grid.num_words) for i, text in enumerate(line))
+            out.append(f"<tr{tooltip}>{cells}</tr>")
+        out.append("</tbody></table></div>")
+        if not grid.heading:
+            out.append(_bullets(document.notes))
+    out += ["<h2>Provenance</h2>", _bullets(document.provenance), "</body></html>"]
+    return "\n".join(out) + "\n"
+
+
+def _cell(tag: str, text: str, word: bool) -> str:
+    verdict = next((name for name in VERDICTS if tag == "td" and text.startswith(name)), "")
+    names = " ".join(name for name in ("word" if word else "", verdict) if name)
+    return f"<{tag}{f' class={chr(34)}{names}{chr(34)}' if names else ''}>{escape(text)}</{tag}>"
+
+
+def _bullets(lines: tuple[str, ...]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"

@@ -1,0 +1,278 @@
+"""Which of the stored runs a report shows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from reports.render import build
+from reports.render.plan import matches, slice_part
+from suite.settings.config import ExperimentConfig
+from suite.settings.grid import same
+from suite.settings.report_spec import Select
+from suite.store import storage
+from tests.reports.made import (
+    CLAIMS,
+    EXPECTED,
+    GRID,
+    SELECT,
+    cell,
+    grid,
+    make_run,
+    note,
+    swept,
+    three,
+)
+
+
+def test_a_run_cut_off_before_its_last_row_counts_as_failed(make):
+    rows = [row for row in make_run() if row["metric"] != "run"]
+    assert cell(make(rows), "H3", "AR").failures == (("failed", 1),)
+
+
+def test_paper_scale_is_preferred_and_another_shown_on_demand(make):
+    runs = [*three(scale="small", values=(0.5, 0.5, 0.5)), *three()]
+    assert cell(make(*runs), "H3", "AR").mean == pytest.approx(99.8)
+    assert cell(make(*runs, scale="small"), "H3", "AR").mean == pytest.approx(50.0)
+    with pytest.raises(ValueError, match=r"unknown scale 'smal'.*small"):
+        make(*runs, scale="smal")
+
+
+def test_real_data_go_before_stand_ins(make):
+    later = {"started_at": "2027-01-01T00:00:00+00:00"}
+    sample = three(stand_in="sample", values=(0.1, 0.1, 0.1), columns=later, train={"batch_size": 7})
+    found = cell(make(*sample, *three()), "H3", "AR")
+    assert found.mean == pytest.approx(99.8)
+    assert found.marks == ()
+
+
+def test_runs_that_are_no_point_of_the_grid_are_left_out_and_named(make):
+    report = make(*three(), make_run(seed=3, test=0.1, train={"epochs": 1}))
+    assert cell(report, "H3", "AR").num_seeds == 3
+    assert note(report, "left out") == ("left out: 1 run with train.epochs: 1, which no point of this grid has")
+
+
+def test_settings_are_never_averaged_the_newest_is_shown(make):
+    later = {"started_at": "2027-01-01T00:00:00+00:00"}
+    report = make(*three(values=(0.2, 0.2, 0.2)), *three(columns=later, train={"clip": 1.0}))
+    assert cell(report, "H3", "AR").mean == pytest.approx(99.8)
+    assert note(report, "left out") == "left out: 3 runs with another setting than the runs that their cell shows"
+
+
+def test_the_newest_setting_is_that_of_the_newest_run(make):
+    """Its other runs may be older than those of the setting that is left out."""
+
+    def run(seed, year, test, **train):
+        return make_run(seed=seed, test=test, columns={"started_at": f"{year}-01-01T00:00:00+00:00"}, train=train)
+
+    old, newest = run(0, 2026, 0.9), run(1, 2028, 0.9)
+    between = run(0, 2027, 0.2, clip=1.0), run(1, 2027, 0.2, clip=1.0)
+    assert cell(make(old, *between, newest), "H3", "AR").values == pytest.approx((90.0, 90.0))
+
+
+def test_runs_that_the_grid_has_go_before_newer_ones_with_another_setting(make, tmp_path):
+    later = {"started_at": "2027-01-01T00:00:00+00:00"}
+    make(*three(), *three(values=(0.2, 0.2, 0.2), columns=later, train={"clip": 1.0}))
+    frame = storage.read(storage.files([tmp_path / "results"], "demo/table2"))
+    ours = json.loads(frame[frame["started_at"] < "2027"]["config"].iloc[0])
+    asked = []
+
+    def planned(scale):
+        asked.append(scale)
+        # the data need not be here, and any seed stands for all
+        return [{**ours, "data": "missing", "seed": 7}]
+
+    report = build(grid(), tmp_path / "reports" / "demo" / "table2", frame, planned=planned)
+    assert cell(report, "H3", "AR").mean == pytest.approx(99.8)
+    assert asked == ["paper"]
+
+
+def test_the_best_value_is_chosen_on_validation_and_not_on_test(make):
+    report = make(
+        *three(values=(0.90, 0.90, 0.90), valid={50: 0.2, 100: 0.8}, train={"lr": 1e-3}),
+        *three(values=(0.99, 0.99, 0.99), valid={50: 0.9, 100: 0.7}, train={"lr": 1e-4}),
+        config=swept(),
+    )
+    found = cell(report, "H3", "AR")
+    assert found.mean == pytest.approx(90.0)
+    assert found.chosen == "train.lr=0.001 (best of 2)"
+    assert (
+        note(report, "*")
+        == "* best by accuracy on valid, mean over seeds, ties by loss: train.lr=0.001 (best of 2): H3 / AR"
+    )
+
+
+def test_a_cell_says_of_how_many_values_it_is_the_best(make):
+    report = make(*three(values=(0.9, 0.9, 0.9), valid={100: 0.8}, train={"lr": 1e-3}), config=swept())
+    assert cell(report, "H3", "AR").chosen == "train.lr=0.001 (best of 1 of 2)"
+
+
+def test_where_a_value_may_be_enough_one_with_fewer_seeds_is_not_chosen(make):
+    whole = three(values=(0.8, 0.8, 0.8), valid={100: 0.9}, train={"lr": 1e-3})
+    given_up = make_run(seed=0, test=0.99, valid={100: 0.99}, train={"lr": 1e-4})
+    assert cell(make(*whole, given_up, config=swept()), "H3", "AR").mean == pytest.approx(99.0)
+    enough = swept().model_copy(update={"select": Select(best_of=("train.lr",), enough=0.9)})
+    assert cell(make(*whole, given_up, config=enough), "H3", "AR").mean == pytest.approx(80.0)
+
+
+RATES = ([1e-3, 1e-4], [1e-4, 1e-3])
+
+
+def swept_in(rates: list[float], **select: Any) -> ExperimentConfig:
+    values = yaml.safe_load(GRID)
+    return grid(sweep={**values["sweep"], "train.lr": rates}, select={**SELECT, **select})
+
+
+@pytest.mark.parametrize("better", [1e-3, 1e-4])
+def test_of_equal_values_the_one_with_the_smaller_validation_loss_is_chosen(make, better):
+    # equal means of other seeds, whose plain sums differ in the last bit
+    accuracies = {1e-3: (0.1, 0.2, 0.3), 1e-4: (0.3, 0.2, 0.1)}
+    runs = [
+        make_run(
+            seed=seed,
+            test=0.9 if lr == better else 0.5,
+            valid={50: 1.0, 100: accuracy},
+            loss={50: 0.0 if lr != better else 9.0, 100: (0.2 if lr == better else 0.3) - 0.1 * seed},
+            train={"lr": lr},
+        )
+        for lr in RATES[0]
+        for seed, accuracy in enumerate(accuracies[lr])
+    ]
+    found = cell(make(*runs, config=swept()), "H3", "AR")
+    assert found.mean == pytest.approx(90.0)
+    assert found.chosen == f"train.lr={better} (best of 2)"
+
+
+def test_the_loss_of_a_tie_is_that_of_the_weights_the_run_kept(make):
+    runs = [
+        make_run(test=0.9, valid={50: 0.8, 75: 0.8, 100: 0.7}, loss={50: 0.1, 75: 9, 100: 9}, train={"lr": 1e-4}),
+        make_run(test=0.5, valid={50: 0.7, 100: 0.8}, loss={50: 0.0, 100: 0.2}, train={"lr": 1e-3}),
+    ]
+    kept = [[{**row, "config": row["config"].replace('"last"', '"best"')} for row in rows] for rows in runs]
+    assert cell(make(*kept, config=swept()), "H3", "AR").mean == pytest.approx(90.0)
+
+
+def test_a_smaller_loss_does_not_outweigh_a_better_value(make):
+    runs = [
+        make_run(test=0.9, valid={100: 0.81}, loss={100: 0.3}, train={"lr": 1e-4}),
+        make_run(test=0.5, valid={100: 0.80}, loss={100: 0.2}, train={"lr": 1e-3}),
+    ]
+    assert cell(make(*runs, config=swept()), "H3", "AR").mean == pytest.approx(90.0)
+
+
+@pytest.mark.parametrize("rates", RATES)
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_without_a_loss_the_first_of_equal_values_in_the_grid_is_chosen(make, rates, names):
+    # a loss that only the second value has decides nothing
+    runs = [
+        make_run(
+            test=test,
+            valid={100: 1.0},
+            loss=loss,
+            train={"lr": lr},
+            columns={"run_id": f"h3-associative-recall-{name}"},
+        )
+        for lr, test, loss, name in zip(rates, (0.9, 0.5), (None, {100: 0.1}), names, strict=True)
+    ]
+    found = cell(make(*runs, config=swept_in(rates)), "H3", "AR")
+    assert found.mean == pytest.approx(90.0)
+    assert found.chosen == f"train.lr={rates[0]} (best of 2)"
+
+
+@pytest.mark.parametrize("rates", RATES)
+def test_a_value_that_run_may_skip_changes_no_choice(make, rates):
+    config = swept_in(rates, enough=0.9)
+    good = make_run(test=0.9, valid={100: 0.95}, loss={100: 0.2}, train={"lr": rates[0]})
+    better = make_run(test=0.5, valid={100: 1.0}, loss={100: 0.1}, train={"lr": rates[1]})
+    assert cell(make(good, config=config), "H3", "AR").mean == pytest.approx(90.0)
+    report = make(better, config=config)
+    assert cell(report, "H3", "AR").mean == pytest.approx(90.0)
+    assert note(report, "*").startswith(
+        "* first with 0.9 in every seed, else best by accuracy on valid, mean over seeds, ties by loss: "
+    )
+
+
+@pytest.mark.parametrize("rates", RATES)
+def test_a_good_value_is_not_called_the_first_while_runs_of_an_earlier_one_are_missing(make, rates):
+    config = swept_in(rates, enough=0.9)
+    first, later = (three(values=(0.9, 0.9, 0.9), valid={100: 0.95}, train={"lr": lr}) for lr in rates)
+    for found in (later, first[:2]):
+        # two seeds of three are not all of them
+        assert cell(make(*found, config=config), "H3", "AR").chosen == f"train.lr={rates[1]} (best of 1 of 2)"
+    assert cell(make(*first, config=config), "H3", "AR").chosen == f"train.lr={rates[0]} (best of 2)"
+
+
+def test_a_good_value_after_one_that_is_not_is_the_first(make):
+    config = swept_in([1e-3, 1e-4, 1e-5], enough=0.9)
+    bad, good = (make_run(valid={100: valid}, train={"lr": lr}) for lr, valid in ((1e-3, 0.8), (1e-4, 0.95)))
+    assert cell(make(bad, good, config=config), "H3", "AR").chosen == "train.lr=0.0001 (best of 2)"
+
+
+def test_selection_looks_at_the_weights_the_run_kept(make):
+    kept = {"keep": "best"}
+    report = make(
+        *three(values=(0.90, 0.90, 0.90), valid={50: 0.2, 100: 0.8}, train={"lr": 1e-3, **kept}),
+        *three(values=(0.99, 0.99, 0.99), valid={50: 0.9, 100: 0.7}, train={"lr": 1e-4, **kept}),
+        config=swept(),
+    )
+    assert cell(report, "H3", "AR").mean == pytest.approx(99.0)
+
+
+def test_selection_takes_the_mean_over_seeds_and_shuns_failures(make):
+    lucky = [
+        make_run(seed=0, test=0.5, valid={100: 0.99}, train={"lr": 1e-3}),
+        make_run(seed=1, status="diverged", train={"lr": 1e-3}),
+        make_run(seed=2, status="diverged", train={"lr": 1e-3}),
+    ]
+    steady = three(values=(0.8, 0.8, 0.8), valid={100: 0.8}, train={"lr": 1e-4})
+    found = cell(make(*lucky, *steady, config=swept()), "H3", "AR")
+    assert found.mean == pytest.approx(80.0)
+    assert found.failures == ()
+
+
+def test_selection_is_by_the_mean_and_not_by_the_best_the_median_or_the_worst_seed(make):
+    # the first value has the best seed and the best median, the second the best of the worst seeds
+    values = {1e-3: (0.9, 0.9, 0.0), 1e-4: (0.7, 0.7, 0.7), 1e-5: (0.8, 0.8, 0.6)}
+    runs = [
+        make_run(seed=seed, valid={100: valid}, train={"lr": lr})
+        for lr, seeds in values.items()
+        for seed, valid in enumerate(seeds)
+    ]
+    assert cell(make(*runs, config=swept_in(list(values))), "H3", "AR").chosen == "train.lr=1e-05 (best of 3)"
+
+
+def test_selection_by_a_loss_takes_the_lowest(make):
+    def with_loss(lr: float, loss: float, accuracy: float) -> list[dict[str, Any]]:
+        rows = make_run(test=accuracy, train={"lr": lr})
+        return [{**rows[0], "metric": "loss", "unit": "nats", "value": loss, "split": "valid"}, *rows]
+
+    config = swept()
+    config = grid(sweep=config.sweep, select={**SELECT, "by": "loss"})
+    report = make(with_loss(1e-3, 0.1, 0.7), with_loss(1e-4, 2.0, 0.9), config=config)
+    assert cell(report, "H3", "AR").mean == pytest.approx(70.0)
+
+
+def test_the_best_evaluation_has_the_highest_accuracy_or_the_lowest_loss(make):
+    columns = {name: {"metric": name, "split": "valid", "at": "best"} for name in ("accuracy", "loss")}
+    config = grid(table={"rows": {"H3": {"model.name": "h3"}}, "columns": columns}, figure=None)
+    run = make_run(valid={50: 0.5, 75: 0.9, 100: 0.7}, loss={50: 2.0, 75: 1.0, 100: 3.0})
+    report = make(run, config=config, expected=EXPECTED.splitlines()[0], claims=CLAIMS.splitlines()[0])
+    assert [cell(report, "H3", name).mean for name in columns] == pytest.approx([90.0, 1.0])
+
+
+def test_values_of_a_grid_meet_values_of_a_resolved_run():
+    assert same(1, 1.0)
+    assert same("1e-3", 0.001)
+    assert same([1, 2], (1, 2))
+    assert same({"length": 64}, {"length": 64, "num_examples": 3})
+    assert not same(True, 1)
+    assert not same(1, True)
+    assert not same("paper", None)
+    assert not same([1], [1, 2])
+    assert matches({"model.name": "h3", "slice": "length=64"}, {"model": {"name": "h3"}})
+    assert not matches({"model.name": "h3", "model.inner": "s6"}, {"model": {"name": "h3"}})
+    assert slice_part("length=512,num_kv_pairs=64", "num_kv_pairs") == 64
+    assert slice_part("", "length") is None

@@ -148,7 +148,7 @@ def test_the_public_launch_gives_what_the_kernel_computes(monkeypatch):
         {"num_warps": 8},
         {"num_stages": 4},
     ],
-    ids=str,
+    ids="-".join,
 )
 def test_whatever_triton_may_compile_for_is_asked_for(change, planned):
     start = Started()
@@ -224,6 +224,14 @@ def test_an_equal_launch_is_never_compiled_for_again(call):
     start(**call)
     start(**call)
     assert start.counts == (1, 1)
+
+
+@either_way
+def test_another_option_of_the_same_value_is_asked_for(planned):
+    start = Started()
+    start(planned=planned, num_stages=2)
+    start(planned=planned, maxnreg=2)
+    assert start.counts == (2, 0)
 
 
 def test_plans_are_equal_where_all_they_hold_is():

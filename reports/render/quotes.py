@@ -226,6 +226,7 @@ class CommittedRows:
         # a document quotes many cells of few reports
         self.report = cache(self._report)
         self.stored = cache(self._stored)
+        self.having = cache(self._having)
         self.committed = cache(self._committed)
         self.kernels = cache(self._kernels)
 
@@ -279,16 +280,29 @@ class CommittedRows:
     def claims(self, experiment: str, scale: str) -> tuple[int, int]:
         return tally(self.report(experiment, scale).claims)
 
+    def _having(self, experiment: str, scale: str, key: str) -> list[tuple[object, set[int]]]:
+        """The values that runs have under a key, each with the places of its runs in `stored`."""
+        found: dict[str, tuple[object, set[int]]] = {}
+        for place, run in enumerate(self.stored(experiment, scale)):
+            value = lookup(run.config, key)
+            found.setdefault(repr(value), (value, set()))[1].add(place)
+        return list(found.values())
+
     def runs(self, experiment: str, scale: str, selector: dict[str, str]) -> list[float]:
         wanted = dict(selector)
         part = wanted.pop("slice", "")
         split = wanted.pop("split", "test")
         step = wanted.pop("step", None)
         metric = wanted.pop("metric", "accuracy")
-        values = {key: json_value(text) for key, text in wanted.items()}
+        stored = self.stored(experiment, scale)
+        places = set(range(len(stored)))
+        for key, text in wanted.items():
+            sought = json_value(text)
+            alike = (having for value, having in self.having(experiment, scale, key) if same(sought, value))
+            places &= set().union(*alike)
         found = []
-        for run in self.stored(experiment, scale):
-            if run.status != "ok" or not all(same(value, lookup(run.config, key)) for key, value in values.items()):
+        for run in (stored[place] for place in sorted(places)):
+            if run.status != "ok":
                 continue
             value = run.find(metric, split, part, step=None if step is None else int(step))
             if value is not None and value.value is not None:

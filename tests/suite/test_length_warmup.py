@@ -37,7 +37,7 @@ def make(stages=STAGES, train=None, **task):
         baseline={
             "task": {"name": "parity", "length": 16, "endless": True, **task},
             "model": {"name": "s4d", "num_layers": 1, "d_model": 8, "d_state": 4},
-            "train": {"steps": 4, "batch_size": 4, "length_warmup": stages, **(train or {})},
+            "train": {"steps": 4, "batch_size": 4, "eval_batch_size": 40, "length_warmup": stages, **(train or {})},
         },
     )
     (run,) = expand("stages/test", config, Resolver(TASKS, MODELS))

@@ -389,7 +389,7 @@ class MambaConfig(BackboneConfig):
     """`s4d` is S4D-Lin with N / 2 conjugate pairs, `s4d-real` S4D-Real with N real states."""
     gate: bool = True
     fixed: tuple[Selected, ...] = ()
-    """Those of the step size, B and C that do not depend on the input."""
+    """Names which of the step size, B and C do not depend on the input."""
     A_init: AInit | None = None
     """First eigenvalues: None for -(n + 1), `half` for -1/2, `random` for -exp(r) with r standard normal, `complex` for
     -1/2 + n i with complex B and C."""

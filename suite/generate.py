@@ -196,7 +196,7 @@ def generate(
 
 
 def end_of_stop(text: str, stops: Collection[str]) -> int | None:
-    """Where in a text the first of some texts ends that stands in it; None where there is none.
+    """Returns the end of the stop text that ends first in a text; None without one.
 
     A text is found wherever it stands: its tokens may be cut in another way than those of the same text alone.
     """

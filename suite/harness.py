@@ -80,7 +80,7 @@ class Answers:
         self.length, self.batch_size, self.device, self.end = length, batch_size, device, end
 
     def _start(self) -> list[int]:
-        """What stands before a text without a context."""
+        """Returns the tokens before a text without a context."""
         return self.encode(BEFORE) if self.end is None else [self.end]
 
     def _together(self, context: str, text: str) -> tuple[list[int], int]:

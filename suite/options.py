@@ -199,7 +199,7 @@ def read_yaml(text: str) -> Any:
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-        # of the library: a number of too many digits, a date that does not exist, a tag for another kind of value
+        # the library raises these for too many digits, a date that does not exist, a tag for another kind of value
         raise yaml.YAMLError(f"a value cannot be read ({error})") from None
 
 

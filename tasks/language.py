@@ -102,8 +102,8 @@ def spelled(model: Any) -> list[bytes]:
 
 
 def counts_of(tokens: list[bytes]) -> dict[str, Array]:
-    """What is counted in every token: its bytes, its spaces, ends of words inside of it, and whether it begins (1) and
-    ends (2) with whitespace."""
+    """Counts in every token its bytes, its spaces, ends of words inside of it, and whether it begins (1) and ends (2)
+    with whitespace."""
     inside = [len(re.findall(rb"(?<=\S)\s", token)) for token in tokens]
     borders = [(token[:1] in WHITESPACE) + 2 * (token[-1:] in WHITESPACE) if token else 0 for token in tokens]
     columns = {
@@ -291,7 +291,7 @@ _on_device: dict[tuple[str, str], dict[str, torch.Tensor]] = {}
 
 
 def _tables(task: LanguageTask, device: torch.device) -> dict[str, torch.Tensor]:
-    """What `counts_of` counts in every token, on the device.
+    """The counts of `counts_of`, on the device.
 
     They are read once, so that no file is read while a CUDA graph is recorded.
     """
@@ -315,7 +315,7 @@ PACKED: dict[bytes, Callable[[bytes], bytes]] = {
     b"BZh": bz2.decompress,
     b"\xfd7zXZ\0": lzma.decompress,
 }
-"""How a file that begins like this is unpacked."""
+"""First bytes of a file, to the function that unpacks it."""
 NO_TEXT = {
     b"PK\x03\x04": "a zip archive or a document of an office program",
     b"\x28\xb5\x2f\xfd": "packed by zstd",
@@ -328,7 +328,7 @@ NO_TEXT = {
     b"\x89HDF": "an HDF5 file",
     b"\x93NUMPY": "a NumPy array",
 }
-"""What a file is that begins like this."""
+"""First bytes of a file that is no text, to its kind in words."""
 
 
 def plain_text(path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""Numbers in documents that are quoted from stored rows: a test compares them, `report --update-docs` rewrites them.
+"""Documents quote numbers from stored rows: a test compares them, and `report --update-docs` rewrites them.
 
 A comment that begins with an equals sign is the key of a query in `quotes.csv` beside the document. Readers of the page
 do not see it:

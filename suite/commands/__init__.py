@@ -142,7 +142,7 @@ def main(repository: Repository, arguments: Sequence[str] | None = None) -> None
     except OSError as error:
         # a stream drops what it could not write, so that only a further character tells whether it was this one
         if error.filename is not None or not lost_output("\n"):
-            # of the system, about a path or an address that was given
+            # the system says this about a path or an address that was given
             where = "" if error.filename is None else f"{shortened(str(error.filename))}: "
             print(f"error: {visible(where + (error.strerror or str(error)))}", file=sys.stderr)
         code = 2

@@ -123,7 +123,7 @@ def _until(decode: Decode, stops: dict[str, list[int]]) -> Callable[[list[int]],
 
 
 def _end_of(tokens: Sequence[int], part: Collection[int]) -> int:
-    """Where the first stretch of tokens ends that is this part; 0 where there is none."""
+    """Returns the end of the first occurrence of this part among the tokens; 0 without one."""
     size = len(part)
     found = (end for end in range(size, len(tokens) + 1) if tokens[end - size : end] == part)
     return next(found, 0)

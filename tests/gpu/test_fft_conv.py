@@ -93,7 +93,7 @@ def test_the_future_cannot_change_the_past_of_products(batch, length):
     assert (y[:, 700:] - whole[:, 700:]).abs().max() > 0.1
 
 
-# of the shape of a test above, whose kernels are compiled by then
+# the shapes are those of a test above, so their kernels are compiled
 @pytest.mark.parametrize(("shape", "dtype"), [((8, 2048, 96), BF16), ((2, 40000, 8), BF16), ((128, 512, 32), FP32)])
 def test_two_runs_are_bitwise_equal(shape, dtype):
     inputs = make_inputs(*shape, dtype=dtype)

@@ -544,7 +544,7 @@ def test_options_that_cannot_work_are_refused_at_once(name, options, message):
 
 
 def test_products_of_wide_heads_are_those_of_einsum():
-    """Of H3 with head_dim above 1, with their gradients."""
+    """The products are those of H3 with head_dim above 1; gradients are compared, too."""
     k, q = (torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True) for _ in "kq")
     states = torch.randn(2, 3, 3, 4, 5, dtype=torch.float64, requires_grad=True)
     torch.testing.assert_close(Outer.apply(k, q), torch.einsum("biht,bjht->bijht", k, q))

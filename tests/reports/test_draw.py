@@ -166,7 +166,7 @@ def test_the_cells_of_a_table_are_drawn_with_the_best_row_first(make):
     assert list(y) == [0, 1]
     assert dots.get_xlabel() == "parameters"
     assert [text.get_text() for text in cells.texts] == ["92.5", "100.0", "25.0"]
-    # of times the smallest is the best, and each column has colours of its own
+    # the smallest time is the best, and each column has colours of its own
     table = {**yaml.safe_load(GRID)["table"], "percent": False}
     times = grid(table=table, figure={"kind": "cells", "y": "time", "percent": False, "split": ""})
     report = make(*three(values=(0.9, 0.95)), *three("s4d", values=(0.2, 0.3)), config=times)

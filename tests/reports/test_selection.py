@@ -1,4 +1,4 @@
-"""Which of the stored runs a report shows."""
+"""A report selects the stored runs that it shows."""
 
 from __future__ import annotations
 

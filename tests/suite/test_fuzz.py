@@ -45,7 +45,7 @@ SPEC = TaskSpec("tokens", num_classes=16, readout="token", max_length=32, vocab_
 
 KINDS = [MODELS.load(name) for name in MODELS]
 FREE = {(Source, "table"), (Source, "figure")}
-"""Numbers that are names."""
+"""Options whose value may be a number and is a name."""
 PARTS = [EarlyStop, KernelProbe, Stage, TrainConfig, BenchConfig, SpeedConfig, Select, TableSpec, FigureSpec, Source]
 CONFIGS = [*PARTS, *dict.fromkeys(TASKS.load(name) for name in TASKS), *KINDS]
 FIELDS = [(cls, field) for cls in CONFIGS for field in cls.model_fields]

@@ -1,4 +1,4 @@
-"""What every command refuses: one line on standard error, exit code 2, and nothing written.
+"""Every refusal of a command is one line on standard error, exit code 2, and nothing written.
 
 REFUSED is the table to which a new refusal is added, where it needs nothing but a command line.
 """

@@ -215,7 +215,7 @@ def test_a_wav_from_a_pipe_is_read_to_its_end(folder, riff, data):
     path.write_bytes(content)
     arrays = Recordings(data=folder, length=300).arrays()
     assert arrays["samples"][3000:4000].tolist() == wave.tolist()
-    # what a header of a known size tells is still believed
+    # a header of a known size is still believed
     (folder / "out4.wav").write_bytes((folder / "out4.wav").read_bytes()[:-100])
     with pytest.raises(DataError, match=r"out4\.wav: truncated"):
         Recordings(data=folder, length=300).arrays(force=True)

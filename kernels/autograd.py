@@ -49,7 +49,7 @@ class OnceDifferentiable(Function):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "backward" in cls.__dict__:
-            cls.backward = staticmethod(_once(_name(cls), cls.backward))
+            cls.backward = staticmethod(_once(_name(cls), cls.backward))  # type: ignore[method-assign]
 
 
 def _name(function: type) -> str:
@@ -84,6 +84,7 @@ def _once(name: str, backward: Callable[..., Gradients]) -> Callable[..., Gradie
 
 def _copied_from(x: Tensor) -> Any:
     """The edge of the graph that leads to the tensor of which x is a copy."""
+    assert x.grad_fn is not None
     return x.grad_fn.next_functions[0]
 
 

@@ -285,6 +285,8 @@ def shortened(value: Any) -> str:
 
 def visible(text: str) -> str:
     """A text in which every character that would steer a terminal, or turn the direction of writing, is spelled out."""
+    if text.isprintable():
+        return text
     return "".join(c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs") else _spelled(c) for c in text)
 
 

@@ -227,8 +227,10 @@ class LanguageTask(PlannedTask):
             streams = {split: encode(model, text).astype(token_dtype(self.vocab_size)) for split, text in words.items()}
         tables = counts_of(tokens)
         if self.vocabulary == "file":
-            for split, text in words.items():
-                self._check_spelling(split, text, [tables[name][streams[split]].sum() for name in ("sizes", "spaces")])
+            for split in texts:
+                self._check_spelling(
+                    split, words[split], [tables[name][streams[split]].sum() for name in ("sizes", "spaces")]
+                )
         return {f"{split}.stream": stream for split, stream in streams.items()} | tables
 
     def _decoded(self, split: str, text: bytes) -> str:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from suite.identity import setting_of
 from suite.metrics import smaller_is_better
+from suite.options import visible
 from suite.store import storage
 
 
@@ -217,10 +218,39 @@ def rows_of(paths: Sequence[Path], skip: Callable[[str], None] | None = None) ->
     skip: called with a sentence on each file that cannot be read, whose rows are left out; None: it is an error.
     """
     found = [
-        table.unify_dictionaries().combine_chunks()
+        _visible(table.unify_dictionaries().combine_chunks())
         for table in storage.tables(paths, READ, encoded=storage.TEXTS, skip=skip)
     ]
     return pa.concat_tables(found) if found else storage.SCHEMA.empty_table().select(READ)
+
+
+def _visible(table: pa.Table) -> pa.Table:
+    """The table without characters that would steer a terminal, which rows of others may have in any text."""
+    for i, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+        if not pa.types.is_dictionary(column.type):
+            continue
+        for chunk in column.chunks:
+            words = chunk.dictionary.to_pylist()
+            if any(word and not word.isprintable() for word in words):
+                shown = pa.array([word and visible(word) for word in words], chunk.dictionary.type)
+                table = table.set_column(
+                    i, name, pa.DictionaryArray.from_arrays(chunk.indices, shown).cast(column.type)
+                )
+    return table
+
+
+def _config(text: str) -> Any:
+    """Settings of a row. JSON writes a character that steers a terminal as a code, so it is looked for behind it."""
+    found = json.loads(text or "{}")
+    return _visible_tree(found) if "\\u" in text else found
+
+
+def _visible_tree(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {visible(key): _visible_tree(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_visible_tree(part) for part in value]
+    return visible(value) if isinstance(value, str) else value
 
 
 def as_rows(frame: pa.Table | pd.DataFrame) -> pa.Table:
@@ -255,7 +285,7 @@ def _stored_run(run_id: str, head: Mapping[str, Any], values: Values, *, is_ende
         status=_text(head["status"]) if is_ended else "failed",
         error=_text(head["error"]) if is_ended else "no final row",
         stand_in=_text(head["stand_in"]),
-        config=json.loads(_text(head["config"]) or "{}"),
+        config=_config(_text(head["config"])),
         values=values,
         device=_text(head["device"]),
         torch=_text(head["torch"]),

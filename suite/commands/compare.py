@@ -16,7 +16,7 @@ import typer
 
 from suite.commands.console import skipped, table_console
 from suite.commands.repository import Repository, repository_of
-from suite.options import located
+from suite.options import located, visible
 from suite.store.target import is_folder, target
 
 if TYPE_CHECKING:
@@ -73,14 +73,14 @@ def compare(
     if not comparison.lines:
         raise ValueError(_nothing(a, b, comparison))
     lines = [line for line in comparison.lines if every or not line.is_identical]
-    table = list(_table(lines))
+    table = [tuple(map(visible, row)) for row in _table(lines)]
     if format is Format.md:
         for row in (COLUMNS, tuple("---" for _ in COLUMNS), *table):
             print("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
         print()
     elif table:
         _print(table)
-    for note in _notes(a, b, sides, comparison, lines):
+    for note in map(visible, _notes(a, b, sides, comparison, lines)):
         print(note if format is Format.terminal else f"- {note}")
 
 

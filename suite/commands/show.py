@@ -9,6 +9,7 @@ import typer
 
 from suite.commands.console import table_console
 from suite.commands.repository import StoredResults, repository_of
+from suite.options import visible
 from suite.registry import few
 
 FACTS = (
@@ -56,9 +57,9 @@ def show(
         rows.add_row(*(f"{row[name]:.6g}" if name == "value" and row[name] else _text(row[name]) for name in COLUMNS))
     console.print(rows, markup=False, highlight=False)
     for error in dict.fromkeys(row["error"] for row in stored if row["error"]):
-        console.print(error, style="red", markup=False, highlight=False)
+        console.print(visible(error), style="red", markup=False, highlight=False)
 
 
 def _text(value: Any) -> str:
     """A stored value, where null is no text."""
-    return "" if value is None else str(value)
+    return "" if value is None else visible(str(value))

@@ -11,6 +11,7 @@ import typer
 from suite.commands.console import table_console
 from suite.commands.planning import Data, Only, Scale, Seeds, resolved_runs
 from suite.commands.repository import LOCAL, ExperimentName, OwnResults, Plugins, Sets, repository_of
+from suite.options import visible
 from suite.registry import counted
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def status(
     label = Labels(runs)
     for standing in found:
         if standing.state != "unneeded" and (standing.detail or standing.state not in ("ok", "to do")):
-            line = f"{standing.state:11s}  {label(standing.run)}  {standing.detail}"
+            line = f"{standing.state:11s}  {label(standing.run)}  {visible(standing.detail)}"
             style = STYLES.get(standing.state, "")
             console.print(line.rstrip(), style=style, highlight=False, markup=False, soft_wrap=True)
     print_summary(console, experiment, results, found)
@@ -64,7 +65,7 @@ def status(
     to_do = ("running", "queued", "interrupted", "to do", "no data", "failed", "n/a")
     left = [standing.run for standing in found if standing.state in to_do]
     for line in estimate(left, storage.files([results, repository.reference], experiment)):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
 
 
 def print_summary(console: Console, experiment: str, results: Path, found: Sequence[Standing]) -> None:
@@ -73,4 +74,4 @@ def print_summary(console: Console, experiment: str, results: Path, found: Seque
 
     count = counted(len(found))
     line = f"{experiment}, scale {found[0].run.scale}, in {results}: {count}, {summary(found)}"
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print(visible(line), highlight=False, markup=False, soft_wrap=True)

@@ -341,7 +341,7 @@ def second_derivatives_are_right_or_refused(config: Any, **options: Any) -> None
     def penalty(power: int, create_graph: bool) -> Tensor:
         loss = (model(inputs) ** power * weights).sum()
         gradients = torch.autograd.grad(loss, list(parameters.values()), create_graph=create_graph)
-        return sum((g.real * d).sum() for g, d in zip(gradients, directions, strict=True))
+        return torch.stack([(g.real * d).sum() for g, d in zip(gradients, directions, strict=True)]).sum()
 
     for power in (1, 2):
         found = _second_derivatives(partial(penalty, power, True), parameters)

@@ -9,7 +9,7 @@ import json
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from suite.registry import few
 from suite.store import storage
@@ -93,7 +93,7 @@ def _content(path: Path, size: int, changed: float) -> str:
         members = {name.partition("/")[2]: name for name in archive.namelist()}
         for inner in sorted(name for name in members if not name.startswith(".")):
             with archive.open(members[inner]) as member:
-                total.update(f"{inner} {hashlib.file_digest(member, 'sha256').hexdigest()}\n".encode())
+                total.update(f"{inner} {hashlib.file_digest(cast(Any, member), 'sha256').hexdigest()}\n".encode())
     return total.hexdigest()
 
 

@@ -71,7 +71,7 @@ class _Bounded:
         self.archive, self.left = archive, MOST_RATIO * archive.stat().st_size + MOST_FREE
         self.content: IO[bytes] | None = None
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int = -1, /) -> bytes:
         assert self.content is not None
         block = self.content.read(size)
         self.left -= len(block)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import os
 import re
 import shlex
@@ -533,3 +534,31 @@ def test_what_can_be_no_place_is_one_visible_line(command_line, arguments, words
     assert line.startswith("error: ")
     assert words in line
     assert line.isprintable()
+
+
+STEERING = "\x1b[2J\x1b]0;owned\x07\u202e"
+"""It would clear the screen, set the title and turn the direction of writing."""
+
+
+@pytest.mark.parametrize("command", ["show", "report", "compare", "status", "export"])
+def test_rows_of_others_do_not_steer_the_terminal(command_line, tmp_path, stored, command):
+    (path,) = tmp_path.rglob("*.parquet")
+    (root,) = [parent for parent in path.parents if parent.name == "quickstart"]
+    theirs = tmp_path / "theirs" / path.relative_to(root.parent)
+    rows = storage.load(path).to_pylist()
+    for row in rows:
+        for name in ("error", "stand_in", "device", "torch", "commit", "python", "unit", "precision", "cuda"):
+            row[name] = (row[name] or "") + STEERING
+        row["config"] = json.dumps({**json.loads(row["config"]), "note": STEERING})
+    storage.write(theirs, rows)
+    arguments = {
+        "show": ("show", path.stem, "--results", tmp_path / "theirs"),
+        "report": ("report", "quickstart", "--results", tmp_path / "theirs"),
+        "compare": ("compare", tmp_path / "theirs", root.parent, "--all"),
+        "status": ("status", "quickstart", "--results", tmp_path / "theirs"),
+        "export": ("export", "quickstart", "--results", tmp_path / "theirs", "--format", "json"),
+    }[command]
+    done = command_line(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "\u202e" not in done.stdout + done.stderr

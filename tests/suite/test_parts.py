@@ -5,7 +5,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,7 +16,6 @@ from suite.runner import plan
 from suite.store import parts, storage
 from suite.store.comparison import collect
 from suite.store.rows import Selection
-from suite.store.target import target
 from tests.suite.test_storage import ROW
 from tests.suite.toy import make_run
 
@@ -293,15 +291,3 @@ def test_an_edited_part_is_refused_by_name_and_left_out_where_others_are_shown(r
     (mixed / "toy" / "test" / f"{identity(9)}.parquet").write_text("nothing")
     assert len(storage.read(storage.files([mixed], "toy"), skip=said.append)["run_id"].unique()) == 4
     assert [sentence.partition(": ")[0] for sentence in said] == [str(path), f"{mixed}/toy/test/{identity(9)}.parquet"]
-
-
-def test_parts_are_read_from_and_written_to_a_bucket(local):
-    pytest.importorskip("upath", reason="needs universal_pathlib; pip install -e '.[s3]'")
-    bucket = target(f"memory://parts-{time.monotonic_ns()}")
-    (path,) = published(local, bucket)
-    assert everything(bucket) == everything(local)
-    runs = [(*PLACE, identity(number)) for number in (1, 5)]
-    assert storage.endings_of(bucket, runs) == storage.endings_of(local, runs)
-    assert storage.files_of(bucket, runs) == [path]
-    assert parts.unpublished(local, bucket) == ([], 4)
-    assert len(published(bucket, local.parent / "back")) == 1

@@ -14,6 +14,7 @@ from suite.store.claims import Claims, claim_path, find_claims, read_claim
 from suite.store.status import standings
 from suite.store.target import create, probe, stamp, target, time_at
 from suite.training import checkpoints
+from tests.suite.test_parts import PLACE, everything, identity, published, store
 from tests.suite.test_workers import Recording, values
 from tests.suite.toy import make_run
 
@@ -59,6 +60,16 @@ def test_a_grid_on_s3_has_the_rows_of_one_in_a_folder(s3, tmp_path):
     assert [standing.state for standing in standings(runs, s3)] == ["ok", "ok"]
     # claims, checkpoints and temporary files are gone
     assert {path.suffix for path in s3.rglob("*") if path.is_file()} == {".parquet", ".jsonl"}
+
+
+def test_runs_are_published_to_s3_and_from_there(s3, tmp_path):
+    local = store(tmp_path / "local", 1, 2)
+    (path,) = published(local, s3)
+    assert everything(s3) == everything(local)
+    assert [ended.status for ended in storage.endings_of(s3, [(*PLACE, identity(2))])] == ["ok"]
+    assert storage.files_of(s3, [(*PLACE, identity(number)) for number in (1, 5)]) == [path]
+    assert published(local, s3) == []
+    assert [again.name for again in published(s3, tmp_path / "back")] == [path.name]
 
 
 def test_an_interrupted_run_continues_from_its_checkpoint_on_s3(s3, tmp_path):

@@ -66,11 +66,7 @@ def pytest_unconfigure():
 @pytest.fixture
 def poisoned_memory():
     """Fill what `torch.empty` returns with NaN, so that a result which no kernel wrote cannot pass."""
-    import torch
+    from suite.laws import calls
 
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    # filling belongs to the deterministic mode; an operation without a deterministic implementation only warns
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    assert torch.empty(1000).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+    with calls.poisoned_memory():
+        yield

@@ -168,7 +168,11 @@ STEP = Workload(
     keep=("state",),
     states=("state",),
     backward=False,
-    small=tuple({"B": 2, "H": 2, "K": 5, "V": 12, "decay": decay} for decay in ("key", "head", "none")),
+    small=(
+        {"B": 2, "H": 2, "K": 5, "V": 12, "decay": "key", "form": "write"},
+        {"B": 2, "H": 2, "K": 5, "V": 12, "decay": "head"},
+        {"B": 2, "H": 1, "K": 5, "V": 12, "decay": "none"},
+    ),
 )
 
 

@@ -30,6 +30,7 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
         "taps": normal(generator, wide, width, taps) * taps**-0.5,
         "shift_skip": normal(generator, wide, width),
         **make_parameters(shape, dtype, generator),
+        **({"discretization": shape["rule"]} if "rule" in shape else {}),
     }
 
 
@@ -74,7 +75,7 @@ STEP = Workload(
     },
     keep=KEEP,
     backward=False,
-    small=({"B": 2, "D": 5, "M": 4, "N": 3},),
+    small=({"B": 1, "D": 40, "M": 5, "N": 4}, {"B": 9, "D": 20, "M": 2, "N": 3, "rule": "bilinear"}),
     states=("window", "state"),
     in_place=("window", "state"),
 )

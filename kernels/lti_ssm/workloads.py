@@ -171,7 +171,8 @@ def make_step_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generato
     batch, width, states = sizes(shape, "BDN")
     pairs = normal(generator, torch.promote_types(dtype, torch.float32), batch, width, states, 2)
     u = normal(generator, dtype, batch, width)
-    return {"u": u, "state": torch.view_as_complex(pairs), **make_parameters(shape, dtype, generator)}
+    inputs = {"u": u, "state": torch.view_as_complex(pairs), **make_parameters(shape, dtype, generator)}
+    return inputs | ({"discretization": shape["rule"]} if "rule" in shape else {})
 
 
 def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
@@ -217,7 +218,11 @@ STEP = Workload(
     },
     keep=("state", *(name for name in PARAMETERS if name != "B")),
     backward=False,
-    small=({"B": 2, "D": 5, "N": 3},),
+    small=tuple(
+        {"B": batch, "D": width, "N": states, "rule": rule}
+        for batch, width, states in ((1, 20, 4), (5, 11, 3), (17, 9, 1))
+        for rule in ("zoh", "bilinear", "dss-exp", "dss-exp-no-scale")
+    ),
     states=("state",),
     in_place=("state",),
 )

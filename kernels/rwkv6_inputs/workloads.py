@@ -66,5 +66,10 @@ WORKLOAD = Workload(
     ),
     shapes={"quick": PAPER, "paper": PAPER},
     keep=PARAMETERS,
-    small=({"B": 2, "T": 5, "H": 3, "K": 4},),
+    # channels and positions that fill no tile, a whole tile, several programs of the backward pass, tiles with several
+    # short sequences
+    small=tuple(
+        {"B": batch, "T": length, "H": heads, "K": key}
+        for batch, length, heads, key in ((3, 7, 3, 5), (2, 8, 2, 64), (2, 150, 1, 64), (90, 3, 1, 32))
+    ),
 )

@@ -69,6 +69,10 @@ WORKLOAD = Workload(
     ),
     shapes={"quick": PAPER, "paper": PAPER},
     keep=PARAMETERS,
-    small=({"B": 2, "T": 5, "H": 3, "K": 4},),
+    # channels and positions that fill no tile, a whole tile, several programs of the backward pass
+    small=tuple(
+        {"B": batch, "T": length, "H": heads, "K": key}
+        for batch, length, heads, key in ((3, 7, 3, 5), (2, 4, 2, 64), (3, 90, 1, 32))
+    ),
     time=dict.fromkeys("rkvwa", 1),
 )

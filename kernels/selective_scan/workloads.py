@@ -162,10 +162,10 @@ WORKLOAD = Workload(
     },
     keep=("A", "D", "dt_bias", "initial_state"),
     small=(
-        {"B": 1, "T": 37, "D": 5, "N": 4, "form": "gated", "state": "given"},
+        {"B": 1, "T": 20, "D": 5, "N": 4, "form": "gated", "state": "given"},
         {"B": 2, "T": 9, "D": 3, "N": 3, "form": "core"},
-        {"B": 1, "T": 20, "D": 3, "N": 2, "form": "complex", "state": "given"},
-        {"B": 1, "T": 20, "D": 3, "N": 4, "form": "negative", "state": "given"},
+        {"B": 1, "T": 9, "D": 3, "N": 2, "form": "complex", "state": "given"},
+        {"B": 1, "T": 9, "D": 3, "N": 4, "form": "negative", "state": "given"},
     ),
     time=dict.fromkeys(("x", "dt", "B", "C", "z"), 1),
     states=("initial_state",),

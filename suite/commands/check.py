@@ -66,10 +66,11 @@ def _of_operator(workload: Any) -> tuple[Iterable[Callable[..., None]], Any]:
     import torch
 
     from suite.laws import operators as laws
+    from suite.laws.calls import Operator
 
     gpu = torch.cuda.is_available()
     compiled = gpu or os.environ.get("TRITON_INTERPRET") == "1"
-    operator = laws.Operator(workload, device="cuda" if gpu else "cpu", compiled=compiled)
+    operator = Operator(workload, device="cuda" if gpu else "cpu", compiled=compiled)
     if not operator.functions():
         raise ValueError(
             f"{workload.op}: none of its implementations runs here; kernels need a GPU or TRITON_INTERPRET=1"

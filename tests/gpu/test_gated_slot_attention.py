@@ -93,22 +93,3 @@ def test_a_long_sequence_equals_plain_pytorch_in_double_precision():
     for index, (a, b, e, p) in enumerate(zip(found, again, exact, plain, strict=True)):
         assert torch.equal(a, b)
         assert_close(a, e, torch.bfloat16, plain=p, what=f"result {index}")
-
-
-def test_a_recorded_training_step_gives_the_same_gradients():
-    inputs = make_inputs(2, 300, 2, 64, 64, 64)
-    expected = results(TRITON, inputs)
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    generator = torch.Generator("cuda").manual_seed(7)
-    leaves = {name: t.detach().requires_grad_() for name, t in inputs.items() if torch.is_tensor(t)}
-    cotangents = [
-        torch.randn(o.shape, generator=generator, device="cuda").to(torch.bfloat16).to(o) for o in expected[:3]
-    ]
-    with torch.cuda.graph(graph, stream=stream):
-        outputs = TRITON(**{**inputs, **leaves})
-        recorded = [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), cotangents)]
-    for tensor in recorded:
-        tensor.detach().zero_()
-    graph.replay()
-    for e, r in zip(expected, recorded, strict=True):
-        assert torch.equal(e, r)

@@ -125,18 +125,6 @@ def test_networks_with_norms_of_heads_and_gates_run_on_the_kernels(name):
     assert all(torch.isfinite(p.grad).all() for p in network.parameters() if p.grad is not None)
 
 
-def test_two_runs_with_weights_of_heads_are_bitwise_equal():
-    inputs, options = with_heads(20000, 4, 32, torch.bfloat16)
-    runs = [results(partial(norm, backend="triton"), inputs, options, torch.bfloat16) for _ in range(2)]
-    assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
-
-
-def test_two_runs_are_bitwise_equal():
-    inputs, options = make_inputs(20000, 640, torch.bfloat16, kind="layer")
-    runs = [results(partial(norm, backend="triton"), inputs, options, torch.bfloat16) for _ in range(2)]
-    assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
-
-
 @pytest.mark.large
 def test_more_than_two_to_the_31_elements():
     inputs, options = make_inputs(2**21 + 3, 1024, torch.bfloat16, residual=False)

@@ -42,12 +42,6 @@ def test_a_layer_of_mamba_3_equals_plain_pytorch_in_double_precision(dtype):
         assert_close(a, e, dtype if name in ("keys", "queries") else torch.float32, plain=p, what=name)
 
 
-def test_two_runs_are_bitwise_equal():
-    inputs = {name: x.to("cuda", torch.float32) for name, x in make_inputs(4, 500, 24, 128, 32).items()}
-    for a, b in zip(*(results(TRITON, inputs, dtype=torch.bfloat16) for _ in range(2)), strict=True):
-        assert torch.equal(a, b)
-
-
 @pytest.mark.large
 def test_more_than_two_to_the_31_elements():
     """Offsets of the last keys do not fit 32 bits; the last positions are those of a short call."""

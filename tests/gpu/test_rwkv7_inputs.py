@@ -9,10 +9,11 @@ from torch import Tensor
 from kernels.backend import record_operators
 from kernels.rwkv7_inputs import rwkv7_inputs
 from kernels.rwkv7_inputs.reference import rwkv7_inputs_reference
+from kernels.rwkv7_inputs.workloads import PARAMETERS as KEEP
 from suite.laws.accuracy import assert_matches_reference
 from tests.kernels.gated import on_device
-from tests.kernels.rwkv_inputs import kernels_equal_plain_pytorch, two_runs_are_bitwise_equal
-from tests.kernels.test_rwkv7_inputs import KEEP, POSITIONS, make_inputs
+from tests.kernels.rwkv_inputs import kernels_equal_plain_pytorch
+from tests.kernels.test_rwkv7_inputs import POSITIONS, make_inputs
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -29,10 +30,6 @@ def test_a_layer_equals_plain_pytorch_in_double_precision(dtype):
     inputs = on_device(make_inputs(8, 2048, 32, 64))
     inputs |= {name: inputs[name].to(dtype) for name in POSITIONS}
     kernels_equal_plain_pytorch(rwkv7_inputs, inputs, dtype)
-
-
-def test_two_runs_are_bitwise_equal():
-    two_runs_are_bitwise_equal(rwkv7_inputs, on_device(make_inputs(4, 1000, 8, 64)))
 
 
 @pytest.mark.large

@@ -7,13 +7,13 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.selective_scan import selective_scan, selective_scan_step
+from kernels.selective_scan import selective_scan
 from kernels.selective_scan.reference import selective_scan_reference
 from suite.laws.accuracy import assert_close, assert_matches_reference
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
 WIDE = ("A", "D", "dt_bias", "initial_state")
-IN_TIME = ("x", "dt", "z", "B", "C")
 
 
 def make_inputs(batch, length, width, state=16, dtype=torch.bfloat16, *, dt_min=1e-3, dt_max=1e-1, constant=False):
@@ -148,34 +148,6 @@ def test_maps_that_do_not_depend_on_time_equal_plain_pytorch_in_double_precision
         assert_close(actual[name], e, actual[name].dtype, plain=plain[name], what=name, floor=floor)
 
 
-def test_views_equal_plain_pytorch_in_double_precision():
-    def op(x, z, dt, B, C, **rest):
-        x, z = torch.cat([x, z], -1).chunk(2, -1)
-        B, C = torch.cat([B, C], -1).chunk(2, -1)
-        return TRITON(x, dt.transpose(1, 2).contiguous().transpose(1, 2), B=B, C=C, z=z, **rest)
-
-    assert_equals_plain_pytorch_in_double_precision(make_inputs(3, 333, 96), torch.bfloat16, op)
-
-
-@pytest.mark.parametrize(("batch", "length", "width"), [(8, 1000, 640), (1, 9000, 256)])
-def test_two_runs_are_bitwise_equal(batch, length, width):
-    inputs = make_inputs(batch, length, width)
-    first, second = results(TRITON, inputs), results(TRITON, inputs)
-    for name, tensor in first.items():
-        assert torch.equal(tensor, second[name]), name
-
-
-@pytest.mark.parametrize("split", [1, 1000, 4096])
-def test_passing_the_state_equals_the_whole(split):
-    inputs = make_inputs(2, 5000, 128, dtype=torch.float32)
-    whole, final = TRITON(**inputs)
-    first, state = TRITON(**{n: v[:, :split] if n in IN_TIME else v for n, v in inputs.items()})
-    rest = {n: v[:, split:] if n in IN_TIME else v for n, v in inputs.items()}
-    second, state = TRITON(**(rest | {"initial_state": state}))
-    torch.testing.assert_close(torch.cat([first, second], 1), whole, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(state, final, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.large
 def test_a_million_steps():
     inputs = make_inputs(1, 2**20, 3, dtype=torch.float32)
@@ -191,49 +163,6 @@ def test_offsets_beyond_two_to_the_31():
     exact, actual = results(TORCH, wide(inputs)), results(TRITON, inputs)
     for name, e in exact.items():
         assert_close(actual[name], e, actual[name].dtype, plain=e.to(actual[name].dtype), what=name)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("constant", [False, True])
-def test_recorded_steps_equal_the_whole(dtype, constant):
-    inputs = make_inputs(16, 20, 300, dtype=dtype, constant=constant)
-    exact, final = selective_scan_reference(**wide(inputs))
-    state = inputs["initial_state"].clone()
-
-    def at(t):
-        maps = {n: inputs[n][None] if constant else inputs[n][:, t] for n in ("B", "C")}
-        return {n: inputs[n][:, t] for n in ("x", "dt", "z")} | maps
-
-    kept = {name: tensor.clone() for name, tensor in at(0).items()}
-    rest = {n: inputs[n] for n in ("A", "D", "dt_bias", "dt_softplus")}
-
-    def step():
-        return selective_scan_step(**kept, **rest, state=state, backend="triton")
-
-    step()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y_t = step()
-    state.copy_(inputs["initial_state"])
-    for t in range(20):
-        for name, tensor in at(t).items():
-            kept[name].copy_(tensor)
-        graph.replay()
-        assert_close(y_t, exact[:, t], dtype, plain=exact[:, t].to(dtype), what=f"step {t}")
-    assert_close(state, final, torch.float32, plain=final.float())
-
-
-def test_a_recorded_training_step_gives_the_same_gradients():
-    inputs = make_inputs(2, 512, 256)
-    expected = results(TRITON, inputs)
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    with torch.cuda.graph(graph, stream=stream):
-        recorded = results(TRITON, inputs)
-    for tensor in recorded.values():
-        tensor.zero_()
-    graph.replay()
-    for name, tensor in expected.items():
-        assert torch.equal(tensor, recorded[name]), name
 
 
 def test_training_takes_far_less_memory_than_the_states_of_all_times():

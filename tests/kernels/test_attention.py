@@ -7,7 +7,7 @@ import torch
 
 from kernels.attention import attention, attention_reference
 from kernels.attention.triton.autograd import Tile, Tuning, attention_triton
-from suite.laws.accuracy import assert_close, assert_matches_reference
+from suite.laws.accuracy import assert_matches_reference
 
 B, H, K = 2, 3, 8
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -107,36 +107,6 @@ def test_large_and_small_numbers_keep_their_digits():
     assert not o[:, :, 0].any()
     size = exact.abs().amax(3, keepdim=True)
     assert ((o - exact).abs()[:, :, 1:] <= 3e-6 * size[:, :, 1:]).all()
-
-
-def test_gradients_of_the_loop_are_those_of_finite_differences():
-    leaves = [x[:1, :, :1, :2].clone().requires_grad_() for x in make_inputs(4).values()]
-    assert torch.autograd.gradcheck(attention_reference, leaves)
-
-
-@pytest.mark.parametrize("op", [attention, attention_reference, small_triton])
-def test_the_future_cannot_change_the_past(op):
-    inputs = make_inputs(30)
-    if op is small_triton:
-        inputs = {name: x.float().to(DEVICE) for name, x in inputs.items()}
-    changed = {name: x.clone() for name, x in inputs.items()}
-    for x in changed.values():
-        x[:, 20:] += 1
-    before, after = op(**inputs), op(**changed)
-    if op is small_triton:
-        # positions share the scale of a tile, so rounding may differ
-        assert_close(after[:, :20], before[:, :20].double(), torch.float32)
-    else:
-        assert torch.equal(before[:, :20], after[:, :20])
-    assert (before[:, 20:] - after[:, 20:]).abs().amax((0, 2, 3)).min() > 0
-
-
-@pytest.mark.parametrize("backend", OPS)
-def test_non_contiguous_inputs_are_read_as_they_are(backend):
-    dtype = torch.float64 if backend == "torch" else torch.float32
-    inputs = {name: x.to(DEVICE, dtype) for name, x in make_inputs(40).items()}
-    strided = {name: x.transpose(0, -1).contiguous().transpose(0, -1) for name, x in inputs.items()}
-    assert_close(OPS[backend](**strided), OPS[backend](**inputs).double(), dtype)
 
 
 def weights_that_dropout_keeps(q, k, dropout, seed):

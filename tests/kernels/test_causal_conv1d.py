@@ -65,36 +65,9 @@ def channel_first(x):
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def every_second_channel(x):
-    return x.repeat_interleave(2, dim=-1)[..., ::2]
-
-
-def every_second_step(x):
-    return x.repeat_interleave(2, dim=1)[:, ::2]
-
-
-def half_of_a_projection(x):
-    return torch.cat([x, x + 1], dim=-1).chunk(2, dim=-1)[0]
-
-
-def half_of_channel_first(x):
-    return torch.cat([x, x + 1], dim=-1).transpose(1, 2).contiguous()[:, : x.shape[-1]].transpose(1, 2)
-
-
-def broadcast(x):
-    return x[:, :1, :1].expand_as(x)
-
-
 def in_memory(view, op):
     """The operator applied to the view of x that `view` makes."""
     return lambda x, **rest: op(view(x), **rest)
-
-
-@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, slow(500)])
-@pytest.mark.parametrize("taps", [2, 3, 4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_shifted_products_equal_the_loop(length, taps, dtype):
-    assert_matches_reference(TORCH, causal_conv1d_reference, make_inputs(length, taps), dtype=dtype)
 
 
 @pytest.mark.parametrize(
@@ -115,17 +88,6 @@ def test_the_kernel_equals_the_loop(length, taps, dtype, memory):
     assert_matches_reference(op, causal_conv1d_reference, inputs, dtype=dtype, device=DEVICE)
 
 
-@pytest.mark.parametrize("width", [1, slow(70)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("memory", [channel_last, channel_first])
-def test_the_kernel_as_configured_equals_the_loop(width, dtype, memory):
-    if memory is channel_first and width > 1 and DEVICE == "cpu":
-        width = 3  # one program for each channel, which is slow in the interpreter
-    inputs = make_inputs(150, width=width)
-    op = in_memory(memory, TRITON)
-    assert_matches_reference(op, causal_conv1d_reference, inputs, dtype=dtype, device=DEVICE)
-
-
 @pytest.mark.parametrize(
     ("options", "memory"),
     [
@@ -140,17 +102,6 @@ def test_the_kernel_as_configured_equals_the_loop(width, dtype, memory):
 def test_every_option_of_the_kernel_may_be_left_out(options, memory):
     inputs = make_inputs(40, width=3, **options)
     assert_matches_reference(in_memory(memory, in_small_tiles), causal_conv1d_reference, inputs, device=DEVICE)
-
-
-@pytest.mark.parametrize(
-    "view", [every_second_step, half_of_a_projection, slow(every_second_channel), slow(half_of_channel_first)]
-)
-def test_the_kernel_takes_any_view(view):
-    def op(x, weight, **rest):
-        return in_small_tiles(view(x), weight.t().contiguous().t(), **rest)
-
-    inputs = make_inputs(40, width=3)
-    assert_matches_reference(op, causal_conv1d_reference, inputs, dtype=torch.bfloat16, device=DEVICE)
 
 
 @pytest.mark.parametrize("memory", [channel_last, channel_first])
@@ -184,42 +135,6 @@ def test_a_result_with_time_contiguous_has_the_same_bits_and_takes_such_a_gradie
     assert torch.equal(dx, wanted)
 
 
-@pytest.mark.parametrize(
-    ("memory", "cotangent"),
-    [
-        (channel_last, broadcast),
-        (channel_first, channel_last),
-        slow(channel_last, channel_last),
-        slow(channel_last, channel_first),
-        slow(channel_first, channel_first),
-        slow(channel_first, broadcast),
-    ],
-)
-def test_the_output_gradient_may_have_any_memory(memory, cotangent):
-    inputs = on_device(make_inputs(40, initial_state=False))
-    x, dy = memory(inputs.pop("x")).requires_grad_(), cotangent(torch.randn(2, 40, 6, device=DEVICE))
-    expected = torch.autograd.grad(causal_conv1d(x, **inputs, backend="torch"), x, dy)
-    torch.testing.assert_close(
-        torch.autograd.grad(in_small_tiles(x, **inputs, return_final_state=False), x, dy), expected
-    )
-
-
-@pytest.mark.parametrize("length", [2, slow(1), slow(40)])
-@pytest.mark.parametrize("output", [0, 1], ids=["y", "final state"])
-def test_either_output_alone_has_the_right_gradients(length, output):
-    def gradients(op, dtype):
-        inputs = on_device(make_inputs(length, width=3), dtype)
-        leaves = [inputs[name].requires_grad_() for name in ("x", "weight", "bias", "initial_state")]
-        result = op(**inputs)[output]
-        cotangent = torch.linspace(-1, 1, result.numel(), device=DEVICE).view_as(result).to(dtype)
-        # the final state does not depend on weight and bias
-        return torch.autograd.grad(result, leaves, cotangent, allow_unused=True, materialize_grads=True)
-
-    exact, plain = gradients(causal_conv1d_reference, torch.float64), gradients(causal_conv1d_reference, torch.float32)
-    for actual, e, p in zip(gradients(in_small_tiles, torch.float32), exact, plain, strict=True):
-        assert_close(actual, e, torch.float32, plain=p)
-
-
 def test_parameters_keep_their_own_dtype():
     inputs = make_inputs(40, initial_state=False)
     keep = ("weight", "bias")
@@ -250,26 +165,6 @@ def test_without_bias_and_state_equals_torch_conv1d(activation):
     torch.testing.assert_close(causal_conv1d(**inputs), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_gradients_agree_with_finite_differences():
-    inputs = make_inputs(5, 3)
-    leaves = [inputs[name].requires_grad_() for name in ("x", "weight", "bias", "initial_state")]
-    for function in (TORCH, causal_conv1d_reference):
-        assert torch.autograd.gradcheck(
-            lambda x, w, b, s, f=function: f(x, w, b, activation="silu", initial_state=s), leaves
-        )
-
-
-@pytest.mark.parametrize("split", [2, slow(1), slow(20)])
-@pytest.mark.parametrize("op", [TORCH, in_small_tiles], ids=["torch", "triton"])
-def test_passing_the_state_equals_the_whole(split, op):
-    inputs = on_device(make_inputs(70, width=2))
-    whole, final = op(**inputs)
-    first, state = op(**(inputs | {"x": inputs["x"][:, :split]}))
-    second, state = op(**(inputs | {"x": inputs["x"][:, split:], "initial_state": state}))
-    torch.testing.assert_close(torch.cat([first, second], 1), whole, rtol=1e-5, atol=1e-5)
-    assert torch.equal(state, final)
-
-
 @pytest.mark.parametrize(
     ("backend", "taps"), [*(("torch", taps) for taps in (2, 3, 4)), ("triton", 4), slow("triton", 2), slow("triton", 3)]
 )
@@ -298,18 +193,6 @@ def test_a_wide_state_is_not_rounded(backend):
     y = causal_conv1d_step(inputs["x"][:, 0], inputs["weight"], None, state, activation="silu", backend=backend)
     assert_close(y, exact, torch.bfloat16, plain=exact.to(torch.bfloat16))
     assert torch.equal(state, after)
-
-
-@pytest.mark.parametrize("memory", [channel_last, channel_first])
-@pytest.mark.parametrize("op", [TORCH, in_small_tiles], ids=["torch", "triton"])
-def test_future_inputs_cannot_change_the_past(memory, op):
-    inputs = on_device(make_inputs(70, width=2))
-    changed = inputs["x"].clone()
-    changed[:, 60:] += 1
-    whole = op(**(inputs | {"x": memory(inputs["x"])}))[0]
-    y = op(**(inputs | {"x": memory(changed)}))[0]
-    assert torch.equal(y[:, :60], whole[:, :60])
-    assert not torch.equal(y[:, 60], whole[:, 60])
 
 
 INDICES = torch.tensor([[0] * 3 + [1] + [2] * 9 + [5] * 7, [4] * 20])

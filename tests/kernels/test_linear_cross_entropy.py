@@ -123,26 +123,6 @@ def test_large_logits_and_minus_infinity_do_not_overflow(op):
         assert torch.allclose(actual, expected, rtol=1e-3, atol=1e-5)
 
 
-def test_finite_differences_confirm_the_gradients():
-    inputs = make_inputs(11, 6, width=3)
-    x, weight, bias = (inputs[key].requires_grad_() for key in ("x", "weight", "bias"))
-    assert torch.autograd.gradcheck(
-        lambda x, weight, bias: CHUNKED(x, weight, inputs["targets"], bias), (x, weight, bias)
-    )
-
-
-@pytest.mark.parametrize("op", [CHUNKED, IN_TILES, BY_PARTS])
-def test_only_wanted_gradients_are_computed(op):
-    inputs = {key: x.float() if x.is_floating_point() else x for key, x in make_inputs(20, 33).items()}
-    expected = gradients(op, inputs)
-    for index, key in enumerate(("x", "weight", "bias")):
-        leaf = inputs[key].clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(op(**(inputs | {key: leaf})), leaf)
-        assert torch.equal(gradient, expected[1 + (0, 1, 2)[index]])
-    with torch.no_grad():
-        assert torch.equal(op(**inputs), expected[0])
-
-
 def test_the_backward_pass_may_run_twice_and_scales_by_the_gradient_of_the_loss():
     inputs = {key: x.float() if x.is_floating_point() else x for key, x in make_inputs(20, 33).items()}
     weight = inputs["weight"].requires_grad_()

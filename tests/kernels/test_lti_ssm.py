@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.lti_ssm import ContinuousSystem, _kernels_win, lti_ssm, lti_ssm_step
+from kernels.lti_ssm import _kernels_win, lti_ssm
 from kernels.lti_ssm.chunked import lti_ssm_chunked
 from kernels.lti_ssm.reference import lti_ssm_reference
 from kernels.ssm_kernel import DISCRETIZATIONS, ssm_kernel
@@ -86,63 +86,6 @@ def test_two_sided_convolution_equals_two_recurrences(discretization, length, co
     assert_matches_reference(convolution, lti_ssm_reference, inputs)
 
 
-def test_without_options_equals_the_recurrence(convolution):
-    inputs = make_inputs(40, discretization="zoh", gates=False, initial_state=False)
-    del inputs["D"]
-    inputs["B"] = None
-    assert_matches_reference(partial(convolution, return_final_state=True), lti_ssm_reference, inputs)
-
-
-@pytest.mark.parametrize(
-    "discretization",
-    [name if name == "zoh" else pytest.param(name, marks=pytest.mark.slow) for name in DISCRETIZATIONS],
-)
-def test_gradients_agree_with_finite_differences(discretization):
-    inputs = make_inputs(5, discretization=discretization)
-    names = [name for name, value in inputs.items() if isinstance(value, torch.Tensor)]
-    options = {name: value for name, value in inputs.items() if name not in names}
-    leaves = [inputs[name].requires_grad_() for name in names]
-    for function in (partial(lti_ssm, return_final_state=True), lti_ssm_reference):
-        assert torch.autograd.gradcheck(
-            lambda *tensors, f=function: f(**dict(zip(names, tensors, strict=True)), **options), leaves
-        )
-
-
-@pytest.mark.parametrize("discretization", DISCRETIZATIONS)
-@pytest.mark.parametrize("complex_", [True, False])
-@pytest.mark.parametrize("split", [1, 20, 64])
-def test_passing_the_state_equals_the_whole(discretization, complex_, split):
-    inputs = make_inputs(65, discretization=discretization, complex_=complex_)
-    whole, final = lti_ssm(**inputs, return_final_state=True)
-    in_time = ("u", "gate_in", "gate_out")
-    first = {name: value[:, :split] if name in in_time else value for name, value in inputs.items()}
-    second = {name: value[:, split:] if name in in_time else value for name, value in inputs.items()}
-    y_first, state = lti_ssm(**first, return_final_state=True)
-    assert state.dtype == final.dtype == inputs["initial_state"].dtype
-    if discretization == "dss-softmax":
-        second["position"] += split
-    y_second, state = lti_ssm(**(second | {"initial_state": state}), return_final_state=True)
-    torch.testing.assert_close(torch.cat([y_first, y_second], 1), whole, rtol=1e-10, atol=1e-11)
-    torch.testing.assert_close(state, final, rtol=1e-10, atol=1e-11)
-
-
-@pytest.mark.parametrize("discretization", DISCRETIZATIONS)
-@pytest.mark.parametrize("complex_", [True, False])
-def test_steps_equal_the_whole(discretization, complex_):
-    inputs = make_inputs(20, discretization=discretization, complex_=complex_)
-    whole, final = lti_ssm(**inputs, return_final_state=True)
-    state = inputs["initial_state"].clone()
-    system = ContinuousSystem(*(inputs[name] for name in ("A", "B", "C", "dt", "D")))
-    rest = {name: inputs[name] for name in ("discretization", "conj_pairs")}
-    for t in range(20):
-        in_time = {name: inputs[name][:, t] for name in ("u", "gate_in", "gate_out")}
-        if discretization == "dss-softmax":
-            rest |= {"length": inputs["length"], "position": torch.tensor(inputs["position"] + t)}
-        y = lti_ssm_step(**in_time, **rest, system=system, state=state)
-        torch.testing.assert_close(y, whole[:, t], rtol=1e-10, atol=1e-11)
-    torch.testing.assert_close(state, final, rtol=1e-10, atol=1e-11)
-
-
 @pytest.mark.parametrize("discretization", DISCRETIZATIONS)
 def test_response_to_an_impulse_is_the_kernel(discretization, convolution):
     inputs = make_parameters(WIDTH, STATE, discretization=discretization)
@@ -151,18 +94,6 @@ def test_response_to_an_impulse_is_the_kernel(discretization, convolution):
     kernel = ssm_kernel(**inputs, length=50, discretization=discretization)
     y, _ = convolution(u, **inputs, discretization=discretization)
     torch.testing.assert_close(y[0].T, kernel)
-
-
-@pytest.mark.parametrize("discretization", DISCRETIZATIONS)
-def test_future_inputs_change_the_past_by_rounding_only(discretization, convolution):
-    inputs = make_inputs(60, discretization=discretization)
-    whole, _ = convolution(**inputs)
-    for name in ("u", "gate_in", "gate_out"):
-        changed = inputs[name].clone()
-        changed[:, 40:] += 1
-        y, _ = convolution(**(inputs | {name: changed}))
-        torch.testing.assert_close(y[:, :40], whole[:, :40], rtol=0, atol=1e-12)
-        assert (y[:, 40:] - whole[:, 40:]).abs().max() > 0.1
 
 
 def test_wrong_arguments_are_named():

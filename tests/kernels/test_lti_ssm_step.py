@@ -30,17 +30,6 @@ def gates(rows, width, dtype=torch.float64):
     return {name: torch.randn(rows, width, generator=g, dtype=dtype) for name in ("gate_in", "gate_out")}
 
 
-@pytest.mark.parametrize(("rows", "width", "states"), [(1, 20, 4), (5, 11, 3), (17, 9, 1)])
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-@pytest.mark.parametrize("rule", RULES)
-def test_it_equals_the_step_as_written(rows, width, states, backend, rule):
-    step = with_state(partial(lti_ssm_step, backend=backend))
-    assert_matches_reference(
-        step, lti_ssm_step_reference, inputs(rows, width, states, rule=rule), dtype=torch.bfloat16, keep=STEP.keep,
-        device=DEVICE, grad=False,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_other_dtypes_of_the_kernel(dtype):
     given = inputs(3, 11, 4) | gates(3, 11)

@@ -299,70 +299,12 @@ def half_of_a_projection(x):
     return time_contiguous(torch.cat([x + 1, x], dim=-1))[..., x.shape[-1] :]
 
 
-def every_second_step(x):
-    return time_contiguous(x.repeat_interleave(2, dim=1))[:, ::2]
-
-
-@pytest.mark.parametrize(
-    "view", [*(pytest.param(view, marks=SLOW) for view in (channel_last, half_of_a_projection)), every_second_step]
-)
-def test_the_kernel_takes_any_view(view):
-    def op(u, gate_in, gate_out, **rest):
-        return SMALL(u=view(u), gate_in=channel_last(gate_in), gate_out=view(gate_out), **rest)
-
-    assert_kernel_matches(make_kernel_inputs(40), torch.bfloat16, op)
-
-
 @pytest.mark.parametrize("view", [channel_last, time_contiguous])
 def test_time_is_contiguous_in_what_the_kernel_returns(view):
     inputs = on_device(make_kernel_inputs(40, initial_state=False))
     u = view(inputs.pop("u")).requires_grad_()
     y, _ = SMALL(u, **inputs)
     assert y.stride() == (40 * NUM_CHANNELS, 1, 40)
-
-
-@pytest.mark.parametrize("length", [1, pytest.param(40, marks=SLOW)])
-@pytest.mark.parametrize("output", [pytest.param(0, marks=SLOW), 1], ids=["y", "final state"])
-def test_either_output_alone_has_the_right_gradients(length, output):
-    names = ("u", "gate_in", "A", "B", "dt", "initial_state")
-    rounded = on_device(make_kernel_inputs(length))
-    wide = {
-        n: x.to(torch.promote_types(x.dtype, torch.float64)) if torch.is_tensor(x) else x for n, x in rounded.items()
-    }
-
-    def gradients(op, inputs):
-        leaves = {name: inputs[name].detach().requires_grad_() for name in names}
-        result = op(**inputs | leaves)[output]
-        return torch.autograd.grad(result.abs().square().sum(), list(leaves.values()))
-
-    plain = partial(lti_ssm, return_final_state=True)
-    found = zip(gradients(SMALL, rounded), gradients(plain, wide), gradients(plain, rounded), strict=True)
-    for name, (actual, exact, torch_own) in zip(names, found, strict=True):
-        assert_close(actual, exact, torch.float32, plain=torch_own, what=name)
-
-
-@pytest.mark.parametrize("split", [pytest.param(1, marks=SLOW), 16, pytest.param(39, marks=SLOW)])
-def test_passing_the_state_of_the_kernel_equals_the_whole(split):
-    inputs = on_device(make_kernel_inputs(40))
-    whole, final = SMALL(**inputs)
-    in_time = ("u", "gate_in", "gate_out")
-    first, second = (
-        {n: x[:, part] if n in in_time else x for n, x in inputs.items()} for part in (slice(split), slice(split, None))
-    )
-    y_first, state = SMALL(**first)
-    y_second, state = SMALL(**(second | {"initial_state": state}))
-    torch.testing.assert_close(torch.cat([y_first, y_second], 1), whole, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(state, final, rtol=1e-5, atol=1e-5)
-
-
-def test_future_inputs_cannot_change_the_past_of_the_kernel():
-    inputs = on_device(make_kernel_inputs(60, initial_state=False))
-    whole, _ = SMALL(**inputs)
-    changed = inputs["u"].clone()
-    changed[:, 40:] += 1
-    y, _ = SMALL(**(inputs | {"u": changed}))
-    assert torch.equal(y[:, :40], whole[:, :40])
-    assert (y[:, 40:] - whole[:, 40:]).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("length", [pytest.param(1, marks=SLOW), 2, pytest.param(300, marks=SLOW)])

@@ -106,7 +106,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, slow(torch.bfloat16)])
 @pytest.mark.parametrize("op", [TORCH, in_small_tiles], ids=["torch", "triton"])
 def test_results_and_gradients_are_those_of_the_equation(op, case, dtype):
     keep = ("weight", "bias", "residual")
@@ -122,8 +122,8 @@ def test_any_width(kind, width):
     assert_matches_reference(in_small_tiles, norm_reference, inputs, device=DEVICE)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, slow(torch.float16)])
-@pytest.mark.parametrize("heads", [1, 3, 4, slow(12)])
+@pytest.mark.parametrize("dtype", [torch.float32, slow(torch.bfloat16), slow(torch.float16)])
+@pytest.mark.parametrize("heads", [slow(1), 3, 4, slow(12)])
 @pytest.mark.parametrize("width", [8, 20, slow(32), slow(64)])
 def test_every_head_has_its_own_weight_and_bias(width, heads, dtype):
     options = {"kind": "layer", "by_head": True, "gate": True, "residual": False, "gate_activation": "sigmoid"}
@@ -185,17 +185,6 @@ def test_gradients_of_branch_and_residual_are_equal(dtype):
     assert torch.equal(dx, dresidual.to(dtype))
 
 
-@pytest.mark.parametrize("output", [0, 1], ids=["y", "sum"])
-def test_either_output_alone_has_the_right_gradients(output):
-    inputs = on_device(make_inputs(24, kind="layer"))
-    leaves = [inputs[name].requires_grad_() for name in ("x", "residual", "weight", "bias")]
-    cotangent = torch.randn(3, 7, 24, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    options = {"allow_unused": True, "materialize_grads": True}
-    expected = torch.autograd.grad(TORCH(**inputs)[output], leaves, cotangent, **options)
-    actual = torch.autograd.grad(in_small_tiles(**inputs)[output], leaves, cotangent, **options)
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("place", ["part of a projection", "transposed", "broadcast"])
 def test_a_gate_may_lie_anywhere(place):
     inputs = on_device(make_inputs(16, rows=(2, 5, 3), residual=False, gate=True))
@@ -215,27 +204,6 @@ def test_a_row_of_zeros_has_length_zero_and_finite_gradients():
     assert torch.equal(y, torch.zeros_like(y))
     (dx,) = torch.autograd.grad(y.sum(), x)
     torch.testing.assert_close(dx, torch.full_like(dx, 1e3))
-
-
-@pytest.mark.parametrize("by_head", [False, True])
-def test_two_runs_are_bitwise_equal(by_head):
-    inputs = on_device(make_inputs(40, kind="layer", gate=True, rows=(5, 3), by_head=by_head))
-    leaves = [inputs[name].requires_grad_() for name in ("x", "residual", "weight", "bias", "gate")]
-    runs = [torch.autograd.grad([o.sum() for o in in_small_tiles(**inputs)], leaves) for _ in range(2)]
-    assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
-
-
-@pytest.mark.parametrize("by_head", [False, True])
-@pytest.mark.parametrize("kind", ["layer", "rms", "l2"])
-def test_gradients_agree_with_finite_differences(kind, by_head):
-    gate = "sigmoid" if by_head else "silu"
-    inputs = make_inputs(5, rows=(3,), kind=kind, gate=True, activation="silu", by_head=by_head, gate_activation=gate)
-    names = [name for name, value in inputs.items() if torch.is_tensor(value)]
-    leaves = [inputs[name].requires_grad_() for name in names]
-    for function in (TORCH, norm_reference):
-        assert torch.autograd.gradcheck(
-            lambda *given, f=function: f(**{**inputs, **dict(zip(names, given, strict=True))}), leaves
-        )
 
 
 def test_the_plain_path_is_the_norm_of_torch_bit_by_bit():

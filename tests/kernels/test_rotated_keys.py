@@ -48,11 +48,6 @@ def test_a_pair_turns_as_a_complex_number():
     assert not queries[:, -1].any()
 
 
-def test_gradients_agree_with_finite_differences():
-    inputs = {name: x.requires_grad_() for name, x in make_inputs(1, 3, 2, 5, 2).items()}
-    assert torch.autograd.gradcheck(TORCH, tuple(inputs.values()))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sizes", [(2, 7, 3, 8, 2), (1, 1, 1, 2, 1), (2, 5, 2, 9, 4)])
 def test_plain_pytorch_equals_the_equations(sizes, dtype):
@@ -101,33 +96,6 @@ def test_results_may_be_narrower_than_the_inputs():
     torch.testing.assert_close(found[2], plain[2])
     for a, b in zip(found[:2], plain[:2], strict=True):
         torch.testing.assert_close(a, b, rtol=2**-7, atol=1e-4)
-
-
-def test_the_kernel_takes_any_view():
-    pytest.importorskip("triton")
-
-    def backwards(x):
-        return x.permute(*reversed(range(x.ndim))).contiguous().permute(*reversed(range(x.ndim)))
-
-    def on_views(**inputs):
-        keys, queries, own = TRITON(**{name: backwards(x) for name, x in inputs.items()})
-        # the gradients of these have strides of their own, too
-        return backwards(keys), backwards(queries), backwards(own)
-
-    inputs = make_inputs(2, 6, 3, 8, 2)
-    assert_matches_reference(on_views, rotated_keys_reference, inputs, keep=KEEP, device=DEVICE)
-
-
-def test_only_some_inputs_and_results_may_have_gradients():
-    pytest.importorskip("triton")
-    inputs = {name: x.to(DEVICE) for name, x in make_inputs(2, 6, 3, 8, 2, dtype=torch.float32).items()}
-    gradients = []
-    for op in (TRITON, TORCH):
-        theta, bias = (inputs[name].clone().requires_grad_() for name in ("theta", "C_bias"))
-        _, queries, _ = op(**(inputs | {"theta": theta, "C_bias": bias}))
-        gradients.append(torch.autograd.grad(queries.square().sum() + queries.sum(), (theta, bias)))
-    for found, expected in zip(*gradients, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_future_inputs_change_only_the_query_in_front_of_them():

@@ -124,65 +124,6 @@ def test_complex_and_constant_maps_equal_the_recurrence(length, complex_, consta
     assert_matches_reference(scan, selective_scan_reference, inputs)
 
 
-def test_without_options_equals_the_recurrence():
-    inputs = make_inputs(2, 40, 6, 5, extras=False, initial_state=False)
-    assert_matches_reference(partial(selective_scan, return_final_state=True), selective_scan_reference, inputs)
-
-
-@pytest.mark.parametrize(
-    ("scan", "complex_"),
-    [("host", False), ("device", True), slow("host", True), slow("device", False)],
-    indirect=["scan"],
-)
-def test_gradients_agree_with_finite_differences(scan, complex_):
-    inputs = make_inputs(1, 25, 2, 2, complex_=complex_)
-    names = [name for name, value in inputs.items() if isinstance(value, torch.Tensor)]
-    leaves = [inputs[name].requires_grad_() for name in names]
-
-    def op(function, *tensors):
-        arguments = dict(zip(names, tensors, strict=True))
-        return function(**arguments, dt_softplus=True)
-
-    assert torch.autograd.gradcheck(partial(op, scan), leaves)
-    if not complex_:
-        assert torch.autograd.gradcheck(partial(op, selective_scan_reference), leaves)
-
-
-@pytest.mark.parametrize("split", [1, 40, 64])
-def test_passing_the_state_equals_the_whole(split, scan):
-    inputs = make_inputs(2, 65, 6, 5)
-    whole, final = scan(**inputs)
-    in_time = ("x", "dt", "B", "C", "z")
-    first = {name: value[:, :split] if name in in_time else value for name, value in inputs.items()}
-    second = {name: value[:, split:] if name in in_time else value for name, value in inputs.items()}
-    y_first, state = scan(**first)
-    y_second, state = scan(**(second | {"initial_state": state}))
-    torch.testing.assert_close(torch.cat([y_first, y_second], 1), whole, rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close(state, final, rtol=1e-11, atol=1e-11)
-
-
-@pytest.mark.parametrize("constant", [False, True])
-def test_steps_equal_the_whole(constant):
-    inputs = make_inputs(3, 20, 6, 5, constant=constant)
-    whole, final = selective_scan(**inputs, return_final_state=True)
-    state = inputs["initial_state"].clone()
-    for t in range(20):
-        y = selective_scan_step(**at_step(inputs, t), state=state)
-        torch.testing.assert_close(y, whole[:, t], rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(state, final, rtol=1e-12, atol=1e-12)
-
-
-def test_future_inputs_cannot_change_the_past(scan):
-    inputs = make_inputs(2, 70, 6, 5)
-    whole, _ = scan(**inputs)
-    for name in ("x", "dt", "B", "C", "z"):
-        changed = inputs[name].clone()
-        changed[:, 50:] += 1
-        y, _ = scan(**(inputs | {name: changed}))
-        assert torch.equal(y[:, :50], whole[:, :50])
-        assert not torch.equal(y[:, 50:], whole[:, 50:])
-
-
 def test_forgetting_everything_at_once_neither_overflows_nor_loses_the_present(scan):
     inputs = make_inputs(1, 80, 4, 3, extras=False)
     inputs = {n: v.float() if isinstance(v, torch.Tensor) else v for n, v in inputs.items()} | {"dt_softplus": False}
@@ -246,11 +187,6 @@ def test_one_segment_equals_the_recurrence(batch, length, width):
     kernel_matches(make_inputs(batch, length, width, 4), op=short_chunks(whole=True))
 
 
-@pytest.mark.slow
-def test_the_kernel_as_configured_equals_the_recurrence():
-    kernel_matches(make_inputs(1, 33, 2, 16))
-
-
 @pytest.mark.parametrize(
     ("state", "states"),
     [slow(1, 4), (16, 2), slow(16, 4), slow(16, 16), slow(24, 8), slow(24, 16), slow(64, 4), slow(64, 16)],
@@ -289,52 +225,6 @@ def test_the_kernel_takes_maps_that_do_not_depend_on_time(constant, length, chan
     kernel_matches(inputs, op=short_chunks(**changes))
 
 
-@pytest.mark.slow
-def test_the_kernel_takes_any_view():
-    scan = short_chunks()
-
-    def op(x, dt, A, B, C, z, D, **rest):
-        x, _ = torch.cat([x, z], -1).chunk(2, -1)
-        dt = dt.repeat_interleave(2, -1)[..., ::2]
-        z = z.transpose(1, 2).contiguous().transpose(1, 2)
-        A, B = A.t().contiguous().t(), B.transpose(1, 2).contiguous().transpose(1, 2)
-        return scan(x, dt, A, B, C.repeat_interleave(2, 1)[:, ::2], z=z, D=D.repeat_interleave(2)[::2], **rest)
-
-    kernel_matches(make_inputs(2, 12, 3, 4), torch.bfloat16, op)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cotangent", ["channel first", "broadcast"])
-def test_the_output_gradient_may_have_any_memory(cotangent):
-    scan = short_chunks()
-    inputs = on_device(make_inputs(1, 12, 3, 4))
-    x = inputs["x"].requires_grad_()
-    dy = torch.randn(1, 3, 12, device=DEVICE).transpose(1, 2)
-    dy = dy if cotangent == "channel first" else dy[:, :1, :1].expand_as(x)
-    (expected,) = torch.autograd.grad(selective_scan(**inputs, backend="torch"), x, dy)
-    torch.testing.assert_close(torch.autograd.grad(scan(**inputs)[0], x, dy), (expected,))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("output", [0, 1], ids=["y", "final state"])
-def test_either_output_alone_has_the_right_gradients(output):
-    scan = short_chunks()
-    names = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_state")
-
-    def gradients(op, dtype):
-        inputs = on_device(make_inputs(1, 18, 2, 4), dtype)
-        leaves = [inputs[name].requires_grad_() for name in names]
-        result = op(**inputs)[output]
-        cotangent = torch.linspace(-1, 1, result.numel(), device=DEVICE).view_as(result).to(dtype)
-        # the final state does not depend on C, D and z
-        return torch.autograd.grad(result, leaves, cotangent, allow_unused=True, materialize_grads=True)
-
-    exact = gradients(selective_scan_reference, torch.float64)
-    plain = gradients(selective_scan_reference, torch.float32)
-    for name, actual, e, p in zip(names, gradients(scan, torch.float32), exact, plain, strict=True):
-        assert_close(actual, e, torch.float32, plain=p, what=name)
-
-
 def test_parameters_may_have_the_dtype_of_the_input():
     kernel_matches(make_inputs(1, 12, 3, 4), torch.bfloat16, keep=())
 
@@ -352,46 +242,6 @@ def test_autocast_does_not_change_the_kernel():
     for plain, under_autocast in zip(*results, strict=True):
         assert plain.dtype == under_autocast.dtype
         assert torch.equal(plain, under_autocast)
-
-
-@pytest.mark.parametrize(("length", "split", "changes"), [(10, 9, TINY), slow(22, 1, {}), slow(22, 20, {})])
-def test_passing_the_state_of_the_kernel_equals_the_whole(length, split, changes):
-    scan = short_chunks(**changes)
-    inputs = on_device(make_inputs(1, length, 3, 4))
-    in_time = ("x", "dt", "B", "C", "z")
-    whole, final = scan(**inputs)
-    first, state = scan(**{n: v[:, :split] if n in in_time else v for n, v in inputs.items()})
-    rest = {n: v[:, split:] if n in in_time else v for n, v in inputs.items()}
-    second, state = scan(**(rest | {"initial_state": state}))
-    torch.testing.assert_close(torch.cat([first, second], 1), whole, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(state, final, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("constant", [False, True])
-@pytest.mark.parametrize(("dtype", "width", "state"), [(torch.float32, 1, 5), (torch.bfloat16, 40, 16)])
-def test_steps_of_the_kernel_equal_the_whole(constant, dtype, width, state):
-    inputs = on_device(make_inputs(3, 8, width, state, constant=constant), dtype)
-    wide = {n: v.double() if torch.is_tensor(v) else v for n, v in inputs.items()}
-    exact, final = selective_scan_reference(**wide)
-    # the state is updated in place and has strides of its own
-    kept = inputs["initial_state"].transpose(1, 2).contiguous().transpose(1, 2)
-    for t in range(8):
-        y = selective_scan_step(**at_step(inputs, t), state=kept, backend="triton")
-        assert_close(y, exact[:, t], dtype, plain=exact[:, t].to(dtype), what=f"step {t}")
-    assert_close(kept, final, torch.float32, plain=final.float())
-
-
-@pytest.mark.parametrize(("length", "present", "changes"), [(6, 5, {**TINY, "whole": True}), slow(20, 17, {})])
-def test_future_inputs_cannot_change_the_past_of_the_kernel(length, present, changes):
-    scan = short_chunks(**changes)
-    inputs = on_device(make_inputs(1, length, 3, 4))
-    whole = scan(**inputs)[0]
-    for name in ("x", "dt", "B", "C", "z"):
-        changed = inputs[name].clone()
-        changed[:, present:] += 1
-        y = scan(**(inputs | {name: changed}))[0]
-        assert torch.equal(y[:, :present], whole[:, :present])
-        assert not torch.equal(y[:, present], whole[:, present])
 
 
 @pytest.mark.slow

@@ -5,16 +5,14 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.selective_scan import selective_scan_step
 from kernels.selective_scan.reference import selective_scan_reference
-from suite.laws.accuracy import assert_close, assert_matches_reference
-from tests.kernels.test_selective_scan import DEVICE, WIDE, at_step, make_inputs, on_device, slow
+from suite.laws.accuracy import assert_matches_reference
+from tests.kernels.test_selective_scan import DEVICE, WIDE, make_inputs, on_device, slow
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
 impl = pytest.importorskip("kernels.selective_scan.triton.complex")
 sin_cos = pytest.importorskip("kernels.selective_scan.triton.complex.arithmetic").sin_cos
-IN_TIME = ("x", "dt", "B", "C", "z")
 SEGMENTS = {"lanes": 4, "steps": 2, "part": 1, "busy_warps": 1000, "min_segment": 1}
 
 
@@ -57,52 +55,6 @@ def test_every_option_of_the_kernel_may_be_left_out(missing):
 def test_real_maps_beside_complex_eigenvalues_have_real_gradients():
     inputs = make_inputs(1, 6, 2, 3, complex_=True)
     matches(inputs | {name: inputs[name].real.contiguous() for name in ("B", "C")})
-
-
-@pytest.mark.slow
-def test_the_kernel_takes_any_view():
-    def op(x, z, B, A, **rest):
-        x, _ = torch.cat([x, z], -1).chunk(2, -1)
-        A, B = A.t().contiguous().t(), B.transpose(1, 2).contiguous().transpose(1, 2)
-        return scan()(x, z=z.transpose(1, 2).contiguous().transpose(1, 2), A=A.conj().conj_physical(), B=B, **rest)
-
-    inputs = make_inputs(2, 6, 3, 4, complex_=True)
-    assert_matches_reference(op, selective_scan_reference, inputs, dtype=torch.bfloat16, keep=WIDE, device=DEVICE)
-
-
-def test_passing_the_state_equals_the_whole():
-    inputs = on_device(make_inputs(1, 9, 3, 4, complex_=True))
-    whole, final = scan()(**inputs)
-    first, state = scan()(**{n: v[:, :5] if n in IN_TIME else v for n, v in inputs.items()})
-    rest = {n: v[:, 5:] if n in IN_TIME else v for n, v in inputs.items()}
-    second, state = scan()(**(rest | {"initial_state": state}))
-    torch.testing.assert_close(torch.cat([first, second], 1), whole, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(state, final, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("constant", [False, slow(True)])
-def test_steps_of_the_kernel_equal_the_whole(constant):
-    inputs = on_device(make_inputs(3, 6, 5, 4, complex_=True, constant=constant), torch.bfloat16)
-    exact, final = selective_scan_reference(
-        **{n: v.to(torch.promote_types(v.dtype, torch.float64)) if torch.is_tensor(v) else v for n, v in inputs.items()}
-    )
-    # the state is updated in place and has strides of its own
-    kept = inputs["initial_state"].transpose(1, 2).contiguous().transpose(1, 2)
-    for t in range(6):
-        y = selective_scan_step(**at_step(inputs, t), state=kept, backend="triton")
-        assert_close(y, exact[:, t], torch.bfloat16, plain=exact[:, t].to(torch.bfloat16), what=f"step {t}")
-    assert_close(kept, final, torch.float32, plain=final.to(torch.complex64))
-
-
-def test_future_inputs_cannot_change_the_past():
-    inputs = on_device(make_inputs(1, 6, 3, 4, complex_=True))
-    whole = scan()(**inputs)[0]
-    for name in IN_TIME:
-        changed = inputs[name].clone()
-        changed[:, 4:] += 1
-        y = scan()(**(inputs | {name: changed}))[0]
-        assert torch.equal(y[:, :4], whole[:, :4])
-        assert not torch.equal(y[:, 4], whole[:, 4])
 
 
 def test_forgetting_everything_at_once_neither_overflows_nor_loses_the_present():

@@ -48,8 +48,8 @@ def gradients(inputs: dict, backend: str) -> list[Tensor]:
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("delta", [True, False], ids=["delta", "mu"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["triton"])
 def test_results_and_gradients_are_those_of_the_equation(backend, dtype, delta, size):
     # with an initial state in one half of the cases
     inputs = make_inputs(*size, delta=delta, initial=delta == (size[0] > 1))
@@ -62,26 +62,6 @@ def test_mu_may_weigh_the_present_input(backend):
     inputs = make_inputs(2, 9, 12, 3, delta=False) | {"weighs": "now"}
     op = partial(token_shift, backend=backend)
     assert_matches_reference(op, token_shift_reference, inputs, keep=KEEP, device=DEVICE)
-
-
-def test_gradients_are_those_of_differences_in_float64():
-    inputs = make_inputs(2, 3, 2, 2)
-
-    def op(x, mu, delta, initial):
-        return token_shift(x, mu, delta, initial_state=initial)
-
-    assert torch.autograd.gradcheck(op, [x.requires_grad_() for x in inputs.values()])
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_two_parts_with_the_state_between_them_are_the_whole(backend):
-    inputs = cast(make_inputs(2, 40, 8, 2), torch.float32)
-    x, mu, delta, initial = inputs.values()
-    whole = token_shift(x, mu, delta, initial_state=initial, backend=backend)
-    first = token_shift(x[:, :33], mu, delta[:, :, :33], initial_state=initial, backend=backend)
-    second = token_shift(x[:, 33:], mu, delta[:, :, 33:], initial_state=x[:, 32], backend=backend)
-    for all_of_it, *parts in zip(whole, first, second, strict=True):
-        assert torch.equal(all_of_it, torch.cat(parts, 1))
 
 
 @pytest.mark.parametrize("weighs", ["before", "now"])
@@ -107,44 +87,6 @@ def test_sequences_of_a_batch_do_not_see_each_other(backend):
     other = {**inputs, "x": inputs["x"].detach().clone(), "delta": inputs["delta"].detach().clone()}
     other["x"][0], other["delta"][:, 2] = 7.0, 7.0
     assert torch.equal(gradients(other, backend)[0][1], found[1])
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_results_and_gradients_have_the_dtypes_of_the_inputs(backend):
-    inputs = cast(make_inputs(1, 2, 4, 3), torch.bfloat16)
-    inputs |= {name: inputs[name].float() for name in ("mu", "delta", "initial_state")}
-    assert {y.dtype for y in token_shift(**inputs, backend=backend)} == {torch.bfloat16}
-    for gradient, x in zip(gradients(inputs, backend), inputs.values(), strict=True):
-        assert gradient.dtype == x.dtype
-        assert gradient.shape == x.shape
-
-
-def test_inputs_and_gradients_of_results_may_have_any_memory():
-    inputs = cast(make_inputs(2, 6, 8, 3), torch.float32)
-    strided = {
-        "x": inputs["x"].transpose(0, 1).contiguous().transpose(0, 1),
-        "mu": inputs["mu"].repeat_interleave(2, 1)[:, ::2],
-        "delta": torch.stack((inputs["delta"], inputs["delta"]), -1)[..., 1],
-        "initial_state": inputs["initial_state"].t().contiguous().t(),
-    }
-    for a, b in zip(token_shift(**strided, backend="triton"), token_shift(**inputs, backend="triton"), strict=True):
-        assert torch.equal(a, b)
-    leaves = [x.requires_grad_() for x in inputs.values()]
-    # a sum gives a gradient that is one element in memory
-    found = [
-        torch.autograd.grad(sum(y.sum() for y in token_shift(**inputs, backend=backend)), leaves)
-        for backend in BACKENDS
-    ]
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-
-
-def test_the_gradient_of_one_result_alone_is_that_of_plain_pytorch():
-    inputs = cast(make_inputs(2, 6, 8, 3), torch.float32)
-    leaves = [x.requires_grad_() for x in inputs.values()]
-    found = [torch.autograd.grad(token_shift(**inputs, backend=b)[1].square().sum(), leaves) for b in BACKENDS]
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
 def test_what_does_not_fit_is_refused():

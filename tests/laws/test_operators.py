@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from kernels.workload import Cost, Implementation, Workload, initial_state, norm
 from run_suite import REPOSITORY
 from suite.commands import main
 from suite.laws import operators as laws
-from suite.laws.operators import Operator
+from suite.laws.calls import Operator
 from suite.laws.tasks import NotApplicable
 
 
@@ -40,6 +42,16 @@ def test_an_operator_obeys_its_laws(name):
     """One test an operator, since a call of a kernel is interpreted once for all laws that judge it."""
     lines = broken(Operator(load(name)), laws.LAWS)
     assert not lines, "\n".join(lines)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs them")
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[1] / "gpu").glob("test_*.py")), ids=lambda path: path.stem
+)
+def test_tests_for_a_gpu_can_be_imported(path):
+    """They are not collected without one, so a name that is gone would show on a GPU alone."""
+    pytest.importorskip("triton")
+    importlib.import_module(f"tests.gpu.{path.stem}")
 
 
 @pytest.mark.slow
@@ -182,8 +194,8 @@ def test_a_right_operator_breaks_no_law():
         (overwritten, "calls_repeat", "changed its input x"),
         (drifting, "calls_repeat", "two runs differ"),
         (detached_state, "outputs_have_gradients", "loss of output 1 alone"),
-        (with_once, "second_derivatives", "second derivative of x in a linear loss by .backward()"),
-        (refuses_half, "few_elements", "without the name of the operator"),
+        (with_once, "second_derivatives", "second derivative of x in a linear loss by autograd.grad"),
+        (refuses_half, "few_elements", "without the name of an operator"),
         (reads_values, "shapes_are_known", "Raised"),
     ],
 )

@@ -17,14 +17,15 @@ from reports.render.plan import read_expected
 from run_suite import REPOSITORY, WORKLOADS
 from suite.commands import main
 from suite.options import parse
-from suite.settings.config import ExperimentConfig
+from suite.settings.config import ExperimentConfig, find_experiments, load_experiment
 from suite.settings.grid import expand, points
 from suite.settings.resolver import Resolver
 from suite.store.storage import SCHEMA
 from tasks import TASKS
-from tests.reports.test_experiments import CONFIGS, EXPERIMENTS
 
 HOME = Path(__file__).resolve().parents[2]
+EXPERIMENTS = find_experiments(HOME / "reports")
+CONFIGS = {name: load_experiment(path) for name, path in EXPERIMENTS.items()}
 PAPERS = read_papers(HOME / "reports" / "papers.yaml", EXPERIMENTS)
 LISTED = [name for name, config in CONFIGS.items() if not config.baseline]
 

@@ -134,9 +134,8 @@ def gla_read(
     plan: Plan, kind: int, *, x: Tensor, y: Tensor, z: Tensor, states: Tensor, dtype: torch.dtype, transposed: bool
 ) -> Tensor:
     """[B, T, H, V] in `dtype`, see `_read_kernel`; kind is the kind of decay."""
-    batch, length, heads, value_dim = z.shape
-    out = z.new_empty((batch, length, heads, value_dim), dtype=dtype)
+    out = z.new_empty((*x.shape[:3], z.shape[-1]), dtype=dtype)
     strides = x.stride(), y.stride(), z.stride()
-    launch_plan = _read_plan(plan, kind, x.shape, value_dim, *strides, transposed)
+    launch_plan = _read_plan(plan, kind, x.shape, z.shape[-1], *strides, transposed)
     launch(_read_kernel, launch_plan, x=x, y=y, z=z, states=states, out=out, table=plan.table)
     return out

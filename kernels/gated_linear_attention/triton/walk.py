@@ -170,10 +170,10 @@ def gla_walk(
     dtype: torch.dtype,
 ) -> Tensor:
     """o [B, T, H, V] in `dtype`, see `_walk_kernel`; kind is the kind of decay."""
-    (batch, length, heads, key_dim), value_dim = x.shape, v.shape[-1]
-    o = v.new_empty((batch, length, heads, value_dim), dtype=dtype)
+    (*_, heads, key_dim), value_dim = x.shape, v.shape[-1]
+    o = v.new_empty((*x.shape[:3], value_dim), dtype=dtype)
     tile = _walk_tile(plan, key_dim)
-    num_programs = plan.num_sequences(batch) * heads * cdiv(value_dim, plan.width(tile.block_v, value_dim))
+    num_programs = plan.num_sequences(x.shape[0]) * heads * cdiv(value_dim, plan.width(tile.block_v, value_dim))
     enough = plan.tuning.walk_warps // tile.options.num_warps
     segments = cut_time(plan, x, v, decay, num_programs=num_programs, few=enough // 2, enough=enough)
     if segments.ends is not None:

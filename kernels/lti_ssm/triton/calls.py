@@ -238,18 +238,9 @@ def lti_fwd(
     if plan.division.pieces > 1:
         ends = u.new_empty((plan.division.pieces, *plan.state_shape), dtype=plan.state_dtype)
         launch(
-            _lti_fwd_kernel,
-            plan.forward,
-            u=u,
-            gate_in=gate_in,
-            gate_out=gate_out,
-            tables=tables,
-            start=None,
-            y=None,
-            ungated=None,
-            states=None,
-            end=ends,
-        )
+            _lti_fwd_kernel, plan.forward, u=u, gate_in=gate_in, gate_out=gate_out, tables=tables, start=None, y=None,
+            ungated=None, states=None, end=ends,
+        )  # fmt: skip
         start = plan.pass_on(ends, tables, initial_state, False)
     # not the transpose of something else: a view that a custom function returns may not be changed in place
     y = u.new_empty_strided(u.shape, plan.time_last)
@@ -258,18 +249,9 @@ def lti_fwd(
     with_ungated = plan.trained and gate_out is not None
     ungated = u.new_empty_strided(u.shape, plan.time_last, dtype=plan.kept_dtype) if with_ungated else None
     launch(
-        _lti_fwd_kernel,
-        plan.forward,
-        u=u,
-        gate_in=gate_in,
-        gate_out=gate_out,
-        tables=tables,
-        start=start,
-        y=y,
-        ungated=ungated,
-        states=states,
-        end=end,
-    )
+        _lti_fwd_kernel, plan.forward, u=u, gate_in=gate_in, gate_out=gate_out, tables=tables, start=start, y=y,
+        ungated=ungated, states=states, end=end,
+    )  # fmt: skip
     return y, end, states, ungated
 
 
@@ -295,23 +277,9 @@ def lti_bwd(
     if pieces > 1:
         starts = u.new_empty((pieces, *plan.state_shape), dtype=plan.state_dtype)
         launch(
-            _lti_bwd_kernel,
-            backward,
-            u=u,
-            gate_in=gate_in,
-            gate_out=gate_out,
-            dy=dy,
-            tables=tables,
-            ungated=None,
-            states=states,
-            after=None,
-            dend=dend,
-            du=None,
-            dgate_in=None,
-            dgate_out=None,
-            dstart=starts,
-            partial=None,
-        )
+            _lti_bwd_kernel, backward, u=u, gate_in=gate_in, gate_out=gate_out, dy=dy, tables=tables, ungated=None,
+            states=states, after=None, dend=dend, du=None, dgate_in=None, dgate_out=None, dstart=starts, partial=None,
+        )  # fmt: skip
         after = plan.pass_on(starts, tables, None, True)
     shape, strides = u.shape, plan.time_last
     du = u.new_empty_strided(shape, strides)
@@ -320,21 +288,8 @@ def lti_bwd(
     dstart = u.new_empty(plan.state_shape, dtype=plan.state_dtype) if with_start else None
     partial = u.new_empty(plan.partial_shape, dtype=torch.float32)
     launch(
-        _lti_bwd_kernel,
-        backward,
-        u=u,
-        gate_in=gate_in,
-        gate_out=gate_out,
-        dy=dy,
-        tables=tables,
-        ungated=ungated,
-        states=states,
-        after=after,
-        dend=dend,
-        du=du,
-        dgate_in=dgate_in,
-        dgate_out=dgate_out,
-        dstart=dstart,
+        _lti_bwd_kernel, backward, u=u, gate_in=gate_in, gate_out=gate_out, dy=dy, tables=tables, ungated=ungated,
+        states=states, after=after, dend=dend, du=du, dgate_in=dgate_in, dgate_out=dgate_out, dstart=dstart,
         partial=partial,
-    )
+    )  # fmt: skip
     return du, dgate_in, dgate_out, partial, dstart

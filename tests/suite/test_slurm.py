@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(
 CPU = Settings(device="cpu")
 
 
-def wait_until(true, seconds=60):
+def wait_until(true, seconds=180):
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline

@@ -474,12 +474,12 @@ def test_runs_side_by_side_give_the_rows_of_runs_in_sequence(command_line, tmp_p
     assert sorted(map(str, rows(one))) == sorted(map(str, rows(two)))
 
 
-def test_results_of_another_schema_are_refused_by_name(command_line, tmp_path):
+def test_a_report_names_a_file_that_cannot_be_read_and_leaves_it_out(command_line, tmp_path):
     path = tmp_path / "quickstart" / "paper" / "0123.parquet"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"not parquet")
     done = command_line("report", "quickstart", "--results", tmp_path)
-    assert done.returncode == 2
+    assert done.returncode == 0
     assert "0123.parquet" in done.stderr
 
 

@@ -80,7 +80,8 @@ def test_a_workflow_has_what_its_host_asks_for(path):
     for step in steps(path):
         assert ("run" in step) != ("uses" in step)
         if "uses" in step:
-            assert re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"])
+            # a tag can be moved to other code
+            assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", step["uses"])
 
 
 @pytest.mark.parametrize("path", [*WORKFLOWS, ACTION], ids=lambda path: path.name)

@@ -49,7 +49,7 @@ class Model(nn.Module):
         raise NotImplementedError
 
     def hidden(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
-        """What the readout takes, [B, P, ...], or [...] with one or more rows a sequence for a sequence readout."""
+        """The input of the readout, [B, P, ...], or [...] with one or more rows a sequence for a sequence readout."""
         logits: Tensor = self(inputs, positions)
         return logits
 

@@ -59,7 +59,7 @@ class Columns:
         self._keys = keys[order].astype(np.int32)
         self._places = order.astype(np.int32)
         self.starts = np.searchsorted(runs[order], np.arange(len(self.run_ids) + 1)).tolist()
-        """Where the rows of each run begin, and where those of the last one end."""
+        """The index at which the rows of each run begin, and at last the one behind all rows."""
         units, self._unit_names = _codes(table["unit"])
         status, self._status_names = _codes(table["status"])
         self._units, self._status = units[order].astype(np.int16), status[order].astype(np.int16)

@@ -121,7 +121,7 @@ def run(
 
 @dataclass(frozen=True)
 class Expected:
-    """What a reference gives for inputs that are rounded to a dtype: exactly, and as plain PyTorch computes it."""
+    """The results of a reference for inputs rounded to a dtype: exact ones, and those of plain PyTorch."""
 
     inputs: dict[str, Any]
     """The rounded inputs."""
@@ -161,7 +161,7 @@ def expected(
     device: str = "cpu",
     grad: bool = True,
 ) -> Expected:
-    """What the reference gives for these inputs; see `assert_matches_reference`."""
+    """The results of the reference for these inputs; see `assert_matches_reference`."""
     inputs = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
     rounded = {name: cast(value, at_least_float32(dtype) if name in keep else dtype) for name, value in inputs.items()}
     exact_inputs = {name: cast(value, torch.float64) for name, value in rounded.items()}

@@ -40,7 +40,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How the results of a call compare with the reference: the law that they break and how, or nothing."""
+    """The law that the results of a call break, compared with the reference, and how; or nothing."""
 
     broken: str = ""
     message: str = ""
@@ -130,7 +130,7 @@ class Operator:
         return [call for call in found if "P" not in call.shape]
 
     def kept(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` gives, once for each key."""
+        """The result of `make`, which is called once for each key."""
         if key not in self._kept:
             self._kept[key] = make()
         return self._kept[key]
@@ -147,7 +147,7 @@ class Operator:
         return {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in found.items()}
 
     def expected(self, shape: Shape, dtype: torch.dtype) -> Expected:
-        """What the reference gives."""
+        """The results of the reference."""
 
         def make() -> Expected:
             return expected(
@@ -235,7 +235,7 @@ class Operator:
 
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """What `torch.empty` returns is full of NaN meanwhile, so that a result which no kernel wrote cannot pass."""
+    """`torch.empty` returns memory full of NaN meanwhile, so that a result which no kernel wrote cannot pass."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     # filling belongs to the deterministic mode; an operation without a deterministic implementation only warns
     torch.use_deterministic_algorithms(True, warn_only=True)

@@ -277,7 +277,7 @@ ENDS = (89.0, -104.0)
 
 
 def ends_of_ranges_are_seen(config: Any, **options: Any) -> None:
-    """Where a parameter is so large or small that exponentials overflow, finite outputs have finite gradients.
+    """Finite outputs have finite gradients also where a parameter is so extreme that exponentials overflow.
 
     What is not finite in the outputs is seen in the loss, and what is not finite in the gradients alone is not.
     """

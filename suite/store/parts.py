@@ -138,7 +138,7 @@ def _content(table: pa.Table) -> bytes:
 
 
 def _groups(run_ids: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Where the row groups of sorted rows start and end."""
+    """The first row of each row group of sorted rows, and the one behind its last."""
     start = 0
     for place in range(1, len(run_ids) + 1):
         is_end = place == len(run_ids) or (place - start >= ROWS_A_GROUP and run_ids[place] != run_ids[place - 1])

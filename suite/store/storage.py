@@ -516,7 +516,7 @@ def every_ending(paths: Iterable[Path]) -> list[Ending]:
 
 
 def _place(path: Path) -> tuple[str, str]:
-    """What the folders of an experiment's scale have in common below all roots."""
+    """The part of a path below its root that the folders of an experiment's scale share."""
     return path.parent.parent.name, path.parent.name
 
 

@@ -23,7 +23,7 @@ Row = dict[str, Any]
 def generated_rows(
     model: Model, run: TrainingRun, device: torch.device, heed_stop: Callable[[], None]
 ) -> Iterator[Row]:
-    """What the judge of a task says of sequences that the model makes, where the task asks for them.
+    """The verdict of the judge of a task on sequences that the model makes, where the task asks for them.
 
     heed_stop: called now and then.
     """

@@ -1,4 +1,4 @@
-"""What a run trains with, made before its first step: the order of its rows, the network and the optimizer."""
+"""Everything a run trains with, made before its first step: the order of its rows, the network, the optimizer."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Trainer(Worker):
 
     run: TrainingRun
     ready: Prepared
-    """What the run trains with, from the beginning of a call on."""
+    """Everything the run trains with, from the beginning of a call on."""
 
     def __init__(self, *run: Any, **options: Any) -> None:
         super().__init__(*run, **options)
@@ -172,7 +172,7 @@ class Trainer(Worker):
             self.graphs.call(kind, function, segment, rows)
 
     def _touched(self) -> Iterator[Tensor]:
-        """What a step changes in place."""
+        """The tensors that a step changes in place."""
         yield from self.model.parameters()
         yield from self.model.buffers()
         for state in self.ready.optimizer.state.values():

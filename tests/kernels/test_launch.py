@@ -52,7 +52,7 @@ class Started:
 
     @property
     def counts(self):
-        """How often Triton was asked, and how often a compiled kernel was relaunched."""
+        """Numbers of launches that Triton made, and of compiled kernels that were relaunched."""
         return len(self.kernel.asked), len(self.kernel.started)
 
 
@@ -161,7 +161,7 @@ def test_whatever_triton_may_compile_for_is_asked_for(change, planned):
 
 
 def compiled_for(launch):
-    """What Triton compiles separately for, of a launch as keyword arguments of `Started`."""
+    """The properties of a launch for which Triton compiles separately, as keyword arguments of `Started`."""
     parts = [(launch["x"].dtype, launch["x"].data_ptr() % 16 == 0, launch["x"].get_device())]
     y = launch["y"]
     parts.append(None if y is None else (y.dtype, y.data_ptr() % 16 == 0))
@@ -199,7 +199,7 @@ launches = st.fixed_dictionaries(
 
 @given(st.lists(launches, min_size=2, max_size=12))
 def test_launches_share_a_compiled_kernel_only_if_triton_would_compile_the_same(calls):
-    """Whatever was launched before, a launch passes its own numbers and grid, and addresses in place of tensors."""
+    """A launch passes its own numbers and grid, and addresses in place of tensors, also behind other launches."""
     start, asked_for = Started(), []
     for call in calls:
         asked, started = start.counts

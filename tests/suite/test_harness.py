@@ -1,4 +1,4 @@
-"""What `evaluate` asks of a model: how texts become tokens, where answers end, and by which rule they are drawn.
+"""The requests of `evaluate` to a model: how texts become tokens, where answers end, by which rule they are drawn.
 
 The rules are those of the models of the hub in lm-evaluation-harness, which need not be installed here.
 """

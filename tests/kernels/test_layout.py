@@ -1,9 +1,9 @@
-"""Slices of one tensor are recognised, and nothing else is taken for them."""
+"""Slices of one tensor are recognised, and nothing else is taken for them; lazy conjugates are resolved."""
 
 import pytest
 import torch
 
-from kernels.layout import places_in_one, slices_of_one
+from kernels.layout import dense, places_in_one, slices_of_one
 
 WHOLE = torch.arange(2 * 3 * 4 * 5.0).view(2, 3, 4, 5)
 
@@ -36,3 +36,9 @@ def test_other_tensors_do_not(parts):
 def test_places_are_offsets_in_elements():
     assert places_in_one([WHOLE[1, 2], WHOLE[0, 1]]) == [100, 20]
     assert places_in_one([WHOLE[1, 2], WHOLE[1, 2].clone()]) is None
+
+
+def test_a_lazy_conjugate_becomes_memory_that_holds_its_values():
+    x = torch.tensor([1 + 2j, 3 - 4j]).conj()
+    assert not dense(x).is_conj()
+    assert torch.equal(dense(x), x)

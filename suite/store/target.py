@@ -113,7 +113,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield path
         return
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
-    # of a new name, so that nobody can have put a link there
+    # the name is new, so nobody can have put a link there
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         yield temporary

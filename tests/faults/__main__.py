@@ -139,13 +139,13 @@ def run_tests(tests: tuple[str, ...], tree: Path, planted: bool) -> NoReturn:
     """Runs pytest in a tree and ends this process with its exit code."""
     os.chdir(tree)
     sys.path[0] = str(tree)
-    # what is imported of ours comes from the tree
+    # our own modules are imported from the tree
     for name in [x for x in sys.modules if x.split(".")[0] in ("kernels", "tests")]:
         del sys.modules[name]
     log = os.open(f"{tree}.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    # what the clean run has compiled stays valid for all sources but the changed one
+    # bytecode of the clean run stays valid for all sources but the changed one
     sys.dont_write_bytecode = planted
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1" if planted else ""
     code = pytest.main([*tests, "-x", "-p", "no:cacheprovider", "-m", "not slow and not timing"])

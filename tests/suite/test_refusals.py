@@ -98,7 +98,7 @@ REFUSED = [
     ("run quickstart --executor ray --device cuda:1", "--device cuda:1", "Ray chooses the GPU"),
     ("run quickstart --retry-failed --force", "--force --retry-failed"),
     *((f"run quickstart --within {text}", DURATION) for text in ("1e30h", "8x", "m", "-1m", "nan", "0s")),
-    # what the experiment does not have
+    # the experiment does not have these
     (f"{FIGURE} --keep-weights", "--keep-weights: mamba/figure8-scan measures"),
     (f"{FIGURE} --log tensorboard", "--log tensorboard: mamba/figure8-scan"),
     ("profile mamba/figure8-scan", "`bench` times operators"),

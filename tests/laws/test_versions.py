@@ -14,8 +14,10 @@ from models.backbone import Backbone
 from suite.laws.tasks import digest, everything
 from tasks import TASKS
 from tests.laws import versions
-from tests.laws.calls import OPERATOR_CALLS, Draw, Network, build, logits_and_gradients, networks, run
+from tests.laws.calls import OPERATOR_CALLS, run
+from tests.laws.draw import Draw
 from tests.laws.instances import instances
+from tests.laws.networks import Network, build, logits_and_gradients, networks
 from tests.laws.versions import KEYS, Entry, agree, balanced, changes, compute, empty_folder, problem, signature, update
 
 RECORD = versions.read()

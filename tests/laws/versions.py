@@ -45,18 +45,10 @@ from models.linear_attention import LinearAttentionConfig
 from suite.contracts import IGNORE
 from suite.laws.tasks import digest, everything
 from tasks import TASKS
-from tests.laws.calls import (
-    BACKBONE,
-    OPERATOR_CALLS,
-    Draw,
-    Network,
-    build,
-    logits_and_gradients,
-    networks,
-    run,
-    wide,
-)
+from tests.laws.calls import OPERATOR_CALLS, run
+from tests.laws.draw import Draw, wide
 from tests.laws.instances import instances
+from tests.laws.networks import BACKBONE, Network, build, logits_and_gradients, networks
 
 PATH = Path(__file__).with_name("versions.json")
 TOLERANCE = 1e-6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import TypedDict
@@ -12,6 +12,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
+from kernels.checks import check_tensors
 from kernels.versions import VERSIONS
 
 NO_GRADIENT = "has no gradient; call it under torch.no_grad()"
@@ -71,9 +72,19 @@ def triton_missing() -> str | None:
 
 
 def use_triton(
-    op: str, backend: str, x: Tensor, *others: Tensor | None, obstacle: str | None = None, is_faster: bool = True
+    op: str,
+    backend: str,
+    x: Tensor,
+    *others: Tensor | None,
+    beside: Sequence[object] = (),
+    obstacle: str | None = None,
+    is_faster: bool = True,
 ) -> bool:
     """Whether `op` runs in Triton, by its first input x and its other tensor inputs; the answer is recorded.
+
+    On every backend, ValueError is raised where one of them is not of a floating point dtype or lies on another device.
+
+    beside: further inputs, of which those that are tensors must lie on the device too: integers and complex numbers.
 
     backend: "torch" never does. "auto" does on a CUDA device, where Triton can be imported, every dtype is float32,
         bfloat16 or float16, there is no obstacle and the kernels are faster than PyTorch. "triton" always does, and
@@ -83,6 +94,7 @@ def use_triton(
         "backend='triton'", or None.
     is_faster: whether the operator's kernels were measured to be faster than PyTorch for these arguments.
     """
+    check_tensors(op, x, *others, beside=beside)
     chosen = chooses_triton(op, backend, x, *others, obstacle=obstacle, is_faster=is_faster)
     record(op, "triton" if chosen else "torch")
     return chosen
@@ -117,8 +129,6 @@ def _general_obstacle(x: Tensor, *others: Tensor | None) -> str | None:
     for tensor in (x, *others):
         if tensor is not None and tensor.dtype not in TRITON_DTYPES:
             return f"takes float32, bfloat16 and float16, got {tensor.dtype}"
-        if tensor is not None and tensor.device != x.device:
-            return f"needs all tensors on one device, got {x.device} and {tensor.device}"
     if x.device.type in ("cuda", "meta"):
         return None
     from triton import knobs

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from kernels.checks import check_shapes
+
 
 def at_least_float32(x: Tensor) -> Tensor:
     """x in float32 or wider. Under autocast, states, decays, step sizes and norms need this precision."""
@@ -27,9 +29,5 @@ def check_positions(
     width = first.shape[-1]
     if head_dim < 1 or width % head_dim:
         raise ValueError(f"{op}: head_dim must divide D={width}, got {head_dim}.")
-    for other, x in inputs.items():
-        if x.shape != first.shape:
-            raise ValueError(f"{op}: {other} must be {list(first.shape)} as {name}, got {list(x.shape)}.")
-    for parameter, x in parameters.items():
-        if x.shape != (width,):
-            raise ValueError(f"{op}: {parameter} must be [{width}], got {list(x.shape)}.")
+    check_shapes(op, {other: (x, tuple(first.shape)) for other, x in inputs.items()}, to_go_with=name)
+    check_shapes(op, {parameter: (x, (width,)) for parameter, x in parameters.items()}, to_go_with=name)

@@ -8,7 +8,7 @@ Source: Vaswani et al. 2017, section 3.2.1, equation 1, with the mask of section
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from torch import Tensor
 from kernels.attention.reference import attention_reference
 from kernels.autograd import kept, needs_gradient
 from kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
+from kernels.checks import check_number
 from kernels.rotary import rotate
 
 __all__ = ["attention", "attention_reference", "attention_step"]
@@ -65,11 +66,12 @@ def attention(
 
     Raises ValueError for shapes or options that do not fit.
     """
-    _check(q, k, v, positions, window, dropout)
+    _check(q, k, v, positions, window, scale, dropout)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if isinstance(window, int) and window >= k.shape[1]:
         window = None
-    if use_triton("attention", backend, q, k, v, obstacle=_obstacle(q, k, v, window), is_faster=_is_faster(q, k)):
+    options: dict[str, Any] = {"obstacle": _obstacle(q, k, v, window), "is_faster": _is_faster(q, k)}
+    if use_triton("attention", backend, q, k, v, beside=(positions, window), **options):
         from kernels.attention.triton import attention_triton
 
         with on_device_of(q):
@@ -160,14 +162,15 @@ def _check(
     v: Tensor,
     positions: Tensor | None,
     window: int | Tensor | None,
+    scale: float | None,
     dropout: float,
 ) -> None:
-    fits = q.dim() == 4 and k.dim() == 4 and k.shape[1] >= 1 and q.shape[1] >= 1 and v.shape == k.shape
+    fits = q.dim() == 4 and k.dim() == 4 and 0 not in (*k.shape[1:], q.shape[1]) and v.shape == k.shape
     fits = fits and (q.shape[0], *q.shape[2:]) == (k.shape[0], *k.shape[2:])
     if not fits or (positions is None and q.shape[1] != k.shape[1]):
         shapes = ", ".join(str(list(x.shape)) for x in (q, k, v))
         raise ValueError(
-            "attention: k and v must be [B, T, H, K] with T >= 1 and q of the same shape, or with `positions` "
+            "attention: k and v must be [B, T, H, K] with T, H, K >= 1 and q of the same shape, or with `positions` "
             f"[B, P, H, K]; got q, k and v {shapes}."
         )
     if positions is not None and (positions.shape != q.shape[:2] or positions.dtype != torch.int64):
@@ -175,13 +178,14 @@ def _check(
             f"attention: positions must be {list(q.shape[:2])} and int64, got {list(positions.shape)} and "
             f"{positions.dtype}."
         )
-    if isinstance(window, int) and window < 1:
-        raise ValueError(f"attention: window must be at least 1, got {window}.")
+    if not isinstance(window, Tensor | None) and (not isinstance(window, int) or window < 1):
+        raise ValueError(f"attention: window must be at least 1 and whole, got {window}.")
     if isinstance(window, Tensor) and (window.shape != q.shape[2:3] or window.dtype != torch.int64):
         raise ValueError(
             f"attention: window must be a number or [{q.shape[2]}] and int64, one for each head, got "
             f"{list(window.shape)} and {window.dtype}."
         )
+    check_number("attention", "scale", scale)
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"attention: dropout must be at least 0 and below 1, got {dropout}.")
 
@@ -217,6 +221,7 @@ def attention_step(
     Raises ValueError for shapes that do not fit.
     """
     _check_step(q, k, v, keys, values, count, cos, sin, window)
+    check_number("attention_step", "scale", scale)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     tensors = (q, k, v, keys, values, cos, sin)
     obstacle = None
@@ -228,7 +233,7 @@ def attention_step(
         obstacle = f"takes K up to {MAX_HEAD_STEP}, got {q.shape[-1]}"
     elif keys.stride() != values.stride() or keys.stride(3) != 1:
         obstacle = "takes keys and values of equal strides with contiguous channels"
-    if use_triton("attention_step", backend, *tensors, obstacle=obstacle):
+    if use_triton("attention_step", backend, *tensors, beside=(count, window), obstacle=obstacle):
         from kernels.attention.triton import attention_step_triton
 
         with on_device_of(q):
@@ -260,9 +265,11 @@ def _check_step(
     sin: Tensor | None,
     window: Tensor | None,
 ) -> None:
-    if q.dim() != 3 or k.shape != q.shape or v.shape != q.shape:
+    if q.dim() != 3 or k.shape != q.shape or v.shape != q.shape or 0 in q.shape[1:]:
         shapes = ", ".join(str(list(x.shape)) for x in (q, k, v))
-        raise ValueError(f"attention_step: q, k and v must be [B, H, K], all of one shape, got {shapes}.")
+        raise ValueError(
+            f"attention_step: q, k and v must be [B, H, K], all of one shape with H, K >= 1, got {shapes}."
+        )
     batch, heads, size = q.shape
     capacity = keys.shape[1] if keys.dim() == 4 else 0
     wanted = {"keys": (keys, (batch, capacity, heads, size)), "values": (values, (batch, capacity, heads, size))}
@@ -270,6 +277,8 @@ def _check_step(
         if tuple(tensor.shape) != shape or capacity < 1:
             least = "" if capacity else " with a capacity of at least 1"
             raise ValueError(f"attention_step: {name} must be {list(shape)}{least}, got {list(tensor.shape)}.")
+    if count.dtype != torch.int64:
+        raise ValueError(f"attention_step: count must be int64, got {count.dtype}.")
     for name, table in (("cos", cos), ("sin", sin)):
         if table is not None and (table.dim() != 2 or table.shape[1] * 2 != size or table.shape[0] < capacity):
             raise ValueError(

@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.backend import chooses_triton, on_device_of, use_triton
+from kernels.backend import NO_ELEMENT, chooses_triton, on_device_of, use_triton
 from kernels.cauchy.matrix import cauchy_matrix
 
 __all__ = ["cauchy", "elements_per_point"]
@@ -52,7 +52,7 @@ def cauchy(
     """
     _check(residues, Lambda, dt, s)
     # for a complex tensor, the dtype of its parts decides
-    if use_triton("cauchy", backend, dt, residues.real, Lambda.real, obstacle=_obstacle(dt, s)):
+    if use_triton("cauchy", backend, dt, residues.real, Lambda.real, beside=(s,), obstacle=_obstacle(residues)):
         from kernels.cauchy.triton import cauchy_triton
 
         with on_device_of(dt):
@@ -68,12 +68,12 @@ def elements_per_point(residues: Tensor, Lambda: Tensor, dt: Tensor, s: Tensor) 
     every pole, and one for each of the sums in Triton, which keeps the terms in registers.
     """
     sums = residues.numel() // Lambda.shape[1]
-    kernels = chooses_triton("cauchy", "auto", dt, residues.real, Lambda.real, obstacle=_obstacle(dt, s))
+    kernels = chooses_triton("cauchy", "auto", dt, residues.real, Lambda.real, obstacle=_obstacle(residues))
     return sums if kernels else Lambda.numel()
 
 
-def _obstacle(dt: Tensor, s: Tensor) -> str | None:
-    return None if s.device == dt.device else f"needs all tensors on one device, got {dt.device} and {s.device}"
+def _obstacle(residues: Tensor) -> str | None:
+    return None if residues.numel() else NO_ELEMENT
 
 
 def _check(residues: Tensor, Lambda: Tensor, dt: Tensor, s: Tensor) -> None:

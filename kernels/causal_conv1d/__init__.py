@@ -18,6 +18,7 @@ from torch import Tensor
 from kernels.autograd import needs_gradient
 from kernels.backend import NO_GRADIENT, on_device_of, use_triton
 from kernels.causal_conv1d.chunked import causal_conv1d_chunked
+from kernels.checks import check_choice, check_integers, check_shapes
 
 __all__ = ["causal_conv1d", "causal_conv1d_step"]
 
@@ -126,13 +127,11 @@ def _packed(
     backend: str,
 ) -> Tensor:
     """The convolution of packed sequences."""
-    if tuple(seq_idx.shape) != tuple(x.shape[:2]) or seq_idx.is_floating_point():
-        raise ValueError(
-            f"causal_conv1d: seq_idx must be integers {list(x.shape[:2])}, got {seq_idx.dtype} {list(seq_idx.shape)}."
-        )
+    check_integers("causal_conv1d", "seq_idx", seq_idx)
+    check_shapes("causal_conv1d", {"seq_idx": (seq_idx, tuple(x.shape[:2]))})
     if initial_state is not None or return_final_state:
         raise ValueError("causal_conv1d: seq_idx excludes states, which are of one sequence; leave one of both out.")
-    use_triton("causal_conv1d", backend, x, weight, bias, obstacle="does not take seq_idx")
+    use_triton("causal_conv1d", backend, x, weight, bias, beside=(seq_idx,), obstacle="does not take seq_idx")
     with torch.autocast(x.device.type, enabled=False):
         return causal_conv1d_chunked(x, weight, bias, activation=activation, seq_idx=seq_idx)[0]
 
@@ -166,7 +165,5 @@ def _check_filter(op: str, width: int, weight: Tensor, bias: Tensor | None, acti
             f"{op}: weight must be [D, W] with D={width} and W in 2..{MAX_WIDTH}, got {list(weight.shape)}; "
             "use fft_conv for longer filters."
         )
-    if bias is not None and bias.shape != (width,):
-        raise ValueError(f"{op}: bias must be [{width}], got {list(bias.shape)}.")
-    if activation not in (None, "silu"):
-        raise ValueError(f"{op}: activation={activation!r} is not one of None, 'silu'.")
+    check_shapes(op, {"bias": (bias, (width,))})
+    check_choice(op, "activation", activation, (None, "silu"))

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kernels.autograd import needs_gradient
 from kernels.backend import NO_GRADIENT, on_device_of, use_triton
+from kernels.checks import Allowed, check_heads, check_number, check_shapes
 from kernels.delta_rule.chunked import delta_rule_chunked
 from kernels.delta_rule.reference import delta_rule_reference, step
 from kernels.gated_linear_attention.packed import (
@@ -34,11 +35,8 @@ MAX_KEYS_BFLOAT16, MAX_KEYS = 256, 128
 """Maximum number of key channels of the Triton kernels where q, k and v are bfloat16, and in other dtypes."""
 
 
-def _fail(message: str) -> None:
-    raise ValueError(f"delta_rule: {message}")
-
-
 def _check(
+    op: str,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -46,30 +44,19 @@ def _check(
     log_decay: Tensor | None,
     write: Tensor | None,
     plain: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> list[int] | None:
-    if q.dim() != 4 or v.dim() != 4:
-        _fail(f"q and v must be [B, T, H, K] and [B, T, H, V], got {tuple(q.shape)} and {tuple(v.shape)}.")
-    if k.shape != q.shape:
-        _fail(f"k must have the shape of q {tuple(q.shape)}, got {tuple(k.shape)}.")
-    for name, x in (("write", write), ("plain", plain)):
-        if x is not None and x.shape != q.shape:
-            _fail(f"{name} must have the shape of q {tuple(q.shape)}, got {tuple(x.shape)}.")
-    if v.shape[:3] != q.shape[:3]:
-        _fail(f"v must share B, T, H with q {tuple(q.shape)}, got {tuple(v.shape)}.")
-    if q.shape[1] < 1:
-        _fail("needs at least one time step, got T=0.")
-    if beta.shape != q.shape[:3]:
-        _fail(f"beta must be [B, T, H] = {tuple(q.shape[:3])}, got {tuple(beta.shape)}.")
-    allowed = (tuple(q.shape), tuple(q.shape[:3]))
-    if log_decay is not None and tuple(log_decay.shape) not in allowed:
-        _fail(f"log_decay must have shape {' or '.join(map(str, allowed))}, got {tuple(log_decay.shape)}.")
-    ends = sequence_ends("delta_rule", cu_seqlens, q.shape[0], q.shape[1])
-    state_shape = (q.shape[0] if ends is None else len(ends) - 1, *q.shape[2:], v.shape[-1])
-    if initial_state is not None and tuple(initial_state.shape) != state_shape:
-        _fail(f"initial_state must be [B, H, K, V] = {state_shape}, got {tuple(initial_state.shape)}.")
-    return ends
+    scale: float | None,
+) -> None:
+    """Checks what a sequence and a step share, which is everything but the states."""
+    check_heads(op, q, v, is_step=op.endswith("_step"))
+    check_number(op, "scale", scale)
+    shape, leading = tuple(q.shape), tuple(q.shape[:-1])
+    wanted: dict[str, tuple[Tensor | None, Allowed]] = {
+        "k": (k, shape),
+        "write": (write, shape),
+        "plain": (plain, shape),
+    }
+    wanted |= {"beta": (beta, leading), "log_decay": (log_decay, [shape, leading])}
+    check_shapes(op, wanted, to_go_with="q")
 
 
 def obstacle(
@@ -124,7 +111,10 @@ def delta_rule(
 
     Raises ValueError for shapes or options that do not fit.
     """
-    ends = _check(q, k, v, beta, log_decay, write, plain, initial_state, cu_seqlens)
+    _check("delta_rule", q, k, v, beta, log_decay, write, plain, scale)
+    ends = sequence_ends("delta_rule", cu_seqlens, q.shape[0], q.shape[1])
+    state_shape = (q.shape[0] if ends is None else len(ends) - 1, *q.shape[2:], v.shape[-1])
+    check_shapes("delta_rule", {"initial_state": (initial_state, state_shape)}, to_go_with="q and v")
     if ends is not None and has_empty(ends):
         o, final = delta_rule(
             q,
@@ -200,8 +190,10 @@ def delta_rule_step(
     q, k: [B, H, K]; v: [B, H, V]; beta: [B, H]; log_decay: [B, H, K], [B, H] or None; state: [B, H, K, V]; write:
     [B, H, K] or None, as in `delta_rule`.
     in_place: the Triton kernel may overwrite the state. It has no gradient: "auto" uses PyTorch where a gradient is
-    recorded, and "triton" raises ValueError.
+    recorded, and "triton" raises ValueError. So do shapes that do not fit.
     """
+    _check("delta_rule_step", q, k, v, beta, log_decay, write, None, scale)
+    check_shapes("delta_rule_step", {"state": (state, (*q.shape, v.shape[-1]))}, to_go_with="q and v")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     tensors = (q, k, v, beta, log_decay, write, state)
     reason = NO_GRADIENT if needs_gradient(*tensors) else None

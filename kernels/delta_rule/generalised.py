@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kernels.backend import on_device_of, use_triton
+from kernels.checks import check_heads, check_shapes, check_tensors
 from kernels.delta_rule import delta_rule, obstacle
 
 
@@ -56,11 +57,10 @@ def generalised_delta_rule(
 
     Raises ValueError for shapes that do not fit.
     """
-    if remove.shape != log_decay.shape:
-        raise ValueError(
-            f"generalised_delta_rule: remove and log_decay need one shape, got {tuple(remove.shape)} and "
-            f"{tuple(log_decay.shape)}."
-        )
+    check_tensors("generalised_delta_rule", q, k, v, remove, add, log_decay)
+    check_heads("generalised_delta_rule", q, v, is_step=False)
+    others = {"k": k, "remove": remove, "add": add, "log_decay": log_decay}
+    check_shapes("generalised_delta_rule", {name: (x, tuple(q.shape)) for name, x in others.items()}, to_go_with="q")
     dtype = v.dtype
     q, write, plain, beta = q.to(dtype), add.to(dtype), k.to(dtype), v.new_ones(v.shape[:-1])
     # the kernels read it in its own dtype unless that is one that they do not take

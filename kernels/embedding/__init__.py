@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernels.autograd import needs_gradient
 from kernels.backend import on_device_of, use_triton
+from kernels.checks import check_integers
 
 __all__ = ["embedding"]
 
@@ -35,13 +36,12 @@ def embedding(tokens: Tensor, weight: Tensor, *, backend: Literal["auto", "trito
     Raises ValueError for shapes or dtypes that do not fit. As in torch, a token outside of 0 .. V - 1 is an error that
     a GPU reports later.
     """
-    if weight.ndim != 2 or tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
-        raise ValueError(
-            f"embedding: weight must be [V, D] and tokens integers, got {list(weight.shape)} and {tokens.dtype}."
-        )
+    check_integers("embedding", "tokens", tokens)
+    if weight.ndim != 2:
+        raise ValueError(f"embedding: weight must be [V, D], got {list(weight.shape)}.")
     obstacle = f"takes D up to {MAX_WIDTH}, got {weight.shape[1]}" if weight.shape[1] > MAX_WIDTH else None
     pays = tokens.numel() >= MIN_TOKENS and needs_gradient(weight) and not torch.compiler.is_compiling()
-    if use_triton("embedding", backend, weight, obstacle=obstacle, is_faster=pays):
+    if use_triton("embedding", backend, weight, beside=(tokens,), obstacle=obstacle, is_faster=pays):
         from kernels.embedding.triton import embedding_triton
 
         with on_device_of(weight):

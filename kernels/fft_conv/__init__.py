@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.backend import NO_ELEMENT, on_device_of, use_triton
+from kernels.checks import check_shapes
 from kernels.fft_conv.chunked import fft_conv_chunked
 
 __all__ = ["fft_conv"]
@@ -84,8 +85,6 @@ def _check(u: Tensor, filter: Tensor, *, D: Tensor | None, gate_in: Tensor | Non
         raise ValueError(f"fft_conv: u must be [B, T, D] with T >= 1, got {list(u.shape)}.")
     if filter.ndim != 2 or filter.shape[0] != u.shape[2] or filter.shape[1] == 0:
         raise ValueError(f"fft_conv: filter must be [D, L] with D={u.shape[2]} and L >= 1, got {list(filter.shape)}.")
-    if D is not None and tuple(D.shape) != (u.shape[2],):
-        raise ValueError(f"fft_conv: D must be [{u.shape[2]}], got {list(D.shape)}.")
-    for name, gate in (("gate_in", gate_in), ("gate_out", gate_out)):
-        if gate is not None and gate.shape != u.shape:
-            raise ValueError(f"fft_conv: {name} must be {list(u.shape)} as u, got {list(gate.shape)}.")
+    shape = tuple(u.shape)
+    wanted = {"D": (D, shape[2:]), "gate_in": (gate_in, shape), "gate_out": (gate_out, shape)}
+    check_shapes("fft_conv", wanted, to_go_with="u")

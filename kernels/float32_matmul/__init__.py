@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kernels.autograd import needs_gradient
 from kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
+from kernels.checks import check_shapes
 
 __all__ = ["float32_matmul", "takes_parts"]
 
@@ -101,8 +102,5 @@ def _obstacle(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None) -> 
 def _check(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None) -> None:
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
         raise ValueError(f"float32_matmul: a is [M, K] and b [K, N], got {list(a.shape)} and {list(b.shape)}.")
-    size = [a.shape[0], b.shape[1]]
-    if bias is not None and list(bias.shape) != size[1:]:
-        raise ValueError(f"float32_matmul: bias must be {size[1:]}, got {list(bias.shape)}.")
-    if out is not None and list(out.shape) != size:
-        raise ValueError(f"float32_matmul: out must be {size}, got {list(out.shape)}.")
+    size = a.shape[0], b.shape[1]
+    check_shapes("float32_matmul", {"bias": (bias, size[1:]), "out": (out, size)})

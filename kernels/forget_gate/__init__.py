@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kernels.autograd import needs_gradient
 from kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
+from kernels.checks import check_number
 from kernels.positions import at_least_float32
 
 __all__ = ["forget_gate"]
@@ -44,8 +45,9 @@ def forget_gate(
             f"forget_gate: logits must be [layers, {x.shape[-1]}] with layers > layer >= 1, got {list(logits.shape)} "
             f"and layer={layer}."
         )
-    if damping <= 0 or (damping != 1 and logits is not None):
-        raise ValueError(f"forget_gate: damping must be above 0, and 1 with logits, got {damping}.")
+    check_number("forget_gate", "damping", damping, above=0)
+    if damping != 1 and logits is not None:
+        raise ValueError(f"forget_gate: damping must be 1 with logits, got {damping}.")
     obstacle = NO_GRADIENT if needs_gradient(x, logits) else None if x.numel() else NO_ELEMENT
     if (backend != "auto" or not torch.compiler.is_compiling()) and use_triton(
         "forget_gate", backend, x, logits, obstacle=obstacle

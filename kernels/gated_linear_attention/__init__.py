@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kernels.autograd import needs_gradient
 from kernels.backend import NO_GRADIENT, on_device_of, use_triton
+from kernels.checks import Allowed, check_choice, check_heads, check_number, check_shapes
 from kernels.gated_linear_attention.chunked import gated_linear_attention_chunked
 from kernels.gated_linear_attention.packed import (
     filled_sequences,
@@ -28,42 +29,18 @@ from kernels.gated_linear_attention.reference import gated_linear_attention_refe
 __all__ = ["gated_linear_attention", "gated_linear_attention_reference", "gated_linear_attention_step"]
 
 
-def _fail(message: str) -> None:
-    raise ValueError(f"gated_linear_attention: {message}")
-
-
 def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    decay_on: str,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> list[int] | None:
-    if decay_on not in ("key", "value"):
-        _fail(f"decay_on={decay_on!r}, choose 'key' or 'value'.")
-    if q.dim() != 4 or v.dim() != 4:
-        _fail(f"q and v must be [B, T, H, K] and [B, T, H, V], got {tuple(q.shape)} and {tuple(v.shape)}.")
-    if k.shape != q.shape:
-        _fail(f"k must have the shape of q {tuple(q.shape)}, got {tuple(k.shape)}.")
-    if v.shape[:3] != q.shape[:3]:
-        _fail(f"v must share B, T, H with q {tuple(q.shape)}, got {tuple(v.shape)}.")
-    if q.shape[1] < 1:
-        _fail("needs at least one time step, got T=0.")
-    batch, _, heads, key_dim = q.shape
-    channels = key_dim if decay_on == "key" else v.shape[-1]
-    allowed = ((*q.shape[:3], channels), tuple(q.shape[:3]), (heads,))
-    if log_decay is not None and tuple(log_decay.shape) not in allowed:
-        _fail(
-            f"log_decay with decay_on={decay_on!r} must have shape {' or '.join(map(str, allowed))}, "
-            f"got {tuple(log_decay.shape)}."
-        )
-    ends = sequence_ends("gated_linear_attention", cu_seqlens, batch, q.shape[1])
-    state_shape = (batch if ends is None else len(ends) - 1, heads, key_dim, v.shape[-1])
-    if initial_state is not None and tuple(initial_state.shape) != state_shape:
-        _fail(f"initial_state must be [B, H, K, V] = {state_shape}, got {tuple(initial_state.shape)}.")
-    return ends
+    op: str, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, decay_on: str, scale: float | None
+) -> None:
+    """Checks what a sequence and a step share, which is everything but the states."""
+    check_choice(op, "decay_on", decay_on, ("key", "value"))
+    check_heads(op, q, v, is_step=op.endswith("_step"))
+    check_number(op, "scale", scale)
+    leading = tuple(q.shape[:-1])
+    channels = q.shape[-1] if decay_on == "key" else v.shape[-1]
+    wanted: dict[str, tuple[Tensor | None, Allowed]] = {"k": (k, tuple(q.shape))}
+    wanted["log_decay"] = log_decay, [(*leading, channels), leading, leading[-1:]]
+    check_shapes(op, wanted, to_go_with=f"q and v, with decay_on={decay_on!r}")
 
 
 def gated_linear_attention(
@@ -92,7 +69,10 @@ def gated_linear_attention(
 
     Raises ValueError for shapes or options that do not fit.
     """
-    ends = _check(q, k, v, log_decay, decay_on, initial_state, cu_seqlens)
+    _check("gated_linear_attention", q, k, v, log_decay, decay_on, scale)
+    ends = sequence_ends("gated_linear_attention", cu_seqlens, q.shape[0], q.shape[1])
+    state_shape = (q.shape[0] if ends is None else len(ends) - 1, *q.shape[2:], v.shape[-1])
+    check_shapes("gated_linear_attention", {"initial_state": (initial_state, state_shape)}, to_go_with="q and v")
     if ends is not None and has_empty(ends):
         o, final = gated_linear_attention(
             q,
@@ -158,8 +138,10 @@ def gated_linear_attention_step(
 
     q, k: [B, H, K]; v: [B, H, V]; log_decay: [B, H, K] (with decay_on="value" [B, H, V]), [B, H], [H] or None;
     state: [B, H, K, V]. in_place: the Triton kernel may overwrite the state. It has no gradient: "auto" uses PyTorch
-    where a gradient is recorded, and "triton" raises ValueError.
+    where a gradient is recorded, and "triton" raises ValueError. So do shapes and options that do not fit.
     """
+    _check("gated_linear_attention_step", q, k, v, log_decay, decay_on, scale)
+    check_shapes("gated_linear_attention_step", {"state": (state, (*q.shape, v.shape[-1]))}, to_go_with="q and v")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     tensors = (q, k, v, log_decay, state)
     obstacle = NO_GRADIENT if needs_gradient(*tensors) else None

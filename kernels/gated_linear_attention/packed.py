@@ -8,13 +8,16 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from kernels.checks import check_integers
+
 
 def sequence_ends(op: str, cu_seqlens: Tensor | None, batch: int, length: int) -> list[int] | None:
     """cu_seqlens as a list, which waits for the GPU; ValueError where it does not fit inputs [batch, length, ...]."""
     if cu_seqlens is None:
         return None
-    if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point():
-        raise ValueError(f"{op}: cu_seqlens must be [sequences + 1] integers, got {tuple(cu_seqlens.shape)}.")
+    check_integers(op, "cu_seqlens", cu_seqlens)
+    if cu_seqlens.dim() != 1:
+        raise ValueError(f"{op}: cu_seqlens must be [sequences + 1], got {list(cu_seqlens.shape)}.")
     if batch != 1:
         raise ValueError(f"{op}: cu_seqlens needs all sequences packed along time, B=1, got B={batch}.")
     ends = [int(end) for end in cu_seqlens.tolist()]

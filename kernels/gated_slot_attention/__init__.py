@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernels.autograd import needs_gradient
 from kernels.backend import NO_GRADIENT, on_device_of, use_triton
+from kernels.checks import check_heads, check_number, check_shapes
 from kernels.gated_linear_attention import gated_linear_attention_step
 from kernels.gated_linear_attention.packed import (
     filled_sequences,
@@ -30,42 +31,24 @@ from kernels.gated_slot_attention.reference import State, gated_slot_attention_r
 __all__ = ["gated_slot_attention", "gated_slot_attention_reference", "gated_slot_attention_step"]
 
 
-def _fail(message: str) -> None:
-    raise ValueError(f"gated_slot_attention: {message}")
-
-
 def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    slots: Tensor,
-    log_decay: Tensor | None,
-    initial_state: State | None,
-    cu_seqlens: Tensor | None,
-) -> list[int] | None:
-    if q.dim() != 4 or v.dim() != 4 or slots.dim() != 4:
-        _fail(
-            "q, v and slots must be [B, T, H, K], [B, T, H, V] and [B, T, H, M], "
-            f"got {tuple(q.shape)}, {tuple(v.shape)} and {tuple(slots.shape)}."
-        )
-    if k.shape != q.shape:
-        _fail(f"k must have the shape of q {tuple(q.shape)}, got {tuple(k.shape)}.")
-    for name, x in (("v", v), ("slots", slots)):
-        if x.shape[:3] != q.shape[:3]:
-            _fail(f"{name} must share B, T, H with q {tuple(q.shape)}, got {tuple(x.shape)}.")
-    if q.shape[1] < 1:
-        _fail("needs at least one time step, got T=0.")
-    if log_decay is not None and log_decay.shape != slots.shape:
-        _fail(f"log_decay must have the shape of slots {tuple(slots.shape)}, got {tuple(log_decay.shape)}.")
-    ends = sequence_ends("gated_slot_attention", cu_seqlens, q.shape[0], q.shape[1])
-    if initial_state is not None:
-        batch, heads, key_dim = q.shape[0] if ends is None else len(ends) - 1, q.shape[2], q.shape[3]
-        num_slots = slots.shape[-1]
-        shapes = ((batch, heads, key_dim, num_slots), (batch, heads, num_slots, v.shape[-1]))
-        given = tuple(tuple(x.shape) for x in initial_state)
-        if given != shapes:
-            _fail(f"initial_state must be ([B, H, K, M], [B, H, M, V]) = {shapes}, got {given}.")
-    return ends
+    op: str, q: Tensor, k: Tensor, v: Tensor, slots: Tensor, log_decay: Tensor | None, scale: float | None
+) -> None:
+    """Checks what a sequence and a step share, which is everything but the states."""
+    check_heads(op, q, v, is_step=op.endswith("_step"))
+    check_number(op, "scale", scale)
+    shape = (*q.shape[:-1], slots.shape[-1] if slots.dim() else 0)
+    wanted = {"k": (k, tuple(q.shape)), "slots": (slots, shape), "log_decay": (log_decay, shape)}
+    check_shapes(op, wanted, to_go_with="q and slots")
+    if slots.shape[-1] == 0:
+        raise ValueError(f"{op}: needs at least one slot, got M=0.")
+
+
+def _check_state(op: str, name: str, state: State | None, batch: int, q: Tensor, v: Tensor, slots: Tensor) -> None:
+    keys, values = (None, None) if state is None else state
+    heads, key_dim, num_slots = q.shape[-2], q.shape[-1], slots.shape[-1]
+    shapes = (batch, heads, key_dim, num_slots), (batch, heads, num_slots, v.shape[-1])
+    check_shapes(op, {f"{name}[0]": (keys, shapes[0]), f"{name}[1]": (values, shapes[1])}, to_go_with="q, v and slots")
 
 
 def gated_slot_attention(
@@ -95,7 +78,10 @@ def gated_slot_attention(
 
     Raises ValueError for shapes or options that do not fit.
     """
-    ends = _check(q, k, v, slots, log_decay, initial_state, cu_seqlens)
+    _check("gated_slot_attention", q, k, v, slots, log_decay, scale)
+    ends = sequence_ends("gated_slot_attention", cu_seqlens, q.shape[0], q.shape[1])
+    num_states = q.shape[0] if ends is None else len(ends) - 1
+    _check_state("gated_slot_attention", "initial_state", initial_state, num_states, q, v, slots)
     keys, values = (None, None) if initial_state is None else initial_state
     if ends is not None and has_empty(ends):
         filled = filled_sequences(ends)
@@ -163,8 +149,10 @@ def gated_slot_attention_step(
 
     q, k: [B, H, K]; v: [B, H, V]; slots, log_decay: [B, H, M]; state: ([B, H, K, M], [B, H, M, V]).
     These are two steps of gated linear attention joined by a softmax; the Triton kernel has no gradient, and in_place
-    lets it overwrite the state.
+    lets it overwrite the state. Raises ValueError for shapes that do not fit.
     """
+    _check("gated_slot_attention_step", q, k, v, slots, log_decay, scale)
+    _check_state("gated_slot_attention_step", "state", state, q.shape[0], q, v, slots)
     keys, values = state
     dtype = keys.dtype
     tensors = (q, k, v, slots, log_decay, *state)

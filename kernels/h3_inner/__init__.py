@@ -18,10 +18,13 @@ from torch import Tensor
 
 from kernels.autograd import needs_gradient
 from kernels.backend import NO_GRADIENT, on_device_of, use_triton
+from kernels.checks import Allowed, check_choice, check_number, check_shapes
 from kernels.lti_ssm import DiagonalSystem, lti_ssm_step
 
 __all__ = ["h3_inner_step"]
 
+RULES = ("zoh", "bilinear")
+"""Discretizations of the diagonal model."""
 MAX_TAPS = 1024
 MAX_STATES = 512
 """Maximum M and N of the Triton kernel."""
@@ -53,6 +56,8 @@ def h3_inner_step(
     Raises ValueError for shapes that do not fit.
     """
     _check(q, k, v, window, state, taps, shift_skip, system)
+    check_number("h3_inner_step", "dt_scale", dt_scale, above=0)
+    check_choice("h3_inner_step", "discretization", discretization, RULES)
     tensors = (k, v, window, taps, shift_skip, *system)
     obstacle = None
     if needs_gradient(q, state, *tensors):
@@ -61,7 +66,7 @@ def h3_inner_step(
         obstacle = f"takes M up to {MAX_TAPS} and N up to {MAX_STATES}, got {taps.shape[1]} and {state.shape[2]}"
     elif state.dtype != torch.complex64:
         obstacle = f"takes a state in complex64, got {state.dtype}"
-    if use_triton("h3_inner_step", backend, q, *tensors, obstacle=obstacle):
+    if use_triton("h3_inner_step", backend, q, *tensors, beside=(state,), obstacle=obstacle):
         from kernels.h3_inner.triton import h3_inner_step_triton
 
         with on_device_of(q):
@@ -96,7 +101,7 @@ def _check(
             f"{list(q.shape)}, {list(taps.shape)} and {list(state.shape)}."
         )
     (batch, width), num_taps, num_states = q.shape, taps.shape[1], state.shape[2]
-    wanted: dict[str, tuple[Tensor, tuple[int, ...]]] = {
+    wanted: dict[str, tuple[Tensor, Allowed]] = {
         "k": (k, (batch, width)),
         "v": (v, (batch, width)),
         "window": (window, (batch, width, num_taps - 1)),
@@ -104,10 +109,7 @@ def _check(
         "taps": (taps, (width, num_taps)),
         "shift_skip": (shift_skip, (width,)),
     }
-    for name, (tensor, shape) in wanted.items():
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"h3_inner_step: {name} must be {list(shape)}, got {list(tensor.shape)}.")
-    if wrong := system.wrong_shape(width, num_states):
-        raise ValueError(f"h3_inner_step: {wrong}.")
+    check_shapes("h3_inner_step", wanted)
+    system.check("h3_inner_step", width, num_states)
     if not state.is_complex():
         raise ValueError(f"h3_inner_step: state must be complex, got {state.dtype}.")

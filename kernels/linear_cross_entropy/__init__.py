@@ -11,13 +11,14 @@ mgmalek/efficient_cross_entropy and of Liger-Kernel (Hsu et al. 2024, section 3.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.backend import on_device_of, use_triton
+from kernels.checks import check_integers, check_shapes
 from kernels.linear_cross_entropy.chunked import linear_cross_entropy_chunked
 from kernels.linear_cross_entropy.padding import aligned_linear
 
@@ -54,8 +55,8 @@ def linear_cross_entropy(
     if torch.compiler.is_compiling():
         # the compiler fuses the plain computation, and cannot trace launches
         return _plain(x, weight, targets, bias, ignore_index)
-    is_faster = num_logits >= MIN_LOGITS
-    if use_triton("linear_cross_entropy", backend, x, weight, bias, obstacle=obstacle, is_faster=is_faster):
+    options: dict[str, Any] = {"obstacle": obstacle, "is_faster": num_logits >= MIN_LOGITS}
+    if use_triton("linear_cross_entropy", backend, x, weight, bias, beside=(targets,), **options):
         from kernels.linear_cross_entropy.triton import linear_cross_entropy_triton
 
         with on_device_of(x):
@@ -78,7 +79,5 @@ def _check(x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> N
         )
     if weight.ndim != 2 or weight.shape[1] != x.shape[-1]:
         raise ValueError(f"linear_cross_entropy: weight must be [V, D] with D={x.shape[-1]}, got {list(weight.shape)}.")
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"linear_cross_entropy: bias must be [{len(weight)}], got {list(bias.shape)}.")
-    if targets.is_floating_point():
-        raise ValueError(f"linear_cross_entropy: targets are integer classes, got {targets.dtype}.")
+    check_shapes("linear_cross_entropy", {"bias": (bias, (len(weight),))})
+    check_integers("linear_cross_entropy", "targets", targets)

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from kernels.autograd import kept, needs_gradient
 from kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
+from kernels.checks import Allowed, check_choice, check_number, check_shapes
 from kernels.lti_ssm.chunked import lti_ssm_chunked
 from kernels.lti_ssm.systems import ContinuousSystem, DiagonalSystem
 from kernels.ssm_kernel import DISCRETIZATIONS, Discretization, check_parameters
@@ -100,7 +101,7 @@ def lti_ssm(
         "gate_in": gate_in,
         "gate_out": gate_out,
     }
-    if _use_triton(backend, discretization, u, A, B, C, dt, D, gate_in, gate_out, initial_state):
+    if _use_triton(backend, discretization, (u, dt, D, gate_in, gate_out), (A, B, C, initial_state)):
         from kernels.lti_ssm.triton import lti_ssm_triton, lti_ssm_triton_bidirectional
 
         with on_device_of(u), _without_autocast(u):
@@ -148,6 +149,7 @@ def lti_ssm_step(
     ValueError where shapes, options or the backend do not fit together.
     """
     _check_step(u, system, state, conj_pairs, discretization, gate_in, gate_out, length, position)
+    check_number("lti_ssm_step", "dt_scale", dt_scale, above=0)
     obstacle = None
     tensors: tuple[Tensor | None, ...] = (gate_in, gate_out)
     if not isinstance(system, DiagonalSystem):
@@ -164,7 +166,7 @@ def lti_ssm_step(
         obstacle = f"takes a state in complex64, got {state.dtype}"
     else:
         tensors = (*tensors, *system)
-    if use_triton("lti_ssm_step", backend, u, *tensors, obstacle=obstacle):
+    if use_triton("lti_ssm_step", backend, u, *tensors, beside=(state, *system), obstacle=obstacle):
         from kernels.lti_ssm.triton.step import lti_ssm_step_triton
 
         assert isinstance(system, DiagonalSystem)
@@ -242,26 +244,22 @@ def _check_step(
             f"lti_ssm_step: u must be [B, D] and state [B, D, N], got {list(u.shape)} and {list(state.shape)}."
         )
     (_, width), num_states = u.shape, state.shape[2]
-    for name, gate in (("gate_in", gate_in), ("gate_out", gate_out)):
-        if gate is not None and gate.shape != u.shape:
-            raise ValueError(f"lti_ssm_step: {name} must be {list(u.shape)} as u, got {list(gate.shape)}.")
-    if discretization not in DISCRETIZATIONS:
-        raise ValueError(f"lti_ssm_step: discretization={discretization!r} is not one of {', '.join(DISCRETIZATIONS)}.")
+    shape = tuple(u.shape)
+    check_shapes("lti_ssm_step", {"gate_in": (gate_in, shape), "gate_out": (gate_out, shape)}, to_go_with="u")
+    check_choice("lti_ssm_step", "discretization", discretization, DISCRETIZATIONS)
     if discretization == "dss-softmax" and (length is None or position is None):
         raise ValueError("lti_ssm_step: dss-softmax needs length (its normalization) and position (the time).")
     if isinstance(position, Tensor) and position.shape not in ((), u.shape[:1]):
         raise ValueError(f"lti_ssm_step: position must be a number or [{len(u)}], got {list(position.shape)}.")
     if isinstance(system, DiagonalSystem):
-        if wrong := system.wrong_shape(width, num_states):
-            raise ValueError(f"lti_ssm_step: {wrong}.")
+        system.check("lti_ssm_step", width, num_states)
         if not state.is_complex():
             raise ValueError(f"lti_ssm_step: a DiagonalSystem needs a complex state, got {state.dtype}.")
         return
     A, B, C, dt, skip = system
     check_parameters("lti_ssm_step", A, B, C, dt, conj_pairs=conj_pairs, discretization=discretization)
-    for name, tensor, shape in (("dt", dt, (width,)), ("C", C, (width, num_states)), ("D", skip, (width,))):
-        if tensor is not None and tuple(tensor.shape) != shape:
-            raise ValueError(f"lti_ssm_step: {name} must be {list(shape)}, got {list(tensor.shape)}.")
+    wanted = {"dt": (dt, (width,)), "C": (C, (width, num_states)), "D": (skip, (width,))}
+    check_shapes("lti_ssm_step", wanted, to_go_with="u and the state")
 
 
 def _check(
@@ -280,28 +278,33 @@ def _check(
     batch, _, width = u.shape
     if bidirectional and (initial_state is not None or return_final_state):
         raise ValueError("lti_ssm: bidirectional=True has no state to pass; drop initial_state and return_final_state.")
-    if D is not None and tuple(D.shape) != (width,):
-        raise ValueError(f"lti_ssm: D must be [{width}], got {list(D.shape)}.")
-    for name, gate in (("gate_in", gate_in), ("gate_out", gate_out)):
-        if gate is not None and gate.shape != u.shape:
-            raise ValueError(f"lti_ssm: {name} must be {list(u.shape)} as u, got {list(gate.shape)}.")
-    shape = (batch, width, A.shape[-1])
-    if initial_state is not None and tuple(initial_state.shape) != shape:
-        raise ValueError(f"lti_ssm: initial_state must be {list(shape)}, got {list(initial_state.shape)}.")
+    shape = tuple(u.shape)
+    wanted: dict[str, tuple[Tensor | None, Allowed]] = {
+        "D": (D, (width,)),
+        "gate_in": (gate_in, shape),
+        "gate_out": (gate_out, shape),
+        "initial_state": (initial_state, (batch, width, A.shape[-1])),
+    }
+    check_shapes("lti_ssm", wanted, to_go_with="u and A")
 
 
-def _use_triton(backend: str, discretization: str, u: Tensor, *others: Tensor | None) -> bool:
-    A = others[0]
-    assert A is not None
-    obstacle = None
+def _use_triton(
+    backend: str,
+    discretization: str,
+    reals: tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None],
+    maps: tuple[Tensor, Tensor | None, Tensor, Tensor | None],
+) -> bool:
+    """reals: u, dt, D and the gates.   maps: A, B, C and the state, of which each may be complex."""
+    u, A, obstacle = reals[0], maps[0], None
     if discretization == "dss-softmax":
         obstacle = "takes no dss-softmax"
     elif A.shape[-1] > MAX_TRITON_STATE:
         obstacle = f"takes N <= {MAX_TRITON_STATE}, got N={A.shape[-1]}"
     elif not u.numel():
         obstacle = NO_ELEMENT
-    is_faster = _kernels_win(u, A, *others[1:])
-    return use_triton("lti_ssm", backend, u, *(_real(x, u) for x in others), obstacle=obstacle, is_faster=is_faster)
+    is_faster = _kernels_win(u, A, *reals[1:], *maps[1:])
+    parts = (_real(x, u) for x in maps)
+    return use_triton("lti_ssm", backend, *reals, *parts, obstacle=obstacle, is_faster=is_faster)
 
 
 def _kernels_win(u: Tensor, A: Tensor, *others: Tensor | None) -> bool:

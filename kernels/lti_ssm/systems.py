@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.checks import Allowed, check_shapes
+
 
 class ContinuousSystem(NamedTuple):
     """The tensors that `lti_ssm` takes, for systems of every kind."""
@@ -49,10 +51,10 @@ class DiagonalSystem(NamedTuple):
         C = torch.view_as_complex(self.C.to(dtype))
         return ContinuousSystem(A, B, C, torch.exp(self.log_dt.to(dtype)) * dt_scale, self.skip)
 
-    def wrong_shape(self, width: int, num_states: int) -> str | None:
-        """Names a parameter of a wrong shape, as `C must be [4, 3, 2], got [4, 3, 1]`; returns None where all fit."""
+    def check(self, op: str, width: int, num_states: int) -> None:
+        """Raises ValueError where a parameter has not the shape that a state [B, width, num_states] asks for."""
         rows = 1 if self.log_A_real.ndim and len(self.log_A_real) == 1 else width
-        wanted: dict[str, tuple[Tensor | None, tuple[int, ...]]] = {
+        wanted: dict[str, tuple[Tensor | None, Allowed]] = {
             "log_dt": (self.log_dt, (width,)),
             "log_A_real": (self.log_A_real, (rows, num_states)),
             "A_imag": (self.A_imag, (rows, num_states)),
@@ -60,7 +62,4 @@ class DiagonalSystem(NamedTuple):
             "C": (self.C, (width, num_states, 2)),
             "skip": (self.skip, (width,)),
         }
-        for name, (tensor, shape) in wanted.items():
-            if tensor is not None and tuple(tensor.shape) != shape:
-                return f"{name} must be {list(shape)}, got {list(tensor.shape)}"
-        return None
+        check_shapes(op, wanted, to_go_with="the state")

@@ -21,6 +21,7 @@ from torch import Tensor
 from kernels.autograd import needs_gradient
 from kernels.backend import NO_GRADIENT, on_device_of, use_triton
 from kernels.causal_conv1d import causal_conv1d_step
+from kernels.checks import Allowed, check_shapes
 from kernels.selective_scan import selective_scan_step
 
 __all__ = ["mamba_inner_step"]
@@ -104,7 +105,7 @@ def _check(
         )
     batch, width = x.shape
     num_states, rank, taps = log_A.shape[1], dt_proj.shape[1], conv_weight.shape[1]
-    wanted: dict[str, tuple[Tensor | None, tuple[int, ...]]] = {
+    wanted: dict[str, tuple[Tensor | None, Allowed]] = {
         "z": (z, (batch, width)),
         "window": (window, (batch, width, taps - 1)),
         "state": (state, (batch, width, num_states)),
@@ -116,6 +117,4 @@ def _check(
         "log_A": (log_A, (width, num_states)),
         "D": (D, (width,)),
     }
-    for name, (tensor, shape) in wanted.items():
-        if tensor is not None and tuple(tensor.shape) != shape:
-            raise ValueError(f"mamba_inner_step: {name} must be {list(shape)}, got {list(tensor.shape)}.")
+    check_shapes("mamba_inner_step", wanted)

@@ -12,12 +12,14 @@ et al. 2024, section 2.3). The heads of a mixer may have a weight and a bias eac
 
 from __future__ import annotations
 
+import math
 from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
 from kernels.backend import on_device_of, use_triton
+from kernels.checks import check_choice, check_shapes
 from kernels.norm.chunked import norm_chunked
 
 __all__ = ["GateActivation", "Kind", "norm"]
@@ -85,7 +87,7 @@ def norm(
 
     Raises ValueError for shapes or options that do not fit.
     """
-    _check(x, weight, bias, kind, residual, gate, gate_activation, activation)
+    _check(x, weight, bias, kind, eps, residual, gate, gate_activation, activation)
     out_dtype = out_dtype or x.dtype
     if backend != "auto" or not torch.compiler.is_compiling():
         obstacle = f"takes D up to {MAX_WIDTH}, got D={x.shape[-1]}" if x.shape[-1] > MAX_WIDTH else None
@@ -113,6 +115,7 @@ def _check(
     weight: Tensor | None,
     bias: Tensor | None,
     kind: str,
+    eps: float,
     residual: Tensor | None,
     gate: Tensor | None,
     gate_activation: str,
@@ -125,14 +128,12 @@ def _check(
     if weight is not None and weight.shape not in (x.shape[-1:], x.shape[-2:]):
         heads = f" or {list(x.shape[-2:])}, a row for each head" if x.ndim > 1 else ""
         raise ValueError(f"norm: weight must be {list(x.shape[-1:])}{heads}, got {list(weight.shape)}.")
-    if weight is not None and bias is not None and bias.shape != weight.shape:
-        raise ValueError(f"norm: bias must be {list(weight.shape)} as the weight, got {list(bias.shape)}.")
-    for name, other in (("residual", residual), ("gate", gate)):
-        if other is not None and other.shape != x.shape:
-            raise ValueError(f"norm: {name} must be {list(x.shape)} as x, got {list(other.shape)}.")
-    if kind not in ("layer", "rms", "l2"):
-        raise ValueError(f"norm: kind={kind!r} is not one of 'layer', 'rms', 'l2'.")
-    if gate_activation not in ("silu", "sigmoid"):
-        raise ValueError(f"norm: gate_activation={gate_activation!r} is not one of 'silu', 'sigmoid'.")
-    if activation not in (None, "silu"):
-        raise ValueError(f"norm: activation={activation!r} is not one of None, 'silu'.")
+    if weight is not None:
+        check_shapes("norm", {"bias": (bias, tuple(weight.shape))}, to_go_with="the weight")
+    shape = tuple(x.shape)
+    check_shapes("norm", {"residual": (residual, shape), "gate": (gate, shape)}, to_go_with="x")
+    check_choice("norm", "kind", kind, ("layer", "rms", "l2"))
+    check_choice("norm", "gate_activation", gate_activation, ("silu", "sigmoid"))
+    check_choice("norm", "activation", activation, (None, "silu"))
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"norm: eps must be a finite number of at least 0, got {eps}.")

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.backend import on_device_of, use_triton
+from kernels.checks import check_integers
 
 __all__ = ["rotary", "rotate"]
 
@@ -39,7 +40,7 @@ def rotary(
     _check(q, k, cos, sin, time)
     obstacle = None if q.shape == k.shape and q.numel() else "takes queries and keys of one shape, not empty"
     if (backend != "auto" or not torch.compiler.is_compiling()) and use_triton(
-        "rotary", backend, q, k, cos, sin, obstacle=obstacle
+        "rotary", backend, q, k, cos, sin, beside=(time,), obstacle=obstacle
     ):
         from kernels.rotary.triton import rotary_triton
 
@@ -62,5 +63,6 @@ def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, time: Tensor) -> None
         raise ValueError(
             f"rotary: cos and sin are [positions, {q.shape[3] // 2}], got {list(cos.shape)} and {list(sin.shape)}."
         )
+    check_integers("rotary", "time", time)
     if time.shape not in (q.shape[1:2], q.shape[:2]):
         raise ValueError(f"rotary: time is [T] or [B, T] with T={q.shape[1]}, got {list(time.shape)}.")

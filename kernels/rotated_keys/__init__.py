@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.backend import TRITON_DTYPES, on_device_of, use_triton
+from kernels.checks import Allowed, check_shapes
 
 __all__ = ["rotate_pairs", "rotated_keys"]
 
@@ -96,8 +97,8 @@ def _check(
             f"got {list(theta.shape)}."
         )
     of_heads = (batch, length, heads)
-    expected = {"C": (C, tuple(B.shape)), "C_bias": (C_bias, tuple(B_bias.shape)), "now": (now, of_heads)}
-    expected |= {"later": (later, of_heads), "log_decay": (log_decay, of_heads)}
-    for name, (x, shape) in expected.items():
-        if tuple(x.shape) != shape:
-            raise ValueError(f"rotated_keys: {name} must be {list(shape)} to go with B, got {list(x.shape)}.")
+    wanted: dict[str, tuple[Tensor, Allowed]] = {
+        "C": (C, tuple(B.shape)), "C_bias": (C_bias, tuple(B_bias.shape)), "now": (now, of_heads),
+        "later": (later, of_heads), "log_decay": (log_decay, of_heads),
+    }  # fmt: skip
+    check_shapes("rotated_keys", wanted, to_go_with="B")

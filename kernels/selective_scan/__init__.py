@@ -25,6 +25,7 @@ from torch import Tensor
 
 from kernels.autograd import kept, needs_gradient
 from kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
+from kernels.checks import Allowed, check_shapes
 from kernels.selective_scan.chunked import selective_scan_chunked
 
 __all__ = ["selective_scan", "selective_scan_step"]
@@ -78,8 +79,8 @@ def selective_scan(
     if negative_eigenvalues:
         _check_real("selective_scan", A, B, C, initial_state)
         options["negative_eigenvalues"] = True
-    tensors = (x, dt, A, B, C, D, z, dt_bias, initial_state)
-    if _use_triton("selective_scan", backend, *tensors, obstacle=None if x.numel() else NO_ELEMENT):
+    reals, maps = (x, dt, D, z, dt_bias), (A, B, C, initial_state)
+    if _use_triton("selective_scan", backend, reals, maps):
         from kernels.selective_scan.triton import selective_scan_triton
         from kernels.selective_scan.triton.complex import selective_scan_complex
 
@@ -124,10 +125,9 @@ def selective_scan_step(
     if negative_eigenvalues:
         _check_real("selective_scan_step", A, B, C, state)
         options["negative"] = True
-    tensors = (x, dt, A, B, C, state, D, z, dt_bias)
-    if _use_triton(
-        "selective_scan_step", backend, *tensors, obstacle=NO_GRADIENT if needs_gradient(*tensors) else None
-    ):
+    reals, maps = (x, dt, D, z, dt_bias), (A, B, C, state)
+    obstacle = NO_GRADIENT if needs_gradient(*reals, *maps) else None
+    if _use_triton("selective_scan_step", backend, reals, maps, obstacle=obstacle):
         from kernels.selective_scan.triton import selective_scan_step_triton
         from kernels.selective_scan.triton.complex import selective_scan_step_complex
 
@@ -198,13 +198,21 @@ def _is_complex(*tensors: Tensor | None) -> bool:
 
 
 def _use_triton(
-    op: str, backend: str, x: Tensor, dt: Tensor, A: Tensor, *others: Tensor | None, obstacle: str | None = None
+    op: str,
+    backend: str,
+    reals: tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None],
+    maps: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    obstacle: str | None = None,
 ) -> bool:
-    if A.shape[1] > MAX_STATES_TRITON:
-        obstacle = f"takes N up to {MAX_STATES_TRITON}, got N={A.shape[1]}"
+    """maps: A, B, C and the state, of which each may be complex."""
+    num_states = maps[0].shape[1]
+    if not (reals[0].numel() and num_states):
+        obstacle = NO_ELEMENT
+    elif num_states > MAX_STATES_TRITON:
+        obstacle = f"takes N up to {MAX_STATES_TRITON}, got N={num_states}"
     # the dtype of the real and imaginary parts decides for a complex tensor
-    tensors = (m.real if m is not None and m.is_complex() else m for m in (dt, A, *others))
-    return use_triton(op, backend, x, *tensors, obstacle=obstacle)
+    parts = (m.real if m is not None and m.is_complex() else m for m in maps)
+    return use_triton(op, backend, *reals, *parts, obstacle=obstacle)
 
 
 def _check(
@@ -226,16 +234,12 @@ def _check(
     batch, length, width = x.shape
     state = A.shape[1]
     maps = [(batch, length, state), (width, state)]
-    _check_shapes(
-        "selective_scan",
-        dt=(dt, [(batch, length, width)]),
-        B=(B, maps),
-        C=(C, maps),
-        D=(D, [(width,)]),
-        z=(z, [(batch, length, width)]),
-        dt_bias=(dt_bias, [(width,)]),
-        initial_state=(initial_state, [(batch, width, state)]),
-    )
+    wanted: dict[str, tuple[Tensor | None, Allowed]] = {
+        "dt": (dt, (batch, length, width)), "B": (B, maps), "C": (C, maps), "D": (D, (width,)),
+        "z": (z, (batch, length, width)), "dt_bias": (dt_bias, (width,)),
+        "initial_state": (initial_state, (batch, width, state)),
+    }  # fmt: skip
+    check_shapes("selective_scan", wanted, to_go_with="x and A")
 
 
 def _check_step(
@@ -257,25 +261,13 @@ def _check_step(
     batch, width = x.shape
     num_states = A.shape[1]
     maps = [(batch, num_states), (batch, width, num_states), (1, width, num_states)]
-    _check_shapes(
-        "selective_scan_step",
-        dt=(dt, [(batch, width)]),
-        B=(B, maps),
-        C=(C, maps),
-        state=(state, [(batch, width, num_states)]),
-        D=(D, [(width,)]),
-        z=(z, [(batch, width)]),
-        dt_bias=(dt_bias, [(width,)]),
-    )
+    wanted: dict[str, tuple[Tensor | None, Allowed]] = {
+        "dt": (dt, (batch, width)), "B": (B, maps), "C": (C, maps), "state": (state, (batch, width, num_states)),
+        "D": (D, (width,)), "z": (z, (batch, width)), "dt_bias": (dt_bias, (width,)),
+    }  # fmt: skip
+    check_shapes("selective_scan_step", wanted, to_go_with="x and A")
 
 
 def _check_real(op: str, *tensors: Tensor | None) -> None:
     if _is_complex(*tensors):
         raise ValueError(f"{op}: negative_eigenvalues needs real A, B, C and states; give real ones or leave it off.")
-
-
-def _check_shapes(op: str, **tensors: tuple[Tensor | None, list[tuple[int, ...]]]) -> None:
-    for name, (tensor, allowed) in tensors.items():
-        if tensor is not None and tuple(tensor.shape) not in allowed:
-            shapes = " or ".join(str(list(shape)) for shape in allowed)
-            raise ValueError(f"{op}: {name} must be {shapes} to go with x and A, got {list(tensor.shape)}.")

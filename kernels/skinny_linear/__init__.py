@@ -8,6 +8,7 @@ the time is that of reading W once, so everything else belongs into the same ker
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from kernels.autograd import needs_gradient
 from kernels.backend import NO_GRADIENT, on_device_of, use_triton
+from kernels.checks import check_choice, check_shapes
 
 __all__ = ["MAX_ROWS", "Norm", "skinny_linear", "skinny_linear_pays"]
 
@@ -137,17 +139,17 @@ def _check(
             f"skinny_linear: x must be [B, K] and weight [N, K], got {list(x.shape)} and {list(weight.shape)}."
         )
     batch, width = x.shape
-    wanted = {"bias": (bias, (weight.shape[0],)), "gate": (gate, (batch, width))}
-    wanted["residual"] = residual, (batch, weight.shape[0])
-    for name, (tensor, shape) in wanted.items():
-        if tensor is not None and tuple(tensor.shape) != shape:
-            raise ValueError(f"skinny_linear: {name} must be {list(shape)}, got {list(tensor.shape)}.")
-    if activation not in (None, "gelu", "silu"):
-        raise ValueError(f"skinny_linear: activation={activation!r} is not one of None, 'gelu', 'silu'.")
+    outputs = weight.shape[0]
+    wanted = {"bias": (bias, (outputs,)), "gate": (gate, (batch, width)), "residual": (residual, (batch, outputs))}
+    check_shapes("skinny_linear", wanted)
+    check_choice("skinny_linear", "activation", activation, (None, "gelu", "silu"))
     if norm is None:
         return
-    size = norm.weight.shape[0]
-    if norm.kind not in ("rms", "layer") or width % size or (norm.kind == "layer" and size != width):
+    if not 0 <= norm.eps < math.inf:
+        raise ValueError(f"skinny_linear: eps of the norm must be a finite number of at least 0, got {norm.eps}.")
+    size = norm.weight.numel()
+    check_shapes("skinny_linear", {"weight of the norm": (norm.weight, (size,)), "its bias": (norm.bias, (size,))})
+    if size == 0 or norm.kind not in ("rms", "layer") or width % size or (norm.kind == "layer" and size != width):
         raise ValueError(
             f"skinny_linear: the norm must be 'rms' over groups that divide {width} channels or 'layer' over all of "
             f"them, got {norm.kind!r} over {size}."

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from kernels.autograd import kept, needs_gradient
 from kernels.backend import NO_GRADIENT, on_device_of, use_triton
+from kernels.checks import Allowed, check_shapes
 from kernels.slstm.reference import EMPTY, advance, slstm_reference
 
 __all__ = ["EMPTY", "empty_state", "slstm", "slstm_step"]
@@ -126,11 +127,9 @@ def _obstacle(width: int) -> str | None:
 def _check(
     op: str, recurrent: Tensor, bias: Tensor | None, state: Tensor | None, batch: int, heads: int, width: int
 ) -> None:
-    wanted = {
+    wanted: dict[str, tuple[Tensor | None, Allowed]] = {
         "recurrent": (recurrent, (4, heads, width, width)),
         "bias": (bias, (4, heads, width)),
         "state" if op == "slstm_step" else "initial_state": (state, (batch, 4, heads, width)),
     }
-    for which, (tensor, shape) in wanted.items():
-        if tensor is not None and tuple(tensor.shape) != shape:
-            raise ValueError(f"{op}: {which} must be {list(shape)} to go with x, got {list(tensor.shape)}.")
+    check_shapes(op, wanted, to_go_with="x")

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from kernels.backend import on_device_of, use_triton
+from kernels.checks import check_choice, check_shapes
 from kernels.ssm_kernel.chunked import ssm_kernel_chunked
 from kernels.ssm_kernel.discretize import DISCRETIZATIONS, Discretization
 
@@ -99,10 +100,8 @@ def check_parameters(
     width = dt.shape[0]
     if A.ndim not in (1, 2) or (A.ndim == 2 and A.shape[0] != width):
         raise ValueError(f"{op}: A must be [N] or [D, N] with D={width} as in dt, got {list(A.shape)}.")
-    for name, tensor in (("B", B), ("C", C)):
-        if tensor is not None and tuple(tensor.shape) != (width, A.shape[-1]):
-            raise ValueError(f"{op}: {name} must be [D, N] = [{width}, {A.shape[-1]}], got {list(tensor.shape)}.")
+    shape = (width, A.shape[-1])
+    check_shapes(op, {"B": (B, shape), "C": (C, shape)}, to_go_with="A and dt")
     if conj_pairs and not A.is_complex():
         raise ValueError(f"{op}: conj_pairs=True needs a complex A, got {A.dtype}; pass conj_pairs=False.")
-    if discretization not in DISCRETIZATIONS:
-        raise ValueError(f"{op}: discretization={discretization!r} is not one of {', '.join(DISCRETIZATIONS)}.")
+    check_choice(op, "discretization", discretization, DISCRETIZATIONS)

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.backend import on_device_of, use_triton
+from kernels.checks import check_choice, check_shapes
 
 __all__ = ["Weighs", "token_shift", "token_shift_step"]
 
@@ -92,11 +93,8 @@ def _check(
     width = x.shape[-1]
     if mu.ndim != 2 or len(mu) == 0 or mu.shape[1] != width:
         raise ValueError(f"{op}: mu must be [U >= 1, {width}], got {list(mu.shape)}.")
-    if delta is not None and delta.shape != (len(mu), *x.shape):
-        raise ValueError(f"{op}: delta must be {[len(mu), *x.shape]}, got {list(delta.shape)}.")
-    if state is not None and state.shape != (len(x), width):
-        raise ValueError(f"{op}: {state_name} must be {[len(x), width]}, got {list(state.shape)}.")
-    if weighs not in ("before", "now"):
-        raise ValueError(f"{op}: weighs={weighs!r} is not one of 'before', 'now'.")
+    wanted = {"delta": (delta, (len(mu), *x.shape)), state_name: (state, (len(x), width))}
+    check_shapes(op, wanted, to_go_with="x and mu")
+    check_choice(op, "weighs", weighs, ("before", "now"))
     if delta is not None and weighs == "now":
         raise ValueError(f"{op}: delta needs weighs='before', got weighs='now'.")

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from kernels.autograd import kept, needs_gradient
 from kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
+from kernels.checks import Allowed, check_shapes
 from kernels.wkv.chunked import EMPTY, wkv_chunked
 from kernels.wkv.reference import advance, read
 
@@ -113,12 +114,10 @@ def empty_state(
 def _check(
     op: str, k: Tensor, v: Tensor, log_decay: Tensor, bonus: Tensor, state: Tensor | None, batch: int, width: int
 ) -> None:
-    wanted = {
+    wanted: dict[str, tuple[Tensor | None, Allowed]] = {
         "v": (v, tuple(k.shape)),
         "log_decay": (log_decay, (width,)),
         "bonus": (bonus, (width,)),
         "state" if op == "wkv_step" else "initial_state": (state, (batch, 3, width)),
     }
-    for name, (tensor, shape) in wanted.items():
-        if tensor is not None and tuple(tensor.shape) != shape:
-            raise ValueError(f"{op}: {name} must be {list(shape)} to go with k, got {list(tensor.shape)}.")
+    check_shapes(op, wanted, to_go_with="k")

@@ -219,6 +219,9 @@ def test_auto_takes_triton_on_a_gpu_where_it_is_faster_and_nothing_is_in_its_way
     assert not use_triton("op", "auto", x, is_faster=False)
     assert not use_triton("op", "auto", x, obstacle="takes no ones")
     assert use_triton("op", "triton", x, is_faster=False)
+    assert not use_triton("op", "torch", x)
+    assert not use_triton("op", "auto", torch.zeros(1))
+    assert use_triton("op", "triton", torch.zeros(1, device="meta"))
 
 
 def _on_a_gpu():

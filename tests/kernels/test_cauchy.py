@@ -145,22 +145,6 @@ def test_channels_do_not_mix():
         assert not torch.equal(other[:, 1], U[:, 1])
 
 
-def test_wrong_arguments_are_named():
-    inputs = make_inputs((2,), 3, 4, 9)
-    with pytest.raises(ValueError, match=r"cauchy: residues must end in \[3, 4\] as Lambda, got \[2, 3, 3\]"):
-        cauchy(**(inputs | {"residues": inputs["residues"][..., :3]}))
-    with pytest.raises(ValueError, match=r"cauchy: Lambda must be \[D, N >= 1\] with D=3 as in dt, got \[2, 4\]"):
-        cauchy(**(inputs | {"Lambda": inputs["Lambda"][:2]}))
-    with pytest.raises(ValueError, match=r"cauchy: dt must be real and \[D\], got torch.float64 and \[3, 1\]"):
-        cauchy(**(inputs | {"dt": inputs["dt"][:, None]}))
-    with pytest.raises(ValueError, match=r"cauchy: s must be complex and \[F >= 1\], got torch.float64 and \[5\]"):
-        cauchy(**(inputs | {"s": inputs["s"].real}))
-    with pytest.raises(ValueError, match=r"must be complex64 with dt in float32, or complex128 with float64"):
-        cauchy(**(inputs | {"dt": inputs["dt"].float()}))
-    with pytest.raises(ValueError, match=r"got torch.float64; use backend="):
-        cauchy(**inputs, backend="triton")
-
-
 def test_a_point_takes_memory_for_every_pole_in_pytorch_and_asking_records_no_operator():
     inputs = make_inputs((2, 2), 5, 6, 9)
     with record_operators() as used:

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 
 pytest.importorskip("triton")
-from kernels.backend import use_triton
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.causal_conv1d.reference import causal_conv1d_reference
 from kernels.causal_conv1d.triton import causal_conv1d_triton
@@ -240,38 +239,3 @@ def test_updates_by_several_steps_equal_the_whole(size, steps):
         parts.append(y.unsqueeze(1) if steps == 1 else y)
     torch.testing.assert_close(torch.cat(parts, 1), whole)
     assert torch.equal(state, final)
-
-
-def test_automatic_choice_is_triton_only_on_a_gpu_and_in_its_dtypes():
-    x = torch.zeros(1)
-    assert not use_triton("op", "auto", x)
-    assert not use_triton("op", "torch", x)
-    assert use_triton("op", "triton", x.to(DEVICE))
-    assert use_triton("op", "triton", x.to("meta"))
-    if DEVICE == "cuda":
-        assert use_triton("op", "auto", x.cuda(), None)
-        assert not use_triton("op", "auto", x.cuda().double())
-
-
-def test_wrong_arguments_are_named(monkeypatch):
-    inputs = make_inputs(8, 4)
-    x, weight = inputs["x"], inputs["weight"]
-    with pytest.raises(ValueError, match=r"W in 2..4, got \[6, 9\]; use fft_conv"):
-        causal_conv1d(x, torch.zeros(6, 9))
-    with pytest.raises(ValueError, match=r"takes float32, bfloat16 and float16, got torch.float64; use backend="):
-        causal_conv1d(**inputs, backend="triton")
-    with pytest.raises(ValueError, match=r"'cuda' is not one of 'auto', 'torch', 'triton'"):
-        causal_conv1d(**inputs, backend="cuda")
-    with pytest.raises(ValueError, match=r"step: state must be \[2, 6, 3\], or longer .*, got \[2, 6, 2\]"):
-        causal_conv1d_step(x[:, 0], weight, None, torch.zeros(2, 6, 2))
-    with pytest.raises(ValueError, match=r"seq_idx must be integers \[2, 8\], got torch.int64 \[2, 7\]"):
-        causal_conv1d(x, weight, seq_idx=torch.zeros(2, 7, dtype=torch.long))
-    with pytest.raises(ValueError, match=r"seq_idx excludes states"):
-        causal_conv1d(**inputs, seq_idx=torch.zeros(2, 8, dtype=torch.long))
-    with pytest.raises(ValueError, match=r"backend='triton' does not take seq_idx"):
-        causal_conv1d(x, weight, seq_idx=torch.zeros(2, 8, dtype=torch.long), backend="triton")
-    with pytest.raises(ValueError, match=r"has no gradient; call it under torch.no_grad"):
-        causal_conv1d_step(x[:, 0], weight.clone().requires_grad_(), None, torch.zeros(2, 6, 3), backend="triton")
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(ValueError, match=r"needs a CUDA device .*, got cpu; use backend='auto' or 'torch'"):
-        causal_conv1d(x.float(), weight.float(), backend="triton")

@@ -127,23 +127,3 @@ def test_packed_sequences_do_not_see_each_other_and_may_be_empty(decay):
         alone = delta_rule(**cut(inputs, slice(start, end)) | {"initial_state": states[i : i + 1]})
         assert_close(o[:, start:end], alone[0], torch.float64, what=f"sequence {i}")
         assert_close(final[i : i + 1], alone[1], torch.float64, what=f"state {i}")
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"beta": torch.zeros(B, 4, H, 1)}, r"beta must be \[B, T, H\]"),
-        ({"log_decay": torch.zeros(H)}, "log_decay must have shape"),
-        ({"k": torch.zeros(B, 4, H, K + 1)}, "k must have the shape of q"),
-        ({"write": torch.zeros(B, 4, H, K + 1)}, "write must have the shape of q"),
-        ({"plain": torch.zeros(B, 3, H, K)}, "plain must have the shape of q"),
-        ({"v": torch.zeros(B, 5, H, V)}, "v must share B, T, H"),
-        ({"initial_state": torch.zeros(B, H, V, K)}, r"initial_state must be \[B, H, K, V\]"),
-        ({"cu_seqlens": torch.tensor([0, 4])}, "needs all sequences packed along time"),
-        ({"backend": "triton"}, "takes float32, bfloat16 and float16, got torch.float64"),
-        ({"backend": "cuda"}, "is not one of"),
-    ],
-)
-def test_what_does_not_fit_is_refused(change, words):
-    with pytest.raises(ValueError, match=words):
-        delta_rule(**make_inputs(4, "key") | change)

@@ -45,10 +45,3 @@ def test_tokens_of_any_shape_and_integer_type(dtype):
     y.sum().backward()
     counts = torch.bincount(tokens.flatten().long(), minlength=7)
     torch.testing.assert_close(weight.grad, counts[:, None].expand(-1, 4).float())
-
-
-def test_arguments_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"tokens integers, got \[3, 2\] and torch\.float32"):
-        embedding(torch.ones(3), torch.ones(3, 2))
-    with pytest.raises(ValueError, match="takes D up to 8192, got 9000"):
-        embedding(torch.ones(3, dtype=torch.int64), torch.ones(3, 9000), backend="triton")

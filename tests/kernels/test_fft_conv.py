@@ -67,16 +67,6 @@ def test_fast_lengths_are_the_smallest_even_smooth_ones_or_a_power_of_two_close_
         assert fast_length(minimum) == (close or candidates)[0]
 
 
-def test_wrong_arguments_are_named():
-    inputs = make_inputs(8, 8)
-    with pytest.raises(ValueError, match=r"filter must be \[D, L\] with D=6"):
-        fft_conv(inputs["u"], torch.zeros(5, 8))
-    with pytest.raises(ValueError, match="'cuda' is not one of 'auto'"):
-        fft_conv(**inputs, backend="cuda")
-    with pytest.raises(ValueError, match="takes float32, bfloat16 and float16, got"):
-        fft_conv(**inputs, backend="triton")
-
-
 @pytest.mark.parametrize(
     ("length", "dtype"),
     [

@@ -41,13 +41,3 @@ def test_neither_a_nor_its_complement_rounds_to_zero(backend):
     exact = forget_gate_reference(x.double(), damping=8.0)
     torch.testing.assert_close(log_a.double(), exact[0], rtol=1e-6, atol=0.0)
     torch.testing.assert_close(rest.double(), exact[1], rtol=1e-6, atol=0.0)
-
-
-def test_what_does_not_fit_is_refused():
-    x = torch.ones(2, 3)
-    with pytest.raises(ValueError, match=r"logits must be \[layers, 3\] with layers > layer >= 1, got \[4, 2\]"):
-        forget_gate(x, torch.ones(4, 2), layer=1)
-    with pytest.raises(ValueError, match="damping must be above 0, and 1 with logits, got 0"):
-        forget_gate(x, damping=0.0)
-    with pytest.raises(ValueError, match="has no gradient"):
-        forget_gate(x.requires_grad_(), backend="triton")

@@ -176,23 +176,6 @@ def test_autocast_does_not_round_the_inside():
     assert torch.equal(inside, gated_slot_attention(**inputs)[0])
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"backend": "triton"}, "backend='triton' takes float32, bfloat16 and float16"),
-        ({"backend": "cuda"}, "backend='cuda'"),
-        ({"k": torch.zeros(B, 4, H, K + 1)}, "k must have the shape of q"),
-        ({"slots": torch.zeros(B, 5, H, M)}, "slots must share"),
-        ({"log_decay": torch.zeros(B, 4, H, M + 1)}, "log_decay must have the shape of slots"),
-        ({"cu_seqlens": torch.tensor([0, 4])}, "cu_seqlens needs all sequences packed along time, B=1"),
-        ({"initial_state": (torch.zeros(B, H, M, K), torch.zeros(B, H, M, V))}, "initial_state"),
-    ],
-)
-def test_a_misfit_is_an_error_that_says_what_fits(change, message):
-    with pytest.raises(ValueError, match=message):
-        gated_slot_attention(**(make_inputs(4) | change))
-
-
 SMALL = {"B": 1, "K": 16, "V": 24, "M": 10}
 
 

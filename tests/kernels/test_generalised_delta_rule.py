@@ -74,14 +74,6 @@ def test_without_removal_it_is_linear_attention_with_decays():
     assert (o - torch.einsum("bhts,bshv->bthv", weights, inputs["v"])).abs().max() < 1e-10
 
 
-@every_backend
-def test_what_is_removed_has_the_shape_of_the_decays(backend):
-    inputs = make_inputs(3)
-    inputs["remove"] = inputs["remove"][:, :1]
-    with pytest.raises(ValueError, match="remove and log_decay need one shape"):
-        generalised_delta_rule(**inputs, backend=backend)
-
-
 def test_a_float64_input_beside_others_in_float32_runs_in_the_kernels():
     tensors = {name: x.float().to(DEVICE) for name, x in make_inputs(5).items()}
     wide = tensors | {"remove": tensors["remove"].double()}

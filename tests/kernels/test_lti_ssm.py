@@ -96,17 +96,6 @@ def test_response_to_an_impulse_is_the_kernel(discretization, convolution):
     torch.testing.assert_close(y[0].T, kernel)
 
 
-def test_wrong_arguments_are_named():
-    inputs = make_inputs(8, discretization="dss-softmax")
-    with pytest.raises(ValueError, match="normalized over length=8, got 8 steps from position 4; raise length to 12"):
-        lti_ssm(**(inputs | {"length": 8}))
-    inputs = make_inputs(8, discretization="zoh")
-    with pytest.raises(ValueError, match="belong to dss-softmax, not to zoh"):
-        lti_ssm(**inputs, length=8)
-    with pytest.raises(ValueError, match=r"needs C as \[2, D, N\]"):
-        lti_ssm(**inputs, bidirectional=True)
-
-
 @pytest.mark.parametrize(
     ("length", "state", "dtype", "trained", "expected"),
     [

@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.lti_ssm import ContinuousSystem, DiagonalSystem, lti_ssm_step
+from kernels.lti_ssm import lti_ssm_step
 from kernels.lti_ssm.reference import lti_ssm_step_reference
-from kernels.lti_ssm.workloads import PARAMETERS, STEP, make_step_inputs, with_state
+from kernels.lti_ssm.workloads import STEP, make_step_inputs, with_state
 from suite.laws.accuracy import assert_close, assert_matches_reference
 
 pytest.importorskip("triton")
@@ -124,43 +124,3 @@ def test_steps_of_the_kernel_follow_the_recurrence():
         expected, exact["state"] = lti_ssm_step_reference(**(exact | {"u": u.double()}))
         assert_close(y, expected, torch.float32, what=f"step {seed}")
     assert_close(given["state"], exact["state"], torch.float32, what="state")
-
-
-def test_arguments_that_the_kernel_cannot_take_are_named():
-    given = inputs(2, 8, 3, dtype=torch.float32)
-    with pytest.raises(ValueError, match="lti_ssm_step: backend='triton' takes no dss-softmax; use backend='auto'"):
-        TRITON(**(given | {"discretization": "dss-softmax", "length": 8, "position": 0}))
-    with pytest.raises(ValueError, match="has no gradient; call it under"):
-        TRITON(**(given | {"skip": given["skip"].requires_grad_()}))
-    with pytest.raises(ValueError, match=r"takes a state in complex64, got torch\.complex128"):
-        TRITON(**(inputs(2, 8, 3, dtype=torch.float32) | {"state": given["state"].to(torch.complex128)}))
-    with pytest.raises(ValueError, match="takes N <= 512, got N=513"):
-        TRITON(**inputs(1, 2, 513, dtype=torch.float32))
-    with pytest.raises(ValueError, match=r"takes float32, bfloat16 and float16, got torch\.float64"):
-        TRITON(**(inputs(2, 8, 3, dtype=torch.float32) | {"log_dt": given["log_dt"].double()}))
-    ones = torch.ones(8, 3)
-    with pytest.raises(ValueError, match="takes a DiagonalSystem, got a ContinuousSystem"):
-        lti_ssm_step(
-            given["u"], ContinuousSystem(-ones, None, ones, ones[:, 0]), torch.zeros(2, 8, 3), conj_pairs=False,
-            backend="triton",
-        )  # fmt: skip
-
-
-def test_arguments_that_do_not_fit_are_refused():
-    given = inputs(2, 8, 3, dtype=torch.float32)
-    step = with_state(lti_ssm_step)
-    with pytest.raises(ValueError, match=r"lti_ssm_step: C must be \[8, 3, 2\], got \[7, 3, 2\]"):
-        step(**(given | {"C": given["C"][:-1]}))
-    with pytest.raises(ValueError, match=r"u must be \[B, D\] and state \[B, D, N\], got \[2, 7\] and \[2, 8, 3\]"):
-        step(**(given | {"u": given["u"][:, :-1]}))
-    with pytest.raises(ValueError, match=r"gate_in must be \[2, 8\] as u, got \[1, 8\]"):
-        step(**(given | {"gate_in": given["u"][:1]}))
-    with pytest.raises(ValueError, match="a DiagonalSystem needs a complex state"):
-        step(**(given | {"state": given["state"].real}))
-    with pytest.raises(ValueError, match="discretization='zero' is not one of zoh"):
-        step(**(given | {"discretization": "zero"}))
-    with pytest.raises(ValueError, match="dss-softmax needs length"):
-        step(**(given | {"discretization": "dss-softmax"}))
-    system = DiagonalSystem(**{name: given[name] for name in PARAMETERS}).continuous(torch.float32, 1.0)
-    with pytest.raises(ValueError, match=r"D must be \[8\], got \[7\]"):
-        lti_ssm_step(given["u"], system._replace(D=given["skip"][:-1]), given["state"])

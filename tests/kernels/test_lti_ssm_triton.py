@@ -319,18 +319,6 @@ def test_the_kernel_reads_both_sides(length, dtype, gates):
     assert_kernel_matches(inputs, dtype, op)
 
 
-def test_what_the_kernel_cannot_do_is_named():
-    inputs = on_device(make_kernel_inputs(8, initial_state=False))
-    with pytest.raises(ValueError, match="takes no dss-softmax; use backend='auto'"):
-        lti_ssm(**(inputs | {"discretization": "dss-softmax"}), backend="triton")
-    with pytest.raises(ValueError, match="takes N <= 64, got N=65; use backend='auto'"):
-        lti_ssm(**on_device(make_kernel_inputs(8, state=65)), backend="triton")
-    with pytest.raises(ValueError, match=r"takes float32, bfloat16 and float16, got torch\.float64"):
-        lti_ssm(**(inputs | {"A": inputs["A"].to(torch.complex128)}), backend="triton")
-    with pytest.raises(ValueError, match="not one of 'auto', 'torch', 'triton'"):
-        lti_ssm(**inputs, backend="cuda")
-
-
 def make_narrow_inputs(length):
     inputs = on_device(make_kernel_inputs(length), torch.bfloat16)
     inputs |= {name: inputs[name].float() for name in ("dt", "D")}

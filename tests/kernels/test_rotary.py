@@ -55,13 +55,3 @@ def test_inputs_may_be_parts_of_one_projection():
         rotary(q, k, **tables, backend="triton"), rotary(q, k, **tables, backend="torch"), strict=True
     ):
         torch.testing.assert_close(found, expected)
-
-
-def test_what_does_not_fit_is_refused():
-    x, table, time = torch.ones(2, 3, 1, 4), torch.ones(5, 2), torch.arange(3)
-    with pytest.raises(ValueError, match=r"q and k are \[B, T, H, K\] with an even K"):
-        rotary(x[..., :3], x[..., :3], table, table, time)
-    with pytest.raises(ValueError, match=r"cos and sin are \[positions, 2\], got \[5, 1\] and \[5, 2\]"):
-        rotary(x, x, table[:, :1], table, time)
-    with pytest.raises(ValueError, match=r"time is \[T\] or \[B, T\] with T=3, got \[4\]"):
-        rotary(x, x, table, table, torch.arange(4))

@@ -114,22 +114,3 @@ def test_a_rotation_keeps_products():
     theta, k, q = (torch.randn(3, size, generator=g, dtype=torch.float64) for size in (2, 7, 7))
     turned_k, turned_q = rotate_pairs(theta, k, q)
     torch.testing.assert_close((turned_k * turned_q).sum(-1), (k * q).sum(-1))
-
-
-def test_wrong_arguments_are_named():
-    inputs = make_inputs(2, 4, 3, 8, 2)
-    for name, x, message in (
-        ("B", torch.ones(2, 0, 8), r"B must be \[batch, T, N\] with at least one element, got \[2, 0, 8\]"),
-        ("C", torch.ones(2, 4, 7), r"C must be \[2, 4, 8\] to go with B, got \[2, 4, 7\]"),
-        ("B_bias", torch.ones(3, 7), r"B_bias must be \[H, 8\] with H >= 1, got \[3, 7\]"),
-        ("C_bias", torch.ones(2, 8), r"C_bias must be \[3, 8\] to go with B, got \[2, 8\]"),
-        ("theta", torch.ones(2, 4, 3, 5), r"theta must be \[2, 4, 3, R\] with 1 <= R <= 4, half of N, got \[2, 4, 3"),
-        ("later", torch.ones(2, 4), r"later must be \[2, 4, 3\] to go with B, got \[2, 4\]"),
-    ):
-        with pytest.raises(ValueError, match=f"rotated_keys: {message}"):
-            rotated_keys(**(inputs | {name: x}))
-    with pytest.raises(ValueError, match=r"takes float32, bfloat16 and float16, got torch.float64; use backend="):
-        TRITON(**inputs, dtype=torch.float32)
-    narrow = {name: x.float() for name, x in inputs.items()}
-    with pytest.raises(ValueError, match=r"gives float32, bfloat16 and float16, not torch.float64; use backend="):
-        TRITON(**narrow, dtype=torch.float64)

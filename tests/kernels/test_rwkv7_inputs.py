@@ -13,7 +13,6 @@ from tests.kernels.gated import on_device
 from tests.kernels.rwkv_inputs import (
     BACKENDS,
     gradients_of,
-    what_does_not_fit_is_refused,
 )
 
 POSITIONS = ("r", "k", "v", "w", "a")
@@ -103,7 +102,3 @@ def test_extreme_decays_and_rates_stay_finite():
     for x, y in zip(gradients(inputs, "triton"), gradients(inputs, "torch"), strict=True):
         assert x.isfinite().all()
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
-
-
-def test_what_does_not_fit_is_refused():
-    what_does_not_fit_is_refused(rwkv7_inputs, rwkv7_position, make_inputs, of_channels="xi")

@@ -396,31 +396,3 @@ def test_a_step_size_without_softplus_has_its_bias(backend):
     inputs = make_inputs(1, 9, 3, 2)
     inputs |= {"dt": inputs["dt"].abs(), "dt_bias": inputs["dt_bias"].abs(), "dt_softplus": False}
     kernel_matches(inputs, op=partial(selective_scan, return_final_state=True, backend=backend))
-
-
-def test_wrong_arguments_are_named():
-    inputs = make_inputs(2, 8, 6, 5)
-    with pytest.raises(ValueError, match=r"selective_scan: negative_eigenvalues needs real A, B, C and states"):
-        selective_scan(**make_inputs(2, 8, 6, 5, complex_=True), negative_eigenvalues=True)
-    with pytest.raises(ValueError, match=r"selective_scan_step: negative_eigenvalues needs real A"):
-        selective_scan_step(
-            **at_step(make_inputs(2, 8, 6, 5, complex_=True), 0),
-            state=torch.zeros(2, 6, 5, dtype=torch.complex128),
-            negative_eigenvalues=True,
-        )
-    with pytest.raises(ValueError, match=r"equally many groups, which divide the width 6"):
-        selective_scan(**(inputs | {"C": torch.zeros(2, 8, 4, 5)}))
-    with pytest.raises(ValueError, match=r"selective_scan: C must be \[2, 8, 5\] or \[6, 5\]"):
-        selective_scan(**(inputs | {"C": torch.zeros(2, 8, 4)}))
-    with pytest.raises(ValueError, match=r"step: state must be \[2, 6, 5\] .*, got \[2, 6, 4\]"):
-        selective_scan_step(**at_step(inputs, 0), state=torch.zeros(2, 6, 4))
-    with pytest.raises(ValueError, match=r"takes float32, bfloat16 and float16, got torch.float64; use backend="):
-        selective_scan(**inputs, backend="triton")
-    with pytest.raises(ValueError, match=r"takes float32, bfloat16 and float16, got torch.float64"):
-        selective_scan(**make_inputs(2, 8, 6, 5, complex_=True), backend="triton")
-    with pytest.raises(ValueError, match=r"takes N up to 64, got N=65; use backend='auto'"):
-        selective_scan(**on_device(make_inputs(2, 8, 6, 65)), backend="triton")
-    step = at_step(on_device(inputs), 0)
-    step["x"].requires_grad_()
-    with pytest.raises(ValueError, match=r"has no gradient; call it under torch.no_grad"):
-        selective_scan_step(**step, state=torch.zeros(2, 6, 5, device=DEVICE), backend="triton")

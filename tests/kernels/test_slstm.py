@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.slstm import empty_state, slstm, slstm_step
+from kernels.slstm import empty_state, slstm
 from kernels.slstm.reference import slstm_reference
 from suite.laws.accuracy import assert_matches_reference
 
@@ -111,21 +111,3 @@ def test_the_gradient_of_the_matrices_is_a_sum_over_chunks(monkeypatch):
     triton = pytest.importorskip("kernels.slstm.triton", reason="needs triton")
     monkeypatch.setattr(triton, "CHUNK", 64)
     assert_matches_reference(TRITON, slstm_reference, make_inputs(17, 9, 2, 5), keep=KEEP, device=DEVICE)
-
-
-def test_wrong_arguments_are_named():
-    inputs = make_inputs(2, 8, 2, 5)
-    with pytest.raises(ValueError, match=r"slstm: recurrent must be \[4, 2, 5, 5\] to go with x, got \[4, 2, 5, 4\]"):
-        slstm(**(inputs | {"recurrent": torch.zeros(4, 2, 5, 4)}))
-    with pytest.raises(ValueError, match=r"slstm: bias must be \[4, 2, 5\] to go with x, got \[4, 10\]"):
-        slstm(**(inputs | {"bias": torch.zeros(4, 10)}))
-    with pytest.raises(ValueError, match=r"slstm: initial_state must be \[2, 4, 2, 5\]"):
-        slstm(**(inputs | {"initial_state": torch.zeros(2, 3, 2, 5)}))
-    with pytest.raises(ValueError, match=r"slstm: x must be \[batch, length >= 1, 4, heads, K\]"):
-        slstm(inputs["x"][:, :0], inputs["recurrent"])
-    with pytest.raises(ValueError, match=r"slstm_step: state must be \[2, 4, 2, 5\]"):
-        slstm_step(inputs["x"][:, 0], inputs["recurrent"], None, torch.zeros(2, 3, 2, 5))
-    with pytest.raises(ValueError, match=r"got torch.float64; use backend="):
-        slstm(**inputs, backend="triton")
-    with pytest.raises(ValueError, match=r"takes K up to 64, got K=65"):
-        slstm(torch.zeros(1, 2, 4, 1, 65), torch.zeros(4, 1, 65, 65), backend="triton")

@@ -138,8 +138,6 @@ def test_a_detached_maximum_changes_the_gradient_of_growing_modes_alone(backend)
             gradients.append(torch.autograd.grad((taps * torch.linspace(-1, 1, 65)).sum(), A)[0])
         differs = (gradients[0] - gradients[1]).abs() > 1e-3 * gradients[0].abs()
         assert torch.equal(differs, inputs["A"].real > 0)
-    with pytest.raises(ValueError, match="detach_maximum is for dss-softmax, got zoh"):
-        ssm_kernel(**(inputs | {"discretization": "zoh"}), detach_maximum=True)
 
 
 def test_no_table_of_all_powers_is_kept():
@@ -168,22 +166,6 @@ def test_small_steps_do_not_cancel():
     z = torch.complex(torch.tensor([-1e-6, -1e-3, -2.0]), torch.tensor([1e-6, 3.0, 1e-3]))
     exact = torch.exp(z.to(torch.complex128)) - 1
     torch.testing.assert_close(expm1(z).to(torch.complex128), exact, rtol=1e-6, atol=0)
-
-
-def test_wrong_arguments_are_named():
-    inputs = make_parameters(3, 4, discretization="zoh", complex_=False)
-    with pytest.raises(ValueError, match="conj_pairs=True needs a complex A"):
-        ssm_kernel(**inputs, length=8)
-    with pytest.raises(ValueError, match="'zho' is not one of zoh, bilinear"):
-        ssm_kernel(**inputs, length=8, conj_pairs=False, discretization="zho")
-    with pytest.raises(ValueError, match="'cuda' is not one of 'auto'"):
-        ssm_kernel(**inputs, length=8, conj_pairs=False, backend="cuda")
-    with pytest.raises(ValueError, match="normalize_over=9 is for dss-softmax and at least length=8, got zoh"):
-        ssm_kernel(**inputs, length=8, conj_pairs=False, normalize_over=9)
-    with pytest.raises(ValueError, match="normalize_over=7 is for dss-softmax and at least length=8, got dss-softmax"):
-        ssm_kernel(**inputs, length=8, conj_pairs=False, discretization="dss-softmax", normalize_over=7)
-    with pytest.raises(ValueError, match="takes float32, bfloat16 and float16, got"):
-        ssm_kernel(**inputs, length=8, conj_pairs=False, backend="triton")
 
 
 @pytest.mark.parametrize(

@@ -87,23 +87,3 @@ def test_sequences_of_a_batch_do_not_see_each_other(backend):
     other = {**inputs, "x": inputs["x"].detach().clone(), "delta": inputs["delta"].detach().clone()}
     other["x"][0], other["delta"][:, 2] = 7.0, 7.0
     assert torch.equal(gradients(other, backend)[0][1], found[1])
-
-
-def test_what_does_not_fit_is_refused():
-    x, mu = torch.ones(2, 3, 4), torch.ones(5, 4)
-    with pytest.raises(ValueError, match=r"x must be \[B, T >= 1, D\] with at least one element, got \[4\]"):
-        token_shift(torch.ones(4), mu)
-    with pytest.raises(ValueError, match=r"token_shift: mu must be \[U >= 1, 4\], got \[4\]"):
-        token_shift(x, torch.ones(4))
-    with pytest.raises(ValueError, match=r"token_shift: delta must be \[5, 2, 3, 4\], got \[2, 3, 4\]"):
-        token_shift(x, mu, x)
-    with pytest.raises(ValueError, match=r"token_shift_step: state must be \[2, 4\], got \[4\]"):
-        token_shift_step(x[:, 0], torch.ones(4), mu)
-    with pytest.raises(ValueError, match=r"delta needs weighs='before', got weighs='now'"):
-        token_shift(x, mu, torch.ones(5, 2, 3, 4), weighs="now")
-    with pytest.raises(ValueError, match=r"weighs='after' is not one of 'before', 'now'"):
-        token_shift(x, mu, weighs="after")
-    with pytest.raises(ValueError, match=r"takes U up to 6, got U=7"):
-        token_shift(x, torch.ones(7, 4), backend="triton")
-    with pytest.raises(ValueError, match=r"takes float32, bfloat16 and float16, got torch\.float64"):
-        token_shift(x.double(), mu, backend="triton")

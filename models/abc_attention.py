@@ -27,12 +27,13 @@ import torch
 from torch import Tensor, nn
 
 from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
-from models.backbone import BackboneConfig, require_divides
+from models.backbone import BackboneConfig
 from models.parts.casts import at_least_float32
 from models.parts.channel import ChannelMixerKind
 from models.parts.linear import ResidualLinear
 from models.parts.mixer import Mixer
 from models.parts.norms import NormKind
+from models.parts.options import require_divides
 from models.parts.time_axis import LeftPadding, blank, running_sum
 from suite.bounds import Epsilon, Ratio, Width
 from suite.contracts import TaskSpec

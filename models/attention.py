@@ -27,9 +27,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.attention import attention, attention_step
-from models.backbone import BackboneConfig, require_divides
+from models.backbone import BackboneConfig
 from models.parts.linear import Linear, ResidualLinear, linear, unbind
 from models.parts.mixer import FusedStepMixer, Mixer
+from models.parts.options import require_divides
 from models.parts.positions import Rotary
 from models.parts.step import step_linear
 from models.parts.time_axis import LeftPadding, blank, positions_seen, take_positions

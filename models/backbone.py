@@ -4,45 +4,43 @@
     postnorm:  x = norm(x + mixer(x));  x = norm(x + channel(x));  readout(x)
 
 A model is a `BackboneConfig` that names the mixer of every layer. Width, depth, norms, positions and the channel mixer
-are options of this file, so that a comparison of models compares their mixers and nothing else.
+are options of `parts/options.py`, so that a comparison of models compares their mixers and nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from torch import Tensor, nn
 
 from kernels.embedding import embedding
 from kernels.linear_cross_entropy import aligned_linear, linear_cross_entropy
 from models.parts.casts import at_least_float32, autocast_dtype, cast_once
-from models.parts.channel import ChannelMixer, ChannelMixerKind, make_channel_mixer
 from models.parts.decoder import PositionDecoder
+from models.parts.layer import Layer, joined
 from models.parts.linear import ResidualLinear
-from models.parts.mixer import Mixer, Rescalable, of_shape
-from models.parts.norms import NORM_MODULES, NormKind, add_norm, make_norm
+from models.parts.mixer import Mixer, Rescalable
+from models.parts.norms import NORM_MODULES, add_norm, make_norm
+from models.parts.options import NetworkOptions
 from models.parts.positions import sinusoidal_table
-from models.parts.recompute import Recompute, recomputed_layer
+from models.parts.recompute import recomputed_layer
 from models.parts.short_conv import BaseConv, ShortConv
 from models.parts.step import step_linear
 from models.parts.time_axis import LeftPadding, blank, positions_seen, take_positions
-from suite.bounds import Count, Epsilon, Fraction, Layers, Positive, Ratio, Width
-from suite.contracts import IGNORE, ModelConfig, ParamGroup, TaskSpec
+from suite.contracts import IGNORE, ParamGroup, TaskSpec
 from suite.model import Convolution, Model
 from suite.state import map_tensors
 
 NO_DECAY_KINDS = ("bias", "norm", "embedding")
 
 
-class BackboneConfig(ModelConfig):
+class BackboneConfig(NetworkOptions):
     """Options of every model. A model derives from this class, sets its own defaults and names its mixer.
 
     Raise `version` in the derived class whenever the function that the model computes, its initialisation, or a default
@@ -51,159 +49,24 @@ class BackboneConfig(ModelConfig):
     """
 
     version: ClassVar[int] = 1
-    left_out_when_off: ClassVar[tuple[str, ...]] = (
-        "short_conv",
-        "base_conv_layers",
-        "torch_init",
-        "mixer_gain",
-        "readout_bias",
-    )
-    """Options that were added after some runs were stored. While an option is off, it is not part of the identity of a
-    run, so that older runs keep their ids."""
-    positions: ClassVar[tuple[str, ...]] = ("none", "learned", "sinusoidal")
-    """The values of `position` that this model supports."""
-    one_mixer_a_layer: ClassVar[bool] = True
-    """Whether `mixers` gives one mixer for each of `num_layers`. Only then can a layer of `hybrid` or a block of
-    `sashimi` have such a mixer."""
-
-    num_layers: Layers = 2
-    d_model: Width = 64
-    channel_mixer: ChannelMixerKind = "mlp"
-    mlp_ratio: Ratio = 4.0
-    """Inner width of the channel mixer, as a multiple of d_model. A `swiglu` of 8/3 is as large as an `mlp` of 4."""
-    norm: NormKind = "layer"
-    norm_eps: Epsilon = 1e-5
-    prenorm: bool = True
-    position: Literal["none", "learned", "sinusoidal", "rope", "xpos"] = "none"
-    """`learned` and `sinusoidal` are added to the input; `rope` and `xpos` act inside attention."""
-    short_conv: int = 0
-    """Number of taps of a causal depthwise convolution before every mixer, 2 to 4. 0: there is none."""
-    base_conv_layers: tuple[Count, ...] = ()
-    """Layers, counted from 0, whose mixer is a `BaseConv` of three taps without `short_conv`. Zoology's grids of linear
-    attention alternate: even layers are BaseConv, odd ones the mixer of the model (HazyResearch/zoology at
-    d88d6f5474f36998d82d5c3bd58a190248d0a669, zoology/mixers/hybrid.py and zoology/experiments/models_repo.py)."""
-    embed_dropout: Fraction = 0.0
-    resid_dropout: Fraction = 0.0
-    """Dropout on what a mixer or a channel mixer adds to the residual stream."""
-    tie_embeddings: bool = True
-    """Whether the readout shares the weights of the embedding, where input and output vocabulary are the same."""
-    readout_bias: bool = False
-    """Whether the readout of tokens has a bias. A readout of sequences always has one."""
-    init_std: Positive = 0.02
-    init_residual: Literal["scaled", "scaled-mlp", "plain"] = "scaled"
-    """`scaled`: projections into the residual stream start 1/sqrt(number of residual branches) smaller (GPT-2).
-    `scaled-mlp`: only those of the channel mixers do, as in H3's released code (HazyResearch/safari at
-    02220c69d247e5473616cd053a443ad99fd2559b), which rescales by parameter name and so leaves out the output maps of
-    its H3 and S4D layers. `plain`: none does.
-
-    Limits: RWKV, whose layers have two branches, counts one a layer. Mamba without `network_init`, Mamba-2 and Mamba-3
-    start their output maps 1/sqrt(num_layers) smaller also where there is a channel mixer, for which their authors'
-    code counts a second branch a layer (state-spaces/mamba, mamba_ssm/models/mixer_seq_simple.py)."""
-    torch_init: Literal[True, False, "weights"] = False
-    """Linear maps and embeddings of the network keep the initialisation of torch, weights and biases uniform within
-    1 / sqrt(inputs) and embeddings standard normal; `init_std` and `init_residual` have no effect, except that `scaled`
-    still scales the output maps of Mamba without `network_init`, Mamba-2 and Mamba-3. The released code of DSS and S4
-    does so (ag1988/dss at 777084e777c27caba2e87eceecb3f49d1b761cd8). `weights`: only the weights of linear maps keep
-    it; biases start at zero and embeddings with `init_std`, as in MAD's code (athms/mad-lab at
-    1f77b94127309e9f3e0280fe73d6079ba3eaf3eb, mad/model/language_model.py)."""
-    mixer_gain: Positive | None = None
-    """Linear maps of the mixers start by Xavier's rule, uniform within gain sqrt(6 / (inputs + outputs)), in place of
-    the start of the network's. GLA does so in MAD's code, with the gain 2^-2.5 (athms/mad-lab at
-    6e7e4c903b7d4d1a31d12186b709f36fa3184041, mad/model/layers/attention_gated_linear.py). Mamba without `network_init`,
-    Mamba-2 and Mamba-3 start their maps themselves and refuse it."""
-    pooling: Literal["mean", "last"] = "mean"
-    """Summary of the time axis in a sequence readout."""
-
-    recompute: Recompute = Field(default="auto", exclude=True)
-    """Selects the activations that the backward pass recomputes instead of keeping them. It changes no value, so it is
-    not part of the identity of a run."""
-
-    def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
-        """The mixer of one layer."""
-        raise NotImplementedError(f"{type(self).__name__} defines no method mixer(self, layer, spec)")
-
-    def mixers(self, spec: TaskSpec) -> list[Mixer]:
-        """The mixers of all layers. A model whose layers share parameters overrides this."""
-        return [self.mixer(layer, spec) for layer in range(self.num_layers)]
 
     def layer(self, index: int, mixer: Mixer) -> Layer:
         """The layer around one of the `mixers`, which are counted from 0."""
         return Layer(self, mixer)
 
-    @model_serializer(mode="wrap")
-    def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values: dict[str, Any] = handler(self)
-        for key in self._left_out():
-            if not values.get(key, True):
-                del values[key]
-        return values
-
-    @classmethod
-    @functools.cache
-    def _left_out(cls) -> tuple[str, ...]:
-        # an option that is on by default is written when it is off, so that settings are read back as they were
-        return tuple(key for key in cls.left_out_when_off if not cls.model_fields[key].default)
-
     def check(self, spec: TaskSpec) -> None:
         """Raises ValueError where this model cannot serve that task."""
-        name = type(self).__name__
         if all(getattr(type(self), key) is getattr(BackboneConfig, key) for key in ("mixer", "mixers", "build")):
+            name = type(self).__name__
             raise ValueError(
                 f"{name}: it defines no method mixer(self, layer, spec), which makes the mixer of a layer."
             )
-        if self.position not in self.positions:
-            raise ValueError(
-                f"{name}: position={self.position!r} is not available, choose one of {', '.join(self.positions)}."
-            )
-        if self.recompute == "layer" and self.norm == "batch":
-            raise ValueError(
-                f"{name}: recompute='layer' would count every batch twice in the statistics of a batch norm; set "
-                "recompute to 'auto' or 'never'."
-            )
-        if self.short_conv not in (0, 2, 3, 4):
-            raise ValueError(f"{name}: short_conv must be 0 or 2 to 4, got {self.short_conv}.")
-        for layer in self.base_conv_layers:
-            if not 0 <= layer < self.num_layers:
-                raise ValueError(
-                    f"{name}: base_conv_layers={list(self.base_conv_layers)}: there is no layer {layer}; "
-                    f"num_layers={self.num_layers} gives the layers 0 to {self.num_layers - 1}."
-                )
-        for key in ("resid_dropout", "attention_dropout"):
-            if self.recompute == "layer" and getattr(self, key, 0.0) > 0:
-                raise ValueError(
-                    f"{name}: recompute='layer' would draw another dropout in the backward pass; set {key} to 0 or "
-                    "recompute to 'auto' or 'never'."
-                )
-        if spec.input == "tokens" and spec.vocab_size < 1:
-            raise ValueError(f"{name}: token inputs need vocab_size >= 1, got {spec.vocab_size}; set it in the task.")
-        if spec.input == "signal" and spec.channels < 1:
-            raise ValueError(f"{name}: signal inputs need channels >= 1, got {spec.channels}; set it in the task.")
-        if spec.towers not in (1, 2) or (spec.towers == 2 and spec.readout != "sequence"):
-            raise ValueError(
-                f"{name}: towers={spec.towers} and readout={spec.readout!r}; allowed: 1, or 2 with one label per row."
-            )
+        super().check(spec)
 
     def build(self, spec: TaskSpec) -> Backbone:
         """The network for one task, initialised from torch's global generator."""
         self.check(spec)
         return Backbone(self, spec)
-
-
-def require_divides(model: str, **numbers: int) -> None:
-    """Raises ValueError unless the first option divides the second one.
-
-    require_divides("gsa", num_heads=4, d_model=64)
-    """
-    (small_name, small), (large_name, large) = numbers.items()
-    if large < 1:
-        raise ValueError(f"{model}: {large_name} would be {large}; raise the options that it follows from.")
-    if small < 1 or large % small:
-        low = [n for n in range(1, math.isqrt(large) + 1) if large % n == 0]
-        allowed = sorted({*low, *(large // n for n in low)})
-        raise ValueError(
-            f"{model}: {small_name}={small} does not divide {large_name}={large}; "
-            f"choose {small_name} from {', '.join(map(str, allowed))} or change {large_name}."
-        )
 
 
 @dataclass
@@ -217,87 +80,6 @@ class BackboneState:
     """[B, D]: the sum of the final hidden states so far, where the readout takes their mean; else None."""
     fresh: bool = False
     """Whether the state is that before the first position. The host knows it without reading a tensor."""
-
-
-class Layer(nn.Module):
-    """A mixer and an optional channel mixer, each in a residual branch with a norm of its own.
-
-    With norms before the branches a layer gives the residual stream and its last branch separately, because the norm
-    of the next layer adds them in the same pass over memory; `joined` adds them where there is none.
-    """
-
-    def __init__(self, config: BackboneConfig, mixer: Mixer) -> None:
-        super().__init__()
-        self.prenorm = config.prenorm
-        self.mixer = mixer
-        self.mixer_norm = make_norm(config.norm, config.d_model, config.norm_eps)
-        self.channel = make_channel_mixer(config.channel_mixer, config.d_model, config.mlp_ratio)
-        self.channel_norm = None if self.channel is None else make_norm(config.norm, config.d_model, config.norm_eps)
-        self.dropout = nn.Dropout(config.resid_dropout)
-
-    def _enter(self, norm: nn.Module, residual: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The input of a branch, in the dtype of its matrix products, and the residual stream."""
-        if not self.prenorm:
-            return residual, residual
-        # an identity has no matrix product, so its input is part of the residual stream
-        exact = norm is self.channel_norm and isinstance(self.channel, nn.Identity)
-        return add_norm(norm, branch, residual, None if exact else autocast_dtype(residual))
-
-    def _leave(self, norm: nn.Module, residual: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The residual stream and what is still to be added to it, given the result y of a branch."""
-        branch = self.dropout(y)
-        return (residual, branch) if self.prenorm else (add_norm(norm, branch, residual)[0], None)
-
-    def _channel(self, residual: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        if self.channel is None or self.channel_norm is None:
-            return residual, branch
-        x, residual = self._enter(self.channel_norm, residual, branch)
-        return self._leave(self.channel_norm, residual, self.channel(x))
-
-    def _checked(self, y: Any, shape: Sequence[int], x: Tensor) -> Tensor:
-        """Returns y, the result of the mixer for x. Raises ValueError unless it is a tensor of this shape.
-
-        It also raises where y has fewer digits than the run: it has lost what the residual stream would keep.
-        """
-        y = of_shape(self.mixer, y, shape)
-        if torch.promote_types(y.dtype, wanted := autocast_dtype(x)) != y.dtype:
-            name = type(self.mixer).__name__
-            raise ValueError(f"{name}.forward returns {y.dtype} in a run of {wanted}; return y.to(x.dtype).")
-        return y
-
-    def forward(self, residual: Tensor, branch: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """The residual stream [B, T, D] before this layer and after it, each with what is still to be added to it."""
-        x, residual = self._enter(self.mixer_norm, residual, branch)
-        y = self._checked(self.mixer(x), x.shape, x)
-        return self._channel(*self._leave(self.mixer_norm, residual, y))
-
-    def forward_at(self, residual: Tensor, branch: Tensor | None, positions: Tensor) -> tuple[Tensor, Tensor | None]:
-        """`forward` at `positions` [B, P] only, so that norms and channel mixer work on these alone: [B, P, D]."""
-        x, residual = self._enter(self.mixer_norm, residual, branch)
-        y = self._checked(self.mixer.forward_at(x, positions), (*positions.shape, x.shape[-1]), x)
-        return self._channel(*self._leave(self.mixer_norm, take_positions(residual, positions), y))
-
-    def prefill(
-        self, residual: Tensor, branch: Tensor | None, state: Any, padding: LeftPadding | None
-    ) -> tuple[Tensor, Tensor | None, Any]:
-        """`forward` from a state, and the state behind the inputs."""
-        x, residual = self._enter(self.mixer_norm, residual, branch)
-        y, state = self.mixer.prefill(x, state, padding)
-        return *self._channel(*self._leave(self.mixer_norm, residual, y)), state
-
-    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        if not self.prenorm:
-            y_t, state = self.mixer.step(x_t, state)
-            return joined(*self._channel(*self._leave(self.mixer_norm, x_t, y_t))), state
-        x_t, state = self.mixer.branch_step(x_t, self.mixer_norm, state)
-        if isinstance(self.channel, ChannelMixer) and self.channel_norm is not None:
-            return self.channel.branch_step(x_t, self.channel_norm), state
-        return joined(*self._channel(x_t, None)), state
-
-
-def joined(residual: Tensor, branch: Tensor | None) -> Tensor:
-    """The residual stream with what is still to be added to it."""
-    return residual if branch is None else residual + branch
 
 
 class PairHead(nn.Module):

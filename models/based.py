@@ -23,7 +23,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from models.backbone import BackboneConfig, require_divides
+from models.backbone import BackboneConfig
 from models.linear_attention import LinearAttention
 from models.parts.casts import at_least_float32
 from models.parts.channel import ChannelMixerKind
@@ -31,6 +31,7 @@ from models.parts.linear import ResidualLinear
 from models.parts.linear_attention import Projected
 from models.parts.mixer import Mixer
 from models.parts.norms import NormKind
+from models.parts.options import require_divides
 from models.parts.step import step_linear
 from suite.bounds import Ratio, Width
 from suite.contracts import TaskSpec

@@ -22,12 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.forget_gate import forget_gate
-from models.backbone import BackboneConfig, require_divides
+from models.backbone import BackboneConfig
 from models.parts.channel import ChannelMixerKind
 from models.parts.linear import ResidualLinear
 from models.parts.linear_attention import GatedLinearMixer, Projected
 from models.parts.mixer import Mixer
 from models.parts.norms import NormKind, RMSNorm
+from models.parts.options import require_divides
 from models.parts.step import shared_norm, step_linear
 from suite.bounds import Epsilon, Positive, Ratio, Width
 from suite.contracts import TaskSpec

@@ -24,12 +24,13 @@ from torch import Tensor, nn
 from kernels.forget_gate import forget_gate
 from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
-from models.backbone import BackboneConfig, require_divides
+from models.backbone import BackboneConfig
 from models.parts.casts import at_least_float32
 from models.parts.channel import ChannelMixerKind
 from models.parts.linear import ResidualLinear
 from models.parts.mixer import FusedStepMixer, Mixer
 from models.parts.norms import NormKind, RMSNorm
+from models.parts.options import require_divides
 from models.parts.step import shared_norm, step_linear
 from models.parts.time_axis import LeftPadding, blank
 from suite.bounds import Positive, Ratio, Width

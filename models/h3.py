@@ -30,7 +30,6 @@ from torch import Tensor, nn
 from kernels.autograd import OnceDifferentiable
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.h3_inner import h3_inner_step
-from models.backbone import require_divides
 from models.hybrid import AttentionLayersConfig
 from models.hyena import LongConv
 from models.mamba import S6
@@ -40,6 +39,7 @@ from models.parts.finite_filter import FiniteFilter
 from models.parts.initial import reset_taps
 from models.parts.linear import Linear, ResidualLinear
 from models.parts.mixer import FusedStepMixer, Mixer
+from models.parts.options import require_divides
 from models.parts.step import step_linear
 from models.parts.time_axis import LeftPadding, blank, time_contiguous
 from models.s4d import DiagonalSSM, Discretization, Initialisation, State, check_ssm

@@ -18,8 +18,9 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from models import MODELS
 from models.attention import Attention
-from models.backbone import BackboneConfig, require_divides
+from models.backbone import BackboneConfig
 from models.parts.mixer import Mixer
+from models.parts.options import require_divides
 from models.parts.short_conv import BaseConv
 from suite.bounds import Count, Positive, Width
 from suite.contracts import TaskSpec

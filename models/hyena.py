@@ -34,11 +34,12 @@ from torch import Tensor, nn
 
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.fft_conv import fft_conv
-from models.backbone import BackboneConfig, require_divides
+from models.backbone import BackboneConfig
 from models.parts.casts import at_least_float32
 from models.parts.initial import reset_taps
 from models.parts.linear import Linear, ResidualLinear, unbind
 from models.parts.mixer import Mixer
+from models.parts.options import require_divides
 from models.parts.time_axis import LeftPadding, blank
 from suite.bounds import Factor, Positive, Width
 from suite.contracts import TaskSpec

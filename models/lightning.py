@@ -23,11 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.backbone import BackboneConfig, require_divides
+from models.backbone import BackboneConfig
 from models.parts.channel import ChannelMixerKind
 from models.parts.linear import ResidualLinear
 from models.parts.linear_attention import GatedLinearMixer, Projected
 from models.parts.norms import NormKind, RMSNorm
+from models.parts.options import require_divides
 from models.parts.step import step_linear
 from suite.bounds import Epsilon, Ratio, Width
 from suite.contracts import TaskSpec

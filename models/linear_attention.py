@@ -20,12 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.backbone import BackboneConfig, require_divides
+from models.backbone import BackboneConfig
 from models.parts.casts import at_least_float32
 from models.parts.linear import ResidualLinear
 from models.parts.linear_attention import GatedLinearMixer, Projected
 from models.parts.mixer import Mixer
 from models.parts.norms import RMSNorm
+from models.parts.options import require_divides
 from models.parts.step import step_linear
 from suite.bounds import Width
 from suite.contracts import TaskSpec

@@ -45,7 +45,7 @@ from torch import Tensor, nn
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.mamba_inner import mamba_inner_step
 from kernels.selective_scan import selective_scan, selective_scan_step
-from models.backbone import BackboneConfig, require_divides
+from models.backbone import BackboneConfig
 from models.hyena import LongConv
 from models.parts.casts import at_least_float32, rate_of
 from models.parts.channel import ChannelMixerKind
@@ -53,6 +53,7 @@ from models.parts.initial import reset_taps, step_bias
 from models.parts.linear import ResidualLinear, split_linear
 from models.parts.mixer import FusedStepMixer, Mixer
 from models.parts.norms import NormKind
+from models.parts.options import require_divides
 from models.parts.recompute import Recomputing, at_once, spares
 from models.parts.step import step_linear
 from models.parts.time_axis import LeftPadding, blank

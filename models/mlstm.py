@@ -30,13 +30,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.backbone import BackboneConfig, require_divides
+from models.backbone import BackboneConfig
 from models.parts.casts import at_least_float32
 from models.parts.channel import ChannelMixerKind
 from models.parts.linear import Linear, ResidualLinear
 from models.parts.linear_attention import GatedLinearMixer, Projected
 from models.parts.mixer import Mixer
 from models.parts.norms import HeadNorm, NormKind
+from models.parts.options import require_divides
 from models.parts.step import shared_norm, step_linear
 from suite.bounds import Epsilon, Ratio, Width
 from suite.contracts import TaskSpec

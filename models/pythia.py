@@ -21,8 +21,9 @@ from pydantic import Field
 from torch import Tensor
 
 from models.attention import Attention, AttentionConfig
-from models.backbone import BackboneConfig, Layer
+from models.backbone import BackboneConfig
 from models.parts.channel import MLP
+from models.parts.layer import Layer
 from models.parts.mixer import Mixer
 from models.parts.positions import Rotary
 from models.parts.time_axis import LeftPadding, take_positions

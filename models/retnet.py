@@ -22,12 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.gated_linear_attention import gated_linear_attention_step
-from models.backbone import BackboneConfig, require_divides
+from models.backbone import BackboneConfig
 from models.parts.channel import ChannelMixerKind
 from models.parts.linear import ResidualLinear
 from models.parts.linear_attention import GatedLinearMixer
 from models.parts.mixer import Mixer
 from models.parts.norms import NormKind, RMSNorm
+from models.parts.options import require_divides
 from models.parts.positions import Rotary
 from models.parts.step import step_linear
 from models.parts.time_axis import LeftPadding, blank, positions_seen

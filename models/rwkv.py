@@ -27,9 +27,10 @@ from torch import Tensor, nn
 
 from kernels.token_shift import Weighs, token_shift, token_shift_step
 from kernels.wkv import EMPTY, empty_state, wkv, wkv_step
-from models.backbone import BackboneConfig, Layer, joined
+from models.backbone import BackboneConfig
 from models.parts.casts import at_least_float32, rate_of
 from models.parts.channel import ChannelMixerKind
+from models.parts.layer import Layer, joined
 from models.parts.linear import ResidualLinear
 from models.parts.mixer import Mixer
 from models.parts.norms import make_norm

@@ -31,12 +31,12 @@ from torch import Tensor, nn
 
 from kernels.gated_linear_attention import gated_linear_attention
 from kernels.rwkv6_inputs import rwkv6_inputs, rwkv6_position
-from models.backbone import require_divides
 from models.parts.casts import LARGEST_LOG
 from models.parts.linear import ResidualLinear
 from models.parts.linear_attention import read_moved
 from models.parts.mixer import Mixer
 from models.parts.norms import HeadNorm
+from models.parts.options import require_divides
 from models.parts.time_axis import LeftPadding, blank
 from models.rwkv import RWKVConfig, Shifting
 from suite.bounds import Ratio, Width

@@ -49,10 +49,11 @@ from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 
 from models import MODELS
-from models.backbone import BackboneConfig, Layer, joined
+from models.backbone import BackboneConfig
 from models.hybrid import OF_THE_WHOLE, own_options, today
 from models.parts.casts import at_least_float32
 from models.parts.channel import ChannelMixerKind
+from models.parts.layer import Layer, joined
 from models.parts.mixer import Mixer, choose_rows
 from models.parts.time_axis import LeftPadding
 from suite.bounds import Factor, Layers, Positive

@@ -25,12 +25,13 @@ from torch import Tensor, nn
 
 from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from kernels.slstm import EMPTY, empty_state, slstm, slstm_step
-from models.backbone import BackboneConfig, require_divides
+from models.backbone import BackboneConfig
 from models.parts.casts import as_autocast, at_least_float32
 from models.parts.channel import ChannelMixerKind
 from models.parts.initial import reset_taps
 from models.parts.mixer import Mixer
 from models.parts.norms import HeadNorm
+from models.parts.options import require_divides
 from models.parts.time_axis import LeftPadding, blank
 from suite.bounds import Factor, Ratio, Width
 from suite.contracts import TaskSpec

@@ -8,10 +8,11 @@ from torch import nn
 
 from models import MODELS
 from models.attention import AttentionConfig
-from models.backbone import BackboneConfig, joined
+from models.backbone import BackboneConfig
 from models.dss import DSSSoftmaxConfig
 from models.gsa import GSAConfig
 from models.hgrn2 import HGRN2Config
+from models.parts.layer import joined
 from models.parts.linear import ResidualLinear
 from models.parts.mixer import Mixer
 from models.parts.short_conv import BaseConv

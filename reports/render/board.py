@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from pydantic import model_validator
 
+from reports.render.count import CELLS, JUDGED, PAPERS, claims_text, count, prefix, reasons, total
 from reports.render.document import DASH, Document, Grid
 from reports.render.figure import Series
 from reports.render.layout import claim_texts
@@ -23,9 +24,6 @@ from suite.settings.config import ExperimentConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
-
-PAPERS = ("h3", "dss", "mamba", "gsa")
-"""The papers that the suite reproduces, in the order in which they appeared; other folders follow them."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def folder_of(experiment: str) -> str:
 
 def health(board: Board) -> list[tuple[str, Sequence[str]]]:
     """Missing data: for each kind that there is a sentence with its number, and the names that it means."""
-    reports = board.reports
+    reports = [report for report in board.reports if report.config.runnable]
     elsewhere = {report.experiment for report in board.others}
     empty = [report.experiment for report in reports if not report.runs and report.experiment not in elsewhere]
     reduced = [report.experiment for report in reports if not report.runs and report.experiment in elsewhere]
@@ -91,75 +89,67 @@ def health(board: Board) -> list[tuple[str, Sequence[str]]]:
     return [(f"{count} {text}", names) for count, text, names in found if count]
 
 
-HEADER = (
-    "experiment",
-    "scale",
-    "published",
-    "agree",
-    "better",
-    "unclear",
-    "unstable",
-    "differ",
-    "empty",
-    "other empty",
-    "claims hold",
-    "fail",
-    "unsure",
-    "not run",
-)
 MOST_NAMES = 6
 """Names that a note lists."""
-COUNTED = HEADER[2:]
-"""Names of the numbers of a line."""
+FOUR = "four papers"
+"""The line with the sum over the papers that the suite reproduces."""
+HEADER = ("published", "in a grid", *JUDGED, *JUDGED, "at chance", "other device", "other data", "not run")
+GROUPS = ("", "", *["three seeds or more"] * len(JUDGED), *["fewer seeds"] * len(JUDGED), "", "", "", "")
+NUMBERS = ("published", "in a grid", *CELLS)
+"""The counts in the columns of HEADER."""
+NOTES = (
+    "published: numbers of the papers that a run could give, each counted once; those in a grid are one of the next.",
+    "agree: within the tolerance. differ: worse than the paper or unstable. at chance: the paper's number is a guess's.",
+    "other device: times, speeds and memory of another device or protocol, which are not compared.",
+    "other data: ours is of stand-in data. not run: not at the paper's scale, or a run was lost.",
+    "claims: of the papers, each counted once; reduced: checked at a smaller scale.",
+)
+
+
+def counts_of(board: Board) -> list[tuple[str, Counter[str]]]:
+    """Each folder that has counts, the sum over the four papers if there are several, and the sum over all."""
+    found = [(report.experiment, count(report)) for report in board.reports]
+    folders = [(folder, total(each for name, each in found if folder_of(name) == folder)) for folder in board.folders]
+    papers = [each for folder, each in folders if folder in PAPERS]
+    sums = [(FOUR, total(papers))] if len(papers) > 1 else []
+    return [*(line for line in folders if line[1]), *sums, ("all", total(each for _, each in found))]
 
 
 def overview(board: Board) -> Document:
-    """The scoreboard: a line for each folder where there are several, and one for each report, largest gap first.
-
-    Published cells are those for which the paper prints a number and the grid has a run. Rows that only the paper has
-    are not counted, nor cells that are compared with a goal or a measured peer. `unstable` counts cells in which a seed
-    meets the paper and another fails outright, `differ` those that are worse than the paper's or on the wrong side of
-    its tolerance. A claim that follows from another is not counted; `unsure` claims are true within the noise only, or
-    their condition is not met. The scoreboard of one paper lists its claims, too.
-    """
-    lines = [(counts_of(report), report) for report in board.reports]
-    lines.sort(key=lambda line: (-line[0][6], -line[0][7], line[1].experiment))
-    table = [((report.experiment, report.scale), counts) for counts, report in lines]
-    total = _sum([counts for counts, _ in lines])
-    grids = [_grid("", HEADER, [*table, (("all", ""), total)])]
-    drawn = [(name, counts) for (name, _), counts in table]
+    """The scoreboard: a line for each folder where there are several, and one for each experiment that has a count,
+    those with most numbers that are not run first. The scoreboard of one paper lists its claims, too."""
+    lines = [(report, count(report)) for report in board.reports]
+    lines = sorted(((r, each) for r, each in lines if each), key=lambda line: (-line[1]["not run"], line[0].experiment))
+    table = [((r.experiment, r.scale), each, (claims_text(each, prefix(r)),)) for r, each in lines]
+    names = ("experiment", "scale")
+    folders = counts_of(board)
+    drawn = [(report.experiment, each) for report, each in lines]
     if len(board.folders) > 1:
-        folders = [
-            ((folder,), _sum([counts for counts, report in lines if folder_of(report.experiment) == folder]))
-            for folder in board.folders
-        ]
-        drawn = [(name, counts) for (name,), counts in folders]
+        drawn = [line for line in folders if line[0] not in (FOUR, "all")]
+        sums = [((name,), each, _both(each)) for name, each in folders]
         grids = [
-            _grid("", ("folder", *COUNTED), [*folders, (("all",), total)]),
-            _grid("Experiments, largest gap first", HEADER, table),
+            _grid("", ("folder",), ("claims", "claims, reduced"), sums),
+            _grid("Experiments, most numbers not run first", names, ("claims",), table),
         ]
-    elif claims := [
-        (report.experiment, *claim_texts(claim)[:2]) for report in board.reports for claim in report.claims
-    ]:
-        grids.append(Grid("Claims", ("experiment", "verdict", "claim"), tuple(claims), 3, ((),) * len(claims)))
+    else:
+        every = folders[-1][1]
+        texts = [text for start in ("claims: ", "reduced claims: ") if (text := claims_text(every, start))]
+        grids = [_grid("", names, ("claims",), [*table, (("all", ""), every, ("; reduced: ".join(texts),))])]
+        if claims := [(r.experiment, *claim_texts(claim)[:2]) for r in board.reports for claim in r.claims]:
+            grids.append(Grid("Claims", ("experiment", "verdict", "claim"), tuple(claims), 3, ((),) * len(claims)))
 
     def figure() -> Canvas | None:
         # drawing needs matplotlib, which takes a second to import
         from reports.render.draw import draw_board
 
-        return draw_board(board.title, [(name, dict(zip(COUNTED, counts, strict=True))) for name, counts in drawn])
+        return draw_board(board.title, drawn)
 
-    notes = (
-        "published: cells with a number of the paper and a run in the grid; the next six columns add up to them.",
-        "other empty: cells of the grid that no run has filled and for which the paper prints no number.",
-        *(f"missing: {text}{_listed(names)}" for text, names in health(board)),
-    )
     return Document(
         board.name,
         board.title.lower(),
         "each at its scale paper, or else at the first that has rows or can run here",
         tuple(grids),
-        notes,
+        (*NOTES, *(f"missing: {text}{_listed(names)}" for text, names in health(board))),
         (),
         figure,
     )
@@ -171,28 +161,16 @@ def _listed(names: Sequence[str]) -> str:
     return f": {', '.join(names[:MOST_NAMES])}{f' and {more} more' if more > 0 else ''}" if names else ""
 
 
-def _grid(heading: str, header: tuple[str, ...], lines: Sequence[tuple[tuple[str, ...], tuple[int, ...]]]) -> Grid:
-    texts = tuple((*words, *map(str, counts)) for words, counts in lines)
-    return Grid(heading, header, texts, len(header) - len(COUNTED), ((),) * len(texts))
-
-
-def _sum(lines: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    return tuple(sum(column) for column in zip(*lines, strict=True)) if lines else (0,) * len(COUNTED)
-
-
-def counts_of(report: Report) -> tuple[int, ...]:
-    """The numbers of one line, in the order of COUNTED."""
-    numbers = [cell for cell in report.cells if cell.published and cell.published.value is not None and cell.planned]
-    ours = numbers if report.spec.reference == "paper" else []
-    verdicts = Counter(cell.verdict if cell.mean is not None else "empty" for cell in ours)
-    differ = verdicts["worse"] + verdicts["differs"]
-    others = sum(cell.missing for cell in report.cells if cell not in ours)
-    claims = Counter(claim.verdict for claim in report.claims if not claim.follows)
-    judged = [verdicts[name] for name in ("agrees", "better", "unclear", "unstable")]
-    # a published cell with a value of ours that has no verdict, e.g. a speed on another device, is unclear
-    judged[2] += len(ours) - sum(judged) - differ - verdicts["empty"]
-    checked = (claims["holds"], claims["fails"], claims["unclear"] + claims["void"], claims["not run"])
-    return (len(ours), *judged, differ, verdicts["empty"], others, *checked)
+def _grid(
+    heading: str,
+    names: tuple[str, ...],
+    claims: tuple[str, ...],
+    lines: Sequence[tuple[tuple[str, ...], Mapping[str, int], tuple[str, ...]]],
+) -> Grid:
+    """A table of counts: words, the numbers of a count, and texts about claims on each line."""
+    texts = tuple((*words, *(str(each[name]) for name in NUMBERS), *said) for words, each, said in lines)
+    groups = (*("" for _ in names), *GROUPS, *("" for _ in claims))
+    return Grid(heading, (*names, *HEADER, *claims), texts, len(names), ((),) * len(texts), groups)
 
 
 ATTENTION = re.compile(r"(?<!linear )(attention|transformer|mha)", re.IGNORECASE)
@@ -272,7 +250,7 @@ def _panel(report: Report, title: str, panel: Sequence[Series], smaller_is_faste
     ]
 
 
-ITEM_HEADER = ("paper", "item", "what it shows", "experiment", "runs here at", "cannot run here", "rows stored")
+ITEM_HEADER = ("paper", "item", "what it shows", "experiment", "runs here at", "rows stored", "not run for want of")
 
 
 class Item(Config):
@@ -312,48 +290,66 @@ def read_papers(path: Path, experiments: Iterable[str]) -> dict[str, tuple[Item,
 
 def index(
     papers: Mapping[str, tuple[Item, ...]],
-    configs: Mapping[str, ExperimentConfig],
+    reports: Mapping[str, Report],
     stored: Mapping[str, Iterable[str]],
     *,
     home: str | None = None,
 ) -> Document:
-    """One line for each table or figure.
+    """One line for each table or figure, with what is counted of it.
 
-    configs: the grid of every experiment. stored: experiment to the scales that have rows.
-    home: path from the page to the repository's root, for links in Markdown; None: no links.
+    reports: that of every experiment, at the scale at which it is counted. stored: experiment to the scales that have
+    rows. home: path from the page to the repository's root, for links in Markdown; None: no links.
     """
-    lines = [_line(paper, item, configs, stored, home) for paper, items in papers.items() for item in items]
-    counts = {
-        "can run here at some scale": sum(line[4] != DASH for line in lines),
-        "have rows": sum(line[6] != DASH for line in lines),
-        "are diagrams or examples, which a document or a test stands for": sum(
-            not item.experiments for items in papers.values() for item in items
-        ),
-    }
-    notes = (
-        f"{len(lines)} tables and figures, of which " + ", ".join(f"{n} {words}" for words, n in counts.items()) + ".",
-        "`report EXPERIMENT` shows the paper's numbers beside ours, and why a scale cannot run here.",
-        "Scales other than `paper` are smaller protocols that the grid declares.",
-    )
-    grid = Grid("", ITEM_HEADER, tuple(lines), len(ITEM_HEADER), ((),) * len(lines))
+    lines = []
+    sums: Counter[str] = Counter()
+    for paper, items in papers.items():
+        for item in items:
+            own = [reports[name] for name in item.experiments if _home(items, reports[name].config, name) is item]
+            counts = [(report, count(report)) for report in own]
+            each = total(found for _, found in counts)
+            sums += each
+            why = dict.fromkeys(word for report, found in counts for word in reasons(report.config, found))
+            words = _words(item, reports, stored, home)
+            lines.append(((paper, *words, ", ".join(why) or DASH), each, _both(each)))
+    stand = sum(not item.experiments for items in papers.values() for item in items)
+    rows = sum(line[0][5] != DASH for line in lines)
+    grid = _grid("", ITEM_HEADER, ("claims", "claims, reduced"), [*lines, (("all", *[""] * 6), sums, _both(sums))])
     return Document(
         "tables",
         "Every table and figure of the four papers",
         "made by `python run_suite.py report tables`; an experiment is a folder below reports/",
         (grid,),
-        notes,
+        (
+            f"{len(lines)} tables and figures, of which {rows} have rows at some scale and {stand} are diagrams or "
+            f"examples, which a document or a test stands for.",
+            "An experiment that belongs to several items is counted at the one that it is named after.",
+            *NOTES,
+            "`report EXPERIMENT` shows the paper's numbers beside ours, and why a scale cannot run here.",
+            "Scales other than `paper` are smaller protocols that the grid declares.",
+        ),
         (),
         lambda: None,
     )
 
 
-def _line(
-    paper: str,
-    item: Item,
-    configs: Mapping[str, ExperimentConfig],
-    stored: Mapping[str, Iterable[str]],
-    home: str | None,
-) -> tuple[str, ...]:
+def _both(counts: Mapping[str, int]) -> tuple[str, str]:
+    return claims_text(counts), claims_text(counts, "reduced claims: ")
+
+
+def _home(items: Sequence[Item], config: ExperimentConfig, experiment: str) -> Item:
+    """The item at which an experiment is counted: the one of its table or figure, or else the first that names it."""
+    naming = [item for item in items if experiment in item.experiments]
+    source = config.source
+    pairs = (("Table", source.table), ("Figure", source.figure)) if source else ()
+    named = [item for item in naming for kind, n in pairs if n and re.search(rf"{kind}s? (.* )?{n}\b", item.item)]
+    return (named or naming)[0]
+
+
+def _words(
+    item: Item, reports: Mapping[str, Report], stored: Mapping[str, Iterable[str]], home: str | None
+) -> tuple[str, str, str, str, str]:
+    """The item, what it shows, its experiments or documents, the scales that can run, and those that have rows."""
+
     def scales(found: Mapping[str, Iterable[str]]) -> str:
         """The scales of each experiment; the name of an experiment stands only where there are several."""
         texts = [(name, ", ".join(found[name])) for name in item.experiments]
@@ -367,12 +363,5 @@ def _line(
 
     places = [linked(f"reports/{name}/", name) for name in item.experiments]
     places += [linked(path, Path(path).name) for path in item.documents]
-    return (
-        paper,
-        item.item,
-        item.shows,
-        ", ".join(places),
-        scales({name: configs[name].runnable for name in item.experiments}),
-        scales({name: tuple(configs[name].cannot_run) for name in item.experiments}),
-        scales({name: tuple(stored.get(name, ())) for name in item.experiments}),
-    )
+    runnable = scales({name: reports[name].config.runnable for name in item.experiments})
+    return item.item, item.shows, ", ".join(places), runnable, scales({n: stored.get(n, ()) for n in item.experiments})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,13 +15,16 @@ from reports.render.plan import read_table
 from suite.registry import nearest
 from suite.settings.report_spec import TableSpec
 
-COMPARISONS: dict[str, Callable[[float, float, float], bool]] = {
-    ">": lambda left, right, _: left > right,
-    ">=": lambda left, right, _: left >= right,
-    "<": lambda left, right, _: left < right,
-    "~": lambda left, right, tolerance: abs(left - right) <= tolerance,
+COMPARISONS: dict[str, Callable[[float, float, float], float]] = {
+    ">": lambda left, right, _: left - right,
+    ">=": lambda left, right, _: left - right,
+    "<": lambda left, right, _: right - left,
+    "~": lambda left, right, tolerance: tolerance - abs(left - right),
+    ">~": lambda left, right, tolerance: tolerance + left - right,
+    "<~": lambda left, right, tolerance: tolerance + right - left,
 }
-"""Sign of a claim to its test of (left, right, tolerance)."""
+"""Sign of a claim to the distance, of (left, right, tolerance), by which it is true; negative where it is false. `~` is
+about equal; `>~` and `<~` are about equal or better, where larger and where smaller numbers are better."""
 
 MOST_REASONS = 3
 """Columns of which a claim says why it fails or is unclear there."""
@@ -31,7 +34,9 @@ Term = tuple[str, ...]
 """A number as its one text, or a cell as (row, column)."""
 Side = tuple[Term, ...]
 """One term, or the two terms of a ratio."""
-Verdict = Literal["holds", "fails", "unclear", "void", "not run"]
+Verdict = Literal["holds", "fails", "unclear", "not run"]
+OURS = "ours"
+"""The source of a claim that no paper makes begins with this word."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Claim:
     marks: tuple[str, ...] = ()
     """Every mark of a cell that the claim was checked on."""
     follows: str = ""
-    """The claim of which this one is a consequence; then it is not counted."""
+    """The claim of which this one is a consequence, or `experiment | claim` that says the same; it is not counted."""
     note: str = ""
     """A remark for the reader, such as an operator that is not the paper's."""
 
@@ -58,6 +63,8 @@ class Number:
     """The value of a side of a claim, with its standard error over seeds, and the cells behind it."""
 
     value: float
+    last: float
+    """The value at the last epoch, where the best one was chosen on test; else `value`."""
     error: float = 0.0
     cells: tuple[Cell, ...] = ()
 
@@ -70,33 +77,28 @@ def read_claims(path: Path) -> list[dict[str, str]]:
     return [line for _, line in read_table(path, ("claim", "left", "comparison", "right", "source"))]
 
 
-def tally(claims: Iterable[Claim]) -> tuple[int, int]:
-    """Number of claims that hold, and of all; claims that another one implies are not counted."""
-    counted = [claim for claim in claims if not claim.follows]
-    return sum(claim.verdict == "holds" for claim in counted), len(counted)
-
-
 def check_claims(lines: Sequence[Mapping[str, str]], cells: Sequence[Cell], spec: TableSpec) -> list[Claim]:
     """Every claim with its verdict.
 
-    - `holds`: true of our means in every column, by at least two standard errors, and no seed is lost.
-    - `unclear`: true of our means, but by less than two standard errors, or a run behind them gave no value.
-    - `fails`: our means refute it in a column.
-    - `void`: it would be true for no reason, because its condition (`if`) is not met: a model that has not solved the
+    - `holds`: true of our means in every column, by at least two standard errors.
+    - `fails`: false of our means in a column, by at least two standard errors.
+    - `unclear`: true or false by less, or a run behind a mean gave no value, or the last epochs say otherwise where the
+      best one was chosen on test. So is a claim whose condition (`if`) is not met: a model that has not solved the
       training length shows nothing about longer ones.
     - `not run`: a cell it needs is empty and none refutes it.
 
     A side is a number, a cell `row | column`, or a ratio `row | column / row | column`. A `*` as the column stands
-    for every column of the table, the same one everywhere in the claim. `if` is a comparison of a cell with a number,
-    `row | column >= 99`; `follows` is the text of another claim. ValueError for what the table does not have.
+    for every column of the table that has runs, the same one everywhere in the claim. `if` is a comparison of a cell
+    with a number, `row | column >= 99`; `follows` is the text of another claim of the file, or `experiment | text` of
+    one that says the same elsewhere. ValueError for what the table does not have.
     """
     found = {(cell.row, cell.column): cell for cell in cells}
     texts = [line["claim"] for line in lines]
     for line in lines:
-        if line.get("follows") and (line["follows"] not in texts or line["follows"] == line["claim"]):
+        follows = line.get("follows") or ""
+        if follows and " | " not in follows and (follows not in texts or follows == line["claim"]):
             raise ValueError(
-                f"claims.csv: {line['claim']!r}: follows names no other claim, {line['follows']!r}"
-                f"{nearest(line['follows'], texts)}"
+                f"claims.csv: {line['claim']!r}: follows names no other claim, {follows!r}{nearest(follows, texts)}"
             )
     return [_check(line, found, spec) for line in lines]
 
@@ -107,7 +109,7 @@ def _check(line: Mapping[str, str], cells: Mapping[tuple[str, str], Cell], spec:
         allowed = ", ".join(COMPARISONS)
         raise ValueError(f"claims.csv: {line['claim']!r}: comparison {line['comparison']!r} is not one of {allowed}")
     starred = any("*" in term for side in sides for term in side)
-    columns: Sequence[str] = list(spec.columns) if starred else [""]
+    columns = [column for column in spec.columns if "speedup_over" not in spec.columns[column]] if starred else [""]
     behind: list[Cell] = []
     held, refuted, doubtful, ratios = 0, [], [], []
     for column in columns:
@@ -117,12 +119,12 @@ def _check(line: Mapping[str, str], cells: Mapping[tuple[str, str], Cell], spec:
         behind += [*left.cells, *right.cells]
         ratios += [number.value for side, number in zip(sides, (left, right), strict=True) if len(side) == 2]
         where = f" at {column}" if column else ""
-        if not COMPARISONS[line["comparison"]](left.value, right.value, spec.tolerance):
-            refuted.append(f"{left.value:.2f} against {right.value:.2f}{where}")
-        elif reason := _doubt(line["comparison"], left, right, spec.tolerance):
+        if reason := _doubt(line["comparison"], left, right, spec.tolerance):
             doubtful.append(f"{reason}{where}")
-        else:
+        elif _is_true(line["comparison"], left.value, right.value, spec.tolerance):
             held += 1
+        else:
+            refuted.append(f"{left.value:.2f} against {right.value:.2f}{where}")
     unmet, condition = _condition(line, cells, spec)
     behind += condition
     verdict: Verdict = "holds"
@@ -134,7 +136,7 @@ def _check(line: Mapping[str, str], cells: Mapping[tuple[str, str], Cell], spec:
     if refuted:
         verdict, detail = "fails", _first(refuted)
     elif unmet:
-        verdict, detail = "void", unmet
+        verdict, detail = "unclear", unmet
     elif unmet is None or held + len(doubtful) < len(columns):
         verdict = "not run"
     elif doubtful:
@@ -161,15 +163,25 @@ def _first(reasons: Sequence[str]) -> str:
     return "; ".join(reasons[:MOST_REASONS]) + (f"; and {more} more" if more > 0 else "")
 
 
+def _is_true(comparison: str, left: float, right: float, tolerance: float) -> bool:
+    distance = COMPARISONS[comparison](left, right, tolerance)
+    return distance > 0 or (distance == 0 and comparison not in (">", "<"))
+
+
 def _doubt(comparison: str, left: Number, right: Number, tolerance: float) -> str:
-    """The reason why a comparison that is true of the means is not sure; empty where it is."""
+    """The reason why our means neither confirm nor refute a comparison; empty where they do."""
     lost = sum(count for cell in (*left.cells, *right.cells) for _, count in cell.failures)
     if lost:
         return f"{lost} run{'s' * (lost != 1)} without a value"
-    # distance by which the means may move before the claim is false
-    room = tolerance - abs(left.value - right.value) if comparison == "~" else abs(left.value - right.value)
+    # distance by which the means may move before the claim is no longer true, or no longer false
+    room = abs(COMPARISONS[comparison](left.value, right.value, tolerance))
     noise = 2 * math.hypot(left.error, right.error)
-    return f"by {room:.2f}, two standard errors are {noise:.2f}" if room < noise else ""
+    is_true = _is_true(comparison, left.value, right.value, tolerance)
+    if room < noise:
+        return f"{'true' if is_true else 'false'} by {room:.2f}, two standard errors are {noise:.2f}"
+    if _is_true(comparison, left.last, right.last, tolerance) != is_true:
+        return f"at the last epoch {left.last:.2f} against {right.last:.2f}"
+    return ""
 
 
 def _condition(
@@ -186,7 +198,7 @@ def _condition(
     left, right = (_number(side, "", cells) for side in sides)
     if left is None or right is None:
         return None, []
-    if COMPARISONS[match["comparison"]](left.value, right.value, spec.tolerance):
+    if _is_true(match["comparison"], left.value, right.value, spec.tolerance):
         return "", list(left.cells)
     return f"needs {text}, got {left.value:.2f}", list(left.cells)
 
@@ -218,13 +230,13 @@ def _number(side: Side, column: str, cells: Mapping[tuple[str, str], Cell]) -> N
     found = []
     for term in side:
         if len(term) == 1:
-            found.append(Number(float(term[0])))
+            found.append(Number(float(term[0]), float(term[0])))
             continue
         cell = cells.get((term[0], column if term[1] == "*" else term[1]))
         if cell is None or cell.mean is None:
             return None
         error = 0.0 if cell.sd is None else cell.sd / math.sqrt(cell.num_seeds)
-        found.append(Number(cell.mean, error, (cell,)))
+        found.append(Number(cell.mean, cell.mean if cell.last is None else cell.last, error, (cell,)))
     if len(found) == 1:
         return found[0]
     above, below = found
@@ -232,4 +244,4 @@ def _number(side: Side, column: str, cells: Mapping[tuple[str, str], Cell]) -> N
         return None
     ratio = above.value / below.value
     error = math.hypot(above.error, ratio * below.error) / abs(below.value)
-    return Number(ratio, error, above.cells + below.cells)
+    return Number(ratio, above.last / below.last if below.last else ratio, error, above.cells + below.cells)

@@ -80,16 +80,22 @@ class Document:
 
 REDUCED = "†"
 """The runs are of a smaller scale than the paper's."""
-ONE_SEED = "‡"
-"""The mean is of a single seed."""
+FEW_SEEDS = "‡"
+"""The mean is of fewer than three seeds."""
 STAND_IN = "§"
 """The runs used stand-in data."""
 MIXED = "¶"
 """The runs behind the mean used different versions or backends of an operator."""
 SELECTED = "*"
-"""The best one of several values of a setting is shown."""
+"""The best one of several values of a setting, by rows that are not those of the test."""
+SELECTED_ON_TEST = "‖"
+"""The best one of several values of a setting, by the rows of the test."""
+EPOCH_ON_TEST = "◊"
+"""Weights of the best epoch, by the rows of the test."""
+EDGE = "⌉"
+"""The chosen value of a setting is the smallest or the largest that the grid has, so a better one may lie beyond it."""
 
-MARKS = (REDUCED, ONE_SEED, STAND_IN, MIXED, SELECTED)
+MARKS = (REDUCED, FEW_SEEDS, STAND_IN, MIXED, SELECTED, SELECTED_ON_TEST, EPOCH_ON_TEST, EDGE)
 """All marks, in the order in which they stand behind a value."""
 
 

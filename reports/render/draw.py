@@ -17,8 +17,9 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
+from reports.render.count import FEW, JUDGED
 from reports.render.document import REDUCED, STAND_IN, Document
-from reports.render.figure import Figure, Series, colors_of
+from reports.render.figure import Figure, Series, colors_of, shade
 from reports.render.report import Report
 from reports.render.tiles import (
     COLUMN_WIDTH,
@@ -302,56 +303,42 @@ def save(document: Document, path: Path) -> Path:
     return path
 
 
-GREEN, BLUE, AMBER, PURPLE, RED, GREY = "#3d8f6a", "#4a7fd0", "#c79a2e", "#9b6fc0", "#c9574e", "#d5d5d5"
-CELLS = {
-    "agree": (GREEN, "agrees"),
-    "better": (BLUE, "better"),
-    "unclear": (AMBER, "unclear"),
-    "unstable": (PURPLE, "unstable"),
-    "differ": (RED, "worse"),
-    "empty": (GREY, "not run"),
-}
-CLAIMS = {
-    "claims hold": (GREEN, "holds"),
-    "unsure": (AMBER, "unsure"),
-    "fail": (RED, "fails"),
-    "not run": (GREY, "not run"),
-}
-"""Names of counts, each to the colour and the label of its part of the bar."""
+GREEN, BLUE, AMBER, RED = "#3d8f6a", "#4a7fd0", "#c79a2e", "#c9574e"
+PALE = 0.5
+"""Cells of few seeds have the colour of their verdict, moved so far towards white."""
+VERDICT_COLORS = dict(zip(JUDGED, (GREEN, BLUE, AMBER, RED), strict=True))
+FEW_COLORS = dict(zip(FEW, (shade(color, PALE) for color in VERDICT_COLORS.values()), strict=True))
+CELL_COLORS = VERDICT_COLORS | FEW_COLORS
+CELL_COLORS |= {"at chance": "#8a8a8a", "other device": "#9fb3c8", "other data": "#c8b79f", "not run": "#e4e4e4"}
+"""Colour of each part of the bar of cells."""
+CLAIM_COLORS = {"hold": GREEN, "fail": RED, "unclear": AMBER, "not run": "#e4e4e4"}
 SMALLEST = 0.04
 """Share of a bar from which on a part has its number written into it."""
 
 
 def draw_board(title: str, lines: Sequence[tuple[str, Mapping[str, int]]]) -> Canvas | None:
-    """For each paper or experiment a bar of its cells and one of its claims, with a number in each part.
+    """For each paper or experiment a bar of its published cells, and bars of its claims, with a number in each part.
 
     All bars have the same length. None where nothing is counted.
 
-    lines: name, and what is counted (`board.COUNTED`) to its number.
+    lines: name, and what is counted (`count.count`).
     """
-    halves = [("cells of the paper", CELLS), ("claims", CLAIMS)]
-    lines = [(name, counts) for name, counts in lines if any(counts[key] for _, half in halves for key in half)]
+    thirds = [("numbers of the paper that a grid has", "", CELL_COLORS), ("claims", "claims: ", CLAIM_COLORS)]
+    thirds.append(("claims at reduced scales", "reduced claims: ", CLAIM_COLORS))
+    lines = [line for line in lines if any(line[1][start + name] for _, start, names in thirds for name in names)]
     if not lines:
         return None
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
-        canvas = Canvas(figsize=(8, 1.0 + 0.32 * len(lines)), layout="constrained")
+        canvas = Canvas(figsize=(11, 1.3 + 0.32 * len(lines)), layout="constrained")
         FigureCanvasAgg(canvas)
-        axes = canvas.subplots(1, 2, sharey=True)
-        for ax, (heading, half) in zip(axes, halves, strict=True):
+        axes = canvas.subplots(1, 3, sharey=True, width_ratios=[2, 1, 1])
+        for ax, (heading, start, colors) in zip(axes, thirds, strict=True):
             for y, (_, counts) in enumerate(lines):
-                total = sum(counts[key] for key in half)
-                left = 0.0
-                for key, (color, _) in half.items():
-                    share = counts[key] / total if total else 0.0
-                    ax.barh(y, share, 0.72, left, color=color)
-                    if share >= SMALLEST:
-                        ax.text(left + share / 2, y, str(counts[key]), ha="center", va="center", fontsize=8)
-                    left += share
-                if not total:
-                    ax.text(0.01, y, "none", va="center", fontsize=8, color="#777777")
-            handles = [ax.barh(0, 0, color=color, label=name) for color, name in half.values()]
+                _bar(ax, y, [(counts[start + name], color) for name, color in colors.items()])
+            handles = [ax.barh(0, 0, color=color, label=name) for name, color in colors.items()]
             ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0), frameon=False, fontsize=8,
-                      ncols=len(half), columnspacing=0.8, handlelength=0.9, handletextpad=0.4)  # fmt: skip
+                      ncols=4 if colors is CELL_COLORS else 2,
+                      columnspacing=0.8, handlelength=0.9, handletextpad=0.4)  # fmt: skip
             ax.set_title(heading, fontsize=9)
             ax.tick_params(length=0)
             ax.set_xlim(0, 1)
@@ -361,3 +348,17 @@ def draw_board(title: str, lines: Sequence[tuple[str, Mapping[str, int]]]) -> Ca
         axes[0].set_ylim(len(lines) - 0.5, -0.5)
         canvas.suptitle(verbatim(title), fontsize=10)
     return canvas
+
+
+def _bar(ax: Any, y: int, parts: Sequence[tuple[int, str]]) -> None:
+    """Draws one bar of numbers, each with its colour."""
+    total = sum(number for number, _ in parts)
+    left = 0.0
+    for number, color in parts:
+        share = number / total if total else 0.0
+        ax.barh(y, share, 0.72, left, color=color)
+        if share >= SMALLEST:
+            ax.text(left + share / 2, y, str(number), ha="center", va="center", fontsize=8)
+        left += share
+    if not total:
+        ax.text(0.01, y, "none", va="center", fontsize=8, color="#777777")

@@ -195,7 +195,7 @@ def _published(plan: Plan, spec: FigureSpec, row: str) -> tuple[tuple[Any, float
         return ()
     found = []
     for column, selector in plan.spec.columns.items():
-        value = plan.published.get((row, column))
+        value = None if plan.is_speedup(column) else plan.published.get((row, column))
         x: Any = column if spec.x == "column" else plain(selector.get(spec.x))
         if spec.x.startswith("slice."):
             x = slice_part(selector.get("slice", ""), spec.x.removeprefix("slice."))

@@ -7,24 +7,43 @@ window of learning rates (arXiv 2508.19029), so `sensitivities` counts the succe
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
 
-from reports.render.document import MIXED, ONE_SEED, REDUCED, SELECTED, STAND_IN, shown
+from reports.render.document import (
+    EDGE,
+    EPOCH_ON_TEST,
+    FEW_SEEDS,
+    MIXED,
+    REDUCED,
+    SELECTED,
+    SELECTED_ON_TEST,
+    STAND_IN,
+    shared_unit,
+    shown,
+)
 from reports.render.plan import Plan, Published
 from reports.render.rows import StoredRun, Value
-from reports.render.selection import Tried, runs_by_cell, score
+from reports.render.selection import Tried, runs_by_cell, score, validates_on_test
 from suite.bench.cases import spread
 from suite.metrics import smaller_is_better
 from suite.settings.grid import lookup, order
 from suite.settings.report_spec import TableSpec
 from suite.store.storage import operator_mix
 
-Verdict = Literal["", "agrees", "unclear", "unstable", "better", "worse", "differs"]
+Verdict = Literal[
+    "", "agrees", "unclear", "unstable", "better", "worse", "differs", "at chance", "other device", "other protocol"
+]
+"""The last three say why a cell is not judged."""
 
+FEWEST_SEEDS = 3
+"""Cells with fewer seeds are marked, and counted apart."""
+DEVICE_UNITS = ("us", "ms", "s", "minutes", "hours", "steps/s", "tokens/s", "K tokens/s", "MiB", "GiB")
+"""Units of times, speeds and memory, which belong to the device on which they were measured."""
 OUTRIGHT = 5
 """A seed that is worse than the paper by more than this many tolerances has failed outright."""
 
@@ -55,11 +74,20 @@ class Cell:
     marks: tuple[str, ...] = ()
     difference: float | None = None
     verdict: Verdict = ""
+    last: float | None = None
+    """The mean at the last epoch, where the best epoch was chosen on the test rows."""
+    unit: str = ""
+    """The unit in which the mean is shown."""
     chosen: str = ""
     """The values of `select.best_of`, e.g. `train.lr=0.001 (best of 4)`."""
     mixed: str = ""
     """Operator versions and backends of the runs behind the mean if they differ; empty if they are the same."""
     run_ids: tuple[str, ...] = ()
+
+    @property
+    def few_seeds(self) -> bool:
+        """Whether the mean is of fewer seeds than a judgement should rest on. A timing has samples, and no seeds."""
+        return FEW_SEEDS in self.marks
 
     @property
     def missing(self) -> bool:
@@ -74,7 +102,7 @@ def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], trie
     tried: run id to the values of `select.best_of` that were compared (`selection.select_best`).
     """
     published = plan.published.get((row, column))
-    if row not in plan.spec.rows or (plan.cannot_run and not runs):
+    if row not in plan.spec.rows or plan.is_speedup(column) or (plan.cannot_run and not runs):
         return Cell(row, column, published)
     ordered = sorted(runs, key=lambda run: (run.seed, run.run_id))
     measured = [(run, measurement(plan.spec, column, run)) for run in ordered]
@@ -83,13 +111,18 @@ def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], trie
     samples = [value.samples for _, value in measured if value is not None]
     stand_in = any(run.stand_in for run in runs)
     chosen = _chosen(plan, row, column, runs, tried) if values or ends else ""
+    chosen_on_test = bool(chosen) and _by_test(plan, runs)
+    epoch_on_test = bool(values) and _best_epoch_of_test(plan, column, runs)
     mixed = operator_mix({"operators": run.operators} for run in seeds.runs) or ""
     applies = {
         REDUCED: plan.reduced and bool(runs),
-        ONE_SEED: len(values) == 1 and not plan.config.timed,
+        FEW_SEEDS: 0 < len(values) < FEWEST_SEEDS and not plan.config.timed,
         STAND_IN: stand_in,
         MIXED: bool(mixed),
-        SELECTED: bool(chosen),
+        SELECTED: bool(chosen) and not chosen_on_test,
+        SELECTED_ON_TEST: chosen_on_test,
+        EPOCH_ON_TEST: epoch_on_test,
+        EDGE: bool(chosen) and any(tried[run.run_id].at_edge for run in runs),
     }
     cell = Cell(
         row=row,
@@ -104,11 +137,72 @@ def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], trie
         planned=max(plan.num_seeds, seeds.num_started),
         failures=tuple((end, ends.count(end)) for end in sorted(set(ends))),
         marks=tuple(mark for mark, used in applies.items() if used),
+        last=_last_epoch(plan, column, runs) if epoch_on_test else None,
+        unit=_unit(plan, [value for _, value in measured if value is not None]),
         chosen=chosen,
         mixed=mixed,
         run_ids=tuple(run.run_id for run in ordered),
     )
-    return _compared(plan, cell)
+    return _compared(plan, cell, ordered[0].device if ordered else "")
+
+
+def _by_test(plan: Plan, runs: Sequence[StoredRun]) -> bool:
+    """Whether the rows by which `select` chose are those of the test."""
+    select = plan.config.select
+    if select is None or select.split == "train":
+        return False
+    return select.split == "test" or any(validates_on_test(run.config) for run in runs)
+
+
+def _best_epoch_of_test(plan: Plan, column: str, runs: Sequence[StoredRun]) -> bool:
+    """Whether a column shows the epoch of a run that is best on its test rows."""
+    split, on_test = plan.spec.of(column, "split"), any(validates_on_test(run.config) for run in runs)
+    if plan.spec.columns[column].get("at") == "best":
+        return split == "test" or (split == "valid" and on_test)
+    return split == "test" and on_test and any(lookup(run.config, "train.keep") == "best" for run in runs)
+
+
+def _last_epoch(plan: Plan, column: str, runs: Sequence[StoredRun]) -> float | None:
+    """Mean of the last evaluations of the test rows; None where a run has none of what the column shows."""
+    metric, part = plan.spec.of(column, "metric"), plan.spec.columns[column].get("slice", "")
+    # validation rows that are the test rows are measured after every epoch
+    found = [run.find(metric, "valid" if validates_on_test(run.config) else "test", part) for run in runs]
+    numbers = [shown(v.value, v.unit, plan.spec.percent) for v in found if v is not None and v.value is not None]
+    return statistics.fmean(numbers) if numbers and len(numbers) == len(runs) else None
+
+
+def _unit(plan: Plan, found: Sequence[Value]) -> str:
+    units = {value.unit for value in found}
+    return "%" if units == {"fraction"} and plan.spec.percent else shared_unit(units)
+
+
+def speedups(plan: Plan, cells: Sequence[Cell]) -> list[Cell]:
+    """The cells, those of columns with `speedup_over` filled: the ratio of a row to another, within one device.
+
+    A ratio is above one where the row is faster than the other, whichever of time and throughput is measured.
+    """
+    found = {(cell.row, cell.column): cell for cell in cells}
+    return [_speedup(plan, cell, found) if plan.is_speedup(cell.column) else cell for cell in cells]
+
+
+def _speedup(plan: Plan, cell: Cell, found: Mapping[tuple[str, str], Cell]) -> Cell:
+    over, take = (plan.spec.columns[cell.column][key] for key in ("speedup_over", "take"))
+    columns = [column for column in plan.spec.columns if not plan.is_speedup(column)]
+    pairs = [(found[cell.row, column], found[over, column]) for column in columns if cell.row in plan.spec.rows]
+    if cell.row == over or not any(ours.planned for ours, _ in pairs):
+        return cell
+    ratios = []
+    for column, (ours, theirs) in zip(columns, pairs, strict=True):
+        if ours.mean and theirs.mean:
+            faster_if_smaller = smaller_is_better(plan.spec.of(column, "metric"))
+            ratios.append(theirs.mean / ours.mean if faster_if_smaller else ours.mean / theirs.mean)
+    if len(ratios) < len(columns):
+        return replace(cell, planned=1)
+    value = max(ratios) if take == "max" else statistics.fmean(ratios)
+    run_ids = dict.fromkeys(run_id for pair in pairs for part in pair for run_id in part.run_ids)
+    marks = tuple(mark for mark in (REDUCED,) if plan.reduced)
+    filled = replace(cell, mean=value, values=(value,), median=value, num_seeds=1, planned=1, unit="x", marks=marks)
+    return _compared(plan, replace(filled, run_ids=tuple(run_ids)), "")
 
 
 @dataclass(frozen=True)
@@ -147,28 +241,48 @@ def _seeds(plan: Plan, row: str, column: str, measured: Sequence[tuple[StoredRun
     return found
 
 
-def _compared(plan: Plan, cell: Cell) -> Cell:
-    """Adds to a cell how its values compare with that of the paper, where it has both."""
+def _compared(plan: Plan, cell: Cell, device: str) -> Cell:
+    """Adds to a cell how its values compare with that of the paper, where it has both and they can be compared."""
     published = cell.published
     if cell.mean is None or published is None or published.value is None:
         return cell
-    tolerance, failures = plan.spec.tolerance, dict(cell.failures)
+    if plan.spec.protocol:
+        return replace(cell, verdict="other protocol")
+    if of_another_device(published, device):
+        return replace(cell, verdict="other device")
+    tolerance, failures = plan.spec.of(cell.column, "tolerance"), dict(cell.failures)
     # a run that ran out of memory or was interrupted says nothing about its seed; one that diverged does
     diverged = failures.pop("diverged", 0)
-    may_judge = not plan.reduced and not failures
+    verdict: Verdict = ""
+    if not plan.reduced and not failures:
+        at_chance = is_at_chance(published, plan.spec.of(cell.column, "chance"), tolerance)
+        verdict = "at chance" if at_chance else judge(cell.values, published, tolerance, diverged=diverged)
     return replace(
         cell,
         difference=cell.mean - published.value,
         successes=sum(shortfall(value, published) <= tolerance + ROUNDING for value in cell.values),
-        verdict=judge(cell.values, published, tolerance, diverged=diverged) if may_judge else "",
+        verdict=verdict,
     )
+
+
+def of_another_device(published: Published, device: str) -> bool:
+    """Whether a published time, speed or memory is not of our device; it is of another one where it names none."""
+    words = [word for word in published.hardware.split() if not re.fullmatch(r"\d+x", word)]
+    return published.unit in DEVICE_UNITS and not (words and all(word in device for word in words))
+
+
+def is_at_chance(published: Published, chance: float | None, tolerance: float) -> bool:
+    """Whether a published number is better than a guess by no more than the tolerance."""
+    if chance is None or published.value is None:
+        return False
+    return shortfall(chance, published) <= tolerance + ROUNDING
 
 
 def measurement(spec: TableSpec, column: str, run: StoredRun) -> Value | None:
     """The measurement of a run that a column shows, or None where the run has none."""
     choice = spec.columns[column]
-    metric, split = choice.get("metric", spec.metric), choice.get("split", spec.split)
-    return run.find(metric, split, choice.get("slice", ""), best=choice.get("at") == "best")
+    name = spec.of(column, "metric"), spec.of(column, "split"), choice.get("slice", "")
+    return run.find(*name, best=choice.get("at") == "best")
 
 
 def _ending(run: StoredRun, value: Value | None) -> str:
@@ -332,7 +446,7 @@ def sensitivities(plan: Plan, runs: Sequence[StoredRun]) -> list[Sensitivity]:
     found = []
     for (row, column), selected in runs_by_cell(plan, runs).items():
         results: dict[Any, list[float | None]] = {}
-        metric = plan.spec.columns[column].get("metric", plan.spec.metric)
+        metric = plan.spec.of(column, "metric")
         for run in selected:
             values = tuple(plain(lookup(run.config, key)) for key in select.best_of)
             results.setdefault(values[0] if len(values) == 1 else values, []).append(_number(plan, column, run))

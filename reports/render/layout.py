@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from reports.render.claims import Claim
-from reports.render.document import DASH, Document, Grid, amount, fixed
+from reports.render.claims import OURS, Claim
+from reports.render.document import DASH, MARKS, Document, Grid, amount, fixed
 from reports.render.judge import Cell, rank, setting_text
 from reports.render.report import COST_METRICS, Cost, Report, choices_are_listed
 
@@ -62,7 +62,10 @@ def grids(report: Report) -> Iterator[Grid]:
     there = {cell.column for cell in report.cells}
     if len(there) > 1:
         columns = [column for column in report.spec.columns if column in there]
-        texts = [(paper_text(cell), ours_text(cell, report.decimals), cell.verdict) for cell in report.cells]
+        texts = [
+            (paper_text(cell), ours_text(cell, report.decimals), last_text(cell, report.decimals), cell.verdict)
+            for cell in report.cells
+        ]
         yield matrix(
             report.cells,
             texts,
@@ -96,6 +99,7 @@ def _cells(report: Report, cells: Sequence[Cell], heading: str) -> Grid:
         ("column", lambda cell: cell.column),
         (f"{report.spec.reference}{unit}", paper_text),
         (f"ours{unit}", lambda cell: ours_text(cell, report.decimals)),
+        ("last epoch", lambda cell: last_text(cell, report.decimals)),
         ("median", lambda cell: _median(cell, report.decimals)),
         ("seeds", seeds_text),
         ("spread", _spread),
@@ -111,6 +115,8 @@ def _cells(report: Report, cells: Sequence[Cell], heading: str) -> Grid:
         unused |= {f"{report.spec.reference}{unit}", "success", "difference", "verdict"}
     if not choices_are_listed(report.cells):
         unused.add("best at")
+    if all(cell.last is None for cell in cells):
+        unused.add("last epoch")
     columns = [(title, text) for title, text in columns if title not in unused]
     lines = tuple(tuple(text(cell) for _, text in columns) for cell in cells)
     header = tuple(title for title, _ in columns)
@@ -148,6 +154,11 @@ def ours_text(cell: Cell, decimals: int) -> str:
     else:
         text = fixed(cell.mean, decimals) + ("" if cell.sd is None else f" ± {fixed(cell.sd, decimals)}")
     return text + "".join(cell.marks)
+
+
+def last_text(cell: Cell, decimals: int) -> str:
+    """The mean at the last epoch, where the best one was chosen on the test rows and this one is known."""
+    return "" if cell.last is None else fixed(cell.last, decimals)
 
 
 def _median(cell: Cell, decimals: int) -> str:
@@ -189,7 +200,9 @@ def _verdict(claim: Claim) -> str:
 
 def _sentence(claim: Claim) -> str:
     note = f" [{claim.note}]" if claim.note else ""
-    return claim.text + note + (f" (not counted: follows from {claim.follows!r})" if claim.follows else "")
+    if claim.follows:
+        return f"{claim.text}{note} (not counted: follows from {claim.follows!r})"
+    return claim.text + note + (" (not counted: no paper makes it)" if claim.source.startswith(OURS) else "")
 
 
 def _cost(cost: Cost, name: str) -> str:
@@ -204,12 +217,12 @@ def _cost(cost: Cost, name: str) -> str:
     return text if low == high else f"{text} [{amount(low, binary)}, {amount(high, binary)}]"
 
 
-LINES = ("paper", "ours", "verdict")
+LINES = ("paper", "ours", "last epoch", "verdict")
 
 
 def matrix(
     cells: Sequence[Cell],
-    texts: Sequence[tuple[str, str, str]],
+    texts: Sequence[tuple[str, ...]],
     columns: Sequence[str],
     unit: str,
     *,
@@ -220,7 +233,7 @@ def matrix(
 
     columns: in the order of the paper.
 
-    texts: the paper's value, ours and the verdict of each cell; empty where there is none.
+    texts: the paper's value, ours, that of the last epoch and the verdict of each cell; empty where there is none.
     reference: name of the lines with the numbers beside ours (`TableSpec.reference`).
     transpose: put the rows of the paper side by side, and its columns below each other.
     """
@@ -243,11 +256,11 @@ def matrix(
     return Grid("", header, tuple(lines), 2, tuple(run_ids), ("", "", *groups) if any(groups) else ())
 
 
-def _kinds(texts: Sequence[tuple[str, str, str]]) -> Iterator[str]:
+def _kinds(texts: Sequence[tuple[str, ...]]) -> Iterator[str]:
     """The lines of a row that say something. A dash, for a cell that has not been run, says it once in a row."""
     for i, kind in enumerate(LINES):
         written = {text[i] for text in texts} - {""}
-        says_nothing = kind == "ours" and not any(text.strip("—†‡§¶*") for text in written)
+        says_nothing = kind == "ours" and not any(text.strip("".join((DASH, *MARKS))) for text in written)
         # without a value of the paper, too, the dashes are the row
         if written and not (says_nothing and any(text[0] for text in texts)):
             yield kind

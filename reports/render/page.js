@@ -4,7 +4,6 @@ const counted = data.experiments.filter((experiment) => experiment.counted);
 const nameOf = (row) => data.experiments[row.experiment].name;
 const scaleOf = (row) => data.experiments[row.experiment].scale;
 const section = (id) => document.getElementById(id);
-const count = (experiment, name) => experiment.counts[data.counted.indexOf(name)];
 
 function drawHealth() {
   document.querySelector("h1").textContent = data.title;
@@ -18,56 +17,40 @@ function drawHealth() {
   );
 }
 
-const PARTS = [
-  ["agree", "var(--agree)"], ["better", "var(--better)"], ["unclear", "var(--unsure)"], ["unstable", "var(--unstable)"],
-  ["differ", "var(--worse)"], ["empty", "var(--empty)"],
-];
-const PART_NAMES = { differ: "worse", empty: "not run" };
+const COLORS = {
+  agree: "var(--agree)", better: "var(--better)", unclear: "var(--unsure)", differ: "var(--worse)",
+  "at chance": "var(--chance)", "other device": "var(--device)", "other data": "var(--data)", "not run": "var(--empty)",
+};
+/** Cells of few seeds have the colour of their verdict, paler. */
+const colorOf = (part) => COLORS[part] || `color-mix(in srgb, ${COLORS[part.split(",")[0]]} 45%, var(--ground))`;
 
-function bar(experiments) {
-  const sums = PARTS.map(([name]) => experiments.reduce((sum, e) => sum + count(e, name), 0));
-  const total = sums.reduce((a, b) => a + b, 0);
-  const parts = PARTS.map(([name, color], i) => element("span", {
-    style: `width:${total ? (100 * sums[i]) / total : 0}%;background:${color}`,
-    title: `${PART_NAMES[name] || name}: ${sums[i]} of ${total}`,
+function bar(line) {
+  const total = line.counts["in a grid"];
+  const parts = data.parts.map((name) => element("span", {
+    style: `width:${total ? (100 * line.counts[name]) / total : 0}%;background:${colorOf(name)}`,
+    title: `${name}: ${line.counts[name]} of ${total}`,
   }));
   return element("div", { class: "bar" }, ...parts);
 }
 
-function claimsText(experiments) {
-  const of = (name) => experiments.reduce((sum, e) => sum + count(e, name), 0);
-  const total = of("claims hold") + of("fail") + of("unsure") + of("not run");
-  return total ? `${of("claims hold")} of ${total}` : "";
-}
-
 function drawScoreboard(cellTable) {
   const host = section("scoreboard");
-  const numbers = (experimentsOf) => [
-    { title: "published", name: "published" },
-    ...PARTS.map(([name]) => ({ title: PART_NAMES[name] || name, name })),
-  ].map(({ title, name }) => ({
-    title,
-    number: true,
-    text: (row) => String(experimentsOf(row).reduce((sum, e) => sum + count(e, name), 0) || "·"),
-    sort: (row) => experimentsOf(row).reduce((sum, e) => sum + count(e, name), 0),
-  }));
-  const columns = (first, experimentsOf) => [
+  const number = (name) => ({
+    title: name, number: true, text: (line) => String(line.counts[name] || "·"), sort: (line) => line.counts[name],
+  });
+  const columns = (first, last) => [
     ...first,
-    { title: "verdicts", text: () => "", draw: (row) => bar(experimentsOf(row)), sort: (row) => shareGood(experimentsOf(row)) },
-    ...numbers(experimentsOf),
-    { title: "claims hold", number: true, text: (row) => claimsText(experimentsOf(row)) },
+    number("published"), number("in a grid"),
+    { title: "of these", text: () => "", draw: bar, sort: (line) => line.counts["in a grid"] },
+    ...data.parts.map(number),
+    ...last,
   ];
-  const shareGood = (experiments) => {
-    const of = (name) => experiments.reduce((sum, e) => sum + count(e, name), 0);
-    return of("published") ? (of("agree") + of("better")) / of("published") : null;
-  };
-  host.append(element("p", { class: "muted" },
-    "Cells for which the paper prints a number and the grid has a run, by their verdict. A click on a line shows notes, a click on a name its cells."));
-  host.append(legend(PARTS.map(([name, color]) => ({ label: PART_NAMES[name] || name, color }))));
-  const byFolder = (name) => counted.filter((e) => e.folder === name);
-  const folders = [...data.folders.map((name) => ({ name, of: byFolder(name) })), { name: "all", of: counted }];
+  host.append(element("ul", {}, ...data.notes.map((note) => element("li", {}, note))));
+  host.append(legend(data.parts.map((name) => ({ label: name, color: colorOf(name) }))));
+  const claims = { title: "claims", text: (line) => line.claims };
   if (data.folders.length > 1) {
-    table(host, { rows: folders, columns: columns([{ title: "folder", text: (f) => f.name }], (f) => f.of), words: false });
+    const reduced = { title: "claims, reduced", text: (line) => line.reduced };
+    table(host, { rows: data.totals, columns: columns([{ title: "folder", text: (line) => line.name }], [claims, reduced]), words: false });
   }
   table(host, {
     rows: counted,
@@ -79,7 +62,7 @@ function drawScoreboard(cellTable) {
         draw: (e) => element("a", { href: "#cells", click: (event) => { event.stopPropagation(); cellTable.choose("experiment", e.name); } }, e.name),
       },
       { title: "scale", text: (e) => e.scale },
-    ], (e) => [e]),
+    ], [claims]),
     open: (e) => element("div", {},
       element("p", {}, `${e.title}${e.source ? ` (${e.source})` : ""}`),
       element("ul", {}, ...e.notes.map((note) => element("li", {}, note)))),
@@ -92,7 +75,8 @@ function drawCells() {
   const host = section("cells");
   host.append(element("p", { class: "muted" },
     "Every dot is a seed, the upright line is the paper's value. A click on a line shows command, settings, device and curves. " +
-    "† reduced scale, ‡ one seed, § stand-in data, ¶ runs of different operators, * the best of several values of a setting."));
+    "† reduced scale, ‡ fewer than three seeds, § stand-in data, ¶ runs of different operators, * the best of several values of a " +
+    "setting, ‖ the same chosen on test rows, ◊ the best epoch chosen on test rows, ⌉ a value at the edge of those tried."));
   // what most readers look for stands first: cells with a verdict, then those with a value
   const rank = (cell) => (cell.mean === null ? 2 : cell.verdict ? 0 : 1);
   return table(host, {
@@ -121,6 +105,7 @@ function cellDetail(cell) {
   if (cell.command) node.append(element("h3", {}, "Command"), element("pre", {}, cell.command));
   if (cell.chosen) node.append(element("p", {}, `best value of a setting: ${cell.chosen}`));
   if (cell.seeds) node.append(element("p", {}, `seeds: ${cell.seeds}`));
+  if (cell.last) node.append(element("p", {}, `at the last epoch: ${cell.last}`));
   const runs = cell.runs.map((id) => ({ id, ...data.runs[id] }));
   if (!runs.length) return node;
   node.append(element("h3", {}, "Runs"));

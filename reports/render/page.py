@@ -14,10 +14,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from reports.render.board import COUNTED, Board, counts_of, crossovers, folder_of, health
+from reports.render.board import NOTES, NUMBERS, Board, counts_of, crossovers, folder_of, health
+from reports.render.count import CELLS, claims_text, count, prefix
 from reports.render.figure import colors_of
 from reports.render.judge import Cell
-from reports.render.layout import claim_texts, ours_text, paper_text, seeds_text
+from reports.render.layout import claim_texts, last_text, ours_text, paper_text, seeds_text
 from reports.render.printing import style
 from reports.render.report import Report
 from reports.render.rows import StoredRun
@@ -73,7 +74,9 @@ def page_data(board: Board) -> dict[str, Any]:
         "title": board.title,
         "where": _where(board, list(runs.values())),
         "health": health(board),
-        "counted": COUNTED,
+        "notes": NOTES,
+        "parts": CELLS,
+        "totals": [_line(name, counts) for name, counts in counts_of(board)],
         "folders": board.folders,
         "experiments": [_experiment(report, i < len(board.reports)) for i, report in enumerate(reports)],
         "cells": [_cell(report, i, cell) for i, report in enumerate(reports) for cell in report.cells],
@@ -124,8 +127,8 @@ def _where(board: Board, runs: Sequence[StoredRun]) -> str:
 
 
 def _experiment(report: Report, counted: bool) -> dict[str, Any]:
+    counts = count(report)
     return {
-        "name": report.experiment,
         "folder": folder_of(report.experiment),
         "title": report.title,
         "source": report.source,
@@ -133,8 +136,15 @@ def _experiment(report: Report, counted: bool) -> dict[str, Any]:
         "unit": report.unit,
         "notes": report.notes,
         "counted": counted,
-        "counts": counts_of(report),
+        **_line(report.experiment, counts),
+        "claims": claims_text(counts, prefix(report)),
     }
+
+
+def _line(name: str, counts: Mapping[str, int]) -> dict[str, Any]:
+    """The counts of an experiment, folder or sum."""
+    both = claims_text(counts), claims_text(counts, "reduced claims: ")
+    return {"name": name, "counts": {n: counts[n] for n in NUMBERS}, "claims": both[0], "reduced": both[1]}
 
 
 def _cell(report: Report, index: int, cell: Cell) -> dict[str, Any]:
@@ -148,6 +158,7 @@ def _cell(report: Report, index: int, cell: Cell) -> dict[str, Any]:
         "paper": text if printed or not text else f"{text} ({reference})",
         "published": published,
         "ours": ours_text(cell, report.decimals),
+        "last": last_text(cell, report.decimals),
         "mean": None if cell.mean is None else _short(cell.mean),
         "values": [_short(value) for value in cell.values if math.isfinite(value)],
         "seeds": seeds_text(cell),

@@ -89,6 +89,9 @@ class Published:
     """`higher`, `lower`, or empty where neither direction is better."""
     note: str
     source: str
+    hardware: str = ""
+    follows: str = ""
+    """`experiment | row | column` of the same number in another table, where it is counted."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,10 @@ class Plan:
         known = [row for row, column in self.published if column in self.spec.columns and row not in self.spec.rows]
         only = [(r, c) for r in dict.fromkeys(known) for c in self.spec.columns if (r, c) in self.published]
         return only + [(row, column) for row in self.spec.rows for column in self.spec.columns]
+
+    def is_speedup(self, column: str) -> bool:
+        """Whether a column has ratios of the rows to one of them, and no runs of its own."""
+        return "speedup_over" in self.spec.columns.get(column, ())
 
     def points_of(self, row: str, column: str) -> list[Mapping[str, Any]]:
         """The points that the grid of this scale has for a cell.
@@ -267,6 +274,8 @@ def read_expected(path: Path) -> dict[tuple[str, str], Published]:
             better=line["better"],
             note=line["note"],
             source=line["source"],
+            hardware=line.get("hardware", ""),
+            follows=line.get("follows", ""),
         )
     return found
 

@@ -188,6 +188,9 @@ ESCAPES = {
     "²": "$^2$",
     "†": r"$^\dagger$",
     "‡": r"$^\ddagger$",
+    "‖": r"$^\|$",
+    "◊": r"$^\diamond$",
+    "⌉": r"$^\rceil$",
     "§": r"$^\S$",
     "¶": r"$^\P$",
     "…": r"\ldots{}",
@@ -236,7 +239,7 @@ def _tabular(grid: Grid) -> list[str]:
     return [*out, r"\bottomrule", r"\end{tabular}"]
 
 
-VERDICTS = ("agrees", "worse", "better", "differs", "unclear", "unstable", "holds", "fails", "void")
+VERDICTS = ("agrees", "worse", "better", "differs", "unclear", "unstable", "holds", "fails")
 """Beginnings of cells that the style sheet gives a colour."""
 
 

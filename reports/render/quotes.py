@@ -17,7 +17,9 @@ the one whose README quotes it, and without a scale of `paper`. The sources of a
   `what` are joined by ` & `; the last one changes first.
 - `row | column / row | column`: the ratio of two means.
 - `tried row | column`: runs of a cell that succeed at every value of `select.best_of`, in ascending order.
-- `claims`: how many claims hold, and how many are counted.
+- `claims`: how many claims hold, fail, are unclear and are not run, in this order.
+- `count name | what`: a number of `reports/render/count.py` (several are joined by ` & `) of an experiment, of all
+  experiments of a folder, or of the `four papers`.
 - `runs key=value ...`: test accuracy (%) of the stored runs with these settings, seed by seed, probes included;
   `seed=3` keeps one seed, `slice=length=512` takes a part of the test rows, `split=valid step=600` a validation
   during training, `metric=macro_accuracy` another metric.
@@ -25,12 +27,13 @@ the one whose README quotes it, and without a scale of `paper`. The sources of a
   out. `device` is a part of a device's name; if left out, the device that has the most rows is meant.
 - `peer operator | implementation | shape | column`: a line of `results/peers.csv`.
 
-The results tables of documents need no keys. They have one number of each experiment:
+The results tables of documents need no keys. They have one number of each experiment, chosen by rule
+(`count.headline`):
 
     | [experiment](folder) | [scale](folder of its rows) | row | column | unit | paper | ours | claims |
 
-`ours` is the mean of a cell with its standard deviation and marks, `claims` how many claims hold, and how many are
-counted. Numbers keep their decimals. A dash stands for what a cell or an experiment does not have.
+`ours` is the mean of a cell with its standard deviation and marks, and that of the last epoch where the best one was
+chosen on test; `claims` says how many hold, fail, are unclear and are not run. A dash stands for what is not there.
 """
 
 from __future__ import annotations
@@ -47,9 +50,10 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from reports.render.claims import tally
+from reports.render.count import CLAIMS, PAPERS, claims_text, count, headline, prefix, scale_to_count, total
 from reports.render.document import DASH, shown
-from reports.render.plan import read_table
+from reports.render.layout import last_text, ours_text, paper_text
+from reports.render.plan import pick_scale, read_table
 from reports.render.report import Report, report_of
 from reports.render.rows import StoredRun, load_runs, rows_of
 from suite.settings.config import find_experiments, load_experiment
@@ -155,6 +159,9 @@ def _term(term: str, source: CommittedRows, experiment: str, scale: str) -> list
         return source.tried(experiment, scale, *parts)
     if kind == "runs":
         return source.runs(experiment, scale, dict(pair.partition("=")[::2] for pair in rest.split()))
+    if kind == "count":
+        counts = source.count(parts[0])
+        return [float(counts[name]) for name in parts[1].split(" & ")]
     if kind in ("bench", "peer"):
         least, most = (3, 5) if kind == "bench" else (4, 4)
         if not least <= len(parts) <= most:
@@ -177,42 +184,32 @@ LINE = re.compile(
     r"\| (?P<claims>[^|]+) \|$",
     re.MULTILINE,
 )
-OURS = re.compile(r"(?P<mean>[\d.]+)(?: ± (?P<sd>[\d.]+))?[†‡§¶*]*")
 
 
 def rewritten(text: str, report: Callable[[str, str], Report]) -> str:
-    """The text with the numbers, marks and claims of every line as the reports have them.
+    """The text with the cell, numbers, marks and claims of every line as the reports have them.
 
-    report: gives the report of an experiment at a scale. Raises ValueError for a line whose cell is not in it.
+    report: gives the report of an experiment at a scale. Raises ValueError for a line whose report has no number.
     """
     return LINE.sub(lambda line: _results_line(line, report(line["experiment"], line["scale"])), text)
 
 
 def _results_line(line: re.Match[str], report: Report) -> str:
-    name = f"{line['experiment']}, {line['scale']}: {line['row']} | {line['column']}"
-    found = next((cell for cell in report.cells if (cell.row, cell.column) == (line["row"], line["column"])), None)
-    ours = OURS.fullmatch(line["ours"])
-    if found is None or found.mean is None or ours is None:
-        raise ValueError(f"{name} has no number")
-    mean = _rounded(found.mean, ours["mean"])
-    spread = "" if found.sd is None else f" ± {_rounded(found.sd, ours['sd'] or ours['mean'])}"
-    paper = DASH
-    if line["paper"] != DASH:
-        if found.published is None or found.published.value is None:
-            raise ValueError(f"{name} has no number of a paper")
-        paper = _rounded(found.published.value, line["paper"])
-    held, counted = tally(report.claims)
-    new = {
-        "paper": paper,
-        "ours": mean + spread + "".join(found.marks),
-        "claims": f"{held} of {counted}" if report.claims else DASH,
-    }
-    return line[0][: line.start("paper") - line.start()] + " | ".join(new.values()) + " |"
-
-
-def _rounded(value: float, text: str) -> str:
-    """A value with as many decimals as a text has."""
-    return f"{value:.{len(text.partition('.')[2])}f}"
+    cell = headline(report)
+    if cell is None:
+        raise ValueError(f"{line['experiment']}, {line['scale']} has no number")
+    reference = "" if report.spec.reference == "paper" else f" ({report.spec.reference})"
+    paper = paper_text(cell) if cell.published and cell.published.value is not None else ""
+    last = last_text(cell, report.decimals)
+    new = (
+        cell.row,
+        cell.column,
+        cell.unit or line["unit"],
+        f"{paper}{reference}" if paper else DASH,
+        ours_text(cell, report.decimals) + (f" (last epoch {last})" if last else ""),
+        claims_text(count(report), prefix(report)) or DASH,
+    )
+    return line[0][: line.start("row") - line.start()] + " | ".join(new) + " |"
 
 
 class CommittedRows:
@@ -277,8 +274,23 @@ class CommittedRows:
                 return [float(successes) for _, successes, _ in found.tried]
         raise ValueError(f"{experiment}, {scale}: {row!r} | {column!r} has no runs at several values of a setting")
 
-    def claims(self, experiment: str, scale: str) -> tuple[int, int]:
-        return tally(self.report(experiment, scale).claims)
+    def claims(self, experiment: str, scale: str) -> list[int]:
+        report = self.report(experiment, scale)
+        counts = count(report)
+        return [counts[prefix(report) + name] for name in CLAIMS]
+
+    def count(self, name: str) -> Mapping[str, int]:
+        """The count of an experiment, of all experiments of a folder, or of the `four papers`."""
+        folders = PAPERS if name == "four papers" else (name,)
+        named = [known for known in self.experiments if known == name or known.partition("/")[0] in folders]
+        if not named:
+            raise ValueError(f"count: there is no experiment and no folder {name!r}")
+        return total(count(self._counted(experiment)) for experiment in named)
+
+    def _counted(self, experiment: str) -> Report:
+        config = load_experiment(self.experiments[experiment])
+        stored = {run.scale for run in self.committed(experiment)}
+        return self.report(experiment, pick_scale(config, stored, scale_to_count(config)))
 
     def _having(self, experiment: str, scale: str, key: str) -> list[tuple[object, set[int]]]:
         """The values that runs have under a key, each with the places of its runs in `stored`."""

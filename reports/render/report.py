@@ -16,10 +16,20 @@ import pandas as pd
 import pyarrow as pa
 
 from reports.render.claims import Claim, check_claims, read_claims
-from reports.render.document import MIXED, ONE_SEED, REDUCED, SELECTED, STAND_IN, shared_unit
+from reports.render.document import (
+    EDGE,
+    EPOCH_ON_TEST,
+    FEW_SEEDS,
+    MIXED,
+    REDUCED,
+    SELECTED,
+    SELECTED_ON_TEST,
+    STAND_IN,
+    shared_unit,
+)
 from reports.render.figure import Figure, make_figure
-from reports.render.judge import OUTRIGHT, Cell, Sensitivity, make_cell, sensitivities
-from reports.render.plan import Plan, make_plan, pick_scale
+from reports.render.judge import FEWEST_SEEDS, OUTRIGHT, Cell, Sensitivity, make_cell, sensitivities, speedups
+from reports.render.plan import Plan, Published, make_plan, pick_scale
 from reports.render.rows import StoredRun, as_rows, load_runs
 from reports.render.selection import Settled, select_runs
 from suite.settings.config import ExperimentConfig
@@ -50,6 +60,11 @@ class Report:
     """Rows and columns of the table, with the settings that each stands for."""
     runs: tuple[StoredRun, ...]
     """The runs that the cells show."""
+    published: Mapping[tuple[str, str], Published]
+    """(row, column) to the number of the paper, also where the grid has no such cell."""
+    config: ExperimentConfig
+    reduced: bool
+    """Whether the scale is smaller than the one that the paper's numbers belong to."""
     timed: bool = False
     """Whether the runs time operators or models; then cells have a spread of samples in place of seeds."""
     device: str = ""
@@ -96,7 +111,7 @@ def report_of(
     selection = select_runs(plan, everything, lambda: () if planned is None else planned(plan.scale))
     settled, shown = selection.settled, selection.shown
     sensitivity = sensitivities(plan, selection.compared)
-    cells = [make_cell(plan, *place, runs, selection.tried) for place, runs in settled.items()]
+    cells = speedups(plan, [make_cell(plan, *place, runs, selection.tried) for place, runs in settled.items()])
     return Report(
         experiment=name,
         title=config.title,
@@ -115,6 +130,9 @@ def report_of(
         device=shown[0].device if config.timed and shown else "",
         spec=plan.spec,
         runs=tuple(shown),
+        published=plan.published,
+        config=config,
+        reduced=plan.reduced,
     )
 
 
@@ -135,7 +153,7 @@ def _source(source: Source | None) -> str:
 
 def _unit(spec: TableSpec, runs: Sequence[StoredRun]) -> str:
     """The unit that all cells share, or nothing."""
-    metrics = {column.get("metric", spec.metric) for column in spec.columns.values()}
+    metrics = {spec.of(column, "metric") for column in spec.columns}
     return shared_unit(value.unit for run in runs for metric in metrics for value in run.values.of_metric(metric))
 
 
@@ -219,8 +237,8 @@ def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> li
     notes = []
     if REDUCED in used:
         notes.append(f"{REDUCED} reduced: scale {plan.scale} ({_changes(plan)}); no verdict against the paper")
-    if ONE_SEED in used:
-        notes.append(f"{ONE_SEED} one seed")
+    if FEW_SEEDS in used:
+        notes.append(f"{FEW_SEEDS} fewer than {FEWEST_SEEDS} seeds")
     if STAND_IN in used:
         reasons = "; ".join(sorted({run.stand_in for run in runs if run.stand_in}))
         notes.append(f"{STAND_IN} stand-in data, not comparable with the paper: {reasons}")
@@ -229,13 +247,21 @@ def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> li
             f"{', '.join(where) or 'all cells'}: {words}" for words, where in _places(cells, lambda cell: cell.mixed)
         )
         notes.append(f"{MIXED} mean over runs of different operators, which may not agree: {mixes}")
-    if SELECTED in used and plan.config.select is not None:
+    chosen = [mark for mark in (SELECTED, SELECTED_ON_TEST) if mark in used]
+    if chosen and plan.config.select is not None:
         select = plan.config.select
         picks = "the column `best at` of the table of every cell"
         if not choices_are_listed(cells):
             places = _places(cells, lambda cell: cell.chosen)
             picks = "; ".join(f"{words}: {', '.join(where)}" if where else words for words, where in places)
-        notes.append(f"{SELECTED} {select.rule}: {picks}")
+        rows = " (the test rows)" if chosen == [SELECTED_ON_TEST] and select.split == "valid" else ""
+        notes.append(f"{' '.join(chosen)} {select.rule}{rows}: {picks}")
+    if EPOCH_ON_TEST in used:
+        notes.append(
+            f"{EPOCH_ON_TEST} the best epoch, chosen on the test rows; `last epoch` has the mean at the last one"
+        )
+    if EDGE in used:
+        notes.append(f"{EDGE} the chosen value is the smallest or the largest tried, so a better one may lie beyond it")
     if plan.config.timed:
         notes.append(
             "a value is the median of raw samples; spread: half the distance between their quartiles, over the median"
@@ -252,8 +278,11 @@ def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> li
             f"verdicts: a seed succeeds if it is within {tolerance} of the {plan.spec.reference} or better; unstable: "
             f"one seed succeeds, and another diverged or is worse by more than {far}; otherwise the mean or the median "
             f"counts, whichever is farther from the {plan.spec.reference}; agrees: within {tolerance}; unclear: within "
-            f"two standard errors and within {twice}; no verdict is given while a run is missing"
+            f"two standard errors and within {twice}; no verdict is given while a run is missing, nor on a time, speed or "
+            f"memory of another device, nor where the {plan.spec.reference}'s number is at chance"
         )
+    if plan.spec.protocol:
+        notes.append(f"other protocol: {' '.join(plan.spec.protocol.split())}")
     sources = sorted({cell.published.source for cell in cells if cell.published})
     if sources and (plan.cannot_run or any(cell.published and cell.planned for cell in cells)):
         notes.append(f"{plan.spec.reference}'s numbers from: {'; '.join(sources)}")

@@ -29,6 +29,21 @@ class Tried:
     """Number of values that were compared."""
     lacks_earlier: bool
     """Whether a value before the chosen one in the grid was not compared, because some of its runs are missing."""
+    at_edge: bool = False
+    """Whether none of the compared values is smaller, or none is larger, than the chosen one of a setting. One that is
+    good enough (`select.enough`) needs no neighbour, and a zero none below it."""
+
+
+OWN_VALIDATION = frozenset(
+    ("image-folder", "lra-image", "lra-listops", "lra-pathfinder", "lra-pathx", "lra-retrieval")
+    + ("recordings", "sc09", "species", "speech-commands", "text-file", "text-recall", "wikitext", "youtubemix")
+)
+"""Tasks whose source has a validation split of its own, so that `split_policy: paper` does not validate on test."""
+
+
+def validates_on_test(config: Mapping[str, Any]) -> bool:
+    """Whether the validation rows of a resolved run are its test rows."""
+    return lookup(config, "task.split_policy") == "paper" and lookup(config, "task.name") not in OWN_VALIDATION
 
 
 Planned = Callable[[], Iterable[Mapping[str, Any]]]
@@ -89,7 +104,7 @@ def runs_by_cell(plan: Plan, runs: Sequence[StoredRun]) -> dict[tuple[str, str],
     found: dict[tuple[str, str], list[StoredRun]] = {}
     of_row: dict[tuple[str, frozenset[str]], list[StoredRun]] = {}
     for row, column in plan.places():
-        if row not in spec.rows:
+        if row not in spec.rows or plan.is_speedup(column):
             found[row, column] = []
             continue
         # a column may state another value for a key of the row
@@ -237,9 +252,24 @@ def select_best(
         chosen = places[best[0].run_id]
         compared = {places[found[0].run_id] for found in candidates}
         earlier = {place for place in siblings[chosen] if place < chosen}
-        found = Tried(len(candidates), lacks_earlier=not earlier <= compared)
+        found = Tried(
+            len(candidates),
+            lacks_earlier=not earlier <= compared,
+            at_edge=len(siblings[chosen]) > 1
+            and not all(select.suffices(score(run, select)) for run in best)
+            and any(_is_edge(key, best, candidates) for key in select.best_of),
+        )
         tried.update({run.run_id: found for run in best})
     return sorted(kept, key=lambda run: run.run_id), tried
+
+
+def _is_edge(key: str, best: Sequence[StoredRun], candidates: Sequence[Sequence[StoredRun]]) -> bool:
+    """Whether none of the compared values of a setting, which are numbers, is on one side of the chosen one."""
+    chosen, *values = (lookup(found[0].config, key) for found in (best, *candidates))
+    if not all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (chosen, *values)):
+        return False
+    alone = len(candidates) == 1
+    return (alone or len(set(values)) > 1) and (chosen == max(values) or (chosen == min(values) and chosen != 0))
 
 
 def _siblings(points: Sequence[Mapping[str, Any]], keys: Collection[str]) -> list[list[int]]:

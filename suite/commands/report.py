@@ -53,7 +53,10 @@ def report(
         typer.Option(help="One line for each value of this setting, over all stored runs: train.lr; repeatable."),
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="A scoreboard of all experiments: cells that agree, differ, are empty.")
+        bool,
+        typer.Option(
+            "--all", help="A scoreboard of all experiments: cells that agree, differ, are at chance or not run."
+        ),
     ] = False,
     out: Annotated[Path | None, typer.Option(help="File to write; a figure is a PNG and an SVG of one name.")] = None,
     update_docs: Annotated[
@@ -156,7 +159,7 @@ def _tables(repository: Repository, format: Format, out: Path | None) -> Any:
     rendering = repository.rendering()
     names = repository.experiments()
     papers = rendering.read_papers(repository.reports / "papers.yaml", names)
-    configs = {name: repository.experiment(name).config for name in names}
+    board = _board(repository, "overview", repository.reference, reduced=False)
     stored = {
         name: dict.fromkeys(path.parent.name for path in storage.files([repository.reference], name)) for name in names
     }
@@ -164,7 +167,7 @@ def _tables(repository: Repository, format: Format, out: Path | None) -> Any:
     if format is Format.md:
         above = Path.cwd() if out is None else out.resolve().parent
         home = os.path.relpath(repository.reports.parent, above)
-    return rendering.index(papers, configs, stored, home=home)
+    return rendering.index(papers, {report.experiment: report for report in board.reports}, stored, home=home)
 
 
 def _paper(repository: Repository, name: str | None) -> str | None:
@@ -188,23 +191,23 @@ def _planned(repository: Repository, experiment: str) -> Callable[[str], list[di
     return settings
 
 
-def _board(repository: Repository, name: str, results: Path | None) -> Any:
-    """The scoreboard of the experiments of a paper, or of all. Those of which nothing can run here have no line."""
+def _board(repository: Repository, name: str, results: Path | None, *, reduced: bool = True) -> Any:
+    """The scoreboard of the experiments of a paper, or of all; reduced: with the other scales that have rows."""
     from suite.store import storage
 
     rendering = repository.rendering()
-    counted, reduced = [], []
+    counted, others = [], []
     for experiment, config, path in repository.every_experiment():
-        if not config.runnable or (name != "overview" and not experiment.startswith(f"{name}/")):
+        if name != "overview" and not experiment.startswith(f"{name}/"):
             continue
         paths = repository.files(experiment, results)
         runs = rendering.load_runs(rendering.rows_of(paths, skipped))
         report = partial(
             rendering.report_of, config, path.parent, experiment, runs, planned=_planned(repository, experiment)
         )
-        main = report(scale="paper" if "paper" in config.runnable else None)
+        main = report(scale=rendering.scale_to_count(config))
         counted.append(main)
-        scales = {path.parent.name for path in paths} & config.scales.keys() - {main.scale}
-        reduced += [report(scale=scale) for scale in sorted(scales)]
+        scales = {path.parent.name for path in paths} & config.scales.keys() - {main.scale} if reduced else ()
+        others += [report(scale=scale) for scale in sorted(scales)]
     kernels = storage.read(repository.files(KERNELS, results), skip=skipped)
-    return rendering.Board(name, tuple(counted), tuple(reduced), kernels, tuple(repository.operators))
+    return rendering.Board(name, tuple(counted), tuple(others), kernels, tuple(repository.operators))

@@ -107,8 +107,8 @@ def check_table(config: ExperimentConfig, scale: str, where: str) -> None:
             raise ValueError(f"{where}: {place}: {_misfit(wanted, config)}")
 
 
-MEASUREMENT = ("slice", "metric", "split", "at")
-"""Keys of a column of the table that name a measurement of a run."""
+MEASUREMENT = ("slice", "metric", "split", "at", "chance", "tolerance", "speedup_over", "take")
+"""Keys of a column of the table that select no run: they name a measurement, or say how it is compared."""
 
 
 def _selectors(config: ExperimentConfig) -> Iterator[tuple[str, dict[str, Any]]]:

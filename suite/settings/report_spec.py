@@ -74,8 +74,10 @@ class TableSpec(Config):
     rows: dict[str, dict[str, Any]]
     """Row label, as in expected.csv, to the selector of its runs."""
     columns: dict[str, dict[str, Any]]
-    """Column label to a selector, which may also name `slice`, `metric` and `split`. With `at: best` the column shows
-    the best evaluation of a run instead of its last one."""
+    """Column label to a selector, which may also name `slice`, `metric` and `split`, and a `chance` and a `tolerance`
+    of its own. With `at: best` the column shows the best evaluation of a run instead of its last one. A column with
+    `speedup_over: ROW` selects no runs: it has the ratio of each row to that one, on one device, `take: max` or
+    `mean` of those in the columns that select runs."""
     mean_over: tuple[str, ...] = ()
     """Dotted keys of a run. A cell is the mean over all settings of these that the grid has for it, as the score of a
     benchmark is; `select` chooses the best run in every setting. A seed counts once all its settings have ended."""
@@ -89,9 +91,28 @@ class TableSpec(Config):
     """Decimals that are shown; None: as many as the paper prints, at least one."""
     tolerance: NonNegative = 1.0
     """A cell agrees with the paper if it differs by no more than this, in the shown unit."""
+    chance: float | None = None
+    """The number of a guess, in the shown unit. A published number that is no better than this by more than the
+    tolerance is at chance: that ours agrees with it says nothing."""
+    protocol: str = ""
+    """What the paper measured otherwise, so that no cell is compared with its number; empty where they compare."""
     reference: str = "paper"
     """Source of the numbers in expected.csv, in one word for the header of their column: `paper`, `peer` for times of
     another project that were measured, `goal` for times that were set. Only a paper's numbers count as published."""
+
+    @model_validator(mode="after")
+    def _compares_with_a_row(self) -> TableSpec:
+        for label, choice in self.columns.items():
+            over, take = choice.get("speedup_over"), choice.get("take")
+            if (over is None) != (take is None) or (over is not None and over not in self.rows):
+                raise ValueError(f"columns.{label}: speedup_over names a row of the table, and take is max or mean")
+            if take not in (None, "max", "mean"):
+                raise ValueError(f"columns.{label}: take is max or mean, got {take!r}")
+        return self
+
+    def of(self, column: str, key: str) -> Any:
+        """What holds for a column: `metric`, `split`, `chance` or `tolerance` of its own, or else of the table."""
+        return self.columns[column].get(key, getattr(self, key))
 
 
 class FigureSpec(Config):

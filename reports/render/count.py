@@ -1,0 +1,149 @@
+"""What of the papers' numbers and claims has been measured: one count, which terminal, page and documents show.
+
+A published number is a number of `expected.csv` that a run could give; settings and sizes are not. It is counted in one
+experiment, however many tables have it (`follows`), and there as one of `CELLS`, or as `not in a grid`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from reports.render.claims import OURS, Claim
+from reports.render.document import REDUCED, STAND_IN
+from reports.render.judge import Cell
+from reports.render.plan import Published
+from reports.render.report import Report
+from suite.settings.config import ExperimentConfig
+
+PAPERS = ("h3", "dss", "mamba", "gsa")
+"""The papers that the suite reproduces, in the order in which they appeared; other folders follow them."""
+JUDGED = ("agree", "better", "unclear", "differ")
+"""Cells with a verdict; `unstable` and `worse` cells differ."""
+FEW = tuple(f"{name}, few seeds" for name in JUDGED)
+"""The same for cells with fewer than three seeds."""
+CELLS = (*JUDGED, *FEW, "at chance", "other device", "other data", "not run")
+"""A published number that the grid has is one of these. `other device`: a time, speed or memory of another device or
+protocol. `other data`: ours is of stand-in data. `not run`: not at the paper's scale, or not by every seed started."""
+CLAIMS = ("hold", "fail", "unclear", "not run")
+"""Verdicts of claims that a paper makes and that no other claim implies."""
+SIZES = ("K", "M", "B", "tokens", "M tokens", "steps", "sequences", "days", "multiple of L*d", "x L*d")
+"""Units of published settings and sizes, which no run measures."""
+NO_RESULTS = re.compile(r"settings|figures of others")
+"""A grid whose scale `paper` cannot run for this reason lists no results of the paper."""
+REASONS = {
+    "data": re.compile(r"no longer distributed|downloaded|gathered|given out|tokenizer"),
+    "hours": re.compile(r"hours|\ba day\b|billion (?:tokens|bases)"),
+}
+"""Why the scale `paper` cannot run, and the words that its grid says it with."""
+VERDICTS = {"agrees": "agree", "better": "better", "unclear": "unclear"}
+SHARED = {"at chance": "at chance", "other device": "other device", "other protocol": "other device"}
+
+
+def count(report: Report) -> Counter[str]:
+    """The published numbers and claims of an experiment: `published`, `in a grid`, each of `CELLS`, and `claims: ...`.
+
+    Claims that were checked at a reduced scale are counted apart, as `reduced claims: ...`.
+    """
+    found: Counter[str] = Counter()
+    cells = {(cell.row, cell.column): cell for cell in report.cells}
+    for place, number in report.published.items() if report.spec.reference == "paper" else ():
+        if is_result(report.config, number) and not number.follows:
+            cell = cells.get(place)
+            in_grid = cell is not None and place[0] in report.spec.rows and bool(report.config.baseline)
+            found["published"] += 1
+            found["in a grid"] += in_grid
+            if cell is not None and in_grid:
+                found[kind(report, cell)] += 1
+    found.update(f"{prefix(report)}{name}" for name in map(_kind_of_claim, counted_claims(report)))
+    return found
+
+
+def prefix(report: Report) -> str:
+    """Beginning of the names under which the claims of a report are counted."""
+    return "reduced claims: " if report.reduced else "claims: "
+
+
+def is_result(config: ExperimentConfig, number: Published) -> bool:
+    """Whether a published value is a number that a run could give."""
+    listed = NO_RESULTS.search(config.cannot_run.get("paper", ""))
+    return number.value is not None and number.unit not in SIZES and not listed
+
+
+def kind(report: Report, cell: Cell) -> str:
+    """The one of `CELLS` that a cell with a published number is."""
+    if STAND_IN in cell.marks and not report.reduced:
+        return "other data"
+    if not cell.verdict or REDUCED in cell.marks:
+        return "not run"
+    if cell.verdict in SHARED:
+        return SHARED[cell.verdict]
+    return VERDICTS.get(cell.verdict, "differ") + (", few seeds" if cell.few_seeds else "")
+
+
+def counted_claims(report: Report) -> list[Claim]:
+    """The claims that are counted: those that a paper makes and that no other claim implies."""
+    return [claim for claim in report.claims if not claim.follows and not claim.source.startswith(OURS)]
+
+
+def _kind_of_claim(claim: Claim) -> str:
+    return {"holds": "hold", "fails": "fail"}.get(claim.verdict, claim.verdict)
+
+
+def claims_text(counts: Mapping[str, int], start: str = "claims: ") -> str:
+    """`8 hold · 1 fail · 1 unclear · 0 not run`; empty where no claim is counted."""
+    numbers = {name: counts.get(start + name, 0) for name in CLAIMS}
+    return " · ".join(f"{number} {name}" for name, number in numbers.items()) if any(numbers.values()) else ""
+
+
+def total(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    """The sum of several counts."""
+    found: Counter[str] = Counter()
+    for each in counts:
+        found.update(each)
+    return found
+
+
+def scale_to_count(config: ExperimentConfig) -> str | None:
+    """The scale at which an experiment is counted: `paper` if it can run, else None, for the first that has rows."""
+    return "paper" if "paper" in config.runnable else None
+
+
+def reasons(config: ExperimentConfig, counts: Mapping[str, int]) -> list[str]:
+    """What the numbers and claims of an experiment that are not run want: `data`, `hours`; empty where all are run."""
+    lack = sum(counts.get(name, 0) for name in ("not run", "claims: not run", "reduced claims: not run"))
+    # a number without a place in a grid is no matter of hours where all others are run
+    if not lack and (config.baseline or not counts.get("published", 0)):
+        return []
+    text = config.cannot_run.get("paper", "")
+    # a scale that can run and has not been run is a matter of hours
+    return [word for word, pattern in REASONS.items() if pattern.search(text)] if text else ["hours"]
+
+
+def headline(report: Report) -> Cell | None:
+    """The one cell that stands for an experiment in a document; None where no cell has a value.
+
+    Of the rows of the model that the paper proposes, or of all where it has none, it is the cell with a verdict that is
+    farthest behind the paper's number, in tolerances. Without verdicts it is the last column of the first such row.
+    """
+    there = [cell for cell in report.cells if cell.mean is not None]
+    proposed = [cell for cell in there if _is_proposed(report, cell.row)] or there
+    judged = [cell for cell in proposed if cell.difference is not None and cell.verdict != "at chance"]
+    if judged:
+        return max(judged, key=lambda cell: _behind(report, cell))
+    row = proposed[0].row if proposed else ""
+    return next((cell for cell in reversed(proposed) if cell.row == row), None)
+
+
+def _is_proposed(report: Report, row: str) -> bool:
+    """Whether a row is of the model after which the paper's folder is named."""
+    paper = report.experiment.partition("/")[0]
+    return paper in PAPERS and re.search(rf"(?<![a-z]){paper}(?![a-z0-9])", row.lower()) is not None
+
+
+def _behind(report: Report, cell: Cell) -> float:
+    assert cell.difference is not None
+    sign = {"higher": -1.0, "lower": 1.0}.get(cell.published.better if cell.published else "", 0.0)
+    distance = sign * cell.difference if sign else abs(cell.difference)
+    return distance / (report.spec.of(cell.column, "tolerance") or 1.0)

@@ -56,6 +56,8 @@ class Claim:
     """The claim of which this one is a consequence, or `experiment | claim` that says the same; it is not counted."""
     note: str = ""
     """A remark for the reader, such as an operator that is not the paper's."""
+    subject: Term = ()
+    """(row, column) of the first cell that the claim names; the column may be `*`."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,7 @@ def _check(line: Mapping[str, str], cells: Mapping[tuple[str, str], Cell], spec:
         marks=tuple(mark for mark in MARKS if mark in used),
         follows=line.get("follows") or "",
         note=line.get("note") or "",
+        subject=next(term for side in sides for term in side if len(term) == 2),
     )
 
 

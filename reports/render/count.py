@@ -125,15 +125,17 @@ def headline(report: Report) -> Cell | None:
     """The one cell that stands for an experiment in a document; None where no cell has a value.
 
     Of the rows of the model that the paper proposes, or of all where it has none, it is the cell with a verdict that is
-    farthest behind the paper's number, in tolerances. Without verdicts it is the last column of the first such row.
+    farthest behind the paper's number, in tolerances. Without verdicts it is the first of these cells that a claim
+    names, or else one of the first of these rows; where a claim names no column, it is the last one with a value.
     """
     there = [cell for cell in report.cells if cell.mean is not None]
-    proposed = [cell for cell in there if _is_proposed(report, cell.row)] or there
-    judged = [cell for cell in proposed if cell.difference is not None and cell.verdict != "at chance"]
+    there = [cell for cell in there if _is_proposed(report, cell.row)] or there
+    judged = [cell for cell in there if cell.difference is not None and cell.verdict != "at chance"]
     if judged:
         return max(judged, key=lambda cell: _behind(report, cell))
-    row = proposed[0].row if proposed else ""
-    return next((cell for cell in reversed(proposed) if cell.row == row), None)
+    named = [claim.subject for claim in counted_claims(report)] + [(cell.row, "*") for cell in there]
+    fitting = (c for row, column in named for c in reversed(there) if c.row == row and column in ("*", c.column))
+    return next(fitting, None)
 
 
 def _is_proposed(report: Report, row: str) -> bool:

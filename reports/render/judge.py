@@ -173,7 +173,9 @@ def _last_epoch(plan: Plan, column: str, runs: Sequence[StoredRun]) -> float | N
 
 def _unit(plan: Plan, found: Sequence[Value]) -> str:
     units = {value.unit for value in found}
-    return "%" if units == {"fraction"} and plan.spec.percent else shared_unit(units)
+    if units == {"fraction"}:
+        return "%" if plan.spec.percent else "fraction"
+    return shared_unit(units)
 
 
 def speedups(plan: Plan, cells: Sequence[Cell]) -> list[Cell]:

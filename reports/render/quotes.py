@@ -50,7 +50,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from reports.render.count import CLAIMS, PAPERS, claims_text, count, headline, prefix, scale_to_count, total
+from reports.render.count import CLAIMS, PAPERS, SHARED, claims_text, count, headline, prefix, scale_to_count, total
 from reports.render.document import DASH, shown
 from reports.render.layout import last_text, ours_text, paper_text
 from reports.render.plan import pick_scale, read_table
@@ -198,14 +198,14 @@ def _results_line(line: re.Match[str], report: Report) -> str:
     cell = headline(report)
     if cell is None:
         raise ValueError(f"{line['experiment']}, {line['scale']} has no number")
-    reference = "" if report.spec.reference == "paper" else f" ({report.spec.reference})"
+    words = [report.spec.reference] * (report.spec.reference != "paper") + [cell.verdict] * (cell.verdict in SHARED)
     paper = paper_text(cell) if cell.published and cell.published.value is not None else ""
     last = last_text(cell, report.decimals)
     new = (
         cell.row,
         cell.column,
         cell.unit or line["unit"],
-        f"{paper}{reference}" if paper else DASH,
+        paper + (f" ({', '.join(words)})" if words else "") if paper else DASH,
         ours_text(cell, report.decimals) + (f" (last epoch {last})" if last else ""),
         claims_text(count(report), prefix(report)) or DASH,
     )

@@ -246,7 +246,8 @@ class CommittedRows:
         return [run for run in self.committed(experiment) + probes if run.scale == scale]
 
     def cell(self, experiment: str, scale: str, row: str, column: str, what: str) -> list[float]:
-        cells = self.report(experiment, scale).cells
+        report = self.report(experiment, scale)
+        cells, published = report.cells, report.published.get((row, column))
         found = next((cell for cell in cells if (cell.row, cell.column) == (row, column)), None)
         if found is None:
             known = " or ".join(sorted({cell.row for cell in cells} if row else {cell.column for cell in cells}))
@@ -255,7 +256,7 @@ class CommittedRows:
             "mean": found.mean,
             "sd": found.sd,
             "median": found.median,
-            "paper": None if found.published is None else found.published.value,
+            "paper": None if published is None else published.value,
             "count": float(found.num_seeds),
             "successes": None if found.successes is None else float(found.successes),
         }

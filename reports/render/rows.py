@@ -16,6 +16,7 @@ import pyarrow as pa
 from suite.identity import setting_of
 from suite.metrics import smaller_is_better
 from suite.options import visible
+from suite.settings.grid import lookup
 from suite.store import storage
 
 
@@ -276,16 +277,26 @@ def load_runs(rows: pa.Table | pd.DataFrame) -> list[StoredRun]:
     ]
 
 
+GENERATED = "generated here, in the language of the release"
+"""Why data stand in for the paper's in rows of Long Range Arena from before the task said so."""
+
+
+def _is_generated(config: Mapping[str, Any]) -> bool:
+    """Whether a run read expressions or pictures that were generated in place of those of a release."""
+    return "generated" in (lookup(config, "task.rows"), lookup(config, "task.pictures"))
+
+
 def _stored_run(run_id: str, head: Mapping[str, Any], values: Values, *, is_ended: bool) -> StoredRun:
     """head: the row that says how the run ended, or else its first."""
+    config = _config(_text(head["config"]))
     return StoredRun(
         run_id=run_id,
         scale=_text(head["scale"]),
         seed=int(_number(head["seed"]) or 0),
         status=_text(head["status"]) if is_ended else "failed",
         error=_text(head["error"]) if is_ended else "no final row",
-        stand_in=_text(head["stand_in"]),
-        config=_config(_text(head["config"])),
+        stand_in=_text(head["stand_in"]) or (GENERATED if _is_generated(config) else ""),
+        config=config,
         values=values,
         device=_text(head["device"]),
         torch=_text(head["torch"]),

@@ -278,9 +278,13 @@ def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> li
             f"verdicts: a seed succeeds if it is within {tolerance} of the {plan.spec.reference} or better; unstable: "
             f"one seed succeeds, and another diverged or is worse by more than {far}; otherwise the mean or the median "
             f"counts, whichever is farther from the {plan.spec.reference}; agrees: within {tolerance}; unclear: within "
-            f"two standard errors and within {twice}; no verdict is given while a run is missing, nor on a time, speed "
-            f"or memory of another device, nor where the {plan.spec.reference}'s number is at chance"
+            f"two standard errors and within {twice}; no verdict is given while a run is missing"
         )
+        unjudged = {cell.verdict for cell in cells}
+        if "other device" in unjudged:
+            notes.append("other device: times, speeds and memory of two devices are not compared")
+        if "at chance" in unjudged:
+            notes.append(f"at chance: the {plan.spec.reference}'s number is within {tolerance} of a guess, or below it")
     if plan.spec.protocol:
         notes.append(f"other protocol: {' '.join(plan.spec.protocol.split())}")
     sources = sorted({cell.published.source for cell in cells if cell.published})

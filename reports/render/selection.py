@@ -35,8 +35,10 @@ class Tried:
 
 
 OWN_VALIDATION = frozenset(
-    "image-folder lra-image lra-listops lra-pathfinder lra-pathx lra-retrieval recordings sc09 species speech-commands "
-    "text-file text-recall wikitext youtubemix".split()
+    (
+        *("image-folder", "lra-image", "lra-listops", "lra-pathfinder", "lra-pathx", "lra-retrieval", "recordings"),
+        *("sc09", "species", "speech-commands", "text-file", "text-recall", "wikitext", "youtubemix"),
+    )
 )
 """Tasks whose source has a validation split of its own, so that `split_policy: paper` does not validate on test."""
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from reports.render.selection import validates_on_test
 from suite.contracts import IGNORE
 from suite.laws import tasks as task_laws
 from suite.laws.tasks import split
@@ -202,3 +203,22 @@ def test_metrics_are_sums_over_labelled_positions():
 def test_listing_tasks_needs_neither_torch_nor_numpy():
     code = "import sys, tasks; list(tasks.TASKS); assert not {'torch', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(p for p in sys.path if p)})
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_reports_know_which_tasks_validate_on_test(name):
+    """A number that was chosen on the test rows must be marked, and one that was not must not be."""
+    with empty_folder() as folder:
+        _, task = next(instances(name, folder))
+        clean, paper = (
+            _rows_of(task_laws.changed(task, split_policy=policy), "valid") for policy in ("clean", "paper")
+        )
+        test = _rows_of(task_laws.changed(task, split_policy="paper"), "test")
+    settings = {"task": {"name": name, "split_policy": "paper"}}
+    # rows of a made-up file may be the same in every split
+    assert validates_on_test(settings) == (paper == test and paper != clean)
+    assert not validates_on_test({"task": {"name": name, "split_policy": "clean"}})
+
+
+def _rows_of(task, name):
+    return [(segment.inputs.tolist(), segment.targets.tolist()) for segment in split(task, name)]

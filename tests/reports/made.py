@@ -85,11 +85,12 @@ def make_run(
     train: dict[str, Any] | None = None,
     stand_in: str = "",
     columns: dict[str, Any] | None = None,
+    task_options: dict[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
     """The rows of one run, as the runner writes them."""
     epochs = 20 if scale == "small" else 400 if task == "induction-heads" else 200
     config = {
-        "task": {"name": task, "version": 1, "vocab_size": 20},
+        "task": {"name": task, "version": 1, "vocab_size": 20, **(task_options or {})},
         "model": {"name": model, "version": 1, "d_model": 32},
         "train": {"epochs": epochs, "lr": 5e-4, "keep": "last", **(train or {})},
         "seed": seed,

@@ -8,7 +8,7 @@ import pytest
 
 from reports.render import render
 from reports.render.claims import _number as ratio
-from reports.render.claims import tally
+from reports.render.count import CLAIMS, claims_text, count
 from reports.render.judge import Cell
 from tests.reports.made import (
     make_run,
@@ -45,7 +45,7 @@ def test_a_claim_is_unclear_within_its_noise_or_where_a_seed_is_lost(make):
     noisy = make(*three(values=(0.90, 1.0, 1.0)), claims=claims).claims[0]
     lost = make(*three(values=(0.98, 0.99)), make_run(seed=2, status="diverged"), claims=claims).claims[0]
     assert [claim.verdict for claim in (steady, noisy, lost)] == ["holds", "unclear", "unclear"]
-    assert noisy.detail == "by 1.67, two standard errors are 6.67, 3 seeds"
+    assert noisy.detail == "true by 1.67, two standard errors are 6.67, 3 seeds"
     assert lost.detail == "1 run without a value, 2 seeds"
 
 
@@ -58,16 +58,75 @@ def test_a_claim_cannot_hold_vacuously_and_one_that_follows_is_not_counted(make)
     assert make(*three("s4d", values=(0.2, 0.2, 0.2)), claims=claims).claims[0].verdict == "not run"
     unsolved = [*three("s4d", values=(0.2, 0.2, 0.2)), *three("s4d", "induction-heads", (0.1, 0.1, 0.1))]
     first, second = make(*unsolved, claims=claims).claims
-    assert (first.verdict, first.detail) == ("void", "needs S4D | IH >= 99, got 10.00, 3 seeds")
-    assert tally([first, second]) == (0, 1)
+    assert (first.verdict, first.detail) == ("unclear", "needs S4D | IH >= 99, got 10.00, 3 seeds")
     assert second.verdict == "holds"
     solved = [*three("s4d", values=(0.2, 0.2, 0.2)), *three("s4d", "induction-heads", (1.0, 1.0, 1.0))]
     report = make(*solved, claims=claims)
     assert report.claims[0].verdict == "holds"
-    assert tally(report.claims) == (1, 1)
+    assert claims_text(count(report)) == "1 hold · 0 fail · 0 unclear · 0 not run"
     text = render(report, "terminal")
     assert "S4D fails beyond [the paper has S4]" in text
     assert "(not counted: follows from 'S4D fails beyond')" in text
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ((0.98, 0.99, 1.0), "holds"),
+        ((0.93, 0.96, 0.99), "unclear"),  # true by 1, two standard errors are 3.5
+        ((0.91, 0.94, 0.97), "unclear"),  # false by as much
+        ((0.90, 0.91, 0.92), "fails"),
+    ],
+)
+def test_to_fail_takes_as_much_evidence_as_to_hold(make, values, verdict):
+    claims = "claim,left,comparison,right,source\na,H3 | AR,>,95,s\n"
+    assert make(*three(values=values), claims=claims).claims[0].verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("comparison", "ours", "verdict"),
+    [
+        *(("~", 0.95, "fails"), (">~", 0.95, "holds"), ("<~", 0.95, "fails")),
+        *(("~", 0.85, "fails"), (">~", 0.85, "fails"), ("<~", 0.85, "holds")),
+        *(("~", 0.9, "holds"), (">~", 0.9, "holds"), ("<~", 0.9, "holds")),
+    ],
+)
+def test_a_claim_is_one_sided_where_the_paper_is(make, comparison, ours, verdict):
+    """A model that nearly matches another one does so where it is better, too."""
+    claims = f"claim,left,comparison,right,source\na,H3 | AR,{comparison},90,s\n"
+    assert make(*three(values=(ours,) * 3), claims=claims).claims[0].verdict == verdict
+
+
+def test_a_claim_that_the_last_epochs_refute_is_unclear(make):
+    """The best of many epochs, chosen on test, may put two models in another order than the last ones."""
+    claims = "claim,left,comparison,right,source\na,H3 | AR,>,S4D | AR,s\n"
+    on_test = {"train": {"keep": "best"}, "task_options": {"split_policy": "paper"}}
+    runs = [
+        make_run(test=0.9, valid={1: 0.9, 2: 0.5}, **on_test),
+        make_run("s4d", test=0.8, valid={1: 0.8, 2: 0.7}, **on_test),
+    ]
+    (claim,) = make(*runs, claims=claims).claims
+    assert (claim.verdict, claim.detail) == ("unclear", "at the last epoch 50.00 against 70.00")
+
+
+def test_only_claims_of_papers_are_counted_each_once(make):
+    claims = (
+        "claim,left,comparison,right,source,follows\n"
+        "a,H3 | AR,>,50,paper,\nb,H3 | AR,>,60,paper,a\n"
+        "c,H3 | AR,>,70,paper,other/table | a\nd,H3 | AR,>,80,ours; a goal,\n"
+    )
+    report = make(*three(), claims=claims)
+    assert [claim.verdict for claim in report.claims] == ["holds"] * 4
+    assert claims_text(count(report)) == "1 hold · 0 fail · 0 unclear · 0 not run"
+    text = render(report, "terminal")
+    assert text.count("not counted: follows from") == 2
+    assert "not counted: no paper makes it" in text
+
+
+def test_claims_of_a_reduced_scale_are_counted_apart(make):
+    found = count(make(*three(scale="small")))
+    assert [found[f"reduced claims: {name}"] for name in CLAIMS] == [1, 0, 0, 1]
+    assert not any(found[f"claims: {name}"] for name in CLAIMS)
 
 
 def test_a_claim_carries_every_mark_of_its_cells(make):
@@ -107,7 +166,7 @@ def test_a_wrong_line_of_the_claims_is_named(make, claims, message):
 
 
 def test_close_is_within_the_tables_tolerance(make):
-    claims = "claim,left,comparison,right,source\na,H3 | AR,~,100.5,s\nb,H3 | AR,~,101,s\nc,H3 | AR,<,101,s\n"
+    claims = "claim,left,comparison,right,source\na,H3 | AR,~,100.5,s\nb,H3 | AR,~,101.5,s\nc,H3 | AR,<,101,s\n"
     assert [claim.verdict for claim in make(*three(), claims=claims).claims] == ["holds", "fails", "holds"]
 
 

@@ -153,6 +153,8 @@ def assert_every_run_has_a_cell(name, scale, config, runs):
         in_all_cells = {key: value for key, value in row_selector.items() if key not in column_keys}
         candidates = {run_id: run for run_id, run in runs.items() if matches(in_all_cells, run)}
         for column, column_selector in table.columns.items():
+            if "speedup_over" in column_selector:
+                continue
             selector = {**row_selector, **column_selector}
             found = {run_id for run_id, resolved in candidates.items() if matches(selector, resolved)}
             placed |= found
@@ -196,7 +198,7 @@ def test_published_numbers_are_tidy_have_the_labels_of_the_table_and_name_their_
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
         lines = list(reader)
-    assert reader.fieldnames == COLUMNS
+    assert reader.fieldnames in (COLUMNS, [*COLUMNS, "follows"])
     assert len({(line["row"], line["column"]) for line in lines}) == len(lines)
     for line in lines:
         assert line["source"]

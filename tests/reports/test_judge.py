@@ -89,11 +89,16 @@ def test_a_diverged_seed_is_a_failed_one():
     assert judge([90.0], paper(99.0, "higher"), 1.0, diverged=2) == "worse"
 
 
+@pytest.mark.parametrize(("num_seeds", "marks"), [(1, ("‡",)), (2, ("‡",)), (3, ())])
+def test_a_cell_of_fewer_than_three_seeds_is_marked(make, num_seeds, marks):
+    assert cell(make(*three(values=(0.998,) * num_seeds)), "H3", "AR").marks == marks
+
+
 def test_one_seed_has_no_spread_and_is_marked(make):
     report = make(make_run())
     found = cell(report, "H3", "AR")
     assert (found.sd, found.num_seeds, found.marks) == (None, 1, ("‡",))
-    assert "one seed" in note(report, "‡")
+    assert note(report, "‡") == "‡ fewer than 3 seeds"
     assert "99.8‡" in render(report, "terminal")
     assert "1 of 3" in render(report, "terminal")
 

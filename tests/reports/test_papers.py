@@ -12,7 +12,7 @@ import yaml
 
 from models import MODELS
 from reports.render import Board, build, read_papers, render
-from reports.render.board import overview
+from reports.render.board import NUMBERS, overview
 from reports.render.plan import read_expected
 from run_suite import REPOSITORY, WORKLOADS
 from suite.commands import main
@@ -22,6 +22,7 @@ from suite.settings.grid import expand, points
 from suite.settings.resolver import Resolver
 from suite.store.storage import SCHEMA
 from tasks import TASKS
+from tests.reports.committed import ROWS
 
 HOME = Path(__file__).resolve().parents[2]
 EXPERIMENTS = find_experiments(HOME / "reports")
@@ -82,7 +83,12 @@ def test_the_page_of_all_tables_has_every_item_and_its_links_lead_to_files(tmp_p
     page = tmp_path / "tables.md"
     assert called("report", "tables", "--format", "md", "--out", str(page)) == 0
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.read_text().splitlines() if "|" in line]
-    assert [line[:2] for line in lines[2:]] == [[paper, item.item] for paper, items in PAPERS.items() for item in items]
+    *items, every = lines[2:]
+    assert [line[:2] for line in items] == [[paper, item.item] for paper, items in PAPERS.items() for item in items]
+    # each number is counted at one item
+    numbers = range(7, 7 + len(NUMBERS))
+    assert [sum(int(line[i]) for line in items) for i in numbers] == [int(every[i]) for i in numbers]
+    assert int(every[7]) == ROWS.count("four papers")["published"]
     links = re.findall(r"\]\(([^)]+)\)", page.read_text())
     assert len(links) > 60
     assert [link for link in links if not (tmp_path / link).exists()] == []
@@ -133,11 +139,11 @@ def test_an_item_without_a_place_and_an_unknown_experiment_are_errors(tmp_path):
         read_papers(path, EXPERIMENTS)
 
 
-def test_the_overview_does_not_count_what_cannot_run():
+def test_numbers_of_what_cannot_run_are_published_and_in_no_grid():
     nothing = pd.DataFrame(columns=SCHEMA.names)
     report = build(CONFIGS["h3/table4"], EXPERIMENTS["h3/table4"].parent, nothing)
     grid, *_ = overview(Board("h3", (report,), (), nothing)).grids
-    assert grid.lines[0][2:10] == ("0",) * 8
+    assert grid.lines[0][2:16] == ("21", *["0"] * 13)
 
 
 def test_all_plans_together_take_less_than_ten_seconds():

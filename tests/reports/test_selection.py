@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from reports.render import build
+from reports.render import build, render
 from reports.render.plan import matches, slice_part
 from suite.settings.config import ExperimentConfig
 from suite.settings.grid import same
@@ -209,6 +209,69 @@ def test_a_good_value_after_one_that_is_not_is_the_first(make):
     config = swept_in([1e-3, 1e-4, 1e-5], enough=0.9)
     bad, good = (make_run(valid={100: valid}, train={"lr": lr}) for lr, valid in ((1e-3, 0.8), (1e-4, 0.95)))
     assert cell(make(bad, good, config=config), "H3", "AR").chosen == "train.lr=0.0001 (best of 2)"
+
+
+ON_TEST = {"task_options": {"split_policy": "paper"}}
+
+
+@pytest.mark.parametrize(
+    ("split", "options", "mark"),
+    [("valid", {}, "*"), ("valid", ON_TEST, "‖"), ("test", {}, "‖"), ("train", ON_TEST, "*")],
+)
+def test_a_setting_that_was_chosen_on_the_test_rows_is_marked(make, split, options, mark):
+    config = grid(sweep={**grid().sweep, "train.lr": [1e-3, 1e-4]}, select={**SELECT, "split": split})
+    runs = [run for lr in (1e-3, 1e-4) for run in three(valid={100: 0.9}, train={"lr": lr}, **options)]
+    marks = cell(make(*runs, config=config), "H3", "AR").marks
+    assert [found for found in marks if found in "*‖"] == [mark]
+
+
+@pytest.mark.parametrize(
+    ("keep", "options", "marks", "last"),
+    [("best", ON_TEST, ("◊",), 50.0), ("best", {}, (), None), ("last", ON_TEST, (), None)],
+)
+def test_the_best_epoch_of_the_test_rows_is_marked_and_the_last_one_stands_beside_it(make, keep, options, marks, last):
+    report = make(*three(valid={50: 0.998, 100: 0.5}, train={"keep": keep}, **options))
+    found = cell(report, "H3", "AR")
+    assert (found.marks, found.last) == (marks, last)
+    lines = [line for line in render(report, "md").splitlines() if line.startswith("| H3 ")]
+    assert any("last epoch" in line and "50.0" in line for line in lines) == bool(marks)
+
+
+def test_a_column_of_the_last_evaluation_has_no_best_epoch(make):
+    columns = {"AR": {"task.name": "associative-recall", "split": "valid"}}
+    config = grid(table={**yaml.safe_load(GRID)["table"], "columns": columns})
+    runs = three(valid={50: 0.998, 100: 0.5}, train={"keep": "best"}, **ON_TEST)
+    claims = "claim,left,comparison,right,source\n"
+    assert cell(make(*runs, config=config, claims=claims), "H3", "AR").marks == ()
+
+
+@pytest.mark.parametrize(
+    ("rates", "scores", "at_edge"),
+    [
+        ([1e-4, 1e-3, 1e-2], (0.5, 0.9, 0.5), False),
+        ([1e-4, 1e-3, 1e-2], (0.9, 0.5, 0.5), True),
+        ([1e-4, 1e-3, 1e-2], (0.5, 0.5, 0.9), True),
+        ([1e-2, 1e-4, 1e-3], (0.5, 0.5, 0.9), False),  # the order of the grid says nothing
+        ([0.0, 0.1, 0.2], (0.9, 0.5, 0.5), False),  # nothing lies below zero
+        ([1e-4, 1e-3, 1e-2], (0.5, 0.9, None), True),  # the larger one has not been tried
+        ([1e-3], (0.9,), False),
+        (["sgd", "adam"], (0.9, 0.5), False),
+    ],
+)
+def test_a_value_at_the_edge_of_those_tried_is_marked(make, rates, scores, at_edge):
+    config = grid(sweep={**grid().sweep, "train.lr": rates}, select=SELECT)
+    runs = [
+        run
+        for lr, score in zip(rates, scores, strict=True)
+        for run in (() if score is None else three(valid={100: score}, train={"lr": lr}))
+    ]
+    assert ("⌉" in cell(make(*runs, config=config), "H3", "AR").marks) == at_edge
+
+
+def test_a_value_that_is_good_enough_needs_no_neighbour(make):
+    config = grid(sweep={**grid().sweep, "train.lr": [1e-3, 1e-4]}, select={**SELECT, "enough": 0.9})
+    runs = [run for lr in (1e-3, 1e-4) for run in three(valid={100: 0.95}, train={"lr": lr})]
+    assert cell(make(*runs, config=config), "H3", "AR").marks == ("*",)
 
 
 def test_selection_looks_at_the_weights_the_run_kept(make):

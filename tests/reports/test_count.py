@@ -1,0 +1,227 @@
+"""Published numbers and claims are counted once, and none flatters."""
+
+from __future__ import annotations
+
+import csv
+from itertools import combinations
+from typing import Any
+
+import pytest
+import yaml
+
+from reports.render.claims import read_claims
+from reports.render.count import CELLS, PAPERS, REASONS, claims_text, count, headline, is_result, reasons
+from reports.render.judge import is_at_chance, of_another_device
+from reports.render.plan import Published, read_expected
+from reports.render.report import Report
+from run_suite import REPOSITORY
+from suite.commands.report import _board
+from suite.options import parse
+from suite.settings.config import find_experiments, load_experiment
+from suite.settings.report_spec import TableSpec
+from tests.reports.committed import HOME, ROWS
+from tests.reports.made import EXPECTED, GRID, cell, grid, make_run, three
+
+EXPERIMENTS = find_experiments(HOME / "reports")
+NUMBERS = {name: read_expected(path.parent / "expected.csv") for name, path in EXPERIMENTS.items()}
+HEADER = "row,column,value,unit,better,seeds,hardware,note,source,follows\n"
+
+
+def table(**options: Any) -> dict[str, Any]:
+    return {"table": {**yaml.safe_load(GRID)["table"], **options}}
+
+
+def published(value: float = 99.8, unit: str = "%", hardware: str = "", follows: str = "") -> str:
+    return f"{HEADER}H3,AR,{value},{unit},higher,,{hardware},,paper,{follows}\n"
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        ({}, "agree"),
+        ({"values": (1.0, 1.0, 1.0), "published": published(90)}, "better"),
+        ({"values": (0.965, 0.985, 1.0)}, "unclear"),
+        ({"values": (0.9, 0.99, 0.99)}, "differ"),
+        ({"values": (0.9, 0.9, 0.9)}, "differ"),
+        ({"values": (0.998, 0.998)}, "agree, few seeds"),
+        ({"values": (0.9,)}, "differ, few seeds"),
+        ({"table": {"chance": 99.0}}, "at chance"),
+        ({"published": published(unit="ms", hardware="1x A100 80GB")}, "other device"),
+        ({"published": published(unit="ms")}, "other device"),
+        ({"published": published(unit="ms", hardware="NVIDIA H200")}, "agree"),
+        ({"published": published(unit="x", hardware="1x A100 80GB")}, "agree"),
+        ({"table": {"protocol": "it counts other bytes"}}, "other device"),
+        ({"stand_in": "a sample"}, "other data"),
+        ({"scale": "small"}, "not run"),
+        ({"status": "oom"}, "not run"),
+        ({"published": published(unit="steps")}, ""),
+        ({"published": published(follows="demo/table1 | H3 | AR")}, ""),
+        ({"published": published().replace("H3,AR", "Random,AR")}, "not in a grid"),
+        ({"table": {"reference": "peer"}}, ""),
+    ],
+)
+def test_a_published_number_is_counted_as_one_thing(make, made, expected):
+    runs = three(values=made.get("values", (0.998,) * 3), **{k: made[k] for k in ("stand_in", "scale") if k in made})
+    if "status" in made:
+        runs = [*runs[:2], make_run(seed=2, status=made["status"])]
+    report = make(*runs, config=grid(**table(**made.get("table", {}))), expected=made.get("published", published()))
+    found = count(report)
+    assert {name: found[name] for name in CELLS if found[name]} == ({expected: 1} if expected in CELLS else {})
+    assert (found["published"], found["in a grid"]) == (bool(expected), expected in CELLS)
+
+
+def test_what_is_not_compared_has_neither_a_verdict_nor_a_difference(make):
+    found = cell(make(*three(), expected=published(unit="ms", hardware="1x A100 80GB")), "H3", "AR")
+    assert (found.verdict, found.difference, found.successes) == ("other device", None, None)
+    assert found.published is not None, "the number is shown"
+
+
+@pytest.mark.parametrize(
+    ("hardware", "device", "other"),
+    [
+        ("1x A100 80GB", "NVIDIA H200", True),
+        ("1x A100 80GB", "NVIDIA A100-SXM4-80GB", False),
+        ("1x H800", "NVIDIA H200", True),
+        ("NVIDIA H200", "NVIDIA H200, 6 runs at a time", False),
+        ("", "NVIDIA H200", True),
+    ],
+)
+def test_a_time_is_of_our_device_only_where_the_paper_names_it(hardware, device, other):
+    assert of_another_device(Published(1.0, 1, "ms", "lower", "", "paper", hardware), device) == other
+
+
+@pytest.mark.parametrize(
+    ("value", "better", "at_chance"),
+    [
+        (11.6, "higher", True),
+        (11.7, "higher", False),
+        (2.0, "higher", True),
+        (1.0, "lower", False),
+        (9.0, "lower", True),
+    ],
+)
+def test_a_number_is_at_chance_if_it_is_hardly_better_than_a_guess_or_worse(value, better, at_chance):
+    assert is_at_chance(Published(value, 1, "%", better, "", "paper"), 6.6, 5.0) == at_chance
+
+
+def test_26_numbers_of_table_11_of_mamba_are_published_at_chance():
+    assert ROWS.count("mamba/table11")["at chance"] == 26
+
+
+def test_the_chance_of_h3s_grid_is_the_papers():
+    spec = load_experiment(EXPERIMENTS["h3/table2"]).table
+    assert spec is not None
+    for column in spec.columns:
+        assert spec.of(column, "chance") == NUMBERS["h3/table2"]["Random", column].value
+
+
+def test_no_committed_cell_is_judged_across_devices():
+    for name in ("h3/table7", "gsa/footnote7", "mamba/table15"):
+        for found in ROWS.report(name, "paper").cells:
+            assert (
+                not found.published
+                or found.published.value is None
+                or found.verdict.startswith("other")
+                or (found.unit == "x")
+            )
+
+
+def test_a_ratio_that_the_paper_claims_is_judged_within_one_device():
+    report = ROWS.report("h3/table7", "paper")
+    row = {found.column: found for found in report.cells if found.row == "Hybrid H3-1.3B"}
+    base = {found.column: found for found in report.cells if found.row == "Transformer-1.3B"}
+    ratio = row.pop("max speedup over Transformer")
+    assert ratio.mean == max(found.mean / base[column].mean for column, found in row.items())
+    assert (ratio.published.value, ratio.verdict, round(ratio.mean, 1)) == (2.4, "worse", 0.8)
+    # a time is the smaller the faster
+    times = {(found.row, found.column): found.mean for found in ROWS.report("h3/table8", "paper").cells}
+    wanted = [times["Transformer", column] / times["S4D", column] for column in ("ListOps", "Text", "Image")]
+    assert times["S4D", "LRA speedup"] == pytest.approx(sum(wanted) / 3)
+
+
+@pytest.mark.parametrize(
+    "column", [{"speedup_over": "H9", "take": "max"}, {"speedup_over": "H3"}, {"speedup_over": "H3", "take": "min"}]
+)
+def test_a_ratio_to_nothing_is_an_error(column):
+    with pytest.raises(ValueError, match="take is max or mean"):
+        parse(TableSpec, {"rows": {"H3": {}}, "columns": {"speedup": column}}, "grid.yaml")
+
+
+def test_a_number_that_stands_in_several_tables_follows_the_one_where_it_counts():
+    for name, numbers in NUMBERS.items():
+        for place, number in numbers.items():
+            if number.follows:
+                experiment, row, column = number.follows.split(" | ")
+                other = NUMBERS[experiment][row, column]
+                assert (other.value, other.follows) == (number.value, ""), f"{name}: {place}"
+
+
+def test_no_number_is_counted_twice():
+    """The same row, column and value in two tables of a paper is one number."""
+    counted: dict[tuple[Any, ...], list[str]] = {}
+    for name, numbers in NUMBERS.items():
+        config = load_experiment(EXPERIMENTS[name])
+        for (row, column), number in numbers.items():
+            if is_result(config, number) and not number.follows:
+                counted.setdefault((name.partition("/")[0], row, column, number.value), []).append(name)
+    assert {key: names for key, names in counted.items() if len(names) > 1} == {}
+
+
+def test_a_claim_that_recurs_follows_one_that_is_counted():
+    lines = {name: read_claims(path.parent / "claims.csv") for name, path in EXPERIMENTS.items()}
+    for line in (line for found in lines.values() for line in found if " | " in (line.get("follows") or "")):
+        experiment, text = line["follows"].split(" | ", 1)
+        (other,) = [known for known in lines[experiment] if known["claim"] == text]
+        assert not other.get("follows")
+    both = combinations([(name, line) for name, found in lines.items() for line in found], 2)
+    for (a, first), (b, second) in both:
+        if a.partition("/")[0] == b.partition("/")[0] and first["source"] == second["source"]:
+            free = not (first.get("follows") or second.get("follows"))
+            same = all(first[key] == second[key] for key in ("left", "comparison", "right"))
+            assert not (same and free), f"{a} and {b}: {first['claim']}"
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.partition("/")[0] in PAPERS])
+def test_what_cannot_run_says_of_what_there_is_not_enough(name):
+    config = load_experiment(EXPERIMENTS[name])
+    if "paper" in config.cannot_run and any(is_result(config, number) for number in NUMBERS[name].values()):
+        assert set(reasons(config, {"published": 1, "not run": 1})) <= set(REASONS) != set()
+        assert reasons(config, {"published": 1, "not run": 1})
+
+
+def test_zero_of_four_is_never_said_of_claims_of_which_none_failed(make):
+    assert claims_text(count(make())) == "0 hold · 0 fail · 0 unclear · 2 not run"
+    assert claims_text({}) == ""
+
+
+def test_the_number_of_a_document_is_the_one_farthest_behind_the_paper(make):
+    runs = [*three(), *three(task="induction-heads", values=(0.9, 0.9, 0.9)), *three("s4d", values=(1.0, 1.0, 1.0))]
+    assert (found := headline(make(*runs))) is not None
+    assert (found.row, found.column) == ("H3", "IH")
+
+
+def test_a_number_of_another_device_is_no_headline_where_one_is_judged(make):
+    expected = EXPECTED.replace("H3,IH,100.0,%,higher,,,,", "H3,IH,100.0,ms,higher,,1x A100,,")
+    runs = [*three(), *three(task="induction-heads", values=(0.5, 0.5, 0.5))]
+    assert (found := headline(make(*runs, expected=expected))) is not None
+    assert found.column == "AR"
+
+
+def test_without_verdicts_the_headline_is_what_the_first_claim_names(make):
+    runs = [*three(), *three("s4d"), *three("s4d", "induction-heads")]
+    claims = "claim,left,comparison,right,source\na,S4D | IH,<,H3 | AR,s\n"
+    assert (found := headline(make(*runs, expected=HEADER, claims=claims))) is not None
+    assert (found.row, found.column) == ("S4D", "IH")
+    assert headline(make(expected=HEADER)) is not None
+    assert headline(make(expected=HEADER, scale="small")) is None
+
+
+@pytest.mark.slow
+def test_the_documents_count_what_the_scoreboard_counts():
+    """The scoreboard resolves the grids of today, and documents do not."""
+    board = _board(REPOSITORY, "overview", REPOSITORY.reference, reduced=False)
+    counted: dict[str, Report] = {report.experiment: report for report in board.reports}
+    for name in EXPERIMENTS:
+        assert count(counted[name]) == ROWS.count(name), name
+    with (HOME / "quotes.csv").open(newline="") as file:
+        assert sum("four papers" in line["query"] for line in csv.DictReader(file)) > 10

@@ -492,7 +492,7 @@ def test_doctor_says_what_works_and_why_the_rest_does_not(command_line):
 
 @pytest.mark.slow
 def test_report_all_reads_the_rows_of_every_experiment(command_line):
-    assert "largest gap first" in command_line("report", "--all").stdout
+    assert "most numbers not run first" in command_line("report", "--all").stdout
 
 
 def test_report_of_a_paper_is_the_scoreboard_of_its_experiments(command_line):

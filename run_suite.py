@@ -6,6 +6,7 @@ for Python, `from run_suite import load, results, run` (`suite/notebook.py`).
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -119,7 +120,21 @@ def main() -> None:
         # Python decides at its start how it reads files; the setting also reaches the processes that it starts
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-    commands.main(REPOSITORY)
+    interrupted = False
+
+    def leave() -> None:
+        # to take the interpreter apart takes seconds on a busy machine, and whoever has sent SIGTERM may not wait
+        if interrupted:
+            sys.stdout.flush()
+            os._exit(commands.INTERRUPTED)
+
+    # the function that was registered first is called last
+    atexit.register(leave)
+    try:
+        commands.main(REPOSITORY)
+    except SystemExit as end:
+        interrupted = end.code == commands.INTERRUPTED
+        raise
 
 
 if __name__ == "__main__":

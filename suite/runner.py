@@ -18,7 +18,7 @@ from suite.bench.config import SpeedRun, TimingRun
 from suite.contracts import Recorder, no_operators
 from suite.plugins import changed_since_planned
 from suite.registry import Entry
-from suite.runs import Progress, Report, Run, RunEnded, Stop, Worker, never
+from suite.runs import Alive, Progress, Report, Run, RunEnded, Stop, Worker, never, unwatched
 from suite.store import storage
 from suite.store.target import private_folder
 from suite.store.weights import save_weights
@@ -143,6 +143,7 @@ def execute(
     *,
     report: Report | None = None,
     stop: Stop = never,
+    alive: Alive = unwatched,
     fresh: bool = False,
     sharing: int | Callable[[], int] = 1,
     threads: int = 1,
@@ -173,12 +174,13 @@ def execute(
         if report is not None:
             report(progress)
 
-    worker = worker_of(run)(run, device, checkpoint=checkpoint, report=tell, stop=stop)
+    worker = worker_of(run)(run, device, checkpoint=checkpoint, report=tell, stop=stop, alive=alive)
     with live, host_threads(None if run.takes_all_threads else threads), record() as operators:
         status, error = _carry_out(run, worker)
         columns = _columns(run, device, started_at, sharing() if callable(sharing) else sharing)
     if worker.sharded:
         columns["device"] += ", sharded"
+    alive("writing rows", worker.outcome.step)
     if keep_weights and status == "ok" and (reason := _write_weights(run, root, worker)):
         status, error = "failed", reason
     outcome = worker.outcome
@@ -215,11 +217,11 @@ def _carry_out(run: Run, worker: Worker) -> tuple[str, str]:
     except torch.OutOfMemoryError as error:
         return "oom", str(error).splitlines()[0]
     except Exception as error:
-        return "failed", f"{type(error).__name__}: {error}\n{_of_any_machine(traceback.format_exc(limit=-4))}"
+        return "failed", f"{type(error).__name__}: {error}\n{of_any_machine(traceback.format_exc(limit=-4))}"
     return "ok", ""
 
 
-def _of_any_machine(text: str) -> str:
+def of_any_machine(text: str) -> str:
     """A traceback with the paths of files within their package, and not those of this machine's folders."""
 
     def within(found: re.Match[str]) -> str:

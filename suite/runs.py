@@ -58,11 +58,17 @@ class RunEnded(Exception):
 
 Report = Callable[[Progress], None]
 Stop = Callable[[], bool]
+Alive = Callable[[str, int], None]
+"""Takes a sign of life of a run: what it does now, in a word or two, and its step. A call takes microseconds."""
 
 
 def never() -> bool:
     """Never asks to stop."""
     return False
+
+
+def unwatched(phase: str, step: int) -> None:
+    """Takes signs of life that nobody waits for."""
 
 
 def with_plugins(resolved: dict[str, Any], plugins: Mapping[str, str]) -> dict[str, Any]:
@@ -119,6 +125,7 @@ class Worker(ABC):
     checkpoint: where an interrupted run keeps what it needs to continue, if it can.
     report: called now and then with the progress.
     stop: asked now and then; once it is true, the worker saves what it can and raises KeyboardInterrupt.
+    alive: called at every step and every phase; a run that gives no sign for long is taken to hang.
     """
 
     model: Any = None
@@ -127,10 +134,17 @@ class Worker(ABC):
     """Whether each of several processes has only a share of that model."""
 
     def __init__(
-        self, run: Any, device: Any, *, checkpoint: Path | None = None, report: Report | None = None, stop: Stop = never
+        self,
+        run: Any,
+        device: Any,
+        *,
+        checkpoint: Path | None = None,
+        report: Report | None = None,
+        stop: Stop = never,
+        alive: Alive = unwatched,
     ) -> None:
         self.run, self.device = run, device
-        self.checkpoint, self.report, self.stop = checkpoint, report, stop
+        self.checkpoint, self.report, self.stop, self.alive = checkpoint, report, stop, alive
         self.outcome = Outcome()
         self.began = time.perf_counter()
 

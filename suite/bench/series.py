@@ -54,6 +54,7 @@ class Series(Worker):
             if self.stop():
                 raise KeyboardInterrupt
             part = f"length={length}"
+            self.alive(f"timing {part}", done)
             if self.report is not None:
                 self.report(Progress(done, len(lengths), part))
             try:

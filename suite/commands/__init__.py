@@ -41,6 +41,9 @@ from suite.commands.weights import weights_app
 from suite.options import reason_of, shortened, visible
 from suite.store.target import StoreError
 
+INTERRUPTED = 130
+"""Exit code of a command that a signal has ended."""
+
 
 class _Commands(TyperGroup):
     """The commands, whose wrong values are named without the words of pydantic."""
@@ -118,7 +121,7 @@ def main(repository: Repository, arguments: Sequence[str] | None = None) -> None
         torch = sys.modules.get("torch")
         if torch is not None and getattr(torch.__spec__, "_initializing", False):
             # an exception in the middle of this import aborts the process in C++; nothing has started yet
-            os._exit(130)
+            os._exit(INTERRUPTED)
         interrupted.set()
         raise KeyboardInterrupt
 
@@ -132,10 +135,10 @@ def main(repository: Repository, arguments: Sequence[str] | None = None) -> None
         app(args=arguments, obj=repository)
     except SystemExit as end:
         # the library of the command line exits with 1 after an interruption
-        code = 130 if interrupted.is_set() else end.code
+        code = INTERRUPTED if interrupted.is_set() else end.code
     except KeyboardInterrupt:
         # the library builds its commands before it looks for an interruption
-        code = 130
+        code = INTERRUPTED
     except (ValueError, StoreError) as error:
         print(f"error: {visible(str(error))}", file=sys.stderr)
         code = 2

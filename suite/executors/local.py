@@ -2,33 +2,39 @@
 
 With several jobs and `cuda`, workers are dealt out over all visible GPUs, several to a GPU where there are more jobs
 than GPUs. After the first Ctrl-C (or SIGTERM, or SIGHUP of a closed terminal) every current run saves a checkpoint
-between two steps; a second one, at least a second later, ends at once.
+between two steps; a second one, at least a second later, ends at once. If the runs are not saved `GRACE_S` after the
+first, the second one comes by itself.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import math
+import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import Field
 
 from suite.contracts import Recorder, no_operators
 from suite.environment import cores, device_name, pick_device
 from suite.executors.contract import LeftRunningError, Settings
 from suite.executors.packing import Room, multi_process_service
-from suite.executors.processes import CONTEXT, SIGNALS
+from suite.executors.processes import SIGNALS, StopFlag, kill_children
 from suite.executors.queue import Display, RunQueue
 from suite.executors.team import Team, follow, give
-from suite.executors.workers import run_in_workers
+from suite.executors.workers import SILENCE_S, run_in_workers
 from suite.options import Config
 from suite.runner import Finished, execute
 from suite.runs import Run
@@ -40,6 +46,14 @@ SAME_S = 1.0
 """Signals that come so soon after the first are the same request. `timeout` and others send theirs to the command and
 then to its whole process group, so that it comes twice. To end at once kills workers in the middle of their kernels,
 after which CUDA's multi-process service may fail the other runs on their GPU as well."""
+
+GRACE_S = 60.0
+"""Seconds after which a signal that asked for an end is repeated. Training saves a checkpoint every minute, so that it
+would not save more work to wait for longer."""
+SIGTERM_GRACE_S = 6.0
+"""The same for SIGTERM, with which schedulers announce that they will kill the process in ten seconds or more."""
+STUCK_S = 2.5
+"""Seconds after the repeated signal at which a process that got SIGTERM is ended, wherever it is stuck."""
 
 
 class OutOfTimeError(Exception):
@@ -60,48 +74,84 @@ def _end_follower() -> None:
 
 
 class StopSignals:
-    """A context in which SIGNALS, or the end of a given time, set an event that asks the current runs to save and end.
+    """A context in which SIGNALS, or the end of a given time, ask the current runs to save and end.
 
-    announce: called when the event is set. A second signal, at least `SAME_S` later, raises KeyboardInterrupt, which
-        ends everything at once.
+    announce: called by a thread after the request. A second signal, at least `SAME_S` later, raises KeyboardInterrupt,
+        which ends everything at once. After a time of grace a thread sends it.
+    give_up: called by a thread before this process is ended because it is stuck.
     """
 
-    def __init__(self, event: Any, announce: Callable[[], None], within_s: float | None) -> None:
-        self.event, self.announce = event, announce
+    def __init__(
+        self,
+        flag: StopFlag,
+        announce: Callable[[], None],
+        within_s: float | None,
+        give_up: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.flag, self.announce, self.give_up = flag, announce, give_up
+        self.until = math.inf if within_s is None else time.monotonic() + within_s
         self.signalled_at: float | None = None
-        self.timer = None if within_s is None else threading.Timer(within_s, self._ask)
+        self.terminated = False
         self.before: dict[signal.Signals, Any] = {}
+        self.left = threading.Event()
+        self.signals, self.written = socket.socketpair()
+        self.written.setblocking(False)
 
     @property
     def reason(self) -> type[BaseException]:
         """The exception with which a grid ends that was asked to."""
         return OutOfTimeError if self.signalled_at is None else KeyboardInterrupt
 
-    def _ask(self) -> None:
-        if not self.event.is_set():
-            self.event.set()
-            self.announce()
-
     def _handle(self, number: int, frame: object) -> None:
-        del number, frame
+        # it only writes numbers: the code that it interrupts may hold any lock
+        del frame
         now = time.monotonic()
-        if self.signalled_at is None:
-            self.signalled_at = now
-            self._ask()
-        elif now - self.signalled_at >= SAME_S:
+        if self.signalled_at is not None and now - self.signalled_at >= SAME_S:
             raise KeyboardInterrupt
+        self.signalled_at = self.signalled_at or now
+        self._ask(number)
+
+    def _ask(self, number: int) -> None:
+        self.terminated = self.terminated or number == signal.SIGTERM
+        self.flag.set(SIGTERM_GRACE_S if number == signal.SIGTERM else GRACE_S)
+
+    def _watch(self) -> None:
+        announced = repeated = False
+        while not self.left.is_set():
+            # a call that never returns keeps the other thread from its handler, but not from this pipe
+            if wait([self.signals], timeout=0.1):
+                for number in self.signals.recv(64):
+                    if number in SIGNALS:
+                        self._ask(number)
+            if time.monotonic() >= self.until:
+                self.flag.set()
+            if self.flag.is_set() and not announced:
+                announced = True
+                # a terminal that is stopped blocks whoever prints
+                threading.Thread(target=self.announce, daemon=True).start()
+            over_s = self.flag.over_s
+            if over_s > 0 and not repeated:
+                repeated = True
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            if over_s > STUCK_S and self.terminated:
+                self.give_up()
+                kill_children(os.getpid())
+                time.sleep(0.2)
+                os._exit(130)
+        self.signals.close()
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             self.before = {number: signal.signal(number, self._handle) for number in SIGNALS}
-        if self.timer is not None:
-            self.timer.daemon = True
-            self.timer.start()
+            self.pipe_before = signal.set_wakeup_fd(self.written.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
+        self.left.set()
+        if self.before:
+            signal.set_wakeup_fd(self.pipe_before)
+        self.written.close()
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
@@ -112,7 +162,7 @@ def run_all(
     device: torch.device,
     display: Display,
     *,
-    jobs: int = 1,
+    jobs: int = 0,
     repeat: bool = False,
     fresh: bool = False,
     threads: int = 1,
@@ -123,17 +173,21 @@ def run_all(
     team: Team | None = None,
     packed: bool = False,
     enough: Enough | None = None,
+    silence_s: float = SILENCE_S,
 ) -> list[Finished]:
     """Carries out the runs and returns how they ended, in order of their ending. Options are those of `execute`.
 
     Other processes may work on the same runs and folder: each run is carried out by one of them.
 
+    jobs: runs at a time, each in a worker process; 0: one after the other in this process, which cannot end a run that
+        hangs.
     repeat: whether stored rows are replaced.
     threads: CPU threads of each training run, the same here and in a worker process, so that its results are, too.
     within_s: seconds after which the current runs are asked to save a checkpoint and no other starts.
     team: the processes that carry out each run together.
     packed: start at most `jobs` at a time, and on a GPU no more than share it well (`suite.executors.packing`).
     enough: tells which runs are not needed any more.
+    silence_s: seconds after which a run that gives no sign of life is taken to hang.
 
     Raises KeyboardInterrupt, or OutOfTimeError after `within_s`, unless all runs ended.
     """
@@ -145,21 +199,22 @@ def run_all(
         "log": log,
     }
     jobs = min(jobs, len(runs))
-    in_workers = jobs > 1 or team is not None
-    event = CONTEXT.Event() if in_workers else threading.Event()
-    with StopSignals(event, display.stopping, within_s) as stop, Claims(root) as claims:
+    flag = StopFlag()
+    claims = Claims(root, silence_s=silence_s)
+    with StopSignals(flag, display.stopping, within_s, claims.give_up) as stop, claims:
         queue = RunQueue(runs, root, claims, display, repeat=repeat, enough=enough)
         if team is not None:
-            run_in_workers(queue, root, [str(team.device(0, device))], event, options, team=team)
-        elif jobs > 1:
+            run_in_workers(queue, root, [str(team.device(0, device))], flag, options, silence_s=silence_s, team=team)
+        elif jobs > 0:
             spread = torch.cuda.device_count() if device.type == "cuda" and device.index is None else 1
             devices = [f"cuda:{worker % spread}" if spread > 1 else str(device) for worker in range(jobs)]
             on_gpu = device.type == "cuda"
-            several = on_gpu and (packed or jobs > spread)
+            several = jobs > 1 and on_gpu and (packed or jobs > spread)
+            room = Room() if packed and on_gpu else None
             with multi_process_service() if several else contextlib.nullcontext():
-                run_in_workers(queue, root, devices, event, options, room=Room() if packed and on_gpu else None)
+                run_in_workers(queue, root, devices, flag, options, silence_s=silence_s, room=room)
         else:
-            run_in_sequence(queue, root, device, event, options)
+            run_in_sequence(queue, root, device, flag, options)
     if len(queue.ended) < len(runs):
         raise stop.reason
     return queue.ended
@@ -181,7 +236,15 @@ def run_in_sequence(
         try:
             give(run)
             report = partial(queue.display.progressed, run)
-            finished = execute(run, root, device, report=report, stop=stop.is_set, **options)
+            finished = execute(
+                run,
+                root,
+                device,
+                report=report,
+                stop=stop.is_set,
+                alive=partial(_renewed, queue.claims, run),
+                **options,
+            )
             queue.end(finished)
             if finished.status in ("failed", "oom") and parallel.current().size > 1:
                 # the processes may have left the run at different places
@@ -192,11 +255,18 @@ def run_in_sequence(
             queue.leave(run)
 
 
+def _renewed(claims: Claims, run: Run, phase: str, step: int) -> None:
+    del phase, step
+    claims.alive(run)
+
+
 class Local(Config):
     """Runs on this machine."""
 
     sharded: bool | None = None
     """Whether the processes of a run (`--nproc`) shard its parameters; None: from 10^9 parameters on."""
+    hang_minutes: float = Field(default=SILENCE_S / 60, gt=0)
+    """Minutes without a step or a new phase after which a run is taken to hang, is ended, and counts as failed."""
 
     def check(self, settings: Settings) -> str:
         device, processes = pick_device(settings.device), settings.processes
@@ -225,12 +295,16 @@ class Local(Config):
             "keep_weights": settings.keep_weights,
             "log": settings.log,
             "enough": settings.enough,
+            "silence_s": 60 * self.hang_minutes,
         }
         device = pick_device(settings.device)
         if parallel.launched():
             return self._under_torchrun(runs, root, device, display, settings.within_s, options)
         team = Team(settings.processes, self.sharded) if settings.processes > 1 else None
         jobs = max(1, cores() // settings.threads) if settings.packed else settings.jobs or 1
+        if multiprocessing.current_process().daemon or str(root).startswith("memory:"):
+            # such a process may start no others, and no other process sees what is written there
+            jobs = 0
         options |= {"within_s": settings.within_s, "team": team, "packed": settings.packed}
         return run_all(runs, root, device, display, jobs=jobs, **options)
 

@@ -10,6 +10,7 @@ The processes see none of the signals that a terminal or a scheduler sends to al
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import signal
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -34,7 +36,39 @@ TRIES = 5
 SERVER_LOST = 255
 """The standard library gives this exit code to every process whose server has died, even if the process lives on."""
 
+LOST_SERVER = "the server of its process was killed"
+"""Returned by `ended` for a process that has lived on and is killed now, because nobody would hear of its end."""
+
 CONTEXT = multiprocessing.get_context("forkserver")
+
+
+class StopFlag:
+    """Asks this process and its workers for an end: a number in the memory that they share.
+
+    An event of the standard library has a lock. A signal handler would wait for it for ever where it interrupts the
+    code that holds it, and so would everybody after the end of a worker that was killed while it held it.
+    """
+
+    def __init__(self) -> None:
+        self._end_at = CONTEXT.Value("d", 0.0, lock=False)
+
+    def set(self, grace_s: float = math.inf) -> None:
+        """Asks for an end within so many seconds. Of several requests, that of the earliest end counts."""
+        self._end_at.value = min(time.monotonic() + grace_s, self._end_at.value or math.inf)
+
+    def is_set(self) -> bool:
+        return self._end_at.value > 0
+
+    @property
+    def over_s(self) -> float:
+        """Seconds since the end of the time that `set` gave; negative before, and unless it was called."""
+        return time.monotonic() - (self._end_at.value or math.inf)
+
+    def wait(self, seconds: float) -> None:
+        """Waits until it is set, at most so long."""
+        until = time.monotonic() + seconds
+        while not self.is_set() and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, 0.1))
 
 
 @contextlib.contextmanager
@@ -111,8 +145,38 @@ def ended(process: BaseProcess) -> str:
     process.join()
     code = process.exitcode
     assert code is not None
-    if code == SERVER_LOST and process.pid is not None:
-        # the process may live on, and nobody would hear of its end
+    if _outlives_server(process):
+        kill(process)
+        return LOST_SERVER
+    return f"killed, signal {-code}" if code < 0 else f"the process ended with exit code {code}"
+
+
+def _outlives_server(process: BaseProcess) -> bool:
+    # a living server lets no process of its own linger once it has ended, whatever its exit code is
+    return process.exitcode == SERVER_LOST and Path(f"/proc/{process.pid}").exists()
+
+
+def kill(process: BaseProcess) -> None:
+    """Kills a process unless it has ended, and all that it has started, which may hang as it does."""
+    if process.pid is not None and (process.is_alive() or _outlives_server(process)):
+        kill_children(process.pid)
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
-    return f"killed, signal {-code}" if code < 0 else f"the process ended with exit code {code}"
+
+
+def kill_children(pid: int) -> None:
+    """Kills all processes that a process has started, and those that they have."""
+    for child in children(pid):
+        kill_children(child)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started, where the system tells."""
+    found: list[int] = []
+    # a process that ends meanwhile has none
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (thread / "children").read_text().split())
+    return found

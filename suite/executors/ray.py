@@ -32,6 +32,7 @@ from pydantic import Field
 from suite.environment import REPOSITORY, pick_device
 from suite.executors.contract import Settings
 from suite.executors.local import StopSignals
+from suite.executors.processes import StopFlag
 from suite.executors.queue import Display, RunQueue
 from suite.executors.workers import TRIES, device_fault
 from suite.options import Config
@@ -69,11 +70,11 @@ class Ray(Config):
         if not runs:
             return []
         root = root.resolve()
-        event = threading.Event()
-        with StopSignals(event, display.stopping, settings.within_s) as stop, Claims(root) as claims:
+        flag, claims = StopFlag(), Claims(root)
+        with StopSignals(flag, display.stopping, settings.within_s, claims.give_up) as stop, claims:
             queue = RunQueue(runs, root, claims, display, repeat=settings.repeat, enough=settings.enough)
             with self._connected(settings):
-                _Cluster(queue, root, settings, self._gpus(settings), len(runs)).carry_out(event)
+                _Cluster(queue, root, settings, self._gpus(settings), len(runs)).carry_out(flag)
         if len(queue.ended) < len(runs):
             raise stop.reason
         return queue.ended
@@ -221,7 +222,7 @@ class _Cluster:
             "sharing": round(1 / gpus) if gpus else 1,
         }
 
-    def carry_out(self, stop: threading.Event) -> None:
+    def carry_out(self, stop: StopFlag) -> None:
         """Carries out the runs until all have ended, or until the current ones have saved once `stop` is set."""
         import ray
 

@@ -30,7 +30,9 @@ from pydantic import Field
 from suite.environment import REPOSITORY, pick_device
 from suite.executors.contract import LeftRunningError, Settings
 from suite.executors.local import StopSignals, run_in_sequence
+from suite.executors.processes import StopFlag
 from suite.executors.queue import Display, RunQueue
+from suite.executors.workers import SILENCE_S
 from suite.options import Config
 from suite.runner import UNNEEDED, Finished, store_failure
 from suite.runs import Run
@@ -92,10 +94,10 @@ class Slurm(Config):
         hint = f"`status {experiment}` shows them, the same command waits for them"
         if not self.wait:
             raise LeftRunningError(f"{len(new)} jobs submitted, {len(jobs) - len(new)} were there; {hint}", 0)
-        event = threading.Event()
-        with StopSignals(event, lambda: None, None):
+        flag = StopFlag()
+        with StopSignals(flag, lambda: None, None):
             late_s = LATE_S if self.cluster == "slurm" else 2.0
-            ended = _watch(runs, jobs, root, display, event, settings.enough, late_s=late_s)
+            ended = _watch(runs, jobs, root, display, flag, settings.enough, late_s=late_s)
         if len(ended) < len(runs):
             raise LeftRunningError(f"{len(runs) - len(ended)} jobs go on; {hint}", 130)
         return ended
@@ -174,7 +176,7 @@ class _Job:
 
         before = {number: signal.signal(number, heed) for number in (signal.SIGUSR2, signal.SIGTERM)}
         place = f"job {submitit.JobEnvironment().job_id}"
-        with Claims(self.root) as claims, GridDisplay(Console(), 1) as display:
+        with Claims(self.root, silence_s=SILENCE_S) as claims, GridDisplay(Console(), 1) as display:
             queue = RunQueue([self.run], self.root, claims, display, repeat=self.repeat, enough=self.enough)
             run_in_sequence(queue, self.root, pick_device(self.device), stop, self.options, place=place)
         if queue.ended:
@@ -200,7 +202,7 @@ def _watch(
     jobs: dict[str, Job],
     root: Path,
     display: Display,
-    stop: threading.Event,
+    stop: StopFlag,
     enough: Enough | None,
     *,
     late_s: float,

@@ -8,6 +8,10 @@ and processes, so that one lost worker costs one try of one run:
 - After an illegal memory access a process can no longer use its GPU, and under CUDA's multi-process service neither can
   those that share the GPU. Such a worker ends, and its run is tried once more on a new one.
 - A run that is out of memory while others share its device is tried once more when nothing else runs.
+- A worker that gives no sign of life for long, neither a step nor a new phase, is killed, and its run gets a row
+  `failed` that says what it did last.
+- Where the server of the workers dies (`suite.executors.processes`), their runs begin anew on a new one, which costs no
+  try.
 - A worker whose parent is gone ends at once.
 - A worker may be the first of several processes that carry out a run together (`suite.executors.team`). If one of these
   is lost, so is the worker.
@@ -19,9 +23,13 @@ the parent decides what they do.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import faulthandler
 import os
 import pickle
+import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,16 +41,28 @@ import torch
 
 from suite.executors import processes
 from suite.executors.packing import Load, Room, measure
-from suite.executors.processes import CONTEXT
+from suite.executors.processes import CONTEXT, LOST_SERVER, StopFlag
 from suite.executors.queue import RunQueue
 from suite.executors.team import GRACE_S, Leader, Team, end_with_parent, give
 from suite.identity import likeness
 from suite.plugins import reason_of, unloaded
-from suite.runner import Finished, execute, store_failure
+from suite.runner import Finished, execute, of_any_machine, store_failure
 from suite.runs import Progress, Run
 
 TRIES = 2
 """Number of times that a run is tried on workers that do not survive it."""
+LOST_SERVERS = 10
+"""Servers that a run may lose without the loss of a try; beyond it, the run is more likely the reason than chance."""
+
+SILENCE_S = 3600.0
+"""Seconds without a sign of life after which a run is taken to hang. What takes longest without a step or a new phase,
+to make the data of a run or to compile its first step, takes minutes."""
+
+NUM_CALLS = 8
+"""Innermost calls that the row of a run that hangs names."""
+
+END_S = 3.0
+"""Seconds that the workers have to end once no run is left; a thread that gathers data may hang."""
 
 FaultOf = Callable[[torch.device], str | None]
 
@@ -76,6 +96,16 @@ class _Ending:
     """Whether the worker ends, because it can carry out no other run."""
 
 
+class _Signs(ctypes.Structure):
+    """The signs of life of a worker, in memory that it shares with its parent."""
+
+    _fields_ = (("count", ctypes.c_uint64), ("step", ctypes.c_int64), ("phase", ctypes.c_char * 32))
+
+    def give(self, phase: str, step: int) -> None:
+        self.phase, self.step = phase.encode()[:31], step
+        self.count += 1
+
+
 @dataclass(frozen=True)
 class _Unloaded:
     """A worker sends this in place of an `_Ending` if it cannot import the code of its run."""
@@ -85,7 +115,9 @@ class _Unloaded:
 
 def _work(
     pipe: Connection,
-    stop: Any,
+    stop: StopFlag,
+    signs: Any,
+    stacks: Connection,
     device_name: str,
     root: Path,
     options: dict[str, Any],
@@ -95,31 +127,46 @@ def _work(
 ) -> None:
     """Body of a worker: carries out the runs that come through the pipe until None comes.
 
+    signs: `_Signs`, which the run gives.
+    stacks: gets what the threads do now, when the parent sends SIGUSR1.
     sharing: the most runs that have used the device at a time, which the parent keeps up to date.
 
     It sends every `Progress` with the load of its device; after a run an `_Ending`, or None if the run was interrupted,
     or `_Unloaded`.
     """
     threading.Thread(target=end_with_parent, daemon=True).start()
+    # this needs no lock of the interpreter, which code that hangs may hold
+    faulthandler.register(signal.SIGUSR1, file=stacks.fileno())
     device = torch.device(device_name)
     current: list[Run] = []
 
+    def tell(message: Any) -> None:
+        try:
+            pipe.send(message)
+        except OSError:
+            # the parent is gone
+            os._exit(1)
+
     def report(progress: Progress) -> None:
         rate = (progress.metrics or {}).get("train/steps_per_s")
-        pipe.send((progress, None if rate is None else measure(device, rate)))
+        tell((progress, None if rate is None else measure(device, rate)))
 
     def give_up(status: str, reason: str, fault: str | None) -> None:
         if current:
-            pipe.send(_Ending(store_failure(current[0], root, device, reason, status), fault, True))
+            tell(_Ending(store_failure(current[0], root, device, reason, status), fault, True))
 
     leader = None if team is None else Leader(team, device, root, options["threads"], give_up)
     while True:
-        sent = pipe.recv_bytes()
+        try:
+            sent = pipe.recv_bytes()
+        except (EOFError, OSError):
+            # the parent is gone
+            os._exit(1)
         try:
             # this imports the plugins of the run, whose files may have changed since the run was planned
             run = pickle.loads(sent)
         except (Exception, SystemExit) as error:
-            pipe.send(_Unloaded(reason_of(error)))
+            tell(_Unloaded(reason_of(error)))
             continue
         if run is None:
             break
@@ -127,10 +174,17 @@ def _work(
         give(run)
         try:
             finished = execute(
-                run, root, device, report=report, stop=stop.is_set, sharing=lambda: sharing.value, **options
+                run,
+                root,
+                device,
+                report=report,
+                stop=stop.is_set,
+                alive=signs.give,
+                sharing=lambda: sharing.value,
+                **options,
             )
         except KeyboardInterrupt:
-            pipe.send(None)
+            tell(None)
             continue
         fault = fault_of(device) if finished.status == "failed" else None
         lost = fault is not None
@@ -143,7 +197,7 @@ def _work(
             elif leader.lost.is_set():
                 fault, finished = leader.lost_by, store_failure(run, root, device, leader.lost_by)
         current.clear()
-        pipe.send(_Ending(finished, fault, lost))
+        tell(_Ending(finished, fault, lost))
         if lost:
             # the exit handlers of CUDA libraries may hang on a broken device
             os._exit(1)
@@ -157,7 +211,7 @@ class _Worker:
 
     def __init__(
         self,
-        stop: Any,
+        stop: StopFlag,
         device: str,
         root: Path,
         options: dict[str, Any],
@@ -175,14 +229,21 @@ class _Worker:
         """Whether the process ends, because it can carry out no other run."""
         self.load: Load | None = None
         """The worker's last measurements of its device."""
+        self.signs: Any = CONTEXT.Value(_Signs, lock=False)
+        self.seen, self.silent_s = 0, 0.0
+        """Signs of life that the parent has seen, and the seconds since the last one."""
+        self.stacks, their_stacks = CONTEXT.Pipe(duplex=False)
         self.pipe, theirs = CONTEXT.Pipe()
-        arguments = (theirs, stop, device, root, options, fault_of, team, sharing)
+        arguments = (theirs, stop, self.signs, their_stacks, device, root, options, fault_of, team, sharing)
         # a daemon may start no processes of its own
         self.process = processes.start(_work, *arguments, daemon=team is None)
         theirs.close()
+        their_stacks.close()
 
     def give(self, run: Run) -> None:
         self.run = run
+        # the import of a plugin may hang
+        self.signs.give("starting", 0)
         kind = kind_of(run)
         if kind != self.kind:
             self.kind, self.load = kind, None
@@ -200,21 +261,48 @@ class _Worker:
         """Describes how the process ended."""
         return processes.ended(self.process)
 
+    def stack(self) -> str:
+        """What the main thread does now, the innermost call first; empty where the process does not answer."""
+        assert self.process.pid is not None
+        with contextlib.suppress(OSError):
+            os.kill(self.process.pid, signal.SIGUSR1)
+        if not self.stacks.poll(1.0):
+            return ""
+        # it is written in several parts
+        time.sleep(0.2)
+        threads = os.read(self.stacks.fileno(), 1 << 16).decode(errors="replace").strip().split("\n\n")
+        return "\n".join(of_any_machine(threads[-1]).splitlines()[1 : 1 + NUM_CALLS])
+
+    def is_alive(self, passed_s: float) -> bool:
+        """Whether there was a sign of life since the last call. passed_s: seconds since then."""
+        heard = self.signs.count != self.seen
+        self.seen, self.silent_s = self.signs.count, 0.0 if heard else self.silent_s + passed_s
+        return heard
+
 
 class _Pool:
     """The workers of a queue, and how often each of its runs was tried.
 
     places: the most workers on each device.
     room: tells whether another worker has room on a device; None: all of them have.
+    silence_s: seconds without a sign of life after which a run is taken to hang.
     start: starts a worker on a device.
     """
 
     def __init__(
-        self, queue: RunQueue, root: Path, places: Mapping[str, int], room: Room | None, start: Callable[[str], _Worker]
+        self,
+        queue: RunQueue,
+        root: Path,
+        places: Mapping[str, int],
+        room: Room | None,
+        silence_s: float,
+        start: Callable[[str], _Worker],
     ) -> None:
         self.queue, self.root, self.places, self.room, self.start = queue, root, places, room, start
+        self.silence_s, self.looked_at = silence_s, time.monotonic()
         self.workers: list[_Worker] = []
         self.tries: Counter[str] = Counter()
+        self.lost_servers: Counter[str] = Counter()
         self.alone: list[Run] = []
         """Runs that were out of memory beside others, and are tried once more when nothing else runs."""
 
@@ -230,7 +318,7 @@ class _Pool:
         """Returns the workers of a device that carry out a run."""
         return [worker for worker in self.on(device) if worker.run is not None]
 
-    def carry_out(self, stop: Any) -> None:
+    def carry_out(self, stop: StopFlag) -> None:
         """Carries out all runs of the queue. Once `stop` is set, it waits for the current ones alone."""
         while True:
             if not stop.is_set():
@@ -277,6 +365,27 @@ class _Pool:
                     self._hear(worker, message)
             if has_ended:
                 self._bury(worker)
+        # where this process was stopped, so were the workers, and their silence says nothing
+        passed_s, self.looked_at = min(time.monotonic() - self.looked_at, 1.0), time.monotonic()
+        for worker in list(self.workers):
+            if worker.run is not None and worker.is_alive(passed_s):
+                self.queue.claims.alive(worker.run)
+            elif worker.run is not None and worker.silent_s > self.silence_s:
+                self._give_up(worker, worker.run)
+
+    def _give_up(self, worker: _Worker, run: Run) -> None:
+        """Ends a worker whose run hangs."""
+        stack = worker.stack()
+        processes.kill(worker.process)
+        # what it writes must not come after what is written here
+        worker.process.join(timeout=5)
+        self.workers.remove(worker)
+        minutes, did = self.silence_s / 60, worker.signs.phase.decode(errors="replace")
+        reason = (
+            f"it gave no sign of life for {minutes:g} minutes, and its last one was: {did}, step {worker.signs.step}; "
+            f"--executor-options hang_minutes={2 * minutes:g} would wait longer" + f"\n{stack}" * bool(stack)
+        )
+        self._fail(worker, run, reason)
 
     def _hear(self, worker: _Worker, message: Any) -> None:
         """Deals with one message of a worker (`_work` says which there are)."""
@@ -295,7 +404,7 @@ class _Pool:
             worker.lost = message.lost
             if message.finished.status == "oom" and self.running(worker.device) and self._may_repeat(run):
                 self.alone.append(run)
-            elif message.fault is not None and self._may_repeat(run):
+            elif message.fault is not None and self._may_repeat(run, message.fault):
                 self.queue.repeat(run, message.fault)
             else:
                 self.queue.end(message.finished)
@@ -306,12 +415,17 @@ class _Pool:
         reason = worker.death()
         if worker.run is None:
             return
-        if self._may_repeat(worker.run):
+        if self._may_repeat(worker.run, reason):
             self.queue.repeat(worker.run, reason)
         else:
             self._fail(worker, worker.run, reason)
 
-    def _may_repeat(self, run: Run) -> bool:
+    def _may_repeat(self, run: Run, reason: str = "") -> bool:
+        """Whether a run is tried once more after its worker was lost for this reason."""
+        if reason.endswith(LOST_SERVER):
+            self.lost_servers[run.run_id] += 1
+            if self.lost_servers[run.run_id] < LOST_SERVERS:
+                self.tries[run.run_id] -= 1
         return self.tries[run.run_id] < TRIES
 
     def _fail(self, worker: _Worker, run: Run, reason: str) -> None:
@@ -323,30 +437,33 @@ class _Pool:
         for worker in self.workers:
             with contextlib.suppress(BrokenPipeError):
                 worker.pipe.send(None)
+        until = time.monotonic() + END_S
         for worker in self.workers:
-            worker.process.join(timeout=5)
+            worker.process.join(timeout=max(0.0, until - time.monotonic()))
 
     def kill(self) -> None:
         """Ends all workers at once."""
         for worker in self.workers:
-            worker.process.kill()
+            processes.kill(worker.process)
 
 
 def run_in_workers(
     queue: RunQueue,
     root: Path,
     devices: Sequence[str],
-    stop: Any,
+    stop: StopFlag,
     options: dict[str, Any],
     *,
+    silence_s: float = SILENCE_S,
     fault_of: FaultOf = device_fault,
     team: Team | None = None,
     room: Room | None = None,
 ) -> None:
     """Carries out the runs of a queue in one worker for each of `devices`, until all have ended.
 
-    stop: an event of `processes.CONTEXT`; once it is set, the current runs save a checkpoint and no other starts.
+    stop: once it is set, the current runs save a checkpoint and no other starts.
     options: keyword arguments of `execute`.
+    silence_s: seconds without a sign of life after which a run is taken to hang.
     fault_of: tells, after a failed run, why its worker can no longer use the device, or None.
     team: the processes that carry out each run together, of which every worker is the first.
     room: tells whether another worker has room on a device; None: all of them have.
@@ -358,7 +475,7 @@ def run_in_workers(
     def start(device: str) -> _Worker:
         return _Worker(stop, device, root, options, sharing[device], fault_of, team)
 
-    pool = _Pool(queue, root, places, room, start)
+    pool = _Pool(queue, root, places, room, silence_s, start)
     try:
         pool.carry_out(stop)
         pool.end()

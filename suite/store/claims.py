@@ -10,7 +10,8 @@ out the run:
     place         where the run is carried out, if that says more than the host: a device, a node, the id of a job
     expiry_s      seconds without a renewal after which anyone may take the run over
 
-The holder renews a claim by touching its file, and removes it once the rows are written. The age of a claim is the
+The holder renews a claim by touching its file while its run gives signs of life, and removes it once the rows are
+written. The age of a claim is the
 difference between two times of the file system, that of the claim and that of a new file, so the clocks of the machines
 may differ. File locks are not used, because shared file systems do not all have them.
 
@@ -24,10 +25,12 @@ import contextlib
 import datetime
 import errno
 import json
+import math
 import os
 import socket
 import stat
 import threading
+import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -168,12 +171,16 @@ def sweep(root: Path, experiments: Iterable[str]) -> None:
 
 
 class Claims:
-    """The claims that this process holds below one folder: a context that renews them, and removes them at its end."""
+    """The claims that this process holds below one folder: a context that renews them, and removes them at its end.
 
-    def __init__(self, root: Path, *, expiry_s: float = EXPIRY_S) -> None:
+    silence_s: a claim is not renewed once its run has given no sign of life (`alive`) for so long.
+    """
+
+    def __init__(self, root: Path, *, expiry_s: float = EXPIRY_S, silence_s: float = math.inf) -> None:
         self.root = root
-        self.expiry_s = expiry_s
+        self.expiry_s, self.silence_s = expiry_s, silence_s
         self._held: dict[Path, str] = {}
+        self._alive_at: dict[str, float] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._renewal = threading.Thread(target=self._renew, daemon=True)
@@ -185,10 +192,16 @@ class Claims:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended.set()
+        self.give_up()
         self._renewal.join()
-        for path in list(self._held):
-            self._remove(path)
+
+    def give_up(self) -> None:
+        """Lets a thread remove all claims, which goes on where a signal interrupts or blocks this one."""
+        self._ended.set()
+
+    def alive(self, run: Run) -> None:
+        """Takes a sign of life of a run."""
+        self._alive_at[run.run_id] = time.monotonic()
 
     def take(self, run: Run, place: str = "") -> Claim | None:
         """Claims a run. None means that this process has it now, and a claim that another process has it.
@@ -215,6 +228,7 @@ class Claims:
             found = read_claim(path)
         if found is not None and (found.live or not _take_over(found, json.dumps(values))):
             return found
+        self.alive(run)
         with self._lock:
             self._held[path] = token
         return None
@@ -236,9 +250,13 @@ class Claims:
             with self._lock:
                 held = list(self._held.items())
             for path, token in held:
+                if time.monotonic() - self._alive_at[path.name.removesuffix(SUFFIX)] > self.silence_s:
+                    continue
                 with self._lock, contextlib.suppress(OSError):
                     if self._held.get(path) == token == _values(path).get("token"):
                         renew(path)
+        for path in list(self._held):
+            self._remove(path)
 
 
 class NoClaimError(OSError):

@@ -15,6 +15,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,10 @@ class Trainer(Worker):
     def __call__(self) -> Outcome:
         """The whole run: train, evaluate, measure."""
         try:
+            self.alive("preparing data and model", 0)
             with self._prepared(start=self.run.start_beside(self.checkpoint)):
                 require_rows(self.run.task, self.ready.splits, self.run.seed, self.run.task_name)
+                self.alive("reading a checkpoint", 0)
                 self._restore()
                 self._tell({})
                 self._loop()
@@ -108,7 +111,7 @@ class Trainer(Worker):
         self.model.train()
         saved_at = time.perf_counter()
         while self.step < self.ready.total_steps and not self.selection.done:
-            self._heed_stop()
+            self._heed_stop("training")
             segment, rows = self.ready.order.locate(self.step)
             self._set_lr()
             self.watch.start()
@@ -180,7 +183,8 @@ class Trainer(Worker):
         yield from self.ready.losses.tensors
         yield from self.scores.sums.values()
 
-    def _heed_stop(self) -> None:
+    def _heed_stop(self, phase: str) -> None:
+        self.alive(phase, self.step)
         if self.group.agreed(self.stop()):
             # a test changes the weights and adds rows, so the checkpoint of the last step, or before it, stays
             if not self.trained:
@@ -220,6 +224,7 @@ class Trainer(Worker):
         self.selection.update(self._add_rows("valid", parts), self.model.state_dict)
 
     def _test(self) -> None:
+        self.alive("testing", self.step)
         self.model.eval()
         # test rows have lengths of their own, each of which would be recorded for a few batches
         self.graphs = None
@@ -234,7 +239,7 @@ class Trainer(Worker):
         parts = defaultdict(list)
         lost = ""
         for segment in self.run.task.segments("test", self.run.seed):
-            self._heed_stop()
+            self._heed_stop("testing")
             if segment.rate != 1:
                 with self.model.at_rate(segment.rate) as follows:
                     scale = 1 / segment.rate if follows else 1.0
@@ -258,6 +263,7 @@ class Trainer(Worker):
         size = self.train.eval_batch_size or self.train.batch_size
         with self.model.at_rate(segment.rate) if segment.rate != 1 else contextlib.nullcontext():
             for start, stop in chunks(len(segment), size):
+                self.alive("evaluating", self.step)
                 self._call("valid", self._eval_step, segment, torch.arange(start, stop, device=self.device))
         self.group.add_up(self.scores.sums.values())
         return self.scores.read()
@@ -290,8 +296,10 @@ class Trainer(Worker):
         """Adds what the network that was tested has learnt, what it generates, its size and its speed."""
         probe, longest = self.train.record_kernels, self.run.task.spec.max_length
         learnt = () if probe is None else kernel_rows(self.model.convolutions(), longest, probe)
-        for row in chain(learnt, generated_rows(self.model, self.run, self.device, self._heed_stop)):
+        heed_stop = partial(self._heed_stop, "generating")
+        for row in chain(learnt, generated_rows(self.model, self.run, self.device, heed_stop)):
             self.outcome.add(**{"step": self.step, **row})
+        self.alive("measuring", self.step)
         segment, rows = self.ready.order.locate(max(0, self.step - 1))
         batch, length = take(segment, rows), segment.inputs.shape[1]
 
@@ -317,6 +325,7 @@ class Trainer(Worker):
     def _save(self) -> None:
         if self.checkpoint is None:
             return
+        self.alive("writing a checkpoint", self.step)
         state = {
             "run_id": self.run.run_id,
             "config": json.dumps(self.run.resolved),

@@ -102,6 +102,17 @@ def test_a_claim_is_renewed_while_its_process_lives(tmp_path, run):
         assert Claims(tmp_path).take(run) is not None
 
 
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_claim_is_renewed_only_while_its_run_gives_signs_of_life(tmp_path, run, lives):
+    with Claims(tmp_path, expiry_s=0.6, silence_s=0.5) as claims:
+        claims.take(run)
+        for _ in range(20):
+            time.sleep(0.1)
+            if lives:
+                claims.alive(run)
+        assert (Claims(tmp_path).take(run) is None) != lives
+
+
 def test_a_claim_that_is_released_while_it_is_renewed_does_not_come_back(tmp_path, run, monkeypatch):
     path = path_of(run, tmp_path)
     releases, renewed = [], threading.Event()

@@ -14,9 +14,10 @@ import torch
 
 from suite.executors.contract import Settings, choose
 from suite.executors.local import run_all
+from suite.executors.processes import children
 from suite.store import storage
 from suite.store.claims import find_claims
-from tests.suite.test_workers import Recording, children, servers, values
+from tests.suite.test_workers import Recording, servers, values
 from tests.suite.toy import make_run
 
 HOME = Path(__file__).resolve().parents[2]

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pickle
 import re
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from run_suite import REPOSITORY
 from suite.commands.planning import resolved_runs
 from suite.executors.local import run_all
+from suite.executors.processes import children
 from suite.executors.team import Team
 from suite.identity import files_digest
 from suite.laws.models import LAWS as MODEL_LAWS
@@ -21,7 +23,7 @@ from suite.plugins import load_plugin, load_plugins
 from suite.runner import execute
 from suite.settings.config import ExperimentConfig, name_plugins
 from suite.store import storage
-from tests.suite.test_workers import Recording
+from tests.suite.test_workers import Recording, has_ended, until
 
 HOME = Path(__file__).resolve().parents[2]
 EXAMPLE = HOME / "examples" / "my_mixer.py"
@@ -245,6 +247,67 @@ def test_worker_processes_load_the_plugin(grid, plugin, command_line, tmp_path):
     done = command_line("run", grid, "--plugin", path, "--jobs", 2, "--results", tmp_path / "results")
     assert done.returncode == 0, done.stderr
     assert "done: 2 runs" in done.stdout
+
+
+HANGING = """
+    import subprocess
+    from models.linear_attention import LinearAttentionConfig
+
+    class Hanging(LinearAttentionConfig):
+        \"\"\"A model whose construction waits for a process that never ends.\"\"\"
+
+        def build(self, spec):
+            subprocess.run(["sleep", "1000000"])
+
+    MODELS = {"mine": Hanging}
+"""
+
+
+def test_a_plugin_that_hangs_fails_and_the_grid_goes_on(grid, plugin, command_line, tmp_path):
+    options = (
+        "--plugin",
+        plugin(HANGING),
+        "--executor-options",
+        "hang_minutes=0.1",
+        "--results",
+        tmp_path / "results",
+    )
+    done = command_line("run", grid, *options)
+    assert done.returncode == 1, done.stderr
+    assert "no sign of life for 0.1 minutes, and its last one was: preparing data and model, step 0" in done.stdout
+    assert re.search("^ok +linear-attention", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_grid_that_hangs_within_ten_seconds(grid, plugin, tmp_path):
+    options = ("--plugin", plugin(HANGING), "--only", "model.name=mine", "--results", tmp_path / "results")
+    command = [sys.executable, HOME / "run_suite.py", "run", grid, *options]
+    command_line = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    started = []
+
+    def waits():
+        started[:] = descendants(command_line.pid)
+        return any(name == "sleep" for name in map(name_of, started))
+
+    assert until(waits, seconds=60)
+    command_line.terminate()
+    printed, _ = command_line.communicate(timeout=10)
+    assert command_line.returncode == 130
+    assert "Traceback" not in printed
+    assert "the same command continues the grid" in printed
+    assert not list(tmp_path.rglob("*.claim"))
+    assert until(lambda: all(map(has_ended, started)), seconds=5)
+
+
+def descendants(pid):
+    return [found for child in children(pid) for found in (child, *descendants(child))]
+
+
+def name_of(pid):
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def test_several_grids_run_in_one_call(grid, command_line, tmp_path):

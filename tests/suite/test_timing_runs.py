@@ -146,8 +146,9 @@ def test_an_interrupted_run_leaves_nothing_and_starts_anew(tmp_path):
 
 
 def test_progress_counts_lengths():
-    seen = []
-    OperatorTimer(one(), CPU, report=seen.append, budget_ms=5.0)()
+    seen, signs = [], []
+    OperatorTimer(one(), CPU, report=seen.append, alive=lambda *sign: signs.append(sign), budget_ms=5.0)()
+    assert signs == [(f"timing {progress.note}", progress.step) for progress in seen]
     assert [(p.step, p.total_steps, p.note) for p in seen] == [(i, 4, f"length={n}") for i, n in enumerate(LENGTHS)]
 
 

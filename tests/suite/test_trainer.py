@@ -134,6 +134,24 @@ def test_divergence_names_the_step(tmp_path):
     assert "step 0" in execute(run, tmp_path, CPU).error
 
 
+def test_a_run_gives_a_sign_of_life_at_every_step_batch_and_phase(tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "CHECKPOINT_EVERY_S", 0.0)
+    signs = []
+    run = make_run(train={"epochs": 1, "eval_every": 1, "eval_batch_size": 20})
+    execute(run, tmp_path, CPU, alive=lambda *sign: signs.append(sign))
+    assert [(*sign, len(list(same))) for sign, same in itertools.groupby(signs)] == [
+        ("preparing data and model", 0, 1),
+        ("reading a checkpoint", 0, 1),
+        *(("training", step, 1) for step in range(5)),
+        ("evaluating", 5, 2),
+        ("writing a checkpoint", 5, 2),
+        ("testing", 5, 2),
+        ("evaluating", 5, 2),
+        ("measuring", 5, 1),
+        ("writing rows", 5, 1),
+    ]
+
+
 def test_a_stored_run_is_done_and_its_checkpoint_gone(tmp_path):
     run = make_run()
     assert plan([run], [tmp_path])[0].todo

@@ -1,7 +1,9 @@
 """A grid in worker processes loses no run, whatever happens to its workers and to its parent."""
 
 import contextlib
+import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,11 +15,12 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from suite.executors import local
+from suite.executors import local, processes
 from suite.executors.local import OutOfTimeError, StopSignals, run_all
-from suite.executors.processes import CONTEXT, ended, start
+from suite.executors.processes import CONTEXT, LOST_SERVER, SERVER_LOST, StopFlag, children, ended, start
 from suite.executors.queue import RunQueue
-from suite.executors.workers import _Worker, run_in_workers
+from suite.executors.team import Team
+from suite.executors.workers import LOST_SERVERS, TRIES, _Pool, _Worker, run_in_workers
 from suite.store import storage
 from suite.store.claims import Claims
 from tests.suite.toy import make_run
@@ -105,7 +108,7 @@ def lost(device):
 def test_a_run_whose_device_is_lost_is_tried_again_even_if_it_is_the_last(tmp_path):
     fails, good = make_run(model={"fault": "error"}), make_run()
     display = Recording()
-    stop = CONTEXT.Event()
+    stop = StopFlag()
     with queue_of([good, fails], tmp_path, display) as queue:
         run_in_workers(queue, tmp_path, ["cpu", "cpu"], stop, {}, fault_of=lost)
     assert display.repeats == [(fails.run_id, "cpu is lost")]
@@ -130,7 +133,7 @@ def test_a_grid_whose_time_is_up_continues_later(tmp_path):
 
 @pytest.mark.slow
 def test_workers_that_are_asked_to_stop_save_their_runs(tmp_path):
-    stop = CONTEXT.Event()
+    stop = StopFlag()
 
     class Stopping(Recording):
         """A display that asks for an end once both runs have trained."""
@@ -149,11 +152,6 @@ def test_workers_that_are_asked_to_stop_save_their_runs(tmp_path):
     assert {path.stem for path in tmp_path.rglob("*.checkpoint")} == {run.run_id for run in runs[:2]}
 
 
-def children(pid):
-    """The processes that a process has started."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def servers(pid):
     """The servers that a process has started, from which its workers are forked."""
     return [child for child in children(pid) if b"multiprocessing.forkserver" in cmdline(child)]
@@ -163,29 +161,122 @@ def cmdline(pid):
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-@pytest.mark.slow
-def test_a_lost_server_costs_one_try_of_the_current_runs_and_its_workers_end(tmp_path):
-    class Killing(Recording):
-        """A display that kills the server once both runs have trained."""
+def has_ended(pid):
+    with contextlib.suppress(OSError):
+        # nobody may read how an orphan ended
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return True
 
-        seen = frozenset()
+
+def until(condition, seconds):
+    """Waits until the condition holds, at most so long, and returns whether it does."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+@pytest.mark.slow
+def test_lost_servers_cost_no_try_and_their_workers_end(tmp_path):
+    class Killing(Recording):
+        """A display that kills as many servers as a run has tries, each once the run trains in one of its processes."""
+
         workers = ()
 
         def progressed(self, run, progress):
-            self.seen |= {run.run_id}
-            if len(self.seen) == 2 and not self.workers:
+            if progress.step and len(self.repeats) == len(self.workers) < TRIES:
                 (server,) = servers(os.getpid())
-                self.workers = children(server)
+                self.workers += tuple(children(server))
                 os.kill(server, signal.SIGKILL)
 
-    runs = [make_run(model={"fault": "slow"}, train={"epochs": 40}, seed=seed) for seed in range(3)]
-    display = Killing()
-    ended = run_all(runs, tmp_path, CPU, display, jobs=2)
-    assert sorted(display.ended) == sorted(run.run_id for run in runs)
-    assert [finished.status for finished in ended] == ["ok"] * 3
-    assert {run_id for run_id, _ in display.repeats} == display.seen - {runs[2].run_id}
-    assert len(display.workers) == 2
-    assert not any(Path(f"/proc/{pid}").exists() for pid in display.workers)
+    run, display = make_run(model={"fault": "slow"}, train={"epochs": 40}), Killing()
+    (finished,) = run_all([run], tmp_path, CPU, display, jobs=1)
+    assert finished.status == "ok"
+    assert display.repeats == [(run.run_id, LOST_SERVER)] * TRIES
+    assert len(display.workers) == TRIES
+    assert until(lambda: all(map(has_ended, display.workers)), seconds=10)
+
+
+def test_a_run_that_always_ends_its_server_is_not_repeated_for_ever():
+    pool = _Pool(None, Path(), {}, None, 1.0, None)
+    run, tries, repeated = make_run(), 0, True
+    while repeated and tries < 100:
+        tries += 1
+        pool.tries[run.run_id] += 1
+        repeated = pool._may_repeat(run, f"process 1: {LOST_SERVER}")
+    assert tries == LOST_SERVERS + TRIES - 1
+
+
+def test_a_process_that_exits_with_the_code_of_a_lost_server_counts_as_ended():
+    assert ended(start(os._exit, SERVER_LOST)) == f"the process ended with exit code {SERVER_LOST}"
+
+
+def wait_for_another(pipe):
+    """Body of a process that starts another one and waits for it."""
+    with subprocess.Popen(["sleep", "1000"]) as other:
+        pipe.send(other.pid)
+
+
+def test_a_process_is_killed_with_what_it_has_started():
+    mine, theirs = CONTEXT.Pipe()
+    process = start(wait_for_another, theirs)
+    pids = process.pid, mine.recv()
+    processes.kill(process)
+    assert until(lambda: all(map(has_ended, pids)), seconds=10)
+
+
+@pytest.mark.timeout(60)
+def test_a_run_that_hangs_fails_with_its_last_sign_and_the_others_go_on(tmp_path):
+    hanging = {
+        "training, step 0": make_run(model={"fault": "hang"}),
+        "evaluating, step 5": make_run(model={"fault": "hang in evaluation"}, train={"epochs": 1, "eval_every": 1}),
+        "preparing data and model, step 0": make_run(task={"labels": "hang"}),
+    }
+    good, display = make_run(), Recording()
+    run_all([*hanging.values(), good], tmp_path, CPU, display, jobs=3, silence_s=5.0)
+    assert ending(tmp_path, good) == ("ok", "")
+    assert display.repeats == []
+    for sign, run in hanging.items():
+        status, error = ending(tmp_path, run)
+        sentence, call, *_ = error.splitlines()
+        assert (status, sentence) == (
+            "failed",
+            f"failed (it gave no sign of life for 0.0833333 minutes, and its last one was: {sign}; "
+            "--executor-options hang_minutes=0.166667 would wait longer",
+        )
+        assert re.fullmatch(r' *File "tests/suite/toy.py", line [0-9]+ in hang', call)
+    assert not list(tmp_path.rglob("*.claim"))
+
+
+@pytest.mark.slow
+def test_a_run_that_hangs_beside_its_team_leaves_no_process(tmp_path):
+    run_all([make_run(model={"fault": "hang"})], tmp_path, CPU, Recording(), team=Team(2), silence_s=5.0)
+    (server,) = servers(os.getpid())
+    assert until(lambda: all(map(has_ended, children(server))), seconds=10)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("fault", ["hang", "hang in saving"])
+def test_a_worker_that_does_not_heed_a_signal_is_killed_after_the_grace(tmp_path, monkeypatch, fault):
+    monkeypatch.setattr(local, "SAME_S", 0.1)
+    monkeypatch.setattr(local, "SIGTERM_GRACE_S", 0.5)
+
+    class Terminating(Recording):
+        workers = ()
+
+        def started(self, run):
+            (server,) = servers(os.getpid())
+            self.workers = children(server)
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+    display, before = Terminating(), time.monotonic()
+    processes.start_server()
+    with pytest.raises(KeyboardInterrupt):
+        run_all([make_run(model={"fault": fault}, train={"epochs": 10_000})], tmp_path, CPU, display, jobs=1)
+    assert time.monotonic() - before < 10
+    assert not list(tmp_path.rglob("*.claim"))
+    (server,) = servers(os.getpid())
+    assert until(lambda: all(map(has_ended, children(server))), seconds=10)
 
 
 @pytest.mark.slow
@@ -225,7 +316,7 @@ def test_workers_end_within_seconds_of_their_parent(tmp_path):
 
 
 def test_a_signal_to_all_processes_reaches_no_worker(tmp_path):
-    stop = CONTEXT.Event()
+    stop = StopFlag()
     worker = _Worker(stop, "cpu", tmp_path, {}, CONTEXT.Value("i", 1, lock=False))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(worker.process.pid, number)
@@ -237,32 +328,81 @@ def test_a_signal_to_all_processes_reaches_no_worker(tmp_path):
     assert ending(tmp_path, run)[0] == "ok"
 
 
+class Clock(SimpleNamespace):
+    """The module `time` with a clock that a test sets."""
+
+    def __init__(self):
+        super().__init__(now=100.0, sleep=time.sleep)
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(local, "time", clock)
+    return clock
+
+
 @pytest.mark.parametrize("later_s", [0.0, 0.9])
-def test_signals_within_a_second_ask_once_for_an_end(monkeypatch, later_s):
-    clock = [100.0]
-    monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+def test_signals_within_a_second_ask_once_for_an_end(clock, later_s):
     asked = []
-
-    def announce():
-        # the second signal of `timeout` may come while the first is handled
-        asked.append(clock[0])
-        signal.raise_signal(signal.SIGINT)
-
-    event = threading.Event()
-    with StopSignals(event, announce, None) as stop:
+    flag = StopFlag()
+    with StopSignals(flag, lambda: asked.append(clock.now), None) as stop:
         signal.raise_signal(signal.SIGTERM)
-        clock[0] += later_s
+        clock.now += later_s
         signal.raise_signal(signal.SIGINT)
-    assert event.is_set()
-    assert asked == [100.0]
+        assert flag.is_set()
+        assert until(lambda: asked, seconds=5)
+    assert len(asked) == 1
     assert stop.reason is KeyboardInterrupt
 
 
-def test_a_signal_a_second_after_the_first_ends_at_once(monkeypatch):
-    clock = [100.0]
-    monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    with StopSignals(threading.Event(), lambda: None, None):
+def test_a_signal_a_second_after_the_first_ends_at_once(clock):
+    with StopSignals(StopFlag(), lambda: None, None):
         signal.raise_signal(signal.SIGINT)
-        clock[0] += local.SAME_S
+        clock.now += local.SAME_S
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "grace"),
+    [
+        ([signal.SIGINT], local.GRACE_S),
+        ([signal.SIGTERM], local.SIGTERM_GRACE_S),
+        ([signal.SIGINT, signal.SIGTERM], local.SIGTERM_GRACE_S),
+        ([signal.SIGTERM, signal.SIGHUP], local.SIGTERM_GRACE_S),
+    ],
+)
+def test_the_shortest_grace_of_several_signals_counts(numbers, grace):
+    flag = StopFlag()
+    with StopSignals(flag, lambda: None, None):
+        for number in numbers:
+            signal.raise_signal(number)
+    assert 0 <= flag.over_s + grace < 5
+
+
+def stuck(pipe):
+    """Body of a process that gets a signal while it waits in C for a lock that nobody opens."""
+    local.SIGTERM_GRACE_S, local.STUCK_S = 0.2, 0.3
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, local.SIGNALS)
+    with StopSignals(StopFlag(), lambda: None, None, give_up=lambda: pipe.send("gave up")):
+        library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+        library.pthread_mutex_lock(mutex)
+        pipe.send("stuck")
+        library.pthread_mutex_lock(mutex)
+
+
+def test_a_process_that_is_stuck_in_foreign_code_ends_after_sigterm():
+    mine, theirs = CONTEXT.Pipe()
+    process = start(stuck, theirs)
+    theirs.close()
+    assert mine.recv() == "stuck"
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(timeout=10)
+    code = process.exitcode
+    process.kill()
+    assert code == 130
+    assert mine.recv() == "gave up"

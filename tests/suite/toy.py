@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,12 @@ from suite.training.parallel import current
 from suite.training.run import TrainingRun
 
 
+def hang() -> None:
+    """Never returns, and lets no other thread and no handler of a signal run."""
+    while True:
+        ctypes.PyDLL(None).pause()
+
+
 class Parity(Task):
     """inputs  1 0 1 1 .
     target            1   the parity of the bits, at the last position
@@ -34,7 +41,7 @@ class Parity(Task):
     length: int = 6
     num_train: int = 70
     endless: bool = False
-    labels: Literal["good", "none"] = "good"
+    labels: Literal["good", "none", "hang"] = "good"
 
     @property
     def spec(self) -> TaskSpec:
@@ -48,6 +55,8 @@ class Parity(Task):
         return "generated"
 
     def _rows(self, purpose: str, count: int, seed: int, index: int = 0) -> Segment:
+        if self.labels == "hang":
+            hang()
         bits = numpy_generator(seed, f"parity/{purpose}", index).integers(0, 2, (count, self.length), dtype="int16")
         inputs = torch.from_numpy(bits)
         targets = inputs.sum(1, keepdim=True) % 2 if self.labels == "good" else torch.full((count, 1), IGNORE)
@@ -89,6 +98,8 @@ class ToyModel(Model):
             raise torch.OutOfMemoryError("planted: out of memory")
         if self.fault == "slow":
             time.sleep(0.02)
+        if self.fault == ("hang" if self.training else "hang in evaluation"):
+            hang()
         if self.fault == "oom once" and not Path(self.fault_file).exists():
             Path(self.fault_file).touch()
             raise torch.OutOfMemoryError("planted: out of memory")
@@ -99,6 +110,11 @@ class ToyModel(Model):
         if self.fault == "nan":
             logits = logits * float("nan")
         return logits[:, None]
+
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        if self.fault == "hang in saving":
+            hang()
+        return super().state_dict(*args, **options)
 
     def state_size(self, length: int) -> int:
         return length
@@ -130,7 +146,10 @@ class ToyConfig(ModelConfig):
     d_model: int = 4
     dropout: float = 0.1
     double: bool = False
-    fault: Literal["none", "error", "oom", "nan", "killed", "killed once", "slow", "oom of one", "oom once"] = "none"
+    fault: Literal[
+        *("none", "error", "oom", "nan", "killed", "killed once", "slow", "oom of one", "oom once"),
+        *("hang", "hang in evaluation", "hang in saving"),
+    ] = "none"
     fault_file: str = ""
     """A file that `killed once` makes before it dies, and `oom once` before it fails; once it is there, the fault is
     over. Of several processes that train together, the last one dies."""

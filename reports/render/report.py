@@ -254,14 +254,16 @@ def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> li
         if not choices_are_listed(cells):
             places = _places(cells, lambda cell: cell.chosen)
             picks = "; ".join(f"{words}: {', '.join(where)}" if where else words for words, where in places)
-        rows = " (the test rows)" if chosen == [SELECTED_ON_TEST] and select.split == "valid" else ""
-        notes.append(f"{' '.join(chosen)} {select.rule}{rows}: {picks}")
+        on_test = chosen == [SELECTED_ON_TEST] and select.split == "valid"
+        rule = select.rule.replace(" on valid", " on valid, which are the test rows") if on_test else select.rule
+        notes.append(f"{' '.join(chosen)} {rule}: {picks}")
     if EPOCH_ON_TEST in used:
         notes.append(
             f"{EPOCH_ON_TEST} the best epoch, chosen on the test rows; `last epoch` has the mean at the last one"
         )
     if EDGE in used:
-        notes.append(f"{EDGE} the chosen value is the smallest or the largest tried, so a better one may lie beyond it")
+        where = " in some setting of the mean" if plan.spec.mean_over else ""
+        notes.append(f"{EDGE} the chosen value is the smallest or the largest that was tried{where}")
     if plan.config.timed:
         notes.append(
             "a value is the median of raw samples; spread: half the distance between their quartiles, over the median"

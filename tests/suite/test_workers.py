@@ -259,17 +259,17 @@ def test_a_run_that_hangs_beside_its_team_leaves_no_process(tmp_path):
 @pytest.mark.parametrize("fault", ["hang", "hang in saving"])
 def test_a_worker_that_does_not_heed_a_signal_is_killed_after_the_grace(tmp_path, monkeypatch, fault):
     monkeypatch.setattr(local, "SAME_S", 0.1)
-    monkeypatch.setattr(local, "SIGTERM_GRACE_S", 0.5)
+    monkeypatch.setattr(local, "GRACE_S", 0.5)
 
-    class Terminating(Recording):
+    class Interrupting(Recording):
         workers = ()
 
         def started(self, run):
             (server,) = servers(os.getpid())
             self.workers = children(server)
-            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
 
-    display, before = Terminating(), time.monotonic()
+    display, before = Interrupting(), time.monotonic()
     processes.start_server()
     with pytest.raises(KeyboardInterrupt):
         run_all([make_run(model={"fault": fault}, train={"epochs": 10_000})], tmp_path, CPU, display, jobs=1)

@@ -1,4 +1,4 @@
-"""Runs on this machine: one after the other in this process, or several at a time in worker processes.
+"""Runs on this machine, in worker processes; under torchrun one after the other in the processes that it has started.
 
 With several jobs and `cuda`, workers are dealt out over all visible GPUs, several to a GPU where there are more jobs
 than GPUs. After the first Ctrl-C (or SIGTERM, or SIGHUP of a closed terminal) every current run saves a checkpoint

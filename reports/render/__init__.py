@@ -7,10 +7,11 @@
 A row goes one way. `rows` reads it into a run, `selection` puts the run into the cells of the table that `plan` has
 made of the grid and of the paper's numbers, and `judge` gives each cell its value and verdict. `claims` checks the
 paper's sentences on the cells, `figure` collects the data of the figure, and `report` has all of it. `count` counts
-what of a paper's numbers and claims that is, for terminal, page and documents alike. `layout` turns a
-report into a `document` of strings, which `printing` prints; `draw` and `tiles` draw its figure. A `board` has the
-reports of all experiments or of a paper, and `page` makes of it an HTML page to sort and filter. `speed` is the
-document of the operators' speed. `quotes` holds the numbers in documents to the committed rows.
+what of a paper's numbers and claims that is, for terminal, page and documents alike. `layout` turns a report into a
+`document` of strings, as `against` does with a comparison of its rows, and `printing` prints it; `draw` and `tiles`
+draw its figure. A `board` has the reports of all experiments or of a paper, and `page` makes of it an HTML page to sort
+and filter. `speed` is the document of the operators' speed. `quotes` holds the numbers in documents to the committed
+rows.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 from pathlib import Path
 from typing import Literal, get_args
 
+from reports.render.against import against
 from reports.render.board import Board, index, overview, read_papers
 from reports.render.count import scale_to_count
 from reports.render.document import Document
@@ -38,6 +40,7 @@ __all__ = [
     "Document",
     "Format",
     "Report",
+    "against",
     "build",
     "grouped",
     "history",

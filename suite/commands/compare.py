@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -20,9 +20,9 @@ from suite.options import located, visible
 from suite.store.target import is_folder, target
 
 if TYPE_CHECKING:
-    from suite.store.comparison import Comparison, Line, Rows
+    from suite.store.comparison import Comparison, Line, Measure, Rows
 
-COLUMNS = ("experiment", "run", "metric", "A", "B", "difference", "seeds", "p", "B is")
+COLUMNS = ("experiment", "run", "metric", "A", "B", "difference", "seeds", "p", "p (Holm)", "B is")
 
 
 class Format(StrEnum):
@@ -73,7 +73,7 @@ def compare(
     if not comparison.lines:
         raise ValueError(_nothing(a, b, comparison))
     lines = [line for line in comparison.lines if every or not line.is_identical]
-    table = [tuple(map(visible, row)) for row in _table(lines)]
+    table = [tuple(map(visible, row)) for row in _table(lines, comparison.corrected)]
     if format is Format.md:
         for row in (COLUMNS, tuple("---" for _ in COLUMNS), *table):
             print("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
@@ -145,8 +145,8 @@ def _nothing(a: str, b: str, comparison: Comparison) -> str:
     )
 
 
-def _table(lines: Sequence[Line]) -> Iterator[tuple[str, ...]]:
-    """The lines as text, each experiment's together, worse and better ones first."""
+def _table(lines: Sequence[Line], corrected: Mapping[Measure, float]) -> Iterator[tuple[str, ...]]:
+    """The lines as text, worse and better ones first. corrected: p of the tested ones, corrected for their number."""
     from suite.store.comparison import labels
 
     order = ("worse", "better", "differs", "same", "too few seeds", "identical")
@@ -167,6 +167,7 @@ def _table(lines: Sequence[Line]) -> Iterator[tuple[str, ...]]:
             ratio if line.is_speed else f"{mean_b - mean_a:+.4g}",
             str(n) if n == m else f"{n}, {m}",
             p,
+            f"{corrected[one]:.3f}" if one in corrected else "",
             line.verdict,
         )
 
@@ -211,9 +212,11 @@ def _notes(a: str, b: str, sides: tuple[Rows, Rows], comparison: Comparison, sho
             width = 12 if fact == "commit" else 80
             yield f"{fact}: {_few(old, width)} in A, {_few(new, width)} in B"
     if comparison.tested:
+        tests, left = len(comparison.tested), sum(p <= ALPHA for p in comparison.corrected.values())
         yield (
-            f"p: permutation test on the difference of the means over seeds; of {comparison.tested} tests, about "
-            f"{ALPHA * comparison.tested:.2g} have p below {ALPHA} by chance"
+            f"p: permutation test on the difference of the means over seeds; of {tests} tests, about "
+            f"{ALPHA * tests:.2g} have p below {ALPHA} by chance; p (Holm): corrected for their number; {left} stay "
+            "below"
         )
     if counts["too few seeds"]:
         yield f"too few seeds: no outcome could have p below {ALPHA}, which takes 4 seeds on both sides"

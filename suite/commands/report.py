@@ -58,6 +58,13 @@ def report(
             "--all", help="A scoreboard of all experiments: cells that agree, differ, are at chance or not run."
         ),
     ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(help="Compare the rows with this one over seeds: difference, interval, p corrected by Holm."),
+    ] = None,
+    row: Annotated[
+        list[str] | None, typer.Option(help="With --against: compare this row alone; repeatable. Default: all rows.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="File to write; a figure is a PNG and an SVG of one name.")] = None,
     update_docs: Annotated[
         bool, typer.Option("--update-docs", help="Write the numbers that documents quote again, from committed rows.")
@@ -72,7 +79,7 @@ def report(
 
     repository = repository_of(context, plugins)
     if update_docs:
-        if any((experiment, format, scale, results, by, every, out)):
+        if any((experiment, format, scale, results, by, every, against, row, out)):
             raise ValueError("report --update-docs writes all documents, from committed rows; give nothing beside it")
         for path in repository.rendering().update_documents(repository.reports):
             print(f"updated {shown(path)}")
@@ -81,6 +88,10 @@ def report(
     paper = _paper(repository, experiment)
     if by and (every or paper or experiment in (None, TABLES, KERNELS)):
         raise ValueError("report --by: name the experiment whose runs to show")
+    if against is not None and (by or every or paper or experiment in (None, TABLES, KERNELS)):
+        raise ValueError("report --against: name the one experiment whose rows to compare, without --by")
+    if row and against is None:
+        raise ValueError("report --row: give --against, the row that these rows are compared with")
     rendered: Any
     if every and experiment is not None:
         raise ValueError(f"report {experiment} --all: name an experiment or a paper, or give --all, not both")
@@ -105,6 +116,8 @@ def report(
         rendered = repository.rendering().history(storage.read(_at_scale(paths, scale), skip=skipped))
     else:
         experiment, rendered = _table(repository, experiment, results, by or (), scale)
+        if against is not None:
+            rendered = repository.rendering().against(rendered, against, row or ())
     if out is None and chosen in (Format.png, Format.html):
         out = (results or LOCAL) / experiment / f"{'figure' if chosen is Format.png else 'report'}.{chosen}"
     from suite.store.target import writable

@@ -69,7 +69,7 @@ def test_runs_with_equal_settings_belong_together_whatever_their_versions(comman
     done = command_line("compare", *sides)
     assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.lstrip().startswith("toy/x"))
-    assert line.split()[-3:] == ["4", "0.029", "better"]
+    assert line.split()[-4:] == ["4", "0.029", "0.029", "better"]
     assert "+0.4025" in line
     assert "task_version: 1 in A, 2 in B" in done.stdout
     assert "device: NVIDIA H200 in A, NVIDIA H200, 2 runs at a time in B" in done.stdout
@@ -122,7 +122,7 @@ def test_a_metric_of_unknown_direction_only_differs(command_line, sides):
     (line,) = (
         line for line in command_line("compare", *sides).stdout.splitlines() if line.lstrip().startswith("toy/x")
     )
-    assert line.split()[-3:] == ["4", "0.029", "differs"]
+    assert line.split()[-4:] == ["4", "0.029", "0.029", "differs"]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_speeds_differ_beyond_three_percent_and_their_noise(command_line, sides,
         samples = (time * (1 + jitter * random.standard_normal(50))).tolist()
         write(side, [time], metric="time", unit="ms", samples=samples)
     done = command_line("compare", *sides, "--format", "md")
-    assert f"| x {factor:.3f} | 1 |  | {verdict} |" in done.stdout
+    assert f"| x {factor:.3f} | 1 |  |  | {verdict} |" in done.stdout
 
 
 @pytest.mark.parametrize(("noisy", "verdict"), [(None, "worse"), (0, "same"), (1, "same")])
@@ -165,7 +165,8 @@ def test_what_was_tested_and_what_one_side_has_alone_is_counted(sides):
         write(sides[side], LOW, metric=metric)
     found = compared(sides)
     # values that are equal, too few or speeds are not tested
-    assert (len(found.lines), found.tested, found.only_a, found.only_b) == (4, 1, 1, 2)
+    assert (len(found.lines), len(found.tested), found.only_a, found.only_b) == (4, 1, 1, 2)
+    assert found.corrected == {line.measure: line.p for line in found.tested}
 
 
 def test_slices_and_ratios_are_compared_only_where_all_metrics_are_asked_for(sides):

@@ -109,6 +109,10 @@ REFUSED = [
     ("report h3 --scale small", "a scoreboard shows experiments at their own scales"),
     ("report h3 --by train.lr", "name the experiment"),
     ("report --all --by train.lr", "name the experiment"),
+    ("report --all --against H3", "report --against: name the one experiment"),
+    ("report h3/table2 --against H9", "--against: no row 'H9'"),
+    ("report h3/table7 --against Transformer-1.3B", "--against: times have no seeds"),
+    ("report h3/table2 --row H3", "report --row: give --against"),
     ("report tables --scale small", "report tables --scale: the page has all scales"),
     ("report tables --results results/reference", "report tables --results: the page shows"),
     (

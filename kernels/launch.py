@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from kernels.device import is_hopper, speaks_ptx
 from kernels.layout import as_pairs
@@ -125,7 +126,8 @@ class Launcher:
         then constexprs, in any order; then Triton's options such as num_warps. Each of them may be None. A kernel gets
         a complex tensor, which must not be a lazy conjugate, with a last axis of its real and imaginary parts.
 
-        A `LaunchPlan` in place of the grid holds all arguments behind the tensors.
+        A `LaunchPlan` in place of the grid holds all arguments behind the tensors. With fake tensors of a GPU, which
+        have no memory, nothing is started, so that an operator gives results of the right shapes.
         """
         passed, device = list(named.values()), -1
         key = passed.copy()
@@ -138,6 +140,9 @@ class Launcher:
                 device = value.get_device()
                 if device < 0:
                     break
+                if isinstance(value, FakeTensor):
+                    # it has the shape of a result and no memory, which a kernel would read at address 0
+                    return
             passed[index] = address = value.data_ptr()
             key[index] = dtype = value.dtype
             if address & 15:

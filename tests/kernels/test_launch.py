@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 pytest.importorskip("triton")
 import triton
@@ -260,6 +261,16 @@ def test_tensors_that_are_not_on_an_nvidia_gpu_always_ask(monkeypatch):
     start()
     start()
     assert start.counts == (2, 0)
+
+
+@either_way
+def test_fake_tensors_of_a_gpu_start_nothing(planned):
+    """A kernel would read at address 0, an illegal access that ends every later use of the GPU in this process."""
+    start = Started()
+    with FakeTensorMode():
+        for _ in range(2):
+            start(torch.empty(4, device="cuda"), planned=planned)
+    assert start.counts == (0, 0)
 
 
 @either_way

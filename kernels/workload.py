@@ -72,6 +72,8 @@ class Workload:
     time:        the axis of time of each input that has one; outputs have it at axis 1. Such an operator is causal.
     states:      names of initial states. The final states are the last outputs where `return_final_state` is given.
     in_place:    inputs that a call updates; its implementations return them among the outputs.
+    floors:      inputs whose gradients may err by so many times the floor of the accuracy rule (`suite.laws.accuracy`),
+                 for a reason that the operator's README gives.
     """
 
     op: str
@@ -91,6 +93,7 @@ class Workload:
     time: Mapping[str, int] = field(default_factory=dict)
     states: tuple[str, ...] = ()
     in_place: tuple[str, ...] = ()
+    floors: Mapping[str, float] = field(default_factory=dict)
 
 
 def sizes(shape: Shape, letters: Sequence[str]) -> tuple[int, ...]:

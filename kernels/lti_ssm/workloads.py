@@ -150,6 +150,7 @@ WORKLOAD = Workload(
     ),
     time={"u": 1, "gate_in": 1, "gate_out": 1},
     states=("initial_state",),
+    floors={"dt": 1.25},
 )
 
 

@@ -82,6 +82,7 @@ WORKLOAD = Workload(
     small=({"B": 2, "T": 20, "D": 5, "state": "given"}, {"B": 1, "T": 9, "D": 3}),
     time={"k": 1, "v": 1},
     states=("initial_state",),
+    floors={"k": 2.0, "log_decay": 2.0},
 )
 
 

@@ -140,3 +140,8 @@ class Workload(Protocol):
     def in_place(self) -> Sequence[str]:
         """Inputs that a call updates."""
         ...
+
+    @property
+    def floors(self) -> Mapping[str, float]:
+        """Inputs whose gradients may err by so many times the floor of the accuracy rule."""
+        ...

@@ -130,6 +130,7 @@ def gate(workload: Workload, case: Case, device: torch.device) -> None:
             keep=workload.keep,
             device=str(device),
             grad=case.backward,
+            floors=workload.floors,
         )
     except AssertionError as error:
         raise Unavailable("failed", f"wrong at {label(short)}: {error}") from None

@@ -156,6 +156,7 @@ class Operator:
                 dtype=dtype,
                 keep=self.workload.keep,
                 grad=self.workload.backward,
+                floors=self.workload.floors,
             )
 
         found: Expected = self.kept(("expected", label(shape), dtype), make)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from kernels.wkv import wkv
-from suite.laws.accuracy import assert_close
+from kernels.wkv.workloads import WORKLOAD
+from suite.laws.accuracy import FLOOR, assert_close
 from tests.gpu.test_selective_scan import results, wide
 from tests.kernels.test_wkv import KEEP, make_inputs
 
@@ -14,10 +15,6 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 TORCH = partial(wkv, return_final_state=True, backend="torch")
 TRITON = partial(wkv, return_final_state=True, backend="triton")
-
-
-ROUNDED = 2e-6
-"""Floor for the gradient of the decay, because forward keeps the denominator as a logarithm in float32 (README)."""
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -30,5 +27,6 @@ def test_the_kernel_equals_plain_pytorch_in_double_precision(batch, length, widt
     exact, plain, actual = results(TORCH, wide(inputs)), results(TORCH, inputs), results(TRITON, inputs)
     for name, e in exact.items():
         kept = torch.float32 if name in ("final state", *KEEP) else dtype
-        floor = ROUNDED if name == "log_decay" else None
+        # forward keeps the denominator as a logarithm in float32 (README)
+        floor = FLOOR[kept] * WORKLOAD.floors.get(name, 1.0)
         assert_close(actual[name], e, kept, plain=plain[name], what=name, floor=floor)

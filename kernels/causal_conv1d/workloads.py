@@ -43,7 +43,7 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
     return {
         "x": x.transpose(1, 2) if first else x,
         "weight": normal(generator, dtype, width, taps) * taps**-0.5,
-        "bias": normal(generator, dtype, width),
+        "bias": None if shape.get("bias") == "none" else normal(generator, dtype, width),
         "activation": None if shape.get("activation") == "none" else "silu",
         **initial_state(shape, dtype, generator, batch, width, taps - 1),
         **({"time_last": True} if shape.get("memory") == "time-last" else {}),
@@ -125,7 +125,7 @@ WORKLOAD = Workload(
     small=(
         {"B": 2, "T": 37, "D": 5, "W": 4, "state": "given"},
         {"B": 2, "T": 35, "D": 6, "W": 3, "activation": "none", "memory": "channel-first"},
-        {"B": 1, "T": 33, "D": 4, "W": 2, "memory": "time-last"},
+        {"B": 1, "T": 33, "D": 4, "W": 2, "memory": "time-last", "bias": "none"},
     ),
     time={"x": 1},
     states=("initial_state",),

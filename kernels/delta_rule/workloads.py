@@ -172,6 +172,7 @@ STEP = Workload(
         {"B": 2, "H": 2, "K": 5, "V": 12, "decay": "key", "form": "write"},
         {"B": 2, "H": 2, "K": 5, "V": 12, "decay": "head"},
         {"B": 2, "H": 1, "K": 5, "V": 12, "decay": "none"},
+        {"B": 1, "H": 1, "K": 130, "V": 300, "decay": "key"},
     ),
 )
 

@@ -64,5 +64,9 @@ WORKLOAD = Workload(
     shapes={"quick": PAPER[:1], "paper": PAPER},
     dtypes=(torch.float32,),
     backward=False,
-    small=({"R": 50, "C": 7, "D": 5, "filler": 30},),
+    # few tokens, many classes of which most do not occur, runs of a token over several chunks and over all of them
+    small=tuple(
+        {"R": rows, "C": classes, "D": 5, "filler": filler}
+        for rows, classes, filler in ((50, 7, 30), (70, 4000, 0), (300, 20, 70), (2200, 4, 100))
+    ),
 )

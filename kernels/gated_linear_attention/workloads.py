@@ -189,6 +189,8 @@ WORKLOAD = Workload(
         {"B": 2, "T": 20, "H": 1, "K": 8, "V": 4, "decay": "head-step", "state": "given"},
         {"B": 1, "T": 20, "H": 2, "K": 8, "V": 4, "decay": "head", "state": "given"},
         {"B": 1, "T": 20, "H": 1, "K": 8, "V": 4, "decay": "none"},
+        # an odd number of chunks
+        {"B": 1, "T": 130, "H": 1, "K": 4, "V": 4, "decay": "key", "state": "given"},
     ),
     time={"q": 1, "k": 1, "v": 1, "log_decay": 1},
     states=("initial_state",),
@@ -250,5 +252,8 @@ STEP = Workload(
     keep=("state",),
     states=("state",),
     backward=False,
-    small=tuple({"B": 2, "H": 2, "K": 5, "V": 12, "decay": decay} for decay in ("key", "value", "head", "none")),
+    small=(
+        *({"B": 2, "H": 2, "K": 5, "V": 12, "decay": decay} for decay in ("key", "value", "head", "none")),
+        {"B": 1, "H": 1, "K": 130, "V": 300, "decay": "head-step"},
+    ),
 )

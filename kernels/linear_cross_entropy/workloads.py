@@ -25,6 +25,7 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
         "x": normal(generator, dtype, length, width),
         "weight": normal(generator, dtype, classes, width) * width**-0.5,
         "targets": targets.masked_fill_(unlabelled, -100),
+        **({"bias": normal(generator, dtype, classes)} if shape.get("bias") == "given" else {}),
     }
 
 
@@ -78,5 +79,9 @@ WORKLOAD = Workload(
     ),
     shapes={"quick": (PAPER[0], PAPER[2]), "paper": PAPER},
     dtypes=(torch.bfloat16,),
-    small=({"T": 40, "D": 16, "classes": 70},),
+    small=(
+        {"T": 40, "D": 16, "classes": 70},
+        {"T": 9, "D": 8, "classes": 5, "bias": "given"},
+        {"T": 9, "D": 8, "classes": 300, "bias": "given"},
+    ),
 )

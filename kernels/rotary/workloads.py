@@ -15,23 +15,29 @@ from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_m
 
 
 def _with_tables(op: Callable[..., Any]) -> Callable[..., Any]:
-    """The operator with its tables and positions 0 .. T - 1, as a function of queries and keys."""
+    """The operator with its tables and positions 0 .. T - 1, as a function of queries and keys.
 
-    def run(q: Tensor, k: Tensor, angle: Tensor) -> Any:
-        angle = angle.detach()
-        return op(q, k, angle.cos(), angle.sin(), torch.arange(q.shape[1], device=q.device))
+    first: [B], the first position of each row, where the rows have positions of their own.
+    """
+
+    def run(q: Tensor, k: Tensor, angle: Tensor, first: Tensor | None = None) -> Any:
+        angle, time = angle.detach(), torch.arange(q.shape[1], device=q.device)
+        return op(q, k, angle.cos(), angle.sin(), time if first is None else first[:, None] + time)
 
     return run
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """Rows of a shape with `starts` begin at some of so many positions."""
     batch, length, heads, size = sizes(shape, "BTHK")
-    time = torch.arange(length, device=generator.device, dtype=torch.promote_types(dtype, torch.float32))
+    starts = int(shape.get("starts", 1))
+    time = torch.arange(length + starts - 1, device=generator.device, dtype=torch.promote_types(dtype, torch.float32))
     channels = torch.arange(size // 2, device=generator.device) / size * 2
     return {
         "q": normal(generator, dtype, batch, length, heads, size),
         "k": normal(generator, dtype, batch, length, heads, size),
         "angle": time[:, None] * 10000.0**-channels,
+        **({"first": torch.arange(batch, device=generator.device) * 3 % starts} if starts > 1 else {}),
     }
 
 
@@ -60,6 +66,6 @@ WORKLOAD = Workload(
     ),
     shapes={"quick": PAPER[:1], "paper": PAPER},
     keep=("angle",),
-    small=({"B": 2, "T": 20, "H": 3, "K": 8},),
+    small=({"B": 2, "T": 20, "H": 3, "K": 8}, {"B": 3, "T": 5, "H": 4, "K": 2, "starts": 8}),
     time={"q": 1, "k": 1},
 )

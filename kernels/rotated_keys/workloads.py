@@ -73,5 +73,11 @@ WORKLOAD = Workload(
     ),
     shapes={"quick": PAPER[:1], "paper": PAPER},
     keep=KEEP,
-    small=({"B": 2, "T": 20, "H": 3, "N": 9, "R": 4},),
+    # neither pairs nor what is left are a power of two; all channels rotate; one position
+    small=(
+        {"B": 2, "T": 20, "H": 3, "N": 9, "R": 4},
+        {"B": 3, "T": 11, "H": 2, "N": 17, "R": 3},
+        {"B": 1, "T": 5, "H": 2, "N": 6, "R": 3},
+        {"B": 1, "T": 1, "H": 1, "N": 2, "R": 1},
+    ),
 )

@@ -75,7 +75,11 @@ WORKLOAD = Workload(
         "paper": ({"B": 1024, "T": 255, "H": 4, "K": 32}, {"B": 16, "T": 2048, "H": 12, "K": 64}),
     },
     keep=("recurrent", "bias", "initial_state"),
-    small=({"B": 3, "T": 6, "H": 2, "K": 5, "state": "given"}, {"B": 1, "T": 5, "H": 1, "K": 8}),
+    small=(
+        {"B": 3, "T": 6, "H": 2, "K": 5, "state": "given"},
+        {"B": 1, "T": 5, "H": 1, "K": 8},
+        {"B": 17, "T": 2, "H": 1, "K": 20},
+    ),
     time={"x": 1},
     states=("initial_state",),
 )

@@ -66,5 +66,5 @@ WORKLOAD = Workload(
     ),
     shapes={"quick": PAPER[:1], "paper": PAPER},
     dtypes=(torch.bfloat16,),
-    small=({"R": 5, "F": 20},),
+    small=({"R": 5, "F": 20}, {"R": 300, "F": 17}, {"R": 9, "F": 350}),
 )

@@ -33,6 +33,7 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
         "mu": uniform(generator, wide, 0.0, 1.0, uses, width),
         "delta": changes,
         **({"initial_state": normal(generator, dtype, batch, width)} if shape.get("state") == "given" else {}),
+        **({"weighs": shape["weighs"]} if "weighs" in shape else {}),
     }
 
 
@@ -69,6 +70,11 @@ WORKLOAD = Workload(
     small=(
         {"B": 3, "T": 19, "D": 6, "U": 5, "delta": "yes", "state": "given"},
         {"B": 2, "T": 7, "D": 5, "U": 3, "delta": "no"},
+        # chunks that cross sequences, several tiles of channels, one position, and mu as the factor of the present
+        {"B": 3, "T": 45, "D": 24, "U": 2, "delta": "yes"},
+        {"B": 1, "T": 3, "D": 600, "U": 2, "delta": "no", "state": "given"},
+        {"B": 2, "T": 1, "D": 16, "U": 6, "delta": "no"},
+        {"B": 2, "T": 9, "D": 12, "U": 3, "delta": "no", "state": "given", "weighs": "now"},
     ),
     time={"x": 1, "delta": 2},
     states=("initial_state",),

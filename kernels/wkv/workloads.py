@@ -79,7 +79,11 @@ WORKLOAD = Workload(
         "paper": ({"B": 8, "T": 1024, "D": 768}, {"B": 1, "T": 32768, "D": 2048}),
     },
     keep=("log_decay", "bonus", "initial_state"),
-    small=({"B": 2, "T": 20, "D": 5, "state": "given"}, {"B": 1, "T": 9, "D": 3}),
+    small=(
+        {"B": 2, "T": 20, "D": 5, "state": "given"},
+        {"B": 1, "T": 9, "D": 3},
+        {"B": 1, "T": 65, "D": 2, "state": "given"},
+    ),
     time={"k": 1, "v": 1},
     states=("initial_state",),
     floors={"k": 2.0, "log_decay": 2.0},

@@ -102,6 +102,8 @@ def the_future_is_not_seen(operator: Operator) -> None:
         raise NotApplicable("it has no axis of time")
     for call in operator.once():
         length = int(call.shape["T"])
+        if length < 2:
+            continue
         cut = length // 2
         inputs = operator.inputs(call.shape)
         early = operator.between(inputs, length, 0, cut)

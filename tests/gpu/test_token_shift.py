@@ -1,4 +1,4 @@
-"""The token shift on a GPU: the laws of `tests/kernels/test_token_shift.py` at sizes of real use."""
+"""The token shift on a GPU: its equation at sizes of real use."""
 
 from functools import partial
 
@@ -9,7 +9,24 @@ from kernels.backend import record_operators
 from kernels.token_shift import token_shift
 from kernels.token_shift.reference import token_shift_reference
 from suite.laws.accuracy import assert_close, assert_matches_reference
-from tests.kernels.test_token_shift import KEEP, cast, gradients, make_inputs
+from tests.kernels.test_token_shift import make_inputs
+
+KEEP = ("mu",)
+
+
+def cast(inputs, dtype):
+    return {name: x.to("cuda", dtype) if torch.is_tensor(x) else x for name, x in inputs.items()}
+
+
+def gradients(inputs, backend):
+    """Gradients of a fixed weighted sum of all results, for all tensors."""
+    leaves = [x.requires_grad_() for x in inputs.values() if torch.is_tensor(x)]
+    results = token_shift(**inputs, backend=backend)
+    total = sum(
+        (x * torch.linspace(u - 2, u - 1, x.numel()).bfloat16().to(x).view_as(x)).sum() for u, x in enumerate(results)
+    )
+    return list(torch.autograd.grad(total, leaves))
+
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -87,22 +87,6 @@ def test_the_kernel_equals_the_loop(length, taps, dtype, memory):
     assert_matches_reference(op, causal_conv1d_reference, inputs, dtype=dtype, device=DEVICE)
 
 
-@pytest.mark.parametrize(
-    ("options", "memory"),
-    [
-        ({"bias": False}, channel_last),
-        ({"initial_state": False}, channel_first),
-        ({"activation": None}, channel_last),
-        slow({"bias": False}, channel_first),
-        slow({"initial_state": False}, channel_last),
-        slow({"activation": None}, channel_first),
-    ],
-)
-def test_every_option_of_the_kernel_may_be_left_out(options, memory):
-    inputs = make_inputs(40, width=3, **options)
-    assert_matches_reference(in_memory(memory, in_small_tiles), causal_conv1d_reference, inputs, device=DEVICE)
-
-
 @pytest.mark.parametrize("memory", [channel_last, channel_first])
 def test_result_and_gradient_have_the_memory_order_of_the_input(memory):
     inputs = on_device(make_inputs(40, initial_state=False))
@@ -139,19 +123,6 @@ def test_parameters_keep_their_own_dtype():
     keep = ("weight", "bias")
     for op in (TORCH, in_small_tiles):
         assert_matches_reference(op, causal_conv1d_reference, inputs, dtype=torch.bfloat16, keep=keep, device=DEVICE)
-
-
-def test_autocast_does_not_change_the_kernel():
-    inputs = on_device(make_inputs(40))
-    inputs["x"].requires_grad_()
-    results = []
-    for enabled in (False, True):
-        with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=enabled):
-            y, state = TRITON(**inputs)
-            results.append([y, state, *torch.autograd.grad(y.sum(), inputs["x"])])
-    for plain, under_autocast in zip(*results, strict=True):
-        assert plain.dtype == under_autocast.dtype
-        assert torch.equal(plain, under_autocast)
 
 
 @pytest.mark.parametrize("activation", [None, "silu"])

@@ -46,19 +46,6 @@ def cut(inputs: dict, time: slice) -> dict:
     return {name: x[:, time] if name in ALONG_TIME and x is not None else x for name, x in inputs.items()}
 
 
-@every_decay
-@pytest.mark.parametrize("state", [pytest.param(False, marks=pytest.mark.slow), True], ids=["empty", "state"])
-@pytest.mark.parametrize(
-    "length", [129, *(pytest.param(length, marks=pytest.mark.slow) for length in (1, 2, 63, 64, 65, 500))]
-)
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=["fp32", "bf16"]
-)
-def test_chunked_equals_recurrent(length, decay, state, dtype):
-    inputs = make_inputs(length, decay, state=state)
-    assert_matches_reference(delta_rule, delta_rule_reference, inputs, dtype=dtype, keep=KEEP)
-
-
 @pytest.mark.parametrize("decay", ["head", "key"])
 def test_where_beta_is_zero_the_state_decays_and_nothing_else(decay):
     inputs = make_inputs(70, decay)

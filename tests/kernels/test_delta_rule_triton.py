@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.delta_rule import delta_rule, delta_rule_reference, delta_rule_step
+from kernels.delta_rule import delta_rule, delta_rule_reference
 from suite.laws.accuracy import assert_close, assert_matches_reference, relative_error
 from tests.kernels.gated import (
     DEVICE,
@@ -350,16 +350,6 @@ def test_the_kernels_do_without_states_and_take_a_scale(decay, chunk):
 
 
 @one_decay
-def test_autocast_does_not_change_the_kernels(decay):
-    op, inputs = in_triton(chunk=16), on_device(make_inputs(20, decay))
-    with torch.autocast(DEVICE, dtype=torch.bfloat16):
-        inside = results(inputs, op)
-    for a, b in zip(inside, results(inputs, op), strict=True):
-        assert a.dtype == b.dtype
-        assert torch.equal(a, b)
-
-
-@one_decay
 def test_plans_that_are_kept_belong_to_calls_of_one_kind(decay):
     inputs = on_device(make_inputs(20, decay, H=1), torch.bfloat16)
     inputs["initial_state"] = inputs["initial_state"].float()
@@ -385,26 +375,6 @@ def test_log_decays_in_bfloat16_never_reach_the_gradients_of_plain_keys(monkeypa
     (dg,) = torch.autograd.grad(o.sum(), [leaves["log_decay"]])
     assert dg.dtype == torch.bfloat16
     assert read == dict.fromkeys(("_factors_kernel", "_grads_kernel", "_plain_grads_kernel"), torch.float32)
-
-
-@pytest.mark.parametrize("decay", [decay for decay in DECAYS if decay != "plain"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize(("key_dim", "value_dim"), [(8, 12), (5, 300), pytest.param(130, 20, marks=pytest.mark.slow)])
-def test_a_step_of_the_kernel_equals_plain_pytorch(decay, dtype, key_dim, value_dim):
-    inputs = make_inputs(2, decay, K=key_dim, V=value_dim)
-    names = ("q", "k", "v", "beta", "log_decay", "initial_state", "write")
-    rounded = [None if inputs[n] is None else inputs[n].to(torch.float32 if n in KEEP else dtype) for n in names]
-    now = [None if x is None else x[:, 0] if n in ALONG_TIME else x for n, x in zip(names, rounded, strict=True)]
-    *precise, write = (None if x is None else x.double() for x in now)
-    exact = delta_rule_step(*precise, write=write)
-    *arguments, write = (None if x is None else x.to(DEVICE) for x in now)
-    o, state = delta_rule_step(*arguments, write=write, backend="triton")
-    assert o.dtype == dtype
-    assert_close(o, exact[0], dtype, what="o")
-    assert_close(state, exact[1], torch.float32, what="state")
-    assert torch.equal(arguments[-1].cpu(), now[-2])
-    delta_rule_step(*arguments, write=write, in_place=True, backend="triton")
-    assert torch.equal(arguments[-1], state)
 
 
 @pytest.mark.parametrize("decay", quick(DECAYS, "plain"))

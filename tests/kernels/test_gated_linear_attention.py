@@ -12,7 +12,6 @@ from torch import Tensor
 from kernels.gated_linear_attention import (
     gated_linear_attention,
     gated_linear_attention_reference,
-    gated_linear_attention_step,
 )
 from suite.laws.accuracy import assert_close, assert_matches_reference, relative_error
 from tests.kernels.gated import (
@@ -80,44 +79,6 @@ def make_inputs(
 KEEP = ("log_decay", "initial_state")
 
 
-@pytest.mark.parametrize("decay", DECAYS)
-@pytest.mark.parametrize("state", [pytest.param(False, marks=pytest.mark.slow), True], ids=["empty", "state"])
-@pytest.mark.parametrize(
-    "length", [129, *(pytest.param(length, marks=pytest.mark.slow) for length in (1, 2, 63, 64, 65, 500))]
-)
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=["fp32", "bf16"]
-)
-def test_chunked_equals_recurrent(length, decay, state, dtype):
-    inputs = make_inputs(length, decay, state=state)
-    if decay == "none":
-        inputs["scale"] = 0.1
-    assert_matches_reference(gated_linear_attention, gated_linear_attention_reference, inputs, dtype=dtype, keep=KEEP)
-
-
-@pytest.mark.parametrize("decay", DECAYS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize(("key_dim", "value_dim"), [(K, V), (5, 300), pytest.param(130, 20, marks=pytest.mark.slow)])
-def test_a_step_of_the_kernel_equals_plain_pytorch(decay, dtype, key_dim, value_dim):
-    inputs = make_inputs(2, decay, K=key_dim, V=value_dim)
-    q, k, v = (inputs[name].to(dtype)[:, 0] for name in ("q", "k", "v"))
-    log_decay = inputs["log_decay"]
-    log_decay = log_decay if log_decay is None or log_decay.dim() == 1 else log_decay[:, 0]
-    state, decay_on = inputs["initial_state"].float(), inputs["decay_on"]
-    log_decay = None if log_decay is None else log_decay.float()
-    exact = gated_linear_attention_step(
-        *(x if x is None else x.double() for x in (q, k, v, log_decay, state)), decay_on=decay_on
-    )
-    arguments = [None if x is None else x.to(DEVICE) for x in (q, k, v, log_decay, state)]
-    actual = gated_linear_attention_step(*arguments, decay_on=decay_on, backend="triton")
-    assert actual[0].dtype == dtype
-    assert_close(actual[0], exact[0], dtype, what="o")
-    assert_close(actual[1], exact[1], torch.float32, what="state")
-    assert torch.equal(arguments[4].cpu(), state)
-    gated_linear_attention_step(*arguments, decay_on=decay_on, in_place=True, backend="triton")
-    assert torch.equal(arguments[4], actual[1])
-
-
 @pytest.mark.parametrize("decay", quick(["head-time", "key", "value"], "key"))
 def test_extreme_decays_neither_overflow_nor_lose_the_near_terms(decay):
     """Steps that keep exp(-50) stand next to steps that keep all but 1e-4, over 2000 steps, in float32."""
@@ -138,14 +99,6 @@ def test_decays_of_exp_minus_50_everywhere_leave_the_diagonal(decay):
     o, _ = gated_linear_attention(**inputs)
     diagonal = K**-0.5 * (inputs["q"] * inputs["k"]).sum(-1, keepdim=True) * inputs["v"]
     assert max(relative_error(o, diagonal)) < 1e-5
-
-
-def test_autocast_does_not_round_the_inside():
-    inputs = {n: x.float() if isinstance(x, Tensor) else x for n, x in make_inputs(70, "key").items()}
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = gated_linear_attention(**inputs)
-    for a, b in zip(inside, gated_linear_attention(**inputs), strict=True):
-        assert torch.equal(a, b)
 
 
 def small_inputs(length: int, decay: str, *, K: int = 16, V: int = 16, **options) -> dict:
@@ -360,31 +313,10 @@ def test_a_forward_without_states_of_packed_sequences_is_that_of_separate_ones(d
 
 
 @in_chunks
-@pytest.mark.parametrize("decay", quick(["head-time", "key", "value"], "key"))
-def test_no_decay_and_a_decay_of_nothing_are_the_same_to_the_kernels(decay, chunk):
-    op = partial(run_triton, make_planner(chunk=chunk))
-    inputs = on_device(small_inputs(scaled(70, chunk), decay))
-    inputs["log_decay"].zero_()
-    assert_close(op(**inputs)[0], op(**{**inputs, "log_decay": None})[0].double(), torch.float32, what="output")
-
-
-@in_chunks
 @pytest.mark.parametrize("decay", quick(DECAYS, "key"))
 def test_the_kernels_do_without_states_and_take_a_scale(decay, chunk):
     inputs = small_inputs(scaled(70, chunk), decay, state=False) | {"scale": 0.1, "return_final_state": False}
     equals_the_loop(inputs, chunk=chunk)
-
-
-@in_chunks
-@pytest.mark.parametrize("decay", quick(["none", "head", "key"], "key"))
-def test_autocast_does_not_change_the_kernels(decay, chunk):
-    op = partial(run_triton, make_planner(chunk=chunk))
-    inputs = on_device(small_inputs(scaled(40, chunk), decay))
-    with torch.autocast(DEVICE, dtype=torch.bfloat16):
-        inside = results(inputs, op)
-    for a, b in zip(inside, results(inputs, op), strict=True):
-        assert a.dtype == b.dtype
-        assert torch.equal(a, b)
 
 
 @in_chunks

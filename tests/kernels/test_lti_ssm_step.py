@@ -8,7 +8,7 @@ import torch
 from kernels.lti_ssm import lti_ssm_step
 from kernels.lti_ssm.reference import lti_ssm_step_reference
 from kernels.lti_ssm.workloads import STEP, make_step_inputs, with_state
-from suite.laws.accuracy import assert_close, assert_matches_reference
+from suite.laws.accuracy import assert_matches_reference
 
 pytest.importorskip("triton")
 
@@ -28,14 +28,6 @@ def inputs(rows, width, states, *, rule="zoh", dtype=torch.float64, seed=3, **mo
 def gates(rows, width, dtype=torch.float64):
     g = torch.Generator().manual_seed(5)
     return {name: torch.randn(rows, width, generator=g, dtype=dtype) for name in ("gate_in", "gate_out")}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_other_dtypes_of_the_kernel(dtype):
-    given = inputs(3, 11, 4) | gates(3, 11)
-    assert_matches_reference(
-        TRITON, lti_ssm_step_reference, given, dtype=dtype, keep=STEP.keep, device=DEVICE, grad=False
-    )
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
@@ -110,17 +102,3 @@ def test_a_program_has_no_more_states_than_its_registers_hold(rows, states):
     tile = tuning(rows, states)
     assert 1 <= tile.rows * tile.block_d * states <= 2048
     assert tile.rows < 2 * rows
-
-
-def test_steps_of_the_kernel_follow_the_recurrence():
-    on_device = {name: x.to(DEVICE) if torch.is_tensor(x) else x for name, x in inputs(2, 9, 4).items()}
-    exact = dict(on_device)
-    kinds = {torch.float64: torch.float32, torch.complex128: torch.complex64}
-    given = {name: x.to(kinds[x.dtype]) if torch.is_tensor(x) else x for name, x in on_device.items()}
-    exact |= {name: x.to(exact[name].dtype) for name, x in given.items() if torch.is_tensor(x)}
-    for seed in range(4):
-        u = torch.randn(2, 9, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
-        y, _ = TRITON(**(given | {"u": u}))
-        expected, exact["state"] = lti_ssm_step_reference(**(exact | {"u": u.double()}))
-        assert_close(y, expected, torch.float32, what=f"step {seed}")
-    assert_close(given["state"], exact["state"], torch.float32, what="state")

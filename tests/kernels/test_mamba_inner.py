@@ -6,7 +6,7 @@ import torch
 from kernels.mamba_inner import mamba_inner_step
 from kernels.mamba_inner.reference import mamba_inner_step_reference
 from kernels.mamba_inner.workloads import KEEP, make_inputs, with_state
-from suite.laws.accuracy import assert_close, assert_matches_reference
+from suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -29,17 +29,3 @@ def test_shorter_filters_and_no_gate(taps):
     assert_matches_reference(
         step, mamba_inner_step_reference, given, dtype=torch.bfloat16, keep=KEEP, device=DEVICE, grad=False
     )
-
-
-def test_steps_of_the_kernels_follow_the_recurrence():
-    given = {name: x.to(DEVICE) for name, x in inputs(2, 40, 8, 5, dtype=torch.bfloat16).items()}
-    exact = {name: x.double() for name, x in given.items()}
-    for seed in range(4):
-        now = {name: x.to(DEVICE) for name, x in inputs(2, 40, 8, 5, dtype=torch.bfloat16, seed=seed).items()}
-        xz = {"x": now["x"], "z": now["z"]}
-        y = mamba_inner_step(**(given | xz), backend="triton")
-        expected, *after = mamba_inner_step_reference(**(exact | {name: x.double() for name, x in xz.items()}))
-        exact |= dict(zip(("window", "state"), after, strict=True))
-        assert_close(y, expected, torch.bfloat16, plain=expected.bfloat16(), floor=2**-7, what=f"step {seed}")
-    assert_close(given["state"], exact["state"], torch.bfloat16, what="state")
-    assert torch.equal(given["window"].double(), exact["window"])

@@ -24,7 +24,8 @@ every_operator = pytest.mark.parametrize("name", [name for name in OPERATORS if 
 
 
 def calls_of(operator):
-    return [call for call in operator.once() if call.implementation.name in BACKENDS]
+    """Calls of our backends. The workload of `rotary` makes the positions of rows with starts of their own itself."""
+    return [c for c in operator.once() if c.implementation.name in BACKENDS and "starts" not in c.shape]
 
 
 def copies(inputs):

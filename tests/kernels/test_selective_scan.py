@@ -151,15 +151,6 @@ def test_backward_keeps_far_less_than_the_states_of_all_times():
     assert 0 < sum(kept.values()) < batch * length * width * state / 2
 
 
-def test_states_and_decays_stay_float32_under_autocast():
-    inputs = {n: v.float() if isinstance(v, torch.Tensor) else v for n, v in make_inputs(2, 30, 6, 5).items()}
-    plain, state = selective_scan(**inputs, return_final_state=True)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y, cast_state = selective_scan(**inputs, return_final_state=True)
-    assert torch.equal(y, plain)
-    assert torch.equal(cast_state, state)
-
-
 @pytest.mark.parametrize(
     ("length", "changes"), [(9, TINY), slow(1, {}), slow(2, {}), slow(16, {}), slow(17, {}), slow(35, {})]
 )
@@ -209,12 +200,6 @@ def test_every_option_of_the_kernel_may_be_left_out(missing):
     kernel_matches({name: value for name, value in inputs.items() if name != missing}, op=short_chunks())
 
 
-@pytest.mark.slow
-def test_the_kernel_takes_step_sizes_as_they_are():
-    inputs = make_inputs(1, 18, 2, 4, extras=False, initial_state=False)
-    kernel_matches(inputs | {"dt": inputs["dt"].abs(), "dt_softplus": False}, op=short_chunks())
-
-
 @pytest.mark.parametrize(
     ("constant", "length", "changes"),
     [(("B", "C"), 9, TINY), slow(("B",), 18, {}), slow(("C",), 18, {}), slow(("B", "C"), 18, {})],
@@ -227,21 +212,6 @@ def test_the_kernel_takes_maps_that_do_not_depend_on_time(constant, length, chan
 
 def test_parameters_may_have_the_dtype_of_the_input():
     kernel_matches(make_inputs(1, 12, 3, 4), torch.bfloat16, keep=())
-
-
-@pytest.mark.slow
-def test_autocast_does_not_change_the_kernel():
-    scan = short_chunks()
-    inputs = on_device(make_inputs(1, 12, 3, 4))
-    x = inputs["x"].requires_grad_()
-    results = []
-    for enabled in (False, True):
-        with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=enabled):
-            y, state = scan(**inputs)
-            results.append([y, state, *torch.autograd.grad(y.sum(), x)])
-    for plain, under_autocast in zip(*results, strict=True):
-        assert plain.dtype == under_autocast.dtype
-        assert torch.equal(plain, under_autocast)
 
 
 @pytest.mark.slow
@@ -272,25 +242,6 @@ def test_the_kernel_keeps_far_less_than_the_states_of_all_times():
         scan(**inputs)
     # the states before every chunk and nothing else
     assert [numel for pointer, numel in kept.items() if pointer not in given] == [48 // 16 * 4 * 8]
-
-
-@pytest.mark.slow
-def test_what_is_saved_for_backward_may_come_back_in_other_memory():
-    scan = short_chunks()
-    inputs = on_device(make_inputs(1, 18, 2, 4), torch.bfloat16)
-    names = ("x", "dt", "z", "B", "C")
-    leaves = [inputs[n].requires_grad_() for n in names]
-
-    def output():
-        # halves of wider tensors, as a projection returns them
-        halves = {n: torch.cat([inputs[n], inputs[n]], -1)[..., : inputs[n].shape[-1]] for n in names}
-        return scan(**inputs | halves)[0].sum()
-
-    expected = torch.autograd.grad(output(), leaves)
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, torch.Tensor.contiguous):
-        actual = torch.autograd.grad(output(), leaves)
-    for a, e in zip(actual, expected, strict=True):
-        assert torch.equal(a, e)
 
 
 def test_a_pass_over_segments_takes_seven_launches_and_few_operations(monkeypatch):

@@ -63,15 +63,6 @@ def test_gates_of_any_size_stay_finite(scale):
     assert y.abs().max() <= 1 + 1e-6
 
 
-def test_heads_do_not_mix():
-    inputs = make_inputs(2, 8, 2, 3, initial_state=False)
-    changed = inputs["x"].clone()
-    changed[:, :, :, 1] += 1
-    y, other = slstm(**inputs), slstm(**(inputs | {"x": changed}))
-    assert torch.equal(y[:, :, 0], other[:, :, 0])
-    assert not torch.equal(y[:, :, 1], other[:, :, 1])
-
-
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_a_closed_input_gate_and_an_open_forget_gate_change_nothing(backend):
     """Padding in front of a row is written so."""
@@ -86,24 +77,6 @@ def test_a_closed_input_gate_and_an_open_forget_gate_change_nothing(backend):
         expected = slstm(**inputs, return_final_state=True, backend=backend)
         assert not y[:, :3].any()
         torch.testing.assert_close((y[:, 3:], final), expected)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "dtype"),
-    [
-        ((3, 5, 2, 7), torch.float32),
-        ((3, 5, 2, 7), torch.bfloat16),
-        pytest.param((1, 1, 1, 16), torch.float32, marks=pytest.mark.slow),
-        pytest.param((17, 9, 2, 20), torch.float32, marks=pytest.mark.slow),
-        pytest.param((17, 9, 1, 33), torch.bfloat16, marks=pytest.mark.slow),
-        pytest.param((2, 9, 1, 16), torch.float16, marks=pytest.mark.slow),
-    ],
-)
-def test_the_kernel_equals_the_recurrence(sizes, dtype):
-    pytest.importorskip("triton")
-    for initial_state in (True, False):
-        inputs = make_inputs(*sizes, initial_state=initial_state)
-        assert_matches_reference(TRITON, slstm_reference, inputs, dtype=dtype, keep=KEEP, device=DEVICE)
 
 
 def test_the_gradient_of_the_matrices_is_a_sum_over_chunks(monkeypatch):

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from kernels.wkv import empty_state, wkv
-from kernels.wkv.chunked import wkv_chunked
 from kernels.wkv.reference import wkv_reference
 from suite.laws.accuracy import assert_matches_reference
 
@@ -40,12 +39,6 @@ def kernel(**changes):
         return impl.wkv_triton(**inputs, initial_state=initial_state, return_final_state=True, tuning=tuning)
 
     return op
-
-
-@pytest.mark.parametrize("length", [1, 2, 9, 63, 64, 65, pytest.param(500, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_segments_equal_the_recurrence(length, dtype):
-    assert_matches_reference(wkv_chunked, wkv_reference, make_inputs(2, length, 5), dtype=dtype, keep=KEEP)
 
 
 def test_the_recurrence_is_the_weighted_mean():

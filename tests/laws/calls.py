@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels import OPERATORS
 from kernels.attention import attention, attention_step
 from kernels.attention.reference import attention_reference, attention_step_reference
 from kernels.cauchy import cauchy
@@ -444,42 +445,8 @@ def _wkv_step(draw: Draw) -> Iterator[Call]:
     yield Call("plain", {"torch": partial(wkv_step, backend="torch")}, inputs, ("state",), False)
 
 
-OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {
-    "attention": _attention,
-    "attention_step": _attention_step,
-    "cauchy": _cauchy,
-    "causal_conv1d": _causal_conv1d,
-    "delta_rule": _delta_rule,
-    "delta_rule_step": _delta_rule_step,
-    "generalised_delta_rule": _generalised_delta_rule,
-    "embedding": _embedding,
-    "fft_conv": _fft_conv,
-    "float32_matmul": _float32_matmul,
-    "forget_gate": _forget_gate,
-    "gated_linear_attention": _gated_linear_attention,
-    "gated_linear_attention_step": _gated_linear_attention_step,
-    "gated_slot_attention": _gated_slot_attention,
-    "linear_cross_entropy": _linear_cross_entropy,
-    "lti_ssm": _lti_ssm,
-    "lti_ssm_step": _lti_ssm_step,
-    "h3_inner_step": _h3_inner_step,
-    "mamba_inner_step": _mamba_inner_step,
-    "norm": _norm,
-    "rotary": _rotary,
-    "rotated_keys": _rotated_keys,
-    "rwkv6_inputs": _rwkv6_inputs,
-    "rwkv7_inputs": _rwkv7_inputs,
-    "selective_scan": _selective_scan,
-    "selective_scan_step": _selective_scan_step,
-    "skinny_linear": _skinny_linear,
-    "slstm": _slstm,
-    "slstm_step": _slstm_step,
-    "ssm_kernel": _ssm_kernel,
-    "swiglu": _swiglu,
-    "token_shift": _token_shift,
-    "wkv": _wkv,
-    "wkv_step": _wkv_step,
-}
+OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {name: globals()[f"_{name}"] for name in OPERATORS}
+"""The functions above by the names of their operators."""
 
 
 def run(call: Call, implementation: Callable[..., Any]) -> tuple[list[Tensor], list[Tensor]]:

@@ -231,7 +231,7 @@ ABLATIONS = [{"gate": "constant"}, {"gate": "retnet"}, *({"readout": f} for f in
 
 
 @pytest.mark.parametrize("options", ABLATIONS, ids=[str(options) for options in ABLATIONS])
-def test_an_ablation_of_gsa_is_its_recurrence_and_steps_equal_it(options):
+def test_an_ablation_of_gsa_is_its_recurrence(options):
     """GSA's table 2: the slots of every head are averages, read by the softmax or another function."""
     torch.manual_seed(0)
     config = GSAConfig(d_model=16, num_heads=2, num_slots=5, **options)
@@ -248,12 +248,6 @@ def test_an_ablation_of_gsa_is_its_recurrence_and_steps_equal_it(options):
         outputs.append(torch.einsum("bhm,bhmv->bhv", read, values))
     wanted = gsa._output(torch.stack(outputs, 1))
     torch.testing.assert_close(gsa(x), wanted, rtol=1e-9, atol=1e-9)
-    with torch.no_grad():
-        y, state = gsa.prefill(x[:, :65], gsa.init_state(2, 70))
-        for t in range(65, 70):
-            y_t, state = gsa.step(x[:, t], state)
-            torch.testing.assert_close(y_t, wanted[:, t], rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(y, wanted[:, :65], rtol=1e-9, atol=1e-9)
     if config.gate == "constant":
         assert (log_decay == log_decay[:1, :1]).all()
         # no two slots of a head decay alike

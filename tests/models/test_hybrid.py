@@ -28,18 +28,9 @@ def build(config, **options):
     return config(**{"num_layers": 4, "d_model": 16, "init_std": 0.2, **options}).build(TOKENS).double().eval()
 
 
-@torch.no_grad()
-def test_steps_of_four_kinds_of_layers_equal_the_parallel_form():
+def test_layers_have_the_mixers_that_are_listed():
     model = build(HybridConfig, **FOUR)
     assert [type(mixer) for mixer in model.mixers] == [Mamba, BaseConv, Attention, HGRN2]
-    inputs = torch.randint(16, (2, 40), generator=torch.Generator().manual_seed(1))
-    parallel, cut = model(inputs), 20
-    logits, state = model.prefill(inputs[:, :cut])
-    got = [logits]
-    for t in range(cut, 40):
-        logits, state = model.step(inputs[:, t], state)
-        got.append(logits)
-    torch.testing.assert_close(torch.stack(got, 1), parallel[:, cut - 1 :], rtol=1e-9, atol=1e-9)
 
 
 def test_a_list_of_layers_is_repeated():

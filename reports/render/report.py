@@ -33,7 +33,7 @@ from reports.render.plan import Plan, Published, make_plan, pick_scale
 from reports.render.rows import StoredRun, as_rows, load_runs
 from reports.render.selection import Settled, select_runs
 from suite.settings.config import ExperimentConfig
-from suite.settings.grid import check_defaults
+from suite.settings.grid import check_defaults, lookup
 from suite.settings.report_spec import Source, TableSpec
 
 
@@ -120,7 +120,11 @@ def report_of(
         unit="%" if plan.spec.percent else _unit(plan.spec, shown),
         decimals=plan.decimals,
         cells=tuple(cells),
-        notes=(*notes_of(plan, cells, shown), *selection.left_out),
+        notes=(
+            *notes_of(plan, cells, shown),
+            *selection.left_out,
+            *_shown_by(name, plan.scale, everything, selection.apart),
+        ),
         claims=tuple(check_claims(read_claims(folder / "claims.csv"), cells, plan.spec)),
         sensitivity=tuple(sensitivity),
         costs=tuple(costs_of(settled)),
@@ -134,6 +138,13 @@ def report_of(
         config=config,
         reduced=plan.reduced,
     )
+
+
+def _shown_by(name: str, scale: str, runs: Sequence[StoredRun], keys: Sequence[str]) -> list[str]:
+    """The command that shows runs which the report leaves out, beside the others."""
+    there = [key for key in ("model.name", *keys) if any(lookup(run.config, key) is not None for run in runs)]
+    options = " ".join(f"--by {key}" for key in dict.fromkeys(there))
+    return [f"all of these runs: python run_suite.py report {name} --scale {scale} {options}"] if keys else []
 
 
 def _name(rows: pa.Table, folder: Path) -> str:

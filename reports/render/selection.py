@@ -17,7 +17,7 @@ from reports.render.plan import Plan, matches
 from reports.render.rows import StoredRun
 from suite.identity import setting_of
 from suite.registry import counted
-from suite.settings.grid import lookup, same
+from suite.settings.grid import iter_keys, lookup, same
 from suite.settings.report_spec import Select
 
 
@@ -65,6 +65,8 @@ class Selection:
     """Run id to the values of `select.best_of` that were compared."""
     left_out: Sequence[str]
     """A note for each kind of run that is not shown."""
+    apart: Sequence[str] = ()
+    """Dotted keys whose values tell runs that are not shown from those that are."""
 
     @property
     def shown(self) -> list[StoredRun]:
@@ -77,7 +79,7 @@ def select_runs(plan: Plan, stored: Sequence[StoredRun], planned: Planned = tupl
 
     stored: runs of the experiment, of any scales. planned: is asked only where a cell has runs of several settings.
     """
-    compared, left_out = on_grid([run for run in stored if run.scale == plan.scale], plan.points)
+    compared, left_out, apart = on_grid([run for run in stored if run.scale == plan.scale], plan.points)
     if plan.config.timed:
         compared, elsewhere = one_device(compared)
         if elsewhere:
@@ -91,10 +93,13 @@ def select_runs(plan: Plan, stored: Sequence[StoredRun], planned: Planned = tupl
     settled = {place: settle(runs, free, today) for place, runs in found.items()}
     stale: set[str] = set()
     for place, runs in found.items():
-        stale |= {run.run_id for run in runs} - {run.run_id for run in settled[place]}
+        kept = {run.run_id for run in settled[place]}
+        for run in (run for run in runs if run.run_id not in kept):
+            stale.add(run.run_id)
+            apart |= _differing(run, settled[place][0])
     if stale:
         left_out.append(f"left out: {counted(len(stale))} with another setting than the runs that their cell shows")
-    return Selection(compared, settled, tried, left_out)
+    return Selection(compared, settled, tried, left_out, sorted(apart))
 
 
 def runs_by_cell(plan: Plan, runs: Sequence[StoredRun]) -> dict[tuple[str, str], list[StoredRun]]:
@@ -160,27 +165,38 @@ class GridPoints:
         return left
 
 
-def on_grid(runs: Sequence[StoredRun], points: Sequence[Mapping[str, Any]]) -> tuple[list[StoredRun], list[str]]:
-    """The runs that are points of the grid, and a note for each kind of the others.
+def _differing(first: StoredRun, second: StoredRun) -> set[str]:
+    """The dotted keys under which two runs have other values, but for their seeds and the folder of their data."""
+    both = [dict(iter_keys(run.config)) for run in (first, second)]
+    hidden = ("seed", "data", "task.data")
+    return {key for key in both[0].keys() | both[1].keys() if both[0].get(key) != both[1].get(key)} - {*hidden}
+
+
+def on_grid(
+    runs: Sequence[StoredRun], points: Sequence[Mapping[str, Any]]
+) -> tuple[list[StoredRun], list[str], set[str]]:
+    """The runs that are points of the grid, a note for each kind of the others, and the keys that these miss it by.
 
     Only values that the grid states are compared. A run whose setting was changed with `--set`, where the grid leaves
     that setting at its default, counts as a point of the grid here; `settle` separates it.
     """
     kept = []
     strange: dict[str, int] = {}
+    keys: set[str] = set()
     is_point = GridPoints(points)
     for run in runs:
         if is_point(run.config):
             kept.append(run)
             continue
         missed = [[key for key in keys_of(point) if not same(point[key], lookup(run.config, key))] for point in points]
-        text = ", ".join(f"{key}: {lookup(run.config, key)}" for key in min(missed, key=len))
+        keys |= set(least := min(missed, key=len))
+        text = ", ".join(f"{key}: {lookup(run.config, key)}" for key in least)
         strange[text] = strange.get(text, 0) + 1
     notes = [
         f"left out: {counted(count)} with {text}, which no point of this grid has"
         for text, count in sorted(strange.items())
     ]
-    return kept, notes
+    return kept, notes, keys
 
 
 def one_device(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], int]:

@@ -53,6 +53,8 @@ def test_runs_that_are_no_point_of_the_grid_are_left_out_and_named(make):
     report = make(*three(), make_run(seed=3, test=0.1, train={"epochs": 1}))
     assert cell(report, "H3", "AR").num_seeds == 3
     assert note(report, "left out") == ("left out: 1 run with train.epochs: 1, which no point of this grid has")
+    command = "python run_suite.py report demo/table2 --scale paper --by model.name --by train.epochs"
+    assert note(report, "all of these runs") == f"all of these runs: {command}"
 
 
 def test_settings_are_never_averaged_the_newest_is_shown(make):
@@ -60,6 +62,7 @@ def test_settings_are_never_averaged_the_newest_is_shown(make):
     report = make(*three(values=(0.2, 0.2, 0.2)), *three(columns=later, train={"clip": 1.0}))
     assert cell(report, "H3", "AR").mean == pytest.approx(99.8)
     assert note(report, "left out") == "left out: 3 runs with another setting than the runs that their cell shows"
+    assert note(report, "all of these runs").endswith("--by model.name --by train.clip")
 
 
 def test_the_newest_setting_is_that_of_the_newest_run(make):
